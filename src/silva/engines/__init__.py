@@ -1,0 +1,1 @@
+ENGINES = {"local": "silva.engines.settings:LocalEngine"}

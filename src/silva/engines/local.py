@@ -1,0 +1,306 @@
+"""In-process engine: samples from the trainer's own parameters with continuous batching.
+
+    sample() ──> waiting ──admit──> running ──step──> finished ──> futures of sample()
+                            │          one packed forward a step: a token for every decoding
+                            │          request, then prompt tokens up to a budget
+                            └─ a row of the KV cache, its longest known prefix reused
+
+`sample()` runs in the event loop; steps run one at a time on the compute thread, which the trainer shares,
+so weights never change under a forward pass. A request waits for a row, or for the prompt of a sibling
+that is just being computed; it is admitted at the next step boundary after either is there.
+
+What a request gets depends on its tokens, parameters and seed alone, never on what else is running.
+Not here: truncating prompts, retries, tokenising messages.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Sequence
+from concurrent.futures import Executor
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+
+from silva.engines.sampling import draw
+from silva.engines.settings import LocalEngine as LocalEngineSettings
+from silva.errors import ContextOverflow, EngineError
+from silva.models.kv_cache import KvCache, PackedStep, Row, Span
+from silva.models.loading import LoadedModel
+from silva.ports import uniform
+from silva.protocols import EngineCapabilities
+from silva.types import Completion, CompletionStop, SamplingParams
+
+
+@dataclass(eq=False)
+class _Request:
+    prompt: np.ndarray
+    params: SamplingParams
+    future: asyncio.Future[Completion]
+    row: Row | None = None
+    cached: int = 0
+    cancelled: bool = False
+    stop_reason: CompletionStop | None = None
+    tokens: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    raw_logprobs: list[float] = field(default_factory=list)
+    entropies: list[float] = field(default_factory=list)
+    versions: list[int] = field(default_factory=list)
+
+    def completion(self) -> Completion:
+        assert self.stop_reason is not None
+        return Completion(
+            tuple(self.tokens),
+            tuple(self.logprobs),
+            tuple(self.raw_logprobs),
+            tuple(self.entropies),
+            tuple(self.versions),
+            self.stop_reason,
+            self.cached,
+        )
+
+
+@dataclass
+class EngineStats:
+    """Counts since the engine was made."""
+
+    steps: int = 0
+    prefill_tokens: int = 0
+    decode_tokens: int = 0
+    cached_tokens: int = 0
+    seconds: float = 0.0
+
+
+class LocalEngine:
+    """Engine over a `LoadedModel`; all of its torch work runs on `compute` (one thread)."""
+
+    def __init__(self, loaded: LoadedModel, settings: LocalEngineSettings, compute: Executor):
+        self.version = 0
+        self.stats = EngineStats()
+        self._loaded, self._settings, self._compute = loaded, settings, compute
+        context = min(settings.context or loaded.context, loaded.context)
+        self.capabilities = EngineCapabilities(context=context, shared_weights=True)
+        self.cache = KvCache(
+            loaded.model.config,
+            rows=settings.max_concurrent + settings.cached_sequences,
+            context=context,
+            dtype=loaded.dtype,
+            device=loaded.device,
+        )
+        self._decoder = loaded.model.get_decoder()
+        self._waiting: deque[_Request] = deque()
+        self._running: list[_Request] = []
+        self._loop_task: asyncio.Task[None] | None = None
+
+    async def sample(self, tokens: Sequence[int], params: SamplingParams, *, session: str = "") -> Completion:
+        """Sample a continuation of `tokens`. Cancelling the call frees its place at the next step.
+
+        Raises:
+            ContextOverflow: the prompt leaves no room for a token.
+            EngineError: the forward pass failed.
+        """
+        if len(tokens) == 0:
+            raise EngineError("sample: got an empty prompt, expected at least one token")
+        if len(tokens) >= self.capabilities.context:
+            raise ContextOverflow(
+                f"prompt of {len(tokens)} tokens leaves no room in a context of {self.capabilities.context}"
+            )
+        loop = asyncio.get_running_loop()
+        request = _Request(np.asarray(tokens, np.int64), params, loop.create_future())
+        self._waiting.append(request)
+        if self._loop_task is None or self._loop_task.done():
+            self._loop_task = loop.create_task(self._run())
+        try:
+            return await request.future
+        except asyncio.CancelledError:
+            request.cancelled = True
+            raise
+
+    async def logprobs(self, tokens: Sequence[int], start: int) -> Sequence[float]:
+        """Log-probabilities (temperature 1) of tokens[start:], start at least 1."""
+        if not 1 <= start <= len(tokens):
+            raise EngineError(f"logprobs: start {start} out of range, expected 1 to {len(tokens)}")
+        return await asyncio.get_running_loop().run_in_executor(
+            self._compute, self._score, list(tokens), start
+        )
+
+    async def load_weights(self, version: int) -> None:
+        """The shared parameters have changed: forget every key and value. Running requests go on anew."""
+
+        def forget() -> None:
+            self.cache.clear()
+            self.version = version
+
+        await asyncio.get_running_loop().run_in_executor(self._compute, forget)
+
+    @property
+    def running(self) -> int:
+        """Requests that hold a row of the cache."""
+        return len(self._running)
+
+    async def _run(self) -> None:
+        loop = asyncio.get_running_loop()
+        while self._waiting or self._running:
+            try:
+                finished = await loop.run_in_executor(self._compute, self._step)
+            except Exception as error:
+                self._fail(error)
+                return
+            for request in finished:
+                if not request.future.done():
+                    request.future.set_result(request.completion())
+
+    def _fail(self, error: Exception) -> None:
+        """A failed forward pass leaves the cache unknown: every request of the moment fails with it."""
+        requests = [*self._running, *self._waiting]
+        self._running.clear()
+        self._waiting.clear()
+        self.cache.clear()
+        for row in self.cache.rows:
+            row.busy = False
+        for request in requests:
+            if not request.future.done():
+                wrapped = EngineError(f"sampling failed: {type(error).__name__}: {error}")
+                wrapped.__cause__ = error
+                request.future.set_exception(wrapped)
+
+    # Everything below runs on the compute thread.
+
+    @torch.inference_mode()
+    def _step(self) -> list[_Request]:
+        """Admit, run one packed forward, sample; returns the requests that are done."""
+        began = time.perf_counter()
+        self._drop_cancelled()
+        self._admit()
+        decode, prefill = self._schedule()
+        ready = decode + [r for r, span in prefill if span.stop == len(_row(r).tokens)]
+        if decode or prefill:
+            hidden = self._forward(decode, prefill)
+            if ready:
+                self._sample(ready, self._head(hidden))
+        finished = [r for r in self._running if r.stop_reason]
+        self._running = [r for r in self._running if not r.stop_reason]
+        for request in finished:
+            self.cache.release(_row(request))
+        self.stats.steps += 1
+        self.stats.seconds += time.perf_counter() - began
+        return finished
+
+    def _drop_cancelled(self) -> None:
+        for request in self._running:
+            if request.cancelled:
+                self.cache.release(_row(request))
+        self._running = [r for r in self._running if not r.cancelled]
+
+    def _admit(self) -> None:
+        blocked: list[_Request] = []
+        while self._waiting:
+            request = self._waiting.popleft()
+            if request.cancelled:
+                continue
+            if len(self._running) >= self._settings.max_concurrent or not self._place(request):
+                blocked.append(request)
+        self._waiting.extendleft(reversed(blocked))
+
+    def _place(self, request: _Request) -> bool:
+        # The last token is always computed anew: its output is what the first sample is drawn from.
+        source, shared = self.cache.longest_prefix(request.prompt[:-1])
+        if source is not None and shared > source.computed:
+            return False  # a sibling is computing this prefix right now
+        got = self.cache.acquire(source, shared, request.prompt)
+        if got is None:
+            return False
+        request.row, request.cached = got
+        self.stats.cached_tokens += request.cached
+        self._running.append(request)
+        return True
+
+    def _schedule(self) -> tuple[list[_Request], list[tuple[_Request, Span]]]:
+        """Who decodes one token, and which prompts advance by how much, oldest first."""
+        decode, prefill, budget = [], [], self._settings.prefill_tokens
+        for request in self._running:
+            row = _row(request)
+            left = len(row.tokens) - row.computed
+            if request.tokens and left == 1:
+                decode.append(request)
+            elif budget > 0:
+                count = min(left, budget)
+                budget -= count
+                prefill.append((request, Span(row.index, row.computed, row.computed + count)))
+        decode.sort(key=lambda r: _row(r).index)
+        return decode, prefill
+
+    def _forward(self, decode: list[_Request], prefill: list[tuple[_Request, Span]]) -> torch.Tensor:
+        """[ready, D]: final hidden states of every decoded token and of every finished prompt."""
+        steps = [Span(_row(r).index, _row(r).computed, _row(r).computed + 1) for r in decode]
+        spans = [*steps, *(span for _, span in prefill)]
+        requests = [*decode, *(r for r, _ in prefill)]
+        packed = PackedStep(self.cache, steps, [span for _, span in prefill])
+        ids = np.concatenate([_row(r).tokens[s.start : s.stop] for r, s in zip(requests, spans, strict=True)])
+        output = self._decoder(
+            input_ids=torch.from_numpy(ids)[None].to(self._loaded.device),
+            position_ids=packed.positions[None],
+            use_cache=False,
+            cache=packed,
+        )
+        last, at = [], -1
+        for request, span in zip(requests, spans, strict=True):
+            at += span.stop - span.start
+            if span.stop == len(_row(request).tokens):
+                last.append(at)
+            _row(request).computed = span.stop
+        self.stats.decode_tokens += len(decode)
+        self.stats.prefill_tokens += len(ids) - len(decode)
+        return output.last_hidden_state[0, last]
+
+    def _head(self, hidden: torch.Tensor) -> torch.Tensor:
+        logits = self._loaded.model.get_output_embeddings()(hidden)
+        logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+        cap = getattr(self._loaded.model.config, "final_logit_softcapping", None)
+        return torch.tanh(logits / cap) * cap if cap else logits
+
+    def _sample(self, ready: list[_Request], logits: torch.Tensor) -> None:
+        numbers = [float(uniform(r.params.seed, len(r.tokens))) for r in ready]
+        uniforms = torch.tensor(numbers, dtype=torch.float64, device=logits.device)
+        drawn = draw(logits, [r.params for r in ready], uniforms)
+        for i, request in enumerate(ready):
+            request.tokens.append(drawn.tokens[i])
+            request.logprobs.append(drawn.logprobs[i])
+            request.raw_logprobs.append(drawn.raw_logprobs[i])
+            request.entropies.append(drawn.entropies[i])
+            request.versions.append(self.version)
+            request.stop_reason = self._stopped(request)
+            if request.stop_reason is None:
+                self.cache.append(_row(request), drawn.tokens[i])
+
+    def _stopped(self, request: _Request) -> CompletionStop | None:
+        params, tokens = request.params, request.tokens
+        if tokens[-1] in params.stop_token_ids:
+            return "stop_token"
+        if params.stop:
+            # A token can be less than a character (bytes), so look back far enough for the longest string.
+            tail = self._loaded.tokenizer.decode(tokens[-4 * max(map(len, params.stop)) - 4 :])
+            if any(s in tail for s in params.stop):
+                return "stop_string"
+        if len(tokens) >= params.max_tokens:
+            return "length"
+        if len(request.prompt) + len(tokens) >= self.capabilities.context:
+            return "context_overflow"
+        return None
+
+    @torch.inference_mode()
+    def _score(self, tokens: list[int], start: int) -> list[float]:
+        ids = torch.tensor([tokens], device=self._loaded.device)
+        hidden = self._decoder(input_ids=ids, use_cache=False).last_hidden_state[0, start - 1 : -1]
+        scores: list[float] = []
+        for rows, targets in zip(hidden.split(128), ids[0, start:].split(128), strict=True):
+            scores += self._head(rows).log_softmax(-1).gather(1, targets[:, None])[:, 0].tolist()
+        return scores
+
+
+def _row(request: _Request) -> Row:
+    assert request.row is not None
+    return request.row

@@ -1,0 +1,21 @@
+"""Settings of the engines."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from silva.config.sections import Natural, Positive, Section
+
+
+class LocalEngine(Section):
+    """In-process torch, sampling from the trainer's own parameters."""
+
+    type: Literal["local"] = "local"
+    max_concurrent: Positive = 64
+    """Requests decoded together."""
+    cached_sequences: Natural = 64
+    """Finished sequences kept for reuse of their prefix, besides the running ones."""
+    context: Natural = 0
+    """Tokens of prompt and answer together; 0 takes the model's own limit."""
+    prefill_tokens: Positive = 512
+    """Prompt tokens computed in one step, so that long prompts do not stall decoding."""

@@ -1,0 +1,35 @@
+"""What every environment's settings share."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+from pydantic import Field
+
+from silva.config.sections import Natural, Positive, Section
+
+if TYPE_CHECKING:
+    from silva.protocols import TaskSet
+
+
+class EnvironmentSettings(Section):
+    """Base of the settings of an environment: `type` picks the class, `taskset` builds the world."""
+
+    type: str
+    name: str = ""
+    """Name in metrics and reports; the type where empty."""
+    weight: Annotated[float, Field(gt=0)] = 1.0
+    """Share of training tasks against the other environments."""
+    train_size: Positive = 4096
+    """Training tasks (drawn lazily, in a seeded order)."""
+    eval_size: Positive = 256
+    """Held-out tasks, disjoint from the training tasks by content."""
+    seed: Natural = 0
+    """Moves the whole task set, apart from the run's seed."""
+
+    @property
+    def label(self) -> str:
+        return self.name or self.type
+
+    def taskset(self) -> TaskSet:
+        raise TypeError(f"{type(self).__name__} must define taskset()")

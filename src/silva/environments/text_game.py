@@ -1,0 +1,227 @@
+"""Games in text: what to show, how a reply is read, what counts as a turn.
+
+A game subclasses `TextGame` and says what its actions are called, what a position looks like, what an
+action does and what an expert would play; its settings subclass `TextGameSettings`.
+
+    full style, thoughts on:   <think>The goal is below.</think><answer>Down || Right</answer>
+    compact style:             <answer>D||R</answer>      or, with answer_tags off:      D||R
+
+A turn without any valid action costs one action, so that every game ends; the penalty for it is a
+shaped reward, apart from the game's own.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Literal, NamedTuple
+
+from pydantic import Field
+
+from silva.config.sections import Positive
+from silva.environments.episode import Episode
+from silva.environments.settings import EnvironmentSettings
+from silva.types import Message, Observation, Step, Task
+
+
+class TextGameSettings(EnvironmentSettings):
+    style: Literal["full", "compact"] = "full"
+    """`full` explains rules and format; `compact` shows the bare position (for small models)."""
+    think: bool = True
+    """Ask for thoughts in <think>...</think> before the answer."""
+    answer_tags: bool = True
+    """Actions stand in <answer>...</answer>; off: the reply is the actions alone."""
+    format: Literal["lenient", "strict"] = "lenient"
+    """`strict` reads nothing from a reply that is not exactly in the format."""
+    prefill: bool = False
+    """Begin the reply with the first tag of the format."""
+    separator: Annotated[str, Field(min_length=1)] = "||"
+    """Stands between the actions of one turn."""
+    max_actions_per_turn: Positive = 5
+    """Further actions of the same turn are ignored."""
+    max_actions: Positive = 10
+    """Actions of one episode; a turn without a valid action uses up one."""
+    format_penalty: Annotated[float, Field(le=0)] = -0.1
+    """Shaped reward of a turn from which no valid action could be read."""
+
+
+class Outcome(NamedTuple):
+    """What one action did. `effective`: the position changed."""
+
+    reward: float = 0.0
+    done: bool = False
+    effective: bool = True
+    note: str = ""
+
+
+class TextGame(Episode, ABC):
+    """One episode of a game: a `Forkable` and `Scripted` environment."""
+
+    reward_name = "score"
+    settings: TextGameSettings
+
+    def __init__(self, settings: TextGameSettings, task: Task) -> None:
+        super().__init__(settings, task)
+        self.solved = False
+        self.actions_left = settings.max_actions
+
+    # What a game defines.
+
+    @abstractmethod
+    def instructions(self) -> str:
+        """The rules, in full style; the format of replies is added to them."""
+
+    @abstractmethod
+    def render(self) -> str:
+        """The position as text."""
+
+    @abstractmethod
+    def actions(self) -> Mapping[str, str]:
+        """Names of the actions -> their short form (the same where there is none)."""
+
+    @abstractmethod
+    def apply(self, action: str) -> Outcome:
+        """Plays an action, given by its long name; sets `solved` when it wins the game."""
+
+    @abstractmethod
+    def expert_actions(self) -> Sequence[str]:
+        """Long names of the actions that win from here, or the first of them."""
+
+    # The environment.
+
+    async def reset(self) -> Observation:
+        self._begin()
+        if self.settings.style == "compact":
+            return self._observe("")
+        return self._observe(f"{self.instructions()}\n{self._format_rules()}\n")
+
+    async def step(self, message: Message) -> Step:
+        self._check_running()
+        actions, all_valid = self.read(message)
+        outcomes = []
+        for action in actions[: min(self.settings.max_actions_per_turn, self.actions_left)]:
+            outcomes.append(self.apply(action))
+            if outcomes[-1].done:
+                break
+        self.actions_left -= max(len(outcomes), 1)
+        done = bool(outcomes) and outcomes[-1].done
+        truncated = not done and self.actions_left == 0
+        metrics = {
+            "action_is_valid": float(all_valid),
+            "action_is_effective": _share([outcome.effective for outcome in outcomes]),
+            "actions": float(len(outcomes)),
+        }
+        if done or truncated:
+            metrics["success"] = float(self.solved)
+            self._end()
+        return Step(
+            self._observe(self._feedback(outcomes)),
+            rewards={self.reward_name: sum(outcome.reward for outcome in outcomes)},
+            shaped={"format": 0.0 if outcomes else self.settings.format_penalty},
+            terminated=done,
+            truncated=truncated,
+            metrics=metrics,
+        )
+
+    def expert_reply(self) -> str:
+        return self.reply(list(self.expert_actions())[: self.settings.max_actions_per_turn])
+
+    def random_reply(self, seed: int) -> str:
+        """One action, uniformly; another in every turn of the same seed."""
+        rng = random.Random(f"{seed}/{self.actions_left}")
+        return self.reply([rng.choice(list(self.actions()))])
+
+    def reply(self, actions: Sequence[str]) -> str:
+        """A reply in the expected format, as sampled (after the prefill, if there is one)."""
+        compact = self.settings.style == "compact"
+        names = self.actions()
+        separator = self.settings.separator if compact else f" {self.settings.separator} "
+        text = separator.join(names[action] if compact else action for action in actions)
+        text = f"<answer>{text}</answer>" if self.settings.answer_tags else text
+        if self.settings.think:
+            text = f"<think>Next: {', '.join(actions)}.</think>{text}"
+        return text.removeprefix(self._prefill())
+
+    def wrap(self, text: str) -> str:
+        """Bare actions, as a person types them, in the expected format; other text as it is."""
+        actions, all_valid = self._actions_in(text)
+        return self.reply(actions) if all_valid else text
+
+    def read(self, message: Message) -> tuple[list[str], bool]:
+        """The valid actions of a reply (long names), and whether all that was read was valid."""
+        return self._actions_in(read_answer(message, self.settings, self._prefill()) or "")
+
+    def _actions_in(self, answer: str) -> tuple[list[str], bool]:
+        parts = [part for part in answer.split(self.settings.separator) if part.strip()]
+        known = {_plain(name): long for long, short in self.actions().items() for name in (long, short)}
+        actions = [known[_plain(part)] for part in parts if _plain(part) in known]
+        return actions, bool(actions) and len(actions) == len(parts)
+
+    def _observe(self, before: str) -> Observation:
+        left = self.actions_left
+        count = str(left) if self.settings.style == "compact" else f"Actions left: {left}."
+        text = f"{before}{self.render()}\n{count}"
+        return Observation((self.say(text),), prefill=self._prefill())
+
+    def _feedback(self, outcomes: Sequence[Outcome]) -> str:
+        compact = self.settings.style == "compact"
+        if not outcomes:
+            return "?\n" if compact else f"No valid action was read. {self._format_rules()}\n"
+        notes = [outcome.note for outcome in outcomes if outcome.note]
+        return "".join(f"{note}\n" for note in notes)
+
+    def _format_rules(self) -> str:
+        name, *others = self.actions()
+        several = self.settings.max_actions_per_turn > 1
+        answer = f"{name} {self.settings.separator} {others[0]}" if several else name
+        answer = f"<answer>{answer}</answer>" if self.settings.answer_tags else answer
+        thought = "<think>your thoughts</think>" if self.settings.think else ""
+        limit = f" At most {self.settings.max_actions_per_turn} actions a turn." if several else ""
+        return f"Actions: {', '.join(self.actions())}.{limit} Reply in this form: {thought}{answer}"
+
+    def _prefill(self) -> str:
+        if not self.settings.prefill:
+            return ""
+        if self.settings.think:
+            return "<think>"
+        return "<answer>" if self.settings.answer_tags else ""
+
+
+_STRICT = {
+    (think, tags): re.compile(
+        (r"\s*<think>.*?</think>\s*" if think else r"\s*")
+        + (r"<answer>((?:(?!<answer>).)*?)</answer>\s*" if tags else r"((?:(?!<).)*)"),
+        re.DOTALL,
+    )
+    for think in (True, False)
+    for tags in (True, False)
+}
+
+
+def read_answer(message: Message, settings: TextGameSettings, prefill: str = "") -> str | None:
+    """The text of the answer in a reply; None where there is none.
+
+    Lenient: the first <answer> after the thoughts, closed or not (a stop string may have cut the end),
+    else the whole reply. Strict: nothing but the format. Thoughts may still stand in the content or
+    have been parsed apart into `message.reasoning`.
+    """
+    text = message.content
+    if prefill and not text.lstrip().startswith(prefill) and message.reasoning is None:
+        text = prefill + text
+    if settings.format == "strict":
+        think = settings.think and message.reasoning is None
+        found = _STRICT[think, settings.answer_tags].fullmatch(text)
+        return found[1] if found else None
+    body = text.rpartition("</think>")[2]
+    _, tag, answer = body.partition("<answer>")
+    return (answer if tag else body).partition("</answer>")[0]
+
+
+def _plain(text: str) -> str:
+    return text.strip(" \t\r\n.,;:!\"'`*").casefold()
+
+
+def _share(flags: Sequence[bool]) -> float:
+    return sum(flags) / len(flags) if flags else 0.0

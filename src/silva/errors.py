@@ -1,0 +1,75 @@
+"""Everything Silva raises on purpose. Each exception is also a standard type, so plain `except` works.
+
+A message says what went wrong, where, what was got and what was expected. `exit_code` is what the
+command line returns: 1 a run failed, 2 the input was wrong, 3 training gave up, 130 interrupted.
+"""
+
+
+class SilvaError(Exception):
+    exit_code = 1
+
+
+class ConfigError(SilvaError, ValueError):
+    """The configuration is wrong: unknown key, wrong type, missing file, impossible combination."""
+
+    exit_code = 2
+
+
+class RecordError(SilvaError, ValueError):
+    """A record (Task, Segment, Sample, ...) does not hold together."""
+
+
+class RenderingError(SilvaError, ValueError):
+    """A chat template cannot do what was asked of it."""
+
+    exit_code = 2
+
+
+class CapabilityError(SilvaError, ValueError):
+    """A part was asked for something it cannot do."""
+
+    exit_code = 2
+
+
+class ModelError(SilvaError, OSError):
+    """A model folder, file or package is missing or unusable."""
+
+    exit_code = 2
+
+
+class EngineError(SilvaError, RuntimeError):
+    """Sampling failed for a reason of the engine's own (never the model's answer)."""
+
+
+class ContextOverflow(SilvaError, ValueError):
+    """The prompt leaves no room for a single token. An error of that trajectory, not of the run."""
+
+
+class RunDirectoryError(SilvaError, FileExistsError):
+    """The run's directory is in the way, or cannot be written."""
+
+    exit_code = 2
+
+
+class CheckpointError(SilvaError, OSError):
+    """A checkpoint is torn, damaged or does not belong to this run."""
+
+
+class LedgerError(SilvaError, RuntimeError):
+    """The ledger is missing, damaged, or contradicts what is asked."""
+
+
+class NonFiniteError(SilvaError, ArithmeticError):
+    """Loss or gradient was not finite too many times in a row."""
+
+    exit_code = 3
+
+
+class NoSignalError(SilvaError, RuntimeError):
+    """No group of rollouts could be collected: every episode failed."""
+
+    exit_code = 3
+
+
+class OutOfMemory(SilvaError, MemoryError):
+    """Memory ran out; the message names what to lower."""

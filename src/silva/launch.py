@@ -1,0 +1,387 @@
+"""Joins the concrete parts of a run; the only place that constructs them."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import Progress
+
+import silva
+from silva.config.diff import changed_keys, may_change
+from silva.config.load import Resolved, load
+from silva.config.saved import to_toml
+from silva.config.schema import RunConfig
+from silva.errors import CapabilityError, ConfigError, SilvaError
+from silva.evaluation.evaluator import Evaluation, evaluate
+from silva.ledger import Ledger
+from silva.monitoring.monitor import Monitor
+from silva.monitoring.report import write_report
+from silva.monitoring.summary import write_summary
+from silva.orchestrator import rl
+from silva.orchestrator.buffer import Buffer
+from silva.orchestrator.interrupt import Interrupted
+from silva.orchestrator.numbers import Phases, eval_metrics, peak_memory_bytes
+from silva.orchestrator.run_directory import RunDirectory
+from silva.orchestrator.sft import imitate
+from silva.orchestrator.state import RunState
+from silva.registries import REGISTRIES
+from silva.rollouts.actors import Actor, Policy, Script
+from silva.rollouts.linear import Linear
+from silva.session import Session, model_settings
+from silva.trainer.checkpoint import CheckpointStore
+from silva.trainer.local import LocalTrainer
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a finished run comes to."""
+
+    directory: Path
+    summary: Mapping[str, Any]
+    report: Path | None
+    weights: Path | None
+
+
+def train(
+    config: str | Path | Mapping[str, Any] | Resolved,
+    *,
+    resume: bool = False,
+    overwrite: bool = False,
+    console: Console | None = None,
+) -> Outcome:
+    """Run reinforcement learning from a TOML file, a table of keys, or a resolved configuration.
+
+    Raises:
+        SilvaError: the one of errors.py that fits; Interrupted after Ctrl-C.
+    """
+    resolved = as_resolved(config)
+    check(resolved.config)
+    path = Path(resolved.config.output_dir) / resolved.config.name
+    with RunDirectory.open(
+        path, resume=resume, overwrite=overwrite, config=resolved.data, may_change=_forbidden_changes
+    ) as run:
+        if run.state == "finished":
+            return _finished(run, console)
+        return asyncio.run(_train(resolved, run, console))
+
+
+def as_resolved(config: str | Path | Mapping[str, Any] | Resolved) -> Resolved:
+    if isinstance(config, Resolved):
+        return config
+    if isinstance(config, Mapping):
+        return load([f"--{key}={_text(value)}" for key, value in config.items()], REGISTRIES)
+    return load([f"@{config}"], REGISTRIES)
+
+
+def check(config: RunConfig) -> None:
+    """Refuse at the start what cannot be done.
+
+    Raises:
+        CapabilityError: with the key to change.
+    """
+    sampling = config.rollout.sampling
+    for key, full in (("top_p", 1.0), ("top_k", 0), ("min_p", 0.0)):
+        if getattr(sampling, key) != full:
+            raise CapabilityError(
+                f"rollout.sampling.{key} = {getattr(sampling, key)}: training needs the full distribution "
+                f"({key} = {full}), since the tokens that were cut off are not stored; eval.sampling may cut"
+            )
+    if sampling.temperature == 0:
+        raise CapabilityError(
+            "rollout.sampling.temperature = 0: greedy samples cannot be trained on, expected > 0"
+        )
+
+
+def supervise(config: str | Path | Mapping[str, Any] | Resolved, *, overwrite: bool = False) -> Outcome:
+    """Only the warm start of a configuration: scripted play imitated, evaluated, exported.
+
+    Raises:
+        ConfigError: the configuration has no [warm_start].
+    """
+    resolved = as_resolved(config)
+    if resolved.config.warm_start is None:
+        raise ConfigError("sft: the configuration has no [warm_start], so there is nothing to imitate")
+    path = Path(resolved.config.output_dir) / resolved.config.name
+    with RunDirectory.open(
+        path, resume=False, overwrite=overwrite, config=resolved.data, may_change=_forbidden_changes
+    ) as run:
+        return asyncio.run(_supervise(resolved, run))
+
+
+async def _train(resolved: Resolved, run: RunDirectory, console: Console | None) -> Outcome:
+    config = resolved.config
+    ledger = Ledger.open(run.ledger) if run.ledger.exists() else Ledger.create(run.ledger)
+    run.save_config(to_toml(resolved), resolved.data)
+    store = CheckpointStore(run.checkpoints, config.checkpoint.keep)
+    state, weights = rl.restore(store, ledger)
+    run.summary.unlink(missing_ok=True)
+    kept = None if run.state == "new" else state.step if weights else -1  # last step that is not done again
+    with ExitStack() as stack:
+        monitor = stack.enter_context(
+            Monitor(run.path, config.monitoring, name=config.name, total_steps=config.steps,
+                    resume_step=kept, console=console)
+        )  # fmt: skip
+        for note in (*resolved.notes, *run.notes):
+            monitor.message(note)
+        for damaged in store.skipped:
+            monitor.message(f"passed over: {damaged}", "warning")
+        try:
+            phases = Phases(state.seconds)
+            session = stack.enter_context(_session(config, monitor, phases))
+            loop = await _prepare(session, state, weights, ledger, store, monitor, phases)
+            state = await loop.run()
+            weights = run.weights / f"step_{state.step}"
+            with phases("export"):
+                monitor.stage("export")
+                await loop.parts.trainer.export(weights)
+            return _finish(session, state, phases, run, monitor, weights)
+        except Interrupted:
+            steps = store.steps()
+            monitor.message(f"stopped; --resume goes on after step {steps[-1] if steps else 0}", "warning")
+            _report(run, monitor, None)
+            raise
+        except SilvaError as error:
+            monitor.message(str(error), "error")
+            raise
+
+
+async def _supervise(resolved: Resolved, run: RunDirectory) -> Outcome:
+    config = resolved.config
+    Ledger.create(run.ledger)
+    run.save_config(to_toml(resolved), resolved.data)
+    phases = Phases()
+    with (
+        Monitor(run.path, config.monitoring, name=config.name, total_steps=1) as monitor,
+        _session(config, monitor, phases) as session,
+    ):
+        policy = Policy(session.engine, session.renderer, config.eval.sampling)
+        before = await _measure(session, policy, monitor, phases)
+        monitor.step(0, eval_metrics(before))
+        trainer, tokens = await _warm_start(session, monitor, phases)
+        await session.engine.load_weights(1)
+        after = await _measure(session, policy, monitor, phases)
+        monitor.step(1, eval_metrics(after))
+        weights = run.weights / "step_0"
+        await trainer.export(weights)
+        state = RunState(tokens_trained=tokens, eval_before=_rows(before), eval_last=_rows(after))
+        return _finish(session, state, phases, run, monitor, weights)
+
+
+@contextmanager
+def _session(config: RunConfig, monitor: Monitor, phases: Phases) -> Iterator[Session]:
+    with phases("load"):
+        monitor.stage("load model")
+        session = Session(config)
+    for note in session.renderer.notes:
+        monitor.message(note)
+    try:
+        yield session
+    finally:
+        session.close()
+
+
+async def _measure(session: Session, actor: Actor, monitor: Monitor, phases: Phases) -> list[Evaluation]:
+    with phases("eval"):
+        return await evaluate(
+            session.tasksets,
+            actor,
+            session.renderer,
+            session.config.eval,
+            session.config.rollout.limits,
+            seed=session.config.seed,
+            on_episode=lambda done, total, label: monitor.stage("eval", done, total, label),
+        )
+
+
+async def _warm_start(session: Session, monitor: Monitor, phases: Phases) -> tuple[LocalTrainer, int]:
+    """The trainer that did it, and how many tokens it trained on."""
+    config, warm = session.config, session.config.warm_start
+    assert warm is not None
+    with phases("warm_start"):
+        monitor.stage("warm start", 0, warm.steps)
+        teacher = session.trainer(config.trainer.model_copy(update={"optimizer": warm.optimizer}), warm.steps)
+        loss, tokens = await imitate(teacher, session.stream("warm"), session.renderer, warm,
+                                     config.rollout.limits, seed=config.seed, monitor=monitor)  # fmt: skip
+    monitor.message(f"warm start: {warm.steps} supervised steps, last loss {loss:.3f}")
+    return teacher, tokens
+
+
+async def _prepare(
+    session: Session,
+    state: RunState,
+    weights: Path | None,
+    ledger: Ledger,
+    store: CheckpointStore,
+    monitor: Monitor,
+    phases: Phases,
+) -> rl.Loop:
+    """The loop with everything in it, its weights warm-started or restored."""
+    config = session.config
+    if weights is None and config.warm_start is not None:
+        await _warm_start(session, monitor, phases)
+    trainer = session.trainer(
+        config.trainer,
+        config.steps * config.trainer.updates_per_step,
+        reference="reference_logprobs" in config.algorithm.needs,
+    )
+    if weights is not None:
+        await trainer.load(weights)
+    await session.engine.load_weights(trainer.version)
+    activity = Activity(monitor)
+    rollout = Linear(config.rollout, session.renderer, seed=config.seed, on_turn=activity.turn)
+    buffer = Buffer(
+        stream=session.stream("train", state.tasks),
+        rollout=rollout,
+        engine=session.engine,
+        recipe=config.algorithm,
+        ledger=ledger,
+        groups=config.rollout.groups_per_step,
+        on_groups=activity.groups,
+    )
+    settings = rl.Settings(
+        steps=config.steps,
+        seed=config.seed,
+        eval=config.eval,
+        limits=config.rollout.limits,
+        checkpoint=config.checkpoint,
+        trainer=config.trainer,
+    )
+    parts = rl.Parts(settings, config.algorithm, trainer, session.engine, buffer, session.tasksets,
+                     session.renderer, ledger, store, monitor, phases)  # fmt: skip
+    return rl.Loop(parts, state)
+
+
+class Activity:
+    """Turns of episodes into heartbeats that say whom the rollout waits for."""
+
+    def __init__(self, monitor: Monitor):
+        self.monitor = monitor
+        self.waiting: dict[str, str] = {}
+        self.done, self.total = 0, 0
+
+    def turn(self, episode: str, waiting_for: str | None) -> None:
+        if waiting_for is None:
+            self.waiting.pop(episode, None)
+        else:
+            self.waiting[episode] = waiting_for
+        self._show()
+
+    def groups(self, done: int, total: int) -> None:
+        self.done, self.total = done, total
+        self._show()
+
+    def _show(self) -> None:
+        names = sorted(set(self.waiting.values()))
+        counts = [f"{list(self.waiting.values()).count(name)} {name}" for name in names]
+        self.monitor.stage("rollout", self.done, self.total, ", ".join(counts))
+
+
+def _finish(
+    session: Session, state: RunState, phases: Phases, run: RunDirectory, monitor: Monitor, weights: Path
+) -> Outcome:
+    """Summary, report and the last words of a run."""
+    before, after = state.eval_before or [], state.eval_last or []
+    summary = {
+        "eval_before": before,
+        "eval_after": after,
+        "steps": state.step,
+        "tokens_generated": state.tokens_generated,
+        "tokens_trained": state.tokens_trained,
+        "seconds": dict(phases.total),
+        "peak_memory_bytes": peak_memory_bytes(),
+        "seed": session.config.seed,
+        "model": session.loaded.name,
+        "version": silva.__version__,
+    }
+    write_summary(run.path, summary)
+    report = _report(run, monitor, session)
+    for old, new in zip(before, after, strict=False):
+        if old["metric"] == "success":
+            monitor.message(f"held-out {_shown(old)} before, {_shown(new)} after")
+    if report:
+        monitor.message(f"report: {report}")
+    monitor.message(f"weights: {weights}")
+    return Outcome(run.path, summary, report, weights)
+
+
+def _rows(evaluations: Sequence[Evaluation]) -> list[dict[str, Any]]:
+    return [row for e in evaluations for row in e.rows()]
+
+
+def _shown(row: Mapping[str, Any]) -> str:
+    return (
+        f"{row['environment']} {row['metric']} {row['mean']:.1%} [{row['ci_low']:.1%}, {row['ci_high']:.1%}] "
+        f"(n = {row['n']})"
+    )
+
+
+def _report(run: RunDirectory, monitor: Monitor, session: Session | None) -> Path | None:
+    if session is not None and not session.config.monitoring.report:
+        return None
+    try:
+        return write_report(run.path, session.loaded.tokenizer.decode if session else None)  # type: ignore[arg-type]
+    except OSError as error:  # the run itself is whole
+        monitor.message(f"the report could not be written: {error}", "warning")
+        return None
+
+
+def _finished(run: RunDirectory, console: Console | None) -> Outcome:
+    for note in run.notes:
+        (console or Console()).print(note, soft_wrap=True, highlight=False)
+    report = run.report if run.report.exists() else None
+    return Outcome(run.path, json.loads(run.summary.read_text()), report, None)
+
+
+def _forbidden_changes(old: dict, new: dict) -> list[str]:
+    return [key for key in changed_keys(old, new) if not may_change(key)]
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+def evaluate_config(
+    config: RunConfig, *, policy: str = "model", weights: str | None = None
+) -> list[Evaluation]:
+    """Held-out evaluation of the model (or of `weights`), or of scripted play.
+
+    Args:
+        policy: model, expert or random: who plays.
+        weights: a run's folder or a model folder in place of `[model]`.
+    """
+    if weights is not None:
+        config = config.model_copy(update={"model": model_settings(weights)})
+    if policy not in ("model", "expert", "random"):
+        raise ConfigError(f"--policy {policy}: expected model, expert or random")
+    return asyncio.run(_evaluate(config, policy))
+
+
+async def _evaluate(config: RunConfig, policy: str) -> list[Evaluation]:
+    session = Session(config)
+    progress = Progress(console=Console(stderr=True), transient=True)
+    bar = progress.add_task("evaluating")
+    actor: Actor
+    if policy == "model":
+        actor = Policy(session.engine, session.renderer, config.eval.sampling)
+    else:
+        actor = Script(session.renderer, mistakes=float(policy == "random"))
+    try:
+        with progress:
+            return await evaluate(
+                session.tasksets,
+                actor,
+                session.renderer,
+                config.eval,
+                config.rollout.limits,
+                seed=config.seed,
+                on_episode=lambda done, total, label: progress.update(bar, completed=done, total=total),
+            )
+    finally:
+        session.close()

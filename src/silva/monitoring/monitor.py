@@ -1,0 +1,155 @@
+"""Tells what a run does: heartbeats, messages, numbers and rollouts, to the terminal and to files.
+
+    loop -- stage() --> watchdog (stacks where nothing moves), terminal
+         -- message() --> run.log, terminal
+         -- step() ------> metrics.jsonl, TensorBoard, terminal
+         -- rollouts() --> rollouts/step_N.parquet
+
+The files that are the record of a run (metrics, rollouts) raise OSError where they cannot be written.
+What only shows (terminal, run.log, TensorBoard) complains once and stays quiet. All methods may be
+called from any thread. What is not here: measuring anything, the summary and the report.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from pathlib import Path
+from types import TracebackType
+from typing import Literal
+
+from rich.console import Console
+
+from silva.config.sections import Monitoring
+from silva.monitoring.metrics import TensorBoard, append_metrics, truncate_metrics
+from silva.monitoring.rollouts import RolloutRow, write_rollouts
+from silva.monitoring.terminal import Progress, make_terminal, stage_text
+from silva.monitoring.watchdog import Watchdog
+from silva.ports import CLOCK, FILES
+
+Level = Literal["info", "warning", "error"]
+
+
+class Monitor:
+    """Monitor of one run in `directory` (created if missing); use it as a context manager.
+
+    `resume_step=k` continues a run from its checkpoint at step k: metrics and rollouts of later steps
+    are removed first, since these steps are done again (-1: of all steps).
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        settings: Monitoring,
+        *,
+        name: str,
+        total_steps: int,
+        resume_step: int | None = None,
+        console: Console | None = None,
+    ) -> None:
+        self._directory = directory
+        self._settings = settings
+        self._resume_step = resume_step
+        self._progress = Progress(name, total_steps, step=max(resume_step or 0, 0))
+        self._terminal = make_terminal(settings.terminal, self._progress, console)
+        self._watchdog = Watchdog(settings.stall_after, self._report_stall)
+        self._tensorboard: TensorBoard | None = None
+        self._files_lock = threading.Lock()  # a disk that hangs must not silence the watchdog
+        self._show_lock = threading.RLock()
+        self._log_works = True
+        self._closed = False
+
+    def __enter__(self) -> Monitor:
+        self._directory.mkdir(parents=True, exist_ok=True)
+        if self._resume_step is not None:
+            rewind(self._directory, self._resume_step)
+        self._terminal.start()
+        if self._settings.tensorboard:
+            first = None if self._resume_step is None else self._resume_step + 1
+            self._tensorboard = TensorBoard(
+                self._directory / "tensorboard", first, lambda text: self.message(text, "warning")
+            )
+        self._watchdog.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Stop the watchdog and give the terminal back. Calling it twice is harmless."""
+        if self._closed:
+            return
+        self._closed = True
+        self._watchdog.stop()
+        if self._tensorboard is not None:
+            self._tensorboard.close()
+        with self._show_lock:
+            self._terminal.close()
+
+    def stage(self, name: str, done: int = 0, total: int = 0, waiting_for: str = "") -> None:
+        """A sign of life: stage `name` has done `done` of `total` and waits for `waiting_for`."""
+        self._watchdog.beat()
+        with self._show_lock:
+            self._progress.set_stage(name, done, total, waiting_for)
+            self._terminal.stage()
+
+    def message(self, text: str, level: Level = "info") -> None:
+        """Show a message and write it to run.log."""
+        with self._show_lock:
+            self._log(text, level)
+            self._progress.messages.append((level, text))
+            self._terminal.message(text, level)
+
+    def step(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Record the numbers of one step (or of its evaluation); a sign of life. See metrics.py for keys."""
+        self._watchdog.beat()
+        with self._files_lock:
+            append_metrics(self._directory / "metrics.jsonl", step, metrics)
+            if self._tensorboard is not None:
+                self._tensorboard.step(step, metrics)
+        with self._show_lock:
+            self._progress.set_step(step, metrics)
+            self._terminal.step(step, metrics)
+
+    def rollouts(self, step: int, rows: Sequence[RolloutRow]) -> None:
+        """Write the rollouts of one step, where `settings.rollouts` asks for it.
+
+        May be called several times for a step (training, evaluation): rows of other trajectories stay.
+        """
+        if not self._settings.rollouts or not rows:
+            return
+        with self._files_lock:
+            folder = self._directory / "rollouts"
+            folder.mkdir(exist_ok=True)
+            write_rollouts(folder / f"step_{step}.parquet", rows)
+        self._watchdog.beat()
+
+    def _report_stall(self, silence: float, stacks: str) -> None:
+        text = f"nothing has moved for {silence:.0f} s; stage: {stage_text(self._progress)}"
+        self.message(f"{text}\n{stacks}", "warning")
+
+    def _log(self, text: str, level: Level) -> None:
+        if not self._log_works:
+            return
+        time = datetime.fromtimestamp(CLOCK.time()).astimezone().isoformat(timespec="seconds")
+        try:
+            FILES.append(
+                self._directory / "run.log", f"{time} {level}: {text}\n".encode(errors="replace"), sync=False
+            )
+        except OSError as error:  # the message still reaches the terminal; a full disk must not hide why
+            self._log_works = False
+            self._terminal.message(f"run.log cannot be written: {error}", "warning")
+
+
+def rewind(directory: Path, step: int) -> None:
+    """Remove metrics and rollouts of steps after `step`, and a torn last line of metrics.jsonl."""
+    truncate_metrics(directory / "metrics.jsonl", step)
+    for path in sorted((directory / "rollouts").glob("step_*.parquet")):
+        number = path.stem.removeprefix("step_")
+        if number.isdigit() and int(number) > step:
+            path.unlink()
+    for path in (directory / "rollouts").glob(".step_*.tmp-*"):  # a write that was killed half-way
+        path.unlink()

@@ -1,0 +1,236 @@
+"""`report.html`: a whole run in one file, built from what the run's directory holds and nothing else.
+
+The page needs no network: style and script are inside, curves are SVG drawn by the script. What a model
+wrote is hostile text: it travels as JSON in which `<`, `>` and `&` are escaped, the script shows it as
+text nodes only, and the page's content security policy runs no script but the one whose hash it names.
+
+Any of config.toml, metrics.jsonl, rollouts/ and summary.json may be missing; the page shows the rest.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import html
+import json
+import math
+import tomllib
+from collections.abc import Callable, Mapping, Sequence
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from silva.errors import RecordError
+from silva.monitoring.metrics import read_metrics
+from silva.monitoring.report_rollouts import sample_rollouts
+from silva.monitoring.summary import finite
+from silva.ports import FILES
+
+Decode = Callable[[Sequence[int]], str]
+Row = Mapping[str, Any]
+MAX_POINTS = 1500  # of one curve; longer runs show means of neighbouring steps
+
+CHARTS: tuple[tuple[str, tuple[str, ...]], ...] = (
+    ("Held-out success (95 % interval)", ("eval/*/success",)),
+    ("Reward", ("reward/raw", "reward/shaped")),
+    ("Raw reward by environment", ("reward/*/raw",)),
+    ("Success in training", ("success/",)),
+    ("Loss", ("train/loss",)),
+    ("Entropy (nats per token)", ("train/entropy",)),
+    ("Gradient norm", ("train/grad_norm",)),
+    ("Response tokens per rollout", ("rollout/response_tokens",)),
+    ("Turns per rollout", ("rollout/turns",)),
+    ("Seconds by phase", ("perf/seconds/",)),
+    ("Groups", ("groups/",)),
+    ("Tokens per second", ("perf/tokens_per_second",)),
+)
+"""Title and the metrics shown together: a key, all keys under a prefix/, or one * for an environment."""
+
+
+def write_report(directory: Path, decode: Decode | None = None) -> Path:
+    """Write `directory/report.html` (atomic) and return its path.
+
+    `decode` turns token ids into text; with it rollouts can be seen token by token, coloured by
+    log-probability or entropy. Raises OSError where the file cannot be written.
+    """
+    path = directory / "report.html"
+    FILES.write_atomic(path, page(report_data(directory, decode)).encode())
+    return path
+
+
+def report_data(directory: Path, decode: Decode | None = None) -> dict[str, Any]:
+    """Everything the page shows, as plain JSON; `problems` names files that could not be read."""
+    problems: list[str] = []
+    metrics = _read(directory / "metrics.jsonl", read_metrics, problems) or []
+    summary = _read(directory / "summary.json", lambda p: json.loads(p.read_text("utf-8")), problems)
+    config = _read(directory / "config.toml", lambda p: p.read_text("utf-8", "replace"), problems) or ""
+    settings = _read(directory / "config.toml", lambda _: tomllib.loads(config), problems) or {}
+    return {
+        "name": settings.get("name") or directory.resolve().name,
+        "headline": _headline(metrics, summary, settings),
+        "charts": _charts(metrics),
+        "rollouts": sample_rollouts(directory / "rollouts", decode, problems),
+        "config": [_config_line(line) for line in config.splitlines()],
+        "problems": problems,
+    }
+
+
+def page(data: Mapping[str, Any]) -> str:
+    """The template with its style, script and data filled in."""
+    folder = resources.files("silva.monitoring") / "template"
+    script = (folder / "report.js").read_text("utf-8")
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    parts = {
+        "TITLE": html.escape(str(data["name"])),
+        "STYLE": (folder / "report.css").read_text("utf-8"),
+        "SCRIPT": script,
+        "SCRIPT_HASH": f"sha256-{digest}",
+        "DATA": embed(data),
+    }
+    pieces = (folder / "report.html").read_text("utf-8").split("%%")  # text, name, text, name, ..., text
+    return "".join(parts[piece] if index % 2 else piece for index, piece in enumerate(pieces))
+
+
+def embed(data: Any) -> str:
+    """JSON that is safe inside a <script> element: it holds no character that HTML gives a meaning."""
+    text = json.dumps(finite(data), allow_nan=False, separators=(",", ":"))
+    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+
+
+def _read(path: Path, reader: Callable[[Path], Any], problems: list[str]) -> Any:
+    """What `reader` makes of a file; None and a line in `problems` (once) where it is damaged."""
+    if not path.exists():
+        return None
+    try:
+        return reader(path)
+    except (OSError, ValueError, RecordError) as error:
+        problems.append(f"{path.name} could not be read: {error}")
+        return None
+
+
+def _headline(metrics: Sequence[Row], summary: Row | None, settings: Row) -> dict[str, Any]:
+    """Evaluations before and after, and facts as (label, value, kind) in reading order."""
+    if summary is None:
+        rows = [row for row in metrics if _evaluations(row)]
+        before, after = (_evaluations(rows[0]), _evaluations(rows[-1])) if rows else ([], [])
+        model = settings.get("model", {})
+        facts = [
+            ("model", model.get("name") or model.get("type"), "text"),
+            ("steps", max((row["step"] for row in metrics), default=0), "count"),
+            ("seed", settings.get("seed"), "text"),
+        ]
+        return {
+            "finished": False,
+            "before": before,
+            "after": after,
+            "facts": [f for f in facts if f[1] is not None],
+        }
+    seconds = summary.get("seconds") or {}
+    facts = [
+        ("model", summary.get("model"), "text"),
+        ("steps", summary.get("steps"), "count"),
+        ("time", seconds.get("total", math.fsum(seconds.values())), "seconds"),
+        ("tokens generated", summary.get("tokens_generated"), "count"),
+        ("tokens trained", summary.get("tokens_trained"), "count"),
+        ("peak memory", summary.get("peak_memory_bytes"), "bytes"),
+        ("seed", summary.get("seed"), "text"),
+        ("Silva", summary.get("version"), "text"),
+    ]
+    return {
+        "finished": True,
+        "before": summary.get("eval_before") or [],
+        "after": summary.get("eval_after") or [],
+        "facts": [fact for fact in facts if fact[1] is not None],
+    }
+
+
+def _evaluations(row: Row) -> list[dict[str, Any]]:
+    found = []
+    for key, value in row.items():
+        if key.startswith("eval/") and not key.endswith(("_ci_low", "_ci_high")) and value is not None:
+            environment, _, metric = key.removeprefix("eval/").rpartition("/")
+            found.append(
+                {
+                    "environment": environment,
+                    "metric": metric,
+                    "mean": value,
+                    "ci_low": row.get(key + "_ci_low"),
+                    "ci_high": row.get(key + "_ci_high"),
+                    "step": row["step"],
+                }
+            )
+    return found
+
+
+def _charts(metrics: Sequence[Row]) -> list[dict[str, Any]]:
+    """The charts of CHARTS that have data, then one for every other metric (marked `more`)."""
+    keys = sorted({key for row in metrics for key in row if key not in ("step", "nonfinite")})
+    bounds = {key for key in keys if key.endswith(("_ci_low", "_ci_high"))}
+    left = [key for key in keys if key not in bounds]
+    charts: list[dict[str, Any]] = []
+    for title, patterns in CHARTS:
+        shown = [key for key in left if any(_matches(key, pattern) for pattern in patterns)]
+        left = [key for key in left if key not in shown]
+        if shown:
+            charts.append(
+                {"title": title, "more": False, "series": _series(metrics, shown, patterns, bounds)}
+            )
+    charts += [
+        {"title": key, "more": True, "series": _series(metrics, [key], (key,), bounds)} for key in left
+    ]
+    return [chart for chart in charts if any(series["x"] for series in chart["series"])]
+
+
+def _matches(key: str, pattern: str) -> bool:
+    if "*" in pattern:
+        start, end = pattern.split("*")
+        return key.startswith(start) and key.endswith(end) and len(key) > len(start) + len(end)
+    return key.startswith(pattern) if pattern.endswith("/") else key == pattern
+
+
+def _series(
+    metrics: Sequence[Row], keys: Sequence[str], patterns: Sequence[str], bounds: set[str]
+) -> list[dict]:
+    result = []
+    for key in keys:
+        rows = [row for row in metrics if row.get(key) is not None]
+        pattern = next(p for p in patterns if _matches(key, p))
+        start, _, end = pattern.partition("*")
+        name = key.rsplit("/", 1)[-1] if pattern == key else key.removeprefix(start).removesuffix(end)
+        x, y = [row["step"] for row in rows], [row[key] for row in rows]
+        series: dict[str, Any] = {"name": name}
+        if key + "_ci_low" in bounds and key + "_ci_high" in bounds:  # evaluations: few, every point counts
+            series |= {"x": x, "y": y, "every": 1}
+            series["low"] = [row.get(key + "_ci_low") for row in rows]
+            series["high"] = [row.get(key + "_ci_high") for row in rows]
+        else:
+            series |= _thin(x, y)
+        result.append(series)
+    return result
+
+
+def _thin(x: Sequence[int], y: Sequence[float]) -> dict[str, Any]:
+    """At most MAX_POINTS points; where there are more, each is the mean of `every` neighbours."""
+    every = max(1, math.ceil(len(x) / MAX_POINTS))
+    starts = range(0, len(x), every)
+    means = [math.fsum(y[i : i + every]) / len(y[i : i + every]) for i in starts] if every > 1 else list(y)
+    return {"x": [x[min(i + every, len(x)) - 1] for i in starts], "y": means, "every": every}
+
+
+def _config_line(line: str) -> tuple[str, str]:
+    """(setting, origin): the comment at the end of a line says where its value came from."""
+    quote = ""
+    for index, char in enumerate(line):
+        if quote:
+            escaped = quote == '"' and _odd_backslashes(line, index)
+            if char == quote and not escaped:
+                quote = ""
+        elif char in "\"'":
+            quote = char
+        elif char == "#":
+            return line[:index].rstrip(), line[index + 1 :].strip()
+    return line.rstrip(), ""
+
+
+def _odd_backslashes(line: str, index: int) -> bool:
+    return (index - len(line[:index].rstrip("\\"))) % 2 == 1

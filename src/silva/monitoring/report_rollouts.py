@@ -1,0 +1,193 @@
+"""Which rollouts the report shows, and as what: a bounded sample of the run's parquet files.
+
+Flat columns of all files are read first (small); then, for the chosen rows only, the dialogues. A
+rollout is "good" or "bad" by its raw reward: above or below the middle of the range that its
+environment's scored rollouts span in this run.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+
+Decode = Callable[[Sequence[int]], str]
+Key = tuple[Path, int]  # file, row in it
+
+QUOTAS = {"best": 60, "worst": 60, "failed": 40, "dropped": 30, "eval": 50}  # rollouts shown, at most
+PER_STEP = 3  # of one kind
+MAX_TEXT = 20_000  # characters of one message
+MAX_CHARACTERS = 8_000_000  # of all dialogues together
+MAX_TOKENS = 100_000  # of all token views together
+
+_FLAT = ("step", "environment", "task", "group", "trajectory", "parent", "status", "reason", "stop_reason",
+         "failure", "error", "reward_raw", "reward_shaped", "rewards", "shaped", "metrics", "advantage",
+         "turn_count", "tokens", "response_tokens")  # fmt: skip
+_SHORT = ("step", "environment", "status", "failure", "reward_raw")
+_TURN = ("id", "fresh", "stop_reason", "rewards", "shaped", "messages")
+_MESSAGE = ("role", "content", "reasoning", "tool_calls", "name", "errors")
+
+
+def sample_rollouts(folder: Path, decode: Decode | None, problems: list[str]) -> dict[str, Any]:
+    """`{"total", "shown", "counts", "rows"}`: rows in order of step, each with its dialogue.
+
+    Files that cannot be read are named in `problems`.
+    """
+    flat: dict[Key, dict[str, Any]] = {}
+    for path in sorted(folder.glob("step_*.parquet"), key=lambda p: (len(p.name), p.name)):
+        try:
+            table = pq.read_table(path, columns=list(_SHORT))
+        except (OSError, ValueError, KeyError) as error:  # ArrowInvalid is a ValueError
+            problems.append(f"rollouts/{path.name} could not be read: {error}")
+            continue
+        flat |= {(path, index): row for index, row in enumerate(table.to_pylist())}
+    verdicts = _verdicts(flat)
+    counts = Counter(row["status"] for row in flat.values()) + Counter(verdicts.values())
+    chosen = _choose(flat)
+    rows = _details(chosen, decode)
+    for key, row in rows.items():
+        row["verdict"] = verdicts.get(key, "")
+    return {"total": len(flat), "shown": len(rows), "counts": dict(counts), "rows": list(rows.values())}
+
+
+def _verdicts(flat: Mapping[Key, Mapping[str, Any]]) -> dict[Key, str]:
+    scored = {key: row for key, row in flat.items() if row["status"] != "failed" and row["failure"] is None}
+    rewards: dict[str, list[float]] = defaultdict(list)
+    for row in scored.values():
+        rewards[row["environment"]].append(row["reward_raw"])
+    middle = {name: (min(values) + max(values)) / 2 for name, values in rewards.items()}
+    flat_range = {name: min(values) == max(values) for name, values in rewards.items()}
+
+    def good(row: Mapping[str, Any]) -> bool:
+        name = row["environment"]
+        return row["reward_raw"] > (0.0 if flat_range[name] else middle[name])
+
+    return {key: "good" if good(row) else "bad" for key, row in scored.items()}
+
+
+def _choose(flat: Mapping[Key, Mapping[str, Any]]) -> list[Key]:
+    """A few of each kind from steps spread evenly over the run; always the same ones."""
+    kinds: dict[str, dict[int, list[Key]]] = {name: defaultdict(list) for name in QUOTAS}
+    for key, row in flat.items():
+        status = row["status"]
+        if status == "trained":
+            kinds["best"][row["step"]].append(key)
+            kinds["worst"][row["step"]].append(key)
+        else:
+            kinds[status][row["step"]].append(key)
+    chosen: set[Key] = set()
+    for name, by_step in kinds.items():
+        candidates: list[Key] = []
+        steps = _spread(sorted(by_step), QUOTAS[name])
+        for step in steps:
+            keys = sorted(by_step[step], key=lambda key: flat[key]["reward_raw"], reverse=name == "best")
+            each = min(PER_STEP, -(-QUOTAS[name] // len(steps)))
+            candidates += _spread(keys, each) if name in ("eval", "dropped") else keys[:each]
+        chosen |= set(_spread(candidates, QUOTAS[name]))
+    return [key for key in flat if key in chosen]
+
+
+def _spread(items: Sequence[Any], count: int) -> list[Any]:
+    """`count` of `items` at equal distances, the first and the last among them."""
+    if len(items) <= count:
+        return list(items)
+    if count == 1:
+        return [items[-1]]
+    return [items[round(i * (len(items) - 1) / (count - 1))] for i in range(count)]
+
+
+def _details(chosen: Iterable[Key], decode: Decode | None) -> dict[Key, dict[str, Any]]:
+    by_file: dict[Path, list[int]] = defaultdict(list)
+    for path, index in chosen:
+        by_file[path].append(index)
+    columns = [*_FLAT, "observation", *(f"turns.list.element.{name}" for name in _TURN)]
+    if decode is not None:
+        columns += [f"turns.list.element.segments.list.element.{name}"
+                    for name in ("source", "tokens", "logprobs", "entropies")]  # fmt: skip
+    budget = _Budget(decode, sum(len(indices) for indices in by_file.values()))
+    return {
+        (path, index): budget.rollout(values)
+        for path, indices in by_file.items()
+        for index, values in zip(
+            indices, pq.ParquetFile(path).read(columns=columns).take(indices).to_pylist(), strict=True
+        )
+    }
+
+
+class _Budget:
+    """Turns rows into what the page shows. Each may use its share of the limits and what others left."""
+
+    def __init__(self, decode: Decode | None, rows: int) -> None:
+        self._decode = decode
+        self._characters = self._tokens = 0
+        self._share = MAX_CHARACTERS // max(rows, 1), MAX_TOKENS // max(rows, 1)
+        self._texts: dict[int, str] = {}
+
+    def rollout(self, values: Mapping[str, Any]) -> dict[str, Any]:
+        self._characters += self._share[0]
+        self._tokens += self._share[1]
+        shown = {name: values[name] for name in _FLAT if values[name] is not None}
+        for name in ("rewards", "shaped", "metrics"):
+            shown[name] = dict(values[name])
+        shown["turns"] = [self._turn(turn) for turn in values["turns"]]
+        last = json.loads(values["observation"]) if values["observation"] else {}
+        shown["last"] = [self._message(m) for m in last.get("context") or last.get("messages") or []]
+        return shown
+
+    def _turn(self, turn: Mapping[str, Any]) -> dict[str, Any]:
+        shown = {
+            "fresh": turn["fresh"],
+            "stop_reason": turn["stop_reason"],
+            "rewards": dict(turn["rewards"]),
+            "shaped": dict(turn["shaped"]),
+            "messages": [self._message(message) for message in turn["messages"]],
+        }
+        if self._decode is not None:
+            shown["tokens"] = self._token_view(turn["segments"])
+        return shown
+
+    def _message(self, message: Mapping[str, Any]) -> dict[str, Any]:
+        shown = {name: message[name] for name in _MESSAGE if message[name]}
+        shown["content"] = self._cut(message["content"])
+        if message["reasoning"]:
+            shown["reasoning"] = self._cut(message["reasoning"])
+        if message["tool_calls"]:
+            calls = json.loads(message["tool_calls"])
+            shown["tool_calls"] = [[c["name"], self._cut(json.dumps(c["arguments"], ensure_ascii=False))]
+                                   for c in calls]  # fmt: skip
+        return shown
+
+    def _cut(self, text: str) -> str:
+        limit = max(0, min(MAX_TEXT, self._characters))
+        self._characters -= min(len(text), limit)
+        return text if len(text) <= limit else text[:limit] + f" … ({len(text) - limit:,} more characters)"
+
+    def _token_view(
+        self, segments: Sequence[Mapping[str, Any]]
+    ) -> list[tuple[str, float, float | None]] | None:
+        """(text, log-probability sampled with, entropy) of each sampled token; None beyond the limit."""
+        policy = [segment for segment in segments if segment["source"] == "policy"]
+        count = sum(len(segment["tokens"]) for segment in policy)
+        if count > self._tokens:
+            return None
+        self._tokens -= count
+        view = []
+        for segment in policy:
+            entropies = segment["entropies"] or [None] * len(segment["tokens"])
+            for token, logprob, entropy in zip(
+                segment["tokens"], segment["logprobs"], entropies, strict=True
+            ):
+                view.append(
+                    (self._text(token), round(logprob, 4), None if entropy is None else round(entropy, 4))
+                )
+        return view
+
+    def _text(self, token: int) -> str:
+        if token not in self._texts:
+            assert self._decode is not None
+            self._texts[token] = self._decode([token])
+        return self._texts[token]

@@ -1,0 +1,371 @@
+
+"use strict";
+// What a model wrote is shown through textContent only: no string of the data ever becomes markup.
+const data = JSON.parse(document.getElementById("data").textContent);
+const byId = (id) => document.getElementById(id);
+
+function el(tag, attributes, ...children) {
+  const node = document.createElement(tag);
+  for (const [key, value] of Object.entries(attributes || {})) {
+    if (key === "text") node.textContent = value;
+    else if (key.startsWith("on")) node.addEventListener(key.slice(2), value);
+    else if (value !== false && value != null) node.setAttribute(key, value === true ? "" : value);
+  }
+  node.append(...children.filter((child) => child != null && child !== false));
+  return node;
+}
+
+function svg(tag, attributes) {
+  const node = document.createElementNS("http://www.w3.org/2000/svg", tag);
+  for (const [key, value] of Object.entries(attributes)) {
+    if (key === "text") node.textContent = value;
+    else if (key === "stroke" || key === "fill") node.style[key] = value; // may be a CSS variable
+    else node.setAttribute(key, value);
+  }
+  return node;
+}
+
+// ---- numbers -------------------------------------------------------------------------------------
+const whole = new Intl.NumberFormat("en", { maximumFractionDigits: 0 });
+function number(v) {
+  if (v == null) return "–";
+  const size = Math.abs(v);
+  if (size >= 1000) return size >= 1e6 ? v.toExponential(2) : whole.format(v);
+  if (Number.isInteger(v)) return String(v);
+  return size < 0.001 ? v.toExponential(1) : String(Number(v.toPrecision(3)));
+}
+const isShare = (metric) => /success|pass@|accuracy|avg@/.test(metric);
+const percent = (v) => (v == null ? "–" : (100 * v).toFixed(1) + " %");
+function duration(s) {
+  s = Math.round(s);
+  if (s < 60) return `${s} s`;
+  return s < 3600 ? `${Math.floor(s / 60)} min ${s % 60} s` : `${Math.floor(s / 3600)} h ${Math.floor((s % 3600) / 60)} min`;
+}
+function fact(value, kind) {
+  if (kind === "seconds") return duration(value);
+  if (kind === "bytes") return (value / 2 ** 30).toFixed(2) + " GiB";
+  return kind === "count" ? whole.format(value) : String(value);
+}
+
+// ---- results -------------------------------------------------------------------------------------
+function results() {
+  const { before, after, facts, finished } = data.headline;
+  for (const problem of data.problems) byId("problems").append(el("p", { class: "notice", text: problem }));
+  if (!finished) byId("problems").append(el("p", { class: "notice", text: "This run has no summary yet: it is going on, or was interrupted." }));
+  for (const last of after) {
+    const first = before.find((e) => e.environment === last.environment && e.metric === last.metric);
+    byId("evals").append(evaluation(first, last));
+  }
+  if (!after.length) byId("evals").append(el("p", { class: "muted", text: "No evaluation so far." }));
+  for (const [label, value, kind] of facts) {
+    byId("facts").append(el("div", {}, el("dt", { text: label }), el("dd", { text: fact(value, kind) })));
+  }
+}
+
+function evaluation(first, last) {
+  const show = isShare(last.metric) ? percent : number;
+  const interval = (e) => `${show(e.ci_low)} to ${show(e.ci_high)}` + (e.n ? `, ${e.n} episodes` : "");
+  const lines = el("div", { class: "intervals" });
+  if (first) lines.append(el("span", { text: "before" }), el("span", { text: interval(first) }));
+  lines.append(el("span", { text: first ? "after" : "now" }), el("span", { text: interval(last) }));
+  return el("article", { class: "card" },
+    el("h3", { text: `${last.environment}, held-out ${last.metric}` }),
+    el("p", { class: "change" },
+      first && el("span", { class: "before", text: show(first.mean) }), first && el("span", { class: "before", text: "→", "aria-label": "to" }),
+      el("span", { class: "after", text: show(last.mean) })),
+    whiskers(first, last), lines);
+}
+
+function whiskers(first, last) {
+  const all = [first, last].filter(Boolean);
+  const values = all.flatMap((e) => [e.mean, e.ci_low, e.ci_high]).filter((v) => v != null);
+  const [low, high] = isShare(last.metric) ? [0, 1] : [Math.min(0, ...values), Math.max(...values) || 1];
+  const x = (v) => 8 + (284 * (v - low)) / (high - low || 1);
+  const root = svg("svg", { viewBox: "0 0 300 46", class: "whiskers", "aria-hidden": "true" });
+  root.append(svg("line", { x1: 8, x2: 292, y1: 17, y2: 17, class: "grid" }));
+  root.append(svg("text", { x: 8, y: 43, text: isShare(last.metric) ? "0 %" : number(low) }), svg("text", { x: 292, y: 43, "text-anchor": "end", text: isShare(last.metric) ? "100 %" : number(high) }));
+  all.forEach((e, i) => {
+    const colour = e === last ? "var(--brand)" : "var(--soft)";
+    const y = all.length === 1 ? 17 : 10 + 14 * i;
+    if (e.ci_low != null) root.append(svg("line", { x1: x(e.ci_low), x2: x(e.ci_high), y1: y, y2: y, stroke: colour, "stroke-width": 4, "stroke-linecap": "round", opacity: 0.45 }));
+    root.append(svg("circle", { cx: x(e.mean), cy: y, r: 5, fill: colour }));
+  });
+  return root;
+}
+
+// ---- curves --------------------------------------------------------------------------------------
+const MARGIN = { left: 50, right: 12, top: 8, bottom: 22 };
+const HEIGHT = 190;
+let smoothing = 0.6;
+
+function smooth(values) { // exponential moving average without the bias of its start
+  let mean = 0, weight = 0;
+  return values.map((v) => {
+    mean = smoothing * mean + (1 - smoothing) * v;
+    weight = smoothing * weight + (1 - smoothing);
+    return mean / weight;
+  });
+}
+
+function tickSize(low, high, count) {
+  const rough = (high - low) / count, power = 10 ** Math.floor(Math.log10(rough));
+  return [1, 2, 5, 10].map((m) => m * power).find((s) => s >= rough * (1 - 1e-9)) || rough;
+}
+
+function ticks(low, high, count) {
+  const size = tickSize(low, high, count);
+  const result = [];
+  for (let i = Math.ceil(low / size - 1e-9); i * size <= high + size * 1e-9; i++) result.push(i * size);
+  return result;
+}
+
+function chart(spec) {
+  const card = el("figure", { class: "card chart" });
+  card.style.margin = 0;
+  const legend = el("div", { class: "legend" });
+  const root = svg("svg", { role: "img", tabindex: 0, "aria-label": describe(spec) });
+  const tip = el("div", { class: "tip", hidden: true, "aria-live": "polite" });
+  card.append(el("figcaption", {}, el("h3", { text: spec.title })), legend, root, tip);
+  const points = [...new Set(spec.series.flatMap((s) => s.x))].sort((a, b) => a - b);
+  spec.series.forEach((s, i) => {
+    s.colour = `var(--s${i % 8})`;
+    const swatch = el("i", { class: "swatch" });
+    swatch.style.background = s.colour;
+    if (spec.series.length > 1) legend.append(el("span", {}, swatch, `${s.name} `, el("b", { text: number(s.y[s.y.length - 1]) })));
+  });
+  if (spec.series.length === 1) legend.append(el("span", {}, "last ", el("b", { text: number(spec.series[0].y[spec.series[0].y.length - 1]) })));
+  if (spec.series.some((s) => s.every > 1)) legend.append(el("span", { text: `each point: mean of ${Math.max(...spec.series.map((s) => s.every))} steps` }));
+  let scale = null, at = -1;
+  function draw() { scale = plot(root, spec, points); point(-1); }
+  function point(index) {
+    at = index;
+    root.querySelector(".cursor")?.remove();
+    tip.hidden = index < 0;
+    if (index < 0 || !scale) return;
+    const x = scale.x(points[index]);
+    const cursor = svg("line", { class: "cursor", x1: x, x2: x, y1: MARGIN.top, y2: HEIGHT - MARGIN.bottom, stroke: "var(--soft)", "stroke-dasharray": "3 3" });
+    root.append(cursor);
+    tip.replaceChildren(el("b", { text: `step ${points[index]}` }), ...spec.series.map((s) => hover(s, points[index])).filter(Boolean));
+    const left = x + 24 + tip.offsetWidth > card.clientWidth ? x - tip.offsetWidth + 4 : x + 20;
+    tip.style.left = Math.max(4, left) + "px";
+  }
+  root.addEventListener("pointermove", (event) => {
+    const box = root.getBoundingClientRect(), wanted = scale.step(event.clientX - box.left);
+    let best = 0;
+    points.forEach((p, i) => { if (Math.abs(p - wanted) < Math.abs(points[best] - wanted)) best = i; });
+    point(best);
+  });
+  root.addEventListener("pointerleave", () => point(-1));
+  root.addEventListener("blur", () => point(-1));
+  root.addEventListener("keydown", (event) => {
+    const move = { ArrowLeft: -1, ArrowRight: 1 }[event.key];
+    if (!move) return;
+    event.preventDefault();
+    point(Math.max(0, Math.min(points.length - 1, at < 0 ? points.length - 1 : at + move)));
+  });
+  new ResizeObserver(draw).observe(root);
+  byId("smoothing").addEventListener("input", draw);
+  return card;
+}
+
+function describe(spec) {
+  return `${spec.title}: ` + spec.series.map((s) => `${s.name} from ${number(s.y[0])} at step ${s.x[0]} to ${number(s.y[s.y.length - 1])} at step ${s.x[s.x.length - 1]}`).join("; ");
+}
+
+function hover(s, step) {
+  const i = s.x.indexOf(step);
+  if (i < 0) return null;
+  const swatch = el("i", { class: "swatch" });
+  swatch.style.background = s.colour;
+  const extra = s.low && s.low[i] != null ? ` [${number(s.low[i])}, ${number(s.high[i])}]` : smoothing > 0 && !s.low ? ` (smoothed ${number(smooth(s.y)[i])})` : "";
+  return el("div", {}, swatch, `${s.name} `, el("b", { text: number(s.y[i]) }), extra);
+}
+
+function plot(root, spec, points) {
+  const width = root.clientWidth;
+  if (!width) return null;
+  const values = spec.series.flatMap((s) => [...s.y, ...(s.low || []), ...(s.high || [])]).filter((v) => v != null);
+  let low = Math.min(...values), high = Math.max(...values);
+  if (low > 0 && low < high * 0.5) low = 0;
+  if (low === high) { low -= Math.abs(low) * 0.1 || 0.5; high += Math.abs(high) * 0.1 || 0.5; }
+  const size = tickSize(low, high, 5);
+  low = Math.floor(low / size + 1e-9) * size;
+  high = Math.ceil(high / size - 1e-9) * size;
+  const first = points[0], last = points[points.length - 1];
+  const inner = width - MARGIN.left - MARGIN.right, tall = HEIGHT - MARGIN.top - MARGIN.bottom;
+  const x = (step) => MARGIN.left + (last === first ? inner / 2 : (inner * (step - first)) / (last - first));
+  const y = (v) => MARGIN.top + tall * (1 - (v - low) / (high - low));
+  root.setAttribute("viewBox", `0 0 ${width} ${HEIGHT}`);
+  root.replaceChildren();
+  for (let i = 0; low + i * size <= high + size / 2; i++) {
+    const t = low + i * size;
+    root.append(svg("line", { x1: MARGIN.left, x2: width - MARGIN.right, y1: y(t), y2: y(t), class: "grid" }));
+    root.append(svg("text", { x: MARGIN.left - 7, y: y(t) + 4, "text-anchor": "end", text: number(Number(t.toPrecision(6))) }));
+  }
+  for (const t of last === first ? [first] : ticks(first, last, Math.max(2, Math.floor(inner / 80))).filter(Number.isInteger)) {
+    root.append(svg("text", { x: x(t), y: HEIGHT - 5, "text-anchor": "middle", text: t }));
+  }
+  const line = (xs, ys) => xs.map((step, i) => `${i ? "L" : "M"}${x(step).toFixed(1)} ${y(ys[i]).toFixed(1)}`).join("");
+  for (const s of spec.series) {
+    const path = (d, w, opacity) => root.append(svg("path", { d, fill: "none", stroke: s.colour, "stroke-width": w, opacity, "stroke-linejoin": "round" }));
+    if (s.low) band(root, s, x, y);
+    if (s.low || s.x.length < 3) {
+      path(line(s.x, s.y), 2, 1);
+      s.x.forEach((step, i) => root.append(svg("circle", { cx: x(step), cy: y(s.y[i]), r: 3.5, fill: s.colour })));
+    } else if (smoothing > 0) {
+      path(line(s.x, s.y), 1, 0.35);
+      path(line(s.x, smooth(s.y)), 2, 1);
+    } else path(line(s.x, s.y), 1.6, 1);
+  }
+  return { x, step: (pixel) => first + ((pixel - MARGIN.left) / inner) * (last - first) };
+}
+
+function band(root, s, x, y) {
+  const known = s.x.map((step, i) => [step, s.low[i], s.high[i]]).filter((p) => p[1] != null && p[2] != null);
+  const upper = known.map((p) => `${x(p[0])},${y(p[2])}`), lower = known.map((p) => `${x(p[0])},${y(p[1])}`).reverse();
+  root.append(svg("polygon", { points: [...upper, ...lower].join(" "), fill: s.colour, opacity: 0.16 }));
+  for (const [step, low, high] of known) root.append(svg("line", { x1: x(step), x2: x(step), y1: y(low), y2: y(high), stroke: s.colour, opacity: 0.5 }));
+}
+
+function curves() {
+  byId("smoothing").addEventListener("input", (event) => { smoothing = Number(event.target.value); }); // before the charts listen
+  byId("charts").append(...data.charts.filter((c) => !c.more).map(chart));
+  const rest = data.charts.filter((c) => c.more);
+  byId("more").hidden = !rest.length;
+  byId("more").addEventListener("toggle", () => byId("more-charts").append(...rest.splice(0).map(chart)));
+  if (!data.charts.length) byId("charts").append(el("p", { class: "muted", text: "No metrics so far." }));
+}
+
+// ---- rollouts ------------------------------------------------------------------------------------
+const PAGE = 25;
+let visible = PAGE;
+const signed = (v) => (v > 0 ? "+" : "") + number(v);
+const named = (values) => Object.entries(values).map(([name, v]) => `${name} ${signed(v)}`).join(", ");
+const kindOf = (row) => (row.status === "trained" ? row.verdict || "trained" : row.status);
+
+function searchable(row) {
+  row.searchText ??= [row.task, row.trajectory, row.group, row.reason, row.error, row.stop_reason,
+    ...row.turns.flatMap((t) => t.messages).concat(row.last).flatMap((m) => [m.content, m.reasoning, ...(m.tool_calls || []).flat()]),
+  ].filter(Boolean).join("\n").toLowerCase();
+  return row.searchText;
+}
+
+function options(select, all, values) {
+  select.append(el("option", { value: "", text: all }), ...values.map(([value, text]) => el("option", { value, text })));
+}
+
+function rollouts() {
+  const { rows, total, shown, counts } = data.rollouts;
+  const parts = ["trained", "dropped", "failed", "eval"].filter((k) => counts[k]).map((k) => `${whole.format(counts[k])} ${k}`);
+  byId("sampled").textContent = total
+    ? `Shown here: ${shown} of ${whole.format(total)} rollouts of this run (${parts.join(", ")}): the best and the worst, failed, dropped and held-out ones, of steps spread over the run. All of them are in the rollouts folder. Good means a raw reward above the middle of the range seen in its environment.`
+    : "No rollouts were written.";
+  byId("filters").hidden = !total;
+  const has = (test) => rows.some(test);
+  options(byId("kind"), "all", [["good", "good"], ["bad", "bad"], ["failed", "failed"], ["dropped", "dropped"], ["eval", "held-out (eval)"]]
+    .filter(([k]) => has((r) => r.verdict === k || r.status === k)));
+  options(byId("step"), "all", [...new Set(rows.map((r) => r.step))].sort((a, b) => a - b).map((s) => [s, s]));
+  options(byId("environment"), "all", [...new Set(rows.map((r) => r.environment))].sort().map((e) => [e, e]));
+  byId("filters").addEventListener("input", () => { visible = PAGE; list(); });
+  byId("filters").addEventListener("submit", (event) => event.preventDefault());
+  byId("next").addEventListener("click", () => { visible += PAGE; list(); });
+  list();
+}
+
+function list() {
+  const kind = byId("kind").value, step = byId("step").value, environment = byId("environment").value;
+  const words = byId("search").value.toLowerCase();
+  const found = data.rollouts.rows.filter((row) =>
+    (!kind || row.verdict === kind || row.status === kind) && (!step || row.step === Number(step)) &&
+    (!environment || row.environment === environment) && (!words || searchable(row).includes(words)));
+  byId("found").textContent = data.rollouts.total ? `${found.length} found` : "";
+  byId("list").replaceChildren(...found.slice(0, visible).map(item));
+  byId("next").hidden = found.length <= visible;
+}
+
+function item(row) {
+  const kind = kindOf(row);
+  const numbers = el("span", { class: "numbers" }, ...(row.failure ? ["no score"] : ["reward ", el("b", { text: number(row.reward_raw) })]),
+    row.advantage != null && ` · advantage ${signed(row.advantage)}`, ` · ${row.turn_count} turns · ${row.response_tokens} tokens`);
+  const node = el("details", { class: "rollout" },
+    el("summary", {}, el("span", { class: `chip ${kind}`, text: kind }), el("span", { class: "numbers", text: `step ${row.step}` }),
+      el("span", { class: "what", text: `${row.environment} · ${row.task}` }), numbers));
+  node.addEventListener("toggle", () => { if (node.open && node.childElementCount === 1) node.append(dialogue(row)); });
+  return node;
+}
+
+function dialogue(row) {
+  const about = el("dl", { class: "about" });
+  const facts = [["stopped", row.stop_reason], ["raw", named(row.rewards)], ["shaped", named(row.shaped)], ["trained on", number(row.reward_shaped)],
+    ["group", row.group], ["trajectory", row.trajectory], ["branch of", row.parent], ["reason", row.reason], ["metrics", named(row.metrics)]];
+  for (const [label, value] of facts) if (value) about.append(el("div", {}, el("dt", { text: label }), el("dd", { text: value })));
+  const body = el("div", { class: "body" }, about, row.error && el("p", { class: "error", text: row.error }));
+  const turns = el("div");
+  const show = (view) => turns.replaceChildren(...row.turns.map((t, i) => turn(t, i, view)), ...(row.last.length ? [ending(row)] : []));
+  if (row.turns.some((t) => t.tokens)) {
+    const select = el("select", { onchange: (event) => show(event.target.value) }, el("option", { value: "", text: "dialogue" }),
+      el("option", { value: "logprob", text: "sampled tokens by log-probability" }), el("option", { value: "entropy", text: "sampled tokens by entropy" }));
+    body.append(el("label", { class: "views" }, "View ", select, "stronger colour: less likely, or less certain"));
+  }
+  show("");
+  body.append(turns);
+  return body;
+}
+
+function turn(t, index, view) {
+  const head = el("div", { class: "turn-head" }, el("b", { text: `Turn ${index + 1}` }),
+    Object.keys(t.rewards).length > 0 && el("span", { text: `raw ${named(t.rewards)}` }),
+    Object.keys(t.shaped).length > 0 && el("span", { text: `shaped ${named(t.shaped)}` }),
+    t.stop_reason !== "stop_token" && el("span", { text: `ended by ${t.stop_reason.replace("_", " ")}` }),
+    index > 0 && t.fresh && el("span", { text: "context rewritten" }));
+  const last = t.messages.length - 1;
+  const messages = t.messages.map((m, i) => message(m, view && i === last && m.role === "assistant" ? tokens(t.tokens, view) : null));
+  return el("div", { class: "turn" }, head, ...messages);
+}
+
+function ending(row) {
+  return el("div", { class: "turn" }, el("div", { class: "turn-head" }, el("b", { text: "After the last turn" })), ...row.last.map((m) => message(m, null)));
+}
+
+function message(m, replacement) {
+  const node = el("div", { class: `message ${m.role}` }, el("div", { class: "role", text: m.role + (m.name ? ` (${m.name})` : "") }));
+  if (replacement) { node.append(replacement); return node; }
+  if (m.reasoning) {
+    node.append(el("details", { class: "thought", open: true }, el("summary", { text: "reasoning" }), el("p", { class: "text", text: m.reasoning })));
+  }
+  if (m.content) node.append(el("p", { class: "text", text: m.content }));
+  for (const [name, args] of m.tool_calls || []) node.append(el("p", { class: "text call", text: `${name}(${args})` }));
+  for (const error of m.errors || []) node.append(el("p", { class: "error", text: error }));
+  return node;
+}
+
+function tokens(list, view) {
+  if (!list) return el("p", { class: "muted", text: "Too many tokens for this page: this turn is left out." });
+  const node = el("p", { class: "text" });
+  for (const [text, logprob, entropy] of list) {
+    const value = view === "entropy" ? (entropy ?? 0) / 3 : -(logprob ?? 0) / 5;
+    const title = `log-probability ${number(logprob)} (${percent(Math.exp(logprob))})` + (entropy == null ? "" : `, entropy ${number(entropy)} nats`);
+    const span = el("span", { class: "token", title, text: text.replace(/\n/g, "⏎\n") });
+    span.style.setProperty("--heat", Math.max(0, Math.min(1, value)).toFixed(3));
+    node.append(span);
+  }
+  return node;
+}
+
+// ---- configuration -------------------------------------------------------------------------------
+function settings() {
+  const isTable = (line) => /^\s*\[/.test(line);
+  const given = data.config.filter(([line, origin]) => origin || isTable(line)) // a default has no origin
+    .filter(([line], i, all) => !isTable(line) || (i + 1 < all.length && !isTable(all[i + 1][0])));
+  const draw = () => byId("settings").replaceChildren(...(byId("hide-defaults").checked ? given : data.config)
+    .map(([line, origin]) => el("div", { class: isTable(line) ? "setting table" : "setting" }, el("span", { text: line }), origin && el("span", { class: "origin", text: origin }))));
+  byId("defaults").hidden = !data.config.some(([, origin]) => origin);
+  byId("hide-defaults").addEventListener("change", draw);
+  draw();
+  if (!data.config.length) byId("settings").append(el("p", { class: "muted", text: "config.toml is missing." }));
+}
+
+results();
+curves();
+rollouts();
+settings();

@@ -1,0 +1,112 @@
+"""Notices that nothing happens any more and shows where every thread and task stands. Never kills.
+
+The main program calls `beat` whenever something moves. A daemon thread compares the last beat with the
+clock; after `stall_after` seconds of silence it reports, and again after twice that time, four times it,
+and so on, until the next beat.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import threading
+import traceback
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+from silva.ports import CLOCK
+
+
+class Watchdog:
+    """`report` gets the seconds of silence and the stacks as text; it runs in the watchdog's thread."""
+
+    def __init__(
+        self,
+        stall_after: float,
+        report: Callable[[float, str], None],
+        clock: Callable[[], float] = CLOCK.monotonic,
+    ) -> None:
+        self._stall_after = stall_after
+        self._report = report
+        self._clock = clock
+        self._last = clock()
+        self._next = stall_after
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="silva-watchdog", daemon=True)
+
+    def start(self) -> None:
+        self._last = self._clock()
+        self._thread.start()
+
+    def beat(self) -> None:
+        """Something moved. Cheap, callable from any thread; remembers the event loop it runs in."""
+        self._last = self._clock()
+        loop = asyncio._get_running_loop()
+        if loop is not None:
+            self._loop = loop
+
+    def check(self) -> None:
+        """Report if the silence has lasted long enough."""
+        silence = self._clock() - self._last
+        if silence < self._stall_after:
+            self._next = self._stall_after
+        elif silence >= self._next:
+            self._next *= 2
+            self._report(silence, stacks(self._loop))
+
+    def stop(self) -> None:
+        self._stopped.set()
+        if self._thread.is_alive():
+            self._thread.join(timeout=5.0)
+
+    def _run(self) -> None:
+        while not self._stopped.wait(min(1.0, self._stall_after / 4)):
+            self.check()
+
+
+def stacks(loop: asyncio.AbstractEventLoop | None = None) -> str:
+    """Stacks of all Python threads and of the loop's unfinished tasks; equal ones are shown once."""
+    names = {thread.ident: thread.name for thread in threading.enumerate()}
+    parts = []
+    for ident, frame in sys._current_frames().items():
+        if ident == threading.get_ident():
+            continue
+        parts.append(f"thread {names.get(ident, ident)}\n" + "".join(traceback.format_stack(frame)))
+    if loop is not None and not loop.is_closed():
+        parts += _task_stacks(loop)
+    return "\n".join(parts)
+
+
+def _task_stacks(loop: asyncio.AbstractEventLoop) -> list[str]:
+    try:
+        tasks = asyncio.all_tasks(loop)
+    except RuntimeError:  # the set kept changing under us: then the loop is not stuck
+        return ["asyncio tasks: could not be listed"]
+    found: Counter[str] = Counter()
+    example: dict[str, str] = {}
+    for task in sorted(tasks, key=lambda t: t.get_name()):
+        place = "".join(_awaiting(task.get_coro()))
+        found[place] += 1
+        example.setdefault(place, task.get_name())
+    return [
+        f"asyncio task {example[place]}"
+        + (f" and {n - 1} more at the same place" if n > 1 else "")
+        + f"\n{place}"
+        for place, n in found.most_common()
+    ]
+
+
+def _awaiting(coroutine: Any) -> list[str]:
+    """Where a suspended coroutine stands, outermost first (`Task.get_stack` shows only the outermost)."""
+    lines: list[str] = []
+    while coroutine is not None:
+        frame = getattr(coroutine, "cr_frame", None) or getattr(coroutine, "gi_frame", None)
+        if frame is None:
+            if not lines or hasattr(coroutine, "__await__"):
+                lines.append(f"  waiting for {coroutine!r:.200}\n")
+            break
+        lines += traceback.format_list([traceback.extract_stack(frame, limit=1)[-1]])
+        coroutine = getattr(coroutine, "cr_await", None) or getattr(coroutine, "gi_yieldfrom", None)
+    return lines

@@ -1,0 +1,64 @@
+"""Ctrl-C: the first ends the run at the next safe point, the second at once."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections.abc import Coroutine
+from types import TracebackType
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+
+class Interrupted(Exception):
+    """The user asked to stop; raised where stopping loses nothing."""
+
+
+class Interrupt:
+    """Listens for SIGINT and SIGTERM while entered.
+
+    `during(work)` gives up the work when the signal comes (rollouts can be played again); work that must not
+    be cut (an update, a checkpoint) is simply awaited, and `check()` afterwards stops.
+    """
+
+    def __init__(self) -> None:
+        self._asked = asyncio.Event()
+        self._loop = asyncio.get_running_loop()
+
+    def __enter__(self) -> Interrupt:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            try:
+                self._loop.add_signal_handler(number, self._ask, number)
+            except (RuntimeError, ValueError, NotImplementedError):  # not in the main thread: a library's use
+                break
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            try:
+                self._loop.remove_signal_handler(number)
+            except (RuntimeError, ValueError, NotImplementedError):
+                break
+
+    def _ask(self, number: int) -> None:
+        self._loop.remove_signal_handler(number)  # the second one is Python's own: KeyboardInterrupt
+        self._asked.set()
+
+    def check(self) -> None:
+        if self._asked.is_set():
+            raise Interrupted
+
+    async def during(self, work: Coroutine[Any, Any, T]) -> T:
+        task, asked = asyncio.ensure_future(work), asyncio.ensure_future(self._asked.wait())
+        try:
+            await asyncio.wait({task, asked}, return_when=asyncio.FIRST_COMPLETED)
+            if task.done():
+                return task.result()
+            raise Interrupted
+        finally:
+            for each in (task, asked):
+                each.cancel()
+            await asyncio.gather(task, asked, return_exceptions=True)

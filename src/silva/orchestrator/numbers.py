@@ -1,0 +1,110 @@
+"""The numbers of a step. Raw, shaped and normalised rewards stay apart; what depends on speed is in perf/."""
+
+from __future__ import annotations
+
+import resource
+import sys
+import time
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import numpy as np
+import torch
+
+from silva.evaluation.evaluator import Evaluation, success
+from silva.orchestrator.buffer import Batch
+from silva.types import Sample, Trajectory
+
+
+class Phases:
+    """Wall-clock seconds by phase: of the step, and of the whole run (kept over a resume)."""
+
+    def __init__(self, total: dict[str, float] | None = None):
+        self.total: defaultdict[str, float] = defaultdict(float, total or {})
+        self.step: defaultdict[str, float] = defaultdict(float)
+
+    @contextmanager
+    def __call__(self, name: str) -> Iterator[None]:
+        began = time.perf_counter()
+        try:
+            yield
+        finally:
+            seconds = time.perf_counter() - began
+            self.step[name] += seconds
+            self.total[name] += seconds
+
+
+def batch_metrics(batch: Batch) -> dict[str, float]:
+    """Rewards over every usable episode of the step, the dropped groups' too: what the policy earns."""
+    played = [(g.task.environment, t) for g in batch.groups for t in g.trajectories]
+    used = [(name, t) for name, t in played if t.failure is None]
+    metrics: dict[str, float] = {
+        "groups/trained": len(batch.kept),
+        "groups/zero_variance": sum(d.reason == "zero_variance" for d in batch.dropped),
+        "groups/failed": sum(d.reason == "failed" for d in batch.dropped),
+        "trajectories/failed": len(played) - len(used),
+    }
+    if used:
+        metrics |= {
+            "reward/raw": _mean([t.raw_reward for _, t in used]),
+            "reward/shaped": _mean([t.shaped_reward for _, t in used]),
+            "rollout/turns": _mean([len(t.turns) for _, t in used]),
+            "rollout/response_tokens": _mean([t.tokens("policy") for _, t in used]),
+        }
+    for name in dict.fromkeys(name for name, _ in used):
+        mine = [t for other, t in used if other == name]
+        metrics[f"reward/{name}/raw"] = _mean([t.raw_reward for t in mine])
+        metrics[f"success/{name}"] = _mean([success(t) for t in mine])
+        metrics |= {f"environment/{name}/{key}": value for key, value in _reported(mine).items()}
+    for reason, count in Counter(t.stop_reason for _, t in played).items():
+        metrics[f"stop/{reason}"] = count / len(played)
+    return metrics
+
+
+def advantage_metrics(samples: Sequence[Sample]) -> dict[str, float]:
+    """The normalised rewards: one advantage a row, as the loss will see it."""
+    values = [float(s.advantages[-1]) for s in samples if s.advantages is not None]
+    return {"advantage/std": float(np.std(values)), "advantage/max": max(values)} if values else {}
+
+
+def eval_metrics(evaluations: Sequence[Evaluation]) -> dict[str, float]:
+    metrics: dict[str, float] = {}
+    for e in evaluations:
+        for metric, estimate in e.estimates.items():
+            key = f"eval/{e.environment}/{metric}"
+            metrics |= {
+                key: estimate.mean,
+                f"{key}_ci_low": estimate.ci_low,
+                f"{key}_ci_high": estimate.ci_high,
+            }
+        if e.failed:
+            metrics[f"failed/eval/{e.environment}"] = e.failed
+    return metrics
+
+
+def mean_of_updates(updates: Sequence[dict[str, float]]) -> dict[str, float]:
+    """`train/...`: sums for counts, else the mean over the step's updates."""
+    keys = dict.fromkeys(key for u in updates for key in u)
+    out = {}
+    for key in keys:
+        values = [u[key] for u in updates if key in u]
+        out[f"train/{key}"] = float(sum(values)) if key in ("trained_tokens", "nonfinite") else _mean(values)
+    return out
+
+
+def peak_memory_bytes() -> int:
+    """Highest resident memory of this process, or highest allocated on the GPU where there is one."""
+    if torch.cuda.is_available() and torch.cuda.max_memory_allocated():
+        return int(torch.cuda.max_memory_allocated())
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024
+
+
+def _reported(trajectories: Sequence[Trajectory]) -> dict[str, float]:
+    keys = dict.fromkeys(k for t in trajectories for k in t.metrics if k != "success")
+    return {k: _mean([t.metrics[k] for t in trajectories if k in t.metrics]) for k in keys}
+
+
+def _mean(values: Sequence[float]) -> float:
+    return float(np.mean(np.asarray(values, np.float64)))

@@ -1,0 +1,303 @@
+"""The reinforcement learning loop: one, for every recipe.
+
+            tasks ──> Buffer.collect ──> groups ──to_samples──> rows ──assign──> rows with advantages
+              ^         (rollouts)                                                     │
+              │                                                                        v
+     engine.load_weights <── trainer.publish <── optim_step <── forward_backward <── normalise
+                                   │                            (updates_per_step times)
+                                   v
+                  evaluate (every n) ──> metrics ──> checkpoint (every n) ──> next step
+
+Each step waits for: its rollouts, its updates, then (when due) its evaluation and its checkpoint; nothing of
+the next step begins before the publish (staleness 0). The ledger is written before each effect, the
+checkpoint after all of them; a killed run goes on from its last checkpoint and repeats what came after, bit
+for bit. Components never reference this module.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from silva.algorithms.advantages import assign
+from silva.algorithms.aggregation import normalise
+from silva.algorithms.recipes import Algorithm
+from silva.config.sections import Checkpoint, Eval, Limits
+from silva.config.sections import Trainer as TrainerSettings
+from silva.errors import CheckpointError
+from silva.evaluation.evaluator import Evaluation, evaluate
+from silva.ledger import Ledger
+from silva.monitoring.monitor import Monitor
+from silva.monitoring.rollouts import RolloutRow
+from silva.orchestrator import numbers
+from silva.orchestrator.buffer import Batch, Buffer
+from silva.orchestrator.interrupt import Interrupt, Interrupted
+from silva.orchestrator.state import RunState
+from silva.ports import crash_point
+from silva.protocols import Engine, TaskSet
+from silva.rendering.renderer import Renderer
+from silva.rollouts.actors import Policy
+from silva.rollouts.samples import to_samples
+from silva.trainer.checkpoint import CheckpointStore
+from silva.trainer.local import LocalTrainer
+from silva.types import Group, Sample
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The part of the configuration the loop reads."""
+
+    steps: int
+    seed: int
+    eval: Eval
+    limits: Limits
+    checkpoint: Checkpoint
+    trainer: TrainerSettings
+
+
+@dataclass(frozen=True)
+class Parts:
+    """Everything the loop joins; constructed in launch.py."""
+
+    settings: Settings
+    recipe: Algorithm
+    trainer: LocalTrainer
+    engine: Engine
+    buffer: Buffer
+    tasksets: Mapping[str, TaskSet]
+    renderer: Renderer
+    ledger: Ledger
+    store: CheckpointStore
+    monitor: Monitor
+    phases: numbers.Phases
+
+
+class Loop:
+    """Runs `parts` from `state` to the last step; `state` is where the run stands after each whole step."""
+
+    def __init__(self, parts: Parts, state: RunState):
+        self.parts, self.state = parts, state
+        self._saved = -1  # step of the newest checkpoint written by this process
+
+    async def run(self) -> RunState:
+        """Train to the last step.
+
+        Raises:
+            Interrupted: after Ctrl-C, with a checkpoint of the last whole step on disk.
+        """
+        with Interrupt() as interrupt:
+            try:
+                await self._begin(interrupt)
+                while self.state.step < self.parts.settings.steps:
+                    await self._step(interrupt)
+                    interrupt.check()
+            except Interrupted:
+                await self._save()
+                raise
+        await self._save()
+        return self.state
+
+    async def _begin(self, interrupt: Interrupt) -> None:
+        """The evaluation before training, or the one an interrupt cut short."""
+        p, state = self.parts, self.state
+        p.monitor.stage("start")
+        if state.pending is not None:
+            await self._finish_step(state.pending, interrupt)
+        elif state.eval_before is None:
+            evaluations = await interrupt.during(self._evaluate(0))
+            rows = [row for e in evaluations for row in e.rows()]
+            self.state = state.replace(eval_before=rows, eval_last=rows, seconds=dict(p.phases.total))
+            p.monitor.step(0, numbers.eval_metrics(evaluations) | self._perf())
+
+    async def _step(self, interrupt: Interrupt) -> None:
+        p, step = self.parts, self.state.step + 1
+        p.phases.step.clear()
+        with p.phases("rollout"):
+            p.monitor.stage("rollout", 0, p.buffer.groups)
+            batch = await interrupt.during(p.buffer.collect(step))
+        samples = assign(to_samples(batch.kept), batch.kept, p.recipe.advantage)
+        with p.phases("train"):
+            updates = await self._train(step, batch.kept, samples)
+        with p.phases("publish"):
+            if updates:
+                version = await p.trainer.publish()
+                p.ledger.record("published", version=version)
+                p.ledger.commit()
+                crash_point("publish")
+                await p.engine.load_weights(version)
+        p.monitor.rollouts(step, rollout_rows(batch, samples))
+        metrics = (
+            numbers.batch_metrics(batch)
+            | numbers.advantage_metrics(samples)
+            | numbers.mean_of_updates(updates)
+        )
+        generated = sum(t.tokens("policy") for g in batch.groups for t in g.trajectories)
+        # The numbers wait in the state until the step's evaluation is done, however often that is interrupted.
+        self.state = self.state.replace(
+            step=step,
+            tasks=dict(p.buffer.stream.position),
+            ledger=p.ledger.position,
+            tokens_generated=self.state.tokens_generated + generated,
+            tokens_trained=self.state.tokens_trained + sum(len(s) for s in samples),
+            seconds=dict(p.phases.total),
+            pending=metrics | self._perf(generated),
+        )
+        await self._finish_step(self.state.pending or {}, interrupt)
+
+    async def _train(
+        self, step: int, groups: Sequence[Group], samples: Sequence[Sample]
+    ) -> list[dict[str, float]]:
+        p, results = self.parts, []
+        for update, part in enumerate(split(groups, p.settings.trainer.updates_per_step)):
+            keys = {g.key for g in part}
+            rows = [s for s in samples if s.group in keys]
+            rows = normalise(rows, p.recipe.aggregation, constant=p.recipe.aggregation_constant)
+            p.ledger.record("trained", step=step, update=update, groups=[g.key for g in part])
+            p.ledger.commit()
+            p.monitor.stage("train", update, p.settings.trainer.updates_per_step)
+            metrics = dict(await p.trainer.forward_backward(rows, p.recipe.loss_spec()))
+            metrics |= await p.trainer.optim_step()
+            if metrics["nonfinite"]:
+                p.monitor.message(
+                    f"step {step}: update skipped, its loss or gradient was not finite", "warning"
+                )
+            results.append(metrics)
+        return results
+
+    async def _finish_step(self, metrics: dict[str, float], interrupt: Interrupt) -> None:
+        """Evaluate when due, log the step, save when due."""
+        p, settings, step = self.parts, self.parts.settings, self.state.step
+        best = False
+        if step == settings.steps or (settings.eval.every and step % settings.eval.every == 0):
+            evaluations = await interrupt.during(self._evaluate(step))
+            metrics = (
+                metrics | numbers.eval_metrics(evaluations) | {"perf/seconds/eval": p.phases.step["eval"]}
+            )
+            score = mean_success(evaluations)
+            best = score is not None and (self.state.best is None or score > self.state.best)
+            self.state = self.state.replace(
+                eval_last=[row for e in evaluations for row in e.rows()],
+                best=score if best else self.state.best,
+                seconds=dict(p.phases.total),
+            )
+        self.state = self.state.replace(pending=None)
+        p.monitor.step(step, metrics)
+        keep = best and settings.checkpoint.keep_best
+        if keep or (settings.checkpoint.every and step % settings.checkpoint.every == 0):
+            await self._save()
+        if keep:
+            p.store.mark_best(step)
+
+    async def _evaluate(self, step: int) -> list[Evaluation]:
+        p, settings = self.parts, self.parts.settings
+        p.monitor.stage("eval", 0, 0)
+        with p.phases("eval"):
+            evaluations = await evaluate(
+                p.tasksets,
+                Policy(p.engine, p.renderer, settings.eval.sampling),
+                p.renderer,
+                settings.eval,
+                settings.limits,
+                seed=settings.seed,
+                on_episode=lambda done, total, label: p.monitor.stage("eval", done, total, label),
+            )
+        p.monitor.rollouts(step, eval_rows(step, evaluations))
+        return evaluations
+
+    async def _save(self) -> None:
+        """A checkpoint of the last whole step, unless this process has just written it."""
+        p, step = self.parts, self.state.step
+        if self._saved == step and self.state.pending is None:
+            return
+        with p.phases("checkpoint"):
+            p.monitor.stage("checkpoint")
+            state = self.state
+            p.store.save(
+                step, {"trainer": p.trainer.write, "state.json": state.encode()}, {"ledger": state.ledger}
+            )
+            p.ledger.record("checkpoint", step=step, position=state.ledger)
+            p.ledger.commit()
+        self._saved = step if self.state.pending is None else -1
+
+    def _perf(self, generated: int = 0) -> dict[str, float]:
+        phases = self.parts.phases.step
+        metrics = {f"perf/seconds/{name}": seconds for name, seconds in phases.items()}
+        if generated and phases["rollout"]:
+            metrics["perf/tokens_per_second"] = generated / phases["rollout"]
+        return metrics | {"perf/peak_memory_bytes": numbers.peak_memory_bytes()}
+
+
+def split(groups: Sequence[Group], parts: int) -> list[Sequence[Group]]:
+    """Consecutive shares, as even as can be; fewer where there are fewer groups than parts."""
+    parts = min(parts, len(groups))
+    cuts = [len(groups) * i // parts for i in range(parts + 1)] if parts else [0]
+    return [groups[a:b] for a, b in pairwise(cuts)]
+
+
+def mean_success(evaluations: Sequence[Evaluation]) -> float | None:
+    """What `best` means: held-out success, averaged over environments."""
+    means = [e.estimates["success"].mean for e in evaluations if e.estimates]
+    return sum(means) / len(means) if means else None
+
+
+def rollout_rows(batch: Batch, samples: Sequence[Sample]) -> list[RolloutRow]:
+    """Every rollout of the step with its fate."""
+    advantages = {s.trajectory: float(s.advantages[-1]) for s in samples if s.advantages is not None}
+    reasons = {d.group.key: d.reason for d in batch.dropped}
+    rows = []
+    for group in batch.groups:
+        for t in group.trajectories:
+            common: dict[str, Any] = dict(
+                step=batch.step,
+                task=group.task.id,
+                environment=group.task.environment,
+                group=group.key,
+                trajectory=t,
+            )
+            if t.failure is not None:
+                rows.append(RolloutRow(status="failed", reason=f"{t.failure}: {t.error}", **common))
+            elif group.key in reasons:
+                rows.append(RolloutRow(status="dropped", reason=reasons[group.key], **common))
+            else:
+                rows.append(RolloutRow(status="trained", advantage=advantages.get(t.id), **common))
+    return rows
+
+
+def eval_rows(step: int, evaluations: Sequence[Evaluation]) -> list[RolloutRow]:
+    return [
+        RolloutRow(
+            step=step, task=task.id, environment=e.environment, group=f"eval:{task.id}", trajectory=t, status="eval",
+            reason=t.error or "",
+        )
+        for e in evaluations
+        for task, t in e.episodes
+    ]  # fmt: skip
+
+
+def restore(store: CheckpointStore, ledger: Ledger) -> tuple[RunState, Path | None]:
+    """Where to go on: the newest whole checkpoint, or the beginning. The ledger is rolled back to it.
+
+    Raises:
+        CheckpointError: a checkpoint's state cannot be read.
+    """
+    newest = store.newest()
+    if newest is None:
+        if store.skipped:
+            raise CheckpointError(
+                "no checkpoint of this run is whole, so it cannot go on:\n  "
+                + "\n  ".join(store.skipped)
+                + "\nPut one back, or start again with --overwrite."
+            )
+        if ledger.position:
+            ledger.roll_back(0, 0)
+        return RunState(), None
+    step, path = newest
+    state = RunState.decode((path / "state.json").read_bytes())
+    if state.step != step:
+        raise CheckpointError(f"{path}: state.json says step {state.step}, expected {step}")
+    if ledger.position != state.ledger:
+        ledger.roll_back(state.ledger, step)
+    return state, path / "trainer"

@@ -1,0 +1,39 @@
+"""What a run is besides its weights: where it stands after a whole step. Plain JSON, in every checkpoint."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from dataclasses import dataclass, field
+from typing import Any
+
+from silva.errors import CheckpointError
+
+
+@dataclass(frozen=True)
+class RunState:
+    """`pending`: numbers of a step whose evaluation was interrupted and is still to be done."""
+
+    step: int = 0
+    tasks: dict[str, int] = field(default_factory=dict)  # TaskStream.position
+    ledger: int = 0  # Ledger.position
+    tokens_generated: int = 0
+    tokens_trained: int = 0
+    seconds: dict[str, float] = field(default_factory=dict)
+    best: float | None = None
+    eval_before: list[dict[str, Any]] | None = None
+    eval_last: list[dict[str, Any]] | None = None
+    pending: dict[str, float] | None = None
+
+    def replace(self, **changes: Any) -> RunState:
+        return dataclasses.replace(self, **changes)
+
+    def encode(self) -> bytes:
+        return json.dumps(dataclasses.asdict(self), indent=1).encode()
+
+    @classmethod
+    def decode(cls, data: bytes) -> RunState:
+        try:
+            return cls(**json.loads(data))
+        except (ValueError, TypeError) as error:
+            raise CheckpointError(f"state.json of the checkpoint cannot be read: {error}") from error

@@ -1,0 +1,102 @@
+"""The contracts between Silva's parts, on one page. Implementations never import each other."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol, runtime_checkable
+
+from silva.types import (
+    Completion,
+    Group,
+    LossSpec,
+    Message,
+    Observation,
+    Sample,
+    SamplingParams,
+    Signals,
+    Split,
+    Step,
+    Task,
+    ToolSpec,
+)
+
+
+class Environment(Protocol):
+    """One episode of one task: single-use, speaks messages, never tokens."""
+
+    async def reset(self) -> Observation: ...
+    async def step(self, message: Message) -> Step: ...
+    async def close(self) -> None: ...
+
+
+@runtime_checkable
+class Forkable(Protocol):
+    async def fork(self, seed: int) -> Environment: ...  # same state; its own noise from here on
+
+
+@runtime_checkable
+class Scripted(Protocol):
+    """An environment that can play itself: for warm starts and for baselines."""
+
+    def expert_reply(self) -> str: ...
+    def random_reply(self, seed: int) -> str: ...
+
+
+class TaskSet(Protocol):
+    def tasks(self, split: Split) -> Sequence[Task]: ...  # lazy, seeded, splits disjoint by content
+    def environment(self, task: Task) -> Environment: ...
+
+
+class Tool(Protocol):
+    spec: ToolSpec
+
+    async def __call__(self, arguments: Mapping[str, object]) -> str: ...  # ToolError for a bad call
+
+
+class Rollout(Protocol):
+    """A strategy: how one task becomes groups of trajectories."""
+
+    def run(self, task: Task, taskset: TaskSet, engine: Engine, *, key: str) -> AsyncIterator[Group]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class EngineCapabilities:
+    context: int  # tokens of prompt and answer together
+    seeds: bool = True
+    entropies: bool = True
+    shared_weights: bool = False
+
+
+class Engine(Protocol):
+    """Samples tokens from tokens. `session` is a routing hint only."""
+
+    version: int
+    capabilities: EngineCapabilities
+
+    async def sample(
+        self, tokens: Sequence[int], params: SamplingParams, *, session: str = ""
+    ) -> Completion: ...
+    async def logprobs(self, tokens: Sequence[int], start: int) -> Sequence[float]: ...
+    async def load_weights(self, version: int) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class TrainerCapabilities:
+    needs: frozenset[str] = frozenset({"logprobs", "reference_logprobs"})
+    lora: bool = True
+
+
+class Trainer(Protocol):
+    """Changes weights. Blind to the algorithm: advantages and normalised weights travel on the sample."""
+
+    capabilities: TrainerCapabilities
+    version: int  # publishes so far
+
+    async def score(self, samples: Sequence[Sample], needs: frozenset[str]) -> Signals: ...
+    async def forward_backward(self, samples: Sequence[Sample], loss: LossSpec) -> Mapping[str, float]: ...
+    async def optim_step(self) -> Mapping[str, float]: ...
+    async def publish(self) -> int: ...  # the new policy version
+    async def save(self, path: Path) -> None: ...
+    async def load(self, path: Path) -> None: ...

@@ -1,0 +1,45 @@
+"""Thoughts apart from the answer: what stands between <think> and </think>."""
+
+from __future__ import annotations
+
+OPEN, CLOSE = "<think>", "</think>"
+
+
+def split_reasoning(text: str, *, opened: bool = False) -> tuple[str | None, str]:
+    """Split a reply into its thoughts and the rest.
+
+    Args:
+        text: the reply.
+        opened: the reply starts inside a thought, because the prompt ended with an open <think>.
+
+    Returns:
+        (reasoning, content). `reasoning` is None where there is no thought at all; several thoughts are
+        joined by newlines. A thought that is never closed runs to the end. Content is left as it is
+        when there is no thought, and stripped of outer whitespace otherwise.
+    """
+    thoughts, content, rest = [], [], text
+    while True:
+        if not opened:
+            before, tag, rest = rest.partition(OPEN)
+            content.append(before)
+            if not tag:
+                break
+        thought, tag, rest = rest.partition(CLOSE)
+        # A prompt may already hold the tag that the model writes once more.
+        thoughts.append(thought.strip().removeprefix(OPEN).strip())
+        opened = False
+        if not tag:
+            break
+    if not thoughts:
+        return None, text
+    return "\n".join(thoughts), "".join(content).strip()
+
+
+def join_reasoning(reasoning: str | None, content: str) -> str:
+    """The inverse: one text with the thought in front, in the whitespace reasoning models are trained on."""
+    return content if reasoning is None else f"{OPEN}\n{reasoning}\n{CLOSE}\n\n{content}"
+
+
+def ends_in_thought(text: str) -> bool:
+    """Whether `text` (the end of a prompt) leaves a thought open."""
+    return text.rfind(OPEN) > text.rfind(CLOSE)

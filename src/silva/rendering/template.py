@@ -1,0 +1,180 @@
+"""What a chat template can do, found out by rendering marked dialogues: no code per model.
+
+`ChatTemplate` renders (through the sandbox of transformers) and knows its `Features`; it does not
+decide what to do about them, which is the renderer's part.
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import jinja2
+
+from silva.errors import RenderingError
+from silva.rendering.codec import MARK
+from silva.rendering.tool_calls import as_function, parse_hermes
+from silva.types import ToolSpec
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
+
+Entry = Mapping[str, Any]  # one message as templates see it
+
+# What templates throw at dialogues they do not like.
+_REFUSALS = (jinja2.TemplateError, TypeError, ValueError, LookupError, AttributeError)
+_TODAY = datetime.date(2024, 7, 26)  # the date Llama's templates fall back to
+_TOOL = "qxtool"
+_SPEC = ToolSpec(_TOOL, "d", {"type": "object", "properties": {"qxarg": {"type": "string"}}})
+_ROLE = "qxrole"  # no template knows it
+_USER: Entry = {"role": "user", "content": "qxuser"}
+_REPLY: Entry = {"role": "assistant", "content": MARK}
+
+
+@dataclass(frozen=True, slots=True)
+class Features:
+    """What the template does with the parts of a dialogue."""
+
+    system: bool  # shows a system message at the start
+    later_system: bool  # shows one in the middle
+    default_system: str  # what it says where no system message is given
+    tool_role: bool  # has a way of its own to show tool results
+    alternates: bool  # refuses two user messages in a row
+    tools: bool  # describes tools given to it
+    hermes: bool  # and writes their calls as JSON in <tool_call>
+    reasoning: bool  # takes thoughts in a field of their own
+    clock: bool  # prints the date
+
+
+class ChatTemplate:
+    """A tokenizer's chat template.
+
+    Attributes:
+        opening: text that opens the assistant's turn.
+        closing: text that closes it, the stop token included.
+
+    Raises:
+        RenderingError: no chat template, or one that cannot show a reply in the middle of a dialogue.
+    """
+
+    def __init__(self, tokenizer: PreTrainedTokenizerFast) -> None:
+        if not tokenizer.chat_template:
+            raise RenderingError(
+                "the tokenizer has no chat template: use an instruction-tuned model, or set "
+                "`chat_template` in its tokenizer_config.json"
+            )
+        self._tokenizer = tokenizer
+        self.closing = self._probe_closing()
+        self.opening = self._probe_opening()
+        self.features = self._probe()
+
+    def render(self, messages: Sequence[Entry], tools: Sequence[dict] = (), *, open: bool = True) -> str:
+        """Text of a dialogue; with `open` it ends where the assistant is to speak. Contents are escaped.
+
+        The date is pinned: a prompt that changes overnight is no longer the same task.
+
+        Raises:
+            RenderingError: the template refuses the dialogue.
+        """
+        try:
+            text = self._tokenizer.apply_chat_template(
+                [dict(message) for message in messages],
+                tools=list(tools) or None,
+                add_generation_prompt=open,
+                tokenize=False,
+                strftime_now=_TODAY.strftime,
+            )
+        except _REFUSALS as error:
+            roles = ", ".join(message["role"] for message in messages) or "none"
+            raise RenderingError(
+                f"the chat template refuses a dialogue of roles [{roles}]: {error}"
+            ) from error
+        if not isinstance(text, str):
+            raise RenderingError(f"the chat template gave {type(text).__name__}, expected one text")
+        return text
+
+    def after_reply(self, messages: Sequence[Entry], *, open: bool = True) -> str:
+        """Text that follows the assistant's words: the close of its turn, `messages`, the next opening."""
+        text = self.render([_USER, _REPLY, *messages], open=open)
+        if text.count(MARK) != 1:
+            raise RenderingError(
+                f"the chat template shows an earlier reply {text.count(MARK)} times, expected once: "
+                "dialogues of several turns are impossible; use a template that shows all turns"
+            )
+        return text.partition(MARK)[2]
+
+    def _probe_closing(self) -> str:
+        end, followed = self.after_reply([], open=False), self.after_reply([_USER], open=False)
+        return _common_prefix(end, followed)
+
+    def _probe_opening(self) -> str:
+        text, prompt = self.render([_USER], open=False), self.render([_USER])
+        if not prompt.startswith(text):
+            raise RenderingError(
+                "the chat template changes earlier text when it opens the assistant's turn "
+                "(add_generation_prompt): the opening cannot be derived; use another template"
+            )
+        return prompt[len(text) :]
+
+    def _probe(self) -> Features:
+        system = self._shows([{"role": "system", "content": "qxcontent"}, _USER])
+        later = self._shows([_USER, {"role": "assistant", "content": "a"},
+                             {"role": "system", "content": "qxcontent"}, _USER])  # fmt: skip
+        plain, with_tools = self._try([_USER]), self._try([_USER], [as_function(_SPEC)])
+        tools = with_tools is not None and with_tools != plain and _TOOL in with_tools
+        hermes = tools and self._writes_hermes()
+        thought = [_USER, {"role": "assistant", "content": "a", "reasoning_content": "qxcontent"}]
+        return Features(
+            system=system,
+            later_system=later,
+            default_system=self._default_system() if system else "",
+            tool_role=self._knows_tool_role(hermes),
+            alternates=self._try([_USER, _USER]) is None,
+            tools=tools,
+            hermes=hermes,
+            reasoning=self._shows(thought, open=False),
+            clock="strftime_now" in json.dumps(self._tokenizer.chat_template),
+        )
+
+    def _try(self, messages: Sequence[Entry], tools: Sequence[dict] = (), *, open: bool = True) -> str | None:
+        try:
+            return self.render(messages, tools, open=open)
+        except RenderingError:
+            return None
+
+    def _shows(self, messages: Sequence[Entry], *, open: bool = True) -> bool:
+        return "qxcontent" in (self._try(messages, open=open) or "")
+
+    def _default_system(self) -> str:
+        given, bare = self.render([{"role": "system", "content": MARK}, _USER]), self.render([_USER])
+        before, _, after = given.partition(MARK)
+        if bare.startswith(before) and bare.endswith(after) and len(bare) > len(before) + len(after):
+            return bare[len(before) : len(bare) - len(after)]
+        return ""
+
+    def _writes_hermes(self) -> bool:
+        call = {"name": _TOOL, "arguments": {"qxarg": "é\n"}}
+        reply = {"role": "assistant", "content": "", "tool_calls": [{"type": "function", "function": call}]}
+        calls = parse_hermes(self._try([_USER, reply], open=False) or "").calls
+        return [(c.name, c.arguments) for c in calls] == [(call["name"], call["arguments"])]
+
+    def _knows_tool_role(self, hermes: bool) -> bool:
+        """Whether `tool` is more to the template than a word it copies, as any other, into a header."""
+        reply: dict[str, Any] = {"role": "assistant", "content": "a"}
+        if hermes:
+            call = {"name": _TOOL, "arguments": {}}
+            reply["tool_calls"] = [{"type": "function", "function": call, "id": "qx0000000"}]
+        dialogue = [_USER, reply, {"role": "tool", "content": "qxcontent", "name": _TOOL}]
+        plain = [_USER, {"role": "assistant", "content": "a"}, dialogue[-1]]
+        if not (self._shows(dialogue) and self._shows(plain)):
+            return False
+        made_up = self._try([*plain[:-1], {**dialogue[-1], "role": _ROLE}])
+        return made_up is None or made_up.replace(_ROLE, "tool") != self._try(plain)
+
+
+def _common_prefix(a: str, b: str) -> str:
+    length = next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
+    return a[:length]

@@ -1,0 +1,1 @@
+ROLLOUTS = {"linear": "silva.rollouts.settings:LinearRollout"}

@@ -1,0 +1,115 @@
+"""Who answers: the policy (through an engine), or an environment's own expert or random play."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from random import Random
+from typing import Protocol
+
+from silva.config.sections import Sampling
+from silva.errors import CapabilityError
+from silva.ports import derive
+from silva.protocols import Engine, Environment, Scripted
+from silva.rendering.renderer import Renderer
+from silva.types import CompletionStop, Message, SamplingParams, Segment, ToolSpec
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    segment: Segment
+    message: Message
+    stop_reason: CompletionStop
+
+
+class Actor(Protocol):
+    async def reply(
+        self,
+        context: Sequence[int],
+        environment: Environment,
+        *,
+        prefill: str,
+        tools: Sequence[ToolSpec],
+        max_tokens: int,
+        seed: int,
+        session: str,
+    ) -> Reply: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """Samples from an engine."""
+
+    engine: Engine
+    renderer: Renderer
+    sampling: Sampling
+
+    async def reply(
+        self,
+        context: Sequence[int],
+        environment: Environment,
+        *,
+        prefill: str,
+        tools: Sequence[ToolSpec],
+        max_tokens: int,
+        seed: int,
+        session: str,
+    ) -> Reply:
+        stop = (*self.sampling.stop, *self.renderer.stop_strings(tools))
+        params = SamplingParams(
+            max_tokens=max_tokens,
+            temperature=self.sampling.temperature,
+            top_p=self.sampling.top_p,
+            top_k=self.sampling.top_k,
+            min_p=self.sampling.min_p,
+            stop=stop,
+            stop_token_ids=self.renderer.stop_token_ids,
+            seed=seed,
+        )
+        sampled = await self.engine.sample(context, params, session=session)
+        segment = Segment(
+            "policy",
+            sampled.tokens,
+            sampled.logprobs,
+            sampled.raw_logprobs,
+            sampled.entropies,
+            sampled.versions,
+            self.sampling.temperature,
+        )
+        message = self.renderer.parse(sampled.tokens, prefill=prefill, stop=stop, tools=tools)
+        return Reply(segment, message, sampled.stop_reason)
+
+
+@dataclass(frozen=True, slots=True)
+class Script:
+    """Lets the environment play itself: its expert, making a share of random `mistakes` (1: random play).
+
+    The tokens count as the expert's, whoever chose them; `mistakes` are played but not to be imitated,
+    so they stand in an environment segment.
+    """
+
+    renderer: Renderer
+    mistakes: float = 0.0
+
+    async def reply(
+        self,
+        context: Sequence[int],
+        environment: Environment,
+        *,
+        prefill: str,
+        tools: Sequence[ToolSpec],
+        max_tokens: int,
+        seed: int,
+        session: str,
+    ) -> Reply:
+        if not isinstance(environment, Scripted):
+            raise CapabilityError(
+                f"{type(environment).__name__} cannot play itself: "
+                "scripted play needs expert_reply() and random_reply(seed)"
+            )
+        wrong = Random(derive(seed, "mistake")).random() < self.mistakes
+        text = environment.random_reply(seed) if wrong else environment.expert_reply()
+        text = text.removeprefix(prefill)
+        tokens = tuple(self.renderer.encode_reply(text))
+        message = self.renderer.parse(tokens, prefill=prefill, tools=tools)
+        return Reply(Segment("environment" if wrong else "expert", tokens), message, "stop_token")

@@ -1,0 +1,60 @@
+"""Independent episodes of one task, all from its start: one group a task."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
+
+from silva.ports import derive
+from silva.protocols import Engine, TaskSet
+from silva.rendering.renderer import Renderer
+from silva.rollouts.actors import Actor, Policy
+from silva.rollouts.episode import play
+from silva.rollouts.settings import LinearRollout
+from silva.types import Group, Task, Trajectory
+
+
+class Linear:
+    """The strategy `linear`.
+
+    Args:
+        seed: of the run; with the group's key and the episode's number it fixes every sample.
+        on_turn: told (episode id, whom it waits for); None for an episode that has ended.
+    """
+
+    def __init__(
+        self,
+        settings: LinearRollout,
+        renderer: Renderer,
+        *,
+        seed: int,
+        on_turn: Callable[[str, str | None], None] = lambda episode, waiting_for: None,
+    ):
+        self.settings, self.renderer, self.seed, self.on_turn = settings, renderer, seed, on_turn
+
+    async def run(self, task: Task, taskset: TaskSet, engine: Engine, *, key: str) -> AsyncIterator[Group]:
+        """Yields the one group of `task`, its trajectories in the order they were asked for."""
+        actor = Policy(engine, self.renderer, self.settings.sampling)
+        episodes = [self._episode(task, taskset, actor, key, i) for i in range(self.settings.group_size)]
+        yield Group(key, task, tuple(await asyncio.gather(*episodes)))
+
+    async def _episode(self, task: Task, taskset: TaskSet, actor: Actor, key: str, index: int) -> Trajectory:
+        id = f"{key}/{index}"
+        # The prompt comes from the task's data; its noise is each episode's own.
+        task = replace(task, seed=derive(task.seed, index))
+        for attempt in range(self.settings.redo + 1):
+            trajectory = await play(
+                task,
+                taskset,
+                actor,
+                self.renderer,
+                self.settings.limits,
+                id=id,
+                seed=derive(self.seed, key, index, attempt),
+                on_turn=lambda waiting_for: self.on_turn(id, waiting_for),
+            )
+            if trajectory.failure != "redo":
+                break
+        self.on_turn(id, None)
+        return trajectory

@@ -1,0 +1,96 @@
+"""A model with the engine, the renderer and the worlds around it: what every command shares."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from silva.config.schema import RunConfig
+from silva.config.sections import PretrainedModel, Rendering
+from silva.config.sections import Trainer as TrainerSettings
+from silva.engines.local import LocalEngine
+from silva.engines.settings import LocalEngine as EngineSettings
+from silva.errors import CapabilityError, ModelError
+from silva.models.loading import LoadedModel, load_model
+from silva.orchestrator.tasks import TaskStream, World
+from silva.ports import derive
+from silva.protocols import TaskSet
+from silva.rendering.renderer import Renderer
+from silva.trainer.local import LocalTrainer
+
+
+class Session:
+    """A model with the engine and the renderer over it: what training, evaluation and chat share."""
+
+    def __init__(self, config: RunConfig):
+        if config.placement.threads:
+            torch.set_num_threads(config.placement.threads)
+        self._open(
+            config.model, config.engine, config.rendering, config.seed, device(config.placement.device)
+        )
+        self.config = config
+        self.tasksets: dict[str, TaskSet] = {e.label: e.taskset() for e in config.environments}
+
+    @classmethod
+    def of_model(cls, model: PretrainedModel, engine: EngineSettings) -> Session:
+        """Without environments: for chat."""
+        session = cls.__new__(cls)
+        session._open(model, engine, Rendering(), 0, device("auto"))
+        return session
+
+    def _open(self, model: Any, engine: EngineSettings, rendering: Rendering, seed: int, where: str) -> None:
+        self.loaded: LoadedModel = load_model(model, seed=seed, device=where)
+        self.renderer = Renderer(
+            self.loaded.tokenizer,  # type: ignore[arg-type]
+            history=rendering.history,
+            tools=rendering.tools,
+            system=rendering.system,
+        )
+        self.compute = ThreadPoolExecutor(1, thread_name_prefix="compute")
+        self.engine = LocalEngine(self.loaded, engine, self.compute)
+
+    def trainer(self, settings: TrainerSettings, updates: int, *, reference: bool = False) -> LocalTrainer:
+        return LocalTrainer(
+            self.loaded,
+            settings,
+            total_updates=updates,
+            seed=self.config.seed,
+            reference=reference,
+            compute=self.compute,
+        )
+
+    def stream(self, purpose: str, position: Mapping[str, int] | None = None) -> TaskStream:
+        worlds = [World(e.label, self.tasksets[e.label], e.weight) for e in self.config.environments]
+        return TaskStream(worlds, derive(self.config.seed, purpose), position)
+
+    def close(self) -> None:
+        self.compute.shutdown(wait=True, cancel_futures=True)
+
+
+def device(name: str) -> str:
+    if name == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    if name == "cuda" and not torch.cuda.is_available():
+        raise CapabilityError('placement.device = "cuda": torch sees no GPU; expected "cpu" or "auto"')
+    return name
+
+
+def model_settings(path: str | None) -> PretrainedModel:
+    """A run's newest exported weights, or a model folder, hub id or GGUF file; the packaged model for None.
+
+    Raises:
+        ModelError: a run's folder that holds no weights.
+    """
+    if path is None:
+        return PretrainedModel()
+    folder = Path(path) / "weights"
+    if not folder.is_dir() and not (Path(path) / "ledger.jsonl").exists():
+        return PretrainedModel(name=path)
+    found = [p for p in folder.glob("step_*") if (p / "config.json").is_file()]
+    if not found:
+        raise ModelError(f"{path}: this run has exported no weights yet; --resume it to its end")
+    return PretrainedModel(name=str(max(found, key=lambda p: int(p.name.removeprefix("step_")))))

@@ -1,0 +1,1 @@
+"""Tools a model may call: `function.tool` makes one from a Python function."""

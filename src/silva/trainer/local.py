@@ -1,0 +1,374 @@
+"""The trainer that lives in this process, on one device, sharing its weights with the local engine.
+
+    samples -> plan -> micro-batches -> policy.token_logprobs -> losses.compute -> sum(weights * loss)
+                                                                                        | backward
+    publish <- optim_step (norm, clip, skip what is not finite, schedule, AdamW) <- gradients
+
+Blind to the algorithm: advantages and normalised weights travel on the samples. Not here: what is
+sampled, what an advantage is, and how a checkpoint becomes atomic.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import copy
+import dataclasses
+import math
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Executor
+from pathlib import Path
+from typing import ParamSpec, TypeVar
+
+import numpy as np
+import torch
+from peft.tuners.tuners_utils import BaseTunerLayer
+
+from silva.algorithms import losses
+from silva.config.sections import Trainer as TrainerSettings
+from silva.errors import CapabilityError, NonFiniteError, OutOfMemory, RecordError
+from silva.models.loading import LoadedModel
+from silva.ports import crash_point
+from silva.protocols import TrainerCapabilities
+from silva.trainer.export import export_model
+from silva.trainer.optimizer import adamw, clip_gradients, gradient_norm, lr_at
+from silva.trainer.plan import plan
+from silva.trainer.policy import check_head, collate, token_logprobs, trained
+from silva.trainer.state import Counters, State, load_state, save_state
+from silva.types import LossSpec, Sample, Signals
+
+P = ParamSpec("P")
+T = TypeVar("T")
+Sums = defaultdict[str, torch.Tensor | float]
+
+
+class LocalTrainer:
+    """Implements `protocols.Trainer`.
+
+    Work blocks its thread: with `compute`, the single compute thread shared with the engine, it runs
+    there and the event loop stays free; without, inline. Between calls the model is in eval mode.
+
+    Args:
+        loaded: the model to train, in place; only parameters that require a gradient change.
+        settings: `[trainer]`.
+        total_updates: optimizer steps of the whole run: where the schedule ends.
+        seed: of torch's generator, from which dropout draws.
+        reference: keep a frozen copy of the weights as they are now (not needed with LoRA, where the
+            model without its adapters is the reference). Checkpoints hold it too.
+        compute: where to run.
+
+    Raises:
+        CapabilityError: a model whose log-probabilities cannot be computed here, or nothing to train.
+    """
+
+    def __init__(
+        self,
+        loaded: LoadedModel,
+        settings: TrainerSettings,
+        *,
+        total_updates: int,
+        seed: int,
+        reference: bool = False,
+        compute: Executor | None = None,
+    ) -> None:
+        self.loaded, self.settings, self.total_updates = loaded, settings, total_updates
+        self._compute = compute
+        self._parameters = {n: p for n, p in loaded.model.named_parameters() if p.requires_grad}
+        if not self._parameters:
+            raise CapabilityError(
+                f"model {loaded.name}: no parameter requires a gradient, expected at least one"
+            )
+        check_head(loaded)
+        self._reference = _frozen_copy(loaded) if reference and not loaded.lora else None
+        if settings.gradient_checkpointing:
+            loaded.model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        self._optimizer = adamw(list(self._parameters.values()), settings.optimizer)
+        self._counters = Counters()
+        self._bad_loss: list[str] = []  # trajectories whose loss was not finite since the last step
+        self._has_reference = loaded.lora or reference
+        needs = {"logprobs"} | ({"reference_logprobs"} if self._has_reference else set())
+        self.capabilities = TrainerCapabilities(needs=frozenset(needs), lora=True)
+        torch.manual_seed(seed)
+
+    @property
+    def version(self) -> int:
+        """Publishes so far; in the checkpoint."""
+        return self._counters.version
+
+    @version.setter
+    def version(self, version: int) -> None:
+        self._counters.version = version
+
+    @property
+    def updates(self) -> int:
+        """Optimizer steps so far, skipped ones included."""
+        return self._counters.updates
+
+    async def score(self, samples: Sequence[Sample], needs: frozenset[str]) -> Signals:
+        """Log-probabilities of every trained token, [T] per sample, NaN elsewhere.
+
+        Args:
+            needs: "logprobs" (current policy) and "reference_logprobs", as the recipe asks.
+
+        Raises:
+            CapabilityError: a need this trainer cannot meet.
+        """
+        return await self._run(self._score, samples, needs)
+
+    async def forward_backward(self, samples: Sequence[Sample], loss: LossSpec) -> Mapping[str, float]:
+        """Add the gradient of sum(loss_weights * loss) over all trained tokens to what is there.
+
+        Returns:
+            `loss` (the sum), `trained_tokens`, and the mean over the trained tokens of the update of
+            `entropy` and of each metric of the loss.
+
+        Raises:
+            RecordError: samples without advantages, for a loss that reads them.
+            OutOfMemory: with what to lower. Gradients are back at zero then, as after any error.
+        """
+        return await self._run(self._forward_backward, samples, loss)
+
+    async def optim_step(self) -> Mapping[str, float]:
+        """One AdamW step on the gradients so far, then zero them; the schedule advances either way.
+
+        A loss or gradient that is not finite skips the step.
+
+        Returns:
+            `grad_norm` (before clipping), `lr`, `nonfinite` (1 for a skipped step).
+
+        Raises:
+            NonFiniteError: `trainer.max_nonfinite` steps in a row were skipped.
+        """
+        return await self._run(self._optim_step)
+
+    async def publish(self) -> int:
+        """Declare the current weights the next policy version and return it."""
+        self.version += 1
+        return self.version
+
+    async def save(self, path: Path) -> None:
+        """Write the trainer's state into the folder `path`, made if missing (see `trainer/state.py`)."""
+        await self._run(self.write, path)
+
+    def write(self, path: Path) -> None:
+        """`save` for a caller that is on the compute thread already (a checkpoint's writer)."""
+        save_state(self._state(), path)
+
+    async def load(self, path: Path) -> None:
+        """Continue bit for bit where `save` was called; weights keep their storage.
+
+        Raises:
+            CheckpointError: what is there does not fit, and how. Nothing has changed then.
+        """
+        await self._run(load_state, self._state(), path)
+        self._drop_gradients()
+
+    async def export(self, path: Path) -> None:
+        """Write a plain Hugging Face folder, LoRA merged; the trainer's own weights stay as they are."""
+        await self._run(export_model, self.loaded, path)
+
+    async def _run(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        if self._compute is None:
+            return work(*args, **kwargs)
+        return await asyncio.wrap_future(self._compute.submit(work, *args, **kwargs))
+
+    def _score(self, samples: Sequence[Sample], needs: frozenset[str]) -> Signals:
+        if unknown := needs - self.capabilities.needs:
+            raise CapabilityError(
+                f"score: got the needs {sorted(unknown)}, expected some of {sorted(self.capabilities.needs)} "
+                "(reference_logprobs needs LoRA or reference=True)"
+            )
+        current = self._logprobs(self.loaded, samples) if "logprobs" in needs else None
+        reference = self._reference_logprobs(samples) if "reference_logprobs" in needs else None
+        return Signals(logprobs=current, reference_logprobs=reference)
+
+    def _reference_logprobs(self, samples: Sequence[Sample]) -> tuple[np.ndarray, ...]:
+        if self._reference is not None:
+            return self._logprobs(self._reference, samples)
+        with _adapters_off(self.loaded.model):
+            return self._logprobs(self.loaded, samples)
+
+    @torch.no_grad()
+    def _logprobs(self, loaded: LoadedModel, samples: Sequence[Sample]) -> tuple[np.ndarray, ...]:
+        kind = np.float64 if loaded.dtype == torch.float64 else np.float32
+        scored = [np.full(len(sample), np.nan, dtype=kind) for sample in samples]
+        used = [index for index, sample in enumerate(samples) if trained(sample).any()]
+        for micro_batch in self._plan([samples[i] for i in used]):
+            indices = [used[i] for i in micro_batch]
+            with self._explained_memory(f"scoring {_size([samples[i] for i in indices])}"):
+                batch = collate(loaded, [samples[i] for i in indices])
+                found = token_logprobs(loaded, batch).logprobs.cpu().numpy()
+            where = batch.rows.cpu().numpy(), batch.positions.cpu().numpy()
+            for row, index in enumerate(indices):
+                of_row = where[0] == row
+                scored[index][where[1][of_row]] = found[of_row]
+        return tuple(scored)
+
+    def _forward_backward(self, samples: Sequence[Sample], loss: LossSpec) -> dict[str, float]:
+        samples = [sample for sample in samples if trained(sample).any()]
+        references = self._needed_reference(samples, loss)
+        sums: Sums = defaultdict(float)
+        self.loaded.model.train()
+        try:
+            for indices in self._plan(samples):
+                rows = [samples[i] for i in indices]
+                with self._explained_memory(f"training {_size(rows)}"):
+                    self._backward(rows, [references[i] for i in indices] if references else None, loss, sums)
+                crash_point("backward")
+        except BaseException:
+            self._drop_gradients()  # a part of an update must never be stepped on
+            raise
+        finally:
+            self.loaded.model.eval()
+        tokens = sum(int(trained(sample).sum()) for sample in samples)
+        total = float(sums.pop("loss", 0.0))
+        means = {name: float(value) / tokens for name, value in sums.items()}
+        return {"loss": total, "trained_tokens": float(tokens), **means}
+
+    def _backward(
+        self, samples: list[Sample], references: list[np.ndarray] | None, loss: LossSpec, sums: Sums
+    ) -> None:
+        """Forward and backward of one micro-batch; adds to gradients and to `sums` over its tokens."""
+        batch = collate(self.loaded, samples)
+        entropy_grad = bool(loss.params.get("entropy_coef", 0))
+        found = token_logprobs(self.loaded, batch, entropy_grad=entropy_grad)
+        inputs = losses.LossInputs(
+            logprobs=found.logprobs,
+            old_logprobs=_flat(samples, [s.logprobs for s in samples], found.logprobs),
+            advantages=_flat(samples, [_advantages(s, loss) for s in samples], found.logprobs),
+            rows=found.rows,
+            reference_logprobs=_flat(samples, references, found.logprobs) if references else None,
+            entropies=found.entropies,
+        )
+        per_token, metrics = losses.compute(loss, inputs)
+        total = (_flat(samples, [s.loss_weights for s in samples], found.logprobs) * per_token).sum()
+        if not torch.isfinite(total):
+            self._bad_loss = self._bad_loss or [sample.trajectory for sample in samples[:4]]
+        total.backward()  # also where it is not finite: the gradients say which parameter it reaches
+        sums["loss"] += total.detach().double()
+        for name, values in metrics.items():
+            sums[name] += values.double().sum()
+
+    def _optim_step(self) -> dict[str, float]:
+        parameters, optimizer = list(self._parameters.values()), self.settings.optimizer
+        update, counters = self._counters.updates, self._counters
+        norm = gradient_norm(parameters)
+        lr = lr_at(update, optimizer, self.total_updates)
+        finite = math.isfinite(norm) and not self._bad_loss
+        crash_point("optim")
+        if finite:
+            clip_gradients(parameters, norm, optimizer.max_grad_norm)
+            for group in self._optimizer.param_groups:
+                group["lr"] = lr
+            with self._explained_memory("stepping the optimizer"):  # its first step allocates both moments
+                self._optimizer.step()
+        counters.updates += 1
+        counters.nonfinite = 0 if finite else counters.nonfinite + 1
+        problem = "" if finite else self._problem(update)
+        self._drop_gradients()
+        if counters.nonfinite >= self.settings.max_nonfinite:
+            raise NonFiniteError(problem)
+        return {"grad_norm": norm, "lr": lr, "nonfinite": float(not finite)}
+
+    def _problem(self, update: int) -> str:
+        bad = [
+            name
+            for name, p in self._parameters.items()
+            if p.grad is not None and not bool(torch.isfinite(p.grad).all())
+        ]
+        where = []
+        if self._bad_loss:
+            where.append(f"the loss of the micro-batch with trajectories {', '.join(self._bad_loss)}")
+        if bad:
+            where.append(f"the gradient of {len(bad)} of {len(self._parameters)} parameters, first {bad[0]}")
+        optimizer = self.settings.optimizer
+        return (
+            f"update {update}: loss or gradient was not finite for {self._counters.nonfinite} updates in a "
+            f"row (trainer.max_nonfinite = {self.settings.max_nonfinite}): "
+            f"{' and '.join(where) or 'the norm of finite gradients'}. "
+            f"Lower trainer.optimizer.lr (now {optimizer.lr:g}) or trainer.optimizer.max_grad_norm "
+            f'(now {optimizer.max_grad_norm}), or use model.dtype = "float32"'
+        )
+
+    def _needed_reference(self, samples: list[Sample], loss: LossSpec) -> tuple[np.ndarray, ...] | None:
+        if not loss.params.get("kl_coef", 0):
+            return None
+        if not self._has_reference:
+            raise CapabilityError(
+                f"loss {loss.name} with kl_coef {loss.params['kl_coef']}: got a trainer without a reference "
+                "policy, expected LoRA or reference=True"
+            )
+        return self._reference_logprobs(samples)
+
+    def _plan(self, samples: Sequence[Sample]) -> list[list[int]]:
+        return plan([len(sample) for sample in samples], self.settings.micro_batch_tokens)[0]
+
+    def _drop_gradients(self) -> None:
+        self._optimizer.zero_grad(set_to_none=True)
+        self._bad_loss = []
+
+    def _state(self) -> State:
+        reference = dict(self._reference.model.named_parameters()) if self._reference else None
+        return State(self._parameters, self._optimizer, self._counters, self.loaded.device, reference)
+
+    @contextlib.contextmanager
+    def _explained_memory(self, doing: str) -> Iterator[None]:
+        """Say which of the user's settings would have helped."""
+        try:
+            yield
+        except (MemoryError, RuntimeError) as error:
+            if not _is_out_of_memory(error):
+                raise
+            on = self.settings.gradient_checkpointing
+            checkpointing = "" if on else "set trainer.gradient_checkpointing = true, "
+            raise OutOfMemory(
+                f"memory ran out while {doing}: lower trainer.micro_batch_tokens "
+                f"(now {self.settings.micro_batch_tokens}), {checkpointing}"
+                "lower rollout.limits.max_episode_tokens, or use [model.lora] or a smaller model. "
+                f"({str(error).splitlines()[0] if str(error) else type(error).__name__})"
+            ) from error
+
+
+def _is_out_of_memory(error: BaseException) -> bool:
+    if isinstance(error, (MemoryError, torch.OutOfMemoryError)):
+        return True
+    return "DefaultCPUAllocator" in str(error)  # a plain RuntimeError: CPU tensors have no type of their own
+
+
+def _size(samples: Sequence[Sample]) -> str:
+    return f"{len(samples)} rows of up to {max(len(sample) for sample in samples)} tokens"
+
+
+def _flat(samples: Sequence[Sample], arrays: Sequence[np.ndarray], like: torch.Tensor) -> torch.Tensor:
+    """[T] per sample -> [N] over trained tokens, in the order of `collate`."""
+    values = np.concatenate([array[trained(sample)] for sample, array in zip(samples, arrays, strict=True)])
+    return torch.from_numpy(values).to(like.device, like.dtype)
+
+
+def _advantages(sample: Sample, loss: LossSpec) -> np.ndarray:
+    if sample.advantages is not None:
+        return sample.advantages
+    if loss.name != "cross_entropy":
+        raise RecordError(
+            f"advantages of the sample of {sample.trajectory}, which loss {loss.name} reads: "
+            "got None, expected [T]"
+        )
+    return np.zeros(len(sample), dtype=np.float32)
+
+
+def _frozen_copy(loaded: LoadedModel) -> LoadedModel:
+    model = copy.deepcopy(loaded.model).eval().requires_grad_(False)
+    return dataclasses.replace(loaded, model=model)
+
+
+@contextlib.contextmanager
+def _adapters_off(model: torch.nn.Module) -> Iterator[None]:
+    layers = [module for module in model.modules() if isinstance(module, BaseTunerLayer)]
+    for layer in layers:
+        layer.enable_adapters(False)
+    try:
+        yield
+    finally:
+        for layer in layers:
+            layer.enable_adapters(True)

@@ -1,0 +1,61 @@
+"""AdamW, its learning-rate schedule, and the global gradient norm."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+
+from silva.config.sections import Optimizer
+
+
+def lr_at(update: int, settings: Optimizer, total_updates: int) -> float:
+    """Learning rate of one update, counted from 0.
+
+    Warm-up of W updates rises linearly, `lr * (update + 1) / (W + 1)`, so that update W is the first at full
+    rate; then constant, linear or cosine, reaching `lr * min_lr_ratio` at update `total_updates - 1`.
+    """
+    if update < settings.warmup:
+        return settings.lr * (update + 1) / (settings.warmup + 1)
+    if settings.schedule == "constant":
+        return settings.lr
+    done = min(1.0, (update - settings.warmup) / max(1, total_updates - 1 - settings.warmup))
+    left = 1 - done if settings.schedule == "linear" else 0.5 * (1 + math.cos(math.pi * done))
+    return settings.lr * (settings.min_lr_ratio + (1 - settings.min_lr_ratio) * left)
+
+
+def adamw(parameters: Sequence[torch.nn.Parameter], settings: Optimizer) -> torch.optim.AdamW:
+    """AdamW (Loshchilov & Hutter 2019); one fused kernel where the device has it, 3x faster on CPU.
+
+    States have the parameter's type: a bfloat16 model keeps no float32 copy, and updates smaller than
+    1/256 of a weight round away. Weight decay applies to every parameter.
+    """
+    fused = all(p.device.type in ("cpu", "cuda") and p.dtype.is_floating_point for p in parameters)
+    return torch.optim.AdamW(
+        parameters,
+        lr=settings.lr,
+        betas=settings.betas,
+        eps=settings.eps,
+        weight_decay=settings.weight_decay,
+        fused=fused,
+    )
+
+
+def gradient_norm(parameters: Sequence[torch.nn.Parameter]) -> float:
+    """L2 norm over all gradients together, in float32 or better; 0 where there are none."""
+    norms = [
+        torch.linalg.vector_norm(p.grad, dtype=torch.promote_types(p.grad.dtype, torch.float32)).double()
+        for p in parameters
+        if p.grad is not None
+    ]
+    return float(torch.linalg.vector_norm(torch.stack(norms))) if norms else 0.0
+
+
+def clip_gradients(parameters: Sequence[torch.nn.Parameter], norm: float, limit: float | None) -> None:
+    """Scale all gradients by `limit / norm` where their norm exceeds the limit (Pascanu et al. 2013)."""
+    if limit is None or norm <= limit:
+        return
+    for parameter in parameters:
+        if parameter.grad is not None:
+            parameter.grad.mul_(limit / norm)

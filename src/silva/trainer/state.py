@@ -1,0 +1,157 @@
+"""What of a trainer goes into a checkpoint: safetensors and JSON, no pickle.
+
+`weights.safetensors` (trainable parameters), `optimizer.safetensors` (`<parameter>/exp_avg`, ...),
+`rng.safetensors`, `trainer.json` (counters, optimiser steps) and, where there is a frozen copy,
+`reference.safetensors`. Not here: atomic writing, hashes and pruning, which belong to the checkpoint.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+
+from silva.errors import CheckpointError
+from silva.ports import FILES
+
+MOMENTS = ("exp_avg", "exp_avg_sq")
+Tensors = dict[str, torch.Tensor]
+
+
+@dataclass
+class Counters:
+    version: int = 0  # publishes
+    updates: int = 0  # optimizer steps, skipped ones included
+    nonfinite: int = 0  # skipped updates in a row
+
+
+@dataclass(frozen=True)
+class State:
+    """Live objects of one trainer: saving reads them, loading writes into the same storage."""
+
+    parameters: Mapping[str, torch.nn.Parameter]  # trainable ones, by name
+    optimizer: torch.optim.Optimizer
+    counters: Counters
+    device: torch.device
+    reference: Mapping[str, torch.nn.Parameter] | None = None
+
+
+def save_state(state: State, path: Path) -> None:
+    """Write every file into the folder `path`, made if missing; gradients not stepped on are left out.
+
+    Raises:
+        CheckpointError: a file cannot be written (a full disk, for one).
+    """
+    path.mkdir(parents=True, exist_ok=True)
+    moments: Tensors = {}
+    steps: dict[str, int] = {}
+    for name, parameter in state.parameters.items():
+        if of_parameter := state.optimizer.state.get(parameter):
+            steps[name] = int(of_parameter["step"])
+            moments |= {f"{name}/{moment}": of_parameter[moment] for moment in MOMENTS}
+    _write(path / "weights.safetensors", state.parameters)
+    _write(path / "optimizer.safetensors", moments)
+    _write(path / "rng.safetensors", _rng_state(state.device))
+    if state.reference is not None:
+        _write(path / "reference.safetensors", state.reference)
+    text = json.dumps({**dataclasses.asdict(state.counters), "steps": steps}, indent=1)
+    FILES.write(path / "trainer.json", (text + "\n").encode())
+
+
+@torch.no_grad()
+def load_state(state: State, path: Path) -> None:
+    """Read what `save_state` wrote. Nothing changes unless everything fits.
+
+    Raises:
+        CheckpointError: a file is missing or unreadable, or names, shapes or types differ: says which.
+    """
+    weights, moments, rng = (_read(path / f"{name}.safetensors") for name in ("weights", "optimizer", "rng"))
+    numbers = _read_json(path / "trainer.json")
+    steps = numbers["steps"]
+    _compare(path / "weights.safetensors", weights, state.parameters)
+    expected = {f"{n}/{m}": p for n, p in state.parameters.items() if n in steps for m in MOMENTS}
+    _compare(path / "optimizer.safetensors", moments, expected)
+    _compare(path / "rng.safetensors", rng, _rng_state(state.device))
+    reference = {}
+    if state.reference is not None:
+        reference = _read(path / "reference.safetensors")
+        _compare(path / "reference.safetensors", reference, state.reference)
+
+    for name, parameter in state.parameters.items():
+        parameter.copy_(weights[name])
+    for name, frozen in (state.reference or {}).items():
+        frozen.copy_(reference[name])
+    state.optimizer.state.clear()
+    for name, step in steps.items():
+        parameter = state.parameters[name]
+        state.optimizer.state[parameter] = {
+            "step": torch.tensor(float(step), dtype=torch.float32, device=parameter.device),
+            **{moment: moments[f"{name}/{moment}"].to(parameter.device) for moment in MOMENTS},
+        }
+    for field in dataclasses.fields(Counters):
+        setattr(state.counters, field.name, int(numbers[field.name]))
+    torch.set_rng_state(rng["cpu"])
+    if state.device.type == "cuda":
+        torch.cuda.set_rng_state(rng["cuda"], state.device)
+
+
+def _rng_state(device: torch.device) -> Tensors:
+    states = {"cpu": torch.get_rng_state()}
+    if device.type == "cuda":
+        states["cuda"] = torch.cuda.get_rng_state(device)
+    return states
+
+
+def _write(path: Path, tensors: Mapping[str, torch.Tensor]) -> None:
+    try:  # by the library, which streams: as bytes the moments of a large model would need a second copy
+        save_file({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}, path)
+    except (OSError, SafetensorError) as error:
+        raise CheckpointError(f"{path}: cannot be written: {error}") from error
+
+
+def _read(path: Path) -> Tensors:
+    try:
+        return load_file(path)
+    except (OSError, SafetensorError) as error:
+        raise CheckpointError(f"{path}: cannot be read as safetensors: {error}") from error
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    wanted = {field.name for field in dataclasses.fields(Counters)} | {"steps"}
+    try:
+        numbers = json.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{path}: cannot be read as JSON: {error}") from error
+    if not isinstance(numbers, dict) or set(numbers) != wanted or not isinstance(numbers["steps"], dict):
+        raise CheckpointError(f"{path}: expected an object with {sorted(wanted)}, got {str(numbers)[:200]}")
+    return numbers
+
+
+def _compare(path: Path, got: Mapping[str, torch.Tensor], expected: Mapping[str, torch.Tensor]) -> None:
+    """Name what differs: at most three of each kind, since a wrong model differs everywhere."""
+    faults = _list("missing", sorted(expected.keys() - got.keys()))
+    faults += _list("unexpected", sorted(got.keys() - expected.keys()))
+    differing = [
+        f"{name}: got {_describe(got[name])}, expected {_describe(expected[name])}"
+        for name in sorted(expected.keys() & got.keys())
+        if _describe(got[name]) != _describe(expected[name])
+    ]
+    faults += _list("different", differing)
+    if faults:
+        raise CheckpointError(f"{path} does not belong to this model or these settings: " + "; ".join(faults))
+
+
+def _list(kind: str, names: list[str]) -> list[str]:
+    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+    return [f"{kind}: {', '.join(names[:3])}{more}"] if names else []
+
+
+def _describe(tensor: torch.Tensor) -> str:
+    return f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"

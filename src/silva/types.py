@@ -1,0 +1,299 @@
+"""The records every part of Silva exchanges: frozen, validated, small.
+
+Task -> (Environment) -> Message, Segment -> Turn -> Trajectory -> Group -> Sample.
+
+Turns are immutable and shared by reference: a fork of a trajectory copies no tokens. What is not
+here: how records are made (rollouts), turned into tensors (trainer) or written (monitoring).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal
+
+from silva.errors import RecordError
+
+if TYPE_CHECKING:
+    import numpy as np
+
+Split = Literal["train", "eval"]
+Role = Literal["system", "user", "assistant", "tool"]
+Source = Literal["environment", "policy", "expert"]
+Failure = Literal["redo", "mask"]  # no result: do it again | a result that must not be used
+CompletionStop = Literal["stop_token", "stop_string", "length", "context_overflow"]
+StopReason = Literal[
+    "terminated",  # the environment ended the episode
+    "truncated",  # the environment cut it short
+    "max_turns",
+    "max_tokens",
+    "context_overflow",
+    "timeout",
+    "error",
+]
+
+
+def _check(condition: bool, message: str) -> None:
+    if not condition:
+        raise RecordError(message)
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """One problem instance. `data` and `answer` are plain JSON, so another process can rebuild it."""
+
+    id: str
+    environment: str  # name of the environment in the configuration
+    seed: int
+    data: Mapping[str, Any]
+    answer: Any = None
+    split: Split = "train"
+
+    def content(self) -> str:
+        """Digest of what the problem *is*; train and eval splits share none."""
+        text = json.dumps([self.data, self.answer], sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+@dataclass(frozen=True, slots=True)
+class ToolSpec:
+    """A tool on offer: `parameters` is the JSON schema of its arguments."""
+
+    name: str
+    description: str
+    parameters: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCall:
+    name: str
+    arguments: Mapping[str, Any]
+    id: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """One message. `raw` is the text as sampled; `errors` are malformed tool calls, in words."""
+
+    role: Role
+    content: str
+    reasoning: str | None = None
+    tool_calls: tuple[ToolCall, ...] = ()
+    raw: str | None = None
+    id: str = ""
+    name: str | None = None  # of the tool that answers
+    errors: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Observation:
+    """What the environment shows: messages to append or, in `context`, the whole new context.
+
+    A replaced context refers to earlier messages by id: those with unchanged content keep their
+    tokens, the others are rendered anew. `prefill` is the beginning of the next answer.
+    """
+
+    messages: tuple[Message, ...] = ()
+    prefill: str = ""
+    context: tuple[Message, ...] | None = None
+    tools: tuple[ToolSpec, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """Result of one action. `rewards` are raw and named, `shaped` are aids to learning (penalties)."""
+
+    observation: Observation = field(default_factory=Observation)
+    rewards: Mapping[str, float] = field(default_factory=dict)
+    shaped: Mapping[str, float] = field(default_factory=dict)
+    terminated: bool = False
+    truncated: bool = False
+    metrics: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How to sample one completion. `seed` fixes the random numbers of every position in it."""
+
+    max_tokens: int
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0  # 0: off
+    min_p: float = 0.0
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        _check(self.max_tokens >= 1, f"max_tokens: got {self.max_tokens}, expected 1 or more")
+        _check(self.temperature >= 0, f"temperature: got {self.temperature}, expected 0 (greedy) or more")
+        _check(0 < self.top_p <= 1, f"top_p: got {self.top_p}, expected 0 < top_p <= 1")
+        _check(self.top_k >= 0, f"top_k: got {self.top_k}, expected 0 (off) or more")
+        _check(0 <= self.min_p < 1, f"min_p: got {self.min_p}, expected 0 <= min_p < 1")
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """What an engine sampled: one entry per token in every field but the last two.
+
+    `logprobs` belong to the distribution sampled from (after temperature and truncation),
+    `raw_logprobs` to the model's own (temperature 1, full vocabulary); `entropies` in nats, of the
+    distribution sampled from.
+    """
+
+    tokens: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    raw_logprobs: tuple[float, ...]
+    entropies: tuple[float, ...]
+    versions: tuple[int, ...]
+    stop_reason: CompletionStop
+    cached_tokens: int = 0  # of the prompt, read from the cache
+
+    def __post_init__(self) -> None:
+        _same_length("Completion", self.tokens, logprobs=self.logprobs, raw_logprobs=self.raw_logprobs,
+                     entropies=self.entropies, versions=self.versions)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """Tokens with their source. Only `policy` segments carry log-probabilities and versions."""
+
+    source: Source
+    tokens: tuple[int, ...]
+    logprobs: tuple[float, ...] = ()
+    raw_logprobs: tuple[float, ...] = ()
+    entropies: tuple[float, ...] = ()
+    versions: tuple[int, ...] = ()
+    temperature: float = 1.0
+
+    def __post_init__(self) -> None:
+        if self.source == "policy":
+            _same_length("Segment", self.tokens, logprobs=self.logprobs, versions=self.versions)
+        else:
+            _check(not self.logprobs, f"Segment: {self.source} tokens carry no log-probabilities")
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """What was shown and what was answered. `fresh`: these segments are the whole context."""
+
+    id: str
+    segments: tuple[Segment, ...]
+    messages: tuple[Message, ...] = ()  # the observation, then the reply
+    rewards: Mapping[str, float] = field(default_factory=dict)
+    shaped: Mapping[str, float] = field(default_factory=dict)
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    fresh: bool = False
+    stop_reason: CompletionStop = "stop_token"
+
+
+@dataclass(frozen=True, slots=True)
+class Trajectory:
+    """One episode of one agent. Rewards are sums over turns, by name."""
+
+    id: str
+    turns: tuple[Turn, ...]
+    stop_reason: StopReason
+    rewards: Mapping[str, float] = field(default_factory=dict)
+    shaped: Mapping[str, float] = field(default_factory=dict)
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    observation: Observation = field(default_factory=Observation)  # the last one, never answered
+    failure: Failure | None = None
+    error: str | None = None
+    parent: str | None = None
+    fork_turn: int | None = None
+    agent: str = "policy"
+    episode: str = ""
+
+    def __post_init__(self) -> None:
+        _check(not self.turns or self.turns[0].fresh, f"trajectory {self.id}: the first turn must be fresh")
+        _check(self.failure is None or bool(self.error), f"trajectory {self.id}: a failure needs its error")
+
+    @property
+    def raw_reward(self) -> float:
+        return float(sum(self.rewards.values()))
+
+    @property
+    def shaped_reward(self) -> float:
+        """What training sees: raw plus shaped."""
+        return self.raw_reward + float(sum(self.shaped.values()))
+
+    def tokens(self, source: Source | None = None) -> int:
+        return sum(len(s.tokens) for t in self.turns for s in t.segments if source in (None, s.source))
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """What advantages are computed over: by default every trajectory of one task."""
+
+    key: str
+    task: Task
+    trajectories: tuple[Trajectory, ...]
+
+    @property
+    def scored(self) -> tuple[Trajectory, ...]:
+        """Trajectories whose result may be used; failures stay out of every baseline."""
+        return tuple(t for t in self.trajectories if t.failure is None)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Sample:
+    """One training row; every array has one entry per token.
+
+    `loss_weights` start as 1 on policy (and expert) tokens and 0 elsewhere; normalising multiplies
+    them by the global normaliser of the update. `logprobs` are NaN where nothing was sampled.
+    """
+
+    tokens: np.ndarray  # [T] int64
+    loss_weights: np.ndarray  # [T] float32
+    logprobs: np.ndarray  # [T] float64
+    temperatures: np.ndarray  # [T] float64
+    versions: np.ndarray  # [T] int64, -1 where nothing was sampled
+    trajectory: str
+    group: str
+    advantages: np.ndarray | None = None  # [T] float32
+    turn_spans: tuple[tuple[int, int], ...] = ()
+    turn_ids: tuple[str, ...] = ()
+    component: Literal["rl", "ce"] = "rl"
+
+    def __post_init__(self) -> None:
+        _same_length(f"sample of {self.trajectory}", self.tokens, loss_weights=self.loss_weights,
+                     logprobs=self.logprobs, temperatures=self.temperatures, versions=self.versions)  # fmt: skip
+        if self.advantages is not None:
+            _same_length(f"sample of {self.trajectory}", self.tokens, advantages=self.advantages)
+        _check(
+            float(self.loss_weights[0]) == 0.0,
+            f"sample of {self.trajectory}: the first token is never trained",
+        )
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    def replace(self, **changes: Any) -> Sample:
+        return dataclasses.replace(self, **changes)
+
+
+def _same_length(what: str, tokens: Sequence | np.ndarray, **others: Sequence | np.ndarray) -> None:
+    for name, values in others.items():
+        _check(len(values) == len(tokens), f"{name} must align with tokens of {what}: "
+                                           f"got {len(values)}, expected {len(tokens)}")  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class LossSpec:
+    """Which loss, with which numbers: what crosses to a trainer, never a callable."""
+
+    name: str
+    params: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Signals:
+    """What `Trainer.score` computed, one array [T] per sample; None where the recipe asked for nothing."""
+
+    logprobs: tuple[np.ndarray, ...] | None = None
+    reference_logprobs: tuple[np.ndarray, ...] | None = None
+    values: tuple[np.ndarray, ...] | None = None

@@ -1,0 +1,98 @@
+"""A saved configuration loads back to the same one, and keeps where values came from."""
+
+import tomllib
+
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from silva.config.saved import config_to_toml, read_saved, to_toml, toml_value
+
+
+def test_values_with_their_origins(write, resolve):
+    write(
+        "a.toml",
+        '[[environments]]\ntype = "toy"\nsize = 3\n[[environments]]\ntype = "grid"\nprices = {"a b" = 1}\n',
+    )
+    resolved = resolve(
+        "@ a.toml --algorithm.kl null --algorithm.label null", SILVA_TRAINER__OPTIMIZER__LR="1e-4"
+    )
+    lines = to_toml(resolved).splitlines()
+    for line in (
+        'name = "run"',
+        "size = 3  # a.toml:3",
+        "shape = [4, 4]",
+        "[environments.prices]",
+        '"a b" = 1.0  # a.toml:6',
+        'kl = "null"  # --algorithm.kl',
+        'label = "null"  # --algorithm.label',
+        "lr = 0.0001  # SILVA_TRAINER__OPTIMIZER__LR",
+        "eps = 1e-8",
+    ):
+        assert line in lines
+    assert not any(line.startswith(("revision", "lora", "[warm_start", "[model.lora")) for line in lines)
+
+
+def test_round_trip(write, resolve, tmp_path):
+    write(
+        "maze.py",
+        "from silva.environments.settings import EnvironmentSettings\n"
+        "class Maze(EnvironmentSettings):\n"
+        "    start: tuple[tuple[int, float | None], ...] = ()\n",
+    )
+    write(
+        "a.toml",
+        """name = 'a "quoted" \\ name # x'
+[model]
+type = "tiny"
+lora = {rank = 3}
+[[environments]]
+type = "maze.py:Maze"
+start = [[1, inf], [2, "null"], [3, 1e-7]]
+[[environments]]
+type = "grid"
+name = "g"
+prices = {"a.b" = 1, "" = 2.5}
+[rollout.sampling]
+stop = ["\\n", "\\u0000\\u007f", "é"]
+[algorithm]
+label = "null"
+[warm_start]
+""",
+    )
+    first = resolve("@ a.toml --algorithm.kl null --trainer.optimizer.max-grad-norm null")
+    assert first.config.environments[0].start == ((1, float("inf")), (2, None), (3, 1e-7))
+    (tmp_path / "saved").mkdir()
+    write("saved/config.toml", to_toml(first))
+    second = resolve("@ saved/config.toml")
+    assert second.data == first.data
+    assert second.config == first.config
+    write("saved/config.toml", config_to_toml(first.config))
+    assert resolve("@ saved/config.toml").data == first.data
+
+
+def test_origins_are_read_back(write, resolve, tmp_path):
+    write("a.toml", '[[environments]]\ntype = "toy"\nsize = 3\n')
+    write("run/config.toml", to_toml(resolve(["@", "a.toml", "--name", "x # y"])))
+    values, origins = read_saved(tmp_path / "run")
+    assert values["name"] == "x # y"
+    assert origins == {
+        ("name",): "--name",
+        ("environments", 0, "type"): "a.toml:2",
+        ("environments", 0, "size"): "a.toml:3",
+    }
+
+
+KEYS = st.text("ab.\"' \n", max_size=3)
+VALUES = st.recursive(
+    st.one_of(st.text(st.characters(exclude_categories=["Cs"])), st.integers(), st.booleans(),
+              st.floats(allow_nan=False)),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(KEYS, inner, max_size=3),
+)  # fmt: skip
+
+
+@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(VALUES)
+def test_any_value_reads_back(value):
+    read = tomllib.loads(f"value = {toml_value(value)}\n")["value"]
+    assert read == value
+    assert type(read) is type(value)

@@ -1,0 +1,74 @@
+"""A person's episode, with what is read and written."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+from silva.environments.calculator import Calculator
+from silva.environments.frozen_lake import FrozenLake
+from silva.environments.guess_number import GuessNumber
+from silva.environments.play import play
+from silva.types import Task
+
+LAKE = Task("l", "frozen_lake", 0, {"map": ["SF", "HG"]})
+SUM = Task("c", "calculator", 0, {"questions": ["What is 3 + 7?"], "expressions": ["3 + 7"]}, ["10"])
+
+
+def session(settings, task: Task, lines: Sequence[str]) -> tuple[dict[str, float], list[str], list[str]]:
+    written: list[str] = []
+    rest = list(lines)
+
+    def read(prompt: str) -> str:
+        assert prompt == "> "
+        if not rest:
+            raise EOFError
+        return rest.pop(0)
+
+    rewards = asyncio.run(play(settings.taskset(), task, read, written.append))
+    return rewards, written, rest
+
+
+def test_bare_actions_are_put_into_the_format() -> None:
+    settings = FrozenLake(size=2, eval_size=1, max_actions=5, format="strict", style="compact")
+    rewards, written, rest = session(settings, LAKE, ["fly", "r", "Down", "unused"])
+    assert rewards == {"goal": 1.0} and rest == ["unused"]
+    assert written[1:] == [
+        "P_\nOG\n5",
+        "?\nP_\nOG\n4",
+        "_P\nOG\n3",
+        "__\nO√\n2",
+        "The episode is over: goal 1; success 1",
+    ]
+
+
+def test_tools_can_be_called_by_hand() -> None:
+    lines = [
+        "/tool {oops",
+        '/tool {"expression": "3+7"}',
+        '/tool {"name": "calculator", "arguments": {}}',
+        "10",
+    ]
+    rewards, written, _ = session(Calculator(), SUM, [*lines, "10"])
+    assert rewards == {"correct": 1.0}
+    assert written[1].startswith("[tool] calculator: Compute an arithmetic expression")
+    assert written[3].startswith("[tool] Error: malformed tool call: Expecting property name")
+    assert written[4] == "[tool] 10"
+    assert written[5] == "[tool] Error: calculator: argument expression: Field required"
+    assert written[-1] == "The episode is over: correct 1; success 1"
+
+
+def test_the_expert_can_take_over_and_a_player_can_leave() -> None:
+    rewards, written, _ = session(Calculator(), SUM, ["/expert", "/expert"])
+    assert rewards == {"correct": 1.0} and written[-2] == "10"
+    assert session(GuessNumber(), Task("g", "g", 0, {"low": 1, "high": 7}, 6), ["3", "/quit", "6"])[0] == {
+        "found": 0.0
+    }
+    assert session(GuessNumber(), Task("g", "g", 0, {"low": 1, "high": 7}, 6), [])[0] == {}
+
+
+def test_an_episode_that_is_cut_short_says_so() -> None:
+    task = Task("g", "g", 0, {"low": 1, "high": 7}, 6)
+    assert (
+        session(GuessNumber(guesses=1), task, ["2"])[1][-1] == "The episode was cut short: found 0; success 0"
+    )

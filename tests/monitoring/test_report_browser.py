@@ -1,0 +1,196 @@
+"""The report in a real browser, opened from disk: it works and asks the network for nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from .browser import CHROMIUM, Page, browser
+from .fake_run import HOSTILE
+
+pytestmark = pytest.mark.skipif(
+    CHROMIUM is None, reason="Chromium is not installed (apt-get install chromium)"
+)
+
+
+@pytest.fixture(scope="module")
+def tab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Page]:
+    with browser(tmp_path_factory.mktemp("profile")) as page:
+        yield page
+
+
+@pytest.fixture
+def page(tab: Page, run_directory: Path) -> Iterator[Page]:
+    """The report, freshly loaded; afterwards: no console error, no request but the file itself."""
+    url = (run_directory / "report.html").as_uri()
+    tab.problems.clear()
+    tab.requests.clear()
+    tab.look(1200, 900)
+    tab.open(url)
+    yield tab
+    assert tab.problems == []
+    assert tab.requests == [url]
+    assert tab.run("document.title") == "forest_walk · Silva"  # what the hostile text would change
+
+
+def choose(page: Page, **values: str) -> None:
+    for name, value in values.items():
+        page.run(f"byId({name!r}).value = {value!r}")
+    page.run("byId('filters').dispatchEvent(new Event('input'))")
+
+
+def place(page: Page, selector: str) -> tuple[float, float]:
+    """The middle of an element, scrolled into view."""
+    page.run(f"document.querySelector({selector!r}).scrollIntoView({{block: 'center', behavior: 'instant'}})")
+    x, y = page.run(
+        f"(() => {{ const b = document.querySelector({selector!r}).getBoundingClientRect();"
+        " return [b.x + b.width / 2, b.y + b.height / 2]; })()"
+    )
+    return x, y
+
+
+def test_a_clicked_rollout_shows_its_whole_dialogue(page: Page) -> None:
+    choose(page, kind="failed")
+    assert page.run("byId('found').textContent") == "13 found"
+    page.click(*place(page, ".rollout > summary"))
+    text = page.run("document.querySelector('.rollout[open] .body').innerText")
+    for expected in (
+        "environment raised",
+        "Use the calculator before you answer.",
+        'calculator({"expression": "',
+        HOSTILE,
+    ):
+        assert expected in text
+    assert (
+        page.run("document.querySelectorAll('.rollout[open] .turn').length") == 3
+    )  # two and the last observation
+    assert page.run("document.querySelectorAll('main img, main script').length") == 0
+
+
+def test_reasoning_turn_rewards_and_stop_reason_are_shown(page: Page) -> None:
+    choose(page, kind="good", environment="frozen_lake")
+    page.click(*place(page, ".rollout > summary"))
+    text = page.run("document.querySelector('.rollout[open] .body').innerText")
+    for expected in (
+        "terminated",
+        "The goal is below and to the right",
+        "raw success +1",
+        "shaped format -0.1",
+    ):
+        assert expected in text
+
+
+def test_filters_and_search_narrow_the_list(page: Page) -> None:
+    total = page.run("data.rollouts.rows.length")
+    assert page.run("byId('found').textContent") == f"{total} found"
+    assert page.run("document.querySelectorAll('.rollout').length") == 25
+    page.click(*place(page, "#next"))
+    assert page.run("document.querySelectorAll('.rollout').length") == 50
+    choose(page, step="40", environment="calculator", kind="eval")
+    rows = page.run("[...document.querySelectorAll('.rollout > summary')].map(s => s.innerText)")
+    assert rows
+    assert all("calculator/eval/" in row and "step 40" in row for row in rows)
+    choose(page, step="", environment="", kind="", search="OWNED")
+    expected = page.run("data.rollouts.rows.filter(r => JSON.stringify(r).includes('owned')).length")
+    assert page.run("byId('found').textContent") == f"{expected} found"
+
+
+def test_tokens_are_coloured_by_logprob_and_entropy(page: Page) -> None:
+    choose(page, kind="good", environment="frozen_lake")
+    page.click(*place(page, ".rollout > summary"))
+    for view in ("logprob", "entropy"):
+        page.run(
+            "(select => { select.value = '" + view + "'; select.dispatchEvent(new Event('change')); })"
+            "(document.querySelector('.views select'))"
+        )
+        text = page.run("document.querySelector('.rollout[open] .message.assistant .text').textContent")
+        assert text.startswith("<think>The goal is below")
+        colours = page.run(
+            "[...document.querySelectorAll('.token')].map(token => getComputedStyle(token).backgroundColor)"
+        )
+        assert len(set(colours)) > 5
+    assert "entropy" in page.run("document.querySelector('.token').title")
+
+
+def test_hovering_a_curve_shows_raw_and_smoothed_values(page: Page) -> None:
+    page.move(*place(page, ".chart:nth-child(2) svg"))
+    tip = page.run("document.querySelector('.chart:nth-child(2) .tip').innerText")
+    step = page.run("document.querySelector('.chart:nth-child(2) .tip b').innerText")
+    assert step == "step 18"  # the axis takes 50 pixels on the left
+    value = page.run(f"number(data.charts[1].series[0].y[{step.split()[1]} - 1])")
+    assert f"raw {value} (smoothed " in tip
+    page.run("byId('smoothing').value = 0; byId('smoothing').dispatchEvent(new Event('input'))")
+    page.move(10, 10)
+    page.move(*place(page, ".chart:nth-child(2) svg"))
+    assert "smoothed" not in page.run("document.querySelector('.chart:nth-child(2) .tip').innerText")
+
+
+def test_curves_answer_the_keyboard(page: Page) -> None:
+    page.run("document.querySelector('.chart svg').focus()")
+    for _ in range(2):
+        page.call("Input.dispatchKeyEvent", type="keyDown", key="ArrowLeft", code="ArrowLeft")
+    tip = page.run("document.querySelector('.chart .tip').innerText")
+    assert tip.startswith("step 35")
+    assert "[" in tip  # the interval of the evaluation
+
+
+def test_defaults_of_the_configuration_can_be_hidden(page: Page) -> None:
+    before = page.run("byId('settings').innerText")
+    assert "output_dir" in before
+    assert "command line: --seed" in before
+    page.click(*place(page, "#hide-defaults"))
+    after = page.run("byId('settings').innerText")
+    assert "output_dir" not in after
+    assert "[model]" in after
+    assert "seed = 7" in after
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [360, 1200])
+def test_it_fits_phones_and_is_readable_in_light_and_dark(page: Page, scheme: str, width: int) -> None:
+    page.look(width, 800, scheme)
+    choose(page, kind="failed")
+    page.click(*place(page, ".rollout > summary"))
+    page.run("byId('more').open = true")
+    assert page.run("document.documentElement.scrollWidth") == width
+    contrast = page.run(CONTRAST)
+    assert min(contrast.values()) >= 4.5, contrast
+
+
+CONTRAST = """(() => {  // WCAG 2 contrast of text colours against the card and the page
+  const rgb = (colour) => {
+    const probe = document.body.appendChild(document.createElement('i'));
+    probe.style.color = colour;
+    const found = getComputedStyle(probe).color.match(/[0-9.]+/g).slice(0, 3).map(Number);
+    probe.remove();
+    return found;
+  };
+  const light = (colour) => rgb(colour).map((v) => v / 255)
+    .map((v) => (v <= 0.03928 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4))
+    .reduce((sum, v, i) => sum + v * [0.2126, 0.7152, 0.0722][i], 0);
+  const result = {};
+  for (const text of ['ink', 'soft', 'brand', 'good', 'bad', 'failed', 'dropped', 'eval'])
+    for (const ground of ['card', 'page', 'wash']) {
+      const [a, b] = [light(`var(--${text})`), light(`var(--${ground})`)].sort((x, y) => y - x);
+      result[`${text} on ${ground}`] = (a + 0.05) / (b + 0.05);
+    }
+  return result;
+})()"""
+
+
+def test_an_empty_run_opens_without_errors(tab: Page, tmp_path: Path) -> None:
+    from silva.monitoring.report import write_report
+
+    tab.problems.clear()
+    tab.open(write_report(tmp_path).as_uri())
+    assert tab.problems == []
+    text = tab.run("document.body.innerText")
+    for expected in (
+        "No evaluation so far.",
+        "No metrics so far.",
+        "No rollouts were written.",
+        "config.toml is missing.",
+    ):
+        assert expected in text

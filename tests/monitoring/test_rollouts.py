@@ -1,0 +1,136 @@
+"""Rollouts come back from parquet exactly as they were written."""
+
+from __future__ import annotations
+
+import math
+import struct
+from dataclasses import replace
+from pathlib import Path
+
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from silva.errors import RecordError
+from silva.monitoring.rollouts import RolloutRow, read_rollouts, write_rollouts
+from silva.ports import FaultyFiles, use_files
+from silva.types import Message, Observation, Segment, ToolCall, ToolSpec, Trajectory, Turn
+
+ASSISTANT = Message(
+    "assistant", "42", reasoning="6 * 7", raw="<think>6 * 7</think>42", id="m1", errors=("bad JSON",),
+    tool_calls=(ToolCall("calculator", {"expression": "6 * 7", "deep": {"list": [1, None, 2.5]}}, id="c1"),),
+)  # fmt: skip
+
+
+def trajectory(logprobs: tuple[float, ...] = (-0.1, -1e-17, -0.3), **changes: object) -> Trajectory:
+    n = len(logprobs)
+    policy = Segment(
+        "policy", tuple(range(n)), logprobs, logprobs, logprobs, tuple(range(n)), temperature=0.7
+    )
+    turn = Turn(
+        id="t0",
+        segments=(Segment("environment", (7, 8)), policy, Segment("expert", (9,))),
+        messages=(Message("system", "be brief"), Message("tool", "", name="calculator", id=""), ASSISTANT),
+        rewards={"b": 0.1, "a": 0.2},
+        shaped={"format": -0.5},
+        metrics={"valid": 1.0},
+        fresh=True,
+        stop_reason="length",
+    )
+    spec = ToolSpec("calculator", "adds", {"type": "object"})
+    values: dict = {
+        "id": "x/1", "turns": (turn, replace(turn, id="t1", fresh=False)), "stop_reason": "max_turns",
+        "rewards": {"b": 0.2, "a": 0.4}, "shaped": {"format": -1.0}, "metrics": {"valid": 2.0},
+        "observation": Observation((Message("user", "next"),), "pre", (Message("user", "all"),), (spec,)),
+        "failure": "mask", "error": "judge timed out", "parent": "x/0", "fork_turn": 1,
+        "agent": "b", "episode": "e",
+    }  # fmt: skip
+    return Trajectory(**(values | changes))
+
+
+def row(**changes: object) -> RolloutRow:
+    values: dict = {
+        "step": 3, "task": "calc/7", "environment": "calc", "group": "calc/7", "trajectory": trajectory(),
+        "status": "dropped", "reason": "zero variance", "advantage": None,
+    }  # fmt: skip
+    return RolloutRow(**(values | changes))
+
+
+def test_every_field_comes_back(tmp_path: Path) -> None:
+    rows = [row(), row(trajectory=trajectory(id="x/2", turns=(), observation=Observation()), advantage=-0.25)]
+    write_rollouts(tmp_path / "step_3.parquet", rows)
+    assert read_rollouts(tmp_path / "step_3.parquet") == rows
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.lists(st.floats(width=64), min_size=1, max_size=20))
+def test_logprobs_come_back_bit_for_bit(
+    tmp_path_factory: pytest.TempPathFactory, values: list[float]
+) -> None:
+    path = tmp_path_factory.mktemp("bits") / "step_1.parquet"
+    write_rollouts(path, [row(trajectory=trajectory(tuple(values)))])
+    segment = read_rollouts(path)[0].trajectory.turns[1].segments[1]
+    for got in (segment.logprobs, segment.raw_logprobs, segment.entropies):
+        for value, expected in zip(got, values, strict=True):
+            same = struct.pack("<d", value) == struct.pack("<d", expected)
+            assert same or (math.isnan(value) and math.isnan(expected))
+
+
+def test_flat_columns_can_be_queried(tmp_path: Path) -> None:
+    write_rollouts(
+        tmp_path / "step_3.parquet", [row(), row(status="trained", trajectory=trajectory(id="x/2"))]
+    )
+    table = pq.read_table(tmp_path / "step_3.parquet")
+    trained = table.filter(pc.field("status") == "trained").to_pylist()
+    assert [r["trajectory"] for r in trained] == ["x/2"]
+    assert trained[0]["reward_raw"] == pytest.approx(0.6)
+    assert trained[0]["reward_shaped"] == pytest.approx(-0.4)
+    assert (trained[0]["turn_count"], trained[0]["tokens"], trained[0]["response_tokens"]) == (2, 12, 6)
+    assert (trained[0]["stop_reason"], trained[0]["failure"], trained[0]["parent"]) == (
+        "max_turns",
+        "mask",
+        "x/0",
+    )
+    assert (
+        table["turns"].type.value_type.field("segments").type.value_type.field("logprobs").type.value_type
+        == "double"
+    )
+
+
+def test_a_second_write_adds_and_replaces_by_trajectory_and_status(tmp_path: Path) -> None:
+    path = tmp_path / "step_3.parquet"
+    write_rollouts(path, [row(), row(status="trained", trajectory=trajectory(id="x/2"))])
+    write_rollouts(path, [row(reason="new"), row(status="eval", trajectory=trajectory(id="x/2"))])
+    found = [(r.trajectory.id, r.status, r.reason) for r in read_rollouts(path)]
+    assert found == [
+        ("x/2", "trained", "zero variance"),
+        ("x/1", "dropped", "new"),
+        ("x/2", "eval", "zero variance"),
+    ]
+
+
+def test_half_a_surrogate_pair_is_replaced_in_text_and_kept_in_arguments(tmp_path: Path) -> None:
+    message = Message("assistant", "a\ud800b", tool_calls=(ToolCall("f", {"x": "\ud800"}),))
+    turn = replace(trajectory().turns[0], messages=(message,))
+    write_rollouts(tmp_path / "step_1.parquet", [row(trajectory=trajectory(turns=(turn,)))])
+    got = read_rollouts(tmp_path / "step_1.parquet")[0].trajectory.turns[0].messages[0]
+    assert (got.content, got.tool_calls[0].arguments) == ("a?b", {"x": "\ud800"})
+
+
+def test_a_full_disk_leaves_the_old_file(tmp_path: Path) -> None:
+    path = tmp_path / "step_3.parquet"
+    write_rollouts(path, [row()])
+    with use_files(FaultyFiles(every_k=1)) as disk, pytest.raises(OSError, match="No space left"):
+        write_rollouts(path, [row(trajectory=trajectory(id="x/9"))])
+    assert disk.fired == 1
+    assert [r.trajectory.id for r in read_rollouts(path)] == ["x/1"]
+    assert [p.name for p in tmp_path.iterdir()] == ["step_3.parquet"]
+
+
+def test_an_unknown_status_is_refused() -> None:
+    with pytest.raises(
+        RecordError, match="rollout x/1: status: got 'lost', expected one of trained, dropped"
+    ):
+        row(status="lost")

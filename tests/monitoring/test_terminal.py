@@ -1,0 +1,125 @@
+from __future__ import annotations
+
+import io
+
+from rich.console import Console
+
+from silva.monitoring.terminal import (
+    LiveTerminal,
+    PlainTerminal,
+    Progress,
+    Silent,
+    duration,
+    make_terminal,
+    printable,
+)
+
+EVAL = {"eval/lake/success": 0.43, "eval/lake/success_ci_low": 0.351, "eval/lake/success_ci_high": 0.512}
+STEP = {"reward/raw": 0.3125, "reward/shaped": 0.28, "success/lake": 0.42, "train/loss": 0.0123,
+        "train/grad_norm": 0.5, "perf/tokens_per_second": 1812.4}  # fmt: skip
+
+
+class Time:
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_plain_prints_one_line_per_step_and_per_eval() -> None:
+    out, clock = io.StringIO(), Time()
+    progress = Progress("walk", 40, step=2, clock=clock)
+    terminal = make_terminal("auto", progress, Console(file=out, width=80))
+    assert isinstance(terminal, PlainTerminal)
+    terminal.start()
+    for done in range(50):
+        progress.set_stage("rollout", done, 64, "lake")
+        terminal.stage()
+    clock.now = 20.0
+    progress.set_step(4, STEP)
+    terminal.step(4, STEP)
+    progress.set_step(4, EVAL)
+    terminal.step(4, EVAL)
+    assert out.getvalue() == (
+        "walk: 40 steps, resumed after step 2\n"
+        "step 4/40: reward 0.312 (shaped 0.280), lake success 42.0%, loss 0.0123, gradient 0.5, "
+        "1,812 tokens/s, 6m 00s left\n"
+        "eval at step 4: lake success 43.0% [35.1%, 51.2%]\n"
+    )
+
+
+def test_plain_gives_a_sign_of_life_from_a_long_stage_only() -> None:
+    out, clock = io.StringIO(), Time()
+    progress = Progress("walk", 40, clock=clock)
+    terminal = PlainTerminal(progress, Console(file=out, width=80))
+    for second in range(0, 70, 5):
+        clock.now = float(second)
+        progress.set_stage("rollout", second, 64, "lake")
+        terminal.stage()
+    assert out.getvalue() == (
+        "  rollout 30/64, waiting for lake, 30s\n"
+        "  rollout 60/64, waiting for lake, 1m 00s\n"
+    )  # fmt: skip
+
+
+def test_live_shows_stage_numbers_interval_and_messages() -> None:
+    out, clock = io.StringIO(), Time()
+    progress = Progress("walk", 40, clock=clock)
+    console = Console(file=out, width=100, force_terminal=True)
+    terminal = make_terminal("auto", progress, console)
+    assert isinstance(terminal, LiveTerminal)
+    progress.set_step(0, EVAL)
+    clock.now = 10.0
+    progress.set_step(1, STEP)
+    progress.set_stage("rollout", 12, 64, "lake")
+    clock.now = 13.0
+    progress.messages.append(("info", "checkpoint written\nsecond line"))
+    record = Console(file=io.StringIO(), width=100, record=True)
+    record.print(terminal.render())
+    text = record.export_text()
+    for expected in (
+        "─ walk ─",
+        "step 1/40",
+        "13s, 6m 27s left",
+        "rollout 12/64, waiting for lake, 3s",
+        "0.312 raw, 0.280 shaped",
+        "lake 42.0%",
+        "lake success 43.0% [35.1%, 51.2%] at step 0",
+        "1,812 tokens/s",
+        "checkpoint written …",
+    ):
+        assert expected in text
+    assert "second line" not in text
+
+
+def test_live_keeps_warnings_above_the_view() -> None:
+    out = io.StringIO()
+    terminal = LiveTerminal(Progress("walk", 4), Console(file=out, width=60, force_terminal=True))
+    terminal.start()
+    terminal.message("only in the panel", "info")
+    terminal.message("2 episodes failed", "warning")
+    terminal.close()
+    assert "warning: 2 episodes failed" in out.getvalue()
+    assert "only in the panel" not in out.getvalue()
+
+
+def test_markup_and_control_characters_have_no_effect() -> None:
+    out = io.StringIO()
+    terminal = PlainTerminal(Progress("walk", 4), Console(file=out, width=60, force_terminal=True))
+    terminal.message("[red]x[/red] \x1b]0;owned\x07 [link=file:///]y[/link]", "info")
+    assert out.getvalue() == "[red]x[/red] \ufffd]0;owned\ufffd [link=file:///]y[/link]\n"
+    assert printable("a\x00b\rc\td\ne") == "a\ufffdb\ufffdc    d\ne"
+
+
+def test_off_is_silent_even_in_a_terminal() -> None:
+    out = io.StringIO()
+    terminal = make_terminal("off", Progress("walk", 4), Console(file=out, force_terminal=True))
+    assert isinstance(terminal, Silent)
+    terminal.start()
+    terminal.message("hello", "error")
+    assert out.getvalue() == ""
+
+
+def test_durations_read_well() -> None:
+    assert [duration(s) for s in (0.4, 59.4, 60, 187, 3599.6, 7500)] == [
+        "0s", "59s", "1m 00s", "3m 07s", "1h 00m", "2h 05m"]  # fmt: skip

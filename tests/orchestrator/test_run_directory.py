@@ -1,0 +1,282 @@
+"""The run's folder: new, refused, overwritten, resumed, finished; locked; never someone else's files."""
+
+import errno
+import json
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from silva.errors import LedgerError, RunDirectoryError
+from silva.ledger import Ledger
+from silva.orchestrator.run_directory import LOCK, RunDirectory
+from silva.ports import FaultyFiles, Files, use_files
+
+CONFIG = {"name": "r", "steps": 5, "environments": [{"type": "bandit", "size": 4}], "betas": [0.9, 0.95]}
+
+
+def frozen(old, new):
+    """All but `steps` may not change."""
+    changed = [] if old["environments"] == new["environments"] else ["environments.0.size"]
+    return changed + [key for key in ("name", "betas", "model") if old.get(key) != new.get(key)]
+
+
+def start(path, resume=False, overwrite=False, **changes):
+    config = CONFIG | changes
+    return RunDirectory.open(path, resume=resume, overwrite=overwrite, config=config, may_change=frozen)
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "runs" / "r"
+
+
+def trained(path, steps, finished=False):
+    """A run that did `steps` steps and has a checkpoint of the first."""
+    with start(path) as run:
+        ledger = Ledger.create(run.ledger)
+        run.save_config('name = "r"\n', CONFIG)
+        ledger.record("published", version=1)
+        ledger.commit()
+        run.metrics.write_text("".join(f'{{"step": {step}}}\n' for step in range(1, steps + 1)))
+        (run.checkpoints / "step_1").mkdir(parents=True)
+        (run.checkpoints / "step_1" / "weights").write_text("w")
+        if finished:
+            run.summary.write_text(json.dumps({"steps": steps}))
+
+
+def test_a_new_run_makes_its_folder_and_names_its_files(path):
+    with start(path) as run:
+        assert (run.state, run.notes) == ("new", [])
+        run.save_config('name = "r"\n', CONFIG | {"betas": (0.9, 0.95), "model": None})
+        assert os.listdir(path) and run.config_toml.read_text() == 'name = "r"\n'
+        assert json.loads(run.config_json.read_text()) == CONFIG | {"model": None}
+        paths = [
+            run.metrics,
+            run.ledger,
+            run.summary,
+            run.report,
+            run.log,
+            run.rollouts,
+            run.checkpoints,
+            run.weights,
+        ]
+        assert [str(file.relative_to(path)) for file in paths] == [
+            "metrics.jsonl", "ledger.jsonl", "summary.json", "report.html", "run.log", "rollouts",
+            "checkpoints", "weights"]  # fmt: skip
+
+
+def test_an_empty_folder_is_as_good_as_none(path):
+    path.mkdir(parents=True)
+    with start(path) as run:
+        assert run.state == "new"
+
+
+def test_an_earlier_run_is_not_touched_without_a_flag(path):
+    trained(path, 3)
+    before = sorted(path.rglob("*"))
+    with pytest.raises(RunDirectoryError) as caught:
+        start(path)
+    assert str(caught.value) == (
+        f"{path} holds a run already (step 3 was its last, newest checkpoint step_1). Add --resume to go on "
+        "with it, --overwrite to remove it and start again, or choose another --name."
+    )
+    assert sorted(path.rglob("*")) == before
+    with open(path / "metrics.jsonl", "a") as file:
+        file.write('{"step": 4')  # torn: does not count
+    with pytest.raises(RunDirectoryError, match="step 3 was its last"):
+        start(path)
+
+
+def test_how_far_a_run_came_is_said_for_each_kind(path):
+    trained(path, 5, finished=True)
+    with pytest.raises(RunDirectoryError, match=r"\(finished, 5 steps\)"):
+        start(path)
+    (path / "summary.json").unlink()
+    (path / "metrics.jsonl").unlink()
+    (path / "checkpoints").rename(path / "elsewhere")
+    with pytest.raises(RunDirectoryError, match=r"\(no step done, no checkpoint\)"):
+        start(path)
+
+
+def test_overwrite_removes_the_run_and_starts_anew(path):
+    trained(path, 3)
+    with start(path, overwrite=True) as run:
+        assert run.state == "new" and run.notes == [f"removed the earlier run in {path}"]
+        assert os.listdir(path) == [LOCK]
+    with start(path / "other", overwrite=True) as run:
+        assert run.state == "new" and run.notes == []
+
+
+@pytest.mark.parametrize("flags", [{}, {"resume": True}, {"overwrite": True}])
+def test_a_folder_that_is_no_run_is_left_alone(path, flags):
+    path.mkdir(parents=True)
+    (path / "config.toml").write_text("# of some other program")
+    with pytest.raises(RunDirectoryError, match=r"not a run of Silva .* so it is left alone"):
+        start(path, **flags)
+    assert os.listdir(path) == ["config.toml"]
+
+
+def test_a_removal_that_was_cut_short_can_be_repeated(path, monkeypatch):
+    trained(path, 3)
+
+    removed = []
+    monkeypatch.setattr(type(path), "iterdir", lambda self: iter(sorted(self.glob("*"))))  # "config" first
+
+    class Broken(Files):
+        def remove_tree(self, target):
+            removed.append(target.name)
+            if target.name in ("ledger.jsonl", "config.toml", "config.json"):
+                raise OSError(errno.EIO, "Input/output error")
+            super().remove_tree(target)
+
+    (path / LOCK).unlink()  # a copy of a run has none
+    with (
+        use_files(Broken()),
+        pytest.raises(RunDirectoryError, match="cannot be written: Input/output"),
+    ):
+        start(path, overwrite=True)
+    assert set(removed[:2]) == {"checkpoints", "metrics.jsonl"} and len(removed) == 3
+    assert (path / "ledger.jsonl").exists() and not (path / "checkpoints").exists()
+    with start(path, overwrite=True) as run:
+        assert run.state == "new" and os.listdir(path) == [LOCK]
+
+
+def test_both_flags_are_refused(path):
+    with pytest.raises(RunDirectoryError, match="got both, expected one"):
+        start(path, resume=True, overwrite=True)
+    assert not path.exists()
+
+
+def test_a_run_is_resumed_with_its_own_configuration_and_more_steps(path):
+    trained(path, 3)
+    (path / ".config.toml.tmp-1234").write_text("killed before its rename")
+    for steps in (5, 9):
+        with start(path, resume=True, steps=steps, betas=(0.9, 0.95)) as run:
+            assert (run.state, run.notes) == ("resumed", [])
+    assert not (path / ".config.toml.tmp-1234").exists()
+    assert (path / "checkpoints/step_1/weights").read_text() == "w"
+
+
+def test_keys_that_may_not_change_are_named_with_both_values(path):
+    trained(path, 3)
+    with pytest.raises(RunDirectoryError) as caught:
+        start(path, resume=True, environments=[{"type": "bandit", "size": 8}], model="tiny")
+    assert str(caught.value) == (
+        f"cannot resume {path}: these keys may not change in a run:\n"
+        "  environments.0.size: was 4, now 8\n"
+        '  model: was not set, now "tiny"\n'
+        "Put them back, or choose another --name."
+    )
+    start(path, resume=True).close()  # the refusal gave the lock back
+
+
+def test_resume_without_the_ledger_refuses(path):
+    trained(path, 3)
+    (path / "ledger.jsonl").unlink()
+    with pytest.raises(LedgerError, match=r"ledger\.jsonl is missing"):
+        start(path, resume=True)
+
+
+@pytest.mark.parametrize("damage", [lambda file: file.unlink(), lambda file: file.write_text('{"steps"')])
+def test_resume_without_its_configuration_refuses(path, damage):
+    trained(path, 3)
+    damage(path / "config.json")
+    with pytest.raises(RunDirectoryError, match=r"config\.json is missing or damaged"):
+        start(path, resume=True)
+
+
+def test_resume_before_the_first_checkpoint_starts_again_with_a_note(path):
+    with start(path) as run:
+        ledger = Ledger.create(run.ledger)
+        run.save_config("", CONFIG)
+        ledger.record("published", version=1)
+        ledger.commit()
+    with start(path, resume=True) as run:
+        assert run.state == "resumed"
+        assert run.notes == [f"{path} has no checkpoint yet: its steps are done again from the first"]
+
+
+@pytest.mark.parametrize("names", [(), ("config.toml",), ("config.toml", "config.json", "ledger.jsonl")])
+def test_resume_of_a_run_killed_before_its_first_event_is_a_new_run(path, names):
+    start(path).close()
+    for name in names:
+        (path / name).write_text("")
+    with start(path, resume=True) as run:
+        assert run.state == "new"
+        assert run.notes == [f"{path} has done nothing yet: starting from the beginning"]
+        assert Ledger.create(run.ledger).position == 0
+
+
+def test_a_finished_run_is_finished_unless_steps_were_raised(path):
+    trained(path, 5, finished=True)
+    for steps in (5, 4):
+        with start(path, resume=True, steps=steps) as run:
+            assert run.state == "finished"
+            assert run.notes == [f"{path} has finished (5 steps); raise steps to go on"]
+    with start(path, resume=True, steps=6) as run:
+        assert run.state == "resumed"
+
+
+def test_two_processes_cannot_use_one_run(path):
+    with start(path):
+        for flags in ({}, {"resume": True}, {"overwrite": True}):
+            with pytest.raises(RunDirectoryError, match=f"in use by process {os.getpid()}"):
+                start(path, **flags)
+    start(path).close()
+
+
+def test_the_lock_of_a_killed_process_does_not_hold(path):
+    code = (
+        "import sys; from pathlib import Path\n"
+        "from silva.orchestrator.run_directory import RunDirectory\n"
+        "run = RunDirectory.open(Path(sys.argv[1]), resume=False, overwrite=False, config={},\n"
+        "                        may_change=lambda old, new: [])\n"
+        "print('locked', flush=True); sys.stdin.read()"
+    )
+    child = subprocess.Popen(
+        [sys.executable, "-c", code, str(path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    try:
+        assert child.stdout.readline() == b"locked\n"
+        with pytest.raises(RunDirectoryError, match=f"in use by process {child.pid}"):
+            start(path)
+    finally:
+        child.send_signal(signal.SIGKILL)
+        child.communicate()
+    with start(path) as run:
+        assert run.state == "new" and (path / LOCK).read_text() == f"{os.getpid()}\n"
+
+
+def test_a_file_in_the_folders_place_or_above_it_is_named(tmp_path):
+    (tmp_path / "file").write_text("")
+    for path in (tmp_path / "file", tmp_path / "file" / "r"):
+        with pytest.raises(
+            RunDirectoryError, match=f"{path} cannot be a run's folder: there is a file in its place"
+        ):
+            start(path)
+
+
+def test_a_folder_that_cannot_be_written_is_named(path, monkeypatch):
+    def denied(*args, **kwargs):
+        raise PermissionError(errno.EACCES, "Permission denied", str(path))
+
+    monkeypatch.setattr(
+        type(path), "mkdir", denied
+    )  # root may write anywhere, so the mode would prove nothing
+    with pytest.raises(RunDirectoryError, match=f"{path} cannot be written: Permission denied"):
+        start(path)
+
+
+def test_a_full_disk_keeps_the_old_configuration(path):
+    with start(path) as run:
+        run.save_config("old", CONFIG)
+        with (
+            use_files(FaultyFiles(every_k=1)) as disk,
+            pytest.raises(RunDirectoryError, match="No space left"),
+        ):
+            run.save_config("new", CONFIG)
+        assert disk.fired == 1
+        assert run.config_toml.read_text() == "old"

@@ -1,0 +1,57 @@
+from __future__ import annotations
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.rendering.templates import byte_tokenizer
+from tokenizers import AddedToken
+
+from silva.rendering.codec import MARK, Codec
+
+TOKENIZER = byte_tokenizer("chatml")
+CODEC = Codec(TOKENIZER)
+
+anything = st.lists(
+    st.text()
+    | st.sampled_from(["<|im_end|>", "<|im_", "end|>", "\ufdd0", "\ufdd1", "\ufdd2", "<think>", MARK])
+).map("".join)
+
+
+@settings(deadline=None)
+@given(text=anything)
+def test_plain_text_survives_and_holds_no_control_tokens(text):
+    tokens = CODEC.encode(text)
+    assert not CODEC.control & set(tokens)
+    assert CODEC.decode(tokens) == text
+    assert MARK not in CODEC.escape(text)
+
+
+def test_glue_keeps_its_control_tokens():
+    end = TOKENIZER.convert_tokens_to_ids("<|im_end|>")
+    assert CODEC.encode_escaped("<|im_end|>\n") == [end, *TOKENIZER.encode("\n")]
+    assert CODEC.leading_special(" <|im_end|>\nx") == (end, "\nx")
+    assert CODEC.leading_special("x<|im_end|>") is None
+
+
+def test_the_tokenizer_itself_is_left_alone():
+    assert TOKENIZER.encode("<|im_end|>") == [TOKENIZER.convert_tokens_to_ids("<|im_end|>")]
+
+
+def test_lone_surrogates_are_replaced():
+    assert CODEC.decode(CODEC.encode("a\ud800b")) == "a?b"
+
+
+def test_json_is_escaped_to_its_leaves():
+    value = {"<|im_end|>": ["<|im_start|>", 1, None, {"a": "b"}]}
+    escaped = CODEC.escape(value)
+    assert "<|im_end|>" not in str(escaped) and "<|im_start|>" not in str(escaped)
+    assert CODEC.unescape(escaped[next(iter(escaped))][0]) == "<|im_start|>"
+    assert next(iter(escaped.values()))[1:] == [1, None, {"a": "b"}]
+
+
+def test_tokens_that_swallow_whitespace():
+    tokenizer = byte_tokenizer("chatml")
+    tokenizer.add_tokens(
+        [AddedToken("<|end|>", rstrip=True, normalized=False, special=True)], special_tokens=True
+    )
+    text = "a<|end|>\n b"
+    assert Codec(tokenizer).encode_escaped(text) == tokenizer.encode(text)

@@ -1,0 +1,53 @@
+"""The exported folder is plain transformers and computes what the trained model computes."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from silva.config.sections import Optimizer
+from silva.config.sections import Trainer as TrainerSettings
+from silva.models.loading import LoadedModel
+from silva.trainer.local import LocalTrainer
+from silva.types import LossSpec, Sample
+
+
+@pytest.mark.parametrize("lora", [False, True])
+def test_export_loads_plainly_with_the_same_logits(
+    tiny: Callable[..., LoadedModel], make_samples: Callable[..., list[Sample]], tmp_path: Path, lora: bool
+) -> None:
+    loaded, samples = tiny(lora=lora), make_samples([9, 30])
+    untrained = tiny(lora=lora)
+    trainer = LocalTrainer(loaded, TrainerSettings(optimizer=Optimizer(lr=1e-2)), total_updates=9, seed=0)
+    for _ in range(3):
+        asyncio.run(trainer.forward_backward(samples, LossSpec("reinforce")))
+        asyncio.run(trainer.optim_step())
+    before = {n: t.clone() for n, t in loaded.model.state_dict().items()}
+    asyncio.run(trainer.export(tmp_path))
+
+    after = loaded.model.state_dict()
+    assert before.keys() == after.keys() and all(torch.equal(before[n], after[n]) for n in before)
+    plain = AutoModelForCausalLM.from_pretrained(tmp_path)
+    assert plain.config._attn_implementation == "sdpa"
+    assert not any("lora" in name for name, _ in plain.named_parameters())
+    assert plain.get_output_embeddings().weight is plain.get_input_embeddings().weight  # still tied
+    tokens = torch.from_numpy(samples[1].tokens)[None]
+    with torch.no_grad():
+        got, expected, first = (m(input_ids=tokens).logits for m in (plain, loaded.model, untrained.model))
+    torch.testing.assert_close(got, expected, rtol=0, atol=1e-5)
+    assert float((got - first).abs().max()) > 0.01  # training did change them
+    for file in ("config.json", "generation_config.json"):
+        assert "silva" not in (tmp_path / file).read_text()
+    assert AutoTokenizer.from_pretrained(tmp_path)("hi").input_ids == loaded.tokenizer("hi").input_ids
+
+
+def test_export_keeps_the_type_of_the_weights(tiny: Callable[..., LoadedModel], tmp_path: Path) -> None:
+    trainer = LocalTrainer(tiny("bfloat16", lora=True), TrainerSettings(), total_updates=1, seed=0)
+    asyncio.run(trainer.export(tmp_path))
+    plain = AutoModelForCausalLM.from_pretrained(tmp_path)
+    assert {p.dtype for p in plain.parameters()} == {torch.bfloat16}

@@ -1,0 +1,369 @@
+"""The trainer in one process: gradients, metrics, steps, references, what goes wrong."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from silva.config.sections import Optimizer
+from silva.config.sections import Trainer as TrainerSettings
+from silva.errors import CapabilityError, NonFiniteError, OutOfMemory, RecordError
+from silva.models.loading import LoadedModel
+from silva.trainer import local
+from silva.trainer.local import LocalTrainer
+from silva.types import LossSpec, Sample
+
+Make = Callable[..., LoadedModel]
+Rows = Callable[..., list[Sample]]
+REINFORCE = LossSpec("reinforce")
+
+
+def make_trainer(loaded: LoadedModel, **changes: Any) -> LocalTrainer:
+    outside = {name: changes.pop(name) for name in ("reference", "compute") if name in changes}
+    settings = TrainerSettings(**{"optimizer": Optimizer(lr=1e-2), **changes})
+    return LocalTrainer(loaded, settings, total_updates=10, seed=0, **outside)
+
+
+def gradients(loaded: LoadedModel) -> dict[str, torch.Tensor]:
+    return {n: p.grad.clone() for n, p in loaded.model.named_parameters() if p.grad is not None}
+
+
+def train(trainer: LocalTrainer, samples: Sequence[Sample], loss: LossSpec = REINFORCE) -> dict[str, float]:
+    """One update."""
+    metrics = asyncio.run(trainer.forward_backward(samples, loss))
+    return {**metrics, **asyncio.run(trainer.optim_step())}
+
+
+def relative_error(got: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> float:
+    assert got.keys() == expected.keys()
+    difference = sum(float((got[n] - expected[n]).square().sum()) for n in expected)
+    return (difference / sum(float(g.square().sum()) for g in expected.values())) ** 0.5
+
+
+def naive_gradients(loaded: LoadedModel, samples: Sequence[Sample]) -> dict[str, torch.Tensor]:
+    """-sum(w A log p), one unpadded row after the other, from full logits."""
+    loss = torch.zeros((), dtype=loaded.dtype)
+    for sample in samples:
+        tokens = torch.from_numpy(sample.tokens)
+        logits = loaded.model(input_ids=tokens[None]).logits[0, :-1] / float(sample.temperatures[0])
+        logprobs = torch.log_softmax(logits, -1).gather(-1, tokens[1:, None])[:, 0]
+        assert sample.advantages is not None
+        loss = loss - (torch.from_numpy(sample.loss_weights * sample.advantages)[1:] * logprobs).sum()
+    names, parameters = zip(*loaded.model.named_parameters(), strict=True)
+    return dict(zip(names, torch.autograd.grad(loss, parameters), strict=True))
+
+
+@pytest.mark.parametrize("budget", [1, 25, 60, 10_000])
+def test_gradient_does_not_depend_on_the_cut(tiny: Make, make_samples: Rows, budget: int) -> None:
+    """The float64 tiny model keeps float64 in its norms; with HF's own this would show 1e-8 at best."""
+    loaded, samples = tiny("float64"), make_samples([9, 30, 4, 17, 12, 5])
+    expected = naive_gradients(loaded, samples)
+    asyncio.run(make_trainer(loaded, micro_batch_tokens=budget).forward_backward(samples, REINFORCE))
+    assert relative_error(gradients(loaded), expected) < 1e-10
+
+
+def test_two_calls_accumulate_to_one(tiny: Make, make_samples: Rows) -> None:
+    loaded, samples = tiny("float64"), make_samples([9, 30, 4, 17])
+    trainer = make_trainer(loaded)
+    asyncio.run(trainer.forward_backward(samples[:1], REINFORCE))
+    asyncio.run(trainer.forward_backward(samples[1:], REINFORCE))
+    assert relative_error(gradients(loaded), naive_gradients(loaded, samples)) < 1e-10
+
+
+@pytest.mark.parametrize("lora", [False, True])
+def test_gradient_checkpointing_changes_nothing(tiny: Make, make_samples: Rows, lora: bool) -> None:
+    samples = make_samples([9, 30, 4])
+    results: list[dict[str, torch.Tensor]] = []
+    runs: list[int] = []
+    for checkpointing in (False, True):
+        loaded = tiny("float64", lora=lora)
+        trainer = make_trainer(loaded, gradient_checkpointing=checkpointing)
+
+        def count(*_: Any) -> None:
+            runs[-1] += 1
+
+        loaded.model.get_submodule("model.layers.1.self_attn").register_forward_hook(count)
+        runs.append(0)
+        asyncio.run(trainer.forward_backward(samples, REINFORCE))
+        results.append(gradients(loaded))
+    assert relative_error(results[1], results[0]) < 1e-10
+    assert runs == [1, 2]  # forward, and once more during backward
+
+
+def test_metrics_are_token_means_of_the_whole_update(tiny: Make, make_samples: Rows) -> None:
+    loaded, samples = tiny("float64"), make_samples([9, 30, 4, 17])
+    masks = [sample.loss_weights > 0 for sample in samples]
+    reports = []
+    for budget in (1, 10_000):
+        trainer = make_trainer(loaded, micro_batch_tokens=budget)
+        signals = asyncio.run(trainer.score(samples, frozenset({"logprobs"})))
+        reports.append(asyncio.run(trainer.forward_backward(samples, REINFORCE)))
+    assert signals.logprobs is not None and signals.reference_logprobs is None
+    logprobs = np.concatenate([row[mask] for row, mask in zip(signals.logprobs, masks, strict=True)])
+    old = np.concatenate([s.logprobs[mask] for s, mask in zip(samples, masks, strict=True)])
+    advantages = np.concatenate([s.advantages[mask] for s, mask in zip(samples, masks, strict=True)])
+    for report in reports:
+        assert report["trained_tokens"] == len(old)
+        assert report["ratio"] == pytest.approx(np.exp(logprobs - old).mean(), rel=1e-10)
+        assert report["loss"] == pytest.approx(-(advantages * logprobs).mean(), rel=1e-6)  # float32 weights
+        assert report["entropy"] == pytest.approx(reports[0]["entropy"], rel=1e-12)
+    assert 5 < reports[0]["entropy"] < np.log(262) + 1e-9  # an untrained model is nearly uniform
+
+
+def test_scores_stand_where_tokens_are_trained(tiny: Make, make_samples: Rows) -> None:
+    loaded, samples = tiny(), make_samples([9, 30, 4])
+    silent = samples[1].replace(loss_weights=np.zeros(30))
+    signals = asyncio.run(
+        make_trainer(loaded).score([samples[0], silent, samples[2]], frozenset({"logprobs"}))
+    )
+    assert signals.logprobs is not None
+    for sample, row in zip([samples[0], silent, samples[2]], signals.logprobs, strict=True):
+        assert row.dtype == np.float32
+        np.testing.assert_array_equal(~np.isnan(row), sample.loss_weights > 0)
+
+
+def test_rows_without_loss_give_no_gradient(tiny: Make, make_samples: Rows) -> None:
+    loaded, (sample,) = tiny(), make_samples([9])
+    before = {n: p.clone() for n, p in loaded.model.named_parameters()}
+    metrics = train(make_trainer(loaded), [sample.replace(loss_weights=np.zeros(9))])
+    assert metrics == {"loss": 0.0, "trained_tokens": 0.0, "grad_norm": 0.0, "lr": 1e-2, "nonfinite": 0.0}
+    assert all(torch.equal(before[n], p) for n, p in loaded.model.named_parameters())
+
+
+def test_entropy_bonus_is_part_of_the_gradient(tiny: Make, make_samples: Rows) -> None:
+    """With advantages of 0 only the bonus acts: the update makes the policy more uniform."""
+    loaded, samples = tiny(), make_samples([30, 30])
+    with torch.no_grad():
+        loaded.model.get_output_embeddings().weight *= 10  # far from uniform
+    flat = [s.replace(advantages=np.zeros(len(s))) for s in samples]
+    trainer = make_trainer(loaded, optimizer=Optimizer(lr=1e-3))
+    spec = LossSpec("reinforce", {"entropy_coef": 1.0})
+    entropies = [train(trainer, flat, spec)["entropy"] for _ in range(3)]
+    assert entropies[0] + 0.01 < entropies[1] < entropies[2] - 0.01
+
+
+def test_one_step_equals_torch_adamw_on_clipped_naive_gradients(tiny: Make, make_samples: Rows) -> None:
+    loaded, twin = tiny("float64"), tiny("float64")
+    samples = make_samples([9, 30, 4])
+    optimizer = Optimizer(lr=1e-2, weight_decay=0.1, max_grad_norm=0.05, warmup=1)
+    reference = torch.optim.AdamW(twin.model.parameters(), weight_decay=0.1, foreach=False)
+    trainer = make_trainer(loaded, optimizer=optimizer)
+    for lr in (0.5e-2, 1e-2):
+        metrics = train(trainer, samples)
+        for name, gradient in naive_gradients(twin, samples).items():
+            twin.model.get_parameter(name).grad = gradient
+        norm = torch.nn.utils.clip_grad_norm_(twin.model.parameters(), 0.05)
+        for group in reference.param_groups:
+            group["lr"] = lr
+        reference.step()
+        assert metrics["lr"] == lr and metrics["grad_norm"] == pytest.approx(float(norm), rel=1e-6)
+    assert float(norm) > 0.05
+    for name, parameter in loaded.model.named_parameters():
+        torch.testing.assert_close(parameter, twin.model.get_parameter(name), rtol=0, atol=1e-7)
+
+
+def test_training_raises_what_was_rewarded(tiny: Make, make_samples: Rows) -> None:
+    loaded, samples = tiny(), make_samples([12, 12], temperature=1.0)
+    signed = [samples[0].replace(advantages=np.ones(12)), samples[1].replace(advantages=-np.ones(12))]
+    trainer = make_trainer(loaded)
+    before = asyncio.run(trainer.score(signed, frozenset({"logprobs"}))).logprobs
+    for _ in range(3):
+        train(trainer, signed)
+    after = asyncio.run(trainer.score(signed, frozenset({"logprobs"}))).logprobs
+    assert before is not None and after is not None
+    assert np.nanmean(after[0]) > np.nanmean(before[0]) + 0.2
+    assert np.nanmean(after[1]) < np.nanmean(before[1]) - 0.2
+    assert not loaded.model.training
+
+
+def test_lora_trains_adapters_only(tiny: Make, make_samples: Rows) -> None:
+    loaded, samples = tiny(lora=True), make_samples([9, 30])
+    before = {n: p.clone() for n, p in loaded.model.named_parameters()}
+    trainer = make_trainer(loaded)
+    asyncio.run(trainer.forward_backward(samples, REINFORCE))
+    assert gradients(loaded).keys() == {n for n in before if "lora_" in n}
+    asyncio.run(trainer.optim_step())
+    changed = {n for n, p in loaded.model.named_parameters() if not torch.equal(p, before[n])}
+    assert changed == {n for n in before if "lora_B" in n}  # A moves from the second step on: B starts at 0
+
+
+@pytest.mark.parametrize("lora", [True, False])
+def test_reference_is_the_policy_before_training(tiny: Make, make_samples: Rows, lora: bool) -> None:
+    loaded, samples = tiny(lora=lora), make_samples([9, 30])
+    trainer = make_trainer(loaded, reference=not lora)
+    needs = frozenset({"logprobs", "reference_logprobs"})
+    first = asyncio.run(trainer.score(samples, needs))
+    assert first.logprobs is not None and first.reference_logprobs is not None
+    for current, reference in zip(first.logprobs, first.reference_logprobs, strict=True):
+        np.testing.assert_array_equal(current, reference)
+    spec = LossSpec("reinforce", {"kl_coef": 0.1, "kl_estimator": "k1"})
+    assert train(trainer, samples, spec)["kl"] == 0.0
+    second = asyncio.run(trainer.score(samples, needs))
+    assert second.logprobs is not None and second.reference_logprobs is not None
+    np.testing.assert_array_equal(second.reference_logprobs[1], first.reference_logprobs[1])
+    gap = np.concatenate(second.logprobs) - np.concatenate(second.reference_logprobs)
+    assert np.nanmax(np.abs(gap)) > 1e-3
+    assert train(trainer, samples, spec)["kl"] == pytest.approx(float(np.nanmean(gap)), rel=1e-4)
+
+
+def test_a_reference_by_adapters_keeps_gradients_so_far(tiny: Make, make_samples: Rows) -> None:
+    samples, results = make_samples([9, 30]), []
+    spec = LossSpec("reinforce", {"kl_coef": 0.1})
+    for parts in ([samples], [samples[:1], samples[1:]]):
+        loaded = tiny("float64", lora=True)
+        trainer = make_trainer(loaded)
+        for part in parts:
+            asyncio.run(trainer.forward_backward(part, spec))
+        results.append(gradients(loaded))
+    assert relative_error(results[1], results[0]) < 1e-10
+
+
+def test_without_a_reference_nothing_pretends_to_have_one(tiny: Make, make_samples: Rows) -> None:
+    trainer, samples = make_trainer(tiny()), make_samples([9])
+    assert trainer.capabilities.needs == {"logprobs"}
+    with pytest.raises(CapabilityError, match=r"got the needs \['reference_logprobs'\]"):
+        asyncio.run(trainer.score(samples, frozenset({"reference_logprobs"})))
+    with pytest.raises(CapabilityError, match=r"kl_coef 0\.1: got a trainer without a reference"):
+        asyncio.run(trainer.forward_backward(samples, LossSpec("reinforce", {"kl_coef": 0.1})))
+
+
+def test_expert_tokens_need_no_advantages(tiny: Make, make_samples: Rows) -> None:
+    loaded, (sample,) = tiny(), make_samples([20], temperature=1.0)
+    expert = sample.replace(advantages=None, component="ce", logprobs=np.full(20, np.nan))
+    trainer = make_trainer(loaded)
+    with pytest.raises(RecordError, match="advantages of the sample of t0"):
+        asyncio.run(trainer.forward_backward([expert], REINFORCE))
+    losses = [train(trainer, [expert], LossSpec("cross_entropy"))["loss"] for _ in range(4)]
+    assert losses[0] == pytest.approx(np.log(262), abs=0.3)
+    assert losses[3] < losses[0] - 0.5
+
+
+def test_versions_count_publishes_and_not_updates(tiny: Make, make_samples: Rows) -> None:
+    trainer, samples = make_trainer(tiny()), make_samples([9])
+    train(trainer, samples)
+    train(trainer, samples)
+    assert (trainer.version, trainer.updates) == (0, 2)
+    assert asyncio.run(trainer.publish()) == 1
+    assert (trainer.version, trainer.updates) == (1, 2)
+
+
+def test_nonfinite_updates_are_skipped_then_refused(tiny: Make, make_samples: Rows) -> None:
+    loaded, samples = tiny(), make_samples([9, 5])
+    bad = [samples[0].replace(advantages=np.full(9, np.inf)), samples[1]]
+    schedule = Optimizer(lr=1e-2, schedule="linear")  # 10 updates
+    trainer = make_trainer(loaded, optimizer=schedule, max_nonfinite=2)
+    before = {n: p.clone() for n, p in loaded.model.named_parameters()}
+    skipped = train(trainer, bad)
+    assert skipped["nonfinite"] == 1.0
+    assert all(torch.equal(before[n], p) for n, p in loaded.model.named_parameters())
+    good = train(trainer, samples)  # in between: the count of skips in a row starts again
+    assert good["nonfinite"] == 0.0 and np.isfinite(good["grad_norm"])
+    assert good["lr"] == pytest.approx(1e-2 * 8 / 9)  # the schedule went on
+    train(trainer, bad)
+    with pytest.raises(NonFiniteError) as caught:
+        train(trainer, bad)
+    for words in ("update 3", "2 updates in a row", "t0, t1", "first model.", "Lower trainer.optimizer.lr"):
+        assert words in str(caught.value)
+    assert gradients(loaded) == {}
+
+
+def test_a_nonfinite_gradient_alone_is_caught_too(tiny: Make, make_samples: Rows) -> None:
+    loaded, samples = tiny(), make_samples([9])
+    trainer = make_trainer(loaded, max_nonfinite=1)
+    asyncio.run(trainer.forward_backward(samples, REINFORCE))
+    name = "model.layers.1.mlp.up_proj.weight"
+    loaded.model.get_parameter(name).grad[3, 4] = float("nan")  # type: ignore[index]
+    with pytest.raises(NonFiniteError, match=f"the gradient of 1 of 20 parameters, first {name}"):
+        asyncio.run(trainer.optim_step())
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB"),
+        RuntimeError("[enforce fail at alloc_cpu.cpp:118] DefaultCPUAllocator: can't allocate memory"),
+        MemoryError(),
+    ],
+)
+def test_out_of_memory_names_what_to_lower(
+    tiny: Make, make_samples: Rows, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    loaded, samples = tiny(), make_samples([9, 30])
+    trainer = make_trainer(loaded, micro_batch_tokens=30)
+    asyncio.run(trainer.forward_backward(samples, REINFORCE))
+
+    def fail(*_: Any, **__: Any) -> None:
+        raise error
+
+    monkeypatch.setattr(local, "token_logprobs", fail)
+    with pytest.raises(OutOfMemory, match=r"training 1 rows of up to 30 tokens.*_tokens \(now 30\)") as got:
+        asyncio.run(trainer.forward_backward(samples, REINFORCE))
+    assert "trainer.gradient_checkpointing = true" in str(got.value)
+    assert gradients(loaded) == {} and not loaded.model.training
+
+
+def test_out_of_memory_in_the_optimizer_is_explained_too(
+    tiny: Make, make_samples: Rows, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: Any, **__: Any) -> None:
+        raise MemoryError
+
+    trainer = make_trainer(tiny())
+    asyncio.run(trainer.forward_backward(make_samples([9]), REINFORCE))
+    monkeypatch.setattr(torch.optim.AdamW, "step", fail)
+    with pytest.raises(OutOfMemory, match=r"while stepping the optimizer: .* \[model\.lora\]"):
+        asyncio.run(trainer.optim_step())
+
+
+def test_other_runtime_errors_pass_through(
+    tiny: Make, make_samples: Rows, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: Any, **__: Any) -> None:
+        raise RuntimeError("shapes do not match")
+
+    trainer = make_trainer(tiny())
+    monkeypatch.setattr(local, "token_logprobs", fail)
+    with pytest.raises(RuntimeError, match="shapes do not match"):
+        asyncio.run(trainer.forward_backward(make_samples([9]), REINFORCE))
+
+
+def test_a_real_allocation_failure_is_recognised() -> None:
+    with pytest.raises(RuntimeError) as caught:
+        torch.empty(2**60, dtype=torch.uint8)
+    assert local._is_out_of_memory(caught.value)
+
+
+def test_nothing_to_train_is_refused(tiny: Make) -> None:
+    loaded = tiny()
+    loaded.model.requires_grad_(False)
+    with pytest.raises(CapabilityError, match="no parameter requires a gradient"):
+        make_trainer(loaded)
+
+
+def test_crash_points_stand_after_each_micro_batch_and_before_the_step(
+    tiny: Make, make_samples: Rows, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loaded = tiny()
+    weight = loaded.model.get_parameter("model.norm.weight")
+    before, seen = weight.clone(), []
+    monkeypatch.setattr(local, "crash_point", lambda name: seen.append((name, torch.equal(weight, before))))
+    train(make_trainer(loaded, micro_batch_tokens=30), make_samples([30, 29, 28]))
+    assert seen == [("backward", True)] * 3 + [("optim", True)]
+    assert not torch.equal(weight, before)
+
+
+def test_work_runs_on_the_compute_thread(tiny: Make, make_samples: Rows) -> None:
+    loaded, threads = tiny(), set()
+    with ThreadPoolExecutor(1) as compute:
+        trainer = make_trainer(loaded, compute=compute)
+        loaded.model.get_decoder().register_forward_hook(lambda *_: threads.add(threading.current_thread()))
+        metrics = train(trainer, make_samples([9, 30]))
+        assert threads == {compute.submit(threading.current_thread).result()}
+    assert metrics == train(make_trainer(tiny()), make_samples([9, 30]))

@@ -1,0 +1,176 @@
+"""Save, load and go on bit for bit; what does not fit is named."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from silva.config.sections import Optimizer
+from silva.config.sections import Trainer as TrainerSettings
+from silva.errors import CheckpointError
+from silva.models.loading import LoadedModel
+from silva.trainer.local import LocalTrainer
+from silva.types import LossSpec, Sample
+
+Make = Callable[..., LoadedModel]
+Rows = Callable[..., list[Sample]]
+
+
+def make_trainer(loaded: LoadedModel, *, seed: int = 0, reference: bool = False) -> LocalTrainer:
+    settings = TrainerSettings(optimizer=Optimizer(lr=1e-2, warmup=2, schedule="cosine"))
+    return LocalTrainer(loaded, settings, total_updates=8, seed=seed, reference=reference)
+
+
+def train(
+    trainer: LocalTrainer, samples: list[Sample], updates: int, **params: Any
+) -> list[dict[str, float]]:
+    history = []
+    for _ in range(updates):
+        metrics = asyncio.run(trainer.forward_backward(samples, LossSpec("reinforce", params)))
+        history.append({**metrics, **asyncio.run(trainer.optim_step())})
+        asyncio.run(trainer.publish())
+    return history
+
+
+@pytest.mark.parametrize(("lora", "dtype"), [(False, "float32"), (True, "float32"), (False, "bfloat16")])
+def test_training_goes_on_bit_for_bit(
+    tiny: Make, make_samples: Rows, tmp_path: Path, lora: bool, dtype: str
+) -> None:
+    """With LoRA the adapters have dropout, so the random state must come back too."""
+    samples = make_samples([9, 30, 4])
+    loaded = tiny(dtype, lora=lora, dropout=0.3)
+    trainer = make_trainer(loaded)
+    train(trainer, samples, 3)
+    asyncio.run(trainer.save(tmp_path))
+    expected = train(trainer, samples, 3)
+
+    again = tiny(dtype, lora=lora, dropout=0.3)
+    if not lora:  # nothing of the first weights may matter
+        again = tiny(dtype, seed=7)
+    storage = {n: p.data_ptr() for n, p in again.model.named_parameters()}
+    resumed = make_trainer(again, seed=99)
+    torch.rand(5)
+    asyncio.run(resumed.load(tmp_path))
+    assert (resumed.version, resumed.updates) == (3, 3)
+    assert train(resumed, samples, 3) == expected
+    for name, parameter in again.model.named_parameters():
+        assert torch.equal(parameter, loaded.model.get_parameter(name))
+        assert parameter.data_ptr() == storage[name]  # an engine that shares the weights sees them
+
+
+def test_dropout_is_at_work_in_the_test_above(tiny: Make, make_samples: Rows) -> None:
+    samples = make_samples([9, 30, 4])
+    runs = [train(make_trainer(tiny(lora=True, dropout=0.3), seed=seed), samples, 3) for seed in (0, 0, 1)]
+    assert runs[0] == runs[1]
+    assert runs[0][-1] != runs[2][-1]
+
+
+def test_the_reference_comes_back_with_the_checkpoint(tiny: Make, make_samples: Rows, tmp_path: Path) -> None:
+    """The reference may have been warmed up first, so it is not what the model's name loads."""
+    samples = make_samples([9, 30, 4])
+    trainer = make_trainer(tiny(seed=3), reference=True)
+    train(trainer, samples, 1, kl_coef=0.1)
+    asyncio.run(trainer.save(tmp_path))
+    expected = train(trainer, samples, 2, kl_coef=0.1)
+    resumed = make_trainer(tiny(seed=4), reference=True)
+    asyncio.run(resumed.load(tmp_path))
+    assert train(resumed, samples, 2, kl_coef=0.1) == expected
+    assert expected[-1]["kl"] > 0
+
+
+def test_files_are_safetensors_and_json(tiny: Make, make_samples: Rows, tmp_path: Path) -> None:
+    trainer = make_trainer(tiny(lora=True))
+    train(trainer, make_samples([9]), 2)
+    asyncio.run(trainer.save(tmp_path / "new"))
+    names = {file.name for file in (tmp_path / "new").iterdir()}
+    assert names == {"weights.safetensors", "optimizer.safetensors", "rng.safetensors", "trainer.json"}
+    weights = load_file(tmp_path / "new" / "weights.safetensors")
+    assert len(weights) == 2 * 7 * 2 and all("lora_" in name for name in weights)  # A and B, 7 layers, twice
+    numbers = json.loads((tmp_path / "new" / "trainer.json").read_text())
+    assert (numbers["version"], numbers["updates"], numbers["nonfinite"]) == (2, 2, 0)
+    assert set(numbers["steps"].values()) == {2} and set(numbers["steps"]) == set(weights)
+    assert load_file(tmp_path / "new" / "rng.safetensors")["cpu"].dtype == torch.uint8
+
+
+def test_a_checkpoint_before_the_first_update_loads(tiny: Make, make_samples: Rows, tmp_path: Path) -> None:
+    trainer, samples = make_trainer(tiny()), make_samples([9])
+    asyncio.run(trainer.save(tmp_path))
+    expected = train(trainer, samples, 2)
+    asyncio.run(trainer.load(tmp_path))  # back to the start, moments included
+    assert train(trainer, samples, 2) == expected
+
+
+def change(path: Path, edit: Callable[[dict[str, torch.Tensor]], object]) -> None:
+    tensors = {name: tensor.clone() for name, tensor in load_file(path).items()}
+    edit(tensors)
+    save_file(tensors, path)
+
+
+NORM = "model.norm.weight"
+
+
+@pytest.mark.parametrize(
+    ("file", "edit", "words"),
+    [
+        ("weights", lambda t: t.pop(NORM), rf"weights.safetensors .*missing: {NORM}$"),
+        ("weights", lambda t: t.update(more=torch.zeros(1)), "unexpected: more$"),
+        (
+            "weights",
+            lambda t: t.update({NORM: torch.zeros(3)}),
+            r"got float32 \[3\], expected float32 \[32\]",
+        ),
+        (
+            "weights",
+            lambda t: t.update({NORM: t[NORM].half()}),
+            r"got float16 \[32\], expected float32 \[32\]",
+        ),
+        ("optimizer", lambda t: t.pop(f"{NORM}/exp_avg"), rf"missing: {NORM}/exp_avg$"),
+        ("rng", lambda t: t.pop("cpu"), "rng.safetensors .*missing: cpu$"),
+    ],
+)
+def test_what_does_not_fit_is_named_and_changes_nothing(
+    tiny: Make, make_samples: Rows, tmp_path: Path, file: str, edit: Callable[..., object], words: str
+) -> None:
+    trainer, samples = make_trainer(tiny()), make_samples([9])
+    train(trainer, samples, 1)
+    asyncio.run(trainer.save(tmp_path))
+    change(tmp_path / f"{file}.safetensors", edit)
+    other = make_trainer(tiny(seed=5))
+    expected = {n: p.clone() for n, p in other.loaded.model.named_parameters()}
+    with pytest.raises(CheckpointError, match=words):
+        asyncio.run(other.load(tmp_path))
+    assert all(torch.equal(expected[n], p) for n, p in other.loaded.model.named_parameters())
+    assert (other.version, other.updates) == (0, 0)
+
+
+def test_a_full_model_does_not_load_into_adapters(tiny: Make, tmp_path: Path) -> None:
+    asyncio.run(make_trainer(tiny()).save(tmp_path))
+    with pytest.raises(
+        CheckpointError, match=r"does not belong to this model .*missing: .*lora_A.* and 25 more"
+    ):
+        asyncio.run(make_trainer(tiny(lora=True)).load(tmp_path))
+
+
+@pytest.mark.parametrize("damage", [lambda p: p.unlink(), lambda p: p.write_bytes(p.read_bytes()[:40])])
+@pytest.mark.parametrize("name", ["weights.safetensors", "trainer.json"])
+def test_missing_and_torn_files_are_named(
+    tiny: Make, tmp_path: Path, name: str, damage: Callable[[Path], object]
+) -> None:
+    trainer = make_trainer(tiny())
+    asyncio.run(trainer.save(tmp_path))
+    damage(tmp_path / name)
+    with pytest.raises(CheckpointError, match=name):
+        asyncio.run(trainer.load(tmp_path))
+
+
+def test_a_file_that_cannot_be_written_is_a_checkpoint_error(tiny: Make, tmp_path: Path) -> None:
+    (tmp_path / "optimizer.safetensors").mkdir()
+    with pytest.raises(CheckpointError, match=r"optimizer\.safetensors: cannot be written"):
+        asyncio.run(make_trainer(tiny()).save(tmp_path))
