@@ -12,14 +12,63 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from silva.launch import train as train
+    from collections.abc import Callable, Mapping
+    from pathlib import Path
+
+    from silva.config.load import Resolved
+    from silva.launch import Outcome
 
 __all__ = ["__version__", "train"]
 
 
-def __getattr__(name: str) -> Any:
-    if name == "train":  # loads torch
-        from silva.launch import train
+def train(
+    config: str | Path | Mapping[str, Any] | Resolved, *, resume: bool = False, overwrite: bool = False
+) -> Outcome:
+    """Run reinforcement learning: what `silva rl` does, from Python, in scripts and in notebooks.
 
-        return train
-    raise AttributeError(f"module 'silva' has no attribute {name!r}")
+        outcome = silva.train("configs/smoke.toml")
+        outcome = silva.train({"model": {"type": "tiny"}, "environments": [{"type": "bandit"}], "steps": 5})
+        outcome.summary["eval_after"], outcome.report, outcome.weights
+
+    Args:
+        config: a TOML file, keys (nested or dotted) with their values, or a resolved configuration.
+        resume: go on with the run in output_dir/name from its last checkpoint.
+        overwrite: remove the run in output_dir/name first.
+
+    Raises:
+        SilvaError: the one of errors.py that fits; Interrupted after Ctrl-C.
+    """
+    from silva.launch import train  # loads torch
+
+    return _beside_loop(lambda: train(config, resume=resume, overwrite=overwrite))
+
+
+def _beside_loop(work: Callable[[], Outcome]) -> Outcome:
+    """Call `work`, which runs an event loop of its own: in a thread where one runs here (a notebook)."""
+    import asyncio
+    import ctypes
+    import threading
+    from concurrent.futures import Future
+
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return work()
+    result: Future[Outcome] = Future()
+
+    def run() -> None:
+        try:
+            result.set_result(work())
+        except BaseException as error:
+            result.set_exception(error)
+
+    thread = threading.Thread(target=run, name="silva.train", daemon=True)
+    thread.start()
+    try:
+        return result.result()
+    except KeyboardInterrupt:  # reaches only this thread; the run must not go on behind its back
+        ctypes.pythonapi.PyThreadState_SetAsyncExc(
+            ctypes.c_ulong(thread.ident or 0), ctypes.py_object(KeyboardInterrupt)
+        )
+        thread.join()
+        raise

@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections.abc import Callable
+from pathlib import Path
 
 from silva.engines.settings import LocalEngine as EngineSettings
+from silva.errors import ConfigError
 from silva.session import Session, model_settings
 from silva.types import Message, SamplingParams
 
@@ -19,6 +21,10 @@ def chat(
     Args:
         path: a run's folder, a model folder or hub id; the packaged model where None.
     """
+    if path is not None and not Path(path).exists() and Path(path).parent.is_dir() and "/" in path:
+        raise ConfigError(
+            f"silva chat: {path}: no such folder; expected a run's folder, a model folder or hub id"
+        )
     session = Session.of_model(model_settings(path), EngineSettings(max_concurrent=1))
     write(f"{session.loaded.name}: an empty line ends the talk")
     try:

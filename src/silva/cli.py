@@ -1,11 +1,11 @@
-"""The command `silva`. Imports nothing heavy before a command needs it, so help is instant.
-
-Exit codes: 0 done, 1 the run failed, 2 the input was wrong, 3 training gave up, 130 interrupted.
-"""
+"""The command `silva`. Imports nothing heavy before a command needs it, so help is instant."""
 
 from __future__ import annotations
 
+import difflib
 import json
+import os
+import re
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -18,19 +18,57 @@ if TYPE_CHECKING:
     from silva.config.load import Resolved
     from silva.config.schema import Registries
 
+EXIT_CODES = (
+    "Exit codes: 0 done, 1 the run failed, 2 the input was wrong, 3 training gave up, 130 interrupted."
+)
 COMMANDS: dict[str, tuple[str, str]] = {
-    "rl": ("Train with reinforcement learning.", "silva rl @ configs/quickstart.toml --steps 20"),
-    "sft": (
-        "Only the supervised warm start of a configuration.",
-        "silva sft @ configs/frozen_lake_tiny.toml",
-    ),
-    "eval": ("Evaluate on held-out tasks.", "silva eval @ configs/quickstart.toml --weights runs/quickstart"),
-    "chat": ("Talk to a model or to a run's weights.", "silva chat runs/quickstart"),
-    "envs": ("List environments, or play one yourself.", "silva envs play frozen_lake"),
-    "doctor": ("Say what this machine has and what is missing.", "silva doctor"),
-    "schema": ("Print the JSON Schema of configuration files.", "silva schema > silva.schema.json"),
-    "diff": ("Compare the configurations of two runs.", "silva diff runs/a runs/b"),
+    "rl": ("train with reinforcement learning", "silva rl @ configs/quickstart.toml --steps 20"),
+    "sft": ("only the supervised warm start of a configuration", "silva sft @ configs/frozen_lake_tiny.toml"),
+    "eval": ("evaluate on held-out tasks", "silva eval @ configs/quickstart.toml --weights runs/quickstart"),
+    "chat": ("talk to a model or to a run's weights", "silva chat runs/quickstart"),
+    "envs": ("list environments, or play one yourself", "silva envs play frozen_lake --size 5"),
+    "doctor": ("say what this machine has and what is missing", "silva doctor"),
+    "schema": ("print the JSON Schema of configuration files", "silva schema > silva.schema.json"),
+    "diff": ("compare the configurations of two runs", "silva diff runs/a runs/b"),
 }
+# How each command is called, and what it takes besides keys of a configuration.
+USAGE = {
+    "rl": """\
+silva rl @ FILE.toml [--dry-run | --resume | --overwrite] [--section.key VALUE ...]
+
+  --dry-run    print the resolved configuration and the plan in numbers, then stop
+  --resume     go on with the run in output_dir/name from its last checkpoint
+  --overwrite  remove the run in output_dir/name first""",
+    "sft": """\
+silva sft @ FILE.toml [--overwrite] [--section.key VALUE ...]
+
+  --overwrite  remove the run in output_dir/name first""",
+    "eval": """\
+silva eval @ FILE.toml [--weights PATH] [--policy WHO] [--json] [--section.key VALUE ...]
+
+  --weights PATH  a run's folder or a model folder, in place of [model]
+  --policy WHO    who plays: model (default), expert or random
+  --json          print the result as JSON""",
+    "chat": """\
+silva chat [PATH]
+
+  PATH  a run's folder, a model folder, a GGUF file or a hub id; without it, the packaged model""",
+    "envs": """\
+silva envs [--json]
+silva envs play NAME [--key VALUE ...]
+
+  --json  print the list as JSON
+  NAME    one of the list, or your own: file.py:Class or package.module:Class
+  --key   a key of the environment, as under [[environments]] in a file""",
+    "doctor": "silva doctor [--json]\n\n  --json  print the findings as JSON",
+    "schema": """\
+silva schema
+
+Editors with a TOML language server complete and check a configuration that begins with the line
+  #:schema ./silva.schema.json""",
+    "diff": "silva diff RUN_A RUN_B [--json]\n\n  RUN_A, RUN_B  folders of runs, or TOML files",
+}
+POLICIES = ("model", "expert", "random")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -43,7 +81,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("silva: interrupted", file=sys.stderr)
         return 130
-    except BrokenPipeError:
+    except BrokenPipeError:  # `silva envs | head -1`: nobody reads on, and nothing is left to flush
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
 
 
@@ -56,11 +95,7 @@ def _run(arguments: list[str]) -> int:
         return 0
     command, rest = arguments[0], arguments[1:]
     if command not in COMMANDS:
-        import difflib
-
-        near = difflib.get_close_matches(command, COMMANDS, 1)
-        hint = f"; did you mean {near[0]!r}?" if near else ""
-        raise ConfigError(f"unknown command {command!r}{hint} Commands: {', '.join(COMMANDS)}")
+        raise ConfigError(f"unknown command {command!r}{_nearest(command)}; expected {', '.join(COMMANDS)}")
     if "-h" in rest or "--help" in rest:
         print(_help(command))
         return 0
@@ -70,48 +105,32 @@ def _run(arguments: list[str]) -> int:
     return _HANDLERS[command](rest)
 
 
+def _nearest(word: str) -> str:
+    near = difflib.get_close_matches(word, COMMANDS, 1)
+    return f" (did you mean {near[0]}?)" if near else ""
+
+
 def _overview() -> str:
     width = max(map(len, COMMANDS))
-    lines = [f"  {name:<{width}}  {summary}" for name, (summary, _) in COMMANDS.items()]
-    return "\n".join(
-        ["usage: silva COMMAND ...", "", __doc__.splitlines()[2], "", "commands:", *lines, "", "silva COMMAND --help explains one."]
-    )  # fmt: skip
+    commands = [f"  {name:<{width}}  {summary}" for name, (summary, _) in COMMANDS.items()]
+    return "\n".join([
+        "usage: silva COMMAND ...", "",
+        "commands:", *commands, "",
+        "silva COMMAND --help explains one; silva --version says which this is.",
+        "example: silva rl @ configs/smoke.toml", "",
+        EXIT_CODES,
+    ])  # fmt: skip
 
 
 def _help(command: str) -> str:
     summary, example = COMMANDS[command]
-    options = OPTIONS.get(command, "")
     if command in ("rl", "sft", "eval"):
         from silva.config.help import help_text
 
-        return help_text(command, summary + options, example, _registries())
-    return f"usage: silva {command} ...\n\n{summary}{options}\n\nexample: {example}"
-
-
-OPTIONS = {
-    "rl": """
-
-options:
-  --dry-run    print the resolved configuration and the plan in numbers, then stop
-  --resume     go on with the run in output_dir/name from its last checkpoint
-  --overwrite  remove the run in output_dir/name first""",
-    "sft": "\n\noptions:\n  --overwrite  remove the run in output_dir/name first",
-    "eval": """
-
-options:
-  --weights PATH   a run's folder or a model folder, in place of [model]
-  --policy WHO     model (default), expert or random: who plays
-  --json           print the result as JSON""",
-    "envs": """
-
-silva envs [--json]            list them
-silva envs play NAME [--key value ...]   play an episode (NAME may be file.py:Class)""",
-    "diff": "\n\nsilva diff RUN_A RUN_B [--json]",
-    "doctor": "\n\nsilva doctor [--json]",
-    "chat": """
-
-silva chat [PATH]   a run's folder or a model folder; the packaged model where none is given""",
-}
+        options = USAGE[command].partition("\n\n")[2]
+        return help_text(f"silva {command}", summary, example, _registries(), options).rstrip()
+    usage = USAGE[command].replace("\nsilva", "\n         silva")
+    return f"silva {command}: {summary}\n\nusage:   {usage}\n\nexample: {example}"
 
 
 def _registries() -> Registries:
@@ -120,10 +139,27 @@ def _registries() -> Registries:
     return REGISTRIES
 
 
-def _resolve(arguments: list[str]) -> Resolved:
+def _resolve(command: str, arguments: list[str]) -> Resolved:
     from silva.config.load import load
 
+    if not arguments:
+        raise ConfigError(
+            f"silva {command}: got no configuration; expected one, as in {COMMANDS[command][1]}"
+        )
+    own = re.findall(r"--[a-z-]+", USAGE[command].partition("\n\n")[2])
+    for argument in arguments:
+        near = difflib.get_close_matches(argument.partition("=")[0], own, 1, 0.8)
+        if near and argument.startswith("--"):
+            raise ConfigError(f"silva {command}: got {argument}, an unknown option; did you mean {near[0]}?")
     return load(arguments, _registries())
+
+
+def _check_crash_point() -> None:
+    """Before anything is written, not at the first crash point the run comes to."""
+    if "SILVA_CRASH" in os.environ:
+        from silva.ports import crash_setting
+
+        crash_setting()
 
 
 def _take(arguments: list[str], *flags: str) -> tuple[set[str], list[str]]:
@@ -132,11 +168,11 @@ def _take(arguments: list[str], *flags: str) -> tuple[set[str], list[str]]:
     return split_options(arguments, set(flags))
 
 
-def _take_value(arguments: list[str], flag: str) -> tuple[str | None, list[str]]:
+def _take_value(arguments: list[str], flag: str, expected: str) -> tuple[str | None, list[str]]:
     for i, argument in enumerate(arguments):
         if argument == flag:
-            if i + 1 == len(arguments):
-                raise ConfigError(f"{flag} needs a value")
+            if i + 1 == len(arguments) or arguments[i + 1].startswith("--"):
+                raise ConfigError(f"{flag}: got no value; expected {expected}")
             return arguments[i + 1], arguments[:i] + arguments[i + 2 :]
         if argument.startswith(flag + "="):
             return argument[len(flag) + 1 :], arguments[:i] + arguments[i + 1 :]
@@ -145,13 +181,15 @@ def _take_value(arguments: list[str], flag: str) -> tuple[str | None, list[str]]
 
 def _rl(arguments: list[str]) -> int:
     found, rest = _take(arguments, "--dry-run", "--resume", "--overwrite")
-    resolved = _resolve(rest)
+    resolved = _resolve("rl", rest)
+    _check_crash_point()
     if "--dry-run" in found:
         from silva.config.saved import to_toml
         from silva.plan import describe, plan_run
 
+        plan = describe(plan_run(resolved.config))
         print(to_toml(resolved))
-        print(describe(plan_run(resolved.config)))
+        print(*(f"# {line}" for line in plan.splitlines()), sep="\n")  # so that all of it is TOML
         return 0
     from silva.launch import train
     from silva.orchestrator.interrupt import Interrupted
@@ -165,11 +203,13 @@ def _rl(arguments: list[str]) -> int:
 
 def _sft(arguments: list[str]) -> int:
     found, rest = _take(arguments, "--overwrite")
+    resolved = _resolve("sft", rest)
+    _check_crash_point()
     from silva.launch import supervise
     from silva.orchestrator.interrupt import Interrupted
 
     try:
-        supervise(_resolve(rest), overwrite="--overwrite" in found)
+        supervise(resolved, overwrite="--overwrite" in found)
     except Interrupted:
         return 130
     return 0
@@ -177,11 +217,22 @@ def _sft(arguments: list[str]) -> int:
 
 def _eval(arguments: list[str]) -> int:
     found, rest = _take(arguments, "--json")
-    weights, rest = _take_value(rest, "--weights")
-    policy, rest = _take_value(rest, "--policy")
+    weights, rest = _take_value(rest, "--weights", "a run's folder or a model folder")
+    policy, rest = _take_value(rest, "--policy", ", ".join(POLICIES))
+    if policy not in (None, *POLICIES):
+        raise ConfigError(f"--policy: got {policy!r}, expected {', '.join(POLICIES)}")
+    if weights is not None and policy not in (None, "model"):
+        raise ConfigError(
+            f"--weights with --policy {policy}: scripted play uses no weights; give one of them"
+        )
+    config = _resolve("eval", rest).config
+    if weights is not None and not Path(weights).expanduser().exists():
+        raise ConfigError(
+            f"--weights {weights}: no such file or folder; expected a run's folder or a model folder"
+        )
     from silva.launch import evaluate_config
 
-    evaluations = evaluate_config(_resolve(rest).config, policy=policy or "model", weights=weights)
+    evaluations = evaluate_config(config, policy=policy or "model", weights=weights)
     rows = [row for e in evaluations for row in e.rows()]
     if "--json" in found:
         print(json.dumps(rows, indent=1))
@@ -201,10 +252,10 @@ def _eval(arguments: list[str]) -> int:
 
 
 def _chat(arguments: list[str]) -> int:
+    if len(arguments) > 1 or any(argument.startswith(("-", "@")) for argument in arguments):
+        raise ConfigError(f"silva chat: got {' '.join(arguments)!r}, expected at most one path")
     from silva.chat import chat
 
-    if len(arguments) > 1:
-        raise ConfigError(f"silva chat takes one path at most, got {' '.join(arguments)}")
     return chat(arguments[0] if arguments else None)
 
 
@@ -215,13 +266,9 @@ def _envs(arguments: list[str]) -> int:
     if rest:
         raise ConfigError(f"silva envs: got {' '.join(rest)!r}, expected nothing, --json, or play NAME")
     from silva.config.plugins import entry_points
-    from silva.config.schema import import_settings
 
-    targets = {**_registries().environments, **entry_points()}
-    rows = []
-    for name, target in targets.items():
-        about = (import_settings(target).__doc__ or "").strip().splitlines()
-        rows.append({"name": name, "about": about[0] if about else "", "settings": target})
+    targets = {**entry_points(), **_registries().environments}
+    rows = [{"name": name, "about": _about(target), "settings": target} for name, target in targets.items()]
     if "--json" in found:
         print(json.dumps(rows, indent=1))
         return 0
@@ -231,16 +278,34 @@ def _envs(arguments: list[str]) -> int:
     return 0
 
 
+def _about(target: str) -> str:
+    """What a world's class says of itself in its first line, else what its module says."""
+    import importlib
+
+    from silva.config.schema import import_settings
+
+    try:
+        settings = import_settings(target)
+        module = importlib.import_module(target.partition(":")[0])
+    except Exception as error:  # an installed package of somebody else: the others are listed all the same
+        return f"cannot be loaded: {type(error).__name__}: {error}"
+    text = vars(settings).get("__doc__") or module.__doc__ or ""
+    return text.strip().partition("\n")[0]
+
+
 def _play(arguments: list[str]) -> int:
     import asyncio
     from random import randrange
 
-    if not arguments:
+    if not arguments or arguments[0].startswith("-"):
         raise ConfigError("silva envs play: got no name; `silva envs` lists them")
     from silva.environments.play import play
 
-    options = [a.replace("--", "--environments.0.", 1) if a.startswith("--") else a for a in arguments[1:]]
-    config = _resolve([f"--environments.0.type={arguments[0]}", *options]).config
+    options = [re.sub("^--(no-)?", r"--\1environments.0.", argument) for argument in arguments[1:]]
+    try:
+        config = _resolve("envs", [f"--environments.0.type={arguments[0]}", *options]).config
+    except ConfigError as error:
+        raise ConfigError(str(error).replace("environments.0.", "")) from None
     taskset = config.environments[0].taskset()
     tasks = taskset.tasks("train")
     try:
@@ -263,7 +328,7 @@ def _doctor(arguments: list[str]) -> int:
 
 def _schema(arguments: list[str]) -> int:
     if arguments:
-        raise ConfigError(f"silva schema takes no arguments, got {' '.join(arguments)}")
+        raise ConfigError(f"silva schema: got {' '.join(arguments)!r}, expected no arguments")
     from silva.config.schema_json import json_schema
 
     print(json.dumps(json_schema(_registries()), indent=1))
@@ -273,7 +338,7 @@ def _schema(arguments: list[str]) -> int:
 def _diff(arguments: list[str]) -> int:
     found, rest = _take(arguments, "--json")
     if len(rest) != 2:
-        raise ConfigError(f"silva diff takes two run folders, got {len(rest)}")
+        raise ConfigError(f"silva diff: got {len(rest)} folders, expected two runs to compare")
     from silva.config.diff import diff, format_diff
 
     a, b = map(Path, rest)

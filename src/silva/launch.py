@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -12,6 +13,7 @@ from typing import Any
 
 from rich.console import Console
 from rich.progress import Progress
+from safetensors import SafetensorError
 
 import silva
 from silva.config.diff import changed_keys, may_change
@@ -21,6 +23,7 @@ from silva.config.schema import RunConfig
 from silva.errors import CapabilityError, ConfigError, SilvaError
 from silva.evaluation.evaluator import Evaluation, evaluate
 from silva.ledger import Ledger
+from silva.monitoring.metrics import truncate_metrics
 from silva.monitoring.monitor import Monitor
 from silva.monitoring.report import write_report
 from silva.monitoring.summary import write_summary
@@ -31,12 +34,15 @@ from silva.orchestrator.numbers import Phases, eval_metrics, peak_memory_bytes
 from silva.orchestrator.run_directory import RunDirectory
 from silva.orchestrator.sft import imitate
 from silva.orchestrator.state import RunState
+from silva.ports import FILES
 from silva.registries import REGISTRIES
 from silva.rollouts.actors import Actor, Policy, Script
 from silva.rollouts.linear import Linear
 from silva.session import Session, model_settings
 from silva.trainer.checkpoint import CheckpointStore
 from silva.trainer.local import LocalTrainer
+
+_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.EACCES, errno.EPERM)
 
 
 @dataclass(frozen=True)
@@ -59,7 +65,8 @@ def train(
     """Run reinforcement learning from a TOML file, a table of keys, or a resolved configuration.
 
     Raises:
-        SilvaError: the one of errors.py that fits; Interrupted after Ctrl-C.
+        SilvaError: the one of errors.py that fits; Interrupted after Ctrl-C (KeyboardInterrupt where there
+            is nothing to save, or after the second).
     """
     resolved = as_resolved(config)
     check(resolved.config)
@@ -69,7 +76,8 @@ def train(
     ) as run:
         if run.state == "finished":
             return _finished(run, console)
-        return asyncio.run(_train(resolved, run, console))
+        with _explained(run, "--resume goes on", console):
+            return asyncio.run(_train(resolved, run, console))
 
 
 def as_resolved(config: str | Path | Mapping[str, Any] | Resolved) -> Resolved:
@@ -109,10 +117,33 @@ def supervise(config: str | Path | Mapping[str, Any] | Resolved, *, overwrite: b
     if resolved.config.warm_start is None:
         raise ConfigError("sft: the configuration has no [warm_start], so there is nothing to imitate")
     path = Path(resolved.config.output_dir) / resolved.config.name
-    with RunDirectory.open(
-        path, resume=False, overwrite=overwrite, config=resolved.data, may_change=_forbidden_changes
-    ) as run:
-        return asyncio.run(_supervise(resolved, run))
+    with (
+        RunDirectory.open(
+            path, resume=False, overwrite=overwrite, config=resolved.data, may_change=_forbidden_changes
+        ) as run,
+        _explained(run, "start again with --overwrite"),
+    ):
+        try:
+            return asyncio.run(_supervise(resolved, run))
+        except Interrupted:  # nothing of it is kept
+            raise KeyboardInterrupt from None
+
+
+@contextmanager
+def _explained(run: RunDirectory, advice: str, console: Console | None = None) -> Iterator[None]:
+    """What ends a run from outside, in words: Ctrl-C where nothing awaits it, a disk that takes no more."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        _print(f"{run.path}: interrupted; {advice}", console)
+        raise
+    except OSError as error:
+        if isinstance(error, SilvaError) or error.errno not in _DISK:
+            raise
+        raise SilvaError(
+            f"{run.path} cannot be written: {error.strerror}. Its checkpoints are untouched. "
+            f"Free some space (or make it writable), then {advice}."
+        ) from error
 
 
 async def _train(resolved: Resolved, run: RunDirectory, console: Console | None) -> Outcome:
@@ -123,6 +154,8 @@ async def _train(resolved: Resolved, run: RunDirectory, console: Console | None)
     state, weights = rl.restore(store, ledger)
     run.summary.unlink(missing_ok=True)
     kept = None if run.state == "new" else state.step if weights else -1  # last step that is not done again
+    if kept is not None:
+        truncate_metrics(run.metrics, state.logged)
     with ExitStack() as stack:
         monitor = stack.enter_context(
             Monitor(run.path, config.monitoring, name=config.name, total_steps=config.steps,
@@ -140,15 +173,16 @@ async def _train(resolved: Resolved, run: RunDirectory, console: Console | None)
             weights = run.weights / f"step_{state.step}"
             with phases("export"):
                 monitor.stage("export")
-                await loop.parts.trainer.export(weights)
+                await _export(loop.parts.trainer, weights)
             return _finish(session, state, phases, run, monitor, weights)
         except Interrupted:
             steps = store.steps()
             monitor.message(f"stopped; --resume goes on after step {steps[-1] if steps else 0}", "warning")
-            _report(run, monitor, None)
+            if config.monitoring.report:
+                _report(run, monitor, None)
             raise
         except SilvaError as error:
-            monitor.message(str(error), "error")
+            monitor.log(str(error), "error")  # the caller shows it
             raise
 
 
@@ -169,9 +203,23 @@ async def _supervise(resolved: Resolved, run: RunDirectory) -> Outcome:
         after = await _measure(session, policy, monitor, phases)
         monitor.step(1, eval_metrics(after))
         weights = run.weights / "step_0"
-        await trainer.export(weights)
+        await _export(trainer, weights)
         state = RunState(tokens_trained=tokens, eval_before=_rows(before), eval_last=_rows(after))
         return _finish(session, state, phases, run, monitor, weights)
+
+
+async def _export(trainer: LocalTrainer, folder: Path) -> None:
+    """All of the weights or none."""
+    temporary = folder.with_name(f".{folder.name}.tmp")
+    FILES.remove_tree(temporary)
+    try:
+        await trainer.export(temporary)
+    except SafetensorError as error:  # what it makes of a full disk
+        raise SilvaError(
+            f"the weights could not be written to {folder}: {error}. Free some space, then --resume."
+        ) from error
+    FILES.remove_tree(folder)
+    FILES.rename(temporary, folder)
 
 
 @contextmanager
@@ -181,10 +229,14 @@ def _session(config: RunConfig, monitor: Monitor, phases: Phases) -> Iterator[Se
         session = Session(config)
     for note in session.renderer.notes:
         monitor.message(note)
+    wait = True
     try:
         yield session
+    except asyncio.CancelledError:  # Ctrl-C where nothing waits for it, or for the second time
+        wait = False
+        raise
     finally:
-        session.close()
+        session.close(wait=wait)
 
 
 async def _measure(session: Session, actor: Actor, monitor: Monitor, phases: Phases) -> list[Evaluation]:
@@ -334,9 +386,13 @@ def _report(run: RunDirectory, monitor: Monitor, session: Session | None) -> Pat
 
 def _finished(run: RunDirectory, console: Console | None) -> Outcome:
     for note in run.notes:
-        (console or Console()).print(note, soft_wrap=True, highlight=False)
+        _print(note, console)
     report = run.report if run.report.exists() else None
     return Outcome(run.path, json.loads(run.summary.read_text()), report, None)
+
+
+def _print(text: str, console: Console | None) -> None:
+    (console or Console()).print(text, soft_wrap=True, highlight=False)
 
 
 def _forbidden_changes(old: dict, new: dict) -> list[str]:

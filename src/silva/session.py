@@ -14,7 +14,7 @@ from silva.config.sections import PretrainedModel, Rendering
 from silva.config.sections import Trainer as TrainerSettings
 from silva.engines.local import LocalEngine
 from silva.engines.settings import LocalEngine as EngineSettings
-from silva.errors import CapabilityError, ModelError
+from silva.errors import CapabilityError, ConfigError, ModelError, SilvaError
 from silva.models.loading import LoadedModel, load_model
 from silva.orchestrator.tasks import TaskStream, World
 from silva.ports import derive
@@ -33,7 +33,7 @@ class Session:
             config.model, config.engine, config.rendering, config.seed, device(config.placement.device)
         )
         self.config = config
-        self.tasksets: dict[str, TaskSet] = {e.label: e.taskset() for e in config.environments}
+        self.tasksets: dict[str, TaskSet] = {e.label: _taskset(e) for e in config.environments}
 
     @classmethod
     def of_model(cls, model: PretrainedModel, engine: EngineSettings) -> Session:
@@ -67,8 +67,20 @@ class Session:
         worlds = [World(e.label, self.tasksets[e.label], e.weight) for e in self.config.environments]
         return TaskStream(worlds, derive(self.config.seed, purpose), position)
 
-    def close(self) -> None:
-        self.compute.shutdown(wait=True, cancel_futures=True)
+    def close(self, *, wait: bool = True) -> None:
+        self.compute.shutdown(wait=wait, cancel_futures=True)
+
+
+def _taskset(environment: Any) -> TaskSet:
+    """Raises ConfigError with the world's name where its own code fails."""
+    try:
+        return environment.taskset()
+    except SilvaError:
+        raise
+    except Exception as error:
+        raise ConfigError(
+            f"environment {environment.label}: its taskset() raised {type(error).__name__}: {error}"
+        ) from error
 
 
 def device(name: str) -> str:

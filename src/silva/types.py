@@ -172,6 +172,9 @@ class Segment:
     def __post_init__(self) -> None:
         if self.source == "policy":
             _same_length("Segment", self.tokens, logprobs=self.logprobs, versions=self.versions)
+            # Engines behind an interface may give neither of these two.
+            _same_length("Segment", self.tokens, raw_logprobs=self.raw_logprobs or self.tokens,
+                         entropies=self.entropies or self.tokens)  # fmt: skip
         else:
             _check(not self.logprobs, f"Segment: {self.source} tokens carry no log-probabilities")
 
@@ -260,14 +263,12 @@ class Sample:
     component: Literal["rl", "ce"] = "rl"
 
     def __post_init__(self) -> None:
-        _same_length(f"sample of {self.trajectory}", self.tokens, loss_weights=self.loss_weights,
-                     logprobs=self.logprobs, temperatures=self.temperatures, versions=self.versions)  # fmt: skip
+        what = f"sample of {self.trajectory}"
+        _same_length(what, self.tokens, loss_weights=self.loss_weights, logprobs=self.logprobs,
+                     temperatures=self.temperatures, versions=self.versions)  # fmt: skip
         if self.advantages is not None:
-            _same_length(f"sample of {self.trajectory}", self.tokens, advantages=self.advantages)
-        _check(
-            float(self.loss_weights[0]) == 0.0,
-            f"sample of {self.trajectory}: the first token is never trained",
-        )
+            _same_length(what, self.tokens, advantages=self.advantages)
+        _check(float(self.loss_weights[0]) == 0.0, f"{what}: the first token is never trained")
 
     def __len__(self) -> int:
         return len(self.tokens)

@@ -21,14 +21,15 @@ Values: --section.key value, --section.key=value, --flag, --no-flag, JSON for li
 Order: command line > TOML files, left to right, each over its `extends` > SILVA_SECTION__KEY > defaults."""
 
 
-def help_text(command: str, summary: str, example: str, registries: Registries) -> str:
-    """The page `silva COMMAND --help` prints. Imports no torch."""
+def help_text(command: str, summary: str, example: str, registries: Registries, options: str = "") -> str:
+    """The page `silva COMMAND --help` prints; `options` are those that are no keys. Imports no torch."""
     lines = [
         f"{command}: {summary}",
         "",
         f"usage:   {command} [@ file.toml ...] [--section.key value ...]",
         f"example: {example}",
         "",
+        *([options, ""] if options else []),
         _HOW,
         "",
     ]

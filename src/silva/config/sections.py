@@ -69,7 +69,7 @@ class Sampling(Section):
 
 class Rendering(Section):
     history: Literal["keep", "template"] = "keep"
-    """`keep`: earlier turns stay as sampled. `template`: the chat template rewrites them (each turn is a new row)."""
+    """`keep`: earlier turns stay as sampled. `template`: the template rewrites them (each turn a new row)."""
     tools: Literal["auto", "hermes", "tags"] = "auto"
     """How tool calls are written: JSON in <tool_call>, or plain tags such as <search>...</search>."""
     system: str | None = None

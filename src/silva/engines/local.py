@@ -16,6 +16,7 @@ Not here: truncating prompts, retries, tokenising messages.
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections import deque
 from collections.abc import Sequence
@@ -27,9 +28,10 @@ import torch
 
 from silva.engines.sampling import draw
 from silva.engines.settings import LocalEngine as LocalEngineSettings
-from silva.errors import ContextOverflow, EngineError
+from silva.errors import ContextOverflow, EngineError, OutOfMemory, SilvaError
 from silva.models.kv_cache import KvCache, PackedStep, Row, Span
 from silva.models.loading import LoadedModel
+from silva.models.memory import is_out_of_memory
 from silva.ports import uniform
 from silva.protocols import EngineCapabilities
 from silva.types import Completion, CompletionStop, SamplingParams
@@ -100,7 +102,8 @@ class LocalEngine:
 
         Raises:
             ContextOverflow: the prompt leaves no room for a token.
-            EngineError: the forward pass failed.
+            EngineError: the forward pass failed; with it fail all requests of the moment.
+            OutOfMemory: with what to lower.
         """
         if len(tokens) == 0:
             raise EngineError("sample: got an empty prompt, expected at least one token")
@@ -120,12 +123,23 @@ class LocalEngine:
             raise
 
     async def logprobs(self, tokens: Sequence[int], start: int) -> Sequence[float]:
-        """Log-probabilities (temperature 1) of tokens[start:], start at least 1."""
+        """Log-probabilities (temperature 1) of tokens[start:], start at least 1.
+
+        Raises:
+            ContextOverflow: more tokens than the context holds.
+            EngineError, OutOfMemory: as in `sample`.
+        """
         if not 1 <= start <= len(tokens):
             raise EngineError(f"logprobs: start {start} out of range, expected 1 to {len(tokens)}")
-        return await asyncio.get_running_loop().run_in_executor(
-            self._compute, self._score, list(tokens), start
-        )
+        if len(tokens) > self.capabilities.context:
+            raise ContextOverflow(
+                f"logprobs: got {len(tokens)} tokens, expected at most {self.capabilities.context}"
+            )
+        loop = asyncio.get_running_loop()
+        try:
+            return await loop.run_in_executor(self._compute, self._score, list(tokens), start)
+        except Exception as error:
+            raise self._explained("logprobs", error) from error
 
     async def load_weights(self, version: int) -> None:
         """The shared parameters have changed: forget every key and value. Running requests go on anew."""
@@ -154,33 +168,50 @@ class LocalEngine:
                     request.future.set_result(request.completion())
 
     def _fail(self, error: Exception) -> None:
-        """A failed forward pass leaves the cache unknown: every request of the moment fails with it."""
+        """Every request of the moment fails with the forward pass; later ones find an empty engine."""
         requests = [*self._running, *self._waiting]
         self._running.clear()
         self._waiting.clear()
-        self.cache.clear()
-        for row in self.cache.rows:
-            row.busy = False
         for request in requests:
             if not request.future.done():
-                wrapped = EngineError(f"sampling failed: {type(error).__name__}: {error}")
+                wrapped = self._explained("sampling", error)
                 wrapped.__cause__ = error
                 request.future.set_exception(wrapped)
 
+    def _explained(self, doing: str, error: Exception) -> SilvaError:
+        first = str(error).splitlines()[0] if str(error) else ""
+        if is_out_of_memory(error):
+            return OutOfMemory(
+                f"memory ran out while {doing}: lower engine.max_concurrent "
+                f"(now {self._settings.max_concurrent}), engine.cached_sequences "
+                f"(now {self._settings.cached_sequences}) or rollout.limits.max_episode_tokens. "
+                f"({first or type(error).__name__})"
+            )
+        return EngineError(f"{doing} failed: {type(error).__name__}: {error}")
+
     # Everything below runs on the compute thread.
 
-    @torch.inference_mode()
     def _step(self) -> list[_Request]:
         """Admit, run one packed forward, sample; returns the requests that are done."""
+        try:
+            return self._advance()
+        except Exception:
+            for row in self.cache.rows:  # nobody knows what the cache holds now
+                row.busy = False
+            self.cache.clear()
+            raise
+
+    @torch.inference_mode()
+    def _advance(self) -> list[_Request]:
         began = time.perf_counter()
         self._drop_cancelled()
         self._admit()
         decode, prefill = self._schedule()
-        ready = decode + [r for r, span in prefill if span.stop == len(_row(r).tokens)]
         if decode or prefill:
-            hidden = self._forward(decode, prefill)
-            if ready:
-                self._sample(ready, self._head(hidden))
+            self._forward(decode, prefill)
+        ready = [r for r in self._running if _row(r).computed == len(_row(r).tokens)]
+        if ready:
+            self._sample(ready)
         finished = [r for r in self._running if r.stop_reason]
         self._running = [r for r in self._running if not r.stop_reason]
         for request in finished:
@@ -206,8 +237,7 @@ class LocalEngine:
         self._waiting.extendleft(reversed(blocked))
 
     def _place(self, request: _Request) -> bool:
-        # The last token is always computed anew: its output is what the first sample is drawn from.
-        source, shared = self.cache.longest_prefix(request.prompt[:-1])
+        source, shared = self.cache.longest_prefix(request.prompt)
         if source is not None and shared > source.computed:
             return False  # a sibling is computing this prefix right now
         got = self.cache.acquire(source, shared, request.prompt)
@@ -226,15 +256,15 @@ class LocalEngine:
             left = len(row.tokens) - row.computed
             if request.tokens and left == 1:
                 decode.append(request)
-            elif budget > 0:
+            elif left and budget > 0:
                 count = min(left, budget)
                 budget -= count
                 prefill.append((request, Span(row.index, row.computed, row.computed + count)))
         decode.sort(key=lambda r: _row(r).index)
         return decode, prefill
 
-    def _forward(self, decode: list[_Request], prefill: list[tuple[_Request, Span]]) -> torch.Tensor:
-        """[ready, D]: final hidden states of every decoded token and of every finished prompt."""
+    def _forward(self, decode: list[_Request], prefill: list[tuple[_Request, Span]]) -> None:
+        """Compute the tokens of these spans into the cache, in one packed step."""
         steps = [Span(_row(r).index, _row(r).computed, _row(r).computed + 1) for r in decode]
         spans = [*steps, *(span for _, span in prefill)]
         requests = [*decode, *(r for r, _ in prefill)]
@@ -246,26 +276,31 @@ class LocalEngine:
             use_cache=False,
             cache=packed,
         )
-        last, at = [], -1
+        self.cache.outputs[0][packed.rows, 0, packed.positions] = output.last_hidden_state[0]
         for request, span in zip(requests, spans, strict=True):
-            at += span.stop - span.start
-            if span.stop == len(_row(request).tokens):
-                last.append(at)
             _row(request).computed = span.stop
         self.stats.decode_tokens += len(decode)
         self.stats.prefill_tokens += len(ids) - len(decode)
-        return output.last_hidden_state[0, last]
 
     def _head(self, hidden: torch.Tensor) -> torch.Tensor:
         logits = self._loaded.model.get_output_embeddings()(hidden)
         logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
-        cap = getattr(self._loaded.model.config, "final_logit_softcapping", None)
+        cap = getattr(self._loaded.model.config.get_text_config(), "final_logit_softcapping", None)
         return torch.tanh(logits / cap) * cap if cap else logits
 
-    def _sample(self, ready: list[_Request], logits: torch.Tensor) -> None:
+    def _sample(self, ready: list[_Request]) -> None:
+        """One token for each of these requests, whose tokens are all computed."""
+        outputs = self.cache.outputs[0]
+        rows, last = zip(*((_row(r).index, len(_row(r).tokens) - 1) for r in ready), strict=True)
+        logits = self._head(outputs[list(rows), 0, list(last)])
         numbers = [float(uniform(r.params.seed, len(r.tokens))) for r in ready]
         uniforms = torch.tensor(numbers, dtype=torch.float64, device=logits.device)
         drawn = draw(logits, [r.params for r in ready], uniforms)
+        if not all(map(math.isfinite, drawn.raw_logprobs)):
+            raise EngineError(
+                f"the model's logits are not finite (version {self.version}): its weights hold NaN or "
+                f"infinity, or {self._loaded.dtype} is too narrow for it"
+            )
         for i, request in enumerate(ready):
             request.tokens.append(drawn.tokens[i])
             request.logprobs.append(drawn.logprobs[i])

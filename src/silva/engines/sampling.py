@@ -58,8 +58,8 @@ def draw(logits: torch.Tensor, params: Sequence[SamplingParams], uniforms: torch
         tokens = torch.where(greedy, logits.argmax(-1), tokens)
     rows = torch.arange(len(tokens), device=logits.device)
     logprobs = torch.where(greedy, 0, scaled[rows, tokens] - normaliser)
-    # E[-log p] = normaliser - E[scaled]; entries cut off have probability 0 and must not give 0 * inf.
-    finite = scaled.masked_fill(probabilities == 0, 0) if truncated else scaled
+    # E[-log p] = normaliser - E[scaled]; entries of probability 0 must not give 0 * inf.
+    finite = scaled.clamp_min(torch.finfo(scaled.dtype).min)
     entropies = torch.where(greedy, 0, normaliser - _sum(probabilities * finite)).clamp_min_(0)
     return Drawn(
         tokens.tolist(),
@@ -82,11 +82,12 @@ def inverse_cdf(probabilities: torch.Tensor, uniforms: torch.Tensor) -> torch.Te
     rows = torch.arange(len(probabilities), device=probabilities.device)
     vocabulary = probabilities.shape[1]
     blocks = _blocks(probabilities)
-    sums = blocks.sum(2).cumsum(1)
+    # float64: near 1 float32 numbers are 6e-8 apart, wider than many a token's share.
+    sums = blocks.sum(2).double().cumsum(1)
     target = uniforms.to(sums.dtype)[:, None] * sums[:, -1:]
     block = torch.searchsorted(sums, target, right=True).clamp_max_(sums.shape[1] - 1)[:, 0]
     before = torch.where(block > 0, sums[rows, (block - 1).clamp_min(0)], 0)
-    inner = blocks[rows, block].cumsum(1)
+    inner = blocks[rows, block].double().cumsum(1)
     offset = torch.searchsorted(inner, target - before[:, None], right=True).clamp_max_(BLOCK - 1)[:, 0]
     tokens = (block * BLOCK + offset).clamp_max_(vocabulary - 1)
     # Rounding can push the target past the last possible token of a block.

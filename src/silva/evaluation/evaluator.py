@@ -86,8 +86,11 @@ async def evaluate(
         on_episode(done, len(jobs), label)
         return trajectory
 
-    async with asyncio.TaskGroup() as group:
-        running = [group.create_task(one(*job)) for job in jobs]
+    try:
+        async with asyncio.TaskGroup() as group:
+            running = [group.create_task(one(*job)) for job in jobs]
+    except ExceptionGroup as errors:  # the others were cancelled; the first is what went wrong
+        raise errors.exceptions[0] from None
     played = [(job[0], job[2], task.result()) for job, task in zip(jobs, running, strict=True)]
     return [
         _evaluation(label, [(task, t) for name, task, t in played if name == label], k) for label in tasksets

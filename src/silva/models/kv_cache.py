@@ -1,10 +1,10 @@
 """Keys and values of many sequences, and attention over them that gives the same bits whatever else runs.
 
-One row a sequence: `keys[layer][row, kv_head, position]`. A row holds the tokens it was computed from, so that a
-new request finds the longest prefix any row shares with it. Because every operation on a token's row of
-numbers is independent of the rows beside it (measured: GEMM rows under MKL_CBWR=...,STRICT; attention as
-below), what the cache holds is a function of the tokens alone: reusing, evicting or recomputing a prefix
-changes time, never results.
+One row a sequence: `keys[layer][row, kv_head, position]`. A row holds the tokens it was computed from, so
+that a new request finds the longest prefix any row shares with it. Because every operation on a token's row
+of numbers is independent of the rows beside it (measured: GEMM rows under MKL_CBWR=...,STRICT; activations
+as in activation.py; attention as below), what the cache holds is a function of the tokens alone: reusing,
+evicting or recomputing a prefix changes time, never results.
 """
 
 from __future__ import annotations
@@ -15,15 +15,18 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 
 # Sums over positions are cut at absolute multiples of BLOCK: longer sums are regrouped by the GEMM kernels
 # depending on how much padding follows. LANES pads the last block for the vectorised softmax.
 BLOCK, LANES = 256, 64
+# Matrix products of fewer multiplications than this go to a loop of torch's own, which rounds differently.
+SMALL = 400
 
 
 @dataclass
 class Row:
-    """A sequence in the cache: `tokens[:computed]` have their keys and values."""
+    """A sequence in the cache: `tokens[:computed]` have their keys, values and outputs."""
 
     index: int
     tokens: np.ndarray = field(default_factory=lambda: np.empty(0, np.int64))
@@ -42,7 +45,11 @@ class Span:
 
 
 class KvCache:
-    """Storage and prefix lookup. Memory grows with use, up to `rows` sequences of `context` tokens."""
+    """Storage and prefix lookup. Memory grows with use, up to `rows` sequences of `context` tokens.
+
+    `outputs` are the final hidden states, some 5 % on top of keys and values: with them a prompt that is
+    known to its last token needs no computing at all.
+    """
 
     def __init__(self, config: Any, *, rows: int, context: int, dtype: torch.dtype, device: torch.device):
         text = config.get_text_config()
@@ -50,11 +57,13 @@ class KvCache:
         self.kv_heads = getattr(text, "num_key_value_heads", None) or self.heads
         self.head_dim = getattr(text, "head_dim", None) or text.hidden_size // self.heads
         self.layers = text.num_hidden_layers
+        self.width = text.hidden_size
         self.context = context
         self.dtype, self.device = dtype, device
         self.rows = [Row(i) for i in range(rows)]
-        self.keys: list[torch.Tensor] = []
+        self.keys: list[torch.Tensor] = []  # a layer: [rows, kv_heads, T, d]
         self.values: list[torch.Tensor] = []
+        self.outputs: list[torch.Tensor] = []  # one: [rows, 1, T, D]
         self._clock = 0
         self.clear()
 
@@ -63,9 +72,9 @@ class KvCache:
 
         Busy rows keep their tokens, to be computed again.
         """
-        shape = (0, self.kv_heads, 0, self.head_dim)
-        self.keys = [torch.empty(shape, dtype=self.dtype, device=self.device) for _ in range(self.layers)]
-        self.values = [torch.empty(shape, dtype=self.dtype, device=self.device) for _ in range(self.layers)]
+        self.keys = [self._zeros(0, self.kv_heads, 0, self.head_dim) for _ in range(self.layers)]
+        self.values = [self._zeros(0, self.kv_heads, 0, self.head_dim) for _ in range(self.layers)]
+        self.outputs = [self._zeros(0, 1, 0, self.width)]
         for row in self.rows:
             row.computed = 0
             if row.busy:
@@ -75,7 +84,7 @@ class KvCache:
 
     @property
     def nbytes(self) -> int:
-        return 2 * self.layers * self.keys[0].numel() * self.keys[0].element_size()
+        return sum(store.nbytes for store in (*self.keys, *self.values, *self.outputs))
 
     def longest_prefix(self, tokens: np.ndarray) -> tuple[Row | None, int]:
         """The row sharing the longest prefix with `tokens` (planned tokens count), and its length."""
@@ -109,8 +118,10 @@ class KvCache:
                 return None
         self._reserve(row.index + 1, len(tokens))
         if row is not source and source is not None and shared:
-            for store in (*self.keys, *self.values):
+            for store in (*self.keys, *self.values, *self.outputs):
                 store[row.index, :, :shared] = store[source.index, :, :shared]
+        if source is not None:
+            source.last_used = self._clock
         row.tokens, row.computed, row.busy, row.last_used = tokens, shared, True, self._clock
         return row, shared
 
@@ -132,12 +143,15 @@ class KvCache:
             rows = min(len(self.rows), max(rows, 2 * have_rows))
         if length > have_length:
             length = min(_padded(self.context), _padded(max(length, have_length * 3 // 2)))
-        shape = (max(rows, have_rows), self.kv_heads, max(length, have_length), self.head_dim)
-        for stores in (self.keys, self.values):
+        rows, length = max(rows, have_rows), max(length, have_length)
+        for stores in (self.keys, self.values, self.outputs):
             for i, old in enumerate(stores):
-                # Zeros, not garbage: masked positions are multiplied by a weight of 0.
-                stores[i] = torch.zeros(shape, dtype=self.dtype, device=self.device)
+                stores[i] = self._zeros(rows, old.shape[1], length, old.shape[3])
                 stores[i][:have_rows, :, :have_length] = old
+
+    def _zeros(self, *shape: int) -> torch.Tensor:
+        """Zeros, not garbage: masked positions are multiplied by a weight of 0."""
+        return torch.zeros(shape, dtype=self.dtype, device=self.device)
 
 
 class PackedStep:
@@ -197,9 +211,14 @@ def blocked_attention(
 ) -> torch.Tensor:
     """Softmax attention whose every query row has the same bits for any batch, padding or chunking.
 
-    query [B, kv, Q, d], key and value [B, kv, T, d], bias [B or 1, 1, Q or 1, T] of 0 and -inf, T a multiple of LANES.
+    query [B, kv, Q, d], key and value [B, kv, T, d], bias [B or 1, 1, Q or 1, T] of 0 and -inf; T a
+    multiple of LANES.
     """
-    length = key.shape[2]
+    length, count = key.shape[2], query.shape[2]
+    missing = -(-SMALL // (LANES * query.shape[3])) - count
+    if missing > 0:  # one query of a head of 6 numbers or fewer
+        query = F.pad(query, (0, 0, 0, missing))
+        bias = F.pad(bias, (0, 0, 0, missing if bias.shape[2] > 1 else 0))
     blocks = range(0, length, BLOCK)
     transposed = key.transpose(2, 3)
     scores = [torch.matmul(query, transposed[..., b : b + BLOCK]) for b in blocks]
@@ -208,7 +227,7 @@ def blocked_attention(
     out = torch.matmul(weights[..., :BLOCK], value[:, :, :BLOCK])
     for b in blocks[1:]:
         out += torch.matmul(weights[..., b : b + BLOCK], value[:, :, b : b + BLOCK])
-    return out
+    return out[:, :, :count]
 
 
 @dataclass(frozen=True)

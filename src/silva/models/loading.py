@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import importlib.util
+import io
 import os
 import shutil
+import sys
 import tempfile
 import types
 from dataclasses import dataclass
@@ -14,6 +17,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from torch import nn
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
@@ -21,10 +25,12 @@ from transformers import (
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
+from transformers.utils import logging as transformers_logging
 
 from silva.config.sections import Lora, PretrainedModel, TinyModel
 from silva.errors import ModelError
 from silva.models import attention
+from silva.models.activation import steady_activations
 from silva.models.tiny import tiny_model, tiny_tokenizer
 
 PACKAGED = "SmolLM2-135M-Instruct"
@@ -50,6 +56,7 @@ def load_model(settings: PretrainedModel | TinyModel, *, seed: int, device: str 
     Raises:
         ModelError: nothing by that name, or a family whose attention cannot be replaced.
     """
+    transformers_logging.disable_progress_bar()
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         if isinstance(settings, TinyModel):
@@ -63,6 +70,7 @@ def load_model(settings: PretrainedModel | TinyModel, *, seed: int, device: str 
             _inject_lora(model, settings.lora)
     if settings.dtype == "float64":
         _keep_float64_norms(model)
+    steady_activations(model)
     model.to(torch.device(device)).eval()
     return LoadedModel(
         model=model,
@@ -79,7 +87,8 @@ def resolve(name: str) -> str:
     """The folder or hub id that `model.name` stands for; converts a GGUF file into the cache once.
 
     Raises:
-        ModelError: a path that does not exist, or a package that is not installed.
+        ModelError: a path that does not exist, a package that is not installed, or a file that is no
+            usable GGUF.
     """
     if name == PACKAGED:
         spec = importlib.util.find_spec(PACKAGE)
@@ -127,8 +136,8 @@ def _pretrained(settings: PretrainedModel) -> tuple[PreTrainedModel, PreTrainedT
     except (OSError, ValueError, KeyError) as error:
         first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise ModelError(
-            f"model.name = {settings.name!r}: could not be loaded ({first}); expected a hub id, a model folder, "
-            f"a .gguf file or {PACKAGED!r}"
+            f"model.name = {settings.name!r}: could not be loaded ({first}); expected a hub id, "
+            f"a model folder, a .gguf file or {PACKAGED!r}"
         ) from error
     return model, tokenizer
 
@@ -140,32 +149,53 @@ def _converted(gguf: Path) -> Path:
     folder = cache_folder() / f"{gguf.stem}-{key}"
     if (folder / "config.json").is_file():
         return folder
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    scratch = Path(tempfile.mkdtemp(dir=folder.parent, prefix="converting-"))
+    print(f"Converting {gguf.name} once, into {folder} (about 20 seconds)", file=sys.stderr, flush=True)
+    scratch: Path | None = None
     try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        scratch = Path(tempfile.mkdtemp(dir=folder.parent, prefix="converting-"))
+        _convert(gguf, scratch)
+        os.rename(scratch, folder)
+    except Exception as error:  # readers of foreign formats raise anything
+        if not (folder / "config.json").is_file():  # else another process was first
+            raise ModelError(
+                f"{gguf}: could not be converted into {folder.parent} "
+                f"({type(error).__name__}: {error}); expected a GGUF file of a family that transformers "
+                "reads, and room in the cache folder (SILVA_CACHE moves it)"
+            ) from error
+    finally:
+        if scratch is not None:
+            shutil.rmtree(scratch, ignore_errors=True)
+    return folder
+
+
+def _convert(gguf: Path, folder: Path) -> None:
+    with contextlib.redirect_stderr(io.StringIO()):  # a progress bar that has no switch
         quantised = AutoModelForCausalLM.from_pretrained(
             gguf.parent, gguf_file=gguf.name, dtype=torch.float32
         )
-        config = quantised.config
-        if hasattr(config, "quantization_config"):
-            del config.quantization_config
-        # A fresh model: the loaded one is marked as quantised and refuses to be saved.
-        plain = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
-        plain.load_state_dict(quantised.state_dict())
-        plain.save_pretrained(scratch)
-        AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name).save_pretrained(scratch)
-        os.rename(scratch, folder)
-    except OSError:
-        if not (folder / "config.json").is_file():  # else another process was first
-            raise
-    finally:
-        shutil.rmtree(scratch, ignore_errors=True)
-    return folder
+        tokenizer = AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name)
+    config = quantised.config
+    if hasattr(config, "quantization_config"):
+        del config.quantization_config
+    # A fresh model: the loaded one is marked as quantised and refuses to be saved.
+    plain = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    plain.load_state_dict(quantised.state_dict())
+    plain.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
 
 
 def _inject_lora(model: PreTrainedModel, lora: Lora) -> None:
     from peft import LoraConfig, inject_adapter_in_model
 
+    names = [name for name, _ in model.named_modules()]
+    unknown = [t for t in lora.targets if not any(n == t or n.endswith(f".{t}") for n in names)]
+    if unknown:  # peft is content with one that matches
+        linear = sorted({n.rpartition(".")[2] for n, m in model.named_modules() if isinstance(m, nn.Linear)})
+        raise ModelError(
+            f"model.lora.targets: got {', '.join(unknown)}, expected names of layers of this model: "
+            f"{', '.join(linear)}"
+        )
     config = LoraConfig(
         r=lora.rank,
         lora_alpha=lora.alpha,  # type: ignore[arg-type]

@@ -99,7 +99,7 @@ class Monitor:
     def message(self, text: str, level: Level = "info") -> None:
         """Show a message and write it to run.log."""
         with self._show_lock:
-            self._log(text, level)
+            self.log(text, level)
             self._progress.messages.append((level, text))
             self._terminal.message(text, level)
 
@@ -131,7 +131,8 @@ class Monitor:
         text = f"nothing has moved for {silence:.0f} s; stage: {stage_text(self._progress)}"
         self.message(f"{text}\n{stacks}", "warning")
 
-    def _log(self, text: str, level: Level) -> None:
+    def log(self, text: str, level: Level = "info") -> None:
+        """Write a message to run.log without showing it."""
         if not self._log_works:
             return
         time = datetime.fromtimestamp(CLOCK.time()).astimezone().isoformat(timespec="seconds")

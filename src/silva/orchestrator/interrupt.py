@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import signal
 from collections.abc import Coroutine
-from types import TracebackType
+from types import FrameType, TracebackType
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -25,30 +25,33 @@ class Interrupt:
     def __init__(self) -> None:
         self._asked = asyncio.Event()
         self._loop = asyncio.get_running_loop()
+        self._signals = 0
+        self._before: dict[int, Any] = {}
 
     def __enter__(self) -> Interrupt:
         for number in (signal.SIGINT, signal.SIGTERM):
-            try:
-                self._loop.add_signal_handler(number, self._ask, number)
-            except (RuntimeError, ValueError, NotImplementedError):  # not in the main thread: a library's use
+            try:  # not the loop's own handlers: these also end work that blocks the loop
+                self._before[number] = signal.signal(number, self._ask)
+            except ValueError:  # not in the main thread: a library's use
                 break
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        for number in (signal.SIGINT, signal.SIGTERM):
-            try:
-                self._loop.remove_signal_handler(number)
-            except (RuntimeError, ValueError, NotImplementedError):
-                break
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+        if kind is None:
+            self.check()
 
-    def _ask(self, number: int) -> None:
-        self._loop.remove_signal_handler(number)  # the second one is Python's own: KeyboardInterrupt
-        self._asked.set()
+    def _ask(self, number: int, frame: FrameType | None) -> None:
+        self._signals += 1
+        if self._signals > 1:
+            raise KeyboardInterrupt
+        self._loop.call_soon_threadsafe(self._asked.set)
 
     def check(self) -> None:
-        if self._asked.is_set():
+        if self._signals:
             raise Interrupted
 
     async def during(self, work: Coroutine[Any, Any, T]) -> T:

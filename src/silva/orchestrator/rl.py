@@ -104,6 +104,8 @@ class Loop:
         """The evaluation before training, or the one an interrupt cut short."""
         p, state = self.parts, self.state
         p.monitor.stage("start")
+        if state.best_step == state.step and p.settings.checkpoint.keep_best:
+            p.store.mark_best(state.step)  # killed between the checkpoint and its mark
         if state.pending is not None:
             await self._finish_step(state.pending, interrupt)
         elif state.eval_before is None:
@@ -135,7 +137,7 @@ class Loop:
             | numbers.mean_of_updates(updates)
         )
         generated = sum(t.tokens("policy") for g in batch.groups for t in g.trajectories)
-        # The numbers wait in the state until the step's evaluation is done, however often that is interrupted.
+        # The numbers wait in the state until the step's evaluation is done, however often it is interrupted.
         self.state = self.state.replace(
             step=step,
             tasks=dict(p.buffer.stream.position),
@@ -181,6 +183,7 @@ class Loop:
             self.state = self.state.replace(
                 eval_last=[row for e in evaluations for row in e.rows()],
                 best=score if best else self.state.best,
+                best_step=step if best else self.state.best_step,
                 seconds=dict(p.phases.total),
             )
         self.state = self.state.replace(pending=None)
@@ -269,8 +272,8 @@ def rollout_rows(batch: Batch, samples: Sequence[Sample]) -> list[RolloutRow]:
 def eval_rows(step: int, evaluations: Sequence[Evaluation]) -> list[RolloutRow]:
     return [
         RolloutRow(
-            step=step, task=task.id, environment=e.environment, group=f"eval:{task.id}", trajectory=t, status="eval",
-            reason=t.error or "",
+            step=step, task=task.id, environment=e.environment, group=f"eval:{task.id}", trajectory=t,
+            status="eval", reason=t.error or "",
         )
         for e in evaluations
         for task, t in e.episodes

@@ -2,6 +2,7 @@
 
     nothing there                -> new
     a run, no flag               -> refused; the message names --resume and --overwrite
+    a run that has done nothing  -> new, whatever the flag
     a run, --overwrite           -> removed, new (only what is a run of Silva is ever removed)
     a run, --resume              -> resumed; new if it had done nothing yet; finished if it is done
 
@@ -64,6 +65,7 @@ class RunDirectory:
                 f"{path} is not empty and not a run of Silva (it has no ledger.jsonl), so it is left alone: "
                 "choose another --name or --output_dir."
             )
+        resume = resume or (used and not overwrite and _untouched(path))
         if used and not (resume or overwrite):
             raise RunDirectoryError(
                 f"{path} holds a run already ({_progress(path)}). Add --resume to go on with it, --overwrite "
@@ -141,7 +143,7 @@ class RunDirectory:
         return self.path / "weights"
 
     def _resume(self, config: Mapping[str, Any], may_change: Callable[[dict, dict], list[str]]) -> None:
-        if self._untouched():
+        if _untouched(self.path):
             with _failing(self.path):
                 FILES.remove_tree(self.ledger)  # at most an empty one: the caller creates it as for a new run
             self.notes.append(f"{self.path} has done nothing yet: starting from the beginning")
@@ -177,11 +179,12 @@ class RunDirectory:
         if not _checkpoint_names(self.path):
             self.notes.append(f"{self.path} has no checkpoint yet: its steps are done again from the first")
 
-    def _untouched(self) -> bool:
-        """Killed before its first event: there is nothing that a new start could contradict."""
-        traces = (self.ledger, self.metrics, self.summary)
-        recorded = any(file.exists() and file.stat().st_size for file in traces)
-        return not recorded and not _checkpoint_names(self.path)
+
+def _untouched(path: Path) -> bool:
+    """Killed before its first event: there is nothing that a new start could contradict."""
+    traces = (path / name for name in ("ledger.jsonl", "metrics.jsonl", "summary.json"))
+    recorded = any(file.exists() and file.stat().st_size for file in traces)
+    return not recorded and not _checkpoint_names(path)
 
 
 def _prepare(path: Path) -> bool:

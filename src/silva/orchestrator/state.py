@@ -21,9 +21,16 @@ class RunState:
     tokens_trained: int = 0
     seconds: dict[str, float] = field(default_factory=dict)
     best: float | None = None
+    best_step: int | None = None
     eval_before: list[dict[str, Any]] | None = None
     eval_last: list[dict[str, Any]] | None = None
     pending: dict[str, float] | None = None
+
+    @property
+    def logged(self) -> int:
+        """The last step whose row stands in metrics.jsonl; -1 where not even the first evaluation's does."""
+        unlogged = self.pending is not None or self.eval_before is None
+        return self.step - 1 if unlogged else self.step
 
     def replace(self, **changes: Any) -> RunState:
         return dataclasses.replace(self, **changes)

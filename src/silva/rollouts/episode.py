@@ -13,6 +13,8 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from numbers import Real
+from typing import TypeVar
 
 from silva.config.sections import Limits
 from silva.errors import ContextOverflow, RenderingError
@@ -32,6 +34,8 @@ from silva.types import (
     Trajectory,
     Turn,
 )
+
+T = TypeVar("T")
 
 
 class _EpisodeFault(Exception):
@@ -80,19 +84,22 @@ async def play(
     error: str | None = None
     environment: Environment | None = None
     try:
-        async with asyncio.timeout(limits.timeout):
+        async with asyncio.timeout(limits.timeout) as timer:
             on_turn(task.environment)
             environment = _construct(taskset, task)
             stop_reason = await _turns(state, task, environment, actor, renderer, limits, id, seed, on_turn)
     except _EpisodeFault as fault:
         stop_reason, failure, error = fault.stop_reason, fault.failure, str(fault)
     except TimeoutError:
+        if not timer.expired():  # somebody else's
+            raise
         stop_reason, failure = "timeout", "mask"
         error = f"no end within rollout.limits.timeout = {limits.timeout:g} s"
     finally:
         if environment is not None:
             try:
-                await environment.close()
+                async with asyncio.timeout(limits.timeout):
+                    await environment.close()
             except Exception as fault:  # the result stands; say what was left open
                 error = error or f"close: {type(fault).__name__}: {fault}"
     return Trajectory(
@@ -121,10 +128,17 @@ async def _turns(
     on_turn: Callable[[str], None],
 ) -> StopReason:
     try:
-        state.observation = await environment.reset()
+        state.observation = _expect(Observation, await environment.reset())
     except Exception as fault:
         raise _fault("reset", fault) from fault
     _show(state, renderer, None)
+    if len(state.context) >= limits.max_episode_tokens:
+        raise _EpisodeFault(
+            f"the first observation has {len(state.context)} tokens, expected fewer than "
+            f"rollout.limits.max_episode_tokens = {limits.max_episode_tokens}",
+            "mask",
+            "max_tokens",
+        )
     while True:
         index = len(state.turns)
         room = limits.max_episode_tokens - len(state.context)
@@ -146,10 +160,13 @@ async def _turns(
         on_turn(task.environment)
         message = replace(reply.message, id=f"{id}/{index}")
         try:
-            step = await environment.step(message)
+            step = _expect(Step, await environment.step(message))
+            _expect(Observation, step.observation)
+            _check_numbers(step)
+        except _EpisodeFault:
+            raise
         except Exception as fault:
             raise _fault("step", fault) from fault
-        _check_rewards(step)
         shown = state.observation.messages if state.observation.context is None else state.observation.context
         state.turns.append(
             Turn(
@@ -203,6 +220,8 @@ def _show(state: _State, renderer: Renderer, last: Segment | None) -> None:
             tokens = renderer.extend(last.tokens, observation.messages, prefill=observation.prefill)
     except RenderingError as fault:
         raise _EpisodeFault(f"rendering: {fault}", "mask") from fault
+    except Exception as fault:  # a message whose content is no text, say
+        raise _fault("observation", fault) from fault
     state.shown = tokens
     state.context = [*state.context, *tokens]
 
@@ -218,10 +237,17 @@ def _fault(where: str, fault: Exception) -> _EpisodeFault:
     return _EpisodeFault(f"{where}: {type(fault).__name__}: {fault}", "redo")
 
 
-def _check_rewards(step: Step) -> None:
-    for name, value in (*step.rewards.items(), *step.shaped.items()):
-        if not isinstance(value, int | float) or not math.isfinite(value):
-            raise _EpisodeFault(f"step: reward {name!r} is {value!r}, expected a finite number", "mask")
+def _expect(kind: type[T], got: T) -> T:
+    if not isinstance(got, kind):
+        raise TypeError(f"got {type(got).__name__}, expected {kind.__name__}")
+    return got
+
+
+def _check_numbers(step: Step) -> None:
+    for what, values in (("reward", step.rewards), ("reward", step.shaped), ("metric", step.metrics)):
+        for name, value in values.items():
+            if not isinstance(value, Real) or not math.isfinite(value):
+                raise _EpisodeFault(f"step: {what} {name!r} is {value!r}, expected a finite number", "mask")
 
 
 def _sum(parts: Iterable[Mapping[str, float]]) -> dict[str, float]:

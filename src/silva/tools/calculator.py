@@ -47,7 +47,7 @@ def evaluate(expression: str) -> Fraction:
         tree = ast.parse(text, mode="eval")
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         raise ToolError(f"not an arithmetic expression: {expression!r}") from None
-    return _value(tree.body)
+    return _value(tree.body, text)
 
 
 def show(value: Fraction) -> str:
@@ -61,14 +61,14 @@ def show(value: Fraction) -> str:
     return f"{value.numerator}/{value.denominator}"
 
 
-def _value(node: ast.expr) -> Fraction:
+def _value(node: ast.expr, text: str) -> Fraction:
     if isinstance(node, ast.Constant) and type(node.value) in (int, float):
-        return _bounded(_number(node.value))  # type: ignore[arg-type]
+        return _bounded(_number(node.value, text[node.col_offset : node.end_col_offset]))  # type: ignore[arg-type]
     if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub | ast.UAdd):
-        value = _value(node.operand)
+        value = _value(node.operand, text)
         return -value if isinstance(node.op, ast.USub) else value
     if isinstance(node, ast.BinOp):
-        left, right = _value(node.left), _value(node.right)
+        left, right = _value(node.left, text), _value(node.right, text)
         if isinstance(node.op, ast.Pow):
             return _power(left, right)
         if type(node.op) in _BINARY:
@@ -79,12 +79,12 @@ def _value(node: ast.expr) -> Fraction:
     raise ToolError(UNDERSTOOD)
 
 
-def _number(value: int | float) -> Fraction:
+def _number(value: int | float, written: str) -> Fraction:
     if isinstance(value, int):
         return Fraction(value)
     if value in (float("inf"), float("-inf")) or (value and abs(value) < 1e-30):
         raise ToolError("number too large or too small")
-    return Fraction(repr(value))  # as written: 0.1 is a tenth
+    return Fraction(written)  # 0.1 is a tenth, and no digit is lost
 
 
 def _power(base: Fraction, exponent: Fraction) -> Fraction:

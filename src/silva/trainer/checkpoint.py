@@ -271,9 +271,11 @@ def _failing(what: str, advice: str = "") -> Iterator[None]:
     """Faults of the disk become a CheckpointError that says where and what to do."""
     try:
         yield
-    except CheckpointError:
-        raise
     except (OSError, SafetensorError) as error:
+        # a writer may have words of its own for what the disk said
+        fault = error.__cause__ if isinstance(error, CheckpointError) else error
+        if not isinstance(fault, (OSError, SafetensorError)):
+            raise
         raise CheckpointError(f"{what}: {error}. {advice}".rstrip()) from error
 
 

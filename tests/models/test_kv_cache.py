@@ -1,0 +1,204 @@
+"""Rows of the cache: found, taken, released, evicted; attention over them against torch's own."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+
+from silva.models.kv_cache import BLOCK, LANES, KvCache, PackedStep, Row, Span, blocked_attention
+
+
+def make_cache(rows: int = 4, *, heads: int = 4, kv_heads: int = 2, width: int = 32) -> KvCache:
+    config = SimpleNamespace(
+        num_attention_heads=heads, num_key_value_heads=kv_heads, hidden_size=width, num_hidden_layers=1
+    )
+    config.get_text_config = lambda: config
+    return KvCache(config, rows=rows, context=1024, dtype=torch.float64, device=torch.device("cpu"))
+
+
+def take(cache: KvCache, *tokens: int, computed: bool = True) -> Row:
+    """A row for `tokens`, found and acquired as an engine does, computed by writing each token's number."""
+    array = np.array(tokens)
+    got = cache.acquire(*cache.longest_prefix(array), array)
+    assert got is not None
+    row, shared = got
+    assert row.busy and row.computed == shared
+    if computed:
+        for store in (*cache.keys, *cache.values, *cache.outputs):
+            store[row.index, :, shared : len(tokens)] = torch.tensor(array[shared:], dtype=store.dtype)[
+                :, None
+            ]
+        row.computed = len(tokens)
+    return row
+
+
+def held(cache: KvCache, row: Row) -> list[list[float]]:
+    """What keys, values and outputs hold for the row's tokens."""
+    stores = (*cache.keys, *cache.values, *cache.outputs)
+    return [store[row.index, -1, : row.computed, 0].tolist() for store in stores]
+
+
+def test_the_longest_prefix_is_found_among_planned_and_finished_rows() -> None:
+    cache = make_cache()
+    assert cache.longest_prefix(np.array([1, 2])) == (None, 0)
+    short = take(cache, 1, 2, 3)
+    planned = take(cache, 1, 2, 9, 4, computed=False)
+    other = take(cache, 7, 8)
+    cache.release(short)
+    assert cache.longest_prefix(np.array([1, 2, 3, 5])) == (short, 3)
+    assert cache.longest_prefix(np.array([1, 2, 9, 4, 4])) == (planned, 4)
+    assert cache.longest_prefix(np.array([7])) == (other, 1)
+    assert cache.longest_prefix(np.array([1, 2])) == (short, 2)
+    assert cache.longest_prefix(np.array([2, 1])) == (None, 0)
+
+
+def test_a_finished_sequence_is_continued_in_place() -> None:
+    cache = make_cache()
+    first = take(cache, 1, 2, 3)
+    cache.release(first)
+    again = take(cache, 1, 2, 3, 4)
+    assert again is first
+    assert held(cache, again) == [[1.0, 2.0, 3.0, 4.0]] * 3
+
+
+def test_a_prefix_in_use_is_copied() -> None:
+    cache = make_cache()
+    first = take(cache, 1, 2, 3)
+    second = take(cache, 1, 2, 8)
+    assert second is not first and held(cache, second) == [[1.0, 2.0, 8.0]] * 3
+    assert held(cache, first) == [[1.0, 2.0, 3.0]] * 3
+    third = take(cache, 1, 2, 3)
+    assert third.computed == 3 and third not in (first, second)
+
+
+def test_a_finished_sequence_that_differs_later_is_kept_and_copied() -> None:
+    cache = make_cache()
+    first = take(cache, 1, 2, 3)
+    cache.release(first)
+    second = take(cache, 1, 2, 8)
+    assert second is not first and first.tokens.tolist() == [1, 2, 3]
+
+
+def test_the_row_unused_for_longest_is_evicted_first() -> None:
+    cache = make_cache(3)
+    for token in (1, 2, 3):
+        cache.release(take(cache, token, token))
+    cache.release(take(cache, 1, 1, 7))  # continues the first row: now the newest
+    evicting = take(cache, 9)
+    assert sorted(row.tokens.tolist() for row in cache.rows) == [[1, 1, 7], [3, 3], [9]]
+    cache.release(evicting)
+
+
+def test_a_row_that_is_copied_from_counts_as_used() -> None:
+    cache = make_cache(3)
+    for token in (1, 2):
+        cache.release(take(cache, token, token))
+    cache.release(take(cache, 1, 5))  # copies from the first
+    take(cache, 9)
+    assert sorted(row.tokens.tolist() for row in cache.rows) == [[1, 1], [1, 5], [9]]
+
+
+def test_no_row_where_all_are_busy_but_the_last_idle_one_is_cut_to_the_shared_part() -> None:
+    cache = make_cache(2)
+    take(cache, 5)
+    finished = take(cache, 1, 2, 3)
+    cache.release(finished)
+    cut = take(cache, 1, 2, 8)
+    assert cut is finished and held(cache, cut) == [[1.0, 2.0, 8.0]] * 3
+    tokens = np.array([1, 2])
+    assert cache.acquire(*cache.longest_prefix(tokens), tokens) is None
+
+
+def test_released_before_it_was_computed_only_the_computed_part_is_kept() -> None:
+    cache = make_cache()
+    row = take(cache, 1, 2, 3, 4, computed=False)
+    row.computed = 2
+    cache.release(row)
+    assert row.tokens.tolist() == [1, 2] and not row.busy
+
+
+def test_clearing_forgets_numbers_and_memory_but_not_what_is_running() -> None:
+    cache = make_cache()
+    done, running = take(cache, 1, 2, 3), take(cache, 4, 5)
+    cache.release(done)
+    cache.append(running, 6)
+    assert cache.nbytes == 2 * LANES * (2 * 2 * 8 + 32) * 8
+    cache.clear()
+    assert (done.tokens.tolist(), running.tokens.tolist(), running.computed) == ([], [4, 5, 6], 0)
+    cache.release(running)
+    cache.clear()
+    assert cache.nbytes == 0
+
+
+def test_growing_keeps_what_is_there() -> None:
+    cache = make_cache(8)
+    first = take(cache, *range(10))
+    take(cache, *range(100, 700))
+    for i in range(5):
+        take(cache, 20 + i)
+    assert held(cache, first) == [[float(i) for i in range(10)]] * 3
+    assert all(len(store) <= 8 for store in cache.keys)
+
+
+@pytest.mark.parametrize("count", [1, 5, 300])
+@pytest.mark.parametrize("length", [LANES, BLOCK, BLOCK + LANES, 3 * BLOCK])
+@pytest.mark.parametrize("dim", [4, 16])
+def test_blocked_attention_equals_torch_s(count: int, length: int, dim: int) -> None:
+    generator = torch.Generator().manual_seed(0)
+
+    def draw(*shape: int) -> torch.Tensor:
+        return torch.randn(shape, generator=generator, dtype=torch.float64)
+
+    query, key, value = draw(3, 2, count, dim), draw(3, 2, length, dim), draw(3, 2, length, dim)
+    hidden = torch.rand(3, 1, count, length, generator=generator) < 0.5
+    hidden[..., 0] = False
+    bias = torch.zeros_like(hidden, dtype=torch.float64).masked_fill(hidden, float("-inf"))
+    got = blocked_attention(query, key, value, bias, 0.3)
+    expected = F.scaled_dot_product_attention(query, key, value, attn_mask=~hidden, scale=0.3)
+    torch.testing.assert_close(got, expected, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize(("heads", "kv_heads"), [(4, 2), (4, 4), (6, 1)])
+def test_a_packed_step_is_causal_attention_of_each_sequence(heads: int, kv_heads: int) -> None:
+    """Prefill in chunks, then decode with an idle row between: the same as whole sequences."""
+    generator = torch.Generator().manual_seed(0)
+    cache = make_cache(5, heads=heads, kv_heads=kv_heads, width=heads * 8)
+    lengths = {0: 300, 1: 40, 2: 7, 4: 260}
+    rows = {i: take(cache, *range(1000 * i, 1000 * i + n), computed=False) for i, n in lengths.items()}
+    for i, n in lengths.items():  # row numbers follow the order of arrival
+        assert len(rows[i].tokens) == n
+    whole = {
+        i: [
+            torch.randn(h, n, 8, generator=generator, dtype=torch.float64)
+            for h in (heads, kv_heads, kv_heads)
+        ]
+        for i, n in lengths.items()
+    }
+    expected = {
+        i: F.scaled_dot_product_attention(*(x[None] for x in qkv), is_causal=True, enable_gqa=True)[0]
+        for i, qkv in whole.items()
+    }
+
+    def step(decode: list[tuple[int, int]], prefill: list[tuple[int, int, int]]) -> None:
+        spans = [(i, p, p + 1) for i, p in decode] + prefill
+        packed = PackedStep(
+            cache,
+            [Span(rows[i].index, p, p + 1) for i, p in decode],
+            [Span(rows[i].index, a, b) for i, a, b in prefill],
+        )
+        q, k, v = (torch.cat([whole[i][part][:, a:b] for i, a, b in spans], 1)[None] for part in range(3))
+        out, at = packed.attend(0, q, k, v, 8**-0.5)[0].transpose(0, 1), 0
+        for i, a, b in spans:
+            torch.testing.assert_close(out[:, at : at + b - a], expected[i][:, a:b], rtol=0, atol=1e-12)
+            at += b - a
+
+    step([], [(0, 0, 290), (1, 0, 30), (2, 0, 6)])
+    step([(2, 6)], [(4, 0, 255), (1, 30, 39)])
+    step([(0, 290), (1, 39)], [(4, 255, 256)])
+    step([(0, 291), (4, 256)], [])
+    for position in range(292, 300):
+        step([(0, position)], [(4, position - 35, position - 34)] if position < 295 else [])

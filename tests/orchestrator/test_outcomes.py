@@ -1,0 +1,175 @@
+"""Runs with nothing to learn from: equal rewards, broken environments, losses that are not finite."""
+
+import math
+import signal
+
+import pytest
+import torch
+from tests.runs import WORLDS, differences, end_state, metrics, rollouts
+
+import silva
+from silva.errors import NonFiniteError
+from silva.ledger import audit, history, read
+from silva.trainer import local
+from silva.trainer.checkpoint import CheckpointStore
+
+SHORT = ("--steps", "2", "--eval.every", "0")
+
+
+def events(run, event):
+    return [record.fields for record in history(read(run / "ledger.jsonl")) if record.event == event]
+
+
+def test_steps_without_any_difference_are_empty_and_the_run_goes_on(server, tmp_path):
+    """Every group is paid the same: 1 + 2 tries of 5 groups, no update, no new version."""
+    options = (*SHORT, "--environments.0.paid", "constant", "--environments.1.paid", "constant")
+    ended = server.rl("run", *options, into=tmp_path)
+    assert ended.status == 0, ended.output
+    for row in metrics(ended.path)[1:]:
+        assert (row["groups/trained"], row["groups/zero_variance"], row["groups/failed"]) == (0, 15, 0)
+        assert row["reward/raw"] > 0.9 and "train/loss" not in row and "advantage/std" not in row
+    assert events(ended.path, "published") == events(ended.path, "trained") == []
+    assert {d["reason"] for d in events(ended.path, "dropped")} == {"zero_variance"}
+    rows = rollouts(ended.path, 1)
+    dropped = [
+        r for r in rows if (r["status"], r["reason"], r["advantage"]) == ("dropped", "zero_variance", None)
+    ]
+    assert len(dropped) == len(rows) == 60
+    assert audit(read(ended.path / "ledger.jsonl"), finished=True) == []
+
+
+def test_an_empty_step_is_resumed_to_the_bit(server, tmp_path):
+    """One world that pays all the same, refilled from both: some steps are short, some full."""
+    options = ("--environments.0.paid", "constant", "--algorithm.max_refills", "1")
+    whole = server.rl("whole", *options, into=tmp_path)
+    assert whole.status == 0, whole.output
+    trained = [row["groups/trained"] for row in metrics(whole.path)[1:]]
+    issued = [row["groups/trained"] + row["groups/zero_variance"] for row in metrics(whole.path)[1:]]
+    assert all(5 <= count <= 10 for count in issued) and 0 < sum(trained) < sum(issued)
+    assert server.rl("killed", *options, into=tmp_path, crash="seal:6").status == -signal.SIGKILL
+    assert server.rl("killed", *options, "--resume", into=tmp_path).status == 0
+    assert differences(tmp_path / "killed", end_state(whole.path)) == []
+
+
+@pytest.mark.parametrize(
+    ("fails", "error"),
+    [
+        ("construction", "construction: OSError: no such world"),
+        ("reset", "reset: ValueError: the reset is broken"),
+        ("step", "step: ValueError: the step is broken"),
+    ],
+)
+def test_a_run_in_which_every_episode_fails_gives_up_and_says_why(server, tmp_path, fails, error):
+    broken = [
+        f"--environments.{i}.{key}={value}" for i in (0, 1) for key, value in (("fails", fails), ("share", 1))
+    ]
+    ended = server.rl("run", *broken, into=tmp_path)
+    assert ended.status == 3 and "Traceback" not in ended.output
+    assert "step 1: all 60 episodes failed" in ended.output and f"60 of them with: {error}" in ended.output
+
+
+def test_rewards_of_nan_are_no_rewards(server, tmp_path):
+    nan = ("--environments.0.paid", "nan", "--environments.1.paid", "nan")
+    ended = server.rl("run", *nan, into=tmp_path)
+    assert ended.status == 3
+    assert "step: reward 'pay' is nan, expected a finite number" in ended.output
+
+
+def test_episodes_that_never_end_are_cut_by_the_time_limit(server, tmp_path):
+    options = (
+        "--environments.0.fails",
+        "hang",
+        "--environments.0.share",
+        "0.3",
+        "--rollout.limits.timeout",
+        "0.5",
+    )
+    ended = server.rl("run", *SHORT, *options, into=tmp_path)
+    assert ended.status == 0, ended.output
+    failed = [row for row in rollouts(ended.path, 1) if row["status"] == "failed"]
+    assert failed and {row["failure"] for row in failed} == {"mask"}
+    assert "timeout = 0.5 s" in failed[0]["reason"]
+
+
+def test_episodes_that_fail_are_counted_and_stay_out_of_every_baseline(server, tmp_path):
+    options = ("--environments.0.share", "0.4", "--rollout.redo", "0")
+    ended = server.rl("run", *SHORT, *options, into=tmp_path)
+    assert ended.status == 0, ended.output
+    row, rows = metrics(ended.path)[1], rollouts(ended.path, 1)
+    failed = [r for r in rows if r["status"] == "failed"]
+    assert row["trajectories/failed"] == len(failed) > 0
+    assert all(r["advantage"] is None and r["reason"].startswith("redo: step: ValueError") for r in failed)
+    scored = [r for r in rows if r["failure"] is None]
+    assert row["reward/raw"] == pytest.approx(sum(r["reward_raw"] for r in scored) / len(scored))
+    partly = {r["group"] for r in failed} & {r["group"] for r in rows if r["status"] == "trained"}
+    assert partly  # a group trains on the rest of it, whose advantages are their own:
+    for group in partly:
+        advantages = [r["advantage"] for r in rows if r["group"] == group and r["advantage"] is not None]
+        assert sum(advantages) == pytest.approx(0, abs=1e-5)
+    failed_evaluations = metrics(ended.path)[0]["failed/eval/parity"]
+    assert 0 < failed_evaluations < 8
+
+
+def test_an_environment_that_cannot_be_closed_keeps_its_result(server, tmp_path):
+    options = ("--environments.0.fails", "close", "--environments.0.share", "1")
+    ended = server.rl("run", *SHORT, *options, into=tmp_path)
+    assert ended.status == 0 and metrics(ended.path)[1]["trajectories/failed"] == 0
+
+
+# Numbers that are not finite: in this process, with a loss that breaks on demand.
+
+
+def train(folder, **more):
+    worlds = [{"type": f"{WORLDS}:Parity", "eval_size": 4}]
+    keys = {
+        "name": "run", "steps": 3, "output_dir": str(folder), "environments": worlds,
+        "model": {"type": "tiny", "layers": 1, "width": 32, "heads": 2, "kv_heads": 1},
+        "rollout.groups_per_step": 2, "rollout.group_size": 3, "rollout.limits.max_turn_tokens": 4,
+        "trainer.updates_per_step": 2, "trainer.max_nonfinite": 2, "checkpoint.every": 1,
+        "algorithm.drop_zero_variance": False, "trainer.optimizer.lr": 1e-2, "eval.tasks": 4,
+        "monitoring": {"terminal": "off", "tensorboard": False, "report": False},
+    }  # fmt: skip
+    return silva.train(keys | more)
+
+
+@pytest.fixture
+def breaking(monkeypatch):
+    """`breaking({3, 4})`: the loss of these calls is not finite."""
+
+    def make(calls):
+        compute, count = local.losses.compute, 0
+
+        def broken(*arguments):
+            nonlocal count
+            count += 1
+            per_token, numbers = compute(*arguments)
+            return (per_token * math.nan if count in calls else per_token), numbers
+
+        monkeypatch.setattr(local.losses, "compute", broken)
+
+    return make
+
+
+def test_an_update_that_is_not_finite_is_skipped_and_counted(tmp_path, breaking):
+    breaking({3})  # the first of step 2
+    outcome = train(tmp_path)
+    rows = metrics(tmp_path / "run")
+    assert [row.get("train/nonfinite") for row in rows] == [None, 0, 1, 0]
+    assert "train/loss" in rows[2]["nonfinite"] and rows[2]["train/loss"] is None
+    assert "step 2: update skipped" in (tmp_path / "run" / "run.log").read_text()
+    assert outcome.summary["steps"] == 3
+    from safetensors.torch import load_file
+
+    weights = load_file(outcome.weights / "model.safetensors")
+    assert all(torch.isfinite(tensor).all() for tensor in weights.values())
+
+
+def test_after_several_in_a_row_training_gives_up_with_its_checkpoints_whole(tmp_path, breaking):
+    breaking({4, 5})  # the last of step 2, the first of step 3
+    with pytest.raises(
+        NonFiniteError, match=r"trainer\.max_nonfinite = 2.*Lower trainer\.optimizer\.lr"
+    ) as error:
+        train(tmp_path)
+    assert error.value.exit_code == 3
+    store = CheckpointStore(tmp_path / "run" / "checkpoints", read_only=True)
+    assert store.newest() == (2, tmp_path / "run" / "checkpoints" / "step_2") and store.skipped == []

@@ -1,0 +1,285 @@
+"""What --resume, --overwrite and neither do; damaged checkpoints, full disks, and Ctrl-C in every phase."""
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from tests.runs import differences, end_state, metrics
+
+from silva.trainer.checkpoint import MANIFEST, CheckpointStore
+
+WARM = ("--warm_start.steps", "3", "--warm_start.episodes_per_step", "4", "--warm_start.mistakes", "0.2")
+SIZES = (48, 300, 850, 900)  # kibibytes
+LORA = ("--model.lora.rank", "4", "--model.lora.dropout", "0.1", "--algorithm.kl_coef", "0.1")
+
+
+@pytest.fixture
+def copy(alone, tmp_path):
+    """The run that was left alone, in another folder, as if killed just before its summary."""
+    path = tmp_path / alone.name
+    shutil.copytree(alone, path)
+    (path / "summary.json").unlink()
+    return path
+
+
+# What a run's folder allows.
+
+
+def test_a_finished_run_says_so_and_is_left_as_it_is(server, alone):
+    before = {file: file.stat().st_mtime_ns for file in alone.rglob("*") if file.is_file()}
+    ended = server.rl("alone", "--resume")
+    assert ended.status == 0 and "has finished (4 steps); raise steps to go on" in ended.output
+    before.pop(alone / ".silva.lock")
+    assert {file: file.stat().st_mtime_ns for file in before} == before
+
+
+def test_more_steps_go_on_where_a_finished_run_ended(server, copy, undisturbed, tmp_path):
+    ended = server.rl("alone", "--resume", "--steps", "5", into=tmp_path)
+    assert ended.status == 0, ended.output
+    assert [row["step"] for row in metrics(copy)] == [0, 1, 2, 3, 4, 5]
+    assert end_state(copy)["metrics"][:5] == undisturbed["metrics"]
+    assert (copy / "weights" / "step_5" / "model.safetensors").exists()
+
+
+def test_a_changed_key_is_named(server, alone):
+    ended = server.rl("alone", "--resume", "--trainer.optimizer.lr", "0.5", "--seed", "3")
+    assert ended.status == 2
+    assert "trainer.optimizer.lr: was 0.01, now 0.5" in ended.output and "seed: was 0, now 3" in ended.output
+
+
+def test_a_run_in_the_way_is_not_touched_without_a_flag(server, alone, undisturbed):
+    ended = server.rl("alone")
+    assert ended.status == 2 and "--resume" in ended.output and "--overwrite" in ended.output
+    assert differences(alone, undisturbed) == []
+
+
+def test_overwrite_begins_again(server, copy, undisturbed, tmp_path):
+    ended = server.rl("alone", "--overwrite", into=tmp_path)
+    assert ended.status == 0 and "removed the earlier run" in ended.output
+    assert differences(copy, undisturbed) == []
+
+
+def test_a_foreign_folder_is_left_alone_with_any_flag(server, tmp_path):
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "config.toml").write_text("x = 1\n")
+    for flag in ((), ("--resume",), ("--overwrite",)):
+        ended = server.rl("mine", *flag, into=tmp_path)
+        assert ended.status == 2 and "not a run of Silva" in ended.output
+    assert [file.name for file in (tmp_path / "mine").iterdir()] == ["config.toml"]
+
+
+def test_a_file_in_place_of_the_folder(server, tmp_path):
+    (tmp_path / "mine").write_text("text")
+    ended = server.rl("mine", into=tmp_path)
+    assert ended.status == 2 and "there is a file in its place" in ended.output
+    assert (tmp_path / "mine").read_text() == "text"
+
+
+# Damaged checkpoints.
+
+
+def _newest(run: Path) -> Path:
+    return run / "checkpoints" / "step_4"
+
+
+def test_every_damage_to_any_file_is_seen_and_named(copy):
+    store = CheckpointStore(copy / "checkpoints", keep=2)
+    files = [file for file in sorted(_newest(copy).rglob("*")) if file.is_file()]
+    assert {f.name for f in files} == {
+        MANIFEST, "state.json", "trainer.json", "weights.safetensors", "optimizer.safetensors",
+        "rng.safetensors"}  # fmt: skip
+    for file in files:
+        data = file.read_bytes()
+        for n in range(20):
+            cut = len(data) * n // 20
+            flip = (len(data) * (2 * n + 1)) // 40
+            flipped = bytes([*data[:flip], data[flip] ^ (1 << n % 8), *data[flip + 1 :]])
+            for damaged in (data[:cut], flipped):
+                file.write_bytes(damaged)
+                assert store.newest() == (2, copy / "checkpoints" / "step_2")
+                assert len(store.skipped) == 1 and str(file) in store.skipped[0]
+        file.write_bytes(data)
+        assert store.newest() == (4, _newest(copy)) and store.skipped == []
+
+
+@pytest.mark.parametrize("name", ["trainer/weights.safetensors", "state.json", MANIFEST])
+def test_the_checkpoint_before_a_damaged_one_is_used_without_help(server, copy, undisturbed, tmp_path, name):
+    file = _newest(copy) / name
+    file.write_bytes(file.read_bytes()[:-7])
+    ended = server.rl("alone", "--resume", into=tmp_path)
+    assert ended.status == 0 and f"checkpoint of step 4 is not used: {file}" in ended.output
+    assert differences(copy, undisturbed) == []
+
+
+def test_without_any_whole_checkpoint_the_run_refuses(server, copy, tmp_path):
+    for step in (2, 4):
+        (copy / "checkpoints" / f"step_{step}" / "trainer" / "rng.safetensors").unlink()
+    ended = server.rl("alone", "--resume", into=tmp_path)
+    assert ended.status == 1 and ended.output.count("rng.safetensors: missing") == 2
+    assert "--overwrite" in ended.output and "Traceback" not in ended.output
+
+
+# A disk that takes no more.
+
+
+@pytest.mark.parametrize("every", [3, 8, 21, 55, 89])
+def test_a_disk_that_fails_at_every_kth_write(server, undisturbed, tmp_path, every):
+    ended = server.rl("run", into=tmp_path, faults=every)
+    assert ended.status in (1, 2) and int(ended.proof) >= 1
+    assert "No space left on device" in ended.output and "Traceback" not in ended.output
+    store = CheckpointStore(ended.path / "checkpoints", read_only=True)
+    assert store.newest() is not None or not store.steps()
+    assert store.skipped == []
+    ended = server.rl("run", "--resume", into=tmp_path)
+    assert ended.status == 0, ended.output
+    assert differences(ended.path, undisturbed) == []
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_a_full_disk(server, undisturbed, tmp_path, size):
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", f"size={size}k", "tmpfs", disk]
+    mounted = subprocess.run(mount, capture_output=True)
+    if mounted.returncode:
+        pytest.skip(f"a tmpfs cannot be mounted here: {mounted.stderr.decode().strip()}")
+    try:
+        ended = server.rl("run", into=disk)
+        assert ended.status == 1 and ended.resumable(), ended.output
+        assert "No space left on device" in ended.output
+        store = CheckpointStore(ended.path / "checkpoints", read_only=True)
+        assert (store.newest() is not None or not store.steps()) and store.skipped == []
+        subprocess.run(["mount", "-o", "remount,size=20m", disk], check=True)
+        ended = server.rl("run", "--resume", into=disk)
+        assert ended.status == 0, ended.output
+        assert differences(ended.path, undisturbed) == []
+    finally:
+        subprocess.run(["umount", disk], check=True)
+
+
+# Ctrl-C.
+
+
+@pytest.fixture(scope="module")
+def warm(server):
+    """A run with a warm start that nothing befell."""
+    ended = server.rl("warm", *WARM)
+    assert ended.status == 0, ended.output
+    return end_state(ended.path)
+
+
+@pytest.mark.parametrize(
+    "place",
+    ["load:1", "warm_start:6", "eval:5", "rollout:3", "issue:2", "backward:2", "optim:3", "eval:20",
+     "checkpoint_file:2", "rename:2", "eval:36", "export:1"],
+)  # fmt: skip
+def test_ctrl_c_in_every_phase_loses_nothing(server, warm, tmp_path, place):
+    ended = server.rl("run", *WARM, into=tmp_path, interrupt=place)
+    assert ended.proof == place.partition(":")[0]
+    assert ended.status == 130 and ended.resumable(), ended.output
+    ended = server.rl("run", *WARM, "--resume", into=tmp_path)
+    assert ended.status == 0, ended.output
+    assert differences(ended.path, warm) == []
+
+
+def test_an_evaluation_interrupted_and_then_killed_is_logged_once(server, undisturbed, tmp_path):
+    """The checkpoint of an interrupted evaluation comes before the step's row."""
+    # the first evaluation (16 episodes), then the one after step 2
+    for place, kill in (("eval:3", "issue:1"), ("eval:19", "checkpoint_file:1")):
+        ended = server.rl("run", "--resume", into=tmp_path, interrupt=place)
+        assert ended.status == 130, ended.output
+        ended = server.rl("run", "--resume", into=tmp_path, crash=kill)
+        assert ended.status == -signal.SIGKILL
+    ended = server.rl("run", "--resume", into=tmp_path)
+    assert ended.status == 0, ended.output
+    assert differences(ended.path, undisturbed) == []
+
+
+def test_the_second_ctrl_c_ends_at_once(server, undisturbed, tmp_path):
+    ended = server.rl("run", into=tmp_path, interrupt="backward:2", signals=2)
+    assert ended.status == 130 and ended.resumable(), ended.output
+    assert [row["step"] for row in metrics(ended.path)] == [0]
+    assert not list((ended.path / "checkpoints").glob("step_*"))  # the first would have saved
+    ended = server.rl("run", "--resume", into=tmp_path)
+    assert ended.status == 0, ended.output
+    assert differences(ended.path, undisturbed) == []
+
+
+def test_ctrl_c_from_outside(server, undisturbed, tmp_path):
+    argv = [
+        "rl",
+        f"@{server.config}",
+        "--name",
+        "run",
+        "--output_dir",
+        str(tmp_path),
+        "--monitoring.report=true",
+    ]
+    env = os.environ | {"OMP_NUM_THREADS": "1"}
+    process = subprocess.Popen(
+        [sys.executable, "-m", "silva.cli", *argv], env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+    )
+    while not (tmp_path / "run" / "metrics.jsonl").exists() and process.poll() is None:
+        time.sleep(0.01)
+    process.send_signal(signal.SIGINT)
+    output = process.communicate()[0].decode()
+    assert process.returncode == 130 and "--resume goes on" in output, output
+    assert (tmp_path / "run" / "report.html").exists()
+    ended = server.rl("run", "--resume", into=tmp_path)
+    assert ended.status == 0, ended.output
+    assert differences(ended.path, undisturbed) == []
+
+
+def test_ctrl_c_in_supervised_training(server, tmp_path):
+    ended = server.rl("run", *WARM, into=tmp_path, command="sft", interrupt="warm_start:6")
+    assert (ended.status, ended.proof) == (130, "warm_start")
+    assert "start again with --overwrite" in ended.output and "Traceback" not in ended.output
+
+
+# Other kinds of runs.
+
+
+@pytest.mark.parametrize("crash", ["rename:1", "latest:1", "latest:2", "prune:2"])
+def test_killed_between_the_best_checkpoint_and_its_mark(server, undisturbed, tmp_path, crash):
+    killed = server.rl("run", into=tmp_path, crash=crash)
+    assert killed.status == -signal.SIGKILL
+    ended = server.rl("run", "--resume", into=tmp_path)
+    assert ended.status == 0, ended.output
+    assert "checkpoints/best" in undisturbed["files"]
+    assert differences(ended.path, undisturbed) == []
+
+
+def test_a_run_with_adapters_dropout_and_a_reference_goes_on_to_the_bit(server, tmp_path):
+    whole = server.rl("whole", *LORA, into=tmp_path)
+    assert whole.status == 0, whole.output
+    killed = server.rl("killed", *LORA, into=tmp_path, crash="backward:12")
+    assert (killed.status, killed.proof) == (-signal.SIGKILL, "backward")
+    ended = server.rl("killed", *LORA, "--resume", into=tmp_path)
+    assert ended.status == 0, ended.output
+    assert differences(ended.path, end_state(whole.path)) == []
+
+
+def test_a_full_run_with_a_reference_goes_on_to_the_bit(server, tmp_path):
+    """The frozen copy is of the warm-started weights, so it must come from the checkpoint."""
+    options = (*WARM, "--algorithm.kl_coef", "0.1")
+    whole = server.rl("whole", *options, into=tmp_path)
+    assert whole.status == 0, whole.output
+    killed = server.rl("killed", *options, into=tmp_path, crash="publish:3")
+    assert killed.status == -signal.SIGKILL
+    ended = server.rl("killed", *options, "--resume", into=tmp_path)
+    assert ended.status == 0, ended.output
+    assert differences(ended.path, end_state(whole.path)) == []
+
+
+@pytest.mark.parametrize("crash", ["backward:2", "backward:5", "publish:3"])
+def test_killed_during_the_warm_start_and_after_it(server, warm, tmp_path, crash):
+    killed = server.rl("run", *WARM, into=tmp_path, crash=crash)
+    assert killed.status == -signal.SIGKILL
+    ended = server.rl("run", *WARM, "--resume", into=tmp_path)
+    assert ended.status == 0, ended.output
+    assert differences(ended.path, warm) == []

@@ -1,0 +1,82 @@
+"""What a policy asks of its engine and makes of the answer; who can play itself."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from silva.engines.scripted import ScriptedEngine
+from silva.errors import CapabilityError
+from silva.models.tiny import tiny_tokenizer
+from silva.rendering.renderer import Renderer
+from silva.rollouts.actors import Reply, Script
+from silva.types import Completion, Segment, ToolSpec
+
+TOOL = ToolSpec(
+    "search", "finds", {"type": "object", "properties": {"query": {"type": "string"}}, "required": ["query"]}
+)
+
+
+def ask(actor: Any, environment: Any = None, **changes: Any) -> Reply:
+    values: dict[str, Any] = dict(prefill="", tools=(), max_tokens=9, seed=4, session="s") | changes
+    return asyncio.run(actor.reply([1, 2, 3], environment, **values))
+
+
+def test_a_policy_samples_as_configured_and_keeps_what_was_recorded(policy) -> None:
+    class Engine(ScriptedEngine):
+        async def sample(self, tokens, params, *, session=""):
+            await super().sample(tokens, params, session=session)
+            return Completion((104, 257), (-1.0, -2.0), (-1.5, -2.5), (0.1, 0.2), (3, 4), "stop_token")
+
+    engine = Engine(lambda tokens, params: ())
+    actor = policy(engine, temperature=0.7, top_p=0.9, top_k=5, min_p=0.1, stop=("###",))
+    reply = ask(actor)
+    ((prompt, params, session),) = engine.requests
+    assert (prompt, session, params.max_tokens, params.seed) == ((1, 2, 3), "s", 9, 4)
+    assert (params.temperature, params.top_p, params.top_k, params.min_p) == (0.7, 0.9, 5, 0.1)
+    assert params.stop == ("###",) and params.stop_token_ids == (257,)
+    expected = Segment("policy", (104, 257), (-1.0, -2.0), (-1.5, -2.5), (0.1, 0.2), (3, 4), 0.7)
+    assert reply.segment == expected
+    assert reply.message.role == "assistant" and reply.stop_reason == "stop_token"
+
+
+def test_plain_tags_of_tools_stop_a_policy_and_the_text_past_them_is_cut(policy) -> None:
+    renderer = Renderer(tiny_tokenizer(), tools="tags")
+    engine = ScriptedEngine(lambda tokens, params: renderer.encode("<search>cats</search> and"))
+    reply = ask(policy(engine, renderer, stop=("###",)), tools=(TOOL,), max_tokens=100)
+    assert engine.requests[0][1].stop == ("###", "</search>")
+    assert [(c.name, c.arguments) for c in reply.message.tool_calls] == [("search", {"query": "cats"})]
+    assert reply.message.raw == "<search>cats</search>"
+    assert (
+        tiny_tokenizer().decode(reply.segment.tokens) == "<search>cats</search> and"
+    )  # all that was sampled
+
+
+class Player:
+    def expert_reply(self) -> str:
+        return "<answer>up</answer>"
+
+    def random_reply(self, seed: int) -> str:
+        return f"<answer>{seed % 7}</answer>"
+
+
+def test_a_script_plays_the_expert_after_its_prefill(renderer) -> None:
+    reply = ask(Script(renderer), Player(), prefill="<answer>")
+    assert reply.segment == Segment("expert", (*renderer.encode("up</answer>"), renderer.stop_token_ids[0]))
+    assert reply.message.content == "<answer>up</answer>"
+
+
+def test_a_share_of_its_moves_are_mistakes_of_the_environment_s(renderer) -> None:
+    replies = [ask(Script(renderer, mistakes=0.25), Player(), seed=seed) for seed in range(200)]
+    wrong = [r for r in replies if r.segment.source == "environment"]
+    assert 30 <= len(wrong) <= 70
+    assert all("up" not in r.message.content for r in wrong)
+    again = [ask(Script(renderer, mistakes=0.25), Player(), seed=seed) for seed in range(200)]
+    assert again == replies
+
+
+def test_what_cannot_play_itself_is_refused(renderer) -> None:
+    with pytest.raises(CapabilityError, match=r"object cannot play itself: .* expert_reply\(\)"):
+        ask(Script(renderer), object())

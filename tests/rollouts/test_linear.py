@@ -1,0 +1,174 @@
+"""Groups of independent episodes: order, seeds, second attempts, nobody waits for the slow one."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from silva.engines.scripted import ScriptedEngine
+from silva.errors import EngineError
+from silva.rollouts.linear import Linear
+from silva.rollouts.settings import LinearRollout
+from silva.types import Group, Message, Step
+
+
+@pytest.fixture
+def run(task, renderer):
+    """`run(world, engine, group_size=3)` -> the group."""
+
+    def go(world, engine, *, on_turn=lambda episode, waiting_for: None, **values: Any) -> Group:
+        linear = Linear(LinearRollout(**values), renderer, seed=7, on_turn=on_turn)
+
+        async def collect() -> list[Group]:
+            return [group async for group in linear.run(task, world, engine, key="0/k")]
+
+        (group,) = asyncio.run(collect())
+        return group
+
+    return go
+
+
+def test_a_task_becomes_one_group_in_the_order_asked_for(run, world, talk, speaker, task) -> None:
+    engine = speaker("yes")
+    group = run(world(talk), engine, group_size=4)
+    assert (group.key, group.task) == ("0/k", task)
+    assert [t.id for t in group.trajectories] == ["0/k/0", "0/k/1", "0/k/2", "0/k/3"]
+    seeds = [params.seed for _, params, _ in engine.requests]
+    assert len(set(seeds)) == 4 * 3
+
+
+def test_episodes_share_the_prompt_and_have_noise_of_their_own(run, world, talk, speaker, task) -> None:
+    places, engine = world(talk), speaker("yes")
+    run(places, engine, group_size=3)
+    assert len({place.task.seed for place in places.made}) == 3
+    assert all(replace(place.task, seed=task.seed) == task for place in places.made)
+    first = [prompt for prompt, _, _ in engine.requests if prompt == engine.requests[0][0]]
+    assert len(first) == 3
+
+
+def test_an_episode_without_a_result_is_tried_again_with_other_numbers(run, world, talk, speaker) -> None:
+    fails = [True, True, False]
+
+    class Flaky(talk):
+        async def step(self, message: Message) -> Step:
+            if self.taken == 1 and fails.pop(0):
+                raise ConnectionError("lost")
+            return await super().step(message)
+
+    places, engine = world(Flaky), speaker("yes")
+    (trajectory,) = run(places, engine, group_size=1, redo=2).trajectories
+    assert trajectory.failure is None and trajectory.raw_reward == 3.0
+    assert len(places.made) == 3 and [place.closed for place in places.made] == [1] * 3
+    assert len({place.task.seed for place in places.made}) == 1
+    seeds = [params.seed for _, params, _ in engine.requests]
+    assert len(seeds) == len(set(seeds)) == 2 + 2 + 3
+
+
+@pytest.mark.parametrize("redo", [0, 2])
+def test_after_the_last_attempt_the_failure_stays_in_its_place(run, world, talk, speaker, redo: int) -> None:
+    class Broken(talk):
+        async def reset(self):
+            raise ConnectionError("lost")
+
+    made = []
+
+    def make(task):
+        made.append(task)
+        return (Broken if len({t.seed for t in made}) == 2 and task.seed == made[1].seed else talk)(task)
+
+    group = run(world(make), speaker("yes"), group_size=3, redo=redo)
+    assert [t.failure for t in group.trajectories] == [None, "redo", None]
+    assert group.scored == (group.trajectories[0], group.trajectories[2])
+    assert len(made) == 3 + redo
+
+
+def test_a_result_that_must_not_be_used_is_not_tried_again(run, world, talk, speaker) -> None:
+    class Rich(talk):
+        async def step(self, message: Message) -> Step:
+            return replace(await super().step(message), rewards={"talk": float("inf")})
+
+    places = world(Rich)
+    group = run(places, speaker("yes"), group_size=2, redo=3)
+    assert [t.failure for t in group.trajectories] == ["mask", "mask"] and len(places.made) == 2
+
+
+def test_a_slow_environment_does_not_hold_the_others_back(run, world, talk, speaker) -> None:
+    """The first episode's environment returns only when all others have ended: it would wait for ever."""
+    ended: list[str] = []
+    all_others = asyncio.Event()
+
+    class Slow(talk):
+        async def step(self, message: Message) -> Step:
+            if message.id.startswith("0/k/0/"):
+                await all_others.wait()
+            return await super().step(message)
+
+    def on_turn(episode: str, waiting_for: str | None) -> None:
+        if waiting_for is None:
+            ended.append(episode)
+        if len(ended) == 7:
+            all_others.set()
+
+    engine = speaker("yes")
+    group = run(world(Slow), engine, group_size=8, on_turn=on_turn, limits={"timeout": 30.0})
+    assert ended[-1] == "0/k/0" and len(ended) == 8
+    assert [t.stop_reason for t in group.trajectories] == ["terminated"] * 8
+    assert [t.id for t in group.trajectories] == [f"0/k/{i}" for i in range(8)]
+    assert len(engine.requests) == 24
+    assert {session for _, _, session in engine.requests[-2:]} == {"0/k/0"}
+
+
+def test_results_do_not_depend_on_delays(run, world, talk, renderer) -> None:
+    """An engine whose answers depend on prompt and seed, environments and engine with random delays."""
+
+    def answer(tokens, params):
+        text = str(random.Random(f"{params.seed}/{list(tokens)}").random())
+        return renderer.encode_reply(text)
+
+    def play(delays: random.Random) -> Group:
+        async def wait() -> None:
+            for _ in range(delays.randrange(4)):
+                await asyncio.sleep(0)
+            await asyncio.sleep(delays.random() / 1000)
+
+        class Delayed(talk):
+            async def reset(self):
+                await wait()
+                return await super().reset()
+
+            async def step(self, message: Message) -> Step:
+                await wait()
+                step = await super().step(message)
+                noise = random.Random(f"{self.task.seed}/{self.taken}/{message.content}").random()
+                return replace(step, rewards={"talk": noise})
+
+        class DelayedEngine(ScriptedEngine):
+            async def sample(self, *args: Any, **kwargs: Any):
+                await wait()
+                return await super().sample(*args, **kwargs)
+
+        return run(world(Delayed), DelayedEngine(answer), group_size=6)
+
+    first, *others = [play(random.Random(seed)) for seed in range(4)]
+    assert all(group == first for group in others)
+    assert len({t.raw_reward for t in first.trajectories}) == 6
+
+
+def test_whom_an_episode_waits_for_is_told(run, world, talk, speaker) -> None:
+    told: list[tuple[str, str | None]] = []
+    run(world(talk), speaker("yes"), group_size=1, on_turn=lambda *news: told.append(news))
+    assert [who for _, who in told] == ["talk", *["engine", "talk"] * 3, None]
+    assert {episode for episode, _ in told} == {"0/k/0"}
+
+
+def test_a_fault_of_the_engine_ends_the_run(run, world, talk) -> None:
+    class Broken(ScriptedEngine):
+        async def sample(self, *_: Any, **__: Any):
+            raise EngineError("gone")
+
+    with pytest.raises(EngineError, match="gone"):
+        run(world(talk), Broken(lambda tokens, params: ()), group_size=4)

@@ -1,0 +1,126 @@
+"""Whole runs for tests: a small configuration, a server that starts them fast, what they left behind."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT / "benchmarks"))
+
+from runs import differences, end_state  # noqa: E402
+
+__all__ = ["WORLDS", "Ended", "Server", "differences", "end_state", "metrics", "rollouts", "write_config"]
+
+WORLDS = ROOT / "tests" / "worlds.py"
+CONFIG = """
+steps = 4
+
+[model]
+type = "tiny"
+layers = 1
+width = 32
+heads = 2
+kv_heads = 1
+context = 256
+
+[[environments]]
+type = "{worlds}:Parity"
+delay = 3.0
+
+[[environments]]
+type = "{worlds}:Letters"
+delay = 3.0
+
+[rollout]
+groups_per_step = 5
+group_size = 4
+
+[rollout.limits]
+max_turn_tokens = 6
+max_episode_tokens = 128
+
+[trainer]
+updates_per_step = 2
+micro_batch_tokens = 256
+
+[trainer.optimizer]
+lr = 1e-2
+
+[eval]
+every = 2
+tasks = 8
+
+[checkpoint]
+every = 2
+
+[monitoring]
+terminal = "plain"
+tensorboard = false
+report = false
+"""
+
+
+def write_config(folder: Path) -> Path:
+    path = folder / "run.toml"
+    path.write_text(CONFIG.format(worlds=WORLDS))
+    return path
+
+
+@dataclass(frozen=True)
+class Ended:
+    """A run that has ended: its exit status (negative: a signal), its output, its folder."""
+
+    status: int
+    proof: str
+    output: str
+    path: Path
+
+    def resumable(self) -> bool:
+        """It said so, in words and not in a traceback."""
+        return "--resume" in self.output and "Traceback" not in self.output
+
+
+class Server:
+    """Runs `silva rl` in forks of one process that has loaded torch."""
+
+    def __init__(self, folder: Path):
+        self.folder, self.config = folder, write_config(folder)
+        self._process = subprocess.Popen(
+            [sys.executable, ROOT / "benchmarks" / "runs.py"],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+        )  # fmt: skip
+
+    def rl(
+        self, name: str, *options: str, into: Path | None = None, command: str = "rl", **job: Any
+    ) -> Ended:
+        """`silva rl @run.toml --name name ...` in the folder `into`; `job`: see `Job` in benchmarks."""
+        into = into or self.folder
+        log, proof = into / f"{name}.log", into / f"{name}.proof"
+        for file in (log, proof):
+            file.unlink(missing_ok=True)
+        argv = [command, f"@{self.config}", "--name", name, "--output_dir", str(into), *options]
+        assert self._process.stdin is not None and self._process.stdout is not None
+        order = {"argv": argv, "output": str(log), "proof": str(proof), **job}
+        self._process.stdin.write(json.dumps(order) + "\n")
+        self._process.stdin.flush()
+        status, proved = json.loads(self._process.stdout.readline())
+        return Ended(status, proved, log.read_text(), into / name)
+
+    def close(self) -> None:
+        self._process.communicate()
+
+
+def metrics(run: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+
+
+def rollouts(run: Path, step: int) -> list[dict[str, Any]]:
+    columns = ["group", "trajectory", "status", "reason", "failure", "reward_raw", "advantage"]
+    return pq.read_table(run / "rollouts" / f"step_{step}.parquet", columns=columns).to_pylist()

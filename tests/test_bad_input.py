@@ -1,0 +1,318 @@
+"""What a new user gets wrong: each time one readable message, the documented exit code, no traceback."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from silva.cli import main
+
+WORLDS = Path(__file__).parent / "worlds.py"
+CONFIG = f"""
+name = "bad"
+steps = 1
+
+[model]
+type = "tiny"
+layers = 1
+width = 32
+context = 64
+
+[[environments]]
+type = "{WORLDS}:Parity"
+
+[rollout]
+groups_per_step = 2
+group_size = 2
+
+[rollout.limits]
+max_turn_tokens = 4
+max_episode_tokens = 48
+
+[algorithm]
+drop_zero_variance = false
+
+[eval]
+tasks = 4
+
+[monitoring]
+terminal = "plain"
+tensorboard = false
+report = false
+"""
+
+
+@pytest.fixture
+def silva(tmp_path, monkeypatch, capsys):
+    """Call the command in a folder that holds bad.toml: (exit code, standard output, standard error)."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "bad.toml").write_text(CONFIG)
+
+    def call(*arguments):
+        capsys.readouterr()
+        code = main([str(argument) for argument in arguments])
+        out, err = capsys.readouterr()
+        assert "Traceback" not in out + err
+        return code, out, err
+
+    return call
+
+
+def rl(silva, *options):
+    return silva("rl", "@", "bad.toml", *options)
+
+
+def metrics(run):
+    return [json.loads(line) for line in Path(run, "metrics.jsonl").read_text().splitlines()]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ("evall", ["unknown command 'evall'", "did you mean eval?", "expected rl, sft, eval"]),
+        ("rl", ["silva rl: got no configuration", "silva rl @ configs/"]),
+        ("rl bad.toml", ["unexpected argument 'bad.toml'", "@ bad.toml"]),
+        ("rl @ bda.toml", ["bda.toml: no such file", "bad.toml"]),
+        ("rl @ bad.toml --resum", ["got --resum", "did you mean --resume?"]),
+        ("rl @ bad.toml --resume=yes", ["got --resume=yes", "did you mean --resume?"]),
+        ("rl @ bad.toml --trainer.optimiser.lr 1", ["trainer.optimiser", "did you mean trainer.optimizer"]),
+        ("rl @ bad.toml --steps many", ["--steps", "many", "integer"]),
+        ("rl @ bad.toml --steps 0", ["--steps", "expected an integer > 0"]),
+        ("rl @ bad.toml --environments.0.type frozenlake", ["frozenlake", 'did you mean "frozen_lake"?']),
+        ("rl @ bad.toml --environments.0.type mine.py:World", ["mine.py", "no such file"]),
+        ("rl @ bad.toml --resume --overwrite", ["--resume and --overwrite", "expected one"]),
+        ("rl @ bad.toml --rollout.sampling.top_p 0.9", ["rollout.sampling.top_p = 0.9", "eval.sampling"]),
+        ("rl @ bad.toml --rollout.sampling.top_k 5", ["rollout.sampling.top_k = 5", "full distribution"]),
+        ("rl @ bad.toml --rollout.sampling.temperature 0", ["temperature = 0", "expected > 0"]),
+        ("sft @ bad.toml", ["no [warm_start]"]),
+        ("sft", ["silva sft: got no configuration"]),
+        ("eval @ bad.toml --policy nobody", ["--policy", "'nobody'", "model, expert, random"]),
+        ("eval @ bad.toml --policy", ["--policy: got no value", "model, expert, random"]),
+        ("eval @ bad.toml --weights nowhere", ["--weights nowhere", "no such file or folder"]),
+        ("eval @ bad.toml --weights --json", ["--weights: got no value"]),
+        ("eval @ bad.toml --weights . --policy expert", ["scripted play uses no weights"]),
+        ("chat ./nowhere", ["./nowhere", "no such folder"]),
+        ("chat a b", ["'a b'", "at most one path"]),
+        ("envs plya", ["'plya'", "play NAME"]),
+        ("envs play", ["got no name"]),
+        ("envs play frozen_lake --syze 3", ["--syze", "unknown key", "did you mean size?"]),
+        ("doctor now", ["'now'", "--json"]),
+        ("schema all", ["'all'", "no arguments"]),
+        ("diff a", ["got 1", "two runs"]),
+        ("diff nowhere bad.toml", ["nowhere", "cannot be read"]),
+    ],
+)
+def test_wrong_arguments(silva, tmp_path, arguments, words):
+    code, out, err = silva(*arguments.split())
+    assert (code, out, err[:7]) == (2, "", "silva: ")
+    assert [word for word in words if word not in err] == []
+    assert [path.name for path in tmp_path.iterdir()] == ["bad.toml"]  # nothing was begun
+
+
+def test_every_mistake_of_a_file_at_once_with_its_line(silva, tmp_path):
+    (tmp_path / "bad.toml").write_text(
+        'stesp = 3\nseed = "7"\n[model]\ntype = "tniy"\n' + CONFIG[CONFIG.index("[[") :]
+    )
+    code, _, err = rl(silva)
+    assert code == 2
+    for words in (
+        "bad.toml:1: stesp",
+        "did you mean steps?",
+        "bad.toml:2: seed",
+        "bad.toml:4: model.type",
+        '"tiny"',
+    ):
+        assert words in err
+
+
+def test_wrong_line_in_dotenv(silva, tmp_path):
+    (tmp_path / ".env").write_text("# secrets\nHF_TOKEN: abc\n")
+    code, _, err = rl(silva)
+    assert code == 2 and ".env:2" in err and "KEY=VALUE" in err
+    assert "abc" not in err  # it may be a secret
+
+
+def test_crash_point_that_does_not_exist(tmp_path):
+    """Read when the process starts, so in a process of its own."""
+    (tmp_path / "bad.toml").write_text(CONFIG)
+    done = subprocess.run(
+        [sys.executable, "-m", "silva.cli", "rl", "@", "bad.toml"],
+        env={**os.environ, "SILVA_CRASH": "bakcward:2"}, cwd=tmp_path, capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode == 2 and not (tmp_path / "runs").exists()
+    assert "'bakcward'" in done.stderr and "backward" in done.stderr and "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (
+            "--model.type pretrained --model.name /nowhere/model",
+            ["model.name", "/nowhere/model", "no such folder"],
+        ),
+        ("--model.type pretrained --model.name ./empty", ["./empty", "no config.json"]),
+        ("--model.type pretrained --model.name ./x.gguf", ["x.gguf", "no such GGUF file"]),
+        ("--placement.device cuda", ['placement.device = "cuda"', "no GPU", '"cpu"']),
+        (
+            "--environments.0.type frozen_lake --environments.0.size 2",
+            ["eval_size is 256", "lower eval_size"],
+        ),
+    ],
+)
+def test_what_only_shows_at_the_start_can_be_put_right(silva, tmp_path, options, words):
+    import torch
+
+    if "cuda" in options and torch.cuda.is_available():
+        pytest.skip("there is a GPU")
+    (tmp_path / "empty").mkdir()
+    code, _, err = rl(silva, *options.split())
+    assert code == 2
+    assert [word for word in words if word not in err] == []
+    # The same command with the mistake corrected goes on from there.
+    code, _, err = rl(silva)
+    assert (code, err) == (0, "")
+    assert metrics("runs/bad")[-1]["step"] == 1
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (
+            "--environments.0.fails construction --environments.0.share 1",
+            "construction: OSError: no such world",
+        ),
+        ("--environments.0.fails reset --environments.0.share 1", "reset: ValueError: the reset is broken"),
+        ("--environments.0.fails step --environments.0.share 1", "step: ValueError: the step is broken"),
+        ("--environments.0.paid nan", "reward 'pay' is nan, expected a finite number"),
+    ],
+)
+def test_environment_that_never_works(silva, options, words):
+    code, _, err = rl(silva, *options.split())
+    assert code == 3 and "episodes failed" in err and words in err
+
+
+def test_environment_that_fails_at_times_is_counted_and_kept_out(silva):
+    code, _, err = rl(
+        silva, "--environments.0.share", "0.3", "--rollout.groups_per_step", 6, "--rollout.redo", 0
+    )
+    assert (code, err) == (0, "")
+    last = metrics("runs/bad")[-1]
+    assert last["trajectories/failed"] == 5 and last["groups/failed"] == 1
+    assert last["trajectories/failed"] / last["stop/error"] == pytest.approx(
+        14
+    )  # a group failed: 12 and 2 more
+
+
+def test_close_that_raises_spoils_nothing(silva):
+    code, _, err = rl(silva, "--environments.0.fails", "close", "--environments.0.share", "1")
+    assert (code, err) == (0, "") and metrics("runs/bad")[-1]["trajectories/failed"] == 0
+
+
+def test_answers_longer_than_the_context_end_there(silva):
+    limits = ("--rollout.limits.max_turn_tokens", 5000, "--rollout.limits.max_episode_tokens", 5000)
+    code, _, err = rl(silva, *limits, "--model.context", 24)
+    assert (code, err) == (0, "")
+    last = metrics("runs/bad")[-1]
+    assert last["stop/context_overflow"] > 0.5 and last["trajectories/failed"] == 0
+    assert last["rollout/response_tokens"] < 24
+
+
+def test_prompt_longer_than_the_context_is_named(silva):
+    code, _, err = rl(silva, "--model.context", 6)
+    assert code == 3 and "leaves no room in a context of 6" in err
+
+
+def test_micro_batch_smaller_than_a_row_is_fine(silva):
+    code, _, err = rl(silva, "--trainer.micro_batch_tokens", 1)
+    assert (code, err) == (0, "") and metrics("runs/bad")[-1]["groups/trained"] == 2
+
+
+@pytest.mark.parametrize("folder", ["file", "file/deeper"])
+def test_a_file_in_place_of_the_output_folder(silva, tmp_path, folder):
+    """A folder without write permission cannot be tried as root, who may write anywhere."""
+    (tmp_path / "file").write_text("precious")
+    code, _, err = rl(silva, "--output_dir", folder)
+    assert code == 2 and "file" in err and "there is a file in its place" in err
+    assert (tmp_path / "file").read_text() == "precious"
+
+
+def test_folder_of_something_else_is_left_alone(silva, tmp_path):
+    (tmp_path / "runs" / "bad").mkdir(parents=True)
+    (tmp_path / "runs" / "bad" / "thesis.tex").write_text("precious")
+    for option in ([], ["--overwrite"], ["--resume"]):
+        code, _, err = rl(silva, *option)
+        assert code == 2 and "not a run of Silva" in err
+    assert [path.name for path in (tmp_path / "runs" / "bad").iterdir()] == ["thesis.tex"]
+
+
+@pytest.fixture
+def two_steps(silva, tmp_path):
+    """A finished run with two checkpoints."""
+    assert rl(silva, "--steps", 2, "--checkpoint.every", 1, "--no-checkpoint.keep_best")[0] == 0
+    return tmp_path / "runs" / "bad"
+
+
+def more(silva, *options):
+    return rl(silva, "--steps", 3, "--checkpoint.every", 1, "--no-checkpoint.keep_best", "--resume", *options)
+
+
+def damage(checkpoint):
+    file = next(path for path in sorted(checkpoint.rglob("*.safetensors")))
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 1
+    file.write_bytes(content)
+    return file.name
+
+
+def test_run_that_exists_is_not_touched_unasked(silva, two_steps):
+    before = (two_steps / "metrics.jsonl").read_bytes()
+    code, _, err = rl(silva)
+    assert code == 2 and "--resume" in err and "--overwrite" in err and "finished, 2 steps" in err
+    assert (two_steps / "metrics.jsonl").read_bytes() == before
+
+
+def test_damaged_checkpoint_is_passed_over_by_name(silva, two_steps):
+    name = damage(two_steps / "checkpoints" / "step_2")
+    code, out, err = more(silva)
+    assert (code, err) == (0, "")
+    assert "passed over" in out and "step_2" in out and name in out
+    assert [m["step"] for m in metrics(two_steps)] == [0, 1, 2, 3]
+
+
+def test_no_checkpoint_left_whole(silva, two_steps):
+    for step in (1, 2):
+        damage(two_steps / "checkpoints" / f"step_{step}")
+    code, _, err = more(silva)
+    assert code == 1 and "no checkpoint of this run is whole" in err and "--overwrite" in err
+    assert "step_1" in err and "step_2" in err
+    assert sorted(path.name for path in (two_steps / "checkpoints").glob("step_*")) == ["step_1", "step_2"]
+
+
+def test_resume_with_another_model_names_the_key(silva, two_steps):
+    code, _, err = more(silva, "--model.width", "64")
+    assert code == 2 and "model.width: was 32, now 64" in err
+
+
+def test_resume_without_the_ledger(silva, two_steps):
+    (two_steps / "ledger.jsonl").unlink()
+    code, _, err = more(silva)
+    assert code != 0 and "ledger.jsonl" in err and (two_steps / "checkpoints" / "step_2").is_dir()
+
+
+def test_weights_of_a_run_that_has_none(silva, two_steps):
+    shutil.rmtree(two_steps / "weights")
+    code, _, err = silva("eval", "@", "bad.toml", "--weights", two_steps)
+    assert code == 2 and "no weights" in err
+
+
+def test_task_set_that_raises_is_named(silva, tmp_path):
+    (tmp_path / "mine.py").write_text(
+        "from silva.environments.settings import EnvironmentSettings\n"
+        "class Mine(EnvironmentSettings):\n    def taskset(self):\n        return {}['words']\n"
+    )
+    code, _, err = rl(silva, "--environments.0.type", "mine.py:Mine", "--environments.0.name", "mine")
+    assert code == 2 and "environment mine: its taskset() raised KeyError: 'words'" in err

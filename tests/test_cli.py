@@ -1,0 +1,255 @@
+"""The command line: help, listings, playing, evaluating, talking, and the same from Python."""
+
+import asyncio
+import json
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+import silva as package
+from silva.chat import chat
+from silva.cli import COMMANDS, main
+from silva.config.load import load
+from silva.registries import REGISTRIES
+
+ROOT = Path(__file__).parents[1]
+RIVERS = ROOT / "examples" / "own_world" / "rivers.py"
+WORLDS = Path(__file__).parent / "worlds.py"
+CONFIG = {
+    "name": "small",
+    "steps": 1,
+    "model": {"type": "tiny", "layers": 1, "width": 32, "context": 128},
+    "environments": [{"type": f"{WORLDS}:Parity", "turns": 1}],
+    "rollout": {"groups_per_step": 2, "group_size": 2, "limits": {"max_turn_tokens": 4}},
+    "algorithm": {"drop_zero_variance": False},
+    "eval": {"tasks": 6},
+    "monitoring": {"terminal": "plain", "tensorboard": False, "report": False},
+}
+
+
+@pytest.fixture
+def silva(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "small.toml").write_text(toml(CONFIG))
+
+    def call(*arguments, code=0):
+        capsys.readouterr()
+        returned = main([str(argument) for argument in arguments])
+        out, err = capsys.readouterr()
+        assert returned == code, err
+        return out
+
+    return call
+
+
+def toml(config):
+    from silva.config.saved import config_to_toml
+
+    resolved = load([f"--{key}={as_text(value)}" for key, value in config.items()], REGISTRIES, env={})
+    return config_to_toml(resolved.config)
+
+
+def as_text(value):
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """A finished run, made from Python with a table of keys."""
+    folder = tmp_path_factory.mktemp("trained")
+    return package.train(CONFIG | {"output_dir": str(folder)})
+
+
+def test_overview_names_every_command_and_exit_code(silva):
+    text = silva("--help")
+    assert text == silva()
+    assert [name for name in COMMANDS if f"\n  {name} " not in text] == []
+    assert "0 done, 1 the run failed, 2 the input was wrong, 3 training gave up, 130 interrupted" in text
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_has_usage_and_an_example(silva, command):
+    text = silva(command, "--help")
+    assert text.startswith(f"silva {command}: ")
+    assert re.search(rf"^usage: +silva {command}\b", text, re.M)
+    assert re.search(rf"^example: silva {command}\b", text, re.M)
+
+
+def test_examples_of_the_help_name_files_that_exist():
+    files = [word for _, example in COMMANDS.values() for word in example.split() if word.endswith(".toml")]
+    assert files and [file for file in files if not (ROOT / file).is_file()] == []
+
+
+def test_version(silva):
+    assert silva("--version") == f"silva {package.__version__}\n"
+
+
+def test_environments_listed(silva):
+    rows = json.loads(silva("envs", "--json"))
+    assert [row["name"] for row in rows if row["settings"].startswith("silva.")] == sorted(
+        REGISTRIES.environments
+    )
+    assert all(row["about"] for row in rows)
+    text = silva("envs")
+    assert re.search(r"^guess_number +Guess a number from a range", text, re.M)
+
+
+def test_environment_of_an_installed_package(silva, tmp_path, monkeypatch):
+    info = tmp_path / "river_worlds-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: river-worlds\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text(
+        "[silva.environments]\nriver_lengths = river_worlds:Rivers\nlost = river_worlds:Gone\n"
+    )
+    (tmp_path / "river_worlds.py").write_text(RIVERS.read_text())
+    monkeypatch.syspath_prepend(str(tmp_path))
+    try:
+        about = {row["name"]: row["about"] for row in json.loads(silva("envs", "--json"))}
+        assert about["river_lengths"] == "A world of your own: questions, and a tool to answer them with."
+        assert about["lost"].startswith("cannot be loaded: AttributeError")  # and the others are listed
+        monkeypatch.setattr("builtins.input", script("/quit"))
+        assert "How many km is the" in silva("envs", "play", "river_lengths")
+    finally:
+        sys.modules.pop("river_worlds", None)
+
+
+def script(*lines):
+    """An `input` that gives these lines, then the end of input."""
+    given = iter(lines)
+
+    def read(prompt=""):
+        try:
+            return next(given)
+        except StopIteration:
+            raise EOFError from None
+
+    return read
+
+
+def test_play_to_the_end(silva, monkeypatch):
+    monkeypatch.setattr("builtins.input", script(*["/expert"] * 3))
+    text = silva("envs", "play", "guess_number", "--numbers", 3, "--style", "compact")
+    assert text.endswith("The episode is over: found 1; success 1\n")
+
+
+def test_play_a_world_of_ones_own(silva, monkeypatch):
+    lines = ['/tool {"river": "Elbe"}', '/tool {"river": "Nile"}', "99999"]
+    monkeypatch.setattr("builtins.input", script(*lines))
+    text = silva("envs", "play", f"{RIVERS}:Rivers", "--no-tool_required")
+    assert "[tool] length: How long a river is, in kilometres." in text
+    assert "[tool] 1094\n" in text and "[tool] Error: unknown river 'Nile'; known: Danube" in text
+    assert text.endswith("The episode is over: correct 0; success 0\n")
+
+
+def test_play_ends_with_the_input(silva, monkeypatch):
+    monkeypatch.setattr("builtins.input", script())
+    assert "Left" in silva("envs", "play", "frozen_lake", "--size", 3)
+
+
+def test_schema_describes_shipped_files(silva):
+    schema = json.loads(silva("schema"))
+    assert schema["$schema"] == "https://json-schema.org/draft/2020-12/schema"
+    assert set(schema["properties"]) == {"extends", *load_small().data}
+    types = {variant["properties"]["type"].get("const") for name, variant in schema["$defs"].items()
+             if "type" in variant.get("properties", {})}  # fmt: skip
+    assert types >= {*REGISTRIES.environments, *REGISTRIES.algorithms, "tiny", "linear", "local"}
+    for reference in re.findall(r'"\$ref": "#/\$defs/(\w+)"', json.dumps(schema)):
+        assert reference in schema["$defs"]
+    assert "#:schema ./silva.schema.json" in silva("schema", "--help")
+
+
+def load_small():
+    return load([f"--{key}={as_text(value)}" for key, value in CONFIG.items()], REGISTRIES, env={})
+
+
+def test_doctor(silva):
+    findings = json.loads(silva("doctor", "--json"))
+    assert findings["silva"] == package.__version__ and findings["packages"]["torch"]
+    assert findings["problems"] == [] and findings["torch"]["threads"] >= 1
+    text = silva("doctor")
+    assert re.search(r"^  torch +\d", text, re.M) and text.endswith("ready: nothing is missing\n")
+
+
+def test_doctor_says_what_is_missing(monkeypatch):
+    from silva import doctor
+
+    versions = {"torch": None, "peft": None, "tensorboard": None}
+    monkeypatch.setattr(doctor, "_version", lambda name: versions.get(name, "1.0"))
+    findings = doctor.examine()
+    assert [line.split(":")[0] for line in findings["problems"]] == [
+        "torch is not installed", "peft is not installed",
+    ]  # fmt: skip
+    assert findings["notes"] == ['tensorboard is not installed: pip install "silva[tensorboard]"']
+    assert "problem: torch is not installed" in doctor.show(findings)
+
+
+def test_train_from_python(trained):
+    assert (trained.summary["steps"], trained.summary["model"]) == (1, "tiny")
+    assert trained.summary["eval_after"][0]["n"] == 6
+    assert (trained.weights / "config.json").is_file()
+
+
+def test_train_a_file_inside_a_running_loop(tmp_path, monkeypatch):
+    """As in a notebook, whose cells run in a loop."""
+    monkeypatch.chdir(tmp_path)
+    Path("small.toml").write_text(toml(CONFIG))
+
+    async def cell():
+        return package.train("small.toml")
+
+    outcome = asyncio.run(cell())
+    assert outcome.directory == Path("runs/small") and outcome.summary["steps"] == 1
+
+    async def wrong():
+        return package.train("smal.toml")
+
+    with pytest.raises(ValueError, match=r"smal\.toml: no such file"):
+        asyncio.run(wrong())
+
+
+def test_diff(silva, trained):
+    assert "the same" in silva("diff", trained.directory, trained.directory)
+    other = trained.directory / "config.toml"
+    rows = json.loads(silva("diff", "small.toml", other, "--json"))
+    assert "output_dir" in json.dumps(rows) and "max_turn_tokens" not in json.dumps(rows)
+
+
+def test_eval_of_a_run_a_folder_and_scripts(silva, trained):
+    def mean(*options):
+        rows = json.loads(silva("eval", "@", "small.toml", "--json", *options))
+        assert [(row["environment"], row["metric"], row["n"]) for row in rows] == [
+            ("parity", "success", 6), ("parity", "reward", 6),
+        ]  # fmt: skip
+        return rows[0]["mean"]
+
+    after = next(row["mean"] for row in trained.summary["eval_after"] if row["metric"] == "success")
+    assert mean("--weights", trained.directory) == mean(f"--weights={trained.weights}") == after
+    assert mean("--policy", "expert") == 1.0
+    assert 0.0 <= mean("--policy", "random") < 1.0
+    table = silva("eval", "@", "small.toml", "--policy", "model")
+    assert "95 % interval" in table and "parity" in table
+
+
+def test_sft(silva):
+    options = ("--warm_start.steps", 2, "--warm_start.episodes_per_step", 4)
+    text = silva("sft", "@", "small.toml", *options)
+    assert "warm start: 2 supervised steps, last loss" in text
+    summary = json.loads(Path("runs/small/summary.json").read_text())
+    assert summary["tokens_trained"] > 0 and summary["tokens_generated"] == 0
+    assert {row["n"] for row in summary["eval_after"]} == {6}
+    assert (Path("runs/small/weights/step_0") / "model.safetensors").is_file()
+
+
+def test_chat_with_the_weights_of_a_run(trained):
+    said = []
+    assert chat(str(trained.directory), read=script("hello", "and now?", ""), write=said.append) == 0
+    assert said[0].endswith("an empty line ends the talk") and str(trained.weights) in said[0]
+    assert len(said) in (2, 3)  # a random model may use up the context of 128 tokens with its first answer
+
+
+def test_chat_ends_where_the_context_does(trained):
+    said = []
+    chat(str(trained.weights), read=script("x" * 200, "more"), write=said.append)
+    assert said[1:] == ["the context of 128 tokens is full"]

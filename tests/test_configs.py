@@ -1,0 +1,48 @@
+"""Every TOML that is shipped loads, and says on top what it shows, costs and should come to."""
+
+from pathlib import Path
+
+import pytest
+
+from silva.config.load import load
+from silva.registries import REGISTRIES
+
+ROOT = Path(__file__).parents[1]
+SHIPPED = sorted(
+    path
+    for path in [*ROOT.glob("configs/**/*.toml"), *ROOT.glob("examples/**/*.toml")]
+    if path.name != "pyproject.toml"
+)
+
+
+def test_there_are_some():
+    names = {path.name for path in SHIPPED}
+    assert {"quickstart.toml", "frozen_lake_tiny.toml", "smoke.toml", "rivers.toml"} <= names
+
+
+@pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.stem)
+def test_loads(path, tmp_path):
+    config = load([f"@{path}"], REGISTRIES, env={}, cwd=tmp_path).config
+    # The runs of two examples do not get into each other's way.
+    assert config.name == path.stem
+    # What the file asks for can be had: the world has that many held-out tasks, and some to train on.
+    for world in config.environments:
+        tasks = world.taskset()
+        assert len(tasks.tasks("eval")) >= min(config.eval.tasks, world.eval_size)
+        assert tasks.tasks("train")[0].split == "train"
+
+
+@pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.stem)
+def test_says_what_it_is(path):
+    comment = "\n".join(head(path.read_text()))
+    told = [word for word in ("Shows:", "Costs:", "Expect:") if word in comment]
+    assert told == ["Shows:", "Costs:", "Expect:"]
+
+
+def head(text: str) -> list[str]:
+    lines = []
+    for line in text.splitlines():
+        if not line.startswith("#"):
+            break
+        lines.append(line)
+    return lines

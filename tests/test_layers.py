@@ -1,0 +1,140 @@
+"""Imports go one way, and what help needs stays light. The allowed order is the data on top."""
+
+import ast
+import subprocess
+import sys
+from collections import defaultdict
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from silva.config import plugins
+from silva.registries import REGISTRIES
+
+# Each row may import from the rows above it, never from its own row or below. Reasons for what is finer
+# than the sentence in the design: a ledger writes through ports; evaluation plays episodes, so it stands on
+# rollouts; the loop evaluates while it trains, so it stands on evaluation; a plan refuses what a launch does.
+ROWS = [
+    ["errors"],
+    ["types", "ports"],
+    ["protocols", "ledger", "config"],
+    ["algorithms", "rendering", "models", "tools", "monitoring"],
+    ["environments", "engines", "rollouts", "trainer"],
+    ["evaluation"],
+    ["orchestrator"],
+    ["registries", "session", "placement"],
+    ["launch"],
+    ["plan", "chat", "doctor"],
+    ["cli"],
+]
+RANK = {name: rank for rank, row in enumerate(ROWS) for name in row}
+# Besides the standard library: all that help may load.
+LIGHT = {"pydantic", "pydantic_core", "typing_extensions"}
+HEAVY = ("torch", "transformers", "gymnasium", "numpy", "pyarrow", "rich", "peft")
+
+SOURCE = Path(__file__).parents[1] / "src"
+FILES = {
+    ".".join(path.relative_to(SOURCE).with_suffix("").parts).removesuffix(".__init__"): path
+    for path in sorted((SOURCE / "silva").rglob("*.py"))
+}
+
+
+@cache
+def imports(module: str) -> list[tuple[str, int, bool]]:
+    """(what, line, whether it happens as the module loads) of all imports but those for type checkers."""
+    found: list[tuple[str, int, bool]] = []
+    tree = ast.parse(FILES[module].read_text())
+    for node, top in walk(tree, True):
+        if isinstance(node, ast.Import):
+            found += [(alias.name, node.lineno, top) for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0 and node.module, f"{module}:{node.lineno}: a relative import"
+            names = [f"{node.module}.{alias.name}" for alias in node.names]
+            found += [(name if name in FILES else node.module, node.lineno, top) for name in names]
+    return found
+
+
+def walk(node: ast.AST, top: bool) -> Iterator[tuple[ast.AST, bool]]:
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.If) and getattr(child.test, "id", "") == "TYPE_CHECKING":
+            continue
+        yield child, top
+        inside = isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
+        yield from walk(child, top and not inside)
+
+
+def part(module: str) -> str:
+    return module.split(".")[1]
+
+
+def test_every_part_has_its_place():
+    assert {part(module) for module in FILES if module != "silva"} == set(RANK)
+
+
+def test_imports_go_one_way():
+    wrong = [
+        f"{module}:{line} imports {what}"
+        for module in FILES
+        if module != "silva"
+        for what, line, _ in imports(module)
+        if what.startswith("silva.") and part(what) != part(module) and RANK[part(what)] >= RANK[part(module)]
+    ]
+    assert wrong == []
+
+
+def test_the_package_itself_imports_only_the_launch_and_only_when_asked():
+    assert {(what, top) for what, _, top in imports("silva") if what.startswith("silva")} <= {
+        ("silva.launch", False)
+    }
+
+
+def test_no_module_imports_itself_in_a_circle():
+    graph = {m: {what for what, _, top in imports(m) if top and what in FILES} for m in FILES}
+    waiting = defaultdict(set, {m: set(needs) for m, needs in graph.items()})
+    while ready := [m for m, needs in waiting.items() if not needs]:
+        for module in ready:
+            del waiting[module]
+        for needs in waiting.values():
+            needs.difference_update(ready)
+    assert dict(waiting) == {}
+
+
+def targets() -> set[str]:
+    tables = (REGISTRIES.environments, REGISTRIES.rollouts, REGISTRIES.algorithms, REGISTRIES.engines)
+    return {target.partition(":")[0] for table in tables for target in table.values()}
+
+
+def test_settings_and_configuration_load_only_pydantic():
+    """Whatever loads as `silva --help` does: the standard library, pydantic, and modules alike."""
+    light = {"silva.cli", "silva.registries", *targets(), *(m for m in FILES if part(m + ".") == "config")}
+    waiting, wrong = sorted(light), []
+    while waiting:
+        module = waiting.pop()
+        for what, line, top in imports(module):
+            if not top or what == "silva":
+                continue
+            if what in FILES:
+                waiting += [what] if what not in light else []
+                light.add(what)
+            elif what.partition(".")[0] not in sys.stdlib_module_names | LIGHT:
+                wrong.append(f"{module}:{line} imports {what} at its top")
+    assert wrong == []
+
+
+@pytest.mark.parametrize(
+    "arguments", [["--help"], ["rl", "--help"], ["eval", "--help"], ["schema"], ["envs"]], ids=" ".join
+)
+def test_light_commands_load_nothing_heavy(arguments, tmp_path):
+    code = (
+        "import sys, contextlib, io\nfrom silva.cli import main\n"
+        f"with contextlib.redirect_stdout(io.StringIO()) as out: code = main({arguments!r})\n"
+        f"print(code, len(out.getvalue()) > 100, [m for m in {HEAVY!r} if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path)
+    assert (done.stdout, done.stderr) == ("0 True []\n", "")
+
+
+def test_installed_worlds_are_no_part_of_silva():
+    assert not {*plugins.entry_points()} & {*REGISTRIES.environments}

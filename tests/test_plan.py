@@ -1,0 +1,124 @@
+"""The plan against what the run then needed, and its arithmetic."""
+
+import json
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from silva.cli import main
+from silva.plan import Plan, Probe, _summarise, describe
+from silva.types import Group, Segment, Task, Trajectory, Turn
+
+ROOT = Path(__file__).parents[1]
+TASK = Task("w/train/0", "w", 0, {})
+
+
+@pytest.mark.slow
+def test_smoke_needs_what_its_plan_says(tmp_path):
+    """Each in a process of its own, so that the peak of its memory is its own."""
+
+    def silva(*arguments):
+        command = [sys.executable, "-m", "silva.cli", "rl", "@", str(ROOT / "configs" / "smoke.toml")]
+        # All groups are trained: how many of a few dozen have a signal is chance.
+        command += ["--no-algorithm.drop_zero_variance", *arguments]
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    plan = silva("--dry-run")
+    assert list(tmp_path.iterdir()) == []  # a dry run writes nothing
+    silva("--monitoring.terminal", "off")
+    summary = json.loads((tmp_path / "runs" / "smoke" / "summary.json").read_text())
+    found = re.search(r"in all: about (\S+) tokens sampled and (\S+) trained", plan)
+    memory = re.search(r"memory: about (\S+ \S+) at most", plan)
+    assert number(found[1]) == pytest.approx(summary["tokens_generated"], rel=0.2)
+    assert number(found[2]) == pytest.approx(summary["tokens_trained"], rel=0.2)
+    assert number(memory[1]) == pytest.approx(summary["peak_memory_bytes"], rel=0.3)
+
+
+CONFIG = """
+steps = 5
+model = {type = "tiny", layers = 1, width = 32}
+environments = [{type = "bandit", style = "compact"}]
+rollout = {groups_per_step = 4, group_size = 4, limits = {max_turns = 2, max_turn_tokens = 4}}
+trainer = {updates_per_step = 2}
+"""
+
+
+@pytest.mark.parametrize("warm", [False, True])
+def test_dry_run_prints_toml_that_says_the_same(tmp_path, monkeypatch, capsys, warm):
+    monkeypatch.chdir(tmp_path)
+    Path("a.toml").write_text(CONFIG + ("warm_start = {steps = 3, episodes_per_step = 2}\n" if warm else ""))
+    assert main(["rl", "@", "a.toml", "--steps", "7", "--dry-run"]) == 0
+    text = capsys.readouterr().out
+    resolved = tomllib.loads(text)
+    assert (resolved["steps"], resolved["model"]["type"], resolved["trainer"]["updates_per_step"]) == (
+        7,
+        "tiny",
+        2,
+    )
+    assert "steps = 7  # --steps" in text
+    assert "#   7 steps, each 4 tasks x 4 = 16 rollouts" in text and ", 2 updates of 8\n" in text
+    assert ("before them 3 supervised steps" in text) == warm
+    Path("b.toml").write_text(text)
+    assert main(["rl", "@", "b.toml", "--dry-run"]) == 0
+    assert tomllib.loads(capsys.readouterr().out) == resolved
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.toml", "b.toml"]
+
+
+def number(text: str) -> float:
+    size = {"k": 1e3, "M": 1e6, "G": 1e9, " KiB": 2**10, " MiB": 2**20, " GiB": 2**30}
+    digits, unit = re.fullmatch(r"([\d.]+)(.*)", text).groups()
+    return float(digits) * size.get(unit, 1)
+
+
+def episode(id, *replies, reward=0.0, **failed):
+    """An episode of one prompt of 10 tokens and 2 tokens before each later reply."""
+    turns = [
+        Turn(f"{id}/{i}", (Segment("environment", (0,) * (10 if i == 0 else 2)),
+                           Segment("policy", (1,) * n, (0.0,) * n, versions=(0,) * n)), (),
+             rewards={"goal": reward}, fresh=i == 0)
+        for i, n in enumerate(replies)
+    ]  # fmt: skip
+    return Trajectory(id, tuple(turns), "terminated", rewards={"goal": reward * len(turns)}, **failed)
+
+
+def test_probe_counts_usable_episodes():
+    groups = [
+        Group("a", TASK, (episode("a", 4), episode("b", 2, 6, reward=1.0))),
+        Group("b", TASK, (episode("c", 4), episode("d", 4), episode("e", failure="mask", error="x"))),
+    ]
+    # Replies 4, 8, 4, 4; rows 14, 10 + 2 + 2 + 6 = 20, 14, 14; only the second group is all equal.
+    assert _summarise(groups) == Probe(generated=5.0, trained=15.5, longest=20, no_signal=0.5)
+
+
+def test_probe_without_a_usable_episode_says_why():
+    broken = episode("a", failure="redo", error="reset: OSError: no server")
+    with pytest.raises(
+        RuntimeError, match=r"every episode of the plan's probe failed: reset: OSError: no server"
+    ):
+        _summarise([Group("a", TASK, (broken,))])
+
+
+def test_plan_in_words():
+    plan = Plan(
+        steps=20, groups=64, group_size=8, updates=4, refills=12.5, tokens_generated=61_234.0,
+        tokens_trained=150_000.0, longest=301, warm_steps=50, eval_episodes=128, evaluations=3,
+        parameters=134_515_008, trained_parameters=2_442_240, memory_bytes=1.99 * 2**30,
+        checkpoint_bytes=30 * 2**20, checkpoints=3, directory="runs/x",
+    )  # fmt: skip
+    assert describe(plan).splitlines()[:8] == [
+        "plan:",
+        "  20 steps, each 64 tasks x 8 = 512 rollouts, and about 12.5 tasks more for groups without signal, "
+        "4 updates of 128",
+        "  before them 50 supervised steps on scripted play",
+        "  a step: about 61.2k tokens sampled and 150k trained, the longest row has 301",
+        "  in all: about 1.22M tokens sampled and 3M trained, if answers stay as long as in a probe",
+        "  3 evaluations of 128 held-out episodes",
+        "  memory: about 1.99 GiB at most, for 135M parameters, 2.44M trained",
+        "  disk: checkpoints of about 30 MiB, at most 3 kept",
+    ]
