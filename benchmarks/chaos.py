@@ -30,7 +30,6 @@ from pathlib import Path
 from typing import Any
 
 import runs
-
 from silva.errors import CheckpointError
 from silva.ledger import Record, read
 from silva.ports import CRASH_POINTS
@@ -202,15 +201,17 @@ def perform(trials: list[Trial], folder: Path, duration: float, reference: dict[
             shutil.rmtree(folder / trial.name, ignore_errors=True)
         else:
             deadline = time.monotonic() + (LIMIT if delay is None else delay)
-            running[runs.start(job)] = trial, lives, deadline
+            running[runs.start(job)] = trial, lives, deadline, delay is None
 
     while waiting or running:
         while waiting and len(running) < jobs:
             trial = waiting.pop()
             send(trial, life(trial, folder, duration), None)
-        for pid, (trial, lives, deadline) in list(running.items()):
+        for pid, (trial, lives, deadline, stuck) in list(running.items()):
             if time.monotonic() > deadline:
                 os.kill(pid, signal.SIGKILL)
+                if stuck and not trial.missed:
+                    trial.missed.append(f"no end within {LIMIT:g} s")
             done, status = os.waitpid(pid, os.WNOHANG)
             if done:
                 del running[pid]

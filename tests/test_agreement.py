@@ -47,7 +47,7 @@ async def play(loaded: LoadedModel, compute: ThreadPoolExecutor, stop: tuple[str
     async def group(world: GuessNumber | Hanoi, number: int) -> Group:
         tasks = world.taskset()
         runs = linear.run(tasks.tasks("train")[number], tasks, engine, key=f"0/{world.type}/{number}")
-        return [group async for group in runs][0]
+        return await anext(runs)
 
     return list(await asyncio.gather(*(group(world, number) for world in WORLDS for number in range(2))))
 

@@ -357,5 +357,15 @@ _HANDLERS: dict[str, Callable[[list[str]], int]] = {
     "diff": _diff,
 }
 
+def entry() -> None:
+    """The console command: `main`, and no waiting for the compute thread once the user wants out."""
+    code = main()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    if code == 130:
+        os._exit(code)
+    sys.exit(code)
+
+
 if __name__ == "__main__":
-    sys.exit(main())
+    entry()

@@ -1,4 +1,4 @@
-"""What a request gets has the same bits whatever else runs, in whatever order, however it is cut or cached."""
+"""What a request gets has the same bits whatever else runs, in any order, however it is cut or cached."""
 
 from __future__ import annotations
 
@@ -125,8 +125,8 @@ def test_any_schedule_gives_the_same_bits(
 
 @pytest.mark.parametrize(("width", "heads", "kv_heads"), [(32, 8, 8), (16, 8, 4), (36, 2, 1)])
 def test_odd_shapes_do_too(stepped: Stepped, width: int, heads: int, kv_heads: int) -> None:
-    """Heads of 4 and 2 numbers, whose products torch computes by another kernel where a query is alone, and an
-    MLP of 144, which ends within a vector."""
+    """Heads of 4 and 2 numbers, where torch has another kernel for the product of a single query, and an MLP
+    of 144, which ends within a vector."""
     settings = TinyModel(layers=1, width=width, heads=heads, kv_heads=kv_heads, context=1024)
     loaded, jobs = load_model(settings, seed=0), TINY_JOBS[:9]
     reference = alone(stepped, loaded, jobs)

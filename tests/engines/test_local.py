@@ -372,7 +372,7 @@ def test_new_weights_give_the_memory_back(tiny_model: LoadedModel, make_engine: 
     ("error", "kind", "words"),
     [
         (ValueError("odd shapes"), EngineError, "sampling failed: ValueError: odd shapes"),
-        (RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes."), OutOfMemory,
+        (RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to get 9."), OutOfMemory,
          r"while sampling: lower engine.max_concurrent \(now 5\).* rollout.limits.max_episode_tokens"),
         (MemoryError(), OutOfMemory, r"\(MemoryError\)"),
     ],

@@ -6,6 +6,7 @@ import asyncio
 import json
 import math
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -55,7 +56,7 @@ def test_an_episode_is_its_dialogue_token_by_token(run, world, talk, speaker) ->
     assert trajectory.observation.messages[0].content == "go on 3"
     # Every prompt is the whole context so far.
     prompts = [prompt for prompt, _, _ in engine.requests]
-    for earlier, later in zip(prompts, prompts[1:], strict=False):
+    for earlier, later in pairwise(prompts):
         assert later[: len(earlier)] == earlier
     assert [session for _, _, session in engine.requests] == ["e"] * 3
 
