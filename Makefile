@@ -8,8 +8,8 @@ INSTALLED := $(VENV)/.installed
 # The Python that makes the environment: the first of these that is 3.11 or newer.
 PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11 python3.14; do \
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1 && echo $$p && break; done)
-# Where Linux finds the CPU build of torch if the configured package index has none.
-TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
+# Index with the CPU build of torch, where the configured package index has none (PyTorch keeps one).
+TORCH_INDEX ?=
 # Arguments of `pip install` for torch, in place of the CPU build: TORCH_INSTALL="torch==2.13.0" takes CUDA.
 TORCH_INSTALL ?=
 TORCH := 2.13.0
@@ -61,8 +61,8 @@ $(INSTALLED): pyproject.toml constraints.txt
 ifneq ($(TORCH_INSTALL),)
 	$(PIP) $(TORCH_INSTALL)
 else ifeq ($(shell uname -s),Linux)
-	$(PIP) torch==$(TORCH)+cpu || { echo "trying $(TORCH_INDEX)"; \
-		$(PIP) --extra-index-url $(TORCH_INDEX) torch==$(TORCH)+cpu; }
+	$(PIP) $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX)) torch==$(TORCH)+cpu \
+		|| { echo "no CPU build found (see TORCH_INDEX): taking the default one"; $(PIP) torch==$(TORCH); }
 else
 	$(PIP) torch==$(TORCH)
 endif

@@ -357,6 +357,7 @@ _HANDLERS: dict[str, Callable[[list[str]], int]] = {
     "diff": _diff,
 }
 
+
 def entry() -> None:
     """The console command: `main`, and no waiting for the compute thread once the user wants out."""
     code = main()
