@@ -207,14 +207,16 @@ def _mix(z: np.ndarray) -> np.ndarray:
     return z ^ (z >> np.uint64(31))
 
 
-def uniform(seed: int, positions: int | Sequence[int] | np.ndarray) -> np.ndarray:
+def uniform(seed: int | Sequence[int], positions: int | Sequence[int] | np.ndarray) -> np.ndarray:
     """Random numbers in [0, 1), float64, of the shape of `positions`: a function of (seed, position).
 
     The value at position p is output p of splitmix64 started at state mix(seed), its top 53 bits as a
-    fraction; so it depends neither on the other positions nor on the order of calls.
+    fraction; so it depends neither on the other positions nor on the order of calls. One seed for all
+    positions, or one for each.
     """
+    seeds = [seed] if isinstance(seed, int) else seed
     counter = np.atleast_1d(np.asarray(positions)).astype(np.int64).astype(np.uint64)
-    state = _mix(np.array([(seed + _GOLDEN) & _MASK], dtype=np.uint64))
+    state = _mix(np.array([(s + _GOLDEN) & _MASK for s in seeds], dtype=np.uint64))
     bits = _mix(state + (counter + np.uint64(1)) * np.uint64(_GOLDEN))
     return ((bits >> np.uint64(11)).astype(np.float64) * 2.0**-53).reshape(np.shape(positions))
 

@@ -61,6 +61,20 @@ def test_a_late_request_gets_its_first_token_within_two_steps(
     asyncio.run(run())
 
 
+def test_a_short_prompt_does_not_wait_for_a_long_one(tiny_model: LoadedModel, stepped: Stepped) -> None:
+    async def run() -> None:
+        engine, stepper = stepped(tiny_model, prefill_tokens=64)
+        long = ask(engine, prompt(300), 1)
+        await stepper.tick()
+        short = ask(engine, prompt(10, 7), 1)
+        await stepper.tick(2)
+        assert short.done() and not long.done()
+        await stepper.tick(2)  # 310 prompt tokens in steps of 64
+        assert long.done()
+
+    asyncio.run(run())
+
+
 def test_a_group_computes_its_prompt_once(tiny_model: LoadedModel, stepped: Stepped) -> None:
     async def run() -> list[Completion]:
         engine, stepper = stepped(tiny_model)

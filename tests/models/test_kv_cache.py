@@ -185,11 +185,7 @@ def test_a_packed_step_is_causal_attention_of_each_sequence(heads: int, kv_heads
 
     def step(decode: list[tuple[int, int]], prefill: list[tuple[int, int, int]]) -> None:
         spans = [(i, p, p + 1) for i, p in decode] + prefill
-        packed = PackedStep(
-            cache,
-            [Span(rows[i].index, p, p + 1) for i, p in decode],
-            [Span(rows[i].index, a, b) for i, a, b in prefill],
-        )
+        packed = PackedStep(cache, [Span(rows[i].index, a, b) for i, a, b in spans])
         q, k, v = (torch.cat([whole[i][part][:, a:b] for i, a, b in spans], 1)[None] for part in range(3))
         out, at = packed.attend(0, q, k, v, 8**-0.5)[0].transpose(0, 1), 0
         for i, a, b in spans:

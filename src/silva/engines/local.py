@@ -249,18 +249,19 @@ class LocalEngine:
         return True
 
     def _schedule(self) -> tuple[list[_Request], list[tuple[_Request, Span]]]:
-        """Who decodes one token, and which prompts advance by how much, oldest first."""
-        decode, prefill, budget = [], [], self._settings.prefill_tokens
-        for request in self._running:
-            row = _row(request)
-            left = len(row.tokens) - row.computed
-            if request.tokens and left == 1:
-                decode.append(request)
-            elif left and budget > 0:
-                count = min(left, budget)
-                budget -= count
+        """Who decodes one token, and which prompts advance by how much, the one with least left first.
+
+        So a short prompt never waits for a long one that came before it.
+        """
+        left = {r: len(_row(r).tokens) - _row(r).computed for r in self._running}
+        decode = [r for r in self._running if r.tokens and left[r] == 1]
+        prompts = [r for r in self._running if left[r] and not (r.tokens and left[r] == 1)]
+        prefill, budget = [], self._settings.prefill_tokens
+        for request in sorted(prompts, key=left.__getitem__):
+            row, count = _row(request), min(left[request], budget)
+            if count:
                 prefill.append((request, Span(row.index, row.computed, row.computed + count)))
-        decode.sort(key=lambda r: _row(r).index)
+            budget -= count
         return decode, prefill
 
     def _forward(self, decode: list[_Request], prefill: list[tuple[_Request, Span]]) -> None:
@@ -268,7 +269,7 @@ class LocalEngine:
         steps = [Span(_row(r).index, _row(r).computed, _row(r).computed + 1) for r in decode]
         spans = [*steps, *(span for _, span in prefill)]
         requests = [*decode, *(r for r, _ in prefill)]
-        packed = PackedStep(self.cache, steps, [span for _, span in prefill])
+        packed = PackedStep(self.cache, spans)
         ids = np.concatenate([_row(r).tokens[s.start : s.stop] for r, s in zip(requests, spans, strict=True)])
         output = self._decoder(
             input_ids=torch.from_numpy(ids)[None].to(self._loaded.device),
@@ -293,8 +294,8 @@ class LocalEngine:
         outputs = self.cache.outputs[0]
         rows, last = zip(*((_row(r).index, len(_row(r).tokens) - 1) for r in ready), strict=True)
         logits = self._head(outputs[list(rows), 0, list(last)])
-        numbers = [float(uniform(r.params.seed, len(r.tokens))) for r in ready]
-        uniforms = torch.tensor(numbers, dtype=torch.float64, device=logits.device)
+        numbers = uniform([r.params.seed for r in ready], [len(r.tokens) for r in ready])
+        uniforms = torch.from_numpy(numbers).to(logits.device)
         drawn = draw(logits, [r.params for r in ready], uniforms)
         if not all(map(math.isfinite, drawn.raw_logprobs)):
             raise EngineError(

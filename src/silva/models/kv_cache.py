@@ -20,6 +20,8 @@ import torch.nn.functional as F
 # Sums over positions are cut at absolute multiples of BLOCK: longer sums are regrouped by the GEMM kernels
 # depending on how much padding follows. LANES pads the last block for the vectorised softmax.
 BLOCK, LANES = 256, 64
+# Spans of up to this many tokens are attended together, filled up to the longest of them.
+SHORT = 64
 # Matrix products of fewer multiplications than this go to a loop of torch's own, which rounds differently.
 SMALL = 400
 
@@ -155,23 +157,24 @@ class KvCache:
 
 
 class PackedStep:
-    """Attention of one packed step: single new tokens (decoding) first, then longer spans (prompts).
+    """Attention of one packed step: the new tokens of many rows, one span a row.
 
-    Decoding rows that lie side by side are attended together; a prompt's span is attended on its own.
-
-    Args:
-        decode: spans of one token, ascending by row.
-        prefill: spans of any length.
+    Spans of like length in rows that lie side by side are attended together: all that decode, and all
+    short spans (the next turns of dialogues); a long one is attended on its own.
     """
 
-    def __init__(self, cache: KvCache, decode: Sequence[Span], prefill: Sequence[Span]):
+    def __init__(self, cache: KvCache, spans: Sequence[Span]):
         self.cache = cache
-        spans = [*decode, *prefill]
-        self.rows = torch.tensor([s.row for s in spans for _ in range(s.start, s.stop)], device=cache.device)
-        self.positions = torch.tensor([p for s in spans for p in range(s.start, s.stop)], device=cache.device)
-        self.decode = [_decode_run(cache, decode, a, b) for a, b in _neighbours([s.row for s in decode])]
-        self.prefill = [(s, _span_bias(cache, s)) for s in prefill]
-        self.decoded = len(decode)
+        counts = np.array([s.stop - s.start for s in spans])
+        rows = np.repeat([s.row for s in spans], counts)
+        positions = np.concatenate([np.arange(s.start, s.stop) for s in spans])
+        self.rows = torch.from_numpy(rows).to(cache.device)
+        self.positions = torch.from_numpy(positions).to(cache.device)
+        offsets = np.cumsum(counts) - counts
+        self._runs = [
+            _run(cache, [spans[i] for i in part], [int(offsets[i]) for i in part])
+            for part in _together(spans)
+        ]
 
     def attend(
         self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scaling: float
@@ -184,25 +187,17 @@ class PackedStep:
         kv = keys.shape[1]
         q = query[0].view(kv, heads // kv, n, d).permute(2, 0, 1, 3)  # [N, kv, heads per kv, d]
         out = torch.empty_like(q, memory_format=torch.contiguous_format)
-        for run in self.decode:
-            mine = q[run.tokens]
-            if run.holes:
-                spread = q.new_zeros((run.rows.stop - run.rows.start, *q.shape[1:]))
-                spread[run.index] = mine
-                mine = spread
+        for run in self._runs:
+            rows, count = run.index.shape
             length = run.bias.shape[-1]
+            mine = (
+                q[run.index].permute(0, 2, 3, 1, 4).reshape(rows, kv, -1, d)
+            )  # [rows, kv, heads * count, d]
             o = blocked_attention(
                 mine, keys[run.rows, :, :length], values[run.rows, :, :length], run.bias, scaling
             )
-            out[run.tokens] = o[run.index] if run.holes else o
-        at = self.decoded
-        for span, bias in self.prefill:
-            here, row = slice(at, at + span.stop - span.start), slice(span.row, span.row + 1)
-            count, length = here.stop - here.start, bias.shape[-1]
-            mine = q[here].permute(1, 2, 0, 3).reshape(1, kv, -1, d)  # [1, kv, heads per kv * count, d]
-            o = blocked_attention(mine, keys[row, :, :length], values[row, :, :length], bias, scaling)
-            out[here] = o.view(kv, -1, count, d).permute(2, 0, 1, 3)
-            at = here.stop
+            o = o.view(rows, kv, heads // kv, count, d).permute(0, 3, 1, 2, 4)
+            out[run.index[run.real]] = o[run.real]
         return out.view(1, n, heads, d)
 
 
@@ -231,45 +226,51 @@ def blocked_attention(
 
 
 @dataclass(frozen=True)
-class _DecodeRun:
-    tokens: slice  # of the packed step
+class _Run:
+    """Spans attended together, filled up to the longest; rows between them that have none are idle."""
+
     rows: slice  # of the cache
-    index: torch.Tensor  # of each token within `rows`
-    bias: torch.Tensor  # [rows, 1, 1, T]
-    holes: bool  # idle rows between the decoding ones: attended too, and dropped
+    index: torch.Tensor  # [rows, count] places in the packed step; 0 where nothing real stands
+    real: torch.Tensor  # [rows, count] bool
+    bias: torch.Tensor  # [rows, 1, heads per kv * count, T]
 
 
-def _neighbours(rows: Sequence[int]) -> list[tuple[int, int]]:
-    """Cut ascending row numbers into ranges; holes are bridged while at most half of a range is idle."""
-    ranges, first = [], 0
-    for i in range(1, len(rows) + 1):
-        if i == len(rows) or rows[i] - rows[first] + 1 > 2 * (i - first + 1):
-            ranges.append((first, i))
-            first = i
-    return ranges
+def _together(spans: Sequence[Span]) -> list[list[int]]:
+    """Indices of the spans of each run, ascending by row; at most half of a run's rows are idle."""
+    decoding = [i for i, s in enumerate(spans) if s.stop - s.start == 1]
+    short = [i for i, s in enumerate(spans) if 1 < s.stop - s.start <= SHORT]
+    runs = [[i] for i, s in enumerate(spans) if s.stop - s.start > SHORT]
+    for kind in (decoding, short):
+        run: list[int] = []
+        for i in sorted(kind, key=lambda i: spans[i].row):
+            if run and spans[i].row - spans[run[0]].row + 1 > 2 * (len(run) + 1):
+                runs.append(run)
+                run = []
+            run.append(i)
+        if run:
+            runs.append(run)
+    return runs
 
 
-def _decode_run(cache: KvCache, spans: Sequence[Span], a: int, b: int) -> _DecodeRun:
-    mine = spans[a:b]
-    first, last = mine[0].row, mine[-1].row
-    length = _padded(max(s.stop for s in mine))
-    index = torch.tensor([s.row - first for s in mine], device=cache.device)
-    seen = torch.ones(last - first + 1, dtype=torch.int64, device=cache.device)
-    seen[index] = torch.tensor([s.stop for s in mine], device=cache.device)
-    bias = _bias(cache, torch.arange(length, device=cache.device) >= seen[:, None])
-    return _DecodeRun(slice(a, b), slice(first, last + 1), index, bias[:, None, None], len(seen) > len(mine))
-
-
-def _span_bias(cache: KvCache, span: Span) -> torch.Tensor:
-    """[1, 1, heads per kv * count, T]"""
-    positions = torch.arange(span.start, span.stop, device=cache.device)
-    hidden = torch.arange(_padded(span.stop), device=cache.device) > positions[:, None]
-    return _bias(cache, hidden).repeat(cache.heads // cache.kv_heads, 1)[None, None]
-
-
-def _bias(cache: KvCache, hidden: torch.Tensor) -> torch.Tensor:
-    return torch.zeros(hidden.shape, dtype=cache.dtype, device=cache.device).masked_fill_(
-        hidden, float("-inf")
+def _run(cache: KvCache, spans: Sequence[Span], offsets: Sequence[int]) -> _Run:
+    first, last = spans[0].row, spans[-1].row
+    count = max(s.stop - s.start for s in spans)
+    index = np.zeros((last - first + 1, count), np.int64)
+    seen = np.ones_like(index)  # positions a query may look at; what is not real looks at the first
+    real = np.zeros(index.shape, bool)
+    for span, offset in zip(spans, offsets, strict=True):
+        here = (span.row - first, slice(0, span.stop - span.start))
+        index[here] = np.arange(offset, offset + span.stop - span.start)
+        seen[here] = np.arange(span.start + 1, span.stop + 1)
+        real[here] = True
+    length = _padded(max(s.stop for s in spans))
+    hidden = np.arange(length) >= np.tile(seen, (1, cache.heads // cache.kv_heads))[:, :, None]
+    bias = torch.zeros(hidden.shape, dtype=cache.dtype).masked_fill_(torch.from_numpy(hidden), float("-inf"))
+    return _Run(
+        slice(first, last + 1),
+        torch.from_numpy(index).to(cache.device),
+        torch.from_numpy(real).to(cache.device),
+        bias[:, None].to(cache.device),
     )
 
 
