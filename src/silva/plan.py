@@ -210,7 +210,7 @@ def _memory(session: Session, found: Probe) -> float:
     logits = max(4, each) * text.vocab_size * min(LOGIT_ROWS, 3 * micro_batch)
     sequences = min(len(cache.rows), max(rollouts, _eval_episodes(config)))
     length = -(-found.longest // CACHE_LENGTH) * CACHE_LENGTH
-    cached = 2 * cache.layers * cache.kv_heads * cache.head_dim * sequences * length
+    cached = (2 * cache.layers * cache.kv_heads * cache.head_dim + cache.width) * sequences * length
     process = PROCESS_BYTES if loaded.device.type == "cpu" else 0
     return process + each * (parameters + reference + 3 * updated + per_token * micro_batch + cached) + logits
 

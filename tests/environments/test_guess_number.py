@@ -18,11 +18,11 @@ TASK = Task("g", "guess_number", 0, {"low": 1, "high": 7}, 6)
 def test_an_episode_word_by_word(replies_to) -> None:
     game = GuessEpisode(GuessNumber(), TASK)
     prompt = asyncio.run(game.reset()).messages[0].content
-    assert prompt == "I think of a number from 1 to 7. Guess it. Reply with the number only."
+    assert prompt == "Guess my number from 1 to 7. Reply with the number only."
     steps = replies_to(GuessNumber(), TASK, ["Is it 4?", "I say 7", "6"])
     assert [step.observation.messages[0].content for step in steps] == [
-        "The number is higher than 4. Guess again.",
-        "The number is lower than 7. Guess again.",
+        "It is higher than 4.",
+        "It is lower than 7.",
         "Right.",
     ]
     assert [step.rewards["found"] for step in steps] == [0, 0, 1]
