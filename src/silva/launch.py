@@ -356,7 +356,9 @@ def _finish(
     report = _report(run, monitor, session)
     for old, new in zip(before, after, strict=False):
         if old["metric"] == "success":
-            monitor.message(f"held-out {_shown(old)} before, {_shown(new)} after")
+            monitor.message(
+                f"held-out success, {old['environment']}: {_shown(old)} before, {_shown(new)} after"
+            )
     if report:
         monitor.message(f"report: {report}")
     monitor.message(f"weights: {weights}")
@@ -368,10 +370,7 @@ def _rows(evaluations: Sequence[Evaluation]) -> list[dict[str, Any]]:
 
 
 def _shown(row: Mapping[str, Any]) -> str:
-    return (
-        f"{row['environment']} {row['metric']} {row['mean']:.1%} [{row['ci_low']:.1%}, {row['ci_high']:.1%}] "
-        f"(n = {row['n']})"
-    )
+    return f"{row['mean']:.1%} [{row['ci_low']:.1%}, {row['ci_high']:.1%}] of {row['n']}"
 
 
 def _report(run: RunDirectory, monitor: Monitor, session: Session | None) -> Path | None:

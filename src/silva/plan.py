@@ -155,7 +155,7 @@ async def _probe(session: Session) -> list[Group]:
                       seed=config.seed, monitor=cast(Monitor, _Silent()))  # fmt: skip
         await session.engine.load_weights(1)
     elif warm is not None:
-        actor = Script(session.renderer, warm.mistakes)
+        actor = Script(session.renderer, warm.mistakes, warm.noise)
     stream = session.stream("train")
     count = max(len(config.environments), -(-PROBE_EPISODES // rollout.group_size))
 

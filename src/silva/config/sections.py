@@ -117,7 +117,9 @@ class WarmStart(Section):
     steps: Positive = 50
     episodes_per_step: Positive = 32
     mistakes: Fraction = 0.0
-    """Share of the expert's moves replaced by random ones while it plays."""
+    """Share of the expert's moves replaced by random ones that are not imitated: it shows how to recover."""
+    noise: Fraction = 0.0
+    """Share replaced by random ones that are imitated too: a teacher to surpass."""
     optimizer: Optimizer = Optimizer(lr=1e-3)
 
 

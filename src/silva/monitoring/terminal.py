@@ -141,7 +141,7 @@ class PlainTerminal:
 
     def step(self, step: int, metrics: Mapping[str, float]) -> None:
         p = self._progress
-        if any(not key.startswith("eval/") for key in metrics):
+        if any(not key.startswith(("eval/", "perf/")) for key in metrics):
             self._print(f"step {step}/{p.total_steps}: " + ", ".join(_step_parts(p)))
         if any(key.startswith("eval/") for key in metrics):
             self._print(f"eval at step {step}: " + ", ".join(p.eval_texts()))

@@ -39,7 +39,7 @@ async def imitate(
     Raises:
         Interrupted: after Ctrl-C; the steps so far are lost.
     """
-    actor, loss, tokens = Script(renderer, settings.mistakes), 0.0, 0
+    actor, loss, tokens = Script(renderer, settings.mistakes, settings.noise), 0.0, 0
     with Interrupt() as interrupt:
         for step in range(settings.steps):
             draws = [stream.draw() for _ in range(settings.episodes_per_step)]

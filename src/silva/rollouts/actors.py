@@ -82,14 +82,15 @@ class Policy:
 
 @dataclass(frozen=True, slots=True)
 class Script:
-    """Lets the environment play itself: its expert, making a share of random `mistakes` (1: random play).
+    """Lets the environment play itself: its expert, with a share of its moves replaced by random ones.
 
-    The tokens count as the expert's, whoever chose them; `mistakes` are played but not to be imitated,
-    so they stand in an environment segment.
+    `noise` counts as the expert's own (1: random play), `mistakes` are played but not to be imitated, so
+    they stand in an environment segment.
     """
 
     renderer: Renderer
     mistakes: float = 0.0
+    noise: float = 0.0
 
     async def reply(
         self,
@@ -108,7 +109,8 @@ class Script:
                 "scripted play needs expert_reply() and random_reply(seed)"
             )
         wrong = Random(derive(seed, "mistake")).random() < self.mistakes
-        text = environment.random_reply(seed) if wrong else environment.expert_reply()
+        astray = wrong or Random(derive(seed, "noise")).random() < self.noise
+        text = environment.random_reply(seed) if astray else environment.expert_reply()
         text = text.removeprefix(prefill)
         tokens = tuple(self.renderer.encode_reply(text))
         message = self.renderer.parse(tokens, prefill=prefill, tools=tools)
