@@ -1,4 +1,4 @@
-"""FrozenLake: walk over ice to the goal, not into a hole. Dynamics and maps are gymnasium's.
+"""FrozenLake: walk over ice to the goal, not into a hole. The dynamics are gymnasium's.
 
 Reward 1 at the goal, else 0; falling into a hole ends the episode. Every map can be solved within
 `max_actions`; held-out maps do not occur in training. In compact style a turn shows four rows of four
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import random
 from collections import deque
+from math import comb
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
@@ -30,8 +31,9 @@ class FrozenLake(TextGameSettings):
     type: Literal["frozen_lake"] = "frozen_lake"
     size: Annotated[int, Field(ge=2, le=16)] = 4
     """Rows and columns of the map."""
-    frozen: Annotated[float, Field(ge=0.6, le=1)] = 0.8
-    """Share of ice in a map as it is drawn, the rest are holes; below 0.6 large maps have no way through."""
+    frozen: Annotated[float, Field(ge=0.6, le=1)] = 0.7
+    """Least share of ice, the rest are holes; every map that has it is equally likely, so that training maps
+    are no easier than the held-out ones, which all differ."""
     slippery: bool = False
     """Moves may go to the side instead."""
     success_rate: Fraction = 0.8
@@ -53,13 +55,16 @@ class FrozenLake(TextGameSettings):
         return generated(self, self._draw, lambda task: FrozenLakeGame(self, task))
 
     def _draw(self, rng: random.Random) -> Draft:
-        from gymnasium.envs.toy_text.frozen_lake import generate_random_map
-
+        cells = [(row, column) for row in range(self.size) for column in range(self.size)]
+        most = round((1 - self.frozen) * len(cells))
+        maps = [comb(len(cells) - 2, holes) for holes in range(most + 1)]
         while True:
-            rows = generate_random_map(self.size, self.frozen, seed=rng.getrandbits(31))
-            if self.random_start:
-                rows = _moved_start(rows, rng)
-            path = shortest_path(rows, _find(rows, "S"))
+            start, goal = rng.sample(cells, 2) if self.random_start else (cells[0], cells[-1])
+            rest = [cell for cell in cells if cell not in (start, goal)]
+            holes = rng.sample(rest, rng.choices(range(most + 1), maps)[0])
+            tiles = {start: "S", goal: "G", **dict.fromkeys(holes, "H")}
+            rows = ["".join(tiles.get((row, c), "F") for c in range(self.size)) for row in range(self.size)]
+            path = shortest_path(rows, start)
             if path is not None and 2 <= len(path) <= self.max_actions:
                 return Draft({"map": rows})
 
@@ -133,14 +138,6 @@ def shortest_path(rows: list[str], start: tuple[int, int]) -> list[str] | None:
                 came[there] = (here, action)
                 queue.append(there)
     return None
-
-
-def _moved_start(rows: list[str], rng: random.Random) -> list[str]:
-    tiles = [list(row.replace("S", "F").replace("G", "F")) for row in rows]
-    ice = [(r, c) for r, row in enumerate(tiles) for c, tile in enumerate(row) if tile == "F"]
-    for (row, column), tile in zip(rng.sample(ice, 2), "SG", strict=True):
-        tiles[row][column] = tile
-    return ["".join(row) for row in tiles]
 
 
 def _find(rows: list[str], tile: str) -> tuple[int, int]:
