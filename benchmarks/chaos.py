@@ -35,54 +35,7 @@ from silva.ledger import Record, read
 from silva.ports import CRASH_POINTS
 from silva.trainer.checkpoint import verify
 
-WORLDS = Path(__file__).resolve().parents[1] / "tests" / "worlds.py"
-CONFIG = f"""
-steps = 6
-
-[model]
-type = "tiny"
-layers = 1
-width = 32
-heads = 2
-kv_heads = 1
-context = 256
-
-[[environments]]
-type = "{WORLDS}:Parity"
-delay = 3.0
-
-[[environments]]
-type = "{WORLDS}:Letters"
-delay = 3.0
-
-[rollout]
-groups_per_step = 5
-group_size = 4
-
-[rollout.limits]
-max_turn_tokens = 6
-max_episode_tokens = 128
-
-[trainer]
-updates_per_step = 2
-micro_batch_tokens = 256
-
-[trainer.optimizer]
-lr = 1e-2
-
-[eval]
-every = 3
-tasks = 12
-
-[checkpoint]
-every = 2
-keep = 1
-
-[monitoring]
-terminal = "plain"
-tensorboard = false
-report = false
-"""
+OPTIONS = ["--steps=6", "--eval.every=3", "--eval.tasks=12", "--checkpoint.keep=1"]
 AGAIN = ("ledger", "checkpoint_file", "rename", "latest", "prune")
 """Crash points that any resumed run comes through once more, wherever it stands."""
 Lives = Generator[tuple[runs.Job, float | None], int | None, None]
@@ -116,7 +69,7 @@ class Trial:
 def life(trial: Trial, folder: Path, duration: float) -> Lives:
     """The jobs of a trial; each is sent back its exit status. A number of seconds means: kill it then."""
     run, log = folder / trial.name, folder / f"{trial.name}.log"
-    argv = ["rl", f"@{folder / 'chaos.toml'}", "--name", trial.name, "--output_dir", str(folder)]
+    argv = ["rl", f"@{folder / 'chaos.toml'}", "--name", trial.name, "--output_dir", str(folder), *OPTIONS]
     for number, kill in enumerate(trial.kills):
         proof = folder / f"{trial.name}.proof{number}"
         crash = "" if kill.point == "time" else f"{kill.point}:{kill.count}"
@@ -222,7 +175,7 @@ def perform(trials: list[Trial], folder: Path, duration: float, reference: dict[
 
 def refer(folder: Path) -> tuple[dict[str, Any], dict[str, int], float]:
     """The run that is left alone: its end state, how often it comes to each crash point, its seconds."""
-    argv = ["rl", f"@{folder / 'chaos.toml'}", "--name", "reference", "--output_dir", str(folder)]
+    argv = ["rl", f"@{folder / 'chaos.toml'}", "--name", "reference", "--output_dir", str(folder), *OPTIONS]
     log, counts, began = folder / "reference.log", folder / "counts.json", time.monotonic()
     status = runs.wait(runs.start(runs.Job(argv, str(log), counts=str(counts))))
     if status != 0:
@@ -270,7 +223,7 @@ def main() -> int:
     began = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="silva-chaos-") as name:
         folder = Path(name)
-        (folder / "chaos.toml").write_text(CONFIG)
+        (folder / "chaos.toml").write_text(runs.CONFIG)
         reference, counts, duration = refer(folder)
         trials = plan(options.kills, options.seed, counts)
         perform(trials, folder, duration, reference, options.jobs)

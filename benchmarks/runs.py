@@ -26,6 +26,55 @@ from typing import Any
 from silva.errors import LedgerError
 from silva.ledger import audit, history, read
 
+WORLDS = Path(__file__).resolve().parents[1] / "tests" / "worlds.py"
+CONFIG = f"""
+steps = 4
+
+[model]
+type = "tiny"
+layers = 1
+width = 32
+heads = 2
+kv_heads = 1
+context = 256
+
+[[environments]]
+type = "{WORLDS}:Parity"
+delay = 3.0
+
+[[environments]]
+type = "{WORLDS}:Letters"
+delay = 3.0
+
+[rollout]
+groups_per_step = 5
+group_size = 4
+
+[rollout.limits]
+max_turn_tokens = 6
+max_episode_tokens = 128
+
+[trainer]
+updates_per_step = 2
+micro_batch_tokens = 256
+
+[trainer.optimizer]
+lr = 1e-2
+
+[eval]
+every = 2
+tasks = 8
+
+[checkpoint]
+every = 2
+
+[monitoring]
+terminal = "plain"
+tensorboard = false
+report = false
+"""
+"""A run of a few seconds: two worlds that take their time at random, evaluation, checkpoints."""
+
 SIGNALS_AT = {
     "load": "silva.session:load_model",
     "warm_start": "silva.orchestrator.sft:play",

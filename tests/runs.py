@@ -14,62 +14,14 @@ import pyarrow.parquet as pq
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "benchmarks"))
 
-from runs import differences, end_state  # noqa: E402
+from runs import CONFIG, WORLDS, differences, end_state  # noqa: E402
 
 __all__ = ["WORLDS", "Ended", "Server", "differences", "end_state", "metrics", "rollouts", "write_config"]
-
-WORLDS = ROOT / "tests" / "worlds.py"
-CONFIG = """
-steps = 4
-
-[model]
-type = "tiny"
-layers = 1
-width = 32
-heads = 2
-kv_heads = 1
-context = 256
-
-[[environments]]
-type = "{worlds}:Parity"
-delay = 3.0
-
-[[environments]]
-type = "{worlds}:Letters"
-delay = 3.0
-
-[rollout]
-groups_per_step = 5
-group_size = 4
-
-[rollout.limits]
-max_turn_tokens = 6
-max_episode_tokens = 128
-
-[trainer]
-updates_per_step = 2
-micro_batch_tokens = 256
-
-[trainer.optimizer]
-lr = 1e-2
-
-[eval]
-every = 2
-tasks = 8
-
-[checkpoint]
-every = 2
-
-[monitoring]
-terminal = "plain"
-tensorboard = false
-report = false
-"""
 
 
 def write_config(folder: Path) -> Path:
     path = folder / "run.toml"
-    path.write_text(CONFIG.format(worlds=WORLDS))
+    path.write_text(CONFIG)
     return path
 
 

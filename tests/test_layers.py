@@ -25,6 +25,7 @@ ROWS = [
     ["evaluation"],
     ["orchestrator"],
     ["registries", "session", "placement"],
+    ["ending"],
     ["launch"],
     ["plan", "chat", "doctor"],
     ["cli"],

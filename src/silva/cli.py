@@ -230,10 +230,11 @@ def _eval(arguments: list[str]) -> int:
         raise ConfigError(
             f"--weights {weights}: no such file or folder; expected a run's folder or a model folder"
         )
+    from silva.evaluation.evaluator import records
     from silva.launch import evaluate_config
 
     evaluations = evaluate_config(config, policy=policy or "model", weights=weights)
-    rows = [row for e in evaluations for row in e.rows()]
+    rows = records(evaluations)
     if "--json" in found:
         print(json.dumps(rows, indent=1))
         return 0

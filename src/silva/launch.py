@@ -5,9 +5,8 @@ from __future__ import annotations
 import asyncio
 import errno
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,22 +14,20 @@ from rich.console import Console
 from rich.progress import Progress
 from safetensors import SafetensorError
 
-import silva
 from silva.config.diff import changed_keys, may_change
 from silva.config.load import Resolved, load
 from silva.config.saved import to_toml
 from silva.config.schema import RunConfig
+from silva.ending import Outcome, finish, write_last_report
 from silva.errors import CapabilityError, ConfigError, SilvaError
-from silva.evaluation.evaluator import Evaluation, evaluate
+from silva.evaluation.evaluator import Evaluation, evaluate, records
 from silva.ledger import Ledger
 from silva.monitoring.metrics import truncate_metrics
 from silva.monitoring.monitor import Monitor
-from silva.monitoring.report import write_report
-from silva.monitoring.summary import write_summary
 from silva.orchestrator import rl
 from silva.orchestrator.buffer import Buffer
 from silva.orchestrator.interrupt import Interrupted
-from silva.orchestrator.numbers import Phases, eval_metrics, peak_memory_bytes
+from silva.orchestrator.numbers import Phases, eval_metrics
 from silva.orchestrator.run_directory import RunDirectory
 from silva.orchestrator.sft import imitate
 from silva.orchestrator.state import RunState
@@ -43,16 +40,6 @@ from silva.trainer.checkpoint import CheckpointStore
 from silva.trainer.local import LocalTrainer
 
 _DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.EACCES, errno.EPERM)
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """What a finished run comes to."""
-
-    directory: Path
-    summary: Mapping[str, Any]
-    report: Path | None
-    weights: Path | None
 
 
 def train(
@@ -174,12 +161,12 @@ async def _train(resolved: Resolved, run: RunDirectory, console: Console | None)
             with phases("export"):
                 monitor.stage("export")
                 await _export(loop.parts.trainer, weights)
-            return _finish(session, state, phases, run, monitor, weights)
+            return finish(session, state, phases, run, monitor, weights)
         except Interrupted:
             steps = store.steps()
             monitor.message(f"stopped; --resume goes on after step {steps[-1] if steps else 0}", "warning")
             if config.monitoring.report:
-                _report(run, monitor, None)
+                write_last_report(run, monitor, None)
             raise
         except SilvaError as error:
             monitor.log(str(error), "error")  # the caller shows it
@@ -204,8 +191,8 @@ async def _supervise(resolved: Resolved, run: RunDirectory) -> Outcome:
         monitor.step(1, eval_metrics(after))
         weights = run.weights / "step_0"
         await _export(trainer, weights)
-        state = RunState(tokens_trained=tokens, eval_before=_rows(before), eval_last=_rows(after))
-        return _finish(session, state, phases, run, monitor, weights)
+        state = RunState(tokens_trained=tokens, eval_before=records(before), eval_last=records(after))
+        return finish(session, state, phases, run, monitor, weights)
 
 
 async def _export(trainer: LocalTrainer, folder: Path) -> None:
@@ -333,54 +320,6 @@ class Activity:
         names = sorted(set(self.waiting.values()))
         counts = [f"{list(self.waiting.values()).count(name)} {name}" for name in names]
         self.monitor.stage("rollout", self.done, self.total, ", ".join(counts))
-
-
-def _finish(
-    session: Session, state: RunState, phases: Phases, run: RunDirectory, monitor: Monitor, weights: Path
-) -> Outcome:
-    """Summary, report and the last words of a run."""
-    before, after = state.eval_before or [], state.eval_last or []
-    summary = {
-        "eval_before": before,
-        "eval_after": after,
-        "steps": state.step,
-        "tokens_generated": state.tokens_generated,
-        "tokens_trained": state.tokens_trained,
-        "seconds": dict(phases.total),
-        "peak_memory_bytes": peak_memory_bytes(),
-        "seed": session.config.seed,
-        "model": session.loaded.name,
-        "version": silva.__version__,
-    }
-    write_summary(run.path, summary)
-    report = _report(run, monitor, session)
-    for old, new in zip(before, after, strict=False):
-        if old["metric"] == "success":
-            monitor.message(
-                f"held-out success, {old['environment']}: {_shown(old)} before, {_shown(new)} after"
-            )
-    if report:
-        monitor.message(f"report: {report}")
-    monitor.message(f"weights: {weights}")
-    return Outcome(run.path, summary, report, weights)
-
-
-def _rows(evaluations: Sequence[Evaluation]) -> list[dict[str, Any]]:
-    return [row for e in evaluations for row in e.rows()]
-
-
-def _shown(row: Mapping[str, Any]) -> str:
-    return f"{row['mean']:.1%} [{row['ci_low']:.1%}, {row['ci_high']:.1%}] of {row['n']}"
-
-
-def _report(run: RunDirectory, monitor: Monitor, session: Session | None) -> Path | None:
-    if session is not None and not session.config.monitoring.report:
-        return None
-    try:
-        return write_report(run.path, session.loaded.tokenizer.decode if session else None)  # type: ignore[arg-type]
-    except OSError as error:  # the run itself is whole
-        monitor.message(f"the report could not be written: {error}", "warning")
-        return None
 
 
 def _finished(run: RunDirectory, console: Console | None) -> Outcome:

@@ -11,7 +11,7 @@ from silva.engines.scripted import ScriptedEngine
 from silva.errors import CapabilityError
 from silva.models.tiny import tiny_tokenizer
 from silva.rendering.renderer import Renderer
-from silva.rollouts.actors import Reply, Script
+from silva.rollouts.actors import Ask, Reply, Script
 from silva.types import Completion, Segment, ToolSpec
 
 TOOL = ToolSpec(
@@ -21,7 +21,7 @@ TOOL = ToolSpec(
 
 def ask(actor: Any, environment: Any = None, **changes: Any) -> Reply:
     values: dict[str, Any] = dict(prefill="", tools=(), max_tokens=9, seed=4, session="s") | changes
-    return asyncio.run(actor.reply([1, 2, 3], environment, **values))
+    return asyncio.run(actor.reply(Ask([1, 2, 3], environment, **values)))
 
 
 def test_a_policy_samples_as_configured_and_keeps_what_was_recorded(policy) -> None:

@@ -49,6 +49,11 @@ def success(trajectory: Trajectory) -> float:
     return float(trajectory.metrics.get("success", 0.0) >= 1.0)
 
 
+def records(evaluations: Sequence[Evaluation]) -> list[dict[str, Any]]:
+    """All of them as summary.json holds them: one object a metric of each world."""
+    return [row for e in evaluations for row in e.rows()]
+
+
 async def evaluate(
     tasksets: Mapping[str, TaskSet],
     actor: Actor,

@@ -28,7 +28,7 @@ from silva.algorithms.recipes import Algorithm
 from silva.config.sections import Checkpoint, Eval, Limits
 from silva.config.sections import Trainer as TrainerSettings
 from silva.errors import CheckpointError
-from silva.evaluation.evaluator import Evaluation, evaluate
+from silva.evaluation.evaluator import Evaluation, evaluate, records
 from silva.ledger import Ledger
 from silva.monitoring.monitor import Monitor
 from silva.monitoring.rollouts import RolloutRow
@@ -110,8 +110,8 @@ class Loop:
             await self._finish_step(state.pending, interrupt)
         elif state.eval_before is None:
             evaluations = await interrupt.during(self._evaluate(0))
-            rows = [row for e in evaluations for row in e.rows()]
-            self.state = state.replace(eval_before=rows, eval_last=rows, seconds=dict(p.phases.total))
+            before = records(evaluations)
+            self.state = state.replace(eval_before=before, eval_last=before, seconds=dict(p.phases.total))
             p.monitor.step(0, numbers.eval_metrics(evaluations) | self._perf())
 
     async def _step(self, interrupt: Interrupt) -> None:
@@ -181,7 +181,7 @@ class Loop:
             score = mean_success(evaluations)
             best = score is not None and (self.state.best is None or score > self.state.best)
             self.state = self.state.replace(
-                eval_last=[row for e in evaluations for row in e.rows()],
+                eval_last=records(evaluations),
                 best=score if best else self.state.best,
                 best_step=step if best else self.state.best_step,
                 seconds=dict(p.phases.total),

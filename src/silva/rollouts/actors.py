@@ -16,6 +16,19 @@ from silva.types import CompletionStop, Message, SamplingParams, Segment, ToolSp
 
 
 @dataclass(frozen=True, slots=True)
+class Ask:
+    """One turn to be taken. `context` is all the policy sees, in tokens, `prefill` included."""
+
+    context: Sequence[int]
+    environment: Environment
+    prefill: str
+    tools: Sequence[ToolSpec]
+    max_tokens: int
+    seed: int
+    session: str
+
+
+@dataclass(frozen=True, slots=True)
 class Reply:
     segment: Segment
     message: Message
@@ -23,17 +36,7 @@ class Reply:
 
 
 class Actor(Protocol):
-    async def reply(
-        self,
-        context: Sequence[int],
-        environment: Environment,
-        *,
-        prefill: str,
-        tools: Sequence[ToolSpec],
-        max_tokens: int,
-        seed: int,
-        session: str,
-    ) -> Reply: ...
+    async def reply(self, ask: Ask) -> Reply: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,29 +47,19 @@ class Policy:
     renderer: Renderer
     sampling: Sampling
 
-    async def reply(
-        self,
-        context: Sequence[int],
-        environment: Environment,
-        *,
-        prefill: str,
-        tools: Sequence[ToolSpec],
-        max_tokens: int,
-        seed: int,
-        session: str,
-    ) -> Reply:
-        stop = (*self.sampling.stop, *self.renderer.stop_strings(tools))
+    async def reply(self, ask: Ask) -> Reply:
+        stop = (*self.sampling.stop, *self.renderer.stop_strings(ask.tools))
         params = SamplingParams(
-            max_tokens=max_tokens,
+            max_tokens=ask.max_tokens,
             temperature=self.sampling.temperature,
             top_p=self.sampling.top_p,
             top_k=self.sampling.top_k,
             min_p=self.sampling.min_p,
             stop=stop,
             stop_token_ids=self.renderer.stop_token_ids,
-            seed=seed,
+            seed=ask.seed,
         )
-        sampled = await self.engine.sample(context, params, session=session)
+        sampled = await self.engine.sample(ask.context, params, session=ask.session)
         segment = Segment(
             "policy",
             sampled.tokens,
@@ -76,7 +69,7 @@ class Policy:
             sampled.versions,
             self.sampling.temperature,
         )
-        message = self.renderer.parse(sampled.tokens, prefill=prefill, stop=stop, tools=tools)
+        message = self.renderer.parse(sampled.tokens, prefill=ask.prefill, stop=stop, tools=ask.tools)
         return Reply(segment, message, sampled.stop_reason)
 
 
@@ -92,17 +85,8 @@ class Script:
     mistakes: float = 0.0
     noise: float = 0.0
 
-    async def reply(
-        self,
-        context: Sequence[int],
-        environment: Environment,
-        *,
-        prefill: str,
-        tools: Sequence[ToolSpec],
-        max_tokens: int,
-        seed: int,
-        session: str,
-    ) -> Reply:
+    async def reply(self, ask: Ask) -> Reply:
+        environment, seed = ask.environment, ask.seed
         if not isinstance(environment, Scripted):
             raise CapabilityError(
                 f"{type(environment).__name__} cannot play itself: "
@@ -111,7 +95,7 @@ class Script:
         wrong = Random(derive(seed, "mistake")).random() < self.mistakes
         astray = wrong or Random(derive(seed, "noise")).random() < self.noise
         text = environment.random_reply(seed) if astray else environment.expert_reply()
-        text = text.removeprefix(prefill)
+        text = text.removeprefix(ask.prefill)
         tokens = tuple(self.renderer.encode_reply(text))
-        message = self.renderer.parse(tokens, prefill=prefill, tools=tools)
+        message = self.renderer.parse(tokens, prefill=ask.prefill, tools=ask.tools)
         return Reply(Segment("environment" if wrong else "expert", tokens), message, "stop_token")

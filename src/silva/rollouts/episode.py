@@ -21,7 +21,7 @@ from silva.errors import ContextOverflow, RenderingError
 from silva.ports import derive
 from silva.protocols import Environment, TaskSet
 from silva.rendering.renderer import Renderer
-from silva.rollouts.actors import Actor
+from silva.rollouts.actors import Actor, Ask
 from silva.types import (
     Failure,
     Message,
@@ -146,15 +146,16 @@ async def _turns(
             return "max_tokens"
         on_turn("engine")
         try:
-            reply = await actor.reply(
-                state.context,
-                environment,
+            ask = Ask(
+                context=state.context,
+                environment=environment,
                 prefill=state.observation.prefill,
                 tools=state.tools,
                 max_tokens=min(limits.max_turn_tokens, room),
                 seed=derive(seed, index),
                 session=id,
             )
+            reply = await actor.reply(ask)
         except ContextOverflow as fault:
             raise _EpisodeFault(str(fault), "mask", "context_overflow") from fault
         on_turn(task.environment)

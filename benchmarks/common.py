@@ -1,0 +1,127 @@
+"""What the benchmarks share: rows of results, tables, the machine's speed, one seed of a configuration."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from silva.config.load import load
+from silva.evaluation.evaluator import records
+from silva.launch import evaluate_config, train
+from silva.monitoring.metrics import read_metrics
+from silva.registries import REGISTRIES
+
+CONFIGS = Path(__file__).parents[1] / "configs"
+
+
+@dataclass(frozen=True)
+class Row:
+    """One number.
+
+    `against` names the peer, layout or limit it is compared with, `ratio` is ours over theirs (above 1 is
+    better; against a limit: the share of it that is reached), `target` what is asked of the ratio, or of the
+    value where nothing is compared; empty: nothing is asked.
+    """
+
+    case: str
+    metric: str
+    value: float
+    unit: str
+    against: str = ""
+    ratio: float | None = None
+    target: str = ""
+
+
+def parser(doc: str | None) -> argparse.ArgumentParser:
+    """Options every benchmark has; its help is the module's docstring."""
+    made = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+    made.add_argument("--json", type=Path, help="write the rows to this file")
+    return made
+
+
+def seeds_parser(doc: str | None, seeds: int, output_dir: str) -> argparse.ArgumentParser:
+    """For benchmarks that train: several seeds of one configuration."""
+    made = parser(doc)
+    made.add_argument("--seeds", type=int, default=seeds, help=f"seeds 0 to N - 1 (default {seeds})")
+    made.add_argument("--output-dir", default=output_dir, help=f"where the runs go (default {output_dir})")
+    made.add_argument("--resume", action="store_true", help="go on with runs that are there already")
+    return made
+
+
+def write(rows: Sequence[Row], path: Path | None) -> None:
+    if path is not None:
+        path.write_text(json.dumps([asdict(row) for row in rows], indent=1) + "\n")
+
+
+def table(head: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
+    """Markdown."""
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in (head, ["---"] * len(head), *lines))
+
+
+def gemm_rate(repeats: int = 20) -> float:
+    """fp32 GFLOP/s of [512, 576] x [576, 1536], one layer of SmolLM2-135M on 512 tokens; the best repeat."""
+    a, b = torch.rand(512, 576), torch.rand(576, 1536)
+    best = float("inf")
+    for _ in range(repeats):
+        began = time.perf_counter()
+        for _ in range(10):
+            a @ b
+        best = min(best, (time.perf_counter() - began) / 10)
+    return 2 * 512 * 576 * 1536 / best / 1e9
+
+
+def machine() -> tuple[Row, str]:
+    """The machine's speed, as a row and in words."""
+    rate = gemm_rate()
+    kernels = torch.backends.cpu.get_cpu_capability()
+    words = f"machine: {torch.get_num_threads()} threads, {kernels}, {rate:.0f} GFLOP/s (fp32 GEMM)"
+    return Row("machine", "fp32 GEMM", rate, "GFLOP/s"), words
+
+
+@dataclass(frozen=True)
+class Learning:
+    """One seed of a configuration: evaluations of success as in summary.json, `curve` is (step, success).
+
+    `before` is the policy before RL, after a warm start where there is one.
+    """
+
+    seed: int
+    before: Mapping[str, Any]
+    after: Mapping[str, Any]
+    random: Mapping[str, Any] | None
+    seconds: float
+    curve: Sequence[tuple[int, float]]
+
+    @property
+    def apart(self) -> bool:
+        """Whether the intervals before and after do not overlap, on the right side."""
+        return self.after["ci_low"] > self.before["ci_high"]
+
+
+def learn(config: Path, seed: int, output_dir: str, *, resume: bool, random: bool = False) -> Learning:
+    """Train with one seed, or with `resume` read a finished run; `random`: let chance play the same tasks."""
+    argv = [f"@{config}", f"--seed={seed}", f"--name=seed_{seed}", f"--output-dir={output_dir}"]
+    resolved = load(argv, REGISTRIES)
+    chance = evaluate_config(resolved.config, policy="random") if random else []
+    outcome = train(resolved, resume=resume, overwrite=not resume)
+    before, after = (_success(outcome.summary[key]) for key in ("eval_before", "eval_after"))
+    key = f"eval/{after['environment']}/success"
+    curve = [(r["step"], r[key]) for r in read_metrics(outcome.directory / "metrics.jsonl") if key in r]
+    seconds = sum(outcome.summary["seconds"].values())
+    by_chance = _success(records(chance)) if chance else None
+    return Learning(seed, before, after, by_chance, seconds, curve)
+
+
+def interval(evaluation: Mapping[str, Any]) -> str:
+    return "{mean:.1%} [{ci_low:.1%}, {ci_high:.1%}]".format(**evaluation)
+
+
+def _success(evaluations: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
+    return next(e for e in evaluations if e["metric"] == "success")
