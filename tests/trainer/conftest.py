@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 import pytest
+import torch
 
 from silva.config.sections import Lora, TinyModel
 from silva.models.loading import LoadedModel, load_model
@@ -51,3 +52,22 @@ def make_samples() -> Callable[..., list[Sample]]:
         ]
 
     return make
+
+
+@pytest.fixture(scope="session")
+def naive() -> Callable[[LoadedModel, list[Sample]], tuple[torch.Tensor, torch.Tensor]]:
+    """Log-probabilities and entropies row by row, without padding, from the model's own full logits."""
+
+    def values(loaded: LoadedModel, samples: list[Sample]) -> tuple[torch.Tensor, torch.Tensor]:
+        logprobs, entropies = [], []
+        for sample in samples:
+            tokens = torch.from_numpy(sample.tokens)
+            logits = loaded.model(input_ids=tokens[None]).logits[0, :-1]
+            scaled = logits / torch.from_numpy(sample.temperatures)[1:, None].to(logits.dtype)
+            row = torch.log_softmax(scaled, dim=-1)
+            chosen = torch.from_numpy(sample.loss_weights[1:] > 0)
+            logprobs.append(row.gather(-1, tokens[1:, None])[:, 0][chosen])
+            entropies.append(torch.distributions.Categorical(logits=scaled).entropy()[chosen])
+        return torch.cat(logprobs), torch.cat(entropies)
+
+    return values

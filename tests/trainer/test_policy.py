@@ -13,31 +13,21 @@ from transformers import Gemma2Config, Gemma2ForCausalLM, GraniteConfig, Granite
 
 from silva.errors import CapabilityError, RecordError
 from silva.models.loading import LoadedModel
-from silva.trainer.policy import check_head, collate, token_logprobs, trained
+from silva.trainer.head import check_head
+from silva.trainer.policy import pack, token_logprobs, trained
 from silva.types import Sample
 
 Make = Callable[..., LoadedModel]
 Rows = Callable[..., list[Sample]]
-
-
-def naive(loaded: LoadedModel, samples: list[Sample]) -> tuple[torch.Tensor, torch.Tensor]:
-    """Row by row, without padding, from the model's own full logits."""
-    logprobs, entropies = [], []
-    for sample in samples:
-        tokens = torch.from_numpy(sample.tokens)
-        logits = loaded.model(input_ids=tokens[None]).logits[0, :-1]
-        scaled = logits / torch.from_numpy(sample.temperatures)[1:, None].to(logits.dtype)
-        row = torch.log_softmax(scaled, dim=-1)
-        chosen = torch.from_numpy(sample.loss_weights[1:] > 0)
-        logprobs.append(row.gather(-1, tokens[1:, None])[:, 0][chosen])
-        entropies.append(torch.distributions.Categorical(logits=scaled).entropy()[chosen])
-    return torch.cat(logprobs), torch.cat(entropies)
+Naive = Callable[[LoadedModel, list[Sample]], tuple[torch.Tensor, torch.Tensor]]
 
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [("float64", 1e-12), ("float32", 5e-6)])
-def test_equal_to_full_logits(tiny: Make, make_samples: Rows, dtype: str, tolerance: float) -> None:
+def test_equal_to_full_logits(
+    tiny: Make, make_samples: Rows, dtype: str, tolerance: float, naive: Naive
+) -> None:
     loaded, samples = tiny(dtype), make_samples([9, 4, 30, 17])
-    found = token_logprobs(loaded, collate(loaded, samples))
+    found = token_logprobs(loaded, pack(loaded, samples))
     logprobs, entropies = naive(loaded, samples)
     assert found.logprobs.dtype == getattr(torch, dtype)
     torch.testing.assert_close(found.logprobs, logprobs, rtol=0, atol=tolerance)
@@ -45,16 +35,16 @@ def test_equal_to_full_logits(tiny: Make, make_samples: Rows, dtype: str, tolera
     assert found.rows.bincount().tolist() == [int((s.loss_weights > 0).sum()) for s in samples]
 
 
-def test_each_token_has_its_own_temperature(tiny: Make, make_samples: Rows) -> None:
+def test_each_token_has_its_own_temperature(tiny: Make, make_samples: Rows, naive: Naive) -> None:
     loaded, (sample,) = tiny("float64"), make_samples([20])
     mixed = sample.replace(temperatures=np.linspace(0.5, 1.5, 20))
-    found = token_logprobs(loaded, collate(loaded, [mixed]))
+    found = token_logprobs(loaded, pack(loaded, [mixed]))
     torch.testing.assert_close(found.logprobs, naive(loaded, [mixed])[0], rtol=0, atol=1e-12)
 
 
 def test_bfloat16_models_still_get_float32_logprobs(tiny: Make, make_samples: Rows) -> None:
     loaded, samples = tiny("bfloat16"), make_samples([12, 7])
-    found = token_logprobs(loaded, collate(loaded, samples))
+    found = token_logprobs(loaded, pack(loaded, samples))
     assert found.logprobs.dtype == torch.float32
     logits = loaded.model(input_ids=torch.from_numpy(samples[0].tokens)[None]).logits[0].float() / 0.7
     where = int(np.flatnonzero(samples[0].loss_weights)[0])
@@ -71,7 +61,7 @@ def test_chunks_change_neither_values_nor_gradients(
     results = []
     for chunk_bytes in (2**40, 0):
         found = token_logprobs(
-            loaded, collate(loaded, samples), chunk_bytes=chunk_bytes, entropy_grad=entropy_grad
+            loaded, pack(loaded, samples), chunk_bytes=chunk_bytes, entropy_grad=entropy_grad
         )
         assert found.entropies.requires_grad == entropy_grad
         total = found.logprobs.square().sum() + found.entropies.sum()
@@ -90,12 +80,12 @@ def test_chunks_keep_no_logits_for_the_backward_pass(tiny: Make, make_samples: R
         """Rows of all saved tensors that are as wide as the vocabulary."""
         shapes: list[torch.Size] = []
 
-        def pack(tensor: torch.Tensor) -> torch.Tensor:
+        def seen(tensor: torch.Tensor) -> torch.Tensor:
             shapes.append(tensor.shape)
             return tensor
 
-        with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-            token_logprobs(loaded, collate(loaded, samples), chunk_bytes=chunk_bytes)
+        with torch.autograd.graph.saved_tensors_hooks(seen, lambda tensor: tensor):
+            token_logprobs(loaded, pack(loaded, samples), chunk_bytes=chunk_bytes)
         return sum(s[0] for s in shapes if len(s) == 2 and s[1] == loaded.model.config.vocab_size)
 
     assert kept(2**40) > 256
@@ -107,7 +97,7 @@ def test_entropy_gradient_by_finite_differences(tiny: Make, make_samples: Rows) 
     weight = loaded.model.get_parameter("model.layers.1.mlp.up_proj.weight")
 
     def entropy() -> torch.Tensor:
-        return token_logprobs(loaded, collate(loaded, samples), entropy_grad=True).entropies.sum()
+        return token_logprobs(loaded, pack(loaded, samples), entropy_grad=True).entropies.sum()
 
     (gradient,) = torch.autograd.grad(entropy(), [weight])
     direction = torch.randn(weight.shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
@@ -125,7 +115,7 @@ def test_greedy_tokens_cannot_be_trained(tiny: Make, make_samples: Rows) -> None
     temperatures = sample.temperatures.copy()
     temperatures[5] = 0.0
     with pytest.raises(RecordError, match=r"sample of t0: token 5 was sampled at temperature 0\.0"):
-        collate(tiny(), [sample.replace(temperatures=temperatures)])
+        pack(tiny(), [sample.replace(temperatures=temperatures)])
 
 
 @pytest.mark.parametrize("weight", [np.nan, -0.5])
@@ -147,13 +137,13 @@ SMALL: dict[str, Any] = {
 }
 
 
-def test_soft_caps_come_before_the_temperature(tiny: Make, make_samples: Rows) -> None:
+def test_soft_caps_come_before_the_temperature(tiny: Make, make_samples: Rows, naive: Naive) -> None:
     torch.manual_seed(0)
     config = Gemma2Config(**SMALL, final_logit_softcapping=0.05)
     loaded = replace(tiny(), model=Gemma2ForCausalLM(config).eval())
     samples = [s.replace(tokens=s.tokens % 64) for s in make_samples([9, 5])]
     check_head(loaded)
-    found = token_logprobs(loaded, collate(loaded, samples))
+    found = token_logprobs(loaded, pack(loaded, samples))
     torch.testing.assert_close(found.logprobs, naive(loaded, samples)[0], rtol=0, atol=5e-6)
     assert found.logprobs.min().item() > -np.log(64) - 2 * 0.05 / 0.7  # the cap is at work
 

@@ -275,7 +275,7 @@ class LocalEngine:
             input_ids=torch.from_numpy(ids)[None].to(self._loaded.device),
             position_ids=packed.positions[None],
             use_cache=False,
-            cache=packed,
+            packed=packed,
         )
         self.cache.outputs[0][packed.rows, 0, packed.positions] = output.last_hidden_state[0]
         for request, span in zip(requests, spans, strict=True):

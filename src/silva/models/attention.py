@@ -1,9 +1,10 @@
 """The one attention of Silva, registered with transformers as "silva".
 
-Without a `cache` it is plain causal attention over padded rows [B, T]: padding stands on the right, where
-causal attention never looks, so no mask is needed. With a `cache` (sampling) the tokens of many sequences
-lie packed in one row and the cache says who sees whom. Everything else of a model runs token by token
-through transformers unchanged, for every family that lets its attention be replaced.
+Alone it is plain causal attention over padded rows [B, T]: padding stands on the right, where causal
+attention never looks, so no mask is needed. With `packed` the tokens of many sequences lie in one row and
+`packed` says who sees whom: a step of the engine over its cache (kv_cache.py), or a trie in training
+(trie_attention.py). Everything else of a model runs token by token through transformers unchanged, for every
+family that lets its attention be replaced.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from transformers import AttentionInterface
 NAME = "silva"
 
 
-class PackedCache(Protocol):
+class Packed(Protocol):
     def attend(
         self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scaling: float
     ) -> torch.Tensor: ...
@@ -31,13 +32,13 @@ def attend(
     attention_mask: torch.Tensor | None,
     scaling: float | None = None,
     dropout: float = 0.0,
-    cache: PackedCache | None = None,
+    packed: Packed | None = None,
     **_: Any,
 ) -> tuple[torch.Tensor, None]:
     """query [B, heads, T, d], key and value [B, kv_heads, T, d] -> [B, T, heads, d]."""
     scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
-    if cache is not None:
-        return cache.attend(int(module.layer_idx), query, key, value, scaling), None  # type: ignore[arg-type]
+    if packed is not None:
+        return packed.attend(int(module.layer_idx), query, key, value, scaling), None  # type: ignore[arg-type]
     out = F.scaled_dot_product_attention(
         query,
         key,

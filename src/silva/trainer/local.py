@@ -33,9 +33,10 @@ from silva.models.memory import is_out_of_memory
 from silva.ports import crash_point
 from silva.protocols import TrainerCapabilities
 from silva.trainer.export import export_model
+from silva.trainer.head import check_head
 from silva.trainer.optimizer import adamw, clip_gradients, gradient_norm, lr_at
 from silva.trainer.plan import plan
-from silva.trainer.policy import check_head, collate, token_logprobs, trained
+from silva.trainer.policy import pack, token_logprobs, trained
 from silva.trainer.state import Counters, State, load_state, save_state
 from silva.types import LossSpec, Sample, Signals
 
@@ -192,15 +193,16 @@ class LocalTrainer:
 
     @torch.no_grad()
     def _logprobs(self, loaded: LoadedModel, samples: Sequence[Sample]) -> tuple[np.ndarray, ...]:
+        budget = self.settings.micro_batch_tokens
         kind = np.float64 if loaded.dtype == torch.float64 else np.float32
         scored = [np.full(len(sample), np.nan, dtype=kind) for sample in samples]
         used = [index for index, sample in enumerate(samples) if trained(sample).any()]
         for micro_batch in self._plan([samples[i] for i in used]):
             indices = [used[i] for i in micro_batch]
             with self._explained_memory(f"scoring {_size([samples[i] for i in indices])}"):
-                batch = collate(loaded, [samples[i] for i in indices])
-                found = token_logprobs(loaded, batch).logprobs.cpu().numpy()
-            where = batch.rows.cpu().numpy(), batch.positions.cpu().numpy()
+                batch = pack(loaded, [samples[i] for i in indices])
+                found = token_logprobs(loaded, batch, budget=budget).logprobs.cpu().numpy()
+            where = batch.rows.cpu().numpy(), batch.places.cpu().numpy()
             for row, index in enumerate(indices):
                 of_row = where[0] == row
                 scored[index][where[1][of_row]] = found[of_row]
@@ -231,9 +233,11 @@ class LocalTrainer:
         self, samples: list[Sample], references: list[np.ndarray] | None, loss: LossSpec, sums: Sums
     ) -> None:
         """Forward and backward of one micro-batch; adds to gradients and to `sums` over its tokens."""
-        batch = collate(self.loaded, samples)
+        batch = pack(self.loaded, samples)
         entropy_grad = bool(loss.params.get("entropy_coef", 0))
-        found = token_logprobs(self.loaded, batch, entropy_grad=entropy_grad)
+        found = token_logprobs(
+            self.loaded, batch, budget=self.settings.micro_batch_tokens, entropy_grad=entropy_grad
+        )
         inputs = losses.LossInputs(
             logprobs=found.logprobs,
             old_logprobs=_flat(samples, [s.logprobs for s in samples], found.logprobs),
@@ -303,7 +307,7 @@ class LocalTrainer:
         return self._reference_logprobs(samples)
 
     def _plan(self, samples: Sequence[Sample]) -> list[list[int]]:
-        return plan([len(sample) for sample in samples], self.settings.micro_batch_tokens)[0]
+        return plan([sample.tokens for sample in samples], self.settings.micro_batch_tokens)[0]
 
     def _drop_gradients(self) -> None:
         self._optimizer.zero_grad(set_to_none=True)
@@ -336,7 +340,7 @@ def _size(samples: Sequence[Sample]) -> str:
 
 
 def _flat(samples: Sequence[Sample], arrays: Sequence[np.ndarray], like: torch.Tensor) -> torch.Tensor:
-    """[T] per sample -> [N] over trained tokens, in the order of `collate`."""
+    """[T] per sample -> [N] over trained tokens, in the order of `policy.pack`."""
     values = np.concatenate([array[trained(sample)] for sample, array in zip(samples, arrays, strict=True)])
     return torch.from_numpy(values).to(like.device, like.dtype)
 

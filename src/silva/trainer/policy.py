@@ -1,39 +1,43 @@
-"""Log-probabilities and entropies of trained tokens under the current weights.
+"""Log-probabilities and entropies of trained tokens under the current weights, every shared token once.
 
-Only the positions that predict a trained token reach the language-model head, and never more than a
-byte budget of logits lives at once. Not here: losses, micro-batching, gradients' use.
+    samples ──pack──> trie of their tokens ──model, once──> hidden states [unique] ──head──> values [unique]
+                                                                                                │ gather
+    losses see one value for each (row, token) pair, rows in the order of the samples  <────────┘
+
+Two ways through the model: the whole trie at once, or, where it exceeds the budget, chunk by chunk with the
+keys and values of what is above (walk.py). Not here: losses, the cut into micro-batches, gradients' use.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
-from torch.utils.checkpoint import checkpoint
 
-from silva.errors import CapabilityError, RecordError
+from silva.errors import RecordError
 from silva.models.loading import LoadedModel
+from silva.models.trie import Trie, build
+from silva.models.trie_attention import FLEX_LEAST, FlexTrieAttention, TrieAttention, chunks
+from silva.trainer.head import LOGIT_BYTES, Head, wide
+from silva.trainer.walk import Walk
 from silva.types import Sample
-
-LOGIT_BYTES = 64 * 2**20  # logits kept whole up to here: 340 rows of a vocabulary of 49,152
-CHUNK_ROWS = 128  # fewer rows read and write the head's weight gradient too often (1.6x at 32)
 
 
 @dataclass(frozen=True)
-class Batch:
-    """A micro-batch padded on the right, and its N trained tokens as flat arrays in row-major order."""
+class Pack:
+    """A micro-batch: M unique (token, temperature) to predict, for N trained tokens of its rows."""
 
-    tokens: torch.Tensor  # [B, T] int64
-    rows: torch.Tensor  # [N] int64: row of each trained token
-    positions: torch.Tensor  # [N] int64: its place in the row, 1 or more
-    temperatures: torch.Tensor  # [N]
-
-    @property
-    def targets(self) -> torch.Tensor:
-        return self.tokens[self.rows, self.positions]
+    trie: Trie
+    tokens: torch.Tensor  # [1, U] int64, of the trie
+    positions: torch.Tensor  # [1, U] int64
+    predictors: torch.Tensor  # [M] int64: the place in the trie whose hidden state predicts the target
+    targets: torch.Tensor  # [M] int64: token ids
+    temperatures: torch.Tensor  # [M]
+    pairs: torch.Tensor  # [N] int64: which of the M, for each trained token in row-major order
+    rows: torch.Tensor  # [N] int64: the row of each trained token
+    places: torch.Tensor  # [N] int64: its place in the row, 1 or more
 
 
 @dataclass(frozen=True)
@@ -57,17 +61,16 @@ def trained(sample: Sample) -> np.ndarray:
     return sample.loss_weights > 0
 
 
-def collate(loaded: LoadedModel, samples: Sequence[Sample]) -> Batch:
-    """Pad samples into one batch on the model's device; its trained tokens are those with a loss.
+def pack(loaded: LoadedModel, samples: Sequence[Sample]) -> Pack:
+    """Merge samples into one trie on the model's device; its trained tokens are those with a loss.
 
     Raises:
         RecordError: a trained token was sampled greedily; at temperature 0 there is no probability that
             training could change.
     """
-    width = max(len(sample) for sample in samples)
-    tokens = np.zeros((len(samples), width), dtype=np.int64)  # right padding is never looked at
-    rows, positions, temperatures = [], [], []
-    for row, sample in enumerate(samples):
+    trie = build([sample.tokens for sample in samples])
+    before, at, rows, places, temperatures = [], [], [], [], []
+    for row, (sample, path) in enumerate(zip(samples, trie.rows, strict=True)):
         chosen = np.flatnonzero(trained(sample))  # never 0: a Sample refuses a loss on its first token
         if np.any(sample.temperatures[chosen] <= 0):
             where = int(chosen[np.argmax(sample.temperatures[chosen] <= 0)])
@@ -75,99 +78,63 @@ def collate(loaded: LoadedModel, samples: Sequence[Sample]) -> Batch:
                 f"sample of {sample.trajectory}: token {where} was sampled at temperature "
                 f"{float(sample.temperatures[where])}, which cannot be trained; expected more than 0"
             )
-        tokens[row, : len(sample)] = sample.tokens
+        before.append(path[chosen - 1])
+        at.append(path[chosen])
         rows.append(np.full(len(chosen), row))
-        positions.append(chosen)
+        places.append(chosen)
         temperatures.append(sample.temperatures[chosen])
-    return Batch(
-        tokens=torch.from_numpy(tokens).to(loaded.device),
-        rows=torch.from_numpy(np.concatenate(rows)).to(loaded.device),
-        positions=torch.from_numpy(np.concatenate(positions)).to(loaded.device),
-        temperatures=torch.from_numpy(np.concatenate(temperatures)).to(loaded.device, wide(loaded.dtype)),
+    targets = np.rec.fromarrays([np.concatenate(at), np.concatenate(temperatures)])
+    unique, first, pairs = np.unique(targets, return_index=True, return_inverse=True)
+
+    def moved(array: np.ndarray) -> torch.Tensor:
+        return torch.from_numpy(np.ascontiguousarray(array)).to(loaded.device)
+
+    return Pack(
+        trie=trie,
+        tokens=moved(trie.tokens)[None],
+        positions=moved(trie.positions)[None],
+        predictors=moved(np.concatenate(before)[first]),
+        targets=moved(trie.tokens[unique["f0"]]),
+        temperatures=moved(unique["f1"]).to(wide(loaded.dtype)),
+        pairs=moved(pairs.reshape(-1)),
+        rows=moved(np.concatenate(rows)),
+        places=moved(np.concatenate(places)),
     )
 
 
 def token_logprobs(
-    loaded: LoadedModel, batch: Batch, *, chunk_bytes: int = LOGIT_BYTES, entropy_grad: bool = False
+    loaded: LoadedModel,
+    batch: Pack,
+    *,
+    budget: int | None = None,
+    chunk_bytes: int = LOGIT_BYTES,
+    entropy_grad: bool = False,
 ) -> TokenLogprobs:
     """log p of every trained token, and the entropy of the distribution it was drawn from.
 
-    Logits are soft-capped as the model's configuration says, then divided by the token's temperature; the
-    soft-max runs over the full vocabulary in float32 or better. Over `chunk_bytes` of logits the head runs
-    on 128 tokens at a time and again in the backward pass, which costs about a quarter of the head.
-
     Args:
-        batch: B rows of T tokens, N of them trained.
-        chunk_bytes: how many bytes of float logits [N, V] may be kept for the backward pass.
+        budget: tokens of the trie that may go through the model at once; None: all.
+        chunk_bytes: see `Head`.
         entropy_grad: whether entropies take part in the gradient.
     """
-    hidden = _hidden(loaded, batch)
-    head = _Head(loaded, entropy_grad)
-    tensors = hidden, batch.targets, batch.temperatures
-    if len(hidden) * head.bytes_per_token <= chunk_bytes:
-        return TokenLogprobs(*head(*tensors), batch.rows)
-    parts = []
-    for chunk in zip(*(tensor.split(CHUNK_ROWS) for tensor in tensors), strict=True):
-        again = torch.is_grad_enabled()
-        parts.append(checkpoint(head, *chunk, use_reentrant=False) if again else head(*chunk))
-    logprobs, entropies = (torch.cat(part) for part in zip(*parts, strict=True))
-    return TokenLogprobs(logprobs, entropies, batch.rows)
+    head = Head(loaded, entropy_grad=entropy_grad, chunk_bytes=chunk_bytes)
+    if budget is not None and len(batch.trie) > budget:
+        walk = Walk(loaded, head, batch, chunks(batch.trie, budget))
+        logprobs, entropies = walk()
+    else:
+        hidden = _hidden(loaded, batch)[batch.predictors]
+        logprobs, entropies = head(hidden, batch.targets, batch.temperatures)
+    return TokenLogprobs(logprobs[batch.pairs], entropies[batch.pairs], batch.rows)
 
 
-def check_head(loaded: LoadedModel) -> None:
-    """Refuse a family whose logits are more than head(hidden) and a soft cap (some scale them).
-
-    Raises:
-        CapabilityError: the model's own logits differ from those of this module.
-    """
-    tokens = torch.arange(1, 4, device=loaded.device)[None]
-    with torch.no_grad():
-        own = loaded.model(input_ids=tokens, use_cache=False).logits.double()
-        hidden = loaded.model.get_decoder()(input_ids=tokens, use_cache=False).last_hidden_state
-        ours = _Head(loaded).logits(hidden).double()
-    gap, size = float((own - ours).abs().max()), float(own.abs().max())
-    if gap > 1e-3 * size:
-        raise CapabilityError(
-            f"model {loaded.name} of the family {loaded.model.config.model_type}: its logits differ by "
-            f"{gap:.3g} from its head on its last hidden state (the largest is {size:.3g}), expected 0"
-        )
-
-
-def _hidden(loaded: LoadedModel, batch: Batch) -> torch.Tensor:
-    """[N, H]: the hidden states that predict the trained tokens (position t - 1 predicts token t)."""
-    rows, width = batch.tokens.shape
-    position_ids = torch.arange(width, device=batch.tokens.device).expand(rows, width)
-    decoder = loaded.model.get_decoder()
-    states = decoder(input_ids=batch.tokens, position_ids=position_ids, use_cache=False).last_hidden_state
-    return states[batch.rows, batch.positions - 1]
-
-
-class _Head:
-    """The language-model head of one model and what follows it."""
-
-    def __init__(self, loaded: LoadedModel, entropy_grad: bool = False) -> None:
-        self.linear: Any = loaded.model.get_output_embeddings()
-        self.cap = getattr(loaded.model.config.get_text_config(), "final_logit_softcapping", None)
-        self.dtype = wide(loaded.dtype)
-        self.entropy_grad = entropy_grad
-        self.bytes_per_token = self.linear.weight.shape[0] * self.dtype.itemsize
-
-    def __call__(
-        self, hidden: torch.Tensor, targets: torch.Tensor, temperatures: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """hidden [N, H], targets [N], temperatures [N] -> log-probabilities [N], entropies [N]."""
-        logits_NV = self.logits(hidden) / temperatures[:, None]
-        logprobs_NV = torch.log_softmax(logits_NV, dim=-1)
-        logprobs = logprobs_NV.gather(-1, targets[:, None]).squeeze(-1)
-        with torch.set_grad_enabled(self.entropy_grad and torch.is_grad_enabled()):
-            entropies = -(logprobs_NV.exp() * logprobs_NV).sum(-1)
-        return logprobs, entropies
-
-    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        logits = self.linear(hidden).to(self.dtype)
-        return logits if self.cap is None else self.cap * torch.tanh(logits / self.cap)
-
-
-def wide(dtype: torch.dtype) -> torch.dtype:
-    """The type log-probabilities are computed in: float32, or float64 for a float64 model."""
-    return torch.float64 if dtype == torch.float64 else torch.float32
+def _hidden(loaded: LoadedModel, batch: Pack) -> torch.Tensor:
+    """[U, H]: the last hidden state of every token of the trie."""
+    attention: TrieAttention | FlexTrieAttention
+    if loaded.device.type == "cuda" and len(batch.trie) >= FLEX_LEAST:
+        attention = FlexTrieAttention(batch.trie, loaded.device)
+    else:
+        (whole,) = chunks(batch.trie)
+        attention = TrieAttention(whole, {}, dtype=loaded.dtype, device=loaded.device)
+    return loaded.model.get_decoder()(
+        input_ids=batch.tokens, position_ids=batch.positions, use_cache=False, packed=attention
+    ).last_hidden_state[0]

@@ -1,0 +1,241 @@
+"""Attention over a packed trie, segment by segment: every token sees what stands above it and nothing else.
+
+    own     [a, b)   of a piece, causal            queries of siblings that lie side by side are batched
+    above   the pieces over it, all of them        their keys and values are put in front of the piece's own
+
+A trie is attended whole, or chunk by chunk in packed order: a chunk sees the keys and values that earlier
+chunks have left in `outside`. On a GPU a whole trie goes through FlexAttention instead, whose block mask says
+the same.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+
+from silva.models.trie import Trie
+
+KeyValue = tuple[torch.Tensor, torch.Tensor]  # [1, kv_heads, tokens, d] each
+FLEX_LEAST = 1024
+"""Tokens of a trie below which FlexAttention's set-up costs more than it saves."""
+FILL = 1.25
+"""Siblings are batched while padding them to the longest costs at most this factor."""
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A node or a part of one; `above` numbers the pieces over it, root first."""
+
+    start: int
+    stop: int
+    above: tuple[int, ...]
+
+    def __len__(self) -> int:
+        return self.stop - self.start
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """Consecutive pieces, numbers [first, last) of `pieces`; `kept`: those that later chunks look at."""
+
+    pieces: Sequence[Piece]
+    first: int
+    last: int
+    kept: frozenset[int] = frozenset()
+
+    @property
+    def start(self) -> int:
+        return self.pieces[self.first].start
+
+    @property
+    def stop(self) -> int:
+        return self.pieces[self.last - 1].stop
+
+    @property
+    def outside(self) -> list[int]:
+        """Pieces of earlier chunks that this one looks at."""
+        seen = {n for piece in self.pieces[self.first : self.last] for n in piece.above}
+        return sorted(n for n in seen if n < self.first)
+
+
+def chunks(trie: Trie, budget: int | None = None) -> list[Chunk]:
+    """Cut a trie into runs of at most `budget` packed tokens (None: one run of all)."""
+    most = len(trie) if budget is None else budget
+    pieces: list[Piece] = []
+    of_node: list[tuple[int, ...]] = []  # the pieces over and of each node, root first
+    firsts, room = [0], most
+    for node in trie.nodes:
+        above = of_node[node.parent] if node.parent >= 0 else ()
+        start = node.start
+        while start < node.stop:
+            if room == 0:
+                firsts.append(len(pieces))
+                room = most
+            stop = min(node.stop, start + room)
+            pieces.append(Piece(start, stop, above))
+            above = (*above, len(pieces) - 1)
+            room -= stop - start
+            start = stop
+        of_node.append(above)
+    bounds = [*firsts, len(pieces)]
+    made = [Chunk(pieces, a, b) for a, b in itertools.pairwise(bounds)]
+    looked_at = frozenset(n for chunk in made for n in chunk.outside)
+    return [Chunk(pieces, c.first, c.last, looked_at & frozenset(range(c.first, c.last))) for c in made]
+
+
+class TrieAttention:
+    """What `attention.attend` calls for one forward pass over one chunk.
+
+    Args:
+        outside: keys and values of each piece in `chunk.outside`, one pair a layer.
+
+    `found` holds after the pass those of the pieces in `chunk.kept`.
+    """
+
+    def __init__(
+        self,
+        chunk: Chunk,
+        outside: Mapping[int, Sequence[KeyValue]],
+        *,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        self.chunk, self.outside = chunk, outside
+        self.found: dict[int, dict[int, KeyValue]] = {n: {} for n in chunk.kept}
+        self._runs = _runs(chunk, dtype, device)
+
+    def attend(
+        self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scaling: float
+    ) -> torch.Tensor:
+        """query [1, heads, N, d], key and value [1, kv_heads, N, d] -> [1, N, heads, d]."""
+        pieces, start = self.chunk.pieces, self.chunk.start
+        for number, found in self.found.items():
+            place = slice(pieces[number].start - start, pieces[number].stop - start)
+            found.setdefault(layer, (key[:, :, place], value[:, :, place]))
+        outs = []
+        for run in self._runs:
+            q, k, v = run.rows(query), run.rows(key), run.rows(value)
+            if run.above:
+                pairs = [self._above(n, layer, key, value) for n in run.above]
+                shared_k, shared_v = (torch.cat([p[i] for p in pairs], 2) for i in (0, 1))
+                k = torch.cat([shared_k.expand(len(q), -1, -1, -1), k], 2)
+                v = torch.cat([shared_v.expand(len(q), -1, -1, -1), v], 2)
+            o = F.scaled_dot_product_attention(
+                q,
+                k,
+                v,
+                attn_mask=run.bias,
+                is_causal=run.bias is None,
+                scale=scaling,
+                enable_gqa=q.shape[1] != k.shape[1],
+            ).transpose(1, 2)  # [rows, length, heads, d]
+            outs.append(o.flatten(0, 1) if run.real is None else o.flatten(0, 1)[run.real])
+        return torch.cat(outs)[None]
+
+    def _above(self, number: int, layer: int, key: torch.Tensor, value: torch.Tensor) -> KeyValue:
+        if number < self.chunk.first:
+            return self.outside[number][layer]
+        piece = self.chunk.pieces[number]
+        place = slice(piece.start - self.chunk.start, piece.stop - self.chunk.start)
+        return key[:, :, place], value[:, :, place]
+
+
+class FlexTrieAttention:
+    """The same for a whole trie on a GPU: one kernel a layer, compiled once for all sizes."""
+
+    _compiled: Any = None
+
+    def __init__(self, trie: Trie, device: torch.device) -> None:
+        from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+
+        if FlexTrieAttention._compiled is None:
+            FlexTrieAttention._compiled = torch.compile(flex_attention, dynamic=True)
+        ends = torch.from_numpy(trie.ends()).to(device)
+
+        def visible(_b: Any, _h: Any, q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
+            return (k <= q) & (q < ends[k])
+
+        n = len(trie)
+        self._mask = create_block_mask(visible, None, None, n, n, device=str(device))
+
+    def attend(
+        self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scaling: float
+    ) -> torch.Tensor:
+        """Shapes as of `TrieAttention.attend`."""
+        out = self._compiled(
+            query,
+            key,
+            value,
+            block_mask=self._mask,
+            scale=scaling,
+            enable_gqa=query.shape[1] != key.shape[1],
+        )
+        return out.transpose(1, 2)
+
+
+@dataclass(frozen=True)
+class _Run:
+    """Siblings attended together: [start, stop) of the chunk, `count` rows of `length` tokens."""
+
+    start: int
+    stop: int
+    count: int
+    length: int
+    above: tuple[int, ...]
+    bias: torch.Tensor | None  # [1, 1, length, tokens above + length] of 0 and -inf; None: causal
+    index: torch.Tensor | None  # [count * length] places in the chunk, where rows are filled up
+    real: torch.Tensor | None  # [count * length] bool: not filling
+
+    def rows(self, x: torch.Tensor) -> torch.Tensor:
+        """[1, heads, N, d] -> [count, heads, length, d]."""
+        mine = x[0, :, self.start : self.stop] if self.index is None else x[0].index_select(1, self.index)
+        return mine.unflatten(1, (self.count, self.length)).transpose(0, 1)
+
+
+def _runs(chunk: Chunk, dtype: torch.dtype, device: torch.device) -> list[_Run]:
+    biases: dict[tuple[int, int], torch.Tensor] = {}
+    made = []
+    for siblings in _siblings(chunk):
+        above = siblings[0].above
+        past = sum(len(chunk.pieces[n]) for n in above)
+        lengths = np.array([len(piece) for piece in siblings])
+        length, start = int(lengths.max()), siblings[0].start - chunk.start
+        index = real = None
+        if lengths.min() < length:
+            places = np.arange(length)
+            starts = np.array([piece.start - chunk.start for piece in siblings])
+            index = torch.from_numpy(
+                (starts[:, None] + np.minimum(places, lengths[:, None] - 1)).reshape(-1)
+            ).to(device)
+            real = torch.from_numpy((places < lengths[:, None]).reshape(-1)).to(device)
+        bias = None
+        if past and (length, past) not in biases:
+            hidden = torch.ones(length, past + length, dtype=torch.bool, device=device).triu_(past + 1)
+            biases[length, past] = torch.zeros(hidden.shape, dtype=dtype, device=device).masked_fill_(
+                hidden, float("-inf")
+            )[None, None]
+        if past:
+            bias = biases[length, past]
+        stop = siblings[-1].stop - chunk.start
+        made.append(_Run(start, stop, len(siblings), length, above, bias, index, real))
+    return made
+
+
+def _siblings(chunk: Chunk) -> list[list[Piece]]:
+    """Consecutive pieces under the same pieces, of like length."""
+    groups: list[list[Piece]] = []
+    longest = total = 0
+    for piece in chunk.pieces[chunk.first : chunk.last]:
+        group = groups[-1] if groups and groups[-1][0].above == piece.above else None
+        longest, total = max(longest, len(piece)), total + len(piece)
+        if group is None or (len(group) + 1) * longest > FILL * total:
+            groups.append([])
+            group, longest, total = groups[-1], len(piece), len(piece)
+        group.append(piece)
+    return groups

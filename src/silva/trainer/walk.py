@@ -1,0 +1,150 @@
+"""A trie that is too large to go through the model at once, chunk by chunk, forwards and back.
+
+    forward    chunk 1 -> 2 -> ... -> n    without a graph; keys and values that later chunks look at stay
+    backward   chunk n -> ... -> 2 -> 1    each computed again with a graph; what flows into keys and values
+                                           of earlier chunks waits there until their turn
+
+One forward pass more than a trie in one piece; memory is one chunk's activations and the keys and values of
+the tokens that have something below them. To autograd the whole walk is one function of the parameters, so a
+loss on its results need not know of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import torch
+
+from silva.models.loading import LoadedModel
+from silva.models.trie_attention import Chunk, KeyValue, TrieAttention
+from silva.trainer.head import Head
+
+Random = tuple[torch.Tensor, torch.Tensor | None]  # states of the generators of the CPU and of the GPU
+
+
+class Batch(Protocol):
+    """What a walk reads of a `policy.Pack`."""
+
+    @property
+    def tokens(self) -> torch.Tensor: ...
+
+    @property
+    def positions(self) -> torch.Tensor: ...
+
+    @property
+    def predictors(self) -> torch.Tensor: ...
+
+    @property
+    def targets(self) -> torch.Tensor: ...
+
+    @property
+    def temperatures(self) -> torch.Tensor: ...
+
+
+class Walk:
+    """One walk over a batch; call it once for log-probabilities [M] and entropies [M]."""
+
+    def __init__(self, loaded: LoadedModel, head: Head, batch: Batch, chunks: Sequence[Chunk]) -> None:
+        self.loaded, self.head, self.batch, self.chunks = loaded, head, batch, chunks
+        self.kept: dict[int, list[KeyValue]] = {}  # of each piece that later chunks look at, one a layer
+        self.random: list[Random] = []
+        # The predicted tokens of a chunk: those whose predictor is in it.
+        self.of_chunk = [
+            ((batch.predictors >= c.start) & (batch.predictors < c.stop)).nonzero()[:, 0] for c in chunks
+        ]
+
+    def __call__(self) -> tuple[torch.Tensor, torch.Tensor]:
+        if not torch.is_grad_enabled():
+            return self.forward()
+        return _Walked.apply(torch.zeros((), requires_grad=True), self)  # type: ignore[no-any-return]
+
+    @torch.no_grad()
+    def forward(self) -> tuple[torch.Tensor, torch.Tensor]:
+        logprobs = torch.zeros(len(self.batch.targets), dtype=self.head.dtype, device=self.loaded.device)
+        entropies = torch.zeros_like(logprobs)
+        for number, chunk in enumerate(self.chunks):
+            self.random.append(_random(self.loaded.device))
+            outside = {n: self.kept[n] for n in chunk.outside}
+            found, (logprobs_c, entropies_c) = self._through(number, outside)
+            logprobs[self.of_chunk[number]] = logprobs_c
+            entropies[self.of_chunk[number]] = entropies_c
+            for piece, layers in found.items():  # a view would keep the whole chunk alive
+                self.kept[piece] = [(k.clone(), v.clone()) for k, v in layers]
+        return logprobs, entropies
+
+    def backward(self, to_logprobs: torch.Tensor, to_entropies: torch.Tensor) -> None:
+        """Add to the gradients of the parameters what these gradients of the results come to."""
+        waiting: dict[int, list[KeyValue]] = {}  # gradients of `kept`
+        now = _random(self.loaded.device)
+        for number in reversed(range(len(self.chunks))):
+            _set_random(self.random[number], self.loaded.device)
+            outside = {
+                n: [(k.detach().requires_grad_(), v.detach().requires_grad_()) for k, v in self.kept[n]]
+                for n in self.chunks[number].outside
+            }
+            with torch.enable_grad():
+                found, results = self._through(number, outside)
+            places = self.of_chunk[number]
+            flows = list(zip(results, (to_logprobs[places], to_entropies[places]), strict=True))
+            for piece, layers in found.items():
+                for pair, gradients in zip(layers, waiting.pop(piece, ()), strict=False):
+                    flows += zip(pair, gradients, strict=True)
+                del self.kept[piece]
+            flows = [(x, gradient) for x, gradient in flows if x.requires_grad and len(x)]
+            if flows:
+                torch.autograd.backward([x for x, _ in flows], [gradient for _, gradient in flows])
+            for piece, layers in outside.items():
+                flowing = [(_gradient(k), _gradient(v)) for k, v in layers]
+                if piece in waiting:
+                    flowing = [
+                        (k + more_k, v + more_v)
+                        for (k, v), (more_k, more_v) in zip(waiting[piece], flowing, strict=True)
+                    ]
+                waiting[piece] = flowing
+        _set_random(now, self.loaded.device)
+
+    def _through(
+        self, number: int, outside: dict[int, list[KeyValue]]
+    ) -> tuple[dict[int, list[KeyValue]], tuple[torch.Tensor, torch.Tensor]]:
+        """Keys and values of the chunk's kept pieces; log-probabilities and entropies that it predicts."""
+        chunk, batch, places = self.chunks[number], self.batch, self.of_chunk[number]
+        attention = TrieAttention(chunk, outside, dtype=self.loaded.dtype, device=self.loaded.device)
+        states = self.loaded.model.get_decoder()(
+            input_ids=batch.tokens[:, chunk.start : chunk.stop],
+            position_ids=batch.positions[:, chunk.start : chunk.stop],
+            use_cache=False,
+            packed=attention,
+        ).last_hidden_state[0]
+        hidden = states[batch.predictors[places] - chunk.start]
+        results = self.head(hidden, batch.targets[places], batch.temperatures[places])
+        found = {n: [pair for _, pair in sorted(layers.items())] for n, layers in attention.found.items()}
+        return found, results
+
+
+class _Walked(torch.autograd.Function):
+    """The anchor is what makes autograd ask for a gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, anchor: torch.Tensor, walk: Walk) -> tuple[torch.Tensor, torch.Tensor]:
+        ctx.walk = walk
+        return walk.forward()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None]:
+        ctx.walk.backward(*gradients)
+        return torch.zeros(()), None
+
+
+def _gradient(x: torch.Tensor) -> torch.Tensor:
+    return torch.zeros_like(x) if x.grad is None else x.grad
+
+
+def _random(device: torch.device) -> Random:
+    return torch.get_rng_state(), torch.cuda.get_rng_state(device) if device.type == "cuda" else None
+
+
+def _set_random(state: Random, device: torch.device) -> None:
+    torch.set_rng_state(state[0])
+    if state[1] is not None:
+        torch.cuda.set_rng_state(state[1], device)

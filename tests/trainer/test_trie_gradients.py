@@ -1,0 +1,194 @@
+"""Training on the trie against one row at a time: the same numbers and the same gradient, in float64.
+
+Rows come from random forests: shared runs, branches at any depth, duplicates, a row that is a prefix of
+another, rows that differ in the first token. Whole, or chunk by chunk with chunks that end anywhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from silva.config.sections import Lora, TinyModel
+from silva.models import trie
+from silva.models.loading import LoadedModel, load_model
+from silva.trainer.policy import pack, token_logprobs
+from silva.types import Sample
+
+MODELS = {
+    "full": TinyModel(layers=2, width=32, heads=4, kv_heads=2, context=128, dtype="float64"),
+    "lora": TinyModel(layers=2, width=32, heads=4, kv_heads=2, context=128, dtype="float64",
+                      lora=Lora(rank=4, alpha=8.0, targets=("q_proj", "v_proj"))),
+}  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def every_fork(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trie, "LEAST", 1)
+
+
+@pytest.fixture(scope="module")
+def models() -> dict[str, LoadedModel]:
+    made = {name: load_model(settings, seed=1, device="cpu") for name, settings in MODELS.items()}
+    with torch.no_grad():  # fresh adapters are the identity: no gradient would reach what is under them
+        for name, parameter in made["lora"].model.named_parameters():
+            if "lora_B" in name:
+                parameter.normal_(std=0.1)
+    return made
+
+
+@st.composite
+def forests(draw: st.DrawFn) -> list[Sample]:
+    """Each new row keeps some beginning of an earlier one (all, none, any) and goes on at random."""
+    rng = np.random.default_rng(draw(st.integers(0, 2**31)))
+    rows: list[np.ndarray] = []
+    for _ in range(draw(st.integers(1, 7))):
+        kept = np.empty(0, np.int64)
+        if rows and draw(st.booleans()):
+            source = rows[draw(st.integers(0, len(rows) - 1))]
+            kept = source[: draw(st.integers(0, len(source)))]
+        own = draw(st.integers(0 if len(kept) >= 2 else 2, 9))
+        rows.append(np.concatenate([kept, rng.integers(0, 250, own)]))
+    samples = []
+    for number, row in enumerate(rows):
+        mask = rng.random(len(row)) < 0.6
+        mask[0], mask[-1] = False, True  # the last node is always trained
+        samples.append(
+            Sample(
+                tokens=row,
+                loss_weights=np.where(mask, rng.random(len(row)) + 0.1, 0.0),
+                logprobs=np.where(mask, -5.0, np.nan),
+                temperatures=np.where(rng.random(len(row)) < 0.5, 0.7, 1.0),
+                versions=np.where(mask, 0, -1),
+                trajectory=f"t{number}",
+                group="g",
+                advantages=rng.normal(size=len(row)),
+            )
+        )
+    return samples
+
+
+def gradient(loaded: LoadedModel, samples: list[Sample], values: Callable) -> list[torch.Tensor]:
+    """Of a loss that weighs every (row, token) pair by itself and is not linear in its log-probability."""
+    weights, advantages = (
+        torch.from_numpy(np.concatenate([array[s.loss_weights > 0] for s, array in pairs]))
+        for pairs in ([(s, s.loss_weights) for s in samples], [(s, s.advantages) for s in samples])
+    )
+    loaded.model.zero_grad()
+    logprobs, entropies = values()
+    (weights * (advantages * (logprobs + 5).clamp(-1, 1).exp() + 0.1 * entropies)).sum().backward()
+    return [p.grad.clone() for p in loaded.model.parameters() if p.requires_grad and p.grad is not None]
+
+
+def check(loaded: LoadedModel, samples: list[Sample], budget: int | None, naive: Callable) -> None:
+    batch = pack(loaded, samples)
+
+    def ours() -> tuple[torch.Tensor, torch.Tensor]:
+        found = token_logprobs(loaded, batch, budget=budget, entropy_grad=True)
+        return found.logprobs, found.entropies
+
+    for mine, true in zip(ours(), naive(loaded, samples), strict=True):
+        torch.testing.assert_close(mine, true, rtol=0, atol=1e-11)
+    mine, true = (gradient(loaded, samples, f) for f in (ours, lambda: naive(loaded, samples)))
+    assert len(mine) == len(true) > 0
+    gap = torch.stack([(a - b).norm() for a, b in zip(mine, true, strict=True)]).norm()
+    assert float(gap / torch.stack([b.norm() for b in true]).norm()) < 1e-10
+
+
+@settings(deadline=None, max_examples=60)
+@given(samples=forests(), name=st.sampled_from(sorted(MODELS)))
+def test_whole(models: dict[str, LoadedModel], naive: Callable, samples: list[Sample], name: str) -> None:
+    check(models[name], samples, None, naive)
+
+
+@settings(deadline=None, max_examples=60)
+@given(samples=forests(), name=st.sampled_from(sorted(MODELS)), budget=st.integers(1, 20))
+def test_chunk_by_chunk(
+    models: dict[str, LoadedModel], naive: Callable, samples: list[Sample], name: str, budget: int
+) -> None:
+    check(models[name], samples, budget, naive)
+
+
+@settings(deadline=None, max_examples=15)
+@given(samples=forests(), budget=st.sampled_from([None, 5]))
+def test_with_gradient_checkpointing(
+    models: dict[str, LoadedModel], naive: Callable, samples: list[Sample], budget: int | None
+) -> None:
+    model = models["full"].model
+    model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    model.train()
+    try:
+        check(models["full"], samples, budget, naive)
+    finally:
+        model.gradient_checkpointing_disable()
+        model.eval()
+
+
+@pytest.mark.parametrize("budget", [None, 7])
+def test_dropout_of_a_walk_is_the_same_both_ways(budget: int | None) -> None:
+    """Finite differences through the same masks: a walk draws them a second time for its backward pass."""
+    loaded = load_model(MODELS["lora"].model_copy(update={"lora": Lora(rank=4, alpha=8.0, dropout=0.3)}),
+                        seed=1, device="cpu")  # fmt: skip
+    weight = loaded.model.get_parameter("model.layers.0.self_attn.q_proj.lora_B.default.weight")
+    samples = forests_of([12, 20])
+    batch = pack(loaded, samples)
+    loaded.model.train()
+
+    def total() -> torch.Tensor:
+        torch.manual_seed(3)
+        return token_logprobs(loaded, batch, budget=budget).logprobs.sum()
+
+    total().backward()
+    assert weight.grad is not None
+    direction = torch.randn(weight.shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    values = []
+    for step in (1e-5, -1e-5):
+        with torch.no_grad():
+            weight += step * direction
+            values.append(float(total().detach()))
+            weight -= step * direction
+    assert float((weight.grad * direction).sum()) == pytest.approx((values[0] - values[1]) / 2e-5, rel=1e-6)
+
+
+def forests_of(lengths: list[int]) -> list[Sample]:
+    rng = np.random.default_rng(0)
+    shared = rng.integers(0, 250, 8)
+    return [
+        Sample(
+            tokens=np.concatenate([shared, rng.integers(0, 250, n - 8)]),
+            loss_weights=np.where(np.arange(n) >= 4, 1.0, 0.0),
+            logprobs=np.full(n, -5.0),
+            temperatures=np.ones(n),
+            versions=np.zeros(n, np.int64),
+            trajectory="t",
+            group="g",
+        )
+        for n in lengths
+    ]
+
+
+def test_a_walk_leaves_the_random_numbers_where_a_whole_pass_would_not_move_them() -> None:
+    loaded = load_model(MODELS["full"], seed=1, device="cpu")
+    batch = pack(loaded, forests_of([12, 20]))
+    before = torch.get_rng_state()
+    token_logprobs(loaded, batch, budget=5).logprobs.sum().backward()
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_a_walk_keeps_one_chunk_and_what_lies_above_others() -> None:
+    """Keys and values of leaves are gone after the forward pass."""
+    from silva.models.trie_attention import chunks
+    from silva.trainer.head import Head
+    from silva.trainer.walk import Walk
+
+    loaded = load_model(MODELS["full"], seed=1, device="cpu")
+    batch = pack(loaded, forests_of([40, 40, 40]))  # 8 shared tokens, then three times 32
+    walk = Walk(loaded, Head(loaded), batch, chunks(batch.trie, 8))
+    walk.forward()
+    kept = sum(k.shape[2] for layers in walk.kept.values() for k, _ in layers[:1])
+    assert kept == 8 + 3 * 24  # the last eighth of each answer has nothing below it
