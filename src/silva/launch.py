@@ -35,7 +35,7 @@ from silva.ports import FILES
 from silva.registries import REGISTRIES
 from silva.rollouts.actors import Actor, Policy, Script
 from silva.rollouts.linear import Linear
-from silva.session import Session, model_settings
+from silva.session import Session, model_settings, offers_tools
 from silva.trainer.checkpoint import CheckpointStore
 from silva.trainer.local import LocalTrainer
 
@@ -214,7 +214,8 @@ def _session(config: RunConfig, monitor: Monitor, phases: Phases) -> Iterator[Se
     with phases("load"):
         monitor.stage("load model")
         session = Session(config)
-    for note in session.renderer.notes:
+    renderer, tools = session.renderer, any(map(offers_tools, config.environments))
+    for note in (*renderer.notes, *(renderer.tool_notes if tools else ())):
         monitor.message(note)
     wait = True
     try:
@@ -245,7 +246,9 @@ async def _warm_start(session: Session, monitor: Monitor, phases: Phases) -> tup
     assert warm is not None
     with phases("warm_start"):
         monitor.stage("warm start", 0, warm.steps)
-        teacher = session.trainer(config.trainer.model_copy(update={"optimizer": warm.optimizer}), warm.steps)
+        teacher = session.trainer(
+            config.trainer.model_copy(update={"optimizer": warm.optimizer, "self_check": False}), warm.steps
+        )
         loss, tokens = await imitate(teacher, session.stream("warm"), session.renderer, warm,
                                      config.rollout.limits, seed=config.seed, monitor=monitor)  # fmt: skip
     monitor.message(f"warm start: {warm.steps} supervised steps, last loss {loss:.3f}")
@@ -269,6 +272,7 @@ async def _prepare(
         config.trainer,
         config.steps * config.trainer.updates_per_step,
         reference="reference_logprobs" in config.algorithm.needs,
+        say=monitor.message,
     )
     if weights is not None:
         await trainer.load(weights)

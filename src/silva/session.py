@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -53,7 +53,14 @@ class Session:
         self.compute = ThreadPoolExecutor(1, thread_name_prefix="compute")
         self.engine = LocalEngine(self.loaded, engine, self.compute)
 
-    def trainer(self, settings: TrainerSettings, updates: int, *, reference: bool = False) -> LocalTrainer:
+    def trainer(
+        self,
+        settings: TrainerSettings,
+        updates: int,
+        *,
+        reference: bool = False,
+        say: Callable[[str], None] = lambda text: None,
+    ) -> LocalTrainer:
         return LocalTrainer(
             self.loaded,
             settings,
@@ -61,6 +68,7 @@ class Session:
             seed=self.config.seed,
             reference=reference,
             compute=self.compute,
+            say=say,
         )
 
     def stream(self, purpose: str, position: Mapping[str, int] | None = None) -> TaskStream:
@@ -81,6 +89,12 @@ def _taskset(environment: Any) -> TaskSet:
         raise ConfigError(
             f"environment {environment.label}: its taskset() raised {type(error).__name__}: {error}"
         ) from error
+
+
+def offers_tools(environment: Any) -> bool:
+    """Whether the settings of a world name tools, as those of `ToolQA` do."""
+    tools = getattr(environment, "tools", ())
+    return bool(tools() if callable(tools) else tools)
 
 
 def device(name: str) -> str:

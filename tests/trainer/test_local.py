@@ -6,6 +6,7 @@ import asyncio
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,9 @@ from silva.config.sections import Optimizer
 from silva.config.sections import Trainer as TrainerSettings
 from silva.errors import CapabilityError, NonFiniteError, OutOfMemory, RecordError
 from silva.models.loading import LoadedModel
-from silva.trainer import local
+from silva.models.trie import Trie
+from silva.models.trie_attention import Chunk
+from silva.trainer import local, policy
 from silva.trainer.local import LocalTrainer
 from silva.types import LossSpec, Sample
 
@@ -26,7 +29,7 @@ REINFORCE = LossSpec("reinforce")
 
 
 def make_trainer(loaded: LoadedModel, **changes: Any) -> LocalTrainer:
-    outside = {name: changes.pop(name) for name in ("reference", "compute") if name in changes}
+    outside = {name: changes.pop(name) for name in ("reference", "compute", "say") if name in changes}
     settings = TrainerSettings(**{"optimizer": Optimizer(lr=1e-2), **changes})
     return LocalTrainer(loaded, settings, total_updates=10, seed=0, **outside)
 
@@ -69,6 +72,49 @@ def test_gradient_does_not_depend_on_the_cut(tiny: Make, make_samples: Rows, bud
     assert relative_error(gradients(loaded), expected) < 1e-10
 
 
+def shared_rows(make_samples: Rows) -> list[Sample]:
+    """Four rows of 40 tokens that begin with the same 20."""
+    first, *others = make_samples([40] * 4)
+    beginnings = [np.concatenate([first.tokens[:20], other.tokens[20:]]) for other in others]
+    return [first, *(o.replace(tokens=tokens) for o, tokens in zip(others, beginnings, strict=True))]
+
+
+def test_the_first_update_is_checked_against_flat_rows(tiny: Make, make_samples: Rows) -> None:
+    loaded, samples, said = tiny(), shared_rows(make_samples), []
+    trainer = make_trainer(loaded, say=said.append)
+    train(trainer, [s.replace(advantages=np.zeros(40)) for s in samples])  # nothing to compare yet
+    assert said == []
+    expected = naive_gradients(loaded, samples)
+    asyncio.run(trainer.forward_backward(samples, REINFORCE))
+    assert relative_error(gradients(loaded), expected) < 1e-5  # the check leaves nothing behind
+    asyncio.run(trainer.forward_backward(samples, REINFORCE))
+    assert len(said) == 1 and said[0].startswith(
+        "checked: the gradient of 4 rows on their trie and one by one"
+    )
+
+
+def test_a_trie_that_is_wrong_is_not_used(
+    tiny: Make, make_samples: Rows, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As if a row did not see what it shares with others."""
+    true = policy.chunks
+
+    def wrong(trie: Trie, budget: int | None = None) -> list[Chunk]:
+        (chunk,) = true(trie, budget)
+        return [Chunk([replace(piece, above=()) for piece in chunk.pieces], chunk.first, chunk.last)]
+
+    monkeypatch.setattr(policy, "chunks", wrong)
+    loaded, samples, said = tiny("float64"), shared_rows(make_samples), []
+    expected = naive_gradients(loaded, samples)
+    asyncio.run(make_trainer(loaded, say=said.append).forward_backward(samples, REINFORCE))
+    assert len(said) == 1 and "more than 1e-08: nothing is shared from here on" in said[0]
+    assert relative_error(gradients(loaded), expected) < 1e-10
+    unchecked = make_trainer(loaded, self_check=False, say=said.append)
+    asyncio.run(unchecked.optim_step())
+    asyncio.run(unchecked.forward_backward(samples, REINFORCE))
+    assert relative_error(gradients(loaded), expected) > 1e-3 and len(said) == 1
+
+
 def test_two_calls_accumulate_to_one(tiny: Make, make_samples: Rows) -> None:
     loaded, samples = tiny("float64"), make_samples([9, 30, 4, 17])
     trainer = make_trainer(loaded)
@@ -84,7 +130,7 @@ def test_gradient_checkpointing_changes_nothing(tiny: Make, make_samples: Rows, 
     runs: list[int] = []
     for checkpointing in (False, True):
         loaded = tiny("float64", lora=lora)
-        trainer = make_trainer(loaded, gradient_checkpointing=checkpointing)
+        trainer = make_trainer(loaded, gradient_checkpointing=checkpointing, self_check=False)
 
         def count(*_: Any) -> None:
             runs[-1] += 1

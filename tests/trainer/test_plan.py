@@ -9,15 +9,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from silva.models import trie
-from silva.models.trie import build
+from silva.models.trie import build, sort_rows
 from silva.trainer import plan as planning
-from silva.trainer.plan import plan
+
+
+def plan(rows: list[np.ndarray], budget: int, ranks: int = 1) -> list[list[list[int]]]:
+    return planning.plan(rows, budget, ranks, least=1)
 
 
 @pytest.fixture(autouse=True)
 def small_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trie, "LEAST", 1)
     monkeypatch.setattr(planning, "START", 1)
 
 
@@ -87,7 +88,7 @@ def test_impossible_requests_are_refused(rows: list[list[int]], budget: int, ran
 
 
 def size(rows: list[np.ndarray], micro_batch: list[int]) -> int:
-    return len(build([rows[i] for i in micro_batch])) if micro_batch else 0
+    return len(build([rows[i] for i in micro_batch], 1)) if micro_batch else 0
 
 
 @given(ROWS, st.integers(1, 60), st.integers(1, 4))
@@ -126,7 +127,7 @@ def test_no_other_cut_of_the_sorted_rows_is_cheaper(rows: list[np.ndarray], budg
             total += planning.START + tokens * (planning.WALK if tokens > budget else 1)
         return total
 
-    order, _ = trie.sort_rows(rows)
+    order, _ = sort_rows(rows, 1)
     cuts = []
     for count in range(len(rows)):
         for inner in combinations(range(1, len(rows)), count):

@@ -15,7 +15,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from silva.config.sections import Lora, TinyModel
-from silva.models import trie
 from silva.models.loading import LoadedModel, load_model
 from silva.trainer.policy import pack, token_logprobs
 from silva.types import Sample
@@ -25,11 +24,6 @@ MODELS = {
     "lora": TinyModel(layers=2, width=32, heads=4, kv_heads=2, context=128, dtype="float64",
                       lora=Lora(rank=4, alpha=8.0, targets=("q_proj", "v_proj"))),
 }  # fmt: skip
-
-
-@pytest.fixture(autouse=True)
-def every_fork(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trie, "LEAST", 1)
 
 
 @pytest.fixture(scope="module")
@@ -86,7 +80,7 @@ def gradient(loaded: LoadedModel, samples: list[Sample], values: Callable) -> li
 
 
 def check(loaded: LoadedModel, samples: list[Sample], budget: int | None, naive: Callable) -> None:
-    batch = pack(loaded, samples)
+    batch = pack(loaded, samples, least=1)
 
     def ours() -> tuple[torch.Tensor, torch.Tensor]:
         found = token_logprobs(loaded, batch, budget=budget, entropy_grad=True)
@@ -136,7 +130,7 @@ def test_dropout_of_a_walk_is_the_same_both_ways(budget: int | None) -> None:
                         seed=1, device="cpu")  # fmt: skip
     weight = loaded.model.get_parameter("model.layers.0.self_attn.q_proj.lora_B.default.weight")
     samples = forests_of([12, 20])
-    batch = pack(loaded, samples)
+    batch = pack(loaded, samples, least=1)
     loaded.model.train()
 
     def total() -> torch.Tensor:
@@ -174,7 +168,7 @@ def forests_of(lengths: list[int]) -> list[Sample]:
 
 def test_a_walk_leaves_the_random_numbers_where_a_whole_pass_would_not_move_them() -> None:
     loaded = load_model(MODELS["full"], seed=1, device="cpu")
-    batch = pack(loaded, forests_of([12, 20]))
+    batch = pack(loaded, forests_of([12, 20]), least=1)
     before = torch.get_rng_state()
     token_logprobs(loaded, batch, budget=5).logprobs.sum().backward()
     assert torch.equal(torch.get_rng_state(), before)
@@ -187,7 +181,7 @@ def test_a_walk_keeps_one_chunk_and_what_lies_above_others() -> None:
     from silva.trainer.walk import Walk
 
     loaded = load_model(MODELS["full"], seed=1, device="cpu")
-    batch = pack(loaded, forests_of([40, 40, 40]))  # 8 shared tokens, then three times 32
+    batch = pack(loaded, forests_of([40, 40, 40]), least=1)  # 8 shared tokens, then three times 32
     walk = Walk(loaded, Head(loaded), batch, chunks(batch.trie, 8))
     walk.forward()
     kept = sum(k.shape[2] for layers in walk.kept.values() for k, _ in layers[:1])

@@ -105,7 +105,9 @@ class Trainer(Section):
     updates_per_step: Positive = 1
     """Optimizer steps a batch is split into."""
     micro_batch_tokens: Positive = 4096
-    """Token budget (padding counted) of one forward and backward."""
+    """Token budget of one forward and backward; tokens that rows share count once."""
+    self_check: bool = True
+    """Compare the gradient of the first rows of a run with that of one row at a time, and say so."""
     gradient_checkpointing: bool = False
     max_nonfinite: Positive = 3
     """Stop after this many updates in a row with a loss or gradient that is not finite."""

@@ -11,6 +11,7 @@ A token sees itself and what stands above it: packed token k is visible to q whe
 from __future__ import annotations
 
 import itertools
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -18,6 +19,8 @@ import numpy as np
 
 LEAST = 16
 """Shorter common beginnings of unrelated rows are not worth a fork: attention over them costs more."""
+NEVER = sys.maxsize
+"""In place of LEAST: share nothing, so that the rows only lie side by side (flat packing)."""
 
 
 @dataclass(frozen=True)
@@ -62,19 +65,19 @@ class Trie:
         return found[::-1]
 
 
-def sort_rows(rows: Sequence[np.ndarray]) -> tuple[list[int], np.ndarray]:
+def sort_rows(rows: Sequence[np.ndarray], least: int = LEAST) -> tuple[list[int], np.ndarray]:
     """Lexicographic order of token sequences, and how much each shares with the one before it.
 
     Returns:
         order: indices of `rows`; rows that share a prefix are neighbours, in any trie of any of them.
-        shared: [len(rows)] common prefix of order[i - 1] and order[i], 0 below LEAST; shared[0] = 0.
+        shared: [len(rows)] common prefix of order[i - 1] and order[i], 0 below `least`; shared[0] = 0.
     """
     keys = [np.asarray(row, ">i8").tobytes() for row in rows]  # bytes compare as the numbers do
     order = sorted(range(len(rows)), key=lambda i: (keys[i], i))
     shared = np.zeros(len(rows), np.int64)
     for place in range(1, len(order)):
         length = common_prefix(rows[order[place - 1]], rows[order[place]])
-        shared[place] = length if length >= LEAST else 0
+        shared[place] = length if length >= least else 0
     return order, shared
 
 
@@ -84,7 +87,7 @@ def common_prefix(a: np.ndarray, b: np.ndarray) -> int:
     return int(differs.argmax()) if differs.any() else n
 
 
-def build(rows: Sequence[np.ndarray]) -> Trie:
+def build(rows: Sequence[np.ndarray], least: int = LEAST) -> Trie:
     """The trie of some rows. Below a fork come the nodes without children first, by length.
 
     Raises:
@@ -92,7 +95,7 @@ def build(rows: Sequence[np.ndarray]) -> Trie:
     """
     if not rows or any(len(row) == 0 for row in rows):
         raise ValueError(f"build: got {len(rows)} rows, one of them empty or none at all")
-    order, shared = sort_rows(rows)
+    order, shared = sort_rows(rows, least)
     tokens: list[np.ndarray] = []
     positions: list[np.ndarray] = []
     nodes: list[list[int]] = []  # [start, stop, end, depth, parent]

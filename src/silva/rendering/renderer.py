@@ -38,6 +38,7 @@ class Renderer:
         rebuilds_context: earlier turns change, so every turn needs a `context` of its own (`extend`
             would not show what the template wants).
         notes: what was overruled or made up for, for people to read.
+        tool_notes: the same where a world has tools.
 
     Args:
         tokenizer: a fast tokenizer with a chat template.
@@ -83,6 +84,7 @@ class Renderer:
             *(self._ruling(change) for change in changes),
             *self._tolerated(tokenizer),
         )
+        self.tool_notes = tuple(self._tool_limits())
 
     def context(
         self,
@@ -287,6 +289,12 @@ class Renderer:
             )
         if has.alternates:
             notes.append("The chat template refuses two user messages in a row: they are joined.")
+        if has.clock:
+            notes.append("The chat template prints the date: pinned, so that a run can be repeated.")
+        return notes
+
+    def _tool_limits(self) -> list[str]:
+        has, notes = self._features, []
         if not has.tool_role:
             notes.append(
                 "The chat template does not know tool results: sent as user, inside <tool_response>."
@@ -298,8 +306,6 @@ class Renderer:
             notes.append(
                 f"The chat template's own tools are not used ({kind}): the system message describes them."
             )
-        if has.clock:
-            notes.append("The chat template prints the date: pinned, so that a run can be repeated.")
         return notes
 
     def _changes(self) -> list[str]:

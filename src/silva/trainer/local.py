@@ -30,11 +30,12 @@ from silva.config.sections import Trainer as TrainerSettings
 from silva.errors import CapabilityError, NonFiniteError, OutOfMemory, RecordError
 from silva.models.loading import LoadedModel
 from silva.models.memory import is_out_of_memory
+from silva.models.trie import LEAST, NEVER
 from silva.ports import crash_point
 from silva.protocols import TrainerCapabilities
 from silva.trainer.export import export_model
 from silva.trainer.head import check_head
-from silva.trainer.optimizer import adamw, clip_gradients, gradient_norm, lr_at
+from silva.trainer.optimizer import adamw, clip_gradients, gradient_norm, lr_at, norm_of
 from silva.trainer.plan import plan
 from silva.trainer.policy import pack, token_logprobs, trained
 from silva.trainer.state import Counters, State, load_state, save_state
@@ -42,6 +43,8 @@ from silva.types import LossSpec, Sample, Signals
 
 P = ParamSpec("P")
 T = TypeVar("T")
+CHECKED = 8  # rows that a run's first update is checked with
+MOST_GAP = {torch.float64: 1e-8, torch.float32: 1e-3, torch.bfloat16: 0.1, torch.float16: 0.1}
 Sums = defaultdict[str, torch.Tensor | float]
 
 
@@ -59,6 +62,7 @@ class LocalTrainer:
         reference: keep a frozen copy of the weights as they are now (not needed with LoRA, where the
             model without its adapters is the reference). Checkpoints hold it too.
         compute: where to run.
+        say: takes what people should know.
 
     Raises:
         CapabilityError: a model whose log-probabilities cannot be computed here, or nothing to train.
@@ -73,9 +77,12 @@ class LocalTrainer:
         seed: int,
         reference: bool = False,
         compute: Executor | None = None,
+        say: Callable[[str], None] = lambda text: None,
     ) -> None:
         self.loaded, self.settings, self.total_updates = loaded, settings, total_updates
-        self._compute = compute
+        self._compute, self._say = compute, say
+        self._least = LEAST  # shortest prefix that rows share
+        self._checked = not settings.self_check
         self._parameters = {n: p for n, p in loaded.model.named_parameters() if p.requires_grad}
         if not self._parameters:
             raise CapabilityError(
@@ -200,7 +207,7 @@ class LocalTrainer:
         for micro_batch in self._plan([samples[i] for i in used]):
             indices = [used[i] for i in micro_batch]
             with self._explained_memory(f"scoring {_size([samples[i] for i in indices])}"):
-                batch = pack(loaded, [samples[i] for i in indices])
+                batch = pack(loaded, [samples[i] for i in indices], least=self._least)
                 found = token_logprobs(loaded, batch, budget=budget).logprobs.cpu().numpy()
             where = batch.rows.cpu().numpy(), batch.places.cpu().numpy()
             for row, index in enumerate(indices):
@@ -211,6 +218,8 @@ class LocalTrainer:
     def _forward_backward(self, samples: Sequence[Sample], loss: LossSpec) -> dict[str, float]:
         samples = [sample for sample in samples if trained(sample).any()]
         references = self._needed_reference(samples, loss)
+        if not self._checked:
+            self._check_trie(samples, references, loss)
         sums: Sums = defaultdict(float)
         self.loaded.model.train()
         try:
@@ -233,7 +242,7 @@ class LocalTrainer:
         self, samples: list[Sample], references: list[np.ndarray] | None, loss: LossSpec, sums: Sums
     ) -> None:
         """Forward and backward of one micro-batch; adds to gradients and to `sums` over its tokens."""
-        batch = pack(self.loaded, samples)
+        batch = pack(self.loaded, samples, least=self._least)
         entropy_grad = bool(loss.params.get("entropy_coef", 0))
         found = token_logprobs(
             self.loaded, batch, budget=self.settings.micro_batch_tokens, entropy_grad=entropy_grad
@@ -254,6 +263,45 @@ class LocalTrainer:
         sums["loss"] += total.detach().double()
         for name, values in metrics.items():
             sums[name] += values.double().sum()
+
+    def _check_trie(
+        self, samples: list[Sample], references: tuple[np.ndarray, ...] | None, loss: LossSpec
+    ) -> None:
+        """The gradient of a few rows on their trie against that of one row at a time, before any other.
+
+        Where they differ nothing is shared from here on. Rows without a gradient leave it to the next call.
+        """
+        few = next((m for m in self._plan(samples) if len(m) > 1), [])[:CHECKED]
+        if not few:
+            return
+        parameters = list(self._parameters.values())
+        kept, gradients = [p.grad for p in parameters], []
+        try:
+            for parts in ([few], [[index] for index in few]):
+                self._optimizer.zero_grad()
+                for part in parts:
+                    mine = [references[i] for i in part] if references else None
+                    with self._explained_memory("checking the trie"):
+                        self._backward([samples[i] for i in part], mine, loss, defaultdict(float))
+                gradients.append([p.grad for p in parameters])
+        finally:
+            for parameter, gradient in zip(parameters, kept, strict=True):
+                parameter.grad = gradient
+            self._bad_loss = []
+        pairs = [(a, b) for a, b in zip(*gradients, strict=True) if a is not None and b is not None]
+        size = norm_of([b for _, b in pairs])
+        if not size > 0:  # also where it is not finite
+            return
+        self._checked = True
+        gap, most = norm_of([a - b for a, b in pairs]) / size, MOST_GAP[self.loaded.dtype]
+        found = (
+            f"the gradient of {len(few)} rows on their trie and one by one differs by {gap:.1e} of its size"
+        )
+        if gap <= most:
+            self._say(f"checked: {found}")
+        else:
+            self._least = NEVER
+            self._say(f"{found}, more than {most:g}: nothing is shared from here on, which is slower")
 
     def _optim_step(self) -> dict[str, float]:
         parameters, optimizer = list(self._parameters.values()), self.settings.optimizer
@@ -307,7 +355,8 @@ class LocalTrainer:
         return self._reference_logprobs(samples)
 
     def _plan(self, samples: Sequence[Sample]) -> list[list[int]]:
-        return plan([sample.tokens for sample in samples], self.settings.micro_batch_tokens)[0]
+        tokens = [sample.tokens for sample in samples]
+        return plan(tokens, self.settings.micro_batch_tokens, least=self._least)[0]
 
     def _drop_gradients(self) -> None:
         self._optimizer.zero_grad(set_to_none=True)

@@ -43,11 +43,15 @@ def adamw(parameters: Sequence[torch.nn.Parameter], settings: Optimizer) -> torc
 
 
 def gradient_norm(parameters: Sequence[torch.nn.Parameter]) -> float:
-    """L2 norm over all gradients together, in float32 or better; 0 where there are none."""
+    """L2 norm over all gradients together; 0 where there are none."""
+    return norm_of([p.grad for p in parameters if p.grad is not None])
+
+
+def norm_of(tensors: Sequence[torch.Tensor]) -> float:
+    """L2 norm over all numbers of some tensors, in float32 or better; 0 of none."""
     norms = [
-        torch.linalg.vector_norm(p.grad, dtype=torch.promote_types(p.grad.dtype, torch.float32)).double()
-        for p in parameters
-        if p.grad is not None
+        torch.linalg.vector_norm(x, dtype=torch.promote_types(x.dtype, torch.float32)).double()
+        for x in tensors
     ]
     return float(torch.linalg.vector_norm(torch.stack(norms))) if norms else 0.0
 

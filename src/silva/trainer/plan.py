@@ -15,7 +15,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from silva.models.trie import sort_rows
+from silva.models.trie import LEAST, sort_rows
 
 MicroBatch = list[int]  # indices of samples
 START = 64
@@ -24,7 +24,9 @@ WALK = 1.4
 """A token's cost in a trie that is walked chunk by chunk: one forward pass more, of three."""
 
 
-def plan(rows: Sequence[np.ndarray], budget: int, ranks: int = 1) -> list[list[MicroBatch]]:
+def plan(
+    rows: Sequence[np.ndarray], budget: int, ranks: int = 1, *, least: int = LEAST
+) -> list[list[MicroBatch]]:
     """Micro-batches of sample indices for each rank.
 
     A micro-batch's trie holds at most `budget` tokens, tokens that its rows share counted once. Rows that
@@ -36,6 +38,7 @@ def plan(rows: Sequence[np.ndarray], budget: int, ranks: int = 1) -> list[list[M
         rows: tokens of each row.
         budget: tokens of one micro-batch.
         ranks: how many processes share the update.
+        least: shortest prefix of unrelated rows that is shared.
 
     Returns:
         One list per rank, all of the same length (padded with empty micro-batches at the end), largest first
@@ -49,7 +52,7 @@ def plan(rows: Sequence[np.ndarray], budget: int, ranks: int = 1) -> list[list[M
     lengths = [len(row) for row in rows]
     if any(length < 1 for length in lengths):
         raise ValueError(f"plan: row {min(range(len(lengths)), key=lengths.__getitem__)} holds no token")
-    order, shared = sort_rows(rows)
+    order, shared = sort_rows(rows, least)
     added = np.array([lengths[i] for i in order], dtype=np.int64) - shared
     if ranks > 1:
         budget = max(1, min(budget, -(-int(added.sum()) // ranks)))

@@ -18,7 +18,7 @@ import torch
 
 from silva.errors import RecordError
 from silva.models.loading import LoadedModel
-from silva.models.trie import Trie, build
+from silva.models.trie import LEAST, Trie, build
 from silva.models.trie_attention import FLEX_LEAST, FlexTrieAttention, TrieAttention, chunks
 from silva.trainer.head import LOGIT_BYTES, Head, wide
 from silva.trainer.walk import Walk
@@ -61,14 +61,17 @@ def trained(sample: Sample) -> np.ndarray:
     return sample.loss_weights > 0
 
 
-def pack(loaded: LoadedModel, samples: Sequence[Sample]) -> Pack:
+def pack(loaded: LoadedModel, samples: Sequence[Sample], *, least: int = LEAST) -> Pack:
     """Merge samples into one trie on the model's device; its trained tokens are those with a loss.
+
+    Args:
+        least: shortest prefix of unrelated rows that is shared.
 
     Raises:
         RecordError: a trained token was sampled greedily; at temperature 0 there is no probability that
             training could change.
     """
-    trie = build([sample.tokens for sample in samples])
+    trie = build([sample.tokens for sample in samples], least)
     before, at, rows, places, temperatures = [], [], [], [], []
     for row, (sample, path) in enumerate(zip(samples, trie.rows, strict=True)):
         chosen = np.flatnonzero(trained(sample))  # never 0: a Sample refuses a loss on its first token
