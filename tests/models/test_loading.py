@@ -11,7 +11,17 @@ import gguf
 import numpy as np
 import pytest
 import torch
-from transformers import LlamaForCausalLM
+from transformers import AutoModelForCausalLM as Auto
+from transformers import (
+    BloomConfig,
+    Gemma3TextConfig,
+    Lfm2Config,
+    LlamaForCausalLM,
+    MambaConfig,
+    PreTrainedConfig,
+    Qwen2Config,
+    Qwen3Config,
+)
 
 from silva.config.sections import Lora, PretrainedModel, TinyModel
 from silva.errors import ModelError
@@ -292,3 +302,41 @@ def test_smollm2_is_what_its_package_says(smollm2: LoadedModel) -> None:
         logits = smollm2.model(input_ids=prompt).logits[0, -1]
     words = [smollm2.tokenizer.decode([t]) for t in logits.topk(5).indices]
     assert any(word.strip() in ("Paris", "The", "France") for word in words), words
+
+
+# --- families
+
+SIZES = {"vocab_size": 262, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2,
+         "num_attention_heads": 2, "num_key_value_heads": 1}  # fmt: skip
+
+
+def saved(config: PreTrainedConfig, folder: Path) -> PretrainedModel:
+    torch.manual_seed(0)
+    Auto.from_config(config).save_pretrained(folder)
+    tiny_tokenizer().save_pretrained(folder)
+    return PretrainedModel(name=str(folder))
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        MambaConfig(vocab_size=262, hidden_size=32, num_hidden_layers=2, state_size=8),
+        Lfm2Config(**SIZES, layer_types=["conv", "full_attention"]),  # one layer is enough
+        BloomConfig(vocab_size=262, hidden_size=32, n_layer=2, n_head=2),  # its attention is its own
+    ],
+    ids=lambda config: config.model_type,
+)
+def test_models_that_mix_neighbours_are_refused(config: PreTrainedConfig, tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match=f"family {config.model_type}.* gives other states to a sequence"):
+        load_model(saved(config, tmp_path), seed=0)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [Qwen2Config(**SIZES), Qwen3Config(**SIZES), Gemma3TextConfig(**SIZES, sliding_window=64)],
+    ids=lambda config: config.model_type,
+)
+def test_families_that_attend_are_taken(config: PreTrainedConfig, tmp_path: Path) -> None:
+    loaded = load_model(saved(config, tmp_path), seed=0)
+    assert loaded.model.config.model_type == config.model_type
+    assert loaded.context <= (getattr(config, "sliding_window", None) or loaded.context)

@@ -13,6 +13,15 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from transformers import AutoModelForCausalLM as Auto
+from transformers import (
+    Gemma2Config,
+    Gemma3TextConfig,
+    LlamaConfig,
+    PreTrainedConfig,
+    Qwen2Config,
+    Qwen3Config,
+)
 
 from silva.config.sections import Lora, TinyModel
 from silva.models.loading import LoadedModel, load_model
@@ -186,3 +195,36 @@ def test_a_walk_keeps_one_chunk_and_what_lies_above_others() -> None:
     walk.forward()
     kept = sum(k.shape[2] for layers in walk.kept.values() for k, _ in layers[:1])
     assert kept == 8 + 3 * 24  # the last eighth of each answer has nothing below it
+
+
+SIZES = {"vocab_size": 262, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2,
+         "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8, "pad_token_id": 0}  # fmt: skip
+
+
+@pytest.mark.parametrize("budget", [None, 9])
+@pytest.mark.parametrize(
+    "config",
+    [LlamaConfig(**SIZES), Qwen2Config(**{k: v for k, v in SIZES.items() if k != "head_dim"}),
+     Qwen3Config(**SIZES), Gemma2Config(**SIZES), Gemma3TextConfig(**SIZES, sliding_window=64)],
+    ids=lambda config: config.model_type if config else "whole",
+)  # fmt: skip
+def test_families(config: PreTrainedConfig, budget: int | None, naive: Callable) -> None:
+    """In float32, since their norms round to it; each alone goes through its own unpacked path."""
+    torch.manual_seed(0)
+    model = Auto.from_config(config, attn_implementation="silva").eval()
+    loaded = LoadedModel(model, None, "t", torch.device("cpu"), torch.float32, 128, False)  # type: ignore[arg-type]
+    samples = forests_of([12, 20, 20, 9])
+    batch = pack(loaded, samples, least=1)
+    results = []
+    for values in (lambda: token_logprobs(loaded, batch, budget=budget).logprobs,
+                   lambda: naive(loaded, samples)[0]):  # fmt: skip
+        model.zero_grad()
+        logprobs = values()
+        logprobs.square().sum().backward()
+        results.append(
+            (logprobs.detach(), [p.grad.clone() for p in model.parameters() if p.grad is not None])
+        )
+    (mine, mine_grads), (true, true_grads) = results
+    torch.testing.assert_close(mine, true, rtol=0, atol=1e-5)
+    gap = torch.stack([(a - b).norm() for a, b in zip(mine_grads, true_grads, strict=True)]).norm()
+    assert float(gap / torch.stack([b.norm() for b in true_grads]).norm()) < 1e-5

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -29,7 +30,7 @@ from transformers.utils import logging as transformers_logging
 
 from silva.config.sections import Lora, PretrainedModel, TinyModel
 from silva.errors import ModelError
-from silva.models import attention
+from silva.models import attention, trie, trie_attention
 from silva.models.activation import steady_activations
 from silva.models.tiny import tiny_model, tiny_tokenizer
 
@@ -72,7 +73,7 @@ def load_model(settings: PretrainedModel | TinyModel, *, seed: int, device: str 
         _keep_float64_norms(model)
     steady_activations(model)
     model.to(torch.device(device)).eval()
-    return LoadedModel(
+    loaded = LoadedModel(
         model=model,
         tokenizer=tokenizer,
         name=name,
@@ -81,6 +82,28 @@ def load_model(settings: PretrainedModel | TinyModel, *, seed: int, device: str 
         context=_context(model.config),
         lora=settings.lora is not None,
     )
+    _check_packing(loaded)
+    return loaded
+
+
+@torch.no_grad()
+def _check_packing(loaded: LoadedModel) -> None:
+    """Refuse a model whose tokens see others by another way than attention: recurrence, convolution."""
+    rows = [np.arange(1, 5), np.arange(5, 9)]
+    made = trie.build(rows)
+    (chunk,) = trie_attention.chunks(made)
+    attention = trie_attention.TrieAttention(chunk, {}, dtype=loaded.dtype, device=loaded.device)
+    tokens, positions = (torch.from_numpy(x)[None].to(loaded.device) for x in (made.tokens, made.positions))
+    decoder = loaded.model.get_decoder()
+    packed = decoder(input_ids=tokens, position_ids=positions, use_cache=False, packed=attention)
+    alone = decoder(input_ids=tokens[:, 4:], use_cache=False).last_hidden_state
+    gap = float((packed.last_hidden_state[:, 4:] - alone).abs().max() / alone.abs().max())
+    if not gap < (3e-2 if loaded.dtype in (torch.bfloat16, torch.float16) else 1e-4):
+        raise ModelError(
+            f"model.name = {loaded.name!r}: this model of the family {loaded.model.config.model_type} gives "
+            f"other states to a sequence with another one beside it (by {gap:.1g} of their size), expected "
+            "the same: Silva takes models whose tokens see each other through attention alone"
+        )
 
 
 def resolve(name: str) -> str:
@@ -211,13 +234,16 @@ def _inject_lora(model: PreTrainedModel, lora: Lora) -> None:
 
 
 def _keep_float64_norms(model: PreTrainedModel) -> None:
-    """transformers' RMSNorm rounds to float32 even in a float64 model; this one does not."""
+    """transformers' RMSNorm rounds to float32 even in a float64 model; this one does not.
+
+    For the families whose norm is Llama's; those of others (Gemma's adds 1 to its weight) stay as they are.
+    """
 
     def forward(self: Any, x: torch.Tensor) -> torch.Tensor:
         return F.rms_norm(x, self.weight.shape, self.weight, self.variance_epsilon)
 
     for module in model.modules():
-        if type(module).__name__.endswith("RMSNorm"):
+        if type(module).__name__.endswith("RMSNorm") and hasattr(module, "variance_epsilon"):
             module.forward = types.MethodType(forward, module)  # type: ignore[method-assign]
 
 
