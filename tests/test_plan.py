@@ -77,9 +77,9 @@ def number(text: str) -> float:
 
 
 def episode(id, *replies, reward=0.0, **failed):
-    """An episode of one prompt of 10 tokens and 2 tokens before each later reply."""
+    """An episode of one prompt of 20 tokens and 2 tokens before each later reply."""
     turns = [
-        Turn(f"{id}/{i}", (Segment("environment", (0,) * (10 if i == 0 else 2)),
+        Turn(f"{id}/{i}", (Segment("environment", (0,) * (20 if i == 0 else 2)),
                            Segment("policy", (1,) * n, (0.0,) * n, versions=(0,) * n)), (),
              rewards={"goal": reward}, fresh=i == 0)
         for i, n in enumerate(replies)
@@ -92,8 +92,9 @@ def test_probe_counts_usable_episodes():
         Group("a", TASK, (episode("a", 4), episode("b", 2, 6, reward=1.0))),
         Group("b", TASK, (episode("c", 4), episode("d", 4), episode("e", failure="mask", error="x"))),
     ]
-    # Replies 4, 8, 4, 4; rows 14, 10 + 2 + 2 + 6 = 20, 14, 14; only the second group is all equal.
-    assert _summarise(groups) == Probe(generated=5.0, trained=15.5, longest=20, no_signal=0.5)
+    # Replies 4, 8, 4, 4; rows 24, 20 + 2 + 2 + 6 = 30, 24, 24; only the second group is all equal.
+    # The first two have 22 tokens in common (20 + 2), the last two are the same row: 24 + 8 + 24.
+    assert _summarise(groups) == Probe(generated=5.0, trained=25.5, unique=14.0, longest=30, no_signal=0.5)
 
 
 def test_probe_without_a_usable_episode_says_why():

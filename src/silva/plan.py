@@ -21,6 +21,7 @@ from silva.config.schema import RunConfig
 from silva.config.sections import TinyModel
 from silva.errors import NoSignalError
 from silva.launch import check
+from silva.models.trie import build
 from silva.monitoring.monitor import Monitor
 from silva.orchestrator.sft import imitate
 from silva.ports import derive
@@ -72,6 +73,7 @@ class Probe:
 
     generated: float
     trained: float
+    unique: float  # of the trained ones, what is left once a group's shared tokens count once
     longest: int
     no_signal: float
 
@@ -179,13 +181,15 @@ def _summarise(groups: Sequence[Group]) -> Probe:
     if not played:
         errors = {t.error for group in groups for t in group.trajectories}
         raise NoSignalError(f"every episode of the plan's probe failed: {'; '.join(map(str, errors))}")
-    rows = [[len(row) for row in trajectory_samples(t, "")] for t in played]
+    rows = [[row.tokens for t in g.scored for row in trajectory_samples(t, "")] for g in groups if g.scored]
+    lengths = [len(row) for group in rows for row in group]
     silent = sum(zero_variance(group) for group in groups if group.scored)
     return Probe(
         # The last segment of a turn is the reply, whoever gave it.
         generated=sum(len(turn.segments[-1].tokens) for t in played for turn in t.turns) / len(played),
-        trained=sum(map(sum, rows)) / len(played),
-        longest=max((max(lengths, default=1) for lengths in rows), default=1),
+        trained=sum(lengths) / len(played),
+        unique=sum(len(build(group)) for group in rows if group) / len(played),
+        longest=max(lengths, default=1),
         no_signal=silent / len(groups),
     )
 
@@ -206,7 +210,7 @@ def _memory(session: Session, found: Probe) -> float:
     rollouts = config.rollout.groups_per_step * config.rollout.group_size
     rows = max(rollouts / config.trainer.updates_per_step,
                config.warm_start.episodes_per_step if config.warm_start else 0)  # fmt: skip
-    micro_batch = max(found.longest, min(config.trainer.micro_batch_tokens, found.trained * rows))
+    micro_batch = min(config.trainer.micro_batch_tokens, found.unique * rows)
     logits = max(4, each) * text.vocab_size * min(LOGIT_ROWS, 3 * micro_batch)
     sequences = min(len(cache.rows), max(rollouts, _eval_episodes(config)))
     length = -(-found.longest // CACHE_LENGTH) * CACHE_LENGTH

@@ -57,9 +57,10 @@ class Progress:
             self.evals, self.eval_step = evals, step
         if len(evals) < len(metrics):
             self.metrics = {key: value for key, value in metrics.items() if key not in evals}
-        if step > self.step:
-            self.step = step
-            self._marks.append((step, self.clock()))
+        if step == self.step:  # the evaluation before the first step: what it took says nothing of steps
+            self._marks.clear()
+        self.step = max(step, self.step)
+        self._marks.append((self.step, self.clock()))
 
     def seconds_left(self) -> float | None:
         """From the mean time of the last steps of this process; None before its first one."""
