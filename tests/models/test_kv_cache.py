@@ -113,6 +113,46 @@ def test_no_row_where_all_are_busy_but_the_last_idle_one_is_cut_to_the_shared_pa
     assert cache.acquire(*cache.longest_prefix(tokens), tokens) is None
 
 
+def test_whole_blocks_of_a_prefix_stay_where_they_are() -> None:
+    cache = make_cache(5)
+    tokens = list(range(2 * BLOCK + 10))
+    first = take(cache, *tokens)
+    second = take(cache, *tokens[: BLOCK + 30], 9999)
+    third = take(cache, *tokens, 7777)
+    of_second = take(cache, *tokens[: BLOCK + 30], 9999, 1)
+    assert [row.owners for row in (first, second, third, of_second)] == [(), (0,), (0, 0), (0,)]
+    assert cache.keys[0][second.index, 0, :BLOCK, 0].count_nonzero() == 0  # nothing was copied there
+    assert cache.keys[0][second.index, 0, BLOCK : BLOCK + 31, 0].tolist() == [
+        *tokens[BLOCK : BLOCK + 30],
+        9999,
+    ]
+    assert cache.keys[0][of_second.index, 0, BLOCK : BLOCK + 32, 0].tolist()[-2:] == [9999, 1]
+
+
+def test_a_row_that_holds_blocks_of_others_is_not_given_up() -> None:
+    cache = make_cache(2)
+    tokens = list(range(BLOCK + 5))
+    first = take(cache, *tokens)
+    second = take(cache, *tokens, 1)
+    cache.release(first)
+    stranger = np.array([5000])
+    assert cache.acquire(*cache.longest_prefix(stranger), stranger) is None  # the second is busy
+    cache.release(second)
+    assert take(cache, 5000) is second  # the first may still be of use, and could now go
+    assert take(cache, 6000) is first
+
+
+def test_a_sequence_cut_inside_shared_blocks_gets_its_part_of_them() -> None:
+    cache = make_cache(2)
+    tokens = list(range(2 * BLOCK + 5))
+    take(cache, *tokens)  # stays busy
+    follower = take(cache, *tokens, 1)
+    cache.release(follower)
+    again = take(cache, *tokens[: BLOCK + 3], 8888)
+    assert again is follower and again.owners == (0,)
+    assert cache.keys[0][again.index, 0, BLOCK : BLOCK + 4, 0].tolist() == [*tokens[BLOCK : BLOCK + 3], 8888]
+
+
 def test_released_before_it_was_computed_only_the_computed_part_is_kept() -> None:
     cache = make_cache()
     row = take(cache, 1, 2, 3, 4, computed=False)
@@ -157,9 +197,21 @@ def test_blocked_attention_equals_torch_s(count: int, length: int, dim: int) -> 
     hidden = torch.rand(3, 1, count, length, generator=generator) < 0.5
     hidden[..., 0] = False
     bias = torch.zeros_like(hidden, dtype=torch.float64).masked_fill(hidden, float("-inf"))
-    got = blocked_attention(query, key, value, bias, 0.3)
+    cuts = [slice(b, min(b + BLOCK, length)) for b in range(0, length, BLOCK)]
+    got = blocked_attention(query, [(key[:, :, c], value[:, :, c]) for c in cuts], bias, 0.3)
     expected = F.scaled_dot_product_attention(query, key, value, attn_mask=~hidden, scale=0.3)
     torch.testing.assert_close(got, expected, rtol=0, atol=1e-12)
+
+
+def test_shared_blocks_have_the_bits_of_copies() -> None:
+    generator = torch.Generator().manual_seed(0)
+    query, key, value = (torch.randn(5, 2, n, 16, generator=generator) for n in (3, 320, 320))
+    key[:, :, :BLOCK], value[:, :, :BLOCK] = key[:1, :, :BLOCK].clone(), value[:1, :, :BLOCK].clone()
+    bias = torch.zeros(1, 1, 1, 320)
+    own = (key[:, :, BLOCK:], value[:, :, BLOCK:])
+    copied = blocked_attention(query, [(key[:, :, :BLOCK], value[:, :, :BLOCK]), own], bias, 0.3)
+    shared = blocked_attention(query, [(key[0, :, :BLOCK], value[0, :, :BLOCK]), own], bias, 0.3)
+    assert torch.equal(shared, copied)
 
 
 @pytest.mark.parametrize(("heads", "kv_heads"), [(4, 2), (4, 4), (6, 1)])

@@ -1,7 +1,14 @@
 """Keys and values of many sequences, and attention over them that gives the same bits whatever else runs.
 
 One row a sequence: `keys[layer][row, kv_head, position]`. A row holds the tokens it was computed from, so
-that a new request finds the longest prefix any row shares with it. Because every operation on a token's row
+that a new request finds the longest prefix any row shares with it. Whole blocks of 256 positions of such a
+prefix stay where they are and are read from there, once a step for all rows that share them; only what is
+left of it is copied.
+
+    row 0   | block 0 | block 1 | 90 positions              owners ()
+    row 1   |    (0)  |    (0)  | 90 copied, then its own   owners (0, 0): two blocks of row 0
+
+Because every operation on a token's row
 of numbers is independent of the rows beside it (measured: GEMM rows under MKL_CBWR=...,STRICT; activations
 as in activation.py; attention as below), what the cache holds is a function of the tokens alone: reusing,
 evicting or recomputing a prefix changes time, never results.
@@ -35,6 +42,10 @@ class Row:
     computed: int = 0
     busy: bool = False
     last_used: int = 0
+    owners: tuple[int, ...] = ()  # the rows that hold its first blocks
+
+    def owner(self, block: int) -> int:
+        return self.owners[block] if block < len(self.owners) else self.index
 
 
 @dataclass(frozen=True)
@@ -78,7 +89,7 @@ class KvCache:
         self.values = [self._zeros(0, self.kv_heads, 0, self.head_dim) for _ in range(self.layers)]
         self.outputs = [self._zeros(0, 1, 0, self.width)]
         for row in self.rows:
-            row.computed = 0
+            row.computed, row.owners = 0, ()
             if row.busy:
                 self._reserve(row.index + 1, len(row.tokens))
             else:
@@ -105,27 +116,40 @@ class KvCache:
         """A row for `tokens` whose first `shared` positions come from `source`; None while all are busy.
 
         Returns the row and how many positions it already has. A finished sequence that `tokens`
-        continues is taken over in place; any other prefix is copied.
+        continues is taken over in place; of any other prefix whole blocks are shared, the rest is copied.
         """
         self._clock += 1
-        if source is not None and not source.busy and shared == len(source.tokens):
-            row = source
-        else:
-            idle = [r for r in self.rows if not r.busy and r is not source]
-            if idle:
-                row = min(idle, key=lambda r: (len(r.tokens) > 0, r.last_used, r.index))
-            elif source is not None and not source.busy:
-                row = source
-            else:
-                return None
+        continued = source is not None and not source.busy and shared == len(source.tokens)
+        row = source if continued else self._idle_row(source)
+        if row is None:
+            return None
         self._reserve(row.index + 1, len(tokens))
-        if row is not source and source is not None and shared:
-            for store in (*self.keys, *self.values, *self.outputs):
-                store[row.index, :, :shared] = store[source.index, :, :shared]
-        if source is not None:
+        if source is None:
+            row.owners = ()
+        else:
             source.last_used = self._clock
+            whole = shared // BLOCK
+            holder, rest = source.owner(whole), slice(whole * BLOCK, shared)
+            if holder != row.index:
+                for store in (*self.keys, *self.values):
+                    store[row.index, :, rest] = store[holder, :, rest]
+            if row is source:
+                row.owners = row.owners[:whole]
+            else:
+                row.owners = tuple(source.owner(block) for block in range(whole))
+                self.outputs[0][row.index, :, :shared] = self.outputs[0][source.index, :, :shared]
         row.tokens, row.computed, row.busy, row.last_used = tokens, shared, True, self._clock
         return row, shared
+
+    def _idle_row(self, source: Row | None) -> Row | None:
+        """The row to give up: an empty one, else the one unused for longest; `source` itself as the last.
+
+        Never one that holds blocks of others. Among rows that nobody uses, there is always one that holds
+        none: the newest.
+        """
+        held = {owner for row in self.rows if len(row.tokens) for owner in row.owners}
+        idle = [r for r in self.rows if not r.busy and r.index not in held]
+        return min(idle, key=lambda r: (r is source, len(r.tokens) > 0, r.last_used, r.index), default=None)
 
     def release(self, row: Row) -> None:
         """The sequence has ended; what was computed stays for reuse until the row is needed."""
@@ -173,7 +197,7 @@ class PackedStep:
         offsets = np.cumsum(counts) - counts
         self._runs = [
             _run(cache, [spans[i] for i in part], [int(offsets[i]) for i in part])
-            for part in _together(spans)
+            for part in _together(cache, spans)
         ]
 
     def attend(
@@ -189,40 +213,61 @@ class PackedStep:
         out = torch.empty_like(q, memory_format=torch.contiguous_format)
         for run in self._runs:
             rows, count = run.index.shape
-            length = run.bias.shape[-1]
             mine = (
                 q[run.index].permute(0, 2, 3, 1, 4).reshape(rows, kv, -1, d)
             )  # [rows, kv, heads * count, d]
-            o = blocked_attention(
-                mine, keys[run.rows, :, :length], values[run.rows, :, :length], run.bias, scaling
-            )
+            pairs = [
+                (keys[owner, :, b : b + BLOCK], values[owner, :, b : b + BLOCK])
+                for b, owner in zip(range(0, run.own, BLOCK), run.owners, strict=True)
+            ]
+            for b in range(run.own, run.bias.shape[-1], BLOCK):
+                block = slice(b, min(b + BLOCK, run.bias.shape[-1]))
+                pairs.append((keys[run.rows, :, block], values[run.rows, :, block]))
+            o = blocked_attention(mine, pairs, run.bias, scaling)
             o = o.view(rows, kv, heads // kv, count, d).permute(0, 3, 1, 2, 4)
             out[run.index[run.real]] = o[run.real]
         return out.view(1, n, heads, d)
 
 
 def blocked_attention(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, bias: torch.Tensor, scaling: float
+    query: torch.Tensor,
+    blocks: Sequence[tuple[torch.Tensor, torch.Tensor]],
+    bias: torch.Tensor,
+    scaling: float,
 ) -> torch.Tensor:
     """Softmax attention whose every query row has the same bits for any batch, padding or chunking.
 
-    query [B, kv, Q, d], key and value [B, kv, T, d], bias [B or 1, 1, Q or 1, T] of 0 and -inf; T a
-    multiple of LANES.
+    Args:
+        query: [B, kv, Q, d].
+        blocks: keys and values of BLOCK positions each (the last: a multiple of LANES), [B, kv, L, d], or
+            [kv, L, d] where all of the batch share them: then they are read once.
+        bias: [B or 1, 1, Q or 1, T] of 0 and -inf.
+
+    Returns:
+        [B, kv, Q, d]
     """
-    length, count = key.shape[2], query.shape[2]
+    count = query.shape[2]
     missing = -(-SMALL // (LANES * query.shape[3])) - count
     if missing > 0:  # one query of a head of 6 numbers or fewer
         query = F.pad(query, (0, 0, 0, missing))
         bias = F.pad(bias, (0, 0, 0, missing if bias.shape[2] > 1 else 0))
-    blocks = range(0, length, BLOCK)
-    transposed = key.transpose(2, 3)
-    scores = [torch.matmul(query, transposed[..., b : b + BLOCK]) for b in blocks]
+    scores = [_product(query, key.transpose(-1, -2)) for key, _ in blocks]
     weights = (scores[0] if len(scores) == 1 else torch.cat(scores, -1)).mul_(scaling).add_(bias)
-    weights = weights.softmax(-1, dtype=torch.promote_types(weights.dtype, torch.float32)).to(value.dtype)
-    out = torch.matmul(weights[..., :BLOCK], value[:, :, :BLOCK])
-    for b in blocks[1:]:
-        out += torch.matmul(weights[..., b : b + BLOCK], value[:, :, b : b + BLOCK])
+    weights = weights.softmax(-1, dtype=torch.promote_types(weights.dtype, torch.float32))
+    parts = weights.to(query.dtype).split(BLOCK, -1)
+    out = _product(parts[0], blocks[0][1])
+    for part, (_, value) in zip(parts[1:], blocks[1:], strict=True):
+        out += _product(part, value)
     return out[:, :, :count]
+
+
+def _product(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    """[B, kv, Q, n] @ [B, kv, n, m], or @ [kv, n, m] of all the batch: [B, kv, Q, m]."""
+    if y.ndim == 4:
+        return torch.matmul(x, y)
+    rows, kv, count, n = x.shape
+    folded = x.transpose(0, 1).reshape(kv, rows * count, n)
+    return torch.matmul(folded, y).view(kv, rows, count, -1).transpose(0, 1)
 
 
 @dataclass(frozen=True)
@@ -230,25 +275,36 @@ class _Run:
     """Spans attended together, filled up to the longest; rows between them that have none are idle."""
 
     rows: slice  # of the cache
+    owners: tuple[int, ...]  # rows that hold the first blocks of all of them
     index: torch.Tensor  # [rows, count] places in the packed step; 0 where nothing real stands
     real: torch.Tensor  # [rows, count] bool
     bias: torch.Tensor  # [rows, 1, heads per kv * count, T]
 
+    @property
+    def own(self) -> int:
+        """The position from which each row has keys and values of its own."""
+        return len(self.owners) * BLOCK
 
-def _together(spans: Sequence[Span]) -> list[list[int]]:
-    """Indices of the spans of each run, ascending by row; at most half of a run's rows are idle."""
-    decoding = [i for i, s in enumerate(spans) if s.stop - s.start == 1]
-    short = [i for i, s in enumerate(spans) if 1 < s.stop - s.start <= SHORT]
-    runs = [[i] for i, s in enumerate(spans) if s.stop - s.start > SHORT]
-    for kind in (decoding, short):
+
+def _together(cache: KvCache, spans: Sequence[Span]) -> list[list[int]]:
+    """Indices of the spans of each run, ascending by row: alike in length and in the blocks that are not
+    their own. At most half of a run's rows are idle."""
+    runs: list[list[int]] = []
+    kinds: dict[Any, list[int]] = {}
+    for i, span in enumerate(spans):
+        count = span.stop - span.start
+        if count > SHORT:
+            runs.append([i])
+        else:
+            kinds.setdefault((count == 1, cache.rows[span.row].owners), []).append(i)
+    for kind in kinds.values():
         run: list[int] = []
         for i in sorted(kind, key=lambda i: spans[i].row):
             if run and spans[i].row - spans[run[0]].row + 1 > 2 * (len(run) + 1):
                 runs.append(run)
                 run = []
             run.append(i)
-        if run:
-            runs.append(run)
+        runs.append(run)
     return runs
 
 
@@ -268,6 +324,7 @@ def _run(cache: KvCache, spans: Sequence[Span], offsets: Sequence[int]) -> _Run:
     bias = torch.zeros(hidden.shape, dtype=cache.dtype).masked_fill_(torch.from_numpy(hidden), float("-inf"))
     return _Run(
         slice(first, last + 1),
+        cache.rows[first].owners,
         torch.from_numpy(index).to(cache.device),
         torch.from_numpy(real).to(cache.device),
         bias[:, None].to(cache.device),
