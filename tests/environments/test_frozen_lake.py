@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import dataclasses
 
 import pytest
+from gymnasium.envs.toy_text.frozen_lake import FrozenLakeEnv
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from silva.environments.frozen_lake import FrozenLake, FrozenLakeGame, shortest_path
+from silva.environments.frozen_lake import ACTIONS, FrozenLake, FrozenLakeGame, shortest_path
 from silva.types import Message, Task
 
 ROWS = ["SFFF", "FHFH", "FFFH", "HFFG"]
@@ -82,6 +84,28 @@ def test_slippery_ice_slips_as_often_as_it_should() -> None:
     assert {(1, 2), (0, 1), (2, 1)} == set(ends)
     assert 570 < ends.count((1, 2)) < 630
     assert 160 < ends.count((0, 1)) < 240
+
+
+@pytest.mark.parametrize("settings", [FrozenLake(), FrozenLake(slippery=True, success_rate=0.4, size=5)])
+def test_moves_are_those_of_gymnasium(settings: FrozenLake) -> None:
+    taskset = settings.taskset()
+    for task in taskset.tasks("train")[:50]:
+        game = taskset.environment(task)
+        assert isinstance(game, FrozenLakeGame)
+        lake = FrozenLakeEnv(
+            desc=game.rows, is_slippery=settings.slippery, success_rate=settings.success_rate
+        )
+        rng = copy.deepcopy(game.rng)
+        for number in range(20):
+            state = game.position[0] * len(game.rows) + game.position[1]
+            action = (task.seed >> number) % 4
+            ways = lake.P[state][action]
+            _, there, reward, done = rng.choices(ways, [way[0] for way in ways])[0]
+            outcome = game.apply(ACTIONS[action])
+            assert game.position == divmod(int(there), len(game.rows))
+            assert outcome == (reward, done, there != state, "")
+            if done:
+                break
 
 
 def test_noise_comes_from_the_seed_and_the_prompt_does_not() -> None:

@@ -32,6 +32,14 @@ def test_glue_keeps_its_control_tokens():
     assert CODEC.leading_special("x<|im_end|>") is None
 
 
+def test_texts_that_come_again_give_the_same_tokens_in_lists_of_their_own():
+    for text in ("hello there", "long " * 1000):
+        first = CODEC.encode(text)
+        kept = list(first)
+        first.append(0)
+        assert CODEC.encode(text) == kept == TOKENIZER.encode(text)
+
+
 def test_the_tokenizer_itself_is_left_alone():
     assert TOKENIZER.encode("<|im_end|>") == [TOKENIZER.convert_tokens_to_ids("<|im_end|>")]
 

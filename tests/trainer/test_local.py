@@ -79,6 +79,15 @@ def shared_rows(make_samples: Rows) -> list[Sample]:
     return [first, *(o.replace(tokens=tokens) for o, tokens in zip(others, beginnings, strict=True))]
 
 
+def test_a_step_counts_as_a_change_of_every_weight(tiny: Make, make_samples: Rows) -> None:
+    """Copies made for sampling are told apart from the weights by torch's count."""
+    loaded = tiny()
+    trainer = make_trainer(loaded)
+    before = [p._version for p in loaded.model.parameters()]
+    train(trainer, make_samples([9]))
+    assert all(p._version > b for p, b in zip(loaded.model.parameters(), before, strict=True))
+
+
 def test_the_first_update_is_checked_against_flat_rows(tiny: Make, make_samples: Rows) -> None:
     loaded, samples, said = tiny(), shared_rows(make_samples), []
     trainer = make_trainer(loaded, say=said.append)

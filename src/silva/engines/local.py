@@ -22,19 +22,27 @@ from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 
 from silva.engines.sampling import draw
-from silva.engines.settings import LocalEngine as LocalEngineSettings
 from silva.errors import ContextOverflow, EngineError, OutOfMemory, SilvaError
 from silva.models.kv_cache import KvCache, PackedStep, Row, Span
 from silva.models.loading import LoadedModel
 from silva.models.memory import is_out_of_memory
+from silva.models.packed_linear import PackedLinears
 from silva.ports import uniform
 from silva.protocols import EngineCapabilities
 from silva.types import Completion, CompletionStop, SamplingParams
+
+if TYPE_CHECKING:
+    from silva.engines.settings import LocalEngine as LocalEngineSettings
+
+
+PACK_FROM = 1000
+"""Tokens of one version that repay packing its weights; the version before it says how many are to come."""
 
 
 @dataclass(eq=False)
@@ -93,6 +101,8 @@ class LocalEngine:
             device=loaded.device,
         )
         self._decoder = loaded.model.get_decoder()
+        self._packed = PackedLinears(loaded.model) if settings.pack_weights else None
+        self._packed_at = 0  # tokens computed when the weights were last packed
         self._waiting: deque[_Request] = deque()
         self._running: list[_Request] = []
         self._loop_task: asyncio.Task[None] | None = None
@@ -147,6 +157,10 @@ class LocalEngine:
         def forget() -> None:
             self.cache.clear()
             self.version = version
+            computed = self.stats.prefill_tokens + self.stats.decode_tokens
+            if self._packed and (self._packed_at == 0 or computed - self._packed_at >= PACK_FROM):
+                self._packed.refresh()
+            self._packed_at = max(computed, 1)
 
         await asyncio.get_running_loop().run_in_executor(self._compute, forget)
 

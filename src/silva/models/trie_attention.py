@@ -10,8 +10,9 @@ the same.
 
 from __future__ import annotations
 
+import functools
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,6 +25,8 @@ from silva.models.trie import Trie
 KeyValue = tuple[torch.Tensor, torch.Tensor]  # [1, kv_heads, tokens, d] each
 FLEX_LEAST = 1024
 """Tokens of a trie below which FlexAttention's set-up costs more than it saves."""
+FLEX_BLOCK = 128
+"""Tokens of a side of FlexAttention's blocks, what its kernels are tuned for."""
 FILL = 1.25
 """Siblings are batched while padding them to the longest costs at most this factor."""
 
@@ -149,26 +152,29 @@ class TrieAttention:
 class FlexTrieAttention:
     """The same for a whole trie on a GPU: one kernel a layer, compiled once for all sizes."""
 
-    _compiled: Any = None
-
     def __init__(self, trie: Trie, device: torch.device) -> None:
-        from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+        from torch.nn.attention.flex_attention import BlockMask
 
-        if FlexTrieAttention._compiled is None:
-            FlexTrieAttention._compiled = torch.compile(flex_attention, dynamic=True)
-        ends = torch.from_numpy(trie.ends()).to(device)
+        # create_block_mask finds the same blocks from every pair of tokens: gigabytes from 20,000 tokens on.
+        partial, full = _blocks(trie.ends())
+        ends = torch.from_numpy(trie.ends()).to(device, torch.int32)
 
         def visible(_b: Any, _h: Any, q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
             return (k <= q) & (q < ends[k])
 
-        n = len(trie)
-        self._mask = create_block_mask(visible, None, None, n, n, device=str(device))
+        self._mask = BlockMask.from_kv_blocks(
+            *_listed(partial, device),
+            *_listed(full, device),
+            BLOCK_SIZE=FLEX_BLOCK,
+            mask_mod=visible,
+            seq_lengths=(len(trie), len(trie)),
+        )
 
     def attend(
         self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scaling: float
     ) -> torch.Tensor:
         """Shapes as of `TrieAttention.attend`."""
-        out = self._compiled(
+        out = _flex_attention()(
             query,
             key,
             value,
@@ -177,6 +183,36 @@ class FlexTrieAttention:
             enable_gqa=query.shape[1] != key.shape[1],
         )
         return out.transpose(1, 2)
+
+
+@functools.cache
+def _flex_attention() -> Callable[..., torch.Tensor]:
+    """One kernel for all sizes: `dynamic` makes symbols of lengths, also of what the mask has captured.
+
+    Head counts, head size and scale stay constants: a model whose numbers differ compiles its own.
+    """
+    from torch.nn.attention.flex_attention import flex_attention
+
+    return torch.compile(flex_attention, dynamic=True)
+
+
+def _blocks(ends: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """What blocks of queries see of blocks of keys, a part or all: [blocks, blocks] bool each.
+
+    Blocks are runs of FLEX_BLOCK tokens, the last one shorter; `ends` [N] is as of `Trie.ends`.
+    """
+    first = np.arange(0, len(ends), FLEX_BLOCK)
+    before = first[None] < first[:, None]  # blocks of keys that end before the queries start
+    some = before & (np.maximum.reduceat(ends, first)[None] > first[:, None])
+    full = before & (np.minimum.reduceat(ends, first)[None] >= first[:, None] + FLEX_BLOCK)
+    return (some & ~full) | np.eye(len(first), dtype=bool), full
+
+
+def _listed(blocks: np.ndarray, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+    """How many blocks of keys each block of queries sees [1, 1, Q], and which ones, first [1, 1, Q, K]."""
+    which = np.argsort(~blocks, axis=1, kind="stable")
+    counts, indices = (torch.from_numpy(x.astype(np.int32)).to(device) for x in (blocks.sum(1), which))
+    return counts[None, None], indices[None, None]
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import copy
 import re
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -23,6 +24,7 @@ MARKUP = frozenset(
 # Unicode non-characters, so that no ordinary text holds them; those it does hold are escaped too.
 _ESCAPE, _ITSELF, _NOTHING = "\ufdd0", "\ufdd1", "\ufdd2"
 MARK = _ESCAPE + "\ufdd3"  # never occurs in escaped content
+CACHED_CHARACTERS = 4096  # longer texts rarely come twice
 
 
 class Codec:
@@ -33,6 +35,8 @@ class Codec:
         self._backend.encode_special_tokens = True  # special tokens in plain text stay plain text
         self._backend.no_truncation()
         self._backend.no_padding()
+        # The episodes of a task begin with the same text, those of a world describe the same tools.
+        self._cached = lru_cache(1024)(self._tokenise)
         special = {i: t for i, t in tokenizer.added_tokens_decoder.items() if t.special and t.content}
         self.ids = {token.content: i for i, token in special.items()}
         self.control = frozenset(i for i, token in special.items() if token.content not in MARKUP)
@@ -62,12 +66,14 @@ class Codec:
 
     def encode_escaped(self, text: str) -> list[int]:
         """Tokens of a rendered text: special tokens written by the template, the rest plain."""
-        tokens, position = [], 0
+        tokens: list[int] = []
+        position = 0
         for match in self._special.finditer(text):
             tokens += self._plain(text[position : match.start()])
             tokens.append(self._id(match[0]))
             position = match.end()
-        return tokens + self._plain(text[position:])
+        tokens += self._plain(text[position:])
+        return tokens
 
     def encode(self, text: str) -> list[int]:
         """Tokens of a piece of plain text; no control tokens come out of it."""
@@ -87,10 +93,13 @@ class Codec:
     def _id(self, matched: str) -> int:
         return self.ids[matched] if matched in self.ids else self.ids[matched.strip()]
 
-    def _plain(self, text: str) -> list[int]:
+    def _plain(self, text: str) -> Sequence[int]:
         if not text:
-            return []
-        return self._backend.encode(self.unescape(text), add_special_tokens=False).ids
+            return ()
+        return self._cached(text) if len(text) <= CACHED_CHARACTERS else self._tokenise(text)
+
+    def _tokenise(self, text: str) -> tuple[int, ...]:
+        return tuple(self._backend.encode(self.unescape(text), add_special_tokens=False).ids)
 
 
 def _alternatives(patterns: Any) -> re.Pattern[str]:

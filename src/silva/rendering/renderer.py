@@ -17,7 +17,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Literal
 
 from silva.errors import RenderingError
-from silva.rendering.codec import Codec
+from silva.rendering.codec import CACHED_CHARACTERS, Codec
 from silva.rendering.reasoning import ends_in_thought, join_reasoning, split_reasoning
 from silva.rendering.template import ChatTemplate
 from silva.rendering.tool_calls import PARSERS, as_function, describe_tools, write_calls
@@ -25,8 +25,6 @@ from silva.types import Message, Role, ToolSpec
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
-
-_CACHED_CHARACTERS = 4096  # longer observations rarely come twice
 
 
 class Renderer:
@@ -182,7 +180,7 @@ class Renderer:
     def _tail(self, last: Sequence[int], messages: Sequence[Message]) -> Sequence[int]:
         closed = self._end is not None and len(last) > 0 and last[-1] == self._end
         plain = all(m.role != "assistant" for m in messages)
-        if plain and sum(len(m.content) for m in messages) <= _CACHED_CHARACTERS:
+        if plain and sum(len(m.content) for m in messages) <= CACHED_CHARACTERS:
             return self._cached_tail(closed, tuple((m.role, m.content, m.name) for m in messages))
         return self._new_tail(closed, messages)
 

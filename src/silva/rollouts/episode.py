@@ -224,7 +224,7 @@ def _show(state: _State, renderer: Renderer, last: Segment | None) -> None:
     except Exception as fault:  # a message whose content is no text, say
         raise _fault("observation", fault) from fault
     state.shown = tokens
-    state.context = [*state.context, *tokens]
+    state.context += tokens
 
 
 def _construct(taskset: TaskSet, task: Task) -> Environment:

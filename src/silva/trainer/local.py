@@ -316,6 +316,7 @@ class LocalTrainer:
                 group["lr"] = lr
             with self._explained_memory("stepping the optimizer"):  # its first step allocates both moments
                 self._optimizer.step()
+            torch.autograd.graph.increment_version(parameters)  # the fused kernel does not count its changes
         counters.updates += 1
         counters.nonfinite = 0 if finite else counters.nonfinite + 1
         problem = "" if finite else self._problem(update)

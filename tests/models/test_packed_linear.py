@@ -1,0 +1,73 @@
+"""Copies of weights for MKL: the same bits, never stale, out of the way in training."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+from silva.models.packed_linear import PackedLinears
+
+pytestmark = pytest.mark.skipif(not torch.backends.mkl.is_available(), reason="this torch has no MKL")
+
+
+def make(bias: bool = False) -> tuple[nn.Sequential, PackedLinears]:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(400, 300, bias=bias), nn.SiLU(), nn.Linear(300, 10))
+    return model, PackedLinears(model)
+
+
+@pytest.mark.same_bits
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("rows", [1, 2, 7, 64, 65, 300])
+def test_the_bits_of_the_plain_product(bias: bool, rows: int) -> None:
+    model, packed = make(bias)
+    x = torch.randn(2, rows, 400)
+    with torch.inference_mode():
+        plain = model(x)
+        packed.refresh()
+        assert packed.nbytes >= 300 * 400 * 4  # only the first layer is large
+        assert torch.equal(model(x), plain)
+
+
+def test_a_changed_weight_takes_the_plain_way_until_it_is_packed_again() -> None:
+    model, packed = make()
+    packed.refresh()
+    x = torch.randn(3, 400)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+    model(x).sum().backward()
+    optimizer.step()
+    with torch.no_grad():
+        expected = model(x)
+    for _ in range(2):
+        with torch.inference_mode():
+            torch.testing.assert_close(model(x), expected)
+        packed.refresh()
+    with torch.no_grad():
+        model[0].weight.copy_(torch.zeros(300, 400))
+    with torch.inference_mode():
+        assert torch.equal(model[0](x), torch.zeros(3, 300))
+
+
+def test_training_and_copies_of_the_model_do_not_see_it() -> None:
+    model, packed = make()
+    packed.refresh()
+    x = torch.randn(3, 400)
+    twin = copy.deepcopy(model)
+    model(x).sum().backward()
+    assert model[0].weight.grad is not None and model[0].weight.grad.abs().sum() > 0
+    with torch.no_grad():
+        model[0].weight.zero_()
+    with torch.inference_mode():
+        assert twin[0](x).abs().sum() > 0
+    packed.drop()
+    assert packed.nbytes == 0
+
+
+def test_other_types_and_small_layers_are_left_alone() -> None:
+    for model in (nn.Linear(400, 300).double(), nn.Linear(10, 10)):
+        before = model.forward
+        PackedLinears(model).refresh()
+        assert model.forward == before
