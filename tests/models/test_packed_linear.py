@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import nn
 
+from silva.models import packed_linear
 from silva.models.packed_linear import PackedLinears
 
 pytestmark = pytest.mark.skipif(not torch.backends.mkl.is_available(), reason="this torch has no MKL")
@@ -15,7 +16,7 @@ pytestmark = pytest.mark.skipif(not torch.backends.mkl.is_available(), reason="t
 
 def make(bias: bool = False) -> tuple[nn.Sequential, PackedLinears]:
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(400, 300, bias=bias), nn.SiLU(), nn.Linear(300, 10))
+    model = nn.Sequential(nn.Linear(576, 192, bias=bias), nn.SiLU(), nn.Linear(192, 10))
     return model, PackedLinears(model)
 
 
@@ -24,18 +25,18 @@ def make(bias: bool = False) -> tuple[nn.Sequential, PackedLinears]:
 @pytest.mark.parametrize("rows", [1, 2, 7, 64, 65, 300])
 def test_the_bits_of_the_plain_product(bias: bool, rows: int) -> None:
     model, packed = make(bias)
-    x = torch.randn(2, rows, 400)
+    x = torch.randn(2, rows, 576)
     with torch.inference_mode():
         plain = model(x)
         packed.refresh()
-        assert packed.nbytes >= 300 * 400 * 4  # only the first layer is large
+        assert packed.nbytes >= 576 * 192 * 4  # only the first layer is large
         assert torch.equal(model(x), plain)
 
 
 def test_a_changed_weight_takes_the_plain_way_until_it_is_packed_again() -> None:
     model, packed = make()
     packed.refresh()
-    x = torch.randn(3, 400)
+    x = torch.randn(3, 576)
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
     model(x).sum().backward()
     optimizer.step()
@@ -46,15 +47,15 @@ def test_a_changed_weight_takes_the_plain_way_until_it_is_packed_again() -> None
             torch.testing.assert_close(model(x), expected)
         packed.refresh()
     with torch.no_grad():
-        model[0].weight.copy_(torch.zeros(300, 400))
+        model[0].weight.copy_(torch.zeros(192, 576))
     with torch.inference_mode():
-        assert torch.equal(model[0](x), torch.zeros(3, 300))
+        assert torch.equal(model[0](x), torch.zeros(3, 192))
 
 
 def test_training_and_copies_of_the_model_do_not_see_it() -> None:
     model, packed = make()
     packed.refresh()
-    x = torch.randn(3, 400)
+    x = torch.randn(3, 576)
     twin = copy.deepcopy(model)
     model(x).sum().backward()
     assert model[0].weight.grad is not None and model[0].weight.grad.abs().sum() > 0
@@ -71,3 +72,11 @@ def test_other_types_and_small_layers_are_left_alone() -> None:
         before = model.forward
         PackedLinears(model).refresh()
         assert model.forward == before
+
+
+@pytest.mark.same_bits
+def test_shapes_without_the_same_bits_stay_plain(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(packed_linear, "_exact", lambda weight: False)
+    _, packed = make()
+    packed.refresh()
+    assert packed.nbytes == 0

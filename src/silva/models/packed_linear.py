@@ -1,7 +1,8 @@
 """Linear layers on copies of their weights that MKL has laid out for its kernels: for sampling on CPU.
 
-A packed product has the bits of the plain one (checked here on the machine at hand), so a copy changes time
-and nothing else, and a layer whose weight has changed since just takes the plain way again.
+A packed product has the bits of the plain one; shapes for which it has not, on the machine at hand, are left
+alone. So a copy changes time and nothing else, and a layer whose weight has changed since just takes the
+plain way again.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from torch import nn
 
 LEAST = 100_000  # numbers in a weight; small ones stay in the processor's cache anyway
 ROWS = 64  # what a copy is laid out for; it serves any number of rows
-_CHECKED = (1, 3, 8, 17, ROWS, 200)
+_CHECKED = (1, 3, 8, 17, ROWS, ROWS + 1)
 
 
 class PackedLinears:
@@ -25,14 +26,17 @@ class PackedLinears:
         self._layers: list[_Layer] = []
         if not torch.backends.mkl.is_available():
             return
+        exact: dict[torch.Size, bool] = {}
         for module in model.modules():
             if type(module) is not nn.Linear or module.weight.numel() < LEAST:
                 continue
-            if module.weight.dtype == torch.float32 and module.weight.device.type == "cpu":
+            weight = module.weight
+            if weight.dtype != torch.float32 or weight.device.type != "cpu":
+                continue
+            if weight.shape not in exact:
+                exact[weight.shape] = _exact(weight)
+            if exact[weight.shape]:
                 self._layers.append(_Layer(module))
-        if self._layers and not _exact(self._layers[0].module.weight):
-            self.drop()
-            self._layers = []
         for layer in self._layers:
             layer.module.forward = layer.forward  # type: ignore[method-assign,assignment]
 
