@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 
 PACK_FROM = 1000
-"""Tokens of one version that repay packing its weights; the version before it says how many are to come."""
+"""Tokens that repay packing the weights they are computed with; the last version says how many to expect."""
 
 
 @dataclass(eq=False)
@@ -102,7 +102,8 @@ class LocalEngine:
         )
         self._decoder = loaded.model.get_decoder()
         self._packed = PackedLinears(loaded.model) if settings.pack_weights else None
-        self._packed_at = 0  # tokens computed when the weights were last packed
+        self._pack = self._packed is not None  # before the next step
+        self._known = 0  # tokens computed before the weights changed last
         self._waiting: deque[_Request] = deque()
         self._running: list[_Request] = []
         self._loop_task: asyncio.Task[None] | None = None
@@ -158,9 +159,8 @@ class LocalEngine:
             self.cache.clear()
             self.version = version
             computed = self.stats.prefill_tokens + self.stats.decode_tokens
-            if self._packed and (self._packed_at == 0 or computed - self._packed_at >= PACK_FROM):
-                self._packed.refresh()
-            self._packed_at = max(computed, 1)
+            self._pack = self._pack or computed - self._known >= PACK_FROM
+            self._known = computed
 
         await asyncio.get_running_loop().run_in_executor(self._compute, forget)
 
@@ -218,6 +218,9 @@ class LocalEngine:
     @torch.inference_mode()
     def _advance(self) -> list[_Request]:
         began = time.perf_counter()
+        if self._pack and self._packed is not None:
+            self._packed.refresh()
+            self._pack = False
         self._drop_cancelled()
         self._admit()
         decode, prefill = self._schedule()
