@@ -17,8 +17,9 @@ TORCH := 2.13.0
 ARGS ?=
 
 PIP := $(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt
+PEER_PIP = $(@D)/bin/python -m pip --disable-pip-version-check
 
-.PHONY: help quickstart test lint chaos clean chromium
+.PHONY: help quickstart test lint chaos peers clean chromium
 .DEFAULT_GOAL := help
 
 help:
@@ -26,6 +27,7 @@ help:
 	@echo "make test         install, then run the tests"
 	@echo "make lint         install, then run ruff and mypy"
 	@echo "make chaos        kill a run 200 times and compare it with one that was left alone"
+	@echo "make peers        install what the benchmarks compare with into .peers/ (trl, vllm, llama)"
 	@echo "make clean        remove .venv and caches; runs/ stays"
 	@echo
 	@echo "variables: PYTHON, TORCH_INSTALL, TORCH_INDEX, ARGS"
@@ -43,6 +45,25 @@ lint: $(INSTALLED)
 
 chaos: $(INSTALLED)
 	$(BIN)/python benchmarks/chaos.py --kills 200 $(ARGS)
+
+# What the benchmarks compare with, each in an environment of its own; PEERS=trl takes one of them.
+PEERS := trl vllm llama
+
+peers: $(PEERS:%=.peers/%/.installed)
+
+.peers/trl/.installed: constraints.txt
+.peers/%/.installed: benchmarks/peers/%.txt
+	@test -n "$(PYTHON)" || { echo "Python 3.11 or newer is needed; set PYTHON=/path/to/python" >&2; exit 1; }
+	$(PYTHON) -m venv --clear $(@D)
+ifneq ($(TORCH_INSTALL),)
+	! grep -q ^torch $< || $(PEER_PIP) install $(TORCH_INSTALL)
+else ifeq ($(shell uname -s),Linux)
+	! grep -q ^torch $< || $(PEER_PIP) install $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX)) \
+		torch==$(TORCH)+cpu || echo "no CPU build found (see TORCH_INDEX): taking the default one"
+endif
+	$(PEER_PIP) install -r $<
+	$(if $(filter vllm,$*),$(PEER_PIP) uninstall -y torchvision torchaudio torchcodec)
+	@touch $@
 
 clean:
 	rm -rf $(VENV) .pytest_cache .ruff_cache .mypy_cache .hypothesis dist build

@@ -12,12 +12,6 @@ from typing import Any
 
 import torch
 
-from silva.config.load import load
-from silva.evaluation.evaluator import records
-from silva.launch import evaluate_config, train
-from silva.monitoring.metrics import read_metrics
-from silva.registries import REGISTRIES
-
 CONFIGS = Path(__file__).parents[1] / "configs"
 
 
@@ -107,6 +101,13 @@ class Learning:
 
 def learn(config: Path, seed: int, output_dir: str, *, resume: bool, random: bool = False) -> Learning:
     """Train with one seed, or with `resume` read a finished run; `random`: let chance play the same tasks."""
+    # Here, because benchmarks that train nothing need less than these do (gpu.py: no more than torch).
+    from silva.config.load import load
+    from silva.evaluation.evaluator import records
+    from silva.launch import evaluate_config, train
+    from silva.monitoring.metrics import read_metrics
+    from silva.registries import REGISTRIES
+
     argv = [f"@{config}", f"--seed={seed}", f"--name=seed_{seed}", f"--output-dir={output_dir}"]
     resolved = load(argv, REGISTRIES)
     chance = evaluate_config(resolved.config, policy="random") if random else []

@@ -1,0 +1,104 @@
+"""How step.py talks to the processes it compares: one JSON object a line each way, one of them computing.
+
+    step.py ──"step"──> worker      resets its peak memory, computes, answers
+    step.py <── {"rollout": seconds, "train": seconds, "peak": bytes, ...} ── worker
+
+Only the standard library, for it is imported in the environments of peers too.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+_STATUS, _CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
+LINEAR = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+
+
+@dataclass(frozen=True)
+class Work:
+    """What every worker does at each step: GRPO on the next `groups` prompts, one update, beta 0, fp32.
+
+    Args:
+        model: a folder of Hugging Face, or "tiny".
+        prompts: texts in order, `groups` for each step; each of `prompt_tokens` tokens.
+        samples: completions of each prompt, of `answer_tokens` tokens, whatever they are.
+        micro_batch: tokens of one forward and backward pass.
+        lora: adapters on every linear layer in place of full fine-tuning.
+        threads: of torch.
+    """
+
+    model: str
+    prompts: Sequence[str]
+    prompt_tokens: int
+    groups: int
+    samples: int
+    answer_tokens: int
+    micro_batch: int
+    lora: bool
+    threads: int
+    lora_rank: int = 16
+    lora_alpha: int = 32
+    lora_targets: Sequence[str] = (
+        "q_proj",
+        "k_proj",
+        "v_proj",
+        "o_proj",
+        "gate_proj",
+        "up_proj",
+        "down_proj",
+    )
+    lr: float = 1e-6
+    clip: float = 0.2
+    max_grad_norm: float = 1.0
+
+    def write(self, path: Path) -> None:
+        path.write_text(json.dumps(asdict(self)))
+
+    @classmethod
+    def read(cls, path: str) -> Work:
+        return cls(**json.loads(Path(path).read_text()))
+
+    @property
+    def steps(self) -> int:
+        return len(self.prompts) // self.groups
+
+
+def reward(tokens: Sequence[int]) -> float:
+    """Share of even token ids: cheap, and different within a group."""
+    return sum(token % 2 == 0 for token in tokens) / len(tokens)
+
+
+class Pipe:
+    """The worker's end. Whatever else is printed goes to standard error from here on."""
+
+    def __init__(self) -> None:
+        self._out = os.fdopen(os.dup(1), "w")
+        os.dup2(2, 1)
+
+    def __iter__(self) -> Iterator[str]:
+        """Commands, until the other end closes."""
+        while line := sys.stdin.readline():
+            yield line.strip()
+
+    def send(self, answer: dict[str, Any]) -> None:
+        print(json.dumps(answer), file=self._out, flush=True)
+
+
+def forget_peak() -> None:
+    """The high-water mark of resident memory starts anew (Linux; elsewhere nothing happens)."""
+    if _CLEAR.exists():
+        _CLEAR.write_text("5")
+
+
+def peak() -> int:
+    """Bytes of resident memory at most since `forget_peak`; 0 where the system does not say."""
+    if not _STATUS.exists():
+        return 0
+    line = next(line for line in _STATUS.read_text().splitlines() if line.startswith("VmHWM:"))
+    return int(line.split()[1]) * 1024

@@ -1,0 +1,65 @@
+"""FlexAttention's view of a trie, on a machine without a GPU: its mask, and its plain forward pass."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+
+from silva.models import trie_attention
+from silva.models.trie import Trie, build
+from silva.models.trie_attention import FlexTrieAttention, TrieAttention, chunks
+
+CPU = torch.device("cpu")
+BLOCKS = ("kv_num_blocks", "kv_indices", "full_kv_num_blocks", "full_kv_indices",
+          "q_num_blocks", "q_indices", "full_q_num_blocks", "full_q_indices")  # fmt: skip
+
+
+def forest(prompt: int, branches: int, answer: int, seed: int = 0) -> Trie:
+    """Two levels of branches, the last ones of random lengths."""
+    rng = np.random.default_rng(seed)
+    start = rng.integers(0, 99, prompt)
+    middle = [np.concatenate([start, rng.integers(0, 99, answer)]) for _ in range(branches)]
+    lengths = rng.integers(1, 2 * answer, 3 * branches)
+    rows = [np.concatenate([middle[i % branches], rng.integers(0, 99, n)]) for i, n in enumerate(lengths)]
+    return build(rows)
+
+
+TRIES = [
+    forest(100, 2, 30),
+    forest(128, 2, 128),
+    forest(17, 4, 100),
+    build([np.arange(k) + 1000 * k for k in (50, 128, 300, 1, 77)]),
+    build([np.arange(1)]),
+]
+
+
+@pytest.mark.parametrize("trie", TRIES, ids=len)
+def test_the_block_mask_is_the_one_found_by_looking_at_every_pair(trie: Trie) -> None:
+    ends = torch.from_numpy(trie.ends())
+    n = len(trie)
+
+    def visible(_b: object, _h: object, q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
+        return (k <= q) & (q < ends[k])
+
+    expected = create_block_mask(visible, None, None, n, n, device="cpu")
+    mask = FlexTrieAttention(trie, CPU)._mask
+    assert mask.shape == expected.shape
+    for name in BLOCKS:
+        assert torch.equal(getattr(mask, name), getattr(expected, name)), name
+
+
+@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
+@pytest.mark.parametrize("trie", TRIES[:4], ids=len)
+def test_flex_and_segments_agree(trie: Trie, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trie_attention, "_flex_attention", lambda: flex_attention)  # not compiled
+    generator = torch.Generator().manual_seed(0)
+    query, key, value = (
+        torch.randn(1, heads, len(trie), 16, generator=generator, dtype=torch.float64) for heads in (4, 2, 2)
+    )
+    (whole,) = chunks(trie)
+    segments = TrieAttention(whole, {}, dtype=torch.float64, device=CPU)
+    expected = segments.attend(0, query, key, value, 0.25)
+    found = FlexTrieAttention(trie, CPU).attend(0, query, key, value, 0.25)
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
