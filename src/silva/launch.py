@@ -249,10 +249,10 @@ async def _warm_start(session: Session, monitor: Monitor, phases: Phases) -> tup
         teacher = session.trainer(
             config.trainer.model_copy(update={"optimizer": warm.optimizer, "self_check": False}), warm.steps
         )
-        loss, tokens = await imitate(teacher, session.stream("warm"), session.renderer, warm,
+        done = await imitate(teacher, session.stream("warm"), session.renderer, warm,
                                      config.rollout.limits, seed=config.seed, monitor=monitor)  # fmt: skip
-    monitor.message(f"warm start: {warm.steps} supervised steps, last loss {loss:.3f}")
-    return teacher, tokens
+    monitor.message(f"warm start: {done.steps} supervised steps, loss {done.loss:.3f}")
+    return teacher, done.tokens
 
 
 async def _prepare(

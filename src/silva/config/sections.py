@@ -122,6 +122,8 @@ class WarmStart(Section):
     """Share of the expert's moves replaced by random ones that are not imitated: it shows how to recover."""
     noise: Fraction = 0.0
     """Share replaced by random ones that are imitated too: a teacher to surpass."""
+    stop_loss: float | None = None
+    """End early once the mean loss of the last 20 steps is below this: seeds differ in when they learn."""
     optimizer: Optimizer = Optimizer(lr=1e-3)
 
 

@@ -9,6 +9,8 @@ short, and the same seed gives the same weights again.
 from __future__ import annotations
 
 import asyncio
+from collections import deque
+from dataclasses import dataclass
 
 from silva.algorithms.aggregation import normalise
 from silva.config.sections import Limits, WarmStart
@@ -23,6 +25,17 @@ from silva.rollouts.samples import to_samples
 from silva.trainer.local import LocalTrainer
 from silva.types import Group, LossSpec
 
+WINDOW = 20  # steps whose mean loss is reported, and may end the warm start
+
+
+@dataclass(frozen=True)
+class Imitation:
+    """What a warm start came to: its mean loss over the last steps, the tokens it trained on."""
+
+    steps: int
+    loss: float
+    tokens: int
+
 
 async def imitate(
     trainer: LocalTrainer,
@@ -33,13 +46,14 @@ async def imitate(
     *,
     seed: int,
     monitor: Monitor,
-) -> tuple[float, int]:
-    """`settings.steps` updates on fresh scripted episodes; returns the last loss and the tokens trained on.
+) -> Imitation:
+    """Updates on fresh scripted episodes: `settings.steps`, or fewer where `settings.stop_loss` is met.
 
     Raises:
         Interrupted: after Ctrl-C; the steps so far are lost.
     """
-    actor, loss, tokens = Script(renderer, settings.mistakes, settings.noise), 0.0, 0
+    actor, tokens = Script(renderer, settings.mistakes, settings.noise), 0
+    losses: deque[float] = deque(maxlen=WINDOW)
     with Interrupt() as interrupt:
         for step in range(settings.steps):
             draws = [stream.draw() for _ in range(settings.episodes_per_step)]
@@ -60,7 +74,11 @@ async def imitate(
             rows = normalise(to_samples(groups), "token_mean")
             metrics = await trainer.forward_backward(rows, LossSpec("cross_entropy"))
             await trainer.optim_step()
-            loss, tokens = metrics["loss"], tokens + sum(map(len, rows))
+            losses.append(metrics["loss"])
+            tokens += sum(map(len, rows))
             monitor.stage("warm start", step + 1, settings.steps)
             interrupt.check()
-    return loss, tokens
+            loss = sum(losses) / len(losses)
+            if settings.stop_loss is not None and len(losses) == WINDOW and loss < settings.stop_loss:
+                break
+    return Imitation(step + 1, loss, tokens)

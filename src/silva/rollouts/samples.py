@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from itertools import chain
+from typing import Any
 
 import numpy as np
 
-from silva.types import Group, Sample, Segment, Trajectory, Turn
+from silva.types import Group, Sample, Trajectory, Turn
 
 
 def to_samples(groups: Iterable[Group]) -> list[Sample]:
@@ -27,31 +28,34 @@ def trajectory_samples(trajectory: Trajectory, group: str) -> list[Sample]:
 
 def _sample(turns: Sequence[Turn], trajectory: str, group: str) -> Sample:
     segments = [segment for turn in turns for segment in turn.segments]
-    lengths = [sum(len(s.tokens) for s in turn.segments) for turn in turns]
-    ends = np.cumsum(lengths)
-    expert = any(s.source == "expert" for s in segments)
+    lengths = [len(s.tokens) for s in segments]
+    sampled = [s for s in segments if s.source == "policy"]
+    places = np.repeat([s.source == "policy" for s in segments], lengths)
+    logprobs, versions = np.full(len(places), np.nan), np.full(len(places), -1)
+    logprobs[places] = _join(s.logprobs for s in sampled)
+    versions[places] = _join(s.versions for s in sampled)
+    turn_lengths = [sum(len(s.tokens) for s in turn.segments) for turn in turns]
+    ends = np.cumsum(turn_lengths)
     return Sample(
-        tokens=_join(segments, [s.tokens for s in segments], np.int64),
-        loss_weights=_join(segments, [float(s.source != "environment") for s in segments], np.float32),
-        logprobs=_join(
-            segments, [s.logprobs if s.source == "policy" else np.nan for s in segments], np.float64
-        ),
-        temperatures=_join(segments, [s.temperature for s in segments], np.float64),
-        versions=_join(segments, [s.versions if s.source == "policy" else -1 for s in segments], np.int64),
+        tokens=_fixed(_join(s.tokens for s in segments), np.int64),
+        loss_weights=_fixed(np.repeat([s.source != "environment" for s in segments], lengths), np.float32),
+        logprobs=_fixed(logprobs, np.float64),
+        temperatures=_fixed(np.repeat([s.temperature for s in segments], lengths), np.float64),
+        versions=_fixed(versions, np.int64),
         trajectory=trajectory,
         group=group,
-        turn_spans=tuple(zip((ends - lengths).tolist(), ends.tolist(), strict=True)),
+        turn_spans=tuple(zip((ends - turn_lengths).tolist(), ends.tolist(), strict=True)),
         turn_ids=tuple(turn.id for turn in turns),
-        component="ce" if expert else "rl",
+        component="ce" if any(s.source == "expert" for s in segments) else "rl",
     )
 
 
-def _join(segments: Sequence[Segment], values: Sequence, dtype: type) -> np.ndarray:
-    """Per-token array from one scalar or one sequence a segment; read-only, as rows are shared."""
-    parts = (
-        v if isinstance(v, tuple) else np.full(len(s.tokens), v)
-        for s, v in zip(segments, values, strict=True)
-    )
-    out: np.ndarray = np.fromiter(chain.from_iterable(parts), dtype)
+def _join(values: Iterable[Sequence[float]]) -> list[float]:
+    return list(chain.from_iterable(values))
+
+
+def _fixed(values: Any, dtype: type) -> np.ndarray:
+    """Read-only, as rows are shared."""
+    out = np.array(values, dtype)
     out.setflags(write=False)
     return out
