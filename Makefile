@@ -23,11 +23,11 @@ PEER_PIP = $(@D)/bin/python -m pip --disable-pip-version-check
 .DEFAULT_GOAL := help
 
 help:
-	@echo "make quickstart   install, then train SmolLM2-135M-Instruct to guess numbers (about 10 minutes)"
+	@echo "make quickstart   install, then train SmolLM2-135M-Instruct to add numbers (about 10 minutes)"
 	@echo "make test         install, then run the tests"
 	@echo "make lint         install, then run ruff and mypy"
 	@echo "make chaos        kill a run 200 times and compare it with one that was left alone"
-	@echo "make peers        install what the benchmarks compare with into .peers/ (trl, vllm, llama)"
+	@echo "make peers        install what the benchmarks compare with into .peers/ (trl, vllm, llama, verifiers)"
 	@echo "make clean        remove .venv and caches; runs/ stays"
 	@echo
 	@echo "variables: PYTHON, TORCH_INSTALL, TORCH_INDEX, ARGS"
@@ -47,7 +47,7 @@ chaos: $(INSTALLED)
 	$(BIN)/python benchmarks/chaos.py --kills 200 $(ARGS)
 
 # What the benchmarks compare with, each in an environment of its own; PEERS=trl takes one of them.
-PEERS := trl vllm llama
+PEERS := trl vllm llama verifiers
 
 peers: $(PEERS:%=.peers/%/.installed)
 

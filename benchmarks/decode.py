@@ -448,17 +448,18 @@ class ContinuousWorker(GenerateWorker):
 
     def run(self, prompts: list[Tokens], new: int) -> Answer:
         began = time.perf_counter()
-        left = set(self.manager.add_requests(prompts, max_new_tokens=new))
-        tokens = 0
-        while left:
+        # Completions of one prompt as forks of one request: the prompt is then computed once.
+        shared = len(set(map(tuple, prompts))) == 1
+        self.manager.num_return_sequences = len(prompts) if shared else 1
+        self.manager.add_requests(prompts[:1] if shared else prompts, max_new_tokens=new)
+        finished = []
+        while len(finished) < len(prompts):
             found = self.manager.get_result(timeout=1)
-            if found is None:
-                if not self.manager.is_running():
-                    raise RuntimeError("the manager's thread has ended")
-            elif found.is_finished():
-                left.remove(found.request_id)
-                tokens += len(found.generated_tokens)
-        return {"seconds": time.perf_counter() - began, "tokens": tokens}
+            if found is not None and found.is_finished():
+                finished.append(len(found.generated_tokens))
+            elif not self.manager.is_running():
+                raise RuntimeError("the manager's thread has ended")
+        return {"seconds": time.perf_counter() - began, "tokens": sum(finished)}
 
 
 def _line(row: Row) -> list[str]:

@@ -15,6 +15,7 @@ peers/verifiers_loop.py.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 import json
 import os
@@ -26,7 +27,7 @@ import sys
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
@@ -91,7 +92,7 @@ class Case:
     name: str
     settings: Any
     replies: Sequence[str]
-    renderer: Renderer
+    tokenizer: Any
 
 
 @dataclass(frozen=True)
@@ -138,16 +139,16 @@ def main() -> int:
 
 
 def cases(quick: bool) -> list[Case]:
-    renderers = {"bytes": Renderer(tiny_tokenizer())}
+    tokenizers: dict[str, Any] = {"bytes": tiny_tokenizer()}
     if not quick:
-        renderers["SmolLM2"] = Renderer(AutoTokenizer.from_pretrained(resolve(PACKAGED)))
+        tokenizers["SmolLM2"] = AutoTokenizer.from_pretrained(resolve(PACKAGED))
     worlds: dict[str, tuple[Any, Sequence[str]]] = {
         "frozen_lake": (FrozenLake(train_size=1 << 20), MOVES),
         "calculator": (Calculator(train_size=1 << 20), CALLS),
     }
     return [
-        Case(f"{world}, {name}", settings, replies, renderer)
-        for name, renderer in renderers.items()
+        Case(f"{world}, {name}", settings, replies, tokenizer)
+        for name, tokenizer in tokenizers.items()
         for world, (settings, replies) in worlds.items()
     ]
 
@@ -157,34 +158,25 @@ def cases(quick: bool) -> list[Case]:
 
 def measure(case: Case, episodes: int, repeats: int) -> list[Row]:
     tasks, drawing = _tasks(case, episodes)
-    widths = [1, min(100, episodes // 10), episodes]
-    play(case, tasks[: episodes // 10], widths[1])
-    costs: dict[int, list[float]] = {width: [] for width in widths}
-    for _ in range(repeats):
-        for width in widths:
-            played = play(case, tasks, width)
-            costs[width].append(played.cost)
-    rows = [
-        Row(case.name, "turns of an episode", played.turns / episodes, ""),
-        Row(case.name, "tokens of an episode", _tokens(played) / episodes, ""),
-    ]
-    for width in widths:
-        cost = statistics.median(costs[width])
-        name = f"{width:,} live"
-        if width == widths[-1]:
-            flat = statistics.median(a / b for a, b in zip(costs[widths[1]], costs[width], strict=True))
-            against = f"{widths[1]:,} live"
-            rows.append(Row(case.name, f"cost of a turn, {name}", cost, "µs", against, flat, ">= 0.77"))
-        else:
-            rows.append(Row(case.name, f"cost of a turn, {name}", cost, "µs"))
-        rows.append(Row(case.name, f"turns on one core, {name}", 1e6 / cost, "/s"))
-    began = time.process_time()
-    to_samples(played.groups)
-    rows.append(Row(case.name, "cost of a turn's row (to_samples)",
-                    (time.process_time() - began) / played.turns * 1e6, "µs"))  # fmt: skip
+    few, many = min(100, episodes // 10), episodes
+    rows = _sizes(case, play(case, tasks[: episodes // 10], few))
     rows.append(Row(case.name, "cost of drawing a task", drawing, "µs"))
-    del played
-    for width in widths[1:]:
+    costs: dict[int, list[float]] = {1: [], few: [], many: []}
+    frozen = []
+    for _ in range(repeats):
+        for width, found in costs.items():
+            found.append(play(case, tasks, width).cost)
+        with _frozen():
+            frozen.append(play(case, tasks, many).cost)
+    for width, found in costs.items():
+        cost = statistics.median(found)
+        rows.append(Row(case.name, f"turns on one core, {width:,} live", 1e6 / cost, "/s"))
+        flat = (f"{few:,} live", _ratio(costs[few], found), ">= 0.77") if width == many else ()
+        rows.append(Row(case.name, f"cost of a turn, {width:,} live", cost, "µs", *flat))
+    cost, less = statistics.median(frozen), _ratio(costs[many], frozen)
+    name = f"cost of a turn, {many:,} live, start-up frozen"
+    rows.append(Row(case.name, name, cost, "µs", f"{many:,} live", less))
+    for width in (few, many):
         with Profile() as profile:
             play(case, tasks, width)
         total = sum(profile.seconds.values())
@@ -195,22 +187,43 @@ def measure(case: Case, episodes: int, repeats: int) -> list[Row]:
     return rows
 
 
+def _sizes(case: Case, played: Played) -> list[Row]:
+    trajectories = [t for group in played.groups for t in group.trajectories]
+    began = time.process_time()
+    to_samples(played.groups)
+    cost = (time.process_time() - began) / played.turns * 1e6
+    return [
+        Row(case.name, "turns of an episode", played.turns / len(trajectories), ""),
+        Row(case.name, "tokens of an episode", sum(t.tokens() for t in trajectories) / len(trajectories), ""),
+        Row(case.name, "cost of a turn in a training row (to_samples)", cost, "µs"),
+    ]
+
+
+def _ratio(above: Sequence[float], below: Sequence[float]) -> float:
+    return statistics.median(a / b for a, b in zip(above, below, strict=True))
+
+
 def play(case: Case, tasks: Sequence[Task], live: int) -> Played:
-    """Play one episode of every task, `live` of them at a time."""
-    engine = ScriptedEngine(_replies(case))
-    groups: list[Group] = []
+    """Play one episode of every task, `live` of them at a time, with nothing in any cache."""
+    renderer, groups = Renderer(case.tokenizer), []
+    engine = ScriptedEngine(_replies(case, renderer))
     gc.collect()
     began = time.process_time()
-    asyncio.run(_play(case, tasks, live, engine, groups))
+    asyncio.run(_play(case, renderer, tasks, live, engine, groups))
     return Played(groups, time.process_time() - began)
 
 
 async def _play(
-    case: Case, tasks: Sequence[Task], live: int, engine: ScriptedEngine, groups: list[Group]
+    case: Case,
+    renderer: Renderer,
+    tasks: Sequence[Task],
+    live: int,
+    engine: ScriptedEngine,
+    groups: list[Group],
 ) -> None:
     engine.requests = deque(maxlen=0)  # type: ignore[assignment]  # its log would be most of the memory
     taskset = case.settings.taskset()
-    strategy = Linear(LinearRollout(group_size=1, limits=LIMITS), case.renderer, seed=0)
+    strategy = Linear(LinearRollout(group_size=1, limits=LIMITS), renderer, seed=0)
     waiting = iter(enumerate(tasks))
 
     async def work() -> None:
@@ -231,13 +244,9 @@ def _tasks(case: Case, episodes: int) -> tuple[list[Task], float]:
     return [task for task in tasks for _ in range(GROUP)][:episodes], cost
 
 
-def _replies(case: Case) -> Callable[[Sequence[int], SamplingParams], Sequence[int]]:
-    encoded = [tuple(case.renderer.encode_reply(text)) for text in case.replies]
+def _replies(case: Case, renderer: Renderer) -> Callable[[Sequence[int], SamplingParams], Sequence[int]]:
+    encoded = [tuple(renderer.encode_reply(text)) for text in case.replies]
     return lambda context, params: encoded[params.seed % len(encoded)]
-
-
-def _tokens(played: Played) -> int:
-    return sum(t.tokens() for group in played.groups for t in group.trajectories)
 
 
 class Profile:
@@ -317,8 +326,8 @@ class _Waits(selectors.DefaultSelector):
 class Paced(ScriptedEngine):
     """Answers after a while, drawn by the turn's seed; with `beat` together with all others, on a beat."""
 
-    def __init__(self, case: Case, beat: float = 0.0) -> None:
-        super().__init__(_replies(case))
+    def __init__(self, case: Case, renderer: Renderer, beat: float) -> None:
+        super().__init__(_replies(case, renderer))
         self.beat, self.asked, self.started = beat, 0, float("inf")
 
     async def sample(self, tokens: Sequence[int], params: SamplingParams, *, session: str = "") -> Completion:
@@ -334,33 +343,44 @@ class Paced(ScriptedEngine):
 
 def lag(case: Case, repeats: int) -> list[Row]:
     tasks, _ = _tasks(case, 6 * LIVE)
-    found = [[_lags(case, tasks, beat) for beat in (0.0, LATENCY[0])] for _ in range(repeats)]
-    spread, together = (
-        [statistics.median(run[kind][i] for run in found) * 1000 for i in range(3)] for kind in (0, 1)
-    )
-    return [
-        Row(case.name, f"p99 of lag, {LIVE} live, answers spread", spread[0], "ms", target="< 20"),
-        Row(case.name, f"longest lag, {LIVE} live, answers spread", spread[1], "ms"),
-        Row(case.name, f"longest lag, {LIVE} starts at once", spread[2], "ms"),
-        Row(case.name, f"p99 of lag, {LIVE} live, all answers at once", together[0], "ms"),
+    spread, frozen, together = [], [], []
+    for _ in range(repeats):
+        spread.append(_lags(case, tasks))
+        with _frozen():
+            frozen.append(_lags(case, tasks))
+        together.append(_lags(case, tasks, beat=LATENCY[0]))
+    found = [
+        (spread, "p99", "answers spread", "< 20"),
+        (spread, "longest", "answers spread", ""),
+        (frozen, "p99", "answers spread, start-up frozen", "< 20"),
+        (frozen, "longest", "answers spread, start-up frozen", ""),
+        (together, "p99", "all answers at once", ""),
+        (frozen, "start", "all starts at once, start-up frozen", ""),
     ]
+    rows = []
+    for runs, which, how, target in found:
+        value = statistics.median(lags[which] for lags in runs) * 1000
+        rows.append(Row(case.name, f"{which} of lag, {LIVE} live, {how}", value, "ms", target=target))
+    return rows
 
 
-def _lags(case: Case, tasks: Sequence[Task], beat: float) -> tuple[float, float, float]:
-    """Seconds: p99 and longest once all episodes have asked for their first answer, longest before."""
-    engine, ticks = Paced(case, beat), []
+def _lags(case: Case, tasks: Sequence[Task], beat: float = 0.0) -> dict[str, float]:
+    """Seconds: p99 and longest once all episodes have asked for an answer; `start`: the longest before."""
+    renderer = Renderer(case.tokenizer)
+    engine = Paced(case, renderer, beat)
+    ticks: list[tuple[float, float]] = []
 
     async def run() -> None:
         probe = asyncio.create_task(_probe(ticks))
-        await _play(case, tasks, LIVE, engine, [])
+        await _play(case, renderer, tasks, LIVE, engine, [])
         probe.cancel()
 
     gc.collect()
     with asyncio.Runner(loop_factory=DedicatedCore) as runner:
         runner.run(run())
-    before = [late for due, late in ticks if due < engine.started]
+    start = [late for due, late in ticks if due < engine.started]
     after = [late for due, late in ticks if due >= engine.started]
-    return float(np.percentile(after, 99)), max(after), max(before, default=0.0)
+    return {"p99": float(np.percentile(after, 99)), "longest": max(after), "start": max(start, default=0.0)}
 
 
 async def _probe(ticks: list[tuple[float, float]]) -> None:
@@ -389,23 +409,22 @@ def peer(case: Case, python: Path, episodes: int, repeats: int) -> list[Row]:
         "tokenizer": resolve(PACKAGED),
         "live": PEER_LIVE,
         "turns": LIMITS.max_turns,
-        "replies": [case.renderer.encode_reply(text) for text in case.replies],
+        "replies": [Renderer(case.tokenizer).encode_reply(text) for text in case.replies],
         "tasks": [[task.id, task.seed, task.data] for task in tasks],
     }
     rows = []
     for renderer in ("qwen3", "default"):
-        costs = []
+        ours, theirs = [], []
         for _ in range(repeats):
-            ours = play(case, tasks, PEER_LIVE)
-            theirs = _ask(python, {**job, "renderer": renderer})
-            costs.append((ours.cost, theirs["seconds"] / theirs["turns"] * 1e6))
-        against = f"verifiers {theirs['version']}, its renderer {renderer}"
-        ratio = statistics.median(theirs / ours for ours, theirs in costs)
+            ours.append(play(case, tasks, PEER_LIVE).cost)
+            answer = _ask(python, {**job, "renderer": renderer})
+            theirs.append(answer["seconds"] / answer["turns"] * 1e6)
+        against = f"verifiers {answer['version']}, its renderer {renderer}"
         rows += [
-            Row(case.name, f"turns of an episode, {against}", theirs["turns"] / episodes, ""),
-            Row(case.name, f"cost of a turn, {against}", statistics.median(c for _, c in costs), "µs"),
-            Row(case.name, f"cost of a turn, {PEER_LIVE} live", statistics.median(c for c, _ in costs), "µs",
-                against, ratio),
+            Row(case.name, f"turns of an episode, {against}", answer["turns"] / episodes, ""),
+            Row(case.name, f"cost of a turn, {against}", statistics.median(theirs), "µs"),
+            Row(case.name, f"cost of a turn, {PEER_LIVE} live", statistics.median(ours), "µs", against,
+                _ratio(theirs, ours)),
         ]  # fmt: skip
     return rows
 
@@ -414,6 +433,17 @@ def _ask(python: Path, job: dict[str, Any]) -> dict[str, Any]:
     command = [python, HERE / "peers" / "verifiers_loop.py"]
     done = subprocess.run(command, input=json.dumps(job), text=True, stdout=subprocess.PIPE, check=True)
     return json.loads(done.stdout.splitlines()[-1])
+
+
+@contextlib.contextmanager
+def _frozen() -> Iterator[None]:
+    """What is alive now is left out of garbage collection, as a program may do once it has loaded."""
+    gc.collect()
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
 
 
 def _one_core() -> None:

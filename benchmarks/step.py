@@ -1,7 +1,7 @@
 """A whole GRPO step, rollout and training, against TRL's GRPOTrainer; and the RL update against plain SFT.
 
     make peers                                                          once: TRL in an environment of its own
-    .venv/bin/python benchmarks/step.py --json step.json                SmolLM2-135M-Instruct, 70 minutes
+    .venv/bin/python benchmarks/step.py --json step.json                SmolLM2-135M-Instruct, over an hour
     .venv/bin/python benchmarks/step.py --only "256 + 64, LoRA"         one case
     .venv/bin/python benchmarks/step.py --quick                         a tiny model, no TRL, under a minute
 

@@ -235,11 +235,18 @@ def test_eval_of_a_run_a_folder_and_scripts(silva, trained):
 def test_sft(silva):
     options = ("--warm_start.steps", 2, "--warm_start.episodes_per_step", 4)
     text = silva("sft", "@", "small.toml", *options)
-    assert "warm start: 2 supervised steps, last loss" in text
+    assert "warm start: 2 supervised steps, loss" in text
     summary = json.loads(Path("runs/small/summary.json").read_text())
     assert summary["tokens_trained"] > 0 and summary["tokens_generated"] == 0
     assert {row["n"] for row in summary["eval_after"]} == {6}
     assert (Path("runs/small/weights/step_0") / "model.safetensors").is_file()
+
+
+def test_sft_ends_early_where_its_loss_is_low_enough(silva):
+    options = ("--warm_start.steps", 30, "--warm_start.episodes_per_step", 2)
+    assert "30 supervised steps" in silva("sft", "@", "small.toml", *options, "--warm_start.stop_loss", 0)
+    text = silva("sft", "@", "small.toml", *options, "--warm_start.stop_loss", 100, "--overwrite")
+    assert "warm start: 20 supervised steps" in text  # the first mean over 20
 
 
 def test_chat_with_the_weights_of_a_run(trained):

@@ -12,6 +12,7 @@ import json
 import os
 import sys
 import time
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -29,14 +30,16 @@ def main() -> int:
     with ThreadPoolExecutor(SLOTS) as clients:
 
         def complete(request: dict[str, Any]) -> int:
-            return json.loads(server.handle_completions(json.dumps(request)))["usage"]["completion_tokens"]
+            answer = server.handle_completions(request)
+            return answer["usage"]["completion_tokens"] * len(answer["choices"])
 
         for line in pipe:
             asked = json.loads(line)
+            # Completions of one prompt as `n` of one request: the server then computes the prompt once.
             requests = [
-                {"prompt": tokens, "max_tokens": asked["new"], "temperature": 1.0, "ignore_eos": True,
-                 "samplers": ["temperature"], "seed": seed}
-                for seed, tokens in enumerate(asked["prompts"])
+                {"prompt": tokens, "n": count, "max_tokens": asked["new"], "temperature": 1.0,
+                 "samplers": ["temperature"], "ignore_eos": True, "seed": seed}
+                for seed, (tokens, count) in enumerate(Counter(map(tuple, asked["prompts"])).items())
             ]  # fmt: skip
             began = time.perf_counter()
             tokens = sum(clients.map(complete, requests))

@@ -25,7 +25,14 @@ from vllm import LLM, SamplingParams  # noqa: E402
 def main() -> int:
     pipe = Pipe()
     eager = os.environ.get("EAGER") == "1"
-    llm = LLM(sys.argv[1], dtype="float32", max_model_len=1024, max_num_seqs=64, enforce_eager=eager, seed=0)
+    llm = LLM(
+        sys.argv[1],
+        dtype="float32",
+        block_size=32,  # its default of 128 on CPUs would share no prompt of 64 tokens
+        max_model_len=1024,
+        max_num_seqs=64,
+        enforce_eager=eager,
+    )
     pipe.send({"about": f"vLLM {vllm.__version__}, {'eager' if eager else 'compiled'}, {len(cores)} threads"})
     for line in pipe:
         asked = json.loads(line)

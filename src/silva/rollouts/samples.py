@@ -56,6 +56,6 @@ def _join(values: Iterable[Sequence[float]]) -> list[float]:
 
 def _fixed(values: Any, dtype: type) -> np.ndarray:
     """Read-only, as rows are shared."""
-    out = np.array(values, dtype)
+    out: np.ndarray = np.array(values, dtype)
     out.setflags(write=False)
     return out
