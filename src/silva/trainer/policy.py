@@ -133,7 +133,8 @@ def token_logprobs(
 def _hidden(loaded: LoadedModel, batch: Pack) -> torch.Tensor:
     """[U, H]: the last hidden state of every token of the trie."""
     attention: TrieAttention | FlexTrieAttention
-    if loaded.device.type == "cuda" and len(batch.trie) >= FLEX_LEAST:
+    flex = loaded.device.type == "cuda" and loaded.dtype != torch.float64  # which its kernels do not know
+    if flex and len(batch.trie) >= FLEX_LEAST:
         attention = FlexTrieAttention(batch.trie, loaded.device)
     else:
         (whole,) = chunks(batch.trie)
