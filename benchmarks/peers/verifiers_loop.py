@@ -32,7 +32,7 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "src"))
 from silva.environments.frozen_lake import FrozenLake
 from silva.types import Message, Task
 
-MARKUP = ("<think>", "</think>", "<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>")
+MARKUP = ["<think>", "</think>", "<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>"]
 
 
 class Answers:

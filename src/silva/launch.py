@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import gc
 import json
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -64,7 +65,9 @@ def train(
         if run.state == "finished":
             return _finished(run, console)
         with _explained(run, "--resume goes on", console):
-            return asyncio.run(_train(resolved, run, console))
+            outcome = asyncio.run(_train(resolved, run, console))
+    gc.collect()  # a model refers to itself: without this the next one of this process stands beside it
+    return outcome
 
 
 def as_resolved(config: str | Path | Mapping[str, Any] | Resolved) -> Resolved:
