@@ -1,6 +1,6 @@
 """What the rollout path costs without a model: environments, rendering, limits, records and the event loop.
 
-    .venv/bin/python benchmarks/orchestrator.py --json orchestrator.json     about 10 minutes
+    .venv/bin/python benchmarks/orchestrator.py --json orchestrator.json     about 15 minutes
     .venv/bin/python benchmarks/orchestrator.py --quick                      byte tokenizer, under a minute
 
 Whole episodes are played through the strategy `linear`; the engine answers at once, with replies drawn by
@@ -42,6 +42,7 @@ from silva.config.sections import Limits
 from silva.engines.scripted import ScriptedEngine
 from silva.environments.calculator import Calculator
 from silva.environments.frozen_lake import FrozenLake
+from silva.ledger import token_digest
 from silva.models.loading import PACKAGED, resolve
 from silva.models.tiny import tiny_tokenizer
 from silva.rendering.renderer import Renderer
@@ -105,6 +106,13 @@ class Played:
         return sum(len(t.turns) for group in self.groups for t in group.trajectories)
 
     @property
+    def digest(self) -> str:
+        """Of every token and reward, whatever order the episodes ended in."""
+        trajectories = sorted((t for group in self.groups for t in group.trajectories), key=lambda t: t.id)
+        tokens = token_digest(s.tokens for t in trajectories for turn in t.turns for s in turn.segments)
+        return f"{tokens} {[t.raw_reward for t in trajectories]}"
+
+    @property
     def cost(self) -> float:
         """Microseconds a turn."""
         return self.seconds / self.turns * 1e6
@@ -162,12 +170,17 @@ def measure(case: Case, episodes: int, repeats: int) -> list[Row]:
     rows = _sizes(case, play(case, tasks[: episodes // 10], few))
     rows.append(Row(case.name, "cost of drawing a task", drawing, "µs"))
     costs: dict[int, list[float]] = {1: [], few: [], many: []}
-    frozen = []
+    frozen, digests = [], set()
     for _ in range(repeats):
         for width, found in costs.items():
-            found.append(play(case, tasks, width).cost)
+            played = play(case, tasks, width)
+            found.append(played.cost)
+            digests.add(played.digest)
+            del played
         with _frozen():
             frozen.append(play(case, tasks, many).cost)
+    if len(digests) > 1:  # a tool ran into its limit of time, on a machine that was very busy
+        print(f"{case.name}: the episodes were not the same every time", file=sys.stderr)
     for width, found in costs.items():
         cost = statistics.median(found)
         rows.append(Row(case.name, f"turns on one core, {width:,} live", 1e6 / cost, "/s"))
@@ -342,7 +355,7 @@ class Paced(ScriptedEngine):
 
 
 def lag(case: Case, repeats: int) -> list[Row]:
-    tasks, _ = _tasks(case, 6 * LIVE)
+    tasks, _ = _tasks(case, 4 * LIVE)
     spread, frozen, together = [], [], []
     for _ in range(repeats):
         spread.append(_lags(case, tasks))

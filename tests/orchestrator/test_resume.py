@@ -257,7 +257,7 @@ def test_killed_between_the_best_checkpoint_and_its_mark(server, undisturbed, tm
 def test_a_run_with_adapters_dropout_and_a_reference_goes_on_to_the_bit(server, tmp_path):
     whole = server.rl("whole", *LORA, into=tmp_path)
     assert whole.status == 0, whole.output
-    killed = server.rl("killed", *LORA, into=tmp_path, crash="backward:12")
+    killed = server.rl("killed", *LORA, into=tmp_path, crash="backward:6")
     assert (killed.status, killed.proof) == (-signal.SIGKILL, "backward")
     ended = server.rl("killed", *LORA, "--resume", into=tmp_path)
     assert ended.status == 0, ended.output
