@@ -190,8 +190,8 @@ def measure(case: Case, episodes: int, repeats: int) -> list[Row]:
     name = f"cost of a turn, {many:,} live, start-up frozen"
     rows.append(Row(case.name, name, cost, "µs", f"{many:,} live", less))
     for width in (few, many):
-        with Profile() as profile:
-            play(case, tasks, width)
+        profile = Profile()
+        play(case, tasks, width, profile)
         total = sum(profile.seconds.values())
         rows += [
             Row(case.name, f"share, {width:,} live: {part}", seconds / total, "")
@@ -216,13 +216,14 @@ def _ratio(above: Sequence[float], below: Sequence[float]) -> float:
     return statistics.median(a / b for a, b in zip(above, below, strict=True))
 
 
-def play(case: Case, tasks: Sequence[Task], live: int) -> Played:
+def play(case: Case, tasks: Sequence[Task], live: int, profile: Profile | None = None) -> Played:
     """Play one episode of every task, `live` of them at a time, with nothing in any cache."""
     renderer, groups = Renderer(case.tokenizer), []
     engine = ScriptedEngine(_replies(case, renderer))
     gc.collect()
     began = time.process_time()
-    asyncio.run(_play(case, renderer, tasks, live, engine, groups))
+    with profile or contextlib.nullcontext():
+        asyncio.run(_play(case, renderer, tasks, live, engine, groups))
     return Played(groups, time.process_time() - began)
 
 
