@@ -32,7 +32,15 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "src"))
 from silva.environments.frozen_lake import FrozenLake
 from silva.types import Message, Task
 
-MARKUP = ["<think>", "</think>", "<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>"]
+MARKUP = [
+    "<unk>",
+    "<think>",
+    "</think>",
+    "<tool_call>",
+    "</tool_call>",
+    "<tool_response>",
+    "</tool_response>",
+]
 
 
 class Answers:
@@ -91,6 +99,8 @@ class Player(vf.Harness[vf.HarnessConfig]):
             async with self.http.post(
                 f"{endpoint}/chat/completions", json=body, headers={"Authorization": f"Bearer {secret}"}
             ) as answer:
+                if answer.status != 200:
+                    raise RuntimeError(await answer.text())
                 reply = (await answer.json())["choices"][0]["message"]
             messages.append(reply)
             text, thoughts = reply.get("content") or "", reply.get("reasoning_content")
@@ -106,10 +116,11 @@ class Player(vf.Harness[vf.HarnessConfig]):
 
 async def play(job: dict[str, Any]) -> dict[str, Any]:
     tasks = {f"{i}": Task(id, "frozen_lake", seed, data) for i, (id, seed, data) in enumerate(job["tasks"])}
-    renderer = Qwen3RendererConfig() if job["renderer"] == "qwen3" else None
+    renderer = Qwen3RendererConfig(thinking_retention="all") if job["renderer"] == "qwen3" else None
     with tempfile.TemporaryDirectory() as folder:
         tokenizer = AutoTokenizer.from_pretrained(job["tokenizer"])
         tokenizer.add_tokens(MARKUP)  # the renderer asks for them; no reply holds them
+        tokenizer.unk_token = "<unk>"
         tokenizer.save_pretrained(folder)
         client = vf.TrainClientConfig(renderer=renderer, renderer_model_name=folder)
         config = vf.AgentConfig(
