@@ -55,6 +55,7 @@ class Worker:
         began = time.perf_counter()
         self.groups = await self._rollout()
         rolled_out = time.perf_counter()
+        await self.engine.sleep()
         await self._update()
         await self.engine.load_weights(await self.trainer.publish())
         ended = time.perf_counter()

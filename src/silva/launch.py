@@ -95,6 +95,11 @@ def check(config: RunConfig) -> None:
         raise CapabilityError(
             "rollout.sampling.temperature = 0: greedy samples cannot be trained on, expected > 0"
         )
+    if config.algorithm.reference_refresh and config.model.lora is not None:
+        raise CapabilityError(
+            "algorithm.reference_refresh with [model.lora]: the reference is the model below the adapters, "
+            "which stays; expected 0"
+        )
 
 
 def supervise(config: str | Path | Mapping[str, Any] | Resolved, *, overwrite: bool = False) -> Outcome:
@@ -274,7 +279,7 @@ async def _prepare(
     trainer = session.trainer(
         config.trainer,
         config.steps * config.trainer.updates_per_step,
-        reference="reference_logprobs" in config.algorithm.needs,
+        algorithm=config.algorithm,
         say=monitor.message,
     )
     if weights is not None:
@@ -289,6 +294,7 @@ async def _prepare(
         recipe=config.algorithm,
         ledger=ledger,
         groups=config.rollout.groups_per_step,
+        longest=config.rollout.limits.longest_answer,
         on_groups=activity.groups,
     )
     settings = rl.Settings(
@@ -298,6 +304,7 @@ async def _prepare(
         limits=config.rollout.limits,
         checkpoint=config.checkpoint,
         trainer=config.trainer,
+        temperature=config.rollout.sampling.temperature,
     )
     parts = rl.Parts(settings, config.algorithm, trainer, session.engine, buffer, session.tasksets,
                      session.renderer, ledger, store, monitor, phases)  # fmt: skip

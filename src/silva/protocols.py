@@ -58,7 +58,9 @@ class Tool(Protocol):
 class Rollout(Protocol):
     """A strategy: how one task becomes groups of trajectories."""
 
-    def run(self, task: Task, taskset: TaskSet, engine: Engine, *, key: str) -> AsyncIterator[Group]: ...
+    def run(
+        self, task: Task, taskset: TaskSet, engine: Engine, *, key: str, temperature: float | None = None
+    ) -> AsyncIterator[Group]: ...  # None: the configured temperature
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +82,7 @@ class Engine(Protocol):
     ) -> Completion: ...
     async def logprobs(self, tokens: Sequence[int], start: int) -> Sequence[float]: ...
     async def load_weights(self, version: int) -> None: ...
+    async def sleep(self) -> None: ...  # gives its memory back until the next request
 
 
 @dataclass(frozen=True, slots=True)

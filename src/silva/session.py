@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from silva.algorithms.settings import Algorithm
 from silva.config.schema import RunConfig
 from silva.config.sections import PretrainedModel, Rendering
 from silva.config.sections import Trainer as TrainerSettings
@@ -58,15 +59,19 @@ class Session:
         settings: TrainerSettings,
         updates: int,
         *,
-        reference: bool = False,
+        algorithm: Algorithm | None = None,
         say: Callable[[str], None] = lambda text: None,
     ) -> LocalTrainer:
+        """`algorithm`: what it needs beside the policy, a reference or a critic, is made too."""
+        other = algorithm.reference if algorithm and algorithm.refers else None
+        teacher = load_model(other, seed=self.config.seed, device=self.loaded.device.type) if other else None
         return LocalTrainer(
             self.loaded,
             settings,
             total_updates=updates,
             seed=self.config.seed,
-            reference=reference,
+            reference=teacher or bool(algorithm and algorithm.refers),
+            critic=bool(algorithm and algorithm.critic),
             compute=self.compute,
             say=say,
         )

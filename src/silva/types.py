@@ -258,6 +258,10 @@ class Sample:
     trajectory: str
     group: str
     advantages: np.ndarray | None = None  # [T] float32
+    entropies: np.ndarray | None = None  # [T] nats, NaN where nothing was sampled; None: the engine gave none
+    old_logprobs: np.ndarray | None = None  # [T] of the trainer before the update; None: those of the sampler
+    values: np.ndarray | None = None  # [T] of the critic before the update, NaN where nothing is trained
+    returns: np.ndarray | None = None  # [T] what the critic learns
     turn_spans: tuple[tuple[int, int], ...] = ()
     turn_ids: tuple[str, ...] = ()
     component: Literal["rl", "ce"] = "rl"
@@ -266,8 +270,9 @@ class Sample:
         what = f"sample of {self.trajectory}"
         _same_length(what, self.tokens, loss_weights=self.loss_weights, logprobs=self.logprobs,
                      temperatures=self.temperatures, versions=self.versions)  # fmt: skip
-        if self.advantages is not None:
-            _same_length(what, self.tokens, advantages=self.advantages)
+        for name in ("advantages", "entropies", "old_logprobs", "values", "returns"):
+            if (array := getattr(self, name)) is not None:
+                _same_length(what, self.tokens, **{name: array})
         _check(float(self.loss_weights[0]) == 0.0, f"{what}: the first token is never trained")
 
     def __len__(self) -> int:

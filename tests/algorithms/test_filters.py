@@ -1,10 +1,23 @@
 from __future__ import annotations
 
+import itertools
+import math
 from collections.abc import Callable
 
+import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from silva.algorithms.filters import zero_variance
+from silva.algorithms.filters import (
+    SELECTIONS,
+    difficulty,
+    drop_reasons,
+    out_of_range,
+    reward_std,
+    zero_variance,
+)
+from silva.errors import ConfigError, RecordError
 from silva.types import Group
 
 
@@ -30,3 +43,178 @@ def test_zero_variance(
     expected: bool,
 ) -> None:
     assert zero_variance(make_group("a", rewards, shaped, failures)) is expected
+
+
+@pytest.mark.parametrize(
+    ("rewards", "shaped", "failures", "expected"),
+    [
+        ([2.0, 2.0, 5.0], None, None, math.sqrt(3)),  # deviations -1, -1, 2: (1 + 1 + 4) / 2
+        ([1.0, 0.0, 1.0, 0.0], None, None, math.sqrt(1 / 3)),  # 4 * 0.25 / 3
+        ([1.0, 0.0], [0.0, 9.0], None, math.sqrt(0.5)),  # penalties do not count
+        ([1.0, 9.0, 3.0], None, [None, "mask", None], math.sqrt(2)),  # of 1 and 3
+        ([0.1 + 0.2, 0.3], None, None, 0.0),
+        ([7.0], None, None, 0.0),
+    ],
+)
+def test_reward_std_by_hand(
+    make_group: Callable[..., Group],
+    rewards: list,
+    shaped: list | None,
+    failures: list | None,
+    expected: float,
+) -> None:
+    assert reward_std(make_group("a", rewards, shaped, failures)) == pytest.approx(expected, rel=1e-15)
+
+
+def test_reward_std_is_numpy_s_and_blind_to_order(make_group: Callable[..., Group]) -> None:
+    rewards = np.random.default_rng(0).normal(size=7).tolist()
+    std = reward_std(make_group("a", rewards))
+    assert std == pytest.approx(np.std(rewards, ddof=1), rel=1e-14)
+    assert {reward_std(make_group("a", list(p))) for p in itertools.permutations(rewards[:5])} == {
+        reward_std(make_group("a", rewards[:5]))
+    }
+
+
+# A group of two rewards 0 and d has std d / sqrt(2): the stds stand as 4 : 1 : 0 : 3 : 1 : 1, sum 10.
+SPREADS = [4.0, 1.0, 0.0, 3.0, 1.0, 1.0]
+
+
+def spread(make_group: Callable[..., Group], differences: list[float]) -> list[Group]:
+    return [make_group(f"g{i}", [0.0, d]) for i, d in enumerate(differences)]
+
+
+def kept(reasons: list) -> list[int]:
+    return [index for index, reason in enumerate(reasons) if reason is None]
+
+
+@pytest.mark.parametrize(
+    ("kind", "value", "expected"),
+    [
+        ("top_p", 0.25, [0]),  # 1.5 groups, rounded down
+        ("top_p", 0.5, [0, 1, 3]),  # of the three ones the first
+        ("top_p", 0.01, [0]),  # at least one
+        ("top_p", 1.0, [0, 1, 2, 3, 4, 5]),  # off
+        ("top_k", 1, [0]),
+        ("top_k", 4, [0, 1, 3, 4]),
+        ("top_k", 99, [0, 1, 2, 3, 4, 5]),
+        ("min_p", 1.0, [0]),
+        ("min_p", 0.75, [0, 3]),  # 3 >= 0.75 * 4
+        ("min_p", 0.26, [0, 3]),  # 1 < 1.04
+        ("min_p", 0.25, [0, 1, 3, 4, 5]),
+        ("min_p", 1e-6, [0, 1, 3, 4, 5]),  # no zeros
+        ("nucleus", 0.4, [0]),  # 4 >= 4
+        ("nucleus", 0.41, [0, 3]),  # 4 < 4.1
+        ("nucleus", 0.7, [0, 3]),  # 7 >= 7
+        ("nucleus", 0.8, [0, 1, 3]),  # 8 >= 8
+        ("nucleus", 0.9, [0, 1, 3, 4]),  # 9 >= 9
+        ("nucleus", 1.0, [0, 1, 3, 4, 5]),  # no zeros
+    ],
+)
+def test_drop_reasons_by_hand(
+    make_group: Callable[..., Group], kind: str, value: float, expected: list[int]
+) -> None:
+    reasons = drop_reasons(spread(make_group, SPREADS), kind, value)
+    assert kept(reasons) == expected
+    assert [r for i, r in enumerate(reasons) if i not in expected] == [
+        "zero_variance" if d == 0 else "low_variance" for i, d in enumerate(SPREADS) if i not in expected
+    ]
+
+
+@pytest.mark.parametrize(
+    ("kind", "expected"), [("top_p", [0]), ("top_k", [0]), ("min_p", []), ("nucleus", [])]
+)
+def test_where_no_group_varies(make_group: Callable[..., Group], kind: str, expected: list[int]) -> None:
+    reasons = drop_reasons(spread(make_group, [0.0, 0.0]), kind, 1 if kind == "top_k" else 0.5)
+    assert kept(reasons) == expected
+    assert set(reasons) - {None} == {"zero_variance"}
+
+
+@pytest.mark.parametrize("kind", SELECTIONS)
+def test_failed_groups_are_none_of_the_groups(make_group: Callable[..., Group], kind: str) -> None:
+    """Half of the two others is one; with the failed ones it would be two."""
+    failed = [make_group(f"f{i}", [0.0, 1.0], failures=["redo", "mask"]) for i in range(2)]
+    low, high = spread(make_group, [1.0, 2.0])
+    reasons = drop_reasons([failed[0], low, failed[1], high], kind, 1 if kind == "top_k" else 0.51)
+    assert reasons == ["failed", "low_variance", "failed", None]
+    assert drop_reasons(failed, kind, 1) == ["failed", "failed"]
+    assert drop_reasons([], kind, 1) == []
+
+
+def test_shares_do_not_lose_a_group_to_rounding(make_group: Callable[..., Group]) -> None:
+    """0.29 * 100 is 28.999999999999996; nine times 0.3 falls short of 0.9 * 3; 0.1 * 3 exceeds 0.3."""
+    assert len(kept(drop_reasons(spread(make_group, [1.0] * 100), "top_p", 0.29))) == 29
+    equal = spread(make_group, [0.3 * math.sqrt(2)] * 10)
+    assert kept(drop_reasons(equal, "nucleus", 0.9)) == list(range(9))
+    assert kept(drop_reasons(spread(make_group, [3.0, 0.3]), "min_p", 0.1)) == [0, 1]
+
+
+differences = st.lists(st.integers(0, 6).map(float), min_size=1, max_size=9)
+
+
+@given(differences, st.integers(1, 20).map(lambda n: n / 20))
+@settings(max_examples=100, deadline=None)
+def test_nucleus_is_the_smallest_set_that_reaches_the_sum(spreads: list[float], value: float) -> None:
+    """Brute force over all sets of groups, in whole numbers: 20 * sum of the set >= 20 * value * sum."""
+    size = min(
+        len(chosen)
+        for n in range(len(spreads) + 1)
+        for chosen in itertools.combinations(spreads, n)
+        if 20 * sum(chosen) >= round(20 * value) * sum(spreads)
+    )
+    count = SELECTIONS["nucleus"](sorted(spreads, reverse=True), value)
+    assert count == size
+
+
+def test_drop_reasons_refuses(make_group: Callable[..., Group]) -> None:
+    groups = spread(make_group, [1.0])
+    with pytest.raises(ConfigError, match="unknown filter: got 'std', expected one of top_p, top_k, min_p"):
+        drop_reasons(groups, "std", 1)
+    for value in (0, 2.5, float("nan")):
+        with pytest.raises(ConfigError, match=f"filter top_k: got {value}, expected a whole number"):
+            drop_reasons(groups, "top_k", value)
+    for kind, value in [("top_p", 0.0), ("min_p", 1.01), ("nucleus", float("nan"))]:
+        with pytest.raises(ConfigError, match=f"filter {kind}: got {value}, expected 0 < value <= 1"):
+            drop_reasons(groups, kind, value)
+    with pytest.raises(RecordError, match="raw reward of trajectory b/1: got inf, expected a finite number"):
+        drop_reasons([*groups, make_group("b", [1.0, float("inf")])], "top_k", 1)
+
+
+@pytest.mark.parametrize(
+    ("rewards", "shaped", "failures", "expected"),
+    [
+        ([0.0, 0.0, 0.0, 1.0], None, None, None),  # the mean is 0.25, a bound
+        ([1.0, 1.0, 1.0, 0.0], None, None, None),  # 0.75, the other one
+        ([0.0, 0.0, 0.0, 0.0, 1.0], None, None, "too_hard"),  # 0.2
+        ([1.0, 1.0, 1.0, 1.0, 0.0], None, None, "too_easy"),  # 0.8
+        ([0.0, 1.0], [9.0, 9.0], None, None),  # raw rewards decide
+        ([1.0, 0.0, 0.0], None, [None, "redo", "mask"], "too_easy"),  # of one result, 1
+        ([1.0, 0.0], None, ["redo", "mask"], "failed"),
+        ([7 * 0.05, 17 * 0.05, 17 * 0.05, 19 * 0.05], None, None, None),  # 0.75 but for the last bit
+    ],
+)
+def test_out_of_range(
+    make_group: Callable[..., Group],
+    rewards: list,
+    shaped: list | None,
+    failures: list | None,
+    expected: str | None,
+) -> None:
+    assert out_of_range(make_group("a", rewards, shaped, failures), 0.25, 0.75) == expected
+
+
+def test_out_of_range_refuses(make_group: Callable[..., Group]) -> None:
+    with pytest.raises(ConfigError, match=r"got low 0\.8 and high 0\.2, expected low <= high"):
+        out_of_range(make_group("a", [1.0]), 0.8, 0.2)
+    with pytest.raises(RecordError, match="raw reward of trajectory a/0: got nan"):
+        out_of_range(make_group("a", [float("nan")]), 0.2, 0.8)
+
+
+def test_difficulty() -> None:
+    pools = [difficulty(n / 10, easy=0.7, hard=0.3) for n in range(11)]
+    assert pools == ["hard"] * 4 + ["normal"] * 3 + ["easy"] * 4  # 0 to 0.3, 0.4 to 0.6, 0.7 to 1
+    assert [difficulty(n / 8) for n in (0, 1, 7, 8)] == ["hard", "normal", "normal", "easy"]
+    assert difficulty(0.1 * 3, easy=0.9, hard=0.3) == "hard"  # 0.30000000000000004
+    with pytest.raises(ConfigError, match=r"got hard 0\.5 and easy 0\.5, expected hard < easy"):
+        difficulty(0.5, easy=0.5, hard=0.5)
+    with pytest.raises(RecordError, match="got mean success nan"):
+        difficulty(float("nan"))

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 import math
 
 import pytest
@@ -64,6 +65,185 @@ def test_dual_clip_by_hand() -> None:
     assert loss.tolist() == pytest.approx([3.0, 2.0, -2.4, 0.8])
     assert gradient(loss, inputs) == pytest.approx([0.0, 2.0, 0.0, 0.0])
     assert metrics["clipped"].tolist() == [1, 0, 1, 1]
+
+
+def test_balanced_clip_by_hand() -> None:
+    """Clip to [0.8, 1.2]: the value stays that of the clip, the gradient of A = 2, r = 1.5 becomes -2 * 1.2.
+
+    A =  2, r = 1.5: -2.4, gradient -2.4 (0 where its entropy 0.5 is under the threshold 1)
+    A =  2, r = 1.1: -2.2, not clipped
+    A = -1, r = 1.5:  1.5, gradient  1.5; never clipped above
+    A = -1, r = 0.5:  0.8, gradient  0: the lower bound stays flat
+    """
+    ratios, advantages = tensor(1.5, 1.1, 1.5, 0.5, 1.5), tensor(2, 2, -1, -1, 2)
+    entropies = tensor(2, 2, 2, 2, 0.5)
+    for threshold, last in [(0.0, -2.4), (1.0, 0.0)]:
+        inputs = inputs_of(ratios, advantages, entropies=entropies if threshold else None)
+        loss, metrics = compute(LossSpec("clipped", {"clip_balanced_above": threshold}), inputs)
+        assert loss.tolist() == pytest.approx([-2.4, -2.2, 1.5, 0.8, -2.4])
+        assert gradient(loss, inputs) == pytest.approx([-2.4, -2.2, 1.5, 0.0, last])
+        assert metrics["clipped"].tolist() == [0, 0, 0, 1, float(last == 0)]
+
+
+def test_gspo_by_hand() -> None:
+    """Clip to [0.9, 1.1]. Row 7: s = sqrt(1.6 * 0.9) = 1.2. Row 3: s = (2 * 0.5 * 0.343)^(1/3) = 0.7.
+
+    Row 7, A = 2 and -1: max(-2.4, -2.2) = -2.2, clipped; max(1.2, 1.1) = 1.2, gradient 1.2.
+    Row 3, A = 1, -2, 0: max(-0.7, -0.9) = -0.7; max(1.4, 1.8) = 1.8, clipped; 0.
+    """
+    ratios, rows = tensor(1.6, 2, 0.5, 0.9, 0.343), torch.tensor([7, 3, 3, 7, 3])
+    inputs = dataclasses.replace(inputs_of(ratios, tensor(2, 1, -2, -1, 0)), rows=rows)
+    loss, metrics = compute(LossSpec("gspo", {"clip_low": 0.1, "clip_high": 0.1}), inputs)
+    assert loss.tolist() == pytest.approx([-2.2, -0.7, 1.8, 1.2, 0.0], rel=1e-12)
+    assert gradient(loss, inputs) == pytest.approx([0.0, -0.7, 0.0, 1.2, 0.0], rel=1e-12)
+    assert metrics["clipped"].tolist() == [1, 0, 1, 0, 0]
+    assert metrics["ratio"].tolist() == pytest.approx(ratios.tolist())
+
+
+def test_gspo_bounds_by_default_are_those_of_the_paper() -> None:
+    ratios = tensor(1 - 3.1e-4, 1 - 2.9e-4, 1 + 3.9e-4, 1 + 4.1e-4)
+    inputs = dataclasses.replace(inputs_of(ratios, tensor(-1, -1, 1, 1)), rows=torch.arange(4))
+    assert compute(LossSpec("gspo"), inputs)[1]["clipped"].tolist() == [1, 0, 0, 1]
+
+
+def test_gspo_of_rows_of_one_token_is_the_token_clip_to_the_bit() -> None:
+    generator = torch.Generator().manual_seed(3)
+    ratios = 0.3 + 2 * torch.rand(20, generator=generator, dtype=torch.float64)
+    advantages = torch.randn(20, generator=generator, dtype=torch.float64)
+    inputs = dataclasses.replace(inputs_of(ratios, advantages), rows=torch.randperm(20, generator=generator))
+    params = {"clip_low": 0.2, "clip_high": 0.28}
+    (ours, own), (token, expected) = (compute(LossSpec(name, params), inputs) for name in ("gspo", "clipped"))
+    assert torch.equal(ours, token)
+    assert gradient(ours, inputs) == gradient(token, inputs)
+    assert torch.equal(own["clipped"], expected["clipped"])
+    assert 0 < own["clipped"].sum() < 20
+
+
+def test_cispo_by_hand() -> None:
+    """Weight in [0.5, 1.5], log 0.2 r: A = 2, r = 3: -1.5 * 2 * ln 0.6 = 1.532477, gradient -1.5 * 2 = -3.
+
+    A = -1, r = 0.25: 0.5 * ln 0.05 = -1.497866, gradient 0.5.  A = 1, r = 1.2: -1.2 ln 0.24 = 1.712540, -1.2.
+    """
+    inputs = inputs_of(tensor(3, 0.25, 1.2), tensor(2, -1, 1))
+    loss, metrics = compute(LossSpec("cispo", {"clip_low": 0.5, "clip_high": 0.5}), inputs)
+    assert loss.tolist() == pytest.approx([1.532476871, -1.497866137, 1.712539627], rel=1e-9)
+    assert gradient(loss, inputs) == pytest.approx([-3.0, 0.5, -1.2])
+    assert metrics["clipped"].tolist() == [1, 1, 0]
+    # by default in [0, 4]
+    inputs = inputs_of(tensor(5, 0.01), tensor(1, 1))
+    assert gradient(compute(LossSpec("cispo"), inputs)[0], inputs) == pytest.approx([-4.0, -0.01])
+
+
+def test_aipo_by_hand() -> None:
+    """delta 2: A = 1, r = 3: -2, no gradient; A = -1, r = 3: 2, none; A = 2, r = 0.5: -1, gradient -1.
+
+    With kl_tau 0.1 are added 0.1 ln(3)^2 = 0.120695 (gradient 0.2 ln 3 = 0.219722) and 0.1 ln(2)^2 =
+    0.048045 (gradient -0.2 ln 2 = -0.138629).
+    """
+    inputs = inputs_of(tensor(3, 3, 0.5), tensor(1, -1, 2))
+    loss, metrics = compute(LossSpec("aipo", {"delta": 2.0}), inputs)
+    assert loss.tolist() == pytest.approx([-2.0, 2.0, -1.0])
+    assert gradient(loss, inputs) == pytest.approx([0.0, 0.0, -1.0])
+    assert metrics["clipped"].tolist() == [1, 1, 0]
+    loss, _ = compute(LossSpec("aipo", {"delta": 2.0, "kl_tau": 0.1}), inputs)
+    assert loss.tolist() == pytest.approx([-1.879305104, 2.120694896, -0.951954699], rel=1e-9)
+    assert gradient(loss, inputs) == pytest.approx([0.2197224577, 0.2197224577, -1.1386294361], rel=1e-9)
+
+
+def test_aipo_as_masked_later() -> None:
+    """Tokens outside [0.125, 8] and rows whose least ratio is under 0.01: two of six tokens stay.
+
+    Row 1 falls to its 0.005, so that its 1 falls too; row 2 loses its 9 alone.
+    """
+    ratios = tensor(0.1, 2, 1, 0.005, 9, 4)
+    inputs = dataclasses.replace(
+        inputs_of(ratios, torch.ones(6, dtype=torch.float64)), rows=torch.tensor([0, 0, 1, 1, 2, 2])
+    )
+    reject = {"token": [0.125, 8.0], "any": [0.01, None]}
+    loss, metrics = compute(LossSpec("aipo", {"reject": reject}), inputs)
+    assert loss.tolist() == pytest.approx([0, -2, 0, 0, 0, -4])
+    assert gradient(loss, inputs) == pytest.approx([0, -2, 0, 0, 0, -4])
+    assert metrics["masked"].tolist() == [1, 0, 1, 1, 1, 0]
+
+
+def test_dro_by_hand() -> None:
+    """beta 0.5, A = 2, r = 3: -2 ln 0.6 + 0.25 ln(3)^2 = 1.021651 + 0.301737; gradient -2 + 0.5 ln 3.
+
+    A = -1, r = 0.5: ln 0.1 + 0.25 ln(2)^2 = -2.302585 + 0.120113; gradient 1 - 0.5 ln 2 = 0.653426.
+    """
+    inputs = inputs_of(tensor(3, 0.5), tensor(2, -1))
+    loss, _ = compute(LossSpec("dro", {"beta": 0.5}), inputs)
+    assert loss.tolist() == pytest.approx([1.323388488, -2.182471840], rel=1e-9)
+    assert gradient(loss, inputs) == pytest.approx([-1.450693856, 0.653426410], rel=1e-9)
+
+
+def test_correction_weighs_the_policy_loss_only() -> None:
+    """p_old / p_sampler = 3, 0.25, 1.5 with p_old 0.2 and A = 1 at p = p_old: -w, by TIS at most 2.
+
+    Of the KL to the reference 0.1 (ln 2 - 0.5 = 0.193147, gradient 0.5) all is left: -2 + 0.193147, ...
+    Mean of w: 3.75 / 3 = 1.25; of w^2: (4 + 0.0625 + 2.25) / 3 = 2.104167: 1.5625 / 2.104167 = 74.3 % of 3.
+    """
+    inputs = inputs_of(torch.ones(3, dtype=torch.float64), torch.ones(3, dtype=torch.float64))
+    inputs = dataclasses.replace(
+        inputs,
+        sampler_logprobs=inputs.old_logprobs - tensor(3, 0.25, 1.5).log(),
+        reference_logprobs=inputs.old_logprobs - math.log(2),
+    )
+    spec = LossSpec("clipped", {"correction": "truncate", "kl_coef": 1.0})
+    loss, metrics = compute(spec, inputs)
+    assert loss.tolist() == pytest.approx([-1.806852819, -0.056852819, -1.306852819], rel=1e-8)
+    assert gradient(loss, inputs) == pytest.approx([-1.5, 0.25, -1.0])
+    weight, squared = metrics["correction_weight"], metrics["correction_weight_squared"]
+    assert weight.tolist() == pytest.approx([2.0, 0.25, 1.5])
+    assert (weight.mean() ** 2 / squared.mean()).item() == pytest.approx(0.742574257)
+    assert metrics["masked"].tolist() == [0, 0, 0]
+    # w - ln w - 1: 2 - ln 3, -0.75 + ln 4, 0.5 - ln 1.5; the update has not moved yet
+    assert metrics["mismatch_kl"].tolist() == pytest.approx([0.901387711, 0.636294361, 0.094534892])
+    assert metrics["approx_kl"].tolist() == pytest.approx([0, 0, 0], abs=1e-15)
+
+
+def test_rejection_is_by_the_policy_as_it_is_now_against_the_sampler() -> None:
+    """p / p_old = 2 on all tokens, p_old / p_sampler = 1, 2, 4: p / p_sampler = 2, 4, 8, kept in [0, 5].
+
+    Both at once: times w = 1, 2, and of 4 nothing.
+    """
+    inputs = inputs_of(tensor(2, 2, 2), tensor(1, 1, 1))
+    inputs = dataclasses.replace(inputs, sampler_logprobs=inputs.old_logprobs - tensor(1, 2, 4).log())
+    loss, metrics = compute(LossSpec("aipo", {"reject": {"token": [None, 5.0]}}), inputs)
+    assert loss.tolist() == pytest.approx([-2.0, -2.0, 0.0])
+    assert metrics["masked"].tolist() == [0, 0, 1]
+    assert "correction_weight" not in metrics
+    loss, metrics = compute(
+        LossSpec("aipo", {"reject": {"token": [None, 5.0]}, "correction": "truncate"}), inputs
+    )
+    assert loss.tolist() == pytest.approx([-2.0, -4.0, 0.0])
+    assert metrics["correction_weight"].tolist() == pytest.approx([1.0, 2.0, 0.0])
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.float32])
+def test_metrics_by_age_add_up_over_micro_batches(dtype: torch.dtype) -> None:
+    """Ages 0, 0, 1, 2, 5, 3 with r = 1.5, 1, 1.5, 1, 1.5, 1 and A = 1: clipped are the first, third, fifth.
+
+    Means over all 6: share 2/6 of age 0, 1/6 of 1 and 2, 2/6 of 3+; clipped 1/6, 1/6, 0, 1/6.
+    """
+    ratios, ages = tensor(1.5, 1, 1.5, 1, 1.5, 1), torch.tensor([0, 0, 1, 2, 5, 3], dtype=dtype)
+
+    def means(parts: list[list[int]]) -> dict[str, float]:
+        sums: dict[str, float] = {}
+        for part in parts:
+            inputs = inputs_of(ratios[part], torch.ones(len(part), dtype=torch.float64), ages=ages[part])
+            for name, values in compute(LossSpec("clipped"), inputs)[1].items():
+                sums[name] = sums.get(name, 0.0) + values.sum().item()
+        return {name: value / 6 for name, value in sums.items() if "/" in name}
+
+    whole = means([[0, 1, 2, 3, 4, 5]])
+    assert whole == pytest.approx(
+        {
+            "share/age0": 2 / 6, "share/age1": 1 / 6, "share/age2": 1 / 6, "share/age3+": 2 / 6,
+            "clipped/age0": 1 / 6, "clipped/age1": 1 / 6, "clipped/age2": 0, "clipped/age3+": 1 / 6,
+        }
+    )  # fmt: skip
+    assert means([[0, 1], [2, 3, 4], [5]]) == pytest.approx(whole)
 
 
 def test_cross_entropy_reads_neither_advantages_nor_sampling_logprobs() -> None:
@@ -138,16 +318,17 @@ def test_what_is_only_watched_does_not_touch_the_loss() -> None:
 
 @pytest.mark.parametrize("correction", [False, True])
 @pytest.mark.parametrize("estimator", ["k1", "k2", "k3"])
-@pytest.mark.parametrize("name", LOSSES)
+@pytest.mark.parametrize("name", [name for name in LOSSES if name not in ("gspo", "cispo")])
 def test_gradients_equal_finite_differences(name: str, estimator: str, correction: bool) -> None:
-    """float64, away from the kinks at 0.8, 1.2 and 2.5, every branch of the clip taken."""
+    """float64, away from the kinks at 0.8, 1.2, 2 and 2.5, every branch of the clips taken."""
     ratios = tensor(0.5, 0.9, 1.1, 1.5, 3.0, 0.5, 0.9, 1.1, 1.5, 3.0)
     advantages = tensor(1, 2, 0.5, 1, 1.5, -1, -2, -0.5, -1, -1.5)
     generator = torch.Generator().manual_seed(1)
     reference = -2 * torch.rand(10, generator=generator, dtype=torch.float64)
     entropies = torch.rand(10, generator=generator, dtype=torch.float64).requires_grad_()
     params = {"kl_coef": 0.3, "kl_estimator": estimator, "kl_correction": correction, "entropy_coef": 0.2}
-    spec = LossSpec(name, params | ({"clip_dual": 2.5} if name == "clipped" else {}))
+    own = {"clipped": {"clip_dual": 2.5}, "aipo": {"delta": 2.0, "kl_tau": 0.3}, "dro": {"beta": 0.7}}
+    spec = LossSpec(name, params | own.get(name, {}))
     at = inputs_of(ratios, advantages)
 
     def loss(logprobs: Tensor, entropies: Tensor) -> Tensor:
@@ -157,14 +338,63 @@ def test_gradients_equal_finite_differences(name: str, estimator: str, correctio
     assert torch.autograd.gradcheck(loss, (at.logprobs, entropies), eps=1e-6, atol=1e-8)
 
 
-@pytest.mark.parametrize("clip_dual", [None, 3.0])
-def test_on_policy_the_clipped_gradient_is_that_of_reinforce(clip_dual: float | None) -> None:
+def test_cispo_gradient_equals_finite_differences_at_fixed_weights() -> None:
+    """Its weight is a constant for the gradient: so it is for the differences where p_old moves with p."""
+    log_ratios = tensor(0.1, 0.9, 1.5, 3.0, 1.5).log()
+    advantages = tensor(1, -2, 0.5, -1, 2)
+    spec = LossSpec("cispo", {"clip_low": 0.5, "clip_high": 0.6})
+
+    def loss(logprobs: Tensor) -> Tensor:
+        return compute(spec, LossInputs(logprobs, logprobs - log_ratios, advantages, torch.arange(5)))[0]
+
+    assert torch.autograd.gradcheck(loss, tensor(-1, -2, -0.5, -3, -0.1).requires_grad_(), atol=1e-8)
+
+
+def test_gspo_gradient_equals_finite_differences_of_the_sequence_loss() -> None:
+    """The mean over a row of equal advantages is the loss of the sequence (eq. 5): its value is differenced.
+
+    s of the rows: exp((ln 1.2 + ln 1.5) / 2) = 1.34, free as A < 0; 0.84; 0.64, clipped; 1.17.
+    """
+    ratios = tensor(1.2, 1.5, 0.9, 0.6, 1.1, 0.8, 0.4, 0.8, 1.7, 0.81)
+    rows = torch.tensor([0, 0, 1, 1, 1, 2, 2, 2, 3, 3])
+    advantages = tensor(-1, 2, -0.5, 1.5)[rows]
+    lengths = torch.bincount(rows)[rows]
+    at = inputs_of(ratios, advantages)
+
+    def loss(logprobs: Tensor) -> Tensor:
+        inputs = LossInputs(logprobs, at.old_logprobs, advantages, rows)
+        per_token, _ = compute(LossSpec("gspo", {"clip_low": 0.3, "clip_high": 0.25}), inputs)
+        return (per_token / lengths).sum()
+
+    assert torch.autograd.gradcheck(loss, at.logprobs, eps=1e-6, atol=1e-9)
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        LossSpec("clipped"),
+        LossSpec("clipped", {"clip_dual": 3.0}),
+        LossSpec("clipped", {"clip_balanced_above": 0.0, "clip_high": 0.0}),
+        LossSpec("gspo"),
+        LossSpec("cispo"),
+        LossSpec("aipo"),
+        LossSpec("aipo", {"kl_tau": 0.1}),
+        LossSpec("dro"),
+        LossSpec(
+            "reinforce", {"correction": "mask", "reject": {"token": [0.5, 2.0], "geometric": [0.9, 1.1]}}
+        ),
+    ],
+    ids=str,
+)
+def test_on_policy_the_gradient_is_that_of_reinforce(spec: LossSpec) -> None:
     """At r = 1 both branches of max() are equal: its gradient is shared between them and must add up."""
-    inputs = inputs_of(torch.ones(4, dtype=torch.float64), tensor(1.5, -2.0, 0.0, 0.3))
-    plain, _ = compute(LossSpec("reinforce"), inputs)
-    clipped, metrics = compute(LossSpec("clipped", {"clip_dual": clip_dual}), inputs)
-    assert gradient(clipped, inputs) == pytest.approx(gradient(plain, inputs), abs=1e-15)
-    assert metrics["clipped"].sum() == 0
+    advantages = tensor(1.5, -2.0, 0.0, 0.3)
+    inputs = inputs_of(torch.ones(4, dtype=torch.float64), advantages)
+    inputs = dataclasses.replace(inputs, sampler_logprobs=inputs.old_logprobs)
+    loss, metrics = compute(spec, inputs)
+    assert gradient(loss, inputs) == pytest.approx([-1.5, 2.0, 0.0, -0.3], abs=1e-15)
+    for name in {"clipped", "masked", "mismatch_kl", "approx_kl"} & set(metrics):
+        assert metrics[name].tolist() == [0, 0, 0, 0]
 
 
 def test_tokens_do_not_see_each_other() -> None:
@@ -172,10 +402,11 @@ def test_tokens_do_not_see_each_other() -> None:
     generator = torch.Generator().manual_seed(2)
     ratios = 0.5 + torch.rand(12, generator=generator, dtype=torch.float64)
     advantages = torch.randn(12, generator=generator, dtype=torch.float64)
-    spec = LossSpec("clipped", {"clip_high": 0.1})
+    spec = LossSpec("clipped", {"clip_high": 0.1, "correction": "mask", "reject": {"token": [0.6, 1.4]}})
 
     def losses_and_gradients(index: Tensor) -> Tensor:
         inputs = inputs_of(ratios[index], advantages[index])
+        inputs = dataclasses.replace(inputs, sampler_logprobs=inputs.old_logprobs + advantages[index] / 2)
         loss, metrics = compute(spec, inputs)
         return torch.stack([loss.detach(), tensor(*gradient(loss, inputs)), metrics["clipped"]])
 
@@ -187,17 +418,62 @@ def test_tokens_do_not_see_each_other() -> None:
 
 
 @pytest.mark.parametrize(
+    "spec",
+    [
+        LossSpec("gspo", {"clip_low": 0.1, "clip_high": 0.1}),
+        LossSpec("aipo", {"correction": "truncate", "correction_level": "product"}),
+        LossSpec("aipo", {"reject": {"any": [0.6, 1.4], "geometric": [0.8, 1.2]}}),
+    ],
+    ids=str,
+)
+def test_rows_do_not_see_each_other(spec: LossSpec) -> None:
+    generator = torch.Generator().manual_seed(4)
+    ratios = 0.5 + torch.rand(12, generator=generator, dtype=torch.float64)
+    advantages = torch.randn(12, generator=generator, dtype=torch.float64)
+    rows = torch.tensor([0, 0, 0, 1, 2, 2, 2, 2, 3, 3, 4, 4])
+
+    def losses_and_gradients(index: Tensor) -> Tensor:
+        inputs = inputs_of(ratios[index], advantages[index])
+        sampler = inputs.old_logprobs + advantages[index] / 2
+        inputs = dataclasses.replace(inputs, rows=rows[index], sampler_logprobs=sampler)
+        loss, _ = compute(spec, inputs)
+        return torch.stack([loss.detach(), tensor(*gradient(loss, inputs))])
+
+    whole = losses_and_gradients(torch.arange(12))
+    cut = [losses_and_gradients(part) for part in torch.arange(12).split([4, 8])]
+    assert torch.equal(torch.cat(cut, dim=1), whole)
+    order = torch.randperm(12, generator=generator)
+    torch.testing.assert_close(losses_and_gradients(order), whole[:, order], rtol=1e-12, atol=0)
+
+
+@pytest.mark.parametrize(
     ("spec", "message"),
     [
-        (LossSpec("ppo"), "unknown loss: got 'ppo', expected one of reinforce, clipped, cross_entropy"),
+        (
+            LossSpec("ppo"),
+            "unknown loss: got 'ppo', expected one of "
+            "reinforce, clipped, gspo, cispo, aipo, dro, cross_entropy",
+        ),
         (
             LossSpec("clipped", {"clip_lo": 0.1}),
             "unknown parameter of loss clipped: got 'clip_lo', expected some of "
-            "clip_low, clip_high, clip_dual, kl_coef, kl_estimator, kl_correction, entropy_coef",
+            "clip_low, clip_high, clip_dual, clip_balanced_above, correction, correction_level, "
+            "correction_low, correction_high, reject, kl_coef, kl_estimator, kl_correction, entropy_coef",
         ),
         (LossSpec("reinforce", {"clip_low": 0.1}), "unknown parameter of loss reinforce: got 'clip_low'"),
         (LossSpec("reinforce", {"kl_estimator": "k4"}), "got 'k4', expected one of k1, k2, k3"),
-        (LossSpec("clipped", {"clip_low": 1.0}), "got clip_low 1.0 .* expected 0 <= clip_low < 1"),
+        *(
+            (
+                LossSpec(name, {"clip_low": 1.1}),
+                f"loss {name}: got clip_low 1.1 .* expected 0 <= clip_low <= 1",
+            )
+            for name in ("clipped", "gspo", "cispo")
+        ),
+        (LossSpec("aipo", {"delta": 0.9}), "got delta 0.9 and kl_tau 0.0, expected delta >= 1"),
+        (LossSpec("aipo", {"kl_tau": -1.0}), "got delta 8.0 and kl_tau -1.0, expected"),
+        (LossSpec("dro", {"beta": -0.1}), "got beta -0.1, expected at least 0"),
+        (LossSpec("cross_entropy", {"correction": "mask"}), "loss cross_entropy: got correction 'mask'"),
+        (LossSpec("cross_entropy", {"reject": {"token": [0, 2]}}), "expected neither"),
         (LossSpec("clipped", {"clip_dual": 1.2}), "got clip_dual 1.2, expected more than 1 . clip_high"),
     ],
 )
@@ -207,11 +483,17 @@ def test_wrong_specs_are_refused(spec: LossSpec, message: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("params", "missing"), [({"kl_coef": 0.1}, "reference_logprobs"), ({"entropy_coef": 0.1}, "entropies")]
+    ("params", "missing"),
+    [
+        ({"kl_coef": 0.1}, "reference_logprobs"),
+        ({"entropy_coef": 0.1}, "entropies"),
+        ({"clip_balanced_above": 0.1}, "entropies"),
+        ({"correction": "truncate"}, "sampler_logprobs"),
+    ],
 )
 def test_a_term_without_its_inputs_is_refused(params: dict, missing: str) -> None:
     with pytest.raises(RecordError, match=f"got no {missing}"):
-        compute(LossSpec("reinforce", params), inputs_of(tensor(1.0), tensor(1.0)))
+        compute(LossSpec("clipped", params), inputs_of(tensor(1.0), tensor(1.0)))
 
 
 def test_misaligned_inputs_are_refused() -> None:

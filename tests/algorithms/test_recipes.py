@@ -9,38 +9,77 @@ import pytest
 import torch
 from pydantic import ValidationError
 
-from silva.algorithms import ALGORITHMS, recipes
-from silva.algorithms.advantages import ADVANTAGES
+from silva.algorithms import ALGORITHMS, settings
+from silva.algorithms.advantages import ADVANTAGES, OVER
 from silva.algorithms.aggregation import AGGREGATIONS
+from silva.algorithms.credit import TREE_CREDIT
+from silva.algorithms.filters import SELECTIONS
 from silva.algorithms.kl import KL_ESTIMATORS
 from silva.algorithms.losses import LOSSES, LossInputs, compute
-from silva.algorithms.recipes import Algorithm, Grpo, Reinforce, Rloo
+from silva.algorithms.recipes import Grpo, Reinforce, Rloo
+from silva.algorithms.settings import Algorithm
 from silva.types import LossSpec
 
 
-def recipe(name: str, **settings: Any) -> Algorithm:
+def recipe(name: str, **given: Any) -> Any:
     module, _, attribute = ALGORITHMS[name].partition(":")
-    return getattr(importlib.import_module(module), attribute)(**settings)
+    return getattr(importlib.import_module(module), attribute)(**given)
+
+
+VETTED = {
+    "grpo": ("mean_std", "clipped", "sequence_mean_token_mean"),
+    "rloo": ("leave_one_out", "reinforce", "sequence_mean_token_sum"),
+    "reinforce": ("mean", "reinforce", "token_mean"),
+    "reinforce_pp": ("raw", "clipped", "token_mean"),
+    "reinforce_pp_baseline": ("mean", "clipped", "token_mean"),
+    "dr_grpo": ("mean", "clipped", "constant"),
+    "dapo": ("mean_std", "clipped", "token_mean"),
+    "gspo": ("mean_std", "gspo", "sequence_mean_token_mean"),
+    "cispo": ("mean_std", "cispo", "token_mean"),
+    "opo": ("length_weighted", "reinforce", "token_mean"),
+    "aipo": ("mean", "aipo", "token_mean"),
+    "gpg": ("mean", "reinforce", "token_mean"),
+    "max_rl": ("max_rl", "clipped", "token_mean"),
+    "ppo": ("raw", "clipped", "token_mean"),
+    "starpo": ("raw", "clipped", "token_mean"),
+    "starpo_s": ("raw", "clipped", "token_mean"),
+    "bi_level_gae": ("raw", "clipped", "token_mean"),
+    "arpo": ("mean_std", "clipped", "token_mean"),
+    "aepo": ("mean_std", "clipped", "token_mean"),
+    "act_prm": ("share", "reinforce", "token_mean"),
+    "act_prm_probs": ("raw", "reinforce", "token_mean"),
+    "dro": ("mean", "dro", "token_mean"),
+    "distillation": ("raw", "reinforce", "token_mean"),
+    "cross_entropy": ("raw", "cross_entropy", "token_mean"),
+}
 
 
 def test_a_type_alone_is_a_full_recipe() -> None:
-    vetted = {
-        name: (recipe(name).advantage, recipe(name).loss, recipe(name).aggregation) for name in ALGORITHMS
-    }
-    assert vetted == {
-        "grpo": ("mean_std", "clipped", "sequence_mean_token_mean"),
-        "rloo": ("leave_one_out", "reinforce", "sequence_mean_token_sum"),
-        "reinforce": ("mean", "reinforce", "token_mean"),
-    }
+    made = {name: recipe(name) for name in ALGORITHMS}
+    assert {n: (r.advantage, r.loss, r.aggregation) for n, r in made.items()} == VETTED
     assert next(iter(ALGORITHMS)) == "grpo"  # the default
-    assert [type(recipe(name)) for name in ALGORITHMS] == [Grpo, Rloo, Reinforce]
-    assert [recipe(name).model_dump()["type"] for name in ALGORITHMS] == list(ALGORITHMS)
+    assert [r.model_dump()["type"] for r in made.values()] == list(ALGORITHMS)
+    assert all(type(r).__doc__ for r in made.values())
+    critics = {"ppo", "starpo", "starpo_s", "bi_level_gae"}
+    assert {name for name, r in made.items() if "values" in r.needs} == critics
+
+
+def test_recipes_that_differ_in_more_than_their_parts() -> None:
+    dapo, starpo, starpo_s, aepo = map(recipe, ("dapo", "starpo", "starpo_s", "aepo"))
+    assert (dapo.clip_low, dapo.clip_high, dapo.overlong) == (None, 0.28, 0.2)
+    assert (starpo.kl_coef, starpo.clip_high, starpo.filter) == (0.001, None, None)
+    assert (starpo_s.kl_coef, starpo_s.clip_high, starpo_s.filter.value) == (0.0, 0.28, 0.25)
+    assert (aepo.clip_dual, aepo.clip_balanced_above, aepo.entropy_advantage) == (3.0, 0.0, 0.2)
+    assert recipe("bi_level_gae").credit == "bi_level_gae" and recipe("gpg").advantage_over == "batch"
 
 
 def test_the_choices_are_those_of_the_registries() -> None:
-    assert set(get_args(recipes.Advantage)) == set(ADVANTAGES)
-    assert set(get_args(recipes.Aggregation)) == set(AGGREGATIONS)
-    assert set(get_args(recipes.Loss)) == set(LOSSES) - {"cross_entropy"}  # imitation is no RL recipe
+    assert set(get_args(settings.Advantage)) == set(ADVANTAGES)
+    assert set(get_args(settings.Aggregation)) == set(AGGREGATIONS)
+    assert set(get_args(settings.Loss)) == set(LOSSES) == set(settings.LOSS_FIELDS)
+    assert set(get_args(settings.Over)) == set(OVER)
+    assert set(get_args(settings.Filter.model_fields["keep"].annotation)) == set(SELECTIONS)
+    assert set(get_args(Algorithm.model_fields["tree_credit"].annotation)) == set(TREE_CREDIT)
     assert set(get_args(Algorithm.model_fields["kl_estimator"].annotation)) == set(KL_ESTIMATORS)
 
 
@@ -52,9 +91,6 @@ def test_loss_specs() -> None:
             "kl_estimator": "k3",
             "kl_correction": True,
             "entropy_coef": 0.0,
-            "clip_low": 0.2,
-            "clip_high": 0.2,
-            "clip_dual": None,
         },
     )
     spec = Rloo(kl_coef=0.1, kl_estimator="k2", kl_correction=False, entropy_coef=0.01).loss_spec()
@@ -62,37 +98,67 @@ def test_loss_specs() -> None:
     assert spec == LossSpec("reinforce", params)
 
 
-def test_only_a_kl_needs_the_reference() -> None:
-    assert Grpo().needs == frozenset()
-    assert Grpo(kl_coef=0.001).needs == {"reference_logprobs"}
+def test_the_correction_and_what_controllers_say_reach_the_loss() -> None:
+    correction = {"weight": "mask", "level": "geometric", "high": 3.0, "reject": {"any": (None, 100.0)}}
+    made = recipe("gspo", correction=settings.Correction(**correction), kl_coef=0.1, clip_high=5e-4)
+    spec = made.loss_spec({"kl_coef": 0.2, "entropy_coef": 0.01})
+    assert spec.params["clip_high"] == 5e-4 and "clip_low" not in spec.params  # the loss has its own
+    assert (spec.params["kl_coef"], spec.params["entropy_coef"]) == (0.2, 0.01)
+    assert spec.params["correction"] == "mask" and spec.params["correction_level"] == "geometric"
+    assert (spec.params["correction_low"], spec.params["correction_high"]) == (None, 3.0)
+    assert spec.params["reject"] == {"any": [None, 100.0]}
 
 
-@pytest.mark.parametrize("loss", get_args(recipes.Loss))
+def test_what_a_recipe_needs() -> None:
+    assert Grpo().needs == frozenset() and not Grpo().refers
+    assert Grpo(kl_coef=0.001).needs == frozenset() and Grpo(kl_coef=0.001).refers  # the loss scores it
+    assert Grpo(kl_reward_coef=0.001, drop_zero_variance=False).needs == {"reference_logprobs"}
+    assert Grpo(correction=settings.Correction()).needs == {"logprobs"}
+
+
+@pytest.mark.parametrize("loss", get_args(settings.Loss))
 def test_every_spec_is_understood_by_the_losses(loss: Any) -> None:
-    """ln 0.5 at ratio 1 and A = 2: reinforce 1.386294, clipped -2; + 0.5 * k1 = 0.5 * ln 2 - 0.1 * 1."""
+    """p = 0.5 at ratio 1 and A = 2: -A log p = 1.386294, -A r = -2; + 0.5 * k1 = 0.5 * ln 2 - 0.1 * 1."""
     spec = Grpo(loss=loss, kl_coef=0.5, kl_estimator="k1", entropy_coef=0.1, clip_dual=3.0).loss_spec()
     half = torch.tensor([0.5]).log()
     inputs = LossInputs(half, half, torch.tensor([2.0]), torch.tensor([0]), half / 0.5, torch.ones(1))
-    expected = {"reinforce": 1.386294, "clipped": -2.0}[loss] + 0.5 * 0.693147 - 0.1
+    by_log, by_ratio = 1.386294, -2.0
+    own = {
+        "reinforce": by_log, "cispo": by_log, "dro": by_log, "cross_entropy": 0.693147,
+        "clipped": by_ratio, "gspo": by_ratio, "aipo": by_ratio,
+    }  # fmt: skip
+    expected = own[loss] + 0.5 * 0.693147 - 0.1
     assert compute(spec, inputs)[0].item() == pytest.approx(expected, rel=1e-5)
 
 
 @pytest.mark.parametrize(
-    ("settings", "message"),
+    ("given", "message"),
     [
-        ({"aggregation": "constant"}, "aggregation_constant: got None"),
-        ({"aggregation_constant": 4.0}, 'expected a number with "constant" and none without'),
+        ({"aggregation_constant": 4.0}, 'aggregation_constant: got 4.0 .* expected one only with "constant"'),
         ({"clip_dual": 1.2}, "clip_dual: got 1.2, expected more than 1"),
         ({"advantage": "raw"}, "drop_zero_variance: got true with advantage"),
-        ({"clip_low": 1.0}, "less than 1"),
+        ({"advantage_over": "batch"}, 'drop_zero_variance: got true .* advantage_over = "batch"'),
+        (
+            {"credit": "turn", "advantage": "running", "drop_zero_variance": False},
+            'got "running" with credit',
+        ),
+        (
+            {"credit": "gae", "drop_zero_variance": False},
+            'got "mean_std" with credit = "gae", expected "raw"',
+        ),
+        ({"use_rewards": False}, "use_rewards: got false with kl_reward_coef = 0"),
+        ({"adaptive_kl": {}}, "adaptive_kl: got it with kl_coef = 0"),
+        ({"reference_refresh": 5, "reference": {"name": "x"}}, "reference_refresh: got one with a reference"),
+        ({"filter": {"keep": "top_p", "value": 2.0}}, "filter.value: got 2.0 with top_p, expected at most 1"),
+        ({"clip_low": 1.1}, "less than or equal to 1"),
         ({"kl_coef": -0.1}, "greater than or equal to 0"),
         ({"kl_estimator": "k4"}, "'k1', 'k2' or 'k3'"),
         ({"epsilon": 0.2}, "Extra inputs are not permitted"),
     ],
 )
-def test_combinations_that_make_no_sense_are_refused(settings: dict, message: str) -> None:
+def test_combinations_that_make_no_sense_are_refused(given: dict, message: str) -> None:
     with pytest.raises(ValidationError, match=message):
-        Grpo(**settings)
+        Grpo(**given)
 
 
 def test_combinations_that_do() -> None:

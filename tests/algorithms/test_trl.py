@@ -1,4 +1,4 @@
-"""Advantages, losses and aggregation equal TRL's own (tests/golden/make_trl.py made the numbers)."""
+"""Advantages, losses, corrections and aggregation equal TRL's own numbers (tests/golden/make_trl.py)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from silva.algorithms.advantages import ADVANTAGES
+from silva.algorithms.advantages import ADVANTAGES, Scores
 from silva.algorithms.aggregation import normalise
 from silva.algorithms.losses import LossInputs, compute
 from silva.types import LossSpec, Sample
@@ -21,6 +21,7 @@ AGGREGATION = {
     "grpo": "sequence_mean_token_mean",
     "bnpo": "token_mean",
     "dapo": "token_mean",  # over the whole batch; bnpo is over a micro-batch, of which there is one here
+    "cispo": "token_mean",
     "dr_grpo": "constant",
 }
 
@@ -35,22 +36,30 @@ def groups() -> torch.Tensor:
 
 @pytest.mark.parametrize("name", ["mean_std", "mean", "leave_one_out"])
 def test_advantages(name: str) -> None:
-    ours = ADVANTAGES[name](table("rewards"), groups())
+    ours = ADVANTAGES[name](Scores(table("rewards"), groups()))
     assert ours.tolist() == pytest.approx(GOLDEN["advantages"][name], rel=1e-12, abs=1e-12)
 
 
 def spec_of(settings: dict[str, Any]) -> LossSpec:
-    low = settings["epsilon"]
+    low, high = settings.get("epsilon"), settings.get("epsilon_high")
     params = {
-        "clip_low": low,
-        "clip_high": settings.get("epsilon_high", low),
-        "clip_dual": settings.get("delta"),  # TRL's upper bound on the ratio acts only where A < 0
         "kl_coef": settings.get("beta", 0.0),
         "kl_estimator": "k3",
         "kl_correction": settings.get("use_bias_correction_kl", False),
         "entropy_coef": settings.get("entropy_coef", 0.0),
     }
-    return LossSpec("clipped", params)
+    if mode := settings.get("vllm_importance_sampling_mode"):
+        level, params["correction"] = mode.split("_")
+        params["correction_level"] = {"token": "token", "sequence": "product"}[level]
+        params["correction_low"] = settings["vllm_importance_sampling_clip_min"]
+        params["correction_high"] = settings["vllm_importance_sampling_clip_max"]
+    if settings["loss_type"] == "cispo":  # TRL's `epsilon_high` is the largest weight
+        return LossSpec("cispo", params | {"clip_low": 1.0, "clip_high": high - 1})
+    params |= {"clip_low": low, "clip_high": high or low}
+    if settings.get("importance_sampling_level") == "sequence":
+        return LossSpec("gspo", params)
+    # TRL's upper bound on the ratio acts only where A < 0
+    return LossSpec("clipped", params | {"clip_dual": settings.get("delta")})
 
 
 def weights_of(make_sample: Callable[..., Sample], loss_type: str) -> torch.Tensor:
@@ -76,8 +85,10 @@ def test_loss_gradient_and_metrics(case: str, make_sample: Callable[..., Sample]
         rows=rows[trained],
         reference_logprobs=table("reference_logprobs")[trained],
         entropies=table("entropies")[trained],
+        sampler_logprobs=table("sampler_logprobs")[trained],
     )
-    loss, metrics = compute(spec_of(golden["settings"]), inputs)
+    spec = spec_of(golden["settings"])
+    loss, metrics = compute(spec, inputs)
     weights = weights_of(make_sample, golden["settings"]["loss_type"])[trained]
     total = (weights * loss).sum()
     total.backward()
@@ -90,7 +101,12 @@ def test_loss_gradient_and_metrics(case: str, make_sample: Callable[..., Sample]
         if name == "kl" and golden["settings"]["use_bias_correction_kl"]:
             continue  # TRL logs it times the ratio; ours is the plain estimate
         # TRL keeps the masks of its clip metrics in float32; `delta` is left out of them.
-        if name == "clip_ratio/region_mean":
+        if spec.name == "gspo" and name == "clip_ratio/region_mean":  # over sequences; weights are 1 / (12 n)
+            assert (weights * metrics["clipped"]).sum().item() == pytest.approx(value, rel=1e-6)
+        elif name == "cispo_clip_ratio":  # of tokens with A > 0 only, out of all
+            own = metrics["clipped"] * (inputs.advantages > 0)
+            assert own.mean().item() == pytest.approx(value, rel=1e-6)
+        elif name == "clip_ratio/region_mean":
             own = metrics["clipped"] * ((inputs.advantages > 0) | (metrics["ratio"] < 1))
             assert own.mean().item() == pytest.approx(value, rel=1e-6)
         else:
@@ -106,4 +122,10 @@ def test_every_branch_is_taken() -> None:
     assert (trained & (advantage < 0) & (ratio < 0.8)).sum() >= 2
     assert (trained & (advantage < 0) & (ratio > 1.5)).sum() >= 2
     assert (advantage == 0).sum() == GOLDEN["group_size"]
+    weight = (table("old_logprobs") - table("sampler_logprobs")).exp()
+    assert (trained & (advantage != 0) & (weight > 1.4)).sum() >= 2
+    assert (trained & (advantage != 0) & (weight < 0.7)).sum() >= 2
+    sequence = ((table("old_logprobs") - table("sampler_logprobs")) * trained).sum(1).exp()
+    assert (sequence > 1.4).sum() >= 2
+    assert (sequence < 0.5).sum() >= 2
     assert len({case["loss"] for case in GOLDEN["losses"].values()}) == len(GOLDEN["losses"])

@@ -72,7 +72,7 @@ bad.toml:10: algorithm.type = "grpoo"
 --trainer.optimizer.lr: trainer.optimizer.lr
     got no value, expected a number > 0
 bad.toml:7: trainer.lr = 0.001
-    unknown key; did you mean trainer.optimizer.lr or warm_start.optimizer.lr?
+    unknown key; did you mean trainer.optimizer.lr or trainer.critic.optimizer.lr or warm_start.optimizer.lr?
 bad.toml:8: trainer.optim = a table
     unknown key; did you mean trainer.optimizer?
 SILVA_EVAL__EVERY: eval.every = -1
@@ -103,7 +103,8 @@ bad.toml:2: stepz = 20
         ("@ quickstart.toml", "quickstart.toml: no such file; TOML files there: a.toml"),
         ("@ nowhere/a.toml", "nowhere/a.toml: no such file; there is no folder DIR/nowhere"),
         ("@ .", ".: cannot be read: Is a directory"),
-        ("@ a.toml --lr 1", "--lr: lr = 1\n    unknown key; did you mean trainer.optimizer.lr or warm_start.optimizer.lr?"),
+        ("@ a.toml --lr 1", "--lr: lr = 1\n    unknown key; did you mean trainer.optimizer.lr or "
+         "warm_start.optimizer.lr or trainer.critic.optimizer.lr?"),
         ("@ a.toml --trainer.optimizer.beta 1", "--trainer.optimizer.beta: trainer.optimizer.beta = 1\n"
          "    unknown key; did you mean trainer.optimizer.betas?"),
         ("@ a.toml --eval.zzz 1", "--eval.zzz: eval.zzz = 1\n"

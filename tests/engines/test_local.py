@@ -379,6 +379,19 @@ def test_new_weights_give_the_memory_back(tiny_model: LoadedModel, make_engine: 
     assert engine.cache.nbytes == 0
 
 
+def test_sleep_gives_the_memory_back_and_changes_no_answer(make_engine: Make) -> None:
+    wide = load_model(TinyModel(layers=1, width=512, heads=8, kv_heads=8), seed=0)  # wide enough to pack
+    engine = make_engine(wide, pack_weights=True)
+    assert engine._packed is not None
+    first = answer(engine, prompt(100), 20)
+    assert engine.cache.nbytes > 0
+    asyncio.run(engine.sleep())
+    assert engine.cache.nbytes == 0 and engine._packed.nbytes == 0
+    again = answer(engine, prompt(100), 20)
+    assert again.cached_tokens == 0
+    assert (again.tokens, again.logprobs) == (first.tokens, first.logprobs)
+
+
 # --- faults
 
 

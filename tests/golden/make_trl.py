@@ -7,7 +7,8 @@ Run once by hand, in an environment that has trl (the test reads only the file):
 The numbers come from real trainers, GRPOTrainer and RLOOTrainer, on a tiny random model, in float64.
 Two things are fed to them from outside: completions and rewards (through rollout_func, generation and
 the reward function), and per-token log-probabilities in place of the model's, so that they are known.
-All that follows, group normalisation, ratio, clipping, KL, entropy, masks and aggregation, is TRL's.
+All that follows, group normalisation, ratio, clipping, KL, entropy, masks, the correction for the
+sampler and aggregation, is TRL's.
 """
 
 from __future__ import annotations
@@ -57,7 +58,28 @@ LOSS_CASES: dict[str, dict[str, Any]] = {
     "dapo_kl": {"loss_type": "dapo", "epsilon": 0.2, "beta": 0.02, "use_bias_correction_kl": False},
     "dr_grpo": {"loss_type": "dr_grpo", "epsilon": 0.1},
     "dr_grpo_delta": {"loss_type": "dr_grpo", "epsilon": 0.2, "delta": 1.5},
-}
+    "dapo": {"loss_type": "dapo", "epsilon": 0.3, "epsilon_high": 0.5},
+    "gspo": {"loss_type": "grpo", "importance_sampling_level": "sequence", "epsilon": 0.1},
+    "gspo_tight": {
+        "loss_type": "grpo", "importance_sampling_level": "sequence", "epsilon": 3e-4, "epsilon_high": 4e-4
+    },
+    "cispo": {"loss_type": "cispo", "epsilon_high": 1.3},
+    "cispo_kl": {"loss_type": "cispo", "epsilon_high": 5.0, "beta": 0.03, "use_bias_correction_kl": False},
+    **{
+        f"{loss['loss_type']}_{mode}": {
+            **loss,
+            "vllm_importance_sampling_mode": mode,
+            "vllm_importance_sampling_clip_min": low,
+            "vllm_importance_sampling_clip_max": 1.4,
+        }
+        for loss, mode, low in (
+            ({"loss_type": "dapo", "epsilon": 0.2}, "token_truncate", None),
+            ({"loss_type": "dapo", "epsilon": 0.2}, "token_mask", 0.7),
+            ({"loss_type": "grpo", "epsilon": 0.2}, "sequence_truncate", 0.8),
+            ({"loss_type": "cispo", "epsilon_high": 1.3}, "sequence_mask", 0.5),
+        )
+    },
+}  # fmt: skip
 
 
 def main() -> None:
@@ -87,7 +109,8 @@ def main() -> None:
     # The losses take TRL's group-normalised advantages.
     advantages = torch.tensor(result["advantages"]["mean_std"])
     for name, settings in LOSS_CASES.items():
-        loss, gradient, metrics = _loss(_grpo(**settings), signals, advantages)
+        corrected = "vllm_importance_sampling_mode" in settings
+        loss, gradient, metrics = _loss(_grpo(**settings), signals, advantages, corrected=corrected)
         result["losses"][name] = {
             "settings": settings,
             "loss": loss,
@@ -114,6 +137,7 @@ def _signals() -> dict[str, torch.Tensor]:
         "old_logprobs": logprobs - table(-0.9, 0.9),
         "reference_logprobs": logprobs - table(-0.7, 0.7),
         "entropies": table(0.0, 3.0),
+        "sampler_logprobs": logprobs - table(-0.9, 0.9),
     }
 
 
@@ -186,16 +210,31 @@ def _rloo() -> RLOOTrainer:
     return trainer
 
 
-def _advantages(trainer: Any) -> list[float]:
+def _scored(trainer: Any) -> dict[str, torch.Tensor]:
     prompts = [{"prompt": "a b"} for _ in REWARDS]
     trainer.model.train()
-    return trainer._generate_and_score_completions(prompts)["advantages"].tolist()
+    return trainer._generate_and_score_completions(prompts)
+
+
+def _advantages(trainer: Any) -> list[float]:
+    return _scored(trainer)["advantages"].tolist()
+
+
+def _sampler_ratio(trainer: GRPOTrainer, signals: dict[str, torch.Tensor]) -> torch.Tensor:
+    """TRL's weight for a sampler that is not the trainer, [B, T] or [B, 1]; without vLLM, told it has it."""
+    rows = zip(signals["sampler_logprobs"].tolist(), LENGTHS, strict=True)
+    sampled = {**_completions(), "logprobs": [row[:n] for row, n in rows]}
+    trainer.rollout_func = lambda prompts, trainer: sampled
+    trainer._get_per_token_logps_and_entropies = lambda *_, **__: (signals["old_logprobs"], None, None)
+    trainer.use_vllm, trainer._last_loaded_step = True, trainer.state.global_step
+    return _scored(trainer)["importance_sampling_ratio"]
 
 
 def _loss(
-    trainer: GRPOTrainer, signals: dict[str, torch.Tensor], advantages: torch.Tensor
+    trainer: GRPOTrainer, signals: dict[str, torch.Tensor], advantages: torch.Tensor, *, corrected: bool
 ) -> tuple[float, list[list[float]], dict[str, float]]:
     """TRL's scalar loss, its gradient by log-probability [B, T], and the metrics it logs."""
+    ratio = {"importance_sampling_ratio": _sampler_ratio(trainer, signals)} if corrected else {}
     logprobs = signals["logprobs"].clone().requires_grad_()
     trainer._get_per_token_logps_and_entropies = lambda *_, **__: (logprobs, signals["entropies"], None)
     trainer.model.train()
@@ -210,12 +249,15 @@ def _loss(
         "old_per_token_logps": signals["old_logprobs"],
         "ref_per_token_logps": signals["reference_logprobs"],
         "num_items_in_batch": _mask().sum(),
+        **ratio,
     }
     loss = trainer._compute_loss(trainer.model, inputs)
     loss.backward()
     logged = trainer._metrics["train"]
     metrics = {
-        name: logged[name][-1] for name in ("kl", "entropy", "clip_ratio/region_mean") if name in logged
+        name: logged[name][-1]
+        for name in ("kl", "entropy", "clip_ratio/region_mean", "cispo_clip_ratio")
+        if name in logged
     }
     return loss.item(), logprobs.grad.tolist(), metrics
 

@@ -29,7 +29,7 @@ class Played:
     def __init__(self, *rewards):
         self.rewards, self.calls = rewards, 0
 
-    async def run(self, task, taskset, engine, *, key):
+    async def run(self, task, taskset, engine, *, key, temperature=None):
         rewards = self.rewards[self.calls % len(self.rewards)]
         self.calls += 1
         for _ in range(50 - self.calls):
@@ -53,9 +53,10 @@ def collect(tmp_path, *rewards, groups=4, max_refills=2, drop=True, seen=None):
         recipe=Grpo(drop_zero_variance=drop, max_refills=max_refills),
         ledger=ledger,
         groups=groups,
+        longest=100,
         on_groups=(lambda done, total: seen.append((done, total))) if seen is not None else lambda *_: None,
     )
-    return asyncio.run(buffer.collect(7))
+    return asyncio.run(buffer.collect(7, 1.0))
 
 
 def keys(groups):
@@ -112,7 +113,7 @@ def test_when_every_episode_fails_the_commonest_error_is_named(tmp_path):
 
 def test_an_error_that_is_no_episode_s_ends_the_batch_as_it_is(tmp_path):
     class Broken(Played):
-        async def run(self, task, taskset, engine, *, key):
+        async def run(self, task, taskset, engine, *, key, temperature=None):
             if key == "s7g2":
                 raise RuntimeError("the engine is gone")
             yield Group(key, task, ())
@@ -120,9 +121,11 @@ def test_an_error_that_is_no_episode_s_ends_the_batch_as_it_is(tmp_path):
 
     ledger = Ledger.create(tmp_path / "ledger.jsonl")
     stream = TaskStream([World("world", Tasks(), 1.0)], 0)
-    buffer = Buffer(stream=stream, rollout=Broken(), engine=None, recipe=Grpo(), ledger=ledger, groups=4)
+    buffer = Buffer(
+        stream=stream, rollout=Broken(), engine=None, recipe=Grpo(), ledger=ledger, groups=4, longest=100
+    )
     with pytest.raises(RuntimeError, match="the engine is gone"):
-        asyncio.run(buffer.collect(7))
+        asyncio.run(buffer.collect(7, 1.0))
 
 
 @pytest.mark.parametrize(

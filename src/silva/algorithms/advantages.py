@@ -1,13 +1,23 @@
-"""Advantages: how much better a trajectory did than its group.
+"""Advantages: how much better a trajectory did than what it is compared with.
 
-The functions are pure: rewards [B] and group ids [B] (any integers) to advantages [B], in the dtype of
-the rewards. A group of one has nothing to be compared with: its advantage is 0 (except `raw`).
+    assign ──> whiten_samples ──> clip_samples        each step takes rows and returns rows
+      │
+      └── or credit.assign_turns, credit.assign_gae: credit that differs within a trajectory
+
+The functions in `ADVANTAGES` are pure: `Scores` of B trajectories to advantages [B], in the dtype of the
+rewards. A group of one has nothing to be compared with: its advantage is 0 (but for `raw`, `share` and
+`running`).
+GRPO is `mean_std`, RLOO `leave_one_out`, OPO `length_weighted`, MaxRL `max_rl`, RAE `running`, REINFORCE++
+`raw` or (its baseline form) `mean` and then `whiten_samples`, RAGEN's asymmetric clip `mean_std` and then
+`clip_samples(samples, -1, 3)`.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -17,51 +27,153 @@ from silva.errors import ConfigError, RecordError
 from silva.types import Group, Sample, Trajectory
 
 
-def raw(rewards: Tensor, groups: Tensor) -> Tensor:
-    """A = r: no baseline. Shapes: [B], [B] -> [B]."""
-    return rewards.clone()
+@dataclass(frozen=True, eq=False)
+class Scores:
+    """What a baseline sees of B trajectories, or of B turns.
+
+    Args:
+        rewards: [B].
+        groups: [B] ids (any integers) of what is compared with each other.
+        lengths: [B] trained tokens; needed by `length_weighted`.
+        baselines: [B] running baseline of the group so far, the same within a group; 0 where left out.
+    """
+
+    rewards: Tensor
+    groups: Tensor
+    lengths: Tensor | None = None
+    baselines: Tensor | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("groups", "lengths", "baselines"):
+            value = getattr(self, name)
+            if value is not None and (self.rewards.ndim != 1 or value.shape != self.rewards.shape):
+                raise RecordError(
+                    f"{name} must align with rewards: got {tuple(value.shape)} for "
+                    f"{tuple(self.rewards.shape)}, expected [B] each"
+                )
+
+    def group_sum(self, values: Tensor) -> Tensor:
+        """Sum over the group that each stands in: [B] -> [B]."""
+        _, group_B = torch.unique(self.groups, return_inverse=True)
+        return torch.zeros_like(values).index_add(0, group_B, values)[group_B]
+
+    def group_mean(self) -> Tensor:
+        """Mean reward of the group that each stands in: [B]."""
+        return self.group_sum(self.rewards) / self.counts()
+
+    def counts(self) -> Tensor:
+        """Size of the group that each stands in: [B]."""
+        return self.group_sum(torch.ones_like(self.rewards))
 
 
-def mean(rewards: Tensor, groups: Tensor) -> Tensor:
-    """A = r - mean of the group (Dr. GRPO, arXiv:2503.20783). Shapes: [B], [B] -> [B]."""
-    group_B, count_G = _index(rewards, groups)
-    return rewards - (_sums(rewards, group_B, count_G) / count_G)[group_B]
+def raw(scores: Scores) -> Tensor:
+    """A = r: no baseline. [B]."""
+    return scores.rewards.clone()
 
 
-def mean_std(rewards: Tensor, groups: Tensor, *, eps: float = 1e-4) -> Tensor:
-    """A = (r - mean) / (std + eps) of the group (GRPO, arXiv:2402.03300, section 4.1.2).
+def mean(scores: Scores) -> Tensor:
+    """A = r - mean of the group (Dr. GRPO, arXiv:2503.20783). [B]."""
+    return scores.rewards - scores.group_mean()
+
+
+def mean_std(scores: Scores, *, eps: float = 1e-4) -> Tensor:
+    """A = (r - mean) / (std + eps) of the group (GRPO, arXiv:2402.03300, section 4.1.2). [B].
 
     The paper leaves open which std; this is the unbiased one (divided by n - 1) with eps = 1e-4, as in
-    TRL (others use 1e-6, which matters only where the std is as small). Shapes: [B], [B] -> [B].
+    TRL (others use 1e-6, which matters only where the std is as small).
     """
-    group_B, count_G = _index(rewards, groups)
-    centred_B = mean(rewards, groups)
-    variance_G = _sums(centred_B.square(), group_B, count_G) / (count_G - 1).clamp(min=1)
-    return centred_B / (variance_G.sqrt() + eps)[group_B]
+    centred_B = mean(scores)
+    variance_B = scores.group_sum(centred_B.square()) / (scores.counts() - 1).clamp(min=1)
+    return centred_B / (variance_B.sqrt() + eps)
 
 
-def leave_one_out(rewards: Tensor, groups: Tensor) -> Tensor:
-    """A = r - mean of the *others* of the group = n / (n - 1) * (r - mean) (RLOO, arXiv:2402.14740).
+def leave_one_out(scores: Scores) -> Tensor:
+    """A = r - mean of the *others* of the group = n / (n - 1) * (r - mean) (RLOO, arXiv:2402.14740). [B].
 
-    Unbiased, as the baseline does not depend on the trajectory itself. Shapes: [B], [B] -> [B].
+    Unbiased, as the baseline does not depend on the trajectory itself.
     """
-    group_B, count_G = _index(rewards, groups)
-    others_B = _sums(rewards, group_B, count_G)[group_B] - rewards
-    count_B = count_G[group_B]
-    return torch.where(
-        count_B > 1, rewards - others_B / (count_B - 1).clamp(min=1), torch.zeros_like(rewards)
-    )
+    count_B = scores.counts()
+    others_B = scores.group_sum(scores.rewards) - scores.rewards
+    alone = torch.zeros_like(scores.rewards)
+    return torch.where(count_B > 1, scores.rewards - others_B / (count_B - 1).clamp(min=1), alone)
 
 
-ADVANTAGES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+def length_weighted(scores: Scores) -> Tensor:
+    """A = r - sum(l r) / sum(l) of the group, l = trained tokens (OPO, arXiv:2505.23585). [B].
+
+    The baseline of least variance where a trajectory's squared gradient grows with its length.
+
+    Raises:
+        RecordError: scores without lengths.
+    """
+    if scores.lengths is None:
+        raise RecordError("length_weighted advantages: got no lengths, expected [B] trained tokens")
+    lengths_B = scores.lengths.to(scores.rewards.dtype)
+    # A group without a trained token has no baseline, and nobody to use it.
+    total_B = scores.group_sum(lengths_B).clamp(min=1)
+    return scores.rewards - scores.group_sum(lengths_B * scores.rewards) / total_B
+
+
+def max_rl(scores: Scores) -> Tensor:
+    """A = (r - mean) / mean of the group, 0 where the mean is not above 0 (MaxRL, arXiv:2602.02710). [B].
+
+    For rewards of 0 and 1: the gradient of a truncated log-likelihood of success, so that a task that
+    succeeds with probability p weighs about 1 / p.
+    """
+    mean_B = scores.group_mean()
+    return torch.where(mean_B > 0, (scores.rewards - mean_B) / mean_B, torch.zeros_like(mean_B))
+
+
+def share(scores: Scores) -> Tensor:
+    """A = r / sum of the group, 0 where that is not above 0 (Act-PRM's EM: posterior weights). [B].
+
+    For rewards of 0 or more, such as p(action | thought): the gradient is that of the expected
+    log-likelihood under the posterior over the group.
+    """
+    total_B = scores.group_sum(scores.rewards)
+    return torch.where(total_B > 0, scores.rewards / total_B, torch.zeros_like(total_B))
+
+
+def running(scores: Scores, *, decay: float = 0.95) -> Tensor:
+    """A = r - b, then b <- decay b + (1 - decay) r, in the order of B (RAE, SPIRAL, arXiv:2506.24119). [B].
+
+    Each is compared with the baseline before its own reward enters it, so the baseline is unbiased. It
+    works where the mean of a group says nothing, as in a zero-sum game.
+    """
+    return scores.rewards - _running(scores, decay)[0]
+
+
+ADVANTAGES: dict[str, Callable[[Scores], Tensor]] = {
     "mean": mean,
     "mean_std": mean_std,
     "leave_one_out": leave_one_out,
+    "length_weighted": length_weighted,
+    "max_rl": max_rl,
+    "share": share,
+    "running": running,
     "raw": raw,
+}
+# What is compared with each other (RAGEN's state, inductive and batch): index of the group, group -> key.
+OVER: dict[str, Callable[[int, Group], Hashable]] = {
+    "group": lambda index, group: index,
+    "environment": lambda index, group: group.task.environment,
+    "batch": lambda index, group: None,
+}
+# How often a trained token counts, by the trained tokens of its trajectory.
+WHITEN_OVER: dict[str, Callable[[int], float]] = {
+    "tokens": lambda own: 1.0,
+    "trajectories": lambda own: 1.0 / own,
 }
 
 
-def assign(samples: Sequence[Sample], groups: Sequence[Group], kind: str) -> list[Sample]:
+def assign(
+    samples: Sequence[Sample],
+    groups: Sequence[Group],
+    kind: str,
+    *,
+    over: str = "group",
+    baselines: Mapping[str, float] | None = None,
+) -> list[Sample]:
     """Gives every token of a sample the advantage of its trajectory.
 
     The reward is `Trajectory.shaped_reward`. Trajectories that failed enter no baseline, and their
@@ -71,60 +183,196 @@ def assign(samples: Sequence[Sample], groups: Sequence[Group], kind: str) -> lis
         samples: rows of trajectories in `groups`; a trajectory may have none, one or several.
         groups: every group that the samples come from, whole.
         kind: a name in `ADVANTAGES`.
+        over: a name in `OVER`, what a baseline is taken over; `running` always takes the environment.
+        baselines: for `running`, by environment, 0 where missing; `running_baselines` gives the next ones.
 
     Returns:
         The samples of scored trajectories in their order, with `advantages` [T] float32.
 
     Raises:
-        ConfigError: unknown kind.
+        ConfigError: unknown kind or over.
         RecordError: a trajectory id stands twice, a sample's trajectory is in no group, or a reward is
             not finite.
     """
-    if kind not in ADVANTAGES:
-        raise ConfigError(f"unknown advantage: got {kind!r}, expected one of {', '.join(ADVANTAGES)}")
-    scored = [(t, i) for i, group in enumerate(groups) for t in group.scored]
-    rewards_B = torch.tensor([_reward(t) for t, _ in scored], dtype=torch.float64)
-    groups_B = torch.tensor([i for _, i in scored], dtype=torch.int64)
-    advantages_B = ADVANTAGES[kind](rewards_B, groups_B).tolist()
+    check_kind(kind, over)
+    kept = scored_samples(samples, groups)
+    key = OVER["environment" if kind == "running" else over]
+    scored = [(i, group, t) for i, group in enumerate(groups) for t in group.scored]
+    lengths, so_far = trained_tokens(kept), baselines or {}
+    scores = Scores(
+        rewards=as_float64(finite_reward(t) for _, _, t in scored),
+        groups=as_ids([key(i, group) for i, group, _ in scored]),
+        lengths=as_float64(lengths[t.id] for _, _, t in scored),
+        baselines=as_float64(so_far.get(group.task.environment, 0.0) for _, group, _ in scored),
+    )
+    advantages = {t.id: a for (_, _, t), a in zip(scored, ADVANTAGES[kind](scores).tolist(), strict=True)}
+    return [s.replace(advantages=np.full(len(s), advantages[s.trajectory], dtype=np.float32)) for s in kept]
 
-    everyone = [t.id for group in groups for t in group.trajectories]
-    known = set(everyone)
-    if len(known) < len(everyone):
-        twice = sorted({name for name in everyone if everyone.count(name) > 1})
+
+def running_baselines(
+    groups: Sequence[Group], baselines: Mapping[str, float], *, decay: float = 0.95
+) -> dict[str, float]:
+    """The baselines of `running` after the groups' scored trajectories, in their order.
+
+    Args:
+        groups: as given to `assign`.
+        baselines: before them, by environment; 0 where missing.
+
+    Returns:
+        All of `baselines`, those of the groups' environments moved on.
+
+    Raises:
+        RecordError: a reward is not finite.
+    """
+    scored = [(group.task.environment, t) for group in groups for t in group.scored]
+    scores = Scores(
+        rewards=as_float64(finite_reward(t) for _, t in scored),
+        groups=as_ids([environment for environment, _ in scored]),
+        baselines=as_float64(baselines.get(environment, 0.0) for environment, _ in scored),
+    )
+    after = _running(scores, decay)[1].tolist()
+    return {**baselines, **{environment: b for (environment, _), b in zip(scored, after, strict=True)}}
+
+
+def whiten(values: Tensor, weights: Tensor, *, eps: float = 1e-8) -> Tensor:
+    """(x - mean) / sqrt(variance + eps), both over the values as often as their weights say.
+
+    With weights of 1 on trained tokens: the batch normalisation of REINFORCE++ (arXiv:2501.03262). The
+    variance is unbiased: divided by the sum of the weights - 1.
+
+    Args:
+        values: [N].
+        weights: [N], 0 for what must not count, at least 1 in sum.
+
+    Returns:
+        [N]; what does not count is shifted and scaled with the others.
+    """
+    total = weights.sum().clamp(min=1)
+    centred_N = values - (weights * values).sum() / total
+    variance = (weights * centred_N.square()).sum() / (total - 1).clamp(min=1)
+    return centred_N / (variance + eps).sqrt()
+
+
+def whiten_samples(samples: Sequence[Sample], over: str = "tokens") -> list[Sample]:
+    """The samples with advantages of mean 0 and std 1 over all their trained tokens.
+
+    Args:
+        samples: all of a batch, with advantages.
+        over: a name in `WHITEN_OVER`: whether each token counts the same, or each trajectory.
+
+    Raises:
+        ConfigError: unknown over.
+        RecordError: a sample without advantages.
+    """
+    if over not in WHITEN_OVER:
+        raise ConfigError(f"unknown whitening: got over {over!r}, expected one of {', '.join(WHITEN_OVER)}")
+    lengths = trained_tokens(samples)
+    weights = [(s.loss_weights > 0) * WHITEN_OVER[over](lengths[s.trajectory] or 1) for s in samples]
+    return map_advantages(samples, lambda advantages_N: whiten(advantages_N, _joined(weights)))
+
+
+def clip_samples(samples: Sequence[Sample], low: float, high: float) -> list[Sample]:
+    """The samples with advantages between `low` and `high`.
+
+    Raises:
+        RecordError: a sample without advantages.
+    """
+    return map_advantages(samples, lambda advantages_N: advantages_N.clamp(low, high))
+
+
+def map_advantages(samples: Sequence[Sample], function: Callable[[Tensor], Tensor]) -> list[Sample]:
+    """The samples with `function`, [N] float64 to [N], applied to the advantages of all their tokens, joined.
+
+    Raises:
+        RecordError: a sample without advantages.
+    """
+    if not samples:
+        return []
+    rows = [advantages_of(s) for s in samples]
+    changed = function(_joined(rows)).numpy().astype(np.float32)
+    parts = np.split(changed, np.cumsum([len(row) for row in rows])[:-1])
+    return [s.replace(advantages=part) for s, part in zip(samples, parts, strict=True)]
+
+
+def advantages_of(sample: Sample) -> np.ndarray:
+    """[T].
+
+    Raises:
+        RecordError: it has none.
+    """
+    if sample.advantages is None:
+        raise RecordError(f"advantages of a sample of {sample.trajectory}: got none, expected {len(sample)}")
+    return sample.advantages
+
+
+def scored_samples(samples: Sequence[Sample], groups: Sequence[Group]) -> list[Sample]:
+    """The samples whose trajectory has a result that may be used, in their order.
+
+    Raises:
+        RecordError: a trajectory id stands twice, or a sample's trajectory is in no group.
+    """
+    everyone = Counter(t.id for group in groups for t in group.trajectories)
+    if twice := sorted(name for name, count in everyone.items() if count > 1):
         raise RecordError(f"advantages: trajectory ids must be unique over groups: got {twice[0]!r} twice")
-    by_trajectory = {t.id: advantage for (t, _), advantage in zip(scored, advantages_B, strict=True)}
-
-    result = []
     for sample in samples:
-        if sample.trajectory not in known:
+        if sample.trajectory not in everyone:
             raise RecordError(
                 f"advantages: trajectory {sample.trajectory!r} of a sample (group {sample.group!r}): "
                 f"got none of that id, expected it in one of {len(groups)} groups"
             )
-        if sample.trajectory in by_trajectory:
-            value = by_trajectory[sample.trajectory]
-            result.append(sample.replace(advantages=np.full(len(sample), value, dtype=np.float32)))
-    return result
+    scored = {t.id for group in groups for t in group.scored}
+    return [sample for sample in samples if sample.trajectory in scored]
 
 
-def _reward(trajectory: Trajectory) -> float:
+def check_kind(kind: str, over: str) -> None:
+    """Raises ConfigError for a kind or an over that does not exist."""
+    if kind not in ADVANTAGES:
+        raise ConfigError(f"unknown advantage: got {kind!r}, expected one of {', '.join(ADVANTAGES)}")
+    if over not in OVER:
+        raise ConfigError(f"advantage {kind}: got over {over!r}, expected one of {', '.join(OVER)}")
+
+
+def trained_tokens(samples: Iterable[Sample]) -> Counter[str]:
+    """How many tokens of each trajectory carry loss."""
+    counts: Counter[str] = Counter()
+    for sample in samples:
+        counts[sample.trajectory] += int(np.count_nonzero(sample.loss_weights > 0))
+    return counts
+
+
+def finite_reward(trajectory: Trajectory) -> float:
+    """What training sees of its rewards.
+
+    Raises:
+        RecordError: that is not finite.
+    """
     reward = trajectory.shaped_reward
     if not math.isfinite(reward):
         raise RecordError(f"reward of trajectory {trajectory.id}: got {reward}, expected a finite number")
     return reward
 
 
-def _index(rewards: Tensor, groups: Tensor) -> tuple[Tensor, Tensor]:
-    """Group ids as indices [B] into counts [G]."""
-    if rewards.ndim != 1 or rewards.shape != groups.shape:
-        raise RecordError(
-            f"groups must align with rewards: got {tuple(groups.shape)} for {tuple(rewards.shape)}, "
-            "expected [B] each"
-        )
-    _, group_B, count_G = torch.unique(groups, return_inverse=True, return_counts=True)
-    return group_B, count_G
+def as_float64(values: Iterable[float]) -> Tensor:
+    return torch.tensor(list(values), dtype=torch.float64)
 
 
-def _sums(values: Tensor, group_B: Tensor, count_G: Tensor) -> Tensor:
-    """Sum of the values of each group: [B] -> [G]."""
-    return values.new_zeros(len(count_G)).index_add(0, group_B, values)
+def as_ids(keys: Sequence[Hashable]) -> Tensor:
+    """[B] int64, equal where the keys are."""
+    numbers = {key: i for i, key in enumerate(dict.fromkeys(keys))}
+    return torch.tensor([numbers[key] for key in keys], dtype=torch.int64)
+
+
+def _running(scores: Scores, decay: float) -> tuple[Tensor, Tensor]:
+    """[B] the baseline before each reward entered it, and [B] after."""
+    starts = [0.0] * len(scores.rewards) if scores.baselines is None else scores.baselines.tolist()
+    baselines: dict[int, float] = {}
+    before, after = [], []
+    for reward, group, start in zip(scores.rewards.tolist(), scores.groups.tolist(), starts, strict=True):
+        before.append(baselines.get(group, start))
+        baselines[group] = decay * before[-1] + (1 - decay) * reward
+        after.append(baselines[group])
+    return scores.rewards.new_tensor(before), scores.rewards.new_tensor(after)
+
+
+def _joined(rows: Sequence[np.ndarray]) -> Tensor:
+    return torch.from_numpy(np.concatenate(rows).astype(np.float64))

@@ -1,9 +1,23 @@
 """Which groups are worth a gradient. Filters see raw rewards only: penalties and normalised values
-would make a group of equal results look informative."""
+would make a group of equal results look informative.
+
+`zero_variance` and `out_of_range` judge a group by itself; `drop_reasons` compares the groups of a batch
+with each other, so it needs all of them. A reason is one word, which the ledger records and metrics count.
+"""
 
 from __future__ import annotations
 
+import math
+import statistics
+from collections.abc import Callable, Sequence
+from itertools import accumulate
+from typing import Literal
+
+from silva.errors import ConfigError, RecordError
 from silva.types import Group
+
+Reason = Literal["failed", "zero_variance", "low_variance", "too_easy", "too_hard", "surplus"]
+Difficulty = Literal["easy", "normal", "hard"]
 
 TOLERANCE = 1e-9  # sums of the same named rewards may differ in the last bits
 
@@ -18,3 +32,128 @@ def zero_variance(group: Group) -> bool:
     """
     rewards = [trajectory.raw_reward for trajectory in group.scored]
     return len(rewards) < 2 or all(abs(reward - rewards[0]) <= TOLERANCE for reward in rewards)
+
+
+def reward_std(group: Group) -> float:
+    """Standard deviation of the raw rewards of a group (divided by n - 1), 0 where `zero_variance`.
+
+    Groups with the same rewards in another order get the same bits.
+
+    Raises:
+        RecordError: a raw reward is not finite.
+    """
+    rewards = _rewards(group)
+    return 0.0 if zero_variance(group) else statistics.stdev(rewards)
+
+
+def drop_reasons(groups: Sequence[Group], kind: str, value: float) -> list[Reason | None]:
+    """Keeps the groups of a batch whose raw rewards vary most, by the standard deviation s of each:
+
+    - `top_p`: the share `value` of the groups, rounded down, at least one (StarPO-S, arXiv:2504.20073,
+      which keeps 0.25).
+    - `top_k`: `value` groups.
+    - `min_p`: those with s >= value * the largest s.
+    - `nucleus`: from the largest s down until their sum reaches value * the sum of all (the filter by
+      signal-to-noise ratio of RAGEN-2, arXiv:2604.06268, which calls it top_p and recommends 0.9).
+
+    `min_p` and `nucleus` keep no group with s = 0; the other two only count, so they may. Where s is equal
+    the earlier group is kept. RAGEN's code stops the nucleus 0.01 early; here there is no such slack, as
+    it would depend on the scale of the rewards.
+
+    Args:
+        groups: all groups of the batch.
+        kind: a name in `SELECTIONS`.
+        value: above 0 and at most 1; for `top_k` a whole number, 1 or more.
+
+    Returns:
+        For each group None where it is kept, else the reason why not: `failed` (no scored trajectory; it
+        does not count as one of the groups), `zero_variance`, or `low_variance` (others vary more).
+
+    Raises:
+        ConfigError: unknown kind, or a value out of range.
+        RecordError: a raw reward is not finite.
+    """
+    if kind not in SELECTIONS:
+        raise ConfigError(f"unknown filter: got {kind!r}, expected one of {', '.join(SELECTIONS)}")
+    if kind == "top_k" and not (value >= 1 and value == int(value)):
+        raise ConfigError(f"filter top_k: got {value}, expected a whole number, 1 or more")
+    if kind != "top_k" and not 0 < value <= 1:
+        raise ConfigError(f"filter {kind}: got {value}, expected 0 < value <= 1")
+
+    stds = {index: reward_std(group) for index, group in enumerate(groups) if group.scored}
+    ranked = sorted(stds, key=lambda index: -stds[index])  # stable: equal ones keep their order
+    count = SELECTIONS[kind]([stds[index] for index in ranked], value) if ranked else 0
+    reasons: list[Reason | None] = ["failed"] * len(groups)
+    for rank, index in enumerate(ranked):
+        dropped: Reason = "low_variance" if stds[index] else "zero_variance"
+        reasons[index] = None if rank < count else dropped
+    return reasons
+
+
+def _nucleus(stds: Sequence[float], value: float) -> int:
+    wanted = value * math.fsum(stds) * (1 - TOLERANCE)
+    before = accumulate(stds, initial=0.0)  # what the larger ones sum to
+    return sum(std > 0 and total < wanted for std, total in zip(stds, before, strict=False))
+
+
+# (standard deviations, largest first, at least one; value) -> how many to keep from the front
+SELECTIONS: dict[str, Callable[[Sequence[float], float], int]] = {
+    "top_p": lambda stds, value: max(1, int(value * len(stds) * (1 + TOLERANCE))),  # 0.29 * 100 < 29
+    "top_k": lambda stds, value: int(value),
+    "min_p": lambda stds, value: sum(std > 0 and std >= value * stds[0] * (1 - TOLERANCE) for std in stds),
+    "nucleus": _nucleus,
+}
+
+
+def out_of_range(group: Group, low: float, high: float) -> Reason | None:
+    """Online difficulty filter: None where low <= mean raw reward <= high, else why the group is dropped.
+
+    The bounds themselves are inside. With rewards of 0 and 1 a group at either end has no variance either.
+
+    Returns:
+        `too_hard` below, `too_easy` above, `failed` where no trajectory is scored.
+
+    Raises:
+        ConfigError: low above high.
+        RecordError: a raw reward is not finite.
+    """
+    if not low <= high:
+        raise ConfigError(f"range of the mean reward: got low {low} and high {high}, expected low <= high")
+    rewards = _rewards(group)
+    if not rewards:
+        return "failed"
+    mean = statistics.fmean(rewards)
+    if mean < low - TOLERANCE:
+        return "too_hard"
+    return "too_easy" if mean > high + TOLERANCE else None
+
+
+def difficulty(success: float, *, easy: float = 1.0, hard: float = 0.0) -> Difficulty:
+    """The pool of a task by the mean success of its last group, as in PRIME-RL.
+
+    Args:
+        success: mean over the scored trajectories of the group.
+        easy: from here on a task is easy; as it stands, where every trajectory succeeds.
+        hard: down from here it is hard; as it stands, where none does.
+
+    Raises:
+        ConfigError: hard is not below easy.
+        RecordError: success is not finite.
+    """
+    if not hard < easy:
+        raise ConfigError(f"difficulty: got hard {hard} and easy {easy}, expected hard < easy")
+    if not math.isfinite(success):
+        raise RecordError(f"difficulty: got mean success {success}, expected a finite number")
+    if success >= easy - TOLERANCE:
+        return "easy"
+    return "hard" if success <= hard + TOLERANCE else "normal"
+
+
+def _rewards(group: Group) -> list[float]:
+    for trajectory in group.scored:
+        if not math.isfinite(trajectory.raw_reward):
+            raise RecordError(
+                f"raw reward of trajectory {trajectory.id}: got {trajectory.raw_reward}, "
+                "expected a finite number"
+            )
+    return [trajectory.raw_reward for trajectory in group.scored]

@@ -1,120 +1,149 @@
-"""Settings of the algorithms: a `type` alone is a full recipe; every field may be overridden."""
+"""The recipes: a `type` alone is a full setting of `Algorithm`, and every field may be overridden.
+
+One entry a recipe: what it is and where it comes from, and what it sets otherwise than `Algorithm`.
+docs/algorithms.md has them in one table.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Literal
+import copy
+from typing import Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import create_model
 
-from silva.config.sections import Natural, Section
-
-if TYPE_CHECKING:
-    from silva.types import LossSpec
-
-Advantage = Literal["mean", "mean_std", "leave_one_out", "raw"]
-Loss = Literal["reinforce", "clipped"]
-Aggregation = Literal["token_mean", "sequence_mean_token_mean", "sequence_mean_token_sum", "constant"]
-NotNegative = Annotated[float, Field(ge=0)]
+from silva.algorithms.settings import Algorithm, Filter
 
 
-class Algorithm(Section):
-    """What all recipes can set. Names are keys of ADVANTAGES, LOSSES, KL_ESTIMATORS and AGGREGATIONS."""
-
-    advantage: Advantage
-    """Baseline of a trajectory's reward, from its group."""
-    loss: Loss
-    """`reinforce` is exact only for the first update of a batch; `clipped` corrects later ones."""
-    aggregation: Aggregation
-    """How the losses of tokens become one number."""
-    aggregation_constant: Annotated[float, Field(gt=0)] | None = None
-    """What `aggregation = "constant"` divides by."""
-    clip_low: Annotated[float, Field(ge=0, lt=1)] = 0.2
-    """The probability ratio is clipped below 1 - clip_low."""
-    clip_high: NotNegative = 0.2
-    """The probability ratio is clipped above 1 + clip_high."""
-    clip_dual: Annotated[float, Field(gt=1)] | None = None
-    """Largest ratio that counts where the advantage is negative (3 is common); null sets no limit."""
-    kl_coef: NotNegative = 0.0
-    """Weight of the KL to the model before training; 0 needs no reference."""
-    kl_estimator: Literal["k1", "k2", "k3"] = "k3"
-    """Per-token estimator: k1 (high variance), k2 (biased), k3 (low variance)."""
-    kl_correction: bool = True
-    """Weight it by the probability ratio, for the gradient of its mean; without it k1 regularises nothing."""
-    entropy_coef: NotNegative = 0.0
-    """Weight of the bonus for the entropy of the token distribution, in nats."""
-    drop_zero_variance: bool = True
-    """Leave out groups whose raw rewards are all equal."""
-    max_refills: Natural = 2
-    """How many times a step may ask for groups in place of those left out."""
-
-    @model_validator(mode="after")
-    def _consistent(self) -> Algorithm:
-        if (self.aggregation == "constant") != (self.aggregation_constant is not None):
-            raise ValueError(
-                f"aggregation_constant: got {self.aggregation_constant} with aggregation = "
-                f'"{self.aggregation}", expected a number with "constant" and none without'
-            )
-        if self.clip_dual is not None and self.clip_dual <= 1 + self.clip_high:
-            raise ValueError(
-                f"clip_dual: got {self.clip_dual}, expected more than 1 + clip_high ({self.clip_high})"
-            )
-        if self.advantage == "raw" and self.drop_zero_variance:
-            raise ValueError(
-                'drop_zero_variance: got true with advantage = "raw", expected false: without a baseline '
-                "groups of equal rewards do teach something"
-            )
-        return self
-
-    @property
-    def needs(self) -> frozenset[str]:
-        """What the trainer has to score before the update: names of fields of `Signals`."""
-        return frozenset({"reference_logprobs"} if self.kl_coef else ())
-
-    def loss_spec(self) -> LossSpec:
-        from silva.types import LossSpec  # numpy: not for help
-
-        params: dict[str, float | str | None] = {
-            "kl_coef": self.kl_coef,
-            "kl_estimator": self.kl_estimator,
-            "kl_correction": self.kl_correction,
-            "entropy_coef": self.entropy_coef,
-        }
-        if self.loss == "clipped":
-            params |= {"clip_low": self.clip_low, "clip_high": self.clip_high, "clip_dual": self.clip_dual}
-        return LossSpec(self.loss, params)
+def _recipe(type: str, says: str, base: type[Algorithm] = Algorithm, **defaults: Any) -> type[Algorithm]:
+    fields: dict[str, Any] = {"type": (Literal[type], type)}
+    for name, default in defaults.items():
+        info = copy.copy(base.model_fields[name])
+        info.default = default
+        fields[name] = (info.annotation, info)
+    words = "".join(part.capitalize() for part in type.split("_"))
+    return create_model(words, __base__=base, __doc__=says, __module__=__name__, **fields)
 
 
-class Reinforce(Algorithm):
-    """Policy gradient with the mean of the group as baseline; every token counts the same."""
+Reinforce = _recipe(
+    "reinforce", "Policy gradient with the mean of the group as baseline; every token counts the same.",
+    advantage="mean", loss="reinforce", aggregation="token_mean",
+)  # fmt: skip
 
-    type: Literal["reinforce"] = "reinforce"
-    advantage: Advantage = "mean"
-    """Baseline of a trajectory's reward, from its group."""
-    loss: Loss = "reinforce"
-    """`reinforce` is exact only for the first update of a batch; `clipped` corrects later ones."""
-    aggregation: Aggregation = "token_mean"
-    """How the losses of tokens become one number."""
+ReinforcePp = _recipe(
+    "reinforce_pp", "PPO's clip without critic or group; the batch is whitened (arXiv:2501.03262).",
+    advantage="raw", whiten="tokens", loss="clipped", aggregation="token_mean", drop_zero_variance=False,
+)  # fmt: skip
 
+ReinforcePpBaseline = _recipe(
+    "reinforce_pp_baseline", "REINFORCE++ with the mean of the group as baseline (arXiv:2501.03262).",
+    advantage="mean", whiten="tokens", loss="clipped", aggregation="token_mean",
+)  # fmt: skip
 
-class Rloo(Algorithm):
-    """REINFORCE with the others of the group as baseline, a sequence as one action (arXiv:2402.14740)."""
+Rloo = _recipe(
+    "rloo", "REINFORCE against the others of the group, a sequence as one action (arXiv:2402.14740).",
+    advantage="leave_one_out", loss="reinforce", aggregation="sequence_mean_token_sum",
+)  # fmt: skip
 
-    type: Literal["rloo"] = "rloo"
-    advantage: Advantage = "leave_one_out"
-    """Baseline of a trajectory's reward, from its group."""
-    loss: Loss = "reinforce"
-    """`reinforce` is exact only for the first update of a batch; `clipped` corrects later ones."""
-    aggregation: Aggregation = "sequence_mean_token_sum"
-    """How the losses of tokens become one number."""
+Grpo = _recipe(
+    "grpo", "Group-relative policy optimisation, without its KL, as is usual by now (arXiv:2402.03300).",
+    advantage="mean_std", loss="clipped", aggregation="sequence_mean_token_mean",
+)  # fmt: skip
 
+DrGrpo = _recipe(
+    "dr_grpo", "GRPO without division by std or by a trajectory's length (arXiv:2503.20783).",
+    advantage="mean", loss="clipped", aggregation="constant",
+)  # fmt: skip
 
-class Grpo(Algorithm):
-    """Group-relative policy optimisation (arXiv:2402.03300), without its KL, as is usual by now."""
+Dapo = _recipe(
+    "dapo", "GRPO with clip-higher, refills, overlong shaping and token mean (arXiv:2503.14476).",
+    advantage="mean_std", loss="clipped", clip_high=0.28, aggregation="token_mean", overlong=0.2,
+    max_refills=8,
+)  # fmt: skip
 
-    type: Literal["grpo"] = "grpo"
-    advantage: Advantage = "mean_std"
-    """Baseline of a trajectory's reward, from its group."""
-    loss: Loss = "clipped"
-    """`reinforce` is exact only for the first update of a batch; `clipped` corrects later ones."""
-    aggregation: Aggregation = "sequence_mean_token_mean"
-    """How the losses of tokens become one number."""
+Gspo = _recipe(
+    "gspo", "GRPO with the length-normalised ratio of the whole row (arXiv:2507.18071).",
+    advantage="mean_std", loss="gspo", aggregation="sequence_mean_token_mean",
+)  # fmt: skip
+
+Cispo = _recipe(
+    "cispo", "The ratio clipped as a weight, so that no token loses its gradient (arXiv:2506.13585).",
+    advantage="mean_std", loss="cispo", aggregation="token_mean",
+)  # fmt: skip
+
+Opo = _recipe(
+    "opo", "On-policy, with the length-weighted baseline of least variance (arXiv:2505.23585).",
+    advantage="length_weighted", loss="reinforce", aggregation="token_mean",
+)  # fmt: skip
+
+Aipo = _recipe(
+    "aipo", "For stale samples: the ratio clipped on one side (LlamaRL, arXiv:2505.24034; PRIME-RL).",
+    advantage="mean", loss="aipo", aggregation="token_mean",
+)  # fmt: skip
+
+Gpg = _recipe(
+    "gpg", "Policy gradient with the mean of the batch as baseline (MinRL's; after arXiv:2504.02546).",
+    advantage="mean", advantage_over="batch", loss="reinforce", aggregation="token_mean",
+    drop_zero_variance=False,
+)  # fmt: skip
+
+MaxRl = _recipe(
+    "max_rl", "Rewards relative to the group's rate of success: hard tasks weigh more (arXiv:2602.02710).",
+    advantage="max_rl", loss="clipped", aggregation="token_mean",
+)  # fmt: skip
+
+Ppo = _recipe(
+    "ppo", "Proximal policy optimisation with a critic and GAE over tokens (arXiv:1707.06347).",
+    advantage="raw", credit="gae", whiten="tokens", loss="clipped", clip_dual=3.0, aggregation="token_mean",
+    drop_zero_variance=False,
+)  # fmt: skip
+
+Starpo = _recipe(
+    "starpo", "PPO over trajectories of several turns, with a KL, as in RAGEN (arXiv:2504.20073).",
+    base=Ppo, kl_coef=0.001, kl_estimator="k1", entropy_coef=0.001,
+)  # fmt: skip
+
+StarpoS = _recipe(
+    "starpo_s", "StarPO on the quarter of the groups that vary most, no KL, clip-higher (arXiv:2504.20073).",
+    base=Starpo, kl_coef=0.0, clip_high=0.28, filter=Filter(keep="top_p", value=0.25), oversample=4.0,
+)  # fmt: skip
+
+BiLevelGae = _recipe(
+    "bi_level_gae", "PPO with GAE over turns, then over the tokens of each (VAGEN, arXiv:2510.16907; RAGEN).",
+    base=Ppo, credit="bi_level_gae",
+)  # fmt: skip
+
+Arpo = _recipe(
+    "arpo", "GRPO on trees; each leaf trains what it shares with its own advantage (arXiv:2507.19849).",
+    advantage="mean_std", loss="clipped", clip_dual=3.0, aggregation="token_mean",
+)  # fmt: skip
+
+Aepo = _recipe(
+    "aepo", "ARPO with entropy-balanced clipping and entropy-aware advantages (arXiv:2510.14545).",
+    base=Arpo, clip_balanced_above=0.0, entropy_advantage=0.2,
+)  # fmt: skip
+
+ActPrm = _recipe(
+    "act_prm", "Thoughts by how likely they make the known action, as shares of a group (Act-PRM).",
+    advantage="share", loss="reinforce", aggregation="token_mean", drop_zero_variance=False,
+)  # fmt: skip
+
+ActPrmProbs = _recipe(
+    "act_prm_probs", "Act-PRM with the probability of the action itself as the advantage (action_probs).",
+    base=ActPrm, advantage="raw",
+)  # fmt: skip
+
+Dro = _recipe(
+    "dro", "Off-policy by a quadratic pull towards the sampler (arXiv:2405.19107).",
+    advantage="mean", loss="dro", aggregation="token_mean",
+)  # fmt: skip
+
+Distillation = _recipe(
+    "distillation", "The reverse KL to a teacher (`reference`) is all the reward (arXiv:2306.13649).",
+    advantage="raw", use_rewards=False, kl_reward_coef=1.0, loss="reinforce", aggregation="token_mean",
+    drop_zero_variance=False,
+)  # fmt: skip
+
+CrossEntropy = _recipe(
+    "cross_entropy", "Plain imitation of what was played, for rollouts of experts or chosen by a filter.",
+    advantage="raw", loss="cross_entropy", aggregation="token_mean", drop_zero_variance=False,
+)  # fmt: skip

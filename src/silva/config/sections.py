@@ -86,6 +86,11 @@ class Limits(Section):
     timeout: Annotated[float, Field(gt=0)] = 600.0
     """Seconds for one episode, waiting for the engine included."""
 
+    @property
+    def longest_answer(self) -> int:
+        """Tokens that a policy can give in one episode."""
+        return min(self.max_turns * self.max_turn_tokens, self.max_episode_tokens)
+
 
 class Optimizer(Section):
     lr: Annotated[float, Field(gt=0)] = 1e-5
@@ -100,8 +105,21 @@ class Optimizer(Section):
     max_grad_norm: Annotated[float, Field(gt=0)] | None = 1.0
 
 
+class Critic(Section):
+    """Of recipes that ask for values."""
+
+    trunk: Literal["own", "policy"] = "own"
+    """`own`: a copy of the model that learns values. `policy`: a head on the policy's hidden states alone."""
+    optimizer: Optimizer = Optimizer(lr=1e-5)
+    clip: Annotated[float, Field(gt=0)] | None = 0.5
+    """How far one update's loss may pull a value, in units of reward."""
+    warmup: Natural = 0
+    """Updates at the start in which the critic learns and the policy waits."""
+
+
 class Trainer(Section):
     optimizer: Optimizer = Optimizer()
+    critic: Critic = Critic()
     updates_per_step: Positive = 1
     """Optimizer steps a batch is split into."""
     micro_batch_tokens: Positive = 4096

@@ -52,6 +52,7 @@ class _Request:
     future: asyncio.Future[Completion]
     row: Row | None = None
     cached: int = 0
+    blocked: tuple[Row, int] | None = None  # waits until this row, now computing, is so far
     cancelled: bool = False
     stop_reason: CompletionStop | None = None
     tokens: list[int] = field(default_factory=list)
@@ -158,11 +159,29 @@ class LocalEngine:
         def forget() -> None:
             self.cache.clear()
             self.version = version
-            computed = self.stats.prefill_tokens + self.stats.decode_tokens
-            self._pack = self._pack or computed - self._known >= PACK_FROM
-            self._known = computed
+            self._pack = self._packing_repays()
+            self._known = self._computed
 
         await asyncio.get_running_loop().run_in_executor(self._compute, forget)
+
+    async def sleep(self) -> None:
+        """Give back the memory of keys, values and packed weights; the next request takes it anew."""
+
+        def sleep() -> None:
+            self.cache.clear()
+            self._pack = self._packing_repays()
+            if self._packed is not None:
+                self._packed.drop()
+
+        await asyncio.get_running_loop().run_in_executor(self._compute, sleep)
+
+    @property
+    def _computed(self) -> int:
+        """Tokens that have gone through the model."""
+        return self.stats.prefill_tokens + self.stats.decode_tokens
+
+    def _packing_repays(self) -> bool:
+        return self._pack or self._computed - self._known >= PACK_FROM
 
     @property
     def running(self) -> int:
@@ -226,7 +245,7 @@ class LocalEngine:
         decode, prefill = self._schedule()
         if decode or prefill:
             self._forward(decode, prefill)
-        ready = [r for r in self._running if _row(r).computed == len(_row(r).tokens)]
+        ready = [r for r in self._running if _row(r).computed == _row(r).length]
         if ready:
             self._sample(ready)
         finished = [r for r in self._running if r.stop_reason]
@@ -245,18 +264,21 @@ class LocalEngine:
 
     def _admit(self) -> None:
         blocked: list[_Request] = []
-        while self._waiting:
+        while self._waiting and len(self._running) < self._settings.max_concurrent:
             request = self._waiting.popleft()
-            if request.cancelled:
-                continue
-            if len(self._running) >= self._settings.max_concurrent or not self._place(request):
+            if not request.cancelled and not self._place(request):
                 blocked.append(request)
         self._waiting.extendleft(reversed(blocked))
 
     def _place(self, request: _Request) -> bool:
+        if request.blocked is not None:
+            sibling, length = request.blocked
+            if sibling.busy and sibling.computed < min(length, sibling.length):
+                return False
         source, shared = self.cache.longest_prefix(request.prompt)
         if source is not None and shared > source.computed:
-            return False  # a sibling is computing this prefix right now
+            request.blocked = source, shared  # a sibling is computing this prefix right now
+            return False
         got = self.cache.acquire(source, shared, request.prompt)
         if got is None:
             return False
@@ -270,7 +292,7 @@ class LocalEngine:
 
         So a short prompt never waits for a long one that came before it.
         """
-        left = {r: len(_row(r).tokens) - _row(r).computed for r in self._running}
+        left = {r: _row(r).length - _row(r).computed for r in self._running}
         decode = [r for r in self._running if r.tokens and left[r] == 1]
         prompts = [r for r in self._running if left[r] and not (r.tokens and left[r] == 1)]
         prefill, budget = [], self._settings.prefill_tokens
@@ -309,7 +331,7 @@ class LocalEngine:
     def _sample(self, ready: list[_Request]) -> None:
         """One token for each of these requests, whose tokens are all computed."""
         outputs = self.cache.outputs[0]
-        rows, last = zip(*((_row(r).index, len(_row(r).tokens) - 1) for r in ready), strict=True)
+        rows, last = zip(*((_row(r).index, _row(r).length - 1) for r in ready), strict=True)
         logits = self._head(outputs[list(rows), 0, list(last)])
         numbers = uniform([r.params.seed for r in ready], [len(r.tokens) for r in ready])
         uniforms = torch.from_numpy(numbers).to(logits.device)

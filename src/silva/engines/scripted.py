@@ -48,3 +48,6 @@ class ScriptedEngine:
 
     async def load_weights(self, version: int) -> None:
         self.version = version
+
+    async def sleep(self) -> None:
+        pass

@@ -17,7 +17,7 @@ evicting or recomputing a prefix changes time, never results.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -31,18 +31,25 @@ BLOCK, LANES = 256, 64
 SHORT = 64
 # Matrix products of fewer multiplications than this go to a loop of torch's own, which rounds differently.
 SMALL = 400
+# No tokens: where a row has none, and one that no row has.
+FREE, NOTHING = -1, -2
 
 
-@dataclass
 class Row:
     """A sequence in the cache: `tokens[:computed]` have their keys, values and outputs."""
 
-    index: int
-    tokens: np.ndarray = field(default_factory=lambda: np.empty(0, np.int64))
-    computed: int = 0
-    busy: bool = False
-    last_used: int = 0
-    owners: tuple[int, ...] = ()  # the rows that hold its first blocks
+    def __init__(self, cache: KvCache, index: int) -> None:
+        self.index = index
+        self.length = self.computed = 0
+        self.busy = False
+        self.last_used = 0
+        self.owners: tuple[int, ...] = ()  # the rows that hold its first blocks
+        self._cache = cache
+
+    @property
+    def tokens(self) -> np.ndarray:
+        """[length] int64, a view."""
+        return self._cache.tokens[self.index, : self.length]
 
     def owner(self, block: int) -> int:
         return self.owners[block] if block < len(self.owners) else self.index
@@ -73,7 +80,8 @@ class KvCache:
         self.width = text.hidden_size
         self.context = context
         self.dtype, self.device = dtype, device
-        self.rows = [Row(i) for i in range(rows)]
+        self.rows = [Row(self, i) for i in range(rows)]
+        self.tokens = np.full((rows, 1), FREE)  # of every row; the last column is always free
         self.keys: list[torch.Tensor] = []  # a layer: [rows, kv_heads, T, d]
         self.values: list[torch.Tensor] = []
         self.outputs: list[torch.Tensor] = []  # one: [rows, 1, T, D]
@@ -91,9 +99,9 @@ class KvCache:
         for row in self.rows:
             row.computed, row.owners = 0, ()
             if row.busy:
-                self._reserve(row.index + 1, len(row.tokens))
+                self._reserve(row.index + 1, row.length)
             else:
-                row.tokens = np.empty(0, np.int64)
+                self._write(row, np.empty(0, np.int64))
 
     @property
     def nbytes(self) -> int:
@@ -101,16 +109,11 @@ class KvCache:
 
     def longest_prefix(self, tokens: np.ndarray) -> tuple[Row | None, int]:
         """The row sharing the longest prefix with `tokens` (planned tokens count), and its length."""
-        best, length = None, 0
-        for row in self.rows:
-            n = min(len(row.tokens), len(tokens))
-            if n <= length or row.tokens[length] != tokens[length]:
-                continue
-            differs = row.tokens[:n] != tokens[:n]
-            shared = int(differs.argmax()) if differs.any() else n
-            if shared > length:
-                best, length = row, shared
-        return best, length
+        width = min(len(tokens), self.tokens.shape[1] - 1)
+        equal = self.tokens[:, : width + 1] == np.append(tokens[:width], NOTHING)
+        shared = equal.argmin(1)  # the first that differs; the last one does in any case
+        best = int(shared.argmax())
+        return (self.rows[best], int(shared[best])) if shared[best] else (None, 0)
 
     def acquire(self, source: Row | None, shared: int, tokens: np.ndarray) -> tuple[Row, int] | None:
         """A row for `tokens` whose first `shared` positions come from `source`; None while all are busy.
@@ -119,7 +122,7 @@ class KvCache:
         continues is taken over in place; of any other prefix whole blocks are shared, the rest is copied.
         """
         self._clock += 1
-        continued = source is not None and not source.busy and shared == len(source.tokens)
+        continued = source is not None and not source.busy and shared == source.length
         row = source if continued else self._idle_row(source)
         if row is None:
             return None
@@ -138,7 +141,8 @@ class KvCache:
             else:
                 row.owners = tuple(source.owner(block) for block in range(whole))
                 self.outputs[0][row.index, :, :shared] = self.outputs[0][source.index, :, :shared]
-        row.tokens, row.computed, row.busy, row.last_used = tokens, shared, True, self._clock
+        self._write(row, tokens)
+        row.computed, row.busy, row.last_used = shared, True, self._clock
         return row, shared
 
     def _idle_row(self, source: Row | None) -> Row | None:
@@ -147,21 +151,31 @@ class KvCache:
         Never one that holds blocks of others. Among rows that nobody uses, there is always one that holds
         none: the newest.
         """
-        held = {owner for row in self.rows if len(row.tokens) for owner in row.owners}
+        held = {owner for row in self.rows if row.length for owner in row.owners}
         idle = [r for r in self.rows if not r.busy and r.index not in held]
-        return min(idle, key=lambda r: (r is source, len(r.tokens) > 0, r.last_used, r.index), default=None)
+        return min(idle, key=lambda r: (r is source, r.length > 0, r.last_used, r.index), default=None)
 
     def release(self, row: Row) -> None:
         """The sequence has ended; what was computed stays for reuse until the row is needed."""
-        row.tokens = row.tokens[: row.computed]
+        self._write(row, row.tokens[: row.computed])
         row.busy = False
         row.last_used = self._clock
 
     def append(self, row: Row, token: int) -> None:
-        row.tokens = np.append(row.tokens, token)
-        self._reserve(row.index + 1, len(row.tokens))
+        self._reserve(row.index + 1, row.length + 1)
+        self.tokens[row.index, row.length] = token
+        row.length += 1
+
+    def _write(self, row: Row, tokens: np.ndarray) -> None:
+        self.tokens[row.index, : len(tokens)] = tokens
+        self.tokens[row.index, len(tokens) : row.length] = FREE
+        row.length = len(tokens)
 
     def _reserve(self, rows: int, length: int) -> None:
+        if length >= self.tokens.shape[1]:
+            wider = min(self.context, max(length, 2 * self.tokens.shape[1]))
+            kept, self.tokens = self.tokens, np.full((len(self.rows), wider + 1), FREE)
+            self.tokens[:, : kept.shape[1]] = kept
         have_rows, _, have_length, _ = self.keys[0].shape
         if rows <= have_rows and length <= have_length:
             return

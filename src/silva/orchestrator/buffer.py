@@ -1,8 +1,9 @@
-"""The batch of a step: issue tasks, play them, seal the groups, drop what teaches nothing, refill.
+"""The batch of a step: issue tasks, play them, seal the groups, drop what teaches nothing, refill, select.
 
     TaskStream ──draw──> issued ──rollout──> sealed ──judge──> kept, or dropped with its reason
-                           ^                                         │
-                           └───────── as many new tasks ─────────────┘   max_refills times
+                           ^                                     │               │
+                           │                                  select          as many new tasks,
+                           └─────────────────────────────────────────────────  max_refills times
 
 `collect` waits for rollouts and for nothing else. Groups stand in the order they were issued, whatever order
 they finished in, so a batch does not depend on the clock. Staleness is bounded here, at admission: a batch is
@@ -13,11 +14,13 @@ after the publish before it.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from silva.algorithms.filters import zero_variance
-from silva.algorithms.recipes import Algorithm
+from silva.algorithms.compose import judge, select, shaped
+from silva.algorithms.filters import Reason
+from silva.algorithms.settings import Algorithm
 from silva.errors import NoSignalError
 from silva.ledger import Ledger, token_digest
 from silva.orchestrator.tasks import TaskStream, World
@@ -29,7 +32,7 @@ from silva.types import Group, Task
 @dataclass(frozen=True)
 class Dropped:
     group: Group
-    reason: str  # "failed" or "zero_variance"
+    reason: Reason
 
 
 @dataclass
@@ -46,7 +49,11 @@ class Batch:
 
 
 class Buffer:
-    """Collects batches of `groups` groups for one run."""
+    """Collects batches of `groups` groups for one run.
+
+    Args:
+        longest: tokens of the longest answer that limits allow.
+    """
 
     def __init__(
         self,
@@ -57,6 +64,7 @@ class Buffer:
         recipe: Algorithm,
         ledger: Ledger,
         groups: int,
+        longest: int,
         on_groups: Callable[[int, int], None] = lambda done, total: None,
     ):
         self.stream, self.rollout, self.engine, self.recipe, self.ledger = (
@@ -66,39 +74,41 @@ class Buffer:
             recipe,
             ledger,
         )
-        self.groups, self.on_groups = groups, on_groups
+        self.groups, self.longest, self.on_groups = groups, longest, on_groups
 
-    async def collect(self, step: int) -> Batch:
-        """Play until the batch is full or may not be refilled any more.
+    async def collect(self, step: int, temperature: float) -> Batch:
+        """Play at this temperature until the batch is full or may not be refilled any more.
 
         Raises:
             NoSignalError: not one episode of the step gave a usable result.
         """
-        batch, issued = Batch(step), 0
-        for attempt in range(self.recipe.max_refills + 1):
-            missing = self.groups - len(batch.kept)
+        batch, issued, recipe = Batch(step), 0, self.recipe
+        wanted = math.ceil(self.groups * recipe.oversample)
+        for attempt in range(recipe.max_refills + 1):
+            missing = wanted - len(batch.kept)
             if missing == 0:
                 break
-            for group in await self._play(step, missing, issued, attempt):
-                reason = self._judge(group)
-                if reason is None:
-                    batch.kept.append(group)
-                else:
-                    batch.dropped.append(Dropped(group, reason))
-                    self.ledger.record("dropped", group=group.key, reason=reason)
+            groups = await self._play(step, missing, issued, attempt, temperature)
+            self._sort(batch, groups, [judge(recipe, group) for group in groups])
             issued += missing
             self.ledger.commit()
             crash_point("seal")
+        groups, batch.kept = batch.kept, []
+        self._sort(batch, groups, select(recipe, groups, self.groups))
+        self.ledger.commit()
         if batch.dropped and not batch.kept and all(d.reason == "failed" for d in batch.dropped):
             raise NoSignalError(_every_episode_failed(batch))
         return batch
 
-    def _judge(self, group: Group) -> str | None:
-        if not group.scored:
-            return "failed"
-        return "zero_variance" if self.recipe.drop_zero_variance and zero_variance(group) else None
+    def _sort(self, batch: Batch, groups: Sequence[Group], reasons: Sequence[Reason | None]) -> None:
+        for group, reason in zip(groups, reasons, strict=True):
+            if reason is None:
+                batch.kept.append(group)
+            else:
+                batch.dropped.append(Dropped(group, reason))
+                self.ledger.record("dropped", group=group.key, reason=reason)
 
-    async def _play(self, step: int, count: int, first: int, attempt: int) -> list[Group]:
+    async def _play(self, step: int, count: int, first: int, attempt: int, temperature: float) -> list[Group]:
         draws = [(f"s{step}g{first + i}", *self.stream.draw()) for i in range(count)]
         for key, world, task in draws:
             self.ledger.record("issued", group=key, task=task.id, environment=world.label, step=step,
@@ -109,13 +119,14 @@ class Buffer:
 
         async def one(key: str, world: World, task: Task) -> list[Group]:
             nonlocal done
-            groups = [g async for g in self.rollout.run(task, world.taskset, self.engine, key=key)]
+            run = self.rollout.run(task, world.taskset, self.engine, key=key, temperature=temperature)
+            groups = [g async for g in run]
             done += 1
             self.on_groups(done, count)
             return groups
 
         played = await _gather([one(*draw) for draw in draws])
-        groups = [group for groups in played for group in groups]
+        groups = [shaped(self.recipe, group, self.longest) for groups in played for group in groups]
         for group in groups:
             self.ledger.record(
                 "sealed",

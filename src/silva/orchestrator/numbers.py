@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import resource
 import sys
 import time
@@ -13,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from silva.algorithms.diagnostics import explained_variance, response_metrics
 from silva.evaluation.evaluator import Evaluation, success
 from silva.orchestrator.buffer import Batch
 from silva.types import Sample, Trajectory
@@ -40,10 +42,10 @@ def batch_metrics(batch: Batch) -> dict[str, float]:
     """Rewards over every usable episode of the step, the dropped groups' too: what the policy earns."""
     played = [(g.task.environment, t) for g in batch.groups for t in g.trajectories]
     used = [(name, t) for name, t in played if t.failure is None]
+    reasons = Counter(d.reason for d in batch.dropped)
     metrics: dict[str, float] = {
         "groups/trained": len(batch.kept),
-        "groups/zero_variance": sum(d.reason == "zero_variance" for d in batch.dropped),
-        "groups/failed": sum(d.reason == "failed" for d in batch.dropped),
+        **{f"groups/{reason}": reasons[reason] for reason in ("zero_variance", "failed", *sorted(reasons))},
         "trajectories/failed": len(played) - len(used),
     }
     if used:
@@ -53,6 +55,8 @@ def batch_metrics(batch: Batch) -> dict[str, float]:
             "rollout/turns": _mean([len(t.turns) for _, t in used]),
             "rollout/response_tokens": _mean([t.tokens("policy") for _, t in used]),
         }
+        found = response_metrics(turn for _, t in used for turn in t.turns)
+        metrics |= {f"response/{name}": value for name, value in found.items()}
     for name in dict.fromkeys(name for name, _ in used):
         mine = [t for other, t in used if other == name]
         metrics[f"reward/{name}/raw"] = _mean([t.raw_reward for t in mine])
@@ -64,9 +68,23 @@ def batch_metrics(batch: Batch) -> dict[str, float]:
 
 
 def advantage_metrics(samples: Sequence[Sample]) -> dict[str, float]:
-    """The normalised rewards: one advantage a row, as the loss will see it."""
-    values = [float(s.advantages[-1]) for s in samples if s.advantages is not None]
-    return {"advantage/std": float(np.std(values)), "advantage/max": max(values)} if values else {}
+    """Advantages of trained tokens, as the loss will see them, and how good a critic was."""
+    trained = [s.loss_weights > 0 for s in samples]
+    values = [s.advantages[t] for s, t in zip(samples, trained, strict=True) if s.advantages is not None]
+    if not values:
+        return {}
+    joined = np.concatenate(values)
+    metrics = {"advantage/std": float(np.std(joined)), "advantage/max": float(joined.max())}
+    learned = [
+        (s.returns[t], s.values[t])
+        for s, t in zip(samples, trained, strict=True)
+        if s.returns is not None and s.values is not None
+    ]
+    if learned:
+        returns, before = (torch.from_numpy(np.concatenate(rows)) for rows in zip(*learned, strict=True))
+        explained = explained_variance(returns, before)
+        metrics |= {} if math.isnan(explained) else {"critic/explained_variance": explained}
+    return metrics
 
 
 def eval_metrics(evaluations: Sequence[Evaluation]) -> dict[str, float]:

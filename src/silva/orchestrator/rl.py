@@ -1,6 +1,6 @@
 """The reinforcement learning loop: one, for every recipe.
 
-            tasks ──> Buffer.collect ──> groups ──to_samples──> rows ──assign──> rows with advantages
+            tasks ──> Buffer.collect ──> groups ──to_samples──> rows ─credited─> rows with advantages
               ^         (rollouts)                                                     │
               │                                                                        v
      engine.load_weights <── trainer.publish <── optim_step <── forward_backward <── normalise
@@ -22,9 +22,9 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from silva.algorithms.advantages import assign
 from silva.algorithms.aggregation import normalise
-from silva.algorithms.recipes import Algorithm
+from silva.algorithms.compose import credited, remembered
+from silva.algorithms.settings import Algorithm
 from silva.config.sections import Checkpoint, Eval, Limits
 from silva.config.sections import Trainer as TrainerSettings
 from silva.errors import CheckpointError
@@ -43,7 +43,7 @@ from silva.rollouts.actors import Policy
 from silva.rollouts.samples import to_samples
 from silva.trainer.checkpoint import CheckpointStore
 from silva.trainer.local import LocalTrainer
-from silva.types import Group, Sample
+from silva.types import Group, Sample, Signals
 
 
 @dataclass(frozen=True)
@@ -56,6 +56,7 @@ class Settings:
     limits: Limits
     checkpoint: Checkpoint
     trainer: TrainerSettings
+    temperature: float  # of the rollouts, as configured
 
 
 @dataclass(frozen=True)
@@ -119,10 +120,14 @@ class Loop:
         p.phases.step.clear()
         with p.phases("rollout"):
             p.monitor.stage("rollout", 0, p.buffer.groups)
-            batch = await interrupt.during(p.buffer.collect(step))
-        samples = assign(to_samples(batch.kept), batch.kept, p.recipe.advantage)
+            temperature = self.state.memory.get("temperature", p.settings.temperature)
+            batch = await interrupt.during(p.buffer.collect(step, temperature))
         with p.phases("train"):
+            samples = await self._credited(batch)
             updates = await self._train(step, batch.kept, samples)
+        every = p.recipe.reference_refresh
+        if every and step % every == 0:
+            await p.trainer.refresh_reference()
         with p.phases("publish"):
             if updates:
                 version = await p.trainer.publish()
@@ -131,23 +136,35 @@ class Loop:
                 crash_point("publish")
                 await p.engine.load_weights(version)
         p.monitor.rollouts(step, rollout_rows(batch, samples))
-        metrics = (
-            numbers.batch_metrics(batch)
-            | numbers.advantage_metrics(samples)
-            | numbers.mean_of_updates(updates)
-        )
+        means = numbers.mean_of_updates(updates)
+        metrics = numbers.batch_metrics(batch) | numbers.advantage_metrics(samples) | means
+        memory = remembered(
+            p.recipe, self.state.memory, batch.groups,
+            {name.removeprefix("train/"): value for name, value in means.items()}, p.settings.temperature,
+        )  # fmt: skip
+        metrics |= {f"control/{name}": value for name, value in memory.items()}
         generated = sum(t.tokens("policy") for g in batch.groups for t in g.trajectories)
         # The numbers wait in the state until the step's evaluation is done, however often it is interrupted.
         self.state = self.state.replace(
             step=step,
             tasks=dict(p.buffer.stream.position),
             ledger=p.ledger.position,
+            memory=memory,
             tokens_generated=self.state.tokens_generated + generated,
             tokens_trained=self.state.tokens_trained + sum(len(s) for s in samples),
             seconds=dict(p.phases.total),
             pending=metrics | self._perf(generated),
         )
         await self._finish_step(self.state.pending or {}, interrupt)
+
+    async def _credited(self, batch: Batch) -> list[Sample]:
+        """The rows of the step with their advantages, from what the trainer knows before its first update."""
+        p, rows = self.parts, to_samples(batch.kept)
+        if not rows:
+            return []
+        await p.engine.sleep()
+        signals = await p.trainer.score(rows, p.recipe.needs) if p.recipe.needs else Signals()
+        return credited(p.recipe, rows, batch.kept, signals, self.state.memory)
 
     async def _train(
         self, step: int, groups: Sequence[Group], samples: Sequence[Sample]
@@ -156,11 +173,11 @@ class Loop:
         for update, part in enumerate(split(groups, p.settings.trainer.updates_per_step)):
             keys = {g.key for g in part}
             rows = [s for s in samples if s.group in keys]
-            rows = normalise(rows, p.recipe.aggregation, constant=p.recipe.aggregation_constant)
+            rows = normalise(rows, p.recipe.aggregation, constant=self._constant(part))
             p.ledger.record("trained", step=step, update=update, groups=[g.key for g in part])
             p.ledger.commit()
             p.monitor.stage("train", update, p.settings.trainer.updates_per_step)
-            metrics = dict(await p.trainer.forward_backward(rows, p.recipe.loss_spec()))
+            metrics = dict(await p.trainer.forward_backward(rows, p.recipe.loss_spec(self.state.memory)))
             metrics |= await p.trainer.optim_step()
             if metrics["nonfinite"]:
                 p.monitor.message(
@@ -168,6 +185,14 @@ class Loop:
                 )
             results.append(metrics)
         return results
+
+    def _constant(self, groups: Sequence[Group]) -> float | None:
+        """What `aggregation = "constant"` divides the update's loss by."""
+        recipe = self.parts.recipe
+        if recipe.aggregation != "constant":
+            return None
+        trajectories = sum(len(group.scored) for group in groups)
+        return recipe.aggregation_constant or float(trajectories * self.parts.buffer.longest)
 
     async def _finish_step(self, metrics: dict[str, float], interrupt: Interrupt) -> None:
         """Evaluate when due, log the step, save when due."""

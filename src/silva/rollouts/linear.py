@@ -33,9 +33,14 @@ class Linear:
     ):
         self.settings, self.renderer, self.seed, self.on_turn = settings, renderer, seed, on_turn
 
-    async def run(self, task: Task, taskset: TaskSet, engine: Engine, *, key: str) -> AsyncIterator[Group]:
+    async def run(
+        self, task: Task, taskset: TaskSet, engine: Engine, *, key: str, temperature: float | None = None
+    ) -> AsyncIterator[Group]:
         """Yields the one group of `task`, its trajectories in the order they were asked for."""
-        actor = Policy(engine, self.renderer, self.settings.sampling)
+        sampling = self.settings.sampling
+        if temperature is not None:
+            sampling = sampling.model_copy(update={"temperature": temperature})
+        actor = Policy(engine, self.renderer, sampling)
         episodes = [self._episode(task, taskset, actor, key, i) for i in range(self.settings.group_size)]
         yield Group(key, task, tuple(await asyncio.gather(*episodes)))
 

@@ -34,6 +34,10 @@ def _sample(turns: Sequence[Turn], trajectory: str, group: str) -> Sample:
     logprobs, versions = np.full(len(places), np.nan), np.full(len(places), -1)
     logprobs[places] = _join(s.logprobs for s in sampled)
     versions[places] = _join(s.versions for s in sampled)
+    known = all(len(s.entropies) == len(s.tokens) for s in sampled)
+    if known:
+        entropies = np.full(len(places), np.nan)
+        entropies[places] = _join(s.entropies for s in sampled)
     turn_lengths = [sum(len(s.tokens) for s in turn.segments) for turn in turns]
     ends = np.cumsum(turn_lengths)
     return Sample(
@@ -42,6 +46,7 @@ def _sample(turns: Sequence[Turn], trajectory: str, group: str) -> Sample:
         logprobs=_fixed(logprobs, np.float64),
         temperatures=_fixed(np.repeat([s.temperature for s in segments], lengths), np.float64),
         versions=_fixed(versions, np.int64),
+        entropies=_fixed(entropies, np.float64) if known else None,
         trajectory=trajectory,
         group=group,
         turn_spans=tuple(zip((ends - turn_lengths).tolist(), ends.tolist(), strict=True)),

@@ -29,6 +29,8 @@ class Head:
         chunk_bytes: how many bytes of float logits [N, V] may be kept for the backward pass.
     """
 
+    frozen = False
+
     def __init__(
         self, loaded: LoadedModel, *, entropy_grad: bool = False, chunk_bytes: int = LOGIT_BYTES
     ) -> None:

@@ -14,7 +14,6 @@ import asyncio
 import contextlib
 import copy
 import dataclasses
-import math
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
@@ -33,11 +32,12 @@ from silva.models.memory import is_out_of_memory
 from silva.models.trie import LEAST, NEVER
 from silva.ports import crash_point
 from silva.protocols import TrainerCapabilities
+from silva.trainer.critic import Critic
 from silva.trainer.export import export_model
-from silva.trainer.head import check_head
-from silva.trainer.optimizer import adamw, clip_gradients, gradient_norm, lr_at, norm_of
+from silva.trainer.head import check_head, wide
+from silva.trainer.optimizer import adamw, gradient_norm, lr_at, norm_of, step
 from silva.trainer.plan import plan
-from silva.trainer.policy import pack, token_logprobs, trained
+from silva.trainer.policy import Pack, pack, token_logprobs, trained
 from silva.trainer.state import Counters, State, load_state, save_state
 from silva.types import LossSpec, Sample, Signals
 
@@ -59,8 +59,10 @@ class LocalTrainer:
         settings: `[trainer]`.
         total_updates: optimizer steps of the whole run: where the schedule ends.
         seed: of torch's generator, from which dropout draws.
-        reference: keep a frozen copy of the weights as they are now (not needed with LoRA, where the
-            model without its adapters is the reference). Checkpoints hold it too.
+        reference: another model to compare with, or True for a frozen copy of the weights as they are now
+            (not made with LoRA, where the model without its adapters is the reference). Checkpoints hold
+            a copy.
+        critic: learn values beside the policy, as `settings.critic` says.
         compute: where to run.
         say: takes what people should know.
 
@@ -75,7 +77,8 @@ class LocalTrainer:
         *,
         total_updates: int,
         seed: int,
-        reference: bool = False,
+        reference: LoadedModel | bool = False,
+        critic: bool = False,
         compute: Executor | None = None,
         say: Callable[[str], None] = lambda text: None,
     ) -> None:
@@ -89,14 +92,20 @@ class LocalTrainer:
                 f"model {loaded.name}: no parameter requires a gradient, expected at least one"
             )
         check_head(loaded)
-        self._reference = _frozen_copy(loaded) if reference and not loaded.lora else None
+        self._teacher = reference if isinstance(reference, LoadedModel) else None
+        copied = bool(reference) and self._teacher is None and not loaded.lora
+        self._reference = _frozen_copy(loaded) if copied else None
+        if self._teacher is not None:
+            check_teacher(loaded, self._teacher)
         if settings.gradient_checkpointing:
             loaded.model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        self._critic = Critic(loaded, settings.critic, total_updates=total_updates) if critic else None
         self._optimizer = adamw(list(self._parameters.values()), settings.optimizer)
         self._counters = Counters()
         self._bad_loss: list[str] = []  # trajectories whose loss was not finite since the last step
-        self._has_reference = loaded.lora or reference
+        self._has_reference = loaded.lora or bool(reference)
         needs = {"logprobs"} | ({"reference_logprobs"} if self._has_reference else set())
+        needs |= {"values"} if critic else set()
         self.capabilities = TrainerCapabilities(needs=frozenset(needs), lora=True)
         torch.manual_seed(seed)
 
@@ -115,10 +124,11 @@ class LocalTrainer:
         return self._counters.updates
 
     async def score(self, samples: Sequence[Sample], needs: frozenset[str]) -> Signals:
-        """Log-probabilities of every trained token, [T] per sample, NaN elsewhere.
+        """What is known of every trained token before an update, [T] per sample, NaN elsewhere.
 
         Args:
-            needs: "logprobs" (current policy) and "reference_logprobs", as the recipe asks.
+            needs: "logprobs" (current policy), "reference_logprobs", and "values" of the states before the
+                tokens, as the recipe asks.
 
         Raises:
             CapabilityError: a need this trainer cannot meet.
@@ -156,6 +166,18 @@ class LocalTrainer:
         self.version += 1
         return self.version
 
+    async def refresh_reference(self) -> None:
+        """Make the current policy the reference.
+
+        Raises:
+            CapabilityError: with LoRA, whose reference is the model below it, or another model.
+        """
+        if self._reference is None:
+            raise CapabilityError(
+                "refresh_reference: got LoRA or another model as the reference, expected a copy of the policy"
+            )
+        await self._run(self._reference.model.load_state_dict, self.loaded.model.state_dict())
+
     async def save(self, path: Path) -> None:
         """Write the trainer's state into the folder `path`, made if missing (see `trainer/state.py`)."""
         await self._run(self.write, path)
@@ -186,34 +208,46 @@ class LocalTrainer:
         if unknown := needs - self.capabilities.needs:
             raise CapabilityError(
                 f"score: got the needs {sorted(unknown)}, expected some of {sorted(self.capabilities.needs)} "
-                "(reference_logprobs needs LoRA or reference=True)"
+                "(reference_logprobs needs LoRA or reference=True, values need critic=True)"
             )
         current = self._logprobs(self.loaded, samples) if "logprobs" in needs else None
         reference = self._reference_logprobs(samples) if "reference_logprobs" in needs else None
-        return Signals(logprobs=current, reference_logprobs=reference)
+        values = self._values(samples) if "values" in needs else None
+        return Signals(logprobs=current, reference_logprobs=reference, values=values)
 
     def _reference_logprobs(self, samples: Sequence[Sample]) -> tuple[np.ndarray, ...]:
-        if self._reference is not None:
-            return self._logprobs(self._reference, samples)
+        if (other := self._teacher or self._reference) is not None:
+            return self._logprobs(other, samples)
         with _adapters_off(self.loaded.model):
             return self._logprobs(self.loaded, samples)
 
-    @torch.no_grad()
     def _logprobs(self, loaded: LoadedModel, samples: Sequence[Sample]) -> tuple[np.ndarray, ...]:
         budget = self.settings.micro_batch_tokens
-        kind = np.float64 if loaded.dtype == torch.float64 else np.float32
-        scored = [np.full(len(sample), np.nan, dtype=kind) for sample in samples]
+        return self._of_tokens(samples, lambda batch: token_logprobs(loaded, batch, budget=budget).logprobs)
+
+    def _values(self, samples: Sequence[Sample]) -> tuple[np.ndarray, ...]:
+        critic, budget = self._critic, self.settings.micro_batch_tokens
+        assert critic is not None
+        return self._of_tokens(samples, lambda batch: critic.values(batch, budget))
+
+    @torch.no_grad()
+    def _of_tokens(
+        self, samples: Sequence[Sample], compute: Callable[[Pack], torch.Tensor]
+    ) -> tuple[np.ndarray, ...]:
+        """`compute` gives [N] for a micro-batch; what comes out is [T] per sample, NaN without a loss."""
+        kind = np.float64 if self.loaded.dtype == torch.float64 else np.float32
+        found = [np.full(len(sample), np.nan, dtype=kind) for sample in samples]
         used = [index for index, sample in enumerate(samples) if trained(sample).any()]
         for micro_batch in self._plan([samples[i] for i in used]):
             indices = [used[i] for i in micro_batch]
             with self._explained_memory(f"scoring {_size([samples[i] for i in indices])}"):
-                batch = pack(loaded, [samples[i] for i in indices], least=self._least)
-                found = token_logprobs(loaded, batch, budget=budget).logprobs.cpu().numpy()
-            where = batch.rows.cpu().numpy(), batch.places.cpu().numpy()
+                batch = pack(self.loaded, [samples[i] for i in indices], least=self._least)
+                values = compute(batch).cpu().numpy()
+            rows, places = batch.rows.cpu().numpy(), batch.places.cpu().numpy()
             for row, index in enumerate(indices):
-                of_row = where[0] == row
-                scored[index][where[1][of_row]] = found[of_row]
-        return tuple(scored)
+                of_row = rows == row
+                found[index][places[of_row]] = values[of_row]
+        return tuple(found)
 
     def _forward_backward(self, samples: Sequence[Sample], loss: LossSpec) -> dict[str, float]:
         samples = [sample for sample in samples if trained(sample).any()]
@@ -221,12 +255,17 @@ class LocalTrainer:
         if not self._checked:
             self._check_trie(samples, references, loss)
         sums: Sums = defaultdict(float)
+        aged = any((s.versions[trained(s)] != self.version).any() for s in samples)
         self.loaded.model.train()
         try:
             for indices in self._plan(samples):
                 rows = [samples[i] for i in indices]
                 with self._explained_memory(f"training {_size(rows)}"):
-                    self._backward(rows, [references[i] for i in indices] if references else None, loss, sums)
+                    batch = pack(self.loaded, rows, least=self._least)
+                    if not (self._critic and self._critic.warming_up):
+                        mine = [references[i] for i in indices] if references else None
+                        self._backward(batch, rows, mine, loss, sums, aged)
+                    self._backward_critic(batch, rows, sums)
                 crash_point("backward")
         except BaseException:
             self._drop_gradients()  # a part of an update must never be stepped on
@@ -239,17 +278,29 @@ class LocalTrainer:
         return {"loss": total, "trained_tokens": float(tokens), **means}
 
     def _backward(
-        self, samples: list[Sample], references: list[np.ndarray] | None, loss: LossSpec, sums: Sums
+        self,
+        batch: Pack,
+        samples: list[Sample],
+        references: list[np.ndarray] | None,
+        loss: LossSpec,
+        sums: Sums,
+        aged: bool,
     ) -> None:
         """Forward and backward of one micro-batch; adds to gradients and to `sums` over its tokens."""
-        batch = pack(self.loaded, samples, least=self._least)
         entropy_grad = bool(loss.params.get("entropy_coef", 0))
+        scored = any(s.old_logprobs is not None for s in samples)
         found = token_logprobs(
             self.loaded, batch, budget=self.settings.micro_batch_tokens, entropy_grad=entropy_grad
         )
         inputs = losses.LossInputs(
             logprobs=found.logprobs,
-            old_logprobs=_flat(samples, [s.logprobs for s in samples], found.logprobs),
+            old_logprobs=_flat(samples, [_old_logprobs(s) for s in samples], found.logprobs),
+            sampler_logprobs=_flat(samples, [s.logprobs for s in samples], found.logprobs)
+            if scored
+            else None,
+            ages=_flat(samples, [self.version - s.versions for s in samples], found.logprobs)
+            if aged
+            else None,
             advantages=_flat(samples, [_advantages(s, loss) for s in samples], found.logprobs),
             rows=found.rows,
             reference_logprobs=_flat(samples, references, found.logprobs) if references else None,
@@ -263,6 +314,21 @@ class LocalTrainer:
         sums["loss"] += total.detach().double()
         for name, values in metrics.items():
             sums[name] += values.double().sum()
+
+    def _backward_critic(self, batch: Pack, samples: list[Sample], sums: Sums) -> None:
+        if self._critic is None:
+            return
+        like = torch.zeros((), dtype=wide(self.loaded.dtype), device=self.loaded.device)
+        returns, values = ([_needed(s, name) for s in samples] for name in ("returns", "values"))
+        metrics = self._critic.backward(
+            batch,
+            self.settings.micro_batch_tokens,
+            _flat(samples, returns, like),
+            _flat(samples, values, like),
+            _flat(samples, [s.loss_weights for s in samples], like),
+        )
+        for name, numbers in metrics.items():
+            sums[name] += numbers.double().sum()
 
     def _check_trie(
         self, samples: list[Sample], references: tuple[np.ndarray, ...] | None, loss: LossSpec
@@ -282,7 +348,9 @@ class LocalTrainer:
                 for part in parts:
                     mine = [references[i] for i in part] if references else None
                     with self._explained_memory("checking the trie"):
-                        self._backward([samples[i] for i in part], mine, loss, defaultdict(float))
+                        rows = [samples[i] for i in part]
+                        batch = pack(self.loaded, rows, least=self._least)
+                        self._backward(batch, rows, mine, loss, defaultdict(float), False)
                 gradients.append([p.grad for p in parameters])
         finally:
             for parameter, gradient in zip(parameters, kept, strict=True):
@@ -308,22 +376,19 @@ class LocalTrainer:
         update, counters = self._counters.updates, self._counters
         norm = gradient_norm(parameters)
         lr = lr_at(update, optimizer, self.total_updates)
-        finite = math.isfinite(norm) and not self._bad_loss
         crash_point("optim")
+        finite = not self._bad_loss
         if finite:
-            clip_gradients(parameters, norm, optimizer.max_grad_norm)
-            for group in self._optimizer.param_groups:
-                group["lr"] = lr
             with self._explained_memory("stepping the optimizer"):  # its first step allocates both moments
-                self._optimizer.step()
-            torch.autograd.graph.increment_version(parameters)  # the fused kernel does not count its changes
+                finite = step(self._optimizer, parameters, norm, lr, optimizer.max_grad_norm)
+        of_critic = self._critic.step() if self._critic else {}
         counters.updates += 1
         counters.nonfinite = 0 if finite else counters.nonfinite + 1
         problem = "" if finite else self._problem(update)
         self._drop_gradients()
         if counters.nonfinite >= self.settings.max_nonfinite:
             raise NonFiniteError(problem)
-        return {"grad_norm": norm, "lr": lr, "nonfinite": float(not finite)}
+        return {"grad_norm": norm, "lr": lr, "nonfinite": float(not finite), **of_critic}
 
     def _problem(self, update: int) -> str:
         bad = [
@@ -361,11 +426,14 @@ class LocalTrainer:
 
     def _drop_gradients(self) -> None:
         self._optimizer.zero_grad(set_to_none=True)
+        if self._critic:
+            self._critic.drop_gradients()
         self._bad_loss = []
 
     def _state(self) -> State:
         reference = dict(self._reference.model.named_parameters()) if self._reference else None
-        return State(self._parameters, self._optimizer, self._counters, self.loaded.device, reference)
+        critic = self._critic.state if self._critic else None
+        return State(self._parameters, self._optimizer, self._counters, self.loaded.device, reference, critic)
 
     @contextlib.contextmanager
     def _explained_memory(self, doing: str) -> Iterator[None]:
@@ -404,6 +472,32 @@ def _advantages(sample: Sample, loss: LossSpec) -> np.ndarray:
             "got None, expected [T]"
         )
     return np.zeros(len(sample), dtype=np.float32)
+
+
+def _old_logprobs(sample: Sample) -> np.ndarray:
+    return sample.logprobs if sample.old_logprobs is None else sample.old_logprobs
+
+
+def _needed(sample: Sample, name: str) -> np.ndarray:
+    array = getattr(sample, name)
+    if array is None:
+        raise RecordError(
+            f"{name} of the sample of {sample.trajectory}, which the critic learns from: got None, "
+            "expected [T]"
+        )
+    return array
+
+
+def check_teacher(policy: LoadedModel, teacher: LoadedModel) -> None:
+    """Refuse a reference that does not read the policy's tokens.
+
+    Raises:
+        CapabilityError: their vocabularies differ.
+    """
+    if policy.tokenizer.get_vocab() != teacher.tokenizer.get_vocab():
+        raise CapabilityError(
+            f"algorithm.reference: {teacher.name} has another vocabulary than {policy.name}"
+        )
 
 
 def _frozen_copy(loaded: LoadedModel) -> LoadedModel:

@@ -63,3 +63,21 @@ def clip_gradients(parameters: Sequence[torch.nn.Parameter], norm: float, limit:
     for parameter in parameters:
         if parameter.grad is not None:
             parameter.grad.mul_(limit / norm)
+
+
+def step(
+    optimizer: torch.optim.Optimizer,
+    parameters: Sequence[torch.nn.Parameter],
+    norm: float,
+    lr: float,
+    limit: float | None,
+) -> bool:
+    """Clip the gradients, whose norm is `norm`, and step; False, and no change, where it is not finite."""
+    if not math.isfinite(norm):
+        return False
+    clip_gradients(parameters, norm, limit)
+    for group in optimizer.param_groups:
+        group["lr"] = lr
+    optimizer.step()
+    torch.autograd.graph.increment_version(parameters)  # the fused kernel does not count its changes
+    return True

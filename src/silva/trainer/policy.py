@@ -21,6 +21,7 @@ from silva.models.loading import LoadedModel
 from silva.models.trie import LEAST, Trie, build
 from silva.models.trie_attention import FLEX_LEAST, FlexTrieAttention, TrieAttention, chunks
 from silva.trainer.head import LOGIT_BYTES, Head, wide
+from silva.trainer.walk import Head as WalkHead
 from silva.trainer.walk import Walk
 from silva.types import Sample
 
@@ -121,13 +122,21 @@ def token_logprobs(
         entropy_grad: whether entropies take part in the gradient.
     """
     head = Head(loaded, entropy_grad=entropy_grad, chunk_bytes=chunk_bytes)
+    logprobs, entropies = through(loaded, batch, head, budget)
+    return TokenLogprobs(logprobs, entropies, batch.rows)
+
+
+def through(
+    loaded: LoadedModel, batch: Pack, head: WalkHead, budget: int | None = None
+) -> tuple[torch.Tensor, ...]:
+    """What `head` makes of the hidden state before every trained token: [N] each. `budget`: as above."""
     if budget is not None and len(batch.trie) > budget:
-        walk = Walk(loaded, head, batch, chunks(batch.trie, budget))
-        logprobs, entropies = walk()
+        results = Walk(loaded, head, batch, chunks(batch.trie, budget))()
     else:
-        hidden = _hidden(loaded, batch)[batch.predictors]
-        logprobs, entropies = head(hidden, batch.targets, batch.temperatures)
-    return TokenLogprobs(logprobs[batch.pairs], entropies[batch.pairs], batch.rows)
+        with torch.set_grad_enabled(torch.is_grad_enabled() and not head.frozen):
+            hidden = _hidden(loaded, batch)[batch.predictors]
+        results = head(hidden, batch.targets, batch.temperatures)
+    return tuple(result[batch.pairs] for result in results)
 
 
 def _hidden(loaded: LoadedModel, batch: Pack) -> torch.Tensor:

@@ -2,14 +2,15 @@
 
 `weights.safetensors` (trainable parameters), `optimizer.safetensors` (`<parameter>/exp_avg`, ...),
 `rng.safetensors`, `trainer.json` (counters, optimiser steps) and, where there is a frozen copy,
-`reference.safetensors`. Not here: atomic writing, hashes and pruning, which belong to the checkpoint.
+`reference.safetensors`; the same of a critic in the folder `critic`. Not here: atomic writing, hashes and
+pruning, which belong to the checkpoint.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -41,6 +42,7 @@ class State:
     counters: Counters
     device: torch.device
     reference: Mapping[str, torch.nn.Parameter] | None = None
+    critic: State | None = None
 
 
 def save_state(state: State, path: Path) -> None:
@@ -63,15 +65,25 @@ def save_state(state: State, path: Path) -> None:
         _write(path / "reference.safetensors", state.reference)
     text = json.dumps({**dataclasses.asdict(state.counters), "steps": steps}, indent=1)
     FILES.write(path / "trainer.json", (text + "\n").encode())
+    if state.critic is not None:
+        save_state(state.critic, path / "critic")
 
 
-@torch.no_grad()
 def load_state(state: State, path: Path) -> None:
     """Read what `save_state` wrote. Nothing changes unless everything fits.
 
     Raises:
         CheckpointError: a file is missing or unreadable, or names, shapes or types differ: says which.
     """
+    ready = [_read_state(state, path)]
+    if state.critic is not None:
+        ready.append(_read_state(state.critic, path / "critic"))
+    for apply in ready:
+        apply()
+
+
+def _read_state(state: State, path: Path) -> Callable[[], None]:
+    """What brings `state` to what `path` holds, all of it checked."""
     weights, moments, rng = (_read(path / f"{name}.safetensors") for name in ("weights", "optimizer", "rng"))
     numbers = _read_json(path / "trainer.json")
     steps = numbers["steps"]
@@ -84,22 +96,26 @@ def load_state(state: State, path: Path) -> None:
         reference = _read(path / "reference.safetensors")
         _compare(path / "reference.safetensors", reference, state.reference)
 
-    for name, parameter in state.parameters.items():
-        parameter.copy_(weights[name])
-    for name, frozen in (state.reference or {}).items():
-        frozen.copy_(reference[name])
-    state.optimizer.state.clear()
-    for name, step in steps.items():
-        parameter = state.parameters[name]
-        state.optimizer.state[parameter] = {
-            "step": torch.tensor(float(step), dtype=torch.float32, device=parameter.device),
-            **{moment: moments[f"{name}/{moment}"].to(parameter.device) for moment in MOMENTS},
-        }
-    for field in dataclasses.fields(Counters):
-        setattr(state.counters, field.name, int(numbers[field.name]))
-    torch.set_rng_state(rng["cpu"])
-    if state.device.type == "cuda":
-        torch.cuda.set_rng_state(rng["cuda"], state.device)
+    @torch.no_grad()
+    def apply() -> None:
+        for name, parameter in state.parameters.items():
+            parameter.copy_(weights[name])
+        for name, frozen in (state.reference or {}).items():
+            frozen.copy_(reference[name])
+        state.optimizer.state.clear()
+        for name, step in steps.items():
+            parameter = state.parameters[name]
+            state.optimizer.state[parameter] = {
+                "step": torch.tensor(float(step), dtype=torch.float32, device=parameter.device),
+                **{moment: moments[f"{name}/{moment}"].to(parameter.device) for moment in MOMENTS},
+            }
+        for field in dataclasses.fields(Counters):
+            setattr(state.counters, field.name, int(numbers[field.name]))
+        torch.set_rng_state(rng["cpu"])
+        if state.device.type == "cuda":
+            torch.cuda.set_rng_state(rng["cuda"], state.device)
+
+    return apply
 
 
 def _rng_state(device: torch.device) -> Tensors:

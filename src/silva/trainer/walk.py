@@ -18,7 +18,6 @@ import torch
 
 from silva.models.loading import LoadedModel
 from silva.models.trie_attention import Chunk, KeyValue, TrieAttention
-from silva.trainer.head import Head
 
 Random = tuple[torch.Tensor, torch.Tensor | None]  # states of the generators of the CPU and of the GPU
 
@@ -42,8 +41,21 @@ class Batch(Protocol):
     def temperatures(self) -> torch.Tensor: ...
 
 
+class Head(Protocol):
+    """From hidden states [N, H], target tokens [N] and temperatures [N] to results [N] of one type each.
+
+    `frozen`: no gradient goes into the hidden states.
+    """
+
+    frozen: bool
+
+    def __call__(
+        self, hidden: torch.Tensor, targets: torch.Tensor, temperatures: torch.Tensor
+    ) -> tuple[torch.Tensor, ...]: ...
+
+
 class Walk:
-    """One walk over a batch; call it once for log-probabilities [M] and entropies [M]."""
+    """One walk over a batch; call it once for the results of its head, [M] each."""
 
     def __init__(self, loaded: LoadedModel, head: Head, batch: Batch, chunks: Sequence[Chunk]) -> None:
         self.loaded, self.head, self.batch, self.chunks = loaded, head, batch, chunks
@@ -54,26 +66,26 @@ class Walk:
             ((batch.predictors >= c.start) & (batch.predictors < c.stop)).nonzero()[:, 0] for c in chunks
         ]
 
-    def __call__(self) -> tuple[torch.Tensor, torch.Tensor]:
+    def __call__(self) -> tuple[torch.Tensor, ...]:
         if not torch.is_grad_enabled():
             return self.forward()
         return _Walked.apply(torch.zeros((), requires_grad=True), self)  # type: ignore[no-any-return]
 
     @torch.no_grad()
-    def forward(self) -> tuple[torch.Tensor, torch.Tensor]:
-        logprobs = torch.zeros(len(self.batch.targets), dtype=self.head.dtype, device=self.loaded.device)
-        entropies = torch.zeros_like(logprobs)
+    def forward(self) -> tuple[torch.Tensor, ...]:
+        results: tuple[torch.Tensor, ...] = ()
         for number, chunk in enumerate(self.chunks):
             self.random.append(_random(self.loaded.device))
             outside = {n: self.kept[n] for n in chunk.outside}
-            found, (logprobs_c, entropies_c) = self._through(number, outside)
-            logprobs[self.of_chunk[number]] = logprobs_c
-            entropies[self.of_chunk[number]] = entropies_c
+            found, of_chunk = self._through(number, outside)
+            results = results or tuple(part.new_zeros(len(self.batch.targets)) for part in of_chunk)
+            for whole, part in zip(results, of_chunk, strict=True):
+                whole[self.of_chunk[number]] = part
             for piece, layers in found.items():  # a view would keep the whole chunk alive
                 self.kept[piece] = [(k.clone(), v.clone()) for k, v in layers]
-        return logprobs, entropies
+        return results
 
-    def backward(self, to_logprobs: torch.Tensor, to_entropies: torch.Tensor) -> None:
+    def backward(self, gradients: Sequence[torch.Tensor]) -> None:
         """Add to the gradients of the parameters what these gradients of the results come to."""
         waiting: dict[int, list[KeyValue]] = {}  # gradients of `kept`
         now = _random(self.loaded.device)
@@ -86,10 +98,10 @@ class Walk:
             with torch.enable_grad():
                 found, results = self._through(number, outside)
             places = self.of_chunk[number]
-            flows = list(zip(results, (to_logprobs[places], to_entropies[places]), strict=True))
+            flows = list(zip(results, (gradient[places] for gradient in gradients), strict=True))
             for piece, layers in found.items():
-                for pair, gradients in zip(layers, waiting.pop(piece, ()), strict=False):
-                    flows += zip(pair, gradients, strict=True)
+                for pair, into_pair in zip(layers, waiting.pop(piece, ()), strict=False):
+                    flows += zip(pair, into_pair, strict=True)
                 del self.kept[piece]
             flows = [(x, gradient) for x, gradient in flows if x.requires_grad and len(x)]
             if flows:
@@ -106,16 +118,17 @@ class Walk:
 
     def _through(
         self, number: int, outside: dict[int, list[KeyValue]]
-    ) -> tuple[dict[int, list[KeyValue]], tuple[torch.Tensor, torch.Tensor]]:
-        """Keys and values of the chunk's kept pieces; log-probabilities and entropies that it predicts."""
+    ) -> tuple[dict[int, list[KeyValue]], tuple[torch.Tensor, ...]]:
+        """Keys and values of the chunk's kept pieces; the head's results on the tokens that it predicts."""
         chunk, batch, places = self.chunks[number], self.batch, self.of_chunk[number]
         attention = TrieAttention(chunk, outside, dtype=self.loaded.dtype, device=self.loaded.device)
-        states = self.loaded.model.get_decoder()(
-            input_ids=batch.tokens[:, chunk.start : chunk.stop],
-            position_ids=batch.positions[:, chunk.start : chunk.stop],
-            use_cache=False,
-            packed=attention,
-        ).last_hidden_state[0]
+        with torch.set_grad_enabled(torch.is_grad_enabled() and not self.head.frozen):
+            states = self.loaded.model.get_decoder()(
+                input_ids=batch.tokens[:, chunk.start : chunk.stop],
+                position_ids=batch.positions[:, chunk.start : chunk.stop],
+                use_cache=False,
+                packed=attention,
+            ).last_hidden_state[0]
         hidden = states[batch.predictors[places] - chunk.start]
         results = self.head(hidden, batch.targets[places], batch.temperatures[places])
         found = {n: [pair for _, pair in sorted(layers.items())] for n, layers in attention.found.items()}
@@ -126,13 +139,13 @@ class _Walked(torch.autograd.Function):
     """The anchor is what makes autograd ask for a gradient."""
 
     @staticmethod
-    def forward(ctx: Any, anchor: torch.Tensor, walk: Walk) -> tuple[torch.Tensor, torch.Tensor]:
+    def forward(ctx: Any, anchor: torch.Tensor, walk: Walk) -> tuple[torch.Tensor, ...]:
         ctx.walk = walk
         return walk.forward()
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None]:
-        ctx.walk.backward(*gradients)
+        ctx.walk.backward(gradients)
         return torch.zeros(()), None
 
 

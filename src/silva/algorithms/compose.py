@@ -1,0 +1,205 @@
+"""A recipe applied to a batch: what settings.py says, in the order in which it happens.
+
+    groups ── shaped ──> judge, select ──> samples, signals ── credited ──> samples with advantages
+    memory: what controllers and running baselines carry from step to step, plain numbers by name
+
+`remembered` gives the memory after a step. Nothing here has state of its own.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import torch
+
+from silva.algorithms import advantages, control, credit, filters, shaping
+from silva.algorithms.kl import adaptive_kl_coef, kl_rewards
+from silva.algorithms.settings import Algorithm
+from silva.errors import CapabilityError, RecordError
+from silva.types import Group, Sample, Signals, Trajectory
+
+Memory = Mapping[str, float]
+BASELINE = "baseline/"  # and the environment: key of a running baseline
+
+
+def shaped(recipe: Algorithm, group: Group, longest: int) -> Group:
+    """The group with the penalties on length among its trajectories' shaped rewards.
+
+    Args:
+        longest: tokens of the longest answer that limits allow.
+    """
+    if not group.scored or not (recipe.overlong or recipe.length_penalty):
+        return group
+    scored = group.scored
+    lengths_B = torch.tensor([t.tokens("policy") for t in scored], dtype=torch.float64)
+    added: dict[str, torch.Tensor] = {}
+    if recipe.overlong:
+        buffer = max(1, round(recipe.overlong * longest))
+        added["overlong"] = shaping.overlong(lengths_B, longest=longest, buffer=buffer)
+    if recipe.length_penalty:
+        rewards_B = torch.tensor([t.raw_reward for t in scored], dtype=torch.float64)
+        scores = advantages.Scores(rewards_B, torch.zeros(len(scored), dtype=torch.int64), lengths_B)
+        added["length"] = shaping.length_penalty(scores, coef=recipe.length_penalty)
+    by_id = {
+        t.id: {name: float(values_B[i]) for name, values_B in added.items()} for i, t in enumerate(scored)
+    }
+
+    def with_penalty(t: Trajectory) -> Trajectory:
+        return dataclasses.replace(t, shaped={**t.shaped, **by_id[t.id]}) if t.id in by_id else t
+
+    return dataclasses.replace(group, trajectories=tuple(map(with_penalty, group.trajectories)))
+
+
+def judge(recipe: Algorithm, group: Group) -> filters.Reason | None:
+    """Why a group, looked at by itself, is not trained; None where it is."""
+    if not group.scored:
+        return "failed"
+    if recipe.drop_zero_variance and filters.zero_variance(group):
+        return "zero_variance"
+    return filters.out_of_range(group, *recipe.difficulty) if recipe.difficulty else None
+
+
+def select(recipe: Algorithm, groups: Sequence[Group], most: int) -> list[filters.Reason | None]:
+    """Why groups are not trained, compared with the others of the batch; at most `most` stay."""
+    reasons: list[filters.Reason | None] = [None] * len(groups)
+    if recipe.filter is not None:
+        reasons = filters.drop_reasons(groups, recipe.filter.keep, recipe.filter.value)
+    stay = [i for i, reason in enumerate(reasons) if reason is None]
+    for i in stay[most:]:  # those that were played last
+        reasons[i] = "surplus"
+    return reasons
+
+
+def credited(
+    recipe: Algorithm,
+    samples: Sequence[Sample],
+    groups: Sequence[Group],
+    signals: Signals,
+    memory: Memory,
+) -> list[Sample]:
+    """The samples of scored trajectories with advantages and whatever else the loss and critic read.
+
+    Args:
+        samples: rows of `groups`.
+        signals: what `recipe.needs` asked for, for these samples.
+
+    Raises:
+        CapabilityError: `entropy_advantage` with an engine that gives no entropies.
+        RecordError: records that do not fit each other; a reward that is not finite.
+    """
+    rows = [
+        sample.replace(
+            old_logprobs=_of(signals.logprobs, i) if recipe.correction else None,
+            values=_of(signals.values, i),
+        )
+        for i, sample in enumerate(samples)
+    ]
+    penalties = _kl_rewards(recipe, rows, signals)
+    if recipe.critic:
+        turn_gamma = recipe.turn_gamma if recipe.credit == "bi_level_gae" else None
+        rows = credit.assign_gae(
+            rows, groups, gamma=recipe.gamma, lam=recipe.lam, turn_gamma=turn_gamma,
+            turn_lam=recipe.turn_lam, extra=penalties,
+        )  # fmt: skip
+    else:
+        if recipe.credit == "turn":
+            rows = credit.assign_turns(
+                rows, groups, recipe.advantage, gamma=recipe.gamma, over=recipe.advantage_over
+            )
+        else:
+            rows = advantages.assign(
+                rows, groups, recipe.advantage, over=recipe.advantage_over, baselines=_baselines(memory)
+            )
+        if penalties:
+            rows = _with_penalties(recipe, rows, penalties)
+    rows = credit.TREE_CREDIT[recipe.tree_credit](rows)
+    if recipe.entropy_advantage:
+        rows = credit.scale_by_entropy(rows, _entropies(rows), scale=recipe.entropy_advantage)
+    if recipe.whiten:
+        rows = advantages.whiten_samples(rows, recipe.whiten)
+    return advantages.clip_samples(rows, *recipe.advantage_clip) if recipe.advantage_clip else rows
+
+
+def remembered(
+    recipe: Algorithm, memory: Memory, groups: Sequence[Group], metrics: Mapping[str, float], base: float
+) -> dict[str, float]:
+    """The memory after a step.
+
+    Args:
+        groups: all that were played, whether trained or not.
+        metrics: means over the step's updates, by the names of the losses; empty where none was made.
+        base: the configured temperature.
+    """
+    after = dict(memory)
+    if recipe.advantage == "running":
+        moved = advantages.running_baselines(groups, _baselines(memory))
+        after |= {BASELINE + name: value for name, value in moved.items()}
+    if recipe.temperature is not None:
+        rewards = [t.raw_reward for group in groups for t in group.scored]
+        t = recipe.temperature
+        if rewards:
+            after["temperature"] = control.adaptive_temperature(
+                base, float(np.std(rewards)), reference=t.reference, low=t.low, high=t.high
+            )
+    if recipe.adaptive_kl is not None and "kl" in metrics:
+        kl = recipe.adaptive_kl
+        coef = memory.get("kl_coef", recipe.kl_coef)
+        after["kl_coef"] = adaptive_kl_coef(coef, metrics["kl"], target=kl.target, horizon=kl.horizon)
+    if recipe.entropy_target is not None and "entropy" in metrics:
+        e, entropy = recipe.entropy_target, metrics["entropy"]
+        c = control.adaptive_entropy_coef(
+            memory.get("entropy_c", 0.0), entropy, target=e.target, step=e.step, high=e.high
+        )
+        after |= {
+            "entropy_c": c,
+            "entropy_coef": control.gated_entropy_coef(c, entropy, target=e.target),
+        }
+    return after
+
+
+def _baselines(memory: Memory) -> dict[str, float]:
+    return {key.removeprefix(BASELINE): value for key, value in memory.items() if key.startswith(BASELINE)}
+
+
+def _kl_rewards(recipe: Algorithm, samples: Sequence[Sample], signals: Signals) -> list[np.ndarray] | None:
+    """[T] for each sample, 0 where nothing is trained; None where the recipe has no such reward."""
+    if not recipe.kl_reward_coef:
+        return None
+    if signals.reference_logprobs is None:
+        raise RecordError("KL as a reward: got no reference_logprobs, expected [T] per sample")
+    rewards = []
+    for sample, reference in zip(samples, signals.reference_logprobs, strict=True):
+        own, other = (torch.from_numpy(np.asarray(x, np.float64)) for x in (sample.logprobs, reference))
+        found = kl_rewards(own, other, recipe.kl_reward_coef).numpy()
+        rewards.append(np.where(sample.loss_weights > 0, found, 0.0))
+    return rewards
+
+
+def _with_penalties(
+    recipe: Algorithm, samples: Sequence[Sample], penalties: Sequence[np.ndarray]
+) -> list[Sample]:
+    """Advantages plus each trained token's discounted sum of the penalties from it to the end of its row."""
+    result = []
+    for sample, penalty in zip(samples, penalties, strict=True):
+        trained, total = sample.loss_weights > 0, np.zeros(len(sample))
+        sums = credit.discounted_returns(torch.from_numpy(penalty[trained]), recipe.kl_reward_gamma)
+        total[trained] = sums.numpy()
+        if recipe.use_rewards:
+            total += advantages.advantages_of(sample)
+        result.append(sample.replace(advantages=total.astype(np.float32)))
+    return result
+
+
+def _entropies(samples: Sequence[Sample]) -> list[np.ndarray]:
+    found = [s.entropies for s in samples if s.entropies is not None]
+    if len(found) < len(samples):
+        raise CapabilityError(
+            "algorithm.entropy_advantage: got samples without entropies, expected an engine that gives them"
+        )
+    return found
+
+
+def _of(rows: Sequence[np.ndarray] | None, index: int) -> np.ndarray | None:
+    return None if rows is None else rows[index]

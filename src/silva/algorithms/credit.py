@@ -1,0 +1,399 @@
+"""Credit that differs within a trajectory: by turn, by token with a critic, by branch, by entropy.
+
+    assign_turns   a turn's discounted return against the turns of the same number
+    assign_gae     a token's advantage from a critic's values; one level, or turns over tokens
+    TREE_CREDIT    then, where trajectories share turns: what a shared turn gets
+    scale_by_entropy   then, tokens where the policy was uncertain count more
+
+The functions of tensors are pure and see one trajectory; the others join them to samples. A trajectory that
+a rewritten context spread over several rows is one sequence of trained tokens here.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Hashable, Mapping, Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from silva.algorithms.advantages import (
+    ADVANTAGES,
+    OVER,
+    Scores,
+    advantages_of,
+    as_float64,
+    as_ids,
+    check_kind,
+    finite_reward,
+    map_advantages,
+    scored_samples,
+    whiten,
+)
+from silva.errors import ConfigError, RecordError
+from silva.types import Group, Sample, Trajectory
+
+
+def discounted_returns(rewards: Tensor, gamma: float | Tensor) -> Tensor:
+    """G_k = r_k + gamma_k G_{k+1}: with one gamma the sum over j >= k of gamma^(j - k) r_j.
+
+    Args:
+        rewards: [K].
+        gamma: one, or [K].
+
+    Returns:
+        [K], in the dtype of the rewards.
+    """
+    gammas = torch.as_tensor(gamma, dtype=torch.float64).expand(len(rewards)).tolist()
+    returns, last = [], 0.0
+    for reward, rate in zip(reversed(rewards.tolist()), reversed(gammas), strict=True):
+        last = reward + rate * last
+        returns.append(last)
+    return rewards.new_tensor(returns[::-1])
+
+
+def gae(
+    values: Tensor,
+    rewards: Tensor,
+    trained: Tensor,
+    *,
+    gamma: float = 1.0,
+    lam: float = 1.0,
+    bootstrap: float = 0.0,
+) -> tuple[Tensor, Tensor]:
+    """A_t = sum over l of (gamma lam)^l delta_{t+l}, delta_t = r_t + gamma V_{t+1} - V_t.
+
+    Generalised advantage estimation (arXiv:1506.02438, eq. 16) as in PPO (arXiv:1707.06347, eq. 11), a token
+    being an action. t counts trained tokens only: what the environment says is no action, so the next value
+    is that of the next trained token, and no discount is taken on the way.
+
+    Args:
+        values: [T] of the critic before each token was sampled; anything where not trained.
+        rewards: [T], 0 where not trained.
+        trained: [T] bool.
+        gamma: discount per token.
+        lam: 0 trusts the critic, 1 the rewards.
+        bootstrap: value after the last token: 0 where the episode ended by itself.
+
+    Returns:
+        advantages [T] and returns (advantages + values, what the critic should have said) [T], 0 where not
+        trained.
+
+    Raises:
+        RecordError: shapes differ, or a reward stands where nothing is trained.
+    """
+    values_N, rewards_N = _trained_only(values, rewards, trained)
+    deltas_N = rewards_N + gamma * _next(values_N, bootstrap) - values_N
+    return _spread(discounted_returns(deltas_N, gamma * lam), values_N, trained)
+
+
+def bi_level_gae(
+    values: Tensor,
+    rewards: Tensor,
+    trained: Tensor,
+    turns: Tensor,
+    *,
+    gamma: float = 1.0,
+    lam: float = 1.0,
+    turn_gamma: float = 0.95,
+    turn_lam: float = 1.0,
+    bootstrap: float = 0.0,
+) -> tuple[Tensor, Tensor]:
+    """GAE over turns, then within each turn over its tokens (VAGEN, arXiv:2510.16907; RAGEN's bi-level GAE).
+
+    With e_k the last trained token of turn k, whatever its reward:
+
+        A(e_k) = r(e_k) + turn_gamma V(e_{k+1}) - V(e_k) + turn_gamma turn_lam A(e_{k+1})
+        A_t = delta_t + gamma lam A_{t+1} for t before e_k in its turn, delta_t as in `gae`
+
+    so that discounts over turns do not depend on how many tokens a turn has. A reward within a turn (a
+    penalty for a token, not a turn's reward) counts in that turn only. With one turn and the same gamma and
+    lambda for both it is `gae`, and so it is with all four at 1 and rewards on the ends of turns.
+
+    Args:
+        turns: [T] number of the turn that a token belongs to, not falling over trained tokens.
+        gamma, lam: within turns.
+        turn_gamma, turn_lam: between turns; 0.95 is RAGEN's.
+        bootstrap: value after the last turn.
+        values, rewards, trained: as in `gae`.
+
+    Returns:
+        As `gae`.
+
+    Raises:
+        RecordError: shapes differ, or a reward stands where nothing is trained.
+    """
+    values_N, rewards_N = _trained_only(values, rewards, trained)
+    turns_N = turns[trained]
+    is_end_N = torch.ones_like(turns_N, dtype=torch.bool)
+    is_end_N[:-1] = turns_N[1:] != turns_N[:-1]
+
+    values_K = values_N[is_end_N]
+    deltas_K = rewards_N[is_end_N] + turn_gamma * _next(values_K, bootstrap) - values_K
+    deltas_N = rewards_N + gamma * _next(values_N, bootstrap) - values_N
+    deltas_N[is_end_N] = discounted_returns(deltas_K, turn_gamma * turn_lam)
+    within_N = torch.full(is_end_N.shape, gamma * lam, dtype=torch.float64)
+    within_N[is_end_N] = 0.0  # what comes after a turn is in its end already
+    return _spread(discounted_returns(deltas_N, within_N), values_N, trained)
+
+
+def entropy_scaled(advantages: Tensor, entropies: Tensor, trained: Tensor, *, scale: float = 0.2) -> Tensor:
+    """A (1 + scale z), z = (H - mean) / std over trained tokens (AEPO, arXiv:2510.14545).
+
+    Args:
+        advantages: [N] of a whole batch: mean and std must not depend on how it is cut later.
+        entropies: [N] in nats, without gradient; anything where not trained.
+        trained: [N] bool.
+        scale: 0.2 is the authors' own.
+
+    Returns:
+        [N], unchanged where not trained.
+    """
+    z_N = torch.zeros_like(advantages)
+    own = entropies[trained].detach().to(advantages.dtype)
+    z_N[trained] = whiten(own, torch.ones_like(own))
+    return advantages * (1 + scale * z_N)
+
+
+def assign_turns(
+    samples: Sequence[Sample], groups: Sequence[Group], kind: str, *, gamma: float = 1.0, over: str = "group"
+) -> list[Sample]:
+    """Gives every token the advantage of its turn: its discounted return against turns of the same number.
+
+    Args:
+        samples: rows of trajectories in `groups`, with their turn spans.
+        groups: every group that the samples come from, whole.
+        kind: a name in `ADVANTAGES` but `running`.
+        gamma: discount per turn.
+        over: a name in `OVER`: the k-th turns of a group, of an environment or of all are compared.
+
+    Returns:
+        The samples of scored trajectories in their order, with `advantages` [T] float32.
+
+    Raises:
+        ConfigError: unknown kind or over, or `running`, which knows whole trajectories only.
+        RecordError: as `advantages.assign`, or a sample whose turns are not those of its trajectory.
+    """
+    check_kind(kind, over)
+    if kind == "running":
+        raise ConfigError("advantage running: got credit by turn, expected credit by trajectory")
+    kept = scored_samples(samples, groups)
+    keys: list[Hashable] = []
+    turns: list[tuple[str, str]] = []
+    returns: list[float] = []
+    for i, group in enumerate(groups):
+        for t in group.scored:
+            keys += [(OVER[over](i, group), k) for k in range(len(t.turns))]
+            turns += [(t.id, turn.id) for turn in t.turns]
+            returns += discounted_returns(turn_rewards(t), gamma).tolist()
+    numbers = {turn: b for b, turn in enumerate(turns)}
+    rows = [_turns_of(sample, numbers) for sample in kept]
+    trained = [row[sample.loss_weights > 0] for sample, row in zip(kept, rows, strict=True)]
+    lengths = np.bincount(np.concatenate([np.zeros(0, np.int64), *trained]), minlength=len(turns))
+    scores = Scores(as_float64(returns), as_ids(keys), as_float64(lengths.tolist()))
+    advantages_B = ADVANTAGES[kind](scores).numpy().astype(np.float32)
+    return [sample.replace(advantages=advantages_B[row]) for sample, row in zip(kept, rows, strict=True)]
+
+
+def assign_gae(
+    samples: Sequence[Sample],
+    groups: Sequence[Group],
+    *,
+    gamma: float = 1.0,
+    lam: float = 1.0,
+    turn_gamma: float | None = None,
+    turn_lam: float = 1.0,
+    bootstrap: Mapping[str, float] | None = None,
+    extra: Sequence[np.ndarray] | None = None,
+) -> list[Sample]:
+    """Gives every trained token its advantage by `gae`, or by `bi_level_gae` where `turn_gamma` is given.
+
+    Args:
+        samples: rows of trajectories in `groups`, with values and turn spans; all rows of each.
+        groups: every group that the samples come from.
+        gamma, lam: of tokens.
+        turn_gamma, turn_lam: of turns.
+        bootstrap: value of the last observation by trajectory id, 0 where missing; read only for episodes
+            that did not end by themselves (a stop reason other than terminated).
+        extra: rewards of single tokens beside those of turns, one [T] per sample, 0 where not trained.
+
+    Returns:
+        The samples of scored trajectories in their order, with `advantages` and `returns` [T] float32, 0
+        where not trained.
+
+    Raises:
+        RecordError: as `assign_turns`, a sample without values, or extra rewards that do not align.
+    """
+    scored_samples(samples, groups)  # each has its trajectory
+    if extra is not None:
+        _check_aligned("extra rewards", extra, samples)
+    scored = {t.id: t for group in groups for t in group.scored}
+    numbers = {(t.id, turn.id): k for t in scored.values() for k, turn in enumerate(t.turns)}
+    turns = {i: _turns_of(s, numbers) for i, s in enumerate(samples) if s.trajectory in scored}
+    rows: defaultdict[str, list[int]] = defaultdict(list)
+    for i in sorted(turns, key=lambda i: turns[i][0]):
+        rows[samples[i].trajectory].append(i)
+
+    result: dict[int, Sample] = {}
+    for name, own in rows.items():
+        turns_T = torch.from_numpy(np.concatenate([turns[i] for i in own]))
+        values_T = torch.from_numpy(np.concatenate([_values(samples[i]) for i in own]))
+        trained_T = torch.from_numpy(np.concatenate([samples[i].loss_weights > 0 for i in own]))
+        rewards_T = token_rewards(turn_rewards(scored[name]), turns_T, trained_T)
+        if extra is not None:
+            rewards_T = rewards_T + torch.from_numpy(np.concatenate([extra[i] for i in own]))
+        end = 0.0 if scored[name].stop_reason == "terminated" else (bootstrap or {}).get(name, 0.0)
+        if turn_gamma is None:
+            found = gae(values_T, rewards_T, trained_T, gamma=gamma, lam=lam, bootstrap=end)
+        else:
+            found = bi_level_gae(
+                values_T, rewards_T, trained_T, turns_T,
+                gamma=gamma, lam=lam, turn_gamma=turn_gamma, turn_lam=turn_lam, bootstrap=end,
+            )  # fmt: skip
+        cuts = np.cumsum([len(turns[i]) for i in own])[:-1]
+        advantages, returns = (np.split(array.numpy().astype(np.float32), cuts) for array in found)
+        for i, advantages_T, returns_T in zip(own, advantages, returns, strict=True):
+            result[i] = samples[i].replace(advantages=advantages_T, returns=returns_T)
+    return [result[i] for i in turns]
+
+
+def hard(samples: Sequence[Sample]) -> list[Sample]:
+    """A turn that several trajectories share gets the mean of their advantages (ARPO, arXiv:2507.19849).
+
+    Averaged token by token over the leaves below it, so it also serves advantages that differ by token.
+
+    Args:
+        samples: all rows of their groups, with turn spans and advantages.
+
+    Raises:
+        RecordError: a sample without advantages, or copies of a turn that differ in length.
+    """
+    leaves: defaultdict[tuple[str, str], list[np.ndarray]] = defaultdict(list)
+    for sample in samples:
+        for turn, (start, stop) in zip(sample.turn_ids, sample.turn_spans, strict=True):
+            leaves[sample.group, turn].append(advantages_of(sample)[start:stop])
+    means = {}
+    for (group, turn), copies in leaves.items():
+        if len(sizes := {len(copy) for copy in copies}) > 1:
+            raise RecordError(
+                f"turn {turn!r} of group {group!r}: got copies of {sorted(sizes)} tokens, expected one length"
+            )
+        if len(copies) > 1:
+            means[group, turn] = np.mean(copies, axis=0, dtype=np.float64)
+
+    result = []
+    for sample in samples:
+        advantages = advantages_of(sample).copy()
+        for turn, (start, stop) in zip(sample.turn_ids, sample.turn_spans, strict=True):
+            if (sample.group, turn) in means:
+                advantages[start:stop] = means[sample.group, turn]
+        result.append(sample.replace(advantages=advantages))
+    return result
+
+
+# What the tokens of a turn get that several trajectories share: each leaf's own advantage, or their mean.
+TREE_CREDIT: dict[str, Callable[[Sequence[Sample]], list[Sample]]] = {"soft": list, "hard": hard}
+
+
+def scale_by_entropy(
+    samples: Sequence[Sample], entropies: Sequence[np.ndarray], *, scale: float = 0.2
+) -> list[Sample]:
+    """The samples with `entropy_scaled` advantages.
+
+    Args:
+        samples: all of a batch, with advantages.
+        entropies: one [T] per sample, in nats.
+
+    Raises:
+        RecordError: a sample without advantages, or entropies that do not align with the samples.
+    """
+    _check_aligned("entropies", entropies, samples)
+    if not samples:
+        return []
+    entropies_N = torch.from_numpy(np.concatenate(entropies).astype(np.float64))
+    trained_N = torch.from_numpy(np.concatenate([sample.loss_weights > 0 for sample in samples]))
+    return map_advantages(
+        samples, lambda advantages_N: entropy_scaled(advantages_N, entropies_N, trained_N, scale=scale)
+    )
+
+
+def turn_rewards(trajectory: Trajectory) -> Tensor:
+    """[K] float64: what each turn earned, raw and shaped; what belongs to no turn stands on the last.
+
+    Raises:
+        RecordError: the trajectory's reward is not finite.
+    """
+    total = finite_reward(trajectory)
+    rewards = [float(sum(turn.rewards.values()) + sum(turn.shaped.values())) for turn in trajectory.turns]
+    if rewards:
+        rewards[-1] += total - sum(rewards)
+    return as_float64(rewards)
+
+
+def token_rewards(rewards: Tensor, turns: Tensor, trained: Tensor) -> Tensor:
+    """Puts each turn's reward on its last trained token, or on the last one before it where it has none.
+
+    A reward before any trained token is left out: nothing that is trained led to it.
+
+    Args:
+        rewards: [K].
+        turns: [T] from 0 to K - 1, not falling.
+        trained: [T] bool.
+
+    Returns:
+        [T].
+    """
+    where_N = trained.nonzero().squeeze(1)
+    last_K = torch.searchsorted(turns[where_N], torch.arange(len(rewards)), right=True) - 1
+    led = last_K >= 0
+    return rewards.new_zeros(len(turns)).index_add(0, where_N[last_K[led]], rewards[led])
+
+
+def _check_aligned(what: str, rows: Sequence[np.ndarray], samples: Sequence[Sample]) -> None:
+    if [len(row) for row in rows] != [len(sample) for sample in samples]:
+        raise RecordError(
+            f"{what} must align with samples: got {len(rows)} rows of {sum(map(len, rows))} tokens, "
+            f"expected {len(samples)} of {sum(map(len, samples))}"
+        )
+
+
+def _turns_of(sample: Sample, numbers: Mapping[tuple[str, str], int]) -> np.ndarray:
+    """[T] int64: the number of the turn that each token belongs to."""
+    lengths = [stop - start for start, stop in sample.turn_spans]
+    unknown = [turn for turn in sample.turn_ids if (sample.trajectory, turn) not in numbers]
+    if unknown or sum(lengths) != len(sample):
+        raise RecordError(
+            f"turns of a sample of {sample.trajectory}: got {sum(lengths)} tokens in turns, and the turns "
+            f"{unknown} that its trajectory lacks, expected all {len(sample)} tokens in turns of it"
+        )
+    return np.repeat([numbers[sample.trajectory, turn] for turn in sample.turn_ids], lengths)
+
+
+def _values(sample: Sample) -> np.ndarray:
+    if sample.values is None:
+        raise RecordError(f"values of a sample of {sample.trajectory}: got none, expected {len(sample)}")
+    return sample.values.astype(np.float64)
+
+
+def _trained_only(values: Tensor, rewards: Tensor, trained: Tensor) -> tuple[Tensor, Tensor]:
+    """[N] values and rewards of the trained tokens."""
+    if not values.shape == rewards.shape == trained.shape:
+        raise RecordError(
+            f"values, rewards and trained must align: got {tuple(values.shape)}, {tuple(rewards.shape)} and "
+            f"{tuple(trained.shape)}, expected [T] each"
+        )
+    if bool((rewards[~trained] != 0).any()):
+        raise RecordError(f"rewards: got {rewards.tolist()}, expected 0 where nothing is trained")
+    return values[trained], rewards[trained]
+
+
+def _next(values: Tensor, bootstrap: float) -> Tensor:
+    return torch.cat([values[1:], values.new_tensor([bootstrap])])[: len(values)]
+
+
+def _spread(advantages_N: Tensor, values_N: Tensor, trained_T: Tensor) -> tuple[Tensor, Tensor]:
+    """Advantages and returns, [T] each, 0 where not trained."""
+    advantages_T = values_N.new_zeros(len(trained_T)).masked_scatter(trained_T, advantages_N)
+    returns_T = values_N.new_zeros(len(trained_T)).masked_scatter(trained_T, advantages_N + values_N)
+    return advantages_T, returns_T
