@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import time
 from collections.abc import Mapping, Sequence
@@ -13,6 +14,7 @@ from typing import Any
 import torch
 
 CONFIGS = Path(__file__).parents[1] / "configs"
+Curve = Sequence[tuple[int, float]]  # (step, value)
 
 
 @dataclass(frozen=True)
@@ -91,7 +93,7 @@ class Learning:
     after: Mapping[str, Any]
     random: Mapping[str, Any] | None
     seconds: float
-    curve: Sequence[tuple[int, float]]
+    curve: Curve
 
     @property
     def apart(self) -> bool:
@@ -105,7 +107,6 @@ def learn(config: Path, seed: int, output_dir: str, *, resume: bool, random: boo
     from silva.config.load import load
     from silva.evaluation.evaluator import records
     from silva.launch import evaluate_config, train
-    from silva.monitoring.metrics import read_metrics
     from silva.registries import REGISTRIES
 
     argv = [f"@{config}", f"--seed={seed}", f"--name=seed_{seed}", f"--output-dir={output_dir}"]
@@ -113,11 +114,17 @@ def learn(config: Path, seed: int, output_dir: str, *, resume: bool, random: boo
     chance = evaluate_config(resolved.config, policy="random") if random else []
     outcome = train(resolved, resume=resume, overwrite=not resume)
     before, after = (_success(outcome.summary[key]) for key in ("eval_before", "eval_after"))
-    key = f"eval/{after['environment']}/success"
-    curve = [(r["step"], r[key]) for r in read_metrics(outcome.directory / "metrics.jsonl") if key in r]
+    curve = series(outcome.directory, f"eval/{after['environment']}/success")
     seconds = sum(outcome.summary["seconds"].values())
     by_chance = _success(records(chance)) if chance else None
     return Learning(seed, before, after, by_chance, seconds, curve)
+
+
+def series(run: Path, key: str) -> Curve:
+    """(step, value) of a run's metrics, where a step has that key."""
+    from silva.monitoring.metrics import read_metrics
+
+    return [(row["step"], row[key]) for row in read_metrics(run / "metrics.jsonl") if key in row]
 
 
 def interval(evaluation: Mapping[str, Any]) -> str:
@@ -126,3 +133,70 @@ def interval(evaluation: Mapping[str, Any]) -> str:
 
 def _success(evaluations: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
     return next(e for e in evaluations if e["metric"] == "success")
+
+
+@dataclass(frozen=True)
+class Panel:
+    """Curves of the seeds of one recipe; `top` is the highest value of the axis, a share where it is 1."""
+
+    name: str
+    curves: Sequence[Curve]
+    top: float = 1.0
+
+
+WIDE, HIGH, LEFT, ABOVE, BETWEEN, COLUMNS = 132, 84, 52, 26, 44, 5
+
+
+def drawing(figures: Mapping[str, Sequence[Panel]]) -> str:
+    """An SVG: under each heading its panels, the mean of the curves over a band from lowest to highest."""
+    parts, y = [], 0
+    for heading, panels in figures.items():
+        parts.append(f'<text x="{LEFT}" y="{y + 22}" class="heading">{heading}</text>')
+        y += 22 + ABOVE
+        for i, one in enumerate(panels):
+            row, column = divmod(i, COLUMNS)
+            parts += panel(one, LEFT + column * (WIDE + 20), y + row * (HIGH + BETWEEN), labels=column == 0)
+        y += -(-len(panels) // COLUMNS) * (HIGH + BETWEEN) - ABOVE + 8
+    width = LEFT + COLUMNS * (WIDE + 20)
+    return "\n".join(
+        [
+            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {y + 8}" role="img">',
+            f"<title>{'; '.join(figures)}: mean and range of the seeds</title>",
+            "<style>text{font:11px sans-serif;fill:#444}.heading{font-size:14px;font-weight:bold}"
+            ".grid{stroke:#ddd}.start{stroke:#999;stroke-dasharray:3 3}</style>",
+            f'<rect width="{width}" height="{y + 8}" fill="#fff"/>',
+            *parts,
+            "</svg>\n",
+        ]
+    )
+
+
+def panel(p: Panel, left: float, above: float, *, labels: bool) -> list[str]:
+    """With `labels` the axis of values has some; the dashed line is the start."""
+    at: dict[int, list[float]] = {}
+    for step, value in itertools.chain(*p.curves):
+        at.setdefault(step, []).append(value)
+    steps, ends = sorted(at), (min(at), max(at))
+
+    def height(value: float) -> float:
+        return above + HIGH * (1 - value / p.top)
+
+    def point(step: int, value: float) -> str:
+        x = left + WIDE * (step - ends[0]) / max(ends[1] - ends[0], 1)
+        return f"{x:.1f},{height(value):.1f}"
+
+    low, high = ([point(step, pick(at[step])) for step in steps] for pick in (min, max))
+    mean = [point(step, sum(at[step]) / len(at[step])) for step in steps]
+    start = mean[0].partition(",")[2]
+    ticks = [(value, f"{value:.0%}" if p.top == 1 else f"{value:.2f}") for value in (0, p.top / 2, p.top)]
+    return [
+        *(f'<path class="grid" d="M{left} {height(value):.1f}h{WIDE}"/>' for value, _ in ticks),
+        *(f'<text x="{left - 6}" y="{height(value) + 4:.1f}" text-anchor="end">{text}</text>'
+          for value, text in ticks if labels),
+        *(f'<text x="{point(step, 0).partition(",")[0]}" y="{above + HIGH + 14}" text-anchor="middle">'
+          f"{step}</text>" for step in ends),
+        f'<text x="{left}" y="{above - 6}">{p.name}</text>',
+        f'<path class="start" d="M{left} {start}h{WIDE}"/>',
+        f'<polygon points="{" ".join([*low, *reversed(high)])}" fill="#2f7d4f" fill-opacity="0.2"/>',
+        f'<polyline points="{" ".join(mean)}" fill="none" stroke="#2f7d4f" stroke-width="2"/>',
+    ]  # fmt: skip

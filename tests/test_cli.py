@@ -242,11 +242,13 @@ def test_sft(silva):
     assert (Path("runs/small/weights/step_0") / "model.safetensors").is_file()
 
 
-def test_sft_ends_early_where_its_loss_is_low_enough(silva):
+def test_sft_ends_early_where_the_policy_succeeds_often_enough(silva):
     options = ("--warm_start.steps", 30, "--warm_start.episodes_per_step", 2)
-    assert "30 supervised steps" in silva("sft", "@", "small.toml", *options, "--warm_start.stop_loss", 0)
-    text = silva("sft", "@", "small.toml", *options, "--warm_start.stop_loss", 100, "--overwrite")
-    assert "warm start: 20 supervised steps" in text  # the first mean over 20
+    assert "30 supervised steps" in silva(
+        "sft", "@", "small.toml", *options, "--warm_start.stop_success", 1.0
+    )
+    text = silva("sft", "@", "small.toml", *options, "--warm_start.stop_success", 0.0, "--overwrite")
+    assert "warm start: 20 supervised steps" in text  # the first trial
 
 
 def test_chat_with_the_weights_of_a_run(trained):

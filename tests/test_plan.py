@@ -94,7 +94,15 @@ def test_probe_counts_usable_episodes():
     ]
     # Replies 4, 8, 4, 4; rows 24, 20 + 2 + 2 + 6 = 30, 24, 24; only the second group is all equal.
     # The first two have 22 tokens in common (20 + 2), the last two are the same row: 24 + 8 + 24.
-    assert _summarise(groups) == Probe(generated=5.0, trained=25.5, unique=14.0, longest=30, no_signal=0.5)
+    found = _summarise(groups)
+    assert found == Probe(generated=5.0, trained=25.5, unique=14.0, longest=30, hopeless=0.5, mastered=0.0)
+
+
+def test_groups_without_signal_fade_as_a_policy_learns():
+    """From 0.8 evenly to 0.2: mean 0.5, mean square (0.8^3 - 0.2^3) / (3 * 0.6) = 0.28; else 0.8 and 0.64."""
+    probe = Probe(generated=1.0, trained=1.0, unique=1.0, longest=1, hopeless=0.6, mastered=0.2)
+    assert [probe.silent(n, True) for n in (1, 2)] == pytest.approx([0.5, 0.28])
+    assert [probe.silent(n, False) for n in (1, 2)] == pytest.approx([0.8, 0.64])
 
 
 def test_probe_without_a_usable_episode_says_why():
@@ -116,7 +124,7 @@ def test_plan_in_words():
         "plan:",
         "  20 steps, each 64 tasks x 8 = 512 rollouts, and about 12.5 tasks more for groups without signal, "
         "4 updates of 128",
-        "  before them 50 supervised steps on scripted play",
+        "  before them up to 50 supervised steps on scripted play",
         "  a step: about 61.2k tokens sampled and 150k trained, the longest row has 301",
         "  in all: about 1.22M tokens sampled and 3M trained, if answers stay as long as in a probe",
         "  3 evaluations of 128 held-out episodes",

@@ -257,7 +257,7 @@ async def _warm_start(session: Session, monitor: Monitor, phases: Phases) -> tup
         teacher = session.trainer(
             config.trainer.model_copy(update={"optimizer": warm.optimizer, "self_check": False}), warm.steps
         )
-        done = await imitate(teacher, session.stream("warm"), session.renderer, warm,
+        done = await imitate(teacher, session.engine, session.stream("warm"), session.renderer, warm,
                                      config.rollout.limits, seed=config.seed, monitor=monitor)  # fmt: skip
     monitor.message(f"warm start: {done.steps} supervised steps, loss {done.loss:.3f}")
     return teacher, done.tokens
@@ -288,7 +288,7 @@ async def _prepare(
     activity = Activity(monitor)
     rollout = Linear(config.rollout, session.renderer, seed=config.seed, on_turn=activity.turn)
     buffer = Buffer(
-        stream=session.stream("train", state.tasks),
+        stream=session.stream("train", state.tasks, settings=config.algorithm.pools, pools=state.pools),
         rollout=rollout,
         engine=session.engine,
         recipe=config.algorithm,
@@ -305,6 +305,7 @@ async def _prepare(
         checkpoint=config.checkpoint,
         trainer=config.trainer,
         temperature=config.rollout.sampling.temperature,
+        collapse_every=config.monitoring.collapse_every,
     )
     parts = rl.Parts(settings, config.algorithm, trainer, session.engine, buffer, session.tasksets,
                      session.renderer, ledger, store, monitor, phases)  # fmt: skip

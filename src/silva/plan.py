@@ -34,9 +34,7 @@ from silva.types import Group, Task, Trajectory
 PROBE_EPISODES = 48
 PROCESS_BYTES = 0.55 * 2**30  # interpreter, torch and transformers on a CPU, measured
 LOGIT_ROWS = 3 * 340  # log-softmax and its gradient keep about three times the rows of logits that stay whole
-# How common groups without signal are over a run, against its beginning: rarer as the policy learns,
-# and common again as tasks are mastered. Seen: 0.64 over 10 steps, 1 over 20.
-FADE, FEW_STEPS = 0.7, 5
+FEW_STEPS = 5  # too few for a policy to change what a step costs
 CACHE_LENGTH = 64  # the engine pads its cached rows to multiples of this
 
 
@@ -75,7 +73,15 @@ class Probe:
     trained: float
     unique: float  # of the trained ones, what is left once a group's shared tokens count once
     longest: int
-    no_signal: float
+    hopeless: float  # groups without signal whose reward is below the mean: they pass as the policy learns
+    mastered: float  # other groups without signal
+
+    def silent(self, power: int, fades: bool) -> float:
+        """Mean over the run of (share of groups without signal)^power, the hopeless falling evenly to 0."""
+        start, end = self.hopeless + self.mastered, self.mastered
+        if not fades or self.hopeless == 0:
+            return start**power
+        return (start ** (power + 1) - end ** (power + 1)) / (self.hopeless * (power + 1))
 
 
 def plan_run(config: RunConfig) -> Plan:
@@ -93,17 +99,19 @@ def plan_run(config: RunConfig) -> Plan:
         session.close()
     rollout, evaluation, model = config.rollout, config.eval, session.loaded.model
     updated = sum(p.numel() for p in model.parameters() if p.requires_grad)
-    p = found.no_signal if config.algorithm.drop_zero_variance else 0.0
-    fade, refills = (FADE if config.steps > FEW_STEPS else 1.0), config.algorithm.max_refills
-    refilled = rollout.groups_per_step * fade * sum(p**n for n in range(1, refills + 1))
-    kept = rollout.groups_per_step * (1 - fade * p ** (refills + 1))
+    # Mean shares of groups that are still without signal after 0, 1, ... refills.
+    tries = range(1, config.algorithm.max_refills + 2 if config.algorithm.drop_zero_variance else 1)
+    silent = [found.silent(n, config.steps > FEW_STEPS) for n in tries] or [0.0]
+    issued = rollout.groups_per_step * config.algorithm.oversample
+    refilled = issued * sum(silent[:-1])
+    kept = min(issued * (1 - silent[-1]), rollout.groups_per_step)
     return Plan(
         steps=config.steps,
         groups=rollout.groups_per_step,
         group_size=rollout.group_size,
         updates=config.trainer.updates_per_step,
         refills=refilled,
-        tokens_generated=found.generated * (rollout.groups_per_step + refilled) * rollout.group_size,
+        tokens_generated=found.generated * (issued + refilled) * rollout.group_size,
         tokens_trained=found.trained * kept * rollout.group_size,
         longest=found.longest,
         warm_steps=config.warm_start.steps if config.warm_start else 0,
@@ -124,7 +132,8 @@ def describe(plan: Plan) -> str:
         "" if plan.trained_parameters == plan.parameters else f", {_count(plan.trained_parameters)} trained"
     )
     refills = f", and about {plan.refills:.1f} tasks more for groups without signal" if plan.refills else ""
-    warm = [f"before them {plan.warm_steps} supervised steps on scripted play"] if plan.warm_steps else []
+    first = f"before them up to {plan.warm_steps} supervised steps on scripted play"
+    warm = [first] if plan.warm_steps else []
     lines = [
         f"{plan.steps} steps, each {plan.groups} tasks x {plan.group_size} = {plan.rollouts} rollouts"
         f"{refills}, {plan.updates} update{'s' if several else ''} of {plan.rollouts // plan.updates}",
@@ -153,7 +162,7 @@ async def _probe(session: Session) -> list[Group]:
     actor: Actor = Policy(session.engine, session.renderer, rollout.sampling)
     if warm is not None and isinstance(config.model, TinyModel):
         teacher = session.trainer(config.trainer.model_copy(update={"optimizer": warm.optimizer}), warm.steps)
-        await imitate(teacher, session.stream("warm"), session.renderer, warm, rollout.limits,
+        await imitate(teacher, session.engine, session.stream("warm"), session.renderer, warm, rollout.limits,
                       seed=config.seed, monitor=cast(Monitor, _Silent()))  # fmt: skip
         await session.engine.load_weights(1)
     elif warm is not None:
@@ -183,14 +192,17 @@ def _summarise(groups: Sequence[Group]) -> Probe:
         raise NoSignalError(f"every episode of the plan's probe failed: {'; '.join(map(str, errors))}")
     rows = [[row.tokens for t in g.scored for row in trajectory_samples(t, "")] for g in groups if g.scored]
     lengths = [len(row) for group in rows for row in group]
-    silent = sum(zero_variance(group) for group in groups if group.scored)
+    rewards = [t.raw_reward for t in played]
+    high = max(sum(rewards) / len(rewards), min(rewards) + 1e-9)
+    silent = [group.scored[0].raw_reward for group in groups if group.scored and zero_variance(group)]
     return Probe(
         # The last segment of a turn is the reply, whoever gave it.
         generated=sum(len(turn.segments[-1].tokens) for t in played for turn in t.turns) / len(played),
         trained=sum(lengths) / len(played),
         unique=sum(len(build(group)) for group in rows if group) / len(played),
         longest=max(lengths, default=1),
-        no_signal=silent / len(groups),
+        hopeless=sum(reward < high for reward in silent) / len(groups),
+        mastered=sum(reward >= high for reward in silent) / len(groups),
     )
 
 
@@ -201,7 +213,10 @@ def _memory(session: Session, found: Probe) -> float:
     each = loaded.dtype.itemsize
     parameters = sum(p.numel() for p in loaded.model.parameters())
     updated = sum(p.numel() for p in loaded.model.parameters() if p.requires_grad)
-    reference = parameters if config.algorithm.kl_coef and not loaded.lora else 0
+    other = config.algorithm.refers and (config.algorithm.reference is not None or not loaded.lora)
+    reference = parameters if other else 0
+    if config.algorithm.critic and config.trainer.critic.trunk == "own":
+        reference += parameters + 3 * updated  # learns as the policy does
     text: Any = loaded.model.config.get_text_config()
     # Kept of one layer and token for the backward pass: about 14 vectors of `hidden` and 5 of `intermediate`.
     layer = 14 * text.hidden_size + 5 * text.intermediate_size

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from silva.algorithms.settings import Algorithm
+from silva.algorithms.settings import Algorithm, Pools
 from silva.config.schema import RunConfig
 from silva.config.sections import PretrainedModel, Rendering
 from silva.config.sections import Trainer as TrainerSettings
@@ -76,9 +76,16 @@ class Session:
             say=say,
         )
 
-    def stream(self, purpose: str, position: Mapping[str, int] | None = None) -> TaskStream:
+    def stream(
+        self,
+        purpose: str,
+        position: Mapping[str, int] | None = None,
+        *,
+        settings: Pools | None = None,
+        pools: Mapping[str, str] | None = None,
+    ) -> TaskStream:
         worlds = [World(e.label, self.tasksets[e.label], e.weight) for e in self.config.environments]
-        return TaskStream(worlds, derive(self.config.seed, purpose), position)
+        return TaskStream(worlds, derive(self.config.seed, purpose), position, settings=settings, pools=pools)
 
     def close(self, *, wait: bool = True) -> None:
         self.compute.shutdown(wait=wait, cancel_futures=True)

@@ -119,7 +119,7 @@ def test_what_a_recipe_needs() -> None:
 @pytest.mark.parametrize("loss", get_args(settings.Loss))
 def test_every_spec_is_understood_by_the_losses(loss: Any) -> None:
     """p = 0.5 at ratio 1 and A = 2: -A log p = 1.386294, -A r = -2; + 0.5 * k1 = 0.5 * ln 2 - 0.1 * 1."""
-    spec = Grpo(loss=loss, kl_coef=0.5, kl_estimator="k1", entropy_coef=0.1, clip_dual=3.0).loss_spec()
+    spec = Grpo(loss=loss, kl_coef=0.5, kl_estimator="k1", entropy_coef=0.1).loss_spec()
     half = torch.tensor([0.5]).log()
     inputs = LossInputs(half, half, torch.tensor([2.0]), torch.tensor([0]), half / 0.5, torch.ones(1))
     by_log, by_ratio = 1.386294, -2.0
@@ -147,6 +147,8 @@ def test_every_spec_is_understood_by_the_losses(loss: Any) -> None:
             'got "mean_std" with credit = "gae", expected "raw"',
         ),
         ({"use_rewards": False}, "use_rewards: got false with kl_reward_coef = 0"),
+        ({"delta": 4.0}, 'delta: got 4.0 with loss = "clipped", which does not read it'),
+        ({"pools": {"easy": 0.0}}, "easy: got 0.0 with hard = 0.0, expected more"),
         ({"adaptive_kl": {}}, "adaptive_kl: got it with kl_coef = 0"),
         ({"reference_refresh": 5, "reference": {"name": "x"}}, "reference_refresh: got one with a reference"),
         ({"filter": {"keep": "top_p", "value": 2.0}}, "filter.value: got 2.0 with top_p, expected at most 1"),

@@ -5,7 +5,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from silva.algorithms.recipes import Grpo
+from silva.algorithms.recipes import Dapo, Grpo, Ppo, StarpoS
+from silva.algorithms.settings import Filter
 from silva.errors import NoSignalError
 from silva.ledger import Ledger, audit, read
 from silva.orchestrator.buffer import Buffer
@@ -44,13 +45,13 @@ def trajectory(id, reward):
     return Trajectory(id, (turn,), "terminated", rewards={"score": reward})
 
 
-def collect(tmp_path, *rewards, groups=4, max_refills=2, drop=True, seen=None):
+def collect(tmp_path, *rewards, groups=4, max_refills=2, drop=True, seen=None, recipe=None, rollout=None):
     ledger = Ledger.create(tmp_path / "ledger.jsonl")
     buffer = Buffer(
         stream=TaskStream([World("world", Tasks(), 1.0)], 0),
-        rollout=Played(*rewards),
+        rollout=rollout or Played(*rewards),
         engine=None,
-        recipe=Grpo(drop_zero_variance=drop, max_refills=max_refills),
+        recipe=recipe or Grpo(drop_zero_variance=drop, max_refills=max_refills),
         ledger=ledger,
         groups=groups,
         longest=100,
@@ -126,6 +127,88 @@ def test_an_error_that_is_no_episode_s_ends_the_batch_as_it_is(tmp_path):
     )
     with pytest.raises(RuntimeError, match="the engine is gone"):
         asyncio.run(buffer.collect(7, 1.0))
+
+
+def dropped(batch):
+    return [(d.group.key, d.reason) for d in batch.dropped]
+
+
+def test_of_all_that_were_played_those_that_vary_most_are_trained(tmp_path):
+    """Two groups wanted, four times as many played, the last two the best: reasons in order of issue."""
+    spreads = [(0.0, r / 8) for r in (1, 0, 3, 5, 2, 4, 7, 6)]
+    batch = collect(tmp_path, *spreads, groups=2, recipe=StarpoS())
+    assert keys(batch.kept) == ["s7g6", "s7g7"]
+    assert dropped(batch) == [(f"s7g{i}", "zero_variance" if i == 1 else "low_variance") for i in range(6)]
+    records = read(tmp_path / "ledger.jsonl")
+    assert [r.fields["attempt"] for r in records if r.event == "issued"] == [0] * 8
+    logged = [(r.fields["group"], r.fields["reason"]) for r in records if r.event == "dropped"]
+    assert logged == dropped(batch) and audit(records) == []
+
+
+def test_a_group_that_failed_is_replaced_before_the_filter_compares(tmp_path):
+    """Four to choose from are wanted, so that half of them are two."""
+    recipe = Ppo(filter=Filter(keep="top_p", value=0.5), oversample=2.0)
+    batch = collect(tmp_path, VARIED, FAILED, EQUAL, EQUAL, (0.0, 3.0), groups=2, recipe=recipe)
+    assert keys(batch.kept) == ["s7g0", "s7g4"]
+    assert dropped(batch) == [("s7g1", "failed"), ("s7g2", "zero_variance"), ("s7g3", "zero_variance")]
+
+
+def test_what_is_left_over_is_surplus(tmp_path):
+    """1.5 times 3 groups, rounded up; a batch is never larger than what was asked for."""
+    batch = collect(tmp_path, VARIED, groups=3, recipe=Grpo(oversample=1.5))
+    assert keys(batch.kept) == ["s7g0", "s7g1", "s7g2"]
+    assert dropped(batch) == [("s7g3", "surplus"), ("s7g4", "surplus")]
+    assert [row.status for row in rollout_rows(batch, [])] == ["trained"] * 6 + ["dropped"] * 4
+
+
+def test_groups_that_are_too_easy_or_too_hard_are_refilled(tmp_path):
+    """Means 0.5, 0.75, 0.25, 0.5 and 1."""
+    recipe = Grpo(difficulty=(0.3, 0.7), max_refills=1)
+    batch = collect(tmp_path, VARIED, (0.5, 1.0), (0.0, 0.5), VARIED, EQUAL, groups=3, recipe=recipe)
+    assert keys(batch.kept) == ["s7g0", "s7g3"]
+    assert dropped(batch) == [("s7g1", "too_easy"), ("s7g2", "too_hard"), ("s7g4", "zero_variance")]
+
+
+class Spoken(Played):
+    """As Played; the i-th answer of a group has 60 + 20 i sampled tokens."""
+
+    def __init__(self, *rewards):
+        super().__init__(*rewards)
+        self.temperatures = []
+
+    async def run(self, task, taskset, engine, *, key, temperature=None):
+        self.temperatures.append(temperature)
+        rewards = self.rewards[0]
+        played = []
+        for i, reward in enumerate(rewards):
+            count = 60 + 20 * i
+            said = Segment("policy", (3,) * count, logprobs=(-1.0,) * count, versions=(0,) * count)
+            turns = (Turn(f"{key}/{i}/0", (Segment("environment", (1, 2)), said), fresh=True),)
+            played.append(Trajectory(f"{key}/{i}", turns, "terminated", rewards={"score": reward}))
+        yield Group(key, task, tuple(played))
+
+
+def test_groups_come_shaped_and_the_ledger_has_their_raw_rewards(tmp_path):
+    """60, 80, 100 and 120 tokens of at most 100, the last fifth of which costs: 0, 0, 1, 1."""
+    rewards = (1.0, 0.0, 1.0, 1.0)
+    batch = collect(tmp_path, groups=1, recipe=Dapo(), rollout=Spoken(rewards))
+    played = batch.kept[0].trajectories
+    assert [t.shaped["overlong"] for t in played] == [0, 0, -1, -1]
+    assert [t.shaped_reward for t in played] == [1, 0, 0, 0]
+    sealed = next(r for r in read(tmp_path / "ledger.jsonl") if r.event == "sealed")
+    assert sealed.fields["rewards"] == [*rewards]
+
+
+def test_penalties_alone_make_no_group_worth_training(tmp_path):
+    batch = collect(tmp_path, groups=1, recipe=Dapo(max_refills=0), rollout=Spoken((1.0, 1.0, 1.0)))
+    assert batch.kept == [] and dropped(batch) == [("s7g0", "zero_variance")]
+    assert [t.shaped_reward for t in batch.dropped[0].group.trajectories] == [1, 1, 0]
+
+
+def test_every_group_of_a_batch_is_played_at_one_temperature(tmp_path):
+    rollout = Spoken((0.0, 0.0))
+    collect(tmp_path, groups=2, max_refills=1, rollout=rollout)
+    assert rollout.temperatures == [1.0] * 4  # refills too
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """What --resume, --overwrite and neither do; damaged checkpoints, full disks, and Ctrl-C in every phase."""
 
+import json
 import os
 import shutil
 import signal
@@ -11,6 +12,7 @@ from pathlib import Path
 import pytest
 from tests.runs import differences, end_state, metrics
 
+from silva.ledger import audit, read
 from silva.trainer.checkpoint import MANIFEST, CheckpointStore
 
 WARM = ("--warm_start.steps", "3", "--warm_start.episodes_per_step", "4", "--warm_start.mistakes", "0.2")
@@ -274,6 +276,65 @@ def test_a_full_run_with_a_reference_goes_on_to_the_bit(server, tmp_path):
     ended = server.rl("killed", *options, "--resume", into=tmp_path)
     assert ended.status == 0, ended.output
     assert differences(ended.path, end_state(whole.path)) == []
+
+
+def left_by(run: Path) -> tuple[list, dict[str, bytes]]:
+    """Metrics and files of a run, those in a critic's folder too; not what tells of the time."""
+    rows = [{k: v for k, v in row.items() if not k.startswith("perf/")} for row in metrics(run)]
+    files = [f for part in ("checkpoints", "weights", "rollouts") for f in sorted((run / part).rglob("*"))]
+    kept = [f for f in files if f.is_file() and f.name not in (MANIFEST, "state.json")]
+    return rows, {str(f.relative_to(run)): f.read_bytes() for f in kept}
+
+
+def memory_of(run: Path) -> dict[str, float]:
+    return json.loads((run / "checkpoints" / "step_4" / "state.json").read_text())["memory"]
+
+
+CRITIC = ("--algorithm.type", "ppo", "--trainer.critic.optimizer.lr", "1e-2", "--trainer.critic.warmup", "1")
+BILEVEL = ("--algorithm.type", "bi_level_gae", "--algorithm.kl_reward_coef", "0.1",
+           "--trainer.critic.trunk", "policy", "--trainer.critic.optimizer.lr", "0.1")  # fmt: skip
+MEMORY = ("--algorithm.type", "reinforce", "--algorithm.advantage", "running", "--algorithm.kl_coef", "0.1",
+          "--algorithm.drop_zero_variance", "false", "--algorithm.reference_refresh", "3",
+          "--algorithm.adaptive_kl.target", "1e-4", "--algorithm.entropy_target.target", "9",
+          "--algorithm.temperature.reference", "0.5")  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("options", "crash"), [(CRITIC, "backward:5"), (CRITIC, "publish:3"), (BILEVEL, "optim:6")]
+)
+def test_a_run_with_a_critic_goes_on_to_the_bit(server, tmp_path, options, crash):
+    whole = server.rl("whole", *options, into=tmp_path)
+    assert whole.status == 0, whole.output
+    rows, files = left_by(whole.path)
+    assert {"checkpoints/step_4/trainer/critic/weights.safetensors", "checkpoints/best"} <= files.keys()
+    assert all(row["train/critic/grad_norm"] > 0 for row in rows[1:])
+    killed = server.rl("killed", *options, into=tmp_path, crash=crash)
+    assert (killed.status, killed.proof) == (-signal.SIGKILL, crash.partition(":")[0])
+    ended = server.rl("killed", *options, "--resume", into=tmp_path)
+    assert ended.status == 0, ended.output
+    assert left_by(ended.path) == (rows, files)
+    assert audit(read(ended.path / "ledger.jsonl"), finished=True) == []
+
+
+def test_what_a_recipe_remembers_goes_on_to_the_bit(server, tmp_path):
+    """A baseline of each world, the temperature, two coefficients, and a reference that was refreshed."""
+    whole = server.rl("whole", *MEMORY, into=tmp_path)
+    assert whole.status == 0, whole.output
+    rows, files = left_by(whole.path)
+    memory = memory_of(whole.path)
+    assert memory.keys() == {
+        "baseline/parity", "baseline/letters", "temperature", "kl_coef", "entropy_c", "entropy_coef"
+    }  # fmt: skip
+    assert memory == {name.removeprefix("control/"): v for name, v in rows[4].items() if "control/" in name}
+    for name in memory:  # all of it moves, or nothing would be shown
+        assert len({row[f"control/{name}"] for row in rows[1:]}) > 1
+    for crash in ("publish:3", "rename:1"):  # in step 3, and within the first checkpoint
+        killed = server.rl(f"killed-{crash[0]}", *MEMORY, into=tmp_path, crash=crash)
+        assert killed.status == -signal.SIGKILL
+        ended = server.rl(f"killed-{crash[0]}", *MEMORY, "--resume", into=tmp_path)
+        assert ended.status == 0, ended.output
+        assert left_by(ended.path) == (rows, files) and memory_of(ended.path) == memory
+        assert audit(read(ended.path / "ledger.jsonl"), finished=True) == []
 
 
 @pytest.mark.parametrize("crash", ["backward:2", "backward:5", "publish:3"])

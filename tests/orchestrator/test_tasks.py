@@ -2,8 +2,9 @@
 
 import pytest
 
+from silva.algorithms.settings import Pools
 from silva.orchestrator.tasks import TaskStream, World
-from silva.types import Task
+from silva.types import Group, Segment, Task, Trajectory, Turn
 
 
 class Listed:
@@ -54,3 +55,53 @@ def test_a_position_is_all_there_is_to_go_on_from(done):
 
 def test_an_environment_that_is_new_in_the_position_begins_at_its_start():
     assert stream(position={"a": 4}).position == {"a": 4, "b": 0}
+
+
+def played(task, *rewards):
+    turn = Turn("t", (Segment("environment", (1,)),), fresh=True)
+    return Group(
+        task.id,
+        task,
+        tuple(Trajectory(f"{task.id}/{i}", (turn,), "terminated", {"r": r}) for i, r in enumerate(rewards)),
+    )
+
+
+def pooled(position=None, pools=None, **settings):
+    return TaskStream(
+        [World("a", Listed("a", 40), 1.0)], 0, position, settings=Pools(**settings), pools=pools
+    )
+
+
+def test_pools_by_the_mean_of_the_last_group():
+    made = pooled(easy=0.9, hard=0.1)
+    tasks = Listed("a", 4).all
+    for task, rewards in zip(tasks, [(1, 1), (0, 0), (1, 0), (1, 1)], strict=True):
+        made.sort(played(task, *rewards))
+    assert made.pools == {"a/a0": "easy", "a/a1": "hard", "a/a3": "easy"}
+    made.sort(played(tasks[3], 1, 0))
+    assert made.pools == {"a/a0": "easy", "a/a1": "hard"}
+
+
+def test_easy_and_hard_tasks_come_again_as_often_as_their_shares_say():
+    pools = {f"a/a{i}": "easy" if i < 20 else "hard" for i in range(30)}
+    made = pooled(pools=pools, easy_share=0.0, hard_share=0.5)
+    ids = [int(id[1:]) for id in drawn(made, 400)]
+    assert min(ids) == 20
+    hard, normal = sum(i < 30 for i in ids), sum(i >= 30 for i in ids)
+    assert 0.4 < hard / normal < 0.6  # ten tasks each; standard error 0.04
+    assert drawn(pooled(), 40) == drawn(TaskStream([World("a", Listed("a", 40), 1.0)], 0), 40)
+
+
+def test_where_every_task_is_passed_over_the_last_one_comes_all_the_same():
+    made = pooled(pools={f"a/a{i}": "easy" for i in range(40)}, easy_share=0.0)
+    assert drawn(made, 1) == drawn(pooled(position={"a": 39}), 1)
+    assert made.position == {"a": 40}
+
+
+def test_pools_and_position_are_all_there_is_to_go_on_from():
+    pools = {f"a/a{i}": "hard" for i in range(20)}
+    first = pooled(pools=pools)
+    whole = drawn(first, 100)
+    second = pooled(pools=pools)
+    drawn(second, 37)
+    assert drawn(pooled(dict(second.position), second.pools), 63) == whole[37:]

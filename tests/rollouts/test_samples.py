@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -90,3 +92,21 @@ def test_failures_and_silent_trajectories_give_no_rows() -> None:
     empty = Trajectory("c", (), "max_tokens")
     groups = [Group("g1", TASK, (masked, good)), Group("g2", TASK, (empty, good))]
     assert [(row.group, row.trajectory) for row in to_samples(groups)] == [("g1", "a"), ("g2", "a")]
+
+
+def test_entropies_stand_where_tokens_were_sampled() -> None:
+    turns = (shown_then_said(0, 2, "policy", 2, True), shown_then_said(1, 1, "policy", 1, False))
+    (row,) = trajectory_samples(Trajectory("e", turns, "terminated"), "g")
+    assert row.entropies is not None and not row.entropies.flags.writeable
+    np.testing.assert_array_equal(row.entropies, [np.nan, np.nan, -2.5, -3.5, np.nan, -101.5])
+
+
+def test_entropies_that_are_missing_in_part_are_missing() -> None:
+    """Zeros in their place would be taken for certainty."""
+    whole = shown_then_said(0, 2, "policy", 2, True)
+    silent = replace(segment("policy", [7, 8]), entropies=())
+    later = Turn("e/1", (segment("environment", [5]), silent))
+    rows = trajectory_samples(Trajectory("e", (whole, later), "terminated"), "g")
+    assert [row.entropies for row in rows] == [None]
+    fresh = trajectory_samples(Trajectory("e", (whole, replace(later, fresh=True)), "terminated"), "g")
+    assert [row.entropies is None for row in fresh] == [False, True]  # each row by itself

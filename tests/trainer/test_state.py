@@ -8,11 +8,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from silva.config.sections import Optimizer
+from silva.config.sections import Critic, Optimizer
 from silva.config.sections import Trainer as TrainerSettings
 from silva.errors import CheckpointError
 from silva.models.loading import LoadedModel
@@ -174,3 +175,76 @@ def test_a_file_that_cannot_be_written_is_a_checkpoint_error(tiny: Make, tmp_pat
     (tmp_path / "optimizer.safetensors").mkdir()
     with pytest.raises(CheckpointError, match=r"optimizer\.safetensors: cannot be written"):
         asyncio.run(make_trainer(tiny()).save(tmp_path))
+
+
+def with_critic(
+    loaded: LoadedModel, samples: list[Sample], trunk: Any = "own", *, seed: int = 0
+) -> tuple[LocalTrainer, list[Sample]]:
+    """A trainer whose policy waits for the critic's first update, and samples to learn values from."""
+    critic = Critic(trunk=trunk, warmup=1, optimizer=Optimizer(lr=3e-2, warmup=2, schedule="linear"))
+    settings = TrainerSettings(optimizer=Optimizer(lr=1e-2), critic=critic)
+    rng = np.random.default_rng(0)
+    rows = [s.replace(values=np.zeros(len(s)), returns=rng.normal(size=len(s))) for s in samples]
+    return LocalTrainer(loaded, settings, total_updates=8, seed=seed, critic=True), rows
+
+
+@pytest.mark.parametrize("trunk", ["own", "policy"])
+@pytest.mark.parametrize("lora", [False, True])
+def test_a_critic_goes_on_bit_for_bit(
+    tiny: Make, make_samples: Rows, tmp_path: Path, trunk: str, lora: bool
+) -> None:
+    """Its weights, moments and schedule, and that its warm-up is over."""
+    loaded = tiny(lora=lora, dropout=0.3)
+    trainer, samples = with_critic(loaded, make_samples([9, 30, 4]), trunk)
+    train(trainer, samples, 3)
+    asyncio.run(trainer.save(tmp_path))
+    expected = train(trainer, samples, 3)
+    assert all("ratio" in row and row["critic/loss"] > 0 for row in expected)
+    assert len({row["critic/lr"] for row in expected}) == 3
+
+    again = tiny(lora=lora, dropout=0.3, seed=0 if lora else 7)
+    resumed, _ = with_critic(again, samples, trunk, seed=99)
+    asyncio.run(resumed.load(tmp_path))
+    assert train(resumed, samples, 3) == expected
+    for name, parameter in again.model.named_parameters():
+        assert torch.equal(parameter, loaded.model.get_parameter(name))
+    values = [asyncio.run(t.score(samples, frozenset({"values"}))).values for t in (trainer, resumed)]
+    assert values[0] is not None and values[1] is not None
+    for row, other in zip(*values, strict=True):
+        np.testing.assert_array_equal(row, other)
+        assert np.nanmax(np.abs(row)) > 1e-3
+
+
+def test_a_critic_has_a_folder_of_its_own(tiny: Make, make_samples: Rows, tmp_path: Path) -> None:
+    trainer, samples = with_critic(tiny(), make_samples([9]), "policy")
+    train(trainer, samples, 2)
+    asyncio.run(trainer.save(tmp_path))
+    names = {file.name for file in (tmp_path / "critic").iterdir()}
+    assert names == {"weights.safetensors", "optimizer.safetensors", "rng.safetensors", "trainer.json"}
+    weights = load_file(tmp_path / "critic" / "weights.safetensors")
+    assert {n: list(t.shape) for n, t in weights.items()} == {
+        "value_head.linear.weight": [1, 32], "value_head.linear.bias": [1]}  # fmt: skip
+    counters = json.loads((tmp_path / "critic" / "trainer.json").read_text())
+    assert (counters["updates"], set(counters["steps"].values())) == (2, {2})
+    assert set(json.loads((tmp_path / "trainer.json").read_text())["steps"].values()) == {1}  # it waited once
+
+
+@pytest.mark.parametrize("damage", ["nothing there", "other weights"])
+def test_a_critic_that_does_not_fit_changes_nothing(
+    tiny: Make, make_samples: Rows, tmp_path: Path, damage: str
+) -> None:
+    trainer, samples = with_critic(tiny(), make_samples([9]))
+    train(trainer, samples, 2)
+    asyncio.run(trainer.save(tmp_path))
+    file = tmp_path / "critic" / "weights.safetensors"
+    if damage == "nothing there":
+        file.unlink()
+    else:
+        change(file, lambda t: t.pop("value_head.linear.bias"))
+    other, _ = with_critic(tiny(seed=5), samples)
+    before = {n: p.clone() for n, p in other.loaded.model.named_parameters()}
+    words = "No such file" if damage == "nothing there" else r"missing: value_head\.linear\.bias$"
+    with pytest.raises(CheckpointError, match=rf"critic/weights\.safetensors.*{words}"):
+        asyncio.run(other.load(tmp_path))
+    assert all(torch.equal(before[n], p) for n, p in other.loaded.model.named_parameters())
+    assert (other.version, other.updates) == (0, 0)

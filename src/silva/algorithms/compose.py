@@ -171,7 +171,7 @@ def _kl_rewards(recipe: Algorithm, samples: Sequence[Sample], signals: Signals) 
         raise RecordError("KL as a reward: got no reference_logprobs, expected [T] per sample")
     rewards = []
     for sample, reference in zip(samples, signals.reference_logprobs, strict=True):
-        own, other = (torch.from_numpy(np.asarray(x, np.float64)) for x in (sample.logprobs, reference))
+        own, other = (torch.tensor(x, dtype=torch.float64) for x in (sample.logprobs, reference))
         found = kl_rewards(own, other, recipe.kl_reward_coef).numpy()
         rewards.append(np.where(sample.loss_weights > 0, found, 0.0))
     return rewards

@@ -50,6 +50,25 @@ class Filter(Section):
     value: Above0
 
 
+class Pools(Section):
+    """Tasks that were too easy or too hard come again only now and then, once all have been played."""
+
+    easy: float = 1.0
+    """Mean raw reward of a group from which its task is easy."""
+    hard: float = 0.0
+    """Mean raw reward down from which it is hard."""
+    easy_share: Fraction = 0.1
+    """How often an easy task is played when its turn comes again."""
+    hard_share: Fraction = 0.5
+    """How often a hard one is."""
+
+    @model_validator(mode="after")
+    def _apart(self) -> Pools:
+        if not self.hard < self.easy:
+            raise ValueError(f"easy: got {self.easy} with hard = {self.hard}, expected more")
+        return self
+
+
 class Correction(Section):
     """For a sampler that computes otherwise than the trainer: w = p_trainer / p_sampler before the update."""
 
@@ -170,6 +189,7 @@ class Algorithm(Section):
     """Leave out groups whose raw rewards are all equal."""
     difficulty: tuple[float, float] | None = None
     """Leave out groups whose mean raw reward is outside these bounds."""
+    pools: Pools | None = None
     filter: Filter | None = None
     """Then keep those that vary most."""
     oversample: Annotated[float, Field(ge=1)] = 1.0
@@ -184,6 +204,13 @@ class Algorithm(Section):
                 f"aggregation_constant: got {self.aggregation_constant} with aggregation = "
                 f'"{self.aggregation}", expected one only with "constant"'
             )
+        for name in sorted(
+            {n for names in LOSS_FIELDS.values() for n in names} - set(LOSS_FIELDS[self.loss])
+        ):
+            if getattr(self, name) != type(self).model_fields[name].default:
+                raise ValueError(
+                    f'{name}: got {getattr(self, name)} with loss = "{self.loss}", which does not read it'
+                )
         high = 0.2 if self.clip_high is None else self.clip_high
         if self.loss == "clipped" and self.clip_dual is not None and self.clip_dual <= 1 + high:
             raise ValueError(f"clip_dual: got {self.clip_dual}, expected more than 1 + clip_high ({high})")

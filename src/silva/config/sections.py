@@ -140,8 +140,8 @@ class WarmStart(Section):
     """Share of the expert's moves replaced by random ones that are not imitated: it shows how to recover."""
     noise: Fraction = 0.0
     """Share replaced by random ones that are imitated too: a teacher to surpass."""
-    stop_loss: float | None = None
-    """End early once the mean loss of the last 20 steps is below this: seeds differ in when they learn."""
+    stop_success: Fraction | None = None
+    """End early once the policy succeeds so often on training tasks: seeds differ in when they learn."""
     optimizer: Optimizer = Optimizer(lr=1e-3)
 
 
@@ -169,6 +169,8 @@ class Monitoring(Section):
     rollouts: bool = True
     """Write every rollout to rollouts/step_N.parquet."""
     report: bool = True
+    collapse_every: Natural = 0
+    """Steps between diagnoses of whether replies still depend on their prompts (RAGEN-2); 0: never."""
     stall_after: Annotated[float, Field(gt=0)] = 120.0
     """Seconds without any progress after which stacks are printed."""
 

@@ -38,29 +38,29 @@ def draw(logits: torch.Tensor, params: Sequence[SamplingParams], uniforms: torch
     """
     temperatures = torch.tensor([p.temperature for p in params], dtype=logits.dtype, device=logits.device)
     greedy = temperatures == 0
-    raw_normaliser = _logsumexp(logits)
-    if bool((temperatures == 1).all()):
-        scaled, normaliser = logits, raw_normaliser
-    else:
-        scaled = logits / torch.where(greedy, 1, temperatures)[:, None]
-        normaliser = _logsumexp(scaled)
-    probabilities = (scaled - normaliser[:, None]).exp_()
+    untempered = bool((temperatures == 1).all())
+    scaled = logits if untempered else logits / torch.where(greedy, 1, temperatures)[:, None]
+    largest = scaled.amax(-1)
+    weights = (scaled - largest[:, None]).exp_()  # probabilities but for their sum
+    sums = _blocks(weights).sum(2)
+    normaliser = sums.sum(1).log() + largest
+    raw_normaliser = normaliser if untempered else _logsumexp(logits)
     truncated = [i for i, p in enumerate(params) if p.top_k or p.top_p < 1 or p.min_p > 0]
     if truncated:
-        scaled, normaliser = scaled.clone(), normaliser.clone()
+        normaliser = normaliser.clone()
         for i in truncated:  # rare, and a sort a row dwarfs the loop
-            keep = _kept(probabilities[i], params[i])
-            scaled[i].masked_fill_(~keep, float("-inf"))
-            normaliser[i] = _logsumexp(scaled[i : i + 1])[0]
-            probabilities[i] = (scaled[i] - normaliser[i]).exp()
-    tokens = inverse_cdf(probabilities, uniforms)
+            keep = _kept(weights[i] / sums[i].sum(), params[i])
+            weights[i].masked_fill_(~keep, 0)
+            sums[i] = _blocks(weights[i : i + 1]).sum(2)[0]
+            normaliser[i] = sums[i].sum().log() + largest[i]
+    tokens = inverse_cdf(weights, uniforms, sums)
     if bool(greedy.any()):
         tokens = torch.where(greedy, logits.argmax(-1), tokens)
     rows = torch.arange(len(tokens), device=logits.device)
     logprobs = torch.where(greedy, 0, scaled[rows, tokens] - normaliser)
     # E[-log p] = normaliser - E[scaled]; entries of probability 0 must not give 0 * inf.
-    finite = scaled.clamp_min(torch.finfo(scaled.dtype).min)
-    entropies = torch.where(greedy, 0, normaliser - _sum(probabilities * finite)).clamp_min_(0)
+    means = _sum(weights.mul_(scaled.clamp_min(torch.finfo(scaled.dtype).min))) / sums.sum(1)
+    entropies = torch.where(greedy, 0, normaliser - means).clamp_min_(0)
     return Drawn(
         tokens.tolist(),
         logprobs.tolist(),
@@ -69,30 +69,33 @@ def draw(logits: torch.Tensor, params: Sequence[SamplingParams], uniforms: torch
     )
 
 
-def inverse_cdf(probabilities: torch.Tensor, uniforms: torch.Tensor) -> torch.Tensor:
+def inverse_cdf(
+    weights: torch.Tensor, uniforms: torch.Tensor, sums: torch.Tensor | None = None
+) -> torch.Tensor:
     """Token of each row at which the cumulative distribution passes `uniforms`: first the block, then inside.
 
     Args:
-        probabilities: [B, V], rows summing to about 1.
+        weights: [B, V], probabilities up to a factor of each row.
         uniforms: [B] in [0, 1).
+        sums: [B, ceil(V / BLOCK)] of the weights' blocks, where they are known already.
 
     Returns:
-        [B] int64, never a token of probability 0.
+        [B] int64, never a token of weight 0.
     """
-    rows = torch.arange(len(probabilities), device=probabilities.device)
-    vocabulary = probabilities.shape[1]
-    blocks = _blocks(probabilities)
+    rows = torch.arange(len(weights), device=weights.device)
+    vocabulary = weights.shape[1]
+    blocks = _blocks(weights)
     # float64: near 1 float32 numbers are 6e-8 apart, wider than many a token's share.
-    sums = blocks.sum(2).double().cumsum(1)
-    target = uniforms.to(sums.dtype)[:, None] * sums[:, -1:]
-    block = torch.searchsorted(sums, target, right=True).clamp_max_(sums.shape[1] - 1)[:, 0]
-    before = torch.where(block > 0, sums[rows, (block - 1).clamp_min(0)], 0)
+    upto = (blocks.sum(2) if sums is None else sums).double().cumsum(1)
+    target = uniforms.to(upto.dtype)[:, None] * upto[:, -1:]
+    block = torch.searchsorted(upto, target, right=True).clamp_max_(upto.shape[1] - 1)[:, 0]
+    before = torch.where(block > 0, upto[rows, (block - 1).clamp_min(0)], 0)
     inner = blocks[rows, block].double().cumsum(1)
     offset = torch.searchsorted(inner, target - before[:, None], right=True).clamp_max_(BLOCK - 1)[:, 0]
     tokens = (block * BLOCK + offset).clamp_max_(vocabulary - 1)
     # Rounding can push the target past the last possible token of a block.
-    impossible = probabilities[rows, tokens] == 0
-    return torch.where(impossible, probabilities.argmax(-1), tokens)
+    impossible = weights[rows, tokens] == 0
+    return torch.where(impossible, weights.argmax(-1), tokens)
 
 
 def _blocks(x: torch.Tensor) -> torch.Tensor:

@@ -128,6 +128,7 @@ class Buffer:
         played = await _gather([one(*draw) for draw in draws])
         groups = [shaped(self.recipe, group, self.longest) for groups in played for group in groups]
         for group in groups:
+            self.stream.sort(group)
             self.ledger.record(
                 "sealed",
                 group=group.key,

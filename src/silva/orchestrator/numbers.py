@@ -108,7 +108,11 @@ def mean_of_updates(updates: Sequence[dict[str, float]]) -> dict[str, float]:
     out = {}
     for key in keys:
         values = [u[key] for u in updates if key in u]
-        out[f"train/{key}"] = float(sum(values)) if key in ("trained_tokens", "nonfinite") else _mean(values)
+        out[f"train/{key}"] = (
+            float(sum(values))
+            if key in ("trained_tokens", "nonfinite", "critic/nonfinite")
+            else _mean(values)
+        )
     return out
 
 

@@ -34,6 +34,7 @@ from silva.monitoring.monitor import Monitor
 from silva.monitoring.rollouts import RolloutRow
 from silva.orchestrator import numbers
 from silva.orchestrator.buffer import Batch, Buffer
+from silva.orchestrator.collapse import collapse_metrics
 from silva.orchestrator.interrupt import Interrupt, Interrupted
 from silva.orchestrator.state import RunState
 from silva.ports import crash_point
@@ -57,6 +58,7 @@ class Settings:
     checkpoint: Checkpoint
     trainer: TrainerSettings
     temperature: float  # of the rollouts, as configured
+    collapse_every: int
 
 
 @dataclass(frozen=True)
@@ -124,6 +126,7 @@ class Loop:
             batch = await interrupt.during(p.buffer.collect(step, temperature))
         with p.phases("train"):
             samples = await self._credited(batch)
+            diagnosis = await self._diagnosis(step, batch)
             updates = await self._train(step, batch.kept, samples)
         every = p.recipe.reference_refresh
         if every and step % every == 0:
@@ -142,12 +145,13 @@ class Loop:
             p.recipe, self.state.memory, batch.groups,
             {name.removeprefix("train/"): value for name, value in means.items()}, p.settings.temperature,
         )  # fmt: skip
-        metrics |= {f"control/{name}": value for name, value in memory.items()}
+        metrics |= diagnosis | {f"control/{name}": value for name, value in memory.items()}
         generated = sum(t.tokens("policy") for g in batch.groups for t in g.trajectories)
         # The numbers wait in the state until the step's evaluation is done, however often it is interrupted.
         self.state = self.state.replace(
             step=step,
             tasks=dict(p.buffer.stream.position),
+            pools=dict(p.buffer.stream.pools),
             ledger=p.ledger.position,
             memory=memory,
             tokens_generated=self.state.tokens_generated + generated,
@@ -165,6 +169,14 @@ class Loop:
         await p.engine.sleep()
         signals = await p.trainer.score(rows, p.recipe.needs) if p.recipe.needs else Signals()
         return credited(p.recipe, rows, batch.kept, signals, self.state.memory)
+
+    async def _diagnosis(self, step: int, batch: Batch) -> dict[str, float]:
+        p = self.parts
+        every = p.settings.collapse_every
+        if not every or step % every:
+            return {}
+        found = await collapse_metrics(p.trainer, batch.groups)
+        return {f"collapse/{name}": value for name, value in found.items()}
 
     async def _train(
         self, step: int, groups: Sequence[Group], samples: Sequence[Sample]

@@ -17,6 +17,7 @@ class RunState:
     step: int = 0
     tasks: dict[str, int] = field(default_factory=dict)  # TaskStream.position
     ledger: int = 0  # Ledger.position
+    pools: dict[str, str] = field(default_factory=dict)  # TaskStream.pools
     memory: dict[str, float] = field(default_factory=dict)  # of the recipe, see algorithms/compose.py
     tokens_generated: int = 0
     tokens_trained: int = 0

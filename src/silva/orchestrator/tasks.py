@@ -1,4 +1,7 @@
-"""Which task comes next: environments mixed by weight, each in its own seeded order, epoch after epoch."""
+"""Which task comes next: environments mixed by weight, each in its own seeded order, epoch after epoch.
+
+With pools, tasks that were easy or hard when they were last played come again only now and then.
+"""
 
 from __future__ import annotations
 
@@ -6,9 +9,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from random import Random
 
-from silva.ports import derive
+from silva.algorithms.filters import difficulty
+from silva.algorithms.settings import Pools
+from silva.ports import derive, uniform
 from silva.protocols import TaskSet
-from silva.types import Task
+from silva.types import Group, Task
 
 
 @dataclass(frozen=True)
@@ -21,20 +26,61 @@ class World:
 
 
 class TaskStream:
-    """An endless sequence of training tasks. `position` (tasks drawn per environment) is all its state."""
+    """An endless sequence of training tasks. `position` and `pools` are all its state.
 
-    def __init__(self, worlds: list[World], seed: int, position: Mapping[str, int] | None = None):
-        self.worlds, self.seed = worlds, seed
+    position: tasks drawn, or passed over, per environment.
+    pools: "easy" or "hard", by environment and task; the others are normal.
+    """
+
+    def __init__(
+        self,
+        worlds: list[World],
+        seed: int,
+        position: Mapping[str, int] | None = None,
+        *,
+        settings: Pools | None = None,
+        pools: Mapping[str, str] | None = None,
+    ):
+        self.worlds, self.seed, self.settings = worlds, seed, settings
         self.position = {w.label: int((position or {}).get(w.label, 0)) for w in worlds}
+        self.pools: dict[str, str] = dict(pools or {})
         self._orders: dict[tuple[str, int], list[int]] = {}
 
     def draw(self) -> tuple[World, Task]:
         """The environment furthest behind its share is next (the earlier one listed on a tie)."""
         world = min(self.worlds, key=lambda w: (self.position[w.label] + 1) / w.weight)
         tasks = world.taskset.tasks("train")
+        for _ in tasks:
+            task = self._next(world)
+            if not self._passed_over(world, task):
+                break
+        return world, task
+
+    def sort(self, group: Group) -> None:
+        """Remember how hard the group's task was."""
+        if self.settings is None or not group.scored:
+            return
+        mean = sum(t.raw_reward for t in group.scored) / len(group.scored)
+        pool = difficulty(mean, easy=self.settings.easy, hard=self.settings.hard)
+        key = f"{group.task.environment}/{group.task.id}"
+        if pool == "normal":
+            self.pools.pop(key, None)
+        else:
+            self.pools[key] = pool
+
+    def _next(self, world: World) -> Task:
+        tasks = world.taskset.tasks("train")
         epoch, index = divmod(self.position[world.label], len(tasks))
         self.position[world.label] += 1
-        return world, tasks[self._order(world.label, epoch, len(tasks))[index]]
+        return tasks[self._order(world.label, epoch, len(tasks))[index]]
+
+    def _passed_over(self, world: World, task: Task) -> bool:
+        pool = self.pools.get(f"{task.environment}/{task.id}") if self.settings else None
+        if pool is None or self.settings is None:
+            return False
+        share = self.settings.easy_share if pool == "easy" else self.settings.hard_share
+        seed = derive(self.seed, "pool", world.label)
+        return float(uniform([seed], [self.position[world.label]])[0]) >= share
 
     def _order(self, label: str, epoch: int, size: int) -> list[int]:
         if (label, epoch) not in self._orders:

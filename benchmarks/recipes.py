@@ -1,0 +1,445 @@
+"""Which recipes learn? All that work on linear rollouts, from one warm-started agent, on one budget.
+
+    .venv/bin/python benchmarks/recipes.py --jobs 2 --json recipes.json --plot docs/recipes.svg
+    .venv/bin/python benchmarks/recipes.py --only grpo ppo --worlds bandit --resume
+    .venv/bin/python benchmarks/recipes.py --collapse --plot docs/collapse.svg
+
+A tiny model imitates scripted play with random moves in it, once for each world (`silva sft`), and is
+exported. From that folder every recipe trains with its defaults, on as many episodes: 16 tasks of 8 in every
+step. So there are no refills (`dapo` does without its own), and `starpo_s` trains the best 4 groups of the
+16. A step has two updates; one where the loss has no ratio to correct the second by.
+
+Set as for any model this small: the learning rate, the same for policy and critic (the defaults suit
+pretrained models). `distillation` learns from what the first seed of `grpo` became, whose episodes come on
+top. The risky arm of the bandit pays every second time. With one in four, its default, dividing by the
+group's std turns learning around: unlucky groups, where the safe arm looks better, have the smaller std
+(expected advantage of the risky arm over the safe one with `mean_std`, groups of 8, six in ten risky: -0.11;
+with `mean`: 0.13).
+
+Success is that of all seeds' episodes on held-out tasks, with the bootstrap over tasks; it says nothing of
+how seeds differ, so the lowest and the highest stand beside it. A recipe improves where the interval after
+lies above the one before. Entropy is of the tokens of held-out episodes, so that filters do not matter.
+`silva rl @ FILE` runs the configurations that are left in the output folder. Exit code 1 where a run failed
+or took too long.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import multiprocessing
+import os
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+from common import Curve, Panel, Row, drawing, interval, machine, seeds_parser, series, table, write
+
+from silva.algorithms import ALGORITHMS, recipes
+from silva.algorithms.settings import Algorithm
+from silva.errors import SilvaError
+from silva.evaluation.evaluator import success
+from silva.evaluation.statistics import Estimate, estimate
+from silva.ledger import history
+from silva.ledger import read as read_ledger
+from silva.monitoring.rollouts import read_rollouts
+
+WORLDS = {
+    "frozen_lake": (
+        """\
+[[environments]]
+type = "frozen_lake"
+style = "compact"
+think = false
+answer_tags = false
+separator = "|"
+max_actions_per_turn = 2
+max_actions = 9
+frozen = 0.7
+train_size = 30000
+eval_size = 128
+
+[rollout.limits]
+max_turns = 9
+max_turn_tokens = 6
+max_episode_tokens = 512
+""",
+        """\
+[warm_start]
+steps = 300
+episodes_per_step = 32
+noise = 0.15
+""",
+    ),
+    "bandit": (
+        """\
+[[environments]]
+type = "bandit"
+style = "compact"
+think = false
+answer_tags = false
+risky_chance = 0.5
+eval_size = 128
+
+[rollout.limits]
+max_turns = 1
+max_turn_tokens = 12
+max_episode_tokens = 64
+""",
+        """\
+[warm_start]
+steps = 300
+episodes_per_step = 32
+noise = 0.8
+""",
+    ),
+}
+"""The world, and how its agent is warm-started."""
+
+SETTINGS = """
+[rollout]
+groups_per_step = 16
+group_size = 8
+
+[algorithm]
+max_refills = 0
+
+[trainer]
+micro_batch_tokens = 8192
+
+[trainer.optimizer]
+lr = 3e-4
+schedule = "linear"
+
+[trainer.critic.optimizer]
+lr = 1e-3
+schedule = "linear"
+
+[eval]
+every = 10
+tasks = 128
+
+[checkpoint]
+every = 0
+keep_best = false
+
+[monitoring]
+terminal = "off"
+tensorboard = false
+report = false
+
+[placement]
+threads = 1
+"""
+AGENT = """\
+[model]
+type = "tiny"
+layers = 2
+width = 64
+heads = 4
+kv_heads = 4
+
+"""
+STEPS, GROUPS, SECONDS = 40, 16, 90
+COLLAPSE = ("starpo", "starpo_s")
+COLLAPSE_FLAGS = ("--steps=120", "--eval.every=20", "--trainer.optimizer.schedule=constant")
+QUICK_AGENT, QUICK_FLAGS = ("--warm-start.steps=100",), ("--steps=2", "--eval.every=1", "--eval.tasks=16")
+ELSEWHERE = {"arpo", "aepo", "act_prm", "act_prm_probs", "cross_entropy"}  # branches, thoughts, experts
+RECIPES = [name for name in ALGORITHMS if name not in ELSEWHERE]
+TEACHER, PUPIL = "grpo", "distillation"
+END = 5  # last steps, over which numbers of one step are averaged
+
+
+@dataclass(frozen=True)
+class Job:
+    """One run: its configuration as arguments of `silva rl`."""
+
+    world: str
+    recipe: str
+    seed: int
+    argv: Sequence[str]
+
+
+@dataclass(frozen=True)
+class Run:
+    """What came of a job: success by held-out task before and after, curves of (step, value)."""
+
+    job: Job
+    before: Mapping[str, float]
+    after: Mapping[str, float]
+    success: Curve
+    entropy: Curve
+    equal: Curve  # share of the step's groups whose rewards are all equal
+    seconds: float
+    tokens: int
+
+
+@dataclass(frozen=True)
+class Compared:
+    """The seeds of one recipe in one world."""
+
+    world: str
+    recipe: str
+    runs: Sequence[Run]
+
+    @property
+    def before(self) -> Estimate:
+        return pooled([run.before for run in self.runs])
+
+    @property
+    def after(self) -> Estimate:
+        return pooled([run.after for run in self.runs])
+
+    @property
+    def verdict(self) -> str:
+        before, after = self.before, self.after
+        if after.ci_low > before.ci_high:
+            return "yes"
+        return "no, worse" if after.ci_high < before.ci_low else "no"
+
+    @property
+    def seeds(self) -> list[float]:
+        """Success after training, the lowest first."""
+        return sorted(run.success[-1][1] for run in self.runs)
+
+    @property
+    def seconds(self) -> float:
+        return max(run.seconds for run in self.runs)
+
+    def at_start(self, name: str) -> float:
+        return float(np.mean([getattr(run, name)[0][1] for run in self.runs]))
+
+    def at_end(self, name: str, last: int = 1) -> float:
+        return float(np.mean([value for run in self.runs for _, value in getattr(run, name)[-last:]]))
+
+
+def main() -> int:
+    options = arguments()
+    out = Path(options.output_dir)
+    os.environ["OMP_NUM_THREADS"] = "1"  # read by the processes that work
+    with ProcessPoolExecutor(options.jobs, multiprocessing.get_context("spawn")) as pool:
+        speed, words = pool.submit(machine).result()
+        print(words, "", sep="\n")
+        agents = [pool.submit(warm_start, out, world, options.agent_flags, options.resume)
+                  for world in options.worlds]  # fmt: skip
+        for agent in agents:
+            agent.result()
+        jobs = [
+            Job(world, recipe, seed, arguments_of(out, world, recipe, seed, options.folder) + options.flags)
+            for world, recipe, seed in itertools.product(options.worlds, options.only, range(options.seeds))
+        ]
+        runs = play(pool, [job for job in jobs if job.recipe != PUPIL], options.resume)
+        runs += play(pool, [job for job in jobs if job.recipe == PUPIL], options.resume)
+    runs.sort(key=lambda run: jobs.index(run.job))
+    results = [
+        Compared(world, recipe, list(mine))
+        for (world, recipe), mine in itertools.groupby(runs, lambda run: (run.job.world, run.job.recipe))
+    ]
+    if options.collapse:
+        show_collapse(results)
+        figures, rows, slow = figures_of_collapse, rows_of_collapse, []
+    else:
+        show_recipes(results)
+        figures, rows, slow = figures_of_recipes, rows_of_recipe, [r for r in results if r.seconds > SECONDS]
+    for result in slow:
+        print(f"{result.world}, {result.recipe}: {result.seconds:.0f} s, more than {SECONDS}")
+    print(f"{len(runs)} of {len(jobs)} runs finished")
+    write([speed, *(row for result in results for row in rows(result))], options.json)
+    if options.plot:
+        options.plot.write_text(drawing(figures(results)))
+    return 0 if len(runs) == len(jobs) and not slow else 1
+
+
+def arguments() -> argparse.Namespace:
+    parser = seeds_parser(__doc__, 3, "runs/recipes")
+    parser.add_argument("--only", nargs="+", choices=RECIPES, default=RECIPES, metavar="RECIPE",
+                        help=f"some of {', '.join(RECIPES)}; distillation needs a run of grpo")  # fmt: skip
+    parser.add_argument("--worlds", nargs="+", choices=list(WORLDS), default=list(WORLDS))
+    parser.add_argument("--jobs", type=int, default=1, help="runs at once, of one thread each (default 1)")
+    parser.add_argument("--plot", type=Path, help="draw the curves into this SVG file")
+    parser.add_argument("--quick", action="store_true", help="two steps of one recipe: does all of it work?")
+    parser.add_argument("--collapse", action="store_true", help="long runs of starpo and starpo_s instead")
+    options = parser.parse_args()
+    options.agent_flags, options.flags, options.folder = [], [f"--steps={STEPS}"], ""
+    if options.collapse:
+        options.only, options.worlds = list(COLLAPSE), ["frozen_lake"]
+        options.flags, options.folder = list(COLLAPSE_FLAGS), "collapse"
+    if options.quick:
+        options.only, options.seeds, options.output_dir = options.only[:1], 1, f"{options.output_dir}_quick"
+        options.agent_flags, options.flags = list(QUICK_AGENT), list(QUICK_FLAGS)
+    return options
+
+
+def warm_start(out: Path, world: str, flags: Sequence[str], resume: bool) -> None:
+    """Write the configurations of a world and make its agent, unless there is one to go on with."""
+    from silva.config.load import load
+    from silva.launch import supervise
+    from silva.registries import REGISTRIES
+
+    folder = out / world
+    folder.mkdir(parents=True, exist_ok=True)
+    settings, agent = WORLDS[world]
+    (folder / "rl.toml").write_text(settings + SETTINGS)
+    (folder / "agent.toml").write_text('extends = "rl.toml"\n\n' + AGENT + agent)
+    if resume and (agent_of(out, world) / "config.json").exists():
+        return
+    argv = [f"@{folder / 'agent.toml'}", "--name=agent", f"--output-dir={folder}", *flags]
+    supervise(load(argv, REGISTRIES), overwrite=True)
+
+
+def agent_of(out: Path, world: str) -> Path:
+    return out / world / "agent" / "weights" / "step_0"
+
+
+def arguments_of(out: Path, world: str, recipe: str, seed: int, folder: str) -> list[str]:
+    """Of `silva rl`, with the same budget of episodes for every recipe."""
+    settings: Algorithm = getattr(recipes, ALGORITHMS[recipe].rpartition(":")[2])()
+    argv = [
+        f"@{out / world / 'rl.toml'}",
+        f"--model.name={agent_of(out, world)}",
+        f"--algorithm.type={recipe}",
+        f"--rollout.groups-per-step={round(GROUPS / settings.oversample)}",
+        f"--trainer.updates-per-step={1 if settings.loss == 'reinforce' else 2}",
+        f"--seed={seed}",
+        f"--name=seed_{seed}",
+        f"--output-dir={out / world / folder / recipe}",
+    ]
+    if recipe == PUPIL:
+        teacher = out / world / TEACHER / "seed_0" / "weights" / f"step_{STEPS}"
+        argv.append(f"--algorithm.reference.name={teacher}")
+    return argv
+
+
+def play(pool: ProcessPoolExecutor, jobs: Iterable[Job], resume: bool) -> list[Run]:
+    """The runs that finish; of the others it says why they did not."""
+    waiting, done = {pool.submit(train, job, resume): job for job in jobs}, []
+    for future in as_completed(waiting):
+        job = waiting[future]
+        name = f"{job.world}, {job.recipe}, seed {job.seed}"
+        try:
+            done.append(result := future.result())
+            values = " ".join(f"{value:.0%}" for _, value in result.success)
+            print(f"{name}: {values} in {result.seconds:.0f} s", file=sys.stderr)
+        except SilvaError as error:
+            print(f"{name}: {type(error).__name__}: {error}", file=sys.stderr)
+    return done
+
+
+def train(job: Job, resume: bool) -> Run:
+    """With `resume` a finished run is read and another one gone on with."""
+    from silva import launch
+    from silva.config.load import load
+    from silva.registries import REGISTRIES
+
+    outcome = launch.train(load(job.argv, REGISTRIES), resume=resume, overwrite=not resume)
+    folder = outcome.directory
+    curve = series(folder, f"eval/{job.world}/success")
+    solved, entropy = {}, []
+    for step, _ in curve:
+        rows = [row for row in read_rollouts(folder / "rollouts" / f"step_{step}.parquet")
+                if row.status == "eval" and row.trajectory.failure is None]  # fmt: skip
+        solved[step] = {row.task: success(row.trajectory) for row in rows}
+        segments = [s for row in rows for turn in row.trajectory.turns for s in turn.segments]
+        entropy.append((step, float(np.mean([h for s in segments for h in s.entropies]))))
+    seconds = sum(outcome.summary["seconds"].values())
+    return Run(job, solved[0], solved[curve[-1][0]], curve, entropy, equal_groups(folder / "ledger.jsonl"),
+               seconds, outcome.summary["tokens_generated"])  # fmt: skip
+
+
+def equal_groups(ledger: Path) -> Curve:
+    """(step, share of the groups played in it whose raw rewards are all equal), whatever became of them."""
+    found: dict[int, list[bool]] = {}
+    for record in history(read_ledger(ledger)):
+        if record.event == "sealed":
+            rewards = {reward for reward in record.fields["rewards"] if reward is not None}
+            found.setdefault(record.fields["step"], []).append(len(rewards) < 2)
+    return [(step, float(np.mean(equal))) for step, equal in sorted(found.items())]
+
+
+def pooled(runs: Sequence[Mapping[str, float]]) -> Estimate:
+    """Over the episodes of all seeds; those of one task resemble each other and are drawn together."""
+    tasks = dict.fromkeys(task for run in runs for task in run)
+    return estimate([np.array([run[task] for run in runs if task in run]) for task in tasks])
+
+
+def show_recipes(results: Sequence[Compared]) -> None:
+    head = ["recipe", "start", "after", "seeds", "improves", "seconds", "entropy", "equal groups", "tokens"]
+    for world, group in itertools.groupby(results, lambda r: r.world):
+        lines = [
+            [f"`{r.recipe}`", interval(asdict(r.before)), interval(asdict(r.after)),
+             f"{r.seeds[0]:.0%} to {r.seeds[-1]:.0%}", r.verdict, f"{r.seconds:.0f}",
+             f"{r.at_start('entropy'):.2f} to {r.at_end('entropy'):.2f}", f"{r.at_end('equal', END):.0%}",
+             f"{np.mean([run.tokens for run in r.runs]) / 1000:.1f}k"]
+            for r in group
+        ]  # fmt: skip
+        print(f"{world}:", "", table(head, lines), "", sep="\n")
+
+
+def rows_of_recipe(r: Compared) -> list[Row]:
+    case, before, after = f"{r.world}, {r.recipe}", r.before, r.after
+    return [
+        Row(case, "held-out success, start", before.mean, "share"),
+        Row(case, "held-out success, after", after.mean, "share", "start",
+            after.mean / before.mean if before.mean else None),
+        Row(case, "gap between the intervals", after.ci_low - before.ci_high, "share", target="> 0"),
+        Row(case, "lowest seed, after", r.seeds[0], "share"),
+        Row(case, "highest seed, after", r.seeds[-1], "share"),
+        Row(case, "time of the slowest seed", r.seconds, "s", target=f"<= {SECONDS}"),
+        Row(case, "entropy at the end", r.at_end("entropy"), "nats"),
+        Row(case, f"groups of equal rewards, last {END} steps", r.at_end("equal", END), "share"),
+        Row(case, "tokens sampled", float(np.mean([run.tokens for run in r.runs])), "tokens"),
+    ]  # fmt: skip
+
+
+def show_collapse(results: Sequence[Compared]) -> None:
+    head = ["recipe", "start", "after", "best", "lost since", "entropy", "equal groups"]
+    lines = [
+        [f"`{r.recipe}`", interval(asdict(r.before)), interval(asdict(r.after)), f"{best(r):.1%}",
+         f"{best(r) - r.after.mean:.1%}", f"{r.at_start('entropy'):.3f} to {r.at_end('entropy'):.3f}",
+         f"{r.at_start('equal'):.0%} to {r.at_end('equal', END):.0%}"]
+        for r in results
+    ]  # fmt: skip
+    print(table(head, lines))
+
+
+def rows_of_collapse(r: Compared) -> list[Row]:
+    case = f"collapse, {r.recipe}"
+    return [
+        Row(case, "held-out success, start", r.before.mean, "share"),
+        Row(case, "held-out success, best", best(r), "share"),
+        Row(case, "held-out success, after", r.after.mean, "share", "best", r.after.mean / (best(r) or 1)),
+        Row(case, "entropy, start", r.at_start("entropy"), "nats"),
+        Row(case, "entropy, after", r.at_end("entropy"), "nats", "start",
+            r.at_end("entropy") / r.at_start("entropy")),
+        Row(case, f"groups of equal rewards, last {END} steps", r.at_end("equal", END), "share"),
+    ]  # fmt: skip
+
+
+def best(r: Compared) -> float:
+    """The highest point of the seeds' mean curve."""
+    return max(float(np.mean(values)) for values in zip(*([v for _, v in run.success] for run in r.runs),
+                                                        strict=True))  # fmt: skip
+
+
+def figures_of_recipes(results: Sequence[Compared]) -> dict[str, list[Panel]]:
+    return {
+        f"{world}: held-out success over steps": [Panel(r.recipe, [run.success for run in r.runs])
+                                                 for r in group]
+        for world, group in itertools.groupby(results, lambda r: r.world)
+    }  # fmt: skip
+
+
+def figures_of_collapse(results: Sequence[Compared]) -> dict[str, list[Panel]]:
+    highest = max(value for r in results for run in r.runs for _, value in run.entropy)
+    return {
+        "held-out success over steps": [Panel(r.recipe, [run.success for run in r.runs]) for r in results],
+        "entropy, nats a token": [Panel(r.recipe, [run.entropy for run in r.runs], highest) for r in results],
+        "groups of equal rewards": [Panel(r.recipe, [run.equal for run in r.runs]) for r in results],
+    }
+
+
+if __name__ == "__main__":
+    sys.exit(main())
