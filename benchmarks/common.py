@@ -157,7 +157,7 @@ def drawing(figures: Mapping[str, Sequence[Panel]]) -> str:
             row, column = divmod(i, COLUMNS)
             parts += panel(one, LEFT + column * (WIDE + 20), y + row * (HIGH + BETWEEN), labels=column == 0)
         y += -(-len(panels) // COLUMNS) * (HIGH + BETWEEN) - ABOVE + 8
-    width = LEFT + COLUMNS * (WIDE + 20)
+    width = LEFT + min(COLUMNS, max(map(len, figures.values()))) * (WIDE + 20)
     return "\n".join(
         [
             f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {y + 8}" role="img">',

@@ -5,22 +5,22 @@
     .venv/bin/python benchmarks/recipes.py --collapse --plot docs/collapse.svg
 
 A tiny model imitates scripted play with random moves in it, once for each world (`silva sft`), and is
-exported. From that folder every recipe trains with its defaults, on as many episodes: 16 tasks of 8 in every
-step. So there are no refills (`dapo` does without its own), and `starpo_s` trains the best 4 groups of the
-16. A step has two updates; one where the loss has no ratio to correct the second by.
+exported. From that folder every recipe trains with its defaults, on as many episodes: 16 groups in each of 40
+steps. So there are no refills (`dapo` does without its own), and `starpo_s` trains the 4 groups of 16 that
+vary most. A step has two updates, or one where the loss has no ratio to correct the second by.
 
-Set as for any model this small: the learning rate, the same for policy and critic (the defaults suit
-pretrained models). `distillation` learns from what the first seed of `grpo` became, whose episodes come on
-top. The risky arm of the bandit pays every second time. With one in four, its default, dividing by the
-group's std turns learning around: unlucky groups, where the safe arm looks better, have the smaller std
-(expected advantage of the risky arm over the safe one with `mean_std`, groups of 8, six in ten risky: -0.11;
-with `mean`: 0.13).
+Set as a user would for a model this small: learning rates of 3e-4 or 1e-3, 1e-3 for critics (the defaults
+suit pretrained models). `distillation` learns from what the first seed of `grpo` has become, whose episodes
+come on top. The bandit has groups of 16 and its risky arm pays every second time, as payouts are mostly
+chance. With groups of 8 and one payout in four, which is its default, dividing by the group's std turns
+learning around: unlucky groups, where the safe arm looks better, have the smaller std (expected advantage of
+the risky arm over the safe one where six in ten are risky: -0.11 with `mean_std`, 0.13 with `mean`).
 
-Success is that of all seeds' episodes on held-out tasks, with the bootstrap over tasks; it says nothing of
-how seeds differ, so the lowest and the highest stand beside it. A recipe improves where the interval after
-lies above the one before. Entropy is of the tokens of held-out episodes, so that filters do not matter.
-`silva rl @ FILE` runs the configurations that are left in the output folder. Exit code 1 where a run failed
-or took too long.
+Success is that of all seeds' episodes on held-out tasks. Its interval resamples tasks and says nothing of how
+seeds differ, so the lowest and the highest of them stand beside it. A recipe improves where the interval
+after training lies above that of the start. Entropy is of the tokens of held-out episodes, so that no filter
+touches it; "equal groups" are those of the last 5 steps whose rewards are all the same. The folder of every
+run keeps its configuration. Exit code 1 where a run failed or took more than 90 seconds.
 """
 
 from __future__ import annotations
@@ -62,15 +62,28 @@ frozen = 0.7
 train_size = 30000
 eval_size = 128
 
+[rollout]
+group_size = 8
+
 [rollout.limits]
 max_turns = 9
 max_turn_tokens = 6
 max_episode_tokens = 512
+
+[trainer.optimizer]
+lr = 3e-4
+schedule = "linear"
 """,
         """\
+[model]
+type = "tiny"
+layers = 2
+width = 64
+heads = 4
+kv_heads = 4
+
 [warm_start]
 steps = 300
-episodes_per_step = 32
 noise = 0.15
 """,
     ),
@@ -84,35 +97,40 @@ answer_tags = false
 risky_chance = 0.5
 eval_size = 128
 
+[rollout]
+group_size = 16
+
 [rollout.limits]
 max_turns = 1
 max_turn_tokens = 12
 max_episode_tokens = 64
+
+[trainer.optimizer]
+lr = 1e-3
+schedule = "linear"
 """,
         """\
+[model]
+type = "tiny"
+layers = 3
+width = 96
+heads = 6
+kv_heads = 6
+
 [warm_start]
-steps = 300
-episodes_per_step = 32
+steps = 600
 noise = 0.8
+
+[warm_start.optimizer]
+lr = 2e-3
 """,
     ),
 }
-"""The world, and how its agent is warm-started."""
+"""The world, with what is set for it, and its agent with its warm start."""
 
 SETTINGS = """
-[rollout]
-groups_per_step = 16
-group_size = 8
-
-[algorithm]
-max_refills = 0
-
 [trainer]
 micro_batch_tokens = 8192
-
-[trainer.optimizer]
-lr = 3e-4
-schedule = "linear"
 
 [trainer.critic.optimizer]
 lr = 1e-3
@@ -133,15 +151,6 @@ report = false
 
 [placement]
 threads = 1
-"""
-AGENT = """\
-[model]
-type = "tiny"
-layers = 2
-width = 64
-heads = 4
-kv_heads = 4
-
 """
 STEPS, GROUPS, SECONDS = 40, 16, 90
 COLLAPSE = ("starpo", "starpo_s")
@@ -283,7 +292,7 @@ def warm_start(out: Path, world: str, flags: Sequence[str], resume: bool) -> Non
     folder.mkdir(parents=True, exist_ok=True)
     settings, agent = WORLDS[world]
     (folder / "rl.toml").write_text(settings + SETTINGS)
-    (folder / "agent.toml").write_text('extends = "rl.toml"\n\n' + AGENT + agent)
+    (folder / "agent.toml").write_text('extends = "rl.toml"\n\n' + agent)
     if resume and (agent_of(out, world) / "config.json").exists():
         return
     argv = [f"@{folder / 'agent.toml'}", "--name=agent", f"--output-dir={folder}", *flags]
@@ -301,6 +310,7 @@ def arguments_of(out: Path, world: str, recipe: str, seed: int, folder: str) -> 
         f"@{out / world / 'rl.toml'}",
         f"--model.name={agent_of(out, world)}",
         f"--algorithm.type={recipe}",
+        "--algorithm.max-refills=0",
         f"--rollout.groups-per-step={round(GROUPS / settings.oversample)}",
         f"--trainer.updates-per-step={1 if settings.loss == 'reinforce' else 2}",
         f"--seed={seed}",
