@@ -337,15 +337,19 @@ def test_an_update_that_is_not_finite_is_skipped_and_the_policy_s_is_not(
 
 
 @pytest.mark.parametrize("name", ["values", "returns"])
-def test_what_a_critic_cannot_do_without_is_named(tiny: Make, make_samples: Rows, name: str) -> None:
+@pytest.mark.parametrize("missing", [0, 2])
+def test_what_a_critic_cannot_do_without_is_named(
+    tiny: Make, make_samples: Rows, name: str, missing: int
+) -> None:
+    """Also in a later micro-batch, and then nothing is left of what the ones before it did."""
     loaded = tiny()
-    trainer = make_trainer(loaded, CriticSettings())
-    first, second = with_returns(make_samples([9, 30]))
-    with pytest.raises(
-        RecordError, match=f"{name} of the sample of t1, which the critic learns from: got None"
-    ):
-        asyncio.run(trainer.forward_backward([first, second.replace(**{name: None})], REINFORCE))
-    assert all(p.grad is None for p in loaded.model.parameters())  # nothing half done is left
+    trainer = make_trainer(loaded, CriticSettings(), micro_batch_tokens=9)
+    rows = with_returns(make_samples([9, 9, 9]))
+    rows[missing] = rows[missing].replace(**{name: None})
+    words = f"{name} of the sample of t{missing}, which the critic learns from: got None"
+    with pytest.raises(RecordError, match=words):
+        asyncio.run(trainer.forward_backward(rows, REINFORCE))
+    assert all(p.grad is None for p in loaded.model.parameters())
     assert asyncio.run(trainer.optim_step())["critic/grad_norm"] == 0
 
 
