@@ -188,7 +188,8 @@ def end_state(run: Path) -> dict[str, Any]:
         metrics.append(json.dumps({key: row[key] for key in row if not key.startswith("perf/")}))
     summary = json.loads((run / "summary.json").read_text())
     newest = max((run / "checkpoints").glob("step_*"), key=lambda path: int(path.name[5:]))
-    files = [run / "checkpoints" / "best", *sorted((run / "checkpoints").glob("step_*/trainer/*"))]
+    of_trainer = (run / "checkpoints").glob("step_*/trainer/**/*")
+    files = [run / "checkpoints" / "best", *sorted(path for path in of_trainer if path.is_file())]
     files += [*sorted((run / "weights").rglob("*.safetensors")), *sorted((run / "rollouts").iterdir())]
     return {
         "metrics": metrics,

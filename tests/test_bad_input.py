@@ -88,6 +88,8 @@ def metrics(run):
         ("rl @ bad.toml --rollout.sampling.top_p 0.9", ["rollout.sampling.top_p = 0.9", "eval.sampling"]),
         ("rl @ bad.toml --rollout.sampling.top_k 5", ["rollout.sampling.top_k = 5", "full distribution"]),
         ("rl @ bad.toml --rollout.sampling.temperature 0", ["temperature = 0", "expected > 0"]),
+        ("rl @ bad.toml --algorithm.type distillation", ["use_rewards = false", "name a teacher"]),
+        ("rl @ bad.toml --algorithm.reference_refresh 2 --model.lora.rank 4", ["with [model.lora]"]),
         ("sft @ bad.toml", ["no [warm_start]"]),
         ("sft", ["silva sft: got no configuration"]),
         ("eval @ bad.toml --policy nobody", ["--policy", "'nobody'", "model, expert, random"]),

@@ -82,7 +82,7 @@ def check(config: RunConfig) -> None:
     """Refuse at the start what cannot be done.
 
     Raises:
-        CapabilityError: with the key to change.
+        CapabilityError, ConfigError: with the key to change.
     """
     sampling = config.rollout.sampling
     for key, full in (("top_p", 1.0), ("top_k", 0), ("min_p", 0.0)):
@@ -94,6 +94,11 @@ def check(config: RunConfig) -> None:
     if sampling.temperature == 0:
         raise CapabilityError(
             "rollout.sampling.temperature = 0: greedy samples cannot be trained on, expected > 0"
+        )
+    if not config.algorithm.use_rewards and config.algorithm.reference is None:
+        raise ConfigError(
+            "algorithm.use_rewards = false without [algorithm.reference]: the policy would only be held to "
+            "itself; name a teacher"
         )
     if config.algorithm.reference_refresh and config.model.lora is not None:
         raise CapabilityError(

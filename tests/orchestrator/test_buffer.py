@@ -161,6 +161,13 @@ def test_what_is_left_over_is_surplus(tmp_path):
     assert [row.status for row in rollout_rows(batch, [])] == ["trained"] * 6 + ["dropped"] * 4
 
 
+def test_without_a_filter_only_what_is_missing_is_refilled(tmp_path):
+    """4.5 -> 5 groups for 3 places: two have no signal, three stay, and nothing more is asked for."""
+    batch = collect(tmp_path, VARIED, EQUAL, VARIED, EQUAL, VARIED, groups=3, recipe=Grpo(oversample=1.5))
+    assert keys(batch.kept) == ["s7g0", "s7g2", "s7g4"]
+    assert dropped(batch) == [("s7g1", "zero_variance"), ("s7g3", "zero_variance")]
+
+
 def test_groups_that_are_too_easy_or_too_hard_are_refilled(tmp_path):
     """Means 0.5, 0.75, 0.25, 0.5 and 1."""
     recipe = Grpo(difficulty=(0.3, 0.7), max_refills=1)

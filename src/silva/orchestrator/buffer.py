@@ -85,8 +85,9 @@ class Buffer:
         batch, issued, recipe = Batch(step), 0, self.recipe
         wanted = math.ceil(self.groups * recipe.oversample)
         for attempt in range(recipe.max_refills + 1):
-            missing = wanted - len(batch.kept)
-            if missing == 0:
+            enough = wanted if attempt == 0 or recipe.filter else self.groups
+            missing = enough - len(batch.kept)
+            if missing <= 0:
                 break
             groups = await self._play(step, missing, issued, attempt, temperature)
             self._sort(batch, groups, [judge(recipe, group) for group in groups])
