@@ -52,11 +52,13 @@ def test_a_kill_that_did_not_happen_where_it_says_fails(tmp_path):
         assert chaos.result([trial], 0)["faults"]
 
 
-def test_a_run_faster_than_the_clock_is_killed_earlier(tmp_path):
+def test_a_run_faster_than_the_clock_is_killed_earlier(tmp_path, monkeypatch):
+    clock = iter((100.0, 105.0, 200.0))  # the run takes 5 seconds, not 10
+    monkeypatch.setattr(chaos.time, "monotonic", lambda: next(clock))
     trial = chaos.Trial("trial", [chaos.Kill("time", share=0.8)])
     life = chaos.life(trial, tmp_path, 10.0)
     assert next(life)[1] == pytest.approx(8)
-    assert life.send(0)[1] == pytest.approx(4)
+    assert life.send(0)[1] == pytest.approx(0.9 * 0.8 * 5)
     job, delay = life.send(-signal.SIGKILL)
     assert (delay, trial.missed) == (None, []) and job.argv[-1] == "--resume"
 

@@ -63,7 +63,7 @@ def test_dry_run_prints_toml_that_says_the_same(tmp_path, monkeypatch, capsys, w
     )
     assert "steps = 7  # --steps" in text
     assert "#   7 steps, each 4 tasks x 4 = 16 rollouts" in text and ", 2 updates of 8\n" in text
-    assert ("before them 3 supervised steps" in text) == warm
+    assert ("before them up to 3 supervised steps" in text) == warm
     Path("b.toml").write_text(text)
     assert main(["rl", "@", "b.toml", "--dry-run"]) == 0
     assert tomllib.loads(capsys.readouterr().out) == resolved
