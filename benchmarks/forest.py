@@ -1,6 +1,6 @@
 """What sharing saves in training: forward and backward over the trie against flat layouts of the same rows.
 
-    .venv/bin/python benchmarks/forest.py --json forest.json            SmolLM2-135M-Instruct, 25 minutes
+    .venv/bin/python benchmarks/forest.py --json forest.json            SmolLM2-135M-Instruct, over an hour
     .venv/bin/python benchmarks/forest.py --quick                       a tiny model, under a minute
 
 Every case is measured in interleaved pairs; ratios are medians over the pairs. Flat layouts run in the
