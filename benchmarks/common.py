@@ -56,6 +56,16 @@ def write(rows: Sequence[Row], path: Path | None) -> None:
         path.write_text(json.dumps([asdict(row) for row in rows], indent=1) + "\n")
 
 
+def results(rows: Sequence[Row]) -> str:
+    """Their table, in Markdown."""
+    lines = []
+    for row in rows:
+        value = f"{row.value:,.0f}" if row.value >= 1000 else f"{row.value:.3g}"
+        ratio = "" if row.ratio is None else f"{row.ratio:.2f}"
+        lines.append([row.case, row.metric, f"{value} {row.unit}".strip(), row.against, ratio, row.target])
+    return table(["case", "metric", "value", "against", "ratio", "target"], lines)
+
+
 def table(head: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
     """Markdown."""
     return "\n".join(f"| {' | '.join(cells)} |" for cells in (head, ["---"] * len(head), *lines))

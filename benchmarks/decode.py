@@ -20,7 +20,6 @@ engine under MKL_CBWR=AUTO, and with neither that nor attention and activations 
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import json
 import os
@@ -29,36 +28,24 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-import torch.nn.functional as F
-from common import Row, gemm_rate, machine, parser, table, write
-from peers.pipe import Pipe
+from common import Row, machine, parser, results, write
+from decode_workers import CONTINUOUS, GENERATE, LOOSE, SILVA, Answer, Tokens
 
-from silva.config.sections import PretrainedModel
-from silva.engines.local import LocalEngine
-from silva.engines.settings import LocalEngine as EngineSettings
-from silva.models import kv_cache, loading
-from silva.models.loading import PACKAGE, PACKAGE_FILE, PACKAGED, load_model, resolve
-from silva.types import SamplingParams
+from silva.models.loading import PACKAGE, PACKAGE_FILE, PACKAGED, resolve
 
 PEERS = Path(__file__).parents[1] / ".peers"
 SCRIPTS = Path(__file__).parent / "peers"
-SILVA, AUTO, LOOSE = "Silva", "bits: MKL_CBWR=AUTO", "bits: any"
-GENERATE, CONTINUOUS = "transformers generate", "transformers continuous batching"
+AUTO = "bits: MKL_CBWR=AUTO"
 VLLM, LLAMA = "vLLM", "llama.cpp"
 # MKL_CBWR empty is MKL's own default; left out, it would be set by importing silva.
 STRICT, ANY = {"MKL_CBWR": "AUTO,STRICT"}, {"MKL_CBWR": ""}
-
-Tokens = list[int]
-Answer = dict[str, Any]
-Linear = Callable[[torch.Tensor], torch.Tensor]
 
 
 @dataclass(frozen=True)
@@ -86,8 +73,6 @@ class Case:
 
 
 def main() -> int:
-    if sys.argv[1:2] == ["--worker"]:
-        return serve(WORKERS[sys.argv[2]])
     options = parser(__doc__)
     options.add_argument("--quick", action="store_true", help="no peers, two small shapes, two rounds")
     options.add_argument("--rounds", type=int, default=5, help="rounds a case (default 5)")
@@ -106,8 +91,7 @@ def main() -> int:
             rows += measure(case, workers, 2 if given.quick else given.rounds)
             write(rows, given.json)
         about = [f"{name}: {worker.about}" for name, worker in workers.items() if worker.about]
-    head = ["case", "metric", "value", "against", "ratio", "target"]
-    print(words, *about, "", table(head, [_line(row) for row in rows[1:]]), sep="\n\n")
+    print(words, *about, "", results(rows[1:]), sep="\n\n")
     return 0
 
 
@@ -202,7 +186,7 @@ class Worker:
 def started(names: Sequence[str], threads: int) -> Iterator[dict[str, Worker]]:
     """One after another; what is not installed or does not start is left out, in words."""
     folder = resolve(PACKAGED)
-    here = (sys.executable, __file__, "--worker")
+    here = (sys.executable, Path(__file__).with_name("decode_workers.py"))
     commands: dict[str, tuple[Sequence[str | Path], Mapping[str, str]]] = {
         SILVA: ((*here, SILVA), STRICT),
         AUTO: ((*here, SILVA), {"MKL_CBWR": "AUTO"}),
@@ -260,219 +244,6 @@ def write_f32_gguf(path: Path) -> None:
     writer.close()
     scratch.rename(path)
 
-
-def serve(made: Callable[[], Any]) -> int:
-    pipe, worker = Pipe(), made()
-    pipe.send({"about": worker.about})
-    for line in pipe:
-        asked = json.loads(line)
-        pipe.send(getattr(worker, asked.pop("do"))(**asked))
-    return 0
-
-
-# -------------------------------------------------------------------------------------------- workers
-
-
-class SilvaWorker:
-    def __init__(self) -> None:
-        self.loaded = load_model(PretrainedModel(), seed=0)
-        self.settings = EngineSettings()
-        self.compute = ThreadPoolExecutor(1, thread_name_prefix="compute")
-        self.engine = LocalEngine(self.loaded, self.settings, self.compute)
-        self.about = f"torch {torch.__version__}, MKL_CBWR={os.environ['MKL_CBWR'] or 'off'}"
-        self._linears: tuple[int, Linears, Linears] | None = None
-
-    def run(self, prompts: list[Tokens], new: int) -> Answer:
-        async def sample() -> int:
-            params = [SamplingParams(max_tokens=new, seed=seed) for seed in range(len(prompts))]
-            found = await asyncio.gather(*map(self.engine.sample, prompts, params))
-            return sum(len(completion.tokens) for completion in found)
-
-        began = time.perf_counter()
-        tokens = asyncio.run(sample())
-        return {"seconds": time.perf_counter() - began, "tokens": tokens}
-
-    def limits(self, rows: int, prefill: int, read: float, new: int) -> Answer:
-        """Seconds that a run must take, on the thread that computes; see the module's docstring."""
-        return self.compute.submit(self._limits, rows, prefill, read, new).result()
-
-    @torch.inference_mode()
-    def _limits(self, rows: int, prefill: int, read: float, new: int) -> Answer:
-        chunk = min(prefill, self.settings.prefill_tokens)
-        if self._linears is None or self._linears[0] != rows:
-            self._linears = None  # gives the packed weights back
-            weights = joined(self.loaded.model)
-            self._linears = rows, fastest(weights, rows), fastest(weights, chunk)
-        _, step, prompt = self._linears
-        body, head = step.seconds(step.body), step.seconds(step.head)
-        linears = (new - 1) * body + new * head + prefill / chunk * prompt.seconds(prompt.body)
-
-        config = self.loaded.model.config
-        position = 2 * 4 * config.num_hidden_layers * config.num_key_value_heads * config.head_dim  # bytes
-        size = sum(p.numel() for p in self.loaded.model.parameters())
-        bandwidth, gemm = reading_rate(4 * size), gemm_rate()
-        reading = (4 * size + position * read) / bandwidth / 1e9
-        multiplying = 2 * size * rows / gemm / 1e9
-        roofline = (new - 1) * max(reading, multiplying) + 2 * size * prefill / gemm / 1e9
-        return {"linears": linears, "roofline": roofline, "kernel": step.kernel, "bandwidth": bandwidth,
-                "gemm": gemm}  # fmt: skip
-
-    def outside(self, batches: list[list[Tokens]], new: int) -> Answer:
-        """Kernel time of profiled runs over the time of runs without the profiler, which slows Python."""
-        plain = kernels = 0.0
-        for unprofiled, profiled in zip(batches[::2], batches[1::2], strict=True):
-            plain += self.run(unprofiled, new)["seconds"]
-            profiler = torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU])
-            self.compute.submit(profiler.start).result()  # it sees the thread that starts it
-            self.run(profiled, new)
-            self.compute.submit(profiler.stop).result()
-            kernels += sum(
-                event.time_range.elapsed_us() / 1e6
-                for event in profiler.events() or ()
-                if event.cpu_parent is None and event.name.removeprefix("aten::") not in NO_COMPUTING
-            )
-        return {"share": 1 - kernels / plain}
-
-
-NO_COMPUTING = {
-    *("alias", "as_strided", "chunk", "detach", "empty", "empty_like", "empty_strided", "expand", "flatten"),
-    *("lift_fresh", "narrow", "permute", "reshape", "resize_", "select", "slice", "split", "squeeze", "t"),
-    *("to", "transpose", "unbind", "unflatten", "unsqueeze", "view", "view_as"),
-}  # fmt: skip
-
-
-class LooseWorker(SilvaWorker):
-    """Without what makes a row's bits independent of the batch."""
-
-    def __init__(self) -> None:
-        kv_cache.BLOCK = 1 << 30
-        loading.steady_activations = lambda model: None
-        super().__init__()
-
-
-def _packed_for_mkl(weight: torch.Tensor, rows: int) -> Linear:
-    packed = torch.ops.mkl._mkl_reorder_linear_weight(weight, rows)
-    return lambda x: torch.ops.mkl._mkl_linear(x, packed, weight, None, rows)
-
-
-def _packed_for_onednn(weight: torch.Tensor, rows: int) -> Linear:
-    packed = torch.ops.mkldnn._reorder_linear_weight(weight, rows)
-    return lambda x: torch.ops.mkldnn._linear_pointwise(x, packed, None, "none", [], "")
-
-
-KERNELS: dict[str, Callable[[torch.Tensor, int], Linear]] = {
-    "F.linear": lambda weight, rows: lambda x: F.linear(x, weight),
-    "MKL packed": _packed_for_mkl,
-    "oneDNN packed": _packed_for_onednn,
-}
-
-
-class Linears:
-    """Linear layers for `rows` tokens with nothing between them: the body, and the last one, the head."""
-
-    def __init__(self, kernel: str, weights: Sequence[torch.Tensor], rows: int):
-        inputs = {width: torch.rand(rows, width) for width in {w.shape[1] for w in weights}}
-        calls = [(KERNELS[kernel](w, rows), inputs[w.shape[1]]) for w in weights]
-        self.kernel, self.body, self.head = kernel, calls[:-1], calls[-1:]
-
-    def seconds(self, calls: Sequence[tuple[Linear, torch.Tensor]], repeats: int = 5) -> float:
-        times = []
-        for _ in range(repeats):
-            began = time.perf_counter()
-            for linear, x in calls:
-                linear(x)
-            times.append(time.perf_counter() - began)
-        return statistics.median(times)
-
-
-def joined(model: Any) -> list[torch.Tensor]:
-    """The weights in the order of a step, those that share an input as one."""
-    made = []
-    for layer in model.get_decoder().layers:
-        a, f = layer.self_attn, layer.mlp
-        made.append(torch.cat([a.q_proj.weight, a.k_proj.weight, a.v_proj.weight]))
-        made += [a.o_proj.weight, torch.cat([f.gate_proj.weight, f.up_proj.weight]), f.down_proj.weight]
-    return [weight.detach() for weight in (*made, model.get_output_embeddings().weight)]
-
-
-def fastest(weights: Sequence[torch.Tensor], rows: int) -> Linears:
-    made = (Linears(kernel, weights, rows) for kernel in KERNELS)
-    return min(made, key=lambda linears: linears.seconds([*linears.body, *linears.head]))
-
-
-def reading_rate(size: int) -> float:
-    """GB/s of reading as many bytes as the weights have; the best of five."""
-    buffer, best = torch.ones(size // 4), float("inf")
-    for _ in range(5):
-        began = time.perf_counter()
-        buffer.sum()
-        best = min(best, time.perf_counter() - began)
-    return size / best / 1e9
-
-
-class GenerateWorker:
-    """`generate` on one static batch."""
-
-    def __init__(self) -> None:
-        import transformers
-
-        self.model = transformers.AutoModelForCausalLM.from_pretrained(
-            resolve(PACKAGED), dtype=torch.float32, attn_implementation="sdpa"
-        ).eval()
-        self.about = f"transformers {transformers.__version__}, torch {torch.__version__}, sdpa"
-        self.model.generation_config = transformers.GenerationConfig(
-            do_sample=True, temperature=1.0, top_k=0, top_p=1.0, eos_token_id=None, pad_token_id=0
-        )
-
-    @torch.inference_mode()
-    def run(self, prompts: list[Tokens], new: int) -> Answer:
-        began = time.perf_counter()
-        ids = torch.tensor(prompts)
-        out = self.model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=new).tolist()
-        return {"seconds": time.perf_counter() - began, "tokens": sum(map(len, out)) - ids.numel()}
-
-
-class ContinuousWorker(GenerateWorker):
-    """The manager behind `generate_batch`, kept between runs."""
-
-    def __init__(self) -> None:
-        from transformers import ContinuousBatchingConfig
-
-        super().__init__()
-        settings = ContinuousBatchingConfig(
-            num_blocks=160, page_size=64, max_batch_tokens=512, max_requests_per_batch=64,
-            auto_switch_to_flash=False
-        )  # fmt: skip
-        self.manager = self.model.init_continuous_batching(continuous_batching_config=settings)
-        self.manager.start()
-
-    def run(self, prompts: list[Tokens], new: int) -> Answer:
-        began = time.perf_counter()
-        # Completions of one prompt as forks of one request: the prompt is then computed once.
-        shared = len(set(map(tuple, prompts))) == 1
-        self.manager.num_return_sequences = len(prompts) if shared else 1
-        self.manager.add_requests(prompts[:1] if shared else prompts, max_new_tokens=new)
-        finished = []
-        while len(finished) < len(prompts):
-            found = self.manager.get_result(timeout=1)
-            if found is not None and found.is_finished():
-                finished.append(len(found.generated_tokens))
-            elif not self.manager.is_running():
-                raise RuntimeError("the manager's thread has ended")
-        return {"seconds": time.perf_counter() - began, "tokens": sum(finished)}
-
-
-def _line(row: Row) -> list[str]:
-    ratio = "" if row.ratio is None else f"{row.ratio:.2f}"
-    return [row.case, row.metric, f"{row.value:.3g}", row.against, ratio, row.target]
-
-
-WORKERS: dict[str, Callable[[], Any]] = {
-    SILVA: SilvaWorker,
-    LOOSE: LooseWorker,
-    GENERATE: GenerateWorker,
-    CONTINUOUS: ContinuousWorker,
-}
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -39,7 +39,8 @@ from unittest import mock
 
 import numpy as np
 import torch
-from common import Row, parser, table, write
+from common import Row, parser, results, write
+from forests import drawn, flops, group, linear_parameters, rows_flops, turn_tree
 from transformers import AutoModelForCausalLM, Qwen3Config
 
 from silva.engines.local import LocalEngine
@@ -144,8 +145,7 @@ def main() -> int:
                 write(rows, given.json)
         del loaded
         torch.cuda.empty_cache()
-    print(there.words, "", table(["case", "metric", "value", "against", "ratio", "target"],
-                                 [_line(row) for row in rows]), sep="\n")  # fmt: skip
+    print(there.words, "", results(rows), sep="\n")
     if not good:
         print("numerics FAILED: nothing else was measured", file=sys.stderr)
     return 0 if good else 1
@@ -203,8 +203,8 @@ def numerics(there: Machine) -> tuple[list[Row], bool]:
     wide.model.load_state_dict(narrow.model.state_dict())
     rng = np.random.default_rng(1)
     # No lengths are multiples of FlexAttention's blocks; on a GPU the trie goes through it, no row does.
-    samples = _turn_tree(_drawn(rng, wide), 147 if gpu else 13, 4, (2, 4), 2)
-    samples += _group(_drawn(rng, wide), 310 if gpu else 40, 5, 61 if gpu else 9)
+    samples = turn_tree(drawn(rng, wide), 147 if gpu else 13, 4, (2, 4), 2)[0]
+    samples += group(drawn(rng, wide), 310 if gpu else 40, 5, 61 if gpu else 9)
     weights = torch.from_numpy(rng.normal(size=sum(int((s.loss_weights > 0).sum()) for s in samples)))
     weights = weights.to(there.device, torch.float32)
     exact = _logprobs_gradient(wide, [[s] for s in samples], weights)
@@ -268,11 +268,11 @@ def _apart(ours: Computed, theirs: Computed) -> float:
 
 def forest(there: Machine, loaded: LoadedModel, scale: Scale) -> Iterator[Row]:
     long, half, short = 2048 // scale.shrink, 1024 // scale.shrink, 512 // scale.shrink
-    tokens = _drawn(np.random.default_rng(0), loaded)
+    tokens = drawn(np.random.default_rng(0), loaded)
     cases = {
-        f"{long} + 16 x {short}": _group(tokens, long, 16, short),
-        f"8 turns of {short}, 9 leaves": _turn_tree(tokens, short, 8, (5, 7), 3),
-        f"nothing shared: 8 x {long}": [s for _ in range(8) for s in _group(tokens, half, 1, half)],
+        f"{long} + 16 x {short}": group(tokens, long, 16, short),
+        f"8 turns of {short}, 9 leaves": turn_tree(tokens, short, 8, (5, 7), 3)[0],
+        f"nothing shared: 8 x {long}": [s for _ in range(8) for s in group(tokens, half, 1, half)],
     }
     for name, samples in cases.items():
         with memory_may_run_out(name):
@@ -285,7 +285,7 @@ def _sharing(
     device, gpu = there.device, there.device.type == "cuda"
     trie, predicted = pack(loaded, samples).trie, sum(int((s.loss_weights > 0).sum()) for s in samples)
     bound = sum(map(len, samples)) / len(trie)
-    flop_bound = _forward_flops(loaded, [len(s) for s in samples], predicted) / _flops(
+    flop_bound = rows_flops(loaded, [len(s) for s in samples], predicted) / flops(
         loaded, len(trie), float((trie.positions + 1).sum()), predicted
     )
     yield Row(name, "tokens, flat over trie", bound, "x")
@@ -342,7 +342,7 @@ def _fastest(layout: Callable[[int], Step], rows: int, device: torch.device) -> 
 
 
 def training(there: Machine, loaded: LoadedModel, scale: Scale) -> Iterator[Row]:
-    tokens, model = _drawn(np.random.default_rng(2), loaded), loaded.model
+    tokens, model = drawn(np.random.default_rng(2), loaded), loaded.model
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-6, fused=True)
     optimizer.zero_grad(set_to_none=True)
     model.train()  # without it transformers ignores checkpointing
@@ -353,8 +353,8 @@ def training(there: Machine, loaded: LoadedModel, scale: Scale) -> Iterator[Row]
         ", head 2048 at once": (False, 2048),
     }
     for length in scale.lengths:
-        samples = [s for _ in range(scale.tokens // length) for s in _group(tokens, 1, 1, length - 1)]
-        work = 3 * _forward_flops(loaded, [length] * len(samples), scale.tokens - len(samples))
+        samples = [s for _ in range(scale.tokens // length) for s in group(tokens, 1, 1, length - 1)]
+        work = 3 * rows_flops(loaded, [length] * len(samples), scale.tokens - len(samples))
         for way, (checkpointing, at_once) in ways.items():
             name = f"training, {len(samples)} x {length}{way}"
 
@@ -396,13 +396,13 @@ def decoding(there: Machine, loaded: LoadedModel, scale: Scale) -> Iterator[Row]
 def _decoded(there: Machine, loaded: LoadedModel, name: str, requests: int, scale: Scale) -> Iterator[Row]:
     """Rounds continue the same contexts, as turns do, so that all of a round but its sampling is decoding."""
     rng, context = np.random.default_rng(3), 2048 // scale.shrink
-    tokens = _drawn(rng, loaded)
+    tokens = drawn(rng, loaded)
     settings: Any = SimpleNamespace(  # silva.engines.settings needs pydantic
         max_concurrent=requests, cached_sequences=0, context=0, prefill_tokens=2048, pack_weights=False
     )
     config, itemsize = loaded.model.config, loaded.dtype.itemsize
     per_token = 2 * config.num_hidden_layers * config.num_key_value_heads * config.head_dim
-    weights = _body(loaded) + config.vocab_size * config.hidden_size
+    weights = linear_parameters(loaded) + config.vocab_size * config.hidden_size
     ratios, times = [], []
 
     async def rounds(engine: LocalEngine) -> None:
@@ -426,73 +426,6 @@ def _decoded(there: Machine, loaded: LoadedModel, name: str, requests: int, scal
     seconds, ratio = statistics.median(times), statistics.median(ratios)
     yield Row(name, "tokens per second", requests / seconds, "/s")
     yield Row(name, "step", seconds, "s", "memory bandwidth", ratio, ">= 0.5")
-
-
-# FLOPs
-
-
-def _forward_flops(loaded: LoadedModel, lengths: Sequence[int], predicted: int) -> float:
-    """Of one forward pass over rows: linear layers, attention over what is seen, head where there is loss."""
-    return _flops(loaded, sum(lengths), sum(n * (n + 1) / 2 for n in lengths), predicted)
-
-
-def _flops(loaded: LoadedModel, tokens: int, seen: float, predicted: int) -> float:
-    """`seen`: keys that queries see, summed over the queries."""
-    config = loaded.model.config
-    width = config.num_attention_heads * config.head_dim
-    of_head = config.vocab_size * config.hidden_size
-    return 2.0 * (_body(loaded) * tokens + 2 * config.num_hidden_layers * width * seen + of_head * predicted)
-
-
-def _body(loaded: LoadedModel) -> int:
-    """Parameters of linear layers, without embedding, head and norms."""
-    named = loaded.model.get_decoder().named_parameters()
-    return sum(p.numel() for n, p in named if p.ndim > 1 and "embed" not in n)
-
-
-# Rows
-
-
-def _drawn(rng: np.random.Generator, loaded: LoadedModel) -> Callable[[int], Tokens]:
-    return lambda n: rng.integers(5, loaded.model.config.vocab_size, n)
-
-
-def _group(tokens: Callable[[int], Tokens], prompt: int, count: int, answer: int) -> list[Sample]:
-    """`count` answers to one prompt."""
-    shared = tokens(prompt)
-    return [
-        _sample(np.concatenate([shared, tokens(answer)]), [(prompt, prompt + answer)]) for _ in range(count)
-    ]
-
-
-def _turn_tree(
-    tokens: Callable[[int], Tokens], length: int, count: int, forks: Sequence[int], width: int
-) -> list[Sample]:
-    """Rows of `count` turns, half observation, half answer; `width` branches before each of `forks`."""
-    branches: list[tuple[Tokens, list[tuple[int, int]]]] = [(np.empty(0, np.int64), [])]
-    for turn in range(1, count + 1):
-        grown = []
-        for history, spans in branches:
-            for _ in range(width if turn in forks else 1):
-                here = np.concatenate([history, tokens(length)])
-                grown.append((here, [*spans, (len(here) - length // 2, len(here))]))
-        branches = grown
-    return [_sample(row, spans) for row, spans in branches]
-
-
-def _sample(tokens: Tokens, spans: Sequence[tuple[int, int]]) -> Sample:
-    weights = np.zeros(len(tokens))
-    for start, stop in spans:
-        weights[start:stop] = 1.0
-    return Sample(
-        tokens=tokens,
-        loss_weights=weights,
-        logprobs=np.full(len(tokens), -5.0),
-        temperatures=np.ones(len(tokens)),
-        versions=np.zeros(len(tokens), np.int64),
-        trajectory="t",
-        group="g",
-    )
 
 
 # Time and memory
@@ -540,11 +473,6 @@ def memory_may_run_out(what: str) -> Iterator[None]:
     except (torch.OutOfMemoryError, MemoryError):
         print(f"... {what}: out of memory, left out", file=sys.stderr, flush=True)
     torch.cuda.empty_cache()
-
-
-def _line(row: Row) -> list[str]:
-    ratio = "" if row.ratio is None else f"{row.ratio:.2f}"
-    return [row.case, row.metric, f"{row.value:.3g} {row.unit}".strip(), row.against, ratio, row.target]
 
 
 PARTS = {"forest": forest, "training": training, "decoding": decoding}

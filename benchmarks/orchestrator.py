@@ -35,7 +35,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from common import Row, machine, parser, table, write
+from common import Row, machine, parser, results, write
 from transformers import AutoTokenizer
 
 from silva.config.sections import Limits
@@ -140,8 +140,7 @@ def main() -> int:
         rows += lag(case, repeats)
         if "SmolLM2" in case.name and "frozen_lake" in case.name:
             rows += peer(case, given.peer_python, episodes // 10, repeats)
-    print(words, "", table(["case", "metric", "value", "against", "ratio", "target"],
-                           [_line(row) for row in rows[1:]]), sep="\n")  # fmt: skip
+    print(words, "", results(rows[1:]), sep="\n")
     write(rows, given.json)
     return 0
 
@@ -464,12 +463,6 @@ def _one_core() -> None:
     torch.set_num_threads(1)
     if hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
-
-
-def _line(row: Row) -> list[str]:
-    ratio = "" if row.ratio is None else f"{row.ratio:.2f}"
-    value = f"{row.value:,.0f}" if row.value >= 1000 else f"{row.value:.3g}"
-    return [row.case, row.metric, f"{value} {row.unit}".strip(), row.against, ratio, row.target]
 
 
 if __name__ == "__main__":

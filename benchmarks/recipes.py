@@ -47,111 +47,8 @@ from silva.ledger import history
 from silva.ledger import read as read_ledger
 from silva.monitoring.rollouts import read_rollouts
 
-WORLDS = {
-    "frozen_lake": (
-        """\
-[[environments]]
-type = "frozen_lake"
-style = "compact"
-think = false
-answer_tags = false
-separator = "|"
-max_actions_per_turn = 2
-max_actions = 9
-frozen = 0.7
-train_size = 30000
-eval_size = 128
-
-[rollout]
-group_size = 8
-
-[rollout.limits]
-max_turns = 9
-max_turn_tokens = 6
-max_episode_tokens = 512
-
-[trainer.optimizer]
-lr = 3e-4
-schedule = "linear"
-""",
-        """\
-[model]
-type = "tiny"
-layers = 2
-width = 64
-heads = 4
-kv_heads = 4
-
-[warm_start]
-steps = 300
-noise = 0.15
-""",
-    ),
-    "bandit": (
-        """\
-[[environments]]
-type = "bandit"
-style = "compact"
-think = false
-answer_tags = false
-risky_chance = 0.5
-eval_size = 128
-
-[rollout]
-group_size = 16
-
-[rollout.limits]
-max_turns = 1
-max_turn_tokens = 12
-max_episode_tokens = 64
-
-[trainer.optimizer]
-lr = 1e-3
-schedule = "linear"
-""",
-        """\
-[model]
-type = "tiny"
-layers = 3
-width = 96
-heads = 6
-kv_heads = 6
-
-[warm_start]
-steps = 600
-noise = 0.8
-
-[warm_start.optimizer]
-lr = 2e-3
-""",
-    ),
-}
-"""The world, with what is set for it, and its agent with its warm start."""
-
-SETTINGS = """
-[trainer]
-micro_batch_tokens = 8192
-
-[trainer.critic.optimizer]
-lr = 1e-3
-schedule = "linear"
-
-[eval]
-every = 10
-tasks = 128
-
-[checkpoint]
-every = 0
-keep_best = false
-
-[monitoring]
-terminal = "off"
-tensorboard = false
-report = false
-
-[placement]
-threads = 1
-"""
+WORLD_FILES = Path(__file__).parent / "worlds"  # of each world what is set for it, and its agent's warm start
+WORLDS = ("frozen_lake", "bandit")
 STEPS, GROUPS, SECONDS = 40, 16, 90
 COLLAPSE = ("starpo", "starpo_s")
 COLLAPSE_FLAGS = ("--steps=120", "--eval.every=20", "--trainer.optimizer.schedule=constant")
@@ -266,7 +163,7 @@ def arguments() -> argparse.Namespace:
     parser = seeds_parser(__doc__, 3, "runs/recipes")
     parser.add_argument("--only", nargs="+", choices=RECIPES, default=RECIPES, metavar="RECIPE",
                         help=f"some of {', '.join(RECIPES)}; distillation needs a run of grpo")  # fmt: skip
-    parser.add_argument("--worlds", nargs="+", choices=list(WORLDS), default=list(WORLDS))
+    parser.add_argument("--worlds", nargs="+", choices=WORLDS, default=list(WORLDS))
     parser.add_argument("--jobs", type=int, default=1, help="runs at once, of one thread each (default 1)")
     parser.add_argument("--plot", type=Path, help="draw the curves into this SVG file")
     parser.add_argument("--quick", action="store_true", help="two steps of one recipe: does all of it work?")
@@ -283,19 +180,14 @@ def arguments() -> argparse.Namespace:
 
 
 def warm_start(out: Path, world: str, flags: Sequence[str], resume: bool) -> None:
-    """Write the configurations of a world and make its agent, unless there is one to go on with."""
+    """Make the agent of a world, unless there is one to go on with."""
     from silva.config.load import load
     from silva.launch import supervise
     from silva.registries import REGISTRIES
 
-    folder = out / world
-    folder.mkdir(parents=True, exist_ok=True)
-    settings, agent = WORLDS[world]
-    (folder / "rl.toml").write_text(settings + SETTINGS)
-    (folder / "agent.toml").write_text('extends = "rl.toml"\n\n' + agent)
     if resume and (agent_of(out, world) / "config.json").exists():
         return
-    argv = [f"@{folder / 'agent.toml'}", "--name=agent", f"--output-dir={folder}", *flags]
+    argv = [f"@{WORLD_FILES / f'{world}_agent.toml'}", "--name=agent", f"--output-dir={out / world}", *flags]
     supervise(load(argv, REGISTRIES), overwrite=True)
 
 
@@ -307,7 +199,7 @@ def arguments_of(out: Path, world: str, recipe: str, seed: int, folder: str) -> 
     """Of `silva rl`, with the same budget of episodes for every recipe."""
     settings: Algorithm = getattr(recipes, ALGORITHMS[recipe].rpartition(":")[2])()
     argv = [
-        f"@{out / world / 'rl.toml'}",
+        f"@{WORLD_FILES / f'{world}.toml'}",
         f"--model.name={agent_of(out, world)}",
         f"--algorithm.type={recipe}",
         "--algorithm.max-refills=0",

@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from common import Row, machine, parser, table, write
+from common import Row, machine, parser, results, write
 from peers.pipe import Work
 from transformers import AutoTokenizer
 
@@ -120,8 +120,7 @@ def main() -> int:
         if given.only in case.name:
             print(f"... {case.name}", file=sys.stderr, flush=True)
             rows += measure(case, given.pairs, given.rows, given.threads, quick=given.quick)
-    head = ["case", "metric", "value", "against", "ratio", "target"]
-    print(words, "", table(head, [_line(row) for row in rows[1:]]), sep="\n")
+    print(words, "", results(rows[1:]), sep="\n")
     write(rows, given.json)
     return 0
 
@@ -198,11 +197,6 @@ def texts(folder: str, tokens: int, count: int) -> list[str]:
     names = tokenizer.convert_ids_to_tokens(range(len(tokenizer)))
     words = [index for index, name in enumerate(names) if re.fullmatch("Ġ[a-z]{3,}", name)]
     return [tokenizer.decode(rng.choices(words, k=tokens)) for _ in range(count)]
-
-
-def _line(row: Row) -> list[str]:
-    ratio = "" if row.ratio is None else f"{row.ratio:.2f}"
-    return [row.case, row.metric, f"{row.value:.4g} {row.unit}".strip(), row.against, ratio, row.target]
 
 
 if __name__ == "__main__":

@@ -1,10 +1,13 @@
 """Every TOML that is shipped loads, and says on top what it shows, costs and should come to."""
 
+import re
+import tomllib
 from pathlib import Path
 
 import pytest
 
 from silva.config.load import load
+from silva.launch import check
 from silva.registries import REGISTRIES
 
 ROOT = Path(__file__).parents[1]
@@ -46,3 +49,28 @@ def head(text: str) -> list[str]:
             break
         lines.append(line)
     return lines
+
+
+SNIPPETS = [
+    text
+    for page in (ROOT / "README.md", ROOT / "docs" / "algorithms.md")
+    for text in re.findall(r"```toml\n(.*?)```", page.read_text(), re.DOTALL)
+]
+
+
+@pytest.mark.parametrize("text", SNIPPETS, ids=lambda text: re.findall('type = "([a-z_]+)"', text)[0])
+def test_what_the_pages_show_can_be_run(text, tmp_path):
+    assert len(SNIPPETS) >= 5
+    world = "" if "environments" in text else '\n[[environments]]\ntype = "bandit"\n'
+    (tmp_path / "shown.toml").write_text(text + world)
+    config = load([f"@{tmp_path / 'shown.toml'}"], REGISTRIES, env={}, cwd=tmp_path).config
+    check(config)
+    for key in ("clip_low", "kl_tau", "credit", "advantage"):
+        if shown := re.findall(rf"^{key} = (.*)$", text, re.MULTILINE):
+            assert getattr(config.algorithm, key) == tomllib.loads(f"x = {shown[0]}")["x"]
+
+
+@pytest.mark.parametrize("path", sorted(ROOT.glob("benchmarks/worlds/*.toml")), ids=lambda path: path.stem)
+def test_the_worlds_of_the_benchmarks_load(path, tmp_path):
+    argv = [f"@{path}"] if path.stem != "settings" else [f"@{path}", "--environments.0.type=bandit"]
+    assert load(argv, REGISTRIES, env={}, cwd=tmp_path).config.placement.threads == 1

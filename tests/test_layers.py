@@ -18,7 +18,7 @@ from silva.registries import REGISTRIES
 # rollouts; the loop evaluates while it trains, so it stands on evaluation; a plan refuses what a launch does.
 ROWS = [
     ["errors"],
-    ["types", "ports"],
+    ["types", "ports", "compute"],
     ["protocols", "ledger", "config"],
     ["algorithms", "rendering", "models", "tools", "monitoring"],
     ["environments", "engines", "rollouts", "trainer"],

@@ -12,7 +12,6 @@ import asyncio
 import sys
 import time
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 
 import torch
 from pipe import Pipe, Work, forget_peak, peak, reward
@@ -21,6 +20,7 @@ import silva
 from silva.algorithms.advantages import assign
 from silva.algorithms.aggregation import normalise
 from silva.algorithms.recipes import Grpo
+from silva.compute import ComputeThread
 from silva.config.sections import Lora, Optimizer, PretrainedModel, TinyModel
 from silva.config.sections import Trainer as TrainerSettings
 from silva.engines.local import LocalEngine
@@ -36,11 +36,11 @@ class Worker:
     def __init__(self, work: Work):
         self.work, self.done = work, 0
         self.recipe = Grpo(clip_low=work.clip, clip_high=work.clip)
-        self.loaded = model(work)
+        self.compute = ComputeThread(work.threads)
+        self.loaded = self.compute.run(model, work)
         self.prompts: list[tuple[int, ...]] = [
             tuple(tokens) for tokens in self.loaded.tokenizer(list(work.prompts))["input_ids"]
         ]
-        self.compute = ThreadPoolExecutor(1, thread_name_prefix="compute")
         self.engine = LocalEngine(self.loaded, EngineSettings(), self.compute)
         optimizer = Optimizer(lr=work.lr, max_grad_norm=work.max_grad_norm)
         settings = TrainerSettings(micro_batch_tokens=work.micro_batch, optimizer=optimizer)
@@ -145,7 +145,7 @@ async def serve(work: Work, pipe: Pipe) -> None:
         {
             "name": f"Silva {silva.__version__}",
             "about": f"Silva {silva.__version__}, torch {torch.__version__}, "
-            f"{torch.get_num_threads()} threads, {worker.loaded.dtype}",
+            f"{work.threads} threads, {worker.loaded.dtype}",
             "prompt_lengths": sorted({len(prompt) for prompt in worker.prompts}),
         }
     )
@@ -157,7 +157,6 @@ async def serve(work: Work, pipe: Pipe) -> None:
 
 def main() -> int:
     work, pipe = Work.read(sys.argv[1]), Pipe()
-    torch.set_num_threads(work.threads)
     asyncio.run(serve(work, pipe))
     return 0
 

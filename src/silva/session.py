@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from silva.algorithms.settings import Algorithm, Pools
+from silva.compute import ComputeThread
 from silva.config.schema import RunConfig
-from silva.config.sections import PretrainedModel, Rendering
+from silva.config.sections import Placement, PretrainedModel, Rendering
 from silva.config.sections import Trainer as TrainerSettings
 from silva.engines.local import LocalEngine
 from silva.engines.settings import LocalEngine as EngineSettings
@@ -28,11 +28,7 @@ class Session:
     """A model with the engine and the renderer over it: what training, evaluation and chat share."""
 
     def __init__(self, config: RunConfig):
-        if config.placement.threads:
-            torch.set_num_threads(config.placement.threads)
-        self._open(
-            config.model, config.engine, config.rendering, config.seed, device(config.placement.device)
-        )
+        self._open(config.model, config.engine, config.rendering, config.seed, config.placement)
         self.config = config
         self.tasksets: dict[str, TaskSet] = {e.label: _taskset(e) for e in config.environments}
 
@@ -40,19 +36,26 @@ class Session:
     def of_model(cls, model: PretrainedModel, engine: EngineSettings) -> Session:
         """Without environments: for chat."""
         session = cls.__new__(cls)
-        session._open(model, engine, Rendering(), 0, device("auto"))
+        session._open(model, engine, Rendering(), 0, Placement())
         return session
 
-    def _open(self, model: Any, engine: EngineSettings, rendering: Rendering, seed: int, where: str) -> None:
-        self.loaded: LoadedModel = load_model(model, seed=seed, device=where)
-        self.renderer = Renderer(
-            self.loaded.tokenizer,  # type: ignore[arg-type]
-            history=rendering.history,
-            tools=rendering.tools,
-            system=rendering.system,
-        )
-        self.compute = ThreadPoolExecutor(1, thread_name_prefix="compute")
-        self.engine = LocalEngine(self.loaded, engine, self.compute)
+    def _open(
+        self, model: Any, engine: EngineSettings, rendering: Rendering, seed: int, placement: Placement
+    ) -> None:
+        where = device(placement.device)
+        self.compute = ComputeThread(placement.threads)
+        try:
+            self.loaded: LoadedModel = self.compute.run(load_model, model, seed=seed, device=where)
+            self.renderer = Renderer(
+                self.loaded.tokenizer,  # type: ignore[arg-type]
+                history=rendering.history,
+                tools=rendering.tools,
+                system=rendering.system,
+            )
+            self.engine = self.compute.run(LocalEngine, self.loaded, engine, self.compute)
+        except BaseException:
+            self.compute.shutdown(wait=False)
+            raise
 
     def trainer(
         self,
@@ -64,12 +67,13 @@ class Session:
     ) -> LocalTrainer:
         """`algorithm`: what it needs beside the policy, a reference or a critic, is made too."""
         other = algorithm.reference if algorithm and algorithm.refers else None
-        teacher = load_model(other, seed=self.config.seed, device=self.loaded.device.type) if other else None
+        seed, where = self.config.seed, self.loaded.device.type
+        teacher = self.compute.run(load_model, other, seed=seed, device=where) if other else None
         return LocalTrainer(
             self.loaded,
             settings,
             total_updates=updates,
-            seed=self.config.seed,
+            seed=seed,
             reference=teacher or bool(algorithm and algorithm.refers),
             critic=bool(algorithm and algorithm.critic),
             compute=self.compute,

@@ -1,10 +1,7 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -12,6 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
+from tests.golden.read import read
 
 from silva.algorithms.advantages import (
     ADVANTAGES,
@@ -31,9 +29,7 @@ from silva.algorithms.advantages import (
 from silva.errors import ConfigError, RecordError
 from silva.types import Group, Sample
 
-GOLDEN: dict[str, Any] = json.loads(
-    (Path(__file__).parents[1] / "golden" / "advantages_verl.json").read_text()
-)
+GOLDEN = read("advantages_verl")
 # Two groups, interleaved, and one of a single trajectory.
 REWARDS = torch.tensor([1.0, 2.0, 0.0, 2.0, 5.0, 0.0, 7.0], dtype=torch.float64)
 GROUPS = torch.tensor([4, 9, 4, 9, 9, 4, 1])

@@ -1,9 +1,7 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,6 +9,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.golden.read import read
 from torch import Tensor
 
 from silva.algorithms.advantages import ADVANTAGES, assign, whiten_samples
@@ -26,9 +25,7 @@ from silva.errors import ConfigError, RecordError
 from silva.rollouts.samples import to_samples
 from silva.types import Group, Sample, Segment, StopReason, Task, Trajectory, Turn
 
-GOLDEN: dict[str, Any] = json.loads(
-    (Path(__file__).parents[1] / "golden" / "advantages_verl.json").read_text()
-)
+GOLDEN = read("advantages_verl")
 
 
 def golden(name: str) -> Tensor:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,15 +11,14 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.signal import lfilter
+from tests.golden.read import read
 from torch import Tensor
 
 from silva.algorithms.advantages import whiten
 from silva.algorithms.credit import bi_level_gae, discounted_returns, entropy_scaled, gae, token_rewards
 from silva.errors import RecordError
 
-GOLDEN: dict[str, Any] = json.loads(
-    (Path(__file__).parents[1] / "golden" / "advantages_verl.json").read_text()
-)
+GOLDEN = read("advantages_verl")
 
 
 def golden(name: str) -> Tensor:

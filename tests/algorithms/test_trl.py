@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from tests.golden.read import read
 
 from silva.algorithms.advantages import ADVANTAGES, Scores
 from silva.algorithms.aggregation import normalise
 from silva.algorithms.losses import LossInputs, compute
 from silva.types import LossSpec, Sample
 
-GOLDEN: dict[str, Any] = json.loads((Path(__file__).parents[1] / "golden" / "trl.json").read_text())
+GOLDEN = read("trl")
 AGGREGATION = {
     "grpo": "sequence_mean_token_mean",
     "bnpo": "token_mean",

@@ -313,17 +313,8 @@ def test_the_trainer_s_step_is_what_is_sampled_next(make_engine: Make, lora: Lor
     loaded = load_model(TINY.model_copy(update={"lora": lora}), seed=0)
     engine = make_engine(loaded)
     trainer = LocalTrainer(loaded, TrainerSettings(optimizer=Optimizer(lr=1e-2)), total_updates=5, seed=0)
-    used: dict[str, int] = {}
-
-    def remember(module: torch.nn.Module, *_: Any) -> None:
-        used.update((str(id(p)), p.data_ptr()) for p in module.parameters())
-
-    hooks = [m.register_forward_pre_hook(remember) for m in engine._decoder.modules()]
     first = answer(engine, prompt(20), 12)
-    for hook in hooks:
-        hook.remove()
     trained = {str(id(p)): p.data_ptr() for p in trainer._parameters.values()}
-    assert trained.items() <= used.items()
 
     async def step() -> None:
         await trainer.forward_backward([sample_of(first, prompt(20))], LossSpec("reinforce"))

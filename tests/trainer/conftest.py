@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import pytest
 import torch
+from tests.trainer.forests import MODELS
 
 from silva.config.sections import Lora, TinyModel
 from silva.models.loading import LoadedModel, load_model
@@ -71,3 +72,14 @@ def naive() -> Callable[[LoadedModel, list[Sample]], tuple[torch.Tensor, torch.T
         return torch.cat(logprobs), torch.cat(entropies)
 
     return values
+
+
+@pytest.fixture(scope="module")
+def models() -> dict[str, LoadedModel]:
+    """Those of `forests.MODELS`, by name."""
+    made = {name: load_model(settings, seed=1, device="cpu") for name, settings in MODELS.items()}
+    with torch.no_grad():  # fresh adapters are the identity: no gradient would reach what is under them
+        for name, parameter in made["lora"].model.named_parameters():
+            if "lora_B" in name:
+                parameter.normal_(std=0.1)
+    return made

@@ -12,7 +12,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.trainer.test_trie_gradients import MODELS, forests
+from tests.trainer.forests import MODELS, forests
 from transformers import AutoModelForCausalLM, LlamaConfig
 
 from silva.algorithms.values import value_loss
@@ -20,7 +20,7 @@ from silva.config.sections import Critic as CriticSettings
 from silva.config.sections import Optimizer
 from silva.config.sections import Trainer as TrainerSettings
 from silva.errors import CapabilityError, RecordError
-from silva.models.loading import LoadedModel, load_model
+from silva.models.loading import LoadedModel
 from silva.trainer.critic import Critic
 from silva.trainer.local import LocalTrainer
 from silva.trainer.policy import pack
@@ -102,16 +102,6 @@ def scored(trainer: LocalTrainer, samples: Sequence[Sample]) -> list[Sample]:
 
 def weights_of(loaded: LoadedModel) -> dict[str, torch.Tensor]:
     return {name: parameter.clone() for name, parameter in loaded.model.named_parameters()}
-
-
-@pytest.fixture(scope="module")
-def models() -> dict[str, LoadedModel]:
-    made = {name: load_model(settings, seed=1, device="cpu") for name, settings in MODELS.items()}
-    with torch.no_grad():  # fresh adapters are the identity: no gradient would reach what is under them
-        for name, parameter in made["lora"].model.named_parameters():
-            if "lora_B" in name:
-                parameter.normal_(std=0.1)
-    return made
 
 
 # The loss.

@@ -13,6 +13,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.trainer.forests import MODELS, forests
 from transformers import AutoModelForCausalLM as Auto
 from transformers import (
     Gemma2Config,
@@ -23,57 +24,10 @@ from transformers import (
     Qwen3Config,
 )
 
-from silva.config.sections import Lora, TinyModel
+from silva.config.sections import Lora
 from silva.models.loading import LoadedModel, load_model
 from silva.trainer.policy import pack, token_logprobs
 from silva.types import Sample
-
-MODELS = {
-    "full": TinyModel(layers=2, width=32, heads=4, kv_heads=2, context=128, dtype="float64"),
-    "lora": TinyModel(layers=2, width=32, heads=4, kv_heads=2, context=128, dtype="float64",
-                      lora=Lora(rank=4, alpha=8.0, targets=("q_proj", "v_proj"))),
-}  # fmt: skip
-
-
-@pytest.fixture(scope="module")
-def models() -> dict[str, LoadedModel]:
-    made = {name: load_model(settings, seed=1, device="cpu") for name, settings in MODELS.items()}
-    with torch.no_grad():  # fresh adapters are the identity: no gradient would reach what is under them
-        for name, parameter in made["lora"].model.named_parameters():
-            if "lora_B" in name:
-                parameter.normal_(std=0.1)
-    return made
-
-
-@st.composite
-def forests(draw: st.DrawFn) -> list[Sample]:
-    """Each new row keeps some beginning of an earlier one (all, none, any) and goes on at random."""
-    rng = np.random.default_rng(draw(st.integers(0, 2**31)))
-    rows: list[np.ndarray] = []
-    for _ in range(draw(st.integers(1, 7))):
-        kept = np.empty(0, np.int64)
-        if rows and draw(st.booleans()):
-            source = rows[draw(st.integers(0, len(rows) - 1))]
-            kept = source[: draw(st.integers(0, len(source)))]
-        own = draw(st.integers(0 if len(kept) >= 2 else 2, 9))
-        rows.append(np.concatenate([kept, rng.integers(0, 250, own)]))
-    samples = []
-    for number, row in enumerate(rows):
-        mask = rng.random(len(row)) < 0.6
-        mask[0], mask[-1] = False, True  # the last node is always trained
-        samples.append(
-            Sample(
-                tokens=row,
-                loss_weights=np.where(mask, rng.random(len(row)) + 0.1, 0.0),
-                logprobs=np.where(mask, -5.0, np.nan),
-                temperatures=np.where(rng.random(len(row)) < 0.5, 0.7, 1.0),
-                versions=np.where(mask, 0, -1),
-                trajectory=f"t{number}",
-                group="g",
-                advantages=rng.normal(size=len(row)),
-            )
-        )
-    return samples
 
 
 def gradient(loaded: LoadedModel, samples: list[Sample], values: Callable) -> list[torch.Tensor]:

@@ -29,6 +29,7 @@ import torch
 
 from silva.engines.sampling import draw
 from silva.errors import ContextOverflow, EngineError, OutOfMemory, SilvaError
+from silva.models.decoder import decoder_of
 from silva.models.kv_cache import KvCache, PackedStep, Row, Span
 from silva.models.loading import LoadedModel
 from silva.models.memory import is_out_of_memory
@@ -101,8 +102,8 @@ class LocalEngine:
             dtype=loaded.dtype,
             device=loaded.device,
         )
-        self._decoder = loaded.model.get_decoder()
-        self._packed = PackedLinears(loaded.model) if settings.pack_weights else None
+        self._decoder = decoder_of(loaded.model)
+        self._packed = PackedLinears(loaded.model, self._decoder.joined) if settings.pack_weights else None
         self._pack = self._packed is not None  # before the next step
         self._known = 0  # tokens computed before the weights changed last
         self._waiting: deque[_Request] = deque()
@@ -294,6 +295,7 @@ class LocalEngine:
         """
         left = {r: _row(r).length - _row(r).computed for r in self._running}
         decode = [r for r in self._running if r.tokens and left[r] == 1]
+        decode.sort(key=lambda r: _row(r).index)  # as they lie in the cache
         prompts = [r for r in self._running if left[r] and not (r.tokens and left[r] == 1)]
         prefill, budget = [], self._settings.prefill_tokens
         for request in sorted(prompts, key=left.__getitem__):
@@ -310,13 +312,8 @@ class LocalEngine:
         requests = [*decode, *(r for r, _ in prefill)]
         packed = PackedStep(self.cache, spans)
         ids = np.concatenate([_row(r).tokens[s.start : s.stop] for r, s in zip(requests, spans, strict=True)])
-        output = self._decoder(
-            input_ids=torch.from_numpy(ids)[None].to(self._loaded.device),
-            position_ids=packed.positions[None],
-            use_cache=False,
-            packed=packed,
-        )
-        self.cache.outputs[0][packed.rows, 0, packed.positions] = output.last_hidden_state[0]
+        states = self._decoder(torch.from_numpy(ids).to(self._loaded.device), packed)
+        self.cache.outputs[0][packed.rows, 0, packed.positions] = states
         for request, span in zip(requests, spans, strict=True):
             _row(request).computed = span.stop
         self.stats.decode_tokens += len(decode)
@@ -369,7 +366,8 @@ class LocalEngine:
     @torch.inference_mode()
     def _score(self, tokens: list[int], start: int) -> list[float]:
         ids = torch.tensor([tokens], device=self._loaded.device)
-        hidden = self._decoder(input_ids=ids, use_cache=False).last_hidden_state[0, start - 1 : -1]
+        decoder = self._loaded.model.get_decoder()
+        hidden = decoder(input_ids=ids, use_cache=False).last_hidden_state[0, start - 1 : -1]
         scores: list[float] = []
         for rows, targets in zip(hidden.split(128), ids[0, start:].split(128), strict=True):
             scores += self._head(rows).log_softmax(-1).gather(1, targets[:, None])[:, 0].tolist()

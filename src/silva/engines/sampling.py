@@ -95,7 +95,7 @@ def inverse_cdf(
     tokens = (block * BLOCK + offset).clamp_max_(vocabulary - 1)
     # Rounding can push the target past the last possible token of a block.
     impossible = weights[rows, tokens] == 0
-    return torch.where(impossible, weights.argmax(-1), tokens)
+    return torch.where(impossible, weights.argmax(-1), tokens) if bool(impossible.any()) else tokens
 
 
 def _blocks(x: torch.Tensor) -> torch.Tensor:

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import nn
 
 _LANES = 64  # elements: a multiple of what any CPU takes at once
-_SERIAL = 32768  # torch shares larger tensors among threads
+SERIAL = 32768  # torch shares larger tensors among threads
 _HOMES = ("torch.nn.modules.activation", "transformers.activations")
 
 
@@ -33,8 +33,8 @@ def _steady(function: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor) -
     flat, left_over = x.flatten(), -x.numel() % _LANES
     if left_over:
         flat = F.pad(flat, (0, left_over))
-    if len(flat) <= _SERIAL:
+    if len(flat) <= SERIAL:
         out = function(flat)
     else:
-        out = torch.cat([function(piece) for piece in flat.split(_SERIAL)])
+        out = torch.cat([function(piece) for piece in flat.split(SERIAL)])
     return out[: x.numel()].view(x.shape)

@@ -210,7 +210,7 @@ class PackedStep:
         self.positions = torch.from_numpy(positions).to(cache.device)
         offsets = np.cumsum(counts) - counts
         self._runs = [
-            _run(cache, [spans[i] for i in part], [int(offsets[i]) for i in part])
+            _run(cache, [spans[i] for i in part], [int(offsets[i]) for i in part], len(rows))
             for part in _together(cache, spans)
         ]
 
@@ -218,18 +218,25 @@ class PackedStep:
         self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scaling: float
     ) -> torch.Tensor:
         """query [1, heads, N, d], key and value [1, kv_heads, N, d] -> [1, N, heads, d]."""
+        query, key, value = (part[0].transpose(0, 1) for part in (query, key, value))
+        return self.attend_rows(layer, query, key, value, scaling)[None]
+
+    def attend_rows(
+        self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scaling: float
+    ) -> torch.Tensor:
+        """query [N, heads, d], key and value [N, kv_heads, d] -> [N, heads, d]."""
         keys, values = self.cache.keys[layer], self.cache.values[layer]
-        keys[self.rows, :, self.positions] = key[0].transpose(0, 1)
-        values[self.rows, :, self.positions] = value[0].transpose(0, 1)
-        heads, n, d = query.shape[1:]
-        kv = keys.shape[1]
-        q = query[0].view(kv, heads // kv, n, d).permute(2, 0, 1, 3)  # [N, kv, heads per kv, d]
-        out = torch.empty_like(q, memory_format=torch.contiguous_format)
+        where = [self.rows, None, self.positions]
+        torch.ops.aten.index_put_(keys, where, key)
+        torch.ops.aten.index_put_(values, where, value)
+        heads, d = query.shape[1:]
+        kv = key.shape[1]
+        out = query.new_empty(query.shape)
         for run in self._runs:
-            rows, count = run.index.shape
-            mine = (
-                q[run.index].permute(0, 2, 3, 1, 4).reshape(rows, kv, -1, d)
-            )  # [rows, kv, heads * count, d]
+            rows, count = run.shape
+            mine = query if run.whole else query[run.index]  # [rows * count, heads, d]
+            mine = mine.view(rows, count, kv, heads // kv, d).permute(0, 2, 3, 1, 4)
+            mine = mine.reshape(rows, kv, -1, d)  # [rows, kv, heads per kv * count, d]
             pairs = [
                 (keys[owner, :, b : b + BLOCK], values[owner, :, b : b + BLOCK])
                 for b, owner in zip(range(0, run.own, BLOCK), run.owners, strict=True)
@@ -238,9 +245,11 @@ class PackedStep:
                 block = slice(b, min(b + BLOCK, run.bias.shape[-1]))
                 pairs.append((keys[run.rows, :, block], values[run.rows, :, block]))
             o = blocked_attention(mine, pairs, run.bias, scaling)
-            o = o.view(rows, kv, heads // kv, count, d).permute(0, 3, 1, 2, 4)
-            out[run.index[run.real]] = o[run.real]
-        return out.view(1, n, heads, d)
+            o = o.view(rows, kv, heads // kv, count, d).permute(0, 3, 1, 2, 4).reshape(-1, heads, d)
+            if run.whole:
+                return o
+            out[run.places] = o[run.real]
+        return out
 
 
 def blocked_attention(
@@ -290,8 +299,11 @@ class _Run:
 
     rows: slice  # of the cache
     owners: tuple[int, ...]  # rows that hold the first blocks of all of them
-    index: torch.Tensor  # [rows, count] places in the packed step; 0 where nothing real stands
-    real: torch.Tensor  # [rows, count] bool
+    shape: tuple[int, int]  # rows, and tokens of each: the slots
+    index: torch.Tensor  # [slots] places in the packed step; 0 where nothing real stands
+    real: torch.Tensor  # [N'] the slots that hold a token
+    places: torch.Tensor  # [N'] and its place
+    whole: bool  # the slots are the packed step
     bias: torch.Tensor  # [rows, 1, heads per kv * count, T]
 
     @property
@@ -322,7 +334,7 @@ def _together(cache: KvCache, spans: Sequence[Span]) -> list[list[int]]:
     return runs
 
 
-def _run(cache: KvCache, spans: Sequence[Span], offsets: Sequence[int]) -> _Run:
+def _run(cache: KvCache, spans: Sequence[Span], offsets: Sequence[int], tokens: int) -> _Run:
     first, last = spans[0].row, spans[-1].row
     count = max(s.stop - s.start for s in spans)
     index = np.zeros((last - first + 1, count), np.int64)
@@ -336,11 +348,16 @@ def _run(cache: KvCache, spans: Sequence[Span], offsets: Sequence[int]) -> _Run:
     length = _padded(max(s.stop for s in spans))
     hidden = np.arange(length) >= np.tile(seen, (1, cache.heads // cache.kv_heads))[:, :, None]
     bias = torch.zeros(hidden.shape, dtype=cache.dtype).masked_fill_(torch.from_numpy(hidden), float("-inf"))
+    filled = np.flatnonzero(real)
+    places = index.ravel()[filled]
     return _Run(
         slice(first, last + 1),
         cache.rows[first].owners,
-        torch.from_numpy(index).to(cache.device),
-        torch.from_numpy(real).to(cache.device),
+        index.shape,
+        torch.from_numpy(index.ravel()).to(cache.device),
+        torch.from_numpy(filled).to(cache.device),
+        torch.from_numpy(places).to(cache.device),
+        len(filled) == index.size == tokens and bool((places == np.arange(tokens)).all()),
         bias[:, None].to(cache.device),
     )
 

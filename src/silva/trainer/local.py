@@ -11,24 +11,19 @@ sampled, what an advantage is, and how a checkpoint becomes atomic.
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import copy
-import dataclasses
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
 from pathlib import Path
 from typing import ParamSpec, TypeVar
 
 import numpy as np
 import torch
-from peft.tuners.tuners_utils import BaseTunerLayer
 
 from silva.algorithms import losses
 from silva.config.sections import Trainer as TrainerSettings
-from silva.errors import CapabilityError, NonFiniteError, OutOfMemory, RecordError
+from silva.errors import CapabilityError, NonFiniteError
 from silva.models.loading import LoadedModel
-from silva.models.memory import is_out_of_memory
 from silva.models.trie import LEAST, NEVER
 from silva.ports import crash_point
 from silva.protocols import TrainerCapabilities
@@ -38,6 +33,9 @@ from silva.trainer.head import check_head, wide
 from silva.trainer.optimizer import adamw, gradient_norm, lr_at, norm_of, step
 from silva.trainer.plan import plan
 from silva.trainer.policy import Pack, pack, token_logprobs, trained
+from silva.trainer.problems import explained_memory, not_finite
+from silva.trainer.reference import Reference
+from silva.trainer.rows import flat, loss_inputs, needed
 from silva.trainer.state import Counters, State, load_state, save_state
 from silva.types import LossSpec, Sample, Signals
 
@@ -92,19 +90,14 @@ class LocalTrainer:
                 f"model {loaded.name}: no parameter requires a gradient, expected at least one"
             )
         check_head(loaded)
-        self._teacher = reference if isinstance(reference, LoadedModel) else None
-        copied = bool(reference) and self._teacher is None and not loaded.lora
-        self._reference = _frozen_copy(loaded) if copied else None
-        if self._teacher is not None:
-            check_teacher(loaded, self._teacher)
+        self._reference = Reference(loaded, reference)
         if settings.gradient_checkpointing:
             loaded.model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
         self._critic = Critic(loaded, settings.critic, total_updates=total_updates) if critic else None
         self._optimizer = adamw(list(self._parameters.values()), settings.optimizer)
         self._counters = Counters()
         self._bad_loss: list[str] = []  # trajectories whose loss was not finite since the last step
-        self._has_reference = loaded.lora or bool(reference)
-        needs = {"logprobs"} | ({"reference_logprobs"} if self._has_reference else set())
+        needs = {"logprobs"} | ({"reference_logprobs"} if self._reference.exists else set())
         needs |= {"values"} if critic else set()
         self.capabilities = TrainerCapabilities(needs=frozenset(needs), lora=True)
         torch.manual_seed(seed)
@@ -172,11 +165,7 @@ class LocalTrainer:
         Raises:
             CapabilityError: with LoRA, whose reference is the model below it, or another model.
         """
-        if self._reference is None:
-            raise CapabilityError(
-                "refresh_reference: got LoRA or another model as the reference, expected a copy of the policy"
-            )
-        await self._run(self._reference.model.load_state_dict, self.loaded.model.state_dict())
+        await self._run(self._reference.refresh)
 
     async def save(self, path: Path) -> None:
         """Write the trainer's state into the folder `path`, made if missing (see `trainer/state.py`)."""
@@ -216,10 +205,8 @@ class LocalTrainer:
         return Signals(logprobs=current, reference_logprobs=reference, values=values)
 
     def _reference_logprobs(self, samples: Sequence[Sample]) -> tuple[np.ndarray, ...]:
-        if (other := self._teacher or self._reference) is not None:
-            return self._logprobs(other, samples)
-        with _adapters_off(self.loaded.model):
-            return self._logprobs(self.loaded, samples)
+        with self._reference.model() as model:
+            return self._logprobs(model, samples)
 
     def _logprobs(self, loaded: LoadedModel, samples: Sequence[Sample]) -> tuple[np.ndarray, ...]:
         budget = self.settings.micro_batch_tokens
@@ -240,7 +227,7 @@ class LocalTrainer:
         used = [index for index, sample in enumerate(samples) if trained(sample).any()]
         for micro_batch in self._plan([samples[i] for i in used]):
             indices = [used[i] for i in micro_batch]
-            with self._explained_memory(f"scoring {_size([samples[i] for i in indices])}"):
+            with explained_memory(self.settings, f"scoring {_size([samples[i] for i in indices])}"):
                 batch = pack(self.loaded, [samples[i] for i in indices], least=self._least)
                 values = compute(batch).cpu().numpy()
             rows, places = batch.rows.cpu().numpy(), batch.places.cpu().numpy()
@@ -260,7 +247,7 @@ class LocalTrainer:
         try:
             for indices in self._plan(samples):
                 rows = [samples[i] for i in indices]
-                with self._explained_memory(f"training {_size(rows)}"):
+                with explained_memory(self.settings, f"training {_size(rows)}"):
                     batch = pack(self.loaded, rows, least=self._least)
                     if not (self._critic and self._critic.warming_up):
                         mine = [references[i] for i in indices] if references else None
@@ -288,26 +275,12 @@ class LocalTrainer:
     ) -> None:
         """Forward and backward of one micro-batch; adds to gradients and to `sums` over its tokens."""
         entropy_grad = bool(loss.params.get("entropy_coef", 0))
-        scored = any(s.old_logprobs is not None for s in samples)
         found = token_logprobs(
             self.loaded, batch, budget=self.settings.micro_batch_tokens, entropy_grad=entropy_grad
         )
-        inputs = losses.LossInputs(
-            logprobs=found.logprobs,
-            old_logprobs=_flat(samples, [_old_logprobs(s) for s in samples], found.logprobs),
-            sampler_logprobs=_flat(samples, [s.logprobs for s in samples], found.logprobs)
-            if scored
-            else None,
-            ages=_flat(samples, [self.version - s.versions for s in samples], found.logprobs)
-            if aged
-            else None,
-            advantages=_flat(samples, [_advantages(s, loss) for s in samples], found.logprobs),
-            rows=found.rows,
-            reference_logprobs=_flat(samples, references, found.logprobs) if references else None,
-            entropies=found.entropies,
-        )
+        inputs = loss_inputs(found, samples, references, loss, self.version, aged)
         per_token, metrics = losses.compute(loss, inputs)
-        total = (_flat(samples, [s.loss_weights for s in samples], found.logprobs) * per_token).sum()
+        total = (flat(samples, [s.loss_weights for s in samples], found.logprobs) * per_token).sum()
         if not torch.isfinite(total):
             self._bad_loss = self._bad_loss or [sample.trajectory for sample in samples[:4]]
         total.backward()  # also where it is not finite: the gradients say which parameter it reaches
@@ -319,13 +292,13 @@ class LocalTrainer:
         if self._critic is None:
             return
         like = torch.zeros((), dtype=wide(self.loaded.dtype), device=self.loaded.device)
-        returns, values = ([_needed(s, name) for s in samples] for name in ("returns", "values"))
+        returns, values = ([needed(s, name) for s in samples] for name in ("returns", "values"))
         metrics = self._critic.backward(
             batch,
             self.settings.micro_batch_tokens,
-            _flat(samples, returns, like),
-            _flat(samples, values, like),
-            _flat(samples, [s.loss_weights for s in samples], like),
+            flat(samples, returns, like),
+            flat(samples, values, like),
+            flat(samples, [s.loss_weights for s in samples], like),
         )
         for name, numbers in metrics.items():
             sums[name] += numbers.double().sum()
@@ -347,7 +320,7 @@ class LocalTrainer:
                 self._optimizer.zero_grad()
                 for part in parts:
                     mine = [references[i] for i in part] if references else None
-                    with self._explained_memory("checking the trie"):
+                    with explained_memory(self.settings, "checking the trie"):
                         rows = [samples[i] for i in part]
                         batch = pack(self.loaded, rows, least=self._least)
                         self._backward(batch, rows, mine, loss, defaultdict(float), False)
@@ -379,41 +352,27 @@ class LocalTrainer:
         crash_point("optim")
         finite = not self._bad_loss
         if finite:
-            with self._explained_memory("stepping the optimizer"):  # its first step allocates both moments
+            with explained_memory(
+                self.settings, "stepping the optimizer"
+            ):  # its first step allocates both moments
                 finite = step(self._optimizer, parameters, norm, lr, optimizer.max_grad_norm)
         of_critic = self._critic.step() if self._critic else {}
         counters.updates += 1
         counters.nonfinite = 0 if finite else counters.nonfinite + 1
-        problem = "" if finite else self._problem(update)
+        problem = (
+            ""
+            if finite
+            else not_finite(update, counters.nonfinite, self._bad_loss, self._parameters, self.settings)
+        )
         self._drop_gradients()
         if counters.nonfinite >= self.settings.max_nonfinite:
             raise NonFiniteError(problem)
         return {"grad_norm": norm, "lr": lr, "nonfinite": float(not finite), **of_critic}
 
-    def _problem(self, update: int) -> str:
-        bad = [
-            name
-            for name, p in self._parameters.items()
-            if p.grad is not None and not bool(torch.isfinite(p.grad).all())
-        ]
-        where = []
-        if self._bad_loss:
-            where.append(f"the loss of the micro-batch with trajectories {', '.join(self._bad_loss)}")
-        if bad:
-            where.append(f"the gradient of {len(bad)} of {len(self._parameters)} parameters, first {bad[0]}")
-        optimizer = self.settings.optimizer
-        return (
-            f"update {update}: loss or gradient was not finite for {self._counters.nonfinite} updates in a "
-            f"row (trainer.max_nonfinite = {self.settings.max_nonfinite}): "
-            f"{' and '.join(where) or 'the norm of finite gradients'}. "
-            f"Lower trainer.optimizer.lr (now {optimizer.lr:g}) or trainer.optimizer.max_grad_norm "
-            f'(now {optimizer.max_grad_norm}), or use model.dtype = "float32"'
-        )
-
     def _needed_reference(self, samples: list[Sample], loss: LossSpec) -> tuple[np.ndarray, ...] | None:
         if not loss.params.get("kl_coef", 0):
             return None
-        if not self._has_reference:
+        if not self._reference.exists:
             raise CapabilityError(
                 f"loss {loss.name} with kl_coef {loss.params['kl_coef']}: got a trainer without a reference "
                 "policy, expected LoRA or reference=True"
@@ -431,87 +390,9 @@ class LocalTrainer:
         self._bad_loss = []
 
     def _state(self) -> State:
-        reference = dict(self._reference.model.named_parameters()) if self._reference else None
-        critic = self._critic.state if self._critic else None
+        reference, critic = self._reference.parameters, self._critic.state if self._critic else None
         return State(self._parameters, self._optimizer, self._counters, self.loaded.device, reference, critic)
-
-    @contextlib.contextmanager
-    def _explained_memory(self, doing: str) -> Iterator[None]:
-        """Say which of the user's settings would have helped."""
-        try:
-            yield
-        except (MemoryError, RuntimeError) as error:
-            if not is_out_of_memory(error):
-                raise
-            on = self.settings.gradient_checkpointing
-            checkpointing = "" if on else "set trainer.gradient_checkpointing = true, "
-            raise OutOfMemory(
-                f"memory ran out while {doing}: lower trainer.micro_batch_tokens "
-                f"(now {self.settings.micro_batch_tokens}), {checkpointing}"
-                "lower rollout.limits.max_episode_tokens, or use [model.lora] or a smaller model. "
-                f"({str(error).splitlines()[0] if str(error) else type(error).__name__})"
-            ) from error
 
 
 def _size(samples: Sequence[Sample]) -> str:
     return f"{len(samples)} rows of up to {max(len(sample) for sample in samples)} tokens"
-
-
-def _flat(samples: Sequence[Sample], arrays: Sequence[np.ndarray], like: torch.Tensor) -> torch.Tensor:
-    """[T] per sample -> [N] over trained tokens, in the order of `policy.pack`."""
-    values = np.concatenate([array[trained(sample)] for sample, array in zip(samples, arrays, strict=True)])
-    return torch.from_numpy(values).to(like.device, like.dtype)
-
-
-def _advantages(sample: Sample, loss: LossSpec) -> np.ndarray:
-    if sample.advantages is not None:
-        return sample.advantages
-    if loss.name != "cross_entropy":
-        raise RecordError(
-            f"advantages of the sample of {sample.trajectory}, which loss {loss.name} reads: "
-            "got None, expected [T]"
-        )
-    return np.zeros(len(sample), dtype=np.float32)
-
-
-def _old_logprobs(sample: Sample) -> np.ndarray:
-    return sample.logprobs if sample.old_logprobs is None else sample.old_logprobs
-
-
-def _needed(sample: Sample, name: str) -> np.ndarray:
-    array = getattr(sample, name)
-    if array is None:
-        raise RecordError(
-            f"{name} of the sample of {sample.trajectory}, which the critic learns from: got None, "
-            "expected [T]"
-        )
-    return array
-
-
-def check_teacher(policy: LoadedModel, teacher: LoadedModel) -> None:
-    """Refuse a reference that does not read the policy's tokens.
-
-    Raises:
-        CapabilityError: their vocabularies differ.
-    """
-    if policy.tokenizer.get_vocab() != teacher.tokenizer.get_vocab():
-        raise CapabilityError(
-            f"algorithm.reference: {teacher.name} has another vocabulary than {policy.name}"
-        )
-
-
-def _frozen_copy(loaded: LoadedModel) -> LoadedModel:
-    model = copy.deepcopy(loaded.model).eval().requires_grad_(False)
-    return dataclasses.replace(loaded, model=model)
-
-
-@contextlib.contextmanager
-def _adapters_off(model: torch.nn.Module) -> Iterator[None]:
-    layers = [module for module in model.modules() if isinstance(module, BaseTunerLayer)]
-    for layer in layers:
-        layer.enable_adapters(False)
-    try:
-        yield
-    finally:
-        for layer in layers:
-            layer.enable_adapters(True)

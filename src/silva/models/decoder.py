@@ -1,0 +1,115 @@
+"""The forward pass of one packed step in sampling, in few operations for families built like Llama.
+
+A layer of transformers takes some seventy torch operations, which for a few tokens last as long as the
+products between them. Here it takes thirty: projections of one input are one product (packed_linear.py),
+residuals are added in place, the rotation of queries and keys is one. The numbers are those of transformers
+up to rounding, and the bits of a token depend on its own history alone (kv_cache.py).
+"""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import torch
+import torch.nn.functional as F
+from transformers import PreTrainedModel
+
+from silva.models.activation import SERIAL
+from silva.models.kv_cache import PackedStep
+from silva.models.packed_linear import JoinedLinear
+
+FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
+
+
+class Decoder(Protocol):
+    joined: tuple[JoinedLinear, ...]
+    """Layers that it calls together."""
+
+    def __call__(self, tokens_N: torch.Tensor, step: PackedStep) -> torch.Tensor:
+        """[N] int64 -> [N, D], the last hidden states; keys and values go into the cache of `step`."""
+
+
+def decoder_of(model: PreTrainedModel) -> Decoder:
+    config: Any = model.config
+    if config.model_type in FAMILIES and config.hidden_act == "silu":
+        return LlamaDecoder(model)
+    return AnyDecoder(model)
+
+
+class AnyDecoder:
+    """Through transformers, whose attention hands `packed` on (attention.py)."""
+
+    joined: tuple[JoinedLinear, ...] = ()
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        self._decoder = model.get_decoder()
+
+    def __call__(self, tokens_N: torch.Tensor, step: PackedStep) -> torch.Tensor:
+        output = self._decoder(
+            input_ids=tokens_N[None], position_ids=step.positions[None], use_cache=False, packed=step
+        )
+        return output.last_hidden_state[0]
+
+
+class LlamaDecoder:
+    """RMSNorm, rotated grouped-query attention, RMSNorm, SiLU-gated MLP; queries and keys may have norms."""
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        self._decoder: Any = model.get_decoder()
+        self._layers = [_Layer(layer) for layer in self._decoder.layers]
+        self.joined = tuple(linear for layer in self._layers for linear in (layer.qkv, layer.gate_up))
+
+    def __call__(self, tokens_N: torch.Tensor, step: PackedStep) -> torch.Tensor:
+        x = self._decoder.embed_tokens(tokens_N)
+        cos, sin = (part[0, :, None] for part in self._decoder.rotary_emb(x[None], step.positions[None]))
+        half = sin.shape[-1] // 2
+        sin = torch.cat((-sin[..., :half], sin[..., half:]), -1)
+        for layer in self._layers:
+            layer(x, cos, sin, step)
+        return _norm(x, self._decoder.norm)
+
+
+class _Layer:
+    def __init__(self, layer: Any) -> None:
+        attention, mlp = layer.self_attn, layer.mlp
+        self.norms = layer.input_layernorm, layer.post_attention_layernorm
+        self.qkv = JoinedLinear(attention.q_proj, attention.k_proj, attention.v_proj)
+        self.head_norms = (attention.q_norm, attention.k_norm) if hasattr(attention, "q_norm") else None
+        self.index, self.scaling = attention.layer_idx, attention.scaling
+        self.out = attention.o_proj
+        self.gate_up = JoinedLinear(mlp.gate_proj, mlp.up_proj)
+        self.down = mlp.down_proj
+
+    def __call__(self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, step: PackedStep) -> None:
+        """Adds to x [N, D]; cos and (with the sign of the rotation) sin: [N, 1, d]."""
+        cache = step.cache
+        split = cache.heads, cache.kv_heads
+        heads = self.qkv(_norm(x, self.norms[0])).view(len(x), -1, cache.head_dim)
+        qk, value = heads.split((sum(split), cache.kv_heads), 1)
+        if self.head_norms:
+            qk = torch.cat(
+                [_norm(part, n) for part, n in zip(qk.split(split, 1), self.head_norms, strict=True)], 1
+            )
+        left, right = qk.chunk(2, -1)
+        query, key = torch.cat((right, left), -1).mul_(sin).add_(qk * cos).split(split, 1)
+        x += self.out(step.attend_rows(self.index, query, key, value, self.scaling).flatten(1))
+        gate, up = self.gate_up(_norm(x, self.norms[1])).chunk(2, -1)
+        x += self.down(_silu_(gate) * up)
+
+
+def _norm(x: torch.Tensor, norm: Any) -> torch.Tensor:
+    """RMSNorm over the last dimension, in float32 or wider."""
+    wide = x if x.dtype in (torch.float32, torch.float64) else x.float()
+    squares = torch.linalg.vector_norm(wide, dim=-1, keepdim=True).square_()
+    scale = squares.div_(x.shape[-1]).add_(norm.variance_epsilon).rsqrt_()
+    return (wide * scale).to(x.dtype).mul_(norm.weight)
+
+
+def _silu_(x: torch.Tensor) -> torch.Tensor:
+    """In place, [N, width]. On CPU whole rows at a time, too few for torch to share among threads: an element
+    at the end of a share would get other bits (activation.py)."""
+    if x.device.type != "cpu":
+        return F.silu(x, inplace=True)
+    for rows in x.split(max(1, (SERIAL - 1) // x.shape[1])):
+        F.silu(rows, inplace=True)
+    return x

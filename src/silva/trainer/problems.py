@@ -1,0 +1,59 @@
+"""What can end an update, in words that name the settings which would have helped."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
+
+import torch
+
+from silva.config.sections import Trainer as TrainerSettings
+from silva.errors import OutOfMemory
+from silva.models.memory import is_out_of_memory
+
+
+@contextlib.contextmanager
+def explained_memory(settings: TrainerSettings, doing: str) -> Iterator[None]:
+    """Raises OutOfMemory in place of what torch raises."""
+    try:
+        yield
+    except (MemoryError, RuntimeError) as error:
+        if not is_out_of_memory(error):
+            raise
+        checkpointing = (
+            "" if settings.gradient_checkpointing else "set trainer.gradient_checkpointing = true, "
+        )
+        raise OutOfMemory(
+            f"memory ran out while {doing}: lower trainer.micro_batch_tokens "
+            f"(now {settings.micro_batch_tokens}), {checkpointing}"
+            "lower rollout.limits.max_episode_tokens, or use [model.lora] or a smaller model. "
+            f"({str(error).splitlines()[0] if str(error) else type(error).__name__})"
+        ) from error
+
+
+def not_finite(
+    update: int,
+    in_a_row: int,
+    trajectories: Sequence[str],
+    parameters: Mapping[str, torch.nn.Parameter],
+    settings: TrainerSettings,
+) -> str:
+    """`trajectories`: of a micro-batch whose loss was not finite. The gradients are still there."""
+    bad = [
+        name
+        for name, p in parameters.items()
+        if p.grad is not None and not bool(torch.isfinite(p.grad).all())
+    ]
+    where = []
+    if trajectories:
+        where.append(f"the loss of the micro-batch with trajectories {', '.join(trajectories)}")
+    if bad:
+        where.append(f"the gradient of {len(bad)} of {len(parameters)} parameters, first {bad[0]}")
+    optimizer = settings.optimizer
+    return (
+        f"update {update}: loss or gradient was not finite for {in_a_row} updates in a "
+        f"row (trainer.max_nonfinite = {settings.max_nonfinite}): "
+        f"{' and '.join(where) or 'the norm of finite gradients'}. "
+        f"Lower trainer.optimizer.lr (now {optimizer.lr:g}) or trainer.optimizer.max_grad_norm "
+        f'(now {optimizer.max_grad_norm}), or use model.dtype = "float32"'
+    )
