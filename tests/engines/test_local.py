@@ -433,7 +433,7 @@ def test_weights_that_are_not_numbers_are_an_error(make_engine: Make) -> None:
         answer(make_engine(loaded), prompt(5))
     with pytest.raises(EngineError, match="logprobs failed: TypeError"):
         engine = make_engine(loaded)
-        engine._decoder = None
+        engine._head = None
         asyncio.run(engine.logprobs(prompt(5), 2))
 
 

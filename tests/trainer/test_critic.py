@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import copy
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
@@ -127,6 +128,28 @@ def test_the_gradient_of_the_value_loss_is_its_slope() -> None:
     old, returns, moved = torch.randn(3, 50, dtype=torch.float64, generator=generator)
     values = (old + moved).requires_grad_()
     torch.autograd.gradcheck(lambda v: value_loss(v, old, returns, clip=CLIP)[0], (values,))
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_its_own_trunk_is_in_train_mode_for_the_gradient_alone(
+    monkeypatch: pytest.MonkeyPatch, models: dict[str, LoadedModel], fails: bool
+) -> None:
+    """So that dropout and gradient checkpointing reach it, and values stay what they are."""
+    critic, modes = Critic(models["lora"], CriticSettings(), total_updates=1), []
+
+    def through(trunk: LoadedModel, *_: object) -> tuple[torch.Tensor]:
+        modes.append(trunk.model.training)
+        if fails and len(modes) == 2:
+            raise MemoryError
+        return (torch.zeros(2, requires_grad=True),)
+
+    monkeypatch.setattr("silva.trainer.critic.through", through)
+    batch: Any = None
+    critic.values(batch, 9)
+    with pytest.raises(MemoryError) if fails else contextlib.nullcontext():
+        critic.backward(batch, 9, torch.ones(2), torch.zeros(2), torch.ones(2))
+    critic.values(batch, 9)
+    assert modes == [False, True, False] and not models["lora"].model.training
 
 
 # On the trie.

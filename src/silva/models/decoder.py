@@ -30,6 +30,7 @@ class Decoder(Protocol):
 
 
 def decoder_of(model: PreTrainedModel) -> Decoder:
+    """The short way for families that have one, transformers for all others."""
     config: Any = model.config
     if config.model_type in FAMILIES and config.hidden_act == "silu":
         return LlamaDecoder(model)

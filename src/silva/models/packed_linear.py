@@ -38,6 +38,8 @@ class JoinedLinear:
         if self.packed is None or not torch.is_inference_mode_enabled() or self._changed():
             made = [plain(x) for plain in self._plain]
             return made[0] if len(made) == 1 else torch.cat(made, -1)
+        if x.ndim == 2:
+            return _product(x, self.packed, self._shape, self._bias)
         flat = x.reshape(-1, x.shape[-1])
         return _product(flat, self.packed, self._shape, self._bias).view(*x.shape[:-1], -1)
 

@@ -51,7 +51,7 @@ class Critic:
 
     def __init__(self, policy: LoadedModel, settings: CriticSettings, *, total_updates: int) -> None:
         self.settings, self._total_updates = settings, total_updates
-        own = settings.trunk == "own"
+        self._own = own = settings.trunk == "own"
         self._trunk = dataclasses.replace(policy, model=copy.deepcopy(policy.model)) if own else policy
         width = policy.model.config.get_text_config().hidden_size
         self._head = ValueHead(width, policy.dtype, policy.device, frozen=not own)
@@ -85,9 +85,15 @@ class Critic:
         weights: torch.Tensor,
     ) -> dict[str, torch.Tensor]:
         """Add the gradient of sum(weights * value loss); metrics [N]. All arguments [N]."""
-        (values,) = through(self._trunk, batch, self._head, budget)
-        loss, metrics = value_loss(values, old_values, returns, clip=self.settings.clip)
-        (weights * loss).sum().backward()
+        if self._own:  # else the trainer has set it
+            self._trunk.model.train()
+        try:
+            (values,) = through(self._trunk, batch, self._head, budget)
+            loss, metrics = value_loss(values, old_values, returns, clip=self.settings.clip)
+            (weights * loss).sum().backward()
+        finally:
+            if self._own:
+                self._trunk.model.eval()
         return metrics
 
     def step(self) -> dict[str, float]:
