@@ -100,7 +100,8 @@ def inverse_cdf(
 
 def _blocks(x: torch.Tensor) -> torch.Tensor:
     """[B, V] -> [B, ceil(V / BLOCK), BLOCK], filled up with zeros."""
-    return F.pad(x, (0, -x.shape[1] % BLOCK)).unflatten(1, (-1, BLOCK))
+    missing = -x.shape[1] % BLOCK
+    return (F.pad(x, (0, missing)) if missing else x).unflatten(1, (-1, BLOCK))
 
 
 def _sum(x: torch.Tensor) -> torch.Tensor:

@@ -58,7 +58,7 @@ class LlamaDecoder:
     def __init__(self, model: PreTrainedModel) -> None:
         self._decoder: Any = model.get_decoder()
         self._layers = [_Layer(layer) for layer in self._decoder.layers]
-        self.joined = tuple(linear for layer in self._layers for linear in (layer.qkv, layer.gate_up))
+        self.joined = tuple(linear for layer in self._layers for linear in layer.linears)
 
     def __call__(self, tokens_N: torch.Tensor, step: PackedStep) -> torch.Tensor:
         x = self._decoder.embed_tokens(tokens_N)
@@ -77,22 +77,22 @@ class _Layer:
         self.qkv = JoinedLinear(attention.q_proj, attention.k_proj, attention.v_proj)
         self.head_norms = (attention.q_norm, attention.k_norm) if hasattr(attention, "q_norm") else None
         self.index, self.scaling = attention.layer_idx, attention.scaling
-        self.out = attention.o_proj
+        self.out = JoinedLinear(attention.o_proj)
         self.gate_up = JoinedLinear(mlp.gate_proj, mlp.up_proj)
-        self.down = mlp.down_proj
+        self.down = JoinedLinear(mlp.down_proj)
+        self.linears = self.qkv, self.out, self.gate_up, self.down
 
     def __call__(self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, step: PackedStep) -> None:
         """Adds to x [N, D]; cos and (with the sign of the rotation) sin: [N, 1, d]."""
-        cache = step.cache
-        split = cache.heads, cache.kv_heads
-        heads = self.qkv(_norm(x, self.norms[0])).view(len(x), -1, cache.head_dim)
-        qk, value = heads.split((sum(split), cache.kv_heads), 1)
+        tokens, (heads, kv_heads) = x.shape[0], (step.cache.heads, step.cache.kv_heads)
+        qkv = self.qkv(_norm(x, self.norms[0])).view(tokens, -1, step.cache.head_dim)
+        qk, value = qkv.split_with_sizes((heads + kv_heads, kv_heads), 1)
         if self.head_norms:
-            qk = torch.cat(
-                [_norm(part, n) for part, n in zip(qk.split(split, 1), self.head_norms, strict=True)], 1
-            )
+            query, key = qk.split_with_sizes((heads, kv_heads), 1)
+            qk = torch.cat((_norm(query, self.head_norms[0]), _norm(key, self.head_norms[1])), 1)
         left, right = qk.chunk(2, -1)
-        query, key = torch.cat((right, left), -1).mul_(sin).add_(qk * cos).split(split, 1)
+        rotated = torch.cat((right, left), -1).mul_(sin).add_(qk * cos)
+        query, key = rotated.split_with_sizes((heads, kv_heads), 1)
         x += self.out(step.attend_rows(self.index, query, key, value, self.scaling).flatten(1))
         gate, up = self.gate_up(_norm(x, self.norms[1])).chunk(2, -1)
         x += self.down(_silu_(gate) * up)
@@ -109,7 +109,7 @@ def _norm(x: torch.Tensor, norm: Any) -> torch.Tensor:
 def _silu_(x: torch.Tensor) -> torch.Tensor:
     """In place, [N, width]. On CPU whole rows at a time, too few for torch to share among threads: an element
     at the end of a share would get other bits (activation.py)."""
-    if x.device.type != "cpu":
+    if x.device.type != "cpu" or x.numel() < SERIAL:
         return F.silu(x, inplace=True)
     for rows in x.split(max(1, (SERIAL - 1) // x.shape[1])):
         F.silu(rows, inplace=True)

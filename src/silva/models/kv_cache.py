@@ -286,11 +286,11 @@ def blocked_attention(
 
 def _product(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     """[B, kv, Q, n] @ [B, kv, n, m], or @ [kv, n, m] of all the batch: [B, kv, Q, m]."""
-    if y.ndim == 4:
-        return torch.matmul(x, y)
     rows, kv, count, n = x.shape
+    if y.ndim == 4:
+        return torch.bmm(x.flatten(0, 1), y.flatten(0, 1)).view(rows, kv, count, -1)
     folded = x.transpose(0, 1).reshape(kv, rows * count, n)
-    return torch.matmul(folded, y).view(kv, rows, count, -1).transpose(0, 1)
+    return torch.bmm(folded, y).view(kv, rows, count, -1).transpose(0, 1)
 
 
 @dataclass(frozen=True)
