@@ -112,7 +112,7 @@ def test_packed_weights_leave_the_bits(config: Any) -> None:
     packed = PackedLinears(model, decoder.joined)
     packed.refresh()
     held = sum(linear.packed is not None for linear in decoder.joined)
-    assert held == 4 or packed.nbytes == 0  # a machine whose products differ packs nothing
+    assert held == len(decoder.joined) or packed.nbytes == 0  # a machine whose products differ packs nothing
     assert all(map(torch.equal, run(model, decoder), plain))
 
 
