@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 import torch
 import torch.nn.functional as F
@@ -16,6 +17,10 @@ import torch.nn.functional as F
 from silva.types import SamplingParams
 
 BLOCK = 256
+AT_ONCE = 2**20  # logits on CPU: more leave the processor's cache between one pass over them and the next
+
+
+_Lists = tuple[list[int], list[float], list[float], list[float]]
 
 
 @dataclass(frozen=True)
@@ -36,6 +41,15 @@ def draw(logits: torch.Tensor, params: Sequence[SamplingParams], uniforms: torch
         params: temperature, top-k, top-p and min-p of each row (applied in that order).
         uniforms: [B] float64 in [0, 1).
     """
+    count = max(1, AT_ONCE // logits.shape[1]) if logits.device.type == "cpu" else len(params)
+    parts = [
+        _draw(logits[i : i + count], params[i : i + count], uniforms[i : i + count])
+        for i in range(0, len(params), count)
+    ]
+    return Drawn(*(list(chain.from_iterable(lists)) for lists in zip(*parts, strict=True)))
+
+
+def _draw(logits: torch.Tensor, params: Sequence[SamplingParams], uniforms: torch.Tensor) -> _Lists:
     temperatures = torch.tensor([p.temperature for p in params], dtype=logits.dtype, device=logits.device)
     greedy = temperatures == 0
     untempered = bool((temperatures == 1).all())
@@ -61,12 +75,8 @@ def draw(logits: torch.Tensor, params: Sequence[SamplingParams], uniforms: torch
     # E[-log p] = normaliser - E[scaled]; entries of probability 0 must not give 0 * inf.
     means = _sum(weights.mul_(scaled.clamp_min(torch.finfo(scaled.dtype).min))) / sums.sum(1)
     entropies = torch.where(greedy, 0, normaliser - means).clamp_min_(0)
-    return Drawn(
-        tokens.tolist(),
-        logprobs.tolist(),
-        (logits[rows, tokens] - raw_normaliser).tolist(),
-        entropies.tolist(),
-    )
+    raw_logprobs = logits[rows, tokens] - raw_normaliser
+    return tokens.tolist(), logprobs.tolist(), raw_logprobs.tolist(), entropies.tolist()
 
 
 def inverse_cdf(
