@@ -109,10 +109,10 @@ def test_packed_weights_leave_the_bits(config: Any) -> None:
     model = make(type(config)(**sizes))
     plain = run(model)
     decoder = decoder_of(model)
-    packed = PackedLinears(model, decoder.joined)
+    packed = PackedLinears(model, decoder.linears)
     packed.refresh()
-    held = sum(linear.packed is not None for linear in decoder.joined)
-    assert held == len(decoder.joined) or packed.nbytes == 0  # a machine whose products differ packs nothing
+    held = sum(linear.packed is not None for linear in decoder.linears)
+    assert held == len(decoder.linears) or packed.nbytes == 0  # a machine whose products differ packs nothing
     assert all(map(torch.equal, run(model, decoder), plain))
 
 

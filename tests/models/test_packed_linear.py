@@ -6,6 +6,7 @@ import copy
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 from silva.models import packed_linear
@@ -34,7 +35,7 @@ def test_the_bits_of_the_plain_product(bias: bool, rows: int) -> None:
 
 
 def test_a_changed_weight_takes_the_plain_way_until_it_is_packed_again() -> None:
-    model, packed = make()
+    model, packed = make(bias=True)
     packed.refresh()
     x = torch.randn(3, 576)
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
@@ -47,6 +48,11 @@ def test_a_changed_weight_takes_the_plain_way_until_it_is_packed_again() -> None
             torch.testing.assert_close(model(x), expected)
         packed.refresh()
     with torch.no_grad():
+        model[0].bias.fill_(7)  # the bias alone
+    with torch.inference_mode():
+        torch.testing.assert_close(model[0](x), F.linear(x, model[0].weight, torch.full((192,), 7.0)))
+    with torch.no_grad():
+        model[0].bias.zero_()
         model[0].weight.copy_(torch.zeros(192, 576))
     with torch.inference_mode():
         assert torch.equal(model[0](x), torch.zeros(3, 192))

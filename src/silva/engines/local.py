@@ -103,7 +103,7 @@ class LocalEngine:
             device=loaded.device,
         )
         self._decoder = decoder_of(loaded.model)
-        self._packed = PackedLinears(loaded.model, self._decoder.joined) if settings.pack_weights else None
+        self._packed = PackedLinears(loaded.model, self._decoder.linears) if settings.pack_weights else None
         self._pack = self._packed is not None  # before the next step
         self._known = 0  # tokens computed before the weights changed last
         self._waiting: deque[_Request] = deque()

@@ -18,8 +18,6 @@ from silva.types import SamplingParams
 
 BLOCK = 256
 AT_ONCE = 2**20  # logits on CPU: more leave the processor's cache between one pass over them and the next
-
-
 _Lists = tuple[list[int], list[float], list[float], list[float]]
 
 

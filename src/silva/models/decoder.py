@@ -22,8 +22,8 @@ FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
 
 
 class Decoder(Protocol):
-    joined: tuple[JoinedLinear, ...]
-    """Layers that it calls together."""
+    linears: tuple[JoinedLinear, ...]
+    """The linear layers that it does not call as modules; those of one input are one."""
 
     def __call__(self, tokens_N: torch.Tensor, step: PackedStep) -> torch.Tensor:
         """[N] int64 -> [N, D], the last hidden states; keys and values go into the cache of `step`."""
@@ -40,7 +40,7 @@ def decoder_of(model: PreTrainedModel) -> Decoder:
 class AnyDecoder:
     """Through transformers, whose attention hands `packed` on (attention.py)."""
 
-    joined: tuple[JoinedLinear, ...] = ()
+    linears: tuple[JoinedLinear, ...] = ()
 
     def __init__(self, model: PreTrainedModel) -> None:
         self._decoder = model.get_decoder()
@@ -58,7 +58,7 @@ class LlamaDecoder:
     def __init__(self, model: PreTrainedModel) -> None:
         self._decoder: Any = model.get_decoder()
         self._layers = [_Layer(layer) for layer in self._decoder.layers]
-        self.joined = tuple(linear for layer in self._layers for linear in layer.linears)
+        self.linears = tuple(linear for layer in self._layers for linear in layer.linears)
 
     def __call__(self, tokens_N: torch.Tensor, step: PackedStep) -> torch.Tensor:
         x = self._decoder.embed_tokens(tokens_N)

@@ -27,9 +27,7 @@ class JoinedLinear:
         self.layers = layers
         self._plain: list[Callable[[torch.Tensor], torch.Tensor]] = [layer.forward for layer in layers]
         self.packed: torch.Tensor | None = None
-        self._versions: list[
-            int
-        ] = []  # torch counts the changes of a tensor; biases change with their weights
+        self._versions: list[int] = []  # torch counts the changes of a tensor
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "packed": None}  # a copy of the model packs anew: MKL's cannot be copied
@@ -58,19 +56,20 @@ class JoinedLinear:
         return self._versions != self._counts()
 
     def _counts(self) -> list[int]:
-        return [layer.weight._version for layer in self.layers]  # type: ignore[union-attr,misc]
+        linears: Any = self.layers
+        return [p._version for linear in linears for p in (linear.weight, linear.bias) if p is not None]
 
 
 class PackedLinears:
     """The large linear layers of a model in float32 on CPU. `refresh` makes the copies, `drop` frees them.
 
     Args:
-        joined: layers that are called together, by whoever calls these.
+        called: layers of the model that are called as these and not as modules.
     """
 
-    def __init__(self, model: nn.Module, joined: Sequence[JoinedLinear] = ()) -> None:
+    def __init__(self, model: nn.Module, called: Sequence[JoinedLinear] = ()) -> None:
         self._exact: dict[Any, bool] = {}
-        self._all = [group for group in joined if self._packable(group.layers)]
+        self._all = [group for group in called if self._packable(group.layers)]
         taken = {layer for group in self._all for layer in group.layers}
         for module in model.modules():
             if module not in taken and self._packable([module]):

@@ -352,18 +352,15 @@ class LocalTrainer:
         crash_point("optim")
         finite = not self._bad_loss
         if finite:
-            with explained_memory(
-                self.settings, "stepping the optimizer"
-            ):  # its first step allocates both moments
+            # The first step allocates both moments.
+            with explained_memory(self.settings, "stepping the optimizer"):
                 finite = step(self._optimizer, parameters, norm, lr, optimizer.max_grad_norm)
         of_critic = self._critic.step() if self._critic else {}
         counters.updates += 1
         counters.nonfinite = 0 if finite else counters.nonfinite + 1
-        problem = (
-            ""
-            if finite
-            else not_finite(update, counters.nonfinite, self._bad_loss, self._parameters, self.settings)
-        )
+        problem = ""
+        if not finite:
+            problem = not_finite(update, counters.nonfinite, self._bad_loss, self._parameters, self.settings)
         self._drop_gradients()
         if counters.nonfinite >= self.settings.max_nonfinite:
             raise NonFiniteError(problem)
