@@ -10,7 +10,6 @@ FLOPs, which know that the head and the attention of answers to prompts are not 
 
 from __future__ import annotations
 
-import ctypes
 import gc
 import statistics
 import sys
@@ -26,6 +25,7 @@ from forests import drawn, flops, group, turn_tree
 
 from silva.config.sections import Lora, PretrainedModel, TinyModel
 from silva.models.loading import LoadedModel, load_model
+from silva.models.memory import give_freed_memory_back
 from silva.models.trie import LEAST, NEVER
 from silva.trainer.head import Head
 from silva.trainer.policy import pack, token_logprobs
@@ -235,7 +235,7 @@ def peak(step: Step) -> int:
         return 0
     step()  # gradients are there from now on
     gc.collect()
-    ctypes.CDLL(None).malloc_trim(0)  # else memory freed before would be counted as there already
+    give_freed_memory_back()  # else it would be counted as there already
     clear.write_text("5")  # the high-water mark starts anew
     before = _status(status, "VmRSS")
     step()

@@ -20,7 +20,7 @@ def drawn(rng: np.random.Generator, loaded: LoadedModel) -> Callable[[int], Toke
 def group(tokens: Callable[[int], Tokens], prompt: int, count: int, answer: int) -> list[Sample]:
     """`count` answers to one prompt."""
     shared = tokens(prompt)
-    return [_row(np.concatenate([shared, tokens(answer)]), [(prompt, prompt + answer)]) for _ in range(count)]
+    return [row(np.concatenate([shared, tokens(answer)]), [(prompt, prompt + answer)]) for _ in range(count)]
 
 
 def turn_tree(
@@ -34,9 +34,9 @@ def turn_tree(
     def grow(history: Tokens, spans: list[tuple[int, int]], turn: int) -> None:
         here = np.concatenate([history, tokens(length)])
         answer = (len(here) - length // 2, len(here))
-        turns.append(_row(here, [answer]))
+        turns.append(row(here, [answer]))
         if turn == count:
-            leaves.append(_row(here, [*spans, answer]))
+            leaves.append(row(here, [*spans, answer]))
             return
         for _ in range(width if turn + 1 in forks else 1):
             grow(here, [*spans, answer], turn + 1)
@@ -45,7 +45,7 @@ def turn_tree(
     return leaves, turns
 
 
-def _row(tokens: Tokens, spans: Sequence[tuple[int, int]]) -> Sample:
+def row(tokens: Tokens, spans: Sequence[tuple[int, int]]) -> Sample:
     """Trained where the spans are."""
     weights = np.zeros(len(tokens))
     for start, stop in spans:

@@ -14,62 +14,31 @@ peers/verifiers_loop.py.
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import gc
 import json
 import os
-import selectors
 import signal
 import statistics
 import subprocess
 import sys
-import threading
 import time
-from collections import Counter, deque
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
-import numpy as np
 import torch
 from common import Row, machine, parser, results, write
-from transformers import AutoTokenizer
+from orchestrator_lag import lag
+from orchestrator_play import LIMITS, Case, Played, cases, frozen_start, play, repeated_tasks
 
-from silva.config.sections import Limits
-from silva.engines.scripted import ScriptedEngine
-from silva.environments.calculator import Calculator
-from silva.environments.frozen_lake import FrozenLake
-from silva.ledger import token_digest
 from silva.models.loading import PACKAGED, resolve
-from silva.models.tiny import tiny_tokenizer
 from silva.rendering.renderer import Renderer
-from silva.rollouts.linear import Linear
 from silva.rollouts.samples import to_samples
-from silva.rollouts.settings import LinearRollout
-from silva.types import Completion, Group, SamplingParams, Task
 
 HERE = Path(__file__).parent
-GROUP = 8  # episodes of one task
-LIMITS = Limits()
-LIVE = 512  # episodes while lag is measured
-LATENCY = (0.2, 0.6)  # seconds an answer takes meanwhile
-TICK = 0.002
 PEER_LIVE = 100
-
-MOVES = tuple(
-    f"<think>Next: {move}.</think><answer>{move}</answer>" for move in ("Left", "Down", "Right", "Up")
-)
-CALLS = (
-    *(
-        f'<tool_call>\n{{"name": "calculator", "arguments": {{"expression": "{sum}"}}}}\n</tool_call>'
-        for sum in ("12 + 7", "98 - 45", "(3 + 4) * 5")
-    ),
-    "The answer is 19.",
-)
-
 PARTS = {
     "/silva/rendering/": "rendering and tokens",
     "/transformers/": "rendering and tokens",
@@ -84,38 +53,6 @@ PARTS = {
     "/asyncio/": "asyncio",
 }
 COLLECTION = "garbage collection"
-
-
-@dataclass(frozen=True)
-class Case:
-    """A world with the replies its players draw from."""
-
-    name: str
-    settings: Any
-    replies: Sequence[str]
-    tokenizer: Any
-
-
-@dataclass(frozen=True)
-class Played:
-    groups: Sequence[Group]
-    seconds: float  # of CPU
-
-    @property
-    def turns(self) -> int:
-        return sum(len(t.turns) for group in self.groups for t in group.trajectories)
-
-    @property
-    def digest(self) -> str:
-        """Of every token and reward, whatever order the episodes ended in."""
-        trajectories = sorted((t for group in self.groups for t in group.trajectories), key=lambda t: t.id)
-        tokens = token_digest(s.tokens for t in trajectories for turn in t.turns for s in turn.segments)
-        return f"{tokens} {[t.raw_reward for t in trajectories]}"
-
-    @property
-    def cost(self) -> float:
-        """Microseconds a turn."""
-        return self.seconds / self.turns * 1e6
 
 
 def main() -> int:
@@ -145,26 +82,8 @@ def main() -> int:
     return 0
 
 
-def cases(quick: bool) -> list[Case]:
-    tokenizers: dict[str, Any] = {"bytes": tiny_tokenizer()}
-    if not quick:
-        tokenizers["SmolLM2"] = AutoTokenizer.from_pretrained(resolve(PACKAGED))
-    worlds: dict[str, tuple[Any, Sequence[str]]] = {
-        "frozen_lake": (FrozenLake(train_size=1 << 20), MOVES),
-        "calculator": (Calculator(train_size=1 << 20), CALLS),
-    }
-    return [
-        Case(f"{world}, {name}", settings, replies, tokenizer)
-        for name, tokenizer in tokenizers.items()
-        for world, (settings, replies) in worlds.items()
-    ]
-
-
-# --- cost
-
-
 def measure(case: Case, episodes: int, repeats: int) -> list[Row]:
-    tasks, drawing = _tasks(case, episodes)
+    tasks, drawing = repeated_tasks(case, episodes)
     few, many = min(100, episodes // 10), episodes
     rows = _sizes(case, play(case, tasks[: episodes // 10], few))
     rows.append(Row(case.name, "cost of drawing a task", drawing, "µs"))
@@ -176,7 +95,7 @@ def measure(case: Case, episodes: int, repeats: int) -> list[Row]:
             found.append(played.cost)
             digests.add(played.digest)
             del played
-        with _frozen():
+        with frozen_start():
             frozen.append(play(case, tasks, many).cost)
     if len(digests) > 1:  # a tool ran into its limit of time, on a machine that was very busy
         print(f"{case.name}: the episodes were not the same every time", file=sys.stderr)
@@ -213,53 +132,6 @@ def _sizes(case: Case, played: Played) -> list[Row]:
 
 def _ratio(above: Sequence[float], below: Sequence[float]) -> float:
     return statistics.median(a / b for a, b in zip(above, below, strict=True))
-
-
-def play(case: Case, tasks: Sequence[Task], live: int, profile: Profile | None = None) -> Played:
-    """Play one episode of every task, `live` of them at a time, with nothing in any cache."""
-    renderer, groups = Renderer(case.tokenizer), []
-    engine = ScriptedEngine(_replies(case, renderer))
-    gc.collect()
-    began = time.process_time()
-    with profile or contextlib.nullcontext():
-        asyncio.run(_play(case, renderer, tasks, live, engine, groups))
-    return Played(groups, time.process_time() - began)
-
-
-async def _play(
-    case: Case,
-    renderer: Renderer,
-    tasks: Sequence[Task],
-    live: int,
-    engine: ScriptedEngine,
-    groups: list[Group],
-) -> None:
-    engine.requests = deque(maxlen=0)  # type: ignore[assignment]  # its log would be most of the memory
-    taskset = case.settings.taskset()
-    strategy = Linear(LinearRollout(group_size=1, limits=LIMITS), renderer, seed=0)
-    waiting = iter(enumerate(tasks))
-
-    async def work() -> None:
-        for number, task in waiting:
-            async for group in strategy.run(task, taskset, engine, key=f"s0g{number}"):
-                groups.append(group)
-
-    await asyncio.gather(*(work() for _ in range(live)))
-
-
-def _tasks(case: Case, episodes: int) -> tuple[list[Task], float]:
-    """GROUP times each task, and microseconds to draw one."""
-    drawn = case.settings.taskset().tasks("train")
-    count = -(-episodes // GROUP)
-    began = time.process_time()
-    tasks = drawn[:count]
-    cost = (time.process_time() - began) / count * 1e6
-    return [task for task in tasks for _ in range(GROUP)][:episodes], cost
-
-
-def _replies(case: Case, renderer: Renderer) -> Callable[[Sequence[int], SamplingParams], Sequence[int]]:
-    encoded = [tuple(renderer.encode_reply(text)) for text in case.replies]
-    return lambda context, params: encoded[params.seed % len(encoded)]
 
 
 class Profile:
@@ -307,117 +179,11 @@ class Profile:
         return "other"
 
 
-# --- lag
-
-
-class DedicatedCore(asyncio.SelectorEventLoop):
-    """An event loop whose time is the CPU time of this process, and waiting, which passes at once.
-
-    So lag is what a core of its own would show, whatever else the machine does.
-    """
-
-    def __init__(self) -> None:
-        super().__init__(_Waits(self))
-        self.waited = 0.0
-
-    def time(self) -> float:
-        return time.process_time() + self.waited
-
-
-class _Waits(selectors.DefaultSelector):
-    def __init__(self, loop: DedicatedCore) -> None:
-        super().__init__()
-        self._loop, self._threads = loop, threading.active_count()
-
-    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
-        if timeout is None or threading.active_count() > self._threads:  # a tool is at work
-            return super().select(0.001)
-        self._loop.waited += timeout
-        return super().select(0)
-
-
-class Paced(ScriptedEngine):
-    """Answers after a while, drawn by the turn's seed; with `beat` together with all others, on a beat."""
-
-    def __init__(self, case: Case, renderer: Renderer, beat: float) -> None:
-        super().__init__(_replies(case, renderer))
-        self.beat, self.asked, self.started = beat, 0, float("inf")
-
-    async def sample(self, tokens: Sequence[int], params: SamplingParams, *, session: str = "") -> Completion:
-        self.asked += 1
-        now = asyncio.get_running_loop().time()
-        if self.asked == LIVE:
-            self.started = now
-        low, high = LATENCY
-        wait = self.beat - now % self.beat if self.beat else low + (high - low) * (params.seed % 1024) / 1024
-        await asyncio.sleep(wait)
-        return await super().sample(tokens, params, session=session)
-
-
-def lag(case: Case, repeats: int) -> list[Row]:
-    tasks, _ = _tasks(case, 4 * LIVE)
-    spread, frozen, together = [], [], []
-    for _ in range(repeats):
-        spread.append(_lags(case, tasks))
-        with _frozen():
-            frozen.append(_lags(case, tasks))
-        together.append(_lags(case, tasks, beat=LATENCY[0]))
-    found = [
-        (spread, "p99", "answers spread", "< 20"),
-        (spread, "longest", "answers spread", ""),
-        (frozen, "p99", "answers spread, start-up frozen", "< 20"),
-        (frozen, "longest", "answers spread, start-up frozen", ""),
-        (together, "p99", "all answers at once", ""),
-        (frozen, "start", "all starts at once, start-up frozen", ""),
-    ]
-    rows = []
-    for runs, which, how, target in found:
-        value = statistics.median(lags[which] for lags in runs) * 1000
-        rows.append(Row(case.name, f"{which} of lag, {LIVE} live, {how}", value, "ms", target=target))
-    return rows
-
-
-def _lags(case: Case, tasks: Sequence[Task], beat: float = 0.0) -> dict[str, float]:
-    """Seconds: p99 and longest once all episodes have asked for an answer; `start`: the longest before."""
-    renderer = Renderer(case.tokenizer)
-    engine = Paced(case, renderer, beat)
-    ticks: list[tuple[float, float]] = []
-
-    async def run() -> None:
-        probe = asyncio.create_task(_probe(ticks))
-        await _play(case, renderer, tasks, LIVE, engine, [])
-        probe.cancel()
-
-    gc.collect()
-    with asyncio.Runner(loop_factory=DedicatedCore) as runner:
-        runner.run(run())
-    start = [late for due, late in ticks if due < engine.started]
-    after = [late for due, late in ticks if due >= engine.started]
-    return {"p99": float(np.percentile(after, 99)), "longest": max(after), "start": max(start, default=0.0)}
-
-
-async def _probe(ticks: list[tuple[float, float]]) -> None:
-    """When each tick was due and how late it came; those that passed unseen count too."""
-    loop = asyncio.get_running_loop()
-    due = loop.time()
-    while True:
-        due += TICK
-        await asyncio.sleep(max(0.0, due - loop.time()))
-        now = loop.time()
-        ticks.append((due, now - due))
-        while due + TICK < now:
-            due += TICK
-            ticks.append((due, now - due))
-
-
-# --- the peer
-
-
 def peer(case: Case, python: Path, episodes: int, repeats: int) -> list[Row]:
     if not python.exists():
         print(f"left out: verifiers ({python} is not there)", file=sys.stderr)
         return []
-    tasks, _ = _tasks(case, episodes)
+    tasks, _ = repeated_tasks(case, episodes)
     job = {
         "tokenizer": resolve(PACKAGED),
         "live": PEER_LIVE,
@@ -446,17 +212,6 @@ def _ask(python: Path, job: dict[str, Any]) -> dict[str, Any]:
     command = [python, HERE / "peers" / "verifiers_loop.py"]
     done = subprocess.run(command, input=json.dumps(job), text=True, stdout=subprocess.PIPE, check=True)
     return json.loads(done.stdout.splitlines()[-1])
-
-
-@contextlib.contextmanager
-def _frozen() -> Iterator[None]:
-    """What is alive now is left out of garbage collection, as a program may do once it has loaded."""
-    gc.collect()
-    gc.freeze()
-    try:
-        yield
-    finally:
-        gc.unfreeze()
 
 
 def _one_core() -> None:

@@ -26,6 +26,7 @@ from silva.config.sections import Trainer as TrainerSettings
 from silva.engines.local import LocalEngine
 from silva.engines.settings import LocalEngine as EngineSettings
 from silva.models.loading import LoadedModel, load_model
+from silva.models.memory import keep_freed_memory
 from silva.ports import derive
 from silva.rollouts.samples import to_samples
 from silva.trainer.local import LocalTrainer
@@ -36,6 +37,7 @@ class Worker:
     def __init__(self, work: Work):
         self.work, self.done = work, 0
         self.recipe = Grpo(clip_low=work.clip, clip_high=work.clip)
+        keep_freed_memory()
         self.compute = ComputeThread(work.threads)
         self.loaded = self.compute.run(model, work)
         self.prompts: list[tuple[int, ...]] = [

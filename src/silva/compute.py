@@ -18,6 +18,17 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 
+def set_threads(count: int) -> None:
+    """Workers for torch's operations in this thread.
+
+    MKL's first vector function in a worker may run before the worker knows how exact it has to be (seen:
+    tanh off by 9e-5 in one process of 30). So the first ones are thrown away.
+    """
+    torch.set_num_threads(count)
+    for function in (torch.tanh, torch.exp, torch.log):
+        function(torch.ones(1 << 15))  # MKL shares out what torch finds too little to
+
+
 class ComputeThread(ThreadPoolExecutor):
     """An executor of one thread, with `threads` workers for torch (0: as many as the caller has now).
 
@@ -30,7 +41,7 @@ class ComputeThread(ThreadPoolExecutor):
         super().__init__(
             1,
             thread_name_prefix="compute",
-            initializer=torch.set_num_threads,
+            initializer=set_threads,
             initargs=(threads or self._callers,),
         )
         self.submit(torch.get_num_threads).result()  # it has its team before the caller loses its own

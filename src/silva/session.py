@@ -17,6 +17,7 @@ from silva.engines.local import LocalEngine
 from silva.engines.settings import LocalEngine as EngineSettings
 from silva.errors import CapabilityError, ConfigError, ModelError, SilvaError
 from silva.models.loading import LoadedModel, load_model
+from silva.models.memory import keep_freed_memory
 from silva.orchestrator.tasks import TaskStream, World
 from silva.ports import derive
 from silva.protocols import TaskSet
@@ -43,6 +44,7 @@ class Session:
         self, model: Any, engine: EngineSettings, rendering: Rendering, seed: int, placement: Placement
     ) -> None:
         where = device(placement.device)
+        keep_freed_memory()
         self.compute = ComputeThread(placement.threads)
         try:
             self.loaded: LoadedModel = self.compute.run(load_model, model, seed=seed, device=where)

@@ -8,13 +8,14 @@ import pytest
 import torch
 from torch import nn
 
+from silva.compute import set_threads
 from silva.models.activation import steady_activations
 
 
 @pytest.fixture
 def three_threads() -> Iterator[None]:
     before = torch.get_num_threads()
-    torch.set_num_threads(3)
+    set_threads(3)
     yield
     torch.set_num_threads(before)
 

@@ -29,10 +29,11 @@ import torch
 
 from silva.engines.sampling import draw
 from silva.errors import ContextOverflow, EngineError, OutOfMemory, SilvaError
+from silva.models.decode_graph import DecodeGraphs
 from silva.models.decoder import decoder_of
 from silva.models.kv_cache import KvCache, PackedStep, Row, Span
 from silva.models.loading import LoadedModel
-from silva.models.memory import is_out_of_memory
+from silva.models.memory import give_freed_memory_back, is_out_of_memory
 from silva.models.packed_linear import PackedLinears
 from silva.ports import uniform
 from silva.protocols import EngineCapabilities
@@ -105,6 +106,8 @@ class LocalEngine:
         self._decoder = decoder_of(loaded.model)
         self._packed = PackedLinears(loaded.model, self._decoder.linears) if settings.pack_weights else None
         self._pack = self._packed is not None  # before the next step
+        graphs = loaded.device.type == "cuda" and self._decoder.recordable and loaded.dtype != torch.float64
+        self._graphs = DecodeGraphs(self._decoder, self.cache) if graphs else None
         self._known = 0  # tokens computed before the weights changed last
         self._waiting: deque[_Request] = deque()
         self._running: list[_Request] = []
@@ -159,6 +162,7 @@ class LocalEngine:
 
         def forget() -> None:
             self.cache.clear()
+            give_freed_memory_back()  # the trainer's: keys and values take memory of their own
             self.version = version
             self._pack = self._packing_repays()
             self._known = self._computed
@@ -173,6 +177,8 @@ class LocalEngine:
             self._pack = self._packing_repays()
             if self._packed is not None:
                 self._packed.drop()
+            if self._graphs is not None:
+                self._graphs.forget()
 
         await asyncio.get_running_loop().run_in_executor(self._compute, sleep)
 
@@ -306,18 +312,20 @@ class LocalEngine:
         return decode, prefill
 
     def _forward(self, decode: list[_Request], prefill: list[tuple[_Request, Span]]) -> None:
-        """Compute the tokens of these spans into the cache, in one packed step."""
+        """Compute a token of each that decodes and these spans of prompts into the cache, in one step."""
         steps = [Span(_row(r).index, _row(r).computed, _row(r).computed + 1) for r in decode]
-        spans = [*steps, *(span for _, span in prefill)]
-        requests = [*decode, *(r for r, _ in prefill)]
-        packed = PackedStep(self.cache, spans)
-        ids = np.concatenate([_row(r).tokens[s.start : s.stop] for r, s in zip(requests, spans, strict=True)])
-        states = self._decoder(torch.from_numpy(ids).to(self._loaded.device), packed)
-        self.cache.outputs[0][packed.rows, 0, packed.positions] = states
+        requests, spans = [*decode, *(r for r, _ in prefill)], [*steps, *(span for _, span in prefill)]
+        if self._graphs is not None and not prefill:
+            self._graphs([_row(r) for r in decode])
+        else:
+            packed = PackedStep(self.cache, spans)
+            parts = [_row(r).tokens[s.start : s.stop] for r, s in zip(requests, spans, strict=True)]
+            ids = torch.from_numpy(np.concatenate(parts)).to(self._loaded.device)
+            self.cache.outputs[0][packed.rows, 0, packed.positions] = self._decoder(ids, packed)
         for request, span in zip(requests, spans, strict=True):
             _row(request).computed = span.stop
         self.stats.decode_tokens += len(decode)
-        self.stats.prefill_tokens += len(ids) - len(decode)
+        self.stats.prefill_tokens += sum(span.stop - span.start for _, span in prefill)
 
     def _head(self, hidden: torch.Tensor) -> torch.Tensor:
         logits = self._loaded.model.get_output_embeddings()(hidden)

@@ -15,17 +15,31 @@ import torch.nn.functional as F
 from transformers import PreTrainedModel
 
 from silva.models.activation import SERIAL
-from silva.models.kv_cache import PackedStep
+from silva.models.kv_cache import KvCache
 from silva.models.packed_linear import JoinedLinear
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
+_FIXED_ROTATIONS = ("default", "linear", "llama3", "yarn")  # that do not change with the longest position
+
+
+class Step(Protocol):
+    """New tokens of rows of the cache and their attention: `PackedStep`, or `decode_graph.DecodeStep`."""
+
+    cache: KvCache
+    positions: torch.Tensor
+
+    def attend_rows(
+        self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scaling: float
+    ) -> torch.Tensor: ...
 
 
 class Decoder(Protocol):
+    recordable: bool
+    """Whether it works as part of a CUDA graph: nothing that it launches depends on numbers on the GPU."""
     linears: tuple[JoinedLinear, ...]
     """The linear layers that it does not call as modules; those of one input are one."""
 
-    def __call__(self, tokens_N: torch.Tensor, step: PackedStep) -> torch.Tensor:
+    def __call__(self, tokens_N: torch.Tensor, step: Step) -> torch.Tensor:
         """[N] int64 -> [N, D], the last hidden states; keys and values go into the cache of `step`."""
 
 
@@ -40,12 +54,13 @@ def decoder_of(model: PreTrainedModel) -> Decoder:
 class AnyDecoder:
     """Through transformers, whose attention hands `packed` on (attention.py)."""
 
+    recordable = False
     linears: tuple[JoinedLinear, ...] = ()
 
     def __init__(self, model: PreTrainedModel) -> None:
         self._decoder = model.get_decoder()
 
-    def __call__(self, tokens_N: torch.Tensor, step: PackedStep) -> torch.Tensor:
+    def __call__(self, tokens_N: torch.Tensor, step: Step) -> torch.Tensor:
         output = self._decoder(
             input_ids=tokens_N[None], position_ids=step.positions[None], use_cache=False, packed=step
         )
@@ -57,10 +72,11 @@ class LlamaDecoder:
 
     def __init__(self, model: PreTrainedModel) -> None:
         self._decoder: Any = model.get_decoder()
+        self.recordable = self._decoder.rotary_emb.rope_type in _FIXED_ROTATIONS
         self._layers = [_Layer(layer) for layer in self._decoder.layers]
         self.linears = tuple(linear for layer in self._layers for linear in layer.linears)
 
-    def __call__(self, tokens_N: torch.Tensor, step: PackedStep) -> torch.Tensor:
+    def __call__(self, tokens_N: torch.Tensor, step: Step) -> torch.Tensor:
         x = self._decoder.embed_tokens(tokens_N)
         cos, sin = (part[0, :, None] for part in self._decoder.rotary_emb(x[None], step.positions[None]))
         half = sin.shape[-1] // 2
@@ -82,7 +98,7 @@ class _Layer:
         self.down = JoinedLinear(mlp.down_proj)
         self.linears = self.qkv, self.out, self.gate_up, self.down
 
-    def __call__(self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, step: PackedStep) -> None:
+    def __call__(self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, step: Step) -> None:
         """Adds to x [N, D]; cos and (with the sign of the rotation) sin: [N, 1, d]."""
         tokens, (heads, kv_heads) = x.shape[0], (step.cache.heads, step.cache.kv_heads)
         qkv = self.qkv(_norm(x, self.norms[0])).view(tokens, -1, step.cache.head_dim)

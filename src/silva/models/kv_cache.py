@@ -24,6 +24,8 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
+from silva.models.memory import lazy_zeros
+
 # Sums over positions are cut at absolute multiples of BLOCK: longer sums are regrouped by the GEMM kernels
 # depending on how much padding follows. LANES pads the last block for the vectorised softmax.
 BLOCK, LANES = 256, 64
@@ -80,6 +82,7 @@ class KvCache:
         self.width = text.hidden_size
         self.context = context
         self.dtype, self.device = dtype, device
+        self.unit = LANES if device.type == "cpu" else BLOCK  # memory of a row grows in multiples of it
         self.rows = [Row(self, i) for i in range(rows)]
         self.tokens = np.full((rows, 1), FREE)  # of every row; the last column is always free
         self.keys: list[torch.Tensor] = []  # a layer: [rows, kv_heads, T, d]
@@ -182,7 +185,8 @@ class KvCache:
         if rows > have_rows:
             rows = min(len(self.rows), max(rows, 2 * have_rows))
         if length > have_length:
-            length = min(_padded(self.context), _padded(max(length, have_length * 3 // 2)))
+            length = min(self.context, max(length, have_length * 3 // 2))
+            length = _padded(length, self.unit)
         rows, length = max(rows, have_rows), max(length, have_length)
         for stores in (self.keys, self.values, self.outputs):
             for i, old in enumerate(stores):
@@ -191,7 +195,7 @@ class KvCache:
 
     def _zeros(self, *shape: int) -> torch.Tensor:
         """Zeros, not garbage: masked positions are multiplied by a weight of 0."""
-        return torch.zeros(shape, dtype=self.dtype, device=self.device)
+        return lazy_zeros(shape, self.dtype, self.device)
 
 
 class PackedStep:
@@ -362,5 +366,5 @@ def _run(cache: KvCache, spans: Sequence[Span], offsets: Sequence[int], tokens: 
     )
 
 
-def _padded(length: int) -> int:
-    return -(-length // LANES) * LANES
+def _padded(length: int, unit: int = LANES) -> int:
+    return -(-length // unit) * unit

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import nn
 
 LEAST = 100_000  # numbers in a weight; small ones stay in the processor's cache anyway
-ROWS = 64  # what a copy is laid out for; it serves any number of rows
+ROWS = 256  # what a copy is laid out for; it serves any number of rows
 _CHECKED = (1, 3, 8, 17, ROWS, ROWS + 1)
 
 

@@ -1,0 +1,107 @@
+"""The local engine samples from the trainer's own weights, and gives memory back when they change."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+import torch
+from tests.engines.test_local import TINY, Make, Stepped, answer, ask, prompt
+
+from silva.config.sections import Lora, Optimizer, TinyModel
+from silva.config.sections import Trainer as TrainerSettings
+from silva.models.loading import LoadedModel, load_model
+from silva.trainer.local import LocalTrainer
+from silva.types import Completion, LossSpec, Sample
+
+
+def sample_of(completion: Completion, tokens: Sequence[int]) -> Sample:
+    mask = np.array([False] * len(tokens) + [True] * len(completion.tokens))
+    return Sample(
+        tokens=np.array([*tokens, *completion.tokens]),
+        loss_weights=mask.astype(np.float32),
+        logprobs=np.where(mask, [np.nan] * len(tokens) + list(completion.logprobs), np.nan),
+        temperatures=np.ones(len(mask)),
+        versions=np.where(mask, 0, -1),
+        trajectory="t",
+        group="g",
+        advantages=np.ones(len(mask), np.float32),
+    )
+
+
+@pytest.mark.parametrize("lora", [None, Lora(rank=4)])
+def test_the_trainer_s_step_is_what_is_sampled_next(make_engine: Make, lora: Lora | None) -> None:
+    """One storage: the step itself changes the engine's model, publishing only clears the cache."""
+    loaded = load_model(TINY.model_copy(update={"lora": lora}), seed=0)
+    engine = make_engine(loaded)
+    trainer = LocalTrainer(loaded, TrainerSettings(optimizer=Optimizer(lr=1e-2)), total_updates=5, seed=0)
+    first = answer(engine, prompt(20), 12)
+    trained = {str(id(p)): p.data_ptr() for p in trainer._parameters.values()}
+
+    async def step() -> None:
+        await trainer.forward_backward([sample_of(first, prompt(20))], LossSpec("reinforce"))
+        await trainer.optim_step()
+        await engine.load_weights(await trainer.publish())
+
+    asyncio.run(step())
+    assert {str(id(p)): p.data_ptr() for p in trainer._parameters.values()} == trained
+    again = answer(engine, prompt(20), 12)
+    assert again.versions == (1,) * 12 and again.cached_tokens == 0
+    assert again.logprobs[0] != first.logprobs[0]
+    with torch.no_grad():
+        logits = loaded.model(input_ids=torch.tensor([prompt(20)])).logits[0, -1]
+    assert again.logprobs[0] == pytest.approx(float(logits.log_softmax(-1)[again.tokens[0]]), abs=1e-5)
+
+
+def test_requests_go_on_under_new_weights(stepped: Stepped) -> None:
+    loaded = load_model(TINY, seed=0)
+    other = load_model(TINY, seed=1)
+
+    async def run() -> tuple[list[Completion], int]:
+        engine, stepper = stepped(loaded, prefill_tokens=64)
+        tasks = [ask(engine, prompt(30 + i, i), 8, seed=i) for i in range(3)]
+        await stepper.tick(4)
+        loaded.model.load_state_dict(other.model.state_dict())
+        loading = asyncio.ensure_future(engine.load_weights(7))
+        await stepper.tick(2)  # a step was queued before it
+        assert loading.done()
+        while not all(task.done() for task in tasks):
+            await stepper.tick()
+        return [task.result() for task in tasks], engine.version
+
+    completions, version = asyncio.run(run())
+    assert version == 7
+    for i, completion in enumerate(completions):
+        old = completion.versions.count(0)
+        assert 3 <= old <= 5 and completion.versions == (0,) * old + (7,) * (8 - old)
+        sequence = torch.tensor([[*prompt(30 + i, i), *completion.tokens]])
+        with torch.no_grad():
+            logits = other.model(input_ids=sequence).logits[0, 29 + i : -1].log_softmax(-1)
+        new = logits.gather(1, torch.tensor(completion.tokens)[:, None])[:, 0]
+        np.testing.assert_allclose(completion.logprobs[old:], new[old:], atol=1e-5)
+        assert np.abs(np.array(completion.logprobs[:old]) - new[:old].numpy()).min() > 1e-4
+
+
+def test_new_weights_give_the_memory_back(tiny_model: LoadedModel, make_engine: Make) -> None:
+    engine = make_engine(tiny_model)
+    assert engine.cache.nbytes == 0
+    answer(engine, prompt(100), 20)
+    # Room for 128 tokens: keys and values of 2 layers with 2 heads of 8 each, outputs of width 32, float32.
+    assert engine.cache.nbytes == 128 * (2 * 2 * 2 * 8 + 32) * 4
+    asyncio.run(engine.load_weights(1))
+    assert engine.cache.nbytes == 0
+
+
+def test_sleep_gives_the_memory_back_and_changes_no_answer(make_engine: Make) -> None:
+    wide = load_model(TinyModel(layers=1, width=512, heads=8, kv_heads=8), seed=0)  # wide enough to pack
+    engine = make_engine(wide, pack_weights=True)
+    assert engine._packed is not None
+    first = answer(engine, prompt(100), 20)
+    assert engine.cache.nbytes > 0
+    asyncio.run(engine.sleep())
+    assert engine.cache.nbytes == 0 and engine._packed.nbytes == 0
+    again = answer(engine, prompt(100), 20)
+    assert again.cached_tokens == 0
+    assert (again.tokens, again.logprobs) == (first.tokens, first.logprobs)
