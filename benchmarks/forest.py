@@ -25,7 +25,7 @@ from forests import drawn, flops, group, turn_tree
 
 from silva.config.sections import Lora, PretrainedModel, TinyModel
 from silva.models.loading import LoadedModel, load_model
-from silva.models.memory import give_freed_memory_back
+from silva.models.memory import give_freed_memory_back, keep_freed_memory
 from silva.models.trie import LEAST, NEVER
 from silva.trainer.head import Head
 from silva.trainer.policy import pack, token_logprobs
@@ -50,6 +50,7 @@ def main() -> int:
     options.add_argument("--rounds", type=int, default=9, help="rounds a case (default 9)")
     options.add_argument("--only", help="only cases whose name contains this")
     given = options.parse_args()
+    keep_freed_memory()
     speed, words = machine()
     loaded = _model(given.quick)
     rows = [speed]

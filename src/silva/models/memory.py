@@ -30,7 +30,7 @@ def keep_freed_memory() -> None:
     if glibc := _glibc():
         for parameter, value in (
             (_MMAP_MAX, 0),  # no block of its own from the system, whatever its size
-            (_TRIM_THRESHOLD, 2**31 - 1),
+            (_TRIM_THRESHOLD, -1),  # however much lies free at the end
             (_TOP_PAD, 64 * 2**20),
             (_ARENA_MAX, 1),  # what one thread has freed serves the others
         ):
