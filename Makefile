@@ -23,7 +23,7 @@ PEER_PIP = $(@D)/bin/python -m pip --disable-pip-version-check
 .DEFAULT_GOAL := help
 
 help:
-	@echo "make quickstart   install, then train SmolLM2-135M-Instruct to add numbers (about 10 minutes)"
+	@echo "make quickstart   install, then train SmolLM2-135M-Instruct to add numbers (about 5 minutes)"
 	@echo "make test         install, then run the tests"
 	@echo "make lint         install, then run ruff and mypy"
 	@echo "make chaos        kill a run 200 times and compare it with one that was left alone"
