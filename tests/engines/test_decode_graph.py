@@ -93,6 +93,22 @@ def test_one_record_serves_all_steps_of_a_size_until_the_cache_moves(
     assert len(records) > at_first
 
 
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_a_recorded_step_on_a_gpu(
+    monkeypatch: pytest.MonkeyPatch, make_engine: Callable[..., LocalEngine]
+) -> None:
+    monkeypatch.undo()  # attention is compiled here
+    settings = TinyModel(layers=2, width=96, heads=6, kv_heads=2, context=1024)  # kernels need 16 a head
+    loaded = load_model(settings, seed=0, device="cuda")
+    engine, plain = make_engine(loaded), make_engine(loaded)
+    assert engine._graphs is not None
+    plain._graphs = None
+    for ours, theirs in zip(play(engine), play(plain), strict=True):
+        assert ours.tokens == theirs.tokens
+        np.testing.assert_allclose(ours.logprobs, theirs.logprobs, rtol=0, atol=1e-4)
+
+
 def test_the_table_lists_the_blocks_that_the_mask_shows(wide_model: LoadedModel) -> None:
     cache = KvCache(wide_model.model.config, rows=4, context=1024, dtype=torch.float64, device=CPU)
     cache.unit = BLOCK

@@ -12,6 +12,7 @@ from tests.engines.test_local import TINY, Make, Stepped, answer, ask, prompt
 
 from silva.config.sections import Lora, Optimizer, TinyModel
 from silva.config.sections import Trainer as TrainerSettings
+from silva.engines import local
 from silva.models.loading import LoadedModel, load_model
 from silva.trainer.local import LocalTrainer
 from silva.types import Completion, LossSpec, Sample
@@ -84,14 +85,19 @@ def test_requests_go_on_under_new_weights(stepped: Stepped) -> None:
         assert np.abs(np.array(completion.logprobs[:old]) - new[:old].numpy()).min() > 1e-4
 
 
-def test_new_weights_give_the_memory_back(tiny_model: LoadedModel, make_engine: Make) -> None:
+def test_new_weights_give_the_memory_back(
+    tiny_model: LoadedModel, make_engine: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    freed: list[None] = []
+    monkeypatch.setattr(local, "give_freed_memory_back", lambda: freed.append(None))
     engine = make_engine(tiny_model)
     assert engine.cache.nbytes == 0
     answer(engine, prompt(100), 20)
     # Room for 128 tokens: keys and values of 2 layers with 2 heads of 8 each, outputs of width 32, float32.
     assert engine.cache.nbytes == 128 * (2 * 2 * 2 * 8 + 32) * 4
+    assert not freed
     asyncio.run(engine.load_weights(1))
-    assert engine.cache.nbytes == 0
+    assert engine.cache.nbytes == 0 and len(freed) == 1  # what the trainer has left goes too
 
 
 def test_sleep_gives_the_memory_back_and_changes_no_answer(make_engine: Make) -> None:

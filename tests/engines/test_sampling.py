@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from scipy import stats
 from transformers import MinPLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
+from silva.engines import sampling
 from silva.engines.sampling import Drawn, draw, inverse_cdf
 from silva.types import SamplingParams
 
@@ -146,7 +147,9 @@ def test_temperature_0_is_greedy_and_certain() -> None:
     np.testing.assert_allclose(drawn.raw_logprobs, expected, atol=1e-5)
 
 
-def test_a_row_does_not_see_the_others() -> None:
+@pytest.mark.parametrize("at_once", [1, 6000, sampling.AT_ONCE])
+def test_a_row_does_not_see_the_others(at_once: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sampling, "AT_ONCE", at_once)  # one row a part, two, all
     logits = logits_of(3000, rows=6)
     params = [
         params_of(),

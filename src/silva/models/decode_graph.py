@@ -117,10 +117,7 @@ class DecodeStep:
         self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scaling: float
     ) -> torch.Tensor:
         """query [B, heads, d], key and value [B, kv_heads, d] -> [B, heads, d]."""
-        keys, values = self.cache.keys[layer], self.cache.values[layer]
-        where = [self.rows, None, self.positions]
-        torch.ops.aten.index_put_(keys, where, key)
-        torch.ops.aten.index_put_(values, where, value)
+        keys, values = self.cache.store(layer, self.rows, self.positions, key, value)
         requests, heads, d = query.shape
         kv = key.shape[1]
         out = _attention()(

@@ -169,6 +169,21 @@ class KvCache:
         self.tokens[row.index, row.length] = token
         row.length += 1
 
+    def store(
+        self,
+        layer: int,
+        rows: torch.Tensor,
+        positions: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Put key and value [N, kv_heads, d] of N tokens to their rows and positions [N]; returns all of the
+        layer's keys and values."""
+        keys, values, where = self.keys[layer], self.values[layer], [rows, None, positions]
+        torch.ops.aten.index_put_(keys, where, key)
+        torch.ops.aten.index_put_(values, where, value)
+        return keys, values
+
     def _write(self, row: Row, tokens: np.ndarray) -> None:
         self.tokens[row.index, : len(tokens)] = tokens
         self.tokens[row.index, len(tokens) : row.length] = FREE
@@ -229,10 +244,7 @@ class PackedStep:
         self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scaling: float
     ) -> torch.Tensor:
         """query [N, heads, d], key and value [N, kv_heads, d] -> [N, heads, d]."""
-        keys, values = self.cache.keys[layer], self.cache.values[layer]
-        where = [self.rows, None, self.positions]
-        torch.ops.aten.index_put_(keys, where, key)
-        torch.ops.aten.index_put_(values, where, value)
+        keys, values = self.cache.store(layer, self.rows, self.positions, key, value)
         heads, d = query.shape[1:]
         kv = key.shape[1]
         out = query.new_empty(query.shape)
