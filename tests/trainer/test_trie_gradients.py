@@ -6,6 +6,7 @@ another, rows that differ in the first token. Whole, or chunk by chunk with chun
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 
 import numpy as np
@@ -26,6 +27,7 @@ from transformers import (
 
 from silva.config.sections import Lora
 from silva.models.loading import LoadedModel, load_model
+from silva.trainer.gradients import summed_in_place
 from silva.trainer.policy import pack, token_logprobs
 from silva.types import Sample
 
@@ -51,7 +53,9 @@ def check(loaded: LoadedModel, samples: list[Sample], budget: int | None, naive:
 
     for mine, true in zip(ours(), naive(loaded, samples), strict=True):
         torch.testing.assert_close(mine, true, rtol=0, atol=1e-11)
-    mine, true = (gradient(loaded, samples, f) for f in (ours, lambda: naive(loaded, samples)))
+    with summed_in_place(loaded.model):  # as the trainer does
+        mine = gradient(loaded, samples, ours)
+    true = gradient(loaded, samples, lambda: naive(loaded, samples))
     assert len(mine) == len(true) > 0
     gap = torch.stack([(a - b).norm() for a, b in zip(mine, true, strict=True)]).norm()
     assert float(gap / torch.stack([b.norm() for b in true]).norm()) < 1e-10
@@ -146,7 +150,7 @@ def test_a_walk_keeps_one_chunk_and_what_lies_above_others() -> None:
     loaded = load_model(MODELS["full"], seed=1, device="cpu")
     batch = pack(loaded, forests_of([40, 40, 40]), least=1)  # 8 shared tokens, then three times 32
     walk = Walk(loaded, Head(loaded), batch, chunks(batch.trie, 8))
-    walk.forward()
+    walk.forward(graph=True)
     kept = sum(k.shape[2] for layers in walk.kept.values() for k, _ in layers[:1])
     assert kept == 8 + 3 * 24  # the last eighth of each answer has nothing below it
 
@@ -170,11 +174,14 @@ def test_families(config: PreTrainedConfig, budget: int | None, naive: Callable)
     samples = forests_of([12, 20, 20, 9])
     batch = pack(loaded, samples, least=1)
     results = []
-    for values in (lambda: token_logprobs(loaded, batch, budget=budget).logprobs,
-                   lambda: naive(loaded, samples)[0]):  # fmt: skip
+    for way, values in (
+        (summed_in_place(model), lambda: token_logprobs(loaded, batch, budget=budget).logprobs),
+        (contextlib.nullcontext(), lambda: naive(loaded, samples)[0]),
+    ):
         model.zero_grad()
-        logprobs = values()
-        logprobs.square().sum().backward()
+        with way:
+            logprobs = values()
+            logprobs.square().sum().backward()
         results.append(
             (logprobs.detach(), [p.grad.clone() for p in model.parameters() if p.grad is not None])
         )

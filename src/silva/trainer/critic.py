@@ -19,6 +19,7 @@ from torch import nn
 from silva.algorithms.values import value_loss
 from silva.config.sections import Critic as CriticSettings
 from silva.models.loading import LoadedModel
+from silva.trainer.gradients import summed_in_place
 from silva.trainer.head import wide
 from silva.trainer.optimizer import adamw, gradient_norm, lr_at, step
 from silva.trainer.policy import Pack, through
@@ -88,9 +89,10 @@ class Critic:
         if self._own:  # else the trainer has set it
             self._trunk.model.train()
         try:
-            (values,) = through(self._trunk, batch, self._head, budget)
-            loss, metrics = value_loss(values, old_values, returns, clip=self.settings.clip)
-            (weights * loss).sum().backward()
+            with summed_in_place(self._trunk.model):
+                (values,) = through(self._trunk, batch, self._head, budget)
+                loss, metrics = value_loss(values, old_values, returns, clip=self.settings.clip)
+                (weights * loss).sum().backward()
         finally:
             if self._own:
                 self._trunk.model.eval()

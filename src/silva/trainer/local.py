@@ -29,6 +29,7 @@ from silva.ports import crash_point
 from silva.protocols import TrainerCapabilities
 from silva.trainer.critic import Critic
 from silva.trainer.export import export_model
+from silva.trainer.gradients import summed_in_place
 from silva.trainer.head import check_head, wide
 from silva.trainer.optimizer import adamw, gradient_norm, lr_at, norm_of, step
 from silva.trainer.plan import plan
@@ -274,16 +275,15 @@ class LocalTrainer:
         aged: bool,
     ) -> None:
         """Forward and backward of one micro-batch; adds to gradients and to `sums` over its tokens."""
-        entropy_grad = bool(loss.params.get("entropy_coef", 0))
-        found = token_logprobs(
-            self.loaded, batch, budget=self.settings.micro_batch_tokens, entropy_grad=entropy_grad
-        )
-        inputs = loss_inputs(found, samples, references, loss, self.version, aged)
-        per_token, metrics = losses.compute(loss, inputs)
-        total = (flat(samples, [s.loss_weights for s in samples], found.logprobs) * per_token).sum()
-        if not torch.isfinite(total):
-            self._bad_loss = self._bad_loss or [sample.trajectory for sample in samples[:4]]
-        total.backward()  # also where it is not finite: the gradients say which parameter it reaches
+        entropy_grad, budget = bool(loss.params.get("entropy_coef", 0)), self.settings.micro_batch_tokens
+        with summed_in_place(self.loaded.model):
+            found = token_logprobs(self.loaded, batch, budget=budget, entropy_grad=entropy_grad)
+            inputs = loss_inputs(found, samples, references, loss, self.version, aged)
+            per_token, metrics = losses.compute(loss, inputs)
+            total = (flat(samples, [s.loss_weights for s in samples], found.logprobs) * per_token).sum()
+            if not torch.isfinite(total):
+                self._bad_loss = self._bad_loss or [sample.trajectory for sample in samples[:4]]
+            total.backward()  # also where it is not finite: the gradients say which parameter it reaches
         sums["loss"] += total.detach().double()
         for name, values in metrics.items():
             sums[name] += values.double().sum()

@@ -1,17 +1,19 @@
 """A trie that is too large to go through the model at once, chunk by chunk, forwards and back.
 
-    forward    chunk 1 -> 2 -> ... -> n    without a graph; keys and values that later chunks look at stay
-    backward   chunk n -> ... -> 2 -> 1    each computed again with a graph; what flows into keys and values
-                                           of earlier chunks waits there until their turn
+    forward    chunk 1 -> 2 -> ... -> n    without a graph but the last one's; keys and values that later
+                                           chunks look at stay
+    backward   chunk n -> ... -> 2 -> 1    each but the last computed again with a graph; what flows into keys
+                                           and values of earlier chunks waits there until their turn
 
-One forward pass more than a trie in one piece; memory is one chunk's activations and the keys and values of
-the tokens that have something below them. To autograd the whole walk is one function of the parameters, so a
-loss on its results need not know of it.
+Almost one forward pass more than a trie in one piece; memory is one chunk's activations and the keys and
+values of the tokens that have something below them. To autograd the whole walk is one function of the
+parameters, so a loss on its results need not know of it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
@@ -54,6 +56,15 @@ class Head(Protocol):
     ) -> tuple[torch.Tensor, ...]: ...
 
 
+@dataclass(frozen=True)
+class Live:
+    """A chunk with its graph: what came in, its kept pieces' keys and values, and the head's results."""
+
+    outside: dict[int, list[KeyValue]]
+    found: dict[int, list[KeyValue]]
+    results: tuple[torch.Tensor, ...]
+
+
 class Walk:
     """One walk over a batch; call it once for the results of its head, [M] each."""
 
@@ -61,6 +72,7 @@ class Walk:
         self.loaded, self.head, self.batch, self.chunks = loaded, head, batch, chunks
         self.kept: dict[int, list[KeyValue]] = {}  # of each piece that later chunks look at, one a layer
         self.random: list[Random] = []
+        self.last: Live | None = None
         # The predicted tokens of a chunk: those whose predictor is in it.
         self.of_chunk = [
             ((batch.predictors >= c.start) & (batch.predictors < c.stop)).nonzero()[:, 0] for c in chunks
@@ -68,16 +80,20 @@ class Walk:
 
     def __call__(self) -> tuple[torch.Tensor, ...]:
         if not torch.is_grad_enabled():
-            return self.forward()
+            return self.forward(graph=False)
         return _Walked.apply(torch.zeros((), requires_grad=True), self)  # type: ignore[no-any-return]
 
     @torch.no_grad()
-    def forward(self) -> tuple[torch.Tensor, ...]:
+    def forward(self, *, graph: bool) -> tuple[torch.Tensor, ...]:
+        """`graph`: whether `backward` follows."""
         results: tuple[torch.Tensor, ...] = ()
         for number, chunk in enumerate(self.chunks):
             self.random.append(_random(self.loaded.device))
-            outside = {n: self.kept[n] for n in chunk.outside}
-            found, of_chunk = self._through(number, outside)
+            if graph and number == len(self.chunks) - 1:
+                self.last = self._live(number)
+                found, of_chunk = self.last.found, tuple(part.detach() for part in self.last.results)
+            else:
+                found, of_chunk = self._through(number, {n: self.kept[n] for n in chunk.outside})
             results = results or tuple(part.new_zeros(len(self.batch.targets)) for part in of_chunk)
             for whole, part in zip(results, of_chunk, strict=True):
                 whole[self.of_chunk[number]] = part
@@ -90,23 +106,17 @@ class Walk:
         waiting: dict[int, list[KeyValue]] = {}  # gradients of `kept`
         now = _random(self.loaded.device)
         for number in reversed(range(len(self.chunks))):
-            _set_random(self.random[number], self.loaded.device)
-            outside = {
-                n: [(k.detach().requires_grad_(), v.detach().requires_grad_()) for k, v in self.kept[n]]
-                for n in self.chunks[number].outside
-            }
-            with torch.enable_grad():
-                found, results = self._through(number, outside)
+            live, self.last = self.last or self._again(number), None
             places = self.of_chunk[number]
-            flows = list(zip(results, (gradient[places] for gradient in gradients), strict=True))
-            for piece, layers in found.items():
+            flows = list(zip(live.results, (gradient[places] for gradient in gradients), strict=True))
+            for piece, layers in live.found.items():
                 for pair, into_pair in zip(layers, waiting.pop(piece, ()), strict=False):
                     flows += zip(pair, into_pair, strict=True)
                 del self.kept[piece]
             flows = [(x, gradient) for x, gradient in flows if x.requires_grad and len(x)]
             if flows:
                 torch.autograd.backward([x for x, _ in flows], [gradient for _, gradient in flows])
-            for piece, layers in outside.items():
+            for piece, layers in live.outside.items():
                 flowing = [(_gradient(k), _gradient(v)) for k, v in layers]
                 if piece in waiting:
                     flowing = [
@@ -115,6 +125,18 @@ class Walk:
                     ]
                 waiting[piece] = flowing
         _set_random(now, self.loaded.device)
+
+    def _again(self, number: int) -> Live:
+        _set_random(self.random[number], self.loaded.device)
+        return self._live(number)
+
+    def _live(self, number: int) -> Live:
+        outside = {
+            n: [(k.detach().requires_grad_(), v.detach().requires_grad_()) for k, v in self.kept[n]]
+            for n in self.chunks[number].outside
+        }
+        with torch.enable_grad():
+            return Live(outside, *self._through(number, outside))
 
     def _through(
         self, number: int, outside: dict[int, list[KeyValue]]
@@ -141,7 +163,7 @@ class _Walked(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, anchor: torch.Tensor, walk: Walk) -> tuple[torch.Tensor, ...]:
         ctx.walk = walk
-        return walk.forward()
+        return walk.forward(graph=True)
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None]:
