@@ -104,6 +104,8 @@ def cases(quick: bool) -> list[Case]:
 
 def measure(case: Case, workers: Mapping[str, Worker], rounds: int) -> list[Row]:
     chosen = {n: w for n, w in workers.items() if case.prompt <= 64 or n in (SILVA, AUTO, LOOSE)}
+    for name in (SILVA, AUTO, LOOSE):
+        chosen[name].ask("rest")
     seconds: dict[str, list[float]] = {name: [] for name in [*chosen, "linears", "roofline"]}
     for number in range(rounds + 1):
         for name, worker in chosen.items():

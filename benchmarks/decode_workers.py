@@ -28,7 +28,7 @@ from silva.engines.local import LocalEngine
 from silva.engines.settings import LocalEngine as EngineSettings
 from silva.models import decoder, kv_cache, loading, packed_linear
 from silva.models.loading import PACKAGED, load_model, resolve
-from silva.models.memory import keep_freed_memory
+from silva.models.memory import give_freed_memory_back, keep_freed_memory
 from silva.types import SamplingParams
 
 SILVA, LOOSE = "Silva", "bits: any"
@@ -70,6 +70,14 @@ class SilvaWorker:
         tokens = asyncio.run(sample())
         return {"seconds": time.perf_counter() - began, "tokens": tokens}
 
+    def rest(self) -> Answer:
+        """Forget what other cases have left: keys, values and freed memory, else none would be left."""
+        asyncio.run(self.engine.sleep())
+        self.engine._pack = True  # as before the first case
+        self._linears = None
+        self.compute.run(give_freed_memory_back)
+        return {}
+
     def limits(self, rows: int, prefill: int, read: float, new: int) -> Answer:
         """Seconds that a run must take, on the thread that computes; see the module's docstring."""
         return self.compute.run(self._limits, rows, prefill, read, new)
@@ -81,6 +89,7 @@ class SilvaWorker:
             self._linears = None  # gives the packed weights back
             weights = joined(self.loaded.model)
             self._linears = rows, fastest(weights, rows), fastest(weights, chunk)
+            give_freed_memory_back()  # the copies of the other kernels
         _, step, prompt = self._linears
         body, head = step.seconds(step.body), step.seconds(step.head)
         linears = (new - 1) * body + new * head + prefill / chunk * prompt.seconds(prompt.body)
