@@ -120,8 +120,8 @@ def main() -> int:
         if given.only in case.name:
             print(f"... {case.name}", file=sys.stderr, flush=True)
             rows += measure(case, given.pairs, given.rows, given.threads, quick=given.quick)
+            write(rows, given.json)
     print(words, "", results(rows[1:]), sep="\n")
-    write(rows, given.json)
     return 0
 
 
