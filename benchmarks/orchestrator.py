@@ -77,8 +77,8 @@ def main() -> int:
         rows += lag(case, repeats)
         if "SmolLM2" in case.name and "frozen_lake" in case.name:
             rows += peer(case, given.peer_python, episodes // 10, repeats)
+        write(rows, given.json)
     print(words, "", results(rows[1:]), sep="\n")
-    write(rows, given.json)
     return 0
 
 

@@ -139,7 +139,7 @@ def replies(case: Case, renderer: Renderer) -> Callable[[Sequence[int], Sampling
 
 @contextlib.contextmanager
 def frozen_start() -> Iterator[None]:
-    """What is alive now is left out of garbage collection, as a program may do once it has loaded."""
+    """What is alive now is left out of garbage collection, as `Session` does once the model is loaded."""
     gc.collect()
     gc.freeze()
     try:
