@@ -11,7 +11,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import silva  # noqa: F401  # isort: skip  (before torch, whose MKL reads at its start what this sets)
 import torch
+
+from silva.compute import ComputeThread
 
 CONFIGS = Path(__file__).parents[1] / "configs"
 Curve = Sequence[tuple[int, float]]  # (step, value)
@@ -85,7 +88,9 @@ def gemm_rate(repeats: int = 20) -> float:
 
 def machine() -> tuple[Row, str]:
     """The machine's speed, as a row and in words."""
-    rate = gemm_rate()
+    compute = ComputeThread()  # workers of this thread would stay in the way of a run's
+    rate = compute.run(gemm_rate)
+    compute.shutdown()
     kernels = torch.backends.cpu.get_cpu_capability()
     words = f"machine: {torch.get_num_threads()} threads, {kernels}, {rate:.0f} GFLOP/s (fp32 GEMM)"
     return Row("machine", "fp32 GEMM", rate, "GFLOP/s"), words
