@@ -1,9 +1,14 @@
-"""What is loaded, while a session is open."""
+"""What is loaded, while a session is open, and in which order."""
 
 from __future__ import annotations
 
 import gc
+import os
+import subprocess
+import sys
 from pathlib import Path
+
+import pytest
 
 from silva.config.load import load
 from silva.registries import REGISTRIES
@@ -21,3 +26,19 @@ def test_garbage_collection_leaves_out_what_is_loaded_until_the_session_ends() -
     finally:
         session.close()
     assert gc.get_freeze_count() == 0
+
+
+@pytest.mark.parametrize(("order", "said"), [("torch, silva", 1), ("silva, torch", 0)])
+def test_a_run_says_that_torch_came_first(order: str, said: int, tmp_path: Path) -> None:
+    config = {
+        "output_dir": str(tmp_path),
+        "steps": 1,
+        "model": {"type": "tiny", "layers": 1, "width": 32, "heads": 2, "kv_heads": 1},
+        "environments": [{"type": "bandit", "eval_size": 2}],
+        "rollout": {"groups_per_step": 1, "group_size": 2, "limits": {"max_turn_tokens": 4}},
+    }
+    env = {name: value for name, value in os.environ.items() if name != "MKL_CBWR"}
+    code = f"import {order}; silva.train({config!r})"
+    subprocess.run([sys.executable, "-c", code], env=env, check=True, capture_output=True)
+    (log,) = tmp_path.glob("*/run.log")
+    assert log.read_text().count("torch was imported before silva") == said

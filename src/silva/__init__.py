@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import os
+import sys
 from typing import TYPE_CHECKING, Any
+
+TORCH_CAME_FIRST = "torch" in sys.modules and "MKL_CBWR" not in os.environ
+"""Whether MKL has missed what is set here, so that runs repeat within rounding and not bit for bit."""
 
 # Read by MKL when torch loads: rows of a matrix product get the same bits whatever rows are beside them.
 os.environ.setdefault("MKL_CBWR", "AUTO,STRICT")

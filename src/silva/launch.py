@@ -15,6 +15,7 @@ from rich.console import Console
 from rich.progress import Progress
 from safetensors import SafetensorError
 
+import silva
 from silva.config.diff import changed_keys, may_change
 from silva.config.load import Resolved, load
 from silva.config.saved import to_toml
@@ -230,6 +231,9 @@ def _session(config: RunConfig, monitor: Monitor, phases: Phases) -> Iterator[Se
     renderer, tools = session.renderer, any(map(offers_tools, config.environments))
     for note in (*renderer.notes, *(renderer.tool_notes if tools else ())):
         monitor.message(note)
+    if silva.TORCH_CAME_FIRST and session.loaded.device.type == "cpu":
+        monitor.message("torch was imported before silva: this run repeats within rounding, not bit for bit; "
+                        "import silva first")  # fmt: skip
     wait = True
     try:
         yield session
