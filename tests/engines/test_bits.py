@@ -82,6 +82,15 @@ def play(stepped: Stepped, loaded: LoadedModel, jobs: Sequence[Job], schedule: S
     return [(c.tokens, c.logprobs, c.raw_logprobs, c.entropies, (c.stop_reason,)) for c in asyncio.run(run())]
 
 
+def grown(loaded: LoadedModel) -> LoadedModel:
+    """With weights as large as training makes them: with small ones the last bits of attention never show."""
+    with torch.no_grad():
+        for weight in loaded.model.parameters():
+            if weight.ndim > 1:
+                weight.mul_(8)
+    return loaded
+
+
 def alone(stepped: Stepped, loaded: LoadedModel, jobs: Sequence[Job]) -> Bits:
     """Each request in an engine of its own, its prompt in one piece."""
     return [play(stepped, loaded, [job], Schedule((0,), (0,), 1, 0, 1024))[0] for job in jobs]
@@ -123,18 +132,33 @@ def test_any_schedule_gives_the_same_bits(
     assert play(stepped, tiny_model, TINY_JOBS, schedule) == reference
 
 
-@pytest.mark.parametrize(("width", "heads", "kv_heads"), [(32, 8, 8), (16, 8, 4), (36, 2, 1)])
+@pytest.mark.parametrize(("width", "heads", "kv_heads"), [(64, 4, 4), (32, 8, 8), (16, 8, 4), (36, 2, 1)])
 def test_odd_shapes_do_too(stepped: Stepped, width: int, heads: int, kv_heads: int) -> None:
-    """Heads of 4 and 2 numbers, where torch has another kernel for the product of a single query, and an MLP
+    """Heads that share no keys, heads of 4 and 2 numbers (other kernels for a single query, both), and an MLP
     of 144, which ends within a vector."""
     settings = TinyModel(layers=1, width=width, heads=heads, kv_heads=kv_heads, context=1024)
-    loaded, jobs = load_model(settings, seed=0), TINY_JOBS[:9]
+    loaded, jobs = grown(load_model(settings, seed=0)), TINY_JOBS[:9]
     reference = alone(stepped, loaded, jobs)
     for seed, prefill_tokens in enumerate((512, 101, 7)):
         rng = random.Random(seed)
         order, delays = tuple(rng.sample(range(9), 9)), tuple(rng.choices(range(4), k=9))
         schedule = Schedule(order, delays, 5, seed, prefill_tokens, disturb=True)
         assert play(stepped, loaded, jobs, schedule) == reference
+
+
+@pytest.mark.parametrize("kv_heads", [4, 2])
+def test_a_reply_has_the_bits_of_the_same_tokens_in_a_prompt(stepped: Stepped, kv_heads: int) -> None:
+    """The next turn of a dialogue finds what was decoded in the cache, or reads it anew after an eviction."""
+    loaded = grown(
+        load_model(TinyModel(layers=2, width=64, heads=4, kv_heads=kv_heads, context=1024), seed=0)
+    )
+    jobs = TINY_JOBS[:8]
+    replies = alone(stepped, loaded, jobs)
+    follow = [
+        ([*prompt, *reply[0], 1, 2, 3], params) for (prompt, params), reply in zip(jobs, replies, strict=True)
+    ]
+    schedule = Schedule(tuple(range(16)), (0,) * 8 + (60,) + (0,) * 7)  # when all replies are there
+    assert play(stepped, loaded, [*jobs, *follow], schedule) == replies + alone(stepped, loaded, follow)
 
 
 def test_any_number_of_threads_that_share_the_work_does(tiny_model: LoadedModel, stepped: Stepped) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from typing import Any
 
 import numpy as np
@@ -9,6 +10,7 @@ import pytest
 import torch
 from transformers import (
     AutoModelForCausalLM,
+    Gemma2Config,
     Gemma3TextConfig,
     LlamaConfig,
     MistralConfig,
@@ -17,7 +19,9 @@ from transformers import (
     Qwen3Config,
 )
 
+from silva.compute import set_threads
 from silva.models import attention
+from silva.models.activation import steady_activations
 from silva.models.decoder import AnyDecoder, Decoder, LlamaDecoder, decoder_of
 from silva.models.kv_cache import KvCache, PackedStep, Row, Span
 from silva.models.packed_linear import PackedLinears
@@ -99,6 +103,52 @@ def test_bfloat16_rounds_where_transformers_does() -> None:
             )
         gaps.append((float((states.float() - exact).norm()), float((theirs - exact).norm())))
     assert all(0 < ours < 1.3 * theirs for ours, theirs in gaps), gaps
+
+
+def computed(decoder: Decoder, config: Any, sequences: list[np.ndarray], cuts: random.Random | None) -> list:
+    """Keys, values and states of each, computed side by side in spans of random lengths, or all at once."""
+    cache = KvCache(config, rows=len(sequences), context=512, dtype=torch.float32, device=torch.device("cpu"))
+    got = [cache.acquire(None, 0, sequence) for sequence in sequences]
+    rows, done = [one[0] for one in got if one], [0] * len(sequences)
+    while any(n < len(tokens) for n, tokens in zip(done, sequences, strict=True)):
+        spans: dict[int, Span] = {}
+        for i, tokens in enumerate(sequences):
+            left = len(tokens) - done[i]
+            if left and (cuts is None or cuts.random() < 0.8):
+                count = left if cuts is None else 1 if cuts.random() < 0.6 else min(left, cuts.randint(1, 90))
+                spans[i] = Span(rows[i].index, done[i], done[i] + count)
+                done[i] += count
+        if spans:
+            step = PackedStep(cache, list(spans.values()))
+            ids = np.concatenate([sequences[i][s.start : s.stop] for i, s in spans.items()])
+            with torch.inference_mode():
+                cache.outputs[0][step.rows, 0, step.positions] = decoder(torch.from_numpy(ids), step)
+    stores = [*cache.keys, *cache.values, *cache.outputs]
+    return [[store[r.index, :, : len(t)] for store in stores] for r, t in zip(rows, sequences, strict=True)]
+
+
+UNSHARED = SIZES | {"num_key_value_heads": 4}
+
+
+@pytest.mark.same_bits
+@pytest.mark.parametrize(
+    "config", [*CONFIGS, LlamaConfig(**UNSHARED), Gemma2Config(**UNSHARED)], ids=lambda c: c.model_type
+)
+@pytest.mark.parametrize("threads", [1, 3])  # shares of three threads end within a vector
+def test_what_is_computed_of_a_sequence_does_not_depend_on_its_company(config: Any, threads: int) -> None:
+    before = torch.get_num_threads()
+    model = make(config)
+    steady_activations(model)
+    decoder, rng, cuts = decoder_of(model), np.random.default_rng(0), random.Random(0)
+    tokens = [rng.integers(0, 50, n) for n in (*rng.integers(20, 150, 12), 64, 65, 257, 300)]
+    try:
+        set_threads(threads)
+        alone = [computed(decoder, config, [sequence], None)[0] for sequence in tokens]
+        for _ in range(3):
+            for got, expected in zip(computed(decoder, config, tokens, cuts), alone, strict=True):
+                assert all(map(torch.equal, got, expected))
+    finally:
+        torch.set_num_threads(before)
 
 
 @pytest.mark.same_bits

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from types import SimpleNamespace
 
 import numpy as np
@@ -201,6 +202,26 @@ def test_blocked_attention_equals_torch_s(count: int, length: int, dim: int) -> 
     got = blocked_attention(query, [(key[:, :, c], value[:, :, c]) for c in cuts], bias, 0.3)
     expected = F.scaled_dot_product_attention(query, key, value, attn_mask=~hidden, scale=0.3)
     torch.testing.assert_close(got, expected, rtol=0, atol=1e-12)
+
+
+@pytest.mark.same_bits
+@pytest.mark.parametrize("dim", [2, 4, 8, 16, 64])
+@pytest.mark.parametrize("kv_heads", [1, 3])
+def test_queries_have_the_same_bits_in_any_number(dim: int, kv_heads: int) -> None:
+    """A decoded token's numbers are those of the same token in a prompt."""
+    generator = torch.Generator().manual_seed(0)
+    query, key, value = (torch.randn(5, kv_heads, n, dim, generator=generator) for n in (70, 320, 320))
+    bias, blocks = torch.zeros(1, 1, 1, 320), (slice(0, BLOCK), slice(BLOCK, 320))
+
+    def attend(rows: int, queries: slice) -> torch.Tensor:
+        pairs = [(key[:rows, :, block], value[:rows, :, block]) for block in blocks]
+        return blocked_attention(query[:rows, :, queries], pairs, bias, 0.3)
+
+    expected = attend(5, slice(0, 70))
+    for rows, count in itertools.product((1, 2, 5), (1, 2, 3, 17, 64)):
+        for start in (0, 70 - count):
+            mine = slice(start, start + count)
+            assert torch.equal(attend(rows, mine), expected[:rows, :, mine]), f"{rows} rows of {count}"
 
 
 def test_shared_blocks_have_the_bits_of_copies() -> None:

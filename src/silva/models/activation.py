@@ -16,7 +16,8 @@ import torch.nn.functional as F
 from torch import nn
 
 _LANES = 64  # elements: a multiple of what any CPU takes at once
-SERIAL = 32768  # torch shares larger tensors among threads
+SERIAL = 32768  # from so many elements on torch shares a tensor among threads
+_PIECE = SERIAL // 2  # GELU already from 20,480 on
 _HOMES = ("torch.nn.modules.activation", "transformers.activations")
 
 
@@ -33,8 +34,8 @@ def _steady(function: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor) -
     flat, left_over = x.flatten(), -x.numel() % _LANES
     if left_over:
         flat = F.pad(flat, (0, left_over))
-    if len(flat) <= SERIAL:
+    if len(flat) <= _PIECE:
         out = function(flat)
     else:
-        out = torch.cat([function(piece) for piece in flat.split(SERIAL)])
+        out = torch.cat([function(piece) for piece in flat.split(_PIECE)])
     return out[: x.numel()].view(x.shape)

@@ -286,8 +286,9 @@ def blocked_attention(
         [B, kv, Q, d]
     """
     count = query.shape[2]
-    missing = -(-SMALL // (LANES * query.shape[3])) - count
-    if missing > 0:  # one query of a head of 6 numbers or fewer
+    least = max(2, -(-SMALL // (LANES * query.shape[3])))  # a single query is a vector: another kernel
+    missing = least - count
+    if missing > 0:
         query = F.pad(query, (0, 0, 0, missing))
         bias = F.pad(bias, (0, 0, 0, missing if bias.shape[2] > 1 else 0))
     scores = [_product(query, key.transpose(-1, -2)) for key, _ in blocks]
