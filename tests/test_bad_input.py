@@ -90,6 +90,14 @@ def metrics(run):
         ("rl @ bad.toml --rollout.sampling.temperature 0", ["temperature = 0", "expected > 0"]),
         ("rl @ bad.toml --algorithm.type distillation", ["use_rewards = false", "name a teacher"]),
         ("rl @ bad.toml --algorithm.reference_refresh 2 --model.lora.rank 4", ["with [model.lora]"]),
+        (
+            'rl @ bad.toml --algorithm.correction.reject {"token":[8,0.1]}',
+            ["algorithm: reject token: got bounds 8.0 and 0.1"],
+        ),
+        (
+            "rl @ bad.toml --algorithm.correction.low 3",
+            ["algorithm: correction truncate: got bounds 3.0 and 2.0"],
+        ),
         ("sft @ bad.toml", ["no [warm_start]"]),
         ("sft", ["silva sft: got no configuration"]),
         ("eval @ bad.toml --policy nobody", ["--policy", "'nobody'", "model, expert, random"]),
@@ -158,6 +166,10 @@ def test_crash_point_that_does_not_exist(tmp_path):
         ),
         ("--model.type pretrained --model.name ./empty", ["./empty", "no config.json"]),
         ("--model.type pretrained --model.name ./x.gguf", ["x.gguf", "no such GGUF file"]),
+        (
+            "--algorithm.kl_coef 0.1 --algorithm.reference.name ./empty --warm_start.steps 1000000",
+            ["algorithm.reference: ", "./empty", "no config.json"],
+        ),
         ("--placement.device cuda", ['placement.device = "cuda"', "no GPU", '"cpu"']),
         (
             "--environments.0.type frozen_lake --environments.0.size 2",

@@ -16,6 +16,7 @@ from rich.progress import Progress
 from safetensors import SafetensorError
 
 import silva
+from silva.algorithms import losses
 from silva.config.diff import changed_keys, may_change
 from silva.config.load import Resolved, load
 from silva.config.saved import to_toml
@@ -106,6 +107,10 @@ def check(config: RunConfig) -> None:
             "algorithm.reference_refresh with [model.lora]: the reference is the model below the adapters, "
             "which stays; expected 0"
         )
+    try:
+        losses.check(config.algorithm.loss_spec())
+    except ConfigError as error:
+        raise ConfigError(f"algorithm: {error}") from error
 
 
 def supervise(config: str | Path | Mapping[str, Any] | Resolved, *, overwrite: bool = False) -> Outcome:
@@ -283,12 +288,14 @@ async def _prepare(
 ) -> rl.Loop:
     """The loop with everything in it, its weights warm-started or restored."""
     config = session.config
+    teacher = session.teacher()  # first: a wrong name must not cost a warm start
     if weights is None and config.warm_start is not None:
         await _warm_start(session, monitor, phases)
     trainer = session.trainer(
         config.trainer,
         config.steps * config.trainer.updates_per_step,
         algorithm=config.algorithm,
+        teacher=teacher,
         say=monitor.message,
     )
     if weights is not None:

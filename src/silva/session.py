@@ -24,6 +24,7 @@ from silva.ports import derive
 from silva.protocols import TaskSet
 from silva.rendering.renderer import Renderer
 from silva.trainer.local import LocalTrainer
+from silva.trainer.reference import check_vocabulary
 
 
 class Session:
@@ -64,23 +65,42 @@ class Session:
         gc.collect()
         gc.freeze()
 
+    def teacher(self) -> LoadedModel | None:
+        """The model that `algorithm.reference` names, if it is needed.
+
+        Raises:
+            CapabilityError: it does not read the policy's tokens.
+            ModelError: it cannot be loaded.
+        """
+        algorithm = self.config.algorithm
+        if algorithm.reference is None or not algorithm.refers:
+            return None
+        seed, where = self.config.seed, self.loaded.device.type
+        try:
+            teacher = self.compute.run(load_model, algorithm.reference, seed=seed, device=where)
+        except ModelError as error:
+            raise ModelError(f"algorithm.reference: {error}") from error
+        check_vocabulary(self.loaded, teacher)
+        return teacher
+
     def trainer(
         self,
         settings: TrainerSettings,
         updates: int,
         *,
         algorithm: Algorithm | None = None,
+        teacher: LoadedModel | None = None,
         say: Callable[[str], None] = lambda text: None,
     ) -> LocalTrainer:
-        """`algorithm`: what it needs beside the policy, a reference or a critic, is made too."""
-        other = algorithm.reference if algorithm and algorithm.refers else None
-        seed, where = self.config.seed, self.loaded.device.type
-        teacher = self.compute.run(load_model, other, seed=seed, device=where) if other else None
+        """`algorithm`: what it needs beside the policy, a reference or a critic, is made too.
+
+        `teacher`: the reference, where it is another model.
+        """
         return LocalTrainer(
             self.loaded,
             settings,
             total_updates=updates,
-            seed=seed,
+            seed=self.config.seed,
             reference=teacher or bool(algorithm and algorithm.refers),
             critic=bool(algorithm and algorithm.critic),
             compute=self.compute,

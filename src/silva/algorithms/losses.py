@@ -120,6 +120,16 @@ def compute(spec: LossSpec, inputs: LossInputs) -> tuple[Tensor, Metrics]:
     return loss_N, metrics
 
 
+def check(spec: LossSpec) -> None:
+    """Refuse what `compute` would refuse in the first update.
+
+    Raises:
+        ConfigError: as `compute`.
+    """
+    one = torch.zeros(1)
+    compute(spec, LossInputs(one, one, one, one.long(), one, one, one, one.long()))
+
+
 def reinforce(inputs: LossInputs) -> tuple[Tensor, Metrics]:
     """-A log p (Williams 1992): the gradient is exact on-policy only; nothing corrects for staleness.
 

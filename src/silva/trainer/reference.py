@@ -27,7 +27,7 @@ class Reference:
         self._other = given if isinstance(given, LoadedModel) else None
         self._copy = _frozen(policy) if given is True and not policy.lora else None
         if self._other is not None:
-            _check(policy, self._other)
+            check_vocabulary(policy, self._other)
         self.exists = policy.lora or bool(given)
 
     @contextlib.contextmanager
@@ -69,7 +69,8 @@ def _frozen(loaded: LoadedModel) -> LoadedModel:
     return dataclasses.replace(loaded, model=model)
 
 
-def _check(policy: LoadedModel, teacher: LoadedModel) -> None:
+def check_vocabulary(policy: LoadedModel, teacher: LoadedModel) -> None:
+    """Raises CapabilityError where they do not read the same tokens."""
     if policy.tokenizer.get_vocab() != teacher.tokenizer.get_vocab():
         raise CapabilityError(
             f"algorithm.reference: {teacher.name} has another vocabulary than {policy.name}"
