@@ -19,8 +19,10 @@ the risky arm over the safe one where six in ten are risky: -0.11 with `mean_std
 Success is that of all seeds' episodes on held-out tasks. Its interval resamples tasks and says nothing of how
 seeds differ, so the lowest and the highest of them stand beside it. A recipe improves where the interval
 after training lies above that of the start. Entropy is of the tokens of held-out episodes, so that no filter
-touches it; "equal groups" are those of the last 5 steps whose rewards are all the same. The folder of every
-run keeps its configuration. Exit code 1 where a run failed or took more than 90 seconds.
+touches it; "equal groups" are those of the last 5 steps whose rewards are all the same. "clipped" is the
+share of trained tokens that the loss's bounds took the gradient from, "invalid" that of episodes with an
+invalid action, of those trained and of those left out. The folder of every run keeps its configuration. Exit
+code 1 where a run failed or took more than 90 seconds.
 
 `--collapse` asks what StarPO-S is made for: three times as many steps on frozen_lake at twice the learning
 rate, which does not fall. `starpo` trains 16 groups a step; `starpo_s` the 4 of 16 that vary most, or the
@@ -59,8 +61,7 @@ COLLAPSE = {  # name: recipe, groups trained in a step, of those played
     "starpo_s, 4 of 16": ("starpo_s", 4),
     "starpo_s, 16 of 64": ("starpo_s", 16),
 }
-COLLAPSE_FLAGS = ("--steps=120", "--eval.every=20", "--trainer.optimizer.lr=6e-4",
-                  "--trainer.optimizer.schedule=constant")  # fmt: skip
+COLLAPSE_FLAGS = ("--steps=120", "--eval.every=20", "--trainer.optimizer.schedule=constant")
 QUICK_AGENT, QUICK_FLAGS = ("--warm-start.steps=100",), ("--steps=2", "--eval.every=1", "--eval.tasks=16")
 ELSEWHERE = {"arpo", "aepo", "act_prm", "act_prm_probs", "cross_entropy"}  # branches, thoughts, experts
 RECIPES = [name for name in ALGORITHMS if name not in ELSEWHERE]
@@ -88,6 +89,8 @@ class Run:
     success: Curve
     entropy: Curve
     equal: Curve  # share of the step's groups whose rewards are all equal
+    clipped: Curve  # share of the trained tokens that the loss's bounds took the gradient from
+    invalid: tuple[float, float]  # share of the episodes with an invalid action, trained and left out
     seconds: float
     tokens: int
 
@@ -177,10 +180,12 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--plot", type=Path, help="draw the curves into this SVG file")
     parser.add_argument("--quick", action="store_true", help="two steps of one recipe: does all of it work?")
     parser.add_argument("--collapse", action="store_true", help="long runs of starpo and starpo_s instead")
+    parser.add_argument("--lr", default="6e-4", help="of the runs of --collapse (default 6e-4)")
     options = parser.parse_args()
     options.agent_flags, options.flags = [], [f"--steps={STEPS}"]
     if options.collapse:
-        options.only, options.worlds, options.flags = list(COLLAPSE), ["frozen_lake"], list(COLLAPSE_FLAGS)
+        options.only, options.worlds = list(COLLAPSE), ["frozen_lake"]
+        options.flags = [*COLLAPSE_FLAGS, f"--trainer.optimizer.lr={options.lr}"]
     if options.quick:
         options.only, options.seeds, options.output_dir = options.only[:1], 1, f"{options.output_dir}_quick"
         options.agent_flags, options.flags = list(QUICK_AGENT), list(QUICK_FLAGS)
@@ -204,7 +209,7 @@ def agent_of(out: Path, world: str) -> Path:
 
 
 def arguments_of(out: Path, world: str, name: str, seed: int) -> list[str]:
-    """Of `silva rl`, with the same budget of episodes for every recipe."""
+    """Of `silva rl`: as many episodes for every recipe, or the groups that COLLAPSE says."""
     recipe, groups = COLLAPSE.get(name, (name, None))
     settings: Algorithm = getattr(recipes, ALGORITHMS[recipe].rpartition(":")[2])()
     folder = f"collapse/{recipe}_{groups}" if groups else recipe
@@ -258,7 +263,19 @@ def train(job: Job, resume: bool) -> Run:
         entropy.append((step, float(np.mean([h for s in segments for h in s.entropies]))))
     seconds = sum(outcome.summary["seconds"].values())
     return Run(job, solved[0], solved[curve[-1][0]], curve, entropy, equal_groups(folder / "ledger.jsonl"),
-               seconds, outcome.summary["tokens_generated"])  # fmt: skip
+               series(folder, "train/clipped"), invalid_shares(folder / "rollouts"), seconds,
+               outcome.summary["tokens_generated"])  # fmt: skip
+
+
+def invalid_shares(folder: Path) -> tuple[float, float]:
+    """The share of episodes with an invalid action, of those trained and of those that filters left out."""
+    rows = [row for path in folder.glob("step_*.parquet") for row in read_rollouts(path)]
+    found = []
+    for status in ("trained", "dropped"):
+        valid = [row.trajectory.metrics["action_is_valid"] for row in rows
+                 if row.status == status and row.trajectory.failure is None]  # fmt: skip
+        found.append(float(np.mean([share < 1 for share in valid])) if valid else 0.0)
+    return found[0], found[1]
 
 
 def equal_groups(ledger: Path) -> Curve:
@@ -278,12 +295,15 @@ def pooled(runs: Sequence[Mapping[str, float]]) -> Estimate:
 
 
 def show_recipes(results: Sequence[Compared]) -> None:
-    head = ["recipe", "start", "after", "seeds", "improves", "seconds", "entropy", "equal groups", "tokens"]
+    head = ["recipe", "start", "after", "seeds", "improves", "seconds", "entropy", "equal groups", "clipped",
+            "invalid", "tokens"]  # fmt: skip
     for world, group in itertools.groupby(results, lambda r: r.world):
         lines = [
             [f"`{r.name}`", interval(asdict(r.before)), interval(asdict(r.after)),
              f"{r.seeds[0]:.0%} to {r.seeds[-1]:.0%}", r.verdict, f"{r.seconds:.0f}",
              f"{r.at_start('entropy'):.2f} to {r.at_end('entropy'):.2f}", f"{r.at_end('equal', END):.0%}",
+             f"{np.mean([value for run in r.runs for _, value in run.clipped] or [0]):.1%}",
+             " / ".join(f"{share:.0%}" for share in np.mean([run.invalid for run in r.runs], 0)),
              thousands(r)]
             for r in group
         ]  # fmt: skip

@@ -170,6 +170,10 @@ def test_crash_point_that_does_not_exist(tmp_path):
             "--algorithm.kl_coef 0.1 --algorithm.reference.name ./empty --warm_start.steps 1000000",
             ["algorithm.reference: ", "./empty", "no config.json"],
         ),
+        (
+            "--algorithm.kl_coef 0.1 --algorithm.reference.name SmolLM2-135M-Instruct",
+            ["algorithm.reference: SmolLM2-135M-Instruct has another vocabulary than tiny"],
+        ),
         ("--placement.device cuda", ['placement.device = "cuda"', "no GPU", '"cpu"']),
         (
             "--environments.0.type frozen_lake --environments.0.size 2",

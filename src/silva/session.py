@@ -24,7 +24,6 @@ from silva.ports import derive
 from silva.protocols import TaskSet
 from silva.rendering.renderer import Renderer
 from silva.trainer.local import LocalTrainer
-from silva.trainer.reference import check_vocabulary
 
 
 class Session:
@@ -80,7 +79,10 @@ class Session:
             teacher = self.compute.run(load_model, algorithm.reference, seed=seed, device=where)
         except ModelError as error:
             raise ModelError(f"algorithm.reference: {error}") from error
-        check_vocabulary(self.loaded, teacher)
+        if teacher.tokenizer.get_vocab() != self.loaded.tokenizer.get_vocab():
+            raise CapabilityError(
+                f"algorithm.reference: {teacher.name} has another vocabulary than {self.loaded.name}"
+            )
         return teacher
 
     def trainer(

@@ -137,14 +137,14 @@ def train(folder, **more):
 def breaking(monkeypatch):
     """`breaking({3, 4})`: the loss of these updates is not finite."""
 
-    def make(calls):
+    def make(updates):
         compute, count = local.losses.compute, 0
 
         def broken(spec, inputs):
             nonlocal count
             count += inputs.logprobs.requires_grad  # not where the configuration is checked
             per_token, numbers = compute(spec, inputs)
-            return (per_token * math.nan if count in calls else per_token), numbers
+            return (per_token * math.nan if count in updates else per_token), numbers
 
         monkeypatch.setattr(local.losses, "compute", broken)
 

@@ -15,19 +15,14 @@ from silva.models.loading import LoadedModel
 
 
 class Reference:
-    """`given`: another model, or True for a frozen copy of the policy as it is now (none is made with LoRA,
-    whose reference is the model below the adapters; with LoRA there is always one).
-
-    Raises:
-        CapabilityError: another model that does not read the policy's tokens.
+    """`given`: another model with the policy's vocabulary, or True for a frozen copy of the policy as it is
+    now (none is made with LoRA, whose reference is the model below the adapters; there always is one then).
     """
 
     def __init__(self, policy: LoadedModel, given: LoadedModel | bool) -> None:
         self._policy = policy
         self._other = given if isinstance(given, LoadedModel) else None
         self._copy = _frozen(policy) if given is True and not policy.lora else None
-        if self._other is not None:
-            check_vocabulary(policy, self._other)
         self.exists = policy.lora or bool(given)
 
     @contextlib.contextmanager
@@ -67,11 +62,3 @@ class Reference:
 def _frozen(loaded: LoadedModel) -> LoadedModel:
     model = copy.deepcopy(loaded.model).eval().requires_grad_(False)
     return dataclasses.replace(loaded, model=model)
-
-
-def check_vocabulary(policy: LoadedModel, teacher: LoadedModel) -> None:
-    """Raises CapabilityError where they do not read the same tokens."""
-    if policy.tokenizer.get_vocab() != teacher.tokenizer.get_vocab():
-        raise CapabilityError(
-            f"algorithm.reference: {teacher.name} has another vocabulary than {policy.name}"
-        )
