@@ -1,4 +1,7 @@
-"""Gradients summed in place, against autograd's own sums (the trie's tests do so for whole models too)."""
+"""Gradients summed in place, against autograd's own sums (the trie's tests do so for whole models too).
+
+And of places that are read often.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from silva.trainer.gradients import summed_in_place
+from silva.trainer.gradients import read, summed_in_place
 
 TOKENS = torch.tensor([[1, 4, 4, 0, 2, 1], [0, 4, 3, 3, 1, 9]])
 
@@ -94,3 +97,26 @@ def test_afterwards_layers_are_as_they_were(model: Tied) -> None:
     assert "forward" not in vars(model.head) and "forward" not in vars(model.embedding)
     (gradient,) = torch.autograd.grad(model(TOKENS).sum(), [model.embedding.weight])
     assert gradient.shape == (500, 8)
+
+
+@pytest.mark.parametrize("shape", [(40, 64), (40,), (40, 4, 16)])
+def test_a_read_is_indexing_with_its_gradient(shape: tuple[int, ...]) -> None:
+    torch.manual_seed(0)
+    x = torch.randn(shape, dtype=torch.float64, requires_grad=True)
+    places = torch.randint(0, 7, (50,))
+    got, expected = read(x, places), x[places]
+    assert torch.equal(got, expected)
+    into = torch.randn_like(expected)
+    (mine,), (theirs,) = (torch.autograd.grad(y, x, into) for y in (got, expected))
+    torch.testing.assert_close(mine, theirs, rtol=0, atol=1e-13)
+    assert read(x, places[:0]).shape == x[places[:0]].shape
+
+
+@pytest.mark.parametrize("shape", [(280, 576), (280,)])
+def test_places_read_often_have_the_same_gradient_every_time(shape: tuple[int, ...]) -> None:
+    torch.manual_seed(0)
+    x = torch.randn(shape, requires_grad=True)
+    places = torch.randint(0, 20, (40_000 if len(shape) == 1 else 400,))
+    into = torch.randn(len(places), *shape[1:])
+    first, *others = (torch.autograd.grad(read(x, places), x, into)[0] for _ in range(30))
+    assert all(torch.equal(other, first) for other in others)

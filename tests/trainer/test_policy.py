@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import Gemma2Config, Gemma2ForCausalLM, GraniteConfig, GraniteForCausalLM
 
 from silva.errors import CapabilityError, RecordError
@@ -71,6 +72,36 @@ def test_chunks_change_neither_values_nor_gradients(
     torch.testing.assert_close(chunked.logprobs, whole.logprobs, rtol=0, atol=1e-13)
     torch.testing.assert_close(chunked.entropies, whole.entropies, rtol=0, atol=1e-13)
     torch.testing.assert_close(chunked_grads, whole_grads, rtol=1e-10, atol=1e-10)
+
+
+class Unordered(TorchDispatchMode):
+    """Sums over repeated places that threads of a CPU make in the order in which they come."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if "index_put" in str(func) and len(args) > 3 and args[3]:  # accumulate
+            (places,) = (x for x in args[1] if x is not None)
+            if places.dtype == torch.int64 and len(places.unique()) < len(places):
+                self.seen.append(str(func))
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("budget", [None, 12])
+def test_gradients_of_forks_are_summed_in_a_fixed_order(
+    tiny: Make, make_samples: Rows, budget: int | None
+) -> None:
+    loaded, (a, b) = tiny(), make_samples([20, 20])
+    forked = b.replace(tokens=np.concatenate([a.tokens[:11], b.tokens[11:]]), loss_weights=a.loss_weights)
+    batch = pack(loaded, [a, forked], least=1)
+    assert len(batch.predictors.unique()) < len(batch.predictors) < len(batch.pairs)
+    with Unordered() as unordered:
+        token_logprobs(loaded, batch, budget=budget).logprobs.sum().backward()
+        assert not unordered.seen
+        batch.temperatures.clone().requires_grad_()[batch.pairs].sum().backward()
+    assert unordered.seen  # what it looks for does exist
 
 
 def test_chunks_keep_no_logits_for_the_backward_pass(tiny: Make, make_samples: Rows) -> None:

@@ -1,8 +1,10 @@
-"""Gradients of weights, added to what is there while the backward pass runs.
+"""Where autograd's own way costs memory or the last bits.
 
-Autograd makes a new tensor of every weight's gradient in every micro-batch and then adds it to the sum. Of
-the embedding and the head that is the size of the vocabulary twice, the largest tensors of a small model's
-step.
+Of weights: autograd makes a new tensor of every weight's gradient in every micro-batch and then adds it to
+the sum. Of the embedding and the head that is the size of the vocabulary twice, the largest tensors of a
+small model's step. Here gradients are added to what is there while the backward pass runs.
+
+Of what is read at the same place several times: threads add to it in the order in which they come.
 """
 
 from __future__ import annotations
@@ -39,6 +41,15 @@ def summed_in_place(model: nn.Module) -> Iterator[None]:
                 module.__dict__.pop("forward", None)
             else:
                 module.forward = forward  # type: ignore[method-assign]
+
+
+def read(x: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
+    """`x[places]`, x [N, ...] and places [M], with a gradient that has the same bits every time.
+
+    Where a place is read more than once, indexing (on CPU) and `index_select` (on GPU) sum its gradients in
+    no fixed order (`torch.use_deterministic_algorithms` lists such functions); an embedding does.
+    """
+    return F.embedding(places, x.flatten(1) if x.dim() > 1 else x[:, None]).view(len(places), *x.shape[1:])
 
 
 def _plain(module: Any) -> bool:

@@ -20,6 +20,7 @@ from silva.errors import RecordError
 from silva.models.loading import LoadedModel
 from silva.models.trie import LEAST, Trie, build
 from silva.models.trie_attention import FLEX_LEAST, FlexTrieAttention, TrieAttention, chunks
+from silva.trainer.gradients import read
 from silva.trainer.head import LOGIT_BYTES, Head, wide
 from silva.trainer.walk import Head as WalkHead
 from silva.trainer.walk import Walk
@@ -134,9 +135,9 @@ def through(
         results = Walk(loaded, head, batch, chunks(batch.trie, budget))()
     else:
         with torch.set_grad_enabled(torch.is_grad_enabled() and not head.frozen):
-            hidden = _hidden(loaded, batch)[batch.predictors]
+            hidden = read(_hidden(loaded, batch), batch.predictors)
         results = head(hidden, batch.targets, batch.temperatures)
-    return tuple(result[batch.pairs] for result in results)
+    return tuple(read(result, batch.pairs) for result in results)
 
 
 def _hidden(loaded: LoadedModel, batch: Pack) -> torch.Tensor:

@@ -20,6 +20,7 @@ import torch
 
 from silva.models.loading import LoadedModel
 from silva.models.trie_attention import Chunk, KeyValue, TrieAttention
+from silva.trainer.gradients import read
 
 Random = tuple[torch.Tensor, torch.Tensor | None]  # states of the generators of the CPU and of the GPU
 
@@ -151,7 +152,7 @@ class Walk:
                 use_cache=False,
                 packed=attention,
             ).last_hidden_state[0]
-        hidden = states[batch.predictors[places] - chunk.start]
+        hidden = read(states, batch.predictors[places] - chunk.start)
         results = self.head(hidden, batch.targets[places], batch.temperatures[places])
         found = {n: [pair for _, pair in sorted(layers.items())] for n, layers in attention.found.items()}
         return found, results
