@@ -1,7 +1,7 @@
 """Tokens a second of the local engine, against other engines and against the machine.
 
     .venv/bin/python benchmarks/decode.py --json decode.json     an hour, with the peers of `make peers`
-    .venv/bin/python benchmarks/decode.py --quick                no peers, small shapes, under a minute
+    .venv/bin/python benchmarks/decode.py --quick                no peers, one small shape, under a minute
 
 SmolLM2-135M-Instruct in fp32, prompts of 64 random tokens, 64 new ones at temperature 1. Every engine runs in
 a process of its own, one computes at a time, and all get the same prompts, new ones in every round, so that
@@ -43,6 +43,7 @@ from silva.models.loading import PACKAGE, PACKAGE_FILE, PACKAGED, resolve
 PEERS = Path(__file__).parents[1] / ".peers"
 SCRIPTS = Path(__file__).parent / "peers"
 AUTO = "bits: MKL_CBWR=AUTO"
+OURS = (SILVA, AUTO, LOOSE)
 VLLM, LLAMA = "vLLM", "llama.cpp"
 # MKL_CBWR empty is MKL's own default; left out, it would be set by importing silva.
 STRICT, ANY = {"MKL_CBWR": "AUTO,STRICT"}, {"MKL_CBWR": ""}
@@ -74,7 +75,7 @@ class Case:
 
 def main() -> int:
     options = parser(__doc__)
-    options.add_argument("--quick", action="store_true", help="no peers, two small shapes, two rounds")
+    options.add_argument("--quick", action="store_true", help="no peers, one small shape, one round")
     options.add_argument("--rounds", type=int, default=5, help="rounds a case (default 5)")
     options.add_argument("--threads", type=int, default=2, help="threads of every engine (default 2)")
     options.add_argument("--only", help="only cases whose name contains this")
@@ -83,12 +84,12 @@ def main() -> int:
     torch.set_num_threads(given.threads)
     speed, words = machine()
     rows = [speed]
-    with started([SILVA, AUTO, LOOSE, *([] if given.quick else given.peers)], given.threads) as workers:
+    with started([SILVA, AUTO] if given.quick else [*OURS, *given.peers], given.threads) as workers:
         for case in cases(given.quick):
             if given.only and given.only not in case.name:
                 continue
             print(f"... {case.name}", file=sys.stderr, flush=True)
-            rows += measure(case, workers, 2 if given.quick else given.rounds)
+            rows += measure(case, workers, 1 if given.quick else given.rounds)
             write(rows, given.json)
         about = [f"{name}: {worker.about}" for name, worker in workers.items() if worker.about]
     print(words, *about, "", results(rows[1:]), sep="\n\n")
@@ -97,15 +98,16 @@ def main() -> int:
 
 def cases(quick: bool) -> list[Case]:
     if quick:
-        return [Case(8, True, new=16), Case(32, False, new=16)]
+        return [Case(8, True, new=8)]
     shapes = [Case(requests, shared) for requests in (1, 8, 32, 64) for shared in (True, False)]
     return [*shapes, Case(32, True, prompt=448)]  # the last one long enough for attention in several blocks
 
 
 def measure(case: Case, workers: Mapping[str, Worker], rounds: int) -> list[Row]:
-    chosen = {n: w for n, w in workers.items() if case.prompt <= 64 or n in (SILVA, AUTO, LOOSE)}
-    for name in (SILVA, AUTO, LOOSE):
-        chosen[name].ask("rest")
+    chosen = {n: w for n, w in workers.items() if case.prompt <= 64 or n in OURS}
+    for name in OURS:
+        if name in chosen:
+            chosen[name].ask("rest")
     seconds: dict[str, list[float]] = {name: [] for name in [*chosen, "linears", "roofline"]}
     for number in range(rounds + 1):
         for name, worker in chosen.items():
