@@ -45,6 +45,7 @@ SCRIPTS = Path(__file__).parent / "peers"
 AUTO = "bits: MKL_CBWR=AUTO"
 OURS = (SILVA, AUTO, LOOSE)
 VLLM, LLAMA = "vLLM", "llama.cpp"
+PEER_NAMES = {"generate": GENERATE, "continuous": CONTINUOUS, "vllm": VLLM, "llama.cpp": LLAMA}
 # MKL_CBWR empty is MKL's own default; left out, it would be set by importing silva.
 STRICT, ANY = {"MKL_CBWR": "AUTO,STRICT"}, {"MKL_CBWR": ""}
 
@@ -78,16 +79,22 @@ def main() -> int:
     options.add_argument("--quick", action="store_true", help="no peers, one small shape, one round")
     options.add_argument("--rounds", type=int, default=5, help="rounds a case (default 5)")
     options.add_argument("--threads", type=int, default=2, help="threads of every engine (default 2)")
-    options.add_argument("--only", help="only cases whose name contains this")
-    options.add_argument("--peers", nargs="*", default=[GENERATE, CONTINUOUS, VLLM, LLAMA], help="only these")
+    names = ", ".join(repr(case.name) for case in cases(quick=False))
+    options.add_argument("--only", help=f"only cases whose name contains this; names: {names}")
+    options.add_argument(
+        "--peers", nargs="*", choices=PEER_NAMES, default=list(PEER_NAMES), help="only these"
+    )
     given = options.parse_args()
+    chosen = [case for case in cases(given.quick) if not given.only or given.only in case.name]
+    if not chosen:
+        names = ", ".join(repr(case.name) for case in cases(given.quick))
+        options.error(f"argument --only: no case contains {given.only!r} (names: {names})")
     torch.set_num_threads(given.threads)
     speed, words = machine()
     rows = [speed]
-    with started([SILVA, AUTO] if given.quick else [*OURS, *given.peers], given.threads) as workers:
-        for case in cases(given.quick):
-            if given.only and given.only not in case.name:
-                continue
+    engines = [SILVA, AUTO] if given.quick else [*OURS, *(PEER_NAMES[name] for name in given.peers)]
+    with started(engines, given.threads) as workers:
+        for case in chosen:
             print(f"... {case.name}", file=sys.stderr, flush=True)
             rows += measure(case, workers, 1 if given.quick else given.rounds)
             write(rows, given.json)

@@ -84,12 +84,14 @@ def metrics(run):
         ("rl @ bad.toml --steps 0", ["--steps", "expected an integer > 0"]),
         ("rl @ bad.toml --environments.0.type frozenlake", ["frozenlake", 'did you mean "frozen_lake"?']),
         ("rl @ bad.toml --environments.0.type mine.py:World", ["mine.py", "no such file"]),
+        ("rl @ bad.toml --overwrite --name=", ['--name: name = ""', "not blank"]),
+        ("rl @ bad.toml --overwrite --name ..", ["--name", "one folder"]),
+        ("rl @ bad.toml --name ../../evil", ["--name", '"../../evil"', "one folder", "output_dir"]),
         ("rl @ bad.toml --resume --overwrite", ["--resume and --overwrite", "expected one"]),
         ("rl @ bad.toml --rollout.sampling.top_p 0.9", ["rollout.sampling.top_p = 0.9", "eval.sampling"]),
         ("rl @ bad.toml --rollout.sampling.top_k 5", ["rollout.sampling.top_k = 5", "full distribution"]),
         ("rl @ bad.toml --rollout.sampling.temperature 0", ["temperature = 0", "expected > 0"]),
         ("rl @ bad.toml --algorithm.type distillation", ["use_rewards = false", "name a teacher"]),
-        ("rl @ bad.toml --algorithm.reference_refresh 2 --model.lora.rank 4", ["with [model.lora]"]),
         (
             'rl @ bad.toml --algorithm.correction.reject {"token":[8,0.1]}',
             ["algorithm: reject token: got bounds 8.0 and 0.1"],
@@ -215,11 +217,11 @@ def test_environment_that_never_works(silva, options, words):
 
 def test_environment_that_fails_at_times_is_counted_and_kept_out(silva):
     code, _, err = rl(
-        silva, "--environments.0.share", "0.3", "--rollout.groups_per_step", 6, "--rollout.redo", 0
+        silva, "--environments.0.share", 0.3, "--rollout.groups_per_step", 6, "--rollout.redo", 0, "--seed", 1
     )
     assert (code, err) == (0, "")
     last = metrics("runs/bad")[-1]
-    assert last["trajectories/failed"] == 5 and last["groups/failed"] == 1
+    assert last["trajectories/failed"] == 6 and last["groups/failed"] == 1
     assert last["trajectories/failed"] / last["stop/error"] == pytest.approx(
         14
     )  # a group failed: 12 and 2 more
@@ -237,11 +239,38 @@ def test_answers_longer_than_the_context_end_there(silva):
     last = metrics("runs/bad")[-1]
     assert last["stop/context_overflow"] > 0.5 and last["trajectories/failed"] == 0
     assert last["rollout/response_tokens"] < 24
+    text = Path("runs/bad/run.log").read_text()
+    assert "rollout.limits.max_episode_tokens = 5000 is more than the engine's context of 24 tokens" in text
+    assert "Lower it to 24, which is all that tiny has" in text
 
 
 def test_prompt_longer_than_the_context_is_named(silva):
     code, _, err = rl(silva, "--model.context", 6)
     assert code == 3 and "leaves no room in a context of 6" in err
+
+
+def test_answers_longer_than_the_limit_end_there(silva):
+    limits = ("--rollout.limits.max_turn_tokens", 5000, "--rollout.limits.max_episode_tokens", 24)
+    code, _, err = rl(silva, *limits, "--model.context", 24)
+    assert (code, err) == (0, "")
+    last = metrics("runs/bad")[-1]
+    assert last["stop/max_tokens"] > 0.5 and last["trajectories/failed"] == 0
+    assert last["rollout/response_tokens"] < 24
+    assert "max_turn_tokens = 5000 is never reached: max_episode_tokens = 24" in (
+        Path("runs/bad/run.log").read_text()
+    )
+
+
+def test_prompt_longer_than_the_limit_is_named(silva):
+    code, _, err = rl(silva, "--rollout.limits.max_episode_tokens", 6)
+    assert code == 3 and "expected fewer than rollout.limits.max_episode_tokens = 6" in err
+
+
+@pytest.mark.parametrize(("tasks", "said"), [(5000, 1), (2, 0)])
+def test_more_evaluation_tasks_than_are_held_out_are_said_to_be_missing(silva, tasks, said):
+    assert rl(silva, "--eval.tasks", tasks, "--environments.0.eval_size", 4)[0] == 0
+    text = Path("runs/bad/run.log").read_text()
+    assert text.count(f"eval.tasks = {tasks}: parity has 4 held-out tasks, so 4 are played") == said
 
 
 def test_micro_batch_smaller_than_a_row_is_fine(silva):
@@ -278,6 +307,16 @@ def more(silva, *options):
     return rl(silva, "--steps", 3, "--checkpoint.every", 1, "--no-checkpoint.keep_best", "--resume", *options)
 
 
+def test_resume_by_name_alone(silva, two_steps):
+    origins = "".join(line for line in (two_steps / "config.toml").open() if "bad.toml:" in line)
+    assert silva("rl", "--resume", "--name", "bad", "--steps", 3)[0] == 0
+    assert [m["step"] for m in metrics(two_steps)] == [0, 1, 2, 3]
+    saved = (two_steps / "config.toml").read_text()
+    assert all(line in saved for line in origins.splitlines() if not line.startswith("name"))
+    code, _, err = silva("rl", "--resume", "--name", "worse")
+    assert code == 2 and "there is no run in runs/worse" in err and "environments" not in err
+
+
 def damage(checkpoint):
     file = next(path for path in sorted(checkpoint.rglob("*.safetensors")))
     content = bytearray(file.read_bytes())
@@ -291,6 +330,46 @@ def test_run_that_exists_is_not_touched_unasked(silva, two_steps):
     code, _, err = rl(silva)
     assert code == 2 and "--resume" in err and "--overwrite" in err and "finished, 2 steps" in err
     assert (two_steps / "metrics.jsonl").read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    ("options", "word"),
+    [
+        ("--model.type pretrained --model.name ./empty", "no config.json"),
+        ("--environments.0.type mine.py:Mine", "its taskset() raised"),
+        ("--environments.0.type frozen_lake --environments.0.size 2", "lower eval_size"),
+        ("--rollout.sampling.temperature 0", "expected > 0"),
+    ],
+)
+def test_overwrite_with_a_mistake_keeps_the_earlier_run(silva, two_steps, tmp_path, options, word):
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "mine.py").write_text(
+        "from silva.environments.settings import EnvironmentSettings\n"
+        "class Mine(EnvironmentSettings):\n    def taskset(self):\n        return {}['words']\n"
+    )
+    before = {path: path.read_bytes() for path in two_steps.rglob("*") if path.suffix}
+    code, _, err = rl(silva, "--overwrite", *options.split())
+    assert code == 2 and word in err
+    assert {path: path.read_bytes() for path in two_steps.rglob("*") if path.suffix} == before
+    code, out, err = rl(silva, "--overwrite")
+    assert (code, err) == (0, "") and "it is removed when the first step begins" in out
+    assert [m["step"] for m in metrics(two_steps)] == [0, 1]
+
+
+def test_sft_that_fails_keeps_the_earlier_run(silva, two_steps, tmp_path):
+    (tmp_path / "empty").mkdir()
+    weights = sorted(two_steps.glob("weights/*/*"))
+    wrong = ("--model.type", "pretrained", "--model.name", "./empty")
+    code, out, _ = silva("sft", "@", "bad.toml", "--overwrite", "--warm_start.steps", 1, *wrong)
+    assert code != 0 and "the earlier run is back" in out
+    assert sorted(two_steps.glob("weights/*/*")) == weights
+
+
+def test_overwrite_of_more_than_a_run_is_refused(silva, two_steps):
+    (two_steps / "notes.txt").write_text("precious")
+    code, _, err = rl(silva, "--overwrite")
+    assert code == 2 and "holds more than a run of Silva (notes.txt)" in err
+    assert (two_steps / "notes.txt").read_text() == "precious" and (two_steps / "checkpoints").is_dir()
 
 
 def test_damaged_checkpoint_is_passed_over_by_name(silva, two_steps):

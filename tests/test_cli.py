@@ -66,7 +66,7 @@ def test_overview_names_every_command_and_exit_code(silva):
     text = silva("--help")
     assert text == silva()
     assert [name for name in COMMANDS if f"\n  {name} " not in text] == []
-    assert "0 done, 1 the run failed, 2 the input was wrong, 3 training gave up, 130 interrupted" in text
+    assert "0 done, 1 the run failed, 2 the input was wrong, 3 training gave up or taught nothing" in text
 
 
 @pytest.mark.parametrize("command", COMMANDS)
@@ -75,6 +75,15 @@ def test_help_has_usage_and_an_example(silva, command):
     assert text.startswith(f"silva {command}: ")
     assert re.search(rf"^usage: +silva {command}\b", text, re.M)
     assert re.search(rf"^example: silva {command}\b", text, re.M)
+
+
+def test_help_of_a_section(silva):
+    assert silva("rl", "--help", "trainer.optimizer").startswith("[trainer.optimizer]\n  lr = 1e-5\n")
+    assert '[algorithm] type = "ppo"' in silva("eval", "--help", "algorithm.ppo")
+    overview, whole = silva("rl", "--help"), silva("rl", "-h", "all")
+    assert len(overview.splitlines()) < 80 < 400 < len(whole.splitlines())
+    assert silva("rl", "@", "small.toml", "--help") == silva("rl", "--help", "--resume") == overview
+    silva("rl", "--help", "trainer.optimiser", code=2)
 
 
 def test_examples_of_the_help_name_files_that_exist():
@@ -168,8 +177,20 @@ def test_doctor(silva):
     findings = json.loads(silva("doctor", "--json"))
     assert findings["silva"] == package.__version__ and findings["packages"]["torch"]
     assert findings["problems"] == [] and findings["torch"]["threads"] >= 1
+    assert all(text.startswith(("yes (", "no (")) for text in findings["same bits"].values())
+    assert list(findings["same bits"]) == ["float32", "bfloat16", "float64"]
     text = silva("doctor")
     assert re.search(r"^  torch +\d", text, re.M) and text.endswith("ready: nothing is missing\n")
+
+
+def test_doctor_says_where_bits_do_not_repeat(monkeypatch):
+    from silva import doctor
+    from silva.models import machine
+    from silva.models.same_bits import RowRules
+
+    monkeypatch.setattr(machine, "probe", lambda *_, dtype, **__: RowRules(hold=dtype.itemsize < 8))
+    (note,) = [note for note in doctor.examine()["notes"] if "bit for bit" in note]
+    assert note.startswith("runs in float64 repeat within rounding here, not bit for bit: ")
 
 
 def test_doctor_says_what_is_missing(monkeypatch):

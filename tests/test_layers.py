@@ -17,7 +17,7 @@ from silva.registries import REGISTRIES
 # than the sentence in the design: a ledger writes through ports; evaluation plays episodes, so it stands on
 # rollouts; the loop evaluates while it trains, so it stands on evaluation; a plan refuses what a launch does.
 ROWS = [
-    ["errors"],
+    ["errors", "signals"],
     ["types", "ports", "compute"],
     ["protocols", "ledger", "config"],
     ["algorithms", "rendering", "models", "tools", "monitoring"],

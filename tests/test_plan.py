@@ -1,5 +1,6 @@
 """The plan against what the run then needed, and its arithmetic."""
 
+import dataclasses
 import json
 import re
 import subprocess
@@ -9,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from silva.algorithms.recipes import Grpo
 from silva.cli import main
 from silva.plan import Plan, Probe, _summarise, describe
 from silva.types import Group, Segment, Task, Trajectory, Turn
@@ -70,6 +72,14 @@ def test_dry_run_prints_toml_that_says_the_same(tmp_path, monkeypatch, capsys, w
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a.toml", "b.toml"]
 
 
+def test_a_plan_that_trains_nothing_says_so_first(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    Path("a.toml").write_text(CONFIG)
+    assert main(["rl", "@", "a.toml", "--rollout.group_size", "1", "--dry-run"]) == 0
+    (line,) = [line for line in capsys.readouterr().out.splitlines() if "WARNING" in line]
+    assert line.startswith("# WARNING: 0 tokens would be trained. rollout.group_size = 1 leaves nothing")
+
+
 def number(text: str) -> float:
     size = {"k": 1e3, "M": 1e6, "G": 1e9, " KiB": 2**10, " MiB": 2**20, " GiB": 2**30}
     digits, unit = re.fullmatch(r"([\d.]+)(.*)", text).groups()
@@ -94,7 +104,7 @@ def test_probe_counts_usable_episodes():
     ]
     # Replies 4, 8, 4, 4; rows 24, 20 + 2 + 2 + 6 = 30, 24, 24; only the second group is all equal.
     # The first two have 22 tokens in common (20 + 2), the last two are the same row: 24 + 8 + 24.
-    found = _summarise(groups)
+    found = _summarise(Grpo(), groups)
     assert found == Probe(generated=5.0, trained=25.5, unique=14.0, longest=30, hopeless=0.5, mastered=0.0)
 
 
@@ -108,9 +118,9 @@ def test_groups_without_signal_fade_as_a_policy_learns():
 def test_probe_without_a_usable_episode_says_why():
     broken = episode("a", failure="redo", error="reset: OSError: no server")
     with pytest.raises(
-        RuntimeError, match=r"every episode of the plan's probe failed: reset: OSError: no server"
+        RuntimeError, match=r"every episode of the plan's probe failed: 1 x reset: OSError: no server"
     ):
-        _summarise([Group("a", TASK, (broken,))])
+        _summarise(Grpo(), [Group("a", TASK, (broken,))])
 
 
 def test_plan_in_words():
@@ -120,6 +130,8 @@ def test_plan_in_words():
         parameters=134_515_008, trained_parameters=2_442_240, memory_bytes=1.99 * 2**30,
         checkpoint_bytes=30 * 2**20, checkpoints=3, directory="runs/x",
     )  # fmt: skip
+    nothing = describe(dataclasses.replace(plan, warning="rollout.group_size = 1 ..."))
+    assert nothing == "WARNING: 0 tokens would be trained. rollout.group_size = 1 ...\n" + describe(plan)
     assert describe(plan).splitlines()[:8] == [
         "plan:",
         "  20 steps, each 64 tasks x 8 = 512 rollouts, and about 12.5 tasks more for groups without signal, "

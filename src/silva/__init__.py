@@ -37,7 +37,7 @@ def train(
     Args:
         config: a TOML file, keys (nested or dotted) with their values, or a resolved configuration.
         resume: go on with the run in output_dir/name from its last checkpoint.
-        overwrite: remove the run in output_dir/name first.
+        overwrite: replace the run in output_dir/name: it is removed when the new one begins.
 
     Raises:
         SilvaError: the one of errors.py that fits; Interrupted after Ctrl-C.
@@ -54,9 +54,7 @@ def _beside_loop(work: Callable[[], Outcome]) -> Outcome:
     import threading
     from concurrent.futures import Future
 
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
+    if asyncio._get_running_loop() is None:
         return work()
     result: Future[Outcome] = Future()
 

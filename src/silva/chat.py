@@ -21,7 +21,8 @@ def chat(
     Args:
         path: a run's folder, a model folder or hub id; the packaged model where None.
     """
-    if path is not None and not Path(path).exists() and Path(path).parent.is_dir() and "/" in path:
+    place = Path(path or "").expanduser()
+    if path is not None and not place.exists() and place.parent.is_dir() and "/" in path:
         raise ConfigError(
             f"silva chat: {path}: no such folder; expected a run's folder, a model folder or hub id"
         )

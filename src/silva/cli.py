@@ -11,15 +11,16 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from silva import __version__
-from silva.errors import ConfigError, SilvaError
+from silva import __version__, signals
+from silva.errors import ConfigError, NoSignalError, SilvaError
 
 if TYPE_CHECKING:
     from silva.config.load import Resolved
     from silva.config.schema import Registries
 
 EXIT_CODES = (
-    "Exit codes: 0 done, 1 the run failed, 2 the input was wrong, 3 training gave up, 130 interrupted."
+    "Exit codes: 0 done, 1 the run failed, 2 the input was wrong, 3 training gave up or taught nothing, "
+    "130 interrupted."
 )
 COMMANDS: dict[str, tuple[str, str]] = {
     "rl": ("train with reinforcement learning", "silva rl @ configs/quickstart.toml --steps 20"),
@@ -37,12 +38,13 @@ USAGE = {
 silva rl @ FILE.toml [--dry-run | --resume | --overwrite] [--section.key VALUE ...]
 
   --dry-run    print the resolved configuration and the plan in numbers, then stop
-  --resume     go on with the run in output_dir/name from its last checkpoint
-  --overwrite  remove the run in output_dir/name first""",
+  --resume     go on with the run in output_dir/name from its last checkpoint; without a FILE, with
+               the configuration that is saved there
+  --overwrite  replace the run in output_dir/name: it is removed when the new one begins""",
     "sft": """\
 silva sft @ FILE.toml [--overwrite] [--section.key VALUE ...]
 
-  --overwrite  remove the run in output_dir/name first""",
+  --overwrite  replace the run in output_dir/name: it is removed when the new one begins""",
     "eval": """\
 silva eval @ FILE.toml [--weights PATH] [--policy WHO] [--json] [--section.key VALUE ...]
 
@@ -96,8 +98,10 @@ def _run(arguments: list[str]) -> int:
     command, rest = arguments[0], arguments[1:]
     if command not in COMMANDS:
         raise ConfigError(f"unknown command {command!r}{_nearest(command)}; expected {', '.join(COMMANDS)}")
-    if "-h" in rest or "--help" in rest:
-        print(_help(command))
+    asked = [i for i, argument in enumerate(rest) if argument in ("-h", "--help")]
+    if asked:
+        following = rest[asked[0] + 1 : asked[0] + 2]
+        print(_help(command, "".join(word for word in following if not word.startswith(("-", "@")))))
         return 0
     from silva.config.dotenv import load_dotenv
 
@@ -122,13 +126,13 @@ def _overview() -> str:
     ])  # fmt: skip
 
 
-def _help(command: str) -> str:
+def _help(command: str, topic: str) -> str:
     summary, example = COMMANDS[command]
     if command in ("rl", "sft", "eval"):
         from silva.config.help import help_text
 
         options = USAGE[command].partition("\n\n")[2]
-        return help_text(f"silva {command}", summary, example, _registries(), options).rstrip()
+        return help_text(f"silva {command}", summary, example, _registries(), options, topic).rstrip()
     usage = USAGE[command].replace("\nsilva", "\n         silva")
     return f"silva {command}: {summary}\n\nusage:   {usage}\n\nexample: {example}"
 
@@ -181,12 +185,13 @@ def _take_value(arguments: list[str], flag: str, expected: str) -> tuple[str | N
 
 def _rl(arguments: list[str]) -> int:
     found, rest = _take(arguments, "--dry-run", "--resume", "--overwrite")
-    resolved = _resolve("rl", rest)
+    resolved = _resume(rest) if "--resume" in found else _resolve("rl", rest)
     _check_crash_point()
     if "--dry-run" in found:
         from silva.config.saved import to_toml
         from silva.plan import describe, plan_run
 
+        signals.be_caught()
         plan = describe(plan_run(resolved.config))
         print(to_toml(resolved))
         print(*(f"# {line}" for line in plan.splitlines()), sep="\n")  # so that all of it is TOML
@@ -194,11 +199,19 @@ def _rl(arguments: list[str]) -> int:
     from silva.launch import train
     from silva.orchestrator.interrupt import Interrupted
 
+    signals.be_caught()
     try:
-        train(resolved, resume="--resume" in found, overwrite="--overwrite" in found)
+        outcome = train(resolved, resume="--resume" in found, overwrite="--overwrite" in found)
     except Interrupted:
         return 130
-    return 0
+    return 0 if outcome.trained else NoSignalError.exit_code
+
+
+def _resume(arguments: list[str]) -> Resolved:
+    """Without a file, the run's own configuration."""
+    from silva.config.saved import load_saved
+
+    return load_saved(arguments, _registries()) or _resolve("rl", arguments)
 
 
 def _sft(arguments: list[str]) -> int:
@@ -208,6 +221,7 @@ def _sft(arguments: list[str]) -> int:
     from silva.launch import supervise
     from silva.orchestrator.interrupt import Interrupted
 
+    signals.be_caught()
     try:
         supervise(resolved, overwrite="--overwrite" in found)
     except Interrupted:
@@ -233,6 +247,7 @@ def _eval(arguments: list[str]) -> int:
     from silva.evaluation.evaluator import records
     from silva.launch import evaluate_config
 
+    signals.be_caught()
     evaluations = evaluate_config(config, policy=policy or "model", weights=weights)
     rows = records(evaluations)
     if "--json" in found:
@@ -241,15 +256,19 @@ def _eval(arguments: list[str]) -> int:
     from rich.console import Console
     from rich.table import Table
 
-    table = Table("environment", "metric", "mean", "95 % interval", "n")
+    def number(value: float | None) -> str:
+        return "-" if value is None else f"{value:.3f}"
+
+    table = Table("environment", "metric", "mean", "95 % interval", "n", "left out", "bounds with them")
     for row in rows:
-        table.add_row(row["environment"], row["metric"], f"{row['mean']:.3f}",
-                      f"[{row['ci_low']:.3f}, {row['ci_high']:.3f}]", str(row["n"]))  # fmt: skip
+        interval = f"[{number(row['ci_low'])}, {number(row['ci_high'])}]"
+        bounds = f"[{number(row['bound_low'])}, {number(row['bound_high'])}]" if row["left_out"] else ""
+        table.add_row(row["environment"], row["metric"], number(row["mean"]), interval, str(row["n"]),
+                      str(row["left_out"]), bounds)  # fmt: skip
     Console().print(table)
-    for e in evaluations:
-        if e.failed:
-            print(f"{e.environment}: {e.failed} of {len(e.episodes)} episodes failed and are left out")
-    return 0
+    for note in filter(None, (e.note() for e in evaluations)):
+        print(note)
+    return 0 if any(e.estimates for e in evaluations) else NoSignalError.exit_code
 
 
 def _chat(arguments: list[str]) -> int:
@@ -257,6 +276,7 @@ def _chat(arguments: list[str]) -> int:
         raise ConfigError(f"silva chat: got {' '.join(arguments)!r}, expected at most one path")
     from silva.chat import chat
 
+    signals.be_caught()
     return chat(arguments[0] if arguments else None)
 
 
@@ -309,6 +329,7 @@ def _play(arguments: list[str]) -> int:
         raise ConfigError(str(error).replace("environments.0.", "")) from None
     taskset = config.environments[0].taskset()
     tasks = taskset.tasks("train")
+    signals.be_caught()
     try:
         asyncio.run(play(taskset, tasks[randrange(len(tasks))], input, print))
     except EOFError:
@@ -342,8 +363,8 @@ def _diff(arguments: list[str]) -> int:
         raise ConfigError(f"silva diff: got {len(rest)} folders, expected two runs to compare")
     from silva.config.diff import diff, format_diff
 
-    a, b = map(Path, rest)
-    print(format_diff(diff(a, b), rest[0], rest[1], as_json="--json" in found))
+    a, b = (Path(each).expanduser() for each in rest)
+    print(format_diff(diff(a, b, _registries()), rest[0], rest[1], as_json="--json" in found))
     return 0
 
 
@@ -361,6 +382,7 @@ _HANDLERS: dict[str, Callable[[list[str]], int]] = {
 
 def entry() -> None:
     """The console command: `main`, and no waiting for the compute thread once the user wants out."""
+    signals.end_at_once()
     code = main()
     sys.stdout.flush()
     sys.stderr.flush()

@@ -38,8 +38,12 @@ def examine() -> dict[str, Any]:
     }
     if packages["torch"] is not None:
         findings["torch"] = _torch()
-        if os.environ.get("MKL_CBWR", "").endswith("STRICT") is False and not findings["torch"]["gpu"]:
-            notes.append("MKL_CBWR is set without STRICT: runs repeat, but not bit for bit")
+        findings["same bits"] = _same_bits()
+        if no := [name for name, text in findings["same bits"].items() if text.startswith("no")]:
+            notes.append(
+                f"runs in {', '.join(no)} repeat within rounding here, not bit for bit: a row of a matrix "
+                "product has other last bits with other rows beside it, and more rows do not help"
+            )
     return {**findings, "notes": notes, "problems": problems}
 
 
@@ -61,15 +65,27 @@ def show(findings: dict[str, Any]) -> str:
 def _torch() -> dict[str, Any]:
     import torch
 
+    from silva.models.machine import blas, processor
+
     gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None
     return {
         "version": torch.__version__,
         "gpu": gpu,
         "threads": torch.get_num_threads(),
+        "processor": processor(),
         "cpu_kernels": torch.backends.cpu.get_cpu_capability(),
-        "mkl": torch.backends.mkl.is_available(),
+        "blas": blas(),
         "MKL_CBWR": os.environ.get("MKL_CBWR"),
     }
+
+
+def _same_bits() -> dict[str, str]:
+    """Whether a run in each dtype repeats bit for bit on this CPU, and what sampling does for it."""
+    import torch
+
+    from silva.models.machine import promises
+
+    return promises(torch.get_num_threads())
 
 
 def _version(name: str) -> str | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,8 +13,11 @@ from silva.monitoring.report import write_report
 from silva.monitoring.summary import write_summary
 from silva.orchestrator.numbers import Phases, peak_memory_bytes
 from silva.orchestrator.run_directory import RunDirectory
+from silva.orchestrator.silence import NOTHING
 from silva.orchestrator.state import RunState
 from silva.session import Session
+
+Row = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
@@ -26,6 +29,11 @@ class Outcome:
     report: Path | None
     weights: Path | None
 
+    @property
+    def trained(self) -> bool:
+        """Whether at least one step taught something."""
+        return self.summary.get("steps_trained") != 0
+
 
 def finish(
     session: Session, state: RunState, phases: Phases, run: RunDirectory, monitor: Monitor, weights: Path
@@ -36,6 +44,7 @@ def finish(
         "eval_before": before,
         "eval_after": after,
         "steps": state.step,
+        "steps_trained": state.steps_trained,
         "tokens_generated": state.tokens_generated,
         "tokens_trained": state.tokens_trained,
         "seconds": dict(phases.total),
@@ -46,19 +55,40 @@ def finish(
     }
     write_summary(run.path, summary)
     report = write_last_report(run, monitor, session)
-    for old, new in zip(before, after, strict=False):
-        if old["metric"] == "success":
-            monitor.message(
-                f"held-out success, {old['environment']}: {_shown(old)} before, {_shown(new)} after"
-            )
+    for line in last_words(before, after):
+        monitor.message(line)
+    if not state.steps_trained:
+        monitor.message(f"nothing was learned from rewards: {NOTHING}", "warning")
     if report:
         monitor.message(f"report: {report}")
     monitor.message(f"weights: {weights}")
     return Outcome(run.path, summary, report, weights)
 
 
-def _shown(row: Mapping[str, Any]) -> str:
-    return f"{row['mean']:.1%} [{row['ci_low']:.1%}, {row['ci_high']:.1%}] of {row['n']}"
+def last_words(before: Sequence[Row], after: Sequence[Row]) -> list[str]:
+    """One line an environment: its success before and after, or its reward if it reports no success."""
+    lines = []
+    for name in dict.fromkeys(row["environment"] for row in (*before, *after)):
+        found = [{r["metric"]: r for r in rows if r["environment"] == name} for rows in (before, after)]
+        metric = "success" if any("success" in rows for rows in found) else "reward"
+        first, last = (_shown(rows.get(metric), rows.get("reward")) for rows in found)
+        lines.append(f"held-out {metric}, {name}: {first} before, {last} after")
+    return lines
+
+
+def _shown(row: Row | None, reward: Row | None) -> str:
+    """`reward`: of the same environment, which has this row at all times."""
+    left_out = reward["left_out"] if reward else 0
+    if row is None or row["mean"] is None:
+        return f"no result ({left_out} episodes left out)" if left_out else "not reported"
+    form = ".1%" if row["metric"] == "success" else ".3f"
+    text = f"{row['mean']:{form}} [{row['ci_low']:{form}}, {row['ci_high']:{form}}] of {row['n']}"
+    if not left_out:
+        return text
+    bounds = ""
+    if row["bound_low"] is not None:
+        bounds = f": between {row['bound_low']:{form}} and {row['bound_high']:{form}} with them"
+    return f"{text} ({left_out} episodes left out{bounds})"
 
 
 def write_last_report(run: RunDirectory, monitor: Monitor, session: Session | None) -> Path | None:

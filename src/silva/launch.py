@@ -15,9 +15,8 @@ from rich.console import Console
 from rich.progress import Progress
 from safetensors import SafetensorError
 
-import silva
 from silva.algorithms import losses
-from silva.config.diff import changed_keys, may_change
+from silva.config.diff import forbidden_changes
 from silva.config.load import Resolved, load
 from silva.config.saved import to_toml
 from silva.config.schema import RunConfig
@@ -25,18 +24,21 @@ from silva.ending import Outcome, finish, write_last_report
 from silva.errors import CapabilityError, ConfigError, SilvaError
 from silva.evaluation.evaluator import Evaluation, evaluate, records
 from silva.ledger import Ledger
+from silva.monitoring import busy
 from silva.monitoring.metrics import truncate_metrics
 from silva.monitoring.monitor import Monitor
-from silva.orchestrator import rl
+from silva.orchestrator import held_out, rl
+from silva.orchestrator.activity import Activity
 from silva.orchestrator.buffer import Buffer
 from silva.orchestrator.interrupt import Interrupted
 from silva.orchestrator.numbers import Phases, eval_metrics
 from silva.orchestrator.run_directory import RunDirectory
-from silva.orchestrator.sft import imitate
+from silva.orchestrator.sft import Imitation, imitate
 from silva.orchestrator.state import RunState
 from silva.ports import FILES
 from silva.registries import REGISTRIES
 from silva.rollouts.actors import Actor, Policy, Script
+from silva.rollouts.faults import tally
 from silva.rollouts.linear import Linear
 from silva.session import Session, model_settings, offers_tools
 from silva.trainer.checkpoint import CheckpointStore
@@ -62,7 +64,7 @@ def train(
     check(resolved.config)
     path = Path(resolved.config.output_dir) / resolved.config.name
     with RunDirectory.open(
-        path, resume=resume, overwrite=overwrite, config=resolved.data, may_change=_forbidden_changes
+        path, resume=resume, overwrite=overwrite, config=resolved.data, may_change=forbidden_changes
     ) as run:
         if run.state == "finished":
             return _finished(run, console)
@@ -76,7 +78,7 @@ def as_resolved(config: str | Path | Mapping[str, Any] | Resolved) -> Resolved:
     if isinstance(config, Resolved):
         return config
     if isinstance(config, Mapping):
-        return load([f"--{key}={_text(value)}" for key, value in config.items()], REGISTRIES)
+        return load([], REGISTRIES, values=config)
     return load([f"@{config}"], REGISTRIES)
 
 
@@ -102,11 +104,6 @@ def check(config: RunConfig) -> None:
             "algorithm.use_rewards = false without [algorithm.reference]: the policy would only be held to "
             "itself; name a teacher"
         )
-    if config.algorithm.reference_refresh and config.model.lora is not None:
-        raise CapabilityError(
-            "algorithm.reference_refresh with [model.lora]: the reference is the model below the adapters, "
-            "which stays; expected 0"
-        )
     try:
         losses.check(config.algorithm.loss_spec())
     except ConfigError as error:
@@ -125,7 +122,7 @@ def supervise(config: str | Path | Mapping[str, Any] | Resolved, *, overwrite: b
     path = Path(resolved.config.output_dir) / resolved.config.name
     with (
         RunDirectory.open(
-            path, resume=False, overwrite=overwrite, config=resolved.data, may_change=_forbidden_changes
+            path, resume=False, overwrite=overwrite, config=resolved.data, may_change=forbidden_changes
         ) as run,
         _explained(run, "start again with --overwrite"),
     ):
@@ -141,7 +138,7 @@ def _explained(run: RunDirectory, advice: str, console: Console | None = None) -
     try:
         yield
     except KeyboardInterrupt:
-        _print(f"{run.path}: interrupted; {advice}", console)
+        _print(run.restore() or f"{run.path}: interrupted; {advice}", console)
         raise
     except OSError as error:
         if isinstance(error, SilvaError) or error.errno not in _DISK:
@@ -150,6 +147,9 @@ def _explained(run: RunDirectory, advice: str, console: Console | None = None) -
             f"{run.path} cannot be written: {error.strerror}. Its checkpoints are untouched. "
             f"Free some space (or make it writable), then {advice}."
         ) from error
+    finally:
+        if restored := run.restore():
+            _print(restored, console)
 
 
 async def _train(resolved: Resolved, run: RunDirectory, console: Console | None) -> Outcome:
@@ -167,15 +167,23 @@ async def _train(resolved: Resolved, run: RunDirectory, console: Console | None)
             Monitor(run.path, config.monitoring, name=config.name, total_steps=config.steps,
                     resume_step=kept, console=console)
         )  # fmt: skip
-        for note in (*resolved.notes, *run.notes):
+        for note in (*resolved.notes, *config.algorithm.notes, *run.notes):
             monitor.message(note)
         for damaged in store.skipped:
             monitor.message(f"passed over: {damaged}", "warning")
         try:
             phases = Phases(state.seconds)
             session = stack.enter_context(_session(config, monitor, phases))
+            if elsewhere := run.note_machine(session.machine):
+                monitor.message(elsewhere, "warning")
+            if run.state == "new":
+                held_out.record(run.path, session.tasksets)
+            for note in held_out.changes(run.path, session.tasksets, config.eval.tasks):
+                monitor.message(note, "warning")
             loop = await _prepare(session, state, weights, ledger, store, monitor, phases)
-            state = await loop.run()
+            if weights is None and config.warm_start is not None:
+                await loop.save()  # the warm start is never done again
+            state = await loop.run(run.begun)
             weights = run.weights / f"step_{state.step}"
             with phases("export"):
                 monitor.stage("export")
@@ -183,7 +191,8 @@ async def _train(resolved: Resolved, run: RunDirectory, console: Console | None)
             return finish(session, state, phases, run, monitor, weights)
         except Interrupted:
             steps = store.steps()
-            monitor.message(f"stopped; --resume goes on after step {steps[-1] if steps else 0}", "warning")
+            where = f"goes on after step {steps[-1]}" if steps else "begins the warm start again"
+            monitor.message(f"stopped; --resume {where}", "warning")
             if config.monitoring.report:
                 write_last_report(run, monitor, None)
             raise
@@ -194,23 +203,30 @@ async def _train(resolved: Resolved, run: RunDirectory, console: Console | None)
 
 async def _supervise(resolved: Resolved, run: RunDirectory) -> Outcome:
     config = resolved.config
-    Ledger.create(run.ledger)
+    ledger = Ledger.create(run.ledger)
     run.save_config(to_toml(resolved), resolved.data)
     phases = Phases()
     with (
         Monitor(run.path, config.monitoring, name=config.name, total_steps=1) as monitor,
         _session(config, monitor, phases) as session,
     ):
+        held_out.record(run.path, session.tasksets)
+        run.note_machine(session.machine)
         policy = Policy(session.engine, session.renderer, config.eval.sampling)
-        before = await _measure(session, policy, monitor, phases)
+        activity = Activity(monitor)
+        before = await _measure(session, policy, activity, phases)
         monitor.step(0, eval_metrics(before))
-        trainer, tokens = await _warm_start(session, monitor, phases)
+        trainer, done = await _warm_start(session, activity, phases, ledger)
         await session.engine.load_weights(1)
-        after = await _measure(session, policy, monitor, phases)
+        after = await _measure(session, policy, activity, phases)
         monitor.step(1, eval_metrics(after))
         weights = run.weights / "step_0"
+        run.begun()
         await _export(trainer, weights)
-        state = RunState(tokens_trained=tokens, eval_before=records(before), eval_last=records(after))
+        state = RunState(
+            steps_trained=done.steps, tokens_trained=done.tokens,
+            eval_before=records(before), eval_last=records(after),
+        )  # fmt: skip
         return finish(session, state, phases, run, monitor, weights)
 
 
@@ -232,13 +248,17 @@ async def _export(trainer: LocalTrainer, folder: Path) -> None:
 def _session(config: RunConfig, monitor: Monitor, phases: Phases) -> Iterator[Session]:
     with phases("load"):
         monitor.stage("load model")
+        began = busy.sample()
         session = Session(config)
+    cores = len(busy.cores())
+    slow = busy.hint(began, busy.sample(), cores, config.placement.threads or cores)
+    if slow and session.loaded.device.type == "cpu":
+        monitor.message(slow, "warning")
     renderer, tools = session.renderer, any(map(offers_tools, config.environments))
+    for note in session.notes:
+        monitor.message(note, "warning")
     for note in (*renderer.notes, *(renderer.tool_notes if tools else ())):
         monitor.message(note)
-    if silva.TORCH_CAME_FIRST and session.loaded.device.type == "cpu":
-        monitor.message("torch was imported before silva: this run repeats within rounding, not bit for bit; "
-                        "import silva first")  # fmt: skip
     wait = True
     try:
         yield session
@@ -249,22 +269,30 @@ def _session(config: RunConfig, monitor: Monitor, phases: Phases) -> Iterator[Se
         session.close(wait=wait)
 
 
-async def _measure(session: Session, actor: Actor, monitor: Monitor, phases: Phases) -> list[Evaluation]:
+async def _measure(session: Session, actor: Actor, activity: Activity, phases: Phases) -> list[Evaluation]:
+    monitor = activity.monitor
     with phases("eval"):
-        return await evaluate(
+        evaluations = await evaluate(
             session.tasksets,
             actor,
             session.renderer,
             session.config.eval,
             session.config.rollout.limits,
             seed=session.config.seed,
+            redo=session.config.rollout.redo,
             on_episode=lambda done, total, label: monitor.stage("eval", done, total, label),
+            watch=activity,
         )
+    for note in filter(None, (e.note() for e in evaluations)):
+        monitor.message(f"evaluation: {note}", "warning")
+    return evaluations
 
 
-async def _warm_start(session: Session, monitor: Monitor, phases: Phases) -> tuple[LocalTrainer, int]:
-    """The trainer that did it, and how many tokens it trained on."""
-    config, warm = session.config, session.config.warm_start
+async def _warm_start(
+    session: Session, activity: Activity, phases: Phases, ledger: Ledger
+) -> tuple[LocalTrainer, Imitation]:
+    """The trainer that did it, and what came of it."""
+    config, warm, monitor = session.config, session.config.warm_start, activity.monitor
     assert warm is not None
     with phases("warm_start"):
         monitor.stage("warm start", 0, warm.steps)
@@ -272,9 +300,18 @@ async def _warm_start(session: Session, monitor: Monitor, phases: Phases) -> tup
             config.trainer.model_copy(update={"optimizer": warm.optimizer, "self_check": False}), warm.steps
         )
         done = await imitate(teacher, session.engine, session.stream("warm"), session.renderer, warm,
-                                     config.rollout.limits, seed=config.seed, monitor=monitor)  # fmt: skip
+                             config.rollout.limits, seed=config.seed, monitor=monitor,
+                             watch=activity)  # fmt: skip
+    ledger.record("imitated", contents=done.contents)
+    ledger.commit()
     monitor.message(f"warm start: {done.steps} supervised steps, loss {done.loss:.3f}")
-    return teacher, done.tokens
+    if done.failed:
+        monitor.message(
+            f"warm start: {len(done.failed)} of {done.played} episodes failed and were not imitated: "
+            f"{tally(done.failed)}",
+            "warning",
+        )
+    return teacher, done
 
 
 async def _prepare(
@@ -289,8 +326,9 @@ async def _prepare(
     """The loop with everything in it, its weights warm-started or restored."""
     config = session.config
     teacher = session.teacher()  # first: a wrong name must not cost a warm start
+    activity = Activity(monitor)
     if weights is None and config.warm_start is not None:
-        await _warm_start(session, monitor, phases)
+        await _warm_start(session, activity, phases, ledger)
     trainer = session.trainer(
         config.trainer,
         config.steps * config.trainer.updates_per_step,
@@ -301,10 +339,13 @@ async def _prepare(
     if weights is not None:
         await trainer.load(weights)
     await session.engine.load_weights(trainer.version)
-    activity = Activity(monitor)
-    rollout = Linear(config.rollout, session.renderer, seed=config.seed, on_turn=activity.turn)
+    rollout = Linear(
+        config.rollout, session.renderer, seed=config.seed, on_turn=activity.turn, watch=activity
+    )
     buffer = Buffer(
-        stream=session.stream("train", state.tasks, settings=config.algorithm.pools, pools=state.pools),
+        stream=session.stream(
+            "train", state.tasks, passed=state.passed, settings=config.algorithm.pools, pools=state.pools
+        ),
         rollout=rollout,
         engine=session.engine,
         recipe=config.algorithm,
@@ -318,39 +359,15 @@ async def _prepare(
         seed=config.seed,
         eval=config.eval,
         limits=config.rollout.limits,
+        redo=config.rollout.redo,
         checkpoint=config.checkpoint,
         trainer=config.trainer,
         temperature=config.rollout.sampling.temperature,
         collapse_every=config.monitoring.collapse_every,
     )
     parts = rl.Parts(settings, config.algorithm, trainer, session.engine, buffer, session.tasksets,
-                     session.renderer, ledger, store, monitor, phases)  # fmt: skip
+                     session.renderer, ledger, store, monitor, activity, phases)  # fmt: skip
     return rl.Loop(parts, state)
-
-
-class Activity:
-    """Turns of episodes into heartbeats that say whom the rollout waits for."""
-
-    def __init__(self, monitor: Monitor):
-        self.monitor = monitor
-        self.waiting: dict[str, str] = {}
-        self.done, self.total = 0, 0
-
-    def turn(self, episode: str, waiting_for: str | None) -> None:
-        if waiting_for is None:
-            self.waiting.pop(episode, None)
-        else:
-            self.waiting[episode] = waiting_for
-        self._show()
-
-    def groups(self, done: int, total: int) -> None:
-        self.done, self.total = done, total
-        self._show()
-
-    def _show(self) -> None:
-        names = sorted(set(self.waiting.values()))
-        counts = [f"{list(self.waiting.values()).count(name)} {name}" for name in names]
-        self.monitor.stage("rollout", self.done, self.total, ", ".join(counts))
 
 
 def _finished(run: RunDirectory, console: Console | None) -> Outcome:
@@ -362,14 +379,6 @@ def _finished(run: RunDirectory, console: Console | None) -> Outcome:
 
 def _print(text: str, console: Console | None) -> None:
     (console or Console()).print(text, soft_wrap=True, highlight=False)
-
-
-def _forbidden_changes(old: dict, new: dict) -> list[str]:
-    return [key for key in changed_keys(old, new) if not may_change(key)]
-
-
-def _text(value: Any) -> str:
-    return value if isinstance(value, str) else json.dumps(value)
 
 
 def evaluate_config(
@@ -385,12 +394,15 @@ def evaluate_config(
         config = config.model_copy(update={"model": model_settings(weights)})
     if policy not in ("model", "expert", "random"):
         raise ConfigError(f"--policy {policy}: expected model, expert or random")
-    return asyncio.run(_evaluate(config, policy))
+    return asyncio.run(_evaluate(config, policy, Path(weights) if weights else None))
 
 
-async def _evaluate(config: RunConfig, policy: str) -> list[Evaluation]:
-    session = Session(config)
-    progress = Progress(console=Console(stderr=True), transient=True)
+async def _evaluate(config: RunConfig, policy: str, run: Path | None) -> list[Evaluation]:
+    session, console = Session(config), Console(stderr=True)
+    changes = held_out.changes(run, session.tasksets, config.eval.tasks) if run else []
+    for note in (*session.notes, *changes):
+        _print(note, console)
+    progress = Progress(console=console, transient=True)
     bar = progress.add_task("evaluating")
     actor: Actor
     if policy == "model":
@@ -406,6 +418,7 @@ async def _evaluate(config: RunConfig, policy: str) -> list[Evaluation]:
                 config.eval,
                 config.rollout.limits,
                 seed=config.seed,
+                redo=config.rollout.redo,
                 on_episode=lambda done, total, label: progress.update(bar, completed=done, total=total),
             )
     finally:

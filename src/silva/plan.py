@@ -13,10 +13,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, cast
 
-from silva.algorithms.filters import zero_variance
+from silva.algorithms.compose import without_signal
+from silva.algorithms.settings import Algorithm
 from silva.config.schema import RunConfig
 from silva.config.sections import TinyModel
 from silva.errors import NoSignalError
@@ -24,9 +25,11 @@ from silva.launch import check
 from silva.models.trie import build
 from silva.monitoring.monitor import Monitor
 from silva.orchestrator.sft import imitate
+from silva.orchestrator.silence import lonely
 from silva.ports import derive
 from silva.rollouts.actors import Actor, Policy, Script
 from silva.rollouts.episode import play
+from silva.rollouts.faults import tally
 from silva.rollouts.samples import trajectory_samples
 from silva.session import Session
 from silva.types import Group, Task, Trajectory
@@ -35,6 +38,10 @@ PROBE_EPISODES = 48
 PROCESS_BYTES = 0.55 * 2**30  # interpreter, torch and transformers on a CPU, measured
 LOGIT_ROWS = 3 * 340  # log-softmax and its gradient keep about three times the rows of logits that stay whole
 FEW_STEPS = 5  # too few for a policy to change what a step costs
+SAME_REWARDS = (
+    "The episodes of a task all earned the same reward in a probe, so none has anything to learn from: raise "
+    "rollout.group_size, choose easier or harder tasks, or begin with [warm_start]."
+)
 CACHE_LENGTH = 64  # the engine pads its cached rows to multiples of this
 
 
@@ -59,6 +66,7 @@ class Plan:
     checkpoint_bytes: float
     checkpoints: int
     directory: str
+    warning: str = ""  # why nothing would be trained
 
     @property
     def rollouts(self) -> int:
@@ -93,7 +101,7 @@ def plan_run(config: RunConfig) -> Plan:
     check(config)
     session = Session(config)
     try:
-        found = _summarise(asyncio.run(_probe(session)))
+        found = _summarise(config.algorithm, asyncio.run(_probe(session)))
         memory = _memory(session, found)
     finally:
         session.close()
@@ -123,6 +131,7 @@ def plan_run(config: RunConfig) -> Plan:
         checkpoint_bytes=3.0 * updated * session.loaded.dtype.itemsize,
         checkpoints=config.checkpoint.keep + config.checkpoint.keep_best,
         directory=f"{config.output_dir}/{config.name}",
+        warning=lonely(config.algorithm, rollout.group_size) or ("" if kept else SAME_REWARDS),
     )
 
 
@@ -148,7 +157,8 @@ def describe(plan: Plan) -> str:
         f"files: {plan.directory}/{{config.toml, metrics.jsonl, ledger.jsonl, rollouts/, checkpoints/, "
         "weights/, summary.json, report.html}",
     ]
-    return "plan:\n" + "\n".join(f"  {line}" for line in lines)
+    warning = [f"WARNING: 0 tokens would be trained. {plan.warning}"] if plan.warning else []
+    return "\n".join([*warning, "plan:", *(f"  {line}" for line in lines)])
 
 
 class _Silent:
@@ -172,7 +182,6 @@ async def _probe(session: Session) -> list[Group]:
 
     async def one(task: Task, label: str, group: int, index: int) -> Trajectory:
         seed = derive(config.seed, "probe", group, index)
-        task = replace(task, seed=derive(task.seed, index))
         return await play(task, session.tasksets[label], actor, session.renderer, rollout.limits,
                           id=f"probe{group}/{index}", seed=seed)  # fmt: skip
 
@@ -184,17 +193,17 @@ async def _probe(session: Session) -> list[Group]:
     return [await group(number) for number in range(count)]
 
 
-def _summarise(groups: Sequence[Group]) -> Probe:
+def _summarise(recipe: Algorithm, groups: Sequence[Group]) -> Probe:
     """Raises NoSignalError where no episode gave a usable result."""
     played = [t for group in groups for t in group.scored]
     if not played:
-        errors = {t.error for group in groups for t in group.trajectories}
-        raise NoSignalError(f"every episode of the plan's probe failed: {'; '.join(map(str, errors))}")
+        errors = [t.error for group in groups for t in group.trajectories]
+        raise NoSignalError(f"every episode of the plan's probe failed: {tally(errors)}")
     rows = [[row.tokens for t in g.scored for row in trajectory_samples(t, "")] for g in groups if g.scored]
     lengths = [len(row) for group in rows for row in group]
     rewards = [t.raw_reward for t in played]
     high = max(sum(rewards) / len(rewards), min(rewards) + 1e-9)
-    silent = [group.scored[0].raw_reward for group in groups if group.scored and zero_variance(group)]
+    silent = [g.scored[0].raw_reward for g in groups if g.scored and without_signal(recipe, g)]
     return Probe(
         # The last segment of a turn is the reply, whoever gave it.
         generated=sum(len(turn.segments[-1].tokens) for t in played for turn in t.turns) / len(played),
@@ -213,8 +222,9 @@ def _memory(session: Session, found: Probe) -> float:
     each = loaded.dtype.itemsize
     parameters = sum(p.numel() for p in loaded.model.parameters())
     updated = sum(p.numel() for p in loaded.model.parameters() if p.requires_grad)
-    other = config.algorithm.refers and (config.algorithm.reference is not None or not loaded.lora)
-    reference = parameters if other else 0
+    reference = 0  # a copy of the weights that are trained, or a model of its own
+    if config.algorithm.refers:
+        reference = parameters if config.algorithm.reference is not None else updated
     if config.algorithm.critic and config.trainer.critic.trunk == "own":
         reference += parameters + 3 * updated  # learns as the policy does
     text: Any = loaded.model.config.get_text_config()

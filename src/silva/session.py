@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+import silva
 from silva.algorithms.settings import Algorithm, Pools
 from silva.compute import ComputeThread
 from silva.config.schema import RunConfig
@@ -16,8 +17,10 @@ from silva.config.sections import Placement, PretrainedModel, Rendering
 from silva.config.sections import Trainer as TrainerSettings
 from silva.engines.local import LocalEngine
 from silva.engines.settings import LocalEngine as EngineSettings
+from silva.environments.tasks import check_splits
 from silva.errors import CapabilityError, ConfigError, ModelError, SilvaError
 from silva.models.loading import LoadedModel, load_model
+from silva.models.machine import describe
 from silva.models.memory import keep_freed_memory
 from silva.orchestrator.tasks import TaskStream, World
 from silva.ports import derive
@@ -56,6 +59,7 @@ class Session:
                 system=rendering.system,
             )
             self.engine = self.compute.run(LocalEngine, self.loaded, engine, self.compute)
+            self.machine: dict[str, Any] = self.compute.run(describe, self.loaded.device, self.engine.rules)
         except BaseException:
             self.compute.shutdown(wait=False)
             raise
@@ -63,6 +67,42 @@ class Session:
         # played, and the event loop would stand still for a tenth of a second each time.
         gc.collect()
         gc.freeze()
+
+    @property
+    def notes(self) -> list[str]:
+        """What of the configuration has no effect here, or another one than it seems to."""
+        found, limits = [], self.config.rollout.limits
+        if self.loaded.device.type == "cpu" and (silva.TORCH_CAME_FIRST or not self.engine.rules.hold):
+            why = (
+                "torch was imported before silva (import silva first)"
+                if silva.TORCH_CAME_FIRST
+                else "here the last bits of a matrix product depend on how many rows it has"
+            )
+            found.append(
+                f"this run repeats within rounding, not bit for bit: {why}. `silva doctor` says more"
+            )
+        context, own = self.engine.capabilities.context, self.loaded.context
+        if limits.max_episode_tokens > context:
+            raised = f"or raise engine.context (the model has room for {own})" if own > context else (
+                f"which is all that {self.loaded.name} has")  # fmt: skip
+            found.append(
+                f"rollout.limits.max_episode_tokens = {limits.max_episode_tokens} is more than the engine's "
+                f"context of {context} tokens, prompt and answers together: longer episodes overflow, "
+                f"which is no score in training and not solved in evaluation. Lower it to {context}, {raised}"
+            )
+        if limits.max_turn_tokens > limits.max_episode_tokens:
+            found.append(
+                f"rollout.limits.max_turn_tokens = {limits.max_turn_tokens} is never reached: "
+                f"max_episode_tokens = {limits.max_episode_tokens} ends the episode before"
+            )
+        if "tasks" in self.config.eval.model_fields_set:
+            for label, taskset in self.tasksets.items():
+                if (held_out := len(taskset.tasks("eval"))) < self.config.eval.tasks:
+                    found.append(
+                        f"eval.tasks = {self.config.eval.tasks}: {label} has {held_out} held-out tasks, so "
+                        f"{held_out} are played (its key eval_size says how many are held out)"
+                    )
+        return found
 
     def teacher(self) -> LoadedModel | None:
         """The model that `algorithm.reference` names, if it is needed.
@@ -114,11 +154,13 @@ class Session:
         purpose: str,
         position: Mapping[str, int] | None = None,
         *,
+        passed: Mapping[str, int] | None = None,
         settings: Pools | None = None,
         pools: Mapping[str, str] | None = None,
     ) -> TaskStream:
         worlds = [World(e.label, self.tasksets[e.label], e.weight) for e in self.config.environments]
-        return TaskStream(worlds, derive(self.config.seed, purpose), position, settings=settings, pools=pools)
+        seed = derive(self.config.seed, purpose)
+        return TaskStream(worlds, seed, position, passed=passed, settings=settings, pools=pools)
 
     def close(self, *, wait: bool = True) -> None:
         gc.unfreeze()
@@ -128,13 +170,15 @@ class Session:
 def _taskset(environment: Any) -> TaskSet:
     """Raises ConfigError with the world's name where its own code fails."""
     try:
-        return environment.taskset()
+        taskset = environment.taskset()
     except SilvaError:
         raise
     except Exception as error:
         raise ConfigError(
             f"environment {environment.label}: its taskset() raised {type(error).__name__}: {error}"
         ) from error
+    check_splits(taskset, environment.label)
+    return taskset
 
 
 def offers_tools(environment: Any) -> bool:
@@ -159,8 +203,8 @@ def model_settings(path: str | None) -> PretrainedModel:
     """
     if path is None:
         return PretrainedModel()
-    folder = Path(path) / "weights"
-    if not folder.is_dir() and not (Path(path) / "ledger.jsonl").exists():
+    folder = Path(path).expanduser() / "weights"
+    if not folder.is_dir() and not (folder.parent / "ledger.jsonl").exists():
         return PretrainedModel(name=path)
     found = [p for p in folder.glob("step_*") if (p / "config.json").is_file()]
     if not found:

@@ -204,6 +204,7 @@ class Trajectory:
     shaped: Mapping[str, float] = field(default_factory=dict)
     metrics: Mapping[str, float] = field(default_factory=dict)
     observation: Observation = field(default_factory=Observation)  # the last one, never answered
+    next_context: tuple[int, ...] = ()  # if a limit cut it off: what the policy would have answered next
     failure: Failure | None = None
     error: str | None = None
     parent: str | None = None
@@ -223,6 +224,14 @@ class Trajectory:
     def shaped_reward(self) -> float:
         """What training sees: raw plus shaped."""
         return self.raw_reward + float(sum(self.shaped.values()))
+
+    @property
+    def limited(self) -> bool:
+        """It met a limit that the policy is answerable for: of the context, of tokens, of time in a step.
+
+        Such an episode is masked in training, and not solved in evaluation.
+        """
+        return self.failure == "mask" and self.stop_reason != "error"
 
     def tokens(self, source: Source | None = None) -> int:
         return sum(len(s.tokens) for t in self.turns for s in t.segments if source in (None, s.source))
@@ -303,3 +312,8 @@ class Signals:
     logprobs: tuple[np.ndarray, ...] | None = None
     reference_logprobs: tuple[np.ndarray, ...] | None = None
     values: tuple[np.ndarray, ...] | None = None
+
+    def first(self, count: int) -> Signals:
+        """Those of the first samples."""
+        cut = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
+        return Signals(**{name: rows and rows[:count] for name, rows in cut.items()})

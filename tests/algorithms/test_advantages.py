@@ -109,10 +109,46 @@ def test_the_scale_of_rewards_does_not_matter(name: str) -> None:
     torch.testing.assert_close(ADVANTAGES[name](scaled), ADVANTAGES[name](SCORES))
 
 
-@pytest.mark.parametrize("name", ["max_rl", "share"])
-def test_nothing_is_learned_where_the_mean_is_not_above_0(name: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "expected"), [("max_rl", [-1, 1, 0, 0, -1, 1]), ("share", [-0.5, 0.5, 0, 0, -0.75, 0.25])]
+)
+def test_rewards_below_0_keep_their_sign(name: str, expected: list[float]) -> None:
+    """max_rl: -1 and 1 over 1; 0 and 0 over nothing; -3 + 1 and 1 + 1 over 2. Shares of 2, 0 and 4."""
     rewards = torch.tensor([-1.0, 1.0, 0.0, 0.0, -3.0, 1.0])
-    assert ADVANTAGES[name](Scores(rewards, torch.tensor([0, 0, 1, 1, 2, 2]))).tolist() == [0.0] * 6
+    assert ADVANTAGES[name](Scores(rewards, torch.tensor([0, 0, 1, 1, 2, 2]))).tolist() == expected
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [("max_rl", [3 + 0.075, -1 + 0.075, -1 - 0.225, -1 + 0.075]), ("share", [1.075, 0.075, -0.225, 0.075])],
+)
+def test_only_raw_rewards_divide(name: str, expected: list[float]) -> None:
+    """Raw 1, 0, 0, 0: over the mean 3 and -1, shares 1 and 0. Penalties 0, 0, -0.3, 0 minus their mean."""
+    raw_rewards = torch.tensor([1.0, 0.0, 0.0, 0.0], dtype=torch.float64)
+    shaped = torch.tensor([0.0, 0.0, -0.3, 0.0], dtype=torch.float64)
+    scores = Scores(raw_rewards + shaped, torch.zeros(4, dtype=torch.int64), raw=raw_rewards)
+    assert ADVANTAGES[name](scores).tolist() == pytest.approx(expected, rel=1e-12)
+
+
+bounded = st.lists(
+    st.tuples(st.floats(0, 1), st.floats(-1e3, 1e3), st.integers(0, 2)), min_size=1, max_size=16
+)
+
+
+@given(bounded)
+@settings(max_examples=200, deadline=None)
+def test_penalties_cannot_blow_up_what_is_divided(rows: list[tuple[float, float, int]]) -> None:
+    """n r / (sum of r) - 1 is between -1 and n - 1, a share between 0 and 1; a penalty minus the mean of the
+    group's is at most their range."""
+    raw_rewards = torch.tensor([r for r, _, _ in rows], dtype=torch.float64)
+    shaped = torch.tensor([s for _, s, _ in rows], dtype=torch.float64)
+    groups = torch.tensor([group for _, _, group in rows])
+    scores = Scores(raw_rewards + shaped, groups, raw=raw_rewards)
+    for group in groups.unique().tolist():
+        mine = groups == group
+        spread = float(shaped[mine].max() - shaped[mine].min()) + 1e-9
+        for name, most in (("max_rl", max(1, int(mine.sum()) - 1)), ("share", 1)):
+            assert float(ADVANTAGES[name](scores)[mine].abs().max()) <= most + spread
 
 
 @pytest.mark.parametrize("name", [name for name in ADVANTAGES if name != "running"])
@@ -204,6 +240,21 @@ def test_assign_gives_every_token_its_trajectory_s_advantage(
     assert [v.tolist() for v in values if v is not None] == [[1, 1], [0.75] * 3, [-0.75] * 2, [0.75] * 4]
     assert all(v is not None and v.dtype == np.float32 for v in values)
     assert all(sample.advantages is None for sample in samples)  # the input is as it was
+
+
+@pytest.mark.parametrize(("kind", "solved", "other"), [("max_rl", 9.0, -1.0), ("share", 1.0, 0.0)])
+def test_a_penalty_that_takes_the_mean_to_0_divides_nothing(
+    make_group: Callable[..., Group],
+    make_sample: Callable[..., Sample],
+    kind: str,
+    solved: float,
+    other: float,
+) -> None:
+    """Raw 1 and nine times 0, all with a penalty of 0.1: their sum is the rounding of 0.9 - 9 * 0.1."""
+    group = make_group("a", [1.0] + [0.0] * 9, shaped=[-0.1] * 10)
+    assert 0 < sum(t.shaped_reward for t in group.trajectories) < 1e-15
+    found = first(assign([make_sample(f"a/{i}", [0, 1]) for i in range(10)], [group], kind))
+    assert found == pytest.approx([solved] + [other] * 9, abs=1e-6)
 
 
 def test_failures_enter_no_baseline_and_are_not_trained(

@@ -18,7 +18,7 @@ from silva.algorithms.compose import credited, judge, remembered, select, shaped
 from silva.algorithms.settings import AdaptiveKl, AdaptiveTemperature, Correction, EntropyTarget, Filter
 from silva.errors import CapabilityError, RecordError
 from silva.rollouts.samples import to_samples
-from silva.types import Group, Sample, Signals, Trajectory
+from silva.types import Group, Sample, Signals, StopReason, Trajectory
 
 
 def one_turn(id: str, said: int, reward: float, penalty: float = 0.0) -> Trajectory:
@@ -90,6 +90,45 @@ def test_a_group_is_judged_by_its_raw_rewards() -> None:
         assert judge(recipe(name), group("g", failed("a"), failed("b"))) == "failed"
 
 
+def sooner_or_later() -> Group:
+    """Equal totals: the first trajectory earns its reward in the first turn, the other in the second."""
+    a = trajectory("a", [turn("a/0", 1, 1, 1.0), turn("a/1", 1, 1, 0.0)])
+    b = trajectory("b", [turn("b/0", 1, 1, 0.0), turn("b/1", 1, 1, 1.0)])
+    return group("g", a, b)
+
+
+def test_credit_by_turn_keeps_a_group_of_equal_totals_at_different_turns() -> None:
+    """Returns 1 and 0 against gamma and 1: only the second turns differ with gamma = 1."""
+    assert judge(recipe("grpo"), sooner_or_later()) == "zero_variance"
+    for gamma, first_turns in ((0.5, [0.25, -0.25]), (1.0, [0, 0])):
+        made = recipe("reinforce", credit="turn", gamma=gamma)
+        assert judge(made, sooner_or_later()) is None
+        assert assigned(made, sooner_or_later()) == [[first_turns[0], -0.5], [first_turns[1], 0.5]]
+
+
+def test_credit_by_turn_drops_a_group_whose_returns_are_equal() -> None:
+    """By raw rewards: a penalty in the second turn is no signal. Nor is solving it in fewer turns without a
+    discount: both first turns have the return 1, and the second turn of b has nothing to compare with."""
+    penalised = trajectory("b", [turn("b/0", 1, 1, 1.0), turn("b/1", 1, 1, 0.0, shaped=-0.5)])
+    a = trajectory("a", [turn("a/0", 1, 1, 1.0), turn("a/1", 1, 1, 0.0)])
+    short = trajectory("c", [turn("c/0", 1, 1, 1.0)])
+    long = trajectory("d", [turn("d/0", 1, 1, 0.0), turn("d/1", 1, 1, 1.0)])
+    for gamma, reason in ((1.0, "zero_variance"), (0.5, None)):
+        made = recipe("reinforce", credit="turn", gamma=gamma)
+        assert judge(made, group("g", a, penalised)) == "zero_variance"
+        assert judge(made, group("g", short, long)) == reason
+
+
+def test_selection_sees_what_the_credit_sees() -> None:
+    """gamma 1. The first group: returns 1, 1 and 0, 1: variances 0 and 1/2, pooled sqrt(1/4) = 0.5. The
+    others have one turn: 0.3 / sqrt 2 and 0.8 / sqrt 2, 0.21 and 0.57. By totals the first has none."""
+    groups = [sooner_or_later(), batch(0, 0.3, key="h"), batch(0, 0.8, key="i")]
+    keep = Filter(keep="top_k", value=2)
+    made = recipe("reinforce", credit="turn", filter=keep)
+    assert select(made, groups, 3) == [None, "low_variance", None]
+    assert select(recipe("reinforce", filter=keep), groups, 3) == ["zero_variance", None, None]
+
+
 def test_difficulty_by_hand() -> None:
     """Mean raw rewards 0.75, 0.25 and 0.5; the failed one is in no mean."""
     made = recipe("grpo", difficulty=(0.3, 0.5))
@@ -152,13 +191,16 @@ TWO_TURNS = group("g", trajectory("a", [turn("a/0", 1, 1), turn("a/1", 2, 2, 1.0
 VALUES = 1.0, 4.0, 2.0  # of its three trained tokens
 
 
-def learned(made: Any, reference: Sequence[float] | None = None) -> Sample:
-    samples = to_samples([TWO_TURNS])
+def learned(made: Any, reference: Sequence[float] | None = None, stop: StopReason = "terminated") -> Sample:
+    """The critic says 8 of the state after the last turn."""
+    (played,) = TWO_TURNS.trajectories
+    given = dataclasses.replace(TWO_TURNS, trajectories=(dataclasses.replace(played, stop_reason=stop),))
+    samples = to_samples([given])
     signals = Signals(
         values=of_trained(samples, VALUES),
         reference_logprobs=of_trained(samples, reference) if reference else None,
     )
-    (sample,) = credited(made, samples, [TWO_TURNS], signals, {})
+    (sample,) = credited(made, samples, [given], signals, {}, bootstrap={"a": 8.0})
     return sample
 
 
@@ -173,6 +215,24 @@ def test_gae_by_hand() -> None:
     assert numbers(sample, "advantages") == [0.1875, -3.25, -1]
     assert numbers(sample, "returns") == [1.1875, 0.75, 1]
     assert numbers(sample, "values") == [*VALUES]
+
+
+@pytest.mark.parametrize("stop", ["max_turns", "max_tokens", "truncated"])
+def test_gae_of_an_episode_that_was_cut_off_by_hand(stop: StopReason) -> None:
+    """As above, and 8 after the last token. delta: 1 + 0.5 * 8 - 2 = 3 (last); -3; 1.
+    A: 3; -3 + 0.25 * 3 = -2.25; 1 + 0.25 * -2.25 = 0.4375. Returns: A + V."""
+    sample = learned(recipe("ppo", gamma=0.5, lam=0.5, whiten=None), stop=stop)
+    assert numbers(sample, "advantages") == [0.4375, -2.25, 3]
+    assert numbers(sample, "returns") == [1.4375, 1.75, 5]
+
+
+def test_bi_level_gae_of_an_episode_that_was_cut_off_by_hand() -> None:
+    """Of turns with 0.25 and 0.5: last token 1 + 0.25 * 8 - 2 = 1; the first turn's 0.25 * 2 - 1 + 0.125 * 1
+    = -0.375. The token between, within its turn with 0.5 and 0.75: 0.5 * 2 - 4 + 0.375 * 1 = -2.625."""
+    made = recipe("bi_level_gae", gamma=0.5, lam=0.75, turn_gamma=0.25, turn_lam=0.5, whiten=None)
+    sample = learned(made, stop="max_turns")
+    assert numbers(sample, "advantages") == [-0.375, -2.625, 1]
+    assert numbers(sample, "returns") == [0.625, 1.375, 3]
 
 
 def test_bi_level_gae_by_hand() -> None:

@@ -83,6 +83,15 @@ def test_assign_turns_by_hand() -> None:
     assert advantages(found) == [[0, 0, 0, 2, 2, 2], [-2, -2, -2, -2, -2], [2, 2, 2, 2]]
 
 
+@pytest.mark.parametrize(("kind", "a", "b"), [("max_rl", [1, 1], [-1, -1]), ("share", [1, 1], [0, 0])])
+def test_assign_turns_divides_by_raw_returns(kind: str, a: list[float], b: list[float]) -> None:
+    """Raw returns 1 and 1 against 0 and 0; penalties of 0.5 in every last turn take half of the sum away."""
+    played = {"a": 1.0, "b": 0.0}
+    lasts = {i: turn(f"{i}/1", 1, 1, reward, shaped=-0.5) for i, reward in played.items()}
+    groups = [group("g", *(trajectory(i, [turn(f"{i}/0", 1, 1), last]) for i, last in lasts.items()))]
+    assert trained_advantages(assign_turns(to_samples(groups), groups, kind)) == [a, b]
+
+
 def test_assign_turns_weighs_by_the_tokens_of_the_turn() -> None:
     """First turns: 3 on 1 token, 0 on 2: baseline 1. Second turns: 2 on 3 tokens, 6 on 1: 12 / 4 = 3."""
     a = trajectory("a", [turn("a/0", 1, 1, 1.0), turn("a/1", 1, 3, 2.0)])

@@ -12,10 +12,13 @@ from torch import Tensor
 from silva.algorithms.losses import LOSSES, LossInputs, compute
 from silva.types import LossSpec
 
+# Losses with parts that the gradient takes for constants. Differences do not: they have tests of their own.
+WITH_CONSTANTS = ("gspo", "cispo")
+
 
 @pytest.mark.parametrize("correction", [False, True])
 @pytest.mark.parametrize("estimator", ["k1", "k2", "k3"])
-@pytest.mark.parametrize("name", [name for name in LOSSES if name not in ("gspo", "cispo")])
+@pytest.mark.parametrize("name", [name for name in LOSSES if name not in WITH_CONSTANTS])
 def test_gradients_equal_finite_differences(name: str, estimator: str, correction: bool) -> None:
     """float64, away from the kinks at 0.8, 1.2, 2 and 2.5, every branch of the clips taken."""
     ratios = tensor(0.5, 0.9, 1.1, 1.5, 3.0, 0.5, 0.9, 1.1, 1.5, 3.0)

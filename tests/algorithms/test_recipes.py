@@ -118,17 +118,20 @@ def test_what_a_recipe_needs() -> None:
 
 @pytest.mark.parametrize("loss", get_args(settings.Loss))
 def test_every_spec_is_understood_by_the_losses(loss: Any) -> None:
-    """p = 0.5 at ratio 1 and A = 2: -A log p = 1.386294, -A r = -2; + 0.5 * k1 = 0.5 * ln 2 - 0.1 * 1."""
-    spec = Grpo(loss=loss, kl_coef=0.5, kl_estimator="k1", entropy_coef=0.1).loss_spec()
+    """p = 0.5 at ratio 1, p_ref = p / 2, H = 1: every loss has 0.5 * k1 = 0.5 * ln 2 and -0.1 * 1 added."""
     half = torch.tensor([0.5]).log()
     inputs = LossInputs(half, half, torch.tensor([2.0]), torch.tensor([0]), half / 0.5, torch.ones(1))
-    by_log, by_ratio = 1.386294, -2.0
-    own = {
-        "reinforce": by_log, "cispo": by_log, "dro": by_log, "cross_entropy": 0.693147,
-        "clipped": by_ratio, "gspo": by_ratio, "aipo": by_ratio,
-    }  # fmt: skip
-    expected = own[loss] + 0.5 * 0.693147 - 0.1
-    assert compute(spec, inputs)[0].item() == pytest.approx(expected, rel=1e-5)
+    terms = {"kl_coef": 0.5, "kl_estimator": "k1", "entropy_coef": 0.1}
+    with_terms, alone = (compute(Grpo(loss=loss, **given).loss_spec(), inputs)[0] for given in (terms, {}))
+    assert (with_terms - alone).item() == pytest.approx(0.5 * 0.693147 - 0.1, rel=1e-5)
+
+
+def test_a_spec_by_hand() -> None:
+    """The same token with A = 2: -A r = -2, and the same terms."""
+    half = torch.tensor([0.5]).log()
+    inputs = LossInputs(half, half, torch.tensor([2.0]), torch.tensor([0]), half / 0.5, torch.ones(1))
+    spec = Grpo(kl_coef=0.5, kl_estimator="k1", entropy_coef=0.1).loss_spec()
+    assert compute(spec, inputs)[0].item() == pytest.approx(-2 + 0.5 * 0.693147 - 0.1, rel=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -150,7 +153,8 @@ def test_every_spec_is_understood_by_the_losses(loss: Any) -> None:
         ({"delta": 4.0}, 'delta: got 4.0 with loss = "clipped", which does not read it'),
         ({"pools": {"easy": 0.0}}, "easy: got 0.0 with hard = 0.0, expected more"),
         ({"adaptive_kl": {}}, "adaptive_kl: got it with kl_coef = 0"),
-        ({"reference_refresh": 5, "reference": {"name": "x"}}, "reference_refresh: got one with a reference"),
+        ({"reference_refresh": 5, "reference": {"name": "x"}}, "got 5 with a `reference`, expected one of"),
+        ({"reference_refresh": 5}, "reference_refresh: got 5 with kl_coef = 0 and kl_reward_coef = 0"),
         ({"filter": {"keep": "top_p", "value": 2.0}}, "filter.value: got 2.0 with top_p, expected at most 1"),
         ({"clip_low": 1.1}, "less than or equal to 1"),
         ({"kl_coef": -0.1}, "greater than or equal to 0"),
@@ -161,6 +165,38 @@ def test_every_spec_is_understood_by_the_losses(loss: Any) -> None:
 def test_combinations_that_make_no_sense_are_refused(given: dict, message: str) -> None:
     with pytest.raises(ValidationError, match=message):
         Grpo(**given)
+
+
+@pytest.mark.parametrize(
+    ("name", "loss", "says"),
+    [
+        ("dapo", "reinforce", "clip_high = 0.28 of the recipe does not apply: this loss does not read it"),
+        ("dapo", "gspo", "clip_high = 0.28 of the recipe stays in force"),
+        (
+            "aepo",
+            "cispo",
+            "clip_dual = 3.0, clip_balanced_above = 0.0 of the recipe does not apply: "
+            "this loss does not read it",
+        ),
+        (
+            "starpo_s",
+            "cispo",
+            "clip_high = 0.28 of the recipe stays in force; "
+            "clip_dual = 3.0 of the recipe does not apply: this loss does not read it",
+        ),
+    ],
+)
+def test_another_loss_says_what_becomes_of_the_recipe_s_bounds(name: str, loss: str, says: str) -> None:
+    assert recipe(name, loss=loss).notes == [f'algorithm.loss = "{loss}" instead of "clipped": {says}']
+
+
+def test_there_is_nothing_to_say_of_bounds_that_are_the_loss_s_own_or_the_user_s() -> None:
+    made = [recipe(name) for name in ALGORITHMS]
+    made += [recipe("grpo", loss="cispo"), recipe("aipo", loss="clipped"), recipe("dapo", clip_high=0.5)]
+    made += [recipe("dapo", loss="gspo", clip_high=5e-4)]
+    assert [m.notes for m in made] == [[]] * len(made)
+    with pytest.raises(ValidationError, match=r'clip_high: got 0\.5 with loss = "reinforce", which does not'):
+        recipe("dapo", loss="reinforce", clip_high=0.5)
 
 
 def test_combinations_that_do() -> None:

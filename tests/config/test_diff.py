@@ -2,9 +2,19 @@ import json
 
 import pytest
 
-from silva.config.diff import MAY_CHANGE, Difference, changed_keys, diff, format_diff, may_change
+from silva.config.diff import (
+    MAY_CHANGE,
+    Difference,
+    changed_keys,
+    diff,
+    forbidden_changes,
+    format_diff,
+    may_change,
+)
+from silva.config.load import load
 from silva.config.saved import to_toml
 from silva.errors import ConfigError
+from silva.registries import REGISTRIES
 
 TOY = '[[environments]]\ntype = "toy"\n'
 
@@ -18,8 +28,8 @@ def runs(write, resolve, tmp_path):
     return tmp_path / "a", tmp_path / "b"
 
 
-def test_differences_with_origins(runs):
-    found = {each.path: each for each in diff(*runs)}
+def test_differences_with_origins(runs, registries):
+    found = {each.path: each for each in diff(*runs, registries)}
     assert found["trainer.optimizer.lr"] == Difference(
         "trainer.optimizer.lr", 1e-4, "a.toml:4", 1e-5, "default"
     )
@@ -32,8 +42,28 @@ def test_differences_with_origins(runs):
     ]  # fmt: skip
 
 
-def test_as_text_and_json(runs):
-    found = [each for each in diff(*runs) if each.path in ("model.name", "name")]
+def test_a_file_is_resolved_and_names_its_lines(runs, write, registries, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("SILVA_SEED", "9")  # says nothing about the file
+    write("base.toml", "seed = 3\n" + TOY)
+    write("c.toml", 'extends = "base.toml"\n[trainer.optimizer]\nlr = 1e-3\n[model]\nlora = {rank = 4}\n')
+    found = {each.path: each for each in diff(tmp_path / "c.toml", runs[0], registries)}
+    assert found.pop("trainer.optimizer.lr") == Difference(
+        "trainer.optimizer.lr", 1e-3, "c.toml:3", 1e-4, "a.toml:4"
+    )
+    assert found.pop("seed") == Difference("seed", 3, "base.toml:1", 0, "default")
+    assert found.pop("name") == Difference("name", "run", "default", "a", "--name")
+    assert found.pop("model.lora.rank") == Difference("model.lora.rank", 4, "c.toml:5", None, "")
+    assert sorted(found) == ["model.lora.alpha", "model.lora.dropout", "model.lora.targets"]
+    files = diff(tmp_path / "c.toml", tmp_path / "a.toml", registries)
+    assert [each.origin_a for each in files if each.path == "seed"] == ["base.toml:1"]
+    write("saved/config.toml", (runs[0] / "config.toml").read_text())
+    write("saved/config.json", "{}")
+    assert diff(runs[0], tmp_path / "saved" / "config.toml", registries) == []  # of a run: as it is
+
+
+def test_as_text_and_json(runs, registries):
+    found = [each for each in diff(*runs, registries) if each.path in ("model.name", "name")]
     assert format_diff(found, "a", "long") == (
         'model.name\n  a     "SmolLM2-135M-Instruct"  (default)\n  long  not set\n'
         'name\n  a     "a"  (--name)\n  long  "b"  (--name)'
@@ -44,10 +74,10 @@ def test_as_text_and_json(runs):
     assert format_diff([], "a", "b") == "a and b have the same configuration."
 
 
-def test_same_and_missing(runs, tmp_path):
-    assert diff(runs[0], runs[0] / "config.toml") == []
+def test_same_and_missing(runs, registries, tmp_path):
+    assert diff(runs[0], runs[0] / "config.toml", registries) == []
     with pytest.raises(ConfigError) as caught:
-        diff(runs[0], tmp_path / "none")
+        diff(runs[0], tmp_path / "none", registries)
     assert (
         str(caught.value)
         == f"{tmp_path / 'none'} cannot be read: No such file or directory; expected a run's folder"
@@ -85,6 +115,31 @@ def test_what_may_change_on_resume(write, resolve):
         "trainer.optimizer.lr",
     ]
     assert not may_change("steps_more")
+
+
+@pytest.mark.parametrize(
+    ("given", "why"),
+    [
+        ("", None),
+        ("--trainer.optimizer.warmup 3 --warm_start.optimizer.schedule cosine", None),
+        (
+            "--trainer.optimizer.schedule cosine",
+            'trainer.optimizer.schedule = "cosine" ends with the last step',
+        ),
+        ("--trainer.critic.optimizer.schedule linear", None),  # there is no critic
+        (
+            "--trainer.critic.optimizer.schedule linear --algorithm.type ppo",
+            'trainer.critic.optimizer.schedule = "linear" ends with the last step',
+        ),
+    ],
+)
+def test_steps_may_change_unless_a_schedule_depends_on_them(given, why):
+    begun = load([*given.split(), "--environments.0.type=bandit"], REGISTRIES, env={}).data
+    more = load([*given.split(), "--environments.0.type=bandit", "--steps=7"], REGISTRIES, env={}).data
+    found = forbidden_changes(begun, more)
+    assert list(found) == (["steps"] if why else [])
+    assert why is None or found["steps"].startswith(why)
+    assert forbidden_changes(begun, begun) == {}
 
 
 def test_keys_that_may_change_exist(write, resolve):

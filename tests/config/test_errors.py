@@ -99,6 +99,7 @@ bad.toml:2: stepz = 20
         ("@ a.toml b", "unexpected argument 'b': expected @ file.toml or --key value"),
         ("@ a.toml -x", "unexpected argument '-x': expected @ file.toml or --key value"),
         ("@ a.toml --trainer. 3", "--trainer.: not a key; expected a form like --trainer.optimizer.lr"),
+        ("--config a.toml", "--config a.toml: unknown key; give the file as @ a.toml"),
         ("@ aa.toml", "aa.toml: no such file; did you mean a.toml?"),
         ("@ quickstart.toml", "quickstart.toml: no such file; TOML files there: a.toml"),
         ("@ nowhere/a.toml", "nowhere/a.toml: no such file; there is no folder DIR/nowhere"),
@@ -125,7 +126,20 @@ bad.toml:2: stepz = 20
         ("@ a.toml --trainer.optimizer.betas 1", "--trainer.optimizer.betas: trainer.optimizer.betas = 1\n"
          "    expected a list of 2: a number >= 0 and <= 1, a number >= 0 and <= 1"),
         ("@ a.toml --rollout.sampling.stop [a]", '--rollout.sampling.stop: rollout.sampling.stop = "[a]"\n'
-         "    expected a list, each a string"),
+         "    expected a list, each a string that is not empty"),
+        ('@ a.toml --rollout.sampling.stop ["x",""]', "--rollout.sampling.stop: rollout.sampling.stop.1 = \"\"\n"
+         "    expected a string that is not empty"),
+        ("@ a.toml --name=", '--name: name = ""\n    expected a name that is not blank'),
+        ("@ a.toml --name=..", '--name: name = ".."\n'
+         "    expected the name of one folder, without / or \\; output_dir says where it is"),
+        ("@ a.toml --name ../../evil", '--name: name = "../../evil"\n'
+         "    expected the name of one folder, without / or \\; output_dir says where it is"),
+        ("@ a.toml --name a\\b", '--name: name = "a\\\\b"\n'
+         "    expected the name of one folder, without / or \\; output_dir says where it is"),
+        ("@ a.toml --name=a\x07b", '--name: name = "a\\u0007b"\n'
+         "    expected printable characters, without line breaks or control characters"),
+        (f"@ a.toml --name={'é' * 101}", f'--name: name = "{"é" * 66}...\n    expected at most 200 bytes, got 202'),
+        ("@ a.toml --output_dir=", '--output_dir: output_dir = ""\n    expected a folder; "." is the working folder'),
         ("@ a.toml --algorithm.type reinforce --algorithm.entropy low",
          '--algorithm.entropy: algorithm.entropy = "low"\n    expected a number or "auto"'),
         ("@ a.toml --environments.1.type toy", "a.toml:1: environments\n"
@@ -149,6 +163,14 @@ def test_one_problem(write, refuse, line, message):
         '[[environments]]\ntype = "toy"\n' if ".prices" not in line else '[[environments]]\ntype = "grid"\n',
     )
     assert refuse(line) == message
+
+
+def test_too_many_environments(write, refuse):
+    write("a.toml", "".join(f'[[environments]]\ntype = "toy"\nname = "{i}"\n' for i in range(1001)))
+    assert refuse("@ a.toml") == (
+        "a.toml:1: environments = a list of 1001 tables\n    expected at most 1000 tables: each is evaluated on "
+        "its own; many variants of a world are tasks of one"
+    )
 
 
 @pytest.mark.parametrize(

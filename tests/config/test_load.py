@@ -1,10 +1,15 @@
 """Files, command line and variables to one configuration: syntax, precedence, provenance."""
 
+from pathlib import Path
+
+import numpy as np
 import pytest
 from config_test_worlds import Grpo, Linear
 
 from silva.config.command_line import split_options
+from silva.config.load import load
 from silva.config.sections import Lora, TinyModel
+from silva.errors import ConfigError
 
 TOY = '[[environments]]\ntype = "toy"\n'
 
@@ -90,7 +95,7 @@ def test_one_element_of_a_list(write, resolve):
         (["--name", "null"], "name", "null"),
         (["--name", "1999-01-01"], "name", "1999-01-01"),
         (["--name=a=b --c"], "name", "a=b --c"),
-        (["--name="], "name", ""),
+        (["--rendering.system="], "rendering.system", ""),
         (["--rendering.system", "null"], "rendering.system", None),
         (["--rendering.system", "12"], "rendering.system", "12"),
         (["--trainer.optimizer.lr", "1e-5"], "trainer.optimizer.lr", 1e-5),
@@ -119,6 +124,51 @@ def test_values_on_the_command_line(write, resolve, arguments, key, value):
         found = found[part]
     assert found == value
     assert type(found) is type(value)
+
+
+def test_home_is_written_out(write, resolve, monkeypatch):
+    monkeypatch.setenv("HOME", "/home/ada")
+    write("a.toml", 'output_dir = "~/x"\n' + TOY)
+    assert resolve("@ a.toml").data["output_dir"] == "/home/ada/x"
+    assert resolve("@ a.toml --output_dir=./~x/").data["output_dir"] == "./~x/"
+
+
+@pytest.fixture
+def python(registries, tmp_path):
+    return lambda values: load([], registries, values=values, env={}, cwd=tmp_path)
+
+
+def test_keys_from_python_nested_and_dotted(python):
+    given = {
+        "name": "8", "output_dir": Path("/x"), "warm_start": None, "environments": ({"type": "toy"},),
+        "trainer": {"optimizer": {"betas": (0.5, 0.6)}}, "trainer.optimizer.lr": np.float32(0.5),
+        "steps": np.int64(7), "environments.0.size": 5,
+    }  # fmt: skip
+    resolved = python(given)
+    assert (resolved.data["name"], resolved.data["output_dir"], resolved.data["steps"]) == ("8", "/x", 7)
+    assert resolved.data["environments"][0]["size"] == 5
+    optimizer = resolved.config.trainer.optimizer
+    assert (optimizer.lr, optimizer.betas, resolved.config.warm_start) == (0.5, (0.5, 0.6), None)
+    assert resolved.provenance["steps"] == resolved.provenance["trainer.optimizer.lr"] == "Python"
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"steps": "many"}, 'Python: steps = "many"\n    got text, expected an integer > 0'),
+        ({"steps": "8"}, 'Python: steps = "8"\n    got text, expected an integer > 0'),
+        ({"stesp": 8}, "Python: stesp = 8\n    unknown key; did you mean steps?"),
+        ({"trainer": {"optimiser.lr": 1}}, "Python: trainer.optimiser.lr = 1\n"
+         "    unknown key; did you mean trainer.optimizer?"),
+        ({"model": {"lora": {1, 2}}}, "Python: model.lora: got set, expected a number, text, "
+         "true or false, None, a list or a mapping"),
+        ({3: 4}, "Python: got the key 3, expected text such as 'trainer.optimizer.lr'"),
+    ],
+)  # fmt: skip
+def test_mistakes_in_python_name_the_key_and_no_flag(python, values, message):
+    with pytest.raises(ConfigError) as caught:
+        python({"environments": [{"type": "toy"}]} | values)
+    assert str(caught.value) == message
 
 
 def test_environments_from_the_command_line_alone(resolve):

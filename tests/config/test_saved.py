@@ -2,10 +2,12 @@
 
 import tomllib
 
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from silva.config.saved import config_to_toml, read_saved, to_toml, toml_value
+from silva.config.saved import config_to_toml, load_saved, read_saved, to_toml, toml_value
+from silva.errors import ConfigError
 
 
 def test_values_with_their_origins(write, resolve):
@@ -32,6 +34,34 @@ def test_values_with_their_origins(write, resolve):
     assert not any(line.startswith(("revision", "lora", "[warm_start", "[model.lora")) for line in lines)
 
 
+def test_the_configuration_of_a_run_serves_to_resume_it(write, resolve, registries, tmp_path):
+    """By name alone; what the run got from elsewhere keeps its origin, and the command line lies over it."""
+    write("a.toml", '[[environments]]\ntype = "toy"\nsize = 3\n')
+    before = resolve("@ a.toml --name mine --seed 4")
+    write("runs/mine/config.toml", to_toml(before))
+
+    def saved(line, **env):
+        return load_saved(line.split(), registries, env=env, cwd=tmp_path)
+
+    again = saved("--name mine --steps 7")
+    assert again.data == before.data | {"steps": 7}
+    assert again.provenance == {
+        "name": "--name", "seed": "--seed", "steps": "--steps", "environments.0.type": "a.toml:2",
+        "environments.0.size": "a.toml:3",
+    }  # fmt: skip
+    write("elsewhere/run/config.toml", to_toml(before))
+    assert saved("--output_dir elsewhere").data["environments"] == before.data["environments"]
+    assert saved("", SILVA_NAME="mine").data == before.data
+    assert saved("@ a.toml --name mine") is None  # it brings its own
+    assert saved("--name other --environments.0.type toy") is None
+    with pytest.raises(ConfigError) as caught:
+        saved("--name other")
+    assert str(caught.value) == (
+        "--resume: there is no run in runs/other; name one with --name and --output_dir, or give a "
+        "configuration as @ FILE.toml"
+    )
+
+
 def test_round_trip(write, resolve, tmp_path):
     write(
         "maze.py",
@@ -41,7 +71,9 @@ def test_round_trip(write, resolve, tmp_path):
     )
     write(
         "a.toml",
-        """name = 'a "quoted" \\ name # x'
+        """name = 'a "quoted" name # x'
+[rendering]
+system = 'back \\ slash'
 [model]
 type = "tiny"
 lora = {rank = 3}

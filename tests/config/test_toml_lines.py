@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from silva.config.saved import toml_value
-from silva.config.toml_lines import scan
+from silva.config.toml_lines import _Scanner, scan
 
 
 def paths(value: Any, path: tuple = ()) -> set[tuple]:
@@ -187,3 +187,20 @@ def test_generated_documents(data: st.DataObject, document: dict):
     found = scan(writer.text)
     assert found.lines == writer.lines
     assert set(found.lines) == paths(document)
+
+
+def test_every_character_is_counted_once():
+    """From the start for each key, a file of 10,000 tables took minutes."""
+    looked_at = []
+
+    class Counted(str):
+        def count(self, what, start=0, end=None):
+            looked_at.append((len(self) if end is None else end) - start)
+            return super().count(what, start, end)
+
+    text = "".join(f'[[environments]]\nname = "{i}"\n' for i in range(100))
+    scanner = _Scanner("")
+    scanner.text = Counted(text)
+    scanner.document()
+    assert scanner.found == scan(text) and scanner.found.lines["environments", 99, "name"] == 200
+    assert sum(looked_at) <= len(text)

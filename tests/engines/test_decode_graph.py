@@ -15,8 +15,9 @@ from silva.config.sections import TinyModel
 from silva.engines.local import LocalEngine
 from silva.models import decode_graph
 from silva.models.decode_graph import DecodeGraphs, DecodeStep, Replay
-from silva.models.kv_cache import BLOCK, KvCache
+from silva.models.kv_cache import KvCache
 from silva.models.loading import LoadedModel, load_model
+from silva.models.same_bits import BLOCK, RowRules
 from silva.types import Completion, SamplingParams
 
 pytestmark = pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
@@ -59,7 +60,7 @@ def recorded(engine: LocalEngine) -> list[Replay]:
         found.append(step)
         return step
 
-    engine.cache.unit = BLOCK
+    engine.cache.rules = RowRules(lanes=BLOCK)
     engine._graphs = DecodeGraphs(engine._decoder, engine.cache, record)
     return found
 
@@ -111,7 +112,7 @@ def test_a_recorded_step_on_a_gpu(
 
 def test_the_table_lists_the_blocks_that_the_mask_shows(wide_model: LoadedModel) -> None:
     cache = KvCache(wide_model.model.config, rows=4, context=1024, dtype=torch.float64, device=CPU)
-    cache.unit = BLOCK
+    cache.rules = RowRules(lanes=BLOCK)
     first = cache.acquire(None, 0, np.arange(600))
     assert first is not None
     second = cache.acquire(first[0], 590, np.arange(595))

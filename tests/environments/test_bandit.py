@@ -46,9 +46,9 @@ def test_reverse_swaps_names_and_arms_but_not_the_prompt() -> None:
 
 
 def test_both_orders_of_names_are_shown_and_stay_in_one_split() -> None:
-    taskset = Bandit(eval_size=100).taskset()
+    taskset = Bandit().taskset()
     pairs = {s: {frozenset(t.data["shown"]) for t in taskset.tasks(s)} for s in ("train", "eval")}
-    assert len(pairs["eval"]) == 50 and not pairs["eval"] & pairs["train"]
+    assert len(pairs["eval"]) == 128 and not pairs["eval"] & pairs["train"]
 
 
 def test_episodes_of_one_task_read_the_same_prompt() -> None:

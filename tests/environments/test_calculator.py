@@ -12,7 +12,18 @@ from pydantic import ValidationError
 from silva.environments.calculator import Calculator
 from silva.types import Message, Task, ToolCall
 
-SUM = Task("c", "calculator", 0, {"questions": ["What is 3 + 7?"], "expressions": ["3 + 7"]}, ["10"])
+CALL = {"name": "calculator", "arguments": {"expression": "3 + 7"}}
+SUM = Task("c", "calculator", 0, {"questions": ["What is 3 + 7?"], "calls": [[CALL]]}, ["10"])
+
+
+def expressions(task: Task) -> list[str]:
+    """What the expert of each question computes."""
+    return [call["arguments"]["expression"] for (call,) in task.data["calls"]]
+
+
+def key(expression: str) -> tuple[str, ...]:
+    """An expression whatever the order of its numbers."""
+    return tuple(sorted(expression.split()))
 
 
 def first_prompt(settings: Calculator) -> str:
@@ -28,7 +39,7 @@ def test_prompts_of_the_three_forms() -> None:
     assert first_prompt(Calculator(instructions="Go.")) == "Go.\nWhat is 3 + 7?"
     compact = Calculator(style="compact", tool=False, chain=2, digits=1, eval_size=4).taskset()
     task = compact.tasks("train")[0]
-    assert task.data["questions"][0] == task.data["expressions"][0].replace(" ", "")
+    assert task.data["questions"][0] == expressions(task)[0].replace(" ", "")
     assert len(task.data["questions"][1]) == 2
 
 
@@ -57,17 +68,15 @@ def test_with_the_tool(replies_to) -> None:
 def test_answers_are_right_and_chains_follow_on(operators: str) -> None:
     tasks = Calculator(terms=3, chain=3, operators=operators, eval_size=100).taskset().tasks("eval")
     for task in tasks:
-        expressions = task.data["expressions"]
-        assert len(expressions) == len(task.answer) == len(task.data["questions"]) == 3
-        assert expressions[1].startswith(f"{task.answer[0]} ") and expressions[2].startswith(
-            f"{task.answer[1]} "
-        )
-        for expression, answer in zip(expressions, task.answer, strict=True):
+        first, second, third = expressions(task)
+        assert len(task.answer) == len(task.data["questions"]) == 3
+        assert second.startswith(f"{task.answer[0]} ") and third.startswith(f"{task.answer[1]} ")
+        for expression, answer in zip((first, second, third), task.answer, strict=True):
             assert _left_to_right_with_products_first(expression) == int(answer)
     assert (
         tasks[0]
         .data["questions"][1]
-        .endswith((" your result.", f"by {tasks[0].data['expressions'][1].split()[-1]}."))
+        .endswith((" your result.", f"by {expressions(tasks[0])[1].split()[-1]}."))
     )
 
 
@@ -86,6 +95,7 @@ def _left_to_right_with_products_first(expression: str) -> int:
 
 def test_the_expert_solves_the_plain_form_and_writes_calls_for_the_others(expert_rate) -> None:
     assert expert_rate(Calculator(tool=False, chain=2, terms=3), 100) == (1.0, 1.0)
+    assert expert_rate(Calculator(tool=False, operators="*"), 20) == (1.0, 1.0)
     episode = Calculator().taskset().environment(SUM)
     assert episode.expert_reply() == (
         '<tool_call>\n{"name": "calculator", "arguments": {"expression": "3 + 7"}}\n</tool_call>'
@@ -109,6 +119,20 @@ def test_one_digit_sums_leave_a_hundred_for_evaluation_with_three_operators() ->
     tasks = Calculator(tool=False, digits=1, operators="+-*", eval_size=100, train_size=1000).taskset()
     assert len(tasks.tasks("eval")) == 100
     assert len({task.content() for task in tasks.tasks("train")}) > 60
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [{"chain": 2}, {"chain": 4, "operators": "+-*"}, {"chain": 2, "digits": 1}, {"chain": 3, "terms": 3}],
+)
+def test_no_question_of_a_held_out_chain_is_asked_in_training(keys: dict) -> None:
+    taskset = Calculator(eval_size=100, train_size=3000, **keys).taskset()
+    asked = {s: {key(e) for task in taskset.tasks(s) for e in expressions(task)} for s in ("train", "eval")}
+    assert len(asked["eval"]) > 80 and not asked["train"] & asked["eval"]
+    # Nor is one that any other seed or size would hold out.
+    other = Calculator(eval_size=500, train_size=1, seed=9, **keys).taskset()
+    held_out = {key(e) for task in other.tasks("eval") for e in expressions(task)}
+    assert len(held_out - asked["eval"]) > 50 and not asked["train"] & held_out
 
 
 def test_operators_are_checked() -> None:

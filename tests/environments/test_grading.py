@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from silva.environments.grading import (
+    as_number,
     exact_match,
     extract_answer,
     integers,
@@ -38,6 +39,14 @@ from silva.environments.grading import (
         ("007", 7),
         ("x2", None),
         ("none", None),
+        (".5", Fraction(1, 2)),
+        ("it is -.5", Fraction(-1, 2)),
+        ("No.5", None),
+        ("5%", None),
+        ("5 %", None),
+        ("1e5", None),
+        ("2 or 1e-10", None),
+        ("1.5E3", None),
         ("9" * 61, None),
         ("9" * 10_000, None),
     ],
@@ -75,3 +84,144 @@ def test_texts() -> None:
     assert normalise('  "The  Cat." ') == "the cat"
     assert exact_match("PARIS!", "Paris") and not exact_match("not Paris", "Paris")
     assert similarity("abcd", "abcd") == 1.0 and similarity("abcd", "abce") == 0.75
+
+
+@pytest.mark.parametrize(
+    ("reply", "answer"),
+    [
+        ("5", "5"),
+        ("5.", "5"),
+        ("5.0", "5"),
+        ("5", "5.00"),
+        ("+5", "5"),
+        ("007", "7"),
+        ("−5", "-5"),
+        ("-5", "−5"),
+        (".5", "0.5"),
+        ("-.5", "-0.5"),
+        ("1,234", "1234"),
+        ("1234.5", "1,234.50"),
+        ('"5"', "5"),
+        ("**5**.", "5"),
+        ("-0", "0"),
+        ("PARIS!", "Paris"),
+        ("“Paris.”", "Paris"),
+        ("'Paris'.", "Paris."),
+        ("`x == 1`", "x == 1"),
+        ("c++.", "C++"),
+        ("C#", "c#"),
+        ("5 %", "5 %"),
+        ("1/2", "1/2"),
+        ("007", "007"),
+        ("", ""),
+        (" ", ""),
+        ("???", "???"),
+        ("The  Nile", "the nile"),
+    ],
+)
+def test_the_same_answer_in_another_dress(reply: str, answer: str) -> None:
+    assert exact_match(reply, answer) and exact_match(answer, answer)
+
+
+NEAR_MISSES = [
+    ("-5", "5"),
+    ("−5", "5"),
+    ("5", "-5"),
+    ("--5", "5"),
+    ("--5", "-5"),
+    (".5", "5"),
+    ("5", ".5"),
+    ("0.5", "5"),
+    ("5%", "5"),
+    ("5", "5%"),
+    ("50%", "0.5"),
+    ("$5", "5"),
+    ("~5", "5"),
+    ("<5", "5"),
+    ("#5", "5"),
+    ("5!", "5"),
+    ("n!", "n"),
+    ("5?", "5"),
+    ("(5)", "5"),
+    ("[5]", "5"),
+    ("5,", "5"),
+    ("5e0", "5"),
+    ("5/1", "5"),
+    ("10/2", "5"),
+    ("2/4", "1/2"),
+    ("0.5", "1/2"),
+    ("0.333", "1/3"),
+    ("5 6", "5"),
+    ("5 or 6", "5"),
+    ("1,23", "123"),
+    ("1,2345", "12345"),
+    ("1.234", "1234"),
+    ("1 234", "1234"),
+    ("7", "007"),
+    ("1234", "01234"),
+    ("2020-05-12", "12"),
+    ("12", "2020-05-12"),
+    ("5.0.0", "5"),
+    ("five", "5"),
+    ("5 km", "5"),
+    ("5", "5 km"),
+    ("C++", "C"),
+    ("C", "C++"),
+    ("C#", "C"),
+    ("C+", "C++"),
+    ("C++", "C#"),
+    (".NET", "NET"),
+    ("_x_", "x"),
+    ("@x", "x"),
+    ("-x", "x"),
+    ("x-", "x"),
+    ("(a)", "a"),
+    ("a", "(a)"),
+    ("?", ""),
+    ("???", ""),
+    (".", ""),
+    ('""', ""),
+    ("", "5"),
+    ("", "???"),
+    ("the Nile", "Nile"),
+    ("Nile, Amazon", "Nile"),
+    ("not Paris", "Paris"),
+    ("Par is", "Paris"),
+    ("9" * 61, "9" * 62),
+]
+
+
+@pytest.mark.parametrize(("reply", "answer"), NEAR_MISSES)
+def test_a_near_miss_never_passes(reply: str, answer: str) -> None:
+    assert not exact_match(reply, answer)
+
+
+numerals = st.from_regex(r"[-+−]?([0-9]{1,6}|[1-9][0-9]{0,2},[0-9]{3})?(\.[0-9]{1,4})?", fullmatch=True)
+
+
+@settings(max_examples=300, deadline=None, derandomize=True)
+@given(
+    reply=numerals.filter(lambda text: text[-1:].isdigit()),
+    answer=st.fractions(-2000, 2000, max_denominator=1),
+)
+def test_numbers_pass_exactly_if_they_are_equal(reply: str, answer: Fraction) -> None:
+    value = Fraction(reply.replace(",", "").replace("−", "-"))
+    assert exact_match(reply, str(answer)) == (value == answer)
+    assert exact_match(reply, str(value.numerator)) == (value.denominator == 1)
+
+
+@settings(max_examples=500, deadline=None, derandomize=True)
+@given(
+    answer=st.text("aC5.-+−#%!? '\"*,/0", max_size=5),
+    before=st.text("-+−.#%$~<(*_@!?5", max_size=2),
+    after=st.text("-+#%)/_@?5", max_size=2),
+)
+def test_what_is_added_changes_the_answer_unless_it_is_dress(answer: str, before: str, after: str) -> None:
+    """Neither a sign nor a symbol is lost: only a number that stays the same, or bold, may pass."""
+    reply = f"{before}{answer}{after}"
+    if exact_match(reply, answer) and normalise(reply) != normalise(answer):
+        assert as_number(answer) is not None and Fraction(normalise(reply).replace(",", "")) == as_number(
+            answer
+        )
+    assert exact_match(answer, answer)
+    assert bool(normalise(answer)) == bool(answer.strip())

@@ -12,7 +12,8 @@ from silva.environments.play import play
 from silva.types import Task
 
 LAKE = Task("l", "frozen_lake", 0, {"map": ["SF", "HG"]})
-SUM = Task("c", "calculator", 0, {"questions": ["What is 3 + 7?"], "expressions": ["3 + 7"]}, ["10"])
+CALL = {"name": "calculator", "arguments": {"expression": "3 + 7"}}
+SUM = Task("c", "calculator", 0, {"questions": ["What is 3 + 7?"], "calls": [[CALL]]}, ["10"])
 
 
 def session(settings, task: Task, lines: Sequence[str]) -> tuple[dict[str, float], list[str], list[str]]:
@@ -65,6 +66,18 @@ def test_the_expert_can_take_over_and_a_player_can_leave() -> None:
         "found": 0.0
     }
     assert session(GuessNumber(), Task("g", "g", 0, {"low": 1, "high": 7}, 6), [])[0] == {}
+
+
+def test_only_what_the_world_has_is_offered() -> None:
+    rewards, written, _ = session(FrozenLake(size=2, eval_size=1), LAKE, ["/tool {}", "r||d"])
+    assert written[0] == "Write a reply. /expert plays an expert's reply, /quit leaves."
+    assert written[2] == "This world has no tools." and rewards == {"goal": 1.0}
+    assert session(Calculator(), SUM, [])[1][0] == (
+        "Write a reply. /tool {...} calls a tool, /expert plays an expert's reply, /quit leaves."
+    )
+    bare = Task("c", "calculator", 0, {"questions": ["What is 3 + 7?"]}, ["10"])
+    written = session(Calculator(), bare, ["/expert", "/quit"])[1]
+    assert written[-1].startswith("environment calculator: no expert for the question 'What is 3 + 7?'")
 
 
 def test_an_episode_that_is_cut_short_says_so() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import random
 import subprocess
 import sys
 
@@ -16,9 +17,10 @@ from silva.environments.bandit import Bandit
 from silva.environments.calculator import Calculator
 from silva.environments.frozen_lake import FrozenLake
 from silva.environments.guess_number import GuessNumber
-from silva.environments.tasks import Draft, generated, listed
+from silva.environments.tasks import Draft, check_splits, generated, held_out, listed
 from silva.environments.tool_qa import ToolQA
 from silva.errors import ConfigError
+from silva.types import Task
 
 
 def world(name: str):
@@ -43,9 +45,10 @@ def test_held_out_tasks_do_not_occur_in_training_and_are_distinct(name: str) -> 
     assert len(held_out) == len(set(held_out)) == 60
     assert len(train) > 60
     assert not train & set(held_out)
-    other_seed = world(name)(eval_size=20, train_size=600, seed=1).taskset()
-    if name in ("calculator", "frozen_lake", "reverse_text"):  # drawn: no seed moves a task across
-        assert not {task.content() for task in other_seed.tasks("train")} & set(held_out)
+    for other in ({"seed": 1}, {"eval_size": 75}, {"eval_size": 7, "name": "mine"}, {"train_size": 50}):
+        others = world(name)(**({"eval_size": 60, "train_size": 600} | other)).taskset()
+        assert not {task.content() for task in others.tasks("train")} & set(held_out)
+        assert not {task.content() for task in others.tasks("eval")} & train
 
 
 @pytest.mark.parametrize("name", sorted(ENVIRONMENTS))
@@ -81,13 +84,61 @@ def test_training_tasks_are_lazy_and_depend_on_their_index_alone() -> None:
         tasks[10**9]
 
 
+def list_of(config: Sizes, names) -> dict[str, list]:
+    """What each split of a list of names holds, training in one lap."""
+    taskset = listed(config, [Draft({"n": n}) for n in names], lambda task: None)  # type: ignore
+    return {split: [task.data["n"] for task in taskset.tasks(split)] for split in ("train", "eval")}  # type: ignore
+
+
 def test_a_list_is_gone_through_completely_before_it_repeats() -> None:
     drafts = [Draft({"n": n}) for n in range(10)]
-    tasks = listed(Sizes(eval_size=3, train_size=21), drafts, lambda task: None).tasks("train")  # type: ignore
-    laps = [[task.data["n"] for task in tasks[lap * 7 : lap * 7 + 7]] for lap in range(3)]
-    assert all(sorted(lap) == sorted(laps[0]) and len(set(lap)) == 7 for lap in laps)
+    tasks = listed(Sizes(eval_size=2, train_size=24), drafts, lambda task: None).tasks("train")  # type: ignore
+    laps = [[task.data["n"] for task in tasks[lap * 8 : lap * 8 + 8]] for lap in range(3)]
+    assert all(sorted(lap) == sorted(laps[0]) and len(set(lap)) == 8 for lap in laps)
     assert laps[0] != laps[1]
-    assert [tasks[index].data["n"] for index in (20, 0, 8)] == [laps[2][6], laps[0][0], laps[1][1]]
+    assert [tasks[index].data["n"] for index in (23, 0, 9)] == [laps[2][7], laps[0][0], laps[1][1]]
+
+
+def test_about_the_share_of_a_list_is_held_out() -> None:
+    for share, count in ((0.1, 96), (0.25, 251), (0.5, 478)):
+        parts = list_of(Sizes(eval_size=90, eval_share=share, train_size=2000), range(1000))
+        assert len(set(parts["train"])) == 1000 - count
+
+
+@settings(max_examples=50, deadline=None, derandomize=True)
+@given(
+    old=st.integers(0, 999),
+    new=st.integers(0, 999),
+    sizes=st.tuples(st.integers(1, 4), st.integers(1, 4)),
+    seeds=st.tuples(st.integers(0, 9), st.integers(0, 9)),
+)
+def test_no_change_of_list_size_or_seed_moves_a_problem_across(old, new, sizes, seeds) -> None:
+    before, after = (
+        list_of(Sizes(eval_size=size, seed=seed, train_size=80), random.Random(list).sample(range(400), 80))
+        for list, size, seed in zip((old, new), sizes, seeds, strict=True)
+    )
+    assert not set(before["train"]) & set(after["eval"]) and not set(before["eval"]) & set(after["train"])
+
+
+def test_a_larger_evaluation_only_adds_tasks_and_the_order_of_the_list_is_nothing() -> None:
+    small, large = (list_of(Sizes(eval_size=size, train_size=100), range(200)) for size in (10, 30))
+    assert small["eval"] == large["eval"][:10] and small["train"] == large["train"]
+    assert list_of(Sizes(eval_size=10, train_size=100), reversed(range(200))) == small
+    more = list_of(Sizes(eval_size=30, train_size=100), range(220))["eval"]
+    assert [n for n in more if n < 200] == large["eval"][: len([n for n in more if n < 200])]
+
+
+def test_a_draft_with_keys_on_both_sides_is_in_neither_split() -> None:
+    names = range(100)
+    alone = [Draft({"n": n}, keys=[n]) for n in names]
+    pairs = [Draft({"n": n, "and": n + 1}, keys=[n, n + 1]) for n in range(99)]
+    taskset = listed(Sizes(eval_size=20, eval_share=0.5, train_size=500), [*alone, *pairs], lambda task: None)  # type: ignore
+    used = {
+        split: {n for task in taskset.tasks(split) for n in task.data.values()}  # type: ignore
+        for split in ("train", "eval")
+    }
+    assert not used["train"] & used["eval"] and len(used["train"]) == 45
+    assert held_out(3, 0.5) == (Draft({}, keys=[3]).split(0.5) == "eval")
 
 
 def test_a_world_that_is_too_small_says_how_small() -> None:
@@ -95,12 +146,36 @@ def test_a_world_that_is_too_small_says_how_small() -> None:
         ConfigError, match=r"sizes: eval_size is 50, but \d+ draws gave only \d+ distinct held-out"
     ):
         generated(Sizes(eval_size=50), numbers(20), lambda task: None).tasks("eval")  # type: ignore
-    with pytest.raises(ConfigError, match="2000 draws gave 20 distinct problems, all held out"):
-        generated(Sizes(), numbers(20), lambda task: None, eval_share=1.0).tasks("train")  # type: ignore
-    with pytest.raises(ConfigError, match="512 distinct problems cannot give eval_size = 600"):
-        Bandit(eval_size=600).taskset()
-    with pytest.raises(ConfigError, match="1 distinct problems cannot give eval_size = 1"):
-        listed(Sizes(eval_size=1), [Draft({"n": 1}), Draft({"n": 1})], lambda task: None)  # type: ignore
+    with pytest.raises(
+        ConfigError, match="2000 draws gave 20 distinct problems, none for training: lower eval_share"
+    ):
+        generated(Sizes(eval_share=0.999), numbers(20), lambda task: None).tasks("train")  # type: ignore
+    with pytest.raises(
+        ConfigError, match=r"of 512 distinct problems .* holds out 256 .*: lower eval_size, or add"
+    ):
+        Bandit(eval_size=600).taskset().tasks("eval")
+    one = [Draft({"n": 1}), Draft({"n": 1})]
+    with pytest.raises(ConfigError, match="eval_size is 1, but of 1 distinct problems"):
+        listed(Sizes(eval_size=1), one, lambda task: None).tasks("train")  # type: ignore
+
+
+def test_too_few_held_out_names_the_share_that_gives_enough() -> None:
+    with pytest.raises(
+        ConfigError,
+        match=r"eval_size is 3, but of 8 distinct problems eval_share = 0\.25 holds out 2 and leaves 6 for "
+        r"training: set eval_share to 0\.4, or lower eval_size, or add problems",
+    ):
+        list_of(Sizes(eval_size=3), range(8))
+    assert len(list_of(Sizes(eval_size=3, eval_share=0.4, train_size=5), range(8))["eval"]) == 3
+    with pytest.raises(ConfigError, match=r"leaves 0 for training: set eval_share to 0\.\d+, or lower"):
+        list_of(Sizes(eval_size=1, eval_share=0.99), range(4))
+    both = [Draft({"n": n}, keys=[n, n + 1]) for n in range(8)]
+    with pytest.raises(ConfigError, match=", 1 ask what belongs to both and are left out"):
+        listed(Sizes(eval_size=3), both, lambda task: None).tasks("eval")  # type: ignore
+    check_splits(Bandit().taskset(), "bandit")
+    for small in (Bandit(eval_size=600), FrozenLake(size=2)):
+        with pytest.raises(ConfigError, match=r"eval_size is (600|256), but "):
+            check_splits(small.taskset(), "w")
 
 
 @settings(max_examples=25, deadline=None, derandomize=True)
@@ -117,10 +192,68 @@ def test_keys_keep_whole_ranges_and_reordered_sums_apart() -> None:
     guesses = GuessNumber(eval_size=100, train_size=1000).taskset()
     lows = {split: {task.data["low"] for task in guesses.tasks(split)} for split in ("train", "eval")}  # type: ignore
     assert not lows["train"] & lows["eval"]
-    assert len(lows["eval"]) == 15  # 100 tasks of 7 numbers each
+    assert len(lows["eval"]) == 38  # of the 41 ranges that are held out
     sums = Calculator(digits=1, operators="+", eval_size=20, train_size=500).taskset()
     texts = {
-        split: {tuple(sorted(task.data["expressions"][0].split(" + "))) for task in sums.tasks(split)}  # type: ignore
+        split: {
+            tuple(sorted(task.data["calls"][0][0]["arguments"]["expression"].split(" + ")))
+            for task in sums.tasks(split)
+        }  # type: ignore
         for split in ("train", "eval")
     }
     assert not texts["train"] & texts["eval"]
+
+
+class Own:
+    """A task set without our help: which numbers each split holds."""
+
+    def __init__(self, train, held_out) -> None:
+        self.numbers = {"train": train, "eval": held_out}
+
+    def tasks(self, split):
+        return [
+            Task(f"{split}/{i}", "own", i, {"n": n}, split=split) for i, n in enumerate(self.numbers[split])
+        ]
+
+    def environment(self, task):
+        raise NotImplementedError
+
+
+def test_splits_of_somebody_s_own_must_not_overlap() -> None:
+    check_splits(Own(range(10, 500), range(10)), "own")
+    with pytest.raises(
+        ConfigError,
+        match=r'own: training task train/3 has the content of the held-out task eval/1 \(\{"n": 8\}\)',
+    ):
+        check_splits(Own([5, 6, 7, 8], [9, 8]), "own")
+    with pytest.raises(
+        ConfigError, match="environment own: task eval/0: expected data and answer of plain JSON"
+    ):
+        check_splits(Own([1], [{2}]), "own")
+
+
+def test_many_training_tasks_are_compared_in_part() -> None:
+    looked_at = []
+
+    class Counted(Own):
+        def tasks(self, split):
+            return super().tasks(split) if split == "eval" else self
+
+        def __len__(self):
+            return 25_000
+
+        def __getitem__(self, index):
+            looked_at.append(index)
+            return Task(f"train/{index}", "own", 0, {"n": index})
+
+    check_splits(Counted([], [-1]), "own")
+    assert looked_at == list(range(0, 25_000, 3))
+    with pytest.raises(ConfigError, match="training task train/9999 "):
+        check_splits(Counted([], [9999]), "own")
+
+
+def test_what_is_disjoint_by_construction_is_not_compared() -> None:
+    taskset = listed(
+        Sizes(eval_size=1, train_size=10**12), [Draft({"n": n}) for n in range(9)], lambda task: None
+    )  # type: ignore
+    check_splits(taskset, "sizes")

@@ -224,3 +224,66 @@ def test_what_a_person_types_is_put_into_the_format() -> None:
     assert walk().wrap("right") == "<think>Next: Right.</think><answer>Right</answer>"
     assert walk(style="compact", think=False).wrap("l||R") == "<answer>L||R</answer>"
     assert walk().wrap("go right") == "go right"
+
+
+class Push(Walk):
+    """One action."""
+
+    def actions(self) -> dict[str, str]:
+        return {"Push": "P"}
+
+    def apply(self, action: str) -> Outcome:
+        self.place += 1
+        self.solved = self.place == 3
+        return Outcome(float(self.solved), self.solved)
+
+    def expert_actions(self) -> list[str]:
+        return ["Push"] * (3 - self.place)
+
+
+def test_a_game_with_a_single_action(play_out) -> None:
+    game = Push(TextGameSettings(type="push"), TASK)
+    first = asyncio.run(game.reset()).messages[0].content
+    assert "Actions: Push. At most 5 actions a turn. Reply in this form: " in first
+    assert "<answer>Push || Push</answer>" in first
+    other = Push(TextGameSettings(type="push", max_actions_per_turn=2), TASK)
+    steps = play_out(other, lambda _: other.expert_reply())
+    assert [step.rewards["score"] for step in steps] == [0.0, 1.0]
+
+
+def played(attribute: str, value) -> None:
+    """Plays a walk, of which a method returns this value."""
+    game = type("Maze", (Walk,), {attribute: lambda *_: value})(TextGameSettings(type="maze"), TASK)
+
+    async def run() -> None:
+        await game.reset()
+        await game.step(say(game.expert_reply()))
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize(
+    ("attribute", "value", "message"),
+    [
+        ("apply", None, r"Maze\.apply\('Right'\) returned None: expected an Outcome"),
+        ("apply", (1.0, True), r"Maze\.apply\('Right'\) returned \(1\.0, True\): expected an Outcome"),
+        ("render", None, r"Maze\.render\(\) returned None: expected a str"),
+        ("instructions", 3, r"Maze\.instructions\(\) returned 3: expected a str"),
+        ("actions", ["Left"], r"Maze\.actions\(\) returned \['Left'\]: expected a Mapping"),
+        ("actions", {}, r"Maze\.actions\(\) returned no action: expected at least one"),
+        ("expert_actions", None, r"Maze\.expert_actions\(\) returned None: expected a list of one or more"),
+        ("expert_actions", "Right", r"returned 'Right': expected a list of one or more of Left, Right, Jump"),
+        ("expert_actions", ["R"], r"returned \['R'\]: expected a list of one or more of Left, Right, Jump"),
+        ("expert_actions", [], r"returned \[\]: expected a list of one or more of Left, Right, Jump"),
+    ],
+)
+def test_what_a_game_returns_wrongly_is_named(attribute: str, value, message: str) -> None:
+    with pytest.raises(TypeError, match=message):
+        played(attribute, value)
+
+
+def test_an_expert_may_give_its_actions_one_by_one() -> None:
+    game = type("Lazy", (Walk,), {"expert_actions": lambda self: iter(["Right", "Jump"])})(
+        TextGameSettings(type="lazy", style="compact", think=False), TASK
+    )
+    assert game.expert_reply() == "<answer>R||J</answer>"

@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 
 from silva.environments.tool_qa import Question, ToolQA
-from silva.errors import RecordError
-from silva.protocols import Forkable
+from silva.errors import CapabilityError, RecordError
+from silva.protocols import Forkable, Scripted
+from silva.rendering.tool_calls import parse_hermes
 from silva.tools.function import ToolError, tool
 from silva.types import Message, Task, ToolCall
 
 OWN_WORLD = '''\
-from typing import Literal
 from silva.environments.tool_qa import Question, ToolQA
 
 PRICES = {"tea": 3, "coffee": 4, "water": 1}
@@ -25,8 +25,8 @@ def price(drink: str) -> int:
     return PRICES[drink]
 
 class Drinks(ToolQA):
-    type: Literal["drinks"] = "drinks"
     eval_size: int = 1
+    eval_share: float = 0.5
     questions = lambda self: [Question(f"What does {name} cost?", str(cost)) for name, cost in PRICES.items()]
     tools = lambda self: [price]
 '''
@@ -42,6 +42,7 @@ def ask_twice(word: str) -> str:
 class Twice(ToolQA):
     type: str = "twice"
     eval_size: int = 1
+    eval_share: float = 0.5
 
     def questions(self):
         chain = [Question("Twice ab?", "abab"), Question("Twice cd?", "cdcd")]
@@ -109,16 +110,30 @@ def test_what_the_model_gets_wrong_is_told_to_it(replies_to) -> None:
     assert steps[-1].rewards == {"correct": 1.0}
 
 
-def test_a_fault_of_the_tool_is_not_hidden(replies_to) -> None:
+def raises(error: Exception) -> type[Twice]:
     def broken(word: str) -> str:
-        raise KeyError(word)
+        """Fails."""
+        raise error
 
     class Broken(Twice):
         def tools(self):
             return [tool(broken, name="ask_twice")]
 
-    with pytest.raises(KeyError, match="ab"):
-        replies_to(Broken(), CHAIN, [call()])
+    return Broken
+
+
+def test_an_exception_of_the_tool_is_an_answer_and_counted(replies_to) -> None:
+    steps = replies_to(raises(KeyError("ab"))(), CHAIN, [call(), call(5), call(name="other")])
+    assert texts(step.observation.messages[0] for step in steps)[0] == "Error: KeyError: 'ab'"
+    assert [step.metrics["tool_exceptions"] for step in steps] == [1, 0, 0]
+    assert [step.metrics["tool_errors"] for step in steps] == [1, 1, 1]
+    nudged = replies_to(raises(KeyError("ab"))(tool_required=True), CHAIN, [call(), "abab"])
+    assert texts(nudged[1].observation.messages) == ["Call a tool before you answer."]
+
+
+def test_a_fault_of_the_tool_is_not_hidden(replies_to) -> None:
+    with pytest.raises(ConnectionError, match="lost"):
+        replies_to(raises(ConnectionError("lost"))(), CHAIN, [call()])
 
 
 def test_calls_are_limited(replies_to) -> None:
@@ -189,3 +204,88 @@ def test_grading_of_numbers_and_words() -> None:
     assert settings.grade("<answer>The Nile</answer>", "the nile")
     assert not settings.grade("Nile, Amazon, Rhine", "Nile")
     assert not settings.grade("room 12", "B 12")
+    assert settings.grade("I think <answer>12</answer>", "12") and settings.grade("**12**.", "12")
+
+
+@pytest.mark.parametrize(
+    ("reply", "answer"),
+    [
+        ("-5", "5"),
+        ("It is 5%.", "5"),
+        ("5e3", "5"),
+        ("It is .5", "5"),
+        ("<answer>5</answer> or 7", "7"),  # two guesses
+        ("<answer>7</answer> or 5", "5"),
+        ("12", "2020-05-12"),
+        ("05", "2020-05"),
+        ("7", "007"),
+        ("2", "1/2"),
+        ("???", ""),
+        ("C++", "C"),
+        ("1.2", "1.2.3"),
+    ],
+)
+def test_near_misses_are_wrong(reply: str, answer: str) -> None:
+    assert not Twice().grade(reply, answer) and Twice().grade(answer, answer)
+
+
+class Capitals(ToolQA):
+    """Every third entry is a chain, which ends with a question that is also asked alone."""
+
+    eval_size: int = 10
+    eval_share: float = 0.4
+
+    def questions(self):
+        alone = [Question(f"Q{i}?", str(i)) for i in range(100)]
+        return [[alone[i], Question("And then?", "same"), alone[i + 1]] if i % 3 == 0 else alone[i]
+                for i in range(99)]  # fmt: skip
+
+    def tools(self):
+        return []
+
+
+def test_questions_that_begin_an_episode_are_not_asked_in_the_other_split() -> None:
+    taskset = Capitals(train_size=300).taskset()
+    asked = {s: {q for task in taskset.tasks(s) for q in task.data["questions"]} for s in ("train", "eval")}
+    assert asked["train"] & asked["eval"] == {"And then?"}
+    assert len(asked["eval"]) > 10 and len(asked["train"]) > 30
+    assert any(len(task.answer) == 3 for task in taskset.tasks("eval"))
+
+
+class Played(Twice):
+    def questions(self):
+        one = ToolCall("ask_twice", {"word": "ab"})
+        return [Question(f"{i}?", "abab", [one] * i) for i in range(8)]
+
+
+def expert(reply: str) -> Message:
+    parsed = parse_hermes(reply)
+    return Message("assistant", parsed.content, tool_calls=parsed.calls)
+
+
+def test_a_world_plays_itself_if_its_questions_say_what_to_call(play_out) -> None:
+    taskset = Played().taskset()
+    for task in [*taskset.tasks("eval"), *taskset.tasks("train")[:6]]:
+        episode = taskset.environment(task)
+        assert isinstance(episode, Scripted) and len(episode.random_reply(1)) == 4
+        steps = play_out(episode, lambda _, e=episode: expert(e.expert_reply()))
+        assert [step.rewards["correct"] for step in steps] == [0.0] * int(task.data["questions"][0][0]) + [
+            1.0
+        ]
+    assert len(steps) > 1
+
+
+def test_the_calls_of_an_expert_are_json() -> None:
+    task = Task(
+        "t", "twice", 0, {"questions": ["?"], "calls": [[{"name": "f", "arguments": {"x": "é"}}]]}, ["a"]
+    )
+    reply = Twice().taskset().environment(task).expert_reply()
+    assert reply == '<tool_call>\n{"name": "f", "arguments": {"x": "é"}}\n</tool_call>'
+
+
+def test_without_calls_there_is_no_expert() -> None:
+    episode = Twice().taskset().environment(CHAIN)
+    with pytest.raises(
+        CapabilityError, match=r"twice: no expert for the question 'Twice ab\?'.*calls=\[ToolCall"
+    ):
+        episode.expert_reply()

@@ -7,7 +7,8 @@ import pytest
 from silva.config.sections import Eval, Limits
 from silva.errors import EngineError
 from silva.evaluation import evaluator
-from silva.evaluation.evaluator import evaluate, success
+from silva.evaluation.evaluator import Standing, evaluate, standing, success
+from silva.monitoring.summary import EVALUATION_KEYS
 from silva.types import Task, Trajectory
 
 
@@ -20,14 +21,20 @@ class Tasks:
         return [Task(f"{self.label}/{i}", self.label, 100 + i, {}) for i in range(self.count)]
 
 
-def run(monkeypatch, outcome, *, k=1, tasks=4, worlds=("a",), seed=0, concurrency=256, seen=None, **how):
-    """`outcome(task, sample)`: the success of an episode, None for a failed one."""
+def ended(stop_reason="terminated", **fields):
+    return Trajectory("e", (), stop_reason, **fields)
 
-    async def play(task, taskset, actor, renderer, limits, *, id, seed):
+
+def run(monkeypatch, outcome, *, k=1, tasks=4, worlds=("a",), seed=0, concurrency=256, seen=None, **how):
+    """`outcome(task, sample)`: the success of an episode, None for one without a result, or all of it."""
+
+    async def play(task, taskset, actor, renderer, limits, *, id, seed, watch):
         if seen is not None:
             seen.append((id, task.seed, seed))
         await asyncio.sleep(0)
         value = outcome(task.id, int(id.rpartition("/")[2]))
+        if isinstance(value, Trajectory):
+            return value
         if value is None:
             return Trajectory(id, (), "error", failure="redo", error="broken")
         return Trajectory(id, (), "terminated", rewards={"r": 2.0 * value - 1}, metrics={"success": value})
@@ -69,25 +76,122 @@ def test_two_samples_give_one_pass_at_k(monkeypatch):
     assert (e.estimates["success"].mean, e.estimates["pass@2"].mean) == (0.5, 1.0)
 
 
-def test_failed_episodes_enter_no_mean_and_are_counted(monkeypatch):
+def test_episodes_without_a_result_enter_no_mean_and_leave_bounds(monkeypatch):
     """Task 1 fails once: its other sample counts for avg@k, and it has no pass@2. Task 3 fails wholly."""
     outcomes = {"a/0": (1.0, 1.0), "a/1": (None, 0.0), "a/2": (1.0, 0.0), "a/3": (None, None)}
     (e,) = run(monkeypatch, lambda task, sample: outcomes[task][sample], k=2)
-    assert e.failed == 3 and len(e.episodes) == 8
+    assert e.left_out == 3 and len(e.episodes) == 8
     assert e.estimates["success"].mean == pytest.approx((1 + 0 + 0.5) / 3) and e.estimates["success"].n == 3
     assert e.estimates["pass@2"].mean == 1.0 and e.estimates["pass@2"].n == 2
+    # With the three: all failed, all solved.
+    assert e.bounds == {
+        "success": pytest.approx(((1 + 0 + 0.5 + 0) / 4, (1 + 0.5 + 0.5 + 1) / 4)),
+        "pass@2": pytest.approx(((1 + 0 + 1 + 0) / 4, 1.0)),
+    }
+    rows = {row["metric"]: row for row in e.rows()}
+    assert [rows["success"][key] for key in ("left_out", "bound_low", "bound_high")] == [3, 0.375, 0.75]
+    assert [rows["reward"][key] for key in ("left_out", "bound_low", "bound_high")] == [3, None, None]
+    assert e.note() == ("a: 3 of 8 held-out episodes gave no usable result and are left out: 3 x broken")
 
 
 def test_where_everything_fails_there_is_no_number(monkeypatch):
     (e,) = run(monkeypatch, lambda task, sample: None)
-    assert (e.estimates, e.failed, e.rows()) == ({}, 4, [])
+    assert (e.estimates, e.left_out) == ({}, 4)
+    (row,) = e.rows()
+    assert (row["metric"], row["mean"], row["n"], row["left_out"]) == ("reward", None, 0, 4)
+
+
+LIMITED = [("context_overflow", "prompt of 230 tokens"), ("max_tokens", "no room"), ("timeout", "no end")]
+
+
+@pytest.mark.parametrize(("stop_reason", "error"), LIMITED)
+def test_what_the_policy_is_answerable_for_is_not_solved(monkeypatch, stop_reason, error):
+    """Half of the episodes meet a limit after they earned 1: they stay in the mean, with that reward."""
+
+    def outcome(task, sample):
+        if task in ("a/0", "a/1"):
+            return ended(
+                stop_reason, rewards={"r": 1.0}, metrics={"success": 1.0}, failure="mask", error=error
+            )
+        return ended(rewards={"r": 3.0}, metrics={"success": 1.0})
+
+    (e,) = run(monkeypatch, outcome)
+    assert (e.estimates["success"].mean, e.estimates["reward"].mean) == (0.5, 2.0)
+    assert (e.left_out, e.note(), e.bounds["success"]) == (0, "", (0.5, 0.5))
+
+
+def test_a_result_that_must_not_be_used_is_left_out(monkeypatch):
+    def outcome(task, sample):
+        if task == "a/0":
+            return ended("error", failure="mask", error="step: reward 'r' is nan")
+        return 1.0
+
+    (e,) = run(monkeypatch, outcome)
+    assert (e.left_out, e.estimates["success"].mean, e.bounds["success"]) == (1, 1.0, (0.75, 1.0))
+
+
+def test_an_episode_without_a_result_is_tried_again(monkeypatch):
+    seen, failures = [], {"a/0": 1, "a/1": 2, "a/2": 0, "a/3": 0}
+
+    def outcome(task, sample):
+        failures[task] -= 1
+        return None if failures[task] >= 0 else 1.0
+
+    (e,) = run(monkeypatch, outcome, seen=seen, redo=1)
+    assert (e.left_out, e.estimates["success"].n) == (1, 3)
+    assert sorted(id for id, *_ in seen) == [
+        "eval:a/0/0", "eval:a/0/0", "eval:a/1/0", "eval:a/1/0", "eval:a/2/0", "eval:a/3/0"]  # fmt: skip
+    assert len({seed for *_, seed in seen}) == 6  # a second attempt has numbers of its own
+
+
+def test_an_environment_without_success_has_no_share_of_success(monkeypatch):
+    (e,) = run(monkeypatch, lambda task, sample: ended(rewards={"r": 0.5}))
+    assert {*e.estimates} == {"reward"} and e.bounds == {}
+    assert [(row["metric"], row["mean"]) for row in e.rows()] == [("reward", 0.5)]
+
+
+def test_where_every_episode_was_cut_off_none_is_a_success(monkeypatch):
+    """An environment that reports success at the end had no occasion to."""
+    (e,) = run(monkeypatch, lambda task, sample: ended("max_turns"))
+    assert e.estimates["success"].mean == 0.0
+
+
+def test_the_best_evaluation_is_judged_with_its_left_out_episodes_as_failures(monkeypatch):
+    def judged(*values):
+        return standing(run(monkeypatch, lambda task, sample: values[int(task[-1])]))
+
+    half, three_of_three = judged(1.0, 0.0, 1.0, 0.0), judged(1.0, 1.0, 1.0, None)
+    one_of_one = judged(1.0, None, None, None)
+    assert (half.value, three_of_three.value, one_of_one.value) == (0.5, 0.75, 0.25)
+    assert three_of_three.beats(half) and half.beats(one_of_one) and not one_of_one.beats(half)
+    assert not half.beats(half) and half.beats(None)
+    assert judged(None, None, None, None) is None
+
+
+def test_the_best_evaluation_of_rewards_has_no_more_left_out_than_another(monkeypatch):
+    def judged(*rewards):
+        return standing(run(monkeypatch, lambda task, sample: paid(rewards[int(task[-1])])))
+
+    def paid(reward):
+        return None if reward is None else ended(rewards={"r": reward})
+
+    all_four, three = judged(0.0, 4.0, 4.0, 4.0), judged(None, 4.0, 4.0, 4.0)
+    assert (all_four.value, three.value) == (3.0, 4.0)
+    assert not three.beats(all_four) and judged(0.0, 4.0, 4.0, 5.0).beats(all_four)
+    assert judged(1.0, 1.0, 1.0, 4.0).beats(judged(None, 1.0, 1.0, 1.0))
+
+
+def test_success_reported_for_the_first_time_beats_any_reward():
+    assert Standing(1, 0.1, 0).beats(Standing(0, 9.0, 0)) and not Standing(0, 9.0, 0).beats(
+        Standing(1, 0.1, 0)
+    )
 
 
 def test_environments_stand_apart_and_rows_name_them(monkeypatch):
     a, b = run(monkeypatch, lambda task, sample: float(task[0] == "a"), worlds=("a", "b"), tasks=2)
     assert [row["environment"] for row in (*a.rows(), *b.rows())] == ["a", "a", "b", "b"]
     assert [row["mean"] for row in (*a.rows(), *b.rows())] == [1.0, 1.0, 0.0, -1.0]
-    assert {*a.rows()[0]} == {"environment", "metric", "mean", "ci_low", "ci_high", "n"}
+    assert {*a.rows()[0]} == {*EVALUATION_KEYS}
 
 
 def test_seeds_pair_two_evaluations_whatever_else_is_evaluated(monkeypatch):

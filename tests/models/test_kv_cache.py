@@ -9,7 +9,9 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from torch import nn
 
+from silva.models import same_bits
 from silva.models.kv_cache import BLOCK, LANES, KvCache, PackedStep, Row, Span, blocked_attention
 
 
@@ -199,9 +201,12 @@ def test_blocked_attention_equals_torch_s(count: int, length: int, dim: int) -> 
     hidden[..., 0] = False
     bias = torch.zeros_like(hidden, dtype=torch.float64).masked_fill(hidden, float("-inf"))
     cuts = [slice(b, min(b + BLOCK, length)) for b in range(0, length, BLOCK)]
-    got = blocked_attention(query, [(key[:, :, c], value[:, :, c]) for c in cuts], bias, 0.3)
+    pairs = [(key[:, :, c], value[:, :, c]) for c in cuts]
     expected = F.scaled_dot_product_attention(query, key, value, attn_mask=~hidden, scale=0.3)
-    torch.testing.assert_close(got, expected, rtol=0, atol=1e-12)
+    four = same_bits.RowRule(4, 4)
+    for rules in (same_bits.RowRules(), same_bits.RowRules(attention=four), same_bits.RowRules(matrices=7)):
+        got = blocked_attention(query, pairs, bias, 0.3, rules)
+        torch.testing.assert_close(got, expected, rtol=0, atol=1e-12)
 
 
 @pytest.mark.same_bits
@@ -212,10 +217,11 @@ def test_queries_have_the_same_bits_in_any_number(dim: int, kv_heads: int) -> No
     generator = torch.Generator().manual_seed(0)
     query, key, value = (torch.randn(5, kv_heads, n, dim, generator=generator) for n in (70, 320, 320))
     bias, blocks = torch.zeros(1, 1, 1, 320), (slice(0, BLOCK), slice(BLOCK, 320))
+    rules = same_bits.probe(nn.Module(), head_dim=dim, dtype=torch.float32)
 
     def attend(rows: int, queries: slice) -> torch.Tensor:
         pairs = [(key[:rows, :, block], value[:rows, :, block]) for block in blocks]
-        return blocked_attention(query[:rows, :, queries], pairs, bias, 0.3)
+        return blocked_attention(query[:rows, :, queries], pairs, bias, 0.3, rules)
 
     expected = attend(5, slice(0, 70))
     for rows, count in itertools.product((1, 2, 5), (1, 2, 3, 17, 64)):
@@ -224,14 +230,16 @@ def test_queries_have_the_same_bits_in_any_number(dim: int, kv_heads: int) -> No
             assert torch.equal(attend(rows, mine), expected[:rows, :, mine]), f"{rows} rows of {count}"
 
 
+@pytest.mark.same_bits
 def test_shared_blocks_have_the_bits_of_copies() -> None:
+    rules = same_bits.probe(nn.Module(), head_dim=16, dtype=torch.float32)
     generator = torch.Generator().manual_seed(0)
     query, key, value = (torch.randn(5, 2, n, 16, generator=generator) for n in (3, 320, 320))
     key[:, :, :BLOCK], value[:, :, :BLOCK] = key[:1, :, :BLOCK].clone(), value[:1, :, :BLOCK].clone()
     bias = torch.zeros(1, 1, 1, 320)
     own = (key[:, :, BLOCK:], value[:, :, BLOCK:])
-    copied = blocked_attention(query, [(key[:, :, :BLOCK], value[:, :, :BLOCK]), own], bias, 0.3)
-    shared = blocked_attention(query, [(key[0, :, :BLOCK], value[0, :, :BLOCK]), own], bias, 0.3)
+    copied = blocked_attention(query, [(key[:, :, :BLOCK], value[:, :, :BLOCK]), own], bias, 0.3, rules)
+    shared = blocked_attention(query, [(key[0, :, :BLOCK], value[0, :, :BLOCK]), own], bias, 0.3, rules)
     assert torch.equal(shared, copied)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -18,6 +19,7 @@ from transformers import (
     Lfm2Config,
     LlamaForCausalLM,
     MambaConfig,
+    Phi3Config,
     PreTrainedConfig,
     Qwen2Config,
     Qwen3Config,
@@ -175,8 +177,11 @@ def test_a_hub_id_is_left_to_transformers() -> None:
 
 @pytest.fixture
 def small_gguf(tmp_path: Path) -> Path:
+    return write_gguf(tmp_path / "small.gguf")
+
+
+def write_gguf(path: Path, seed: int = 0, *, without: str = "") -> Path:
     """A Llama of one layer and width 32 in 8 bits, with one token a byte."""
-    path = tmp_path / "small.gguf"
     writer = gguf.GGUFWriter(path, "llama")
     for key, value in dict(
         block_count=1, embedding_length=32, feed_forward_length=64, head_count=2, head_count_kv=1,
@@ -189,13 +194,14 @@ def small_gguf(tmp_path: Path) -> Path:
     writer.add_token_types([1] * 257 + [3] * 2)
     writer.add_token_merges(["a b"])
     writer.add_eos_token_id(257)
-    rng = np.random.default_rng(0)
+    rng = np.random.default_rng(seed)
     shapes = {
         "token_embd": (259, 32), "output_norm": (32,), "blk.0.attn_norm": (32,), "blk.0.ffn_norm": (32,),
         "blk.0.attn_q": (32, 32), "blk.0.attn_k": (16, 32), "blk.0.attn_v": (16, 32),
         "blk.0.attn_output": (32, 32), "blk.0.ffn_gate": (64, 32), "blk.0.ffn_up": (64, 32),
         "blk.0.ffn_down": (32, 64),
     }  # fmt: skip
+    shapes.pop(without, None)
     for name, shape in shapes.items():
         values = rng.normal(size=shape).astype(np.float32)
         if len(shape) == 1:
@@ -232,6 +238,49 @@ def test_a_gguf_file_is_converted_once(
     expected = torch.from_numpy(gguf.quants.dequantize(up.data, up.tensor_type))
     assert torch.equal(weights(first)["model.layers.0.mlp.up_proj.weight"], expected)
     assert LlamaForCausalLM.from_pretrained(folder).config.num_key_value_heads == 1  # a plain folder
+
+
+def test_a_conversion_is_found_by_what_the_file_holds(tmp_path: Path, cache: Path) -> None:
+    """Another fine-tune has the same name and size; a copy elsewhere has the same content."""
+    first, other = write_gguf(tmp_path / "model.gguf"), write_gguf(tmp_path / "other.gguf", seed=1)
+    assert first.stat().st_size == other.stat().st_size
+    found = weights(load_model(PretrainedModel(name=str(first)), seed=0))
+    stamp = first.stat()
+    first.write_bytes(other.read_bytes())
+    os.utime(first, ns=(stamp.st_atime_ns, stamp.st_mtime_ns))
+    changed = weights(load_model(PretrainedModel(name=str(first)), seed=0))
+    expected = weights(load_model(PretrainedModel(name=str(other)), seed=0))
+    up = "model.layers.0.mlp.up_proj.weight"
+    assert torch.equal(changed[up], expected[up]) and not torch.equal(changed[up], found[up])
+    (tmp_path / "copies").mkdir()
+    copy = tmp_path / "copies" / "model.gguf"
+    copy.write_bytes(first.read_bytes())
+    assert resolve(str(copy)) == resolve(str(first))
+    assert sorted(p.name.split("-")[0] for p in cache.iterdir()) == ["model", "model", "other"]
+
+
+def test_another_way_of_converting_converts_again(
+    small_gguf: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = resolve(str(small_gguf))
+    monkeypatch.setattr(loading, "CONVERSION", loading.CONVERSION + 1)
+    assert resolve(str(small_gguf)) != before and len(list(cache.iterdir())) == 2
+
+
+def test_a_gguf_file_that_lacks_a_tensor_is_refused(tmp_path: Path, cache: Path) -> None:
+    path = write_gguf(tmp_path / "part.gguf", without="blk.0.ffn_up")
+    with pytest.raises(ModelError, match=r"part\.gguf: could not be converted .*missing: .*mlp\.up_proj"):
+        resolve(str(path))
+    assert list(cache.iterdir()) == []
+
+
+def test_a_damaged_conversion_says_how_to_make_it_again(small_gguf: Path, cache: Path) -> None:
+    folder = Path(resolve(str(small_gguf)))
+    os.truncate(folder / "model.safetensors", 1000)
+    with pytest.raises(ModelError) as caught:
+        load_model(PretrainedModel(name=str(small_gguf)), seed=0)
+    assert f"{folder}/model.safetensors is damaged" in str(caught.value)
+    assert str(caught.value).endswith(f"; delete {folder}, and the GGUF file is converted again")
 
 
 KILLED = """
@@ -340,3 +389,16 @@ def test_families_that_attend_are_taken(config: PreTrainedConfig, tmp_path: Path
     loaded = load_model(saved(config, tmp_path), seed=0)
     assert loaded.model.config.model_type == config.model_type
     assert loaded.context <= (getattr(config, "sliding_window", None) or loaded.context)
+
+
+def test_the_context_ends_where_rotations_change(tmp_path: Path) -> None:
+    """Beyond the original length, LongRoPE rotates every sequence of a pass with other factors."""
+    factors = {"short_factor": [1.0] * 8, "long_factor": [4.0] * 8}
+    config = Phi3Config(
+        **SIZES,
+        pad_token_id=0,
+        max_position_embeddings=128,
+        original_max_position_embeddings=32,
+        rope_parameters={"rope_type": "longrope", "rope_theta": 1e4, **factors},
+    )
+    assert load_model(saved(config, tmp_path), seed=0).context == 32

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 
 import pytest
 import torch
@@ -11,14 +12,25 @@ from torch import nn
 
 from silva.models import packed_linear
 from silva.models.packed_linear import PackedLinears
+from silva.models.same_bits import RowRule, probe
 
 pytestmark = pytest.mark.skipif(not torch.backends.mkl.is_available(), reason="this torch has no MKL")
+
+
+@pytest.fixture(autouse=True)
+def faster(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever the machine: where packed products are slower, nothing would be packed."""
+    monkeypatch.setattr(packed_linear, "_faster", lambda groups, rule: True)
+
+
+def rule_of(model: nn.Module) -> RowRule:
+    return probe(model, head_dim=64, dtype=torch.float32).linear
 
 
 def make(bias: bool = False) -> tuple[nn.Sequential, PackedLinears]:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(576, 192, bias=bias), nn.SiLU(), nn.Linear(192, 10))
-    return model, PackedLinears(model)
+    return model, PackedLinears(model, rule=rule_of(model))
 
 
 @pytest.mark.same_bits
@@ -26,7 +38,7 @@ def make(bias: bool = False) -> tuple[nn.Sequential, PackedLinears]:
 @pytest.mark.parametrize("rows", [1, 2, 7, 64, 65, 300])
 def test_the_bits_of_the_plain_product(bias: bool, rows: int) -> None:
     model, packed = make(bias)
-    x = torch.randn(2, rows, 576)
+    x = torch.randn(2, rule_of(model).padded(rows), 576)
     with torch.inference_mode():
         plain = model(x)
         packed.refresh()
@@ -82,7 +94,19 @@ def test_other_types_and_small_layers_are_left_alone() -> None:
 
 @pytest.mark.same_bits
 def test_shapes_without_the_same_bits_stay_plain(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(packed_linear, "_exact", lambda weight: False)
+    monkeypatch.setattr(packed_linear, "_exact", lambda group, rule: False)
     _, packed = make()
     packed.refresh()
     assert packed.nbytes == 0
+
+
+@pytest.mark.parametrize("faster", [True, False])
+def test_only_what_is_faster_is_packed(faster: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()
+    seconds = (2.0, 0.0, 1.0, 0.0) if faster else (1.0, 0.0, 2.0, 0.0)  # plain, between, packed, between
+    clock = itertools.accumulate(itertools.cycle(seconds), initial=0.0)
+    monkeypatch.setattr(packed_linear.time, "perf_counter", lambda: next(clock))
+    model = nn.Sequential(nn.Linear(576, 192))
+    packed = PackedLinears(model, rule=rule_of(model))
+    packed.refresh()
+    assert (packed.nbytes > 0) == faster

@@ -215,7 +215,8 @@ def _summary(before: dict[str, float], after: dict[str, float], steps: int) -> d
         keys = [key for key in metrics if key.endswith("/success")]
         return [
             {"environment": key.split("/")[1], "metric": "success", "mean": metrics[key], "n": 128,
-             "ci_low": metrics[key + "_ci_low"], "ci_high": metrics[key + "_ci_high"]}
+             "ci_low": metrics[key + "_ci_low"], "ci_high": metrics[key + "_ci_high"],
+             "left_out": 0, "bound_low": metrics[key], "bound_high": metrics[key]}
             for key in keys
         ]  # fmt: skip
 
@@ -223,6 +224,7 @@ def _summary(before: dict[str, float], after: dict[str, float], steps: int) -> d
         "eval_before": results(before),
         "eval_after": results(after),
         "steps": steps,
+        "steps_trained": steps,
         "tokens_generated": 61_440,
         "tokens_trained": 58_112,
         "seconds": {"rollout": 268.0, "train": 181.5, "eval": 62.25, "checkpoint": 4.0},

@@ -39,6 +39,24 @@ def test_metrics_rows_are_sorted_and_name_what_is_not_finite(tmp_path: Path) -> 
     )
 
 
+@pytest.mark.parametrize("error", [OSError(5, "Input/output error"), BrokenPipeError(32, "Broken pipe")])
+def test_a_terminal_that_is_gone_does_not_end_the_run(
+    tmp_path: Path, error: OSError, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The window was closed, or `silva rl ... | head -1` has read enough."""
+
+    class Gone(io.StringIO):
+        def write(self, text: str) -> int:
+            raise error
+
+    monkeypatch.setattr("rich.console.os.dup2", lambda *_: None)  # rich would give our own output away
+    with make(tmp_path, console=Console(file=Gone(), width=200)) as monitor:
+        monitor.message("hello")
+        monitor.step(1, {"reward/raw": 0.5})
+    assert [row["step"] for row in read_metrics(tmp_path / "metrics.jsonl")] == [1]
+    assert "info: hello" in (tmp_path / "run.log").read_text()
+
+
 def test_resume_takes_back_later_steps_and_torn_lines(tmp_path: Path) -> None:
     import random
 

@@ -48,6 +48,20 @@ def test_plain_prints_one_line_per_step_and_per_eval() -> None:
     )
 
 
+def test_an_evaluation_says_what_was_left_out_and_what_that_could_change() -> None:
+    out = io.StringIO()
+    progress = Progress("walk", 40, clock=Time())
+    terminal = PlainTerminal(progress, Console(file=out, width=80))
+    lost = {"eval/lake/left_out": 3, "eval/lake/success_bound_low": 0.4, "eval/lake/success_bound_high": 0.6}
+    numbers = EVAL | lost | {"eval/lake/reward": 0.5, "eval/sea/left_out": 8}
+    progress.set_step(4, numbers)
+    terminal.step(4, numbers)
+    assert out.getvalue() == (
+        "eval at step 4: lake reward 0.500 (3 episodes left out), lake success 43.0% [35.1%, 51.2%] "
+        "(3 episodes left out: 40.0% to 60.0% with them), sea no result, all 8 episodes left out\n"
+    )
+
+
 def test_plain_gives_a_sign_of_life_from_a_long_stage_only() -> None:
     out, clock = io.StringIO(), Time()
     progress = Progress("walk", 40, clock=clock)

@@ -1,5 +1,6 @@
 """Runs with nothing to learn from: equal rewards, broken environments, losses that are not finite."""
 
+import json
 import math
 import signal
 
@@ -24,7 +25,11 @@ def test_steps_without_any_difference_are_empty_and_the_run_goes_on(server, tmp_
     """Every group is paid the same: 1 + 2 tries of 5 groups, no update, no new version."""
     options = (*SHORT, "--environments.0.paid", "constant", "--environments.1.paid", "constant")
     ended = server.rl("run", *options, into=tmp_path)
-    assert ended.status == 0, ended.output
+    assert ended.status == 3, ended.output  # at its end: nothing was learned
+    assert ended.output.count("all 15 groups were left out (15 zero_variance). The episodes of a task") == 1
+    assert "nothing was learned from rewards" in ended.output
+    assert json.loads((ended.path / "summary.json").read_text())["steps_trained"] == 0
+    assert server.rl("run", *options, "--resume", into=tmp_path).status == 3  # a finished run
     for row in metrics(ended.path)[1:]:
         assert (row["groups/trained"], row["groups/zero_variance"], row["groups/failed"]) == (0, 15, 0)
         assert row["reward/raw"] > 0.9 and "train/loss" not in row and "advantage/std" not in row
@@ -65,7 +70,10 @@ def test_a_run_in_which_every_episode_fails_gives_up_and_says_why(server, tmp_pa
     ]
     ended = server.rl("run", *broken, into=tmp_path)
     assert ended.status == 3 and "Traceback" not in ended.output
-    assert "step 1: all 60 episodes failed" in ended.output and f"60 of them with: {error}" in ended.output
+    assert "step 1: all 60 episodes failed" in ended.output and f"60 x {error} (" in ended.output
+    assert f"parity: an episode failed: {error} (" in ended.output and "worlds.py:" in ended.output
+    log = (ended.path / "run.log").read_text()
+    assert log.count("Traceback (most recent call last)") == 2  # one for each world
 
 
 def test_rewards_of_nan_are_no_rewards(server, tmp_path):
@@ -87,7 +95,7 @@ def test_episodes_that_never_end_are_cut_by_the_time_limit(server, tmp_path):
     ended = server.rl("run", *SHORT, *options, into=tmp_path)
     assert ended.status == 0, ended.output
     failed = [row for row in rollouts(ended.path, 1) if row["status"] == "failed"]
-    assert failed and {row["failure"] for row in failed} == {"mask"}
+    assert failed and {row["failure"] for row in failed} == {"redo"}  # a reset knows nothing of the policy
     assert "timeout = 0.5 s" in failed[0]["reason"]
 
 
@@ -106,8 +114,29 @@ def test_episodes_that_fail_are_counted_and_stay_out_of_every_baseline(server, t
     for group in partly:
         advantages = [r["advantage"] for r in rows if r["group"] == group and r["advantage"] is not None]
         assert sum(advantages) == pytest.approx(0, abs=1e-5)
-    failed_evaluations = metrics(ended.path)[0]["failed/eval/parity"]
-    assert 0 < failed_evaluations < 8
+    before = metrics(ended.path)[0]
+    left_out = before["eval/parity/left_out"]
+    assert 0 < left_out < 8
+    bounds = before["eval/parity/success_bound_low"], before["eval/parity/success_bound_high"]
+    assert bounds[1] - bounds[0] == pytest.approx(left_out / 8)
+    why = f"{left_out} x step: ValueError: the step is broken (tests/worlds.py:"
+    assert f"parity: {left_out} of 8 held-out episodes gave no usable result and are left out: {why}" in (
+        ended.output
+    )
+    played = (
+        sum(len(rollouts(ended.path, step)) for step in (1, 2)) - 2 * 8
+    )  # the last evaluation's are there
+    assert f"of {played} training episodes failed and were left out:" in ended.output
+
+
+def test_groups_of_one_teach_nothing_and_the_key_is_named(server, tmp_path):
+    """Left out, or trained with advantages of 0: both are said in the first step, and by the exit code."""
+    for name, drop in (("dropped", "true"), ("kept", "false")):
+        options = (*SHORT, "--rollout.group_size", "1", "--algorithm.drop_zero_variance", drop)
+        ended = server.rl(name, *options, into=tmp_path)
+        assert ended.status == 3, ended.output
+        assert ended.output.count("rollout.group_size = 1 leaves nothing to compare an episode with") == 1
+    assert "step 1 trained on rows whose advantages are all 0." in ended.output
 
 
 def test_an_environment_that_cannot_be_closed_keeps_its_result(server, tmp_path):

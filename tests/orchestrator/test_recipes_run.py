@@ -38,15 +38,20 @@ WARM = {
     "warm_start": {"steps": 120, "episodes_per_step": 16, "noise": 0.3, "optimizer": {"lr": 1e-2}},
 }  # fmt: skip
 
-# Of a group's rewards as training saw them; None where tokens of a trajectory differ, or the batch is scaled.
-BY_HAND: dict[str, Callable[[np.ndarray], np.ndarray]] = {
-    "mean": lambda r: r - r.mean(),
-    "mean_std": lambda r: (r - r.mean()) / (r.std(ddof=1) + 1e-4),
-    "leave_one_out": lambda r: r - (r.sum() - r) / (len(r) - 1),
-    "max_rl": lambda r: (r - r.mean()) / r.mean() if r.mean() > 0 else 0 * r,
-    "share": lambda r: r / r.sum() if r.sum() > 0 else 0 * r,
-    "raw": lambda r: r,
+# Of a group's rewards as training saw them and its raw ones; recipes whose tokens differ within a trajectory,
+# or that scale the batch, are left out.
+BY_HAND: dict[str, Callable[[np.ndarray, np.ndarray], np.ndarray]] = {
+    "mean": lambda r, raw: r - r.mean(),
+    "mean_std": lambda r, raw: (r - r.mean()) / (r.std(ddof=1) + 1e-4),
+    "leave_one_out": lambda r, raw: r - (r.sum() - r) / (len(r) - 1),
+    "max_rl": lambda r, raw: divided(raw - raw.mean(), abs(raw).mean()) + (r - raw) - (r - raw).mean(),
+    "share": lambda r, raw: divided(raw, abs(raw).sum()) + (r - raw) - (r - raw).mean(),
+    "raw": lambda r, raw: r,
 }
+
+
+def divided(values: np.ndarray, size: float) -> np.ndarray:
+    return values / size if size > 0 else 0 * values
 
 
 @pytest.fixture(scope="module")
@@ -74,14 +79,14 @@ def train(name: str, start: Path, folder: Path, **algorithm: Any) -> Path:
     return silva.train(KEYS | recipe | {"name": name, "output_dir": str(folder)}).directory
 
 
-def trained_groups(run: Path, step: int) -> dict[str, tuple[np.ndarray, np.ndarray]]:
-    """Rewards that training saw, and advantages of last tokens, by group."""
+def trained_groups(run: Path, step: int) -> dict[str, np.ndarray]:
+    """Rewards that training saw, raw rewards, and advantages of last tokens, [3, size] by group."""
     rows = pq.read_table(run / "rollouts" / f"step_{step}.parquet").to_pylist()
-    groups: dict[str, list[tuple[float, float]]] = defaultdict(list)
+    groups: dict[str, list[tuple[float, ...]]] = defaultdict(list)
     for row in rows:
         if row["status"] == "trained":
-            groups[row["group"]].append((row["reward_shaped"], row["advantage"]))
-    return {key: (np.array(pairs)[:, 0], np.array(pairs)[:, 1]) for key, pairs in groups.items()}
+            groups[row["group"]].append((row["reward_shaped"], row["reward_raw"], row["advantage"]))
+    return {key: np.array(columns).T for key, columns in groups.items()}
 
 
 def moved(before: dict[str, torch.Tensor], after: Path) -> set[str]:
@@ -118,8 +123,8 @@ def test_a_run(tmp_path: Path, start: Path, teacher: Path, name: str) -> None:
         for row in rows:
             groups = trained_groups(run, row["step"])
             assert len(groups) == row["groups/trained"]
-            for rewards, advantages in groups.values():
-                expected = BY_HAND[made.advantage](rewards)
+            for rewards, raw, advantages in groups.values():
+                expected = BY_HAND[made.advantage](rewards, raw)
                 np.testing.assert_allclose(advantages, expected, rtol=1e-5, atol=1e-6)
 
 
@@ -128,6 +133,6 @@ def test_the_runs_above_have_something_to_compare(tmp_path: Path, start: Path) -
     run = train("grpo", start, tmp_path, length_penalty=0.25, overlong=0.5)
     rows = pq.read_table(run / "rollouts/step_1.parquet").to_pylist()
     groups = trained_groups(run, 1)
-    assert len(groups) > 1 and all(len(set(rewards)) > 1 for rewards, _ in groups.values())
+    assert len(groups) > 1 and all(len(set(rewards)) > 1 for rewards, _, _ in groups.values())
     assert any(dict(row["shaped"])["length"] < 0 for row in rows if row["status"] == "trained")
     assert {row["environment"] for row in rows} == {"frozen_lake", "bandit"}

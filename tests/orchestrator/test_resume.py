@@ -13,6 +13,7 @@ import pytest
 from tests.runs import differences, end_state, metrics
 
 from silva.ledger import audit, read
+from silva.orchestrator.run_directory import LOCK
 from silva.trainer.checkpoint import MANIFEST, CheckpointStore
 
 WARM = ("--warm_start.steps", "3", "--warm_start.episodes_per_step", "4", "--warm_start.mistakes", "0.2")
@@ -184,8 +185,11 @@ def test_ctrl_c_in_every_phase_loses_nothing(server, warm, tmp_path, place):
     ended = server.rl("run", *WARM, into=tmp_path, interrupt=place)
     assert ended.proof == place.partition(":")[0]
     assert ended.status == 130 and ended.resumable(), ended.output
+    in_warm_start = place in ("warm_start:6", "backward:2", "optim:3")  # of its three steps
+    assert ("begins the warm start again" in ended.output) == in_warm_start
     ended = server.rl("run", *WARM, "--resume", into=tmp_path)
     assert ended.status == 0, ended.output
+    assert ("supervised steps" in ended.output) == (in_warm_start or place == "load:1")
     assert differences(ended.path, warm) == []
 
 
@@ -212,7 +216,8 @@ def test_the_second_ctrl_c_ends_at_once(server, undisturbed, tmp_path):
     assert differences(ended.path, undisturbed) == []
 
 
-def test_ctrl_c_from_outside(server, undisturbed, tmp_path):
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_signals_from_outside(server, undisturbed, tmp_path, number):
     argv = [
         "rl",
         f"@{server.config}",
@@ -228,13 +233,26 @@ def test_ctrl_c_from_outside(server, undisturbed, tmp_path):
     )
     while not (tmp_path / "run" / "metrics.jsonl").exists() and process.poll() is None:
         time.sleep(0.01)
-    process.send_signal(signal.SIGINT)
+    process.send_signal(number)
     output = process.communicate()[0].decode()
     assert process.returncode == 130 and "--resume goes on" in output, output
     assert (tmp_path / "run" / "report.html").exists()
     ended = server.rl("run", "--resume", into=tmp_path)
     assert ended.status == 0, ended.output
     assert differences(ended.path, undisturbed) == []
+
+
+def test_ctrl_c_while_an_overwrite_loads_gives_the_earlier_run_back(server, tmp_path):
+    def content():
+        files = (path for path in (tmp_path / "run").rglob("*") if path.is_file() and path.name != LOCK)
+        return {path: path.read_bytes() for path in files}
+
+    assert server.rl("run", "--steps", "1", into=tmp_path).status == 0
+    before = content()
+    ended = server.rl("run", "--overwrite", into=tmp_path, interrupt="load:1")
+    assert ended.status == 130 and "the earlier run is back" in ended.output, ended.output
+    assert "--resume" not in ended.output  # that would be of the run that is gone
+    assert content() == before
 
 
 def test_ctrl_c_in_supervised_training(server, tmp_path):
@@ -266,9 +284,10 @@ def test_a_run_with_adapters_dropout_and_a_reference_goes_on_to_the_bit(server, 
     assert differences(ended.path, end_state(whole.path)) == []
 
 
-def test_a_full_run_with_a_reference_goes_on_to_the_bit(server, tmp_path):
-    """The frozen copy is of the warm-started weights, so it must come from the checkpoint."""
-    options = (*WARM, "--algorithm.kl_coef", "0.1")
+@pytest.mark.parametrize("model", [(), ("--model.lora.rank", "4")])
+def test_a_reference_goes_on_to_the_bit(server, tmp_path, model):
+    """The frozen copy is of the warm-started weights or adapters, so it must come from the checkpoint."""
+    options = (*WARM, *model, "--algorithm.kl_coef", "0.1")
     whole = server.rl("whole", *options, into=tmp_path)
     assert whole.status == 0, whole.output
     killed = server.rl("killed", *options, into=tmp_path, crash="publish:3")

@@ -20,7 +20,8 @@ CONFIG = {"name": "r", "steps": 5, "environments": [{"type": "bandit", "size": 4
 def frozen(old, new):
     """All but `steps` may not change."""
     changed = [] if old["environments"] == new["environments"] else ["environments.0.size"]
-    return changed + [key for key in ("name", "betas", "model") if old.get(key) != new.get(key)]
+    changed += [key for key in ("name", "betas", "model") if old.get(key) != new.get(key)]
+    return dict.fromkeys(changed, "")
 
 
 def start(path, resume=False, overwrite=False, **changes):
@@ -45,6 +46,17 @@ def trained(path, steps, finished=False):
         (run.checkpoints / "step_1" / "weights").write_text("w")
         if finished:
             run.summary.write_text(json.dumps({"steps": steps}))
+
+
+def test_a_machine_that_rounds_otherwise_is_named(path):
+    here, there = {"processor": "A", "threads": 2}, {"processor": "B", "threads": 2}
+    trained(path, steps=1)
+    with start(path, resume=True) as run:
+        assert run.note_machine(here) == run.note_machine(here) == ""
+        note = run.note_machine(there)
+        assert "does not repeat bit for bit (processor was 'A', is 'B')" in note
+        assert run.note_machine(there) == ""
+    assert json.loads((path / "machine.json").read_text()) == [here, there]
 
 
 def test_a_new_run_makes_its_folder_and_names_its_files(path):
@@ -101,13 +113,91 @@ def test_how_far_a_run_came_is_said_for_each_kind(path):
         start(path)
 
 
-def test_overwrite_removes_the_run_and_starts_anew(path):
+def content(path):
+    return {
+        str(f.relative_to(path)): f.read_bytes() for f in path.rglob("*") if f.is_file() and f.name != LOCK
+    }
+
+
+def test_overwrite_removes_the_earlier_run_once_the_new_one_has_begun(path):
     trained(path, 3)
     with start(path, overwrite=True) as run:
-        assert run.state == "new" and run.notes == [f"removed the earlier run in {path}"]
-        assert os.listdir(path) == [LOCK]
+        assert run.state == "new"
+        assert run.notes == [f"{path} holds an earlier run: it is removed when the first step begins"]
+        assert not run.ledger.exists() and not run.checkpoints.exists()
+        run.save_config("new", CONFIG)
+        run.begun()
+        assert sorted(os.listdir(path)) == [LOCK, "config.json", "config.toml"]
+        assert run.restore() == ""
+    assert run.config_toml.read_text() == "new"
     with start(path / "other", overwrite=True) as run:
         assert run.state == "new" and run.notes == []
+        run.begun()
+
+
+def test_overwrite_puts_the_earlier_run_back_if_the_new_one_never_began(path):
+    trained(path, 3)
+    before = content(path)
+    with start(path, overwrite=True) as run:
+        run.save_config("new", CONFIG)
+        run.log.write_text("no such model")
+        assert run.restore() == f"{path}: the earlier run is back, since the new one did not begin"
+        assert content(path) == before
+    with pytest.raises(OSError, match="the model"), start(path, overwrite=True) as run:
+        raise OSError("the model cannot be read")
+    assert content(path) == before
+
+
+def test_an_overwrite_that_was_killed_before_it_began_is_undone(path):
+    trained(path, 3)
+    before = content(path)
+    run = start(path, overwrite=True)
+    run.save_config("new", CONFIG)
+    run._lock.close()  # as the system does when the process is killed
+    with pytest.raises(
+        RunDirectoryError, match=r"\(step 3 was its last, newest checkpoint step_1; it is back"
+    ):
+        start(path)
+    assert content(path) == before
+    start(path, overwrite=True)._lock.close()
+    with start(path, resume=True) as run:
+        assert (run.state, content(path)) == ("resumed", before)
+        assert run.notes == [f"{path}: the earlier run is back, since the one to replace it had not begun"]
+
+
+def test_an_earlier_run_that_cannot_be_put_back_is_kept_aside(path):
+    class Broken(Files):
+        def rename(self, source, target):
+            raise OSError(errno.EIO, "Input/output error")
+
+    trained(path, 3)
+    before = content(path)
+    run = start(path, overwrite=True)
+    with use_files(Broken()):
+        assert run.restore() == (
+            f"{path}: the earlier run could not be put back (Input/output error). It is not lost: the next "
+            "start in this folder puts it back."
+        )
+    run.close()
+    with start(path, resume=True):
+        assert content(path) == before
+
+
+@pytest.mark.parametrize("theirs", ["thesis.tex", "other_run/ledger.jsonl"])
+def test_overwrite_leaves_a_folder_alone_that_holds_more_than_a_run(path, theirs):
+    """As `runs/` itself: an empty name made it the folder of a run, and every run below was deleted."""
+    trained(path, 3)
+    (path / theirs).parent.mkdir(exist_ok=True)
+    (path / theirs).write_text("precious")
+    (path / ".config.toml.tmp-0a1b").write_text("of a write that was killed")
+    before = content(path)
+    with pytest.raises(RunDirectoryError) as caught:
+        start(path, overwrite=True)
+    assert str(caught.value) == (
+        f"{path} holds more than a run of Silva ({theirs.partition('/')[0]}), so --overwrite leaves it "
+        "alone: move that away, or choose another --name or --output_dir."
+    )
+    assert content(path) == before
 
 
 @pytest.mark.parametrize("flags", [{}, {"resume": True}, {"overwrite": True}])
@@ -117,31 +207,6 @@ def test_a_folder_that_is_no_run_is_left_alone(path, flags):
     with pytest.raises(RunDirectoryError, match=r"not a run of Silva .* so it is left alone"):
         start(path, **flags)
     assert os.listdir(path) == ["config.toml"]
-
-
-def test_a_removal_that_was_cut_short_can_be_repeated(path, monkeypatch):
-    trained(path, 3)
-
-    removed = []
-    monkeypatch.setattr(type(path), "iterdir", lambda self: iter(sorted(self.glob("*"))))  # "config" first
-
-    class Broken(Files):
-        def remove_tree(self, target):
-            removed.append(target.name)
-            if target.name in ("ledger.jsonl", "config.toml", "config.json"):
-                raise OSError(errno.EIO, "Input/output error")
-            super().remove_tree(target)
-
-    (path / LOCK).unlink()  # a copy of a run has none
-    with (
-        use_files(Broken()),
-        pytest.raises(RunDirectoryError, match="cannot be written: Input/output"),
-    ):
-        start(path, overwrite=True)
-    assert set(removed[:2]) == {"checkpoints", "metrics.jsonl"} and len(removed) == 3
-    assert (path / "ledger.jsonl").exists() and not (path / "checkpoints").exists()
-    with start(path, overwrite=True) as run:
-        assert run.state == "new" and os.listdir(path) == [LOCK]
 
 
 def test_both_flags_are_refused(path):
@@ -220,6 +285,21 @@ def test_a_finished_run_is_finished_unless_steps_were_raised(path):
         assert run.state == "resumed"
 
 
+def test_a_key_that_may_not_change_says_why(path):
+    def fixed(old, new):
+        return {"steps": "a schedule ends with them"} if old["steps"] != new["steps"] else {}
+
+    def resume(steps):
+        config = CONFIG | {"steps": steps}
+        return RunDirectory.open(path, resume=True, overwrite=False, config=config, may_change=fixed)
+
+    trained(path, CONFIG["steps"], finished=True)
+    with pytest.raises(RunDirectoryError, match=r"steps: was 5, now 6 \(a schedule ends with them\)"):
+        resume(6)
+    with resume(5) as run:
+        assert run.notes == [f"{path} has finished (5 steps)"]  # no word of raising them
+
+
 def test_two_processes_cannot_use_one_run(path):
     with start(path):
         for flags in ({}, {"resume": True}, {"overwrite": True}):
@@ -233,7 +313,7 @@ def test_the_lock_of_a_killed_process_does_not_hold(path):
         "import sys; from pathlib import Path\n"
         "from silva.orchestrator.run_directory import RunDirectory\n"
         "run = RunDirectory.open(Path(sys.argv[1]), resume=False, overwrite=False, config={},\n"
-        "                        may_change=lambda old, new: [])\n"
+        "                        may_change=lambda old, new: {})\n"
         "print('locked', flush=True); sys.stdin.read()"
     )
     child = subprocess.Popen(

@@ -3,6 +3,7 @@
 import pytest
 
 from silva.algorithms.settings import Pools
+from silva.orchestrator.state import RunState
 from silva.orchestrator.tasks import TaskStream, World
 from silva.types import Group, Segment, Task, Trajectory, Turn
 
@@ -66,10 +67,9 @@ def played(task, *rewards):
     )
 
 
-def pooled(position=None, pools=None, **settings):
-    return TaskStream(
-        [World("a", Listed("a", 40), 1.0)], 0, position, settings=Pools(**settings), pools=pools
-    )
+def pooled(position=None, pools=None, passed=None, weights=(1.0,), **settings):
+    worlds = [World(name, Listed(name, 40), weight) for name, weight in zip("ab", weights, strict=False)]
+    return TaskStream(worlds, 0, position, passed=passed, settings=Pools(**settings), pools=pools)
 
 
 def test_pools_by_the_mean_of_the_last_group():
@@ -104,4 +104,31 @@ def test_pools_and_position_are_all_there_is_to_go_on_from():
     whole = drawn(first, 100)
     second = pooled(pools=pools)
     drawn(second, 37)
-    assert drawn(pooled(dict(second.position), second.pools), 63) == whole[37:]
+    assert drawn(pooled(dict(second.position), second.pools, dict(second.passed)), 63) == whole[37:]
+
+
+def test_what_is_passed_over_is_no_part_of_a_share():
+    """Of world a nearly every task is easy: it is looked at ten times for one that is drawn."""
+    pools = {f"a/a{i}": "easy" for i in range(40)}
+    made = pooled(pools=pools, weights=(1.0, 1.0), easy_share=0.1)
+    assert sum(id[0] == "a" for id in drawn(made, 2000)) == 1000
+    made = pooled(pools=pools, weights=(1.0, 3.0), easy_share=0.1)
+    ids = drawn(made, 400)
+    assert sum(id[0] == "a" for id in ids) == 100
+    assert made.position["a"] - made.passed["a"] == 100 and made.passed["a"] > 500
+    assert (made.position["b"], made.passed["b"]) == (300, 0)
+
+
+def test_draws_and_what_was_passed_over_are_told_apart_after_a_restart():
+    pools = {f"a/a{i}": "easy" for i in range(40)}
+
+    def mixed(position=None, passed=None):
+        return pooled(position, pools, passed, weights=(1.0, 2.0), easy_share=0.2)
+
+    first = mixed()
+    whole = drawn(first, 200)
+    second = mixed()
+    drawn(second, 73)
+    state = RunState.decode(RunState(tasks=second.position, passed=second.passed).encode())
+    third = mixed(state.tasks, state.passed)
+    assert drawn(third, 127) == whole[73:] and third.passed == first.passed

@@ -45,6 +45,8 @@ def test_hermes_reads_several_calls():
         ('{"name": "f", "arguments": null}', 'tool call 1: "arguments" of f: got null, expected an object'),
         ('{"name": "f", "parameters": {}}', 'tool call 1: unexpected "parameters" in the call of f'),
         ('{"name": "f", "arguments": {"x": NaN}}', "tool call 1: not valid JSON (NaN is no JSON number)"),
+        ('{"name": "f", "arguments": {"x": -Infinity}}', "tool call 1: not valid JSON (-Infinity is no JSON"),
+        ('{"name": "f", "arguments": {"x": [1e999]}}', "tool call 1: not valid JSON (1e999 is too large"),
         (
             '{"name": "f", "arguments": {"x": "\\ud800"}}',
             "tool call 1: holds characters that are no valid Unicode",

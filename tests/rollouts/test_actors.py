@@ -11,8 +11,8 @@ from silva.engines.scripted import ScriptedEngine
 from silva.errors import CapabilityError
 from silva.models.tiny import tiny_tokenizer
 from silva.rendering.renderer import Renderer
-from silva.rollouts.actors import Ask, Reply, Script
-from silva.types import Completion, Segment, ToolSpec
+from silva.rollouts.actors import Ask, Reply, Script, ScriptFault
+from silva.types import Completion, Message, Segment, ToolSpec
 
 TOOL = ToolSpec(
     "search", "finds", {"type": "object", "properties": {"query": {"type": "string"}}, "required": ["query"]}
@@ -20,8 +20,10 @@ TOOL = ToolSpec(
 
 
 def ask(actor: Any, environment: Any = None, **changes: Any) -> Reply:
-    values: dict[str, Any] = dict(prefill="", tools=(), max_tokens=9, seed=4, session="s") | changes
-    return asyncio.run(actor.reply(Ask([1, 2, 3], environment, **values)))
+    values: dict[str, Any] = (
+        dict(world="w", prefill="", tools=(), max_tokens=9, seed=4, session="s") | changes
+    )
+    return asyncio.run(actor.reply(Ask([1, 2, 3], environment=environment, **values)))
 
 
 def test_a_policy_samples_as_configured_and_keeps_what_was_recorded(policy) -> None:
@@ -78,5 +80,41 @@ def test_a_share_of_its_moves_are_mistakes_of_the_environment_s(renderer) -> Non
 
 
 def test_what_cannot_play_itself_is_refused(renderer) -> None:
-    with pytest.raises(CapabilityError, match=r"object cannot play itself: .* expert_reply\(\)"):
-        ask(Script(renderer), object())
+    with pytest.raises(
+        CapabilityError, match=r"'towns' cannot play itself: .* expert_reply\(\) .* on object"
+    ):
+        ask(Script(renderer), object(), world="towns")
+
+
+class Caller(Player):
+    def expert_reply(self) -> str:
+        return 'Look.\n<tool_call>\n{"name": "search", "arguments": {"query": "cats"}}\n</tool_call>'
+
+
+@pytest.mark.parametrize(
+    ("form", "text"), [("hermes", Caller().expert_reply()), ("tags", "Look.\n<search>cats</search>")]
+)
+def test_an_expert_s_calls_are_written_in_the_form_in_use(form, text: str) -> None:
+    reply = ask(Script(Renderer(tiny_tokenizer(), tools=form)), Caller(), tools=(TOOL,))
+    assert tiny_tokenizer().decode(reply.segment.tokens[:-1]) == text
+    assert [(c.name, c.arguments) for c in reply.message.tool_calls] == [("search", {"query": "cats"})]
+    assert reply.message.errors == ()
+
+
+def test_an_expert_that_gives_a_message_is_told_what_is_expected(renderer) -> None:
+    class Wrong(Player):
+        def expert_reply(self):
+            return Message("assistant", "up")
+
+    with pytest.raises(ScriptFault, match="expert_reply") as raised:
+        ask(Script(renderer), Wrong())
+    assert str(raised.value.__cause__) == "returned Message, expected the text of a reply (str)"
+
+
+def test_a_world_without_an_expert_ends_scripted_play_at_once(renderer) -> None:
+    class Mute(Player):
+        def expert_reply(self):
+            raise CapabilityError("no expert")
+
+    with pytest.raises(CapabilityError, match="no expert"):
+        ask(Script(renderer), Mute())

@@ -23,6 +23,8 @@ from silva.rollouts.episode import play
 from silva.rollouts.samples import trajectory_samples
 from silva.types import Message, Observation, Step, Trajectory
 
+HERE = "tests/rollouts/test_episode.py"
+
 
 @pytest.fixture
 def run(task, renderer, policy, limits, speaker):
@@ -112,6 +114,48 @@ def test_max_turns(run, world, talk) -> None:
     )
 
 
+WHOLE = "<|user|>hello t0<|end|><|assistant|>yes<|end|><|user|>go on 1<|end|><|assistant|>no<|end|>"
+
+
+@pytest.mark.parametrize("reason", ["max_turns", "truncated", "max_tokens", "terminated"])
+def test_what_would_have_been_answered_next_is_noted_where_a_limit_cuts(run, world, talk, reason) -> None:
+    class Cut(talk):
+        async def step(self, message: Message) -> Step:
+            step = await super().step(message)
+            ends = self.taken == 2
+            return replace(
+                step, terminated=ends and reason == "terminated", truncated=ends and reason == "truncated"
+            )
+
+    limits = {"max_turns": {"max_turns": 2}, "max_tokens": {"max_episode_tokens": 11 + 4 + 10 + 3}}
+    trajectory = run(world(Cut), **limits.get(reason, {}))
+    assert (trajectory.stop_reason, len(trajectory.turns), trajectory.failure) == (reason, 2, None)
+    expected = "" if reason == "terminated" else WHOLE + "<|user|>go on 2<|end|><|assistant|>"
+    assert tiny_tokenizer().decode(trajectory.next_context) == expected
+
+
+def test_a_context_that_replaces_the_history_is_what_would_have_been_answered_next(run, world, talk) -> None:
+    class Forgets(talk):
+        def say(self, text: str) -> Observation:
+            return replace(super().say(text), messages=(), context=super().say(text).messages)
+
+    trajectory = run(world(Forgets), max_turns=2)
+    assert tiny_tokenizer().decode(trajectory.next_context) == "<|user|>go on 2<|end|><|assistant|>"
+
+
+@pytest.mark.parametrize("last", [Observation(), Observation((Message("user", 7),))])  # type: ignore[arg-type]
+def test_a_cut_without_a_next_state_keeps_its_result(run, world, talk, last) -> None:
+    """The world shows nothing more, or something that cannot be rendered and that nobody has to answer."""
+
+    class Ends(talk):
+        async def step(self, message: Message) -> Step:
+            return replace(await super().step(message), observation=last, truncated=True)
+
+    trajectory = run(world(Ends))
+    assert (trajectory.stop_reason, trajectory.failure, trajectory.next_context) == ("truncated", None, ())
+    assert trajectory.rewards == {"talk": 1.0}
+
+
 def test_max_turn_tokens_cut_the_reply_and_the_turn_is_closed_for_it(run, world, talk, speaker) -> None:
     trajectory = run(world(talk), speaker("yes indeed"), max_turn_tokens=4)
     decode = tiny_tokenizer().decode
@@ -150,8 +194,12 @@ def test_a_full_engine_ends_the_episode(run, world, talk, speaker) -> None:
     assert later.error == "prompt of 25 tokens in a context of 25"
 
 
-@pytest.mark.parametrize("where", ["reset", "step", "engine"])
-def test_a_timeout_masks_the_episode(run, world, talk, speaker, where: str) -> None:
+@pytest.mark.parametrize(
+    ("where", "stop_reason", "failure"), [("reset", "error", "redo"), ("step", "timeout", "mask")]
+)
+def test_a_timeout_ends_the_episode(run, world, talk, where: str, stop_reason: str, failure: str) -> None:
+    """A reset knows nothing of the policy, so it is tried again; a step answers the policy."""
+
     class Stuck(talk):
         async def reset(self):
             if where == "reset":
@@ -163,15 +211,54 @@ def test_a_timeout_masks_the_episode(run, world, talk, speaker, where: str) -> N
                 await asyncio.Event().wait()
             return await super().step(message)
 
-    class Silent:
-        async def sample(self, *_: Any, **__: Any):
-            await asyncio.Event().wait()
-
     places = world(Stuck)
-    trajectory = run(places, Silent() if where == "engine" else None, timeout=0.05)
-    assert (trajectory.stop_reason, trajectory.failure) == ("timeout", "mask")
-    assert trajectory.error == "no end within rollout.limits.timeout = 0.05 s"
+    trajectory = run(places, timeout=0.05)
+    assert (trajectory.stop_reason, trajectory.failure) == (stop_reason, failure)
+    assert trajectory.error == f"{where}: no end within rollout.limits.timeout = 0.05 s"
+    assert trajectory.limited == (where == "step")
     assert len(trajectory.turns) == (1 if where == "step" else 0) and places.made[0].closed == 1
+
+
+class Busy(ScriptedEngine):
+    """Each answer takes an hour in the queue, by the clock of the event loop."""
+
+    async def sample(self, *arguments: Any, **more: Any):
+        loop = asyncio.get_running_loop()
+        real = loop.time
+        loop.time = lambda: real() + 3600 * len(self.requests)  # type: ignore[method-assign]
+        for _ in range(3):  # whatever is due by then happens
+            await asyncio.sleep(0)
+        return await super().sample(*arguments, **more)
+
+
+def test_time_in_the_engine_s_queue_is_not_the_episode_s(run, world, talk, renderer) -> None:
+    engine = Busy(lambda tokens, params: renderer.encode_reply("yes"))
+    trajectory = run(world(talk), engine, timeout=600.0)
+    assert (trajectory.stop_reason, trajectory.failure, len(trajectory.turns)) == ("terminated", None, 3)
+
+
+def test_what_the_environment_took_before_the_engine_counts(run, world, talk, speaker) -> None:
+    """400 s of the reset and 400 s of the first step, by the clock of the event loop: more than 600 s."""
+
+    class Slow(talk):
+        async def wait(self) -> None:
+            loop = asyncio.get_running_loop()
+            real, late = loop.time, 400.0
+            loop.time = lambda: real() + late  # type: ignore[method-assign]
+            for _ in range(3):
+                await asyncio.sleep(0)
+
+        async def reset(self):
+            await self.wait()
+            return await super().reset()
+
+        async def step(self, message):
+            await self.wait()
+            return await super().step(message)
+
+    trajectory = run(world(Slow), timeout=600.0)
+    assert (trajectory.stop_reason, len(trajectory.turns)) == ("timeout", 0)
+    assert run(world(Slow), timeout=2000.0).stop_reason == "terminated"
 
 
 def test_a_close_that_never_returns_does_not_hold_the_run(run, world, talk) -> None:
@@ -225,7 +312,19 @@ def rewarded(**changes: Any):
         ("reset", "hello", "redo", "reset: TypeError: got str, expected Observation"),
         ("step", None, "redo", "step: TypeError: got NoneType, expected Step"),
         ("step", rewarded(observation="hi"), "redo", "step: TypeError: got str, expected Observation"),
-        ("step", rewarded(rewards=None), "redo", "step: AttributeError"),
+        (
+            "step",
+            rewarded(rewards=1.0),
+            "redo",
+            "step: TypeError: rewards of the Step is 1.0, expected named numbers, such as "
+            'rewards={"score": 1.0}',
+        ),
+        (
+            "step",
+            rewarded(metrics=None),
+            "redo",
+            'step: TypeError: metrics of the Step is None, expected named numbers, such as metrics={"success',
+        ),
         (
             "step",
             rewarded(observation=Observation((Message("user", None),))),
@@ -271,13 +370,16 @@ def test_an_environment_that_cannot_be_made_gives_no_result(run, world) -> None:
         raise FileNotFoundError("words.txt")
 
     trajectory = run(world(refuse))
-    assert (trajectory.failure, trajectory.error) == ("redo", "construction: FileNotFoundError: words.txt")
+    line = refuse.__code__.co_firstlineno + 1
+    assert trajectory.failure == "redo" and trajectory.error == (
+        f"construction: FileNotFoundError: words.txt ({HERE}:{line})"
+    )
 
 
 def test_an_error_in_close_leaves_the_result(run, world, talk) -> None:
     trajectory = run(world(faulty(talk, "close", RuntimeError("busy"))))
     assert (trajectory.stop_reason, trajectory.failure) == ("terminated", None)
-    assert trajectory.error == "close: RuntimeError: busy" and trajectory.raw_reward == 3.0
+    assert trajectory.error.startswith(f"close: RuntimeError: busy ({HERE}:") and trajectory.raw_reward == 3.0
 
 
 def test_a_fault_of_the_engine_is_not_the_environment_s(run, world, talk) -> None:
@@ -333,7 +435,7 @@ def test_hidden_observations_rewrite_the_context_and_no_token_is_trained_twice(r
     settings = Calculator(chain=2, hide_observations=True, operators="+", eval_size=5)
     tasks = settings.taskset()
     problem = tasks.tasks("train")[0]
-    first, second = problem.data["expressions"]
+    first, second = (call["arguments"]["expression"] for (call,) in problem.data["calls"])
     said = [call(first), problem.answer[0], call(second), problem.answer[1]]
     trajectory = run(tasks, speaker(*said), task=problem)
     assert (trajectory.stop_reason, trajectory.raw_reward) == ("terminated", 1.0)

@@ -11,6 +11,7 @@ import pytest
 
 from silva.engines.scripted import ScriptedEngine
 from silva.errors import EngineError
+from silva.ports import derive
 from silva.rollouts.linear import Linear
 from silva.rollouts.settings import LinearRollout
 from silva.types import Group, Message, Step
@@ -50,6 +51,25 @@ def test_episodes_share_the_prompt_and_have_noise_of_their_own(run, world, talk,
     assert len(first) == 3
 
 
+def test_luck_is_of_the_run_the_group_and_the_episode(renderer, world, talk, speaker, task) -> None:
+    """Not of the task alone: a second pass over the tasks, and another seed, meet other luck."""
+
+    def luck(seed: int, key: str) -> list[int]:
+        places = world(talk)
+        linear = Linear(LinearRollout(group_size=3), renderer, seed=seed)
+
+        async def play() -> None:
+            async for _ in linear.run(task, places, speaker("yes"), key=key):
+                pass
+
+        asyncio.run(play())
+        return [place.task.seed for place in places.made]
+
+    assert luck(7, "s1g0") == luck(7, "s1g0")
+    draws = [*luck(7, "s1g0"), *luck(7, "s2g0"), *luck(7, "s1g1"), *luck(8, "s1g0")]
+    assert len(set(draws)) == 12
+
+
 def test_an_episode_without_a_result_is_tried_again_with_other_numbers(run, world, talk, speaker) -> None:
     fails = [True, True, False]
 
@@ -63,7 +83,7 @@ def test_an_episode_without_a_result_is_tried_again_with_other_numbers(run, worl
     (trajectory,) = run(places, engine, group_size=1, redo=2).trajectories
     assert trajectory.failure is None and trajectory.raw_reward == 3.0
     assert len(places.made) == 3 and [place.closed for place in places.made] == [1] * 3
-    assert len({place.task.seed for place in places.made}) == 1
+    assert len({place.task.seed for place in places.made}) == 3
     seeds = [params.seed for _, params, _ in engine.requests]
     assert len(seeds) == len(set(seeds)) == 2 + 2 + 3
 
@@ -74,11 +94,12 @@ def test_after_the_last_attempt_the_failure_stays_in_its_place(run, world, talk,
         async def reset(self):
             raise ConnectionError("lost")
 
+    luck = {derive(derive(7, "0/k", 1, attempt), "luck") for attempt in range(redo + 1)}  # of episode 1
     made = []
 
     def make(task):
         made.append(task)
-        return (Broken if len({t.seed for t in made}) == 2 and task.seed == made[1].seed else talk)(task)
+        return (Broken if task.seed in luck else talk)(task)
 
     group = run(world(make), speaker("yes"), group_size=3, redo=redo)
     assert [t.failure for t in group.trajectories] == [None, "redo", None]

@@ -8,7 +8,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from silva.rollouts.samples import to_samples, trajectory_samples
+from silva.rollouts.samples import next_states, to_samples, trajectory_samples
 from silva.types import Group, Segment, Source, Task, Trajectory, Turn
 
 TASK = Task("t", "w", 0, {})
@@ -75,6 +75,18 @@ def test_rows_are_the_turns_put_together(shapes) -> None:
             assert row.tokens[start:stop].tolist() == by_id[turn]
         fresh = [turn.fresh for turn in turns if turn.id in row.turn_ids]
         assert fresh == [True] + [False] * (len(fresh) - 1)
+
+
+def test_next_states_are_rows_of_one_token_more() -> None:
+    """Of scored episodes that have one, if the model's context has room for the token."""
+    turns = (shown_then_said(0, 2, "policy", 1, True),)
+    cut = Trajectory("a", turns, "max_turns", next_context=(0, 1, 2, 7, 8))
+    failed = replace(cut, id="b", failure="mask", error="late")
+    group = Group("g", TASK, (cut, failed, Trajectory("c", turns, "terminated")))
+    (row,) = next_states([group], 6)
+    assert row.tokens[:5].tolist() == [0, 1, 2, 7, 8] and row.loss_weights.tolist() == [0, 0, 0, 0, 0, 1]
+    assert (row.trajectory, row.group, row.temperatures[-1]) == ("a", "g", 1)
+    assert next_states([group], 5) == []
 
 
 def test_rows_are_read_only() -> None:

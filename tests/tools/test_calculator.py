@@ -7,7 +7,7 @@ import time
 from fractions import Fraction
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from silva.tools.calculator import calculator, evaluate, show
@@ -29,6 +29,9 @@ from silva.tools.function import ToolError
         ("2 ** -2", "0.25"),
         ("6 × 7 − 2 ÷ 2", "41"),
         (" 1_000 ", "1000"),
+        ("(1.5\n+2.5)", "4"),
+        ("(1\n+2.5)", "3.5"),
+        ("1\n+\t0.25\r\n*\u20034", "2"),
     ],
 )
 def test_results(expression: str, result: str) -> None:
@@ -61,6 +64,8 @@ def test_results(expression: str, result: str) -> None:
         ("(" * 199, "not an arithmetic expression"),
         ("1\0", "only numbers"),
         ("1 2", "not an arithmetic expression"),
+        ("1\n2", "not an arithmetic expression"),
+        ("1.\n5", "not an arithmetic expression"),
     ],
 )
 def test_what_is_refused_is_named(expression: str, words: str) -> None:
@@ -82,3 +87,30 @@ def test_any_text_gives_a_result_or_a_tool_error_quickly(expression: str) -> Non
 def test_what_is_shown_is_exact(value: Fraction) -> None:
     assert Fraction(show(value)) == value
     assert evaluate(show(value)) == value
+
+
+numerals = st.decimals(0, 1000, places=2).map(str) | st.integers(0, 1000).map(str)
+spaces = st.text(" \n\t\r\f\u2003", max_size=3)
+
+
+@settings(max_examples=300, deadline=None, derandomize=True)
+@given(
+    first=numerals,
+    rest=st.lists(st.tuples(st.sampled_from("+-*/"), numerals), min_size=1, max_size=4),
+    spaces=st.lists(spaces, min_size=20, max_size=20),
+)
+def test_white_space_between_numbers_changes_nothing(first: str, rest: list, spaces: list[str]) -> None:
+    """Against fractions, computed from left to right; line breaks are the hard part."""
+    gap = iter(spaces)
+    text, value = f"{next(gap)}{first}{next(gap)}", Fraction(first)
+    for operator, numeral in rest:
+        other = Fraction(numeral)
+        assume(operator != "/" or other)
+        text = f"({next(gap)}{text}{next(gap)}{operator}{next(gap)}{numeral}{next(gap)})"
+        value = {
+            "+": lambda a, b: a + b,
+            "-": lambda a, b: a - b,
+            "*": lambda a, b: a * b,
+            "/": lambda a, b: a / b,
+        }[operator](value, other)
+    assert evaluate(text) == value

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import functools
+import logging
 import threading
 import time
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import pytest
 from pydantic import Field
 
-from silva.tools.function import ToolError, cut, tool
+from silva.errors import ConfigError, RecordError
+from silva.tools.function import ToolError, ToolException, cut, tool
 
 
 def search(
@@ -27,6 +30,8 @@ def search(
 
 
 def run(function, arguments: dict, **keys) -> str:
+    """The result of one call; a function without a docstring is given one."""
+    function.__doc__ = function.__doc__ or "A function."
     return asyncio.run(tool(function, **keys)(arguments))
 
 
@@ -45,8 +50,42 @@ def test_the_schema_comes_from_names_hints_and_docstring() -> None:
         "additionalProperties": False,
     }
     assert tool(search, name="find").spec.name == "find"
-    with pytest.raises(TypeError, match=r"parameter \*words has no fixed name"):
-        tool(lambda *words: "")
+
+
+def no_docstring(word: str) -> str:
+    return word
+
+
+def no_hint(word, times: int = 2):
+    """Repeat a word."""
+
+
+def no_fixed_name(*words: str):
+    """Join words."""
+
+
+def unknown_hint(word: Nowhere) -> str:  # type: ignore[name-defined] # noqa: F821
+    """Say a word."""
+
+
+@pytest.mark.parametrize(
+    ("function", "message"),
+    [
+        (no_docstring, "tool no_docstring: it has no docstring"),
+        (lambda: 1, "tool <lambda>: it has no docstring"),
+        (no_hint, "tool no_hint: parameter word has no type hint; expected one, such as word: str"),
+        (no_fixed_name, r"tool no_fixed_name: parameter \*words.* has no fixed name"),
+        (unknown_hint, "tool unknown_hint: its type hints cannot be read: name 'Nowhere' is not defined"),
+        (
+            functools.partial(search, "a"),
+            r"functools\.partial.*: it has no __name__; give tool\(\.\.\., name=",
+        ),
+    ],
+)
+def test_a_function_that_says_too_little_is_refused(function, message: str) -> None:
+    for kind in (ConfigError, TypeError):
+        with pytest.raises(kind, match=message):
+            tool(function)
 
 
 def test_results_become_text() -> None:
@@ -100,19 +139,119 @@ def test_a_call_that_takes_too_long_ends_sync_or_async() -> None:
 def test_functions_run_beside_the_event_loop() -> None:
     async def both() -> list[str]:
         meeting = threading.Barrier(2, timeout=5)
-        meet = tool(lambda: meeting.wait() >= 0, name="meet")
-        return await asyncio.gather(meet({}), meet({}))
+
+        def meet() -> bool:
+            """Wait for another call."""
+            return meeting.wait() >= 0
+
+        met = tool(meet)
+        return await asyncio.gather(met({}), met({}))
 
     assert asyncio.run(both()) == ["true", "true"]
 
 
-def test_faults_and_tool_errors_come_through() -> None:
-    def fails(kind: str) -> None:
-        raise {"tool": ToolError("no such page"), "bug": KeyError("x"), "time": TimeoutError("server")}[kind]
+def fails(kind: str) -> None:
+    """Raise what `kind` says."""
+    if kind == "wrapped":
+        try:
+            raise ConnectionResetError("peer")
+        except OSError as error:
+            raise RuntimeError("request failed") from error
+    if kind == "next":
+        next(iter(()))
+    if kind == "exit":
+        raise SystemExit(3)
+    if kind == "set":
+        return {1, 2}  # type: ignore[return-value]
+    raise {
+        "tool": ToolError("no such page"),
+        "key": KeyError("x"),
+        "value": ValueError("not a date"),
+        "long": ValueError("x" * 60),
+        "name": NameError("name 'y' is not defined"),
+        "import": ImportError("no module"),
+        "memory": MemoryError("full"),
+        "time": TimeoutError("server"),
+        "lost": ConnectionError("lost"),
+        "silva": RecordError("broken"),
+    }[kind]
 
-    with pytest.raises(ToolError, match="no such page"):
-        run(fails, {"kind": "tool"})
-    with pytest.raises(KeyError):
-        run(fails, {"kind": "bug"})
-    with pytest.raises(TimeoutError, match="server"):  # the function's own, not the limit
-        run(fails, {"kind": "time"})
+
+async def fails_async(kind: str) -> None:
+    """Raise what `kind` says."""
+    fails(kind)
+
+
+@pytest.mark.parametrize("function", [fails, fails_async])
+@pytest.mark.parametrize(
+    ("kind", "text"),
+    [
+        ("key", "KeyError: 'x'"),
+        ("value", "ValueError: not a date"),
+        ("long", f"ValueError: {'x' * 38}\n[cut: 50 of 72 characters shown]"),
+        ("next", "RuntimeError: coroutine raised StopIteration"),
+    ],
+)
+def test_an_exception_of_the_function_is_an_answer(function, kind: str, text: str) -> None:
+    with pytest.raises(ToolException) as raised:
+        run(function, {"kind": kind}, max_chars=50, timeout=5)
+    assert str(raised.value) == text
+
+
+def test_exit_does_not_end_the_run() -> None:
+    with pytest.raises(ToolException, match="RuntimeError: SystemExit: 3"):
+        run(fails, {"kind": "exit"}, timeout=5)
+
+
+@pytest.mark.parametrize("function", [fails, fails_async])
+@pytest.mark.parametrize(
+    ("kind", "error", "words"),
+    [
+        ("name", NameError, "'y' is not defined"),
+        ("import", ImportError, "no module"),
+        ("memory", MemoryError, "full"),
+        ("time", TimeoutError, "server"),  # the function's own, not the limit
+        ("lost", ConnectionError, "lost"),
+        ("wrapped", RuntimeError, "request failed"),
+        ("silva", RecordError, "broken"),
+        ("tool", ToolError, "no such page"),
+    ],
+)
+def test_faults_and_tool_errors_come_through(function, kind: str, error: type, words: str) -> None:
+    with pytest.raises(error, match=words) as raised:
+        run(function, {"kind": kind}, timeout=5)
+    assert type(raised.value) is error
+
+
+def test_a_result_that_is_no_json_is_a_fault() -> None:
+    with pytest.raises(TypeError, match="tool fails returned set: expected text or what JSON can hold"):
+        run(fails, {"kind": "set"})
+
+
+def test_the_traceback_is_logged_once_for_each_type(caplog) -> None:
+    async def calls(*kinds: str) -> None:
+        wrapped = tool(fails)
+        for kind in kinds:
+            with pytest.raises(ToolException):
+                await wrapped({"kind": kind})
+
+    with caplog.at_level(logging.WARNING):
+        asyncio.run(calls("key", "key", "value", "key", "long"))
+    assert [record.exc_info[0] for record in caplog.records] == [KeyError, ValueError]
+    assert "tool fails raised on {'kind': 'key'}" in caplog.text and "in fails\n" in caplog.text
+
+
+@pytest.mark.parametrize(
+    "value", [float("inf"), float("nan"), [1.0, float("-inf")], {"a": {"b": float("nan")}}]
+)
+def test_numbers_that_json_cannot_hold_are_bad_arguments(value: object) -> None:
+    def anything(value: Any, factor: float = 1.0) -> str:
+        """Show a value."""
+        return repr(value)
+
+    with pytest.raises(ToolError, match="anything: argument value: expected finite numbers"):
+        run(anything, {"value": value})
+    for text in ("inf", "nan", "1e999"):
+        with pytest.raises(ToolError, match="argument factor: Input should be a finite number"):
+            run(anything, {"value": 1, "factor": text})
+    assert run(anything, {"value": [1.5, 10**400], "factor": "2"}) == repr([1.5, 10**400])

@@ -20,7 +20,7 @@ from silva.algorithms.values import value_loss
 from silva.config.sections import Critic as CriticSettings
 from silva.config.sections import Optimizer
 from silva.config.sections import Trainer as TrainerSettings
-from silva.errors import CapabilityError, RecordError
+from silva.errors import CapabilityError, NonFiniteError, RecordError
 from silva.models.loading import LoadedModel
 from silva.trainer.critic import Critic
 from silva.trainer.local import LocalTrainer
@@ -36,7 +36,7 @@ CLIP = 0.5
 
 
 def make_critic(loaded: LoadedModel, trunk: Trunk) -> Critic:
-    return Critic(loaded, CriticSettings(trunk=trunk, clip=CLIP), total_updates=10)
+    return Critic(loaded, CriticSettings(trunk=trunk, clip=CLIP), total_updates=10, max_nonfinite=3)
 
 
 def make_trainer(loaded: LoadedModel, critic: CriticSettings, **changes: Any) -> LocalTrainer:
@@ -132,13 +132,15 @@ def test_the_gradient_of_the_value_loss_is_its_slope() -> None:
 
 @pytest.mark.parametrize("fails", [False, True])
 def test_its_own_trunk_is_in_train_mode_for_the_gradient_alone(
-    monkeypatch: pytest.MonkeyPatch, models: dict[str, LoadedModel], fails: bool
+    monkeypatch: pytest.MonkeyPatch, tiny: Make, fails: bool
 ) -> None:
-    """So that dropout and gradient checkpointing reach it, and values stay what they are."""
-    critic, modes = Critic(models["lora"], CriticSettings(), total_updates=1), []
+    """So that dropout of adapters reaches it, and values stay what they are."""
+    policy = tiny(lora=True, dropout=0.3)
+    critic, modes = Critic(policy, CriticSettings(), total_updates=1, max_nonfinite=3), []
 
     def through(trunk: LoadedModel, *_: object) -> tuple[torch.Tensor]:
-        modes.append(trunk.model.training)
+        dropouts = [module for module in trunk.model.modules() if isinstance(module, torch.nn.Dropout)]
+        modes.append(all(module.training for module in dropouts) and len(dropouts) == 14)
         if fails and len(modes) == 2:
             raise MemoryError
         return (torch.zeros(2, requires_grad=True),)
@@ -149,7 +151,8 @@ def test_its_own_trunk_is_in_train_mode_for_the_gradient_alone(
     with pytest.raises(MemoryError) if fails else contextlib.nullcontext():
         critic.backward(batch, 9, torch.ones(2), torch.zeros(2), torch.ones(2))
     critic.values(batch, 9)
-    assert modes == [False, True, False] and not models["lora"].model.training
+    assert modes == [False, True, False]
+    assert not any(module.training for module in policy.model.modules())
 
 
 # On the trie.
@@ -344,6 +347,32 @@ def test_an_update_that_is_not_finite_is_skipped_and_the_policy_s_is_not(
     assert not flat(scored(trainer, samples), "values").any()
     assert not any(torch.equal(p, before[n]) for n, p in loaded.model.named_parameters())
     assert update(trainer, samples)["critic/nonfinite"] == 0
+
+
+def test_a_critic_that_is_never_finite_ends_the_run(tiny: Make, make_samples: Rows) -> None:
+    """After max_nonfinite updates in a row; a good one in between starts the count again."""
+    samples = with_returns(make_samples([9, 5]))
+    trainer = make_trainer(tiny(), CriticSettings(clip=None, optimizer=Optimizer(lr=0.125)), max_nonfinite=2)
+    bad = [s.replace(returns=np.full(len(s), np.inf)) for s in samples]
+    skipped = [update(trainer, rows)["critic/nonfinite"] for rows in (bad, samples, bad)]
+    assert skipped == [1, 0, 1]
+    asyncio.run(trainer.forward_backward(bad, REINFORCE))
+    with pytest.raises(NonFiniteError) as caught:
+        asyncio.run(trainer.optim_step())
+    for words in ("update 3: loss or gradient of the critic was not finite for 2 updates in a row", "t0, t1",
+                  "the gradient of", "Lower trainer.critic.optimizer.lr (now 0.125)"):  # fmt: skip
+        assert words in str(caught.value)
+    assert all(p.grad is None for p in trainer.loaded.model.parameters())
+
+
+def test_a_critic_whose_loss_alone_is_not_finite_is_not_stepped(tiny: Make, make_samples: Rows) -> None:
+    """1e20 squared is beyond float32, its slope is not."""
+    samples = with_returns(make_samples([9]))
+    trainer = make_trainer(tiny(), CriticSettings(clip=None, trunk="policy"), max_nonfinite=2)
+    far = [s.replace(returns=np.full(len(s), 1e20), loss_weights=s.loss_weights * 1e-10) for s in samples]
+    metrics = update(trainer, far)
+    assert metrics["critic/nonfinite"] == 1 and np.isfinite(metrics["critic/grad_norm"])
+    assert not flat(scored(trainer, samples), "values").any()
 
 
 # What is missing.

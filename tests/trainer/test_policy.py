@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
-from transformers import Gemma2Config, Gemma2ForCausalLM, GraniteConfig, GraniteForCausalLM
+from transformers import Gemma2Config, Gemma2ForCausalLM
 
-from silva.errors import CapabilityError, RecordError
+from silva.errors import RecordError
+from silva.models import attention
 from silva.models.loading import LoadedModel
-from silva.trainer.head import check_head
 from silva.trainer.policy import pack, token_logprobs, trained
 from silva.types import Sample
 
@@ -170,18 +170,10 @@ SMALL: dict[str, Any] = {
 
 def test_soft_caps_come_before_the_temperature(tiny: Make, make_samples: Rows, naive: Naive) -> None:
     torch.manual_seed(0)
-    config = Gemma2Config(**SMALL, final_logit_softcapping=0.05)
+    config = Gemma2Config(**SMALL, final_logit_softcapping=0.05, attn_logit_softcapping=None)
+    config._attn_implementation = attention.NAME
     loaded = replace(tiny(), model=Gemma2ForCausalLM(config).eval())
     samples = [s.replace(tokens=s.tokens % 64) for s in make_samples([9, 5])]
-    check_head(loaded)
     found = token_logprobs(loaded, pack(loaded, samples))
     torch.testing.assert_close(found.logprobs, naive(loaded, samples)[0], rtol=0, atol=5e-6)
     assert found.logprobs.min().item() > -np.log(64) - 2 * 0.05 / 0.7  # the cap is at work
-
-
-def test_families_that_scale_their_logits_are_refused(tiny: Make) -> None:
-    torch.manual_seed(0)
-    config = GraniteConfig(**{k: v for k, v in SMALL.items() if k != "head_dim"}, logits_scaling=8.0)
-    loaded = replace(tiny(), name="scaled", model=GraniteForCausalLM(config).eval())
-    with pytest.raises(CapabilityError, match="model scaled of the family granite: its logits differ"):
-        check_head(loaded)

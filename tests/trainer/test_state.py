@@ -73,14 +73,21 @@ def test_dropout_is_at_work_in_the_test_above(tiny: Make, make_samples: Rows) ->
     assert runs[0][-1] != runs[2][-1]
 
 
-def test_the_reference_comes_back_with_the_checkpoint(tiny: Make, make_samples: Rows, tmp_path: Path) -> None:
+@pytest.mark.parametrize("lora", [False, True])
+def test_the_reference_comes_back_with_the_checkpoint(
+    tiny: Make, make_samples: Rows, tmp_path: Path, lora: bool
+) -> None:
     """The reference may have been warmed up first, so it is not what the model's name loads."""
     samples = make_samples([9, 30, 4])
-    trainer = make_trainer(tiny(seed=3), reference=True)
+    loaded = tiny(seed=3, lora=lora)
+    train(make_trainer(loaded), samples, 2)
+    trainer = make_trainer(loaded, reference=True)
     train(trainer, samples, 1, kl_coef=0.1)
     asyncio.run(trainer.save(tmp_path))
+    frozen = load_file(tmp_path / "reference.safetensors")
+    assert frozen.keys() == load_file(tmp_path / "weights.safetensors").keys()
     expected = train(trainer, samples, 2, kl_coef=0.1)
-    resumed = make_trainer(tiny(seed=4), reference=True)
+    resumed = make_trainer(tiny(seed=3 if lora else 4, lora=lora), reference=True)
     asyncio.run(resumed.load(tmp_path))
     assert train(resumed, samples, 2, kl_coef=0.1) == expected
     assert expected[-1]["kl"] > 0

@@ -32,19 +32,21 @@ class Scores:
     """What a baseline sees of B trajectories, or of B turns.
 
     Args:
-        rewards: [B].
+        rewards: [B] raw plus shaped: what training sees.
         groups: [B] ids (any integers) of what is compared with each other.
         lengths: [B] trained tokens; needed by `length_weighted`.
         baselines: [B] running baseline of the group so far, the same within a group; 0 where left out.
+        raw: [B] the raw part of the rewards, which `max_rl` and `share` divide by; None: all of them is raw.
     """
 
     rewards: Tensor
     groups: Tensor
     lengths: Tensor | None = None
     baselines: Tensor | None = None
+    raw: Tensor | None = None
 
     def __post_init__(self) -> None:
-        for name in ("groups", "lengths", "baselines"):
+        for name in ("groups", "lengths", "baselines", "raw"):
             value = getattr(self, name)
             if value is not None and (self.rewards.ndim != 1 or value.shape != self.rewards.shape):
                 raise RecordError(
@@ -60,6 +62,12 @@ class Scores:
     def group_mean(self) -> Tensor:
         """Mean reward of the group that each stands in: [B]."""
         return self.group_sum(self.rewards) / self.counts()
+
+    def split(self) -> tuple[Tensor, Tensor]:
+        """[B] raw rewards, and [B] shaped ones minus their mean over the group."""
+        raw_B = self.rewards if self.raw is None else self.raw
+        shaped_B = self.rewards - raw_B
+        return raw_B, shaped_B - self.group_sum(shaped_B) / self.counts()
 
     def counts(self) -> Tensor:
         """Size of the group that each stands in: [B]."""
@@ -115,23 +123,31 @@ def length_weighted(scores: Scores) -> Tensor:
 
 
 def max_rl(scores: Scores) -> Tensor:
-    """A = (r - mean) / mean of the group, 0 where the mean is not above 0 (MaxRL, arXiv:2602.02710). [B].
+    """A = (r - mean) / mean of |r| + s - mean of s, r raw and s shaped (MaxRL, arXiv:2602.02710). [B].
 
     For rewards of 0 and 1: the gradient of a truncated log-likelihood of success, so that a task that
-    succeeds with probability p weighs about 1 / p.
+    succeeds with probability p weighs about 1 / p. Only raw rewards divide: with penalties among them the
+    mean could be as small as rounding. Where all raw rewards are 0 the first part is 0. The paper has no
+    rewards below 0; |r| keeps the sign of their advantages and the bound, which is for a group of n
+
+        |A| <= n - 1 + largest s - smallest s
     """
-    mean_B = scores.group_mean()
-    return torch.where(mean_B > 0, (scores.rewards - mean_B) / mean_B, torch.zeros_like(mean_B))
+    raw_B, shaped_B = scores.split()
+    size_B = scores.group_sum(raw_B.abs())
+    centred_B = scores.counts() * raw_B - scores.group_sum(raw_B)
+    return torch.where(size_B > 0, centred_B / size_B, torch.zeros_like(size_B)) + shaped_B
 
 
 def share(scores: Scores) -> Tensor:
-    """A = r / sum of the group, 0 where that is not above 0 (Act-PRM's EM: posterior weights). [B].
+    """A = r / sum of |r| + s - mean of s, r raw and s shaped (Act-PRM's EM: posterior weights). [B].
 
-    For rewards of 0 or more, such as p(action | thought): the gradient is that of the expected
-    log-likelihood under the posterior over the group.
+    For raw rewards of 0 or more, such as p(action | thought): the gradient is that of the expected
+    log-likelihood under the posterior over the group. Only raw rewards divide, as in `max_rl`; where all of
+    them are 0 the first part is 0. |A| <= 1 + largest s - smallest s.
     """
-    total_B = scores.group_sum(scores.rewards)
-    return torch.where(total_B > 0, scores.rewards / total_B, torch.zeros_like(total_B))
+    raw_B, shaped_B = scores.split()
+    size_B = scores.group_sum(raw_B.abs())
+    return torch.where(size_B > 0, raw_B / size_B, torch.zeros_like(size_B)) + shaped_B
 
 
 def running(scores: Scores, *, decay: float = 0.95) -> Tensor:
@@ -176,8 +192,8 @@ def assign(
 ) -> list[Sample]:
     """Gives every token of a sample the advantage of its trajectory.
 
-    The reward is `Trajectory.shaped_reward`. Trajectories that failed enter no baseline, and their
-    samples are left out of the result: they are not trained.
+    The reward is `Trajectory.shaped_reward`, its raw part `raw_reward`. Trajectories that failed enter no
+    baseline, and their samples are left out of the result: they are not trained.
 
     Args:
         samples: rows of trajectories in `groups`; a trajectory may have none, one or several.
@@ -204,6 +220,7 @@ def assign(
         groups=as_ids([key(i, group) for i, group, _ in scored]),
         lengths=as_float64(lengths[t.id] for _, _, t in scored),
         baselines=as_float64(so_far.get(group.task.environment, 0.0) for _, group, _ in scored),
+        raw=as_float64(t.raw_reward for _, _, t in scored),
     )
     advantages = {t.id: a for (_, _, t), a in zip(scored, ADVANTAGES[kind](scores).tolist(), strict=True)}
     return [s.replace(advantages=np.full(len(s), advantages[s.trajectory], dtype=np.float32)) for s in kept]

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
+from functools import partial
 
 import numpy as np
 import torch
@@ -56,16 +57,21 @@ def judge(recipe: Algorithm, group: Group) -> filters.Reason | None:
     """Why a group, looked at by itself, is not trained; None where it is."""
     if not group.scored:
         return "failed"
-    if recipe.drop_zero_variance and filters.zero_variance(group):
+    if recipe.drop_zero_variance and without_signal(recipe, group):
         return "zero_variance"
     return filters.out_of_range(group, *recipe.difficulty) if recipe.difficulty else None
+
+
+def without_signal(recipe: Algorithm, group: Group) -> bool:
+    """Whether all raw rewards of the group that the recipe compares with each other are equal."""
+    return filters.zero_variance(group, _compared(recipe))
 
 
 def select(recipe: Algorithm, groups: Sequence[Group], most: int) -> list[filters.Reason | None]:
     """Why groups are not trained, compared with the others of the batch; at most `most` stay."""
     reasons: list[filters.Reason | None] = [None] * len(groups)
     if recipe.filter is not None:
-        reasons = filters.drop_reasons(groups, recipe.filter.keep, recipe.filter.value)
+        reasons = filters.drop_reasons(groups, recipe.filter.keep, recipe.filter.value, _compared(recipe))
     stay = [i for i, reason in enumerate(reasons) if reason is None]
     for i in stay[most:]:  # those that were played last
         reasons[i] = "surplus"
@@ -78,12 +84,15 @@ def credited(
     groups: Sequence[Group],
     signals: Signals,
     memory: Memory,
+    *,
+    bootstrap: Mapping[str, float] | None = None,
 ) -> list[Sample]:
     """The samples of scored trajectories with advantages and whatever else the loss and critic read.
 
     Args:
         samples: rows of `groups`.
         signals: what `recipe.needs` asked for, for these samples.
+        bootstrap: with a critic, its value of the state in which an episode was cut off, by trajectory.
 
     Raises:
         CapabilityError: `entropy_advantage` with an engine that gives no entropies.
@@ -101,7 +110,7 @@ def credited(
         turn_gamma = recipe.turn_gamma if recipe.credit == "bi_level_gae" else None
         rows = credit.assign_gae(
             rows, groups, gamma=recipe.gamma, lam=recipe.lam, turn_gamma=turn_gamma,
-            turn_lam=recipe.turn_lam, extra=penalties,
+            turn_lam=recipe.turn_lam, bootstrap=bootstrap, extra=penalties,
         )  # fmt: skip
     else:
         if recipe.credit == "turn":
@@ -157,6 +166,12 @@ def remembered(
             "entropy_coef": control.gated_entropy_coef(c, entropy, target=e.target),
         }
     return after
+
+
+def _compared(recipe: Algorithm) -> filters.Compared:
+    if recipe.credit == "turn":
+        return partial(credit.raw_returns, gamma=recipe.gamma)
+    return filters.totals
 
 
 def _baselines(memory: Memory) -> dict[str, float]:

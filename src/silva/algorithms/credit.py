@@ -182,16 +182,18 @@ def assign_turns(
     keys: list[Hashable] = []
     turns: list[tuple[str, str]] = []
     returns: list[float] = []
+    raw: list[float] = []
     for i, group in enumerate(groups):
         for t in group.scored:
             keys += [(OVER[over](i, group), k) for k in range(len(t.turns))]
             turns += [(t.id, turn.id) for turn in t.turns]
             returns += discounted_returns(turn_rewards(t), gamma).tolist()
+            raw += discounted_returns(turn_rewards(t, shaped=False), gamma).tolist()
     numbers = {turn: b for b, turn in enumerate(turns)}
     rows = [_turns_of(sample, numbers) for sample in kept]
     trained = [row[sample.loss_weights > 0] for sample, row in zip(kept, rows, strict=True)]
     lengths = np.bincount(np.concatenate([np.zeros(0, np.int64), *trained]), minlength=len(turns))
-    scores = Scores(as_float64(returns), as_ids(keys), as_float64(lengths.tolist()))
+    scores = Scores(as_float64(returns), as_ids(keys), as_float64(lengths.tolist()), raw=as_float64(raw))
     advantages_B = ADVANTAGES[kind](scores).numpy().astype(np.float32)
     return [sample.replace(advantages=advantages_B[row]) for sample, row in zip(kept, rows, strict=True)]
 
@@ -214,8 +216,9 @@ def assign_gae(
         groups: every group that the samples come from.
         gamma, lam: of tokens.
         turn_gamma, turn_lam: of turns.
-        bootstrap: value of the last observation by trajectory id, 0 where missing; read only for episodes
-            that did not end by themselves (a stop reason other than terminated).
+        bootstrap: value of the state in which the episode was cut off, by trajectory id, 0 where missing
+            (arXiv:1712.00378); read only for episodes that did not end by themselves (a stop reason other
+            than terminated).
         extra: rewards of single tokens beside those of turns, one [T] per sample, 0 where not trained.
 
     Returns:
@@ -318,14 +321,34 @@ def scale_by_entropy(
     )
 
 
-def turn_rewards(trajectory: Trajectory) -> Tensor:
-    """[K] float64: what each turn earned, raw and shaped; what belongs to no turn stands on the last.
+def raw_returns(group: Group, gamma: float) -> list[list[float]]:
+    """What credit by turn compares, without penalties: the raw discounted returns of the first turns of the
+    scored trajectories, then of the second turns, and so on.
+
+    Raises:
+        RecordError: a reward is not finite.
+    """
+    rows = [discounted_returns(turn_rewards(t, shaped=False), gamma).tolist() for t in group.scored]
+    longest = max(map(len, rows), default=0)
+    return [[row[k] for row in rows if k < len(row)] for k in range(longest)]
+
+
+def turn_rewards(trajectory: Trajectory, *, shaped: bool = True) -> Tensor:
+    """[K] float64: what each turn earned; what belongs to no turn stands on the last.
+
+    Args:
+        shaped: whether shaped rewards are among it, beside the raw ones.
 
     Raises:
         RecordError: the trajectory's reward is not finite.
     """
     total = finite_reward(trajectory)
-    rewards = [float(sum(turn.rewards.values()) + sum(turn.shaped.values())) for turn in trajectory.turns]
+    if not shaped:
+        total = trajectory.raw_reward
+    rewards = [
+        float(sum(turn.rewards.values()) + (sum(turn.shaped.values()) if shaped else 0.0))
+        for turn in trajectory.turns
+    ]
     if rewards:
         rewards[-1] += total - sum(rewards)
     return as_float64(rewards)

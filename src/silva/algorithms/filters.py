@@ -1,5 +1,6 @@
 """Which groups are worth a gradient. Filters see raw rewards only: penalties and normalised values
-would make a group of equal results look informative.
+would make a group of equal results look informative. Of raw rewards they see what the advantages compare
+(`Compared`): the totals of trajectories, or with credit by turn the returns of turns of the same number.
 
 `zero_variance` and `out_of_range` judge a group by itself; `drop_reasons` compares the groups of a batch
 with each other, so it needs all of them. A reason is one word, which the ledger records and metrics count.
@@ -19,34 +20,48 @@ from silva.types import Group
 Reason = Literal["failed", "zero_variance", "low_variance", "too_easy", "too_hard", "surplus"]
 Difficulty = Literal["easy", "normal", "hard"]
 
+# Raw rewards of a group, as lists: each is compared within itself.
+Compared = Callable[[Group], Sequence[Sequence[float]]]
+
 TOLERANCE = 1e-9  # sums of the same named rewards may differ in the last bits
 
 
-def zero_variance(group: Group) -> bool:
-    """True where all scored trajectories have the same raw reward: nothing tells good from bad.
+def totals(group: Group) -> list[list[float]]:
+    """The raw rewards of all scored trajectories, compared with each other."""
+    return [[trajectory.raw_reward for trajectory in group.scored]]
+
+
+def zero_variance(group: Group, compared: Compared = totals) -> bool:
+    """True if all raw rewards that are compared with each other are equal: nothing tells good from bad.
 
     Shaped rewards do not count: where every raw reward is equal and only penalties differ the answer is
     still True, or a policy that never succeeds would train on formatting alone. Failed trajectories do
     not count either; with fewer than two scored ones the answer is True. Rewards that are not finite are
     never equal, so such a group goes on to where they are reported.
     """
-    rewards = [trajectory.raw_reward for trajectory in group.scored]
-    return len(rewards) < 2 or all(abs(reward - rewards[0]) <= TOLERANCE for reward in rewards)
+    return all(map(_equal, compared(group)))
 
 
-def reward_std(group: Group) -> float:
+def reward_std(group: Group, compared: Compared = totals) -> float:
     """Standard deviation of the raw rewards of a group (divided by n - 1), 0 where `zero_variance`.
 
-    Groups with the same rewards in another order get the same bits.
+    Of several lists it is the pooled one: the root of the sum of their squared deviations over the sum of
+    their n - 1. Groups with the same rewards in another order get the same bits.
 
     Raises:
         RecordError: a raw reward is not finite.
     """
-    rewards = _rewards(group)
-    return 0.0 if zero_variance(group) else statistics.stdev(rewards)
+    _rewards(group)
+    if zero_variance(group, compared):
+        return 0.0
+    several = [rewards for rewards in compared(group) if len(rewards) > 1]
+    squares = math.fsum(statistics.variance(rewards) * (len(rewards) - 1) for rewards in several)
+    return math.sqrt(squares / sum(len(rewards) - 1 for rewards in several))
 
 
-def drop_reasons(groups: Sequence[Group], kind: str, value: float) -> list[Reason | None]:
+def drop_reasons(
+    groups: Sequence[Group], kind: str, value: float, compared: Compared = totals
+) -> list[Reason | None]:
     """Keeps the groups of a batch whose raw rewards vary most, by the standard deviation s of each:
 
     - `top_p`: the share `value` of the groups, rounded down, at least one (StarPO-S, arXiv:2504.20073,
@@ -64,6 +79,7 @@ def drop_reasons(groups: Sequence[Group], kind: str, value: float) -> list[Reaso
         groups: all groups of the batch.
         kind: a name in `SELECTIONS`.
         value: above 0 and at most 1; for `top_k` a whole number, 1 or more.
+        compared: what of a group s is taken of.
 
     Returns:
         For each group None where it is kept, else the reason why not: `failed` (no scored trajectory; it
@@ -80,7 +96,7 @@ def drop_reasons(groups: Sequence[Group], kind: str, value: float) -> list[Reaso
     if kind != "top_k" and not 0 < value <= 1:
         raise ConfigError(f"filter {kind}: got {value}, expected 0 < value <= 1")
 
-    stds = {index: reward_std(group) for index, group in enumerate(groups) if group.scored}
+    stds = {index: reward_std(group, compared) for index, group in enumerate(groups) if group.scored}
     ranked = sorted(stds, key=lambda index: -stds[index])  # stable: equal ones keep their order
     count = SELECTIONS[kind]([stds[index] for index in ranked], value) if ranked else 0
     reasons: list[Reason | None] = ["failed"] * len(groups)
@@ -147,6 +163,10 @@ def difficulty(success: float, *, easy: float = 1.0, hard: float = 0.0) -> Diffi
     if success >= easy - TOLERANCE:
         return "easy"
     return "hard" if success <= hard + TOLERANCE else "normal"
+
+
+def _equal(rewards: Sequence[float]) -> bool:
+    return len(rewards) < 2 or all(abs(reward - rewards[0]) <= TOLERANCE for reward in rewards)
 
 
 def _rewards(group: Group) -> list[float]:

@@ -99,7 +99,7 @@ Ppo = _recipe(
 
 Starpo = _recipe(
     "starpo", "PPO over trajectories of several turns, with a KL, as in RAGEN (arXiv:2504.20073).",
-    base=Ppo, kl_coef=0.001, kl_estimator="k1", entropy_coef=0.001,
+    base=Ppo, kl_coef=0.001, kl_estimator="k1", entropy_coef=0.001, bootstrap=False,
 )  # fmt: skip
 
 StarpoS = _recipe(
@@ -109,7 +109,7 @@ StarpoS = _recipe(
 
 BiLevelGae = _recipe(
     "bi_level_gae", "PPO with GAE over turns, then over the tokens of each (VAGEN, arXiv:2510.16907; RAGEN).",
-    base=Ppo, credit="bi_level_gae",
+    base=Ppo, credit="bi_level_gae", bootstrap=False,
 )  # fmt: skip
 
 Arpo = _recipe(

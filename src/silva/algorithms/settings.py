@@ -126,6 +126,8 @@ class Algorithm(Section):
     """Discount per turn of bi_level_gae."""
     turn_lam: Fraction = 1.0
     """GAE's lambda of turns of bi_level_gae."""
+    bootstrap: bool = True
+    """GAE adds the value of the next state to an episode that a limit cut off; false: 0, as RAGEN does."""
     tree_credit: Literal["soft", "hard"] = "soft"
     """What a turn that branches share gets: each leaf's own advantage, or their mean."""
     entropy_advantage: NotNegative = 0.0
@@ -214,7 +216,7 @@ class Algorithm(Section):
         high = 0.2 if self.clip_high is None else self.clip_high
         if self.loss == "clipped" and self.clip_dual is not None and self.clip_dual <= 1 + high:
             raise ValueError(f"clip_dual: got {self.clip_dual}, expected more than 1 + clip_high ({high})")
-        if self.drop_zero_variance and not self._relative:
+        if self.drop_zero_variance and not self.relative:
             raise ValueError(
                 f'drop_zero_variance: got true with advantage = "{self.advantage}", credit = "{self.credit}" '
                 f'and advantage_over = "{self.advantage_over}", expected false: without a baseline of the '
@@ -235,7 +237,12 @@ class Algorithm(Section):
             raise ValueError(f'use_rewards: got false with credit = "{self.credit}", expected "trajectory"')
         if self.reference_refresh and self.reference is not None:
             raise ValueError(
-                "reference_refresh: got one with a reference of its own, expected one of the two"
+                f"reference_refresh: got {self.reference_refresh} with a `reference`, expected one of the two"
+            )
+        if self.reference_refresh and not self.refers:
+            raise ValueError(
+                f"reference_refresh: got {self.reference_refresh} with kl_coef = 0 and kl_reward_coef = 0, "
+                "expected 0: nothing is compared with a reference"
             )
         if self.adaptive_kl and not self.kl_coef:
             raise ValueError("adaptive_kl: got it with kl_coef = 0, expected more: it moves the coefficient")
@@ -246,7 +253,27 @@ class Algorithm(Section):
         return self
 
     @property
-    def _relative(self) -> bool:
+    def notes(self) -> list[str]:
+        """What becomes of the recipe's own bounds if another loss stands in place of its own."""
+        recipe = type(self).model_fields
+        own = recipe["loss"].default
+        if self.loss == own:
+            return []
+        set_by_recipe = {
+            name: f"{name} = {recipe[name].default}"
+            for name in LOSS_FIELDS[own]
+            if recipe[name].default not in (None, Algorithm.model_fields[name].default)
+            and getattr(self, name) == recipe[name].default
+        }
+        read = LOSS_FIELDS[self.loss]
+        kept = ", ".join(text for name, text in set_by_recipe.items() if name in read)
+        lost = ", ".join(text for name, text in set_by_recipe.items() if name not in read)
+        says = [f"{kept} of the recipe stays in force"] if kept else []
+        says += [f"{lost} of the recipe does not apply: this loss does not read it"] if lost else []
+        return [f'algorithm.loss = "{self.loss}" instead of "{own}": {"; ".join(says)}'] if says else []
+
+    @property
+    def relative(self) -> bool:
         """Whether a group of equal rewards gets advantages of 0."""
         return (
             self.advantage_over == "group"
@@ -258,6 +285,11 @@ class Algorithm(Section):
     @property
     def critic(self) -> bool:
         return self.credit in ("gae", "bi_level_gae")
+
+    @property
+    def bootstraps(self) -> bool:
+        """Whether values are needed of the states in which episodes were cut off."""
+        return self.critic and self.bootstrap
 
     @property
     def needs(self) -> frozenset[str]:

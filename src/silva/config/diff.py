@@ -8,13 +8,14 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from silva.config.load import leaves
-from silva.config.saved import read_saved
+from silva.config.load import leaves, load
+from silva.config.saved import parse_saved, read_saved, to_toml
+from silva.config.schema import Registries
 from silva.config.shape import Key, dotted, show
 
 MAY_CHANGE = frozenset(
     {
-        "steps",
+        "steps",  # unless a schedule ends with them: see `forbidden_changes`
         "output_dir",
         "checkpoint",
         "monitoring",
@@ -39,6 +40,30 @@ _ABSENT: Any = object()
 def may_change(path: str) -> bool:
     """Whether a resumed run may have another value at this dotted path."""
     return any(path == prefix or path.startswith(prefix + ".") for prefix in MAY_CHANGE)
+
+
+def forbidden_changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, str]:
+    """Dotted paths that differ but may not in a resumed run, each with the reason if it has one of its own.
+
+    Args:
+        old: what the run was started with, as `Resolved.data`.
+        new: what it is resumed with.
+    """
+    changed = changed_keys(old, new)
+    found = {path: "" for path in changed if not may_change(path)}
+    if "steps" in changed and (schedule := _scheduled(new)):
+        found["steps"] = f"{schedule} ends with the last step, so the steps that are done would not fit it"
+    return found
+
+
+def _scheduled(config: Mapping[str, Any]) -> str:
+    """The first schedule that depends on `steps`; "" if none does. A warm start has steps of its own."""
+    trainer = config["trainer"]
+    used = {"trainer.optimizer": trainer["optimizer"]}
+    if config["algorithm"]["credit"] in ("gae", "bi_level_gae"):
+        used["trainer.critic.optimizer"] = trainer["critic"]["optimizer"]
+    kinds = {name: optimizer["schedule"] for name, optimizer in used.items()}
+    return next((f'{name}.schedule = "{kind}"' for name, kind in kinds.items() if kind != "constant"), "")
 
 
 def changed_keys(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
@@ -81,13 +106,17 @@ class Difference:
     origin_b: str
 
 
-def diff(run_a: Path, run_b: Path) -> list[Difference]:
-    """What differs between the saved configurations of two runs, sorted by key.
+def diff(run_a: Path, run_b: Path, registries: Registries) -> list[Difference]:
+    """What differs between two configurations, sorted by key.
+
+    Args:
+        run_a, run_b: folders of runs, which hold their whole configuration, or TOML files, which are resolved
+            as for a run: with the files they extend and with defaults, but without variables of the process.
 
     Raises:
-        ConfigError: one of them cannot be read.
+        ConfigError: one of them cannot be read or is wrong.
     """
-    (a, origins_a), (b, origins_b) = read_saved(run_a), read_saved(run_b)
+    (a, origins_a), (b, origins_b) = _read(run_a, registries), _read(run_b, registries)
     values_a = {path: _at(a, path) for path in leaves(a)}
     values_b = {path: _at(b, path) for path in leaves(b)}
     found = []
@@ -98,6 +127,13 @@ def diff(run_a: Path, run_b: Path) -> list[Difference]:
                 dotted(path), *_side(left, origins_a.get(path)), *_side(right, origins_b.get(path))
             ))  # fmt: skip
     return found
+
+
+def _read(path: Path, registries: Registries) -> tuple[dict[str, Any], dict[Key, str]]:
+    """All values and the origins of those that are no defaults."""
+    if path.is_dir() or not path.is_file() or (path.parent / "config.json").is_file():
+        return read_saved(path)
+    return parse_saved(to_toml(load([f"@{path}"], registries, env={})))
 
 
 def _side(value: Any, origin: str | None) -> tuple[Any, str]:

@@ -94,6 +94,11 @@ def validation(error: ValidationError, model: type[BaseModel], data: Mapping[str
                 message = "missing; expected at least one [[environments]] table with a type"
         elif kind == "too_short" and path == ("environments",):
             message = "expected at least one [[environments]] table with a type"
+        elif kind == "too_long" and path == ("environments",):
+            message = (
+                f"expected at most {item['ctx']['max_length']} tables: each is evaluated on its own; many "
+                "variants of a world are tasks of one"
+            )
         else:
             message = _mismatch(item, annotation, _text(raw.data, path))
         text = _text(raw.data, path)
@@ -150,16 +155,16 @@ def unknown_key(model: type[BaseModel], parent: Any, path: Key, data: Any) -> st
     siblings = list(section.model_fields) if section is not None else []
     near = difflib.get_close_matches(name, siblings, 1, 0.75)
     if not near:
-        elsewhere = _elsewhere(model, path)
-        if elsewhere:
-            return f"unknown key; did you mean {' or '.join(elsewhere)}?"
+        others = elsewhere(model, path)
+        if others:
+            return f"unknown key; did you mean {' or '.join(others)}?"
         near = difflib.get_close_matches(name, siblings, 1, 0.5)
     if near:
         return f"unknown key; did you mean {dotted((*path[:-1], near[0]))}?"
     return f"unknown key; valid here: {', '.join(siblings)}"
 
 
-def _elsewhere(model: type[BaseModel], path: Key) -> list[str]:
+def elsewhere(model: type[BaseModel], path: Key) -> list[str]:
     """Up to three keys of the same or almost the same name in other sections, nearest sections first."""
     places = {key: owner for key, _, owner in shape.fields(model)}
     names = {str(key[-1]) for key in places}

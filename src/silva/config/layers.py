@@ -8,13 +8,16 @@ said about it belongs to another variant and is left behind, with a note.
 
 from __future__ import annotations
 
+import datetime
 import difflib
 import itertools
 import json
+import os
 import re
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from numbers import Integral, Real
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +29,8 @@ from silva.config.toml_lines import scan
 from silva.errors import ConfigError
 
 _MISSING: Any = object()
+PYTHON = "Python"
+"""The origin of values that were given in Python."""
 
 
 @dataclass
@@ -131,6 +136,36 @@ def environment_layer(env: Mapping[str, str], top: Sequence[str]) -> Layer:
         if path[0] in top or len(path) > 1 or difflib.get_close_matches(str(path[0]), top, 1, 0.8):
             insert(layer, path, read_text(env[name]), name)
     return layer
+
+
+def python_layer(values: Mapping[str, Any]) -> Layer:
+    """Keys given from Python, nested or dotted. Text is text, as in a file: "8" is no number."""
+    layer = Layer()
+    for key, value in values.items():
+        if not isinstance(key, str) or not all(key.split(".")):
+            raise ConfigError(f"{PYTHON}: got the key {key!r}, expected text such as 'trainer.optimizer.lr'")
+        insert(layer, split_path(key), _plain(value, key), PYTHON)
+    return layer
+
+
+def _plain(value: Any, path: str) -> Any:
+    """What TOML can hold, or None: numbers of other packages, paths and tuples are converted."""
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item, f"{path}.{key}") for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item, f"{path}.{index}") for index, item in enumerate(value)]
+    if value is None or isinstance(value, bool | int | float | str | datetime.date | datetime.time):
+        return value
+    if isinstance(value, os.PathLike):
+        return os.fspath(value)
+    if isinstance(value, Integral):
+        return int(value)
+    if isinstance(value, Real):
+        return float(value)
+    raise ConfigError(
+        f"{PYTHON}: {path}: got {type(value).__name__}, expected a number, text, true or false, None, a list "
+        "or a mapping"
+    )
 
 
 def split_path(text: str, separator: str = ".") -> Key:

@@ -1,6 +1,6 @@
 """From a command line to a checked configuration:
 
-SILVA_A__B  <  a.toml (its `extends` first)  <  b.toml  <  --a.b value
+SILVA_A__B  <  a.toml (its `extends` first)  <  b.toml  <  --a.b value, or keys from Python
     |              |                                |
     +--------------+---- merge (layers.py) ---------+
                           |
@@ -34,6 +34,7 @@ from silva.config.layers import (
     environment_layer,
     file_layers,
     implied_types,
+    python_layer,
 )
 from silva.config.schema import Registries, RunConfig, import_settings, run_config
 from silva.config.sections import Section
@@ -58,6 +59,7 @@ def load(
     argv: Sequence[str],
     registries: Registries,
     *,
+    values: Mapping[str, Any] | None = None,
     env: Mapping[str, str] | None = None,
     cwd: Path | None = None,
 ) -> Resolved:
@@ -66,6 +68,7 @@ def load(
     Args:
         argv: `@ a.toml`, `@a.toml`, `--a.b value`, `--a.b=value`, `--flag`, `--no-flag`.
         registries: what may stand under `type`.
+        values: keys from Python, nested or dotted; they lie over the files and `argv`.
         env: variables to read SILVA_A__B from; the process's own where None.
         cwd: what relative files are relative to; the working folder where None.
 
@@ -75,11 +78,15 @@ def load(
     env, cwd = (os.environ if env is None else env), cwd or Path.cwd()
     names, command = parse_arguments(argv)
     model = run_config(registries)
+    for key, value in command.data.items():
+        if key not in model.model_fields and isinstance(value, Text) and value.text.endswith(".toml"):
+            raise ConfigError(f"--{key} {value.text}: unknown key; give the file as @ {value.text}")
     variables = environment_layer(env, list(model.model_fields))
     files = [found for name in names for found in file_layers(_path(name, cwd), cwd)]
     merger = Merger(implied_types(model))
     raw = Layer()
-    for layer in [_place_types(variables, cwd), *(layer for _, layer in files), _place_types(command, cwd)]:
+    above = [_place_types(layer, cwd) for layer in (command, python_layer(values or {}))]
+    for layer in [_place_types(variables, cwd), *(layer for _, layer in files), *above]:
         raw = merger.merge(raw, layer)
     config = _check(raw, registries, merger.problems)
     data = shape.plain(config)

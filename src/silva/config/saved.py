@@ -8,9 +8,11 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +20,10 @@ from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
 
 from silva.config import shape
-from silva.config.load import Resolved
-from silva.config.schema import RunConfig
+from silva.config.command_line import parse_arguments
+from silva.config.layers import Text, environment_layer, shorten
+from silva.config.load import Resolved, load
+from silva.config.schema import Registries, RunConfig
 from silva.config.shape import Key, dotted
 from silva.config.toml_lines import scan
 from silva.errors import ConfigError
@@ -109,6 +113,50 @@ def toml_value(value: Any) -> str:
     return json.dumps(str(value), ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
+def load_saved(
+    argv: Sequence[str],
+    registries: Registries,
+    *,
+    env: Mapping[str, str] | None = None,
+    cwd: Path | None = None,
+) -> Resolved | None:
+    """The configuration saved in the run that `name` and `output_dir` of a command line lead to.
+
+    The rest of the command line lies over it. Values that the run got from elsewhere keep their origins.
+
+    Returns:
+        None if the command line brings its own: it names a file or environments, and there is no run.
+
+    Raises:
+        ConfigError: no run is there, or as `load`.
+    """
+    env, cwd = (os.environ if env is None else env), cwd or Path.cwd()
+    files, command = parse_arguments(argv)
+    if files:
+        return None
+    given = {**environment_layer(env, ["name", "output_dir"]).data, **command.data}
+    name, folder = (
+        text.text if isinstance(text := given.get(key), Text) else RunConfig.model_fields[key].default
+        for key in ("name", "output_dir")
+    )
+    path = cwd / Path(folder).expanduser() / name / "config.toml"
+    if not path.is_file():
+        if "environments" in given:
+            return None
+        raise ConfigError(
+            f"--resume: there is no run in {shorten(path.parent, cwd)}; name one with --name and "
+            "--output_dir, or give a configuration as @ FILE.toml"
+        )
+    resolved = load([f"@{path}", *argv], registries, env=env, cwd=cwd)
+    origins = {dotted(key): origin for key, origin in read_saved(path)[1].items()}
+    here = f"{shorten(path, cwd)}:"
+    provenance = {
+        key: origins.get(key, "") if origin.startswith(here) else origin
+        for key, origin in resolved.provenance.items()
+    }
+    return replace(resolved, provenance={key: origin for key, origin in provenance.items() if origin})
+
+
 def read_saved(path: Path) -> tuple[dict[str, Any], dict[Key, str]]:
     """Values of a saved configuration and their origins.
 
@@ -120,10 +168,14 @@ def read_saved(path: Path) -> tuple[dict[str, Any], dict[Key, str]]:
     """
     file = path / "config.toml" if path.is_dir() else path
     try:
-        text = file.read_text(encoding="utf-8")
-        return tomllib.loads(text), scan(text).comments
+        return parse_saved(file.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
         raise ConfigError(f"{file} cannot be read: {reason}; expected a run's folder") from None
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(f"{file} is not valid TOML: {error}") from None
+
+
+def parse_saved(text: str) -> tuple[dict[str, Any], dict[Key, str]]:
+    """The same of the text itself."""
+    return tomllib.loads(text), scan(text).comments

@@ -11,6 +11,7 @@ import importlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from operator import or_
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, create_model, field_validator
@@ -30,6 +31,9 @@ from silva.config.sections import (
     Trainer,
     WarmStart,
 )
+
+MAX_ENVIRONMENTS = 1000
+NAME_BYTES = 200  # of a run's name; file systems take 255
 
 
 @dataclass(frozen=True)
@@ -56,22 +60,53 @@ class RunConfig(Section):
     steps: Positive = 100
     """Training steps: one batch of rollouts each."""
     model: Model = PretrainedModel()
-    environments: tuple[Any, ...] = Field(min_length=1)
+    """What is trained."""
+    environments: tuple[Any, ...] = Field(min_length=1, max_length=MAX_ENVIRONMENTS)
     """Worlds to learn in, at least one; `type` may also be "file.py:Class" or "module:Class"."""
     rollout: Any = None
     """How one task becomes groups of episodes."""
     rendering: Rendering = Rendering()
+    """How messages become tokens."""
     algorithm: Any = None
     """Advantages and loss."""
     engine: Any = None
     """What samples."""
     trainer: Trainer = Trainer()
+    """Optimizer, updates and memory."""
     warm_start: WarmStart | None = None
     """Supervised steps before RL; null goes without."""
     eval: Eval = Eval()
+    """Evaluation on held-out tasks."""
     checkpoint: Checkpoint = Checkpoint()
+    """When to save, and how much to keep."""
     monitoring: Monitoring = Monitoring()
+    """Terminal, files, report."""
     placement: Placement = Placement()
+    """Device and threads."""
+
+    @field_validator("name")
+    @classmethod
+    def _names_a_folder(cls, name: str) -> str:
+        """A name is one folder below `output_dir`: `--overwrite` removes it, and it must be no other."""
+        if not name.strip():
+            raise ValueError("expected a name that is not blank")
+        if name in (".", "..") or "/" in name or "\\" in name:
+            raise ValueError("expected the name of one folder, without / or \\; output_dir says where it is")
+        if not name.isprintable():
+            raise ValueError("expected printable characters, without line breaks or control characters")
+        if len(name.encode()) > NAME_BYTES:
+            raise ValueError(f"expected at most {NAME_BYTES} bytes, got {len(name.encode())}")
+        return name
+
+    @field_validator("output_dir")
+    @classmethod
+    def _expands_home(cls, folder: str) -> str:
+        if not folder or "\0" in folder:
+            raise ValueError('expected a folder; "." is the working folder')
+        try:
+            return str(Path(folder).expanduser()) if folder.startswith("~") else folder
+        except RuntimeError as error:  # ~nobody
+            raise ValueError(f"expected a folder: {error}") from error
 
     @field_validator("environments")
     @classmethod
@@ -110,7 +145,11 @@ def _closed(
     changes: dict[str, Any] = {
         "environments": (
             tuple[_union(worlds), ...],  # type: ignore[misc]
-            Field(min_length=1, description=RunConfig.model_fields["environments"].description),
+            Field(
+                min_length=1,
+                max_length=MAX_ENVIRONMENTS,
+                description=RunConfig.model_fields["environments"].description,
+            ),
         )
     }
     for name, items, usual in (

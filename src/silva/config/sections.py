@@ -63,7 +63,7 @@ class Sampling(Section):
     top_k: Natural = 0
     """0 switches it off."""
     min_p: Annotated[float, Field(ge=0, lt=1)] = 0.0
-    stop: tuple[str, ...] = ()
+    stop: tuple[Annotated[str, Field(min_length=1)], ...] = ()
     """Stop strings, besides those of the environment's format."""
 
 
@@ -84,7 +84,7 @@ class Limits(Section):
     max_episode_tokens: Positive = 2048
     """Tokens of the longest context: prompt, answers and observations."""
     timeout: Annotated[float, Field(gt=0)] = 600.0
-    """Seconds for one episode, waiting for the engine included."""
+    """Seconds that an environment may take over one episode; waiting for the engine does not count."""
 
     @property
     def longest_answer(self) -> int:
@@ -128,7 +128,7 @@ class Trainer(Section):
     """Compare the gradient of the first rows of a run with that of one row at a time, and say so."""
     gradient_checkpointing: bool = False
     max_nonfinite: Positive = 3
-    """Stop after this many updates in a row with a loss or gradient that is not finite."""
+    """Stop after this many updates in a row, of policy or critic, whose loss or gradient is not finite."""
 
 
 class WarmStart(Section):

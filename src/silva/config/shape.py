@@ -154,6 +154,8 @@ def _bounds(option: Any) -> str:
             for item in extra.metadata if isinstance(extra, FieldInfo) else [extra]:
                 found += [f"{sign} {show(getattr(item, name))}" for name, sign in signs.items()
                           if getattr(item, name, None) is not None]  # fmt: skip
+                if getattr(item, "min_length", None) == 1:
+                    found.append("that is not empty")
     return " " + " and ".join(found) if found else ""
 
 

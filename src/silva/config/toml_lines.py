@@ -44,6 +44,7 @@ class _Scanner:
     def __init__(self, text: str) -> None:
         self.text = text
         self.at = 0
+        self._lines, self._counted = 1, 0  # the line at `_counted`
         self.found = TomlLines()
         self.counts: dict[Key, int] = {}  # elements so far of each array of tables
 
@@ -157,4 +158,6 @@ class _Scanner:
         self.found.lines.setdefault(path, line)
 
     def _line(self) -> int:
-        return self.text.count("\n", 0, self.at) + 1
+        self._lines += self.text.count("\n", self._counted, self.at)  # from the start each time is quadratic
+        self._counted = self.at
+        return self._lines

@@ -31,10 +31,12 @@ from silva.engines.sampling import draw
 from silva.errors import ContextOverflow, EngineError, OutOfMemory, SilvaError
 from silva.models.decode_graph import DecodeGraphs
 from silva.models.decoder import decoder_of
+from silva.models.head import logits_of
 from silva.models.kv_cache import KvCache, PackedStep, Row, Span
 from silva.models.loading import LoadedModel
 from silva.models.memory import give_freed_memory_back, is_out_of_memory
 from silva.models.packed_linear import PackedLinears
+from silva.models.same_bits import RowRules, fill_up, probe
 from silva.ports import uniform
 from silva.protocols import EngineCapabilities
 from silva.types import Completion, CompletionStop, SamplingParams
@@ -103,8 +105,15 @@ class LocalEngine:
             dtype=loaded.dtype,
             device=loaded.device,
         )
+        if loaded.device.type == "cpu":
+            self.cache.rules = probe(loaded.model, head_dim=self.cache.head_dim, dtype=loaded.dtype)
+            fill_up(loaded.model, self.cache.rules.alone)
         self._decoder = decoder_of(loaded.model)
-        self._packed = PackedLinears(loaded.model, self._decoder.linears) if settings.pack_weights else None
+        self._packed = (
+            PackedLinears(loaded.model, self._decoder.linears, self.rules.linear)
+            if settings.pack_weights
+            else None
+        )
         self._pack = self._packed is not None  # before the next step
         graphs = loaded.device.type == "cuda" and self._decoder.recordable and loaded.dtype != torch.float64
         self._graphs = DecodeGraphs(self._decoder, self.cache) if graphs else None
@@ -183,6 +192,11 @@ class LocalEngine:
         await asyncio.get_running_loop().run_in_executor(self._compute, sleep)
 
     @property
+    def rules(self) -> RowRules:
+        """How steps are filled up for equal bits."""
+        return self.cache.rules
+
+    @property
     def _computed(self) -> int:
         """Tokens that have gone through the model."""
         return self.stats.prefill_tokens + self.stats.decode_tokens
@@ -233,6 +247,9 @@ class LocalEngine:
 
     def _step(self) -> list[_Request]:
         """Admit, run one packed forward, sample; returns the requests that are done."""
+        threads = torch.get_num_threads()
+        if self.rules.one_thread:
+            torch.set_num_threads(1)
         try:
             return self._advance()
         except Exception:
@@ -240,6 +257,9 @@ class LocalEngine:
                 row.busy = False
             self.cache.clear()
             raise
+        finally:
+            if self.rules.one_thread:
+                torch.set_num_threads(threads)
 
     @torch.inference_mode()
     def _advance(self) -> list[_Request]:
@@ -318,26 +338,19 @@ class LocalEngine:
         if self._graphs is not None and not prefill:
             self._graphs([_row(r) for r in decode])
         else:
-            packed = PackedStep(self.cache, spans)
             parts = [_row(r).tokens[s.start : s.stop] for r, s in zip(requests, spans, strict=True)]
-            ids = torch.from_numpy(np.concatenate(parts)).to(self._loaded.device)
-            self.cache.outputs[0][packed.rows, 0, packed.positions] = self._decoder(ids, packed)
+            PackedStep(self.cache, spans).compute(self._decoder, np.concatenate(parts))
         for request, span in zip(requests, spans, strict=True):
             _row(request).computed = span.stop
         self.stats.decode_tokens += len(decode)
         self.stats.prefill_tokens += sum(span.stop - span.start for _, span in prefill)
 
-    def _head(self, hidden: torch.Tensor) -> torch.Tensor:
-        logits = self._loaded.model.get_output_embeddings()(hidden)
-        logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
-        cap = getattr(self._loaded.model.config.get_text_config(), "final_logit_softcapping", None)
-        return torch.tanh(logits / cap) * cap if cap else logits
-
     def _sample(self, ready: list[_Request]) -> None:
         """One token for each of these requests, whose tokens are all computed."""
         outputs = self.cache.outputs[0]
         rows, last = zip(*((_row(r).index, _row(r).length - 1) for r in ready), strict=True)
-        logits = self._head(outputs[list(rows), 0, list(last)])
+        filled = [0] * (self.rules.linear.padded(len(ready)) - len(ready))
+        logits = logits_of(self._loaded.model, outputs[[*rows, *filled], 0, [*last, *filled]])[: len(ready)]
         numbers = uniform([r.params.seed for r in ready], [len(r.tokens) for r in ready])
         uniforms = torch.from_numpy(numbers).to(logits.device)
         drawn = draw(logits, [r.params for r in ready], uniforms)
@@ -378,7 +391,9 @@ class LocalEngine:
         hidden = decoder(input_ids=ids, use_cache=False).last_hidden_state[0, start - 1 : -1]
         scores: list[float] = []
         for rows, targets in zip(hidden.split(128), ids[0, start:].split(128), strict=True):
-            scores += self._head(rows).log_softmax(-1).gather(1, targets[:, None])[:, 0].tolist()
+            scores += (
+                logits_of(self._loaded.model, rows).log_softmax(-1).gather(1, targets[:, None])[:, 0].tolist()
+            )
         return scores
 
 

@@ -31,6 +31,8 @@ DARING = ("Rocket", "Dragon", "Gambler", "Lottery", "Storm", "Pirate", "Lightnin
 
 class Bandit(TextGameSettings):
     type: Literal["bandit"] = "bandit"
+    eval_share: Annotated[float, Field(gt=0, lt=1)] = 0.5
+    """Share of all pairs of names that is held out."""
     max_actions_per_turn: Positive = 1
     """Further actions of the same turn are ignored."""
     max_actions: Positive = 1
@@ -65,7 +67,7 @@ class Bandit(TextGameSettings):
                 safe, risky = (daring, cautious) if self.reverse else (cautious, daring)
                 for shown in ([cautious, daring], [daring, cautious]):
                     data = {"safe": safe, "risky": risky, "shown": shown}
-                    drafts.append(Draft(data, key=[cautious, daring]))
+                    drafts.append(Draft(data, keys=[[cautious, daring]]))
         return drafts
 
 

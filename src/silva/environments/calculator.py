@@ -4,12 +4,12 @@
     Multiply your result by 4.              with `chain` = 2: asked after a right answer to the first
 
 Reward 1 if all questions are answered rightly, else 0. Held-out questions do not occur in training, not
-even with their numbers in another order.
+even with their numbers in another order. That holds for each question of a chain: 19 * 4 in the second line
+is a question as 19 * 4 in the first would be.
 """
 
 from __future__ import annotations
 
-import json
 import random
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -18,10 +18,10 @@ from pydantic import Field
 
 from silva.config.sections import Positive
 from silva.environments.grading import same_number
-from silva.environments.tasks import Draft, generated
+from silva.environments.tasks import Draft, generated, held_out
 from silva.environments.tool_qa import Question, ToolEpisode, ToolQA, draft
 from silva.tools.calculator import calculator, evaluate, show
-from silva.types import Task
+from silva.types import Task, ToolCall
 
 if TYPE_CHECKING:
     from silva.protocols import TaskSet
@@ -31,10 +31,13 @@ _CHAINED = {
     "-": "Subtract {} from your result.",
     "*": "Multiply your result by {}.",
 }
+TRIES = 100  # for a follow-up question that belongs to the split of the first
 
 
 class Calculator(ToolQA):
     type: Literal["calculator"] = "calculator"
+    eval_share: Annotated[float, Field(gt=0, lt=1)] = 0.5
+    """Share of all questions that is held out: one-digit sums are few."""
     style: Literal["full", "compact"] = "full"
     """`full` asks in words; `compact` shows the bare expression (small models trained from scratch)."""
     tool: bool = True
@@ -51,8 +54,7 @@ class Calculator(ToolQA):
     """Questions of an episode; each further one continues with the result."""
 
     def taskset(self) -> TaskSet:
-        # Half of the contents: one-digit sums are few, and 100 of them should be there for evaluation.
-        return generated(self, self._draw, self.builder(), eval_share=0.5)
+        return generated(self, self._draw, self.builder())
 
     def tools(self) -> list[Callable[..., Any]]:
         return [calculator] if self.tool else []
@@ -68,7 +70,7 @@ class Calculator(ToolQA):
                 "instructions": self.instructions or self._instructions(),
             }
         )
-        return lambda task: CalculatorEpisode(settings, task, tools)
+        return lambda task: ToolEpisode(settings, task, tools)
 
     def _instructions(self) -> str:
         if self.style == "compact" or not self.tool:
@@ -78,40 +80,36 @@ class Calculator(ToolQA):
         return "You may use the calculator. Reply with the number only."
 
     def _draw(self, rng: random.Random) -> Draft:
-        numbers = [rng.randint(1, 10**self.digits - 1) for _ in range(self.terms + self.chain - 1)]
+        numbers = [self._number(rng) for _ in range(self.terms)]
         operators = [rng.choice(self.operators) for _ in numbers[1:]]
-        first = str(numbers[0])
-        for operator, number in zip(operators[: self.terms - 1], numbers[1:], strict=False):
-            first += f" {operator} {number}"
-        expressions, texts = [first], [self._ask(first)]
-        result = evaluate(first)
-        answers = [show(result)]
-        for operator, number in zip(operators[self.terms - 1 :], numbers[self.terms :], strict=True):
-            expressions.append(f"{answers[-1]} {operator} {number}")
-            compact = self.style == "compact"
-            texts.append(f"{operator}{number}" if compact else _CHAINED[operator].format(number))
-            answers.append(show(evaluate(expressions[-1])))
-        entry = draft([Question(*pair) for pair in zip(texts, answers, strict=True)])
-        data = {**entry.data, "expressions": expressions}
-        return Draft(data, entry.answer, key=[sorted(operators), sorted(numbers)])
+        pairs = zip(operators, numbers[1:], strict=True)
+        first = str(numbers[0]) + "".join(f" {operator} {number}" for operator, number in pairs)
+        text = first.replace(" ", "") if self.style == "compact" else f"What is {first}?"
+        questions, keys = [_question(text, first)], [_key(operators, numbers)]
+        for _ in range(self.chain - 1):
+            result = int(questions[-1].answer)
+            operator, number = self._follow_up(rng, result, held_out(keys[0], self.eval_share))
+            text = f"{operator}{number}" if self.style == "compact" else _CHAINED[operator].format(number)
+            questions.append(_question(text, f"{result} {operator} {number}"))
+            keys.append(_key([operator], [result, number]))
+        return draft(questions, keys)
 
-    def _ask(self, expression: str) -> str:
-        return expression.replace(" ", "") if self.style == "compact" else f"What is {expression}?"
+    def _number(self, rng: random.Random) -> int:
+        return rng.randint(1, 10**self.digits - 1)
+
+    def _follow_up(self, rng: random.Random, result: int, wanted: bool) -> tuple[str, int]:
+        """What to do with the result, held out or not as is wanted; the last try may be otherwise."""
+        for _ in range(TRIES):
+            operator, number = rng.choice(self.operators), self._number(rng)
+            if held_out(_key([operator], [result, number]), self.eval_share) == wanted:
+                break
+        return operator, number
 
 
-class CalculatorEpisode(ToolEpisode):
-    """Can play itself; tool calls are written as JSON in <tool_call> (Hermes)."""
+def _question(text: str, expression: str) -> Question:
+    call = ToolCall("calculator", {"expression": expression})
+    return Question(text, show(evaluate(expression)), [call])
 
-    def expert_reply(self) -> str:
-        if not self.tools or self.called:
-            return self.task.answer[self.question]
-        call = {
-            "name": "calculator",
-            "arguments": {"expression": self.task.data["expressions"][self.question]},
-        }
-        return f"<tool_call>\n{json.dumps(call)}\n</tool_call>"
 
-    def random_reply(self, seed: int) -> str:
-        """A number of about the right length."""
-        length = len(self.task.answer[self.question].lstrip("-"))
-        return str(random.Random(f"{seed}/{self.question}").randrange(10**length))
+def _key(operators: list[str], numbers: list[int]) -> list[Any]:
+    return [sorted(operators), sorted(numbers)]

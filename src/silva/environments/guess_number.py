@@ -28,6 +28,8 @@ class GuessNumber(EnvironmentSettings):
     type: Literal["guess_number"] = "guess_number"
     style: Literal["full", "compact"] = "full"
     """`full` asks in words; `compact` shows range and hints alone (small models trained from scratch)."""
+    eval_share: Annotated[float, Field(gt=0, lt=1)] = 0.5
+    """Share of all ranges that is held out."""
     numbers: Annotated[int, Field(ge=2, le=1000)] = 7
     """Numbers in the range."""
     guesses: Positive = 3
@@ -58,7 +60,7 @@ class GuessNumber(EnvironmentSettings):
         for low in range(self.lowest, self.lowest + self.ranges):
             high = low + self.numbers - 1
             for number in range(low, high + 1):
-                yield Draft({"low": low, "high": high}, number, key=[low, high])
+                yield Draft({"low": low, "high": high}, number, keys=[[low, high]])
 
 
 class GuessEpisode(Episode):

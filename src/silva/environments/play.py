@@ -6,10 +6,12 @@ import json
 from collections.abc import Callable, Sequence
 
 from silva.environments.text_game import TextGame
+from silva.errors import CapabilityError
 from silva.protocols import Environment, Scripted, TaskSet
 from silva.types import Message, Observation, Step, Task, ToolCall, ToolSpec
 
-HELP = "Write a reply. /tool {...} calls a tool, /expert plays an expert's reply, /quit leaves."
+TOOL_HELP = "/tool {...} calls a tool, "
+EXPERT_HELP = "/expert plays an expert's reply, "
 
 
 async def play(
@@ -27,9 +29,10 @@ async def play(
     environment = taskset.environment(task)
     rewards: dict[str, float] = {}
     try:
-        write(HELP)
         observation = await environment.reset()
         tools = observation.tools
+        expert = EXPERT_HELP if isinstance(environment, Scripted) else ""
+        write(f"Write a reply. {TOOL_HELP if tools else ''}{expert}/quit leaves.")
         _show(observation, write, tools)
         turn = 0
         while (message := _reply(environment, tools, turn, read, write)) is not None:
@@ -60,11 +63,15 @@ def _reply(
         return None
     if line == "/quit":
         return None
+    if line.startswith("/tool") and not tools:
+        write("This world has no tools.")
+        return _reply(environment, tools, turn, read, write)
     if line == "/expert":
-        if not isinstance(environment, Scripted):
-            write("This world has no expert.")
+        try:
+            line = _expert(environment)
+        except CapabilityError as error:
+            write(str(error))
             return _reply(environment, tools, turn, read, write)
-        line = environment.expert_reply()
         write(line)
     text = line
     calls: tuple[ToolCall, ...] = ()
@@ -77,6 +84,12 @@ def _reply(
     elif isinstance(environment, TextGame):
         text = environment.wrap(line)
     return Message("assistant", text, tool_calls=calls, raw=line, id=f"player-{turn}", errors=errors)
+
+
+def _expert(environment: Environment) -> str:
+    if not isinstance(environment, Scripted):
+        raise CapabilityError("This world has no expert.")
+    return environment.expert_reply()
 
 
 def _tool_call(text: str, tools: Sequence[ToolSpec]) -> tuple[tuple[ToolCall, ...], tuple[str, ...]]:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 class EnvironmentSettings(Section):
     """Base of the settings of an environment: `type` picks the class, `taskset` builds the world."""
 
-    type: str
+    type: str = ""
     name: str = ""
     """Name in metrics and reports; the type where empty."""
     weight: Annotated[float, Field(gt=0)] = 1.0
@@ -24,12 +24,15 @@ class EnvironmentSettings(Section):
     """Training tasks (drawn lazily, in a seeded order)."""
     eval_size: Positive = 256
     """Held-out tasks, disjoint from the training tasks by content."""
+    eval_share: Annotated[float, Field(gt=0, lt=1)] = 0.25
+    """Share of all problems that is held out. Each problem's content decides, so it is met roughly; other
+    settings move no problem from one side to the other."""
     seed: Natural = 0
     """Moves the whole task set, apart from the run's seed."""
 
     @property
     def label(self) -> str:
-        return self.name or self.type
+        return self.name or self.type or type(self).__name__
 
     def taskset(self) -> TaskSet:
         raise TypeError(f"{type(self).__name__} must define taskset()")

@@ -1,8 +1,9 @@
 """Task sets: lazy, seeded, with train and eval splits that share no content.
 
 `generated` draws tasks from a random generator, `listed` divides a list. Which split a problem belongs
-to depends on its content alone, never on a seed: no change of seed moves a held-out problem into
-training.
+to depends on its content and on `eval_share` alone: its key is hashed to a number from 0 to 1, and it is
+held out if that number is below `eval_share`. No change of a seed, of `eval_size` or of the other problems
+moves a held-out problem into training.
 """
 
 from __future__ import annotations
@@ -18,21 +19,38 @@ from silva.errors import ConfigError
 from silva.types import Split, Task
 
 if TYPE_CHECKING:
-    from silva.protocols import Environment
+    from silva.protocols import Environment, TaskSet
 
 MAX_DRAWS = 2000  # in vain, before a world is called too small
+MAX_COMPARED = 10_000  # training tasks that are compared with the held-out ones
 
 
 class Draft(NamedTuple):
-    """What a task is about. `key` is what must not occur in both splits: the whole content where None."""
+    """What a task is about, as plain JSON.
+
+    `keys`: what must not occur in both splits, each a function of the content; the whole content if empty. A
+    draft with some keys in each split belongs to neither.
+    """
 
     data: Mapping[str, Any]
     answer: Any = None
-    key: Any = None
+    keys: Sequence[Any] = ()
 
-    def digest(self) -> str:
-        """Hexadecimal digest of the key; a key must be a function of the content."""
-        return _digest(self.key if self.key is not None else [self.data, self.answer])
+    def content(self) -> str:
+        """Hexadecimal digest of data and answer."""
+        return _digest([self.data, self.answer])
+
+    def places(self) -> list[float]:
+        return [_place(key) for key in self.keys or [[self.data, self.answer]]]
+
+    def split(self, eval_share: float) -> Split | None:
+        held_out = {place < eval_share for place in self.places()}
+        return None if len(held_out) == 2 else "eval" if True in held_out else "train"
+
+
+def held_out(key: Any, eval_share: float) -> bool:
+    """Whether a key is kept for evaluation."""
+    return _place(key) < eval_share
 
 
 Build = Callable[[Task], "Environment"]
@@ -42,29 +60,50 @@ def generated(
     settings: EnvironmentSettings,
     draw: Callable[[random.Random], Draft],
     build: Build,
-    eval_share: float = 0.25,
 ) -> Tasks:
-    """Tasks drawn one by one: train task i depends on (seed, i) only.
+    """Tasks drawn one by one: train task i depends on (settings.seed, i) only.
 
     Args:
         draw: makes a draft from a seeded generator of random numbers.
         build: makes the environment of a task.
-        eval_share: the share of all contents that is kept for evaluation.
     """
-    return Tasks(settings, build, _Drawn(settings, draw, eval_share))
+    return Tasks(settings, build, _Drawn(settings, draw))
 
 
 def listed(settings: EnvironmentSettings, drafts: Iterable[Draft], build: Build) -> Tasks:
-    """Tasks from a list: whole keys go to eval until it has `eval_size` contents, the others to train.
+    """Tasks from a list. Evaluation takes `eval_size` of those that are held out.
 
     Training goes through its part again and again, in a new order each time.
     """
     return Tasks(settings, build, _Listed(settings, drafts))
 
 
+def check_splits(taskset: TaskSet, label: str) -> None:
+    """Refuse a task set that is too small, or one of somebody's own whose splits share content.
+
+    Every held-out task is compared with all training tasks or, if there are more than MAX_COMPARED, with
+    that many at even distances. It takes as long as making these tasks, plus about 10 µs for each. What
+    `generated` and `listed` make is disjoint by construction and not looked at.
+
+    Raises:
+        ConfigError: with a task that is in both, or one that is not plain JSON; or too small.
+    """
+    evaluation, training = taskset.tasks("eval"), taskset.tasks("train")
+    if isinstance(taskset, Tasks):
+        return
+    held_out = {_content(task, label): task for task in evaluation}
+    for index in range(0, len(training), -(-len(training) // MAX_COMPARED) or 1):
+        task = training[index]
+        if again := held_out.get(_content(task, label)):
+            raise ConfigError(
+                f"environment {label}: training task {task.id} has the content of the held-out task "
+                f"{again.id} ({json.dumps(task.data)[:100]}); the two splits of its taskset() must share none"
+            )
+
+
 class Tasks:
-    """A `silva.protocols.TaskSet`. `tasks("eval")` is drawn at once, so that a world that is too small
-    says so at the start (ConfigError); training tasks are made when they are looked up."""
+    """A `silva.protocols.TaskSet`. `tasks("eval")` is drawn at once and `tasks("train")` begun, so that a
+    world that is too small says so (ConfigError); training tasks are made when they are looked up."""
 
     def __init__(self, settings: EnvironmentSettings, build: Build, source: _Drawn | _Listed) -> None:
         self._settings = settings
@@ -88,24 +127,21 @@ class Tasks:
 
 
 class _Drawn:
-    def __init__(
-        self, settings: EnvironmentSettings, draw: Callable[[random.Random], Draft], eval_share: float
-    ) -> None:
+    def __init__(self, settings: EnvironmentSettings, draw: Callable[[random.Random], Draft]) -> None:
         self.settings = settings
         self.draw = draw
-        self.eval_share = eval_share
         self._evaluation: list[Draft] | None = None
 
     def training(self, index: int) -> Draft:
         seen = set()
         for attempt in range(MAX_DRAWS):
             draft = self._attempt("train", index, attempt)
-            if not self._held_out(draft):
+            if draft.split(self.settings.eval_share) == "train":
                 return draft
-            seen.add(draft.digest())
+            seen.add(draft.content())
         raise ConfigError(
             f"environment {self.settings.label}: too small to train on: {MAX_DRAWS} draws gave "
-            f"{len(seen)} distinct problems, all held out for evaluation"
+            f"{len(seen)} distinct problems, none for training: lower eval_share or make the world larger"
         )
 
     def evaluation(self) -> list[Draft]:
@@ -120,8 +156,8 @@ class _Drawn:
         while len(drafts) < wanted:
             draft = self._attempt("eval", 0, attempt)
             attempt += 1
-            content = _digest([draft.data, draft.answer])
-            if content in drafts or not self._held_out(draft):
+            content = draft.content()
+            if content in drafts or draft.split(self.settings.eval_share) != "eval":
                 in_vain += 1
             else:
                 drafts[content] = draft
@@ -129,7 +165,8 @@ class _Drawn:
             if in_vain == MAX_DRAWS:
                 raise ConfigError(
                     f"environment {self.settings.label}: eval_size is {wanted}, but {attempt} draws gave "
-                    f"only {len(drafts)} distinct held-out problems: lower eval_size or make the world larger"
+                    f"only {len(drafts)} distinct held-out problems: lower eval_size, raise eval_share or "
+                    "make the world larger"
                 )
         return list(drafts.values())
 
@@ -138,32 +175,25 @@ class _Drawn:
             random.Random(f"{self.settings.label}/{self.settings.seed}/{split}/{index}/{attempt}")
         )
 
-    def _held_out(self, draft: Draft) -> bool:
-        return int(draft.digest()[:8], 16) < self.eval_share * 2**32
-
 
 class _Listed:
     def __init__(self, settings: EnvironmentSettings, drafts: Iterable[Draft]) -> None:
         self.settings = settings
-        distinct = {_digest([draft.data, draft.answer]): draft for draft in drafts}
-        by_key: dict[str, list[Draft]] = {}
-        for draft in distinct.values():
-            by_key.setdefault(draft.digest(), []).append(draft)
-        held_out: list[Draft] = []
-        self._train: list[Draft] = []
-        for key in sorted(by_key):
-            (held_out if len(held_out) < settings.eval_size else self._train).extend(by_key[key])
-        if len(held_out) < settings.eval_size or not self._train:
-            raise ConfigError(
-                f"environment {settings.label}: {len(distinct)} distinct problems cannot give eval_size = "
-                f"{settings.eval_size} held-out ones and leave some to train on: lower eval_size"
-            )
-        random.Random(f"{settings.label}/{settings.seed}/eval").shuffle(held_out)
-        self._evaluation = held_out[: settings.eval_size]
+        distinct = {draft.content(): draft for draft in drafts}
+        self._all = list(distinct.values())
+        parts: dict[Split | None, list[str]] = {"train": [], "eval": [], None: []}
+        for content, draft in sorted(distinct.items()):
+            parts[draft.split(settings.eval_share)].append(content)
+        self._train = [distinct[content] for content in parts["train"]]
+        # In an order that other problems have no influence on either.
+        chosen = sorted(parts["eval"], key=lambda content: _digest([settings.label, settings.seed, content]))
+        self._held_out = [distinct[content] for content in chosen]
         self._lap = -1  # the one whose order is kept
         self._order: list[int] = []
 
     def training(self, index: int) -> Draft:
+        if not self._train:
+            raise self._too_small()
         lap, place = divmod(index, len(self._train))
         if lap != self._lap:
             self._lap, self._order = lap, list(range(len(self._train)))
@@ -171,7 +201,29 @@ class _Listed:
         return self._train[self._order[place]]
 
     def evaluation(self) -> list[Draft]:
-        return self._evaluation
+        if len(self._held_out) < self.settings.eval_size:
+            raise self._too_small()
+        return self._held_out[: self.settings.eval_size]
+
+    def _too_small(self) -> ConfigError:
+        settings, problems = self.settings, len(self._all)
+        mixed = problems - len(self._train) - len(self._held_out)
+        left_out = f", {mixed} ask what belongs to both and are left out" if mixed else ""
+        return ConfigError(
+            f"environment {settings.label}: eval_size is {settings.eval_size}, but of {problems} distinct "
+            f"problems eval_share = {settings.eval_share:g} holds out {len(self._held_out)} and leaves "
+            f"{len(self._train)} for training{left_out}: {_advice(settings, self._all)}"
+        )
+
+
+def _advice(settings: EnvironmentSettings, drafts: Sequence[Draft]) -> str:
+    """The least share, in hundredths, that holds out enough and leaves some to train on."""
+    ends = [(min(places), max(places)) for places in (draft.places() for draft in drafts)]
+    for percent in range(1, 100):
+        held_out = sum(high < percent / 100 for _, high in ends)
+        if held_out >= settings.eval_size and any(low >= percent / 100 for low, _ in ends):
+            return f"set eval_share to {percent / 100:g}, or lower eval_size, or add problems"
+    return "lower eval_size, or add problems"
 
 
 class _Lazy(Sequence[Task]):
@@ -192,5 +244,19 @@ class _Lazy(Sequence[Task]):
         return self._make(self._range[index])
 
 
+def _content(task: Task, label: str) -> str:
+    try:
+        return task.content()
+    except (TypeError, ValueError) as error:
+        raise ConfigError(
+            f"environment {label}: task {task.id}: expected data and answer of plain JSON: {error}"
+        ) from error
+
+
 def _digest(content: Any) -> str:
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def _place(key: Any) -> float:
+    """A number from 0 to 1, as good as random: a function of the key alone."""
+    return int(_digest(key)[:8], 16) / 2**32

@@ -1,7 +1,9 @@
 """Games in text: what to show, how a reply is read, what counts as a turn.
 
 A game subclasses `TextGame` and says what its actions are called, what a position looks like, what an
-action does and what an expert would play; its settings subclass `TextGameSettings`.
+action does and what an expert would play; its settings subclass `TextGameSettings`. Its state is attributes
+that `__init__` makes from `task.data` and `apply` changes; a winning `apply` sets `self.solved = True`. A
+whole game stands in docs/environments.md.
 
     full style, thoughts on:   <think>The goal is below.</think><answer>Down || Right</answer>
     compact style:             <answer>D||R</answer>      or, with answer_tags off:      D||R
@@ -15,8 +17,8 @@ from __future__ import annotations
 import random
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
-from typing import Annotated, Literal, NamedTuple
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Annotated, Literal, NamedTuple, TypeVar
 
 from pydantic import Field
 
@@ -24,6 +26,8 @@ from silva.config.sections import Positive
 from silva.environments.episode import Episode
 from silva.environments.settings import EnvironmentSettings
 from silva.types import Message, Observation, Step, Task
+
+T = TypeVar("T")
 
 
 class TextGameSettings(EnvironmentSettings):
@@ -48,7 +52,8 @@ class TextGameSettings(EnvironmentSettings):
 
 
 class Outcome(NamedTuple):
-    """What one action did. `effective`: the position changed."""
+    """What one action did: its raw reward, whether the episode is over, whether the position changed
+    (`effective`), and a line to show before the new position."""
 
     reward: float = 0.0
     done: bool = False
@@ -57,7 +62,11 @@ class Outcome(NamedTuple):
 
 
 class TextGame(Episode, ABC):
-    """One episode of a game: a `Forkable` and `Scripted` environment."""
+    """One episode of a game: a `Forkable` and `Scripted` environment.
+
+    A subclass keeps its state in attributes that hold plain data (a fork copies them), draws luck from
+    `self.rng`, and sets `self.solved` when the game is won: evaluation counts that as success.
+    """
 
     reward_name = "score"
     settings: TextGameSettings
@@ -79,11 +88,11 @@ class TextGame(Episode, ABC):
 
     @abstractmethod
     def actions(self) -> Mapping[str, str]:
-        """Names of the actions -> their short form (the same where there is none)."""
+        """Names of the actions -> their short form (the same where there is none); at least one action."""
 
     @abstractmethod
     def apply(self, action: str) -> Outcome:
-        """Plays an action, given by its long name; sets `solved` when it wins the game."""
+        """Plays an action, given by its long name: changes the state, and sets `self.solved` if it wins."""
 
     @abstractmethod
     def expert_actions(self) -> Sequence[str]:
@@ -95,14 +104,15 @@ class TextGame(Episode, ABC):
         self._begin()
         if self.settings.style == "compact":
             return self._observe("")
-        return self._observe(f"{self.instructions()}\n{self._format_rules()}\n")
+        rules = self._expect(self.instructions(), str, "instructions()")
+        return self._observe(f"{rules}\n{self._format_rules()}\n")
 
     async def step(self, message: Message) -> Step:
         self._check_running()
         actions, all_valid = self.read(message)
         outcomes = []
         for action in actions[: min(self.settings.max_actions_per_turn, self.actions_left)]:
-            outcomes.append(self.apply(action))
+            outcomes.append(self._expect(self.apply(action), Outcome, f"apply({action!r})"))
             if outcomes[-1].done:
                 break
         self.actions_left -= max(len(outcomes), 1)
@@ -126,17 +136,24 @@ class TextGame(Episode, ABC):
         )
 
     def expert_reply(self) -> str:
-        return self.reply(list(self.expert_actions())[: self.settings.max_actions_per_turn])
+        actions, known = self.expert_actions(), self._actions()
+        names = list(actions) if isinstance(actions, Iterable) and not isinstance(actions, str) else []
+        if not names or any(name not in known for name in names):
+            raise TypeError(
+                f"{type(self).__name__}.expert_actions() returned {actions!r}: expected a list of one or "
+                f"more of {', '.join(known)}"
+            )
+        return self.reply(names[: self.settings.max_actions_per_turn])
 
     def random_reply(self, seed: int) -> str:
         """One action, uniformly; another in every turn of the same seed."""
         rng = random.Random(f"{seed}/{self.actions_left}")
-        return self.reply([rng.choice(list(self.actions()))])
+        return self.reply([rng.choice(list(self._actions()))])
 
     def reply(self, actions: Sequence[str]) -> str:
         """A reply in the expected format, as sampled (after the prefill, if there is one)."""
         compact = self.settings.style == "compact"
-        names = self.actions()
+        names = self._actions()
         separator = self.settings.separator if compact else f" {self.settings.separator} "
         text = separator.join(names[action] if compact else action for action in actions)
         text = f"<answer>{text}</answer>" if self.settings.answer_tags else text
@@ -155,14 +172,28 @@ class TextGame(Episode, ABC):
 
     def _actions_in(self, answer: str) -> tuple[list[str], bool]:
         parts = [part for part in answer.split(self.settings.separator) if part.strip()]
-        known = {_plain(name): long for long, short in self.actions().items() for name in (long, short)}
+        known = {_plain(name): long for long, short in self._actions().items() for name in (long, short)}
         actions = [known[_plain(part)] for part in parts if _plain(part) in known]
         return actions, bool(actions) and len(actions) == len(parts)
+
+    def _actions(self) -> Mapping[str, str]:
+        actions = self._expect(self.actions(), Mapping, "actions()")  # type: ignore[type-abstract]
+        if not actions:
+            raise TypeError(f"{type(self).__name__}.actions() returned no action: expected at least one")
+        return actions
+
+    def _expect(self, got: T, kind: type[T], call: str) -> T:
+        if not isinstance(got, kind):
+            article = "an" if kind.__name__[0] in "AEIOU" else "a"
+            raise TypeError(
+                f"{type(self).__name__}.{call} returned {got!r}: expected {article} {kind.__name__}"
+            )
+        return got
 
     def _observe(self, before: str) -> Observation:
         left = self.actions_left
         count = str(left) if self.settings.style == "compact" else f"Actions left: {left}."
-        text = f"{before}{self.render()}\n{count}"
+        text = f"{before}{self._expect(self.render(), str, 'render()')}\n{count}"
         return Observation((self.say(text),), prefill=self._prefill())
 
     def _feedback(self, outcomes: Sequence[Outcome]) -> str:
@@ -173,13 +204,13 @@ class TextGame(Episode, ABC):
         return "".join(f"{note}\n" for note in notes)
 
     def _format_rules(self) -> str:
-        name, *others = self.actions()
+        names = list(self._actions())
         several = self.settings.max_actions_per_turn > 1
-        answer = f"{name} {self.settings.separator} {others[0]}" if several else name
+        answer = f"{names[0]} {self.settings.separator} {names[:2][-1]}" if several else names[0]
         answer = f"<answer>{answer}</answer>" if self.settings.answer_tags else answer
         thought = "<think>your thoughts</think>" if self.settings.think else ""
         limit = f" At most {self.settings.max_actions_per_turn} actions a turn." if several else ""
-        return f"Actions: {', '.join(self.actions())}.{limit} Reply in this form: {thought}{answer}"
+        return f"Actions: {', '.join(names)}.{limit} Reply in this form: {thought}{answer}"
 
     def _prefill(self) -> str:
         if not self.settings.prefill:

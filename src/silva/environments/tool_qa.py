@@ -7,7 +7,6 @@
         return CENSUS[city]
 
     class Cities(ToolQA):
-        type: Literal["cities"] = "cities"
         eval_size: int = 20
 
         def questions(self):
@@ -16,12 +15,14 @@
         def tools(self):
             return [inhabitants]
 
-Reward 1 if every question of the episode is answered rightly, else 0; the first wrong answer ends it.
+Reward 1 if every question of the episode is answered rightly (see `grade`), else 0; the first wrong answer
+ends it. With `Question(..., calls=[ToolCall("inhabitants", {"city": city})])` the world can play itself.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import random
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
@@ -29,11 +30,12 @@ from pydantic import Field
 
 from silva.config.sections import Positive
 from silva.environments.episode import Episode
-from silva.environments.grading import exact_match, extract_answer, last_number, same_number
+from silva.environments.grading import as_number, exact_match, extract_answer, same_number
 from silva.environments.settings import EnvironmentSettings
 from silva.environments.tasks import Draft, listed
-from silva.errors import RecordError
-from silva.tools.function import ToolError, tool
+from silva.errors import CapabilityError, RecordError
+from silva.rendering.tool_calls import write_calls
+from silva.tools.function import ToolError, ToolException, tool
 from silva.types import Message, Observation, Step, Task, ToolCall
 
 if TYPE_CHECKING:
@@ -43,8 +45,12 @@ HIDDEN = "..."
 
 
 class Question(NamedTuple):
+    """`calls`: what an expert calls, one a turn, before it gives the answer. For scripted play alone; None:
+    there is no expert."""
+
     text: str
     answer: str
+    calls: Sequence[ToolCall] | None = None
 
 
 class ToolQA(EnvironmentSettings):
@@ -64,22 +70,33 @@ class ToolQA(EnvironmentSettings):
     """Characters of a tool result that are shown."""
 
     def questions(self) -> Sequence[Question | Sequence[Question]]:
-        """One entry an episode: a question, or several that are asked one after the other."""
+        """One entry an episode: a question, or several that are asked one after the other.
+
+        Entries that begin with the same question are all in one split. If some entry begins with a question
+        that others ask later, those are in its split too, or left out.
+        """
         raise TypeError(f"{type(self).__name__} must define questions()")
 
     def tools(self) -> Sequence[Callable[..., Any] | Tool]:
-        """Functions (docstring and type hints tell the model how to call them), or tools."""
+        """Functions whose docstring and type hints tell the model how to call them, or tools."""
         raise TypeError(f"{type(self).__name__} must define tools()")
 
     def grade(self, reply: str, answer: str) -> bool:
-        """Whether a reply is right: a number is compared with the last one of the reply, other answers
-        with the text of <answer>...</answer> or the whole reply, apart from case and punctuation."""
-        if exact_match(extract_answer(reply), answer):
-            return True
-        return _is_number(answer) and same_number(reply, answer)
+        """Whether a reply is right. What counts of it is the text of <answer>...</answer>, or all of it if it
+        has no such tag. If the answer is a number, the last number there must be equal to it; otherwise the
+        texts must be the same apart from case, spaces, quotes around them and a full stop at the end."""
+        given = extract_answer(reply)
+        return exact_match(given, answer) if as_number(answer) is None else same_number(given, answer)
 
     def taskset(self) -> TaskSet:
-        return listed(self, (draft(entry) for entry in self.questions()), self.builder())
+        chains = [[entry] if isinstance(entry, Question) else list(entry) for entry in self.questions()]
+        firsts = {chain[0][:2] for chain in chains}
+        # A question asked later means little without those before it, unless it also begins an episode.
+        drafts = [
+            draft(chain, [q[:2] for i, q in enumerate(chain) if i == 0 or q[:2] in firsts])
+            for chain in chains
+        ]
+        return listed(self, drafts, self.builder())
 
     def builder(self) -> Callable[[Task], ToolEpisode]:
         """What makes the episode of a task; the tools are shared by all of them."""
@@ -95,14 +112,19 @@ class ToolQA(EnvironmentSettings):
         return tool(entry, timeout=self.tool_timeout, max_chars=self.max_result_chars)
 
 
-def draft(entry: Question | Sequence[Question]) -> Draft:
-    """The draft of an episode that asks these questions."""
-    chain = [entry] if isinstance(entry, Question) else list(entry)
-    return Draft({"questions": [q.text for q in chain]}, [q.answer for q in chain])
+def draft(chain: Sequence[Question], keys: Sequence[Any]) -> Draft:
+    """The draft of an episode that asks these questions; `keys` as in `Draft`."""
+    data: dict[str, Any] = {"questions": [q.text for q in chain]}
+    if any(q.calls is not None for q in chain):
+        data["calls"] = [
+            None if q.calls is None else [{"name": c.name, "arguments": dict(c.arguments)} for c in q.calls]
+            for q in chain
+        ]
+    return Draft(data, [q.answer for q in chain], keys)
 
 
 class ToolEpisode(Episode):
-    """A `Forkable` environment: asks, runs the tools that are called, grades the answers."""
+    """A `Forkable` and `Scripted` environment: asks, runs the tools that are called, grades the answers."""
 
     settings: ToolQA
 
@@ -111,7 +133,7 @@ class ToolEpisode(Episode):
         self.tools = {one.spec.name: one for one in tools}
         self.calls_left = settings.max_tool_calls
         self.question = 0  # index of the one that is open
-        self.called = False  # a tool ran since it was asked
+        self.called = 0  # tools that ran since it was asked
         self.history: list[Message] = []
 
     async def reset(self) -> Observation:
@@ -131,10 +153,38 @@ class ToolEpisode(Episode):
             return Step(self._append(self.say("Call a tool before you answer.")), {"correct": 0.0})
         return self._judge(message)
 
+    def expert_reply(self) -> str:
+        """The next of the question's calls, as JSON in <tool_call> (Hermes), or its answer after the last.
+
+        Raises:
+            CapabilityError: the question came without `calls`.
+        """
+        calls = self._expert_calls()
+        if self.called < len(calls):
+            return write_calls([ToolCall(**calls[self.called])], "hermes")
+        return self.task.answer[self.question]
+
+    def random_reply(self, seed: int) -> str:
+        """A number, or letters, of about the right length."""
+        rng, answer = random.Random(f"{seed}/{self.question}"), self.task.answer[self.question]
+        if as_number(answer) is not None:
+            return str(rng.randrange(10 ** len(answer.lstrip("-"))))
+        return "".join(rng.choice("abcdefghijklmnopqrstuvwxyz") for _ in answer)
+
+    def _expert_calls(self) -> list[dict[str, Any]]:
+        calls = self.task.data.get("calls") or [None] * len(self.task.answer)
+        if self.tools and calls[self.question] is None:
+            raise CapabilityError(
+                f"environment {self.settings.label}: no expert for the question "
+                f"{self.task.data['questions'][self.question]!r}, it has no calls; expected Question(text, "
+                "answer, calls=[ToolCall(name, arguments)]), or calls=[] if it needs no tool"
+            )
+        return calls[self.question] if self.tools else []
+
     async def _use_tools(self, message: Message) -> Step:
         if self.calls_left == 0:
             return self._final(truncated=True)
-        results, failed = [], 0
+        results, failed, raised = [], 0, 0
         for error in message.errors:
             results.append(self.say(f"Error: {error}", "tool"))
             failed += 1
@@ -148,16 +198,21 @@ class ToolEpisode(Episode):
             except ToolError as error:
                 text = f"Error: {error}"
                 failed += 1
+                raised += isinstance(error, ToolException)
             results.append(self.say(text, "tool", call.name))
         self.calls_left = max(self.calls_left, 0)
-        metrics = {"tool_calls": float(len(results)), "tool_errors": float(failed)}
+        metrics = {
+            "tool_calls": float(len(results)),
+            "tool_errors": float(failed),
+            "tool_exceptions": float(raised),
+        }
         return Step(self._observe_results(results), {"correct": 0.0}, metrics=metrics)
 
     async def _call(self, call: ToolCall) -> str:
         if call.name not in self.tools:
             raise ToolError(f"no tool called {call.name!r}: there is {', '.join(self.tools) or 'none'}")
         result = await self.tools[call.name](call.arguments)
-        self.called = True
+        self.called += 1
         return result
 
     def _judge(self, message: Message) -> Step:
@@ -165,7 +220,7 @@ class ToolEpisode(Episode):
         if not self.settings.grade(reply, self.task.answer[self.question]):
             return self._final()
         self.question += 1
-        self.called = False
+        self.called = 0
         if self.question == len(self.task.answer):
             return self._final(solved=True)
         return Step(self._append(self.say(self.task.data["questions"][self.question])), {"correct": 0.0})
@@ -194,8 +249,3 @@ class ToolEpisode(Episode):
 
     def _shared(self) -> tuple[Any, ...]:
         return (*super()._shared(), *self.tools.values())
-
-
-def _is_number(answer: str) -> bool:
-    text = answer.strip()
-    return last_number(text) is not None and not text.strip("-−0123456789.,")

@@ -1,14 +1,22 @@
 """Held-out evaluation: every episode of the eval split, with a sampling and seeds of its own.
 
 The seeds depend on the run's seed, the task and the sample alone, so evaluations before and after training
-are paired. Failed episodes are counted apart and enter no mean. Not here: when to evaluate.
+are paired. What an episode counts as:
+
+    it came to an end, or to its last turn        its success and its reward
+    it met a limit (context, tokens, time of      not solved, with the reward it had collected until then
+    a step): the policy is answerable for it
+    no result, or one that must not be used       tried again as in training (`redo`), then left out
+
+Episodes that are left out are counted, and every share comes with the bounds between which it would be with
+them: all of them failed, all of them solved. Not here: when to evaluate.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -20,33 +28,105 @@ from silva.protocols import TaskSet
 from silva.rendering.renderer import Renderer
 from silva.rollouts.actors import Actor
 from silva.rollouts.episode import play
+from silva.rollouts.faults import UNWATCHED, Watch, tally
 from silva.types import Task, Trajectory
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """What came out for one environment."""
+    """What came out for one environment.
+
+    estimates: by metric: success (if the environment reports it), reward, pass@k; empty if every episode is
+        left out.
+    bounds: (low, high) by metric, of shares alone: nobody knows the range of a reward.
+    """
 
     environment: str
-    estimates: Mapping[str, Estimate]  # metric -> estimate: success, reward, pass@k
+    estimates: Mapping[str, Estimate]
+    bounds: Mapping[str, tuple[float, float]]
     episodes: tuple[tuple[Task, Trajectory], ...]
 
     @property
-    def failed(self) -> int:
-        return sum(t.failure is not None for _, t in self.episodes)
+    def left_out(self) -> int:
+        return sum(not counts(t) for _, t in self.episodes)
 
     def rows(self) -> list[dict[str, Any]]:
         """As they stand in summary.json."""
-        return [
-            {"environment": self.environment, "metric": metric, "mean": e.mean, "ci_low": e.ci_low,
-             "ci_high": e.ci_high, "n": e.n}
-            for metric, e in self.estimates.items()
-        ]  # fmt: skip
+        if not self.estimates:
+            return [self._row("reward", None)]
+        return [self._row(metric, estimate) for metric, estimate in self.estimates.items()]
+
+    def note(self) -> str:
+        """How many episodes are left out and why; "" if none is."""
+        if not self.left_out:
+            return ""
+        why = tally(t.error for _, t in self.episodes if not counts(t))
+        return (
+            f"{self.environment}: {self.left_out} of {len(self.episodes)} held-out episodes gave no usable "
+            f"result and are left out: {why}"
+        )
+
+    def _row(self, metric: str, found: Estimate | None) -> dict[str, Any]:
+        low, high = self.bounds.get(metric, (None, None))
+        return {
+            "environment": self.environment, "metric": metric,
+            "mean": found and found.mean, "ci_low": found and found.ci_low,
+            "ci_high": found and found.ci_high, "n": found.n if found else 0,
+            "left_out": self.left_out, "bound_low": low, "bound_high": high,
+        }  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Standing:
+    """What the best evaluation of a run is chosen by. A share counts with its lower bound, so that episodes
+    which are left out never help.
+
+    worlds: how many environments are judged by success, the others being judged by their mean reward.
+    value: the mean over all environments.
+    left_out: episodes left out in environments that are judged by a reward: it has no lower bound.
+    """
+
+    worlds: int
+    value: float
+    left_out: int
+
+    def beats(self, other: Standing | None) -> bool:
+        """A success that is reported for the first time makes earlier rewards incomparable, and wins."""
+        if other is None:
+            return True
+        return self.left_out <= other.left_out and (self.worlds, self.value) > (other.worlds, other.value)
+
+
+def standing(evaluations: Sequence[Evaluation]) -> Standing | None:
+    """None if all episodes of an environment are left out: nothing can be said then."""
+    if not all(e.estimates for e in evaluations):
+        return None
+    shares = [e.bounds["success"][0] for e in evaluations if "success" in e.estimates]
+    others = [e for e in evaluations if "success" not in e.estimates]
+    values = shares + [e.estimates["reward"].mean for e in others]
+    return Standing(len(shares), sum(values) / len(values), sum(e.left_out for e in others))
+
+
+def counts(trajectory: Trajectory) -> bool:
+    """Whether the episode says something of the policy."""
+    return trajectory.failure is None or trajectory.limited
 
 
 def success(trajectory: Trajectory) -> float:
     """1 or 0; an episode cut off before its environment decided is no success."""
-    return float(trajectory.metrics.get("success", 0.0) >= 1.0)
+    return float(trajectory.failure is None and trajectory.metrics.get("success", 0.0) >= 1.0)
+
+
+def reports_success(trajectories: Iterable[Trajectory]) -> bool:
+    """Whether the environment of these episodes has a notion of success: one of them reports it.
+
+    If all were cut off before their environment ended them there is nothing to tell it by. They are no
+    successes then, as those of an environment that reports it at the end.
+    """
+    played = list(trajectories)
+    if any("success" in t.metrics for t in played):
+        return True
+    return not any(t.failure is None and t.stop_reason in ("terminated", "truncated") for t in played)
 
 
 def records(evaluations: Sequence[Evaluation]) -> list[dict[str, Any]]:
@@ -62,10 +142,16 @@ async def evaluate(
     limits: Limits,
     *,
     seed: int,
+    redo: int = 1,
     on_episode: Callable[[int, int, str], None] = lambda done, total, environment: None,
+    watch: Watch = UNWATCHED,
     concurrency: int = 256,
 ) -> list[Evaluation]:
-    """Play `settings.tasks` held-out tasks of every environment, `settings.samples_per_task` times each."""
+    """Play `settings.tasks` held-out tasks of every environment, `settings.samples_per_task` times each.
+
+    Args:
+        redo: how often an episode that gave no result is tried again.
+    """
     k = settings.samples_per_task
     jobs = [
         (label, taskset, task, sample)
@@ -77,16 +163,21 @@ async def evaluate(
 
     async def one(label: str, taskset: TaskSet, task: Task, sample: int) -> Trajectory:
         nonlocal done
+        first = derive(seed, "eval", label, task.id, sample)
         async with places:
-            trajectory = await play(
-                replace(task, seed=derive(task.seed, sample)),
-                taskset,
-                actor,
-                renderer,
-                limits,
-                id=f"eval:{task.id}/{sample}",
-                seed=derive(seed, "eval", label, task.id, sample),
-            )
+            for attempt in range(redo + 1):
+                trajectory = await play(
+                    task,
+                    taskset,
+                    actor,
+                    renderer,
+                    limits,
+                    id=f"eval:{task.id}/{sample}",
+                    seed=derive(first, attempt) if attempt else first,
+                    watch=watch,
+                )
+                if trajectory.failure != "redo":
+                    break
         done += 1
         on_episode(done, len(jobs), label)
         return trajectory
@@ -105,20 +196,33 @@ async def evaluate(
 def _evaluation(label: str, episodes: Sequence[tuple[Task, Trajectory]], k: int) -> Evaluation:
     by_task: dict[str, list[Trajectory]] = {}
     for task, trajectory in episodes:
-        if trajectory.failure is None:
-            by_task.setdefault(task.id, []).append(trajectory)
-    if not by_task:
-        return Evaluation(label, {}, tuple(episodes))
-    solved = [np.array([success(t) for t in ts]) for ts in by_task.values()]
-    estimates = {
-        "success": estimate(solved),
-        "reward": estimate([np.array([t.raw_reward for t in ts]) for ts in by_task.values()]),
+        by_task.setdefault(task.id, []).append(trajectory)
+    usable = [[t for t in ts if counts(t)] for ts in by_task.values() if any(map(counts, ts))]
+    if not usable:
+        return Evaluation(label, {}, {}, tuple(episodes))
+    rewards = {"reward": estimate([np.array([t.raw_reward for t in ts]) for ts in usable])}
+    if not reports_success(t for ts in usable for t in ts):
+        return Evaluation(label, rewards, {}, tuple(episodes))
+    shares = _shares([[success(t) for t in ts] for ts in usable], k)
+    low, high = (
+        _shares([[success(t) if counts(t) else left for t in ts] for ts in by_task.values()], k)
+        for left in (0.0, 1.0)
+    )
+    found = {metric: estimate(values) for metric, values in shares.items()}
+    bounds = {metric: (_mean(low[metric]), _mean(high[metric])) for metric in found}
+    return Evaluation(label, {"success": found.pop("success"), **rewards, **found}, bounds, tuple(episodes))
+
+
+def _shares(solved: Sequence[Sequence[float]], k: int) -> dict[str, list[np.ndarray]]:
+    """By metric, the samples of each task. Tasks without all their k samples have no pass@k."""
+    shares = {"success": [np.array(values) for values in solved]}
+    whole = [values for values in solved if len(values) == k]
+    sizes = [size for size in dict.fromkeys((k // 2, k)) if size > 1 and whole]
+    return shares | {
+        f"pass@{size}": [np.array([pass_at_k(k, int(sum(values)), size)]) for values in whole]
+        for size in sizes
     }
-    whole = [s for s in solved if len(s) == k]
-    if k > 1 and whole:
-        for size in dict.fromkeys((k // 2, k)):
-            if size > 1:
-                estimates[f"pass@{size}"] = estimate(
-                    [np.array([pass_at_k(k, int(s.sum()), size)]) for s in whole]
-                )
-    return Evaluation(label, estimates, tuple(episodes))
+
+
+def _mean(values_by_task: Sequence[np.ndarray]) -> float:
+    return float(np.mean([values.mean() for values in values_by_task]))

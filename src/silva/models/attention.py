@@ -5,6 +5,9 @@ attention never looks, so no mask is needed. With `packed` the tokens of many se
 `packed` says who sees whom: a step of the engine over its cache (kv_cache.py), or a trie in training
 (trie_attention.py). Everything else of a model runs token by token through transformers unchanged, for every
 family that lets its attention be replaced.
+
+What a family adds to attention (a soft cap, sinks) reaches `attend` as an argument. An unknown argument is
+refused: without it another model would be sampled and trained.
 """
 
 from __future__ import annotations
@@ -15,7 +18,16 @@ import torch
 import torch.nn.functional as F
 from transformers import AttentionInterface
 
+from silva.errors import ModelError
+
 NAME = "silva"
+HARMLESS = {
+    "position_ids": "positions are in the queries and keys already",
+    "sliding_window": "the context is at most the window (loading.py)",
+    "use_cache": "keys and values stay with `packed`",
+    "output_attentions": "nothing here asks for them",
+}
+"""Arguments that change nothing here, with the reason."""
 
 
 class Packed(Protocol):
@@ -33,9 +45,19 @@ def attend(
     scaling: float | None = None,
     dropout: float = 0.0,
     packed: Packed | None = None,
-    **_: Any,
+    **others: Any,
 ) -> tuple[torch.Tensor, None]:
-    """query [B, heads, T, d], key and value [B, kv_heads, T, d] -> [B, T, heads, d]."""
+    """query [B, heads, T, d], key and value [B, kv_heads, T, d] -> [B, T, heads, d].
+
+    Raises:
+        ModelError: a mask, or another argument that may change the result.
+    """
+    _refuse_unknown(module, attention_mask=attention_mask, **others)
+    if packed is None and query.shape[2] != key.shape[2]:
+        raise ModelError(
+            f"got {query.shape[2]} queries for {key.shape[2]} keys, expected as many of both: "
+            "this model has no cache of transformers; call it with use_cache=False"
+        )
     scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
     if packed is not None:
         return packed.attend(int(module.layer_idx), query, key, value, scaling), None  # type: ignore[arg-type]
@@ -49,6 +71,18 @@ def attend(
         enable_gqa=query.shape[1] != key.shape[1],
     )
     return out.transpose(1, 2), None
+
+
+def _refuse_unknown(module: torch.nn.Module, **arguments: Any) -> None:
+    for name, value in arguments.items():
+        if value is None or name in HARMLESS:
+            continue
+        family = getattr(getattr(module, "config", None), "model_type", type(module).__name__)
+        shown = f"a tensor of {list(value.shape)}" if torch.is_tensor(value) else repr(value)
+        raise ModelError(
+            f"the attention of the family {family} takes {name} = {shown}, which Silva's attention does not "
+            "compute, so it would sample and train another model; expected plain causal attention"
+        )
 
 
 AttentionInterface.register(NAME, attend)

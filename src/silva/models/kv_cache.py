@@ -8,15 +8,15 @@ left of it is copied.
     row 0   | block 0 | block 1 | 90 positions              owners ()
     row 1   |    (0)  |    (0)  | 90 copied, then its own   owners (0, 0): two blocks of row 0
 
-Because every operation on a token's row
-of numbers is independent of the rows beside it (measured: GEMM rows under MKL_CBWR=...,STRICT; activations
-as in activation.py; attention as below), what the cache holds is a function of the tokens alone: reusing,
-evicting or recomputing a prefix changes time, never results.
+Every operation on a token's row of numbers gives the same bits whatever rows are beside it: matrix products
+under the rules that same_bits.py has probed, activations as in activation.py, attention as below. So what the
+cache holds is a function of the tokens alone: reusing, evicting or recomputing a prefix changes time, never
+results.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,14 +25,10 @@ import torch
 import torch.nn.functional as F
 
 from silva.models.memory import lazy_zeros
+from silva.models.same_bits import BLOCK, LANES, RowRules
 
-# Sums over positions are cut at absolute multiples of BLOCK: longer sums are regrouped by the GEMM kernels
-# depending on how much padding follows. LANES pads the last block for the vectorised softmax.
-BLOCK, LANES = 256, 64
 # Spans of up to this many tokens are attended together, filled up to the longest of them.
 SHORT = 64
-# Matrix products of fewer multiplications than this go to a loop of torch's own, which rounds differently.
-SMALL = 400
 # No tokens: where a row has none, and one that no row has.
 FREE, NOTHING = -1, -2
 
@@ -70,10 +66,12 @@ class KvCache:
     """Storage and prefix lookup. Memory grows with use, up to `rows` sequences of `context` tokens.
 
     `outputs` are the final hidden states, some 5 % on top of keys and values: with them a prompt that is
-    known to its last token needs no computing at all.
+    known to its last token needs no computing at all. `rules` say how steps over this cache are filled up;
+    before they are probed nothing is.
     """
 
     def __init__(self, config: Any, *, rows: int, context: int, dtype: torch.dtype, device: torch.device):
+        self.rules = RowRules(lanes=LANES if device.type == "cpu" else BLOCK, hold=False)
         text = config.get_text_config()
         self.heads = text.num_attention_heads
         self.kv_heads = getattr(text, "num_key_value_heads", None) or self.heads
@@ -82,7 +80,6 @@ class KvCache:
         self.width = text.hidden_size
         self.context = context
         self.dtype, self.device = dtype, device
-        self.unit = LANES if device.type == "cpu" else BLOCK  # memory of a row grows in multiples of it
         self.rows = [Row(self, i) for i in range(rows)]
         self.tokens = np.full((rows, 1), FREE)  # of every row; the last column is always free
         self.keys: list[torch.Tensor] = []  # a layer: [rows, kv_heads, T, d]
@@ -201,7 +198,7 @@ class KvCache:
             rows = min(len(self.rows), max(rows, 2 * have_rows))
         if length > have_length:
             length = min(self.context, max(length, have_length * 3 // 2))
-            length = _padded(length, self.unit)
+            length = _padded(length, self.rules.lanes)
         rows, length = max(rows, have_rows), max(length, have_length)
         for stores in (self.keys, self.values, self.outputs):
             for i, old in enumerate(stores):
@@ -216,6 +213,9 @@ class KvCache:
 class PackedStep:
     """Attention of one packed step: the new tokens of many rows, one span a row.
 
+    The step goes through the model as `size` tokens: the real ones first, then as many as `KvCache.rules` ask
+    for, whose states mean nothing. `rows` [count] are those of the real ones, `positions` [size] of all.
+
     Spans of like length in rows that lie side by side are attended together: all that decode, and all
     short spans (the next turns of dialogues); a long one is attended on its own.
     """
@@ -224,7 +224,10 @@ class PackedStep:
         self.cache = cache
         counts = np.array([s.stop - s.start for s in spans])
         rows = np.repeat([s.row for s in spans], counts)
-        positions = np.concatenate([np.arange(s.start, s.stop) for s in spans])
+        self.count = len(rows)
+        self.size = cache.rules.linear.padded(self.count)
+        positions = np.zeros(self.size, np.int64)
+        positions[: self.count] = np.concatenate([np.arange(s.start, s.stop) for s in spans])
         self.rows = torch.from_numpy(rows).to(cache.device)
         self.positions = torch.from_numpy(positions).to(cache.device)
         offsets = np.cumsum(counts) - counts
@@ -233,18 +236,41 @@ class PackedStep:
             for part in _together(cache, spans)
         ]
 
+    def compute(
+        self, decoder: Callable[[torch.Tensor, PackedStep], torch.Tensor], tokens: np.ndarray
+    ) -> torch.Tensor:
+        """Send the tokens [count] through a `decoder.Decoder`; keys, values and outputs go into the cache.
+
+        Returns:
+            [count, D], the last hidden states.
+        """
+        filled = np.zeros(self.size, np.int64)
+        filled[: self.count] = tokens
+        states = decoder(torch.from_numpy(filled).to(self.cache.device), self)[: self.count]
+        self.cache.outputs[0][self.rows, 0, self.positions[: self.count]] = states
+        return states
+
     def attend(
         self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scaling: float
     ) -> torch.Tensor:
-        """query [1, heads, N, d], key and value [1, kv_heads, N, d] -> [1, N, heads, d]."""
+        """query [1, heads, size, d], key and value [1, kv_heads, size, d] -> [1, size, heads, d]."""
         query, key, value = (part[0].transpose(0, 1) for part in (query, key, value))
         return self.attend_rows(layer, query, key, value, scaling)[None]
 
     def attend_rows(
         self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scaling: float
     ) -> torch.Tensor:
-        """query [N, heads, d], key and value [N, kv_heads, d] -> [N, heads, d]."""
-        keys, values = self.cache.store(layer, self.rows, self.positions, key, value)
+        """query [size, heads, d], key and value [size, kv_heads, d] -> [size, heads, d]."""
+        filled, real = self.size - self.count, slice(self.count)
+        if filled:
+            query, key, value = query[real], key[real], value[real]
+        out = self._attend(layer, query, key, value, scaling)
+        return F.pad(out, (0, 0, 0, 0, 0, filled)) if filled else out
+
+    def _attend(
+        self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scaling: float
+    ) -> torch.Tensor:
+        keys, values = self.cache.store(layer, self.rows, self.positions[: self.count], key, value)
         heads, d = query.shape[1:]
         kv = key.shape[1]
         out = query.new_empty(query.shape)
@@ -260,7 +286,7 @@ class PackedStep:
             for b in range(run.own, run.bias.shape[-1], BLOCK):
                 block = slice(b, min(b + BLOCK, run.bias.shape[-1]))
                 pairs.append((keys[run.rows, :, block], values[run.rows, :, block]))
-            o = blocked_attention(mine, pairs, run.bias, scaling)
+            o = blocked_attention(mine, pairs, run.bias, scaling, self.cache.rules)
             o = o.view(rows, kv, heads // kv, count, d).permute(0, 3, 1, 2, 4).reshape(-1, heads, d)
             if run.whole:
                 return o
@@ -273,6 +299,7 @@ def blocked_attention(
     blocks: Sequence[tuple[torch.Tensor, torch.Tensor]],
     bias: torch.Tensor,
     scaling: float,
+    rules: RowRules,
 ) -> torch.Tensor:
     """Softmax attention whose every query row has the same bits for any batch, padding or chunking.
 
@@ -281,33 +308,43 @@ def blocked_attention(
         blocks: keys and values of BLOCK positions each (the last: a multiple of LANES), [B, kv, L, d], or
             [kv, L, d] where all of the batch share them: then they are read once.
         bias: [B or 1, 1, Q or 1, T] of 0 and -inf.
+        rules: how queries and matrices are filled up for that.
 
     Returns:
         [B, kv, Q, d]
     """
     count = query.shape[2]
-    least = max(2, -(-SMALL // (LANES * query.shape[3])))  # a single query is a vector: another kernel
-    missing = least - count
-    if missing > 0:
+    missing = rules.attention.padded(count) - count
+    if missing:
         query = F.pad(query, (0, 0, 0, missing))
-        bias = F.pad(bias, (0, 0, 0, missing if bias.shape[2] > 1 else 0))
-    scores = [_product(query, key.transpose(-1, -2)) for key, _ in blocks]
+        if bias.shape[2] > 1:
+            bias = F.pad(bias, (0, 0, 0, missing))
+    scores = [_product(query, key.transpose(-1, -2), rules.matrices) for key, _ in blocks]
     weights = (scores[0] if len(scores) == 1 else torch.cat(scores, -1)).mul_(scaling).add_(bias)
     weights = weights.softmax(-1, dtype=torch.promote_types(weights.dtype, torch.float32))
     parts = weights.to(query.dtype).split(BLOCK, -1)
-    out = _product(parts[0], blocks[0][1])
+    out = _product(parts[0], blocks[0][1], rules.matrices)
     for part, (_, value) in zip(parts[1:], blocks[1:], strict=True):
-        out += _product(part, value)
+        out += _product(part, value, rules.matrices)
     return out[:, :, :count]
 
 
-def _product(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+def _product(x: torch.Tensor, y: torch.Tensor, matrices: int) -> torch.Tensor:
     """[B, kv, Q, n] @ [B, kv, n, m], or @ [kv, n, m] of all the batch: [B, kv, Q, m]."""
     rows, kv, count, n = x.shape
     if y.ndim == 4:
-        return torch.bmm(x.flatten(0, 1), y.flatten(0, 1)).view(rows, kv, count, -1)
+        return _bmm(x.flatten(0, 1), y.flatten(0, 1), matrices).view(rows, kv, count, -1)
     folded = x.transpose(0, 1).reshape(kv, rows * count, n)
-    return torch.bmm(folded, y).view(kv, rows, count, -1).transpose(0, 1)
+    return _bmm(folded, y, matrices).view(kv, rows, count, -1).transpose(0, 1)
+
+
+def _bmm(x: torch.Tensor, y: torch.Tensor, matrices: int) -> torch.Tensor:
+    """[M, Q, n] @ [M, n, m], computed as at least `matrices` products."""
+    given = len(x)
+    if given < matrices:
+        x = F.pad(x, (0, 0, 0, 0, 0, matrices - given))
+        y = torch.cat([y, y[:1].expand(matrices - given, -1, -1)])
+    return torch.bmm(x, y)[:given]
 
 
 @dataclass(frozen=True)
@@ -321,7 +358,7 @@ class _Run:
     real: torch.Tensor  # [N'] the slots that hold a token
     places: torch.Tensor  # [N'] and its place
     whole: bool  # the slots are the packed step
-    bias: torch.Tensor  # [rows, 1, heads per kv * count, T]
+    bias: torch.Tensor  # [rows, 1, heads per kv * count, or 1 for all, T]
 
     @property
     def own(self) -> int:
@@ -362,8 +399,10 @@ def _run(cache: KvCache, spans: Sequence[Span], offsets: Sequence[int], tokens: 
         index[here] = np.arange(offset, offset + span.stop - span.start)
         seen[here] = np.arange(span.start + 1, span.stop + 1)
         real[here] = True
-    length = _padded(max(s.stop for s in spans))
-    hidden = np.arange(length) >= np.tile(seen, (1, cache.heads // cache.kv_heads))[:, :, None]
+    length = _padded(max(s.stop for s in spans), cache.rules.lanes)
+    if count > 1:  # a single token's heads see the same
+        seen = np.tile(seen, (1, cache.heads // cache.kv_heads))
+    hidden = np.arange(length) >= seen[:, :, None]
     bias = torch.zeros(hidden.shape, dtype=cache.dtype).masked_fill_(torch.from_numpy(hidden), float("-inf"))
     filled = np.flatnonzero(real)
     places = index.ravel()[filled]
@@ -379,5 +418,5 @@ def _run(cache: KvCache, spans: Sequence[Span], offsets: Sequence[int], tokens: 
     )
 
 
-def _padded(length: int, unit: int = LANES) -> int:
+def _padded(length: int, unit: int) -> int:
     return -(-length // unit) * unit

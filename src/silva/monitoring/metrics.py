@@ -16,6 +16,10 @@ from typing import Any
 from silva.errors import RecordError
 from silva.ports import FILES
 
+BOUNDS = ("_ci_low", "_ci_high", "_bound_low", "_bound_high")
+EVAL_DETAILS = (*BOUNDS, "/left_out")
+"""Ends of keys under eval/ that say more about a mean: its interval, and what is left out of it."""
+
 
 def append_metrics(path: Path, step: int, metrics: Mapping[str, float]) -> None:
     """Append one row and sync it. OSError where the disk does not take it."""

@@ -13,7 +13,7 @@ called from any thread. What is not here: measuring anything, the summary and th
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 from types import TracebackType
@@ -24,7 +24,7 @@ from rich.console import Console
 from silva.config.sections import Monitoring
 from silva.monitoring.metrics import TensorBoard, append_metrics, truncate_metrics
 from silva.monitoring.rollouts import RolloutRow, write_rollouts
-from silva.monitoring.terminal import Progress, make_terminal, stage_text
+from silva.monitoring.terminal import Progress, Silent, make_terminal, stage_text
 from silva.monitoring.watchdog import Watchdog
 from silva.ports import CLOCK, FILES
 
@@ -64,7 +64,7 @@ class Monitor:
         self._directory.mkdir(parents=True, exist_ok=True)
         if self._resume_step is not None:
             rewind(self._directory, self._resume_step)
-        self._terminal.start()
+        self._show(lambda: self._terminal.start())
         if self._settings.tensorboard:
             first = None if self._resume_step is None else self._resume_step + 1
             self._tensorboard = TensorBoard(
@@ -87,21 +87,21 @@ class Monitor:
         if self._tensorboard is not None:
             self._tensorboard.close()
         with self._show_lock:
-            self._terminal.close()
+            self._show(lambda: self._terminal.close())
 
     def stage(self, name: str, done: int = 0, total: int = 0, waiting_for: str = "") -> None:
         """A sign of life: stage `name` has done `done` of `total` and waits for `waiting_for`."""
         self._watchdog.beat()
         with self._show_lock:
             self._progress.set_stage(name, done, total, waiting_for)
-            self._terminal.stage()
+            self._show(lambda: self._terminal.stage())
 
     def message(self, text: str, level: Level = "info") -> None:
         """Show a message and write it to run.log."""
         with self._show_lock:
             self.log(text, level)
             self._progress.messages.append((level, text))
-            self._terminal.message(text, level)
+            self._show(lambda: self._terminal.message(text, level))
 
     def step(self, step: int, metrics: Mapping[str, float]) -> None:
         """Record the numbers of one step (or of its evaluation); a sign of life. See metrics.py for keys."""
@@ -112,7 +112,7 @@ class Monitor:
                 self._tensorboard.step(step, metrics)
         with self._show_lock:
             self._progress.set_step(step, metrics)
-            self._terminal.step(step, metrics)
+            self._show(lambda: self._terminal.step(step, metrics))
 
     def rollouts(self, step: int, rows: Sequence[RolloutRow]) -> None:
         """Write the rollouts of one step, where `settings.rollouts` asks for it.
@@ -142,7 +142,15 @@ class Monitor:
             )
         except OSError as error:  # the message still reaches the terminal; a full disk must not hide why
             self._log_works = False
-            self._terminal.message(f"run.log cannot be written: {error}", "warning")
+            complaint = f"run.log cannot be written: {error}"
+            self._show(lambda: self._terminal.message(complaint, "warning"))
+
+    def _show(self, call: Callable[[], None]) -> None:
+        """A terminal that was closed, or a pipe that nobody reads, does not end the run."""
+        try:
+            call()
+        except (OSError, SystemExit):  # rich turns a broken pipe into SystemExit
+            self._terminal = Silent()
 
 
 def rewind(directory: Path, step: int) -> None:

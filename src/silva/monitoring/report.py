@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from silva.errors import RecordError
-from silva.monitoring.metrics import read_metrics
+from silva.monitoring.metrics import BOUNDS, EVAL_DETAILS, read_metrics
 from silva.monitoring.report_rollouts import sample_rollouts
 from silva.monitoring.summary import finite
 from silva.ports import FILES
@@ -32,6 +32,8 @@ MAX_POINTS = 1500  # of one curve; longer runs show means of neighbouring steps
 
 CHARTS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("Held-out success (95 % interval)", ("eval/*/success",)),
+    ("Held-out reward (95 % interval)", ("eval/*/reward",)),
+    ("Held-out episodes left out", ("eval/*/left_out",)),
     ("Reward", ("reward/raw", "reward/shaped")),
     ("Raw reward by environment", ("reward/*/raw",)),
     ("Success in training", ("success/",)),
@@ -147,7 +149,7 @@ def _headline(metrics: Sequence[Row], summary: Row | None, settings: Row) -> dic
 def _evaluations(row: Row) -> list[dict[str, Any]]:
     found = []
     for key, value in row.items():
-        if key.startswith("eval/") and not key.endswith(("_ci_low", "_ci_high")) and value is not None:
+        if key.startswith("eval/") and not key.endswith(EVAL_DETAILS) and value is not None:
             environment, _, metric = key.removeprefix("eval/").rpartition("/")
             found.append(
                 {
@@ -156,6 +158,9 @@ def _evaluations(row: Row) -> list[dict[str, Any]]:
                     "mean": value,
                     "ci_low": row.get(key + "_ci_low"),
                     "ci_high": row.get(key + "_ci_high"),
+                    "left_out": row.get(f"eval/{environment}/left_out", 0),
+                    "bound_low": row.get(key + "_bound_low"),
+                    "bound_high": row.get(key + "_bound_high"),
                     "step": row["step"],
                 }
             )
@@ -165,7 +170,7 @@ def _evaluations(row: Row) -> list[dict[str, Any]]:
 def _charts(metrics: Sequence[Row]) -> list[dict[str, Any]]:
     """The charts of CHARTS that have data, then one for every other metric (marked `more`)."""
     keys = sorted({key for row in metrics for key in row if key not in ("step", "nonfinite")})
-    bounds = {key for key in keys if key.endswith(("_ci_low", "_ci_high"))}
+    bounds = {key for key in keys if key.endswith(BOUNDS)}
     left = [key for key in keys if key not in bounds]
     charts: list[dict[str, Any]] = []
     for title, patterns in CHARTS:

@@ -15,6 +15,7 @@ SUMMARY_KEYS: Mapping[str, str] = {
     "eval_before": "held-out results before training: list of evaluations (EVALUATION_KEYS)",
     "eval_after": "held-out results after training: list of evaluations (EVALUATION_KEYS)",
     "steps": "training steps done, those before a resume included",
+    "steps_trained": "those of them in which some token had an advantage other than 0",
     "tokens_generated": "tokens sampled by the policy",
     "tokens_trained": "tokens the trainer ran forward and backward",
     "seconds": "wall-clock seconds by phase: {phase: seconds}",
@@ -28,10 +29,13 @@ SUMMARY_KEYS: Mapping[str, str] = {
 EVALUATION_KEYS: Mapping[str, str] = {
     "environment": "name of the environment",
     "metric": "what was measured, such as success or pass@4",
-    "mean": "its mean over the held-out tasks",
+    "mean": "its mean over the held-out tasks; null if every episode is left out",
     "ci_low": "lower end of the 95 % interval",
     "ci_high": "upper end of the 95 % interval",
-    "n": "episodes measured",
+    "n": "tasks measured",
+    "left_out": "episodes of the environment that gave no usable result; they enter no mean",
+    "bound_low": "the mean if all of them had failed; null for a reward",
+    "bound_high": "the mean if all of them had been solved; null for a reward",
 }
 
 

@@ -18,6 +18,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from silva.monitoring.metrics import EVAL_DETAILS
 from silva.ports import CLOCK
 
 Mode = Literal["auto", "live", "plain", "off"]
@@ -80,8 +81,14 @@ class Progress:
 
     def eval_texts(self) -> list[str]:
         """One text per environment: name, mean and 95 % interval."""
-        keys = [k for k in sorted(self.evals) if not k.endswith(("_ci_low", "_ci_high"))]
-        return [_eval_text(key, self.evals) for key in keys]
+        keys = [k for k in sorted(self.evals) if not k.endswith(EVAL_DETAILS)]
+        measured = {k.rpartition("/")[0] for k in keys}
+        lost = {k.rpartition("/")[0]: n for k, n in sorted(self.evals.items()) if k.endswith("/left_out")}
+        return [
+            *(_eval_text(key, self.evals) for key in keys),
+            *(f"{world.removeprefix('eval/')} no result, all {n:.0f} episodes left out"
+              for world, n in lost.items() if world not in measured),
+        ]  # fmt: skip
 
 
 class Terminal(Protocol):
@@ -290,4 +297,9 @@ def _eval_text(key: str, evals: Mapping[str, float]) -> str:
     form = ".1%" if share else ".3f"
     low, high = evals.get(key + "_ci_low"), evals.get(key + "_ci_high")
     interval = "" if low is None or high is None else f" [{low:{form}}, {high:{form}}]"
+    left_out = evals.get(key.rpartition("/")[0] + "/left_out")
+    if left_out:
+        low, high = evals.get(key + "_bound_low"), evals.get(key + "_bound_high")
+        bounds = "" if low is None or high is None else f": {low:{form}} to {high:{form}} with them"
+        interval += f" ({left_out:.0f} episodes left out{bounds})"
     return f"{name} {evals[key]:{form}}{interval}"

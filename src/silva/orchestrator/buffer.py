@@ -26,6 +26,7 @@ from silva.ledger import Ledger, token_digest
 from silva.orchestrator.tasks import TaskStream, World
 from silva.ports import crash_point
 from silva.protocols import Engine, Rollout
+from silva.rollouts.faults import tally
 from silva.types import Group, Task
 
 
@@ -76,6 +77,10 @@ class Buffer:
         )
         self.groups, self.longest, self.on_groups = groups, longest, on_groups
 
+    @property
+    def group_size(self) -> int:
+        return int(self.rollout.settings.group_size)  # type: ignore[attr-defined]
+
     async def collect(self, step: int, temperature: float) -> Batch:
         """Play at this temperature until the batch is full or may not be refilled any more.
 
@@ -112,8 +117,10 @@ class Buffer:
     async def _play(self, step: int, count: int, first: int, attempt: int, temperature: float) -> list[Group]:
         draws = [(f"s{step}g{first + i}", *self.stream.draw()) for i in range(count)]
         for key, world, task in draws:
-            self.ledger.record("issued", group=key, task=task.id, environment=world.label, step=step,
-                               attempt=attempt, rollouts=_rollouts(self.rollout))  # fmt: skip
+            self.ledger.record(
+                "issued", group=key, task=task.id, content=task.content(), environment=world.label,
+                step=step, attempt=attempt, rollouts=self.group_size,
+            )  # fmt: skip
         self.ledger.commit()
         crash_point("issue")
         done = 0
@@ -155,14 +162,9 @@ async def _gather(coroutines: list) -> list:
         raise
 
 
-def _rollouts(rollout: Rollout) -> int:
-    return int(rollout.settings.group_size)  # type: ignore[attr-defined]
-
-
 def _every_episode_failed(batch: Batch) -> str:
-    errors = [t.error or "" for g in batch.groups for t in g.trajectories]
-    commonest = max(set(errors), key=errors.count)
+    errors = [t.error for g in batch.groups for t in g.trajectories]
     return (
-        f"step {batch.step}: all {len(errors)} episodes failed, so there is nothing to learn from. "
-        f"{errors.count(commonest)} of them with: {commonest}"
+        f"step {batch.step}: all {len(errors)} episodes failed, so there is nothing to learn from: "
+        f"{tally(errors)}"
     )

@@ -1,4 +1,4 @@
-"""Ctrl-C: the first ends the run at the next safe point, the second at once."""
+"""Ctrl-C, SIGTERM and SIGHUP: the first ends the run at the next safe point, the second at once."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from collections.abc import Coroutine
 from types import FrameType, TracebackType
 from typing import Any, TypeVar
 
+from silva.signals import NUMBERS
+
 T = TypeVar("T")
 
 
@@ -16,7 +18,7 @@ class Interrupted(Exception):
 
 
 class Interrupt:
-    """Listens for SIGINT and SIGTERM while entered.
+    """Listens for SIGINT, SIGTERM and SIGHUP while entered; a SIGHUP that is ignored (nohup) stays ignored.
 
     `during(work)` gives up the work when the signal comes (rollouts can be played again); work that must not
     be cut (an update, a checkpoint) is simply awaited, and `check()` afterwards stops.
@@ -29,7 +31,9 @@ class Interrupt:
         self._before: dict[int, Any] = {}
 
     def __enter__(self) -> Interrupt:
-        for number in (signal.SIGINT, signal.SIGTERM):
+        for number in NUMBERS:
+            if number == signal.SIGHUP and signal.getsignal(number) is signal.SIG_IGN:
+                continue
             try:  # not the loop's own handlers: these also end work that blocks the loop
                 self._before[number] = signal.signal(number, self._ask)
             except ValueError:  # not in the main thread: a library's use
@@ -45,9 +49,9 @@ class Interrupt:
             self.check()
 
     def _ask(self, number: int, frame: FrameType | None) -> None:
-        self._signals += 1
-        if self._signals > 1:
+        if self._signals and number != signal.SIGHUP:  # a terminal that closes may send it more than once
             raise KeyboardInterrupt
+        self._signals += 1
         self._loop.call_soon_threadsafe(self._asked.set)
 
     def check(self) -> None:

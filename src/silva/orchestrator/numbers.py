@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from silva.algorithms.diagnostics import explained_variance, response_metrics
-from silva.evaluation.evaluator import Evaluation, success
+from silva.evaluation.evaluator import Evaluation, reports_success, success
 from silva.orchestrator.buffer import Batch
 from silva.types import Sample, Trajectory
 
@@ -60,7 +60,8 @@ def batch_metrics(batch: Batch) -> dict[str, float]:
     for name in dict.fromkeys(name for name, _ in used):
         mine = [t for other, t in used if other == name]
         metrics[f"reward/{name}/raw"] = _mean([t.raw_reward for t in mine])
-        metrics[f"success/{name}"] = _mean([success(t) for t in mine])
+        if reports_success(mine):
+            metrics[f"success/{name}"] = _mean([success(t) for t in mine])
         metrics |= {f"environment/{name}/{key}": value for key, value in _reported(mine).items()}
     for reason, count in Counter(t.stop_reason for _, t in played).items():
         metrics[f"stop/{reason}"] = count / len(played)
@@ -97,8 +98,11 @@ def eval_metrics(evaluations: Sequence[Evaluation]) -> dict[str, float]:
                 f"{key}_ci_low": estimate.ci_low,
                 f"{key}_ci_high": estimate.ci_high,
             }
-        if e.failed:
-            metrics[f"failed/eval/{e.environment}"] = e.failed
+            if e.left_out and metric in e.bounds:
+                low, high = e.bounds[metric]
+                metrics |= {f"{key}_bound_low": low, f"{key}_bound_high": high}
+        if e.left_out:
+            metrics[f"eval/{e.environment}/left_out"] = e.left_out
     return metrics
 
 

@@ -16,8 +16,9 @@ for bit. Components never reference this module.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -28,11 +29,13 @@ from silva.algorithms.settings import Algorithm
 from silva.config.sections import Checkpoint, Eval, Limits
 from silva.config.sections import Trainer as TrainerSettings
 from silva.errors import CheckpointError
-from silva.evaluation.evaluator import Evaluation, evaluate, records
+from silva.evaluation.evaluator import Evaluation, Standing, evaluate, records, standing
 from silva.ledger import Ledger
+from silva.monitoring.fall import fall
 from silva.monitoring.monitor import Monitor
 from silva.monitoring.rollouts import RolloutRow
-from silva.orchestrator import numbers
+from silva.orchestrator import numbers, silence
+from silva.orchestrator.activity import Activity
 from silva.orchestrator.buffer import Batch, Buffer
 from silva.orchestrator.collapse import collapse_metrics
 from silva.orchestrator.interrupt import Interrupt, Interrupted
@@ -41,7 +44,8 @@ from silva.ports import crash_point
 from silva.protocols import Engine, TaskSet
 from silva.rendering.renderer import Renderer
 from silva.rollouts.actors import Policy
-from silva.rollouts.samples import to_samples
+from silva.rollouts.faults import tally
+from silva.rollouts.samples import next_states, to_samples
 from silva.trainer.checkpoint import CheckpointStore
 from silva.trainer.local import LocalTrainer
 from silva.types import Group, Sample, Signals
@@ -55,6 +59,7 @@ class Settings:
     seed: int
     eval: Eval
     limits: Limits
+    redo: int
     checkpoint: Checkpoint
     trainer: TrainerSettings
     temperature: float  # of the rollouts, as configured
@@ -75,6 +80,7 @@ class Parts:
     ledger: Ledger
     store: CheckpointStore
     monitor: Monitor
+    activity: Activity
     phases: numbers.Phases
 
 
@@ -83,10 +89,13 @@ class Loop:
 
     def __init__(self, parts: Parts, state: RunState):
         self.parts, self.state = parts, state
-        self._saved = -1  # step of the newest checkpoint written by this process
+        self._saved: RunState | None = None  # that of the newest checkpoint written by this process
+        self._failures: Counter[str] = Counter()  # errors of training episodes, of this process
+        self._played = 0
+        self._silent = False  # it was said that a step taught nothing
 
-    async def run(self) -> RunState:
-        """Train to the last step.
+    async def run(self, begun: Callable[[], None] = lambda: None) -> RunState:
+        """Train to the last step; `begun` is called before the first one.
 
         Raises:
             Interrupted: after Ctrl-C, with a checkpoint of the last whole step on disk.
@@ -94,13 +103,15 @@ class Loop:
         with Interrupt() as interrupt:
             try:
                 await self._begin(interrupt)
+                begun()
                 while self.state.step < self.parts.settings.steps:
                     await self._step(interrupt)
                     interrupt.check()
             except Interrupted:
-                await self._save()
+                await self.save()
                 raise
-        await self._save()
+        await self.save()
+        self._say_failures()
         return self.state
 
     async def _begin(self, interrupt: Interrupt) -> None:
@@ -128,6 +139,7 @@ class Loop:
             samples = await self._credited(batch)
             diagnosis = await self._diagnosis(step, batch)
             updates = await self._train(step, batch.kept, samples)
+        taught = self._noticed(batch, samples)
         every = p.recipe.reference_refresh
         if every and step % every == 0:
             await p.trainer.refresh_reference()
@@ -151,11 +163,13 @@ class Loop:
         self.state = self.state.replace(
             step=step,
             tasks=dict(p.buffer.stream.position),
+            passed=dict(p.buffer.stream.passed),
             pools=dict(p.buffer.stream.pools),
             ledger=p.ledger.position,
             memory=memory,
             tokens_generated=self.state.tokens_generated + generated,
             tokens_trained=self.state.tokens_trained + sum(len(s) for s in samples),
+            steps_trained=self.state.steps_trained + taught,
             seconds=dict(p.phases.total),
             pending=metrics | self._perf(generated),
         )
@@ -167,8 +181,13 @@ class Loop:
         if not rows:
             return []
         await p.engine.sleep()
-        signals = await p.trainer.score(rows, p.recipe.needs) if p.recipe.needs else Signals()
-        return credited(p.recipe, rows, batch.kept, signals, self.state.memory)
+        ends = next_states(batch.kept, p.engine.capabilities.context) if p.recipe.bootstraps else []
+        signals = await p.trainer.score([*rows, *ends], p.recipe.needs) if p.recipe.needs else Signals()
+        values = signals.values[len(rows) :] if ends and signals.values else ()
+        ahead = {end.trajectory: float(row[-1]) for end, row in zip(ends, values, strict=True)}
+        return credited(
+            p.recipe, rows, batch.kept, signals.first(len(rows)), self.state.memory, bootstrap=ahead
+        )
 
     async def _diagnosis(self, step: int, batch: Batch) -> dict[str, float]:
         p = self.parts
@@ -191,10 +210,11 @@ class Loop:
             p.monitor.stage("train", update, p.settings.trainer.updates_per_step)
             metrics = dict(await p.trainer.forward_backward(rows, p.recipe.loss_spec(self.state.memory)))
             metrics |= await p.trainer.optim_step()
-            if metrics["nonfinite"]:
-                p.monitor.message(
-                    f"step {step}: update skipped, its loss or gradient was not finite", "warning"
-                )
+            for key, whose in (("nonfinite", ""), ("critic/nonfinite", " of the critic")):
+                if metrics.get(key):
+                    p.monitor.message(
+                        f"step {step}: update{whose} skipped, its loss or gradient was not finite", "warning"
+                    )
             results.append(metrics)
         return results
 
@@ -209,27 +229,39 @@ class Loop:
     async def _finish_step(self, metrics: dict[str, float], interrupt: Interrupt) -> None:
         """Evaluate when due, log the step, save when due."""
         p, settings, step = self.parts, self.parts.settings, self.state.step
-        best = False
+        best, fallen = False, ""
         if step == settings.steps or (settings.eval.every and step % settings.eval.every == 0):
             evaluations = await interrupt.during(self._evaluate(step))
             metrics = (
                 metrics | numbers.eval_metrics(evaluations) | {"perf/seconds/eval": p.phases.step["eval"]}
             )
-            score = mean_success(evaluations)
-            best = score is not None and (self.state.best is None or score > self.state.best)
+            rows = records(evaluations)
+            fallen = self._fallen(rows)
+            found, before = standing(evaluations), self.state.best
+            best = found is not None and found.beats(Standing(**before) if before else None)
             self.state = self.state.replace(
-                eval_last=records(evaluations),
-                best=score if best else self.state.best,
+                eval_last=rows,
+                eval_best=rows if best else self.state.eval_best,
+                best=asdict(found) if best and found else before,
                 best_step=step if best else self.state.best_step,
                 seconds=dict(p.phases.total),
             )
         self.state = self.state.replace(pending=None)
         p.monitor.step(step, metrics)
+        if fallen:
+            p.monitor.message(fallen, "warning")
         keep = best and settings.checkpoint.keep_best
         if keep or (settings.checkpoint.every and step % settings.checkpoint.every == 0):
-            await self._save()
+            await self.save()
         if keep:
             p.store.mark_best(step)
+
+    def _fallen(self, now: list[dict[str, Any]]) -> str:
+        """A warning if held-out results fell clearly below their best: once, and again at the end."""
+        state, path = self.state, self.parts.store.path
+        peaks = [(0, state.eval_before or []), (state.best_step or 0, state.eval_best or [])]
+        known = fall(state.eval_last or [], peaks, path)
+        return "" if known and state.step < self.parts.settings.steps else fall(now, peaks, path)
 
     async def _evaluate(self, step: int) -> list[Evaluation]:
         p, settings = self.parts, self.parts.settings
@@ -242,15 +274,38 @@ class Loop:
                 settings.eval,
                 settings.limits,
                 seed=settings.seed,
+                redo=settings.redo,
+                watch=p.activity,
                 on_episode=lambda done, total, label: p.monitor.stage("eval", done, total, label),
             )
         p.monitor.rollouts(step, eval_rows(step, evaluations))
+        for note in filter(None, (e.note() for e in evaluations)):
+            p.monitor.message(f"evaluation at step {step}: {note}", "warning")
         return evaluations
 
-    async def _save(self) -> None:
+    def _noticed(self, batch: Batch, samples: Sequence[Sample]) -> bool:
+        """Whether the step taught something; what failed in it is counted, the first silence explained."""
+        p, played = self.parts, [t for g in batch.groups for t in g.trajectories]
+        self._played += len(played)
+        self._failures.update(t.error or "" for t in played if t.failure is not None)
+        taught = silence.teaches(p.recipe, samples)
+        if not taught and not self._silent:
+            self._silent = True
+            p.monitor.message(silence.explain(p.recipe, batch, p.buffer.group_size), "warning")
+        return taught
+
+    def _say_failures(self) -> None:
+        if self._failures:
+            self.parts.monitor.message(
+                f"{self._failures.total()} of {self._played} training episodes failed and were left out: "
+                f"{tally(self._failures.elements())}",
+                "warning",
+            )
+
+    async def save(self) -> None:
         """A checkpoint of the last whole step, unless this process has just written it."""
         p, step = self.parts, self.state.step
-        if self._saved == step and self.state.pending is None:
+        if self._saved == self.state:
             return
         with p.phases("checkpoint"):
             p.monitor.stage("checkpoint")
@@ -260,7 +315,7 @@ class Loop:
             )
             p.ledger.record("checkpoint", step=step, position=state.ledger)
             p.ledger.commit()
-        self._saved = step if self.state.pending is None else -1
+        self._saved = self.state
 
     def _perf(self, generated: int = 0) -> dict[str, float]:
         phases = self.parts.phases.step
@@ -275,12 +330,6 @@ def split(groups: Sequence[Group], parts: int) -> list[Sequence[Group]]:
     parts = min(parts, len(groups))
     cuts = [len(groups) * i // parts for i in range(parts + 1)] if parts else [0]
     return [groups[a:b] for a, b in pairwise(cuts)]
-
-
-def mean_success(evaluations: Sequence[Evaluation]) -> float | None:
-    """What `best` means: held-out success, averaged over environments."""
-    means = [e.estimates["success"].mean for e in evaluations if e.estimates]
-    return sum(means) / len(means) if means else None
 
 
 def rollout_rows(batch: Batch, samples: Sequence[Sample]) -> list[RolloutRow]:

@@ -3,10 +3,11 @@
     nothing there                -> new
     a run, no flag               -> refused; the message names --resume and --overwrite
     a run that has done nothing  -> new, whatever the flag
-    a run, --overwrite           -> removed, new (only what is a run of Silva is ever removed)
+    a run, --overwrite           -> put aside, new; removed when the new run calls `begun`, else put back
     a run, --resume              -> resumed; new if it had done nothing yet; finished if it is done
 
 While open, the folder is locked: two processes never write one run. The lock dies with its process.
+`--overwrite` removes only what a run writes (`WRITTEN`); a folder that holds anything else is left alone.
 
 Not here: the contents (metrics, ledger, checkpoints have their own modules), and cutting the metrics
 back to the checkpoint.
@@ -18,15 +19,28 @@ import contextlib
 import fcntl
 import json
 import os
+import re
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, Literal, TextIO
+from typing import Any, Literal, TextIO, TypeVar
 
 from silva.errors import LedgerError, RunDirectoryError
+from silva.orchestrator import replaced
 from silva.ports import FILES
 
+T = TypeVar("T")
 State = Literal["new", "resumed", "finished"]
 LOCK = ".silva.lock"
+WRITTEN = frozenset(
+    {
+        LOCK, "config.toml", "config.json", "metrics.jsonl", "ledger.jsonl", "held_out.json", "machine.json",
+        "summary.json",
+        "report.html", "run.log", "rollouts", "checkpoints", "weights", "tensorboard", *replaced.FOLDERS,
+        ".DS_Store",
+    }
+)  # fmt: skip
+"""Everything that stands in a run's folder. macOS adds the last one."""
+_LEFTOVER = re.compile(r"\..+\.tmp-[0-9a-f]+")  # of a write that was killed before its rename
 
 
 class RunDirectory:
@@ -37,6 +51,7 @@ class RunDirectory:
         self.state: State = "new"
         self.notes: list[str] = []
         self._lock = lock
+        self._replaces = False
 
     @classmethod
     def open(
@@ -46,7 +61,7 @@ class RunDirectory:
         resume: bool,
         overwrite: bool,
         config: Mapping[str, Any],
-        may_change: Callable[[dict, dict], list[str]],
+        may_change: Callable[[dict, dict], Mapping[str, str]],
     ) -> RunDirectory:
         """Lock the folder and decide between new, resumed and finished.
 
@@ -59,31 +74,68 @@ class RunDirectory:
         if resume and overwrite:
             raise RunDirectoryError("--resume and --overwrite: got both, expected one")
         with _failing(path):
-            used = _prepare(path)
-        if used and not _is_run(path):
-            raise RunDirectoryError(
-                f"{path} is not empty and not a run of Silva (it has no ledger.jsonl), so it is left alone: "
-                "choose another --name or --output_dir."
-            )
-        resume = resume or (used and not overwrite and _untouched(path))
-        if used and not (resume or overwrite):
-            raise RunDirectoryError(
-                f"{path} holds a run already ({_progress(path)}). Add --resume to go on with it, --overwrite "
-                "to remove it and start again, or choose another --name."
-            )
-        with _failing(path):
+            if _prepare(path) and not _is_run(path):
+                raise RunDirectoryError(
+                    f"{path} is not empty and not a run of Silva (it has no ledger.jsonl), so it is left "
+                    "alone: choose another --name or --output_dir."
+                )
             run = cls(path, _lock(path))
         try:
-            if overwrite and used:
-                with _failing(path):
-                    _remove_contents(path)
-                run.notes.append(f"removed the earlier run in {path}")
-            elif resume:
-                run._resume(config, may_change)
+            with _failing(path):
+                run._decide(resume, overwrite, config, may_change)
         except BaseException:
             run.close()
             raise
         return run
+
+    def _decide(
+        self, resume: bool, overwrite: bool, config: Mapping[str, Any],
+        may_change: Callable[[dict, dict], Mapping[str, str]],
+    ) -> None:  # fmt: skip
+        path = self.path
+        back = replaced.recover(path, (LOCK,)) == "restored"  # of an --overwrite that was killed
+        if back:
+            self.notes.append(f"{path}: the earlier run is back, since the one to replace it had not begun")
+        used = _prepare(path)
+        resume = resume or (used and not overwrite and _untouched(path))
+        if used and not (resume or overwrite):
+            restored = "; it is back, since the one to replace it had not begun" if back else ""
+            raise RunDirectoryError(
+                f"{path} holds a run already ({_progress(path)}{restored}). Add --resume to go on with it, "
+                "--overwrite to remove it and start again, or choose another --name."
+            )
+        if overwrite and used:
+            _check_contents(path)
+            self._replaces = True
+            replaced.put_aside(path, (LOCK,))
+            self.notes.append(f"{path} holds an earlier run: it is removed when the first step begins")
+        elif resume:
+            self._resume(config, may_change)
+
+    def begun(self) -> None:
+        """The run has begun its first step: the earlier one that it replaces is removed."""
+        if self._replaces:
+            with _failing(self.path):
+                replaced.remove(self.path)
+            self._replaces = False
+
+    def restore(self) -> str:
+        """Put the earlier run back if this one has not begun and has no checkpoint.
+
+        Returns:
+            what was done, in words; "" if there was nothing to do.
+        """
+        if not self._replaces:
+            return ""
+        self._replaces = False
+        try:
+            back = replaced.recover(self.path, (LOCK,)) == "restored"
+        except OSError as error:
+            return (
+                f"{self.path}: the earlier run could not be put back ({error.strerror or error}). It is not "
+                "lost: the next start in this folder puts it back."
+            )
+        return f"{self.path}: the earlier run is back, since the new one did not begin" if back else ""
 
     def save_config(self, toml_text: str, data: Mapping[str, Any]) -> None:
         """Write config.toml, for people, and config.json, which `--resume` compares with (it has null)."""
@@ -92,8 +144,34 @@ class RunDirectory:
             FILES.write_atomic(self.config_toml, toml_text.encode())
             FILES.write_atomic(self.config_json, encoded.encode())
 
+    def note_machine(self, machine: Mapping[str, Any]) -> str:
+        """Add to machine.json, a list, what computes this run from here on, unless it is the same as before.
+
+        Returns:
+            what differs where another machine has begun the run, in words; "" otherwise.
+        """
+        known = _read_json(self.path / "machine.json", list) or []
+        old = known[-1] if known else None
+        if machine == old:
+            return ""
+        with _failing(self.path):
+            encoded = json.dumps([*known, machine], indent=1) + "\n"
+            FILES.write_atomic(self.path / "machine.json", encoded.encode())
+        if old is None:
+            return ""
+        changed = [
+            f"{key} was {old.get(key)!r}, is {machine.get(key)!r}"
+            for key in {**old, **machine}
+            if old.get(key) != machine.get(key)
+        ]
+        return (
+            "this machine may round differently from the one that has computed the run so far: the run goes "
+            f"on, but does not repeat bit for bit ({'; '.join(changed)})"
+        )
+
     def close(self) -> None:
-        """Give the folder free. May be called twice."""
+        """Put back an earlier run that was not replaced, release the lock. May be called twice."""
+        self.restore()
         self._lock.close()
 
     def __enter__(self) -> RunDirectory:
@@ -142,7 +220,9 @@ class RunDirectory:
     def weights(self) -> Path:
         return self.path / "weights"
 
-    def _resume(self, config: Mapping[str, Any], may_change: Callable[[dict, dict], list[str]]) -> None:
+    def _resume(
+        self, config: Mapping[str, Any], may_change: Callable[[dict, dict], Mapping[str, str]]
+    ) -> None:
         if _untouched(self.path):
             with _failing(self.path):
                 FILES.remove_tree(self.ledger)  # at most an empty one: the caller creates it as for a new run
@@ -162,7 +242,10 @@ class RunDirectory:
         new = json.loads(json.dumps(config))
         changed = may_change(old, new)
         if changed:
-            lines = [f"  {key}: was {_at(old, key)}, now {_at(new, key)}" for key in changed]
+            lines = [
+                f"  {key}: was {_at(old, key)}, now {_at(new, key)}{f' ({why})' if why else ''}"
+                for key, why in changed.items()
+            ]
             raise RunDirectoryError(
                 f"cannot resume {self.path}: these keys may not change in a run:\n" + "\n".join(lines) + "\n"
                 "Put them back, or choose another --name."
@@ -171,7 +254,8 @@ class RunDirectory:
         steps = new.get("steps", 0)
         if summary is not None and summary.get("steps", -1) >= steps:
             self.state = "finished"
-            self.notes.append(f"{self.path} has finished ({summary['steps']} steps); raise steps to go on")
+            more = "" if may_change(new, new | {"steps": steps + 1}) else "; raise steps to go on"
+            self.notes.append(f"{self.path} has finished ({summary['steps']} steps){more}")
             return
         self.state = "resumed"
         for leftover in self.path.glob(".*.tmp-*"):  # of a write that was killed before its rename
@@ -217,13 +301,17 @@ def _is_run(path: Path) -> bool:
     return (path / LOCK).is_file() or (path / "ledger.jsonl").is_file()
 
 
-def _remove_contents(path: Path) -> None:
-    """All but the lock; what marks it as a run goes last, so that a killed removal can be repeated."""
-    marks = ("ledger.jsonl", "config.json", "config.toml")
-    for entry in sorted(path.iterdir(), key=lambda entry: entry.name in marks):
-        if entry.name != LOCK:
-            FILES.remove_tree(entry)
-    FILES.fsync_dir(path)
+def _check_contents(path: Path) -> None:
+    """Refuse to remove what no run writes: a file of the user's, another run."""
+    others = sorted(
+        e.name for e in path.iterdir() if e.name not in WRITTEN and not _LEFTOVER.fullmatch(e.name)
+    )
+    if others:
+        shown = ", ".join(others[:5]) + (f" and {len(others) - 5} more" if len(others) > 5 else "")
+        raise RunDirectoryError(
+            f"{path} holds more than a run of Silva ({shown}), so --overwrite leaves it alone: move that "
+            "away, or choose another --name or --output_dir."
+        )
 
 
 def _progress(path: Path) -> str:
@@ -251,13 +339,13 @@ def _checkpoint_names(path: Path) -> list[str]:
     return sorted(names, key=lambda name: int(name[5:]))
 
 
-def _read_json(path: Path) -> dict | None:
+def _read_json(path: Path, kind: type[T] = dict) -> T | None:  # type: ignore[assignment]
     """An object, or None where the file is missing, unreadable or holds none."""
     try:
         data = json.loads(path.read_bytes())
     except (OSError, ValueError):
         return None
-    return data if isinstance(data, dict) else None
+    return data if isinstance(data, kind) else None
 
 
 def _at(data: Any, key: str) -> str:

@@ -4,6 +4,9 @@
 
 It waits for its episodes and its update; where success may end it, for the policy's own play now and then.
 Nothing is checkpointed in between: the loop is short, and the same seed gives the same weights again.
+
+Episodes of the script that fail give no demonstration. A few are counted; if most of them fail, that is an
+error of the environment or of the limits, and the warm start says so instead of learning from the rest.
 """
 
 from __future__ import annotations
@@ -14,6 +17,7 @@ from dataclasses import dataclass
 
 from silva.algorithms.aggregation import normalise
 from silva.config.sections import Limits, Sampling, WarmStart
+from silva.errors import NoSignalError
 from silva.evaluation.evaluator import success
 from silva.monitoring.monitor import Monitor
 from silva.orchestrator.interrupt import Interrupt
@@ -23,12 +27,14 @@ from silva.protocols import Engine
 from silva.rendering.renderer import Renderer
 from silva.rollouts.actors import Actor, Policy, Script
 from silva.rollouts.episode import play
+from silva.rollouts.faults import UNWATCHED, Watch, tally
 from silva.rollouts.samples import to_samples
 from silva.trainer.local import LocalTrainer
 from silva.types import Group, LossSpec
 
 WINDOW = 20  # steps whose mean loss is reported, and after which the policy is tried
 TRIED = 128  # episodes of a trial: its standard error is 4 points
+JUDGED_FROM = 16  # episodes of the script, before which a share of failed ones says little
 
 
 @dataclass(frozen=True)
@@ -38,6 +44,9 @@ class Imitation:
     steps: int
     loss: float
     tokens: int
+    played: int  # episodes of the script
+    failed: tuple[str, ...]  # errors of those that gave no demonstration
+    contents: tuple[str, ...]  # of the tasks that were imitated, each once
 
 
 async def imitate(
@@ -50,6 +59,7 @@ async def imitate(
     *,
     seed: int,
     monitor: Monitor,
+    watch: Watch = UNWATCHED,
 ) -> Imitation:
     """Updates on fresh scripted episodes: `settings.steps`, or fewer where `settings.stop_success` is met.
 
@@ -58,27 +68,38 @@ async def imitate(
 
     Raises:
         Interrupted: after Ctrl-C; the steps so far are lost.
+        NoSignalError: most episodes of the script failed, or they hold nothing to imitate.
     """
     script, tokens = Script(renderer, settings.mistakes, settings.noise), 0
     losses: deque[float] = deque(maxlen=WINDOW)
+    played, failed, contents = 0, list[str](), set[str]()
 
     async def episodes(actor: Actor, count: int, key: str) -> list[Group]:
         draws = [stream.draw() for _ in range(count)]
         playing = [
-            play(task, world.taskset, actor, renderer, limits, id=f"{key}/{i}", seed=derive(seed, key, i))
+            play(task, world.taskset, actor, renderer, limits, id=f"{key}/{i}", seed=derive(seed, key, i),
+                 watch=watch)
             for i, (world, task) in enumerate(draws)
-        ]
-        played = await asyncio.gather(*playing)
-        return [Group(t.id, task, (t,)) for t, (_, task) in zip(played, draws, strict=True)]
+        ]  # fmt: skip
+        ended = await asyncio.gather(*playing)
+        return [Group(t.id, task, (t,)) for t, (_, task) in zip(ended, draws, strict=True)]
 
     with Interrupt() as interrupt:
         for step in range(settings.steps):
             groups = await episodes(script, settings.episodes_per_step, f"w{step}")
-            rows = normalise(to_samples(groups), "token_mean")
-            metrics = await trainer.forward_backward(rows, LossSpec("cross_entropy"))
-            await trainer.optim_step()
-            losses.append(metrics["loss"])
-            tokens += sum(map(len, rows))
+            played += len(groups)
+            contents |= {group.task.content() for group in groups}
+            failed += [t.error or "" for g in groups for t in g.trajectories if t.failure is not None]
+            if 2 * len(failed) > played and (played >= JUDGED_FROM or step + 1 == settings.steps):
+                raise NoSignalError(
+                    f"warm start: {len(failed)} of {played} episodes of the environment's own play failed, "
+                    f"so there is too little to imitate: {tally(failed)}"
+                )
+            if rows := normalise(to_samples(groups), "token_mean"):
+                metrics = await trainer.forward_backward(rows, LossSpec("cross_entropy"))
+                await trainer.optim_step()
+                losses.append(metrics["loss"])
+                tokens += sum(map(len, rows))
             monitor.stage("warm start", step + 1, settings.steps)
             interrupt.check()
             if settings.stop_success is not None and (step + 1) % WINDOW == 0:
@@ -86,4 +107,10 @@ async def imitate(
                 tried = await episodes(Policy(engine, renderer, Sampling()), TRIED, f"t{step}")
                 if sum(success(t) for g in tried for t in g.trajectories) >= settings.stop_success * TRIED:
                     break
-    return Imitation(step + 1, sum(losses) / len(losses), tokens)
+    if not losses:
+        raise NoSignalError(
+            f"warm start: {played} episodes of the environment's own play hold nothing to imitate: every "
+            f"reply is empty, or a mistake (warm_start.mistakes = {settings.mistakes:g}, expected less)"
+        )
+    loss = sum(losses) / len(losses)
+    return Imitation(step + 1, loss, tokens, played, tuple(failed), tuple(sorted(contents)))

@@ -16,16 +16,19 @@ class RunState:
 
     step: int = 0
     tasks: dict[str, int] = field(default_factory=dict)  # TaskStream.position
+    passed: dict[str, int] = field(default_factory=dict)  # TaskStream.passed
     ledger: int = 0  # Ledger.position
     pools: dict[str, str] = field(default_factory=dict)  # TaskStream.pools
     memory: dict[str, float] = field(default_factory=dict)  # of the recipe, see algorithms/compose.py
     tokens_generated: int = 0
     tokens_trained: int = 0
     seconds: dict[str, float] = field(default_factory=dict)
-    best: float | None = None
+    steps_trained: int = 0  # that taught something, see silence.py
+    best: dict[str, Any] | None = None  # evaluation.evaluator.Standing
     best_step: int | None = None
     eval_before: list[dict[str, Any]] | None = None
     eval_last: list[dict[str, Any]] | None = None
+    eval_best: list[dict[str, Any]] | None = None  # at `best_step`
     pending: dict[str, float] | None = None
 
     @property

@@ -26,9 +26,10 @@ class World:
 
 
 class TaskStream:
-    """An endless sequence of training tasks. `position` and `pools` are all its state.
+    """An endless sequence of training tasks. `position`, `passed` and `pools` are all its state.
 
-    position: tasks drawn, or passed over, per environment.
+    position: tasks drawn or passed over, per environment: where it stands in its order.
+    passed: tasks passed over because of their pool; they do not count as the environment's share.
     pools: "easy" or "hard", by environment and task; the others are normal.
     """
 
@@ -38,22 +39,25 @@ class TaskStream:
         seed: int,
         position: Mapping[str, int] | None = None,
         *,
+        passed: Mapping[str, int] | None = None,
         settings: Pools | None = None,
         pools: Mapping[str, str] | None = None,
     ):
         self.worlds, self.seed, self.settings = worlds, seed, settings
         self.position = {w.label: int((position or {}).get(w.label, 0)) for w in worlds}
+        self.passed = {w.label: int((passed or {}).get(w.label, 0)) for w in worlds}
         self.pools: dict[str, str] = dict(pools or {})
         self._orders: dict[tuple[str, int], list[int]] = {}
 
     def draw(self) -> tuple[World, Task]:
         """The environment furthest behind its share is next (the earlier one listed on a tie)."""
-        world = min(self.worlds, key=lambda w: (self.position[w.label] + 1) / w.weight)
-        tasks = world.taskset.tasks("train")
-        for _ in tasks:
-            task = self._next(world)
+        world = min(self.worlds, key=lambda w: (self._drawn(w) + 1) / w.weight)
+        task = self._next(world)
+        for _ in range(len(world.taskset.tasks("train")) - 1):  # if all are passed over, the last one comes
             if not self._passed_over(world, task):
                 break
+            self.passed[world.label] += 1
+            task = self._next(world)
         return world, task
 
     def sort(self, group: Group) -> None:
@@ -67,6 +71,9 @@ class TaskStream:
             self.pools.pop(key, None)
         else:
             self.pools[key] = pool
+
+    def _drawn(self, world: World) -> int:
+        return self.position[world.label] - self.passed[world.label]
 
     def _next(self, world: World) -> Task:
         tasks = world.taskset.tasks("train")

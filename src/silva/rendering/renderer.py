@@ -20,7 +20,7 @@ from silva.errors import RenderingError
 from silva.rendering.codec import CACHED_CHARACTERS, Codec
 from silva.rendering.reasoning import ends_in_thought, join_reasoning, split_reasoning
 from silva.rendering.template import ChatTemplate
-from silva.rendering.tool_calls import PARSERS, as_function, describe_tools, write_calls
+from silva.rendering.tool_calls import PARSERS, as_function, describe_tools, parse_hermes, write_calls
 from silva.types import Message, Role, ToolSpec
 
 if TYPE_CHECKING:
@@ -133,6 +133,13 @@ class Renderer:
     def encode_reply(self, text: str) -> list[int]:
         """What a policy would have sampled to say `text`: its tokens and the stop token."""
         return [*self.encode(text), self.stop_token_ids[0]]
+
+    def scripted(self, text: str) -> str:
+        """A reply that an environment has written (its calls are JSON in <tool_call>) in the form in use."""
+        parsed = parse_hermes(text)
+        if self._form == "hermes" or not parsed.calls:
+            return text
+        return "\n".join(part for part in (parsed.content, write_calls(parsed.calls, self._form)) if part)
 
     def parse(
         self,

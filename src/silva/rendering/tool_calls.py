@@ -10,6 +10,7 @@ environment to say.
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -113,9 +114,9 @@ def as_function(tool: ToolSpec) -> dict[str, Any]:
 
 
 def _read_call(body: str) -> ToolCall | str:
-    """One call, or what is wrong with it. Rejects what cannot be sent on: NaN, lone surrogates."""
+    """One call, or what is wrong with it. Rejects what JSON cannot hold: NaN, 1e999, lone surrogates."""
     try:
-        call = json.loads(body, parse_constant=_refuse_constant)
+        call = json.loads(body, parse_constant=_refuse_constant, parse_float=_finite)
         body = json.dumps(call, ensure_ascii=False)
         body.encode()  # "\ud800" is valid JSON and no valid text
     except UnicodeEncodeError:
@@ -139,6 +140,13 @@ def _read_call(body: str) -> ToolCall | str:
 
 def _refuse_constant(name: str) -> None:
     raise ValueError(f"{name} is no JSON number")
+
+
+def _finite(numeral: str) -> float:
+    value = float(numeral)
+    if not math.isfinite(value):
+        raise ValueError(f"{numeral[:20]} is too large for a number")
+    return value
 
 
 def _json_type(value: object) -> str:

@@ -20,6 +20,7 @@ class Ask:
     """One turn to be taken. `context` is all the policy sees, in tokens, `prefill` included."""
 
     context: Sequence[int]
+    world: str  # the environment's name in the configuration
     environment: Environment
     prefill: str
     tools: Sequence[ToolSpec]
@@ -33,6 +34,10 @@ class Reply:
     segment: Segment
     message: Message
     stop_reason: CompletionStop
+
+
+class ScriptFault(Exception):
+    """The environment raised as it was asked to play itself; the cause is its exception."""
 
 
 class Actor(Protocol):
@@ -89,13 +94,20 @@ class Script:
         environment, seed = ask.environment, ask.seed
         if not isinstance(environment, Scripted):
             raise CapabilityError(
-                f"{type(environment).__name__} cannot play itself: "
-                "scripted play needs expert_reply() and random_reply(seed)"
+                f"environment {ask.world!r} cannot play itself: scripted play ([warm_start], --policy expert "
+                f"or random) needs expert_reply() and random_reply(seed) on {type(environment).__name__}"
             )
         wrong = Random(derive(seed, "mistake")).random() < self.mistakes
         astray = wrong or Random(derive(seed, "noise")).random() < self.noise
-        text = environment.random_reply(seed) if astray else environment.expert_reply()
-        text = text.removeprefix(ask.prefill)
+        try:
+            text = environment.random_reply(seed) if astray else environment.expert_reply()
+            if not isinstance(text, str):
+                raise TypeError(f"returned {type(text).__name__}, expected the text of a reply (str)")
+            text = self.renderer.scripted(text.removeprefix(ask.prefill))
+        except CapabilityError:  # there is no expert: no other episode would have one
+            raise
+        except Exception as fault:
+            raise ScriptFault("random_reply" if astray else "expert_reply") from fault
         tokens = tuple(self.renderer.encode_reply(text))
         message = self.renderer.parse(tokens, prefill=ask.prefill, tools=ask.tools)
         return Reply(Segment("environment" if wrong else "expert", tokens), message, "stop_token")

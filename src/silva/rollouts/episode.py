@@ -2,8 +2,13 @@
 
     reset ──> observation ──render──> context ──actor──> reply ──step──> observation ──> ...
 
-Faults are met here and nowhere else: an environment that raises gives no result (`redo`), a reward that
-is not a number or a context that overflows must not be used (`mask`). Neither is ever a reward of 0.
+Faults are met here and nowhere else. An environment that raises, or takes too long to reset, gives no result
+(`redo`). A reward that is not a number must not be used, and neither may an episode that met a limit which
+the policy is answerable for (`mask`): a context that overflows, a step that takes too long. Neither becomes a
+reward of 0 in training. Evaluation tells the two apart by the stop reason, see `Trajectory.limited`.
+
+The clock of an episode stands still while it waits for the engine: how many others are in the queue says
+nothing about the episode.
 """
 
 from __future__ import annotations
@@ -11,17 +16,19 @@ from __future__ import annotations
 import asyncio
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from numbers import Real
 from typing import TypeVar
 
 from silva.config.sections import Limits
 from silva.errors import ContextOverflow, RenderingError
-from silva.ports import derive
+from silva.ports import CLOCK, derive
 from silva.protocols import Environment, TaskSet
 from silva.rendering.renderer import Renderer
-from silva.rollouts.actors import Actor, Ask
+from silva.rollouts.actors import Actor, Ask, Reply, ScriptFault
+from silva.rollouts.faults import UNWATCHED, Watch, place, tell_if_long, trace, watched
 from silva.types import (
     Failure,
     Message,
@@ -41,9 +48,9 @@ T = TypeVar("T")
 class _EpisodeFault(Exception):
     """Ends an episode without a usable result."""
 
-    def __init__(self, message: str, failure: Failure, stop_reason: StopReason = "error"):
+    def __init__(self, message: str, failure: Failure, stop_reason: StopReason = "error", trace: str = ""):
         super().__init__(message)
-        self.failure, self.stop_reason = failure, stop_reason
+        self.failure, self.stop_reason, self.trace = failure, stop_reason, trace
 
 
 @dataclass
@@ -59,6 +66,8 @@ class _State:
     observation: Observation = field(default_factory=Observation)
     shown: list[int] = field(default_factory=list)  # tokens of the observation
     fresh: bool = True
+    calling: str = ""  # the method of the environment that was called last
+    next_context: tuple[int, ...] = ()  # of an episode that was cut off
 
 
 async def play(
@@ -71,11 +80,13 @@ async def play(
     id: str,
     seed: int,
     on_turn: Callable[[str], None] = lambda waiting_for: None,
+    watch: Watch = UNWATCHED,
 ) -> Trajectory:
     """Play one episode of `task`; a fault of the environment is part of the result, never raised.
 
     Args:
-        seed: fixes every random number the actor uses.
+        seed: fixes every random number of the episode: the actor's, and in place of the task's own seed the
+            environment's. The same task has the same prompt and other luck in every episode.
         on_turn: told whom the episode waits for next: "engine", or the environment's name.
     """
     state = _State()
@@ -86,22 +97,22 @@ async def play(
     try:
         async with asyncio.timeout(limits.timeout) as timer:
             on_turn(task.environment)
-            environment = _construct(taskset, task)
-            stop_reason = await _turns(state, task, environment, actor, renderer, limits, id, seed, on_turn)
+            environment = _construct(taskset, replace(task, seed=derive(seed, "luck")), watch)
+            asks = _Asks(task, environment, actor, limits, id, seed, timer, on_turn, watch)
+            stop_reason = await _turns(state, asks, renderer)
     except _EpisodeFault as fault:
         stop_reason, failure, error = fault.stop_reason, fault.failure, str(fault)
+        watch.fault(task.environment, error, fault.trace)
     except TimeoutError:
         if not timer.expired():  # somebody else's
             raise
-        stop_reason, failure = "timeout", "mask"
-        error = f"no end within rollout.limits.timeout = {limits.timeout:g} s"
+        # A step answers what the policy did; a reset knows nothing of it.
+        stop_reason, failure = ("timeout", "mask") if state.calling == "step" else ("error", "redo")
+        error = f"{state.calling}: no end within rollout.limits.timeout = {limits.timeout:g} s"
+        watch.fault(task.environment, error, "")
     finally:
-        if environment is not None:
-            try:
-                async with asyncio.timeout(limits.timeout):
-                    await environment.close()
-            except Exception as fault:  # the result stands; say what was left open
-                error = error or f"close: {type(fault).__name__}: {fault}"
+        if environment is not None and (left_open := await _close(environment, task, limits, watch)):
+            error = error or left_open  # the result stands
     return Trajectory(
         id=id,
         turns=tuple(state.turns),
@@ -110,28 +121,79 @@ async def play(
         shaped=_sum(turn.shaped for turn in state.turns),
         metrics=_mean(turn.metrics for turn in state.turns),
         observation=state.observation,
+        next_context=state.next_context if failure is None else (),
         failure=failure,
         error=error,
         episode=id,
     )
 
 
-async def _turns(
-    state: _State,
-    task: Task,
-    environment: Environment,
-    actor: Actor,
-    renderer: Renderer,
-    limits: Limits,
-    id: str,
-    seed: int,
-    on_turn: Callable[[str], None],
-) -> StopReason:
-    try:
-        state.observation = _expect(Observation, await environment.reset())
-    except Exception as fault:
-        raise _fault("reset", fault) from fault
-    _show(state, renderer, None)
+@dataclass(frozen=True)
+class _Asks:
+    """Asks the environment and the actor, with the limits on time."""
+
+    task: Task
+    environment: Environment
+    actor: Actor
+    limits: Limits
+    id: str
+    seed: int
+    timer: asyncio.Timeout
+    on_turn: Callable[[str], None]
+    watch: Watch
+
+    async def reset(self, state: _State) -> Observation:
+        state.calling = "reset"
+        try:
+            return _expect(Observation, await self._watched(state, self.environment.reset))
+        except Exception as fault:
+            raise _fault("reset", fault, self.environment) from fault
+
+    async def step(self, state: _State, message: Message) -> Step:
+        state.calling = "step"
+        self.on_turn(self.task.environment)
+        try:
+            step = _expect(Step, await self._watched(state, self.environment.step, message))
+            _expect(Observation, step.observation)
+            _check_numbers(step)
+        except _EpisodeFault:
+            raise
+        except Exception as fault:
+            raise _fault("step", fault, self.environment) from fault
+        return step
+
+    async def reply(self, state: _State, room: int) -> Reply:
+        self.on_turn("engine")
+        ask = Ask(
+            context=state.context,
+            world=self.task.environment,
+            environment=self.environment,
+            prefill=state.observation.prefill,
+            tools=state.tools,
+            max_tokens=min(self.limits.max_turn_tokens, room),
+            seed=derive(self.seed, len(state.turns)),
+            session=self.id,
+        )
+        try:
+            with _stopped(self.timer):
+                return await self.actor.reply(ask)
+        except ContextOverflow as fault:
+            raise _EpisodeFault(str(fault), "mask", "context_overflow") from fault
+        except ScriptFault as fault:
+            assert isinstance(fault.__cause__, Exception)
+            raise _fault(str(fault), fault.__cause__, self.environment) from fault
+
+    async def _watched(self, state: _State, function: Callable[..., Awaitable[T]], *arguments: object) -> T:
+        def tell(seconds: float) -> None:
+            self.watch.blocked(self.task.environment, state.calling, seconds)
+
+        return await watched(function, *arguments, tell=tell)
+
+
+async def _turns(state: _State, asks: _Asks, renderer: Renderer) -> StopReason:
+    limits = asks.limits
+    state.observation = await asks.reset(state)
+    _show(state, renderer, None, asks.environment)
     if len(state.context) >= limits.max_episode_tokens:
         raise _EpisodeFault(
             f"the first observation has {len(state.context)} tokens, expected fewer than "
@@ -140,34 +202,14 @@ async def _turns(
             "max_tokens",
         )
     while True:
-        index = len(state.turns)
         room = limits.max_episode_tokens - len(state.context)
         if room <= 0:
+            state.next_context = tuple(state.context)
             return "max_tokens"
-        on_turn("engine")
-        try:
-            ask = Ask(
-                context=state.context,
-                environment=environment,
-                prefill=state.observation.prefill,
-                tools=state.tools,
-                max_tokens=min(limits.max_turn_tokens, room),
-                seed=derive(seed, index),
-                session=id,
-            )
-            reply = await actor.reply(ask)
-        except ContextOverflow as fault:
-            raise _EpisodeFault(str(fault), "mask", "context_overflow") from fault
-        on_turn(task.environment)
-        message = replace(reply.message, id=f"{id}/{index}")
-        try:
-            step = _expect(Step, await environment.step(message))
-            _expect(Observation, step.observation)
-            _check_numbers(step)
-        except _EpisodeFault:
-            raise
-        except Exception as fault:
-            raise _fault("step", fault) from fault
+        index = len(state.turns)
+        reply = await asks.reply(state, room)
+        message = replace(reply.message, id=f"{asks.id}/{index}")
+        step = await asks.step(state, message)
         shown = state.observation.messages if state.observation.context is None else state.observation.context
         state.turns.append(
             Turn(
@@ -190,15 +232,46 @@ async def _turns(
         if step.terminated:
             return "terminated"
         if step.truncated:
-            return "truncated"
+            return _cut_off("truncated", state, renderer, reply.segment, asks.environment)
         if reply.stop_reason == "context_overflow":
             return "context_overflow"
         if len(state.turns) >= limits.max_turns:
-            return "max_turns"
-        _show(state, renderer, reply.segment)
+            return _cut_off("max_turns", state, renderer, reply.segment, asks.environment)
+        _show(state, renderer, reply.segment, asks.environment)
 
 
-def _show(state: _State, renderer: Renderer, last: Segment | None) -> None:
+@contextmanager
+def _stopped(timer: asyncio.Timeout) -> Iterator[None]:
+    """What is left of the time stays what it is."""
+    if timer.expired():  # and the environment has kept the cancellation to itself
+        raise asyncio.CancelledError
+    loop, when = asyncio.get_running_loop(), timer.when()
+    assert when is not None
+    left = when - loop.time()
+    timer.reschedule(None)
+    try:
+        yield
+    finally:
+        timer.reschedule(loop.time() + left)
+
+
+async def _close(environment: Environment, task: Task, limits: Limits, watch: Watch) -> str | None:
+    """What went wrong in it, if anything did."""
+
+    def tell(seconds: float) -> None:
+        watch.blocked(task.environment, "close", seconds)
+
+    try:
+        async with asyncio.timeout(limits.timeout):
+            await watched(environment.close, tell=tell)
+    except Exception as fault:
+        found = _fault("close", fault, environment)
+        watch.fault(task.environment, str(found), found.trace)
+        return str(found)
+    return None
+
+
+def _show(state: _State, renderer: Renderer, last: Segment | None, environment: Environment) -> None:
     """Add the observation to the context: as new tokens after `last`, or as a context of its own."""
     observation = state.observation
     state.tools = observation.tools or state.tools
@@ -222,20 +295,39 @@ def _show(state: _State, renderer: Renderer, last: Segment | None) -> None:
     except RenderingError as fault:
         raise _EpisodeFault(f"rendering: {fault}", "mask") from fault
     except Exception as fault:  # a message whose content is no text, say
-        raise _fault("observation", fault) from fault
+        raise _fault("observation", fault, environment) from fault
     state.shown = tokens
     state.context += tokens
 
 
-def _construct(taskset: TaskSet, task: Task) -> Environment:
+def _cut_off(
+    reason: StopReason, state: _State, renderer: Renderer, last: Segment, environment: Environment
+) -> StopReason:
+    """Notes what the policy would have answered next: the state whose value a critic is asked for.
+
+    Nothing if the world shows nothing. An observation that cannot be rendered changes no result here.
+    """
+    if state.observation.messages or state.observation.context is not None:
+        with suppress(_EpisodeFault):
+            _show(state, renderer, last, environment)
+            state.next_context = tuple(state.context)
+    return reason
+
+
+def _construct(taskset: TaskSet, task: Task, watch: Watch) -> Environment:
+    began = CLOCK.monotonic()
     try:
         return taskset.environment(task)
     except Exception as fault:
-        raise _fault("construction", fault) from fault
+        raise _fault("construction", fault, taskset) from fault
+    finally:
+        tell_if_long(began, lambda seconds: watch.blocked(task.environment, "construction", seconds))
 
 
-def _fault(where: str, fault: Exception) -> _EpisodeFault:
-    return _EpisodeFault(f"{where}: {type(fault).__name__}: {fault}", "redo")
+def _fault(where: str, fault: Exception, environment: object) -> _EpisodeFault:
+    found = place(fault, environment)
+    at = f" ({found})" if found else ""
+    return _EpisodeFault(f"{where}: {type(fault).__name__}: {fault}{at}", "redo", trace=trace(fault))
 
 
 def _expect(kind: type[T], got: T) -> T:
@@ -245,7 +337,13 @@ def _expect(kind: type[T], got: T) -> T:
 
 
 def _check_numbers(step: Step) -> None:
-    for what, values in (("reward", step.rewards), ("reward", step.shaped), ("metric", step.metrics)):
+    for field_, what in (("rewards", "reward"), ("shaped", "reward"), ("metrics", "metric")):
+        values = getattr(step, field_)
+        if not isinstance(values, Mapping):
+            example = '{"success": 1.0}' if what == "metric" else '{"score": 1.0}'
+            raise TypeError(
+                f"{field_} of the Step is {values!r}, expected named numbers, such as {field_}={example}"
+            )
         for name, value in values.items():
             if not isinstance(value, Real) or not math.isfinite(value):
                 raise _EpisodeFault(f"step: {what} {name!r} is {value!r}, expected a finite number", "mask")

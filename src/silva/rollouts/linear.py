@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
-from dataclasses import replace
 
 from silva.ports import derive
 from silva.protocols import Engine, TaskSet
 from silva.rendering.renderer import Renderer
 from silva.rollouts.actors import Actor, Policy
 from silva.rollouts.episode import play
+from silva.rollouts.faults import UNWATCHED, Watch
 from silva.rollouts.settings import LinearRollout
 from silva.types import Group, Task, Trajectory
 
@@ -30,8 +30,10 @@ class Linear:
         *,
         seed: int,
         on_turn: Callable[[str, str | None], None] = lambda episode, waiting_for: None,
+        watch: Watch = UNWATCHED,
     ):
-        self.settings, self.renderer, self.seed, self.on_turn = settings, renderer, seed, on_turn
+        self.settings, self.renderer, self.seed = settings, renderer, seed
+        self.on_turn, self.watch = on_turn, watch
 
     async def run(
         self, task: Task, taskset: TaskSet, engine: Engine, *, key: str, temperature: float | None = None
@@ -46,8 +48,6 @@ class Linear:
 
     async def _episode(self, task: Task, taskset: TaskSet, actor: Actor, key: str, index: int) -> Trajectory:
         id = f"{key}/{index}"
-        # The prompt comes from the task's data; its noise is each episode's own.
-        task = replace(task, seed=derive(task.seed, index))
         for attempt in range(self.settings.redo + 1):
             trajectory = await play(
                 task,
@@ -58,6 +58,7 @@ class Linear:
                 id=id,
                 seed=derive(self.seed, key, index, attempt),
                 on_turn=lambda waiting_for: self.on_turn(id, waiting_for),
+                watch=self.watch,
             )
             if trajectory.failure != "redo":
                 break

@@ -26,6 +26,32 @@ def trajectory_samples(trajectory: Trajectory, group: str) -> list[Sample]:
     return [s for s in samples if s.loss_weights.any()]
 
 
+def next_states(groups: Iterable[Group], longest: int) -> list[Sample]:
+    """The states in which episodes were cut off, to score: a critic's value of the one token with a loss.
+
+    That token stands where the policy would have gone on. It is never trained, and its id says nothing: a
+    value is that of the state before a token.
+
+    Args:
+        longest: context of the model, which has to have room for the token.
+    """
+    cut = [(t, g.key) for g in groups for t in g.scored if 0 < len(t.next_context) < longest]
+    return [_next_state(t, key) for t, key in cut]
+
+
+def _next_state(trajectory: Trajectory, group: str) -> Sample:
+    tokens = (*trajectory.next_context, trajectory.next_context[-1])
+    return Sample(
+        tokens=_fixed(tokens, np.int64),
+        loss_weights=_fixed(np.arange(len(tokens)) == len(tokens) - 1, np.float32),
+        logprobs=_fixed(np.full(len(tokens), np.nan), np.float64),
+        temperatures=_fixed(np.ones(len(tokens)), np.float64),
+        versions=_fixed(np.full(len(tokens), -1), np.int64),
+        trajectory=trajectory.id,
+        group=group,
+    )
+
+
 def _sample(turns: Sequence[Turn], trajectory: str, group: str) -> Sample:
     segments = [segment for turn in turns for segment in turn.segments]
     lengths = [len(s.tokens) for s in segments]

@@ -40,7 +40,8 @@ def evaluate(expression: str) -> Fraction:
     """
     if len(expression) > MAX_LENGTH:
         raise ToolError(f"expression too long: {len(expression)} characters, at most {MAX_LENGTH}")
-    text = expression.replace("×", "*").replace("÷", "/").replace("−", "-").replace("^", "**").strip()
+    text = expression.replace("×", "*").replace("÷", "/").replace("−", "-").replace("^", "**")
+    text = " ".join(text.split())  # on one line: `_value` finds numbers by their column
     if not _CHARACTERS.fullmatch(text):
         raise ToolError(UNDERSTOOD)
     try:

@@ -1,8 +1,11 @@
 """Python functions as tools: schema from the type hints, checked arguments, time and output limits.
 
 A function runs in this process, in a thread of its own: a limit on time frees the episode, but cannot
-end the thread, and nothing is sandboxed. What a model got wrong is a `ToolError`, whose text goes back
-to the model; every other exception is a fault of the tool and fails the episode.
+end the thread, and nothing is sandboxed. What a call raises is of two kinds:
+
+    ToolError                       the text goes back to the model. So do bad arguments, a call that took too
+                                    long, and most exceptions of the function (`ToolException`, logged once)
+    one of FAULTS, or caused by it  the service or the tool is broken: the episode has no result
 """
 
 from __future__ import annotations
@@ -11,6 +14,8 @@ import asyncio
 import contextvars
 import inspect
 import json
+import logging
+import math
 import threading
 import typing
 from collections.abc import Callable, Mapping
@@ -19,12 +24,23 @@ from typing import Any, NotRequired
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 from typing_extensions import TypedDict
 
-from silva.errors import SilvaError
+from silva.errors import ConfigError, SilvaError
 from silva.types import ToolSpec
+
+FAULTS = (OSError, MemoryError, ImportError, NameError, NotImplementedError, SilvaError)
+"""Exceptions of a function that are no answer to the model. OSError covers connections and time-outs."""
 
 
 class ToolError(SilvaError, ValueError):
     """The model called a tool wrongly; the message is what it reads."""
+
+
+class ToolException(ToolError):
+    """The function raised on arguments that fit its schema: `KeyError: 'x'`, say."""
+
+
+class ToolDefinitionError(ConfigError, TypeError):
+    """A function lacks what a tool needs."""
 
 
 def tool(
@@ -34,10 +50,13 @@ def tool(
 
     Args:
         function: its name, docstring and type hints become the schema (`Annotated[int, Field(...)]`
-            describes an argument). The result is text, or anything JSON can hold.
+            describes an argument). All three are required. The result is text, or anything JSON can hold.
         name: what the model calls it; the function's own name where empty.
         timeout: seconds one call may take.
         max_chars: characters of the result that are shown; a cut is announced in the text.
+
+    Raises:
+        ToolDefinitionError: with the function's name and what is missing.
     """
     return FunctionTool(function, name=name, timeout=timeout, max_chars=max_chars)
 
@@ -51,13 +70,29 @@ class FunctionTool:
         self.function = function
         self.timeout = timeout
         self.max_chars = max_chars
-        self._arguments = _arguments_type(function)
-        schema = _without_titles(self._arguments.json_schema())
+        name = name or getattr(function, "__name__", "")
+        if not name:
+            raise ToolDefinitionError(f"tool {function!r}: it has no __name__; give tool(..., name=...)")
         description = inspect.cleandoc(function.__doc__ or "")
-        self.spec = ToolSpec(name or function.__name__, description, schema)
+        if not description:
+            raise ToolDefinitionError(
+                f"tool {name}: it has no docstring; expected one that tells the model what the tool does"
+            )
+        self._arguments = _arguments_type(function, name)
+        schema = _without_titles(self._arguments.json_schema())
+        self.spec = ToolSpec(name, description, schema)
+        self._logged: set[type[Exception]] = set()
 
     async def __call__(self, arguments: Mapping[str, object]) -> str:
-        """The result as text. Raises ToolError for bad arguments and for a call that took too long."""
+        """The result as text.
+
+        Raises:
+            ToolError: for bad arguments, for a call that took too long, and as the function raises it.
+            ToolException: the function raised something that is none of FAULTS.
+        """
+        for argument, value in arguments.items():
+            if not _is_finite(value):
+                raise ToolError(f"{self.spec.name}: argument {argument}: expected finite numbers")
         try:
             checked = self._arguments.validate_python(dict(arguments))
         except ValidationError as error:
@@ -70,12 +105,39 @@ class FunctionTool:
             if not limit.expired():  # the function's own
                 raise
             raise ToolError(f"{self.spec.name} took longer than {self.timeout:g} s") from None
-        return cut(_as_text(result), self.max_chars)
+        except Exception as error:
+            if _is_fault(error):
+                raise
+            self._log(error, arguments)
+            raise ToolException(cut(f"{type(error).__name__}: {error}", self.max_chars)) from error
+        return cut(self._as_text(result), self.max_chars)
 
     async def _call(self, arguments: Mapping[str, Any]) -> Any:
         if inspect.iscoroutinefunction(self.function):
             return await self.function(**arguments)
-        return await _in_thread(self.function, arguments)
+        return await _in_thread(self.function, arguments, self.spec.name)
+
+    def _log(self, error: Exception, arguments: Mapping[str, object]) -> None:
+        """The traceback of the first exception of each type; a wrong tool would fill the terminal."""
+        if type(error) in self._logged:
+            return
+        self._logged.add(type(error))
+        logging.getLogger(__name__).warning(
+            "tool %s raised on %s. The model reads the error as an answer. Raise ToolError with a text for "
+            "the model, or OSError if the tool itself failed. The next %s is only counted (tool_exceptions).",
+            self.spec.name, cut(repr(dict(arguments)), 200), type(error).__name__, exc_info=error,
+        )  # fmt: skip
+
+    def _as_text(self, result: Any) -> str:
+        if isinstance(result, str):
+            return result
+        try:
+            return "" if result is None else json.dumps(result, ensure_ascii=False)
+        except (TypeError, ValueError) as error:
+            raise TypeError(
+                f"tool {self.spec.name} returned {type(result).__name__}: expected text or what JSON can "
+                f"hold ({error})"
+            ) from error
 
 
 def cut(text: str, max_chars: int) -> str:
@@ -85,19 +147,15 @@ def cut(text: str, max_chars: int) -> str:
     return f"{text[:max_chars]}\n[cut: {max_chars} of {len(text)} characters shown]"
 
 
-async def _in_thread(function: Callable[..., Any], arguments: Mapping[str, Any]) -> Any:
+async def _in_thread(function: Callable[..., Any], arguments: Mapping[str, Any], name: str) -> Any:
     """Runs in a daemon thread: unlike an executor's, one that never returns does not hold up the exit."""
     loop = asyncio.get_running_loop()
-    future: asyncio.Future[Any] = loop.create_future()
+    future: asyncio.Future[tuple[Any, Exception | None]] = loop.create_future()
     context = contextvars.copy_context()
 
-    def settle(result: Any, error: BaseException | None) -> None:
-        if future.done():  # the limit came first
-            return
-        if error is None:
-            future.set_result(result)
-        else:
-            future.set_exception(error)
+    def settle(result: Any, error: Exception | None) -> None:
+        if not future.done():  # else the limit came first
+            future.set_result((result, error))  # as a result: a future takes no StopIteration
 
     def work() -> None:
         result: Any = None
@@ -106,26 +164,53 @@ async def _in_thread(function: Callable[..., Any], arguments: Mapping[str, Any])
             result = context.run(function, **arguments)
         except Exception as caught:
             error = caught
+        except SystemExit as caught:  # exit() in a tool ends neither the run nor, unseen, this thread
+            error = RuntimeError(f"SystemExit: {caught}")
         if not loop.is_closed():
             loop.call_soon_threadsafe(settle, result, error)
 
-    threading.Thread(target=work, daemon=True, name=f"tool {function.__name__}").start()
-    return await future
+    threading.Thread(target=work, daemon=True, name=f"tool {name}").start()
+    result, error = await future
+    if error is not None:
+        raise error
+    return result
 
 
-def _arguments_type(function: Callable[..., Any]) -> TypeAdapter[Any]:
-    hints = typing.get_type_hints(function, include_extras=True)
+def _is_fault(error: BaseException | None) -> bool:
+    """Whether it is one of FAULTS, or was raised from one: HTTP clients wrap the OSError they met."""
+    while error is not None and not isinstance(error, FAULTS):
+        error = error.__cause__
+    return error is not None
+
+
+def _is_finite(value: object) -> bool:
+    if isinstance(value, Mapping):
+        return all(map(_is_finite, value.values()))
+    if isinstance(value, list | tuple):
+        return all(map(_is_finite, value))
+    return not isinstance(value, float) or math.isfinite(value)
+
+
+def _arguments_type(function: Callable[..., Any], name: str) -> TypeAdapter[Any]:
+    try:
+        hints = typing.get_type_hints(function, include_extras=True)
+    except NameError as error:
+        raise ToolDefinitionError(f"tool {name}: its type hints cannot be read: {error}") from error
     fields: dict[str, Any] = {}
     for parameter in inspect.signature(function).parameters.values():
         if parameter.kind not in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
-            raise TypeError(
-                f"tool {function.__name__}: parameter {parameter} has no fixed name; "
-                "a tool's arguments are given by name"
+            raise ToolDefinitionError(
+                f"tool {name}: parameter {parameter} has no fixed name; a tool's arguments are given by name"
             )
-        hint = hints.get(parameter.name, str)
+        if parameter.name not in hints:
+            raise ToolDefinitionError(
+                f"tool {name}: parameter {parameter.name} has no type hint; expected one, such as "
+                f"{parameter.name}: str, for the schema that the model reads"
+            )
+        hint = hints[parameter.name]
         fields[parameter.name] = hint if parameter.default is parameter.empty else NotRequired[hint]
     arguments = TypedDict("Arguments", fields)  # type: ignore
-    arguments.__pydantic_config__ = ConfigDict(extra="forbid")  # type: ignore
+    arguments.__pydantic_config__ = ConfigDict(extra="forbid", allow_inf_nan=False)  # type: ignore
     return TypeAdapter(arguments)
 
 
@@ -147,9 +232,3 @@ def _explain(name: str, error: ValidationError) -> str:
         )
         problems.append(f"argument {where}: {fault['msg']}{got}")
     return f"{name}: " + "; ".join(problems)
-
-
-def _as_text(result: Any) -> str:
-    if isinstance(result, str):
-        return result
-    return "" if result is None else json.dumps(result, ensure_ascii=False)

@@ -10,20 +10,25 @@ are made of its values before an update (algorithms/credit.py).
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import dataclasses
+from collections.abc import Sequence
 
 import torch
 from torch import nn
 
 from silva.algorithms.values import value_loss
 from silva.config.sections import Critic as CriticSettings
+from silva.errors import NonFiniteError
 from silva.models.loading import LoadedModel
 from silva.trainer.gradients import summed_in_place
 from silva.trainer.head import wide
 from silva.trainer.optimizer import adamw, gradient_norm, lr_at, step
 from silva.trainer.policy import Pack, through
+from silva.trainer.problems import not_finite
 from silva.trainer.state import Counters, State
+from silva.trainer.training_mode import training_mode
 
 
 class ValueHead(nn.Module):
@@ -48,10 +53,13 @@ class Critic:
     Args:
         policy: as it is before training.
         total_updates: where the schedule ends.
+        max_nonfinite: after how many skipped updates in a row `step` raises.
     """
 
-    def __init__(self, policy: LoadedModel, settings: CriticSettings, *, total_updates: int) -> None:
-        self.settings, self._total_updates = settings, total_updates
+    def __init__(
+        self, policy: LoadedModel, settings: CriticSettings, *, total_updates: int, max_nonfinite: int
+    ) -> None:
+        self.settings, self._total_updates, self._max_nonfinite = settings, total_updates, max_nonfinite
         self._own = own = settings.trunk == "own"
         self._trunk = dataclasses.replace(policy, model=copy.deepcopy(policy.model)) if own else policy
         width = policy.model.config.get_text_config().hidden_size
@@ -62,6 +70,7 @@ class Critic:
         self.parameters = used | {f"value_head.{n}": p for n, p in self._head.named_parameters()}
         self._optimizer = adamw(list(self.parameters.values()), settings.optimizer)
         self._counters = Counters()
+        self._bad_loss: list[str] = []  # trajectories whose loss was not finite since the last step
 
     @property
     def state(self) -> State:
@@ -84,34 +93,55 @@ class Critic:
         returns: torch.Tensor,
         old_values: torch.Tensor,
         weights: torch.Tensor,
+        names: Sequence[str] = (),
     ) -> dict[str, torch.Tensor]:
-        """Add the gradient of sum(weights * value loss); metrics [N]. All arguments [N]."""
-        if self._own:  # else the trainer has set it
-            self._trunk.model.train()
-        try:
-            with summed_in_place(self._trunk.model):
-                (values,) = through(self._trunk, batch, self._head, budget)
-                loss, metrics = value_loss(values, old_values, returns, clip=self.settings.clip)
-                (weights * loss).sum().backward()
-        finally:
-            if self._own:
-                self._trunk.model.eval()
+        """Add the gradient of sum(weights * value loss); metrics [N]. All tensors [N].
+
+        `names`: some trajectories of the batch, for the message if their loss is not finite.
+        """
+        # The trainer has set the mode of the policy.
+        mode = training_mode(self._trunk.model) if self._own else contextlib.nullcontext()
+        with mode, summed_in_place(self._trunk.model):
+            (values,) = through(self._trunk, batch, self._head, budget)
+            loss, metrics = value_loss(values, old_values, returns, clip=self.settings.clip)
+            total = (weights * loss).sum()
+            if not torch.isfinite(total):
+                self._bad_loss = self._bad_loss or list(names)
+            total.backward()
         return metrics
 
     def step(self) -> dict[str, float]:
-        """One update, skipped where a gradient is not finite; then the gradients are gone."""
-        parameters = list(self.parameters.values())
-        norm, lr = (
-            gradient_norm(parameters),
-            lr_at(self._counters.updates, self.settings.optimizer, self._total_updates),
-        )
-        stepped = step(self._optimizer, parameters, norm, lr, self.settings.optimizer.max_grad_norm)
-        self._counters.updates += 1
+        """One update, skipped if the loss or a gradient is not finite; then the gradients are gone.
+
+        Raises:
+            NonFiniteError: too many in a row were skipped.
+        """
+        parameters, optimizer = list(self.parameters.values()), self.settings.optimizer
+        counters = self._counters
+        norm, lr = gradient_norm(parameters), lr_at(counters.updates, optimizer, self._total_updates)
+        finite = not self._bad_loss and step(self._optimizer, parameters, norm, lr, optimizer.max_grad_norm)
+        counters.nonfinite = 0 if finite else counters.nonfinite + 1
+        problem = ""
+        if not finite:
+            problem = not_finite(
+                counters.updates,
+                counters.nonfinite,
+                self._bad_loss,
+                self.parameters,
+                self._max_nonfinite,
+                optimizer,
+                key="trainer.critic.optimizer",
+                whose="of the critic",
+            )
+        counters.updates += 1
         self.drop_gradients()
-        return {"critic/grad_norm": norm, "critic/lr": lr, "critic/nonfinite": float(not stepped)}
+        if counters.nonfinite >= self._max_nonfinite:
+            raise NonFiniteError(problem)
+        return {"critic/grad_norm": norm, "critic/lr": lr, "critic/nonfinite": float(not finite)}
 
     def drop_gradients(self) -> None:
         self._optimizer.zero_grad(set_to_none=True)
+        self._bad_loss = []
 
 
 def _tied(loaded: LoadedModel) -> bool:

@@ -5,12 +5,10 @@ Never more than a byte budget of logits lives at once.
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch.utils.checkpoint import checkpoint
 
-from silva.errors import CapabilityError
+from silva.models.head import logits_of
 from silva.models.loading import LoadedModel
 
 LOGIT_BYTES = 256 * 2**20  # logits kept whole up to here: 1,365 rows of a vocabulary of 49,152
@@ -20,9 +18,9 @@ CHUNK_ROWS = 128  # fewer rows read and write the head's weight gradient too oft
 class Head:
     """The head of one model and what follows it.
 
-    Logits are soft-capped as the model's configuration says, then divided by the token's temperature; the
-    soft-max runs over the full vocabulary in float32 or better. Over `chunk_bytes` of logits the head runs
-    on 128 tokens at a time and again in the backward pass, which costs about a quarter of the head.
+    Logits (`logits_of`) are divided by the token's temperature; the soft-max runs over the full vocabulary in
+    float32 or better. Over `chunk_bytes` of logits the head runs on 128 tokens at a time and again in the
+    backward pass, which costs about a quarter of the head.
 
     Args:
         entropy_grad: whether entropies take part in the gradient.
@@ -34,11 +32,10 @@ class Head:
     def __init__(
         self, loaded: LoadedModel, *, entropy_grad: bool = False, chunk_bytes: int = LOGIT_BYTES
     ) -> None:
-        self.linear: Any = loaded.model.get_output_embeddings()
-        self.cap = getattr(loaded.model.config.get_text_config(), "final_logit_softcapping", None)
-        self.dtype = wide(loaded.dtype)
+        self.model = loaded.model
         self.entropy_grad = entropy_grad
-        self.rows_kept = chunk_bytes // (self.linear.weight.shape[0] * self.dtype.itemsize)
+        vocabulary = loaded.model.get_output_embeddings().weight.shape[0]
+        self.rows_kept = chunk_bytes // (vocabulary * wide(loaded.dtype).itemsize)
 
     def __call__(
         self, hidden: torch.Tensor, targets: torch.Tensor, temperatures: torch.Tensor
@@ -59,7 +56,7 @@ class Head:
     def _whole(
         self, hidden: torch.Tensor, targets: torch.Tensor, temperatures: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        logits_NV = self.logits(hidden)
+        logits_NV = logits_of(self.model, hidden)
         if not bool((temperatures == 1).all()):
             logits_NV = logits_NV / temperatures[:, None]
         logprobs_NV = torch.log_softmax(logits_NV, dim=-1)
@@ -68,29 +65,6 @@ class Head:
             return logprobs, -(logprobs_NV.exp() * logprobs_NV).sum(-1)
         with torch.no_grad():
             return logprobs, -logprobs_NV.exp().mul_(logprobs_NV).sum(-1)
-
-    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        logits = self.linear(hidden).to(self.dtype)
-        return logits if self.cap is None else self.cap * torch.tanh(logits / self.cap)
-
-
-def check_head(loaded: LoadedModel) -> None:
-    """Refuse a family whose logits are more than head(hidden) and a soft cap (some scale them).
-
-    Raises:
-        CapabilityError: the model's own logits differ from those of this module.
-    """
-    tokens = torch.arange(1, 4, device=loaded.device)[None]
-    with torch.no_grad():
-        own = loaded.model(input_ids=tokens, use_cache=False).logits.double()
-        hidden = loaded.model.get_decoder()(input_ids=tokens, use_cache=False).last_hidden_state
-        ours = Head(loaded).logits(hidden).double()
-    gap, size = float((own - ours).abs().max()), float(own.abs().max())
-    if gap > 1e-3 * size:
-        raise CapabilityError(
-            f"model {loaded.name} of the family {loaded.model.config.model_type}: its logits differ by "
-            f"{gap:.3g} from its head on its last hidden state (the largest is {size:.3g}), expected 0"
-        )
 
 
 def wide(dtype: torch.dtype) -> torch.dtype:

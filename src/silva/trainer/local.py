@@ -30,7 +30,7 @@ from silva.protocols import TrainerCapabilities
 from silva.trainer.critic import Critic
 from silva.trainer.export import export_model
 from silva.trainer.gradients import summed_in_place
-from silva.trainer.head import check_head, wide
+from silva.trainer.head import wide
 from silva.trainer.optimizer import adamw, gradient_norm, lr_at, norm_of, step
 from silva.trainer.plan import plan
 from silva.trainer.policy import Pack, pack, token_logprobs, trained
@@ -38,6 +38,7 @@ from silva.trainer.problems import explained_memory, not_finite
 from silva.trainer.reference import Reference
 from silva.trainer.rows import flat, loss_inputs, needed
 from silva.trainer.state import Counters, State, load_state, save_state
+from silva.trainer.training_mode import enable_gradient_checkpointing, training_mode
 from silva.types import LossSpec, Sample, Signals
 
 P = ParamSpec("P")
@@ -51,16 +52,16 @@ class LocalTrainer:
     """Implements `protocols.Trainer`.
 
     Work blocks its thread: with `compute`, the single compute thread shared with the engine, it runs
-    there and the event loop stays free; without, inline. Between calls the model is in eval mode.
+    there and the event loop stays free; without, inline. Between calls the model is in eval mode, and in an
+    update nearly so (training_mode.py).
 
     Args:
         loaded: the model to train, in place; only parameters that require a gradient change.
         settings: `[trainer]`.
         total_updates: optimizer steps of the whole run: where the schedule ends.
         seed: of torch's generator, from which dropout draws.
-        reference: another model to compare with, or True for a frozen copy of the weights as they are now
-            (not made with LoRA, where the model without its adapters is the reference). Checkpoints hold
-            a copy.
+        reference: another model to compare with, or True for a frozen copy of the trained weights as they
+            are now (with LoRA of the adapters), which checkpoints hold.
         critic: learn values beside the policy, as `settings.critic` says.
         compute: where to run.
         say: takes what people should know.
@@ -90,11 +91,13 @@ class LocalTrainer:
             raise CapabilityError(
                 f"model {loaded.name}: no parameter requires a gradient, expected at least one"
             )
-        check_head(loaded)
         self._reference = Reference(loaded, reference)
         if settings.gradient_checkpointing:
-            loaded.model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-        self._critic = Critic(loaded, settings.critic, total_updates=total_updates) if critic else None
+            enable_gradient_checkpointing(loaded.model)
+        self._critic: Critic | None = None
+        if critic:
+            self._critic = Critic(loaded, settings.critic, total_updates=total_updates,
+                                  max_nonfinite=settings.max_nonfinite)  # fmt: skip
         self._optimizer = adamw(list(self._parameters.values()), settings.optimizer)
         self._counters = Counters()
         self._bad_loss: list[str] = []  # trajectories whose loss was not finite since the last step
@@ -145,13 +148,14 @@ class LocalTrainer:
     async def optim_step(self) -> Mapping[str, float]:
         """One AdamW step on the gradients so far, then zero them; the schedule advances either way.
 
-        A loss or gradient that is not finite skips the step.
+        A loss or gradient that is not finite skips the step; the critic's own step goes by its own.
 
         Returns:
-            `grad_norm` (before clipping), `lr`, `nonfinite` (1 for a skipped step).
+            `grad_norm` (before clipping), `lr`, `nonfinite` (1 for a skipped step); those of a critic
+            under `critic/`.
 
         Raises:
-            NonFiniteError: `trainer.max_nonfinite` steps in a row were skipped.
+            NonFiniteError: `trainer.max_nonfinite` steps in a row of the policy or the critic were skipped.
         """
         return await self._run(self._optim_step)
 
@@ -164,7 +168,7 @@ class LocalTrainer:
         """Make the current policy the reference.
 
         Raises:
-            CapabilityError: with LoRA, whose reference is the model below it, or another model.
+            CapabilityError: the reference is another model, or there is none.
         """
         await self._run(self._reference.refresh)
 
@@ -198,16 +202,12 @@ class LocalTrainer:
         if unknown := needs - self.capabilities.needs:
             raise CapabilityError(
                 f"score: got the needs {sorted(unknown)}, expected some of {sorted(self.capabilities.needs)} "
-                "(reference_logprobs needs LoRA or reference=True, values need critic=True)"
+                "(reference_logprobs need a reference, values need critic=True)"
             )
         current = self._logprobs(self.loaded, samples) if "logprobs" in needs else None
-        reference = self._reference_logprobs(samples) if "reference_logprobs" in needs else None
+        reference = self._logprobs(self._reference.model, samples) if "reference_logprobs" in needs else None
         values = self._values(samples) if "values" in needs else None
         return Signals(logprobs=current, reference_logprobs=reference, values=values)
-
-    def _reference_logprobs(self, samples: Sequence[Sample]) -> tuple[np.ndarray, ...]:
-        with self._reference.model() as model:
-            return self._logprobs(model, samples)
 
     def _logprobs(self, loaded: LoadedModel, samples: Sequence[Sample]) -> tuple[np.ndarray, ...]:
         budget = self.settings.micro_batch_tokens
@@ -244,11 +244,11 @@ class LocalTrainer:
             self._check_trie(samples, references, loss)
         sums: Sums = defaultdict(float)
         aged = any((s.versions[trained(s)] != self.version).any() for s in samples)
-        self.loaded.model.train()
         try:
             for indices in self._plan(samples):
                 rows = [samples[i] for i in indices]
-                with explained_memory(self.settings, f"training {_size(rows)}"):
+                memory = explained_memory(self.settings, f"training {_size(rows)}")
+                with memory, training_mode(self.loaded.model):
                     batch = pack(self.loaded, rows, least=self._least)
                     if not (self._critic and self._critic.warming_up):
                         mine = [references[i] for i in indices] if references else None
@@ -258,8 +258,6 @@ class LocalTrainer:
         except BaseException:
             self._drop_gradients()  # a part of an update must never be stepped on
             raise
-        finally:
-            self.loaded.model.eval()
         tokens = sum(int(trained(sample).sum()) for sample in samples)
         total = float(sums.pop("loss", 0.0))
         means = {name: float(value) / tokens for name, value in sums.items()}
@@ -299,6 +297,7 @@ class LocalTrainer:
             flat(samples, returns, like),
             flat(samples, values, like),
             flat(samples, [s.loss_weights for s in samples], like),
+            names=[sample.trajectory for sample in samples[:4]],
         )
         for name, numbers in metrics.items():
             sums[name] += numbers.double().sum()
@@ -355,14 +354,18 @@ class LocalTrainer:
             # The first step allocates both moments.
             with explained_memory(self.settings, "stepping the optimizer"):
                 finite = step(self._optimizer, parameters, norm, lr, optimizer.max_grad_norm)
-        of_critic = self._critic.step() if self._critic else {}
         counters.updates += 1
         counters.nonfinite = 0 if finite else counters.nonfinite + 1
-        problem = ""
+        most, problem = self.settings.max_nonfinite, ""
         if not finite:
-            problem = not_finite(update, counters.nonfinite, self._bad_loss, self._parameters, self.settings)
-        self._drop_gradients()
-        if counters.nonfinite >= self.settings.max_nonfinite:
+            problem = not_finite(
+                update, counters.nonfinite, self._bad_loss, self._parameters, most, optimizer
+            )
+        try:
+            of_critic = self._critic.step() if self._critic else {}
+        finally:
+            self._drop_gradients()
+        if counters.nonfinite >= most:
             raise NonFiniteError(problem)
         return {"grad_norm": norm, "lr": lr, "nonfinite": float(not finite), **of_critic}
 
@@ -372,9 +375,9 @@ class LocalTrainer:
         if not self._reference.exists:
             raise CapabilityError(
                 f"loss {loss.name} with kl_coef {loss.params['kl_coef']}: got a trainer without a reference "
-                "policy, expected LoRA or reference=True"
+                "policy, expected one"
             )
-        return self._reference_logprobs(samples)
+        return self._logprobs(self._reference.model, samples)
 
     def _plan(self, samples: Sequence[Sample]) -> list[list[int]]:
         tokens = [sample.tokens for sample in samples]

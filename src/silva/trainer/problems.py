@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 
+from silva.config.sections import Optimizer
 from silva.config.sections import Trainer as TrainerSettings
 from silva.errors import OutOfMemory
 from silva.models.memory import is_out_of_memory
@@ -36,9 +37,20 @@ def not_finite(
     in_a_row: int,
     trajectories: Sequence[str],
     parameters: Mapping[str, torch.nn.Parameter],
-    settings: TrainerSettings,
+    most: int,
+    optimizer: Optimizer,
+    *,
+    key: str = "trainer.optimizer",
+    whose: str = "of the policy",
 ) -> str:
-    """`trajectories`: of a micro-batch whose loss was not finite. The gradients are still there."""
+    """In words why updates were skipped. The gradients are still there.
+
+    Args:
+        trajectories: of a micro-batch whose loss was not finite.
+        most: trainer.max_nonfinite.
+        key: where the optimizer's settings stand in a configuration.
+        whose: the loss and the gradient are.
+    """
     bad = [
         name
         for name, p in parameters.items()
@@ -49,11 +61,10 @@ def not_finite(
         where.append(f"the loss of the micro-batch with trajectories {', '.join(trajectories)}")
     if bad:
         where.append(f"the gradient of {len(bad)} of {len(parameters)} parameters, first {bad[0]}")
-    optimizer = settings.optimizer
     return (
-        f"update {update}: loss or gradient was not finite for {in_a_row} updates in a "
-        f"row (trainer.max_nonfinite = {settings.max_nonfinite}): "
+        f"update {update}: loss or gradient {whose} was not finite for {in_a_row} updates in a "
+        f"row (trainer.max_nonfinite = {most}): "
         f"{' and '.join(where) or 'the norm of finite gradients'}. "
-        f"Lower trainer.optimizer.lr (now {optimizer.lr:g}) or trainer.optimizer.max_grad_norm "
+        f"Lower {key}.lr (now {optimizer.lr:g}) or {key}.max_grad_norm "
         f'(now {optimizer.max_grad_norm}), or use model.dtype = "float32"'
     )

@@ -1,9 +1,9 @@
 """What of a trainer goes into a checkpoint: safetensors and JSON, no pickle.
 
 `weights.safetensors` (trainable parameters), `optimizer.safetensors` (`<parameter>/exp_avg`, ...),
-`rng.safetensors`, `trainer.json` (counters, optimiser steps) and, where there is a frozen copy,
-`reference.safetensors`; the same of a critic in the folder `critic`. Not here: atomic writing, hashes and
-pruning, which belong to the checkpoint.
+`rng.safetensors`, `trainer.json` (counters, optimiser steps) and, if the reference is a frozen copy of these
+parameters, `reference.safetensors`; the same of a critic in the folder `critic`. Not here: atomic writing,
+hashes and pruning, which belong to the checkpoint.
 """
 
 from __future__ import annotations

@@ -64,7 +64,7 @@ function results() {
 
 function evaluation(first, last) {
   const show = isShare(last.metric) ? percent : number;
-  const interval = (e) => `${show(e.ci_low)} to ${show(e.ci_high)}` + (e.n ? `, ${e.n} episodes` : "");
+  const interval = (e) => `${show(e.ci_low)} to ${show(e.ci_high)}` + (e.n ? `, ${e.n} tasks` : "") + leftOut(e, show);
   const lines = el("div", { class: "intervals" });
   if (first) lines.append(el("span", { text: "before" }), el("span", { text: interval(first) }));
   lines.append(el("span", { text: first ? "after" : "now" }), el("span", { text: interval(last) }));
@@ -74,6 +74,12 @@ function evaluation(first, last) {
       first && el("span", { class: "before", text: show(first.mean) }), first && el("span", { class: "before", text: "→", "aria-label": "to" }),
       el("span", { class: "after", text: show(last.mean) })),
     whiskers(first, last), lines);
+}
+
+function leftOut(e, show) {
+  if (!e.left_out) return "";
+  const bounds = e.bound_low == null ? "" : `: ${show(e.bound_low)} to ${show(e.bound_high)} with them`;
+  return ` (${e.left_out} episodes left out${bounds})`;
 }
 
 function whiskers(first, last) {
@@ -88,7 +94,7 @@ function whiskers(first, last) {
     const colour = e === last ? "var(--brand)" : "var(--soft)";
     const y = all.length === 1 ? 17 : 10 + 14 * i;
     if (e.ci_low != null) root.append(svg("line", { x1: x(e.ci_low), x2: x(e.ci_high), y1: y, y2: y, stroke: colour, "stroke-width": 4, "stroke-linecap": "round", opacity: 0.45 }));
-    root.append(svg("circle", { cx: x(e.mean), cy: y, r: 5, fill: colour }));
+    if (e.mean != null) root.append(svg("circle", { cx: x(e.mean), cy: y, r: 5, fill: colour }));
   });
   return root;
 }

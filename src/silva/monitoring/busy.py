@@ -1,0 +1,66 @@
+"""Whether other programs keep the processor busy: then a run takes many times as long.
+
+torch shares each operation among its threads and waits for the last one. A thread that has to share its core
+is always the last one.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+SHARE = 1.2  # demand for cores, as a share of them, from which it is worth a line
+SHORTEST = 0.5  # seconds; the kernel counts in hundredths, so less says nothing
+
+
+@dataclass(frozen=True)
+class Sample:
+    """At time `at`: seconds that the cores of this process have worked, for all programs and for this one."""
+
+    at: float
+    worked: float
+    own: float
+
+
+def cores() -> list[int]:
+    """The cores that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return sorted(os.sched_getaffinity(0))
+    return list(range(os.cpu_count() or 1))
+
+
+def sample(stat: Path = Path("/proc/stat")) -> Sample | None:
+    """None where the system does not say (not Linux)."""
+    try:
+        worked = worked_seconds(stat.read_text(), cores(), os.sysconf("SC_CLK_TCK"))
+    except (OSError, ValueError):
+        return None
+    return Sample(time.monotonic(), worked, time.process_time())
+
+
+def worked_seconds(stat: str, cores: list[int], ticks: int) -> float:
+    """Of the given cores, from the text of /proc/stat: user, nice, system, irq, softirq, steal."""
+    names = {f"cpu{core}" for core in cores}
+    total = 0
+    for line in stat.splitlines():
+        name, *counts = line.split()
+        if name in names:
+            user, nice, system, _idle, _iowait, irq, softirq, steal = map(int, counts[:8])
+            total += user + nice + system + irq + softirq + steal
+    return total / ticks
+
+
+def hint(first: Sample | None, last: Sample | None, cores: int, threads: int) -> str:
+    """A line for the user if other programs and `threads` of this one want more cores than there are."""
+    if first is None or last is None or last.at - first.at < SHORTEST:
+        return ""
+    others = ((last.worked - first.worked) - (last.own - first.own)) / (last.at - first.at)
+    if others + threads <= SHARE * cores:
+        return ""
+    free = max(1, int(cores - others))
+    advice = f"; placement.threads = {free} may be faster" if free < threads else ""
+    return (
+        f"other programs use {others:.1f} of {cores} cores: this run may take several times as long{advice}"
+    )

@@ -1,0 +1,52 @@
+"""A run that gets worse: held-out results clearly below the best that it had."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+Rows = Sequence[Mapping[str, Any]]
+"""Records of one evaluation, see `EVALUATION_KEYS` of summary.py."""
+
+
+def fall(now: Rows, peaks: Sequence[tuple[int, Rows]], checkpoint: Callable[[int], Path]) -> str:
+    """What fell, from where, and where the better weights are; "" if nothing fell clearly.
+
+    Clearly: the 95 % intervals lie apart. An environment counts by its success, or by its reward if it has
+    none.
+
+    Args:
+        peaks: earlier evaluations with their steps, of which each environment's best counts.
+        checkpoint: where that of a step would be.
+    """
+    lines = []
+    for row in _headlines(now):
+        earlier = [(step, each) for step, rows in peaks for each in _headlines(rows) if _same(each, row)]
+        if not earlier:
+            continue
+        step, best = max(earlier, key=lambda pair: pair[1]["mean"])
+        if row["ci_high"] < best["ci_low"]:
+            path = checkpoint(step)
+            where = f"its checkpoint is {path}" if path.is_dir() else "no checkpoint of that step is kept"
+            what = f"held-out {row['metric']} of {row['environment']} fell"
+            lines.append(f"{what} to {_shown(row)} from {_shown(best)} at step {step}; {where}")
+    return "\n".join(lines)
+
+
+def _headlines(rows: Rows) -> list[Mapping[str, Any]]:
+    solved = {row["environment"] for row in rows if row["metric"] == "success"}
+    wanted = {True: "success", False: "reward"}
+    return [
+        row for row in rows
+        if row["mean"] is not None and row["metric"] == wanted[row["environment"] in solved]
+    ]  # fmt: skip
+
+
+def _same(a: Mapping[str, Any], b: Mapping[str, Any]) -> bool:
+    return (a["environment"], a["metric"]) == (b["environment"], b["metric"])
+
+
+def _shown(row: Mapping[str, Any]) -> str:
+    form = ".1%" if row["metric"] == "success" else ".3f"
+    return f"{row['mean']:{form}} [{row['ci_low']:{form}}, {row['ci_high']:{form}}]"

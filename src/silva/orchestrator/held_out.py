@@ -1,0 +1,64 @@
+"""Which tasks a run holds out, and whether they were trained on: by content, so that no name can mislead.
+
+`held_out.json` in the run's folder holds the digest (`Task.content`) of every held-out task, by environment.
+The ledger holds one for every task that was trained on. The tasks of today are compared with both: a changed
+list of questions, or another `eval_share`, shows in no comparison of weights.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
+from silva.errors import LedgerError
+from silva.ledger import read
+from silva.ports import FILES
+from silva.protocols import TaskSet
+
+NAME = "held_out.json"
+
+
+def record(run: Path, tasksets: Mapping[str, TaskSet]) -> None:
+    """Write the file of a new run."""
+    digests = {label: [task.content() for task in ts.tasks("eval")] for label, ts in tasksets.items()}
+    FILES.write_atomic(run / NAME, (json.dumps(digests, indent=1) + "\n").encode())
+
+
+def changes(run: Path, tasksets: Mapping[str, TaskSet], tasks: int) -> list[str]:
+    """What is to be said about an evaluation of `tasks` tasks of each environment; nothing if all is well.
+
+    Nothing is known of a folder without the file: it is no run, or one from before there was such a file.
+    """
+    if not (run / NAME).is_file():
+        return []
+    held_out = {digest for digests in json.loads((run / NAME).read_bytes()).values() for digest in digests}
+    try:
+        trained = _trained(run / "ledger.jsonl")
+    except LedgerError as error:
+        return [f"whether the held-out tasks were trained on is not known: {error}"]
+    notes = []
+    for label, taskset in tasksets.items():
+        now = [task.content() for task in taskset.tasks("eval")[:tasks]]
+        again, new = sum(d in trained for d in now), sum(d not in held_out for d in now)
+        if again:
+            notes.append(
+                f"{label}: {again} of {len(now)} evaluated tasks were trained on in {run}: success on these "
+                "says nothing about new tasks. Evaluate with the environment and the eval_share of the run."
+            )
+        elif new:
+            notes.append(
+                f"{label}: the held-out set changed: {new} of {len(now)} evaluated tasks were not held out "
+                f"when {run} began. None was trained on, but numbers from before belong to other tasks."
+            )
+    return notes
+
+
+def _trained(ledger: Path) -> set[str]:
+    found: set[str] = set()
+    for event in read(ledger):
+        if event.event == "issued" and "content" in event.fields:
+            found.add(event.fields["content"])
+        elif event.event == "imitated":
+            found.update(event.fields["contents"])
+    return found

@@ -1,0 +1,61 @@
+"""Steps that teach nothing: whether one did, why, and which key to change."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+from silva.algorithms.filters import Reason
+from silva.algorithms.settings import Algorithm
+from silva.orchestrator.buffer import Batch
+from silva.types import Sample
+
+NOTHING = "in no step did any token have an advantage other than 0"
+
+
+def teaches(recipe: Algorithm, samples: Sequence[Sample]) -> bool:
+    """Whether the loss of these rows says anything of what was played.
+
+    A bonus for entropy or a pull towards the reference may still move the policy where it does not.
+    """
+    if recipe.loss == "cross_entropy":  # reads no advantages
+        return bool(samples)
+    return any(s.advantages is not None and bool(s.advantages[s.loss_weights > 0].any()) for s in samples)
+
+
+def explain(recipe: Algorithm, batch: Batch, group_size: int) -> str:
+    """Why a batch whose rows teach nothing does not, in one sentence or two."""
+    counts = Counter(d.reason for d in batch.dropped)
+    if batch.kept:
+        what = "trained on rows whose advantages are all 0"
+    else:
+        reasons = ", ".join(f"{count} {reason}" for reason, count in counts.most_common())
+        what = f"trained nothing, since all {len(batch.dropped)} groups were left out ({reasons})"
+    return f"step {batch.step} {what}. {_advice(recipe, batch, group_size, counts)}"
+
+
+def lonely(recipe: Algorithm, group_size: int) -> str:
+    """The advice for groups of one, where the recipe compares the episodes of a group; else ""."""
+    if group_size > 1 or not recipe.relative:
+        return ""
+    return (
+        f"rollout.group_size = 1 leaves nothing to compare an episode with, and advantage = "
+        f'"{recipe.advantage}" compares the episodes of one task: set it to 2 or more, or choose an '
+        "algorithm.type with a critic (ppo)."
+    )
+
+
+def _advice(recipe: Algorithm, batch: Batch, group_size: int, counts: Counter[Reason]) -> str:
+    if advice := lonely(recipe, group_size):
+        return advice
+    if counts["too_easy"] or counts["too_hard"]:
+        return f"algorithm.difficulty = {list(recipe.difficulty or ())} may be too narrow."
+    if counts["failed"] and len(counts) == 1:
+        return "Every episode failed."
+    rewards = [t.raw_reward for group in batch.groups for t in group.scored]
+    mean = sum(rewards) / max(1, len(rewards))
+    return (
+        f"The episodes of a task all earned the same reward ({mean:.3g} on average): raise "
+        "rollout.group_size or algorithm.max_refills, choose easier or harder tasks, or begin with "
+        "[warm_start]."
+    )

@@ -1,0 +1,135 @@
+"""What went wrong in episodes, in words: where a fault was raised, which errors are of one kind, who blocks.
+
+Not here: what a fault means for its episode (episode.py), and where the words are shown.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+import sysconfig
+import traceback
+import types
+from collections import Counter
+from collections.abc import Awaitable, Callable, Generator, Iterable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import silva
+from silva.ports import CLOCK
+
+T = TypeVar("T")
+
+BLOCKING = 0.1
+"""Seconds that a call may keep the event loop before it is told: asyncio's own threshold."""
+_SILVA = str(Path(silva.__file__).parent)
+_LIBRARIES = tuple({sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")})
+_NUMBER = re.compile(r"(?<![\w:])\d+(\.\d+)?")  # not those of "file.py:12", nor those inside names
+
+
+class Watch:
+    """Is told what befalls episodes. This one ignores it."""
+
+    def fault(self, environment: str, error: str, trace: str) -> None:
+        """An episode failed, or its `close` did; `trace` is empty where no code of an environment raised."""
+
+    def blocked(self, environment: str, call: str, seconds: float) -> None:
+        """A call of the environment (reset, step, ...) kept the event loop for so long: nothing else ran."""
+
+
+UNWATCHED = Watch()
+
+
+def place(fault: BaseException, environment: object) -> str:
+    """Where the user looks first: file and line of the innermost frame of their own code.
+
+    A fault that no code of theirs raised (a library got something wrong from it) names its innermost frame
+    and the class of the environment.
+    """
+    frames = traceback.extract_tb(fault.__traceback__)
+    own = [f for f in frames if _is_own(f.filename)]
+    if own:
+        return _shown(own[-1].filename, own[-1].lineno)
+    # A frame of this package says nothing: it only checks what it was given.
+    inner = [f for f in frames[-1:] if not f.filename.startswith(str(Path(__file__).parent))]
+    return "; ".join([*(_shown(f.filename, f.lineno) for f in inner), *_home(environment)])
+
+
+def trace(fault: BaseException) -> str:
+    return "".join(traceback.format_exception(fault)).rstrip()
+
+
+def kind(error: str) -> str:
+    """The error without its numbers: "prompt of 231 tokens" and "prompt of 240 tokens" are of one kind."""
+    return _NUMBER.sub("#", error)
+
+
+def tally(errors: Iterable[str | None], most: int = 3) -> str:
+    """Such as "7 x step: KeyError: 'a' (game.py:12); 2 x ...": the most frequent kinds, by an example."""
+    counts: Counter[str] = Counter()
+    example: dict[str, str] = {}
+    for error in errors:
+        text = error or "no reason was given"
+        counts[kind(text)] += 1
+        example.setdefault(kind(text), text)
+    parts = [f"{count} x {example[name]}" for name, count in counts.most_common(most)]
+    rest = sum(counts.values()) - sum(count for _, count in counts.most_common(most))
+    return "; ".join([*parts, *([f"{rest} x other errors"] if rest else [])])
+
+
+@types.coroutine
+def watched(
+    function: Callable[..., Awaitable[T]], *arguments: Any, tell: Callable[[float], None]
+) -> Generator[Any, Any, T]:
+    """`await function(*arguments)`; `tell` hears each time it kept the event loop for `BLOCKING` seconds.
+
+    Between two suspensions a coroutine runs alone: that time is measured, not the time it waits.
+    """
+
+    async def call() -> T:
+        return await function(*arguments)
+
+    steps = call()
+    advance: Callable[[Any], Any] = steps.send
+    value: Any = None
+    while True:
+        began = CLOCK.monotonic()
+        try:
+            waiting = advance(value)
+        except StopIteration as end:
+            return end.value
+        finally:
+            tell_if_long(began, tell)
+        try:
+            advance, value = steps.send, (yield waiting)
+        except GeneratorExit:
+            steps.close()
+            raise
+        except BaseException as error:
+            advance, value = steps.throw, error
+
+
+def tell_if_long(began: float, tell: Callable[[float], None]) -> None:
+    """`began`: as of `CLOCK.monotonic`, with no suspension since."""
+    if (seconds := CLOCK.monotonic() - began) >= BLOCKING:
+        tell(seconds)
+
+
+def _is_own(filename: str) -> bool:
+    return not filename.startswith((_SILVA, *_LIBRARIES, "<frozen"))
+
+
+def _home(environment: object) -> list[str]:
+    """The class of the environment, if it is not Silva's own."""
+    cls = type(environment)
+    try:
+        file = inspect.getsourcefile(cls) or ""
+        line = inspect.getsourcelines(cls)[1]
+    except (OSError, TypeError):  # made in a shell, or built in
+        return []
+    return [f"{cls.__name__} of {_shown(file, line)}"] if _is_own(file) else []
+
+
+def _shown(filename: str, line: int | None) -> str:
+    path, here = Path(filename), Path.cwd()
+    return f"{path.relative_to(here) if path.is_relative_to(here) else path}:{line}"

@@ -1,0 +1,65 @@
+"""Sampling keeps to the rules that were probed. They are forced here, whatever the machine needs."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from silva.engines import local
+from silva.engines.local import LocalEngine
+from silva.models.loading import LoadedModel
+from silva.models.same_bits import RowRule, RowRules
+from silva.types import Completion, SamplingParams
+
+FORCED = [
+    RowRules(),
+    RowRules(linear=RowRule(4), attention=RowRule(4)),
+    RowRules(linear=RowRule(4, 4), attention=RowRule(4, 4), matrices=3, lanes=128),
+    RowRules(one_thread=True),
+    RowRules(hold=False),
+]
+
+
+def sample(engine: LocalEngine) -> list[Completion]:
+    """Twelve requests of which some share a prompt, arriving together."""
+
+    async def run() -> list[Completion]:
+        requests = [
+            engine.sample(list(range(5 + n // 3)), SamplingParams(max_tokens=4 + n, seed=n))
+            for n in range(12)
+        ]
+        return list(await asyncio.gather(*requests))
+
+    return asyncio.run(run())
+
+
+@pytest.mark.parametrize("rules", FORCED, ids=lambda rules: rules.describe())
+def test_sampling_under_any_rules(
+    rules: RowRules,
+    tiny_model: LoadedModel,
+    make_engine: Callable[..., LocalEngine],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The numbers stay, and every product has the rows it needs."""
+    expected = sample(make_engine(tiny_model))
+    monkeypatch.setattr(local, "probe", lambda *_, **__: rules)
+    engine = make_engine(tiny_model)
+    assert engine.rules == rules
+    rows: list[int] = []
+    threads: set[int] = set()
+
+    def seen(tokens: torch.Tensor, step: object) -> torch.Tensor:
+        rows.append(len(tokens))
+        threads.add(torch.get_num_threads())
+        return decoder(tokens, step)
+
+    decoder, engine._decoder = engine._decoder, seen  # type: ignore[assignment]
+    got = sample(engine)
+    for ours, theirs in zip(got, expected, strict=True):
+        assert ours.tokens == theirs.tokens
+        assert ours.logprobs == pytest.approx(theirs.logprobs, abs=1e-5)
+    assert rows and all(rules.linear.padded(n) == n for n in rows)
+    assert not rules.one_thread or threads == {1}

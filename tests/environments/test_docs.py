@@ -1,0 +1,64 @@
+"""docs/environments.md: every block of code runs, and every world in it can be played and loaded."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from silva.config.load import load
+from silva.config.plugins import find_environment
+from silva.environments.settings import EnvironmentSettings
+from silva.environments.tasks import check_splits
+from silva.protocols import Scripted
+from silva.registries import REGISTRIES
+from silva.rendering.tool_calls import parse_hermes
+from silva.types import Message
+
+PAGE = (Path(__file__).parents[2] / "docs" / "environments.md").read_text()
+BLOCKS = dict(
+    (
+        re.findall(r"^class (\w+)\((?:ToolQA|TextGameSettings|EnvironmentSettings)\)", text, re.MULTILINE)[0],
+        text,
+    )
+    for text in re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+)
+
+
+def test_the_page_shows_a_world_of_each_kind() -> None:
+    assert list(BLOCKS) == ["Towns", "Treasure", "Colours"]
+
+
+@pytest.mark.parametrize("name", BLOCKS)
+def test_a_shown_world_works(name: str, tmp_path: Path, play_out) -> None:
+    file = tmp_path / f"{name.lower()}.py"
+    file.write_text(BLOCKS[name])
+    found = find_environment(f"{file}:{name}", EnvironmentSettings)
+    assert found is not None
+    settings = found()
+    taskset = settings.taskset()
+    check_splits(taskset, settings.label)
+    held_out = taskset.tasks("eval")
+    assert settings.label == name and len(held_out) == settings.eval_size
+    solved = 0.0
+    for task in held_out:
+        episode = taskset.environment(task)
+        assert isinstance(episode, Scripted) and isinstance(episode.random_reply(3), str)
+
+        def reply(_: int, episode=episode) -> Message:
+            parsed = parse_hermes(episode.expert_reply())
+            return Message("assistant", parsed.content, tool_calls=parsed.calls)
+
+        solved += play_out(episode, reply)[-1].metrics["success"]
+    assert solved >= 0.8 * len(held_out)  # the fog may cost a game
+
+
+def test_the_shown_configuration_loads(tmp_path: Path) -> None:
+    (tmp_path / "towns.py").write_text(BLOCKS["Towns"])
+    texts = re.findall(r"```toml\n(.*?)```", PAGE, re.DOTALL)
+    (tmp_path / "towns.toml").write_text(texts[0])
+    (world,) = load([f"@{tmp_path / 'towns.toml'}"], REGISTRIES, env={}, cwd=tmp_path).config.environments
+    assert (world.label, world.max_tool_calls, len(world.taskset().tasks("eval"))) == ("Towns", 3, 50)
+    assert tomllib.loads(texts[1])["project"]["entry-points"]["silva.environments"]["towns"]

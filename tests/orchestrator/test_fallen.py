@@ -1,0 +1,45 @@
+"""When the loop warns of a fall: as soon as it shows, and once more at the last step."""
+
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from silva.orchestrator.rl import Loop
+from silva.orchestrator.state import RunState
+
+
+def rows(mean):
+    return [
+        {
+            "environment": "lake",
+            "metric": "success",
+            "mean": mean,
+            "ci_low": mean - 0.1,
+            "ci_high": mean + 0.1,
+        }
+    ]
+
+
+@pytest.mark.parametrize(
+    ("step", "last", "now", "warns"),
+    [
+        (40, 0.7, 0.2, True),
+        (50, 0.2, 0.1, False),  # said at step 40
+        (50, 0.2, 0.65, False),
+        (60, 0.65, 0.2, True),  # it came back in between
+        (100, 0.2, 0.1, True),  # the last step
+        (100, 0.7, 0.6, False),
+    ],
+)
+def test_once_and_at_the_end(step, last, now, warns):
+    parts = SimpleNamespace(
+        settings=SimpleNamespace(steps=100), store=SimpleNamespace(path=lambda n: Path(f"{n}"))
+    )
+    state = RunState(
+        step=step, eval_before=rows(0.1), eval_last=rows(last), eval_best=rows(0.7), best_step=30
+    )
+    text = Loop(parts, state)._fallen(rows(now))
+    assert ("from 70.0% [60.0%, 80.0%] at step 30" in text) is warns and bool(text) is warns
+    again = RunState.decode(state.encode())  # as after a resume
+    assert Loop(parts, again)._fallen(rows(now)) == text

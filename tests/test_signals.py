@@ -1,0 +1,50 @@
+"""Ctrl-C, SIGTERM and SIGHUP before a run has begun; tests/orchestrator has what they do to a run."""
+
+import signal
+import subprocess
+import sys
+
+import pytest
+
+BEGIN = """
+import os, signal
+from silva import signals
+def hit(number):  # as a library does that is being imported
+    try:
+        os.kill(os.getpid(), number)
+    except BaseException as error:
+        raise ModuleNotFoundError("Could not import module") from error
+"""
+
+
+def run(code, **options):
+    return subprocess.run([sys.executable, "-c", BEGIN + code], capture_output=True, text=True, **options)
+
+
+@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGHUP"])
+def test_while_modules_are_imported_a_signal_ends_the_process(name):
+    done = run(f"signals.end_at_once(); hit(signal.{name}); print('went on')")
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "silva: interrupted\n")
+
+
+@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGHUP"])
+def test_then_it_is_a_keyboard_interrupt(name):
+    code = f"""
+signals.end_at_once(); signals.be_caught()
+try:
+    os.kill(os.getpid(), signal.{name})
+except KeyboardInterrupt:
+    print("caught")
+"""
+    assert run(code).stdout == "caught\n"
+
+
+def test_what_was_ignored_stays_ignored():
+    code = "signals.end_at_once(); signals.be_caught(); hit(signal.SIGHUP); print('goes on')"
+    done = run(code, preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN))  # as nohup does
+    assert (done.returncode, done.stdout) == (0, "goes on\n")
+
+
+def test_a_program_that_uses_the_library_keeps_its_own_handlers():
+    code = "signal.signal(signal.SIGTERM, lambda *_: print('mine')); signals.be_caught(); hit(signal.SIGTERM)"
+    assert run(code).stdout == "mine\n"
