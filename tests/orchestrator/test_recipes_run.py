@@ -35,7 +35,7 @@ KEYS = {
 }  # fmt: skip
 WARM = {
     "name": "warm", "model": {"type": "tiny", "layers": 1, "context": 256},
-    "warm_start": {"steps": 120, "episodes_per_step": 16, "noise": 0.3, "optimizer": {"lr": 1e-2}},
+    "warm_start": {"steps": 240, "episodes_per_step": 16, "noise": 0.3, "optimizer": {"lr": 1e-2}},
 }  # fmt: skip
 
 # Of a group's rewards as training saw them and its raw ones; recipes whose tokens differ within a trajectory,
