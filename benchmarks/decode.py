@@ -15,7 +15,8 @@ Limits, for the tokens of the same run (`against` says which):
 - roofline: a step reads the weights and the keys and values of every request (a shared prompt once a
   request, as Silva reads it) at the machine's bandwidth, and multiplies at the rate of its fp32 GEMM.
 "Outside kernels" is the share of a run in which no torch operator computes. "Bits" compares with the same
-engine under MKL_CBWR=AUTO, and with neither that nor attention and activations that keep a row's bits.
+engine under MKL_CBWR=AUTO, and with nothing that keeps a row's bits: neither that, nor steps filled up to the
+probed number of rows, nor attention and activations of their own.
 """
 
 from __future__ import annotations
