@@ -43,6 +43,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if "smollm2" in getattr(item, "fixturenames", ()):
             item.add_marker(pytest.mark.slow)
+        if {"undisturbed", "warm"} & set(getattr(item, "fixturenames", ())):  # ends as that run, to the bit
+            item.add_marker(pytest.mark.same_bits)
     if equal := [item for item in items if "same_bits" in item.keywords]:
         said = promises(torch.get_num_threads())["float32"]
         for item in equal if said.startswith("no") else ():

@@ -14,6 +14,7 @@ import chaos  # isort: skip (beside runs, whose folder tests.runs has put on the
 
 
 @pytest.mark.slow
+@pytest.mark.same_bits
 def test_twenty_kills_change_nothing(tmp_path):
     """Each crash point once and ten more at random points and times."""
     found = tmp_path / "chaos.json"

@@ -274,6 +274,7 @@ def test_killed_between_the_best_checkpoint_and_its_mark(server, undisturbed, tm
     assert differences(ended.path, undisturbed) == []
 
 
+@pytest.mark.same_bits
 def test_a_run_with_adapters_dropout_and_a_reference_goes_on_to_the_bit(server, tmp_path):
     whole = server.rl("whole", *LORA, into=tmp_path)
     assert whole.status == 0, whole.output
@@ -284,6 +285,7 @@ def test_a_run_with_adapters_dropout_and_a_reference_goes_on_to_the_bit(server, 
     assert differences(ended.path, end_state(whole.path)) == []
 
 
+@pytest.mark.same_bits
 @pytest.mark.parametrize("model", [(), ("--model.lora.rank", "4")])
 def test_a_reference_goes_on_to_the_bit(server, tmp_path, model):
     """The frozen copy is of the warm-started weights or adapters, so it must come from the checkpoint."""
@@ -318,6 +320,7 @@ MEMORY = ("--algorithm.type", "reinforce", "--algorithm.advantage", "running", "
           "--algorithm.temperature.reference", "0.5")  # fmt: skip
 
 
+@pytest.mark.same_bits
 @pytest.mark.parametrize(
     ("options", "crash"), [(CRITIC, "backward:5"), (CRITIC, "publish:3"), (BILEVEL, "optim:6")]
 )
@@ -335,6 +338,7 @@ def test_a_run_with_a_critic_goes_on_to_the_bit(server, tmp_path, options, crash
     assert audit(read(ended.path / "ledger.jsonl"), finished=True) == []
 
 
+@pytest.mark.same_bits
 def test_what_a_recipe_remembers_goes_on_to_the_bit(server, tmp_path):
     """A baseline of each world, the temperature, two coefficients, and a reference that was refreshed."""
     whole = server.rl("whole", *MEMORY, into=tmp_path)
