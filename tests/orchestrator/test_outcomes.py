@@ -43,6 +43,7 @@ def test_steps_without_any_difference_are_empty_and_the_run_goes_on(server, tmp_
     assert audit(read(ended.path / "ledger.jsonl"), finished=True) == []
 
 
+@pytest.mark.same_bits
 def test_an_empty_step_is_resumed_to_the_bit(server, tmp_path):
     """One world that pays all the same, refilled from both: some steps are short, some full."""
     options = ("--environments.0.paid", "constant", "--algorithm.max_refills", "1")
