@@ -27,7 +27,7 @@ from silva.config.sections import PretrainedModel
 from silva.engines import local
 from silva.engines.local import LocalEngine
 from silva.engines.settings import LocalEngine as EngineSettings
-from silva.models import decoder, kv_cache, loading, packed_linear
+from silva.models import decoder, loading, packed_linear, packed_step
 from silva.models.loading import PACKAGED, load_model, resolve
 from silva.models.memory import give_freed_memory_back, keep_freed_memory
 from silva.models.same_bits import RowRules
@@ -134,7 +134,7 @@ class LooseWorker(SilvaWorker):
     """Without what makes a row's bits independent of the batch."""
 
     def __init__(self) -> None:
-        kv_cache.BLOCK = decoder.SERIAL = 1 << 30
+        packed_step.BLOCK = decoder.SERIAL = 1 << 30
         local.probe = lambda *_, **__: RowRules(hold=False)
         loading.steady_activations = lambda model: None
         super().__init__()

@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 
 from silva.config.load import load
+from silva.engines import local
+from silva.models.same_bits import RowRules
 from silva.registries import REGISTRIES
 from silva.session import Session
 
@@ -26,6 +28,17 @@ def test_garbage_collection_leaves_out_what_is_loaded_until_the_session_ends() -
     finally:
         session.close()
     assert gc.get_freeze_count() == 0
+
+
+def test_a_machine_without_equal_bits_is_named_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(local, "probe", lambda *_, **__: RowRules(hold=False))
+    session = Session(load(["@", str(CONFIG)], REGISTRIES).config)
+    try:
+        (note,) = [note for note in session.notes if "bit for bit" in note]
+        assert "the last bits of a matrix product depend on how many rows it has" in note
+        assert session.machine["rows"] == "no number of rows gives equal bits"
+    finally:
+        session.close()
 
 
 @pytest.mark.parametrize(("order", "said"), [("torch, silva", 1), ("silva, torch", 0)])

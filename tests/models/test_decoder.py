@@ -23,8 +23,9 @@ from silva.compute import set_threads
 from silva.models import attention
 from silva.models.activation import steady_activations
 from silva.models.decoder import AnyDecoder, Decoder, LlamaDecoder, decoder_of
-from silva.models.kv_cache import KvCache, PackedStep, Row, Span
+from silva.models.kv_cache import KvCache, Row
 from silva.models.packed_linear import PackedLinears
+from silva.models.packed_step import PackedStep, Span
 from silva.models.same_bits import probe
 
 SIZES: dict[str, Any] = dict(

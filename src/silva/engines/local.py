@@ -19,8 +19,9 @@ import asyncio
 import math
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Executor
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -32,10 +33,11 @@ from silva.errors import ContextOverflow, EngineError, OutOfMemory, SilvaError
 from silva.models.decode_graph import DecodeGraphs
 from silva.models.decoder import decoder_of
 from silva.models.head import logits_of
-from silva.models.kv_cache import KvCache, PackedStep, Row, Span
+from silva.models.kv_cache import KvCache, Row
 from silva.models.loading import LoadedModel
 from silva.models.memory import give_freed_memory_back, is_out_of_memory
 from silva.models.packed_linear import PackedLinears
+from silva.models.packed_step import PackedStep, Span
 from silva.models.same_bits import RowRules, fill_up, probe
 from silva.ports import uniform
 from silva.protocols import EngineCapabilities
@@ -109,11 +111,10 @@ class LocalEngine:
             self.cache.rules = probe(loaded.model, head_dim=self.cache.head_dim, dtype=loaded.dtype)
             fill_up(loaded.model, self.cache.rules.alone)
         self._decoder = decoder_of(loaded.model)
-        self._packed = (
-            PackedLinears(loaded.model, self._decoder.linears, self.rules.linear)
-            if settings.pack_weights
-            else None
-        )
+        self._packed: PackedLinears | None = None
+        if settings.pack_weights:
+            with self._threads():
+                self._packed = PackedLinears(loaded.model, self._decoder.linears, self.rules.linear)
         self._pack = self._packed is not None  # before the next step
         graphs = loaded.device.type == "cuda" and self._decoder.recordable and loaded.dtype != torch.float64
         self._graphs = DecodeGraphs(self._decoder, self.cache) if graphs else None
@@ -247,19 +248,26 @@ class LocalEngine:
 
     def _step(self) -> list[_Request]:
         """Admit, run one packed forward, sample; returns the requests that are done."""
-        threads = torch.get_num_threads()
-        if self.rules.one_thread:
-            torch.set_num_threads(1)
         try:
-            return self._advance()
+            with self._threads():
+                return self._advance()
         except Exception:
             for row in self.cache.rows:  # nobody knows what the cache holds now
                 row.busy = False
             self.cache.clear()
             raise
+
+    @contextmanager
+    def _threads(self) -> Iterator[None]:
+        """Those that the rules allow."""
+        before = torch.get_num_threads()
+        if self.rules.one_thread:
+            torch.set_num_threads(1)
+        try:
+            yield
         finally:
             if self.rules.one_thread:
-                torch.set_num_threads(threads)
+                torch.set_num_threads(before)
 
     @torch.inference_mode()
     def _advance(self) -> list[_Request]:

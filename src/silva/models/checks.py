@@ -22,8 +22,9 @@ from silva.errors import ModelError
 from silva.models import trie, trie_attention
 from silva.models.decoder import decoder_of
 from silva.models.head import logits_of
-from silva.models.kv_cache import KvCache, PackedStep, Span
+from silva.models.kv_cache import KvCache
 from silva.models.memory import is_out_of_memory
+from silva.models.packed_step import PackedStep, Span
 from silva.models.weight_files import is_finite
 
 if TYPE_CHECKING:

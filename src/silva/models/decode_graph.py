@@ -19,7 +19,8 @@ import numpy as np
 import torch
 
 from silva.models.decoder import Decoder
-from silva.models.kv_cache import BLOCK, KvCache, Row
+from silva.models.kv_cache import KvCache, Row
+from silva.models.same_bits import BLOCK
 
 Replay = Callable[[], object]
 LEAST = 8  # requests: for fewer a step takes no less time

@@ -3,7 +3,7 @@
 A layer of transformers takes some seventy torch operations, which for a few tokens last as long as the
 products between them. Here it takes thirty: projections of one input are one product (packed_linear.py),
 residuals are added in place, the rotation of queries and keys is one. The numbers are those of transformers
-up to rounding, and the bits of a token depend on its own history alone (kv_cache.py).
+up to rounding, and the bits of a token depend on its own history alone (packed_step.py).
 """
 
 from __future__ import annotations

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -77,6 +78,10 @@ class RowRules:
     hold: bool = True
     """Whether bits are equal under these rules; False where no number of rows makes them so."""
 
+    def positions(self, length: int) -> int:
+        """How many positions to attend to where `length` are wanted."""
+        return -(-length // self.lanes) * self.lanes
+
     def describe(self) -> str:
         if not self.hold:
             return "no number of rows gives equal bits"
@@ -113,22 +118,26 @@ def probe(model: nn.Module, *, head_dim: int, dtype: torch.dtype) -> RowRules:
 
 
 def _probe(model: nn.Module, head_dim: int, dtype: torch.dtype) -> RowRules:
-    layers = {_shape(m): m for m in model.modules() if isinstance(m, nn.Linear | Conv1D)}
-    families = {shape: [probed(_linear(m), _counts(*shape))] for shape, m in layers.items()}
-    large = [shape for shape in layers if math.prod(shape) >= SMALL] or list(layers)
-    linear, alone = first_rule([families[shape] for shape in large]), {}
-    for shape in set(layers) - set(large):
-        rule = first_rule([families[shape]])
-        if linear is None or rule is None:
-            return RowRules(hold=False)
-        if not _holds(linear, families[shape]):
-            alone[shape] = rule
+    modules = (m for m in model.modules() if isinstance(m, nn.Linear | Conv1D))
+    layers = {(_shape(m), m.bias is None): m for m in modules}
+    families: dict[Shape, list[list[Probed]]] = {}  # with a bias and without
+    for (shape, _), module in layers.items():
+        families.setdefault(shape, []).append([probed(_linear(module), _counts(*shape))])
+    large = [shape for shape in families if math.prod(shape) >= SMALL] or list(families)
+    linear = first_rule(family for shape in large for family in families[shape])
+    small = {shape: first_rule(families[shape]) for shape in families if shape not in large}
     threads = torch.get_num_threads()
     attention, matrices = _attention(head_dim, dtype, threads)
     # Experts multiply the tokens that are sent to them, however few: nothing fills those products up.
     experts = any(parameter.ndim > 2 for parameter in model.parameters())
     if linear is None or attention is None or (experts and linear != ANY):
         return RowRules(hold=False)
+    alone: dict[Shape, RowRule] = {}
+    for shape, rule in small.items():
+        if rule is None:
+            return RowRules(hold=False)
+        if not all(_holds(linear, family) for family in families[shape]):
+            alone[shape] = rule
     lanes = _lanes(head_dim, dtype, attention.padded(1), matrices, threads)
     return RowRules(linear, alone, attention, matrices, lanes)
 
@@ -177,21 +186,18 @@ def _holds(rule: RowRule, family: Sequence[Probed]) -> bool:
 @functools.cache
 def _attention(head_dim: int, dtype: torch.dtype, threads: int) -> tuple[RowRule | None, int]:
     """The rule for the products of queries and keys and of weights and values, and how many at once."""
-    found: tuple[RowRule | None, int] = (None, 1)
-    for matrices in sorted({1, threads}):
-        rule = first_rule(
-            [
-                [
-                    probed(product(head_dim, length, count, dtype), _counts(head_dim, count * length))
-                    for count in (matrices, 4 * threads + 1)
-                ]
-                for length in (LANES, BLOCK)
-                for product in (_scores, _values)
-            ]
-        )
-        if rule is not None and (found[0] is None or rule.padded(1) < found[0].padded(1)):
-            found = rule, matrices
-    return found
+
+    def product(kind: Callable[..., Product], length: int, matrices: int) -> Probed:
+        return probed(kind(head_dim, length, matrices, dtype), _counts(head_dim, matrices * length))
+
+    kinds = list(itertools.product((_scores, _values), (LANES, BLOCK)))
+    many = [[product(kind, length, threads), product(kind, length, 4 * threads)] for kind, length in kinds]
+    rule = first_rule(many)
+    if rule is None or threads == 1:
+        return rule, 1
+    # Fewer matrices than threads may take another path: then they are filled up to that number.
+    single = [[*family, product(*kind, 1)] for family, kind in zip(many, kinds, strict=True)]
+    return rule, 1 if all(_holds(rule, family) for family in single) else threads
 
 
 @functools.cache
