@@ -152,7 +152,7 @@ def test_crash_point_that_does_not_exist(tmp_path):
     """Read when the process starts, so in a process of its own."""
     (tmp_path / "bad.toml").write_text(CONFIG)
     done = subprocess.run(
-        [sys.executable, "-m", "silva.cli", "rl", "@", "bad.toml"],
+        [sys.executable, "-m", "silva", "rl", "@", "bad.toml"],
         env={**os.environ, "SILVA_CRASH": "bakcward:2"}, cwd=tmp_path, capture_output=True, text=True,
     )  # fmt: skip
     assert done.returncode == 2 and not (tmp_path / "runs").exists()

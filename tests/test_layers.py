@@ -29,6 +29,7 @@ ROWS = [
     ["launch"],
     ["plan", "chat", "doctor"],
     ["cli"],
+    ["__main__"],
 ]
 RANK = {name: rank for rank, row in enumerate(ROWS) for name in row}
 # Besides the standard library: all that help may load.

@@ -24,7 +24,7 @@ def test_smoke_needs_what_its_plan_says(tmp_path):
     """Each in a process of its own, so that the peak of its memory is its own."""
 
     def silva(*arguments):
-        command = [sys.executable, "-m", "silva.cli", "rl", "@", str(ROOT / "configs" / "smoke.toml")]
+        command = [sys.executable, "-m", "silva", "rl", "@", str(ROOT / "configs" / "smoke.toml")]
         # All groups are trained: how many of a few dozen have a signal is chance.
         command += ["--no-algorithm.drop_zero_variance", *arguments]
         done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
@@ -106,6 +106,22 @@ def test_probe_counts_usable_episodes():
     # The first two have 22 tokens in common (20 + 2), the last two are the same row: 24 + 8 + 24.
     found = _summarise(Grpo(), groups)
     assert found == Probe(generated=5.0, trained=25.5, unique=14.0, longest=30, hopeless=0.5, mastered=0.0)
+
+
+def test_probe_sees_what_the_credit_sees():
+    """Both episodes earn 1 in all, one of them a turn earlier: only credit by turn tells them apart."""
+    early, late = episode("a", 4, 4), episode("b", 4, 4)
+    paid = [
+        dataclasses.replace(t, rewards={"goal": 1.0}, turns=tuple(
+            dataclasses.replace(turn, rewards={"goal": earned})
+            for turn, earned in zip(t.turns, rewards, strict=True)
+        ))
+        for t, rewards in ((early, (1.0, 0.0)), (late, (0.0, 1.0)))
+    ]  # fmt: skip
+    groups = [Group("a", TASK, tuple(paid))]
+    assert _summarise(Grpo(), groups).hopeless == 1.0
+    found = _summarise(Grpo(credit="turn"), groups)
+    assert (found.hopeless, found.mastered) == (0.0, 0.0)
 
 
 def test_groups_without_signal_fade_as_a_policy_learns():

@@ -38,13 +38,13 @@ USAGE = {
 silva rl @ FILE.toml [--dry-run | --resume | --overwrite] [--section.key VALUE ...]
 
   --dry-run    print the resolved configuration and the plan in numbers, then stop
-  --resume     go on with the run in output_dir/name from its last checkpoint; without a FILE, with
-               the configuration that is saved there
-  --overwrite  replace the run in output_dir/name: it is removed when the new one begins""",
+  --resume     continue the run in output_dir/name from its last checkpoint; without a FILE, the
+               configuration saved there is used
+  --overwrite  replace the run in output_dir/name; the old run is removed when the new one begins""",
     "sft": """\
 silva sft @ FILE.toml [--overwrite] [--section.key VALUE ...]
 
-  --overwrite  replace the run in output_dir/name: it is removed when the new one begins""",
+  --overwrite  replace the run in output_dir/name; the old run is removed when the new one begins""",
     "eval": """\
 silva eval @ FILE.toml [--weights PATH] [--policy WHO] [--json] [--section.key VALUE ...]
 
@@ -250,9 +250,10 @@ def _eval(arguments: list[str]) -> int:
     signals.be_caught()
     evaluations = evaluate_config(config, policy=policy or "model", weights=weights)
     rows = records(evaluations)
+    code = 0 if any(e.estimates for e in evaluations) else NoSignalError.exit_code
     if "--json" in found:
         print(json.dumps(rows, indent=1))
-        return 0
+        return code
     from rich.console import Console
     from rich.table import Table
 
@@ -268,7 +269,7 @@ def _eval(arguments: list[str]) -> int:
     Console().print(table)
     for note in filter(None, (e.note() for e in evaluations)):
         print(note)
-    return 0 if any(e.estimates for e in evaluations) else NoSignalError.exit_code
+    return code
 
 
 def _chat(arguments: list[str]) -> int:
@@ -378,18 +379,3 @@ _HANDLERS: dict[str, Callable[[list[str]], int]] = {
     "schema": _schema,
     "diff": _diff,
 }
-
-
-def entry() -> None:
-    """The console command: `main`, and no waiting for the compute thread once the user wants out."""
-    signals.end_at_once()
-    code = main()
-    sys.stdout.flush()
-    sys.stderr.flush()
-    if code == 130:
-        os._exit(code)
-    sys.exit(code)
-
-
-if __name__ == "__main__":
-    entry()

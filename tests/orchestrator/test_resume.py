@@ -229,7 +229,7 @@ def test_signals_from_outside(server, undisturbed, tmp_path, number):
     ]
     env = os.environ | {"OMP_NUM_THREADS": "1"}
     process = subprocess.Popen(
-        [sys.executable, "-m", "silva.cli", *argv], env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+        [sys.executable, "-m", "silva", *argv], env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
     )
     while not (tmp_path / "run" / "metrics.jsonl").exists() and process.poll() is None:
         time.sleep(0.01)

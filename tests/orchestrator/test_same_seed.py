@@ -12,7 +12,7 @@ def test_another_process_of_the_same_seed_writes_the_same_bytes(server, undistur
     """Two worlds, 20 episodes at once, delays that differ, two updates a batch, evaluations in between."""
     argv = ["rl", f"@{server.config}", "--name", "run", "--output_dir", str(tmp_path)]
     env = os.environ | {"PYTHONHASHSEED": "5", "OMP_NUM_THREADS": "1"}
-    subprocess.run([sys.executable, "-m", "silva.cli", *argv], env=env, check=True, capture_output=True)
+    subprocess.run([sys.executable, "-m", "silva", *argv], env=env, check=True, capture_output=True)
     assert differences(tmp_path / "run", undisturbed) == []
     rows = metrics(tmp_path / "run")
     assert [row["step"] for row in rows] == [0, 1, 2, 3, 4]

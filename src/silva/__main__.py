@@ -1,0 +1,23 @@
+"""The console command, also `python -m silva`: before anything else it says what a signal does."""
+
+import os
+import sys
+
+from silva import signals
+
+
+def entry() -> None:
+    """`cli.main`, and no waiting for the compute thread once the user wants out."""
+    signals.end_at_once()
+    from silva.cli import main  # after it: these imports take the longest
+
+    code = main()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    if code == 130:
+        os._exit(code)
+    sys.exit(code)
+
+
+if __name__ == "__main__":
+    entry()
