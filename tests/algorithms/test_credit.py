@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -9,6 +8,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.algorithms.by_hand import advantages, group, trained_advantages, trajectory, turn
 from tests.golden.read import read
 from torch import Tensor
 
@@ -18,46 +18,19 @@ from silva.algorithms.credit import (
     assign_gae,
     assign_turns,
     hard,
+    raw_returns,
     scale_by_entropy,
     turn_rewards,
 )
 from silva.errors import ConfigError, RecordError
 from silva.rollouts.samples import to_samples
-from silva.types import Group, Sample, Segment, StopReason, Task, Trajectory, Turn
+from silva.types import Group, StopReason, Trajectory
 
 GOLDEN = read("advantages_verl")
 
 
 def golden(name: str) -> Tensor:
     return torch.tensor(GOLDEN[name], dtype=torch.float64)
-
-
-def turn(
-    id: str, shown: int, said: int, reward: float = 0.0, *, fresh: bool = False, shaped: float = 0.0
-) -> Turn:
-    policy = Segment("policy", (1,) * said, logprobs=(-1.0,) * said, versions=(0,) * said)
-    segments = (Segment("environment", (0,) * shown), policy)
-    return Turn(id, segments, rewards={"score": reward}, shaped={"format": shaped}, fresh=fresh)
-
-
-def trajectory(id: str, turns: Sequence[Turn], *, stop: StopReason = "terminated") -> Trajectory:
-    """Rewards summed over turns, as an episode does."""
-    turns = (dataclasses.replace(turns[0], fresh=True), *turns[1:])
-    rewards = sum(t.rewards["score"] for t in turns)
-    shaped = sum(t.shaped["format"] for t in turns)
-    return Trajectory(id, turns, stop, rewards={"score": rewards}, shaped={"format": shaped})
-
-
-def group(key: str, *trajectories: Trajectory, environment: str = "maze") -> Group:
-    return Group(key, Task(key, environment, 0, {}), trajectories)
-
-
-def advantages(samples: Sequence[Sample]) -> list[list[float]]:
-    return [s.advantages.tolist() for s in samples if s.advantages is not None]
-
-
-def trained_advantages(samples: Sequence[Sample]) -> list[list[float]]:
-    return [s.advantages[s.loss_weights > 0].tolist() for s in samples if s.advantages is not None]
 
 
 def test_turn_rewards_hold_what_belongs_to_no_turn() -> None:
@@ -122,6 +95,17 @@ def test_assign_turns_of_rows_whose_context_was_rewritten() -> None:
     assert [s.trajectory for s in samples] == ["a", "a", "b"]
     found = assign_turns(samples, groups, "mean")
     assert advantages(found) == [[-1, -1], [-1] * 5, [1, 1, 1, 1]]
+
+
+def test_raw_returns_compare_late_turns_though_some_never_come_to_them() -> None:
+    """gamma 1: all first turns return 1; of the second ones b returns 1 and c 0; a ended before, d failed."""
+    a = trajectory("a", [turn("a/0", 1, 1, 1.0)])
+    b = trajectory("b", [turn("b/0", 1, 1, 0.0, shaped=-9.0), turn("b/1", 1, 1, 1.0)])
+    c = trajectory("c", [turn("c/0", 1, 1, 1.0), turn("c/1", 1, 1, 0.0, shaped=-9.0)])
+    failed = dataclasses.replace(trajectory("d", [turn("d/0", 1, 1, 5.0)]), failure="mask", error="late")
+    assert raw_returns(group("g", a, b, c, failed), 1.0) == [[1, 1, 1], [1, 0]]
+    assert raw_returns(group("g", a, b), 0.5) == [[1, 0.5], [1]]
+    assert raw_returns(group("g", failed), 1.0) == []
 
 
 def golden_groups() -> list[Group]:

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import importlib
 import subprocess
 import sys
 from typing import Any, get_args
@@ -8,6 +7,7 @@ from typing import Any, get_args
 import pytest
 import torch
 from pydantic import ValidationError
+from tests.algorithms.by_hand import recipe
 
 from silva.algorithms import ALGORITHMS, settings
 from silva.algorithms.advantages import ADVANTAGES, OVER
@@ -19,12 +19,6 @@ from silva.algorithms.losses import LOSSES, LossInputs, compute
 from silva.algorithms.recipes import Grpo, Reinforce, Rloo
 from silva.algorithms.settings import Algorithm
 from silva.types import LossSpec
-
-
-def recipe(name: str, **given: Any) -> Any:
-    module, _, attribute = ALGORITHMS[name].partition(":")
-    return getattr(importlib.import_module(module), attribute)(**given)
-
 
 VETTED = {
     "grpo": ("mean_std", "clipped", "sequence_mean_token_mean"),

@@ -12,6 +12,7 @@ import gguf
 import numpy as np
 import pytest
 import torch
+from tests.models.tiny import TINY
 from transformers import AutoModelForCausalLM as Auto
 from transformers import (
     BloomConfig,
@@ -25,13 +26,11 @@ from transformers import (
     Qwen3Config,
 )
 
-from silva.config.sections import Lora, PretrainedModel, TinyModel
+from silva.config.sections import Lora, PretrainedModel
 from silva.errors import ModelError
 from silva.models import loading
 from silva.models.loading import LoadedModel, load_model, resolve
 from silva.models.tiny import tiny_tokenizer
-
-TINY = TinyModel(layers=1, width=16, heads=2, kv_heads=1, context=64)
 
 
 def weights(loaded: LoadedModel) -> dict[str, torch.Tensor]:
@@ -118,14 +117,6 @@ def test_lora_targets_that_cannot_be_adapted_are_refused() -> None:
 
 
 # --- folders
-
-
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    loaded = load_model(TINY, seed=7)
-    loaded.model.save_pretrained(tmp_path / "model")
-    loaded.tokenizer.save_pretrained(tmp_path / "model")
-    return tmp_path / "model"
 
 
 def test_a_saved_folder_comes_back(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:

@@ -8,21 +8,13 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from tests.models.tiny import TINY
 
-from silva.config.sections import PretrainedModel, TinyModel
+from silva.config.sections import PretrainedModel
 from silva.errors import ModelError
 from silva.models.loading import load_model
 
-TINY = TinyModel(layers=1, width=16, heads=2, kv_heads=1, context=64)
 UP = "model.layers.0.mlp.up_proj.weight"
-
-
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    loaded = load_model(TINY, seed=7)
-    loaded.model.save_pretrained(tmp_path / "model")
-    loaded.tokenizer.save_pretrained(tmp_path / "model")
-    return tmp_path / "model"
 
 
 @pytest.mark.parametrize(

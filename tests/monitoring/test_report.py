@@ -109,6 +109,33 @@ def test_headline_without_a_summary_comes_from_metrics_and_config(
         assert {e["step"] for e in headline[part]} == {step}
 
 
+LEFT_OUT = {
+    "step": 0, "eval/lake/left_out": 2,
+    "eval/lake/success": 0.5, "eval/lake/success_ci_low": 0.125, "eval/lake/success_ci_high": 0.875,
+    "eval/lake/success_bound_low": 0.25, "eval/lake/success_bound_high": 0.75,
+    "eval/lake/reward": 1.5, "eval/lake/reward_ci_low": 1.0, "eval/lake/reward_ci_high": 2.0,
+}  # fmt: skip
+
+
+def test_what_is_left_out_stands_beside_each_mean_and_is_none_itself(tmp_path: Path) -> None:
+    (tmp_path / "metrics.jsonl").write_text(json.dumps(LEFT_OUT) + "\n")
+    found = report_data(tmp_path)
+    common = {"environment": "lake", "left_out": 2, "step": 0}
+    assert found["headline"]["after"] == [
+        {**common, "metric": "success", "mean": 0.5, "ci_low": 0.125, "ci_high": 0.875,
+         "bound_low": 0.25, "bound_high": 0.75},
+        {**common, "metric": "reward", "mean": 1.5, "ci_low": 1.0, "ci_high": 2.0,
+         "bound_low": None, "bound_high": None},
+    ]  # fmt: skip
+    curves = {chart["title"]: chart["series"] for chart in found["charts"] if not chart["more"]}
+    assert [(title, [s["y"] for s in series]) for title, series in curves.items()] == [
+        ("Held-out success (95 % interval)", [[0.5]]),
+        ("Held-out reward (95 % interval)", [[1.5]]),
+        ("Held-out episodes left out", [[2]]),
+    ]
+    assert len(curves) == len(found["charts"])
+
+
 def test_curves_hold_values_intervals_and_gaps(data: dict[str, Any]) -> None:
     charts = {chart["title"]: chart for chart in data["charts"]}
     held_out = charts["Held-out success (95 % interval)"]["series"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -194,3 +195,26 @@ def test_an_empty_run_opens_without_errors(tab: Page, tmp_path: Path) -> None:
         "config.toml is missing.",
     ):
         assert expected in text
+
+
+def test_what_an_evaluation_left_out_is_shown(tab: Page, tmp_path: Path) -> None:
+    """With the bounds of a share; where all is left out there is no number, and no dot of one."""
+    from silva.monitoring.report import write_report
+
+    share = {"environment": "lake", "metric": "success", "mean": 0.5, "ci_low": 0.125, "ci_high": 0.875,
+             "n": 4, "left_out": 2, "bound_low": 0.25, "bound_high": 0.75}  # fmt: skip
+    nothing = {key: None for key in share} | {
+        "environment": "sea", "metric": "reward", "n": 0, "left_out": 8,
+    }  # fmt: skip
+    (tmp_path / "summary.json").write_text(json.dumps({"eval_after": [share, nothing]}))
+    tab.problems.clear()
+    tab.open(write_report(tmp_path).as_uri())
+    assert tab.problems == []
+    assert tab.run("[...document.querySelectorAll('#evals .intervals')].map((e) => e.textContent)") == [
+        "now12.5 % to 87.5 %, 4 tasks (2 episodes left out: 25.0 % to 75.0 % with them)",
+        "now– to – (8 episodes left out)",
+    ]
+    dots = (
+        "[...document.querySelectorAll('#evals .whiskers')].map((e) => e.querySelectorAll('circle').length)"
+    )
+    assert tab.run(dots) == [1, 0]

@@ -10,9 +10,7 @@ from typing import Any, cast
 
 import numpy as np
 import pytest
-from tests.algorithms.test_compose import one_turn
-from tests.algorithms.test_credit import group
-from tests.algorithms.test_recipes import recipe
+from tests.algorithms.by_hand import group, one_turn, recipe
 
 from silva.orchestrator import rl
 from silva.orchestrator.buffer import Batch

@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from tests.algorithms.test_recipes import recipe
+from tests.algorithms.by_hand import recipe
 from tests.runs import metrics
 
 import silva

@@ -4,6 +4,8 @@ import json
 import re
 
 import pytest
+import torch
+from safetensors.torch import load_file
 from tests.runs import WORLDS
 
 import silva
@@ -69,3 +71,21 @@ def test_the_weights_after_a_warm_start_are_on_disk_before_anything_else(tmp_pat
     state = json.loads((tmp_path / "run" / "checkpoints" / "step_0" / "state.json").read_text())
     assert state["step"] == 0 and state["eval_before"] is None
     assert log(tmp_path).count("supervised steps") == 1
+
+
+@pytest.mark.parametrize("lora", [{}, {"model.lora.rank": 2}])
+def test_the_reference_is_the_policy_after_its_warm_start(tmp_path, lora):
+    """And stays it. Before the warm start the adapters are the identity: their B is 0."""
+    more = {"algorithm.kl_coef": 0.1, "algorithm.drop_zero_variance": False, "checkpoint.every": 1,
+            "trainer.optimizer.lr": 1e-2, "warm_start.optimizer.lr": 1e-2}  # fmt: skip
+    train(tmp_path, {}, **more, **lora)
+    checkpoints = tmp_path / "run" / "checkpoints"
+
+    def tensors(step, name):
+        return load_file(checkpoints / f"step_{step}" / "trainer" / f"{name}.safetensors")
+
+    warm, reference = tensors(0, "weights"), tensors(1, "reference")
+    assert warm.keys() == reference.keys() and all(torch.equal(reference[n], warm[n]) for n in warm)
+    assert all(reference[n].any() for n in reference)
+    trained = tensors(1, "weights")
+    assert any(not torch.equal(reference[n], trained[n]) for n in trained)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,7 +14,8 @@ from silva.engines.scripted import ScriptedEngine
 from silva.models.tiny import tiny_tokenizer
 from silva.rendering.renderer import Renderer
 from silva.rollouts.actors import Policy
-from silva.types import Message, Observation, SamplingParams, Step, Task
+from silva.rollouts.episode import play
+from silva.types import Message, Observation, SamplingParams, Step, Task, Trajectory
 
 
 @dataclass
@@ -111,3 +113,14 @@ def policy(renderer: Renderer) -> Callable[..., Policy]:
 def limits() -> Callable[..., Limits]:
     """`limits(max_turns=2)`"""
     return lambda **values: Limits(**values)
+
+
+@pytest.fixture
+def run(task, renderer, policy, limits, speaker):
+    """`run(world, engine, max_turns=2)` -> the trajectory."""
+
+    def go(world, engine=None, *, task=task, actor=None, renderer=renderer, **values: Any) -> Trajectory:
+        actor = actor or policy(engine or speaker("yes", "no"), renderer)
+        return asyncio.run(play(task, world, actor, renderer, limits(**values), id="e", seed=1))
+
+    return go

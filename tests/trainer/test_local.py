@@ -1,10 +1,9 @@
-"""The trainer in one process: gradients, metrics, steps, references, what goes wrong."""
+"""The trainer in one process: gradients, metrics, steps, versions, threads."""
 
 from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
@@ -12,56 +11,23 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from tests.trainer.updates import (
+    REINFORCE,
+    Make,
+    Rows,
+    gradients,
+    make_trainer,
+    naive_gradients,
+    relative_error,
+    train,
+)
 
 from silva.config.sections import Optimizer
-from silva.config.sections import Trainer as TrainerSettings
-from silva.errors import CapabilityError, NonFiniteError, OutOfMemory, RecordError
-from silva.models.loading import LoadedModel
+from silva.errors import RecordError
 from silva.models.trie import Trie
 from silva.models.trie_attention import Chunk
 from silva.trainer import local, policy
-from silva.trainer.local import LocalTrainer
-from silva.trainer.reference import Reference
 from silva.types import LossSpec, Sample
-
-Make = Callable[..., LoadedModel]
-Rows = Callable[..., list[Sample]]
-REINFORCE = LossSpec("reinforce")
-
-
-def make_trainer(loaded: LoadedModel, **changes: Any) -> LocalTrainer:
-    outside = {name: changes.pop(name) for name in ("reference", "compute", "say") if name in changes}
-    settings = TrainerSettings(**{"optimizer": Optimizer(lr=1e-2), **changes})
-    return LocalTrainer(loaded, settings, total_updates=10, seed=0, **outside)
-
-
-def gradients(loaded: LoadedModel) -> dict[str, torch.Tensor]:
-    return {n: p.grad.clone() for n, p in loaded.model.named_parameters() if p.grad is not None}
-
-
-def train(trainer: LocalTrainer, samples: Sequence[Sample], loss: LossSpec = REINFORCE) -> dict[str, float]:
-    """One update."""
-    metrics = asyncio.run(trainer.forward_backward(samples, loss))
-    return {**metrics, **asyncio.run(trainer.optim_step())}
-
-
-def relative_error(got: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> float:
-    assert got.keys() == expected.keys()
-    difference = sum(float((got[n] - expected[n]).square().sum()) for n in expected)
-    return (difference / sum(float(g.square().sum()) for g in expected.values())) ** 0.5
-
-
-def naive_gradients(loaded: LoadedModel, samples: Sequence[Sample]) -> dict[str, torch.Tensor]:
-    """-sum(w A log p), one unpadded row after the other, from full logits."""
-    loss = torch.zeros((), dtype=loaded.dtype)
-    for sample in samples:
-        tokens = torch.from_numpy(sample.tokens)
-        logits = loaded.model(input_ids=tokens[None]).logits[0, :-1] / float(sample.temperatures[0])
-        logprobs = torch.log_softmax(logits, -1).gather(-1, tokens[1:, None])[:, 0]
-        assert sample.advantages is not None
-        loss = loss - (torch.from_numpy(sample.loss_weights * sample.advantages)[1:] * logprobs).sum()
-    names, parameters = zip(*loaded.model.named_parameters(), strict=True)
-    return dict(zip(names, torch.autograd.grad(loss, parameters), strict=True))
 
 
 @pytest.mark.parametrize("budget", [1, 25, 60, 10_000])
@@ -250,81 +216,6 @@ def test_lora_trains_adapters_only(tiny: Make, make_samples: Rows) -> None:
     assert changed == {n for n in before if "lora_B" in n}  # A moves from the second step on: B starts at 0
 
 
-def warm_start(loaded: LoadedModel, samples: Sequence[Sample]) -> None:
-    """Some updates by a trainer that ends, so that adapters are no longer the identity."""
-    teacher = make_trainer(loaded)
-    for _ in range(3):
-        train(teacher, samples, LossSpec("cross_entropy"))
-
-
-@pytest.mark.parametrize("lora", [True, False])
-def test_reference_is_the_policy_before_training(tiny: Make, make_samples: Rows, lora: bool) -> None:
-    loaded, samples = tiny(lora=lora), make_samples([9, 30])
-    warm_start(loaded, samples)
-    trainer = make_trainer(loaded, reference=True)
-    needs = frozenset({"logprobs", "reference_logprobs"})
-    first = asyncio.run(trainer.score(samples, needs))
-    assert first.logprobs is not None and first.reference_logprobs is not None
-    for current, reference in zip(first.logprobs, first.reference_logprobs, strict=True):
-        np.testing.assert_array_equal(current, reference)
-    spec = LossSpec("reinforce", {"kl_coef": 0.1, "kl_estimator": "k1"})
-    assert train(trainer, samples, spec)["kl"] == 0.0
-    second = asyncio.run(trainer.score(samples, needs))
-    assert second.logprobs is not None and second.reference_logprobs is not None
-    np.testing.assert_array_equal(second.reference_logprobs[1], first.reference_logprobs[1])
-    gap = np.concatenate(second.logprobs) - np.concatenate(second.reference_logprobs)
-    assert np.nanmax(np.abs(gap)) > 1e-3
-    assert train(trainer, samples, spec)["kl"] == pytest.approx(float(np.nanmean(gap)), rel=1e-4)
-
-
-def test_the_reference_of_adapters_shares_the_base_model(tiny: Make) -> None:
-    """What is copied are the adapters: the base model stands in memory once."""
-    loaded = tiny(lora=True)
-    reference = Reference(loaded, True)
-    shared, own = set(), set()
-    for name, parameter in reference.model.model.named_parameters():
-        same = parameter is loaded.model.get_parameter(name)
-        (shared if same else own).add(name)
-        assert not (parameter.requires_grad and not same)
-    assert own == {n for n, _ in loaded.model.named_parameters() if "lora_" in n} and len(shared) == 20
-    assert reference.parameters is not None and reference.parameters.keys() == own
-
-
-@pytest.mark.parametrize("lora", [True, False])
-def test_a_refreshed_reference_is_the_policy_of_the_moment(
-    tiny: Make, make_samples: Rows, lora: bool
-) -> None:
-    loaded, samples = tiny(lora=lora), make_samples([9, 30])
-    trainer, spec = make_trainer(loaded, reference=True), LossSpec("reinforce", {"kl_coef": 0.1})
-    train(trainer, samples, spec)
-    assert train(trainer, samples, spec)["kl"] > 0
-    asyncio.run(trainer.refresh_reference())
-    assert train(trainer, samples, spec)["kl"] == 0
-    assert train(trainer, samples, spec)["kl"] > 0  # a copy, which does not move with the policy
-
-
-def test_a_reference_by_adapters_keeps_gradients_so_far(tiny: Make, make_samples: Rows) -> None:
-    samples, results = make_samples([9, 30]), []
-    spec = LossSpec("reinforce", {"kl_coef": 0.1})
-    for parts in ([samples], [samples[:1], samples[1:]]):
-        loaded = tiny("float64", lora=True)
-        trainer = make_trainer(loaded, reference=True)
-        for part in parts:
-            asyncio.run(trainer.forward_backward(part, spec))
-        results.append(gradients(loaded))
-    assert relative_error(results[1], results[0]) < 1e-10
-
-
-@pytest.mark.parametrize("lora", [True, False])
-def test_without_a_reference_nothing_pretends_to_have_one(tiny: Make, make_samples: Rows, lora: bool) -> None:
-    trainer, samples = make_trainer(tiny(lora=lora)), make_samples([9])
-    assert trainer.capabilities.needs == {"logprobs"}
-    with pytest.raises(CapabilityError, match=r"got the needs \['reference_logprobs'\]"):
-        asyncio.run(trainer.score(samples, frozenset({"reference_logprobs"})))
-    with pytest.raises(CapabilityError, match=r"kl_coef 0\.1: got a trainer without a reference"):
-        asyncio.run(trainer.forward_backward(samples, LossSpec("reinforce", {"kl_coef": 0.1})))
-
-
 def test_expert_tokens_need_no_advantages(tiny: Make, make_samples: Rows) -> None:
     loaded, (sample,) = tiny(), make_samples([20], temperature=1.0)
     expert = sample.replace(advantages=None, component="ce", logprobs=np.full(20, np.nan))
@@ -343,93 +234,6 @@ def test_versions_count_publishes_and_not_updates(tiny: Make, make_samples: Rows
     assert (trainer.version, trainer.updates) == (0, 2)
     assert asyncio.run(trainer.publish()) == 1
     assert (trainer.version, trainer.updates) == (1, 2)
-
-
-def test_nonfinite_updates_are_skipped_then_refused(tiny: Make, make_samples: Rows) -> None:
-    loaded, samples = tiny(), make_samples([9, 5])
-    bad = [samples[0].replace(advantages=np.full(9, np.inf)), samples[1]]
-    schedule = Optimizer(lr=1e-2, schedule="linear")  # 10 updates
-    trainer = make_trainer(loaded, optimizer=schedule, max_nonfinite=2)
-    before = {n: p.clone() for n, p in loaded.model.named_parameters()}
-    skipped = train(trainer, bad)
-    assert skipped["nonfinite"] == 1.0
-    assert all(torch.equal(before[n], p) for n, p in loaded.model.named_parameters())
-    good = train(trainer, samples)  # in between: the count of skips in a row starts again
-    assert good["nonfinite"] == 0.0 and np.isfinite(good["grad_norm"])
-    assert good["lr"] == pytest.approx(1e-2 * 8 / 9)  # the schedule went on
-    train(trainer, bad)
-    with pytest.raises(NonFiniteError) as caught:
-        train(trainer, bad)
-    for words in ("update 3", "2 updates in a row", "t0, t1", "first model.", "Lower trainer.optimizer.lr"):
-        assert words in str(caught.value)
-    assert gradients(loaded) == {}
-
-
-def test_a_nonfinite_gradient_alone_is_caught_too(tiny: Make, make_samples: Rows) -> None:
-    loaded, samples = tiny(), make_samples([9])
-    trainer = make_trainer(loaded, max_nonfinite=1)
-    asyncio.run(trainer.forward_backward(samples, REINFORCE))
-    name = "model.layers.1.mlp.up_proj.weight"
-    loaded.model.get_parameter(name).grad[3, 4] = float("nan")  # type: ignore[index]
-    with pytest.raises(NonFiniteError, match=f"the gradient of 1 of 20 parameters, first {name}"):
-        asyncio.run(trainer.optim_step())
-
-
-@pytest.mark.parametrize(
-    "error",
-    [
-        torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB"),
-        RuntimeError("[enforce fail at alloc_cpu.cpp:118] DefaultCPUAllocator: can't allocate memory"),
-        MemoryError(),
-    ],
-)
-def test_out_of_memory_names_what_to_lower(
-    tiny: Make, make_samples: Rows, monkeypatch: pytest.MonkeyPatch, error: Exception
-) -> None:
-    loaded, samples = tiny(), make_samples([9, 30])
-    trainer = make_trainer(loaded, micro_batch_tokens=30)
-    asyncio.run(trainer.forward_backward(samples, REINFORCE))
-
-    def fail(*_: Any, **__: Any) -> None:
-        raise error
-
-    monkeypatch.setattr(local, "token_logprobs", fail)
-    with pytest.raises(OutOfMemory, match=r"training 1 rows of up to 30 tokens.*_tokens \(now 30\)") as got:
-        asyncio.run(trainer.forward_backward(samples, REINFORCE))
-    assert "trainer.gradient_checkpointing = true" in str(got.value)
-    assert gradients(loaded) == {} and not loaded.model.training
-
-
-def test_out_of_memory_in_the_optimizer_is_explained_too(
-    tiny: Make, make_samples: Rows, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def fail(*_: Any, **__: Any) -> None:
-        raise MemoryError
-
-    trainer = make_trainer(tiny())
-    asyncio.run(trainer.forward_backward(make_samples([9]), REINFORCE))
-    monkeypatch.setattr(torch.optim.AdamW, "step", fail)
-    with pytest.raises(OutOfMemory, match=r"while stepping the optimizer: .* \[model\.lora\]"):
-        asyncio.run(trainer.optim_step())
-
-
-def test_other_runtime_errors_pass_through(
-    tiny: Make, make_samples: Rows, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def fail(*_: Any, **__: Any) -> None:
-        raise RuntimeError("shapes do not match")
-
-    trainer = make_trainer(tiny())
-    monkeypatch.setattr(local, "token_logprobs", fail)
-    with pytest.raises(RuntimeError, match="shapes do not match"):
-        asyncio.run(trainer.forward_backward(make_samples([9]), REINFORCE))
-
-
-def test_nothing_to_train_is_refused(tiny: Make) -> None:
-    loaded = tiny()
-    loaded.model.requires_grad_(False)
-    with pytest.raises(CapabilityError, match="no parameter requires a gradient"):
-        make_trainer(loaded)
 
 
 def test_crash_points_stand_after_each_micro_batch_and_before_the_step(

@@ -1,0 +1,54 @@
+"""Updates of a local trainer, and the gradients that they are compared with."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from silva.config.sections import Optimizer
+from silva.config.sections import Trainer as TrainerSettings
+from silva.models.loading import LoadedModel
+from silva.trainer.local import LocalTrainer
+from silva.types import LossSpec, Sample
+
+Make = Callable[..., LoadedModel]
+Rows = Callable[..., list[Sample]]
+REINFORCE = LossSpec("reinforce")
+
+
+def make_trainer(loaded: LoadedModel, **changes: Any) -> LocalTrainer:
+    outside = {name: changes.pop(name) for name in ("reference", "compute", "say") if name in changes}
+    settings = TrainerSettings(**{"optimizer": Optimizer(lr=1e-2), **changes})
+    return LocalTrainer(loaded, settings, total_updates=10, seed=0, **outside)
+
+
+def gradients(loaded: LoadedModel) -> dict[str, torch.Tensor]:
+    return {n: p.grad.clone() for n, p in loaded.model.named_parameters() if p.grad is not None}
+
+
+def train(trainer: LocalTrainer, samples: Sequence[Sample], loss: LossSpec = REINFORCE) -> dict[str, float]:
+    """One update."""
+    metrics = asyncio.run(trainer.forward_backward(samples, loss))
+    return {**metrics, **asyncio.run(trainer.optim_step())}
+
+
+def relative_error(got: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> float:
+    assert got.keys() == expected.keys()
+    difference = sum(float((got[n] - expected[n]).square().sum()) for n in expected)
+    return (difference / sum(float(g.square().sum()) for g in expected.values())) ** 0.5
+
+
+def naive_gradients(loaded: LoadedModel, samples: Sequence[Sample]) -> dict[str, torch.Tensor]:
+    """-sum(w A log p), one unpadded row after the other, from full logits."""
+    loss = torch.zeros((), dtype=loaded.dtype)
+    for sample in samples:
+        tokens = torch.from_numpy(sample.tokens)
+        logits = loaded.model(input_ids=tokens[None]).logits[0, :-1] / float(sample.temperatures[0])
+        logprobs = torch.log_softmax(logits, -1).gather(-1, tokens[1:, None])[:, 0]
+        assert sample.advantages is not None
+        loss = loss - (torch.from_numpy(sample.loss_weights * sample.advantages)[1:] * logprobs).sum()
+    names, parameters = zip(*loaded.model.named_parameters(), strict=True)
+    return dict(zip(names, torch.autograd.grad(loss, parameters), strict=True))
