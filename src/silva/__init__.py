@@ -37,7 +37,7 @@ def train(
     Args:
         config: a TOML file, keys (nested or dotted) with their values, or a resolved configuration.
         resume: go on with the run in output_dir/name from its last checkpoint.
-        overwrite: replace the run in output_dir/name: it is removed when the new one begins.
+        overwrite: replace the run in output_dir/name; the old run is removed when the new one begins.
 
     Raises:
         SilvaError: the one of errors.py that fits; Interrupted after Ctrl-C.

@@ -42,7 +42,7 @@ def examine() -> dict[str, Any]:
         if no := [name for name, text in findings["same bits"].items() if text.startswith("no")]:
             notes.append(
                 f"runs in {', '.join(no)} repeat within rounding here, not bit for bit: a row of a matrix "
-                "product has other last bits with other rows beside it, and more rows do not help"
+                "product changes its last bits with the rows beside it, and no number of rows prevents that"
             )
     return {**findings, "notes": notes, "problems": problems}
 

@@ -77,7 +77,7 @@ def last_words(before: Sequence[Row], after: Sequence[Row]) -> list[str]:
 
 
 def _shown(row: Row | None, reward: Row | None) -> str:
-    """`reward`: of the same environment, which has this row at all times."""
+    """`reward`: the row of the same environment's reward, which always exists."""
     left_out = reward["left_out"] if reward else 0
     if row is None or row["mean"] is None:
         return f"no result ({left_out} episodes left out)" if left_out else "not reported"

@@ -182,7 +182,7 @@ async def _train(resolved: Resolved, run: RunDirectory, console: Console | None)
                 monitor.message(note, "warning")
             loop = await _prepare(session, state, weights, ledger, store, monitor, phases)
             if weights is None and config.warm_start is not None:
-                await loop.save()  # the warm start is never done again
+                await loop.save()  # the warm start is never repeated
             state = await loop.run(run.begun)
             weights = run.weights / f"step_{state.step}"
             with phases("export"):

@@ -39,7 +39,7 @@ PROCESS_BYTES = 0.55 * 2**30  # interpreter, torch and transformers on a CPU, me
 LOGIT_ROWS = 3 * 340  # log-softmax and its gradient keep about three times the rows of logits that stay whole
 FEW_STEPS = 5  # too few for a policy to change what a step costs
 SAME_REWARDS = (
-    "The episodes of a task all earned the same reward in a probe, so none has anything to learn from: raise "
+    "The episodes of a task all earned the same reward in a probe, so there is nothing to learn from: raise "
     "rollout.group_size, choose easier or harder tasks, or begin with [warm_start]."
 )
 CACHE_LENGTH = 64  # the engine pads its cached rows to multiples of this

@@ -70,7 +70,7 @@ class Session:
 
     @property
     def notes(self) -> list[str]:
-        """What of the configuration has no effect here, or another one than it seems to."""
+        """Settings that have no effect here, or a different one than they seem to have."""
         found, limits = [], self.config.rollout.limits
         if self.loaded.device.type == "cpu" and (silva.TORCH_CAME_FIRST or not self.engine.rules.hold):
             why = (
@@ -88,7 +88,8 @@ class Session:
             found.append(
                 f"rollout.limits.max_episode_tokens = {limits.max_episode_tokens} is more than the engine's "
                 f"context of {context} tokens, prompt and answers together: longer episodes overflow, "
-                f"which is no score in training and not solved in evaluation. Lower it to {context}, {raised}"
+                "which gives no score in training and counts as not solved in evaluation. "
+                f"Lower it to {context}, {raised}"
             )
         if limits.max_turn_tokens > limits.max_episode_tokens:
             found.append(

@@ -1,10 +1,10 @@
-"""What Ctrl-C, SIGTERM and SIGHUP (the terminal was closed) do to the command line.
+"""What Ctrl-C, SIGTERM and SIGHUP (the terminal was closed) do to a command.
 
     entry ──end_at_once──> imports, configuration ──be_caught──> the command ──> orchestrator/interrupt.py
 
-While modules are imported, a signal ends the process: there is nothing to save, and libraries turn an
-exception into one of their own ("Could not import module"). From then on all three are a KeyboardInterrupt.
-While a run is trained, `Interrupt` takes them and ends it with a checkpoint.
+While modules are imported, a signal ends the process: there is nothing to save, and libraries would turn an
+exception into one of their own ("Could not import module"). After that, each of the three raises
+KeyboardInterrupt. During training, `Interrupt` handles them and ends the run with a checkpoint.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ NUMBERS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 def end_at_once() -> None:
-    """A signal that was ignored when the process began (nohup, a shell's background job) stays so."""
+    """A signal that was ignored when the process began (nohup, a shell's background job) stays ignored."""
     for number in NUMBERS:
         if signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, _end)

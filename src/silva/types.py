@@ -227,9 +227,9 @@ class Trajectory:
 
     @property
     def limited(self) -> bool:
-        """It met a limit that the policy is answerable for: of the context, of tokens, of time in a step.
+        """It met a limit for which the policy is responsible: context, tokens, or time of a step.
 
-        Such an episode is masked in training, and not solved in evaluation.
+        Such an episode is masked in training and counts as not solved in evaluation.
         """
         return self.failure == "mask" and self.stop_reason != "error"
 

@@ -36,7 +36,7 @@ class Scores:
         groups: [B] ids (any integers) of what is compared with each other.
         lengths: [B] trained tokens; needed by `length_weighted`.
         baselines: [B] running baseline of the group so far, the same within a group; 0 where left out.
-        raw: [B] the raw part of the rewards, which `max_rl` and `share` divide by; None: all of them is raw.
+        raw: [B] the raw part of the rewards, which `max_rl` and `share` divide by; None if they are all raw.
     """
 
     rewards: Tensor
@@ -126,9 +126,9 @@ def max_rl(scores: Scores) -> Tensor:
     """A = (r - mean) / mean of |r| + s - mean of s, r raw and s shaped (MaxRL, arXiv:2602.02710). [B].
 
     For rewards of 0 and 1: the gradient of a truncated log-likelihood of success, so that a task that
-    succeeds with probability p weighs about 1 / p. Only raw rewards divide: with penalties among them the
-    mean could be as small as rounding. Where all raw rewards are 0 the first part is 0. The paper has no
-    rewards below 0; |r| keeps the sign of their advantages and the bound, which is for a group of n
+    succeeds with probability p weighs about 1 / p. Penalties are not in the denominator: they could
+    bring it close to 0. If all raw rewards are 0, the first part is 0. The paper has no negative rewards;
+    |r| keeps the sign of their advantages, and this bound for a group of n:
 
         |A| <= n - 1 + largest s - smallest s
     """
@@ -142,8 +142,8 @@ def share(scores: Scores) -> Tensor:
     """A = r / sum of |r| + s - mean of s, r raw and s shaped (Act-PRM's EM: posterior weights). [B].
 
     For raw rewards of 0 or more, such as p(action | thought): the gradient is that of the expected
-    log-likelihood under the posterior over the group. Only raw rewards divide, as in `max_rl`; where all of
-    them are 0 the first part is 0. |A| <= 1 + largest s - smallest s.
+    log-likelihood under the posterior over the group. As in `max_rl`, only raw rewards are in the
+    denominator; if all of them are 0, the first part is 0. |A| <= 1 + largest s - smallest s.
     """
     raw_B, shaped_B = scores.split()
     size_B = scores.group_sum(raw_B.abs())

@@ -92,7 +92,7 @@ def credited(
     Args:
         samples: rows of `groups`.
         signals: what `recipe.needs` asked for, for these samples.
-        bootstrap: with a critic, its value of the state in which an episode was cut off, by trajectory.
+        bootstrap: with a critic, its value of the state in which an episode was cut off, by trajectory id.
 
     Raises:
         CapabilityError: `entropy_advantage` with an engine that gives no entropies.

@@ -216,9 +216,9 @@ def assign_gae(
         groups: every group that the samples come from.
         gamma, lam: of tokens.
         turn_gamma, turn_lam: of turns.
-        bootstrap: value of the state in which the episode was cut off, by trajectory id, 0 where missing
-            (arXiv:1712.00378); read only for episodes that did not end by themselves (a stop reason other
-            than terminated).
+        bootstrap: value of the state in which the episode was cut off, by trajectory id, 0 if missing
+            (arXiv:1712.00378). Read only for episodes that did not end by themselves (a stop reason
+            other than terminated).
         extra: rewards of single tokens beside those of turns, one [T] per sample, 0 where not trained.
 
     Returns:
@@ -334,10 +334,10 @@ def raw_returns(group: Group, gamma: float) -> list[list[float]]:
 
 
 def turn_rewards(trajectory: Trajectory, *, shaped: bool = True) -> Tensor:
-    """[K] float64: what each turn earned; what belongs to no turn stands on the last.
+    """[K] float64: what each turn earned; rewards that belong to no turn are added to the last.
 
     Args:
-        shaped: whether shaped rewards are among it, beside the raw ones.
+        shaped: whether to add the shaped rewards to the raw ones.
 
     Raises:
         RecordError: the trajectory's reward is not finite.

@@ -1,6 +1,6 @@
 """Which groups are worth a gradient. Filters see raw rewards only: penalties and normalised values
-would make a group of equal results look informative. Of raw rewards they see what the advantages compare
-(`Compared`): the totals of trajectories, or with credit by turn the returns of turns of the same number.
+would make a group of equal results look informative. They compare the raw rewards that the advantages compare
+(`Compared`): the totals of trajectories, or with credit by turn the returns of turns with the same number.
 
 `zero_variance` and `out_of_range` judge a group by itself; `drop_reasons` compares the groups of a batch
 with each other, so it needs all of them. A reason is one word, which the ledger records and metrics count.
@@ -20,7 +20,7 @@ from silva.types import Group
 Reason = Literal["failed", "zero_variance", "low_variance", "too_easy", "too_hard", "surplus"]
 Difficulty = Literal["easy", "normal", "hard"]
 
-# Raw rewards of a group, as lists: each is compared within itself.
+# Lists of raw rewards of a group; the rewards of one list are compared with each other.
 Compared = Callable[[Group], Sequence[Sequence[float]]]
 
 TOLERANCE = 1e-9  # sums of the same named rewards may differ in the last bits
@@ -45,8 +45,8 @@ def zero_variance(group: Group, compared: Compared = totals) -> bool:
 def reward_std(group: Group, compared: Compared = totals) -> float:
     """Standard deviation of the raw rewards of a group (divided by n - 1), 0 where `zero_variance`.
 
-    Of several lists it is the pooled one: the root of the sum of their squared deviations over the sum of
-    their n - 1. Groups with the same rewards in another order get the same bits.
+    For several lists it is pooled: the root of the sum of their squared deviations over the sum of their
+    n - 1. Groups with the same rewards in another order get the same bits.
 
     Raises:
         RecordError: a raw reward is not finite.
@@ -79,7 +79,7 @@ def drop_reasons(
         groups: all groups of the batch.
         kind: a name in `SELECTIONS`.
         value: above 0 and at most 1; for `top_k` a whole number, 1 or more.
-        compared: what of a group s is taken of.
+        compared: the rewards of a group whose std is s.
 
     Returns:
         For each group None where it is kept, else the reason why not: `failed` (no scored trajectory; it

@@ -127,7 +127,7 @@ class Algorithm(Section):
     turn_lam: Fraction = 1.0
     """GAE's lambda of turns of bi_level_gae."""
     bootstrap: bool = True
-    """GAE adds the value of the next state to an episode that a limit cut off; false: 0, as RAGEN does."""
+    """GAE: after an episode that a limit cut off, add the value of the next state; false: 0, as in RAGEN."""
     tree_credit: Literal["soft", "hard"] = "soft"
     """What a turn that branches share gets: each leaf's own advantage, or their mean."""
     entropy_advantage: NotNegative = 0.0
@@ -242,7 +242,7 @@ class Algorithm(Section):
         if self.reference_refresh and not self.refers:
             raise ValueError(
                 f"reference_refresh: got {self.reference_refresh} with kl_coef = 0 and kl_reward_coef = 0, "
-                "expected 0: nothing is compared with a reference"
+                "expected 0: no reference is used"
             )
         if self.adaptive_kl and not self.kl_coef:
             raise ValueError("adaptive_kl: got it with kl_coef = 0, expected more: it moves the coefficient")
@@ -254,7 +254,7 @@ class Algorithm(Section):
 
     @property
     def notes(self) -> list[str]:
-        """What becomes of the recipe's own bounds if another loss stands in place of its own."""
+        """Which of the recipe's bounds still apply if its loss was replaced by another one."""
         recipe = type(self).model_fields
         own = recipe["loss"].default
         if self.loss == own:
@@ -288,7 +288,7 @@ class Algorithm(Section):
 
     @property
     def bootstraps(self) -> bool:
-        """Whether values are needed of the states in which episodes were cut off."""
+        """Whether the critic has to score the states in which episodes were cut off."""
         return self.critic and self.bootstrap
 
     @property

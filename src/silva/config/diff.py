@@ -15,7 +15,7 @@ from silva.config.shape import Key, dotted, show
 
 MAY_CHANGE = frozenset(
     {
-        "steps",  # unless a schedule ends with them: see `forbidden_changes`
+        "steps",  # unless a schedule depends on it: see `forbidden_changes`
         "output_dir",
         "checkpoint",
         "monitoring",
@@ -43,7 +43,7 @@ def may_change(path: str) -> bool:
 
 
 def forbidden_changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, str]:
-    """Dotted paths that differ but may not in a resumed run, each with the reason if it has one of its own.
+    """Dotted paths that differ but must not in a resumed run, each with its specific reason, or "".
 
     Args:
         old: what the run was started with, as `Resolved.data`.
@@ -52,7 +52,7 @@ def forbidden_changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[st
     changed = changed_keys(old, new)
     found = {path: "" for path in changed if not may_change(path)}
     if "steps" in changed and (schedule := _scheduled(new)):
-        found["steps"] = f"{schedule} ends with the last step, so the steps that are done would not fit it"
+        found["steps"] = f"{schedule} ends with the last step and would not fit the steps already done"
     return found
 
 
@@ -111,7 +111,7 @@ def diff(run_a: Path, run_b: Path, registries: Registries) -> list[Difference]:
 
     Args:
         run_a, run_b: folders of runs, which hold their whole configuration, or TOML files, which are resolved
-            as for a run: with the files they extend and with defaults, but without variables of the process.
+            as for a run: with the files they extend and with defaults, but without environment variables.
 
     Raises:
         ConfigError: one of them cannot be read or is wrong.

@@ -23,7 +23,7 @@ from silva.config.shape import Key, Model, dotted
 from silva.errors import ConfigError
 
 WIDTH = 110
-LONG = 60  # lines of a section's page from which its types are listed and not explained
+LONG = 60  # a section with a longer page lists its types without explaining them
 UNIONS = {"environments": "environments", "rollout": "rollouts", "algorithm": "algorithms",
           "engine": "engines"}  # fmt: skip
 _HOW = """\
@@ -37,11 +37,11 @@ def help_text(
     """What `silva COMMAND --help TOPIC` prints. Imports no torch.
 
     Args:
-        options: those that are no keys.
+        options: the options that are not keys.
         topic: "" for the overview, "all", or a dotted section, type or key.
 
     Raises:
-        ConfigError: there is nothing of that name.
+        ConfigError: nothing has that name.
     """
     if topic and topic != "all":
         return "\n".join(_topic(registries, topic)).strip("\n") + "\n"
@@ -66,7 +66,7 @@ def help_text(
 
 
 def _overview(command: str, registries: Registries) -> list[str]:
-    """The keys at the top and a line for each section. It reads only the names of the registries."""
+    """The keys at the top and a line for each section. Reads only the names in the registries."""
     tags = {name: list(getattr(registries, table)) for name, table in UNIONS.items()}
     lines = [*_keys(RunConfig, None, (), hide=UNIONS), ""]
     for name, field in RunConfig.model_fields.items():
@@ -126,7 +126,7 @@ def _topic(registries: Registries, topic: str) -> list[str]:
 
 
 def _narrow(registries: Registries, name: str) -> Model:
-    """The model that explains one key at the top, made of no more variants than that needs."""
+    """The model that explains one top-level key, built with as few variants as possible."""
     if name not in UNIONS:
         return RunConfig
     tables = {table: getattr(registries, table) for other, table in UNIONS.items() if other != name}
@@ -158,7 +158,7 @@ def _section(
 
 
 def _field(page: _Page, field: FieldInfo, path: Key) -> None:
-    """The section or sections that a field holds, in every type."""
+    """The section or sections in a field, for every type."""
     variants, title = _inner(field), _bracketed(field, path)
     common: list[str] = []
     if len(variants) > 1:

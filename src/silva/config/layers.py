@@ -149,7 +149,7 @@ def python_layer(values: Mapping[str, Any]) -> Layer:
 
 
 def _plain(value: Any, path: str) -> Any:
-    """What TOML can hold, or None: numbers of other packages, paths and tuples are converted."""
+    """The value as TOML can hold it, or None. Numbers of other packages, paths and tuples are converted."""
     if isinstance(value, Mapping):
         return {str(key): _plain(item, f"{path}.{key}") for key, item in value.items()}
     if isinstance(value, list | tuple):

@@ -68,7 +68,7 @@ def load(
     Args:
         argv: `@ a.toml`, `@a.toml`, `--a.b value`, `--a.b=value`, `--flag`, `--no-flag`.
         registries: what may stand under `type`.
-        values: keys from Python, nested or dotted; they lie over the files and `argv`.
+        values: keys from Python, nested or dotted; they override the files and `argv`.
         env: variables to read SILVA_A__B from; the process's own where None.
         cwd: what relative files are relative to; the working folder where None.
 

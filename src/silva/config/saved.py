@@ -120,15 +120,15 @@ def load_saved(
     env: Mapping[str, str] | None = None,
     cwd: Path | None = None,
 ) -> Resolved | None:
-    """The configuration saved in the run that `name` and `output_dir` of a command line lead to.
+    """The configuration saved in the run that `name` and `output_dir` of a command line point to.
 
-    The rest of the command line lies over it. Values that the run got from elsewhere keep their origins.
+    The rest of the command line overrides it. The other values keep the origins they had in the run.
 
     Returns:
-        None if the command line brings its own: it names a file or environments, and there is no run.
+        None if the command line has its own: it names a file, or environments while there is no run.
 
     Raises:
-        ConfigError: no run is there, or as `load`.
+        ConfigError: there is no run, or as `load`.
     """
     env, cwd = (os.environ if env is None else env), cwd or Path.cwd()
     files, command = parse_arguments(argv)
@@ -177,5 +177,5 @@ def read_saved(path: Path) -> tuple[dict[str, Any], dict[Key, str]]:
 
 
 def parse_saved(text: str) -> tuple[dict[str, Any], dict[Key, str]]:
-    """The same of the text itself."""
+    """The same for the text itself."""
     return tomllib.loads(text), scan(text).comments

@@ -87,7 +87,7 @@ class RunConfig(Section):
     @field_validator("name")
     @classmethod
     def _names_a_folder(cls, name: str) -> str:
-        """A name is one folder below `output_dir`: `--overwrite` removes it, and it must be no other."""
+        """A name is one folder in `output_dir`: `--overwrite` removes it, and must remove no other."""
         if not name.strip():
             raise ValueError("expected a name that is not blank")
         if name in (".", "..") or "/" in name or "\\" in name:

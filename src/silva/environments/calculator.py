@@ -4,7 +4,7 @@
     Multiply your result by 4.              with `chain` = 2: asked after a right answer to the first
 
 Reward 1 if all questions are answered rightly, else 0. Held-out questions do not occur in training, not
-even with their numbers in another order. That holds for each question of a chain: 19 * 4 in the second line
+even with their numbers in another order. This applies to each question of a chain: 19 * 4 in the second line
 is a question as 19 * 4 in the first would be.
 """
 
@@ -37,7 +37,7 @@ TRIES = 100  # for a follow-up question that belongs to the split of the first
 class Calculator(ToolQA):
     type: Literal["calculator"] = "calculator"
     eval_share: Annotated[float, Field(gt=0, lt=1)] = 0.5
-    """Share of all questions that is held out: one-digit sums are few."""
+    """Share of all questions that is held out; high, because there are few one-digit sums."""
     style: Literal["full", "compact"] = "full"
     """`full` asks in words; `compact` shows the bare expression (small models trained from scratch)."""
     tool: bool = True
@@ -98,7 +98,7 @@ class Calculator(ToolQA):
         return rng.randint(1, 10**self.digits - 1)
 
     def _follow_up(self, rng: random.Random, result: int, wanted: bool) -> tuple[str, int]:
-        """What to do with the result, held out or not as is wanted; the last try may be otherwise."""
+        """An operator and a number to apply to the result: held out if `wanted`; after TRIES tries, any."""
         for _ in range(TRIES):
             operator, number = rng.choice(self.operators), self._number(rng)
             if held_out(_key([operator], [result, number]), self.eval_share) == wanted:

@@ -8,7 +8,7 @@ from fractions import Fraction
 
 _DECIMAL = r"(?:(?:\d{1,3}(?:,\d{3})+(?!\d)|\d++)(?:\.\d+)?|\.\d+)"
 _NUMERAL = re.compile(rf"[-+]?{_DECIMAL}")
-# In a text; the second part makes another number of the first: an exponent or a percent sign.
+# In a text; the second part (an exponent or a percent sign) changes the number.
 _NUMBER = re.compile(rf"(?<![\w.])(-?{_DECIMAL})([eE][-+]?\d|\s?%)?")
 _CODE = re.compile(r"[-+]?0\d")
 _INTEGER = re.compile(r"-?\d+")
@@ -27,7 +27,7 @@ def last_number(text: str) -> Fraction | None:
 
 
 def as_number(answer: str) -> Fraction | None:
-    """The number that an answer is; None for every other text.
+    """The number, if the whole answer is one; None for every other text.
 
     Not numbers: 5%, 1e5, 1/2, 2020-05-12, and codes, which begin with a superfluous 0 (007).
     """

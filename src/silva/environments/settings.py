@@ -25,8 +25,8 @@ class EnvironmentSettings(Section):
     eval_size: Positive = 256
     """Held-out tasks, disjoint from the training tasks by content."""
     eval_share: Annotated[float, Field(gt=0, lt=1)] = 0.25
-    """Share of all problems that is held out. Each problem's content decides, so it is met roughly; other
-    settings move no problem from one side to the other."""
+    """Share of all problems that is held out. A problem's content decides, so the share is approximate; no
+    other setting moves a problem to the other side."""
     seed: Natural = 0
     """Moves the whole task set, apart from the run's seed."""
 

@@ -22,14 +22,14 @@ if TYPE_CHECKING:
     from silva.protocols import Environment, TaskSet
 
 MAX_DRAWS = 2000  # in vain, before a world is called too small
-MAX_COMPARED = 10_000  # training tasks that are compared with the held-out ones
+MAX_COMPARED = 10_000  # training tasks compared with the held-out ones, at most
 
 
 class Draft(NamedTuple):
     """What a task is about, as plain JSON.
 
-    `keys`: what must not occur in both splits, each a function of the content; the whole content if empty. A
-    draft with some keys in each split belongs to neither.
+    `keys` are functions of the content that must not occur in both splits; if empty, the whole content is the
+    key. A draft with keys in both splits is used in neither.
     """
 
     data: Mapping[str, Any]
@@ -79,14 +79,14 @@ def listed(settings: EnvironmentSettings, drafts: Iterable[Draft], build: Build)
 
 
 def check_splits(taskset: TaskSet, label: str) -> None:
-    """Refuse a task set that is too small, or one of somebody's own whose splits share content.
+    """Refuse a task set that is too small, or a user's own task set whose splits share content.
 
-    Every held-out task is compared with all training tasks or, if there are more than MAX_COMPARED, with
-    that many at even distances. It takes as long as making these tasks, plus about 10 µs for each. What
-    `generated` and `listed` make is disjoint by construction and not looked at.
+    Every held-out task is compared with all training tasks, or with MAX_COMPARED evenly spaced ones if there
+    are more. It takes as long as creating these tasks, plus about 10 µs for each.
+    Task sets from `generated` and `listed` are disjoint by construction, so they are not checked.
 
     Raises:
-        ConfigError: with a task that is in both, or one that is not plain JSON; or too small.
+        ConfigError: a task is in both splits or is not plain JSON, or the task set is too small.
     """
     evaluation, training = taskset.tasks("eval"), taskset.tasks("train")
     if isinstance(taskset, Tasks):
@@ -102,8 +102,8 @@ def check_splits(taskset: TaskSet, label: str) -> None:
 
 
 class Tasks:
-    """A `silva.protocols.TaskSet`. `tasks("eval")` is drawn at once and `tasks("train")` begun, so that a
-    world that is too small says so (ConfigError); training tasks are made when they are looked up."""
+    """A `silva.protocols.TaskSet`. `tasks("eval")` is drawn at once and `tasks("train")` is started, so
+    that a world that is too small raises ConfigError early. Training tasks are created when they are used."""
 
     def __init__(self, settings: EnvironmentSettings, build: Build, source: _Drawn | _Listed) -> None:
         self._settings = settings
@@ -185,7 +185,7 @@ class _Listed:
         for content, draft in sorted(distinct.items()):
             parts[draft.split(settings.eval_share)].append(content)
         self._train = [distinct[content] for content in parts["train"]]
-        # In an order that other problems have no influence on either.
+        # Other problems do not change the order either.
         chosen = sorted(parts["eval"], key=lambda content: _digest([settings.label, settings.seed, content]))
         self._held_out = [distinct[content] for content in chosen]
         self._lap = -1  # the one whose order is kept
@@ -217,7 +217,7 @@ class _Listed:
 
 
 def _advice(settings: EnvironmentSettings, drafts: Sequence[Draft]) -> str:
-    """The least share, in hundredths, that holds out enough and leaves some to train on."""
+    """Advises the smallest share, in hundredths, that holds out enough and leaves some to train on."""
     ends = [(min(places), max(places)) for places in (draft.places() for draft in drafts)]
     for percent in range(1, 100):
         held_out = sum(high < percent / 100 for _, high in ends)
@@ -258,5 +258,5 @@ def _digest(content: Any) -> str:
 
 
 def _place(key: Any) -> float:
-    """A number from 0 to 1, as good as random: a function of the key alone."""
+    """A pseudo-random number from 0 to 1 that depends on the key only."""
     return int(_digest(key)[:8], 16) / 2**32

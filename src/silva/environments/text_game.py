@@ -1,9 +1,9 @@
 """Games in text: what to show, how a reply is read, what counts as a turn.
 
-A game subclasses `TextGame` and says what its actions are called, what a position looks like, what an
-action does and what an expert would play; its settings subclass `TextGameSettings`. Its state is attributes
-that `__init__` makes from `task.data` and `apply` changes; a winning `apply` sets `self.solved = True`. A
-whole game stands in docs/environments.md.
+A game subclasses `TextGame` and says what its actions are called, what a position looks like, what an action
+does and what an expert would play; its settings subclass `TextGameSettings`. The state is kept in attributes:
+`__init__` makes them from `task.data`; `apply` changes them, and sets `self.solved` when the game is won. A
+complete game is in docs/environments.md.
 
     full style, thoughts on:   <think>The goal is below.</think><answer>Down || Right</answer>
     compact style:             <answer>D||R</answer>      or, with answer_tags off:      D||R
@@ -64,8 +64,8 @@ class Outcome(NamedTuple):
 class TextGame(Episode, ABC):
     """One episode of a game: a `Forkable` and `Scripted` environment.
 
-    A subclass keeps its state in attributes that hold plain data (a fork copies them), draws luck from
-    `self.rng`, and sets `self.solved` when the game is won: evaluation counts that as success.
+    A subclass keeps its state in attributes that hold plain data (a fork copies them), takes random numbers
+    from `self.rng`, and sets `self.solved` when the game is won: evaluation counts that as success.
     """
 
     reward_name = "score"
@@ -88,7 +88,7 @@ class TextGame(Episode, ABC):
 
     @abstractmethod
     def actions(self) -> Mapping[str, str]:
-        """Names of the actions -> their short form (the same where there is none); at least one action."""
+        """Maps each action's name to its short form (or to itself if it has none); at least one action."""
 
     @abstractmethod
     def apply(self, action: str) -> Outcome:

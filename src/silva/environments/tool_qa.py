@@ -45,8 +45,8 @@ HIDDEN = "..."
 
 
 class Question(NamedTuple):
-    """`calls`: what an expert calls, one a turn, before it gives the answer. For scripted play alone; None:
-    there is no expert."""
+    """`calls`: the calls that an expert makes, one a turn, before it gives the answer; used only in scripted
+    play. None: there is no expert."""
 
     text: str
     answer: str
@@ -82,16 +82,16 @@ class ToolQA(EnvironmentSettings):
         raise TypeError(f"{type(self).__name__} must define tools()")
 
     def grade(self, reply: str, answer: str) -> bool:
-        """Whether a reply is right. What counts of it is the text of <answer>...</answer>, or all of it if it
-        has no such tag. If the answer is a number, the last number there must be equal to it; otherwise the
-        texts must be the same apart from case, spaces, quotes around them and a full stop at the end."""
+        """Whether a reply is right. The text inside <answer>...</answer> is graded, or the whole reply if it
+        has no such tag. If the answer is a number, the last number there must be equal to it. Otherwise the
+        texts must be the same; case, spaces, quotes around them and a full stop at the end do not matter."""
         given = extract_answer(reply)
         return exact_match(given, answer) if as_number(answer) is None else same_number(given, answer)
 
     def taskset(self) -> TaskSet:
         chains = [[entry] if isinstance(entry, Question) else list(entry) for entry in self.questions()]
         firsts = {chain[0][:2] for chain in chains}
-        # A question asked later means little without those before it, unless it also begins an episode.
+        # A later question means little without the earlier ones, unless it also begins an episode.
         drafts = [
             draft(chain, [q[:2] for i, q in enumerate(chain) if i == 0 or q[:2] in firsts])
             for chain in chains
@@ -124,7 +124,7 @@ def draft(chain: Sequence[Question], keys: Sequence[Any]) -> Draft:
 
 
 class ToolEpisode(Episode):
-    """A `Forkable` and `Scripted` environment: asks, runs the tools that are called, grades the answers."""
+    """A `Forkable` and `Scripted` environment: asks the questions, runs called tools, grades the answers."""
 
     settings: ToolQA
 
@@ -154,10 +154,10 @@ class ToolEpisode(Episode):
         return self._judge(message)
 
     def expert_reply(self) -> str:
-        """The next of the question's calls, as JSON in <tool_call> (Hermes), or its answer after the last.
+        """The question's next call, as JSON in <tool_call> (Hermes); after the last call, its answer.
 
         Raises:
-            CapabilityError: the question came without `calls`.
+            CapabilityError: the question has no `calls`.
         """
         calls = self._expert_calls()
         if self.called < len(calls):

@@ -1,15 +1,15 @@
 """Held-out evaluation: every episode of the eval split, with a sampling and seeds of its own.
 
 The seeds depend on the run's seed, the task and the sample alone, so evaluations before and after training
-are paired. What an episode counts as:
+are paired. How an episode counts:
 
     it came to an end, or to its last turn        its success and its reward
     it met a limit (context, tokens, time of      not solved, with the reward it had collected until then
-    a step): the policy is answerable for it
+    a step) that the policy is responsible for
     no result, or one that must not be used       tried again as in training (`redo`), then left out
 
-Episodes that are left out are counted, and every share comes with the bounds between which it would be with
-them: all of them failed, all of them solved. Not here: when to evaluate.
+Episodes that are left out are counted, and every share comes with two bounds: its value
+if all of them had failed, and if all of them had been solved. Not here: when to evaluate.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ from silva.types import Task, Trajectory
 
 @dataclass(frozen=True)
 class Evaluation:
-    """What came out for one environment.
+    """The results for one environment.
 
     estimates: by metric: success (if the environment reports it), reward, pass@k; empty if every episode is
         left out.
-    bounds: (low, high) by metric, of shares alone: nobody knows the range of a reward.
+    bounds: (low, high) by metric, for shares only: the range of a reward is not known.
     """
 
     environment: str
@@ -78,12 +78,12 @@ class Evaluation:
 
 @dataclass(frozen=True)
 class Standing:
-    """What the best evaluation of a run is chosen by. A share counts with its lower bound, so that episodes
-    which are left out never help.
+    """Decides which evaluation of a run is the best. A share counts with its lower bound, so episodes that
+    are left out never help.
 
-    worlds: how many environments are judged by success, the others being judged by their mean reward.
+    worlds: how many environments are judged by success; the others are judged by their mean reward.
     value: the mean over all environments.
-    left_out: episodes left out in environments that are judged by a reward: it has no lower bound.
+    left_out: episodes left out in environments that are judged by reward, which has no lower bound.
     """
 
     worlds: int
@@ -91,14 +91,14 @@ class Standing:
     left_out: int
 
     def beats(self, other: Standing | None) -> bool:
-        """A success that is reported for the first time makes earlier rewards incomparable, and wins."""
+        """A success reported for the first time cannot be compared with earlier rewards, and wins."""
         if other is None:
             return True
         return self.left_out <= other.left_out and (self.worlds, self.value) > (other.worlds, other.value)
 
 
 def standing(evaluations: Sequence[Evaluation]) -> Standing | None:
-    """None if all episodes of an environment are left out: nothing can be said then."""
+    """None if all episodes of an environment are left out."""
     if not all(e.estimates for e in evaluations):
         return None
     shares = [e.bounds["success"][0] for e in evaluations if "success" in e.estimates]
@@ -108,20 +108,20 @@ def standing(evaluations: Sequence[Evaluation]) -> Standing | None:
 
 
 def counts(trajectory: Trajectory) -> bool:
-    """Whether the episode says something of the policy."""
+    """Whether the episode says something about the policy."""
     return trajectory.failure is None or trajectory.limited
 
 
 def success(trajectory: Trajectory) -> float:
-    """1 or 0; an episode cut off before its environment decided is no success."""
+    """1 or 0; 0 if the episode was cut off before the environment decided."""
     return float(trajectory.failure is None and trajectory.metrics.get("success", 0.0) >= 1.0)
 
 
 def reports_success(trajectories: Iterable[Trajectory]) -> bool:
-    """Whether the environment of these episodes has a notion of success: one of them reports it.
+    """Whether the environment of these episodes knows success: one of them reports it.
 
-    If all were cut off before their environment ended them there is nothing to tell it by. They are no
-    successes then, as those of an environment that reports it at the end.
+    If all were cut off before the environment ended them, this cannot be known. They then count as not
+    solved, as in an environment that reports success at the end.
     """
     played = list(trajectories)
     if any("success" in t.metrics for t in played):
@@ -214,7 +214,7 @@ def _evaluation(label: str, episodes: Sequence[tuple[Task, Trajectory]], k: int)
 
 
 def _shares(solved: Sequence[Sequence[float]], k: int) -> dict[str, list[np.ndarray]]:
-    """By metric, the samples of each task. Tasks without all their k samples have no pass@k."""
+    """By metric, the samples of each task. A task that lacks one of its k samples has no pass@k."""
     shares = {"success": [np.array(values) for values in solved]}
     whole = [values for values in solved if len(values) == k]
     sizes = [size for size in dict.fromkeys((k // 2, k)) if size > 1 and whole]

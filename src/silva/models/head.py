@@ -1,4 +1,4 @@
-"""From the last hidden states to logits: the one way for sampling, training and the check at load."""
+"""From the last hidden states to logits: shared by sampling, training and the check at load."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from transformers import PreTrainedModel
 
 
 def logits_of(model: PreTrainedModel, hidden: torch.Tensor) -> torch.Tensor:
-    """The language-model head and what its family puts behind it, as the configuration says.
+    """The language-model head and the family's operations on its logits, as configured.
 
     Granite divides logits, Cohere multiplies them, Gemma 2 caps them softly. A family that does more is
     refused when it is loaded (checks.py).

@@ -1,6 +1,6 @@
 """Models of the Hugging Face hub: one question before the download.
 
-transformers does the download. It tries every file for half a minute, also without a network.
+transformers does the download. Without a network it tries every file for half a minute.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ TIMEOUT = 5.0  # seconds for the hub to answer
 
 
 def options(name: str, revision: str | None) -> dict[str, Any]:
-    """What `from_pretrained` needs to be told: to use its cache alone, if the hub cannot be reached.
+    """Arguments for `from_pretrained`: to use only its cache, if the hub cannot be reached.
 
     Raises:
-        ModelError: the hub has no such model, or cannot be reached and there is nothing in the cache.
+        ModelError: the hub has no such model, or it cannot be reached and the cache is empty.
     """
     from huggingface_hub import HfApi, constants, errors, try_to_load_from_cache
 

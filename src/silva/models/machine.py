@@ -1,4 +1,4 @@
-"""What decides the last bits on this machine: its processor, its BLAS, and what was probed of them."""
+"""What decides the last bits on this machine: processor, BLAS, and what was probed."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from torch import nn
 from silva.models.same_bits import RowRules, probe
 
 SHAPES = ((576, 192), (576, 1536), (1536, 576))
-"""Inputs and outputs of layers that stand for a small language model's, where no model is at hand."""
+"""Inputs and outputs of layers that stand for those of a small language model."""
 HEAD_DIM = 64
 
 
 def describe(device: torch.device, rules: RowRules) -> dict[str, Any]:
-    """As plain data, for a run's folder; with the threads of the caller. Where two are equal, bits are."""
+    """As plain data for a run's folder, with the caller's number of threads. Equal data mean equal bits."""
     gpu = {"gpu": torch.cuda.get_device_name(device)} if device.type == "cuda" else {}
     return {
         **gpu,
@@ -31,7 +31,7 @@ def describe(device: torch.device, rules: RowRules) -> dict[str, Any]:
 
 
 def promises(threads: int) -> dict[str, str]:
-    """For each dtype, whether sampling gives equal bits in any company here, and by which rules."""
+    """For each dtype, whether a row's bits are the same in any batch on this machine, and by which rules."""
     before, found = torch.get_num_threads(), {}
     torch.set_num_threads(threads)
     try:

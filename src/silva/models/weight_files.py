@@ -1,4 +1,4 @@
-"""What is wrong with the files of a model, in words; empty if nothing."""
+"""Checks of a model's files: each describes what is wrong, and is empty if nothing is."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _TEXTS = ("config.json", "model.safetensors.index.json", "tokenizer.json", "toke
 
 
 def damage(folder: Path) -> str:
-    """The first file that cannot be read: empty, cut off, or not what its name says."""
+    """The first file that cannot be read: empty, truncated, or in another format than its name says."""
     for file in [*(folder / name for name in _TEXTS), *sorted(folder.glob("*.safetensors"))]:
         if not file.exists():
             continue
@@ -31,11 +31,11 @@ def damage(folder: Path) -> str:
 
 
 def differences(report: Mapping[str, Any]) -> str:
-    """Between the weights and the model that config.json describes.
+    """Differences between the weights and the model that config.json describes.
 
     Args:
-        report: what transformers returns of loading a model (`output_loading_info`). It would draw what is
-            missing at random.
+        report: what transformers returns about loading a model (`output_loading_info`). It initialises
+            missing tensors at random.
     """
     parts = []
     if missing := report["missing_keys"]:
@@ -49,7 +49,7 @@ def differences(report: Mapping[str, Any]) -> str:
 
 
 def not_finite(model: PreTrainedModel, folder: Path) -> str:
-    """NaN or infinity in the parameters of a model, with the file of the folder that holds it."""
+    """NaN or infinity in a model's parameters, with the file that holds it."""
     names = [name for name, parameter in model.named_parameters() if not is_finite(parameter)]
     if not names:
         return ""
@@ -69,6 +69,6 @@ def is_finite(tensor: torch.Tensor) -> bool:
 
 
 def some(names: Collection[str]) -> str:
-    """The first three in order, and how many more there are."""
+    """The first three, and how many more there are."""
     first, more = sorted(names)[:3], len(names) - 3
     return ", ".join(first) + (f" and {more} more" if more > 0 else "")

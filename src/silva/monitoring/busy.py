@@ -1,4 +1,4 @@
-"""Whether other programs keep the processor busy: then a run takes many times as long.
+"""Whether other programs keep the processor busy: a run then takes several times as long.
 
 torch shares each operation among its threads and waits for the last one. A thread that has to share its core
 is always the last one.
@@ -11,8 +11,8 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-SHARE = 1.2  # demand for cores, as a share of them, from which it is worth a line
-SHORTEST = 0.5  # seconds; the kernel counts in hundredths, so less says nothing
+SHARE = 1.2  # warn if the demand for cores exceeds this share of them
+SHORTEST = 0.5  # seconds; the kernel counts in hundredths, so a shorter time is not precise
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ def cores() -> list[int]:
 
 
 def sample(stat: Path = Path("/proc/stat")) -> Sample | None:
-    """None where the system does not say (not Linux)."""
+    """None if the system does not report it (not Linux)."""
     try:
         worked = worked_seconds(stat.read_text(), cores(), os.sysconf("SC_CLK_TCK"))
     except (OSError, ValueError):
@@ -41,7 +41,7 @@ def sample(stat: Path = Path("/proc/stat")) -> Sample | None:
 
 
 def worked_seconds(stat: str, cores: list[int], ticks: int) -> float:
-    """Of the given cores, from the text of /proc/stat: user, nice, system, irq, softirq, steal."""
+    """For the given cores, from the text of /proc/stat: user, nice, system, irq, softirq, steal."""
     names = {f"cpu{core}" for core in cores}
     total = 0
     for line in stat.splitlines():

@@ -1,4 +1,4 @@
-"""A run that gets worse: held-out results clearly below the best that it had."""
+"""A run that gets worse: held-out results clearly below its best."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ Rows = Sequence[Mapping[str, Any]]
 
 
 def fall(now: Rows, peaks: Sequence[tuple[int, Rows]], checkpoint: Callable[[int], Path]) -> str:
-    """What fell, from where, and where the better weights are; "" if nothing fell clearly.
+    """Which result fell, from what value, and where the better weights are; "" if nothing clearly fell.
 
-    Clearly: the 95 % intervals lie apart. An environment counts by its success, or by its reward if it has
-    none.
+    Clearly: the 95 % intervals do not overlap. An environment counts by its success, or by its reward if it
+    reports no success.
 
     Args:
-        peaks: earlier evaluations with their steps, of which each environment's best counts.
-        checkpoint: where that of a step would be.
+        peaks: earlier evaluations with their steps; the best one of each environment counts.
+        checkpoint: where the checkpoint of a step would be.
     """
     lines = []
     for row in _headlines(now):

@@ -18,7 +18,7 @@ from silva.ports import FILES
 
 BOUNDS = ("_ci_low", "_ci_high", "_bound_low", "_bound_high")
 EVAL_DETAILS = (*BOUNDS, "/left_out")
-"""Ends of keys under eval/ that say more about a mean: its interval, and what is left out of it."""
+"""Suffixes of keys under eval/ that belong to a mean: its interval, and the episodes left out of it."""
 
 
 def append_metrics(path: Path, step: int, metrics: Mapping[str, float]) -> None:

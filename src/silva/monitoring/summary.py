@@ -15,7 +15,7 @@ SUMMARY_KEYS: Mapping[str, str] = {
     "eval_before": "held-out results before training: list of evaluations (EVALUATION_KEYS)",
     "eval_after": "held-out results after training: list of evaluations (EVALUATION_KEYS)",
     "steps": "training steps done, those before a resume included",
-    "steps_trained": "those of them in which some token had an advantage other than 0",
+    "steps_trained": "those in which some token had an advantage other than 0",
     "tokens_generated": "tokens sampled by the policy",
     "tokens_trained": "tokens the trainer ran forward and backward",
     "seconds": "wall-clock seconds by phase: {phase: seconds}",

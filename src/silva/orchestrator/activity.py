@@ -1,7 +1,7 @@
-"""What happens in episodes, as a person wants to know it: whom they wait for, what failed, who blocks.
+"""What happens in episodes, for people: what they wait for, what failed, which environment blocks.
 
-Everything is said once: the first fault of each kind, with its traceback in run.log, and that an environment
-has blocked for long enough. Counts are elsewhere (metrics, the notes of evaluations).
+Everything is reported once: the first fault of each kind, with its traceback in run.log, and an environment
+that blocks for too long. Counts are elsewhere (metrics, the notes of evaluations).
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ from collections import defaultdict
 from silva.monitoring.monitor import Monitor
 from silva.rollouts.faults import Watch, kind
 
-MOST_KINDS = 20  # errors whose text never repeats must not fill the terminal
-TOLD_AFTER = 1.0  # seconds that an environment has kept the event loop
+MOST_KINDS = 20  # so that errors whose text never repeats do not fill the terminal
+TOLD_AFTER = 1.0  # seconds for which an environment has blocked the event loop
 
 
 class Activity(Watch):
-    """Turns of episodes into heartbeats, faults into messages."""
+    """Turns the progress of episodes into heartbeats, and faults into messages."""
 
     def __init__(self, monitor: Monitor):
         self.monitor = monitor
@@ -56,7 +56,7 @@ class Activity(Watch):
             return
         self.monitor.message(
             f"{environment}: {call} blocks the event loop, {max(times):.1f} s at a time: no other episode "
-            "goes on meanwhile. Call what takes long with `await asyncio.to_thread(...)`, or use an async "
+            "runs in that time. Make long calls with `await asyncio.to_thread(...)`, or use an async "
             "library.",
             "warning",
         )

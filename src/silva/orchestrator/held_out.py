@@ -1,8 +1,8 @@
-"""Which tasks a run holds out, and whether they were trained on: by content, so that no name can mislead.
+"""Which tasks a run holds out, and whether they were trained on, judged by content, since names can mislead.
 
 `held_out.json` in the run's folder holds the digest (`Task.content`) of every held-out task, by environment.
-The ledger holds one for every task that was trained on. The tasks of today are compared with both: a changed
-list of questions, or another `eval_share`, shows in no comparison of weights.
+The ledger holds one for every task that was trained on. The current tasks are compared with both, because a
+changed list of questions or another `eval_share` cannot be seen in the weights.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ def record(run: Path, tasksets: Mapping[str, TaskSet]) -> None:
 
 
 def changes(run: Path, tasksets: Mapping[str, TaskSet], tasks: int) -> list[str]:
-    """What is to be said about an evaluation of `tasks` tasks of each environment; nothing if all is well.
+    """Warnings about an evaluation of `tasks` tasks of each environment; empty if nothing changed.
 
-    Nothing is known of a folder without the file: it is no run, or one from before there was such a file.
+    Also empty if the folder has no such file: it holds no run, or one of an older version of Silva.
     """
     if not (run / NAME).is_file():
         return []
@@ -49,7 +49,7 @@ def changes(run: Path, tasksets: Mapping[str, TaskSet], tasks: int) -> list[str]
         elif new:
             notes.append(
                 f"{label}: the held-out set changed: {new} of {len(now)} evaluated tasks were not held out "
-                f"when {run} began. None was trained on, but numbers from before belong to other tasks."
+                f"when {run} began. None was trained on, but earlier results are for other tasks."
             )
     return notes
 

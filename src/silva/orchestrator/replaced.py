@@ -1,12 +1,12 @@
-"""The earlier run of a folder while a new one replaces it: it is removed only when the new one has begun.
+"""The earlier run in a folder while a new one replaces it. It is removed only after the new one has begun.
 
-    put_aside   a, b, c -> .replacing/ one by one, then .replacing/ -> .replaced/: now it holds all of them
-    remove      .replaced/ -> .removed/: this is the decision; then .removed/ is deleted
-    recover     after a failure or a kill, from what is found in the folder:
-                .removed/    it was decided: delete it
+    put_aside   a, b, c -> .replacing/ one by one, then .replacing/ -> .replaced/: now it holds everything
+    remove      .replaced/ -> .removed/: from here on the run is removed; then .removed/ is deleted
+    recover     after a failure or a kill, depending on what is in the folder:
+                .removed/    delete it
                 .replaced/   if the new run has a checkpoint, remove; otherwise delete what the new run wrote,
-                             .replaced/ -> .replacing/, and go on below
-                .replacing/  what stands outside belongs to the earlier run too: move the content back
+                             .replaced/ -> .replacing/, and continue below
+                .replacing/  the rest of the folder belongs to the earlier run too: move the content back
 
 Each arrow is a rename inside the folder, so a kill at any point leaves one of these states. The caller holds
 the lock of the folder; its file is in `keep` and stays in place.
@@ -44,7 +44,7 @@ def remove(path: Path) -> None:
 
 
 def recover(path: Path, keep: Collection[str]) -> Literal["restored", "removed"] | None:
-    """Complete what was begun: the earlier run is back, or gone; None if there is none."""
+    """Complete what was begun: the earlier run is back or removed; None if there is none."""
     if (path / REMOVED).is_dir():
         FILES.remove_tree(path / REMOVED)
         return "removed"

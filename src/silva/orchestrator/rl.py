@@ -92,7 +92,7 @@ class Loop:
         self._saved: RunState | None = None  # that of the newest checkpoint written by this process
         self._failures: Counter[str] = Counter()  # errors of training episodes, of this process
         self._played = 0
-        self._silent = False  # it was said that a step taught nothing
+        self._silent = False  # whether a step that taught nothing has been explained
 
     async def run(self, begun: Callable[[], None] = lambda: None) -> RunState:
         """Train to the last step; `begun` is called before the first one.
@@ -257,7 +257,7 @@ class Loop:
             p.store.mark_best(step)
 
     def _fallen(self, now: list[dict[str, Any]]) -> str:
-        """A warning if held-out results fell clearly below their best: once, and again at the end."""
+        """Warns if held-out results fell clearly below their best: once, and again at the end."""
         state, path = self.state, self.parts.store.path
         peaks = [(0, state.eval_before or []), (state.best_step or 0, state.eval_best or [])]
         known = fall(state.eval_last or [], peaks, path)
@@ -284,7 +284,8 @@ class Loop:
         return evaluations
 
     def _noticed(self, batch: Batch, samples: Sequence[Sample]) -> bool:
-        """Whether the step taught something; what failed in it is counted, the first silence explained."""
+        """Whether the step taught something. Counts its failures; explains the first step that taught
+        nothing."""
         p, played = self.parts, [t for g in batch.groups for t in g.trajectories]
         self._played += len(played)
         self._failures.update(t.error or "" for t in played if t.failure is not None)

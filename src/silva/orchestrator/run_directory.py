@@ -7,7 +7,7 @@
     a run, --resume              -> resumed; new if it had done nothing yet; finished if it is done
 
 While open, the folder is locked: two processes never write one run. The lock dies with its process.
-`--overwrite` removes only what a run writes (`WRITTEN`); a folder that holds anything else is left alone.
+`--overwrite` removes only what a run writes (`WRITTEN`); it refuses a folder that holds anything else.
 
 Not here: the contents (metrics, ledger, checkpoints have their own modules), and cutting the metrics
 back to the checkpoint.
@@ -39,7 +39,7 @@ WRITTEN = frozenset(
         ".DS_Store",
     }
 )  # fmt: skip
-"""Everything that stands in a run's folder. macOS adds the last one."""
+"""All names in a run's folder. macOS adds the last one."""
 _LEFTOVER = re.compile(r"\..+\.tmp-[0-9a-f]+")  # of a write that was killed before its rename
 
 
@@ -113,7 +113,7 @@ class RunDirectory:
             self._resume(config, may_change)
 
     def begun(self) -> None:
-        """The run has begun its first step: the earlier one that it replaces is removed."""
+        """The run has begun its first step: remove the earlier run that it replaces."""
         if self._replaces:
             with _failing(self.path):
                 replaced.remove(self.path)
@@ -123,7 +123,7 @@ class RunDirectory:
         """Put the earlier run back if this one has not begun and has no checkpoint.
 
         Returns:
-            what was done, in words; "" if there was nothing to do.
+            a message that says what was done; "" if there was nothing to do.
         """
         if not self._replaces:
             return ""
@@ -145,10 +145,10 @@ class RunDirectory:
             FILES.write_atomic(self.config_json, encoded.encode())
 
     def note_machine(self, machine: Mapping[str, Any]) -> str:
-        """Add to machine.json, a list, what computes this run from here on, unless it is the same as before.
+        """Append to machine.json, a list, what computes this run from now on, if it has changed.
 
         Returns:
-            what differs where another machine has begun the run, in words; "" otherwise.
+            a message that says what differs from the machine that began the run; "" if nothing does.
         """
         known = _read_json(self.path / "machine.json", list) or []
         old = known[-1] if known else None
@@ -165,8 +165,8 @@ class RunDirectory:
             if old.get(key) != machine.get(key)
         ]
         return (
-            "this machine may round differently from the one that has computed the run so far: the run goes "
-            f"on, but does not repeat bit for bit ({'; '.join(changed)})"
+            "this machine may round differently from the one that has computed the run so far: the run "
+            f"continues, but does not repeat bit for bit ({'; '.join(changed)})"
         )
 
     def close(self) -> None:
@@ -302,7 +302,7 @@ def _is_run(path: Path) -> bool:
 
 
 def _check_contents(path: Path) -> None:
-    """Refuse to remove what no run writes: a file of the user's, another run."""
+    """Refuse to remove what no run writes: a user's file, another run."""
     others = sorted(
         e.name for e in path.iterdir() if e.name not in WRITTEN and not _LEFTOVER.fullmatch(e.name)
     )

@@ -5,8 +5,8 @@
 It waits for its episodes and its update; where success may end it, for the policy's own play now and then.
 Nothing is checkpointed in between: the loop is short, and the same seed gives the same weights again.
 
-Episodes of the script that fail give no demonstration. A few are counted; if most of them fail, that is an
-error of the environment or of the limits, and the warm start says so instead of learning from the rest.
+Scripted episodes that fail give no demonstration. A few failures are only counted. If most episodes fail, the
+environment or the limits are wrong, and the warm start says so instead of learning from the rest.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from silva.types import Group, LossSpec
 
 WINDOW = 20  # steps whose mean loss is reported, and after which the policy is tried
 TRIED = 128  # episodes of a trial: its standard error is 4 points
-JUDGED_FROM = 16  # episodes of the script, before which a share of failed ones says little
+JUDGED_FROM = 16  # scripted episodes; with fewer, the share of failed ones says little
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class Imitation:
     loss: float
     tokens: int
     played: int  # episodes of the script
-    failed: tuple[str, ...]  # errors of those that gave no demonstration
+    failed: tuple[str, ...]  # errors of the episodes that gave no demonstration
     contents: tuple[str, ...]  # of the tasks that were imitated, each once
 
 
@@ -68,7 +68,7 @@ async def imitate(
 
     Raises:
         Interrupted: after Ctrl-C; the steps so far are lost.
-        NoSignalError: most episodes of the script failed, or they hold nothing to imitate.
+        NoSignalError: most scripted episodes failed, or they hold nothing to imitate.
     """
     script, tokens = Script(renderer, settings.mistakes, settings.noise), 0
     losses: deque[float] = deque(maxlen=WINDOW)
@@ -92,7 +92,7 @@ async def imitate(
             failed += [t.error or "" for g in groups for t in g.trajectories if t.failure is not None]
             if 2 * len(failed) > played and (played >= JUDGED_FROM or step + 1 == settings.steps):
                 raise NoSignalError(
-                    f"warm start: {len(failed)} of {played} episodes of the environment's own play failed, "
+                    f"warm start: {len(failed)} of {played} scripted episodes failed, "
                     f"so there is too little to imitate: {tally(failed)}"
                 )
             if rows := normalise(to_samples(groups), "token_mean"):
@@ -109,7 +109,7 @@ async def imitate(
                     break
     if not losses:
         raise NoSignalError(
-            f"warm start: {played} episodes of the environment's own play hold nothing to imitate: every "
+            f"warm start: {played} scripted episodes hold nothing to imitate: every "
             f"reply is empty, or a mistake (warm_start.mistakes = {settings.mistakes:g}, expected less)"
         )
     loss = sum(losses) / len(losses)

@@ -10,13 +10,13 @@ from silva.algorithms.settings import Algorithm
 from silva.orchestrator.buffer import Batch
 from silva.types import Sample
 
-NOTHING = "in no step did any token have an advantage other than 0"
+NOTHING = "no token had an advantage other than 0 in any step"
 
 
 def teaches(recipe: Algorithm, samples: Sequence[Sample]) -> bool:
-    """Whether the loss of these rows says anything of what was played.
+    """Whether the loss of these rows depends on what was played.
 
-    A bonus for entropy or a pull towards the reference may still move the policy where it does not.
+    If not, an entropy bonus or the pull towards the reference may still change the policy.
     """
     if recipe.loss == "cross_entropy":  # reads no advantages
         return bool(samples)
@@ -24,7 +24,7 @@ def teaches(recipe: Algorithm, samples: Sequence[Sample]) -> bool:
 
 
 def explain(recipe: Algorithm, batch: Batch, group_size: int) -> str:
-    """Why a batch whose rows teach nothing does not, in one sentence or two."""
+    """One or two sentences on why the rows of a batch teach nothing."""
     counts = Counter(d.reason for d in batch.dropped)
     if batch.kept:
         what = "trained on rows whose advantages are all 0"
@@ -35,11 +35,11 @@ def explain(recipe: Algorithm, batch: Batch, group_size: int) -> str:
 
 
 def lonely(recipe: Algorithm, group_size: int) -> str:
-    """The advice for groups of one, where the recipe compares the episodes of a group; else ""."""
+    """The advice for groups of one, if the recipe compares the episodes of a group; otherwise ""."""
     if group_size > 1 or not recipe.relative:
         return ""
     return (
-        f"rollout.group_size = 1 leaves nothing to compare an episode with, and advantage = "
+        f"rollout.group_size = 1 leaves nothing to compare an episode with, but advantage = "
         f'"{recipe.advantage}" compares the episodes of one task: set it to 2 or more, or choose an '
         "algorithm.type with a critic (ppo)."
     )

@@ -23,7 +23,7 @@ class RunState:
     tokens_generated: int = 0
     tokens_trained: int = 0
     seconds: dict[str, float] = field(default_factory=dict)
-    steps_trained: int = 0  # that taught something, see silence.py
+    steps_trained: int = 0  # steps that taught something, see silence.py
     best: dict[str, Any] | None = None  # evaluation.evaluator.Standing
     best_step: int | None = None
     eval_before: list[dict[str, Any]] | None = None

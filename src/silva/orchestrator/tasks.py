@@ -28,8 +28,8 @@ class World:
 class TaskStream:
     """An endless sequence of training tasks. `position`, `passed` and `pools` are all its state.
 
-    position: tasks drawn or passed over, per environment: where it stands in its order.
-    passed: tasks passed over because of their pool; they do not count as the environment's share.
+    position: tasks drawn or skipped per environment, which is its place in the order of its tasks.
+    passed: tasks skipped because of their pool; they do not count towards the environment's share.
     pools: "easy" or "hard", by environment and task; the others are normal.
     """
 
@@ -53,7 +53,7 @@ class TaskStream:
         """The environment furthest behind its share is next (the earlier one listed on a tie)."""
         world = min(self.worlds, key=lambda w: (self._drawn(w) + 1) / w.weight)
         task = self._next(world)
-        for _ in range(len(world.taskset.tasks("train")) - 1):  # if all are passed over, the last one comes
+        for _ in range(len(world.taskset.tasks("train")) - 1):  # if all are skipped, the last one is drawn
             if not self._passed_over(world, task):
                 break
             self.passed[world.label] += 1

@@ -135,7 +135,8 @@ class Renderer:
         return [*self.encode(text), self.stop_token_ids[0]]
 
     def scripted(self, text: str) -> str:
-        """A reply that an environment has written (its calls are JSON in <tool_call>) in the form in use."""
+        """A reply written by an environment (its calls are JSON in <tool_call>), converted to the format in
+        use."""
         parsed = parse_hermes(text)
         if self._form == "hermes" or not parsed.calls:
             return text

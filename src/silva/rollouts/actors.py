@@ -37,7 +37,7 @@ class Reply:
 
 
 class ScriptFault(Exception):
-    """The environment raised as it was asked to play itself; the cause is its exception."""
+    """The environment raised when it was asked to play itself; the cause is its exception."""
 
 
 class Actor(Protocol):
@@ -104,7 +104,7 @@ class Script:
             if not isinstance(text, str):
                 raise TypeError(f"returned {type(text).__name__}, expected the text of a reply (str)")
             text = self.renderer.scripted(text.removeprefix(ask.prefill))
-        except CapabilityError:  # there is no expert: no other episode would have one
+        except CapabilityError:  # there is no expert in any other episode either
             raise
         except Exception as fault:
             raise ScriptFault("random_reply" if astray else "expert_reply") from fault

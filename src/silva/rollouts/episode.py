@@ -2,13 +2,14 @@
 
     reset ──> observation ──render──> context ──actor──> reply ──step──> observation ──> ...
 
-Faults are met here and nowhere else. An environment that raises, or takes too long to reset, gives no result
-(`redo`). A reward that is not a number must not be used, and neither may an episode that met a limit which
-the policy is answerable for (`mask`): a context that overflows, a step that takes too long. Neither becomes a
-reward of 0 in training. Evaluation tells the two apart by the stop reason, see `Trajectory.limited`.
+Faults are handled here and nowhere else. If an environment raises or takes too long to reset, there is no
+result (`redo`). Two results must not be used (`mask`): a reward that is not a number, and an episode that met
+a limit for which the policy is responsible (a context that overflows, a step that takes too long). Neither
+becomes a reward of 0 in training. Evaluation tells the two apart by the stop reason, see
+`Trajectory.limited`.
 
-The clock of an episode stands still while it waits for the engine: how many others are in the queue says
-nothing about the episode.
+The clock of an episode stops while it waits for the engine: the length of the queue says nothing about the
+episode.
 """
 
 from __future__ import annotations
@@ -85,8 +86,8 @@ async def play(
     """Play one episode of `task`; a fault of the environment is part of the result, never raised.
 
     Args:
-        seed: fixes every random number of the episode: the actor's, and in place of the task's own seed the
-            environment's. The same task has the same prompt and other luck in every episode.
+        seed: decides every random number of the episode, the actor's and the environment's; it replaces the
+            task's own seed. So a task has the same prompt but different random events in every episode.
         on_turn: told whom the episode waits for next: "engine", or the environment's name.
     """
     state = _State()
@@ -106,7 +107,7 @@ async def play(
     except TimeoutError:
         if not timer.expired():  # somebody else's
             raise
-        # A step answers what the policy did; a reset knows nothing of it.
+        # A step depends on what the policy did; a reset does not.
         stop_reason, failure = ("timeout", "mask") if state.calling == "step" else ("error", "redo")
         error = f"{state.calling}: no end within rollout.limits.timeout = {limits.timeout:g} s"
         watch.fault(task.environment, error, "")
@@ -130,7 +131,7 @@ async def play(
 
 @dataclass(frozen=True)
 class _Asks:
-    """Asks the environment and the actor, with the limits on time."""
+    """Asks the environment and the actor, within the limits on time."""
 
     task: Task
     environment: Environment
@@ -242,8 +243,8 @@ async def _turns(state: _State, asks: _Asks, renderer: Renderer) -> StopReason:
 
 @contextmanager
 def _stopped(timer: asyncio.Timeout) -> Iterator[None]:
-    """What is left of the time stays what it is."""
-    if timer.expired():  # and the environment has kept the cancellation to itself
+    """Pauses the timer: the remaining time stays the same."""
+    if timer.expired():  # and the environment has swallowed the cancellation
         raise asyncio.CancelledError
     loop, when = asyncio.get_running_loop(), timer.when()
     assert when is not None
@@ -256,7 +257,7 @@ def _stopped(timer: asyncio.Timeout) -> Iterator[None]:
 
 
 async def _close(environment: Environment, task: Task, limits: Limits, watch: Watch) -> str | None:
-    """What went wrong in it, if anything did."""
+    """The error in closing, if there was one."""
 
     def tell(seconds: float) -> None:
         watch.blocked(task.environment, "close", seconds)
@@ -303,9 +304,9 @@ def _show(state: _State, renderer: Renderer, last: Segment | None, environment: 
 def _cut_off(
     reason: StopReason, state: _State, renderer: Renderer, last: Segment, environment: Environment
 ) -> StopReason:
-    """Notes what the policy would have answered next: the state whose value a critic is asked for.
+    """Records what the policy would have answered next: the state that a critic scores.
 
-    Nothing if the world shows nothing. An observation that cannot be rendered changes no result here.
+    Records nothing if the world shows nothing more. An observation that cannot be rendered is no error here.
     """
     if state.observation.messages or state.observation.context is not None:
         with suppress(_EpisodeFault):

@@ -1,6 +1,6 @@
-"""What went wrong in episodes, in words: where a fault was raised, which errors are of one kind, who blocks.
+"""Descriptions of faults in episodes: where they were raised, which are of the same kind, which calls block.
 
-Not here: what a fault means for its episode (episode.py), and where the words are shown.
+Not here: what a fault means for its episode (episode.py), and where the descriptions are shown.
 """
 
 from __future__ import annotations
@@ -21,36 +21,35 @@ from silva.ports import CLOCK
 T = TypeVar("T")
 
 BLOCKING = 0.1
-"""Seconds that a call may keep the event loop before it is told: asyncio's own threshold."""
+"""A call that blocks the event loop for more seconds is reported: asyncio's own threshold."""
 _SILVA = str(Path(silva.__file__).parent)
 _LIBRARIES = tuple({sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")})
-_NUMBER = re.compile(r"(?<![\w:])\d+(\.\d+)?")  # not those of "file.py:12", nor those inside names
+_NUMBER = re.compile(r"(?<![\w:])\d+(\.\d+)?")  # not the digits in "file.py:12" or in names
 
 
 class Watch:
-    """Is told what befalls episodes. This one ignores it."""
+    """Receives the faults of episodes. This one ignores them."""
 
     def fault(self, environment: str, error: str, trace: str) -> None:
-        """An episode failed, or its `close` did; `trace` is empty where no code of an environment raised."""
+        """An episode failed, or its `close` did; `trace` is empty if no environment code raised."""
 
     def blocked(self, environment: str, call: str, seconds: float) -> None:
-        """A call of the environment (reset, step, ...) kept the event loop for so long: nothing else ran."""
+        """A call of the environment (reset, step, ...) blocked the event loop for so many seconds."""
 
 
 UNWATCHED = Watch()
 
 
 def place(fault: BaseException, environment: object) -> str:
-    """Where the user looks first: file and line of the innermost frame of their own code.
+    """Where the user should look first: file and line of the innermost frame of their own code.
 
-    A fault that no code of theirs raised (a library got something wrong from it) names its innermost frame
-    and the class of the environment.
+    If none of their code is in the traceback, the innermost frame and the class of the environment are named.
     """
     frames = traceback.extract_tb(fault.__traceback__)
     own = [f for f in frames if _is_own(f.filename)]
     if own:
         return _shown(own[-1].filename, own[-1].lineno)
-    # A frame of this package says nothing: it only checks what it was given.
+    # A frame of Silva does not help: it only checks what it was given.
     inner = [f for f in frames[-1:] if not f.filename.startswith(str(Path(__file__).parent))]
     return "; ".join([*(_shown(f.filename, f.lineno) for f in inner), *_home(environment)])
 
@@ -60,12 +59,13 @@ def trace(fault: BaseException) -> str:
 
 
 def kind(error: str) -> str:
-    """The error without its numbers: "prompt of 231 tokens" and "prompt of 240 tokens" are of one kind."""
+    """The error without its numbers: "prompt of 231 tokens" and "prompt of 240 tokens" are the same kind."""
     return _NUMBER.sub("#", error)
 
 
 def tally(errors: Iterable[str | None], most: int = 3) -> str:
-    """Such as "7 x step: KeyError: 'a' (game.py:12); 2 x ...": the most frequent kinds, by an example."""
+    """Such as "7 x step: KeyError: 'a' (game.py:12); 2 x ...": the most frequent kinds, each with an
+    example."""
     counts: Counter[str] = Counter()
     example: dict[str, str] = {}
     for error in errors:
@@ -81,9 +81,10 @@ def tally(errors: Iterable[str | None], most: int = 3) -> str:
 def watched(
     function: Callable[..., Awaitable[T]], *arguments: Any, tell: Callable[[float], None]
 ) -> Generator[Any, Any, T]:
-    """`await function(*arguments)`; `tell` hears each time it kept the event loop for `BLOCKING` seconds.
+    """`await function(*arguments)`; `tell` is called each time it blocks the event loop for `BLOCKING`
+    seconds.
 
-    Between two suspensions a coroutine runs alone: that time is measured, not the time it waits.
+    Between two suspensions a coroutine runs alone; only that time is measured, not the time it waits.
     """
 
     async def call() -> T:
@@ -110,7 +111,7 @@ def watched(
 
 
 def tell_if_long(began: float, tell: Callable[[float], None]) -> None:
-    """`began`: as of `CLOCK.monotonic`, with no suspension since."""
+    """`began`: a time of `CLOCK.monotonic`; the caller has not been suspended since."""
     if (seconds := CLOCK.monotonic() - began) >= BLOCKING:
         tell(seconds)
 

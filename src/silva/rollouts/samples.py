@@ -27,13 +27,14 @@ def trajectory_samples(trajectory: Trajectory, group: str) -> list[Sample]:
 
 
 def next_states(groups: Iterable[Group], longest: int) -> list[Sample]:
-    """The states in which episodes were cut off, to score: a critic's value of the one token with a loss.
+    """Rows that make a critic score the states in which episodes were cut off: the value of their one token
+    with a loss.
 
-    That token stands where the policy would have gone on. It is never trained, and its id says nothing: a
-    value is that of the state before a token.
+    That token stands where the policy would have continued. It is never trained, and its id does not matter,
+    because a value belongs to the state before a token.
 
     Args:
-        longest: context of the model, which has to have room for the token.
+        longest: the model's context, which must have room for that token.
     """
     cut = [(t, g.key) for g in groups for t in g.scored if 0 < len(t.next_context) < longest]
     return [_next_state(t, key) for t, key in cut]

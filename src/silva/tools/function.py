@@ -1,7 +1,7 @@
 """Python functions as tools: schema from the type hints, checked arguments, time and output limits.
 
 A function runs in this process, in a thread of its own: a limit on time frees the episode, but cannot
-end the thread, and nothing is sandboxed. What a call raises is of two kinds:
+end the thread, and nothing is sandboxed. A call raises two kinds of exceptions:
 
     ToolError                       the text goes back to the model. So do bad arguments, a call that took too
                                     long, and most exceptions of the function (`ToolException`, logged once)
@@ -28,7 +28,7 @@ from silva.errors import ConfigError, SilvaError
 from silva.types import ToolSpec
 
 FAULTS = (OSError, MemoryError, ImportError, NameError, NotImplementedError, SilvaError)
-"""Exceptions of a function that are no answer to the model. OSError covers connections and time-outs."""
+"""Exceptions that are not shown to the model as an answer. OSError covers connections and time-outs."""
 
 
 class ToolError(SilvaError, ValueError):
@@ -36,11 +36,11 @@ class ToolError(SilvaError, ValueError):
 
 
 class ToolException(ToolError):
-    """The function raised on arguments that fit its schema: `KeyError: 'x'`, say."""
+    """The function raised on arguments that fit its schema, for example `KeyError: 'x'`."""
 
 
 class ToolDefinitionError(ConfigError, TypeError):
-    """A function lacks what a tool needs."""
+    """A function lacks something that a tool needs."""
 
 
 def tool(
@@ -56,7 +56,7 @@ def tool(
         max_chars: characters of the result that are shown; a cut is announced in the text.
 
     Raises:
-        ToolDefinitionError: with the function's name and what is missing.
+        ToolDefinitionError: something is missing; the message names it and the function.
     """
     return FunctionTool(function, name=name, timeout=timeout, max_chars=max_chars)
 
@@ -118,7 +118,7 @@ class FunctionTool:
         return await _in_thread(self.function, arguments, self.spec.name)
 
     def _log(self, error: Exception, arguments: Mapping[str, object]) -> None:
-        """The traceback of the first exception of each type; a wrong tool would fill the terminal."""
+        """Logs the first exception of each type only, because a wrong tool would fill the terminal."""
         if type(error) in self._logged:
             return
         self._logged.add(type(error))
@@ -154,7 +154,7 @@ async def _in_thread(function: Callable[..., Any], arguments: Mapping[str, Any],
     context = contextvars.copy_context()
 
     def settle(result: Any, error: Exception | None) -> None:
-        if not future.done():  # else the limit came first
+        if not future.done():  # otherwise the time limit came first
             future.set_result((result, error))  # as a result: a future takes no StopIteration
 
     def work() -> None:
@@ -164,7 +164,7 @@ async def _in_thread(function: Callable[..., Any], arguments: Mapping[str, Any],
             result = context.run(function, **arguments)
         except Exception as caught:
             error = caught
-        except SystemExit as caught:  # exit() in a tool ends neither the run nor, unseen, this thread
+        except SystemExit as caught:  # exit() in a tool must not end the run, or silently end this thread
             error = RuntimeError(f"SystemExit: {caught}")
         if not loop.is_closed():
             loop.call_soon_threadsafe(settle, result, error)
@@ -177,7 +177,7 @@ async def _in_thread(function: Callable[..., Any], arguments: Mapping[str, Any],
 
 
 def _is_fault(error: BaseException | None) -> bool:
-    """Whether it is one of FAULTS, or was raised from one: HTTP clients wrap the OSError they met."""
+    """Whether it is one of FAULTS or was raised from one: HTTP clients wrap an OSError in their own."""
     while error is not None and not isinstance(error, FAULTS):
         error = error.__cause__
     return error is not None
@@ -200,7 +200,7 @@ def _arguments_type(function: Callable[..., Any], name: str) -> TypeAdapter[Any]
     for parameter in inspect.signature(function).parameters.values():
         if parameter.kind not in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
             raise ToolDefinitionError(
-                f"tool {name}: parameter {parameter} has no fixed name; a tool's arguments are given by name"
+                f"tool {name}: parameter {parameter} has no fixed name, but arguments are given by name"
             )
         if parameter.name not in hints:
             raise ToolDefinitionError(

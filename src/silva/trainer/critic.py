@@ -53,7 +53,7 @@ class Critic:
     Args:
         policy: as it is before training.
         total_updates: where the schedule ends.
-        max_nonfinite: after how many skipped updates in a row `step` raises.
+        max_nonfinite: skipped updates in a row after which `step` raises.
     """
 
     def __init__(
@@ -111,7 +111,7 @@ class Critic:
         return metrics
 
     def step(self) -> dict[str, float]:
-        """One update, skipped if the loss or a gradient is not finite; then the gradients are gone.
+        """One update, skipped if the loss or a gradient is not finite. Clears the gradients.
 
         Raises:
             NonFiniteError: too many in a row were skipped.

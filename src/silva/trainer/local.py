@@ -52,8 +52,8 @@ class LocalTrainer:
     """Implements `protocols.Trainer`.
 
     Work blocks its thread: with `compute`, the single compute thread shared with the engine, it runs
-    there and the event loop stays free; without, inline. Between calls the model is in eval mode, and in an
-    update nearly so (training_mode.py).
+    there and the event loop stays free; without, inline. Between calls the model is in eval mode, and
+    during an update mostly too (training_mode.py).
 
     Args:
         loaded: the model to train, in place; only parameters that require a gradient change.
@@ -148,7 +148,8 @@ class LocalTrainer:
     async def optim_step(self) -> Mapping[str, float]:
         """One AdamW step on the gradients so far, then zero them; the schedule advances either way.
 
-        A loss or gradient that is not finite skips the step; the critic's own step goes by its own.
+        A loss or gradient that is not finite skips the step; the critic's step depends on its own loss and
+        gradient.
 
         Returns:
             `grad_norm` (before clipping), `lr`, `nonfinite` (1 for a skipped step); those of a critic

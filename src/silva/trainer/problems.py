@@ -43,13 +43,13 @@ def not_finite(
     key: str = "trainer.optimizer",
     whose: str = "of the policy",
 ) -> str:
-    """In words why updates were skipped. The gradients are still there.
+    """Says why updates were skipped; needs the gradients, so call it before they are cleared.
 
     Args:
-        trajectories: of a micro-batch whose loss was not finite.
+        trajectories: those of a micro-batch whose loss was not finite.
         most: trainer.max_nonfinite.
-        key: where the optimizer's settings stand in a configuration.
-        whose: the loss and the gradient are.
+        key: where the optimizer's settings are in the configuration.
+        whose: "of the policy" or "of the critic".
     """
     bad = [
         name

@@ -1,4 +1,4 @@
-"""The policy that the trained one is compared with: another model, or a frozen copy of itself."""
+"""The policy that the trained policy is compared with: another model, or a frozen copy of itself."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ class Reference:
     """`given`: another model with the policy's vocabulary, True for a frozen copy of the policy as it is now,
     False for none.
 
-    The copy shares every weight that is not trained: with LoRA it is a second set of adapters, over the same
-    base model. Not the base model alone: that is the policy without its warm start, if there was one.
+    The copy shares every weight that is not trained: with LoRA it is a second set of adapters on the same
+    base model. The base model alone would not do: it lacks the warm start, if there was one.
     """
 
     def __init__(self, policy: LoadedModel, given: LoadedModel | bool) -> None:
@@ -50,7 +50,7 @@ class Reference:
 
     @property
     def parameters(self) -> dict[str, torch.nn.Parameter] | None:
-        """What a checkpoint has to hold of it: what the copy does not share with the policy."""
+        """What a checkpoint must hold: the parameters that the copy does not share with the policy."""
         if self._copy is None:
             return None
         trained = [name for name, p in self._policy.model.named_parameters() if p.requires_grad]

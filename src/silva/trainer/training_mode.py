@@ -1,8 +1,9 @@
-"""Train what is sampled: of all that a model does in train mode only, nothing but what was asked for.
+"""Train what is sampled: in train mode, switch on only what was configured.
 
-A model's own dropout (and layer drop, and a router's noise) is not in the sampler, so with it the ratio of
-probabilities would differ from 1 before anything was learned. On are dropout of LoRA's adapters, which
-`[model.lora]` sets, and gradient checkpointing, which transformers has in train mode only.
+A model's own dropout (and layer drop, and a router's noise) is off in the sampler. If it were on in training,
+the ratio of probabilities would differ from 1 before anything was learned. Two things are on: dropout of
+LoRA's adapters, which `[model.lora]` sets, and gradient checkpointing, which transformers has in train mode
+only.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ def training_mode(model: PreTrainedModel) -> Iterator[None]:
 
 
 def enable_gradient_checkpointing(model: PreTrainedModel) -> None:
-    """Layers keep their inputs alone and are computed again in the backward pass, within `training_mode`."""
+    """Layers keep only their inputs and are computed again in the backward pass, inside `training_mode`."""
     model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     for layer in _checkpointed(model):
         layer._gradient_checkpointing_func = partial(_checkpoint, layer, layer._gradient_checkpointing_func)
