@@ -14,9 +14,10 @@ Limits, for the tokens of the same run (`against` says which):
   the fastest of F.linear, MKL packed and oneDNN packed; in Silva's process, beside every run;
 - roofline: a step reads the weights and the keys and values of every request (a shared prompt once a
   request, as Silva reads it) at the machine's bandwidth, and multiplies at the rate of its fp32 GEMM.
-"Outside kernels" is the share of a run in which no torch operator computes. "Bits" compares with the same
-engine under MKL_CBWR=AUTO, and with nothing that keeps a row's bits: neither that, nor steps filled up to the
-probed number of rows, nor attention and activations of their own.
+"Outside kernels" is the share of a run in which no torch operator computes. "Linear layers" are those of the
+limit with each kernel, against F.linear. "Bits" compares with the same engine under MKL_CBWR=AUTO; with steps
+that are not filled up to the probed number of rows; and with nothing that keeps a row's bits: neither of
+these, nor attention and activations of their own.
 """
 
 from __future__ import annotations
@@ -37,14 +38,15 @@ from typing import Any
 import numpy as np
 import torch
 from common import Row, machine, parser, results, write
-from decode_workers import CONTINUOUS, GENERATE, LOOSE, SILVA, Answer, Tokens
+from decode_workers import CONTINUOUS, GENERATE, LOOSE, SILVA, UNFILLED, Answer, Tokens
 
 from silva.models.loading import PACKAGE, PACKAGE_FILE, PACKAGED, resolve
 
+PLAIN = "F.linear"
 PEERS = Path(__file__).parents[1] / ".peers"
 SCRIPTS = Path(__file__).parent / "peers"
 AUTO = "bits: MKL_CBWR=AUTO"
-OURS = (SILVA, AUTO, LOOSE)
+OURS = (SILVA, AUTO, UNFILLED, LOOSE)
 VLLM, LLAMA = "vLLM", "llama.cpp"
 PEER_NAMES = {"generate": GENERATE, "continuous": CONTINUOUS, "vllm": VLLM, "llama.cpp": LLAMA}
 # MKL_CBWR empty is MKL's own default; left out, it would be set by importing silva.
@@ -143,6 +145,11 @@ def measure(case: Case, workers: Mapping[str, Worker], rounds: int) -> list[Row]
         row("linears", f"linear layers alone ({limit['kernel']})"),
         row("roofline", f"roofline ({limit['bandwidth']:.0f} GB/s, {limit['gemm']:.0f} GFLOP/s)"),
         Row(case.name, "outside kernels", outside["share"], ""),
+        *(
+            Row(case.name, f"linear layers, {kernel}", 1000 * s, "ms", PLAIN, limit["kernels"][PLAIN] / s)
+            for kernel, s in limit["kernels"].items()
+            if kernel != PLAIN
+        ),
     ]
 
 
@@ -202,6 +209,7 @@ def started(names: Sequence[str], threads: int) -> Iterator[dict[str, Worker]]:
     commands: dict[str, tuple[Sequence[str | Path], Mapping[str, str]]] = {
         SILVA: ((*here, SILVA), STRICT),
         AUTO: ((*here, SILVA), {"MKL_CBWR": "AUTO"}),
+        UNFILLED: ((*here, UNFILLED), STRICT),
         LOOSE: ((*here, LOOSE), ANY),
         GENERATE: ((*here, GENERATE), ANY),
         CONTINUOUS: ((*here, CONTINUOUS), ANY),

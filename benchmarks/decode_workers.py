@@ -33,7 +33,7 @@ from silva.models.memory import give_freed_memory_back, keep_freed_memory
 from silva.models.same_bits import RowRules
 from silva.types import SamplingParams
 
-SILVA, LOOSE = "Silva", "bits: any"
+SILVA, UNFILLED, LOOSE = "Silva", "bits: nothing filled up", "bits: any"
 GENERATE, CONTINUOUS = "transformers generate", "transformers continuous batching"
 
 Tokens = list[int]
@@ -60,7 +60,7 @@ class SilvaWorker:
         self.loaded = self.compute.run(load_model, PretrainedModel(), seed=0)
         self.engine = LocalEngine(self.loaded, self.settings, self.compute)
         self.about = f"torch {torch.__version__}, MKL_CBWR={os.environ['MKL_CBWR'] or 'off'}"
-        self._linears: tuple[int, Linears, Linears] | None = None
+        self._linears: tuple[int, Kernels, Kernels] | None = None
 
     def run(self, prompts: list[Tokens], new: int) -> Answer:
         async def sample() -> int:
@@ -92,7 +92,7 @@ class SilvaWorker:
             weights = joined(self.loaded.model)
             self._linears = rows, fastest(weights, rows), fastest(weights, chunk)
             give_freed_memory_back()  # the copies of the other kernels
-        _, step, prompt = self._linears
+        _, (step, seconds), (prompt, _) = self._linears
         body, head = step.seconds(step.body), step.seconds(step.head)
         linears = (new - 1) * body + new * head + prefill / chunk * prompt.seconds(prompt.body)
 
@@ -103,8 +103,8 @@ class SilvaWorker:
         reading = (4 * size + position * read) / bandwidth / 1e9
         multiplying = 2 * size * rows / gemm / 1e9
         roofline = (new - 1) * max(reading, multiplying) + 2 * size * prefill / gemm / 1e9
-        return {"linears": linears, "roofline": roofline, "kernel": step.kernel, "bandwidth": bandwidth,
-                "gemm": gemm}  # fmt: skip
+        return {"linears": linears, "roofline": roofline, "kernel": step.kernel, "kernels": seconds,
+                "bandwidth": bandwidth, "gemm": gemm}  # fmt: skip
 
     def outside(self, batches: list[list[Tokens]], new: int) -> Answer:
         """Kernel time of profiled runs over the time of runs without the profiler, which slows Python."""
@@ -130,12 +130,19 @@ NO_COMPUTING = {
 }  # fmt: skip
 
 
-class LooseWorker(SilvaWorker):
-    """Without what makes a row's bits independent of the batch."""
+class UnfilledWorker(SilvaWorker):
+    """With steps that hold the tokens of requests and nothing else, as if no rule had been probed."""
+
+    def __init__(self) -> None:
+        local.probe = lambda *_, **__: RowRules(hold=False)
+        super().__init__()
+
+
+class LooseWorker(UnfilledWorker):
+    """Without anything that makes a row's bits independent of the batch."""
 
     def __init__(self) -> None:
         packed_step.BLOCK = decoder.SERIAL = 1 << 30
-        local.probe = lambda *_, **__: RowRules(hold=False)
         loading.steady_activations = lambda model: None
         super().__init__()
 
@@ -185,13 +192,16 @@ def joined(model: Any) -> list[torch.Tensor]:
     return [weight.detach() for weight in (*made, model.get_output_embeddings().weight)]
 
 
-def fastest(weights: Sequence[torch.Tensor], rows: int) -> Linears:
-    """The best of three tries each decides."""
+Kernels = tuple[Linears, dict[str, float]]
 
-    def best(linears: Linears) -> float:
-        return min(linears.seconds([*linears.body, *linears.head]) for _ in range(3))
 
-    return min((Linears(kernel, weights, rows) for kernel in KERNELS), key=best)
+def fastest(weights: Sequence[torch.Tensor], rows: int) -> Kernels:
+    """The layers with the fastest kernel, and the seconds of each; the best of three tries counts."""
+    seconds = {}
+    for kernel in KERNELS:
+        linears = Linears(kernel, weights, rows)
+        seconds[kernel] = min(linears.seconds([*linears.body, *linears.head]) for _ in range(3))
+    return Linears(min(seconds, key=seconds.__getitem__), weights, rows), seconds
 
 
 def reading_rate(size: int) -> float:
@@ -258,6 +268,7 @@ class ContinuousWorker(GenerateWorker):
 
 WORKERS: dict[str, Callable[[], Any]] = {
     SILVA: SilvaWorker,
+    UNFILLED: UnfilledWorker,
     LOOSE: LooseWorker,
     GENERATE: GenerateWorker,
     CONTINUOUS: ContinuousWorker,

@@ -223,8 +223,9 @@ def _fastest(loaded: LoadedModel, samples: Sequence[Sample], layout: Callable[..
 
 
 def _fastest_budget(loaded: LoadedModel, samples: Sequence[Sample], whole: int) -> int:
-    """Tokens of the trie at once: all, or what one timed run finds faster."""
-    budgets = [whole, *(budget for budget in (2048, 1024, 512) if budget < whole)]
+    """Tokens of the trie at once: all, or what one timed run finds faster. No row is cut."""
+    longest = max(map(len, samples))
+    budgets = [whole, *(budget for budget in (2048, 1024, 512, 256, 128) if longest <= budget < whole)]
     _trie(loaded, samples, whole)()  # warms up
     return min(budgets, key=lambda budget: _seconds(_trie(loaded, samples, budget)))
 
