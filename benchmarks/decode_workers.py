@@ -24,13 +24,14 @@ from peers.pipe import Pipe
 
 from silva.compute import ComputeThread
 from silva.config.sections import PretrainedModel
-from silva.engines import local
-from silva.engines.local import LocalEngine
+from silva.engines.local import decoder, prepacked, ragged_step
+from silva.engines.local import engine as local
+from silva.engines.local.engine import LocalEngine
+from silva.engines.local.same_bits import RowRules
 from silva.engines.settings import LocalEngine as EngineSettings
-from silva.models import decoder, loading, packed_linear, packed_step
+from silva.models import loading
 from silva.models.loading import PACKAGED, load_model, resolve
 from silva.models.memory import give_freed_memory_back, keep_freed_memory
-from silva.models.same_bits import RowRules
 from silva.types import SamplingParams
 
 SILVA, UNFILLED, LOOSE = "Silva", "bits: nothing filled up", "bits: any"
@@ -53,7 +54,7 @@ def serve(made: Callable[[], Any]) -> int:
 class SilvaWorker:
     def __init__(self) -> None:
         if "STRICT" not in os.environ["MKL_CBWR"]:
-            packed_linear._exact = lambda group, rule: True  # packed without asking whether bits change
+            prepacked._exact = lambda group, rule: True  # packed without asking whether bits change
         self.settings = EngineSettings()
         keep_freed_memory()
         self.compute = ComputeThread()
@@ -142,7 +143,7 @@ class LooseWorker(UnfilledWorker):
     """Without anything that makes a row's bits independent of the batch."""
 
     def __init__(self) -> None:
-        packed_step.BLOCK = decoder.SERIAL = 1 << 30
+        ragged_step.BLOCK = decoder.SERIAL = 1 << 30
         loading.steady_activations = lambda model: None
         super().__init__()
 

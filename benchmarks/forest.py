@@ -26,7 +26,7 @@ from forests import drawn, flops, group, turn_tree
 from silva.config.sections import Lora, PretrainedModel, TinyModel
 from silva.models.loading import LoadedModel, load_model
 from silva.models.memory import give_freed_memory_back, keep_freed_memory
-from silva.models.trie import LEAST, NEVER
+from silva.models.trie import MIN_SHARED, NEVER
 from silva.trainer.gradients import summed_in_place
 from silva.trainer.head import Head
 from silva.trainer.plan import plan
@@ -167,13 +167,13 @@ def measure(loaded: LoadedModel, case: Case, rounds: int) -> list[Row]:
 def _trie(loaded: LoadedModel, samples: Sequence[Sample], budget: int, *, grad: bool = True) -> Step:
     def step() -> None:
         for indices in plan([sample.tokens for sample in samples], budget)[0]:
-            _run(loaded, [samples[i] for i in indices], grad, budget, LEAST)
+            _run(loaded, [samples[i] for i in indices], grad, budget, MIN_SHARED)
 
     return step
 
 
 def _walk(loaded: LoadedModel, samples: Sequence[Sample], budget: int) -> Step:
-    return lambda: _run(loaded, samples, True, budget, LEAST)
+    return lambda: _run(loaded, samples, True, budget, MIN_SHARED)
 
 
 def _flat(loaded: LoadedModel, samples: Sequence[Sample], at_once: int, *, grad: bool = True) -> Step:

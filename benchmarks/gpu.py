@@ -54,9 +54,9 @@ from gpu_setup import (
     seconds_of,
 )
 
-from silva.engines.local import LocalEngine
+from silva.engines.local.engine import LocalEngine
 from silva.models.loading import LoadedModel
-from silva.models.trie import LEAST, NEVER
+from silva.models.trie import MIN_SHARED, NEVER
 from silva.trainer import head, policy
 from silva.trainer.head import CHUNK_ROWS
 from silva.trainer.policy import pack, token_logprobs
@@ -151,11 +151,11 @@ def _sharing(
     yield Row(name, "FLOPs, flat over trie", flop_bound, "x")
 
     def ours() -> None:
-        _forward_backward(loaded, samples, LEAST)
+        _forward_backward(loaded, samples, MIN_SHARED)
 
     def segments() -> None:
-        with mock.patch.object(policy, "FLEX_LEAST", sys.maxsize):
-            _forward_backward(loaded, samples, LEAST)
+        with mock.patch.object(policy, "FLEX_MIN_TOKENS", sys.maxsize):
+            _forward_backward(loaded, samples, MIN_SHARED)
 
     def flat(at_once: int) -> Step:
         def step() -> None:
@@ -219,7 +219,7 @@ def training(there: Machine, loaded: LoadedModel, scale: Scale) -> Iterator[Row]
 
             def step(samples: list[Sample] = samples, at_once: int = at_once) -> None:
                 with mock.patch.object(head, "CHUNK_ROWS", at_once):
-                    _forward_backward(loaded, samples, LEAST)
+                    _forward_backward(loaded, samples, MIN_SHARED)
                 optimizer.step()
                 optimizer.zero_grad(set_to_none=True)
 

@@ -15,7 +15,7 @@ from common import Row
 from forests import drawn, group, row, turn_tree
 from gpu_setup import SHAPES, Machine, engine, load
 
-from silva.engines.local import LocalEngine
+from silva.engines.local.engine import LocalEngine
 from silva.models.loading import LoadedModel
 from silva.trainer import policy
 from silva.trainer.policy import pack, token_logprobs
@@ -42,9 +42,9 @@ def numerics(there: Machine) -> tuple[list[Row], bool]:
         good &= value <= limit  # false for NaN
         rows.append(Row("numerics", metric, value, unit, target=f"<= {limit:.3g}"))
 
-    ways = {"trie": policy.FLEX_LEAST, **({"trie, by segment": sys.maxsize} if gpu else {})}
+    ways = {"trie": policy.FLEX_MIN_TOKENS, **({"trie, by segment": sys.maxsize} if gpu else {})}
     for way, flex_least in ways.items():
-        with mock.patch.object(policy, "FLEX_LEAST", flex_least):
+        with mock.patch.object(policy, "FLEX_MIN_TOKENS", flex_least):
             ours = _logprobs_gradient(wide, [samples], weights)
         held(
             f"fp32, {way} and one row at a time: log-probabilities",

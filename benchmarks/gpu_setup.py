@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM, Qwen3Config
 
-from silva.engines.local import LocalEngine
+from silva.engines.local.engine import LocalEngine
 from silva.models import attention
 from silva.models.activation import steady_activations
 from silva.models.loading import LoadedModel
@@ -102,7 +102,7 @@ def load(shape: Shape, device: torch.device, dtype: torch.dtype, name: str) -> L
 def engine(loaded: LoadedModel, requests: int, compute: Executor) -> LocalEngine:
     """With settings of its own, as those in silva.engines.settings need pydantic."""
     settings: Any = SimpleNamespace(
-        max_concurrent=requests, cached_sequences=0, context=0, prefill_tokens=2048, pack_weights=False
+        max_concurrent=requests, cached_sequences=0, context=0, prefill_tokens=2048, prepack_weights=False
     )
     return LocalEngine(loaded, settings, compute)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import signal
 
 import pytest
 from hypothesis import settings
@@ -13,8 +14,8 @@ import silva  # before torch: it asks MKL for bits that do not depend on the bat
 import torch
 
 from silva.config.sections import PretrainedModel, TinyModel
+from silva.engines.local.machine import processor, promises
 from silva.models.loading import PACKAGE, LoadedModel, load_model
-from silva.models.machine import processor, promises
 
 assert silva.__version__
 
@@ -52,4 +53,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:  # nohup: tests send it all the same
+        signal.signal(signal.SIGHUP, lambda number, frame: None)
     config.addinivalue_line("markers", "same_bits: needs a machine whose numbers do not depend on the batch")

@@ -18,7 +18,7 @@ import torch
 from silva.algorithms.aggregation import normalise
 from silva.config.sections import Limits, Sampling, TinyModel
 from silva.config.sections import Trainer as TrainerSettings
-from silva.engines.local import LocalEngine
+from silva.engines.local.engine import LocalEngine
 from silva.engines.settings import LocalEngine as EngineSettings
 from silva.environments.guess_number import GuessNumber
 from silva.environments.hanoi import Hanoi

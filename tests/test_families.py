@@ -33,7 +33,7 @@ from transformers import (
 )
 
 from silva.config.sections import PretrainedModel
-from silva.engines.local import LocalEngine
+from silva.engines.local.engine import LocalEngine
 from silva.engines.settings import LocalEngine as EngineSettings
 from silva.errors import ModelError
 from silva.models.loading import load_model

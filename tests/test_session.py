@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from silva.config.load import load
-from silva.engines import local
-from silva.models.same_bits import RowRules
+from silva.engines.local import engine as local
+from silva.engines.local.same_bits import RowRules
 from silva.registries import REGISTRIES
 from silva.session import Session
 

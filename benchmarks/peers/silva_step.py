@@ -23,7 +23,7 @@ from silva.algorithms.recipes import Grpo
 from silva.compute import ComputeThread
 from silva.config.sections import Lora, Optimizer, PretrainedModel, TinyModel
 from silva.config.sections import Trainer as TrainerSettings
-from silva.engines.local import LocalEngine
+from silva.engines.local.engine import LocalEngine
 from silva.engines.settings import LocalEngine as EngineSettings
 from silva.models.loading import LoadedModel, load_model
 from silva.models.memory import keep_freed_memory

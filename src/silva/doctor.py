@@ -65,7 +65,7 @@ def show(findings: dict[str, Any]) -> str:
 def _torch() -> dict[str, Any]:
     import torch
 
-    from silva.models.machine import blas, processor
+    from silva.engines.local.machine import blas, processor
 
     gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None
     return {
@@ -83,7 +83,7 @@ def _same_bits() -> dict[str, str]:
     """Whether a run in each dtype repeats bit for bit on this CPU, and what sampling does for it."""
     import torch
 
-    from silva.models.machine import promises
+    from silva.engines.local.machine import promises
 
     return promises(torch.get_num_threads())
 

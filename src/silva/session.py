@@ -15,12 +15,12 @@ from silva.compute import ComputeThread
 from silva.config.schema import RunConfig
 from silva.config.sections import Placement, PretrainedModel, Rendering
 from silva.config.sections import Trainer as TrainerSettings
-from silva.engines.local import LocalEngine
+from silva.engines.local.engine import LocalEngine
+from silva.engines.local.machine import describe
 from silva.engines.settings import LocalEngine as EngineSettings
 from silva.environments.tasks import check_splits
 from silva.errors import CapabilityError, ConfigError, ModelError, SilvaError
 from silva.models.loading import LoadedModel, load_model
-from silva.models.machine import describe
 from silva.models.memory import keep_freed_memory
 from silva.orchestrator.tasks import TaskStream, World
 from silva.ports import derive

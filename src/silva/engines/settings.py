@@ -17,7 +17,7 @@ class LocalEngine(Section):
     """Finished sequences kept for reuse of their prefix, besides the running ones."""
     context: Natural = 0
     """Tokens of prompt and answer together; 0 takes the model's own limit."""
-    pack_weights: bool = True
+    prepack_weights: bool = True
     """On CPU in float32: sample from copies of the large weights laid out for its kernels (as much memory
     again as the weights); made anew for each version, with the same results to the last bit."""
     prefill_tokens: Positive = 512

@@ -2,7 +2,7 @@
 
 Alone it is plain causal attention over padded rows [B, T]: padding stands on the right, where causal
 attention never looks, so no mask is needed. With `packed` the tokens of many sequences lie in one row and
-`packed` says who sees whom: a step of the engine over its cache (packed_step.py), or a trie in training
+`packed` says who sees whom: a step of the engine over its cache (ragged_step.py), or a trie in training
 (trie_attention.py). Everything else of a model runs token by token through transformers unchanged, for every
 family that lets its attention be replaced.
 

@@ -1,17 +1,18 @@
-"""What is tried on a model when it is loaded: Silva must sample and train what transformers would run.
+"""What is tried on a model when it is loaded: Silva must train and sample what transformers would run.
 
-Two short sequences with a common beginning go through the model three ways; the last states must agree:
+Two short sequences with a common beginning go through the model twice; the last states must agree:
 
     own       with the family's own attention, and so to its own logits, which `logits_of` must give as well
     packed    as a trie, as in training
-    sampled   as two requests of the engine, over its cache
 
-What only shows far from the beginning (windows, positions that change with the length) is not seen here; the
-context is cut where it begins (loading.py).
+The local engine adds its own way, over its cache (engines/local/check.py). What only shows far from the
+beginning (windows, positions that change with the length) is not seen here; the context is cut where it
+begins (loading.py).
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -20,11 +21,8 @@ from transformers import PreTrainedModel
 
 from silva.errors import ModelError
 from silva.models import trie, trie_attention
-from silva.models.decoder import decoder_of
 from silva.models.head import logits_of
-from silva.models.kv_cache import KvCache
 from silva.models.memory import is_out_of_memory
-from silva.models.packed_step import PackedStep, Span
 from silva.models.weight_files import is_finite
 
 if TYPE_CHECKING:
@@ -35,16 +33,21 @@ TOLERANCE = 3e-5  # of the size of the states; SmolLM2 differs by 1e-6
 HALF_TOLERANCE = 0.1  # of 16-bit models; SmolLM2 in bfloat16 differs by 0.025, a deeper model by more
 
 
-@torch.no_grad()
 def check_model(loaded: LoadedModel) -> None:
     """Refuse a model that Silva would run otherwise than transformers does.
 
     Raises:
         ModelError: the ways above disagree, or one of them fails.
     """
+    refuse(loaded, _disagreement)
+
+
+@torch.no_grad()
+def refuse(loaded: LoadedModel, disagreement: Callable[[LoadedModel], str | None]) -> None:
+    """Raise what `disagreement` says of the model, or its failure, as a ModelError with the model's name."""
     about = f"model.name = {loaded.name!r}: this model of the family {loaded.model.config.model_type}"
     try:
-        wrong = _disagreement(loaded)
+        wrong = disagreement(loaded)
     except ModelError as error:
         raise ModelError(f"{about} cannot be used: {error}") from error
     except Exception as error:  # a family may fail in any way where it is not like the others
@@ -61,20 +64,13 @@ def check_model(loaded: LoadedModel) -> None:
 
 def _disagreement(loaded: LoadedModel) -> str | None:
     """In words, with the gap."""
-    tokens = _tokens(loaded)
-    own, logits = _own(loaded.model, tokens)
+    tokens = sequences(loaded)
+    own, logits = own_states(loaded.model, tokens)
     if not (is_finite(own) and is_finite(logits)):
         return (
             f"gives NaN or infinity for {tokens.numel()} random tokens although its weights are finite; "
             f"expected numbers: {loaded.dtype} may be too narrow, take another model.dtype"
         )
-    tolerance = HALF_TOLERANCE if loaded.dtype in (torch.bfloat16, torch.float16) else TOLERANCE
-
-    def apart(found: torch.Tensor, expected: torch.Tensor) -> str:
-        """Empty if they agree."""
-        gap = _gap(found, expected)
-        return "" if gap <= tolerance else f"(by {gap:.2g} of their size, expected at most {tolerance:g})"
-
     if gap := apart(_packed(loaded, tokens), own):
         alone = loaded.model.get_decoder()(input_ids=tokens, use_cache=False).last_hidden_state
         if gap_alone := apart(alone, own):
@@ -91,15 +87,17 @@ def _disagreement(loaded: LoadedModel) -> str | None:
             f"gives other logits than its head on its last states {gap}: Silva knows logits_scaling, "
             "logit_scale and final_logit_softcapping, and nothing else behind a head"
         )
-    if gap := apart(_sampled(loaded, tokens), own):
-        return (
-            f"gives other states in the engine's steps than with transformers {gap}: it would be trained on "
-            "tokens of another model"
-        )
     return None
 
 
-def _tokens(loaded: LoadedModel) -> torch.Tensor:
+def apart(found: torch.Tensor, expected: torch.Tensor) -> str:
+    """By how much, in words; empty if they agree as well as their dtype allows."""
+    tolerance = HALF_TOLERANCE if expected.dtype in (torch.bfloat16, torch.float16) else TOLERANCE
+    gap = _gap(found, expected)
+    return "" if gap <= tolerance else f"(by {gap:.2g} of their size, expected at most {tolerance:g})"
+
+
+def sequences(loaded: LoadedModel) -> torch.Tensor:
     """[2, T] int64, the same every time: two sequences that part in the middle."""
     length = min(LENGTH, loaded.context)
     vocabulary = loaded.model.get_input_embeddings().weight.shape[0]
@@ -128,7 +126,7 @@ def _packed(loaded: LoadedModel, tokens: torch.Tensor) -> torch.Tensor:
     return states.last_hidden_state[0][torch.from_numpy(np.stack(made.rows)).to(loaded.device)]
 
 
-def _own(model: PreTrainedModel, tokens: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def own_states(model: PreTrainedModel, tokens: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Last hidden states [2, T, H] and logits [2, T, V] of transformers alone.
 
     With "eager", the only attention of transformers that computes whatever a family adds to it.
@@ -145,14 +143,3 @@ def _own(model: PreTrainedModel, tokens: torch.Tensor) -> tuple[torch.Tensor, to
         model.set_attn_implementation(ours)
         hook.remove()
     return states[0], logits
-
-
-@torch.inference_mode()
-def _sampled(loaded: LoadedModel, tokens: torch.Tensor) -> torch.Tensor:
-    """[2, T, H]"""
-    rows, (count, length) = tokens.cpu().numpy(), tokens.shape
-    cache = KvCache(loaded.model.config, rows=count, context=length, dtype=loaded.dtype, device=loaded.device)
-    for row in rows:
-        cache.acquire(None, 0, row)
-    step = PackedStep(cache, [Span(row, 0, length) for row in range(count)])
-    return step.compute(decoder_of(loaded.model), rows.ravel()).unflatten(0, (count, length))

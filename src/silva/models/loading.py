@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import copy
+import dataclasses
 import hashlib
 import importlib.util
 import io
@@ -11,7 +13,7 @@ import shutil
 import sys
 import tempfile
 import types
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -93,6 +95,12 @@ def load_model(settings: PretrainedModel | TinyModel, *, seed: int, device: str 
     with _no_warnings():
         check_model(loaded)
     return loaded
+
+
+def copied(loaded: LoadedModel, shared: Iterable[torch.Tensor]) -> LoadedModel:
+    """The model with modules of its own, over these very tensors and copies of all others."""
+    model = copy.deepcopy(loaded.model, {id(tensor): tensor for tensor in shared})
+    return dataclasses.replace(loaded, model=model)
 
 
 def resolve(name: str) -> str:

@@ -17,10 +17,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-LEAST = 16
+MIN_SHARED = 16
 """Shorter common beginnings of unrelated rows are not worth a fork: attention over them costs more."""
 NEVER = sys.maxsize
-"""In place of LEAST: share nothing, so that the rows only lie side by side (flat packing)."""
+"""In place of MIN_SHARED: share nothing, so that the rows only lie side by side (flat packing)."""
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ class Trie:
         return found[::-1]
 
 
-def sort_rows(rows: Sequence[np.ndarray], least: int = LEAST) -> tuple[list[int], np.ndarray]:
+def sort_rows(rows: Sequence[np.ndarray], least: int = MIN_SHARED) -> tuple[list[int], np.ndarray]:
     """Lexicographic order of token sequences, and how much each shares with the one before it.
 
     Returns:
@@ -87,7 +87,7 @@ def common_prefix(a: np.ndarray, b: np.ndarray) -> int:
     return int(differs.argmax()) if differs.any() else n
 
 
-def build(rows: Sequence[np.ndarray], least: int = LEAST) -> Trie:
+def build(rows: Sequence[np.ndarray], least: int = MIN_SHARED) -> Trie:
     """The trie of some rows. Below a fork come the nodes without children first, by length.
 
     Raises:

@@ -23,7 +23,7 @@ import torch.nn.functional as F
 from silva.models.trie import Trie
 
 KeyValue = tuple[torch.Tensor, torch.Tensor]  # [1, kv_heads, tokens, d] each
-FLEX_LEAST = 1024
+FLEX_MIN_TOKENS = 1024
 """Tokens of a trie below which FlexAttention's set-up costs more than it saves."""
 FLEX_BLOCK = 128
 """Tokens of a side of FlexAttention's blocks, what its kernels are tuned for."""

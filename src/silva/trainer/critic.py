@@ -11,8 +11,6 @@ are made of its values before an update (algorithms/credit.py).
 from __future__ import annotations
 
 import contextlib
-import copy
-import dataclasses
 from collections.abc import Sequence
 
 import torch
@@ -21,7 +19,7 @@ from torch import nn
 from silva.algorithms.values import value_loss
 from silva.config.sections import Critic as CriticSettings
 from silva.errors import NonFiniteError
-from silva.models.loading import LoadedModel
+from silva.models.loading import LoadedModel, copied
 from silva.trainer.gradients import summed_in_place
 from silva.trainer.head import wide
 from silva.trainer.optimizer import adamw, gradient_norm, lr_at, step
@@ -61,7 +59,7 @@ class Critic:
     ) -> None:
         self.settings, self._total_updates, self._max_nonfinite = settings, total_updates, max_nonfinite
         self._own = own = settings.trunk == "own"
-        self._trunk = dataclasses.replace(policy, model=copy.deepcopy(policy.model)) if own else policy
+        self._trunk = copied(policy, []) if own else policy
         width = policy.model.config.get_text_config().hidden_size
         self._head = ValueHead(width, policy.dtype, policy.device, frozen=not own)
         parameters = {n: p for n, p in self._trunk.model.named_parameters() if p.requires_grad and own}

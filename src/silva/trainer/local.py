@@ -24,7 +24,7 @@ from silva.algorithms import losses
 from silva.config.sections import Trainer as TrainerSettings
 from silva.errors import CapabilityError, NonFiniteError
 from silva.models.loading import LoadedModel
-from silva.models.trie import LEAST, NEVER
+from silva.models.trie import MIN_SHARED, NEVER
 from silva.ports import crash_point
 from silva.protocols import TrainerCapabilities
 from silva.trainer.critic import Critic
@@ -84,7 +84,7 @@ class LocalTrainer:
     ) -> None:
         self.loaded, self.settings, self.total_updates = loaded, settings, total_updates
         self._compute, self._say = compute, say
-        self._least = LEAST  # shortest prefix that rows share
+        self._least = MIN_SHARED  # shortest prefix that rows share
         self._checked = not settings.self_check
         self._parameters = {n: p for n, p in loaded.model.named_parameters() if p.requires_grad}
         if not self._parameters:

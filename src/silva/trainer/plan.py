@@ -15,7 +15,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from silva.models.trie import LEAST, sort_rows
+from silva.models.trie import MIN_SHARED, sort_rows
 
 MicroBatch = list[int]  # indices of samples
 START = 64
@@ -25,7 +25,7 @@ WALK = 1.4
 
 
 def plan(
-    rows: Sequence[np.ndarray], budget: int, ranks: int = 1, *, least: int = LEAST
+    rows: Sequence[np.ndarray], budget: int, ranks: int = 1, *, least: int = MIN_SHARED
 ) -> list[list[MicroBatch]]:
     """Micro-batches of sample indices for each rank.
 

@@ -18,8 +18,8 @@ import torch
 
 from silva.errors import RecordError
 from silva.models.loading import LoadedModel
-from silva.models.trie import LEAST, Trie, build
-from silva.models.trie_attention import FLEX_LEAST, FlexTrieAttention, TrieAttention, chunks
+from silva.models.trie import MIN_SHARED, Trie, build
+from silva.models.trie_attention import FLEX_MIN_TOKENS, FlexTrieAttention, TrieAttention, chunks
 from silva.trainer.gradients import read
 from silva.trainer.head import LOGIT_BYTES, Head, wide
 from silva.trainer.walk import Head as WalkHead
@@ -63,7 +63,7 @@ def trained(sample: Sample) -> np.ndarray:
     return sample.loss_weights > 0
 
 
-def pack(loaded: LoadedModel, samples: Sequence[Sample], *, least: int = LEAST) -> Pack:
+def pack(loaded: LoadedModel, samples: Sequence[Sample], *, least: int = MIN_SHARED) -> Pack:
     """Merge samples into one trie on the model's device; its trained tokens are those with a loss.
 
     Args:
@@ -144,7 +144,7 @@ def _hidden(loaded: LoadedModel, batch: Pack) -> torch.Tensor:
     """[U, H]: the last hidden state of every token of the trie."""
     attention: TrieAttention | FlexTrieAttention
     flex = loaded.device.type == "cuda" and loaded.dtype != torch.float64  # which its kernels do not know
-    if flex and len(batch.trie) >= FLEX_LEAST:
+    if flex and len(batch.trie) >= FLEX_MIN_TOKENS:
         attention = FlexTrieAttention(batch.trie, loaded.device)
     else:
         (whole,) = chunks(batch.trie)

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import copy
-import dataclasses
-
 import torch
 
 from silva.errors import CapabilityError
-from silva.models.loading import LoadedModel
+from silva.models.loading import LoadedModel, copied
 
 
 class Reference:
@@ -59,5 +56,6 @@ class Reference:
 
 def _frozen(loaded: LoadedModel) -> LoadedModel:
     shared = [p for p in loaded.model.parameters() if not p.requires_grad]
-    model = copy.deepcopy(loaded.model, {id(p): p for p in shared}).eval().requires_grad_(False)
-    return dataclasses.replace(loaded, model=model)
+    frozen = copied(loaded, shared)
+    frozen.model.eval().requires_grad_(False)
+    return frozen

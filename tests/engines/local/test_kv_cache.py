@@ -7,8 +7,8 @@ from types import SimpleNamespace
 import numpy as np
 import torch
 
-from silva.models.kv_cache import KvCache, Row
-from silva.models.same_bits import BLOCK, LANES
+from silva.engines.local.kv_cache import KvCache, Row
+from silva.engines.local.same_bits import BLOCK, LANES
 
 
 def make_cache(rows: int = 4, *, heads: int = 4, kv_heads: int = 2, width: int = 32) -> KvCache:

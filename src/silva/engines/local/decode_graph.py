@@ -18,12 +18,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from silva.models.decoder import Decoder
-from silva.models.kv_cache import KvCache, Row
-from silva.models.same_bits import BLOCK
+from silva.engines.local.decoder import Decoder
+from silva.engines.local.kv_cache import KvCache, Row
+from silva.engines.local.same_bits import BLOCK
 
 Replay = Callable[[], object]
-LEAST = 8  # requests: for fewer a step takes no less time
+MIN_ROWS = 8  # requests: for fewer a step takes no less time
 _QUERIES = 128  # of a block of the mask: heads that share keys are the queries of a request, and are fewer
 _KERNELS = 64  # past its limit torch would go on without a kernel, many times slower and unseen
 
@@ -50,7 +50,7 @@ class DecodeGraphs:
         if self._of is None or self._of() is not keys:
             self.forget()
             self._of = weakref.ref(keys)
-        size = max(LEAST, 1 << (len(rows) - 1).bit_length())
+        size = max(MIN_ROWS, 1 << (len(rows) - 1).bit_length())
         table = np.empty((size, 3 + keys.shape[2] // BLOCK), np.int64)
         for i, row in enumerate(rows):
             table[i, :3] = row.tokens[row.computed], row.index, row.computed
@@ -77,7 +77,7 @@ class DecodeGraphs:
 
 
 class DecodeStep:
-    """Attention of one token a row, like PackedStep, in tensors whose shapes depend on how many rows alone.
+    """Attention of one token a row, like RaggedStep, in tensors whose shapes depend on how many rows alone.
 
     Args:
         inputs: [B, 3 + blocks] int64 as above, on the device.

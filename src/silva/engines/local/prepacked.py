@@ -17,9 +17,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from silva.models.same_bits import ANY, RowRule
+from silva.engines.local.same_bits import ANY, RowRule
 
-LEAST = 100_000  # numbers in a weight; small ones stay in the processor's cache anyway
+MIN_SIZE = 100_000  # numbers in a weight; small ones stay in the processor's cache anyway
 ROWS = 256  # what a copy is laid out for; it serves any number of rows
 _TRIED, _TRIED_ROWS, _ROUNDS = 8, 8, 5  # layers and rows of a speed trial, and how often
 _CHECKED = (1, 3, 8, 17, ROWS, ROWS + 1)
@@ -33,9 +33,6 @@ class JoinedLinear:
         self._plain: list[Callable[[torch.Tensor], torch.Tensor]] = [layer.forward for layer in layers]
         self.packed: torch.Tensor | None = None
         self._versions: list[int] = []  # torch counts the changes of a tensor
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "packed": None}  # a copy of the model packs anew: MKL's cannot be copied
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         if self.packed is None or not torch.is_inference_mode_enabled() or self._changed():
@@ -74,7 +71,7 @@ class JoinedLinear:
         return [p._version for linear in linears for p in (linear.weight, linear.bias) if p is not None]
 
 
-class PackedLinears:
+class PrepackedLinears:
     """The large linear layers of a model in float32 on CPU. `refresh` makes the copies, `drop` frees them.
 
     Holds none where packed products are not faster, or have other bits.
@@ -119,7 +116,8 @@ def _packable(layers: Sequence[nn.Module]) -> bool:
     weights = [linear.weight for linear in linears]
     if any(w.dtype != torch.float32 or w.device.type != "cpu" for w in weights):
         return False
-    return len({linear.bias is None for linear in linears}) == 1 and sum(w.numel() for w in weights) >= LEAST
+    large = sum(weight.numel() for weight in weights) >= MIN_SIZE
+    return large and len({linear.bias is None for linear in linears}) == 1
 
 
 def _pack(weight: torch.Tensor) -> torch.Tensor:

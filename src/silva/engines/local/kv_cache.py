@@ -1,4 +1,4 @@
-"""Keys and values of many sequences; packed_step.py attends to them.
+"""Keys and values of many sequences; ragged_step.py attends to them.
 
 One row a sequence: `keys[layer][row, kv_head, position]`. A row holds the tokens it was computed from, so
 that a new request finds the longest prefix any row shares with it. Whole blocks of 256 positions of such a
@@ -9,7 +9,7 @@ left of it is copied.
     row 1   |    (0)  |    (0)  | 90 copied, then its own   owners (0, 0): two blocks of row 0
 
 Every operation on a token's row of numbers gives the same bits whatever rows are beside it: matrix products
-under the rules that same_bits.py has probed, activations as in activation.py, attention as in packed_step.py.
+under the rules that same_bits.py has probed, activations as in activation.py, attention as in ragged_step.py.
 So what the cache holds is a function of the tokens alone: reusing, evicting or recomputing a prefix changes
 time, never results.
 """
@@ -21,8 +21,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from silva.engines.local.same_bits import BLOCK, LANES, RowRules
 from silva.models.memory import lazy_zeros
-from silva.models.same_bits import BLOCK, LANES, RowRules
 
 # No tokens: where a row has none, and one that no row has.
 FREE, NOTHING = -1, -2

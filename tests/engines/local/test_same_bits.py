@@ -9,9 +9,9 @@ import torch
 from torch import nn
 
 from silva.config.sections import Lora, TinyModel
-from silva.models import same_bits
+from silva.engines.local import same_bits
+from silva.engines.local.same_bits import ANY, RowRule, first_rule, probed
 from silva.models.loading import load_model
-from silva.models.same_bits import ANY, RowRule, first_rule, probed
 
 COUNTS = (1, 2, 3, 4, 5, 6, 7, 8, 9, 12, 17, 31, 33, 64, 65, 130)
 

@@ -8,10 +8,10 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from silva.engines import local
-from silva.engines.local import LocalEngine
+from silva.engines.local import engine as local
+from silva.engines.local.engine import LocalEngine
+from silva.engines.local.same_bits import RowRule, RowRules
 from silva.models.loading import LoadedModel
-from silva.models.same_bits import RowRule, RowRules
 from silva.types import Completion, SamplingParams
 
 FORCED = [

@@ -14,8 +14,8 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from silva.models.kv_cache import KvCache
-from silva.models.same_bits import BLOCK, RowRules
+from silva.engines.local.kv_cache import KvCache
+from silva.engines.local.same_bits import BLOCK, RowRules
 
 # Spans of up to this many tokens are attended together, filled up to the longest of them.
 SHORT = 64
@@ -30,7 +30,7 @@ class Span:
     stop: int
 
 
-class PackedStep:
+class RaggedStep:
     """Attention of one packed step: the new tokens of many rows, one span a row.
 
     The step goes through the model as `size` tokens: the real ones first, then as many as `KvCache.rules` ask
@@ -57,7 +57,7 @@ class PackedStep:
         ]
 
     def compute(
-        self, decoder: Callable[[torch.Tensor, PackedStep], torch.Tensor], tokens: np.ndarray
+        self, decoder: Callable[[torch.Tensor, RaggedStep], torch.Tensor], tokens: np.ndarray
     ) -> torch.Tensor:
         """Send the tokens [count] through a `decoder.Decoder`; keys, values and outputs go into the cache.
 

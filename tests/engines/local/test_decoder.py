@@ -20,13 +20,13 @@ from transformers import (
 )
 
 from silva.compute import set_threads
+from silva.engines.local.decoder import AnyDecoder, Decoder, LlamaDecoder, decoder_of
+from silva.engines.local.kv_cache import KvCache, Row
+from silva.engines.local.prepacked import PrepackedLinears
+from silva.engines.local.ragged_step import RaggedStep, Span
+from silva.engines.local.same_bits import probe
 from silva.models import attention
 from silva.models.activation import steady_activations
-from silva.models.decoder import AnyDecoder, Decoder, LlamaDecoder, decoder_of
-from silva.models.kv_cache import KvCache, Row
-from silva.models.packed_linear import PackedLinears
-from silva.models.packed_step import PackedStep, Span
-from silva.models.same_bits import probe
 
 SIZES: dict[str, Any] = dict(
     vocab_size=50, hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=4,
@@ -73,7 +73,7 @@ def run(model: PreTrainedModel, decoder: Decoder | None = None) -> list[torch.Te
     ends = [[len(t) - n for t in tokens] for n in range(6, -1, -1)]
     for starts, stops in zip([[0] * len(rows), *ends], ends, strict=False):
         spans = list(zip(starts, stops, strict=True))
-        step = PackedStep(cache, [Span(r.index, *span) for r, span in zip(rows, spans, strict=True)])
+        step = RaggedStep(cache, [Span(r.index, *span) for r, span in zip(rows, spans, strict=True)])
         ids = np.concatenate([t[slice(*span)] for t, span in zip(tokens, spans, strict=True)])
         with torch.inference_mode():
             found = step.compute(decoder, ids)
@@ -127,7 +127,7 @@ def computed(
                 spans[i] = Span(rows[i].index, done[i], done[i] + count)
                 done[i] += count
         if spans:
-            step = PackedStep(cache, list(spans.values()))
+            step = RaggedStep(cache, list(spans.values()))
             ids = np.concatenate([sequences[i][s.start : s.stop] for i, s in spans.items()])
             with torch.inference_mode():
                 step.compute(decoder, ids)
@@ -169,7 +169,7 @@ def test_packed_weights_leave_the_bits(config: Any) -> None:
     model = make(type(config)(**sizes))
     plain = run(model)
     decoder = decoder_of(model)
-    packed = PackedLinears(model, decoder.linears, sequences(model)[0].rules.linear)
+    packed = PrepackedLinears(model, decoder.linears, sequences(model)[0].rules.linear)
     packed.refresh()
     held = sum(linear.packed is not None for linear in decoder.linears)
     assert held == len(decoder.linears) or packed.nbytes == 0  # a machine whose products differ packs nothing

@@ -28,17 +28,18 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from silva.engines.sampling import draw
+from silva.engines.local.check import check_steps
+from silva.engines.local.decode_graph import DecodeGraphs
+from silva.engines.local.decoder import decoder_of
+from silva.engines.local.kv_cache import KvCache, Row
+from silva.engines.local.prepacked import PrepackedLinears
+from silva.engines.local.ragged_step import RaggedStep, Span
+from silva.engines.local.same_bits import RowRules, fill_up, probe
+from silva.engines.local.sampling import draw
 from silva.errors import ContextOverflow, EngineError, OutOfMemory, SilvaError
-from silva.models.decode_graph import DecodeGraphs
-from silva.models.decoder import decoder_of
 from silva.models.head import logits_of
-from silva.models.kv_cache import KvCache, Row
-from silva.models.loading import LoadedModel
+from silva.models.loading import LoadedModel, copied
 from silva.models.memory import give_freed_memory_back, is_out_of_memory
-from silva.models.packed_linear import PackedLinears
-from silva.models.packed_step import PackedStep, Span
-from silva.models.same_bits import RowRules, fill_up, probe
 from silva.ports import uniform
 from silva.protocols import EngineCapabilities
 from silva.types import Completion, CompletionStop, SamplingParams
@@ -92,9 +93,18 @@ class EngineStats:
 
 
 class LocalEngine:
-    """Engine over a `LoadedModel`; all of its torch work runs on `compute` (one thread)."""
+    """Engine over a `LoadedModel`; all of its torch work runs on `compute` (one thread).
+
+    It samples from the model's own weights, through modules of its own: what makes them fast or gives them
+    equal bits changes nothing for others who use the model.
+
+    Raises:
+        ModelError: the model's steps would not give what transformers does.
+    """
 
     def __init__(self, loaded: LoadedModel, settings: LocalEngineSettings, compute: Executor):
+        loaded = copied(loaded, [*loaded.model.parameters(), *loaded.model.buffers()])
+        check_steps(loaded)
         self.version = 0
         self.stats = EngineStats()
         self._loaded, self._settings, self._compute = loaded, settings, compute
@@ -111,10 +121,10 @@ class LocalEngine:
             self.cache.rules = probe(loaded.model, head_dim=self.cache.head_dim, dtype=loaded.dtype)
             fill_up(loaded.model, self.cache.rules.alone)
         self._decoder = decoder_of(loaded.model)
-        self._packed: PackedLinears | None = None
-        if settings.pack_weights:
+        self._packed: PrepackedLinears | None = None
+        if settings.prepack_weights:
             with self._threads():
-                self._packed = PackedLinears(loaded.model, self._decoder.linears, self.rules.linear)
+                self._packed = PrepackedLinears(loaded.model, self._decoder.linears, self.rules.linear)
         self._pack = self._packed is not None  # before the next step
         graphs = loaded.device.type == "cuda" and self._decoder.recordable and loaded.dtype != torch.float64
         self._graphs = DecodeGraphs(self._decoder, self.cache) if graphs else None
@@ -347,7 +357,7 @@ class LocalEngine:
             self._graphs([_row(r) for r in decode])
         else:
             parts = [_row(r).tokens[s.start : s.stop] for r, s in zip(requests, spans, strict=True)]
-            PackedStep(self.cache, spans).compute(self._decoder, np.concatenate(parts))
+            RaggedStep(self.cache, spans).compute(self._decoder, np.concatenate(parts))
         for request, span in zip(requests, spans, strict=True):
             _row(request).computed = span.stop
         self.stats.decode_tokens += len(decode)

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from silva.config.sections import TinyModel
-from silva.engines.local import LocalEngine
+from silva.engines.local.engine import LocalEngine
 from silva.engines.settings import LocalEngine as Settings
 from silva.errors import ContextOverflow, EngineError, OutOfMemory
 from silva.models.loading import LoadedModel, load_model
@@ -332,12 +332,12 @@ def test_a_failed_step_fails_its_requests_and_no_later_one(
 
 def test_weights_that_are_not_numbers_are_an_error(make_engine: Make) -> None:
     loaded = load_model(TINY, seed=0)
+    engine = make_engine(loaded)
     with torch.no_grad():
         loaded.model.get_parameter("model.norm.weight")[3] = float("nan")
     with pytest.raises(EngineError, match=r"the model's logits are not finite \(version 0\)"):
-        answer(make_engine(loaded), prompt(5))
+        answer(engine, prompt(5))
     with pytest.raises(EngineError, match="logprobs failed: AttributeError"):
-        engine = make_engine(loaded)
         engine._loaded = None
         asyncio.run(engine.logprobs(prompt(5), 2))
 

@@ -8,11 +8,11 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 import torch
-from tests.engines.test_local import TINY, Make, Stepped, answer, ask, prompt
+from tests.engines.local.test_engine import TINY, Make, Stepped, answer, ask, prompt
 
 from silva.config.sections import Lora, Optimizer, TinyModel
 from silva.config.sections import Trainer as TrainerSettings
-from silva.engines import local
+from silva.engines.local import engine as local
 from silva.models.loading import LoadedModel, load_model
 from silva.trainer.local import LocalTrainer
 from silva.types import Completion, LossSpec, Sample
@@ -30,6 +30,17 @@ def sample_of(completion: Completion, tokens: Sequence[int]) -> Sample:
         group="g",
         advantages=np.ones(len(mask), np.float32),
     )
+
+
+def test_the_engine_has_modules_of_its_own_over_the_model_s_weights(make_engine: Make) -> None:
+    loaded = load_model(TINY.model_copy(update={"lora": Lora(rank=4)}), seed=0)
+    before = {name: vars(module).copy() for name, module in loaded.model.named_modules()}
+    engine = make_engine(loaded, prepack_weights=True)
+    answer(engine, prompt(20))
+    assert {name: vars(module) for name, module in loaded.model.named_modules()} == before
+    theirs = dict(engine._loaded.model.named_parameters())
+    assert all(theirs[name] is p for name, p in loaded.model.named_parameters())
+    assert engine._loaded.model is not loaded.model
 
 
 @pytest.mark.parametrize("lora", [None, Lora(rank=4)])
@@ -102,7 +113,7 @@ def test_new_weights_give_the_memory_back(
 
 def test_sleep_gives_the_memory_back_and_changes_no_answer(make_engine: Make) -> None:
     wide = load_model(TinyModel(layers=1, width=512, heads=8, kv_heads=8), seed=0)  # wide enough to pack
-    engine = make_engine(wide, pack_weights=True)
+    engine = make_engine(wide, prepack_weights=True)
     assert engine._packed is not None
     first = answer(engine, prompt(100), 20)
     assert engine.cache.nbytes > 0

@@ -7,12 +7,12 @@ import itertools
 import pytest
 import torch
 import torch.nn.functional as F
-from tests.models.test_kv_cache import make_cache, take
+from tests.engines.local.test_kv_cache import make_cache, take
 from torch import nn
 
-from silva.models import same_bits
-from silva.models.packed_step import PackedStep, Span, blocked_attention
-from silva.models.same_bits import BLOCK, LANES
+from silva.engines.local import same_bits
+from silva.engines.local.ragged_step import RaggedStep, Span, blocked_attention
+from silva.engines.local.same_bits import BLOCK, LANES
 
 
 @pytest.mark.parametrize("count", [1, 5, 300])
@@ -94,7 +94,7 @@ def test_a_packed_step_is_causal_attention_of_each_sequence(heads: int, kv_heads
 
     def step(decode: list[tuple[int, int]], prefill: list[tuple[int, int, int]]) -> None:
         spans = [(i, p, p + 1) for i, p in decode] + prefill
-        packed = PackedStep(cache, [Span(rows[i].index, a, b) for i, a, b in spans])
+        packed = RaggedStep(cache, [Span(rows[i].index, a, b) for i, a, b in spans])
         q, k, v = (torch.cat([whole[i][part][:, a:b] for i, a, b in spans], 1)[None] for part in range(3))
         out, at = packed.attend(0, q, k, v, 8**-0.5)[0].transpose(0, 1), 0
         for i, a, b in spans:

@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from silva.config.sections import TinyModel
-from silva.engines.local import LocalEngine
+from silva.engines.local.engine import LocalEngine
 from silva.models.loading import LoadedModel, load_model
 from silva.types import Completion, SamplingParams
 

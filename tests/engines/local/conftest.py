@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from silva.engines.local import LocalEngine
+from silva.engines.local.engine import LocalEngine
 from silva.engines.settings import LocalEngine as Settings
 from silva.models.loading import LoadedModel
 

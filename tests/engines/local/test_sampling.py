@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from scipy import stats
 from transformers import MinPLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
-from silva.engines import sampling
-from silva.engines.sampling import Drawn, draw, inverse_cdf
+from silva.engines.local import sampling
+from silva.engines.local.sampling import Drawn, draw, inverse_cdf
 from silva.types import SamplingParams
 
 

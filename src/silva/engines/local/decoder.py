@@ -1,9 +1,9 @@
 """The forward pass of one packed step in sampling, in few operations for families built like Llama.
 
 A layer of transformers takes some seventy torch operations, which for a few tokens last as long as the
-products between them. Here it takes thirty: projections of one input are one product (packed_linear.py),
+products between them. Here it takes thirty: projections of one input are one product (prepacked.py),
 residuals are added in place, the rotation of queries and keys is one. The numbers are those of transformers
-up to rounding, and the bits of a token depend on its own history alone (packed_step.py).
+up to rounding, and the bits of a token depend on its own history alone (ragged_step.py).
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ import torch
 import torch.nn.functional as F
 from transformers import PreTrainedModel
 
+from silva.engines.local.kv_cache import KvCache
+from silva.engines.local.prepacked import JoinedLinear
 from silva.models.activation import SERIAL
-from silva.models.kv_cache import KvCache
-from silva.models.packed_linear import JoinedLinear
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
 _FIXED_ROTATIONS = ("default", "linear", "llama3", "yarn")  # that do not change with the longest position
 
 
 class Step(Protocol):
-    """New tokens of rows of the cache and their attention: `PackedStep`, or `decode_graph.DecodeStep`."""
+    """New tokens of rows of the cache and their attention: `RaggedStep`, or `decode_graph.DecodeStep`."""
 
     cache: KvCache
     positions: torch.Tensor

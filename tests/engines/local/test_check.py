@@ -1,0 +1,40 @@
+"""The engine refuses a model that its steps would compute otherwise than transformers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, DeepseekV2Config
+
+from silva.config.sections import PretrainedModel, TinyModel
+from silva.engines.local import decoder
+from silva.engines.local.check import check_steps
+from silva.errors import ModelError
+from silva.models.loading import load_model
+from silva.models.tiny import tiny_tokenizer
+
+TINY = TinyModel(layers=2, width=32, heads=4, kv_heads=2, context=64)
+
+
+def test_steps_that_compute_something_else_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    norm, tiny = decoder._norm, load_model(TINY, seed=0)
+    check_steps(tiny)
+    monkeypatch.setattr(decoder, "_norm", lambda x, module: norm(x, module) * 1.001)
+    with pytest.raises(ModelError, match=r"gives other states in the engine's steps than with transformers"):
+        check_steps(tiny)
+
+
+def test_a_cache_that_cannot_hold_a_family_s_values_is_refused(tmp_path: Path) -> None:
+    """Keys and values of other sizes, as multi-head latent attention has them."""
+    torch.manual_seed(0)
+    config = DeepseekV2Config(
+        vocab_size=262, hidden_size=32, intermediate_size=64, num_hidden_layers=1, num_attention_heads=2,
+        num_key_value_heads=2, kv_lora_rank=8, q_lora_rank=8, qk_rope_head_dim=8, qk_nope_head_dim=8,
+        v_head_dim=4, first_k_dense_replace=1, max_position_embeddings=64,
+    )  # fmt: skip
+    AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
+    tiny_tokenizer().save_pretrained(tmp_path)
+    with pytest.raises(ModelError, match=r"family deepseek_v2 does not run with Silva's attention and cache"):
+        check_steps(load_model(PretrainedModel(name=str(tmp_path)), seed=0))
