@@ -79,7 +79,7 @@ def batch(tmp_path: Path) -> Batch:
 
 
 def differences(loaded: LoadedModel, samples: list[Sample]) -> np.ndarray:
-    trainer = LocalTrainer(loaded, TrainerSettings(micro_batch_tokens=1500), total_updates=1, seed=0)
+    trainer = LocalTrainer(loaded, TrainerSettings(micro_batch_tokens=1500), seed=0)
     scored = asyncio.run(trainer.score(samples, frozenset({"logprobs"}))).logprobs
     assert scored is not None
     both = [
@@ -120,7 +120,7 @@ def test_smollm2_s_gradient_does_not_depend_on_the_cut(smollm2: LoadedModel, bat
     samples = normalise(samples, "token_mean")
     gradients = []
     for budget in (100_000, 400):
-        trainer = LocalTrainer(smollm2, TrainerSettings(micro_batch_tokens=budget), total_updates=1, seed=0)
+        trainer = LocalTrainer(smollm2, TrainerSettings(micro_batch_tokens=budget), seed=0)
         asyncio.run(trainer.forward_backward(samples, LossSpec("reinforce")))
         gradients.append(torch.cat([p.grad.flatten() for p in smollm2.model.parameters()]))
         smollm2.model.zero_grad(set_to_none=True)

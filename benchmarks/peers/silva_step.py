@@ -21,7 +21,7 @@ from silva.algorithms.advantages import assign
 from silva.algorithms.aggregation import normalise
 from silva.algorithms.recipes import Grpo
 from silva.compute import ComputeThread
-from silva.config.sections import Lora, Optimizer, PretrainedModel, TinyModel
+from silva.config.sections import Lora, PretrainedModel, TinyModel
 from silva.config.sections import Trainer as TrainerSettings
 from silva.engines.local.engine import LocalEngine
 from silva.engines.settings import LocalEngine as EngineSettings
@@ -30,7 +30,18 @@ from silva.models.memory import keep_freed_memory
 from silva.ports import derive
 from silva.rollouts.samples import to_samples
 from silva.trainer.local import LocalTrainer
-from silva.types import Completion, Group, LossSpec, Sample, SamplingParams, Segment, Task, Trajectory, Turn
+from silva.types import (
+    Completion,
+    Group,
+    LossSpec,
+    OptimParams,
+    Sample,
+    SamplingParams,
+    Segment,
+    Task,
+    Trajectory,
+    Turn,
+)
 
 
 class Worker:
@@ -44,11 +55,9 @@ class Worker:
             tuple(tokens) for tokens in self.loaded.tokenizer(list(work.prompts))["input_ids"]
         ]
         self.engine = LocalEngine(self.loaded, EngineSettings(), self.compute)
-        optimizer = Optimizer(lr=work.lr, max_grad_norm=work.max_grad_norm)
-        settings = TrainerSettings(micro_batch_tokens=work.micro_batch, optimizer=optimizer)
-        self.trainer = LocalTrainer(
-            self.loaded, settings, total_updates=2**31, seed=0, compute=self.compute, say=_say
-        )
+        self.optim = OptimParams(work.lr, max_grad_norm=work.max_grad_norm)
+        settings = TrainerSettings(micro_batch_tokens=work.micro_batch)
+        self.trainer = LocalTrainer(self.loaded, settings, seed=0, compute=self.compute, say=_say)
         self.groups: list[Group] = []
 
     async def step(self) -> dict[str, object]:
@@ -59,7 +68,7 @@ class Worker:
         rolled_out = time.perf_counter()
         await self.engine.sleep()
         await self._update()
-        await self.engine.load_weights(await self.trainer.publish())
+        await self.engine.load(await self.trainer.publish())
         ended = time.perf_counter()
         self.done += 1
         lengths = [t.tokens("policy") for group in self.groups for t in group.trajectories]
@@ -85,7 +94,7 @@ class Worker:
         metrics = await self.trainer.forward_backward(rows, loss)
         answers = self.work.groups * self.work.samples * self.work.answer_tokens
         assert metrics["trained_tokens"] == answers, (metrics, answers)
-        assert not (await self.trainer.optim_step())["nonfinite"]
+        assert not (await self.trainer.optim_step(self.optim))["nonfinite"]
 
     async def _rollout(self) -> list[Group]:
         first = self.done * self.work.groups

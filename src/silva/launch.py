@@ -36,13 +36,13 @@ from silva.orchestrator.run_directory import RunDirectory
 from silva.orchestrator.sft import Imitation, imitate
 from silva.orchestrator.state import RunState
 from silva.ports import FILES
+from silva.protocols import Trainer
 from silva.registries import REGISTRIES
 from silva.rollouts.actors import Actor, Policy, Script
 from silva.rollouts.faults import tally
 from silva.rollouts.linear import Linear
 from silva.session import Session, model_settings, offers_tools
 from silva.trainer.checkpoint import CheckpointStore
-from silva.trainer.local import LocalTrainer
 
 _DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.EACCES, errno.EPERM)
 
@@ -216,8 +216,9 @@ async def _supervise(resolved: Resolved, run: RunDirectory) -> Outcome:
         activity = Activity(monitor)
         before = await _measure(session, policy, activity, phases)
         monitor.step(0, eval_metrics(before))
-        trainer, done = await _warm_start(session, activity, phases, ledger)
-        await session.engine.load_weights(1)
+        trainer = session.trainer()
+        done = await _warm_start(session, trainer, activity, phases, ledger)
+        await session.engine.load(await trainer.publish())
         after = await _measure(session, policy, activity, phases)
         monitor.step(1, eval_metrics(after))
         weights = run.weights / "step_0"
@@ -230,7 +231,7 @@ async def _supervise(resolved: Resolved, run: RunDirectory) -> Outcome:
         return finish(session, state, phases, run, monitor, weights)
 
 
-async def _export(trainer: LocalTrainer, folder: Path) -> None:
+async def _export(trainer: Trainer, folder: Path) -> None:
     """All of the weights or none."""
     temporary = folder.with_name(f".{folder.name}.tmp")
     FILES.remove_tree(temporary)
@@ -289,17 +290,13 @@ async def _measure(session: Session, actor: Actor, activity: Activity, phases: P
 
 
 async def _warm_start(
-    session: Session, activity: Activity, phases: Phases, ledger: Ledger
-) -> tuple[LocalTrainer, Imitation]:
-    """The trainer that did it, and what came of it."""
+    session: Session, trainer: Trainer, activity: Activity, phases: Phases, ledger: Ledger
+) -> Imitation:
     config, warm, monitor = session.config, session.config.warm_start, activity.monitor
     assert warm is not None
     with phases("warm_start"):
         monitor.stage("warm start", 0, warm.steps)
-        teacher = session.trainer(
-            config.trainer.model_copy(update={"optimizer": warm.optimizer, "self_check": False}), warm.steps
-        )
-        done = await imitate(teacher, session.engine, session.stream("warm"), session.renderer, warm,
+        done = await imitate(trainer, session.engine, session.stream("warm"), session.renderer, warm,
                              config.rollout.limits, seed=config.seed, monitor=monitor,
                              watch=activity)  # fmt: skip
     ledger.record("imitated", contents=done.contents)
@@ -311,7 +308,7 @@ async def _warm_start(
             f"{tally(done.failed)}",
             "warning",
         )
-    return teacher, done
+    return done
 
 
 async def _prepare(
@@ -325,20 +322,14 @@ async def _prepare(
 ) -> rl.Loop:
     """The loop with everything in it, its weights warm-started or restored."""
     config = session.config
-    teacher = session.teacher()  # first: a wrong name must not cost a warm start
     activity = Activity(monitor)
-    if weights is None and config.warm_start is not None:
-        await _warm_start(session, activity, phases, ledger)
-    trainer = session.trainer(
-        config.trainer,
-        config.steps * config.trainer.updates_per_step,
-        algorithm=config.algorithm,
-        teacher=teacher,
-        say=monitor.message,
-    )
+    trainer = session.trainer(config.algorithm, say=monitor.message)
     if weights is not None:
         await trainer.load(weights)
-    await session.engine.load_weights(trainer.version)
+    elif config.warm_start is not None:
+        await _warm_start(session, trainer, activity, phases, ledger)
+        await trainer.restart()
+    await session.engine.load(await trainer.snapshot())
     rollout = Linear(
         config.rollout, session.renderer, seed=config.seed, on_turn=activity.turn, watch=activity
     )

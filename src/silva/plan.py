@@ -171,10 +171,10 @@ async def _probe(session: Session) -> list[Group]:
     config, rollout, warm = session.config, session.config.rollout, session.config.warm_start
     actor: Actor = Policy(session.engine, session.renderer, rollout.sampling)
     if warm is not None and isinstance(config.model, TinyModel):
-        teacher = session.trainer(config.trainer.model_copy(update={"optimizer": warm.optimizer}), warm.steps)
-        await imitate(teacher, session.engine, session.stream("warm"), session.renderer, warm, rollout.limits,
+        trainer = session.trainer()
+        await imitate(trainer, session.engine, session.stream("warm"), session.renderer, warm, rollout.limits,
                       seed=config.seed, monitor=cast(Monitor, _Silent()))  # fmt: skip
-        await session.engine.load_weights(1)
+        await session.engine.load(await trainer.publish())
     elif warm is not None:
         actor = Script(session.renderer, warm.mistakes, warm.noise)
     stream = session.stream("train")

@@ -13,9 +13,11 @@ from silva.types import (
     LossSpec,
     Message,
     Observation,
+    OptimParams,
     Sample,
     SamplingParams,
     Signals,
+    Snapshot,
     Split,
     Step,
     Task,
@@ -66,9 +68,8 @@ class Rollout(Protocol):
 @dataclass(frozen=True, slots=True)
 class EngineCapabilities:
     context: int  # tokens of prompt and answer together
-    seeds: bool = True
     entropies: bool = True
-    shared_weights: bool = False
+    sources: frozenset[str] = frozenset({"shared", "folder"})  # of snapshots that it can load
 
 
 class Engine(Protocol):
@@ -81,14 +82,14 @@ class Engine(Protocol):
         self, tokens: Sequence[int], params: SamplingParams, *, session: str = ""
     ) -> Completion: ...
     async def logprobs(self, tokens: Sequence[int], start: int) -> Sequence[float]: ...
-    async def load_weights(self, version: int) -> None: ...
+    async def load(self, snapshot: Snapshot) -> None: ...
     async def sleep(self) -> None: ...  # gives its memory back until the next request
 
 
 @dataclass(frozen=True, slots=True)
 class TrainerCapabilities:
-    needs: frozenset[str] = frozenset({"logprobs", "reference_logprobs"})
-    lora: bool = True
+    needs: frozenset[str] = frozenset({"logprobs", "reference_logprobs"})  # what `score` can give
+    publishes: str = "shared"  # the source of its snapshots: "shared" or "folder"
 
 
 class Trainer(Protocol):
@@ -99,7 +100,14 @@ class Trainer(Protocol):
 
     async def score(self, samples: Sequence[Sample], needs: frozenset[str]) -> Signals: ...
     async def forward_backward(self, samples: Sequence[Sample], loss: LossSpec) -> Mapping[str, float]: ...
-    async def optim_step(self) -> Mapping[str, float]: ...
-    async def publish(self) -> int: ...  # the new policy version
-    async def save(self, path: Path) -> None: ...
+    async def optim_step(
+        self, policy: OptimParams, critic: OptimParams | None = None
+    ) -> Mapping[str, float]: ...
+    async def publish(self) -> Snapshot: ...  # the current weights become the next version
+    async def snapshot(self) -> Snapshot: ...  # the version published last, for an engine that lacks it
+    async def refresh_reference(self) -> None: ...  # the current policy becomes the reference
+    async def restart(self) -> None: ...  # keeps the weights and forgets all else, as after a warm start
+    async def save(self, path: Path) -> None: ...  # all that `load` needs to continue bit for bit
     async def load(self, path: Path) -> None: ...
+    async def export(self, path: Path) -> None: ...  # a plain Hugging Face folder
+    async def close(self) -> None: ...

@@ -14,7 +14,6 @@ from silva.algorithms.settings import Algorithm, Pools
 from silva.compute import ComputeThread
 from silva.config.schema import RunConfig
 from silva.config.sections import Placement, PretrainedModel, Rendering
-from silva.config.sections import Trainer as TrainerSettings
 from silva.engines.local.engine import LocalEngine
 from silva.engines.local.machine import describe
 from silva.engines.settings import LocalEngine as EngineSettings
@@ -24,7 +23,7 @@ from silva.models.loading import LoadedModel, load_model
 from silva.models.memory import keep_freed_memory
 from silva.orchestrator.tasks import TaskStream, World
 from silva.ports import derive
-from silva.protocols import TaskSet
+from silva.protocols import TaskSet, Trainer
 from silva.rendering.renderer import Renderer
 from silva.trainer.local import LocalTrainer
 
@@ -105,46 +104,35 @@ class Session:
                     )
         return found
 
-    def teacher(self) -> LoadedModel | None:
-        """The model that `algorithm.reference` names, if it is needed.
+    def _reference(self, algorithm: Algorithm) -> LoadedModel | bool:
+        """The model that `algorithm.reference` names, or whether a copy of the policy is needed.
 
         Raises:
             CapabilityError: it does not read the policy's tokens.
             ModelError: it cannot be loaded.
         """
-        algorithm = self.config.algorithm
         if algorithm.reference is None or not algorithm.refers:
-            return None
+            return algorithm.refers
         seed, where = self.config.seed, self.loaded.device.type
         try:
-            teacher = self.compute.run(load_model, algorithm.reference, seed=seed, device=where)
+            reference = self.compute.run(load_model, algorithm.reference, seed=seed, device=where)
         except ModelError as error:
             raise ModelError(f"algorithm.reference: {error}") from error
-        if teacher.tokenizer.get_vocab() != self.loaded.tokenizer.get_vocab():
+        if reference.tokenizer.get_vocab() != self.loaded.tokenizer.get_vocab():
             raise CapabilityError(
-                f"algorithm.reference: {teacher.name} has another vocabulary than {self.loaded.name}"
+                f"algorithm.reference: {reference.name} has another vocabulary than {self.loaded.name}"
             )
-        return teacher
+        return reference
 
     def trainer(
-        self,
-        settings: TrainerSettings,
-        updates: int,
-        *,
-        algorithm: Algorithm | None = None,
-        teacher: LoadedModel | None = None,
-        say: Callable[[str], None] = lambda text: None,
-    ) -> LocalTrainer:
-        """`algorithm`: what it needs beside the policy, a reference or a critic, is made too.
-
-        `teacher`: the reference, where it is another model.
-        """
+        self, algorithm: Algorithm | None = None, *, say: Callable[[str], None] = lambda text: None
+    ) -> Trainer:
+        """`algorithm`: what it needs beside the policy, a reference or a critic, is made too."""
         return LocalTrainer(
             self.loaded,
-            settings,
-            total_updates=updates,
+            self.config.trainer,
             seed=self.config.seed,
-            reference=teacher or bool(algorithm and algorithm.refers),
+            reference=self._reference(algorithm) if algorithm else False,
             critic=bool(algorithm and algorithm.critic),
             compute=self.compute,
             say=say,

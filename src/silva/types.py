@@ -306,6 +306,36 @@ class LossSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class OptimParams:
+    """One step of AdamW (arXiv:1711.05101): the schedule is the caller's, so each step brings its numbers."""
+
+    lr: float
+    betas: tuple[float, float] = (0.9, 0.999)
+    eps: float = 1e-8
+    weight_decay: float = 0.0
+    max_grad_norm: float | None = 1.0  # L2 norm over all gradients; None: no limit
+
+
+@dataclass(frozen=True, slots=True)
+class WeightFolder:
+    """A plain Hugging Face folder; `digest` covers the content of its safetensors files."""
+
+    path: str
+    digest: str
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """A policy version and where its weights are: a trainer publishes it, an engine loads it.
+
+    "shared": the engine reads the trainer's own parameters.
+    """
+
+    version: int
+    source: Literal["shared"] | WeightFolder = "shared"
+
+
+@dataclass(frozen=True, slots=True)
 class Signals:
     """What `Trainer.score` computed, one array [T] per sample; None where the recipe asked for nothing."""
 

@@ -135,6 +135,15 @@ def test_no_question_of_a_held_out_chain_is_asked_in_training(keys: dict) -> Non
     assert len(held_out - asked["eval"]) > 50 and not asked["train"] & held_out
 
 
+def test_a_chain_without_a_follow_up_on_its_side_is_not_asked_at_all() -> None:
+    """Of 9 follow-ups to a result often none is held out where three in ten questions are."""
+    taskset = Calculator(
+        chain=2, digits=1, operators="*", eval_share=0.3, eval_size=10, train_size=300
+    ).taskset()
+    asked = {s: {key(e) for task in taskset.tasks(s) for e in expressions(task)} for s in ("train", "eval")}
+    assert len(asked["eval"]) >= 10 and not asked["train"] & asked["eval"]
+
+
 def test_operators_are_checked() -> None:
     with pytest.raises(ValidationError, match="operators"):
         Calculator(operators="+/")

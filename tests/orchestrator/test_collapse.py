@@ -33,7 +33,7 @@ def group(key: str, *pairs: tuple[tuple[int, ...], tuple[int, ...]]) -> Group:
 
 def test_numbers_of_every_pair() -> None:
     loaded = load_model(TinyModel(dtype="float64"), seed=0)
-    trainer = LocalTrainer(loaded, TrainerSettings(), total_updates=1, seed=0)
+    trainer = LocalTrainer(loaded, TrainerSettings(), seed=0)
     groups = [
         group(str(i), pair, (PROMPTS[i], (1,))) for i, pair in enumerate(zip(PROMPTS, REPLIES, strict=True))
     ]
@@ -52,5 +52,5 @@ def test_numbers_of_every_pair() -> None:
 
 
 def test_one_prompt_says_nothing() -> None:
-    trainer = LocalTrainer(load_model(TinyModel(), seed=0), TrainerSettings(), total_updates=1, seed=0)
+    trainer = LocalTrainer(load_model(TinyModel(), seed=0), TrainerSettings(), seed=0)
     assert asyncio.run(collapse_metrics(trainer, [group("a", (PROMPTS[0], REPLIES[0]))])) == {}

@@ -14,6 +14,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.trainer.forests import MODELS, forests
+from tests.trainer.updates import optim_step
 from transformers import AutoModelForCausalLM, LlamaConfig
 
 from silva.algorithms.values import value_loss
@@ -36,12 +37,12 @@ CLIP = 0.5
 
 
 def make_critic(loaded: LoadedModel, trunk: Trunk) -> Critic:
-    return Critic(loaded, CriticSettings(trunk=trunk, clip=CLIP), total_updates=10, max_nonfinite=3)
+    return Critic(loaded, CriticSettings(trunk=trunk, clip=CLIP), max_nonfinite=3)
 
 
 def make_trainer(loaded: LoadedModel, critic: CriticSettings, **changes: Any) -> LocalTrainer:
     made = TrainerSettings(**{"optimizer": Optimizer(lr=1e-2), "critic": critic, **changes})
-    return LocalTrainer(loaded, made, total_updates=10, seed=0, critic=True)
+    return LocalTrainer(loaded, made, seed=0, critic=True)
 
 
 def some_head(critic: Critic, seed: int = 0) -> None:
@@ -91,7 +92,7 @@ def backward(
 
 def update(trainer: LocalTrainer, samples: Sequence[Sample], loss: LossSpec = REINFORCE) -> dict[str, float]:
     metrics = asyncio.run(trainer.forward_backward(samples, loss))
-    return {**metrics, **asyncio.run(trainer.optim_step())}
+    return {**metrics, **asyncio.run(optim_step(trainer))}
 
 
 def scored(trainer: LocalTrainer, samples: Sequence[Sample]) -> list[Sample]:
@@ -136,7 +137,7 @@ def test_its_own_trunk_is_in_train_mode_for_the_gradient_alone(
 ) -> None:
     """So that dropout of adapters reaches it, and values stay what they are."""
     policy = tiny(lora=True, dropout=0.3)
-    critic, modes = Critic(policy, CriticSettings(), total_updates=1, max_nonfinite=3), []
+    critic, modes = Critic(policy, CriticSettings(), max_nonfinite=3), []
 
     def through(trunk: LoadedModel, *_: object) -> tuple[torch.Tensor]:
         dropouts = [module for module in trunk.model.modules() if isinstance(module, torch.nn.Dropout)]
@@ -240,7 +241,7 @@ def test_the_policy_learns_as_it_would_without_a_critic(tiny: Make, make_samples
     samples = with_returns(make_samples([9, 30, 4]))
     alone, beside = tiny(), tiny()
     trainer = make_trainer(beside, CriticSettings(trunk=trunk, optimizer=Optimizer(lr=0.1)))
-    plain = LocalTrainer(alone, trainer.settings, total_updates=10, seed=0)
+    plain = LocalTrainer(alone, trainer.settings, seed=0)
     for _ in range(3):
         with_critic, without = update(trainer, samples), update(plain, samples)
         assert {name: with_critic[name] for name in without} == without
@@ -358,7 +359,7 @@ def test_a_critic_that_is_never_finite_ends_the_run(tiny: Make, make_samples: Ro
     assert skipped == [1, 0, 1]
     asyncio.run(trainer.forward_backward(bad, REINFORCE))
     with pytest.raises(NonFiniteError) as caught:
-        asyncio.run(trainer.optim_step())
+        asyncio.run(optim_step(trainer))
     for words in ("update 3: loss or gradient of the critic was not finite for 2 updates in a row", "t0, t1",
                   "the gradient of", "Lower trainer.critic.optimizer.lr (now 0.125)"):  # fmt: skip
         assert words in str(caught.value)
@@ -392,11 +393,11 @@ def test_what_a_critic_cannot_do_without_is_named(
     with pytest.raises(RecordError, match=words):
         asyncio.run(trainer.forward_backward(rows, REINFORCE))
     assert all(p.grad is None for p in loaded.model.parameters())
-    assert asyncio.run(trainer.optim_step())["critic/grad_norm"] == 0
+    assert asyncio.run(optim_step(trainer))["critic/grad_norm"] == 0
 
 
 def test_values_need_a_critic(tiny: Make, make_samples: Rows) -> None:
-    plain = LocalTrainer(tiny(), TrainerSettings(), total_updates=1, seed=0)
+    plain = LocalTrainer(tiny(), TrainerSettings(), seed=0)
     with pytest.raises(CapabilityError, match=r"got the needs \['values'\].*values need critic=True"):
         asyncio.run(plain.score(make_samples([9]), frozenset({"values"})))
     assert "values" in make_trainer(tiny(), CriticSettings()).capabilities.needs

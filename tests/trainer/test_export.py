@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from tests.trainer.updates import optim_step
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from silva.config.sections import Optimizer
@@ -23,10 +24,10 @@ def test_export_loads_plainly_with_the_same_logits(
 ) -> None:
     loaded, samples = tiny(lora=lora), make_samples([9, 30])
     untrained = tiny(lora=lora)
-    trainer = LocalTrainer(loaded, TrainerSettings(optimizer=Optimizer(lr=1e-2)), total_updates=9, seed=0)
+    trainer = LocalTrainer(loaded, TrainerSettings(optimizer=Optimizer(lr=1e-2)), seed=0)
     for _ in range(3):
         asyncio.run(trainer.forward_backward(samples, LossSpec("reinforce")))
-        asyncio.run(trainer.optim_step())
+        asyncio.run(optim_step(trainer))
     before = {n: t.clone() for n, t in loaded.model.state_dict().items()}
     asyncio.run(trainer.export(tmp_path))
 
@@ -47,7 +48,7 @@ def test_export_loads_plainly_with_the_same_logits(
 
 
 def test_export_keeps_the_type_of_the_weights(tiny: Callable[..., LoadedModel], tmp_path: Path) -> None:
-    trainer = LocalTrainer(tiny("bfloat16", lora=True), TrainerSettings(), total_updates=1, seed=0)
+    trainer = LocalTrainer(tiny("bfloat16", lora=True), TrainerSettings(), seed=0)
     asyncio.run(trainer.export(tmp_path))
     plain = AutoModelForCausalLM.from_pretrained(tmp_path)
     assert {p.dtype for p in plain.parameters()} == {torch.bfloat16}

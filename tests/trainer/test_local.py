@@ -18,16 +18,20 @@ from tests.trainer.updates import (
     gradients,
     make_trainer,
     naive_gradients,
+    optim_step,
     relative_error,
     train,
 )
 
-from silva.config.sections import Optimizer
+from silva.config.sections import Critic, Optimizer
+from silva.config.sections import Trainer as TrainerSettings
 from silva.errors import RecordError
+from silva.models.loading import LoadedModel, copied
 from silva.models.trie import Trie
 from silva.models.trie_attention import Chunk
 from silva.trainer import local, policy
-from silva.types import LossSpec, Sample
+from silva.trainer.local import LocalTrainer
+from silva.types import LossSpec, Sample, Snapshot
 
 
 @pytest.mark.parametrize("budget", [1, 25, 60, 10_000])
@@ -86,7 +90,7 @@ def test_a_trie_that_is_wrong_is_not_used(
     assert len(said) == 1 and "more than 1e-08: nothing is shared from here on" in said[0]
     assert relative_error(gradients(loaded), expected) < 1e-10
     unchecked = make_trainer(loaded, self_check=False, say=said.append)
-    asyncio.run(unchecked.optim_step())
+    asyncio.run(optim_step(unchecked))
     asyncio.run(unchecked.forward_backward(samples, REINFORCE))
     assert relative_error(gradients(loaded), expected) > 1e-3 and len(said) == 1
 
@@ -211,7 +215,7 @@ def test_lora_trains_adapters_only(tiny: Make, make_samples: Rows) -> None:
     trainer = make_trainer(loaded)
     asyncio.run(trainer.forward_backward(samples, REINFORCE))
     assert gradients(loaded).keys() == {n for n in before if "lora_" in n}
-    asyncio.run(trainer.optim_step())
+    asyncio.run(optim_step(trainer))
     changed = {n for n, p in loaded.model.named_parameters() if not torch.equal(p, before[n])}
     assert changed == {n for n in before if "lora_B" in n}  # A moves from the second step on: B starts at 0
 
@@ -231,9 +235,9 @@ def test_versions_count_publishes_and_not_updates(tiny: Make, make_samples: Rows
     trainer, samples = make_trainer(tiny()), make_samples([9])
     train(trainer, samples)
     train(trainer, samples)
-    assert (trainer.version, trainer.updates) == (0, 2)
-    assert asyncio.run(trainer.publish()) == 1
-    assert (trainer.version, trainer.updates) == (1, 2)
+    assert (trainer.version, trainer._counters.updates) == (0, 2)
+    assert asyncio.run(trainer.publish()) == Snapshot(1) == asyncio.run(trainer.snapshot())
+    assert (trainer.version, trainer._counters.updates) == (1, 2)
 
 
 def test_crash_points_stand_after_each_micro_batch_and_before_the_step(
@@ -256,3 +260,28 @@ def test_work_runs_on_the_compute_thread(tiny: Make, make_samples: Rows) -> None
         metrics = train(trainer, make_samples([9, 30]))
         assert threads == {compute.submit(threading.current_thread).result()}
     assert metrics == train(make_trainer(tiny()), make_samples([9, 30]))
+
+
+@pytest.mark.parametrize("trunk", ["own", "policy"])
+def test_after_a_restart_a_trainer_is_as_new(tiny: Make, make_samples: Rows, trunk: Any) -> None:
+    loaded = tiny(lora=True)
+    rows = [
+        sample.replace(returns=np.ones(len(sample)), values=np.zeros(len(sample)))
+        for sample in make_samples([9, 30])
+    ]
+    settings = TrainerSettings(optimizer=Optimizer(lr=1e-2), critic=Critic(trunk=trunk))
+
+    def made(model: LoadedModel) -> LocalTrainer:
+        return LocalTrainer(model, settings, seed=0, reference=True, critic=True)
+
+    trainer, spec = made(loaded), LossSpec("clipped", {"kl_coef": 0.1})
+    train(trainer, rows, LossSpec("cross_entropy"))
+    asyncio.run(trainer.publish())
+    asyncio.run(trainer.restart())
+    twin = copied(loaded, [])
+    assert asyncio.run(trainer.snapshot()) == Snapshot(0)
+    expected = made(twin)
+    for _ in range(2):
+        assert train(trainer, rows, spec) == train(expected, rows, spec)
+    for (name, got), wanted in zip(loaded.model.named_parameters(), twin.model.parameters(), strict=True):
+        assert torch.equal(got, wanted), name

@@ -1,4 +1,4 @@
-"""Schedule, AdamW and clipping on numbers worked by hand."""
+"""AdamW and clipping on numbers worked by hand."""
 
 from __future__ import annotations
 
@@ -7,38 +7,8 @@ import math
 import pytest
 import torch
 
-from silva.config.sections import Optimizer
-from silva.trainer.optimizer import adamw, clip_gradients, gradient_norm, lr_at
-
-
-def rates(settings: Optimizer, total: int) -> list[float]:
-    return [lr_at(update, settings, total) for update in range(total)]
-
-
-def test_constant_is_constant() -> None:
-    assert rates(Optimizer(lr=0.5), 3) == [0.5, 0.5, 0.5]
-
-
-def test_warmup_rises_to_the_full_rate() -> None:
-    assert rates(Optimizer(lr=1.0, warmup=3), 6) == [0.25, 0.5, 0.75, 1.0, 1.0, 1.0]
-
-
-def test_linear_ends_at_the_smallest_rate() -> None:
-    settings = Optimizer(lr=2.0, schedule="linear", min_lr_ratio=0.5)
-    assert rates(settings, 5) == pytest.approx([2.0, 1.75, 1.5, 1.25, 1.0])
-
-
-def test_cosine_after_warmup() -> None:
-    settings = Optimizer(lr=1.0, schedule="cosine", warmup=1)
-    expected = [0.5, 1.0, 0.5 * (1 + math.cos(math.pi / 3)), 0.5 * (1 + math.cos(2 * math.pi / 3)), 0.0]
-    assert rates(settings, 5) == pytest.approx(expected)
-    assert expected[2:4] == pytest.approx([0.75, 0.25])
-
-
-def test_past_the_end_the_rate_stays() -> None:
-    settings = Optimizer(lr=1.0, schedule="linear", min_lr_ratio=0.1)
-    assert lr_at(50, settings, 10) == pytest.approx(0.1)
-    assert lr_at(0, settings, 1) == 1.0
+from silva.trainer.optimizer import adamw, clip_gradients, gradient_norm, step
+from silva.types import OptimParams
 
 
 def test_adamw_by_hand() -> None:
@@ -49,13 +19,13 @@ def test_adamw_by_hand() -> None:
     v = 0.99 * 0.0025 + 0.01 * 0.0625 = 0.0031, v^ = 0.0031 / 0.0199.
     """
     weight = torch.nn.Parameter(torch.tensor([1.0], dtype=torch.float64))
-    settings = Optimizer(lr=0.1, betas=(0.9, 0.99), eps=1e-12, weight_decay=0.1)
-    optimizer = adamw([weight], settings)
+    params = OptimParams(lr=0.1, betas=(0.9, 0.99), eps=1e-12, weight_decay=0.1)
+    optimizer = adamw([weight])
     weight.grad = torch.tensor([0.5], dtype=torch.float64)
-    optimizer.step()
+    assert step(optimizer, [weight], 0.5, params)
     assert weight.item() == pytest.approx(0.89, abs=1e-10)
     weight.grad = torch.tensor([-0.25], dtype=torch.float64)
-    optimizer.step()
+    assert step(optimizer, [weight], 0.25, params)
     assert weight.item() == pytest.approx(
         0.8811 - 0.1 * (0.02 / 0.19) / math.sqrt(0.0031 / 0.0199), abs=1e-10
     )

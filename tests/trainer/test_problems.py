@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tests.trainer.updates import REINFORCE, Make, Rows, gradients, make_trainer, train
+from tests.trainer.updates import REINFORCE, Make, Rows, gradients, make_trainer, optim_step, train
 
 from silva.config.sections import Optimizer
 from silva.errors import CapabilityError, NonFiniteError, OutOfMemory
@@ -42,7 +42,7 @@ def test_a_nonfinite_gradient_alone_is_caught_too(tiny: Make, make_samples: Rows
     name = "model.layers.1.mlp.up_proj.weight"
     loaded.model.get_parameter(name).grad[3, 4] = float("nan")  # type: ignore[index]
     with pytest.raises(NonFiniteError, match=f"the gradient of 1 of 20 parameters, first {name}"):
-        asyncio.run(trainer.optim_step())
+        asyncio.run(optim_step(trainer))
 
 
 @pytest.mark.parametrize(
@@ -80,7 +80,7 @@ def test_out_of_memory_in_the_optimizer_is_explained_too(
     asyncio.run(trainer.forward_backward(make_samples([9]), REINFORCE))
     monkeypatch.setattr(torch.optim.AdamW, "step", fail)
     with pytest.raises(OutOfMemory, match=r"while stepping the optimizer: .* \[model\.lora\]"):
-        asyncio.run(trainer.optim_step())
+        asyncio.run(optim_step(trainer))
 
 
 def test_other_runtime_errors_pass_through(

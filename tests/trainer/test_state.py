@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from tests.trainer.updates import optim_step
 
 from silva.config.sections import Critic, Optimizer
 from silva.config.sections import Trainer as TrainerSettings
@@ -26,7 +27,7 @@ Rows = Callable[..., list[Sample]]
 
 def make_trainer(loaded: LoadedModel, *, seed: int = 0, reference: bool = False) -> LocalTrainer:
     settings = TrainerSettings(optimizer=Optimizer(lr=1e-2, warmup=2, schedule="cosine"))
-    return LocalTrainer(loaded, settings, total_updates=8, seed=seed, reference=reference)
+    return LocalTrainer(loaded, settings, seed=seed, reference=reference)
 
 
 def train(
@@ -35,7 +36,7 @@ def train(
     history = []
     for _ in range(updates):
         metrics = asyncio.run(trainer.forward_backward(samples, LossSpec("reinforce", params)))
-        history.append({**metrics, **asyncio.run(trainer.optim_step())})
+        history.append({**metrics, **asyncio.run(optim_step(trainer))})
         asyncio.run(trainer.publish())
     return history
 
@@ -59,7 +60,7 @@ def test_training_goes_on_bit_for_bit(
     resumed = make_trainer(again, seed=99)
     torch.rand(5)
     asyncio.run(resumed.load(tmp_path))
-    assert (resumed.version, resumed.updates) == (3, 3)
+    assert (resumed.version, resumed._counters.updates) == (3, 3)
     assert train(resumed, samples, 3) == expected
     for name, parameter in again.model.named_parameters():
         assert torch.equal(parameter, loaded.model.get_parameter(name))
@@ -71,6 +72,16 @@ def test_dropout_is_at_work_in_the_test_above(tiny: Make, make_samples: Rows) ->
     runs = [train(make_trainer(tiny(lora=True, dropout=0.3), seed=seed), samples, 3) for seed in (0, 0, 1)]
     assert runs[0] == runs[1]
     assert runs[0][-1] != runs[2][-1]
+
+
+def test_two_trainers_in_one_process_do_not_share_random_numbers(tiny: Make, make_samples: Rows) -> None:
+    samples = make_samples([9, 30, 4])
+    alone = train(make_trainer(tiny(lora=True, dropout=0.3)), samples, 3)
+    before = torch.get_rng_state()
+    one, other = (make_trainer(tiny(lora=True, dropout=0.3), seed=seed) for seed in (0, 5))
+    together = [(train(one, samples, 1), train(other, samples, 1)) for _ in range(3)]
+    assert [row for (row,), _ in together] == alone
+    assert torch.equal(torch.get_rng_state(), before)
 
 
 @pytest.mark.parametrize("lora", [False, True])
@@ -155,7 +166,7 @@ def test_what_does_not_fit_is_named_and_changes_nothing(
     with pytest.raises(CheckpointError, match=words):
         asyncio.run(other.load(tmp_path))
     assert all(torch.equal(expected[n], p) for n, p in other.loaded.model.named_parameters())
-    assert (other.version, other.updates) == (0, 0)
+    assert (other.version, other._counters.updates) == (0, 0)
 
 
 def test_a_full_model_does_not_load_into_adapters(tiny: Make, tmp_path: Path) -> None:
@@ -192,7 +203,7 @@ def with_critic(
     settings = TrainerSettings(optimizer=Optimizer(lr=1e-2), critic=critic)
     rng = np.random.default_rng(0)
     rows = [s.replace(values=np.zeros(len(s)), returns=rng.normal(size=len(s))) for s in samples]
-    return LocalTrainer(loaded, settings, total_updates=8, seed=seed, critic=True), rows
+    return LocalTrainer(loaded, settings, seed=seed, critic=True), rows
 
 
 @pytest.mark.parametrize("trunk", ["own", "policy"])
@@ -254,4 +265,4 @@ def test_a_critic_that_does_not_fit_changes_nothing(
     with pytest.raises(CheckpointError, match=rf"critic/weights\.safetensors.*{words}"):
         asyncio.run(other.load(tmp_path))
     assert all(torch.equal(before[n], p) for n, p in other.loaded.model.named_parameters())
-    assert (other.version, other.updates) == (0, 0)
+    assert (other.version, other._counters.updates) == (0, 0)

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from tests.trainer.updates import optim_step
 from transformers import AutoModelForCausalLM, OPTConfig, PhiConfig
 
 from silva.config.sections import Optimizer
@@ -48,9 +49,9 @@ def as_sampled(trainer: LocalTrainer, samples: list[Sample]) -> list[Sample]:
 
 def first_update(loaded: LoadedModel, samples: list[Sample], **changes: Any) -> dict[str, float]:
     settings = TrainerSettings(optimizer=Optimizer(lr=1e-2), **changes)
-    trainer = LocalTrainer(loaded, settings, total_updates=1, seed=0)
+    trainer = LocalTrainer(loaded, settings, seed=0)
     metrics = asyncio.run(trainer.forward_backward(as_sampled(trainer, samples), LossSpec("clipped")))
-    return {**metrics, **asyncio.run(trainer.optim_step())}
+    return {**metrics, **asyncio.run(optim_step(trainer))}
 
 
 @pytest.mark.parametrize("checkpointing", [False, True])

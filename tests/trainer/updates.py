@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -11,6 +11,7 @@ import torch
 from silva.config.sections import Optimizer
 from silva.config.sections import Trainer as TrainerSettings
 from silva.models.loading import LoadedModel
+from silva.orchestrator.schedule import optim_params
 from silva.trainer.local import LocalTrainer
 from silva.types import LossSpec, Sample
 
@@ -22,7 +23,7 @@ REINFORCE = LossSpec("reinforce")
 def make_trainer(loaded: LoadedModel, **changes: Any) -> LocalTrainer:
     outside = {name: changes.pop(name) for name in ("reference", "compute", "say") if name in changes}
     settings = TrainerSettings(**{"optimizer": Optimizer(lr=1e-2), **changes})
-    return LocalTrainer(loaded, settings, total_updates=10, seed=0, **outside)
+    return LocalTrainer(loaded, settings, seed=0, **outside)
 
 
 def gradients(loaded: LoadedModel) -> dict[str, torch.Tensor]:
@@ -32,7 +33,14 @@ def gradients(loaded: LoadedModel) -> dict[str, torch.Tensor]:
 def train(trainer: LocalTrainer, samples: Sequence[Sample], loss: LossSpec = REINFORCE) -> dict[str, float]:
     """One update."""
     metrics = asyncio.run(trainer.forward_backward(samples, loss))
-    return {**metrics, **asyncio.run(trainer.optim_step())}
+    return {**metrics, **asyncio.run(optim_step(trainer))}
+
+
+async def optim_step(trainer: LocalTrainer, total_updates: int = 10) -> Mapping[str, float]:
+    """As the loop does it: by the schedule of the trainer's settings."""
+    settings, update = trainer.settings, trainer._counters.updates
+    critic = optim_params(update, settings.critic.optimizer, total_updates) if trainer._critic else None
+    return await trainer.optim_step(optim_params(update, settings.optimizer, total_updates), critic)
 
 
 def relative_error(got: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> float:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 from silva.errors import ContextOverflow
 from silva.protocols import EngineCapabilities
-from silva.types import Completion, CompletionStop, SamplingParams
+from silva.types import Completion, CompletionStop, SamplingParams, Snapshot
 
 
 class ScriptedEngine:
@@ -46,8 +46,8 @@ class ScriptedEngine:
     async def logprobs(self, tokens: Sequence[int], start: int) -> Sequence[float]:
         return [0.0] * (len(tokens) - start)
 
-    async def load_weights(self, version: int) -> None:
-        self.version = version
+    async def load(self, snapshot: Snapshot) -> None:
+        self.version = snapshot.version
 
     async def sleep(self) -> None:
         pass

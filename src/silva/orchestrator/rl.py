@@ -3,7 +3,7 @@
             tasks ──> Buffer.collect ──> groups ──to_samples──> rows ─credited─> rows with advantages
               ^         (rollouts)                                                     │
               │                                                                        v
-     engine.load_weights <── trainer.publish <── optim_step <── forward_backward <── normalise
+     engine.load <────────── trainer.publish <── optim_step <── forward_backward <── normalise
                                    │                            (updates_per_step times)
                                    v
                   evaluate (every n) ──> metrics ──> checkpoint (every n) ──> next step
@@ -16,6 +16,7 @@ for bit. Components never reference this module.
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -39,16 +40,16 @@ from silva.orchestrator.activity import Activity
 from silva.orchestrator.buffer import Batch, Buffer
 from silva.orchestrator.collapse import collapse_metrics
 from silva.orchestrator.interrupt import Interrupt, Interrupted
+from silva.orchestrator.schedule import optim_params
 from silva.orchestrator.state import RunState
 from silva.ports import crash_point
-from silva.protocols import Engine, TaskSet
+from silva.protocols import Engine, TaskSet, Trainer
 from silva.rendering.renderer import Renderer
 from silva.rollouts.actors import Policy
 from silva.rollouts.faults import tally
 from silva.rollouts.samples import next_states, to_samples
-from silva.trainer.checkpoint import CheckpointStore
-from silva.trainer.local import LocalTrainer
-from silva.types import Group, Sample, Signals
+from silva.trainer.checkpoint import CheckpointStore, Writer
+from silva.types import Group, OptimParams, Sample, Signals
 
 
 @dataclass(frozen=True)
@@ -65,6 +66,11 @@ class Settings:
     temperature: float  # of the rollouts, as configured
     collapse_every: int
 
+    @property
+    def updates(self) -> int:
+        """Of the whole run: where schedules end."""
+        return self.steps * self.trainer.updates_per_step
+
 
 @dataclass(frozen=True)
 class Parts:
@@ -72,7 +78,7 @@ class Parts:
 
     settings: Settings
     recipe: Algorithm
-    trainer: LocalTrainer
+    trainer: Trainer
     engine: Engine
     buffer: Buffer
     tasksets: Mapping[str, TaskSet]
@@ -145,11 +151,11 @@ class Loop:
             await p.trainer.refresh_reference()
         with p.phases("publish"):
             if updates:
-                version = await p.trainer.publish()
-                p.ledger.record("published", version=version)
+                snapshot = await p.trainer.publish()
+                p.ledger.record("published", version=snapshot.version)
                 p.ledger.commit()
                 crash_point("publish")
-                await p.engine.load_weights(version)
+                await p.engine.load(snapshot)
         p.monitor.rollouts(step, rollout_rows(batch, samples))
         means = numbers.mean_of_updates(updates)
         metrics = numbers.batch_metrics(batch) | numbers.advantage_metrics(samples) | means
@@ -170,6 +176,7 @@ class Loop:
             tokens_generated=self.state.tokens_generated + generated,
             tokens_trained=self.state.tokens_trained + sum(len(s) for s in samples),
             steps_trained=self.state.steps_trained + taught,
+            updates=self.state.updates + len(updates),
             seconds=dict(p.phases.total),
             pending=metrics | self._perf(generated),
         )
@@ -209,7 +216,7 @@ class Loop:
             p.ledger.commit()
             p.monitor.stage("train", update, p.settings.trainer.updates_per_step)
             metrics = dict(await p.trainer.forward_backward(rows, p.recipe.loss_spec(self.state.memory)))
-            metrics |= await p.trainer.optim_step()
+            metrics |= await p.trainer.optim_step(*self._optim_params(self.state.updates + update))
             for key, whose in (("nonfinite", ""), ("critic/nonfinite", " of the critic")):
                 if metrics.get(key):
                     p.monitor.message(
@@ -217,6 +224,12 @@ class Loop:
                     )
             results.append(metrics)
         return results
+
+    def _optim_params(self, update: int) -> tuple[OptimParams, OptimParams | None]:
+        """Of the policy, and of the critic if there is one."""
+        trainer, total = self.parts.settings.trainer, self.parts.settings.updates
+        critic = optim_params(update, trainer.critic.optimizer, total) if self.parts.recipe.critic else None
+        return optim_params(update, trainer.optimizer, total), critic
 
     def _constant(self, groups: Sequence[Group]) -> float | None:
         """What `aggregation = "constant"` divides the update's loss by."""
@@ -310,10 +323,13 @@ class Loop:
             return
         with p.phases("checkpoint"):
             p.monitor.stage("checkpoint")
-            state = self.state
-            p.store.save(
-                step, {"trainer": p.trainer.write, "state.json": state.encode()}, {"ledger": state.ledger}
-            )
+            state, loop = self.state, asyncio.get_running_loop()
+
+            def trainer(path: Path) -> None:
+                asyncio.run_coroutine_threadsafe(p.trainer.save(path), loop).result()
+
+            files: dict[str, Writer] = {"trainer": trainer, "state.json": state.encode()}
+            await asyncio.to_thread(p.store.save, step, files, {"ledger": state.ledger})
             p.ledger.record("checkpoint", step=step, position=state.ledger)
             p.ledger.commit()
         self._saved = self.state

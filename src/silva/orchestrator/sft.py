@@ -21,15 +21,15 @@ from silva.errors import NoSignalError
 from silva.evaluation.evaluator import success
 from silva.monitoring.monitor import Monitor
 from silva.orchestrator.interrupt import Interrupt
+from silva.orchestrator.schedule import optim_params
 from silva.orchestrator.tasks import TaskStream
 from silva.ports import derive
-from silva.protocols import Engine
+from silva.protocols import Engine, Trainer
 from silva.rendering.renderer import Renderer
 from silva.rollouts.actors import Actor, Policy, Script
 from silva.rollouts.episode import play
 from silva.rollouts.faults import UNWATCHED, Watch, tally
 from silva.rollouts.samples import to_samples
-from silva.trainer.local import LocalTrainer
 from silva.types import Group, LossSpec
 
 WINDOW = 20  # steps whose mean loss is reported, and after which the policy is tried
@@ -50,7 +50,7 @@ class Imitation:
 
 
 async def imitate(
-    trainer: LocalTrainer,
+    trainer: Trainer,
     engine: Engine,
     stream: TaskStream,
     renderer: Renderer,
@@ -64,13 +64,14 @@ async def imitate(
     """Updates on fresh scripted episodes: `settings.steps`, or fewer where `settings.stop_success` is met.
 
     Args:
-        engine: over the trainer's weights; asked only for the success that may end the warm start.
+        trainer: whose optimizer is at its start.
+        engine: asked only for the success that may end the warm start.
 
     Raises:
         Interrupted: after Ctrl-C; the steps so far are lost.
         NoSignalError: most scripted episodes failed, or they hold nothing to imitate.
     """
-    script, tokens = Script(renderer, settings.mistakes, settings.noise), 0
+    script, tokens, updates = Script(renderer, settings.mistakes, settings.noise), 0, 0
     losses: deque[float] = deque(maxlen=WINDOW)
     played, failed, contents = 0, list[str](), set[str]()
 
@@ -97,13 +98,14 @@ async def imitate(
                 )
             if rows := normalise(to_samples(groups), "token_mean"):
                 metrics = await trainer.forward_backward(rows, LossSpec("cross_entropy"))
-                await trainer.optim_step()
+                await trainer.optim_step(optim_params(updates, settings.optimizer, settings.steps))
+                updates += 1
                 losses.append(metrics["loss"])
                 tokens += sum(map(len, rows))
             monitor.stage("warm start", step + 1, settings.steps)
             interrupt.check()
             if settings.stop_success is not None and (step + 1) % WINDOW == 0:
-                await engine.load_weights(engine.version)
+                await engine.load(await trainer.publish())
                 tried = await episodes(Policy(engine, renderer, Sampling()), TRIED, f"t{step}")
                 if sum(success(t) for g in tried for t in g.trajectories) >= settings.stop_success * TRIED:
                     break

@@ -18,6 +18,7 @@ class RunState:
     tasks: dict[str, int] = field(default_factory=dict)  # TaskStream.position
     passed: dict[str, int] = field(default_factory=dict)  # TaskStream.passed
     ledger: int = 0  # Ledger.position
+    updates: int = 0  # optimizer steps, which schedules count
     pools: dict[str, str] = field(default_factory=dict)  # TaskStream.pools
     memory: dict[str, float] = field(default_factory=dict)  # of the recipe, see algorithms/compose.py
     tokens_generated: int = 0

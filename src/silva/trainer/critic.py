@@ -4,7 +4,7 @@
                          own: a copy of the policy as it began, which learns
                          policy: the policy itself, into which no gradient of the critic goes
 
-It has an optimizer, a schedule and a count of updates of its own. Not here: advantages and returns, which
+It has an optimizer and a count of updates of its own. Not here: advantages and returns, which
 are made of its values before an update (algorithms/credit.py).
 """
 
@@ -22,11 +22,13 @@ from silva.errors import NonFiniteError
 from silva.models.loading import LoadedModel, copied
 from silva.trainer.gradients import summed_in_place
 from silva.trainer.head import wide
-from silva.trainer.optimizer import adamw, gradient_norm, lr_at, step
+from silva.trainer.optimizer import adamw, gradient_norm, step
 from silva.trainer.policy import Pack, through
 from silva.trainer.problems import not_finite
+from silva.trainer.randomness import Randomness
 from silva.trainer.state import Counters, State
 from silva.trainer.training_mode import training_mode
+from silva.types import OptimParams
 
 
 class ValueHead(nn.Module):
@@ -50,14 +52,11 @@ class Critic:
 
     Args:
         policy: as it is before training.
-        total_updates: where the schedule ends.
         max_nonfinite: skipped updates in a row after which `step` raises.
     """
 
-    def __init__(
-        self, policy: LoadedModel, settings: CriticSettings, *, total_updates: int, max_nonfinite: int
-    ) -> None:
-        self.settings, self._total_updates, self._max_nonfinite = settings, total_updates, max_nonfinite
+    def __init__(self, policy: LoadedModel, settings: CriticSettings, *, max_nonfinite: int) -> None:
+        self.settings, self._max_nonfinite = settings, max_nonfinite
         self._own = own = settings.trunk == "own"
         self._trunk = copied(policy, []) if own else policy
         width = policy.model.config.get_text_config().hidden_size
@@ -66,13 +65,12 @@ class Critic:
         unused = self._trunk.model.get_output_embeddings().weight  # but where it is the input's as well
         used = {n: p for n, p in parameters.items() if p is not unused or _tied(self._trunk)}
         self.parameters = used | {f"value_head.{n}": p for n, p in self._head.named_parameters()}
-        self._optimizer = adamw(list(self.parameters.values()), settings.optimizer)
+        self._optimizer = adamw(list(self.parameters.values()))
         self._counters = Counters()
         self._bad_loss: list[str] = []  # trajectories whose loss was not finite since the last step
 
-    @property
-    def state(self) -> State:
-        return State(self.parameters, self._optimizer, self._counters, self._trunk.device)
+    def state(self, randomness: Randomness) -> State:
+        return State(self.parameters, self._optimizer, self._counters, randomness)
 
     @property
     def warming_up(self) -> bool:
@@ -108,16 +106,15 @@ class Critic:
             total.backward()
         return metrics
 
-    def step(self) -> dict[str, float]:
+    def step(self, params: OptimParams) -> dict[str, float]:
         """One update, skipped if the loss or a gradient is not finite. Clears the gradients.
 
         Raises:
             NonFiniteError: too many in a row were skipped.
         """
-        parameters, optimizer = list(self.parameters.values()), self.settings.optimizer
-        counters = self._counters
-        norm, lr = gradient_norm(parameters), lr_at(counters.updates, optimizer, self._total_updates)
-        finite = not self._bad_loss and step(self._optimizer, parameters, norm, lr, optimizer.max_grad_norm)
+        parameters, counters = list(self.parameters.values()), self._counters
+        norm = gradient_norm(parameters)
+        finite = not self._bad_loss and step(self._optimizer, parameters, norm, params)
         counters.nonfinite = 0 if finite else counters.nonfinite + 1
         problem = ""
         if not finite:
@@ -127,7 +124,7 @@ class Critic:
                 self._bad_loss,
                 self.parameters,
                 self._max_nonfinite,
-                optimizer,
+                params,
                 key="trainer.critic.optimizer",
                 whose="of the critic",
             )
@@ -135,7 +132,7 @@ class Critic:
         self.drop_gradients()
         if counters.nonfinite >= self._max_nonfinite:
             raise NonFiniteError(problem)
-        return {"critic/grad_norm": norm, "critic/lr": lr, "critic/nonfinite": float(not finite)}
+        return {"critic/grad_norm": norm, "critic/lr": params.lr, "critic/nonfinite": float(not finite)}
 
     def drop_gradients(self) -> None:
         self._optimizer.zero_grad(set_to_none=True)

@@ -2,10 +2,10 @@
 
     samples -> plan -> micro-batches -> policy.token_logprobs -> losses.compute -> sum(weights * loss)
                                                                                         | backward
-    publish <- optim_step (norm, clip, skip what is not finite, schedule, AdamW) <- gradients
+    publish <- optim_step (norm, clip, skip what is not finite, AdamW) <- gradients
 
 Blind to the algorithm: advantages and normalised weights travel on the samples. Not here: what is
-sampled, what an advantage is, and how a checkpoint becomes atomic.
+sampled, what an advantage is, the schedule of the learning rate, and how a checkpoint becomes atomic.
 """
 
 from __future__ import annotations
@@ -31,15 +31,16 @@ from silva.trainer.critic import Critic
 from silva.trainer.export import export_model
 from silva.trainer.gradients import summed_in_place
 from silva.trainer.head import wide
-from silva.trainer.optimizer import adamw, gradient_norm, lr_at, norm_of, step
+from silva.trainer.optimizer import adamw, gradient_norm, norm_of, step
 from silva.trainer.plan import plan
 from silva.trainer.policy import Pack, pack, token_logprobs, trained
 from silva.trainer.problems import explained_memory, not_finite
+from silva.trainer.randomness import Randomness
 from silva.trainer.reference import Reference
 from silva.trainer.rows import flat, loss_inputs, needed
 from silva.trainer.state import Counters, State, load_state, save_state
 from silva.trainer.training_mode import enable_gradient_checkpointing, training_mode
-from silva.types import LossSpec, Sample, Signals
+from silva.types import LossSpec, OptimParams, Sample, Signals, Snapshot
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -58,8 +59,7 @@ class LocalTrainer:
     Args:
         loaded: the model to train, in place; only parameters that require a gradient change.
         settings: `[trainer]`.
-        total_updates: optimizer steps of the whole run: where the schedule ends.
-        seed: of torch's generator, from which dropout draws.
+        seed: of what dropout draws.
         reference: another model to compare with, or True for a frozen copy of the trained weights as they
             are now (with LoRA of the adapters), which checkpoints hold.
         critic: learn values beside the policy, as `settings.critic` says.
@@ -75,14 +75,13 @@ class LocalTrainer:
         loaded: LoadedModel,
         settings: TrainerSettings,
         *,
-        total_updates: int,
         seed: int,
         reference: LoadedModel | bool = False,
         critic: bool = False,
         compute: Executor | None = None,
         say: Callable[[str], None] = lambda text: None,
     ) -> None:
-        self.loaded, self.settings, self.total_updates = loaded, settings, total_updates
+        self.loaded, self.settings, self._seed = loaded, settings, seed
         self._compute, self._say = compute, say
         self._least = MIN_SHARED  # shortest prefix that rows share
         self._checked = not settings.self_check
@@ -94,17 +93,22 @@ class LocalTrainer:
         self._reference = Reference(loaded, reference)
         if settings.gradient_checkpointing:
             enable_gradient_checkpointing(loaded.model)
-        self._critic: Critic | None = None
-        if critic:
-            self._critic = Critic(loaded, settings.critic, total_updates=total_updates,
-                                  max_nonfinite=settings.max_nonfinite)  # fmt: skip
-        self._optimizer = adamw(list(self._parameters.values()), settings.optimizer)
-        self._counters = Counters()
-        self._bad_loss: list[str] = []  # trajectories whose loss was not finite since the last step
+        self._with_critic = critic
+        self._begin()
         needs = {"logprobs"} | ({"reference_logprobs"} if self._reference.exists else set())
         needs |= {"values"} if critic else set()
-        self.capabilities = TrainerCapabilities(needs=frozenset(needs), lora=True)
-        torch.manual_seed(seed)
+        self.capabilities = TrainerCapabilities(needs=frozenset(needs))
+
+    def _begin(self) -> None:
+        self._critic: Critic | None = None
+        if self._with_critic:
+            self._critic = Critic(
+                self.loaded, self.settings.critic, max_nonfinite=self.settings.max_nonfinite
+            )
+        self._optimizer = adamw(list(self._parameters.values()))
+        self._counters = Counters()
+        self._bad_loss: list[str] = []  # trajectories whose loss was not finite since the last step
+        self._randomness = Randomness(self._seed, self.loaded.device)
 
     @property
     def version(self) -> int:
@@ -114,11 +118,6 @@ class LocalTrainer:
     @version.setter
     def version(self, version: int) -> None:
         self._counters.version = version
-
-    @property
-    def updates(self) -> int:
-        """Optimizer steps so far, skipped ones included."""
-        return self._counters.updates
 
     async def score(self, samples: Sequence[Sample], needs: frozenset[str]) -> Signals:
         """What is known of every trained token before an update, [T] per sample, NaN elsewhere.
@@ -145,8 +144,11 @@ class LocalTrainer:
         """
         return await self._run(self._forward_backward, samples, loss)
 
-    async def optim_step(self) -> Mapping[str, float]:
-        """One AdamW step on the gradients so far, then zero them; the schedule advances either way.
+    async def optim_step(self, policy: OptimParams, critic: OptimParams | None = None) -> Mapping[str, float]:
+        """One AdamW step on the gradients so far, then zero them.
+
+        Args:
+            critic: needed where there is a critic.
 
         A loss or gradient that is not finite skips the step; the critic's step depends on its own loss and
         gradient.
@@ -158,12 +160,15 @@ class LocalTrainer:
         Raises:
             NonFiniteError: `trainer.max_nonfinite` steps in a row of the policy or the critic were skipped.
         """
-        return await self._run(self._optim_step)
+        return await self._run(self._optim_step, policy, critic)
 
-    async def publish(self) -> int:
-        """Declare the current weights the next policy version and return it."""
+    async def publish(self) -> Snapshot:
+        """Declare the current weights the next policy version."""
         self.version += 1
-        return self.version
+        return await self.snapshot()
+
+    async def snapshot(self) -> Snapshot:
+        return Snapshot(self.version)
 
     async def refresh_reference(self) -> None:
         """Make the current policy the reference.
@@ -173,13 +178,13 @@ class LocalTrainer:
         """
         await self._run(self._reference.refresh)
 
+    async def restart(self) -> None:
+        """Keep the weights, and begin anew with all else: moments, counts, reference and critic."""
+        await self._run(self._restart)
+
     async def save(self, path: Path) -> None:
         """Write the trainer's state into the folder `path`, made if missing (see `trainer/state.py`)."""
-        await self._run(self.write, path)
-
-    def write(self, path: Path) -> None:
-        """`save` for a caller that is on the compute thread already (a checkpoint's writer)."""
-        save_state(self._state(), path)
+        await self._run(save_state, self._state(), path)
 
     async def load(self, path: Path) -> None:
         """Continue bit for bit where `save` was called; weights keep their storage.
@@ -193,6 +198,9 @@ class LocalTrainer:
     async def export(self, path: Path) -> None:
         """Write a plain Hugging Face folder, LoRA merged; the trainer's own weights stay as they are."""
         await self._run(export_model, self.loaded, path)
+
+    async def close(self) -> None:
+        """Nothing is held that outlives the trainer."""
 
     async def _run(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         if self._compute is None:
@@ -239,6 +247,10 @@ class LocalTrainer:
         return tuple(found)
 
     def _forward_backward(self, samples: Sequence[Sample], loss: LossSpec) -> dict[str, float]:
+        with self._randomness.drawn():
+            return self._gradients(samples, loss)
+
+    def _gradients(self, samples: Sequence[Sample], loss: LossSpec) -> dict[str, float]:
         samples = [sample for sample in samples if trained(sample).any()]
         references = self._needed_reference(samples, loss)
         if not self._checked:
@@ -344,31 +356,37 @@ class LocalTrainer:
             self._least = NEVER
             self._say(f"{found}, more than {most:g}: nothing is shared from here on, which is slower")
 
-    def _optim_step(self) -> dict[str, float]:
-        parameters, optimizer = list(self._parameters.values()), self.settings.optimizer
-        update, counters = self._counters.updates, self._counters
+    def _restart(self) -> None:
+        self._drop_gradients()
+        if self._reference.parameters is not None:
+            self._reference.refresh()
+        self._begin()
+
+    def _optim_step(self, policy: OptimParams, critic: OptimParams | None) -> dict[str, float]:
+        if self._critic and critic is None:
+            raise CapabilityError("optim_step: got no numbers for the critic, expected OptimParams")
+        parameters, counters = list(self._parameters.values()), self._counters
         norm = gradient_norm(parameters)
-        lr = lr_at(update, optimizer, self.total_updates)
         crash_point("optim")
         finite = not self._bad_loss
         if finite:
             # The first step allocates both moments.
             with explained_memory(self.settings, "stepping the optimizer"):
-                finite = step(self._optimizer, parameters, norm, lr, optimizer.max_grad_norm)
+                finite = step(self._optimizer, parameters, norm, policy)
         counters.updates += 1
         counters.nonfinite = 0 if finite else counters.nonfinite + 1
         most, problem = self.settings.max_nonfinite, ""
         if not finite:
             problem = not_finite(
-                update, counters.nonfinite, self._bad_loss, self._parameters, most, optimizer
+                counters.updates - 1, counters.nonfinite, self._bad_loss, self._parameters, most, policy
             )
         try:
-            of_critic = self._critic.step() if self._critic else {}
+            of_critic = self._critic.step(critic) if self._critic and critic else {}
         finally:
             self._drop_gradients()
         if counters.nonfinite >= most:
             raise NonFiniteError(problem)
-        return {"grad_norm": norm, "lr": lr, "nonfinite": float(not finite), **of_critic}
+        return {"grad_norm": norm, "lr": policy.lr, "nonfinite": float(not finite), **of_critic}
 
     def _needed_reference(self, samples: list[Sample], loss: LossSpec) -> tuple[np.ndarray, ...] | None:
         if not loss.params.get("kl_coef", 0):
@@ -391,8 +409,9 @@ class LocalTrainer:
         self._bad_loss = []
 
     def _state(self) -> State:
-        reference, critic = self._reference.parameters, self._critic.state if self._critic else None
-        return State(self._parameters, self._optimizer, self._counters, self.loaded.device, reference, critic)
+        critic = self._critic.state(self._randomness) if self._critic else None
+        reference = self._reference.parameters
+        return State(self._parameters, self._optimizer, self._counters, self._randomness, reference, critic)
 
 
 def _size(samples: Sequence[Sample]) -> str:

@@ -1,4 +1,4 @@
-"""AdamW, its learning-rate schedule, and the global gradient norm."""
+"""AdamW and the global gradient norm."""
 
 from __future__ import annotations
 
@@ -7,39 +7,17 @@ from collections.abc import Sequence
 
 import torch
 
-from silva.config.sections import Optimizer
+from silva.types import OptimParams
 
 
-def lr_at(update: int, settings: Optimizer, total_updates: int) -> float:
-    """Learning rate of one update, counted from 0.
-
-    Warm-up of W updates rises linearly, `lr * (update + 1) / (W + 1)`, so that update W is the first at full
-    rate; then constant, linear or cosine, reaching `lr * min_lr_ratio` at update `total_updates - 1`.
-    """
-    if update < settings.warmup:
-        return settings.lr * (update + 1) / (settings.warmup + 1)
-    if settings.schedule == "constant":
-        return settings.lr
-    done = min(1.0, (update - settings.warmup) / max(1, total_updates - 1 - settings.warmup))
-    left = 1 - done if settings.schedule == "linear" else 0.5 * (1 + math.cos(math.pi * done))
-    return settings.lr * (settings.min_lr_ratio + (1 - settings.min_lr_ratio) * left)
-
-
-def adamw(parameters: Sequence[torch.nn.Parameter], settings: Optimizer) -> torch.optim.AdamW:
+def adamw(parameters: Sequence[torch.nn.Parameter]) -> torch.optim.AdamW:
     """AdamW (Loshchilov & Hutter 2019); one fused kernel where the device has it, 3x faster on CPU.
 
     States have the parameter's type: a bfloat16 model keeps no float32 copy, and updates smaller than
-    1/256 of a weight round away. Weight decay applies to every parameter.
+    1/256 of a weight round away. Weight decay applies to every parameter. `step` sets the numbers.
     """
     fused = all(p.device.type in ("cpu", "cuda") and p.dtype.is_floating_point for p in parameters)
-    return torch.optim.AdamW(
-        parameters,
-        lr=settings.lr,
-        betas=settings.betas,
-        eps=settings.eps,
-        weight_decay=settings.weight_decay,
-        fused=fused,
-    )
+    return torch.optim.AdamW(parameters, fused=fused)
 
 
 def gradient_norm(parameters: Sequence[torch.nn.Parameter]) -> float:
@@ -69,15 +47,14 @@ def step(
     optimizer: torch.optim.Optimizer,
     parameters: Sequence[torch.nn.Parameter],
     norm: float,
-    lr: float,
-    limit: float | None,
+    params: OptimParams,
 ) -> bool:
     """Clip the gradients, whose norm is `norm`, and step; False, and no change, where it is not finite."""
     if not math.isfinite(norm):
         return False
-    clip_gradients(parameters, norm, limit)
+    clip_gradients(parameters, norm, params.max_grad_norm)
     for group in optimizer.param_groups:
-        group["lr"] = lr
+        group.update(lr=params.lr, betas=params.betas, eps=params.eps, weight_decay=params.weight_decay)
     optimizer.step()
     torch.autograd.graph.increment_version(parameters)  # the fused kernel does not count its changes
     return True

@@ -7,10 +7,10 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 
-from silva.config.sections import Optimizer
 from silva.config.sections import Trainer as TrainerSettings
 from silva.errors import OutOfMemory
 from silva.models.memory import is_out_of_memory
+from silva.types import OptimParams
 
 
 @contextlib.contextmanager
@@ -38,7 +38,7 @@ def not_finite(
     trajectories: Sequence[str],
     parameters: Mapping[str, torch.nn.Parameter],
     most: int,
-    optimizer: Optimizer,
+    params: OptimParams,
     *,
     key: str = "trainer.optimizer",
     whose: str = "of the policy",
@@ -65,6 +65,6 @@ def not_finite(
         f"update {update}: loss or gradient {whose} was not finite for {in_a_row} updates in a "
         f"row (trainer.max_nonfinite = {most}): "
         f"{' and '.join(where) or 'the norm of finite gradients'}. "
-        f"Lower {key}.lr (now {optimizer.lr:g}) or {key}.max_grad_norm "
-        f'(now {optimizer.max_grad_norm}), or use model.dtype = "float32"'
+        f"Lower {key}.lr (now {params.lr:g}) or {key}.max_grad_norm "
+        f'(now {params.max_grad_norm}), or use model.dtype = "float32"'
     )

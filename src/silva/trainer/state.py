@@ -21,6 +21,7 @@ from safetensors.torch import load_file, save_file
 
 from silva.errors import CheckpointError
 from silva.ports import FILES
+from silva.trainer.randomness import Randomness
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
 Tensors = dict[str, torch.Tensor]
@@ -40,7 +41,7 @@ class State:
     parameters: Mapping[str, torch.nn.Parameter]  # trainable ones, by name
     optimizer: torch.optim.Optimizer
     counters: Counters
-    device: torch.device
+    randomness: Randomness
     reference: Mapping[str, torch.nn.Parameter] | None = None
     critic: State | None = None
 
@@ -60,7 +61,7 @@ def save_state(state: State, path: Path) -> None:
             moments |= {f"{name}/{moment}": of_parameter[moment] for moment in MOMENTS}
     _write(path / "weights.safetensors", state.parameters)
     _write(path / "optimizer.safetensors", moments)
-    _write(path / "rng.safetensors", _rng_state(state.device))
+    _write(path / "rng.safetensors", state.randomness.states)
     if state.reference is not None:
         _write(path / "reference.safetensors", state.reference)
     text = json.dumps({**dataclasses.asdict(state.counters), "steps": steps}, indent=1)
@@ -90,7 +91,7 @@ def _read_state(state: State, path: Path) -> Callable[[], None]:
     _compare(path / "weights.safetensors", weights, state.parameters)
     expected = {f"{n}/{m}": p for n, p in state.parameters.items() if n in steps for m in MOMENTS}
     _compare(path / "optimizer.safetensors", moments, expected)
-    _compare(path / "rng.safetensors", rng, _rng_state(state.device))
+    _compare(path / "rng.safetensors", rng, state.randomness.states)
     reference = {}
     if state.reference is not None:
         reference = _read(path / "reference.safetensors")
@@ -111,18 +112,9 @@ def _read_state(state: State, path: Path) -> Callable[[], None]:
             }
         for field in dataclasses.fields(Counters):
             setattr(state.counters, field.name, int(numbers[field.name]))
-        torch.set_rng_state(rng["cpu"])
-        if state.device.type == "cuda":
-            torch.cuda.set_rng_state(rng["cuda"], state.device)
+        state.randomness.states = rng
 
     return apply
-
-
-def _rng_state(device: torch.device) -> Tensors:
-    states = {"cpu": torch.get_rng_state()}
-    if device.type == "cuda":
-        states["cuda"] = torch.cuda.get_rng_state(device)
-    return states
 
 
 def _write(path: Path, tensors: Mapping[str, torch.Tensor]) -> None:

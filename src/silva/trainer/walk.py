@@ -21,8 +21,7 @@ import torch
 from silva.models.loading import LoadedModel
 from silva.models.trie_attention import Chunk, KeyValue, TrieAttention
 from silva.trainer.gradients import read
-
-Random = tuple[torch.Tensor, torch.Tensor | None]  # states of the generators of the CPU and of the GPU
+from silva.trainer.randomness import States, set_states, states_of
 
 
 class Batch(Protocol):
@@ -72,7 +71,7 @@ class Walk:
     def __init__(self, loaded: LoadedModel, head: Head, batch: Batch, chunks: Sequence[Chunk]) -> None:
         self.loaded, self.head, self.batch, self.chunks = loaded, head, batch, chunks
         self.kept: dict[int, list[KeyValue]] = {}  # of each piece that later chunks look at, one a layer
-        self.random: list[Random] = []
+        self.random: list[States] = []
         self.last: Live | None = None
         # The predicted tokens of a chunk: those whose predictor is in it.
         self.of_chunk = [
@@ -89,7 +88,7 @@ class Walk:
         """`graph`: whether `backward` follows."""
         results: tuple[torch.Tensor, ...] = ()
         for number, chunk in enumerate(self.chunks):
-            self.random.append(_random(self.loaded.device))
+            self.random.append(states_of(self.loaded.device))
             if graph and number == len(self.chunks) - 1:
                 self.last = self._live(number)
                 found, of_chunk = self.last.found, tuple(part.detach() for part in self.last.results)
@@ -105,7 +104,7 @@ class Walk:
     def backward(self, gradients: Sequence[torch.Tensor]) -> None:
         """Add to the gradients of the parameters what these gradients of the results come to."""
         waiting: dict[int, list[KeyValue]] = {}  # gradients of `kept`
-        now = _random(self.loaded.device)
+        now = states_of(self.loaded.device)
         for number in reversed(range(len(self.chunks))):
             live, self.last = self.last or self._again(number), None
             places = self.of_chunk[number]
@@ -125,10 +124,10 @@ class Walk:
                         for (k, v), (more_k, more_v) in zip(waiting[piece], flowing, strict=True)
                     ]
                 waiting[piece] = flowing
-        _set_random(now, self.loaded.device)
+        set_states(now, self.loaded.device)
 
     def _again(self, number: int) -> Live:
-        _set_random(self.random[number], self.loaded.device)
+        set_states(self.random[number], self.loaded.device)
         return self._live(number)
 
     def _live(self, number: int) -> Live:
@@ -174,13 +173,3 @@ class _Walked(torch.autograd.Function):
 
 def _gradient(x: torch.Tensor) -> torch.Tensor:
     return torch.zeros_like(x) if x.grad is None else x.grad
-
-
-def _random(device: torch.device) -> Random:
-    return torch.get_rng_state(), torch.cuda.get_rng_state(device) if device.type == "cuda" else None
-
-
-def _set_random(state: Random, device: torch.device) -> None:
-    torch.set_rng_state(state[0])
-    if state[1] is not None:
-        torch.cuda.set_rng_state(state[1], device)

@@ -4,18 +4,24 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from tests.engines.local.test_engine import TINY, Make, Stepped, answer, ask, prompt
+from tests.trainer.updates import optim_step
 
 from silva.config.sections import Lora, Optimizer, TinyModel
 from silva.config.sections import Trainer as TrainerSettings
 from silva.engines.local import engine as local
+from silva.errors import ModelError
 from silva.models.loading import LoadedModel, load_model
+from silva.models.snapshots import weight_folder
+from silva.trainer.export import export_model
 from silva.trainer.local import LocalTrainer
-from silva.types import Completion, LossSpec, Sample
+from silva.types import Completion, LossSpec, Sample, Snapshot
 
 
 def sample_of(completion: Completion, tokens: Sequence[int]) -> Sample:
@@ -48,14 +54,14 @@ def test_the_trainer_s_step_is_what_is_sampled_next(make_engine: Make, lora: Lor
     """One storage: the step itself changes the engine's model, publishing only clears the cache."""
     loaded = load_model(TINY.model_copy(update={"lora": lora}), seed=0)
     engine = make_engine(loaded)
-    trainer = LocalTrainer(loaded, TrainerSettings(optimizer=Optimizer(lr=1e-2)), total_updates=5, seed=0)
+    trainer = LocalTrainer(loaded, TrainerSettings(optimizer=Optimizer(lr=1e-2)), seed=0)
     first = answer(engine, prompt(20), 12)
     trained = {str(id(p)): p.data_ptr() for p in trainer._parameters.values()}
 
     async def step() -> None:
         await trainer.forward_backward([sample_of(first, prompt(20))], LossSpec("reinforce"))
-        await trainer.optim_step()
-        await engine.load_weights(await trainer.publish())
+        await optim_step(trainer)
+        await engine.load(await trainer.publish())
 
     asyncio.run(step())
     assert {str(id(p)): p.data_ptr() for p in trainer._parameters.values()} == trained
@@ -76,7 +82,7 @@ def test_requests_go_on_under_new_weights(stepped: Stepped) -> None:
         tasks = [ask(engine, prompt(30 + i, i), 8, seed=i) for i in range(3)]
         await stepper.tick(4)
         loaded.model.load_state_dict(other.model.state_dict())
-        loading = asyncio.ensure_future(engine.load_weights(7))
+        loading = asyncio.ensure_future(engine.load(Snapshot(7)))
         await stepper.tick(2)  # a step was queued before it
         assert loading.done()
         while not all(task.done() for task in tasks):
@@ -107,7 +113,7 @@ def test_new_weights_give_the_memory_back(
     # Room for 128 tokens: keys and values of 2 layers with 2 heads of 8 each, outputs of width 32, float32.
     assert engine.cache.nbytes == 128 * (2 * 2 * 2 * 8 + 32) * 4
     assert not freed
-    asyncio.run(engine.load_weights(1))
+    asyncio.run(engine.load(Snapshot(1)))
     assert engine.cache.nbytes == 0 and len(freed) == 1  # what the trainer has left goes too
 
 
@@ -122,3 +128,32 @@ def test_sleep_gives_the_memory_back_and_changes_no_answer(make_engine: Make) ->
     again = answer(engine, prompt(100), 20)
     assert again.cached_tokens == 0
     assert (again.tokens, again.logprobs) == (first.tokens, first.logprobs)
+
+
+def test_a_folder_of_weights_is_sampled_like_shared_ones(make_engine: Make, tmp_path: Path) -> None:
+    trained, other = load_model(TINY, seed=1), load_model(TINY, seed=2)
+    export_model(trained, tmp_path)
+    engine = make_engine(other)
+    before = answer(engine, prompt(20), 8)
+    asyncio.run(engine.load(Snapshot(3, weight_folder(tmp_path))))
+    after, expected = answer(engine, prompt(20), 8), answer(make_engine(trained), prompt(20), 8)
+    assert (after.tokens, after.logprobs) == (expected.tokens, expected.logprobs)
+    assert after.logprobs != before.logprobs
+    assert after.versions == (3,) * 8
+
+
+def test_a_folder_that_does_not_fit_changes_nothing(make_engine: Make, tmp_path: Path) -> None:
+    wide = load_model(TINY.model_copy(update={"width": 64}), seed=1)
+    export_model(wide, tmp_path)
+    loaded = load_model(TINY, seed=2)
+    engine = make_engine(loaded)
+    expected = answer(engine, prompt(20), 8)
+    folder = weight_folder(tmp_path)
+    for wrong, message in (
+        (folder, r"model.embed_tokens.weight, .* missing or of another shape"),
+        (replace(folder, digest="0"), r"the weights have the digest [0-9a-f]{64}, expected 0"),
+        (replace(folder, path=str(tmp_path / "no")), "no safetensors file"),
+    ):
+        with pytest.raises(ModelError, match=message):
+            asyncio.run(engine.load(Snapshot(3, wrong)))
+    assert replace(answer(engine, prompt(20), 8), cached_tokens=0) == expected and engine.version == 0

@@ -40,9 +40,10 @@ from silva.errors import ContextOverflow, EngineError, OutOfMemory, SilvaError
 from silva.models.head import logits_of
 from silva.models.loading import LoadedModel, copied
 from silva.models.memory import give_freed_memory_back, is_out_of_memory
+from silva.models.snapshots import load_weights
 from silva.ports import uniform
 from silva.protocols import EngineCapabilities
-from silva.types import Completion, CompletionStop, SamplingParams
+from silva.types import Completion, CompletionStop, SamplingParams, Snapshot
 
 if TYPE_CHECKING:
     from silva.engines.settings import LocalEngine as LocalEngineSettings
@@ -109,7 +110,7 @@ class LocalEngine:
         self.stats = EngineStats()
         self._loaded, self._settings, self._compute = loaded, settings, compute
         context = min(settings.context or loaded.context, loaded.context)
-        self.capabilities = EngineCapabilities(context=context, shared_weights=True)
+        self.capabilities = EngineCapabilities(context=context)
         self.cache = KvCache(
             loaded.model.config,
             rows=settings.max_concurrent + settings.cached_sequences,
@@ -177,17 +178,24 @@ class LocalEngine:
         except Exception as error:
             raise self._explained("logprobs", error) from error
 
-    async def load_weights(self, version: int) -> None:
-        """The shared parameters have changed: forget every key and value. Running requests go on anew."""
+    async def load(self, snapshot: Snapshot) -> None:
+        """Sample from these weights: forget every key and value. Running requests go on anew.
 
-        def forget() -> None:
+        Raises:
+            ModelError: a folder's weights are not those of its digest, or not of this model. The engine
+                keeps what it had.
+        """
+
+        def load() -> None:
+            if snapshot.source != "shared":
+                load_weights(self._loaded, snapshot.source)
             self.cache.clear()
             give_freed_memory_back()  # the trainer's: keys and values take memory of their own
-            self.version = version
+            self.version = snapshot.version
             self._pack = self._packing_repays()
             self._known = self._computed
 
-        await asyncio.get_running_loop().run_in_executor(self._compute, forget)
+        await asyncio.get_running_loop().run_in_executor(self._compute, load)
 
     async def sleep(self) -> None:
         """Give back the memory of keys, values and packed weights; the next request takes it anew."""
