@@ -15,6 +15,8 @@ from typing import Any
 
 import pyarrow.parquet as pq
 
+from silva.storage.rollouts import rollouts_in
+
 Decode = Callable[[Sequence[int]], str]
 Key = tuple[Path, int]  # file, row in it
 
@@ -38,7 +40,7 @@ def sample_rollouts(folder: Path, decode: Decode | None, problems: list[str]) ->
     Files that cannot be read are named in `problems`.
     """
     flat: dict[Key, dict[str, Any]] = {}
-    for path in sorted(folder.glob("step_*.parquet"), key=lambda p: (len(p.name), p.name)):
+    for path in rollouts_in(folder).values():
         try:
             table = pq.read_table(path, columns=list(_SHORT))
         except (OSError, ValueError, KeyError) as error:  # ArrowInvalid is a ValueError

@@ -14,8 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from silva.errors import RecordError
-from silva.monitoring.rollouts import RolloutRow, read_rollouts, write_rollouts
 from silva.ports import FaultyFiles, use_files
+from silva.storage.rollouts import RolloutRow, read_rollouts, write_rollouts
 from silva.types import Message, Observation, Segment, ToolCall, ToolSpec, Trajectory, Turn
 
 ASSISTANT = Message(

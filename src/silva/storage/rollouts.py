@@ -21,9 +21,11 @@ import pyarrow.parquet as pq
 
 from silva.errors import RecordError
 from silva.ports import FILES
+from silva.storage.layout import step_path, steps_in
 from silva.types import Message, Observation, Segment, ToolCall, ToolSpec, Trajectory, Turn
 
 Status = Literal["trained", "dropped", "failed", "eval"]
+SUFFIX = ".parquet"
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +114,24 @@ SCHEMA = pa.schema(
         ("observation", pa.string()),  # JSON of the last observation, null where it is empty
     ]
 )
+
+
+def rollouts_path(folder: Path, step: int) -> Path:
+    return step_path(folder, step, SUFFIX)
+
+
+def rollouts_in(folder: Path) -> dict[int, Path]:
+    """The files in `folder` by step, the first step first."""
+    return steps_in(folder, SUFFIX)
+
+
+def truncate_rollouts(folder: Path, last_step: int) -> None:
+    """Remove the files of steps after `last_step`, and what a write that was killed has left."""
+    for step, path in rollouts_in(folder).items():
+        if step > last_step:
+            path.unlink()
+    for path in folder.glob(".step_*.tmp-*"):
+        path.unlink()
 
 
 def write_rollouts(path: Path, rows: Sequence[RolloutRow]) -> None:
