@@ -19,7 +19,7 @@ from silva.registries import REGISTRIES
 ROWS = [
     ["errors", "signals"],
     ["types", "ports", "compute"],
-    ["protocols", "config"],
+    ["protocols", "config", "codec"],
     ["storage"],
     ["algorithms", "rendering", "models", "tools", "monitoring"],
     ["environments", "engines", "rollouts", "trainer"],

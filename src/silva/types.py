@@ -3,7 +3,7 @@
 Task -> (Environment) -> Message, Segment -> Turn -> Trajectory -> Group -> Sample.
 
 Turns are immutable and shared by reference: a fork of a trajectory copies no tokens. What is not
-here: how records are made (rollouts), turned into tensors (trainer) or written (monitoring).
+here: how records are made (rollouts), turned into tensors (trainer) or into bytes (codec).
 """
 
 from __future__ import annotations
