@@ -31,9 +31,9 @@ from typing import Any
 
 import runs
 from silva.errors import CheckpointError
-from silva.ledger import Record, read
 from silva.ports import CRASH_POINTS
-from silva.trainer.checkpoint import verify
+from silva.storage.checkpoints import verify
+from silva.storage.ledger import Record, read
 
 OPTIONS = ["--steps=6", "--eval.every=3", "--eval.tasks=12", "--checkpoint.keep=1"]
 AGAIN = ("ledger", "checkpoint_file", "rename", "latest", "prune")

@@ -137,7 +137,7 @@ def learn(config: Path, seed: int, output_dir: str, *, resume: bool, random: boo
 
 def series(run: Path, key: str) -> Curve:
     """(step, value) of a run's metrics, where a step has that key."""
-    from silva.monitoring.metrics import read_metrics
+    from silva.storage.metrics import read_metrics
 
     return [(row["step"], row[key]) for row in read_metrics(run / "metrics.jsonl") if key in row]
 

@@ -18,12 +18,12 @@ from silva.config.sections import Limits
 from silva.engines.scripted import ScriptedEngine
 from silva.environments.calculator import Calculator
 from silva.environments.frozen_lake import FrozenLake
-from silva.ledger import token_digest
 from silva.models.loading import PACKAGED, resolve
 from silva.models.tiny import tiny_tokenizer
 from silva.rendering.renderer import Renderer
 from silva.rollouts.linear import Linear
 from silva.rollouts.settings import LinearRollout
+from silva.storage.ledger import token_digest
 from silva.types import Group, SamplingParams, Task
 
 GROUP = 8  # episodes of one task

@@ -49,9 +49,9 @@ from silva.algorithms.settings import Algorithm
 from silva.errors import SilvaError
 from silva.evaluation.evaluator import success
 from silva.evaluation.statistics import Estimate, estimate
-from silva.ledger import history
-from silva.ledger import read as read_ledger
-from silva.monitoring.rollouts import read_rollouts
+from silva.storage.ledger import history
+from silva.storage.ledger import read as read_ledger
+from silva.storage.rollouts import read_rollouts
 
 WORLD_FILES = Path(__file__).parent / "worlds"  # of each world what is set for it, and its agent's warm start
 WORLDS = ("frozen_lake", "bandit")

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from silva.errors import LedgerError
-from silva.ledger import audit, history, read
+from silva.storage.ledger import audit, history, read
 
 WORLDS = Path(__file__).resolve().parents[1] / "tests" / "worlds.py"
 CONFIG = f"""

@@ -23,11 +23,11 @@ from silva.engines.settings import LocalEngine as EngineSettings
 from silva.environments.guess_number import GuessNumber
 from silva.environments.hanoi import Hanoi
 from silva.models.loading import LoadedModel, load_model
-from silva.monitoring.rollouts import RolloutRow, read_rollouts, write_rollouts
 from silva.rendering.renderer import Renderer
 from silva.rollouts.linear import Linear
 from silva.rollouts.samples import to_samples
 from silva.rollouts.settings import LinearRollout
+from silva.storage.rollouts import RolloutRow, read_rollouts, write_rollouts
 from silva.trainer.local import LocalTrainer
 from silva.types import Group, LossSpec, Sample
 

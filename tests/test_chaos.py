@@ -65,8 +65,8 @@ def test_a_run_faster_than_the_clock_is_killed_earlier(tmp_path, monkeypatch):
 
 
 def test_going_on_from_another_checkpoint_than_the_newest_whole_one_is_a_wrong_load(tmp_path):
-    from silva.ledger import Ledger
-    from silva.trainer.checkpoint import CheckpointStore
+    from silva.storage.checkpoints import CheckpointStore
+    from silva.storage.ledger import Ledger
 
     run = tmp_path / "run"
     run.mkdir()

@@ -14,12 +14,13 @@ from silva.config import plugins
 from silva.registries import REGISTRIES
 
 # Each row may import from the rows above it, never from its own row or below. Reasons for what is finer
-# than the sentence in the design: a ledger writes through ports; evaluation plays episodes, so it stands on
+# than the sentence in the design: storage writes through ports; evaluation plays episodes, so it stands on
 # rollouts; the loop evaluates while it trains, so it stands on evaluation; a plan refuses what a launch does.
 ROWS = [
     ["errors", "signals"],
     ["types", "ports", "compute"],
-    ["protocols", "ledger", "config"],
+    ["protocols", "config", "codec"],
+    ["storage"],
     ["algorithms", "rendering", "models", "tools", "monitoring"],
     ["environments", "engines", "rollouts", "trainer"],
     ["evaluation"],

@@ -10,12 +10,12 @@ from typing import Any
 import silva
 from silva.monitoring.monitor import Monitor
 from silva.monitoring.report import write_report
-from silva.monitoring.summary import write_summary
 from silva.orchestrator.numbers import Phases, peak_memory_bytes
-from silva.orchestrator.run_directory import RunDirectory
 from silva.orchestrator.silence import NOTHING
 from silva.orchestrator.state import RunState
 from silva.session import Session
+from silva.storage.run_folder import RunDirectory
+from silva.storage.summary import write_summary
 
 Row = Mapping[str, Any]
 
@@ -53,7 +53,7 @@ def finish(
         "model": session.loaded.name,
         "version": silva.__version__,
     }
-    write_summary(run.path, summary)
+    write_summary(run.summary, summary)
     report = write_last_report(run, monitor, session)
     for line in last_words(before, after):
         monitor.message(line)

@@ -23,16 +23,13 @@ from silva.config.schema import RunConfig
 from silva.ending import Outcome, finish, write_last_report
 from silva.errors import CapabilityError, ConfigError, SilvaError
 from silva.evaluation.evaluator import Evaluation, evaluate, records
-from silva.ledger import Ledger
 from silva.monitoring import busy
-from silva.monitoring.metrics import truncate_metrics
 from silva.monitoring.monitor import Monitor
 from silva.orchestrator import held_out, rl
 from silva.orchestrator.activity import Activity
 from silva.orchestrator.buffer import Buffer
 from silva.orchestrator.interrupt import Interrupted
 from silva.orchestrator.numbers import Phases, eval_metrics
-from silva.orchestrator.run_directory import RunDirectory
 from silva.orchestrator.sft import Imitation, imitate
 from silva.orchestrator.state import RunState
 from silva.ports import FILES
@@ -42,7 +39,10 @@ from silva.rollouts.actors import Actor, Policy, Script
 from silva.rollouts.faults import tally
 from silva.rollouts.linear import Linear
 from silva.session import Session, model_settings, offers_tools
-from silva.trainer.checkpoint import CheckpointStore
+from silva.storage.checkpoints import CheckpointStore
+from silva.storage.ledger import Ledger
+from silva.storage.metrics import truncate_metrics
+from silva.storage.run_folder import RunDirectory
 
 _DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.EACCES, errno.EPERM)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol, runtime_checkable
+from typing import Literal, Protocol, runtime_checkable
 
 from silva.types import (
     Completion,
@@ -69,7 +69,7 @@ class Rollout(Protocol):
 class EngineCapabilities:
     context: int  # tokens of prompt and answer together
     entropies: bool = True
-    sources: frozenset[str] = frozenset({"shared", "folder"})  # of snapshots that it can load
+    loads: frozenset[str] = frozenset({"shared", "folder"})  # kinds of snapshots
 
 
 class Engine(Protocol):
@@ -89,7 +89,7 @@ class Engine(Protocol):
 @dataclass(frozen=True, slots=True)
 class TrainerCapabilities:
     needs: frozenset[str] = frozenset({"logprobs", "reference_logprobs"})  # what `score` can give
-    publishes: str = "shared"  # the source of its snapshots: "shared" or "folder"
+    publishes: Literal["shared", "folder"] = "shared"  # the kind of its snapshots
 
 
 class Trainer(Protocol):

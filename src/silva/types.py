@@ -3,7 +3,7 @@
 Task -> (Environment) -> Message, Segment -> Turn -> Trajectory -> Group -> Sample.
 
 Turns are immutable and shared by reference: a fork of a trajectory copies no tokens. What is not
-here: how records are made (rollouts), turned into tensors (trainer) or written (monitoring).
+here: how records are made (rollouts), turned into tensors (trainer) or into bytes (codec).
 """
 
 from __future__ import annotations
@@ -326,13 +326,10 @@ class WeightFolder:
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """A policy version and where its weights are: a trainer publishes it, an engine loads it.
-
-    "shared": the engine reads the trainer's own parameters.
-    """
+    """A policy version and where its weights are: a trainer publishes it, an engine loads it."""
 
     version: int
-    source: Literal["shared"] | WeightFolder = "shared"
+    folder: WeightFolder | None = None  # None: shared, the engine reads the trainer's own parameters
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from silva.config.sections import Eval, Limits
 from silva.errors import EngineError
 from silva.evaluation import evaluator
 from silva.evaluation.evaluator import Standing, evaluate, standing, success
-from silva.monitoring.summary import EVALUATION_KEYS
+from silva.storage.summary import EVALUATION_KEYS
 from silva.types import Task, Trajectory
 
 

@@ -16,8 +16,8 @@ from pathlib import Path
 from silva.config.sections import Monitoring
 from silva.monitoring.monitor import Monitor
 from silva.monitoring.report import write_report
-from silva.monitoring.rollouts import RolloutRow
-from silva.monitoring.summary import write_summary
+from silva.storage.rollouts import RolloutRow
+from silva.storage.summary import write_summary
 from silva.types import Message, Observation, Segment, ToolCall, Trajectory, Turn
 
 HOSTILE = (
@@ -206,7 +206,7 @@ def make_run(directory: Path, steps: int = 40, rollouts: int = 16, seed: int = 0
                 monitor.rollouts(step, [rollout(step, i, rng, skill, evaluation=True) for i in range(6)])
         monitor.message("run finished")
     (directory / "config.toml").write_text(CONFIG)
-    write_summary(directory, _summary(evaluations[0], evaluations[-1], steps))
+    write_summary(directory / "summary.json", _summary(evaluations[0], evaluations[-1], steps))
     return directory
 
 

@@ -12,10 +12,9 @@ from rich.console import Console
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from silva.config.sections import Monitoring
-from silva.errors import RecordError
-from silva.monitoring.metrics import read_metrics
 from silva.monitoring.monitor import Monitor
 from silva.ports import FaultyFiles, use_files
+from silva.storage.metrics import read_metrics
 
 from .fake_run import rollout, step_metrics
 
@@ -57,41 +56,19 @@ def test_a_terminal_that_is_gone_does_not_end_the_run(
     assert "info: hello" in (tmp_path / "run.log").read_text()
 
 
-def test_resume_takes_back_later_steps_and_torn_lines(tmp_path: Path) -> None:
+def test_resume_takes_back_rollouts_of_later_steps(tmp_path: Path) -> None:
     import random
 
     rng = random.Random(0)
     with make(tmp_path) as monitor:
         for step in range(1, 6):
-            monitor.step(step, {"reward/raw": step / 10})
             monitor.rollouts(step, [rollout(step, 0, rng, 0.5)])
-    with open(tmp_path / "metrics.jsonl", "a") as file:
-        file.write('{"step": 6, "rewa')
     (tmp_path / "rollouts" / ".step_6.parquet.tmp-0a1b").write_bytes(b"half")
-    with make(tmp_path, resume=3) as monitor:
-        monitor.step(4, {"reward/raw": 0.9})
-    assert [(r["step"], r["reward/raw"]) for r in read_metrics(tmp_path / "metrics.jsonl")] == [
-        (1, 0.1), (2, 0.2), (3, 0.3), (4, 0.9)]  # fmt: skip
+    with make(tmp_path, resume=3):
+        pass
     assert sorted(p.name for p in (tmp_path / "rollouts").iterdir()) == [
         f"step_{n}.parquet" for n in (1, 2, 3)
     ]
-
-
-def test_resume_drops_a_torn_line_of_a_kept_step(tmp_path: Path) -> None:
-    (tmp_path / "metrics.jsonl").write_bytes(b'{"step": 1}\n{"step": 2}')
-    with make(tmp_path, resume=5):
-        pass
-    assert (tmp_path / "metrics.jsonl").read_bytes() == b'{"step": 1}\n'
-
-
-def test_damage_in_the_middle_is_named_and_nothing_is_removed(tmp_path: Path) -> None:
-    damaged = b'{"step": 1}\nrubbish\n{"step": 3}\n'
-    (tmp_path / "metrics.jsonl").write_bytes(damaged)
-    with pytest.raises(
-        RecordError, match=r"metrics.jsonl:2: got 'rubbish', expected a JSON object with a step"
-    ):
-        make(tmp_path, resume=1).__enter__()
-    assert (tmp_path / "metrics.jsonl").read_bytes() == damaged
 
 
 def test_tensorboard_gets_finite_scalars_and_a_resume_hides_later_ones(tmp_path: Path) -> None:

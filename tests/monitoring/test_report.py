@@ -17,8 +17,8 @@ import pytest
 
 from silva.monitoring import report_rollouts
 from silva.monitoring.report import embed, report_data, write_report
-from silva.monitoring.rollouts import read_rollouts, write_rollouts
 from silva.ports import FaultyFiles, use_files
+from silva.storage.rollouts import read_rollouts, write_rollouts
 
 from .fake_run import HOSTILE, decode, make_run, rollout
 

@@ -8,10 +8,10 @@ import pytest
 from silva.algorithms.recipes import Dapo, Grpo, Ppo, StarpoS
 from silva.algorithms.settings import Filter
 from silva.errors import NoSignalError
-from silva.ledger import Ledger, audit, read
 from silva.orchestrator.buffer import Buffer
 from silva.orchestrator.rl import rollout_rows, split
 from silva.orchestrator.tasks import TaskStream, World
+from silva.storage.ledger import Ledger, audit, read
 from silva.types import Group, Segment, Task, Trajectory, Turn
 
 VARIED, EQUAL, FAILED, PARTLY, ONE = (0.0, 1.0), (1.0, 1.0), (None, None), (None, 0.0, 1.0), (None, 1.0)

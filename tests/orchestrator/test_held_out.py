@@ -7,8 +7,8 @@ import json
 import pytest
 from tests.worlds import Parity
 
-from silva.ledger import Ledger, read
 from silva.orchestrator import held_out
+from silva.storage.ledger import Ledger, read
 from silva.types import Task
 
 

@@ -10,9 +10,9 @@ from tests.runs import WORLDS, differences, end_state, metrics, rollouts
 
 import silva
 from silva.errors import NonFiniteError
-from silva.ledger import audit, history, read
+from silva.storage.checkpoints import CheckpointStore
+from silva.storage.ledger import audit, history, read
 from silva.trainer import local
-from silva.trainer.checkpoint import CheckpointStore
 
 SHORT = ("--steps", "2", "--eval.every", "0")
 

@@ -19,7 +19,7 @@ from tests.runs import metrics
 import silva
 from silva.algorithms import ALGORITHMS
 from silva.launch import supervise
-from silva.ledger import audit, read
+from silva.storage.ledger import audit, read
 
 GROUPS = 4
 GAME = {"style": "compact", "think": False, "answer_tags": False, "eval_size": 4}

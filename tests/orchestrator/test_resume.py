@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 from tests.runs import differences, end_state, metrics
 
-from silva.ledger import audit, read
-from silva.orchestrator.run_directory import LOCK
-from silva.trainer.checkpoint import MANIFEST, CheckpointStore
+from silva.storage.checkpoints import MANIFEST, CheckpointStore
+from silva.storage.ledger import audit, read
+from silva.storage.run_folder import LOCK
 
 WARM = ("--warm_start.steps", "3", "--warm_start.episodes_per_step", "4", "--warm_start.mistakes", "0.2")
 SIZES = (48, 300, 850, 900)  # kibibytes

@@ -22,11 +22,13 @@ from typing import Literal
 from rich.console import Console
 
 from silva.config.sections import Monitoring
-from silva.monitoring.metrics import TensorBoard, append_metrics, truncate_metrics
-from silva.monitoring.rollouts import RolloutRow, write_rollouts
+from silva.monitoring.tensorboard import TensorBoard
 from silva.monitoring.terminal import Progress, Silent, make_terminal, stage_text
 from silva.monitoring.watchdog import Watchdog
 from silva.ports import CLOCK, FILES
+from silva.storage.layout import Layout
+from silva.storage.metrics import append_metrics
+from silva.storage.rollouts import RolloutRow, rollouts_path, truncate_rollouts, write_rollouts
 
 Level = Literal["info", "warning", "error"]
 
@@ -34,8 +36,8 @@ Level = Literal["info", "warning", "error"]
 class Monitor:
     """Monitor of one run in `directory` (created if missing); use it as a context manager.
 
-    `resume_step=k` continues a run from its checkpoint at step k: metrics and rollouts of later steps
-    are removed first, since these steps are done again (-1: of all steps).
+    `resume_step=k` continues a run from its checkpoint at step k: rollouts of later steps are removed first,
+    since these steps are done again (-1: of all steps). The caller cuts back the metrics.
     """
 
     def __init__(
@@ -48,7 +50,7 @@ class Monitor:
         resume_step: int | None = None,
         console: Console | None = None,
     ) -> None:
-        self._directory = directory
+        self._run = Layout(directory)
         self._settings = settings
         self._resume_step = resume_step
         self._progress = Progress(name, total_steps, step=max(resume_step or 0, 0))
@@ -61,14 +63,14 @@ class Monitor:
         self._closed = False
 
     def __enter__(self) -> Monitor:
-        self._directory.mkdir(parents=True, exist_ok=True)
+        self._run.path.mkdir(parents=True, exist_ok=True)
         if self._resume_step is not None:
-            rewind(self._directory, self._resume_step)
+            truncate_rollouts(self._run.rollouts, self._resume_step)
         self._show(lambda: self._terminal.start())
         if self._settings.tensorboard:
             first = None if self._resume_step is None else self._resume_step + 1
             self._tensorboard = TensorBoard(
-                self._directory / "tensorboard", first, lambda text: self.message(text, "warning")
+                self._run.tensorboard, first, lambda text: self.message(text, "warning")
             )
         self._watchdog.start()
         return self
@@ -104,10 +106,10 @@ class Monitor:
             self._show(lambda: self._terminal.message(text, level))
 
     def step(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Record the numbers of one step (or of its evaluation); a sign of life. See metrics.py for keys."""
+        """Record the numbers of one step (or of its evaluation); a sign of life. Keys: docs/files.md."""
         self._watchdog.beat()
         with self._files_lock:
-            append_metrics(self._directory / "metrics.jsonl", step, metrics)
+            append_metrics(self._run.metrics, step, metrics)
             if self._tensorboard is not None:
                 self._tensorboard.step(step, metrics)
         with self._show_lock:
@@ -122,9 +124,8 @@ class Monitor:
         if not self._settings.rollouts or not rows:
             return
         with self._files_lock:
-            folder = self._directory / "rollouts"
-            folder.mkdir(exist_ok=True)
-            write_rollouts(folder / f"step_{step}.parquet", rows)
+            self._run.rollouts.mkdir(exist_ok=True)
+            write_rollouts(rollouts_path(self._run.rollouts, step), rows)
         self._watchdog.beat()
 
     def _report_stall(self, silence: float, stacks: str) -> None:
@@ -137,9 +138,7 @@ class Monitor:
             return
         time = datetime.fromtimestamp(CLOCK.time()).astimezone().isoformat(timespec="seconds")
         try:
-            FILES.append(
-                self._directory / "run.log", f"{time} {level}: {text}\n".encode(errors="replace"), sync=False
-            )
+            FILES.append(self._run.log, f"{time} {level}: {text}\n".encode(errors="replace"), sync=False)
         except OSError as error:  # the message still reaches the terminal; a full disk must not hide why
             self._log_works = False
             complaint = f"run.log cannot be written: {error}"
@@ -151,14 +150,3 @@ class Monitor:
             call()
         except (OSError, SystemExit):  # rich turns a broken pipe into SystemExit
             self._terminal = Silent()
-
-
-def rewind(directory: Path, step: int) -> None:
-    """Remove metrics and rollouts of steps after `step`, and a torn last line of metrics.jsonl."""
-    truncate_metrics(directory / "metrics.jsonl", step)
-    for path in sorted((directory / "rollouts").glob("step_*.parquet")):
-        number = path.stem.removeprefix("step_")
-        if number.isdigit() and int(number) > step:
-            path.unlink()
-    for path in (directory / "rollouts").glob(".step_*.tmp-*"):  # a write that was killed half-way
-        path.unlink()

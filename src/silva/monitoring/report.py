@@ -21,10 +21,11 @@ from pathlib import Path
 from typing import Any
 
 from silva.errors import RecordError
-from silva.monitoring.metrics import BOUNDS, EVAL_DETAILS, read_metrics
 from silva.monitoring.report_rollouts import sample_rollouts
-from silva.monitoring.summary import finite
 from silva.ports import FILES
+from silva.storage.layout import Layout
+from silva.storage.metrics import BOUNDS, EVAL_DETAILS, read_metrics
+from silva.storage.summary import finite, read_summary
 
 Decode = Callable[[Sequence[int]], str]
 Row = Mapping[str, Any]
@@ -55,7 +56,7 @@ def write_report(directory: Path, decode: Decode | None = None) -> Path:
     `decode` turns token ids into text; with it rollouts can be seen token by token, coloured by
     log-probability or entropy. Raises OSError where the file cannot be written.
     """
-    path = directory / "report.html"
+    path = Layout(directory).report
     FILES.write_atomic(path, page(report_data(directory, decode)).encode())
     return path
 
@@ -63,15 +64,16 @@ def write_report(directory: Path, decode: Decode | None = None) -> Path:
 def report_data(directory: Path, decode: Decode | None = None) -> dict[str, Any]:
     """Everything the page shows, as plain JSON; `problems` names files that could not be read."""
     problems: list[str] = []
-    metrics = _read(directory / "metrics.jsonl", read_metrics, problems) or []
-    summary = _read(directory / "summary.json", lambda p: json.loads(p.read_text("utf-8")), problems)
-    config = _read(directory / "config.toml", lambda p: p.read_text("utf-8", "replace"), problems) or ""
-    settings = _read(directory / "config.toml", lambda _: tomllib.loads(config), problems) or {}
+    run = Layout(directory)
+    metrics = _read(run.metrics, read_metrics, problems) or []
+    summary = _read(run.summary, read_summary, problems)
+    config = _read(run.config_toml, lambda p: p.read_text("utf-8", "replace"), problems) or ""
+    settings = _read(run.config_toml, lambda _: tomllib.loads(config), problems) or {}
     return {
         "name": settings.get("name") or directory.resolve().name,
         "headline": _headline(metrics, summary, settings),
         "charts": _charts(metrics),
-        "rollouts": sample_rollouts(directory / "rollouts", decode, problems),
+        "rollouts": sample_rollouts(run.rollouts, decode, problems),
         "config": [_config_line(line) for line in config.splitlines()],
         "problems": problems,
     }

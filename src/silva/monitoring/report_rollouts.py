@@ -13,7 +13,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import pyarrow.parquet as pq
+from silva.storage.rollouts import read_columns, read_rollouts, rollouts_in
+from silva.types import Message, Segment, Trajectory, Turn
 
 Decode = Callable[[Sequence[int]], str]
 Key = tuple[Path, int]  # file, row in it
@@ -28,7 +29,6 @@ _FLAT = ("step", "environment", "task", "group", "trajectory", "parent", "status
          "failure", "error", "reward_raw", "reward_shaped", "rewards", "shaped", "metrics", "advantage",
          "turn_count", "tokens", "response_tokens")  # fmt: skip
 _SHORT = ("step", "environment", "status", "failure", "reward_raw")
-_TURN = ("id", "fresh", "stop_reason", "rewards", "shaped", "messages")
 _MESSAGE = ("role", "content", "reasoning", "tool_calls", "name", "errors")
 
 
@@ -38,20 +38,20 @@ def sample_rollouts(folder: Path, decode: Decode | None, problems: list[str]) ->
     Files that cannot be read are named in `problems`.
     """
     flat: dict[Key, dict[str, Any]] = {}
-    for path in sorted(folder.glob("step_*.parquet"), key=lambda p: (len(p.name), p.name)):
+    for path in rollouts_in(folder).values():
         try:
-            table = pq.read_table(path, columns=list(_SHORT))
-        except (OSError, ValueError, KeyError) as error:  # ArrowInvalid is a ValueError
+            rows = read_columns(path, _SHORT)
+        except (OSError, ValueError) as error:  # ArrowInvalid is a ValueError
             problems.append(f"rollouts/{path.name} could not be read: {error}")
             continue
-        flat |= {(path, index): row for index, row in enumerate(table.to_pylist())}
+        flat |= {(path, index): row for index, row in enumerate(rows)}
     verdicts = _verdicts(flat)
     counts = Counter(row["status"] for row in flat.values()) + Counter(verdicts.values())
     chosen = _choose(flat)
-    rows = _details(chosen, decode)
-    for key, row in rows.items():
+    shown = _details(chosen, decode, problems)
+    for key, row in shown.items():
         row["verdict"] = verdicts.get(key, "")
-    return {"total": len(flat), "shown": len(rows), "counts": dict(counts), "rows": list(rows.values())}
+    return {"total": len(flat), "shown": len(shown), "counts": dict(counts), "rows": list(shown.values())}
 
 
 def _verdicts(flat: Mapping[Key, Mapping[str, Any]]) -> dict[Key, str]:
@@ -100,22 +100,22 @@ def _spread(items: Sequence[Any], count: int) -> list[Any]:
     return [items[round(i * (len(items) - 1) / (count - 1))] for i in range(count)]
 
 
-def _details(chosen: Iterable[Key], decode: Decode | None) -> dict[Key, dict[str, Any]]:
+def _details(chosen: Iterable[Key], decode: Decode | None, problems: list[str]) -> dict[Key, dict[str, Any]]:
     by_file: dict[Path, list[int]] = defaultdict(list)
     for path, index in chosen:
         by_file[path].append(index)
-    columns = [*_FLAT, "observation", *(f"turns.list.element.{name}" for name in _TURN)]
-    if decode is not None:
-        columns += [f"turns.list.element.segments.list.element.{name}"
-                    for name in ("source", "tokens", "logprobs", "entropies")]  # fmt: skip
     budget = _Budget(decode, sum(len(indices) for indices in by_file.values()))
-    return {
-        (path, index): budget.rollout(values)
-        for path, indices in by_file.items()
-        for index, values in zip(
-            indices, pq.ParquetFile(path).read(columns=columns).take(indices).to_pylist(), strict=True
-        )
-    }
+    found: dict[Key, dict[str, Any]] = {}
+    for path, indices in by_file.items():
+        try:
+            values = read_columns(path, _FLAT, indices)
+            rows = read_rollouts(path, indices, tokens=decode is not None)
+        except (OSError, ValueError) as error:
+            problems.append(f"rollouts/{path.name} could not be read: {error}")
+            continue
+        for index, flat, row in zip(indices, values, rows, strict=True):
+            found[path, index] = budget.rollout(flat, row.trajectory)
+    return found
 
 
 class _Budget:
@@ -127,38 +127,37 @@ class _Budget:
         self._share = MAX_CHARACTERS // max(rows, 1), MAX_TOKENS // max(rows, 1)
         self._texts: dict[int, str] = {}
 
-    def rollout(self, values: Mapping[str, Any]) -> dict[str, Any]:
+    def rollout(self, flat: Mapping[str, Any], trajectory: Trajectory) -> dict[str, Any]:
         self._characters += self._share[0]
         self._tokens += self._share[1]
-        shown = {name: values[name] for name in _FLAT if values[name] is not None}
+        shown = {name: flat[name] for name in _FLAT if flat[name] is not None}
         for name in ("rewards", "shaped", "metrics"):
-            shown[name] = dict(values[name])
-        shown["turns"] = [self._turn(turn) for turn in values["turns"]]
-        last = json.loads(values["observation"]) if values["observation"] else {}
-        shown["last"] = [self._message(m) for m in last.get("context") or last.get("messages") or []]
+            shown[name] = getattr(trajectory, name)
+        shown["turns"] = [self._turn(turn) for turn in trajectory.turns]
+        last = trajectory.observation
+        shown["last"] = [self._message(m) for m in last.context or last.messages]
         return shown
 
-    def _turn(self, turn: Mapping[str, Any]) -> dict[str, Any]:
-        shown = {
-            "fresh": turn["fresh"],
-            "stop_reason": turn["stop_reason"],
-            "rewards": dict(turn["rewards"]),
-            "shaped": dict(turn["shaped"]),
-            "messages": [self._message(message) for message in turn["messages"]],
+    def _turn(self, turn: Turn) -> dict[str, Any]:
+        shown: dict[str, Any] = {
+            "fresh": turn.fresh,
+            "stop_reason": turn.stop_reason,
+            "rewards": turn.rewards,
+            "shaped": turn.shaped,
+            "messages": [self._message(message) for message in turn.messages],
         }
         if self._decode is not None:
-            shown["tokens"] = self._token_view(turn["segments"])
+            shown["tokens"] = self._token_view(turn.segments)
         return shown
 
-    def _message(self, message: Mapping[str, Any]) -> dict[str, Any]:
-        shown = {name: message[name] for name in _MESSAGE if message[name]}
-        shown["content"] = self._cut(message["content"])
-        if message["reasoning"]:
-            shown["reasoning"] = self._cut(message["reasoning"])
-        if message["tool_calls"]:
-            calls = json.loads(message["tool_calls"])
-            shown["tool_calls"] = [[c["name"], self._cut(json.dumps(c["arguments"], ensure_ascii=False))]
-                                   for c in calls]  # fmt: skip
+    def _message(self, message: Message) -> dict[str, Any]:
+        shown = {name: getattr(message, name) for name in _MESSAGE if getattr(message, name)}
+        shown["content"] = self._cut(message.content)
+        if message.reasoning:
+            shown["reasoning"] = self._cut(message.reasoning)
+        if message.tool_calls:
+            shown["tool_calls"] = [[c.name, self._cut(json.dumps(c.arguments, ensure_ascii=False))]
+                                   for c in message.tool_calls]  # fmt: skip
         return shown
 
     def _cut(self, text: str) -> str:
@@ -166,21 +165,17 @@ class _Budget:
         self._characters -= min(len(text), limit)
         return text if len(text) <= limit else text[:limit] + f" … ({len(text) - limit:,} more characters)"
 
-    def _token_view(
-        self, segments: Sequence[Mapping[str, Any]]
-    ) -> list[tuple[str, float, float | None]] | None:
+    def _token_view(self, segments: Sequence[Segment]) -> list[tuple[str, float, float | None]] | None:
         """(text, log-probability sampled with, entropy) of each sampled token; None beyond the limit."""
-        policy = [segment for segment in segments if segment["source"] == "policy"]
-        count = sum(len(segment["tokens"]) for segment in policy)
+        policy = [segment for segment in segments if segment.source == "policy"]
+        count = sum(len(segment.tokens) for segment in policy)
         if count > self._tokens:
             return None
         self._tokens -= count
         view = []
         for segment in policy:
-            entropies = segment["entropies"] or [None] * len(segment["tokens"])
-            for token, logprob, entropy in zip(
-                segment["tokens"], segment["logprobs"], entropies, strict=True
-            ):
+            entropies = segment.entropies or [None] * len(segment.tokens)
+            for token, logprob, entropy in zip(segment.tokens, segment.logprobs, entropies, strict=True):
                 view.append(
                     (self._text(token), round(logprob, 4), None if entropy is None else round(entropy, 4))
                 )

@@ -18,8 +18,8 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from silva.monitoring.metrics import EVAL_DETAILS
 from silva.ports import CLOCK
+from silva.storage.metrics import EVAL_DETAILS
 
 Mode = Literal["auto", "live", "plain", "off"]
 STYLES = {"info": "", "warning": "yellow", "error": "bold red"}

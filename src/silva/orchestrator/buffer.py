@@ -22,11 +22,11 @@ from silva.algorithms.compose import judge, select, shaped
 from silva.algorithms.filters import Reason
 from silva.algorithms.settings import Algorithm
 from silva.errors import NoSignalError
-from silva.ledger import Ledger, token_digest
 from silva.orchestrator.tasks import TaskStream, World
 from silva.ports import crash_point
 from silva.protocols import Engine, Rollout
 from silva.rollouts.faults import tally
+from silva.storage.ledger import Ledger, token_digest
 from silva.types import Group, Task
 
 

@@ -7,22 +7,20 @@ changed list of questions or another `eval_share` cannot be seen in the weights.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 
 from silva.errors import LedgerError
-from silva.ledger import read
-from silva.ports import FILES
 from silva.protocols import TaskSet
-
-NAME = "held_out.json"
+from silva.storage.held_out import read_held_out, write_held_out
+from silva.storage.layout import Layout
+from silva.storage.ledger import read
 
 
 def record(run: Path, tasksets: Mapping[str, TaskSet]) -> None:
     """Write the file of a new run."""
     digests = {label: [task.content() for task in ts.tasks("eval")] for label, ts in tasksets.items()}
-    FILES.write_atomic(run / NAME, (json.dumps(digests, indent=1) + "\n").encode())
+    write_held_out(Layout(run).held_out, digests)
 
 
 def changes(run: Path, tasksets: Mapping[str, TaskSet], tasks: int) -> list[str]:
@@ -30,11 +28,12 @@ def changes(run: Path, tasksets: Mapping[str, TaskSet], tasks: int) -> list[str]
 
     Also empty if the folder has no such file: it holds no run, or one of an older version of Silva.
     """
-    if not (run / NAME).is_file():
+    known = read_held_out(Layout(run).held_out)
+    if known is None:
         return []
-    held_out = {digest for digests in json.loads((run / NAME).read_bytes()).values() for digest in digests}
+    held_out = {digest for digests in known.values() for digest in digests}
     try:
-        trained = _trained(run / "ledger.jsonl")
+        trained = _trained(Layout(run).ledger)
     except LedgerError as error:
         return [f"whether the held-out tasks were trained on is not known: {error}"]
     notes = []

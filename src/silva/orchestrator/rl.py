@@ -31,10 +31,8 @@ from silva.config.sections import Checkpoint, Eval, Limits
 from silva.config.sections import Trainer as TrainerSettings
 from silva.errors import CheckpointError
 from silva.evaluation.evaluator import Evaluation, Standing, evaluate, records, standing
-from silva.ledger import Ledger
 from silva.monitoring.fall import fall
 from silva.monitoring.monitor import Monitor
-from silva.monitoring.rollouts import RolloutRow
 from silva.orchestrator import numbers, silence
 from silva.orchestrator.activity import Activity
 from silva.orchestrator.buffer import Batch, Buffer
@@ -48,7 +46,9 @@ from silva.rendering.renderer import Renderer
 from silva.rollouts.actors import Policy
 from silva.rollouts.faults import tally
 from silva.rollouts.samples import next_states, to_samples
-from silva.trainer.checkpoint import CheckpointStore, Writer
+from silva.storage.checkpoints import CheckpointStore, Writer
+from silva.storage.ledger import Ledger
+from silva.storage.rollouts import RolloutRow
 from silva.types import Group, OptimParams, Sample, Signals
 
 

@@ -187,8 +187,8 @@ class LocalEngine:
         """
 
         def load() -> None:
-            if snapshot.source != "shared":
-                load_weights(self._loaded, snapshot.source)
+            if snapshot.folder is not None:
+                load_weights(self._loaded, snapshot.folder)
             self.cache.clear()
             give_freed_memory_back()  # the trainer's: keys and values take memory of their own
             self.version = snapshot.version

@@ -29,6 +29,7 @@ from safetensors import SafetensorError
 
 from silva.errors import CheckpointError
 from silva.ports import FILES, crash_point
+from silva.storage.layout import step_path, steps_in
 
 MANIFEST = "manifest.json"
 SCHEMA = 1
@@ -166,13 +167,10 @@ class CheckpointStore:
 
     def steps(self) -> list[int]:
         """Steps with a checkpoint (verified or not), oldest first."""
-        if not self.directory.is_dir():
-            return []
-        names = (re.fullmatch(r"step_(\d+)", entry.name) for entry in self.directory.iterdir())
-        return sorted(int(name[1]) for name in names if name)
+        return list(steps_in(self.directory))
 
     def path(self, step: int) -> Path:
-        return self.directory / f"step_{step}"
+        return step_path(self.directory, step)
 
     def mark_best(self, step: int) -> None:
         """Keep the checkpoint of `step` from now on, in place of the best one before it."""

@@ -15,8 +15,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from silva.errors import LedgerError
-from silva.ledger import Ledger, Record, audit, history, read, token_digest
 from silva.ports import FaultyFiles, Files, use_files
+from silva.storage.ledger import Ledger, Record, audit, history, read, token_digest
 
 
 def issue(ledger, group, step=1, attempt=0):
@@ -199,7 +199,7 @@ def test_two_writers_are_noticed(path):
 
 def test_killed_at_the_ledger_point_the_batch_is_durable(path, tmp_path):
     code = (
-        "import sys, pathlib; from silva.ledger import Ledger\n"
+        "import sys, pathlib; from silva.storage.ledger import Ledger\n"
         "ledger = Ledger.create(pathlib.Path(sys.argv[1]))\n"
         "for version in range(3): ledger.record('published', version=version); ledger.commit()"
     )

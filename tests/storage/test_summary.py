@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from silva.errors import RecordError
-from silva.monitoring.summary import write_summary
+from silva.storage.summary import read_summary, write_summary
 
 EVALUATION = {
     "environment": "hanoi",
@@ -28,10 +28,10 @@ DATA = {
 
 
 def test_summary_is_plain_json_without_nan(tmp_path: Path) -> None:
-    path = write_summary(tmp_path, DATA)
-    assert path == tmp_path / "summary.json"
+    path = tmp_path / "summary.json"
+    write_summary(path, DATA)
     expected = DATA | {"tokens_generated": 100, "extra": [1, 2], "eval_after": [EVALUATION | {"mean": None}]}
-    assert json.loads(path.read_text()) == expected
+    assert json.loads(path.read_text()) == read_summary(path) == expected
 
 
 def test_all_missing_keys_are_named_and_nothing_is_written(tmp_path: Path) -> None:
@@ -41,5 +41,12 @@ def test_all_missing_keys_are_named_and_nothing_is_written(tmp_path: Path) -> No
         RecordError,
         match=r"missing 'seed' .*missing 'model' .*eval_after\[0\] lacks ci_low, ci_high, left_out",
     ):
-        write_summary(tmp_path, data)
+        write_summary(tmp_path / "summary.json", data)
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("text", ["{", "[1]"])
+def test_a_damaged_summary_is_an_error(tmp_path: Path, text: str) -> None:
+    (tmp_path / "summary.json").write_text(text)
+    with pytest.raises(ValueError, match=r"Expecting property name|got '\[1\]', expected a JSON object"):
+        read_summary(tmp_path / "summary.json")

@@ -9,8 +9,8 @@
 While open, the folder is locked: two processes never write one run. The lock dies with its process.
 `--overwrite` removes only what a run writes (`WRITTEN`); it refuses a folder that holds anything else.
 
-Not here: the contents (metrics, ledger, checkpoints have their own modules), and cutting the metrics
-back to the checkpoint.
+config.json is written and read here. The other files have modules of their own; layout.py says where they
+lie.
 """
 
 from __future__ import annotations
@@ -22,32 +22,33 @@ import os
 import re
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, Literal, TextIO, TypeVar
+from typing import Any, Literal, TextIO
 
 from silva.errors import LedgerError, RunDirectoryError
-from silva.orchestrator import replaced
 from silva.ports import FILES
+from silva.storage import replaced
+from silva.storage.layout import Layout, steps_in
+from silva.storage.machine import note_machine
+from silva.storage.metrics import last_step
+from silva.storage.summary import read_summary
 
-T = TypeVar("T")
 State = Literal["new", "resumed", "finished"]
 LOCK = ".silva.lock"
 WRITTEN = frozenset(
-    {
-        LOCK, "config.toml", "config.json", "metrics.jsonl", "ledger.jsonl", "held_out.json", "machine.json",
-        "summary.json",
-        "report.html", "run.log", "rollouts", "checkpoints", "weights", "tensorboard", *replaced.FOLDERS,
-        ".DS_Store",
-    }
-)  # fmt: skip
-"""All names in a run's folder. macOS adds the last one."""
+    {LOCK, *replaced.FOLDERS, ".DS_Store", *(path.name for path in vars(Layout(Path())).values())}
+)
+"""All names in a run's folder. macOS adds .DS_Store."""
 _LEFTOVER = re.compile(r"\..+\.tmp-[0-9a-f]+")  # of a write that was killed before its rename
 
 
-class RunDirectory:
-    """An open run. `state` says how to go on, `notes` what to tell the user. Close it, or use `with`."""
+class RunDirectory(Layout):
+    """An open run and its paths. `state` says how to go on, `notes` what to tell the user.
+
+    Close it, or use `with`.
+    """
 
     def __init__(self, path: Path, lock: TextIO) -> None:
-        self.path = path
+        super().__init__(path)
         self.state: State = "new"
         self.notes: list[str] = []
         self._lock = lock
@@ -145,29 +146,9 @@ class RunDirectory:
             FILES.write_atomic(self.config_json, encoded.encode())
 
     def note_machine(self, machine: Mapping[str, Any]) -> str:
-        """Append to machine.json, a list, what computes this run from now on, if it has changed.
-
-        Returns:
-            a message that says what differs from the machine that began the run; "" if nothing does.
-        """
-        known = _read_json(self.path / "machine.json", list) or []
-        old = known[-1] if known else None
-        if machine == old:
-            return ""
+        """Write machine.json; a message if another machine has computed the run so far, else ""."""
         with _failing(self.path):
-            encoded = json.dumps([*known, machine], indent=1) + "\n"
-            FILES.write_atomic(self.path / "machine.json", encoded.encode())
-        if old is None:
-            return ""
-        changed = [
-            f"{key} was {old.get(key)!r}, is {machine.get(key)!r}"
-            for key in {**old, **machine}
-            if old.get(key) != machine.get(key)
-        ]
-        return (
-            "this machine may round differently from the one that has computed the run so far: the run "
-            f"continues, but does not repeat bit for bit ({'; '.join(changed)})"
-        )
+            return note_machine(self.machine, machine)
 
     def close(self) -> None:
         """Put back an earlier run that was not replaced, release the lock. May be called twice."""
@@ -179,46 +160,6 @@ class RunDirectory:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-    @property
-    def config_toml(self) -> Path:
-        return self.path / "config.toml"
-
-    @property
-    def config_json(self) -> Path:
-        return self.path / "config.json"
-
-    @property
-    def metrics(self) -> Path:
-        return self.path / "metrics.jsonl"
-
-    @property
-    def ledger(self) -> Path:
-        return self.path / "ledger.jsonl"
-
-    @property
-    def summary(self) -> Path:
-        return self.path / "summary.json"
-
-    @property
-    def report(self) -> Path:
-        return self.path / "report.html"
-
-    @property
-    def log(self) -> Path:
-        return self.path / "run.log"
-
-    @property
-    def rollouts(self) -> Path:
-        return self.path / "rollouts"
-
-    @property
-    def checkpoints(self) -> Path:
-        return self.path / "checkpoints"
-
-    @property
-    def weights(self) -> Path:
-        return self.path / "weights"
 
     def _resume(
         self, config: Mapping[str, Any], may_change: Callable[[dict, dict], Mapping[str, str]]
@@ -233,7 +174,7 @@ class RunDirectory:
                 f"cannot resume {self.path}: ledger.jsonl is missing, so nobody knows which groups were "
                 "trained. Put it back, or start again with --overwrite."
             )
-        old = _read_json(self.config_json)
+        old = _json_object(self.config_json)
         if old is None:
             raise RunDirectoryError(
                 f"cannot resume {self.path}: config.json is missing or damaged, so nobody knows what it was "
@@ -250,7 +191,7 @@ class RunDirectory:
                 f"cannot resume {self.path}: these keys may not change in a run:\n" + "\n".join(lines) + "\n"
                 "Put them back, or choose another --name."
             )
-        summary = _read_json(self.summary)
+        summary = _summary(self)
         steps = new.get("steps", 0)
         if summary is not None and summary.get("steps", -1) >= steps:
             self.state = "finished"
@@ -260,15 +201,15 @@ class RunDirectory:
         self.state = "resumed"
         for leftover in self.path.glob(".*.tmp-*"):  # of a write that was killed before its rename
             FILES.remove_tree(leftover)
-        if not _checkpoint_names(self.path):
+        if not steps_in(self.checkpoints):
             self.notes.append(f"{self.path} has no checkpoint yet: its steps are done again from the first")
 
 
 def _untouched(path: Path) -> bool:
     """Killed before its first event: there is nothing that a new start could contradict."""
-    traces = (path / name for name in ("ledger.jsonl", "metrics.jsonl", "summary.json"))
-    recorded = any(file.exists() and file.stat().st_size for file in traces)
-    return not recorded and not _checkpoint_names(path)
+    run = Layout(path)
+    recorded = any(file.exists() and file.stat().st_size for file in (run.ledger, run.metrics, run.summary))
+    return not recorded and not steps_in(run.checkpoints)
 
 
 def _prepare(path: Path) -> bool:
@@ -298,7 +239,7 @@ def _lock(path: Path) -> TextIO:
 
 def _is_run(path: Path) -> bool:
     """A lock or a ledger. A config.toml is no sign: many a foreign project has one."""
-    return (path / LOCK).is_file() or (path / "ledger.jsonl").is_file()
+    return (path / LOCK).is_file() or Layout(path).ledger.is_file()
 
 
 def _check_contents(path: Path) -> None:
@@ -316,36 +257,32 @@ def _check_contents(path: Path) -> None:
 
 def _progress(path: Path) -> str:
     """How far a run came, in words."""
-    summary = _read_json(path / "summary.json")
+    run = Layout(path)
+    summary = _summary(run)
     if summary is not None and "steps" in summary:
         return f"finished, {summary['steps']} steps"
-    checkpoints = _checkpoint_names(path)
-    saved = f"newest checkpoint {checkpoints[-1]}" if checkpoints else "no checkpoint"
-    return f"{_last_step(path / 'metrics.jsonl')}, {saved}"
+    step = last_step(run.metrics)
+    done = "no step done" if step is None else f"step {step} was its last"
+    checkpoints = list(steps_in(run.checkpoints).values())
+    saved = f"newest checkpoint {checkpoints[-1].name}" if checkpoints else "no checkpoint"
+    return f"{done}, {saved}"
 
 
-def _last_step(metrics: Path) -> str:
-    """The last step with a whole line of metrics; a torn line does not count."""
-    lines = metrics.read_bytes().splitlines(keepends=True) if metrics.is_file() else []
-    for line in reversed(lines):
-        with contextlib.suppress(ValueError, TypeError, KeyError):
-            if line.endswith(b"\n"):
-                return f"step {int(json.loads(line)['step'])} was its last"
-    return "no step done"
+def _summary(run: Layout) -> dict[str, Any] | None:
+    """None where the file is missing or damaged: then the run counts as not finished."""
+    try:
+        return read_summary(run.summary)
+    except (OSError, ValueError):
+        return None
 
 
-def _checkpoint_names(path: Path) -> list[str]:
-    names = [entry.name for entry in (path / "checkpoints").glob("step_*") if entry.name[5:].isdecimal()]
-    return sorted(names, key=lambda name: int(name[5:]))
-
-
-def _read_json(path: Path, kind: type[T] = dict) -> T | None:  # type: ignore[assignment]
-    """An object, or None where the file is missing, unreadable or holds none."""
+def _json_object(path: Path) -> dict[str, Any] | None:
+    """None where the file is missing, unreadable or holds no object."""
     try:
         data = json.loads(path.read_bytes())
     except (OSError, ValueError):
         return None
-    return data if isinstance(data, kind) else None
+    return data if isinstance(data, dict) else None
 
 
 def _at(data: Any, key: str) -> str:

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import math
 import struct
-from dataclasses import replace
+from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.records import records, same
 
 from silva.errors import RecordError
-from silva.monitoring.rollouts import RolloutRow, read_rollouts, write_rollouts
 from silva.ports import FaultyFiles, use_files
+from silva.storage.rollouts import RolloutRow, read_columns, read_rollouts, write_rollouts
 from silva.types import Message, Observation, Segment, ToolCall, ToolSpec, Trajectory, Turn
 
 ASSISTANT = Message(
@@ -62,6 +64,53 @@ def test_every_field_comes_back(tmp_path: Path) -> None:
     rows = [row(), row(trajectory=trajectory(id="x/2", turns=(), observation=Observation()), advantage=-0.25)]
     write_rollouts(tmp_path / "step_3.parquet", rows)
     assert read_rollouts(tmp_path / "step_3.parquet") == rows
+
+
+@settings(max_examples=40, deadline=None)
+@given(records(Trajectory), st.none() | st.floats())
+def test_any_trajectory_comes_back_except_half_surrogate_pairs(
+    tmp_path_factory: pytest.TempPathFactory, played: Trajectory, advantage: float | None
+) -> None:
+    path = tmp_path_factory.mktemp("any") / "step_1.parquet"
+    written = row(trajectory=played, advantage=advantage)
+    write_rollouts(path, [written])
+    (found,) = read_rollouts(path)
+    assert same(found, whole(written))
+
+
+def whole(value: Any) -> Any:
+    """`value` with a question mark in place of half a surrogate pair, except in the arguments of a tool."""
+    if isinstance(value, str):
+        return value.encode("utf-8", "replace").decode()
+    if isinstance(value, tuple):
+        return tuple(map(whole, value))
+    if isinstance(value, dict):
+        return {whole(key): whole(each) for key, each in value.items()}
+    if is_dataclass(value):
+        kept = ("arguments", "parameters")
+        changes = {f.name: whole(getattr(value, f.name)) for f in fields(value) if f.name not in kept}
+        return replace(value, **changes)  # type: ignore[type-var]
+    return value
+
+
+def test_some_rows_can_be_read_without_their_tokens(tmp_path: Path) -> None:
+    path = tmp_path / "step_3.parquet"
+    rows = [row(trajectory=trajectory(id=f"x/{i}")) for i in range(4)]
+    write_rollouts(path, rows)
+    assert read_rollouts(path, [3, 1]) == [rows[3], rows[1]]
+    (found,) = read_rollouts(path, [2], tokens=False)
+    turns = tuple(replace(turn, segments=()) for turn in rows[2].trajectory.turns)
+    assert found == replace(rows[2], trajectory=replace(rows[2].trajectory, turns=turns))
+    assert read_columns(path, ["trajectory", "tokens"], [2]) == [{"trajectory": "x/2", "tokens": 12}]
+
+
+def test_a_file_without_a_column_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "step_3.parquet"
+    write_rollouts(path, [row()])
+    pq.write_table(pq.read_table(path).drop_columns(["episode", "turns"]), path)
+    for tokens in (True, False):
+        with pytest.raises(RecordError, match=r"step_3\.parquet: no column episode, turns: damaged, or of "):
+            read_rollouts(path, tokens=tokens)
 
 
 @settings(max_examples=30, deadline=None)
@@ -117,6 +166,11 @@ def test_half_a_surrogate_pair_is_replaced_in_text_and_kept_in_arguments(tmp_pat
     write_rollouts(tmp_path / "step_1.parquet", [row(trajectory=trajectory(turns=(turn,)))])
     got = read_rollouts(tmp_path / "step_1.parquet")[0].trajectory.turns[0].messages[0]
     assert (got.content, got.tool_calls[0].arguments) == ("a?b", {"x": "\ud800"})
+
+
+def test_half_a_surrogate_pair_in_the_name_of_a_number_is_replaced(tmp_path: Path) -> None:
+    write_rollouts(tmp_path / "step_1.parquet", [row(trajectory=trajectory(metrics={"a\ud800": 1.0}))])
+    assert read_rollouts(tmp_path / "step_1.parquet")[0].trajectory.metrics == {"a?": 1.0}
 
 
 def test_a_full_disk_leaves_the_old_file(tmp_path: Path) -> None:

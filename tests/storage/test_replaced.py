@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from silva.orchestrator import replaced
 from silva.ports import Files, use_files
+from silva.storage import replaced
 
 OLD = {"config.toml": "old", "ledger.jsonl": "old", "checkpoints/step_3/weights": "old", ".lock": "lock"}
 KEEP = (".lock",)

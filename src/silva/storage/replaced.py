@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Literal
 
 from silva.ports import FILES
+from silva.storage.layout import Layout, steps_in
 
 REPLACING, REPLACED, REMOVED = ".replacing", ".replaced", ".removed"
 FOLDERS = (REPLACING, REPLACED, REMOVED)
@@ -49,7 +50,7 @@ def recover(path: Path, keep: Collection[str]) -> Literal["restored", "removed"]
         FILES.remove_tree(path / REMOVED)
         return "removed"
     if (path / REPLACED).is_dir():
-        if any((path / "checkpoints").glob("step_*")):
+        if steps_in(Layout(path).checkpoints):
             remove(path)
             return "removed"
         for entry in sorted(path.iterdir()):

@@ -10,9 +10,9 @@ import sys
 import pytest
 
 from silva.errors import LedgerError, RunDirectoryError
-from silva.ledger import Ledger
-from silva.orchestrator.run_directory import LOCK, RunDirectory
 from silva.ports import FaultyFiles, Files, use_files
+from silva.storage.ledger import Ledger
+from silva.storage.run_folder import LOCK, RunDirectory
 
 CONFIG = {"name": "r", "steps": 5, "environments": [{"type": "bandit", "size": 4}], "betas": [0.9, 0.95]}
 
@@ -311,7 +311,7 @@ def test_two_processes_cannot_use_one_run(path):
 def test_the_lock_of_a_killed_process_does_not_hold(path):
     code = (
         "import sys; from pathlib import Path\n"
-        "from silva.orchestrator.run_directory import RunDirectory\n"
+        "from silva.storage.run_folder import RunDirectory\n"
         "run = RunDirectory.open(Path(sys.argv[1]), resume=False, overwrite=False, config={},\n"
         "                        may_change=lambda old, new: {})\n"
         "print('locked', flush=True); sys.stdin.read()"

@@ -39,8 +39,8 @@ EVALUATION_KEYS: Mapping[str, str] = {
 }
 
 
-def write_summary(directory: Path, data: Mapping[str, Any]) -> Path:
-    """Write `directory/summary.json` (sorted, atomic; NaN and infinities as null) and return its path.
+def write_summary(path: Path, data: Mapping[str, Any]) -> None:
+    """Write `data` to `path` (sorted, atomic; NaN and infinities as null).
 
     Raises RecordError that names every missing key and every evaluation that lacks one.
     """
@@ -54,10 +54,16 @@ def write_summary(directory: Path, data: Mapping[str, Any]) -> Path:
         problems.append(f"seconds: got {data['seconds']!r}, expected a table of seconds by phase")
     if problems:
         raise RecordError("summary.json: " + "; ".join(problems))
-    path = directory / "summary.json"
     text = json.dumps(finite(data), indent=2, sort_keys=True, allow_nan=False)
     FILES.write_atomic(path, (text + "\n").encode())
-    return path
+
+
+def read_summary(path: Path) -> dict[str, Any]:
+    """The summary in `path`. OSError where it is missing, ValueError where it is no JSON object."""
+    data = json.loads(path.read_text("utf-8"))
+    if not isinstance(data, dict):
+        raise RecordError(f"{path}: got {str(data)[:80]!r}, expected a JSON object")
+    return data
 
 
 def finite(value: Any) -> Any:

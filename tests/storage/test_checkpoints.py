@@ -14,7 +14,7 @@ from safetensors.numpy import load_file, save_file
 
 from silva.errors import CheckpointError
 from silva.ports import FILES, FaultyFiles, use_files
-from silva.trainer.checkpoint import MANIFEST, CheckpointStore, read_manifest, verify
+from silva.storage.checkpoints import MANIFEST, CheckpointStore, read_manifest, verify
 
 
 def files(step):
@@ -246,7 +246,7 @@ def test_everything_is_durable_before_its_name_and_pruning_comes_last(store):
 SAVES = """
 import sys
 from pathlib import Path
-from silva.trainer.checkpoint import CheckpointStore
+from silva.storage.checkpoints import CheckpointStore
 store = CheckpointStore(Path(sys.argv[1]), keep=1)
 for step in (1, 2, 3):
     store.save(step, {"a": bytes([step]) * 100, "b": b"second"}, {"step": step})

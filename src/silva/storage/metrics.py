@@ -1,15 +1,16 @@
-"""Numbers of each step: `metrics.jsonl` (the record) and TensorBoard (a convenience that may fail).
+"""`metrics.jsonl`: the numbers of each step, one JSON object a line.
 
-A row of metrics.jsonl is `{"step": n, ...}` with sorted keys. What depends on speed or memory has a key
+A row is `{"step": n, ...}` with sorted keys. What depends on speed or memory has a key
 under `perf/`, so that two runs of one seed agree in all others, byte for byte. JSON has no NaN: a number
 that is not finite is written as null and its key listed under "nonfinite".
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +50,16 @@ def truncate_metrics(path: Path, last_step: int) -> None:
         FILES.write_atomic(path, kept)
 
 
+def last_step(path: Path) -> int | None:
+    """The step of the last line that is whole, whatever stands before it; None if there is none."""
+    lines = path.read_bytes().splitlines(keepends=True) if path.is_file() else []
+    for line in reversed(lines):
+        with contextlib.suppress(ValueError, TypeError, KeyError):
+            if line.endswith(b"\n"):
+                return int(json.loads(line)["step"])
+    return None
+
+
 def _lines(path: Path) -> Iterator[tuple[bytes, dict[str, Any]]]:
     lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
     for number, line in enumerate(lines, start=1):
@@ -66,44 +77,3 @@ def _lines(path: Path) -> Iterator[tuple[bytes, dict[str, Any]]]:
 def _number(value: Any) -> float:
     """Counts stay whole numbers; NumPy and torch scalars become plain ones."""
     return int(value) if isinstance(value, int) else float(value)
-
-
-class TensorBoard:
-    """Scalars for TensorBoard. Whatever goes wrong is said once, then it stays off: never ends a run."""
-
-    def __init__(self, directory: Path, first_step: int | None, complain: Callable[[str], None]) -> None:
-        """`first_step`: hide what an earlier process wrote from this step on (a resumed run)."""
-        self._complain = complain
-        self._writer: Any = None
-        try:
-            from torch.utils.tensorboard import SummaryWriter
-
-            self._writer = SummaryWriter(log_dir=str(directory), purge_step=first_step)
-        except ImportError:
-            complain(
-                "TensorBoard is not installed (pip install 'silva[tensorboard]'): no event files are written"
-            )
-        except Exception as error:
-            self._give_up(error)
-
-    def step(self, step: int, metrics: Mapping[str, float]) -> None:
-        if self._writer is None:
-            return
-        try:
-            for key in sorted(metrics):
-                if math.isfinite(metrics[key]):  # it prints a warning for each that is not
-                    self._writer.add_scalar(key, _number(metrics[key]), step)
-            self._writer.flush()
-        except Exception as error:
-            self._give_up(error)
-
-    def close(self) -> None:
-        try:
-            if self._writer is not None:
-                self._writer.close()
-        except Exception as error:
-            self._give_up(error)
-
-    def _give_up(self, error: Exception) -> None:
-        self._writer = None
-        self._complain(f"TensorBoard is off from here on: {type(error).__name__}: {error}")

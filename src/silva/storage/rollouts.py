@@ -1,0 +1,158 @@
+"""Rollouts on disk: one parquet file a step, every rollout of it, exact to the last bit.
+
+One row is one trajectory: the fields of its RolloutRow, of its Trajectory, and numbers derived from them. The
+flat columns answer questions (`select avg(reward_raw) ... where environment = 'hanoi'`); the nested ones
+(`turns`, `observation`) rebuild the trajectory. Log-probabilities and entropies are float64, as sampled.
+Arguments of tool calls and schemas of tools are JSON text. What is not here: which rollouts are trained or
+dropped, and why.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from silva.codec import Aside, hints
+from silva.errors import RecordError
+from silva.ports import FILES
+from silva.storage.columns import Columns, arrow
+from silva.storage.layout import step_path, steps_in
+from silva.types import Trajectory, Turn
+
+Status = Literal["trained", "dropped", "failed", "eval"]
+SUFFIX = ".parquet"
+
+
+@dataclass(frozen=True, slots=True)
+class RolloutRow:
+    """One trajectory and what became of it. `reason` says why it was dropped or failed."""
+
+    step: int
+    task: str
+    environment: str
+    group: str
+    trajectory: Trajectory
+    status: Status
+    reason: str = ""
+    advantage: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.status not in get_args(Status):
+            expected = ", ".join(get_args(Status))
+            raise RecordError(
+                f"rollout {self.trajectory.id}: status: got {self.status!r}, expected one of {expected}"
+            )
+
+
+_DERIVED: dict[str, tuple[type, Callable[[Trajectory], Any]]] = {
+    "reward_raw": (float, lambda t: t.raw_reward),
+    "reward_shaped": (float, lambda t: t.shaped_reward),  # raw plus shaped: what training saw
+    "turn_count": (int, lambda t: len(t.turns)),
+    "tokens": (int, lambda t: t.tokens()),
+    "response_tokens": (int, lambda t: t.tokens("policy")),
+}
+_OF_ROW = {name: hint for name, hint in hints(RolloutRow).items() if name != "trajectory"}
+_OF_TRAJECTORY = {name: hint for name, hint in hints(Trajectory).items() if name != "id"}
+SCHEMA = pa.schema(
+    [
+        *((name, arrow(hint)) for name, hint in _OF_ROW.items()),
+        ("trajectory", pa.string()),  # its id
+        *((name, arrow(kind)) for name, (kind, _) in _DERIVED.items()),
+        *((name, arrow(hint)) for name, hint in _OF_TRAJECTORY.items()),
+    ]
+)
+_WHOLE = [*_OF_ROW, "trajectory", *_OF_TRAJECTORY]
+_WITHOUT_TOKENS = [
+    *(name for name in _WHOLE if name != "turns"),
+    *(f"turns.list.element.{name}" for name in hints(Turn) if name != "segments"),
+]
+_ROWS = Columns().fields_of(RolloutRow)
+_NOTHING = Aside()  # columns leave nothing beside them
+
+
+def rollouts_path(folder: Path, step: int) -> Path:
+    return step_path(folder, step, SUFFIX)
+
+
+def rollouts_in(folder: Path) -> dict[int, Path]:
+    """The files in `folder` by step, the first step first."""
+    return steps_in(folder, SUFFIX)
+
+
+def truncate_rollouts(folder: Path, last_step: int) -> None:
+    """Remove the files of steps after `last_step`, and what a write that was killed has left."""
+    for step, path in rollouts_in(folder).items():
+        if step > last_step:
+            path.unlink()
+    for path in folder.glob(".step_*.tmp-*"):
+        path.unlink()
+
+
+def write_rollouts(path: Path, rows: Sequence[RolloutRow]) -> None:
+    """Write `rows` to `path` (zstd), all or nothing.
+
+    Where the file is there already (evaluation and training of one step are reported apart), its rows
+    stay, but for those of the same trajectory and status, which are replaced. OSError where the disk
+    does not take it.
+    """
+    table = pa.Table.from_pylist([_flat(row) for row in rows], schema=SCHEMA)
+    if path.exists():
+        table = pa.concat_tables([_without(pq.read_table(path, schema=SCHEMA), table), table])
+    buffer = io.BytesIO()
+    pq.write_table(table, buffer, compression="zstd", row_group_size=256)
+    FILES.write_atomic(path, buffer.getvalue())
+
+
+def read_rollouts(path: Path, rows: Sequence[int] | None = None, *, tokens: bool = True) -> list[RolloutRow]:
+    """The rows as they were written, every float exact.
+
+    Args:
+        rows: only these, by their place in the file.
+        tokens: False leaves out the segments of every turn.
+
+    Raises:
+        OSError, pyarrow.ArrowInvalid, RecordError: the file cannot be read, or is no file of rollouts.
+    """
+    return [_row(values) for values in _values(path, rows, _WHOLE if tokens else _WITHOUT_TOKENS)]
+
+
+def read_columns(path: Path, names: Sequence[str], rows: Sequence[int] | None = None) -> list[dict[str, Any]]:
+    """Some flat columns, which is fast; `rows` and errors as of `read_rollouts`."""
+    return _values(path, rows, names)
+
+
+def _values(path: Path, rows: Sequence[int] | None, columns: Sequence[str]) -> list[dict[str, Any]]:
+    with pq.ParquetFile(path) as file:
+        table = file.read(columns=list(columns))
+    if missing := {name.partition(".")[0] for name in columns} - set(table.column_names):
+        raise RecordError(f"{path}: no column {', '.join(sorted(missing))}: damaged, or of another version")
+    return (table if rows is None else table.take(list(rows))).to_pylist()
+
+
+def _without(old: pa.Table, new: pa.Table) -> pa.Table:
+    def keys(table: pa.Table) -> pa.Array:
+        return pc.binary_join_element_wise(table["status"], table["trajectory"], "\n")
+
+    return old.filter(pc.invert(pc.is_in(keys(old), value_set=keys(new).combine_chunks())))
+
+
+def _flat(row: RolloutRow) -> dict[str, Any]:
+    values = _ROWS.pack(row, _NOTHING)
+    trajectory = values.pop("trajectory")
+    derived = {name: value(row.trajectory) for name, (_, value) in _DERIVED.items()}
+    return {**values, **trajectory, **derived, "trajectory": trajectory["id"]}
+
+
+def _row(values: dict[str, Any]) -> RolloutRow:
+    for turn in values["turns"]:
+        turn.setdefault("segments", [])
+    trajectory = {name: values[name] for name in _OF_TRAJECTORY if name in values}
+    row = {name: values[name] for name in _OF_ROW if name in values}
+    return _ROWS.unpack({**row, "trajectory": {**trajectory, "id": values["trajectory"]}}, _NOTHING)
