@@ -11,7 +11,7 @@ from silva.types import Completion, CompletionStop, SamplingParams, Snapshot
 
 
 class ScriptedEngine:
-    """Answers `reply(prompt, params)`; each token counts as certain (log-probability 0).
+    """Answers `reply(prompt, params)` up to a stop token; each token counts as certain (log-probability 0).
 
     Attributes:
         requests: every call so far: prompt, parameters and session.
@@ -38,8 +38,9 @@ class ScriptedEngine:
         most = min(context - len(tokens), params.max_tokens)
         reply = tuple(self._reply(tokens, params))[:most]
         stop: CompletionStop = "length" if most == params.max_tokens else "context_overflow"
-        if reply and reply[-1] in params.stop_token_ids:
-            stop = "stop_token"
+        ends = [i for i, token in enumerate(reply) if token in params.stop_token_ids]
+        if ends:
+            reply, stop = reply[: ends[0] + 1], "stop_token"
         zeros = (0.0,) * len(reply)
         return Completion(reply, zeros, zeros, zeros, (self.version,) * len(reply), stop)
 

@@ -1,0 +1,159 @@
+"""What every trainer does. A new one adds itself to the fixture `make`."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tests.contracts.doubles import Slow
+from transformers import AutoModelForCausalLM
+
+from silva.config.sections import Trainer as LocalTrainerSettings
+from silva.errors import CapabilityError, CheckpointError
+from silva.models.loading import LoadedModel
+from silva.protocols import Trainer
+from silva.trainer.local import LocalTrainer
+from silva.types import LossSpec, OptimParams, Sample
+
+Tiny = Callable[..., LoadedModel]
+Make = Callable[[int], Trainer]  # seed of the weights
+LOSS = LossSpec("reinforce")
+PARAMS = OptimParams(lr=1e-2)
+
+
+@pytest.fixture(params=["local", "local on a thread", "slow local"])
+def make(request: pytest.FixtureRequest, tiny: Tiny) -> Iterator[Make]:
+    with ThreadPoolExecutor(1) as thread:
+        compute = thread if request.param == "local on a thread" else None
+
+        def local(seed: int) -> Trainer:
+            made: Any = LocalTrainer(
+                tiny(seed=seed), LocalTrainerSettings(), seed=0, reference=True, compute=compute
+            )
+            return Slow(made) if request.param == "slow local" else made
+
+        yield local
+
+
+@pytest.fixture
+def rows(make_samples: Callable[..., list[Sample]]) -> list[Sample]:
+    return make_samples([9, 14, 30])
+
+
+def update(trainer: Trainer, rows: list[Sample], params: OptimParams = PARAMS) -> dict[str, float]:
+    async def run() -> dict[str, float]:
+        metrics = await trainer.forward_backward(rows, LOSS)
+        return {**metrics, **await trainer.optim_step(params)}
+
+    return asyncio.run(run())
+
+
+def logprobs(trainer: Trainer, rows: list[Sample]) -> np.ndarray:
+    found = asyncio.run(trainer.score(rows, frozenset({"logprobs"}))).logprobs
+    assert found is not None
+    return np.concatenate(found)
+
+
+def test_an_update_changes_the_policy_and_says_how(make: Make, rows: list[Sample]) -> None:
+    trainer = make(0)
+    before = logprobs(trainer, rows)
+    metrics = update(trainer, rows)
+    trained = sum(int((row.loss_weights > 0).sum()) for row in rows)
+    assert metrics["trained_tokens"] == trained and metrics["grad_norm"] > 0
+    assert (metrics["lr"], metrics["nonfinite"]) == (0.01, 0.0)
+    assert not np.allclose(before, logprobs(trainer, rows), equal_nan=True)
+
+
+def test_a_learning_rate_of_0_changes_nothing(make: Make, rows: list[Sample]) -> None:
+    trainer = make(0)
+    before = logprobs(trainer, rows)
+    update(trainer, rows, OptimParams(lr=0.0))
+    assert np.array_equal(before, logprobs(trainer, rows), equal_nan=True)
+
+
+def test_gradients_add_up_until_the_step(make: Make, rows: list[Sample]) -> None:
+    whole, parts = make(0), make(0)
+    norm = update(whole, rows)["grad_norm"]
+    for row in rows[:-1]:
+        asyncio.run(parts.forward_backward([row], LOSS))
+    assert update(parts, rows[-1:])["grad_norm"] == pytest.approx(norm, rel=1e-5)
+
+
+def test_scores_are_nan_where_nothing_is_trained(make: Make, rows: list[Sample]) -> None:
+    trainer = make(0)
+    signals = asyncio.run(trainer.score(rows, frozenset({"logprobs", "reference_logprobs"})))
+    assert signals.logprobs is not None and signals.reference_logprobs is not None
+    for row, own, reference in zip(rows, signals.logprobs, signals.reference_logprobs, strict=True):
+        assert np.array_equal(np.isnan(own), row.loss_weights == 0)
+        assert np.allclose(own, reference, equal_nan=True)  # the policy as it began
+    with pytest.raises(CapabilityError, match=r"score: got the needs \['values'\]"):
+        asyncio.run(trainer.score(rows, frozenset({"values"})))
+    assert "values" not in trainer.capabilities.needs
+
+
+def test_the_reference_stays_until_it_is_refreshed(make: Make, rows: list[Sample]) -> None:
+    trainer, needs = make(0), frozenset({"reference_logprobs"})
+
+    def reference() -> np.ndarray:
+        found = asyncio.run(trainer.score(rows, needs)).reference_logprobs
+        assert found is not None
+        return np.concatenate(found)
+
+    before = reference()
+    update(trainer, rows)
+    assert np.array_equal(before, reference(), equal_nan=True)
+    asyncio.run(trainer.refresh_reference())
+    assert np.allclose(reference(), logprobs(trainer, rows), equal_nan=True)
+
+
+def test_versions_count_publishes(make: Make, rows: list[Sample]) -> None:
+    trainer = make(0)
+    assert trainer.version == asyncio.run(trainer.snapshot()).version == 0
+    update(trainer, rows)
+    update(trainer, rows)
+    published = asyncio.run(trainer.publish())
+    assert published.version == trainer.version == 1
+    assert asyncio.run(trainer.snapshot()) == published
+    assert (published.folder is None) == (trainer.capabilities.publishes == "shared")
+
+
+def test_what_was_saved_goes_on_bit_for_bit(make: Make, rows: list[Sample], tmp_path: Path) -> None:
+    trainer = make(0)
+    update(trainer, rows)
+    asyncio.run(trainer.publish())
+    asyncio.run(trainer.save(tmp_path))
+    expected = [update(trainer, rows) for _ in range(2)]
+    again = make(3)
+    asyncio.run(again.load(tmp_path))
+    assert again.version == 1
+    assert [update(again, rows) for _ in range(2)] == expected
+    with pytest.raises(CheckpointError):
+        asyncio.run(make(0).load(tmp_path / "nothing"))
+
+
+def test_a_restart_keeps_only_the_weights(make: Make, rows: list[Sample], tmp_path: Path) -> None:
+    trainer, fresh = make(0), make(0)
+    update(trainer, rows, OptimParams(lr=0.0))  # moments, but the same weights
+    asyncio.run(trainer.restart())
+    assert trainer.version == 0
+    assert update(trainer, rows) == update(fresh, rows)
+
+
+def test_an_export_is_a_plain_model(make: Make, rows: list[Sample], tmp_path: Path) -> None:
+    trainer = make(0)
+    update(trainer, rows)
+    asyncio.run(trainer.export(tmp_path))
+    model = AutoModelForCausalLM.from_pretrained(tmp_path)
+    tokens = torch.from_numpy(rows[0].tokens)[None]
+    with torch.no_grad():
+        logits = model(tokens).logits[0, :-1] / float(rows[0].temperatures[0])
+    plain = torch.log_softmax(logits, -1).gather(-1, tokens[0, 1:, None])[:, 0].numpy()
+    own = logprobs(trainer, rows[:1])[1:]
+    assert np.allclose(plain[~np.isnan(own)], own[~np.isnan(own)], atol=1e-4)
+    asyncio.run(trainer.close())
