@@ -26,7 +26,7 @@ from silva.compute import ComputeThread
 from silva.config.sections import PretrainedModel
 from silva.engines import local
 from silva.engines.local import LocalEngine
-from silva.engines.settings import LocalEngine as EngineSettings
+from silva.engines.settings import LocalEngineSettings
 from silva.models import decoder, loading, packed_linear, packed_step
 from silva.models.loading import PACKAGED, load_model, resolve
 from silva.models.memory import give_freed_memory_back, keep_freed_memory
@@ -54,7 +54,7 @@ class SilvaWorker:
     def __init__(self) -> None:
         if "STRICT" not in os.environ["MKL_CBWR"]:
             packed_linear._exact = lambda group, rule: True  # packed without asking whether bits change
-        self.settings = EngineSettings()
+        self.settings = LocalEngineSettings()
         keep_freed_memory()
         self.compute = ComputeThread()
         self.loaded = self.compute.run(load_model, PretrainedModel(), seed=0)

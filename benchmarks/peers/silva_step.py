@@ -22,14 +22,14 @@ from silva.algorithms.aggregation import normalise
 from silva.algorithms.recipes import Grpo
 from silva.compute import ComputeThread
 from silva.config.sections import Lora, Optimizer, PretrainedModel, TinyModel
-from silva.config.sections import Trainer as TrainerSettings
 from silva.engines.local import LocalEngine
-from silva.engines.settings import LocalEngine as EngineSettings
+from silva.engines.settings import LocalEngineSettings
 from silva.models.loading import LoadedModel, load_model
 from silva.models.memory import keep_freed_memory
 from silva.ports import derive
 from silva.rollouts.samples import to_samples
 from silva.trainer.local import LocalTrainer
+from silva.trainer.settings import LocalTrainerSettings
 from silva.types import Completion, Group, LossSpec, Sample, SamplingParams, Segment, Task, Trajectory, Turn
 
 
@@ -43,9 +43,9 @@ class Worker:
         self.prompts: list[tuple[int, ...]] = [
             tuple(tokens) for tokens in self.loaded.tokenizer(list(work.prompts))["input_ids"]
         ]
-        self.engine = LocalEngine(self.loaded, EngineSettings(), self.compute)
+        self.engine = LocalEngine(self.loaded, LocalEngineSettings(), self.compute)
         optimizer = Optimizer(lr=work.lr, max_grad_norm=work.max_grad_norm)
-        settings = TrainerSettings(micro_batch_tokens=work.micro_batch, optimizer=optimizer)
+        settings = LocalTrainerSettings(micro_batch_tokens=work.micro_batch, optimizer=optimizer)
         self.trainer = LocalTrainer(
             self.loaded, settings, total_updates=2**31, seed=0, compute=self.compute, say=_say
         )

@@ -11,9 +11,9 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from silva.config.sections import Optimizer
-from silva.config.sections import Trainer as TrainerSettings
 from silva.models.loading import LoadedModel
 from silva.trainer.local import LocalTrainer
+from silva.trainer.settings import LocalTrainerSettings
 from silva.types import LossSpec, Sample
 
 
@@ -23,7 +23,9 @@ def test_export_loads_plainly_with_the_same_logits(
 ) -> None:
     loaded, samples = tiny(lora=lora), make_samples([9, 30])
     untrained = tiny(lora=lora)
-    trainer = LocalTrainer(loaded, TrainerSettings(optimizer=Optimizer(lr=1e-2)), total_updates=9, seed=0)
+    trainer = LocalTrainer(
+        loaded, LocalTrainerSettings(optimizer=Optimizer(lr=1e-2)), total_updates=9, seed=0
+    )
     for _ in range(3):
         asyncio.run(trainer.forward_backward(samples, LossSpec("reinforce")))
         asyncio.run(trainer.optim_step())
@@ -47,7 +49,7 @@ def test_export_loads_plainly_with_the_same_logits(
 
 
 def test_export_keeps_the_type_of_the_weights(tiny: Callable[..., LoadedModel], tmp_path: Path) -> None:
-    trainer = LocalTrainer(tiny("bfloat16", lora=True), TrainerSettings(), total_updates=1, seed=0)
+    trainer = LocalTrainer(tiny("bfloat16", lora=True), LocalTrainerSettings(), total_updates=1, seed=0)
     asyncio.run(trainer.export(tmp_path))
     plain = AutoModelForCausalLM.from_pretrained(tmp_path)
     assert {p.dtype for p in plain.parameters()} == {torch.bfloat16}

@@ -9,9 +9,9 @@ from typing import Any
 import torch
 
 from silva.config.sections import Optimizer
-from silva.config.sections import Trainer as TrainerSettings
 from silva.models.loading import LoadedModel
 from silva.trainer.local import LocalTrainer
+from silva.trainer.settings import LocalTrainerSettings
 from silva.types import LossSpec, Sample
 
 Make = Callable[..., LoadedModel]
@@ -21,7 +21,7 @@ REINFORCE = LossSpec("reinforce")
 
 def make_trainer(loaded: LoadedModel, **changes: Any) -> LocalTrainer:
     outside = {name: changes.pop(name) for name in ("reference", "compute", "say") if name in changes}
-    settings = TrainerSettings(**{"optimizer": Optimizer(lr=1e-2), **changes})
+    settings = LocalTrainerSettings(**{"optimizer": Optimizer(lr=1e-2), **changes})
     return LocalTrainer(loaded, settings, total_updates=10, seed=0, **outside)
 
 

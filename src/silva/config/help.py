@@ -18,14 +18,12 @@ from pydantic_core import PydanticUndefined
 
 from silva.config import shape
 from silva.config.explain import elsewhere
-from silva.config.schema import Registries, RunConfig, run_config
+from silva.config.schema import UNIONS, Registries, RunConfig, run_config
 from silva.config.shape import Key, Model, dotted
 from silva.errors import ConfigError
 
 WIDTH = 110
 LONG = 60  # a section with a longer page lists its types without explaining them
-UNIONS = {"environments": "environments", "rollout": "rollouts", "algorithm": "algorithms",
-          "engine": "engines"}  # fmt: skip
 _HOW = """\
 Values: --section.key value, --section.key=value, --flag, --no-flag, JSON for lists and tables, null.
 Order: command line > TOML files, left to right, each over its `extends` > SILVA_SECTION__KEY > defaults."""

@@ -44,7 +44,7 @@ from silva.protocols import EngineCapabilities
 from silva.types import Completion, CompletionStop, SamplingParams
 
 if TYPE_CHECKING:
-    from silva.engines.settings import LocalEngine as LocalEngineSettings
+    from silva.engines.settings import LocalEngineSettings
 
 
 PACK_FROM = 1000

@@ -27,7 +27,6 @@ from silva.algorithms.aggregation import normalise
 from silva.algorithms.compose import credited, remembered
 from silva.algorithms.settings import Algorithm
 from silva.config.sections import Checkpoint, Eval, Limits
-from silva.config.sections import Trainer as TrainerSettings
 from silva.errors import CheckpointError
 from silva.evaluation.evaluator import Evaluation, Standing, evaluate, records, standing
 from silva.ledger import Ledger
@@ -48,6 +47,7 @@ from silva.rollouts.faults import tally
 from silva.rollouts.samples import next_states, to_samples
 from silva.trainer.checkpoint import CheckpointStore
 from silva.trainer.local import LocalTrainer
+from silva.trainer.settings import LocalTrainerSettings
 from silva.types import Group, Sample, Signals
 
 
@@ -61,7 +61,7 @@ class Settings:
     limits: Limits
     redo: int
     checkpoint: Checkpoint
-    trainer: TrainerSettings
+    trainer: LocalTrainerSettings
     temperature: float  # of the rollouts, as configured
     collapse_every: int
 
