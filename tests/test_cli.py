@@ -10,7 +10,7 @@ import pytest
 
 import silva as package
 from silva.chat import chat
-from silva.cli import COMMANDS, main
+from silva.cli import COMMANDS, _options, main
 from silva.config.load import load
 from silva.registries import REGISTRIES
 
@@ -75,6 +75,15 @@ def test_help_has_usage_and_an_example(silva, command):
     assert text.startswith(f"silva {command}: ")
     assert re.search(rf"^usage: +silva {command}\b", text, re.M)
     assert re.search(rf"^example: silva {command}\b", text, re.M)
+
+
+def test_options_of_a_command_are_taken_out():
+    argv = ["@", "a.toml", "--resume", "--steps", "3", "--weights=x", "--policy", "expert", "--resume=yes"]
+    flags = ("--resume", "--overwrite", "--weights", "--policy")
+    assert _options(argv, *flags) == (
+        {"--resume": "", "--weights": "x", "--policy": "expert"},
+        ["@", "a.toml", "--steps", "3", "--resume=yes"],
+    )
 
 
 def test_help_of_a_section(silva):
