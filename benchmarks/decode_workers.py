@@ -28,7 +28,7 @@ from silva.engines.local import decoder, prepacked, ragged_step
 from silva.engines.local import engine as local
 from silva.engines.local.engine import LocalEngine
 from silva.engines.local.same_bits import RowRules
-from silva.engines.settings import LocalEngine as EngineSettings
+from silva.engines.settings import LocalEngineSettings
 from silva.models import loading
 from silva.models.loading import PACKAGED, load_model, resolve
 from silva.models.memory import give_freed_memory_back, keep_freed_memory
@@ -55,7 +55,7 @@ class SilvaWorker:
     def __init__(self) -> None:
         if "STRICT" not in os.environ["MKL_CBWR"]:
             prepacked._exact = lambda group, rule: True  # packed without asking whether bits change
-        self.settings = EngineSettings()
+        self.settings = LocalEngineSettings()
         keep_freed_memory()
         self.compute = ComputeThread()
         self.loaded = self.compute.run(load_model, PretrainedModel(), seed=0)

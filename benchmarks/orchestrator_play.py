@@ -22,7 +22,7 @@ from silva.models.loading import PACKAGED, resolve
 from silva.models.tiny import tiny_tokenizer
 from silva.rendering.renderer import Renderer
 from silva.rollouts.linear import Linear
-from silva.rollouts.settings import LinearRollout
+from silva.rollouts.settings import LinearRolloutSettings
 from silva.storage.ledger import token_digest
 from silva.types import Group, SamplingParams, Task
 
@@ -112,7 +112,7 @@ async def play_all(
 ) -> None:
     engine.requests = deque(maxlen=0)  # type: ignore[assignment]  # its log would be most of the memory
     taskset = case.settings.taskset()
-    strategy = Linear(LinearRollout(group_size=1, limits=LIMITS), renderer, seed=0)
+    strategy = Linear(LinearRolloutSettings(group_size=1, limits=LIMITS), renderer, seed=0)
     waiting = iter(enumerate(tasks))
 
     async def work() -> None:

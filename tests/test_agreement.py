@@ -17,18 +17,18 @@ import torch
 
 from silva.algorithms.aggregation import normalise
 from silva.config.sections import Limits, Sampling, TinyModel
-from silva.config.sections import Trainer as TrainerSettings
 from silva.engines.local.engine import LocalEngine
-from silva.engines.settings import LocalEngine as EngineSettings
+from silva.engines.settings import LocalEngineSettings
 from silva.environments.guess_number import GuessNumber
 from silva.environments.hanoi import Hanoi
 from silva.models.loading import LoadedModel, load_model
 from silva.rendering.renderer import Renderer
 from silva.rollouts.linear import Linear
 from silva.rollouts.samples import to_samples
-from silva.rollouts.settings import LinearRollout
+from silva.rollouts.settings import LinearRolloutSettings
 from silva.storage.rollouts import RolloutRow, read_rollouts, write_rollouts
 from silva.trainer.local import LocalTrainer
+from silva.trainer.settings import LocalTrainerSettings
 from silva.types import Group, LossSpec, Sample
 
 Batch = Callable[..., list[Sample]]
@@ -36,8 +36,8 @@ WORLDS = (GuessNumber(eval_size=21), Hanoi(eval_size=4))
 
 
 async def play(loaded: LoadedModel, compute: ThreadPoolExecutor, stop: tuple[str, ...]) -> list[Group]:
-    engine = LocalEngine(loaded, EngineSettings(), compute)
-    settings = LinearRollout(
+    engine = LocalEngine(loaded, LocalEngineSettings(), compute)
+    settings = LinearRolloutSettings(
         group_size=4,
         sampling=Sampling(temperature=0.7, stop=stop),
         limits=Limits(max_turns=4, max_turn_tokens=24, max_episode_tokens=1000),
@@ -79,7 +79,7 @@ def batch(tmp_path: Path) -> Batch:
 
 
 def differences(loaded: LoadedModel, samples: list[Sample]) -> np.ndarray:
-    trainer = LocalTrainer(loaded, TrainerSettings(micro_batch_tokens=1500), seed=0)
+    trainer = LocalTrainer(loaded, LocalTrainerSettings(micro_batch_tokens=1500), seed=0)
     scored = asyncio.run(trainer.score(samples, frozenset({"logprobs"}))).logprobs
     assert scored is not None
     both = [
@@ -120,7 +120,7 @@ def test_smollm2_s_gradient_does_not_depend_on_the_cut(smollm2: LoadedModel, bat
     samples = normalise(samples, "token_mean")
     gradients = []
     for budget in (100_000, 400):
-        trainer = LocalTrainer(smollm2, TrainerSettings(micro_batch_tokens=budget), seed=0)
+        trainer = LocalTrainer(smollm2, LocalTrainerSettings(micro_batch_tokens=budget), seed=0)
         asyncio.run(trainer.forward_backward(samples, LossSpec("reinforce")))
         gradients.append(torch.cat([p.grad.flatten() for p in smollm2.model.parameters()]))
         smollm2.model.zero_grad(set_to_none=True)

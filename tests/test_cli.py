@@ -10,7 +10,7 @@ import pytest
 
 import silva as package
 from silva.chat import chat
-from silva.cli import COMMANDS, main
+from silva.cli import COMMANDS, _options, main
 from silva.config.load import load
 from silva.registries import REGISTRIES
 
@@ -75,6 +75,15 @@ def test_help_has_usage_and_an_example(silva, command):
     assert text.startswith(f"silva {command}: ")
     assert re.search(rf"^usage: +silva {command}\b", text, re.M)
     assert re.search(rf"^example: silva {command}\b", text, re.M)
+
+
+def test_options_of_a_command_are_taken_out():
+    argv = ["@", "a.toml", "--resume", "--steps", "3", "--weights=x", "--policy", "expert", "--resume=yes"]
+    flags = ("--resume", "--overwrite", "--weights", "--policy")
+    assert _options(argv, *flags) == (
+        {"--resume": "", "--weights": "x", "--policy": "expert"},
+        ["@", "a.toml", "--steps", "3", "--resume=yes"],
+    )
 
 
 def test_help_of_a_section(silva):
@@ -185,8 +194,8 @@ def test_doctor(silva):
 
 def test_doctor_says_where_bits_do_not_repeat(monkeypatch):
     from silva import doctor
+    from silva.engines.local import machine
     from silva.engines.local.same_bits import RowRules
-    from silva.models import machine
 
     monkeypatch.setattr(machine, "probe", lambda *_, dtype, **__: RowRules(hold=dtype.itemsize < 8))
     (note,) = [note for note in doctor.examine()["notes"] if "bit for bit" in note]

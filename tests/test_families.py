@@ -34,7 +34,7 @@ from transformers import (
 
 from silva.config.sections import PretrainedModel
 from silva.engines.local.engine import LocalEngine
-from silva.engines.settings import LocalEngine as EngineSettings
+from silva.engines.settings import LocalEngineSettings
 from silva.errors import ModelError
 from silva.models.loading import load_model
 from silva.models.tiny import tiny_tokenizer
@@ -118,7 +118,7 @@ def test_a_family_is_sampled_and_trained_as_transformers_runs_it(
     loaded = load_model(settings, seed=0)
     assert loaded.model.config._attn_implementation == "silva"  # the check has put it back
     with ThreadPoolExecutor(1) as compute:
-        completions = sampled(LocalEngine(loaded, EngineSettings(), compute))
+        completions = sampled(LocalEngine(loaded, LocalEngineSettings(), compute))
     samples = [sample_of(prompt, done) for prompt, done in zip(prompts(), completions, strict=True)]
     trained = token_logprobs(loaded, pack(loaded, samples)).logprobs.detach()
 

@@ -22,14 +22,14 @@ from silva.algorithms.aggregation import normalise
 from silva.algorithms.recipes import Grpo
 from silva.compute import ComputeThread
 from silva.config.sections import Lora, PretrainedModel, TinyModel
-from silva.config.sections import Trainer as TrainerSettings
 from silva.engines.local.engine import LocalEngine
-from silva.engines.settings import LocalEngine as EngineSettings
+from silva.engines.settings import LocalEngineSettings
 from silva.models.loading import LoadedModel, load_model
 from silva.models.memory import keep_freed_memory
 from silva.ports import derive
 from silva.rollouts.samples import to_samples
 from silva.trainer.local import LocalTrainer
+from silva.trainer.settings import LocalTrainerSettings
 from silva.types import (
     Completion,
     Group,
@@ -54,9 +54,9 @@ class Worker:
         self.prompts: list[tuple[int, ...]] = [
             tuple(tokens) for tokens in self.loaded.tokenizer(list(work.prompts))["input_ids"]
         ]
-        self.engine = LocalEngine(self.loaded, EngineSettings(), self.compute)
+        self.engine = LocalEngine(self.loaded, LocalEngineSettings(), self.compute)
         self.optim = OptimParams(work.lr, max_grad_norm=work.max_grad_norm)
-        settings = TrainerSettings(micro_batch_tokens=work.micro_batch)
+        settings = LocalTrainerSettings(micro_batch_tokens=work.micro_batch)
         self.trainer = LocalTrainer(self.loaded, settings, seed=0, compute=self.compute, say=_say)
         self.groups: list[Group] = []
 

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from silva.engines.settings import LocalEngine as EngineSettings
+from silva.engines.settings import LocalEngineSettings
 from silva.errors import ConfigError
 from silva.session import Session, model_settings
 from silva.types import Message, SamplingParams
@@ -26,7 +26,7 @@ def chat(
         raise ConfigError(
             f"silva chat: {path}: no such folder; expected a run's folder, a model folder or hub id"
         )
-    session = Session.of_model(model_settings(path), EngineSettings(max_concurrent=1))
+    session = Session.of_model(model_settings(path), LocalEngineSettings(max_concurrent=1))
     write(f"{session.loaded.name}: an empty line ends the talk")
     try:
         asyncio.run(_talk(session, read, write))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import itertools
 import json
 import os
 import re
@@ -71,6 +72,8 @@ Editors with a TOML language server complete and check a configuration that begi
     "diff": "silva diff RUN_A RUN_B [--json]\n\n  RUN_A, RUN_B  folders of runs, or TOML files",
 }
 POLICIES = ("model", "expert", "random")
+# Options that take a value, and which.
+VALUES = {"--weights": "a run's folder or a model folder", "--policy": ", ".join(POLICIES)}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -97,21 +100,17 @@ def _run(arguments: list[str]) -> int:
         return 0
     command, rest = arguments[0], arguments[1:]
     if command not in COMMANDS:
-        raise ConfigError(f"unknown command {command!r}{_nearest(command)}; expected {', '.join(COMMANDS)}")
-    asked = [i for i, argument in enumerate(rest) if argument in ("-h", "--help")]
-    if asked:
-        following = rest[asked[0] + 1 : asked[0] + 2]
-        print(_help(command, "".join(word for word in following if not word.startswith(("-", "@")))))
-        return 0
+        near = difflib.get_close_matches(command, COMMANDS, 1)
+        meant = f" (did you mean {near[0]}?)" if near else ""
+        raise ConfigError(f"unknown command {command!r}{meant}; expected {', '.join(COMMANDS)}")
+    for argument, following in itertools.zip_longest(rest, rest[1:], fillvalue=""):
+        if argument in ("-h", "--help"):
+            print(_help(command, "" if following.startswith(("-", "@")) else following))
+            return 0
     from silva.config.dotenv import load_dotenv
 
     load_dotenv(Path(".env"))
     return _HANDLERS[command](rest)
-
-
-def _nearest(word: str) -> str:
-    near = difflib.get_close_matches(word, COMMANDS, 1)
-    return f" (did you mean {near[0]}?)" if near else ""
 
 
 def _overview() -> str:
@@ -143,6 +142,30 @@ def _registries() -> Registries:
     return REGISTRIES
 
 
+def _options(arguments: list[str], *flags: str) -> tuple[dict[str, str], list[str]]:
+    """Take a command's own options out: (those that were given, everything else in order)."""
+    found: dict[str, str] = {}
+    rest: list[str] = []
+    waiting = list(arguments)
+    while waiting:
+        argument = waiting.pop(0)
+        flag, equals, value = argument.partition("=")
+        if flag not in flags or (equals and flag not in VALUES):
+            rest.append(argument)
+            continue
+        if flag in VALUES and not equals:
+            if not waiting or waiting[0].startswith("--"):
+                raise ConfigError(f"{flag}: got no value; expected {VALUES[flag]}")
+            value = waiting.pop(0)
+        found[flag] = value
+    return found, rest
+
+
+def _nothing_more(command: str, rest: list[str], expected: str) -> None:
+    if rest:
+        raise ConfigError(f"silva {command}: got {' '.join(rest)!r}, expected {expected}")
+
+
 def _resolve(command: str, arguments: list[str]) -> Resolved:
     from silva.config.load import load
 
@@ -158,6 +181,17 @@ def _resolve(command: str, arguments: list[str]) -> Resolved:
     return load(arguments, _registries())
 
 
+def _until_interrupted(work: Callable[[], int]) -> int:
+    """Run training. It says itself what an interrupt left behind."""
+    from silva.orchestrator.interrupt import Interrupted
+
+    signals.be_caught()
+    try:
+        return work()
+    except Interrupted:
+        return 130
+
+
 def _check_crash_point() -> None:
     """Before anything is written, not at the first crash point the run comes to."""
     if "SILVA_CRASH" in os.environ:
@@ -166,29 +200,14 @@ def _check_crash_point() -> None:
         crash_setting()
 
 
-def _take(arguments: list[str], *flags: str) -> tuple[set[str], list[str]]:
-    from silva.config.command_line import split_options
-
-    return split_options(arguments, set(flags))
-
-
-def _take_value(arguments: list[str], flag: str, expected: str) -> tuple[str | None, list[str]]:
-    for i, argument in enumerate(arguments):
-        if argument == flag:
-            if i + 1 == len(arguments) or arguments[i + 1].startswith("--"):
-                raise ConfigError(f"{flag}: got no value; expected {expected}")
-            return arguments[i + 1], arguments[:i] + arguments[i + 2 :]
-        if argument.startswith(flag + "="):
-            return argument[len(flag) + 1 :], arguments[:i] + arguments[i + 1 :]
-    return None, arguments
-
-
 def _rl(arguments: list[str]) -> int:
-    found, rest = _take(arguments, "--dry-run", "--resume", "--overwrite")
-    resolved = _resume(rest) if "--resume" in found else _resolve("rl", rest)
+    found, rest = _options(arguments, "--dry-run", "--resume", "--overwrite")
+    from silva.config.saved import load_saved, to_toml
+
+    saved = load_saved(rest, _registries()) if "--resume" in found else None  # None: it names a file
+    resolved = saved or _resolve("rl", rest)
     _check_crash_point()
     if "--dry-run" in found:
-        from silva.config.saved import to_toml
         from silva.plan import describe, plan_run
 
         signals.be_caught()
@@ -197,58 +216,44 @@ def _rl(arguments: list[str]) -> int:
         print(*(f"# {line}" for line in plan.splitlines()), sep="\n")  # so that all of it is TOML
         return 0
     from silva.launch import train
-    from silva.orchestrator.interrupt import Interrupted
 
-    signals.be_caught()
-    try:
+    def work() -> int:
         outcome = train(resolved, resume="--resume" in found, overwrite="--overwrite" in found)
-    except Interrupted:
-        return 130
-    return 0 if outcome.trained else NoSignalError.exit_code
+        return 0 if outcome.trained else NoSignalError.exit_code
 
-
-def _resume(arguments: list[str]) -> Resolved:
-    """Without a file, the run's own configuration."""
-    from silva.config.saved import load_saved
-
-    return load_saved(arguments, _registries()) or _resolve("rl", arguments)
+    return _until_interrupted(work)
 
 
 def _sft(arguments: list[str]) -> int:
-    found, rest = _take(arguments, "--overwrite")
+    found, rest = _options(arguments, "--overwrite")
     resolved = _resolve("sft", rest)
     _check_crash_point()
     from silva.launch import supervise
-    from silva.orchestrator.interrupt import Interrupted
 
-    signals.be_caught()
-    try:
+    def work() -> int:
         supervise(resolved, overwrite="--overwrite" in found)
-    except Interrupted:
-        return 130
-    return 0
+        return 0
+
+    return _until_interrupted(work)
 
 
 def _eval(arguments: list[str]) -> int:
-    found, rest = _take(arguments, "--json")
-    weights, rest = _take_value(rest, "--weights", "a run's folder or a model folder")
-    policy, rest = _take_value(rest, "--policy", ", ".join(POLICIES))
-    if policy not in (None, *POLICIES):
-        raise ConfigError(f"--policy: got {policy!r}, expected {', '.join(POLICIES)}")
-    if weights is not None and policy not in (None, "model"):
+    found, rest = _options(arguments, "--json", "--weights", "--policy")
+    weights, policy = found.get("--weights"), found.get("--policy", "model")
+    if policy not in POLICIES:
+        raise ConfigError(f"--policy: got {policy!r}, expected {VALUES['--policy']}")
+    if weights is not None and policy != "model":
         raise ConfigError(
             f"--weights with --policy {policy}: scripted play uses no weights; give one of them"
         )
     config = _resolve("eval", rest).config
     if weights is not None and not Path(weights).expanduser().exists():
-        raise ConfigError(
-            f"--weights {weights}: no such file or folder; expected a run's folder or a model folder"
-        )
+        raise ConfigError(f"--weights {weights}: no such file or folder; expected {VALUES['--weights']}")
     from silva.evaluation.evaluator import records
     from silva.launch import evaluate_config
 
     signals.be_caught()
-    evaluations = evaluate_config(config, policy=policy or "model", weights=weights)
+    evaluations = evaluate_config(config, policy=policy, weights=weights)
     rows = records(evaluations)
     code = 0 if any(e.estimates for e in evaluations) else NoSignalError.exit_code
     if "--json" in found:
@@ -273,8 +278,8 @@ def _eval(arguments: list[str]) -> int:
 
 
 def _chat(arguments: list[str]) -> int:
-    if len(arguments) > 1 or any(argument.startswith(("-", "@")) for argument in arguments):
-        raise ConfigError(f"silva chat: got {' '.join(arguments)!r}, expected at most one path")
+    flags = any(argument.startswith(("-", "@")) for argument in arguments)
+    _nothing_more("chat", arguments if flags or len(arguments) > 1 else [], "at most one path")
     from silva.chat import chat
 
     signals.be_caught()
@@ -282,21 +287,17 @@ def _chat(arguments: list[str]) -> int:
 
 
 def _envs(arguments: list[str]) -> int:
-    found, rest = _take(arguments, "--json")
+    found, rest = _options(arguments, "--json")
     if rest and rest[0] == "play":
         return _play(rest[1:])
-    if rest:
-        raise ConfigError(f"silva envs: got {' '.join(rest)!r}, expected nothing, --json, or play NAME")
+    _nothing_more("envs", rest, "nothing, --json, or play NAME")
     from silva.config.plugins import entry_points
 
     targets = {**entry_points(), **_registries().environments}
     rows = [{"name": name, "about": _about(target), "settings": target} for name, target in targets.items()]
-    if "--json" in found:
-        print(json.dumps(rows, indent=1))
-        return 0
     width = max(len(row["name"]) for row in rows)
-    for row in rows:
-        print(f"{row['name']:<{width}}  {row['about']}")
+    lines = [f"{row['name']:<{width}}  {row['about']}" for row in rows]
+    print(json.dumps(rows, indent=1) if "--json" in found else "\n".join(lines))
     return 0
 
 
@@ -339,9 +340,8 @@ def _play(arguments: list[str]) -> int:
 
 
 def _doctor(arguments: list[str]) -> int:
-    found, rest = _take(arguments, "--json")
-    if rest:
-        raise ConfigError(f"silva doctor: got {' '.join(rest)!r}, expected nothing or --json")
+    found, rest = _options(arguments, "--json")
+    _nothing_more("doctor", rest, "nothing or --json")
     from silva.doctor import examine, show
 
     findings = examine()
@@ -350,8 +350,7 @@ def _doctor(arguments: list[str]) -> int:
 
 
 def _schema(arguments: list[str]) -> int:
-    if arguments:
-        raise ConfigError(f"silva schema: got {' '.join(arguments)!r}, expected no arguments")
+    _nothing_more("schema", arguments, "no arguments")
     from silva.config.schema_json import json_schema
 
     print(json.dumps(json_schema(_registries()), indent=1))
@@ -359,7 +358,7 @@ def _schema(arguments: list[str]) -> int:
 
 
 def _diff(arguments: list[str]) -> int:
-    found, rest = _take(arguments, "--json")
+    found, rest = _options(arguments, "--json")
     if len(rest) != 2:
         raise ConfigError(f"silva diff: got {len(rest)} folders, expected two runs to compare")
     from silva.config.diff import diff, format_diff

@@ -13,15 +13,16 @@ import silva
 from silva.algorithms.settings import Algorithm, Pools
 from silva.compute import ComputeThread
 from silva.config.schema import RunConfig
-from silva.config.sections import Placement, PretrainedModel, Rendering
+from silva.config.sections import PretrainedModel, Rendering
 from silva.engines.local.engine import LocalEngine
 from silva.engines.local.machine import describe
-from silva.engines.settings import LocalEngine as EngineSettings
+from silva.engines.settings import LocalEngineSettings
 from silva.environments.tasks import check_splits
 from silva.errors import CapabilityError, ConfigError, ModelError, SilvaError
 from silva.models.loading import LoadedModel, load_model
 from silva.models.memory import keep_freed_memory
 from silva.orchestrator.tasks import TaskStream, World
+from silva.placement.settings import LocalPlacementSettings
 from silva.ports import derive
 from silva.protocols import TaskSet, Trainer
 from silva.rendering.renderer import Renderer
@@ -37,14 +38,19 @@ class Session:
         self.tasksets: dict[str, TaskSet] = {e.label: _taskset(e) for e in config.environments}
 
     @classmethod
-    def of_model(cls, model: PretrainedModel, engine: EngineSettings) -> Session:
+    def of_model(cls, model: PretrainedModel, engine: LocalEngineSettings) -> Session:
         """Without environments: for chat."""
         session = cls.__new__(cls)
-        session._open(model, engine, Rendering(), 0, Placement())
+        session._open(model, engine, Rendering(), 0, LocalPlacementSettings())
         return session
 
     def _open(
-        self, model: Any, engine: EngineSettings, rendering: Rendering, seed: int, placement: Placement
+        self,
+        model: Any,
+        engine: LocalEngineSettings,
+        rendering: Rendering,
+        seed: int,
+        placement: LocalPlacementSettings,
     ) -> None:
         where = device(placement.device)
         keep_freed_memory()

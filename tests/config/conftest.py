@@ -9,6 +9,8 @@ sys.path.insert(0, str(Path(__file__).parent))  # so that registries can name co
 from silva.config.load import Resolved, load
 from silva.config.schema import Registries
 from silva.errors import ConfigError
+from silva.placement import PLACEMENTS
+from silva.trainer import TRAINERS
 
 WORLDS = "config_test_worlds"
 
@@ -20,6 +22,8 @@ def registries() -> Registries:
         rollouts={"branching": f"{WORLDS}:Branching", "linear": f"{WORLDS}:Linear"},
         algorithms={"reinforce": f"{WORLDS}:Reinforce", "grpo": f"{WORLDS}:Grpo"},
         engines={"local": f"{WORLDS}:Local"},
+        trainers=TRAINERS,
+        placements=PLACEMENTS,
     )
 
 

@@ -136,8 +136,9 @@ from silva.config.schema import Registries
 from silva.config.help import help_text
 import silva.config.load, silva.config.diff, silva.config.dotenv, silva.config.saved, silva.config.schema_json
 w = "config_test_worlds:"
+local = {"local": w + "Local"}
 help_text("a", "b", "c", Registries({"toy": w + "Toy"}, {"linear": w + "Linear"}, {"grpo": w + "Grpo"},
-                                    {"local": w + "Local"}))
+                                    local, local, local))
 print(sorted({"torch", "transformers", "numpy", "rich", "pyarrow"} & set(sys.modules)))
 """
     source = Path(__file__).parents[2] / "src"

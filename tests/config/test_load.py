@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 from config_test_worlds import Grpo, Linear
 
-from silva.config.command_line import split_options
 from silva.config.load import load
 from silva.config.sections import Lora, TinyModel
 from silva.errors import ConfigError
@@ -235,11 +234,3 @@ def test_variables_of_other_parts_are_left_alone(write, resolve):
     assert resolve("@ a.toml", SILVA_CACHE="/tmp/x", SILVA_API_KEY="s", OTHER__A="1").provenance == {
         "environments.0.type": "a.toml:2"
     }
-
-
-def test_split_options():
-    argv = ["@", "a.toml", "--resume", "--steps", "3", "-h"]
-    assert split_options(argv, {"--resume", "--overwrite", "-h"}) == (
-        {"--resume", "-h"},
-        ["@", "a.toml", "--steps", "3"],
-    )

@@ -1,12 +1,19 @@
-"""Environments from files and packages: found, labelled, and explained when they fail."""
+"""Environments from files and packages: found, labelled, and explained when they fail. Other parts from
+outside Silva: listed in registries."""
 
 import sys
+from dataclasses import replace
 
 import pytest
 from config_test_worlds import Toy
 
 from silva.config import plugins
+from silva.config.help import help_text
+from silva.config.load import load
+from silva.config.saved import to_toml
+from silva.config.schema_json import json_schema
 from silva.environments.settings import EnvironmentSettings
+from silva.errors import ConfigError
 
 WORLD = '''
 from silva.environments.settings import EnvironmentSettings
@@ -91,3 +98,101 @@ def test_failures_are_explained(write, refuse, type_, message):
     write("a.toml", f'[[environments]]\ntype = "{type_}"\n[[environments]]\ntype = "grid"\n')
     shown = f"DIR/{type_}" if ".py" in type_ else type_
     assert refuse("@ a.toml") == f'a.toml:2: environments.0.type = "{shown}"\n    {message}'
+
+
+PARTS = '''
+"""Parts of somebody else, in a package of their own."""
+from typing import Literal
+from silva.config.sections import Positive, Section
+
+class RemoteEngine(Section):
+    """Samples elsewhere."""
+    type: Literal["remote"] = "remote"
+    urls: tuple[str, ...] = ()
+    """Where it listens."""
+
+class ShardedTrainer(Section):
+    shards: Positive = 2
+    """Parts of the model."""
+
+class TreeRollout(Section):
+    type: Literal["tree"] = "tree"
+    depth: Positive = 3
+
+class Cluster(Section):
+    type: Literal["cluster"] = "cluster"
+    nodes: Positive = 4
+'''
+
+
+@pytest.fixture
+def extended(registries, write, tmp_path, monkeypatch):
+    """The registries with an engine, a trainer, a rollout and a placement from a module outside Silva."""
+    write("outside_parts.py", PARTS)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    yield replace(
+        registries,
+        engines={**registries.engines, "remote": "outside_parts:RemoteEngine"},
+        trainers={"sharded": "outside_parts:ShardedTrainer", **registries.trainers},
+        rollouts={**registries.rollouts, "tree": "outside_parts:TreeRollout"},
+        placements={**registries.placements, "cluster": "outside_parts:Cluster"},
+    )
+    sys.modules.pop("outside_parts", None)
+
+
+def test_parts_from_outside_give_a_configuration(extended, write, tmp_path):
+    def resolved(*argv):
+        return load(["--environments.0.type=toy", *argv], extended, env={}, cwd=tmp_path)
+
+    types = [
+        "--engine.type=remote",
+        "--trainer.type=sharded",
+        "--rollout.type=tree",
+        "--placement.type=cluster",
+    ]
+    given = resolved(*types, "--engine.urls", '["http://a"]', "--trainer.shards=3")
+    config = given.config
+    assert (config.engine.urls, config.trainer.shards, config.rollout.depth, config.placement.nodes) == (
+        ("http://a",), 3, 3, 4
+    )  # fmt: skip
+    assert (config.trainer.type, given.provenance["trainer.shards"]) == ("sharded", "--trainer.shards")
+    saved = write("saved.toml", to_toml(given))
+    assert load([f"@{saved}"], extended, env={}).data == given.data
+    usual = resolved().config  # the same as without them
+    assert [usual.engine.type, usual.trainer.type, usual.rollout.type, usual.placement.type] == [
+        "local", "local", "linear", "local"
+    ]  # fmt: skip
+    with pytest.raises(ConfigError) as caught:
+        resolved(
+            "--trainer.shards=3", "--placement.type=cluster", "--placement.nodes=0", "--engine.type=remot"
+        )
+    assert str(caught.value) == (
+        "3 problems in the configuration:\n"
+        '--engine.type: engine.type = "remot"\n'
+        '    unknown type; did you mean "remote"? known: "local", "remote"\n'
+        "--trainer.shards: trainer.shards = 3\n"
+        '    unknown key: it belongs to trainer.type = "sharded", and this is "local"\n'
+        "--placement.nodes: placement.nodes = 0\n"
+        "    expected an integer > 0"
+    )
+
+
+def test_help_and_schema_show_parts_from_outside(extended):
+    def page(topic):
+        return help_text("silva rl", "train by RL", "silva rl @ a.toml", extended, topic=topic)
+
+    assert "  [trainer]         Optimizer, updates and memory; types: sharded, local\n" in page("")
+    assert page("trainer.sharded") == (
+        '[trainer] type = "sharded"\n  shards = 2                              Parts of the model.\n'
+    )
+    assert page("engine.remote").startswith('[engine] type = "remote"  Samples elsewhere.\n  urls = [] ')
+    assert '[placement] type = "local" (default)' in page("placement") and "  nodes = 4" in page("all")
+    schema = json_schema(extended)
+    types = {key: [*schema["properties"][key]["discriminator"]["mapping"]] for key in (
+        "engine", "trainer", "rollout", "placement")}  # fmt: skip
+    assert types == {
+        "engine": ["local", "remote"], "trainer": ["local", "sharded"],
+        "rollout": ["branching", "linear", "tree"], "placement": ["cluster", "local"],
+    }  # fmt: skip
+    assert schema["$defs"]["ShardedTrainer"]["required"] == ["type"]
+    assert "required" not in schema["$defs"]["LocalTrainerSettings"]

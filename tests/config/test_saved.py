@@ -6,7 +6,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from silva.config.saved import config_to_toml, load_saved, read_saved, to_toml, toml_value
+from silva.config.saved import config_to_toml, load_saved, read_saved, to_toml, toml
 from silva.errors import ConfigError
 
 
@@ -125,6 +125,6 @@ VALUES = st.recursive(
 @settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(VALUES)
 def test_any_value_reads_back(value):
-    read = tomllib.loads(f"value = {toml_value(value)}\n")["value"]
+    read = tomllib.loads(toml({"value": value}, {}))["value"]
     assert read == value
     assert type(read) is type(value)

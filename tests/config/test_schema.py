@@ -18,8 +18,9 @@ def test_defaults_of_the_unions(registries):
 
 
 def test_first_entry_where_the_usual_one_is_missing():
+    local = {"local": W + "Local"}
     other = Registries({"toy": W + "Toy"}, {"branching": W + "Branching"}, {"reinforce": W + "Reinforce"},
-                       {"local": W + "Local"})  # fmt: skip
+                       local, local, local)  # fmt: skip
     config = run_config(other)(environments=(Toy(),))
     assert (config.rollout.type, config.algorithm.type) == ("branching", "reinforce")
 

@@ -12,7 +12,7 @@ from tests.contracts.doubles import Failing, Slow
 
 from silva.engines.local.engine import LocalEngine
 from silva.engines.scripted import ScriptedEngine
-from silva.engines.settings import LocalEngine as LocalEngineSettings
+from silva.engines.settings import LocalEngineSettings
 from silva.errors import ContextOverflow, EngineError
 from silva.models.loading import LoadedModel
 from silva.protocols import Engine

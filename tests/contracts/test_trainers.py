@@ -14,11 +14,11 @@ import torch
 from tests.contracts.doubles import Slow
 from transformers import AutoModelForCausalLM
 
-from silva.config.sections import Trainer as LocalTrainerSettings
 from silva.errors import CapabilityError, CheckpointError
 from silva.models.loading import LoadedModel
 from silva.protocols import Trainer
 from silva.trainer.local import LocalTrainer
+from silva.trainer.settings import LocalTrainerSettings
 from silva.types import LossSpec, OptimParams, Sample
 
 Tiny = Callable[..., LoadedModel]

@@ -9,10 +9,10 @@ import torch
 
 from silva.algorithms.diagnostics import collapse
 from silva.config.sections import TinyModel
-from silva.config.sections import Trainer as TrainerSettings
 from silva.models.loading import load_model
 from silva.orchestrator.collapse import collapse_metrics
 from silva.trainer.local import LocalTrainer
+from silva.trainer.settings import LocalTrainerSettings
 from silva.types import Group, Segment, Task, Trajectory, Turn
 
 PROMPTS = [(5, 6, 7), (5, 6, 8, 9), (40, 41)]
@@ -33,7 +33,7 @@ def group(key: str, *pairs: tuple[tuple[int, ...], tuple[int, ...]]) -> Group:
 
 def test_numbers_of_every_pair() -> None:
     loaded = load_model(TinyModel(dtype="float64"), seed=0)
-    trainer = LocalTrainer(loaded, TrainerSettings(), seed=0)
+    trainer = LocalTrainer(loaded, LocalTrainerSettings(), seed=0)
     groups = [
         group(str(i), pair, (PROMPTS[i], (1,))) for i, pair in enumerate(zip(PROMPTS, REPLIES, strict=True))
     ]
@@ -52,5 +52,5 @@ def test_numbers_of_every_pair() -> None:
 
 
 def test_one_prompt_says_nothing() -> None:
-    trainer = LocalTrainer(load_model(TinyModel(), seed=0), TrainerSettings(), seed=0)
+    trainer = LocalTrainer(load_model(TinyModel(), seed=0), LocalTrainerSettings(), seed=0)
     assert asyncio.run(collapse_metrics(trainer, [group("a", (PROMPTS[0], REPLIES[0]))])) == {}

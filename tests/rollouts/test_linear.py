@@ -13,7 +13,7 @@ from silva.engines.scripted import ScriptedEngine
 from silva.errors import EngineError
 from silva.ports import derive
 from silva.rollouts.linear import Linear
-from silva.rollouts.settings import LinearRollout
+from silva.rollouts.settings import LinearRolloutSettings
 from silva.types import Group, Message, Step
 
 
@@ -22,7 +22,7 @@ def run(task, renderer):
     """`run(world, engine, group_size=3)` -> the group."""
 
     def go(world, engine, *, on_turn=lambda episode, waiting_for: None, **values: Any) -> Group:
-        linear = Linear(LinearRollout(**values), renderer, seed=7, on_turn=on_turn)
+        linear = Linear(LinearRolloutSettings(**values), renderer, seed=7, on_turn=on_turn)
 
         async def collect() -> list[Group]:
             return [group async for group in linear.run(task, world, engine, key="0/k")]
@@ -56,7 +56,7 @@ def test_luck_is_of_the_run_the_group_and_the_episode(renderer, world, talk, spe
 
     def luck(seed: int, key: str) -> list[int]:
         places = world(talk)
-        linear = Linear(LinearRollout(group_size=3), renderer, seed=seed)
+        linear = Linear(LinearRolloutSettings(group_size=3), renderer, seed=seed)
 
         async def play() -> None:
             async for _ in linear.run(task, places, speaker("yes"), key=key):

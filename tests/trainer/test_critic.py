@@ -20,12 +20,12 @@ from transformers import AutoModelForCausalLM, LlamaConfig
 from silva.algorithms.values import value_loss
 from silva.config.sections import Critic as CriticSettings
 from silva.config.sections import Optimizer
-from silva.config.sections import Trainer as TrainerSettings
 from silva.errors import CapabilityError, NonFiniteError, RecordError
 from silva.models.loading import LoadedModel
 from silva.trainer.critic import Critic
 from silva.trainer.local import LocalTrainer
 from silva.trainer.policy import pack
+from silva.trainer.settings import LocalTrainerSettings
 from silva.types import LossSpec, Sample
 
 Make = Callable[..., LoadedModel]
@@ -41,7 +41,7 @@ def make_critic(loaded: LoadedModel, trunk: Trunk) -> Critic:
 
 
 def make_trainer(loaded: LoadedModel, critic: CriticSettings, **changes: Any) -> LocalTrainer:
-    made = TrainerSettings(**{"optimizer": Optimizer(lr=1e-2), "critic": critic, **changes})
+    made = LocalTrainerSettings(**{"optimizer": Optimizer(lr=1e-2), "critic": critic, **changes})
     return LocalTrainer(loaded, made, seed=0, critic=True)
 
 
@@ -397,7 +397,7 @@ def test_what_a_critic_cannot_do_without_is_named(
 
 
 def test_values_need_a_critic(tiny: Make, make_samples: Rows) -> None:
-    plain = LocalTrainer(tiny(), TrainerSettings(), seed=0)
+    plain = LocalTrainer(tiny(), LocalTrainerSettings(), seed=0)
     with pytest.raises(CapabilityError, match=r"got the needs \['values'\].*values need critic=True"):
         asyncio.run(plain.score(make_samples([9]), frozenset({"values"})))
     assert "values" in make_trainer(tiny(), CriticSettings()).capabilities.needs

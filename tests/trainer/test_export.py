@@ -12,9 +12,9 @@ from tests.trainer.updates import optim_step
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from silva.config.sections import Optimizer
-from silva.config.sections import Trainer as TrainerSettings
 from silva.models.loading import LoadedModel
 from silva.trainer.local import LocalTrainer
+from silva.trainer.settings import LocalTrainerSettings
 from silva.types import LossSpec, Sample
 
 
@@ -24,7 +24,7 @@ def test_export_loads_plainly_with_the_same_logits(
 ) -> None:
     loaded, samples = tiny(lora=lora), make_samples([9, 30])
     untrained = tiny(lora=lora)
-    trainer = LocalTrainer(loaded, TrainerSettings(optimizer=Optimizer(lr=1e-2)), seed=0)
+    trainer = LocalTrainer(loaded, LocalTrainerSettings(optimizer=Optimizer(lr=1e-2)), seed=0)
     for _ in range(3):
         asyncio.run(trainer.forward_backward(samples, LossSpec("reinforce")))
         asyncio.run(optim_step(trainer))
@@ -48,7 +48,7 @@ def test_export_loads_plainly_with_the_same_logits(
 
 
 def test_export_keeps_the_type_of_the_weights(tiny: Callable[..., LoadedModel], tmp_path: Path) -> None:
-    trainer = LocalTrainer(tiny("bfloat16", lora=True), TrainerSettings(), seed=0)
+    trainer = LocalTrainer(tiny("bfloat16", lora=True), LocalTrainerSettings(), seed=0)
     asyncio.run(trainer.export(tmp_path))
     plain = AutoModelForCausalLM.from_pretrained(tmp_path)
     assert {p.dtype for p in plain.parameters()} == {torch.bfloat16}

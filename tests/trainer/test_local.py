@@ -24,13 +24,13 @@ from tests.trainer.updates import (
 )
 
 from silva.config.sections import Critic, Optimizer
-from silva.config.sections import Trainer as TrainerSettings
 from silva.errors import RecordError
 from silva.models.loading import LoadedModel, copied
 from silva.models.trie import Trie
 from silva.models.trie_attention import Chunk
 from silva.trainer import local, policy
 from silva.trainer.local import LocalTrainer
+from silva.trainer.settings import LocalTrainerSettings
 from silva.types import LossSpec, Sample, Snapshot
 
 
@@ -269,7 +269,7 @@ def test_after_a_restart_a_trainer_is_as_new(tiny: Make, make_samples: Rows, tru
         sample.replace(returns=np.ones(len(sample)), values=np.zeros(len(sample)))
         for sample in make_samples([9, 30])
     ]
-    settings = TrainerSettings(optimizer=Optimizer(lr=1e-2), critic=Critic(trunk=trunk))
+    settings = LocalTrainerSettings(optimizer=Optimizer(lr=1e-2), critic=Critic(trunk=trunk))
 
     def made(model: LoadedModel) -> LocalTrainer:
         return LocalTrainer(model, settings, seed=0, reference=True, critic=True)

@@ -15,10 +15,10 @@ from safetensors.torch import load_file, save_file
 from tests.trainer.updates import optim_step
 
 from silva.config.sections import Critic, Optimizer
-from silva.config.sections import Trainer as TrainerSettings
 from silva.errors import CheckpointError
 from silva.models.loading import LoadedModel
 from silva.trainer.local import LocalTrainer
+from silva.trainer.settings import LocalTrainerSettings
 from silva.types import LossSpec, Sample
 
 Make = Callable[..., LoadedModel]
@@ -26,7 +26,7 @@ Rows = Callable[..., list[Sample]]
 
 
 def make_trainer(loaded: LoadedModel, *, seed: int = 0, reference: bool = False) -> LocalTrainer:
-    settings = TrainerSettings(optimizer=Optimizer(lr=1e-2, warmup=2, schedule="cosine"))
+    settings = LocalTrainerSettings(optimizer=Optimizer(lr=1e-2, warmup=2, schedule="cosine"))
     return LocalTrainer(loaded, settings, seed=seed, reference=reference)
 
 
@@ -200,7 +200,7 @@ def with_critic(
 ) -> tuple[LocalTrainer, list[Sample]]:
     """A trainer whose policy waits for the critic's first update, and samples to learn values from."""
     critic = Critic(trunk=trunk, warmup=1, optimizer=Optimizer(lr=3e-2, warmup=2, schedule="linear"))
-    settings = TrainerSettings(optimizer=Optimizer(lr=1e-2), critic=critic)
+    settings = LocalTrainerSettings(optimizer=Optimizer(lr=1e-2), critic=critic)
     rng = np.random.default_rng(0)
     rows = [s.replace(values=np.zeros(len(s)), returns=rng.normal(size=len(s))) for s in samples]
     return LocalTrainer(loaded, settings, seed=seed, critic=True), rows

@@ -13,9 +13,9 @@ from tests.trainer.updates import optim_step
 from transformers import AutoModelForCausalLM, OPTConfig, PhiConfig
 
 from silva.config.sections import Optimizer
-from silva.config.sections import Trainer as TrainerSettings
 from silva.models.loading import LoadedModel
 from silva.trainer.local import LocalTrainer
+from silva.trainer.settings import LocalTrainerSettings
 from silva.trainer.training_mode import enable_gradient_checkpointing, training_mode
 from silva.types import LossSpec, Sample
 
@@ -48,7 +48,7 @@ def as_sampled(trainer: LocalTrainer, samples: list[Sample]) -> list[Sample]:
 
 
 def first_update(loaded: LoadedModel, samples: list[Sample], **changes: Any) -> dict[str, float]:
-    settings = TrainerSettings(optimizer=Optimizer(lr=1e-2), **changes)
+    settings = LocalTrainerSettings(optimizer=Optimizer(lr=1e-2), **changes)
     trainer = LocalTrainer(loaded, settings, seed=0)
     metrics = asyncio.run(trainer.forward_backward(as_sampled(trainer, samples), LossSpec("clipped")))
     return {**metrics, **asyncio.run(optim_step(trainer))}

@@ -9,10 +9,10 @@ from typing import Any
 import torch
 
 from silva.config.sections import Optimizer
-from silva.config.sections import Trainer as TrainerSettings
 from silva.models.loading import LoadedModel
 from silva.orchestrator.schedule import optim_params
 from silva.trainer.local import LocalTrainer
+from silva.trainer.settings import LocalTrainerSettings
 from silva.types import LossSpec, Sample
 
 Make = Callable[..., LoadedModel]
@@ -22,7 +22,7 @@ REINFORCE = LossSpec("reinforce")
 
 def make_trainer(loaded: LoadedModel, **changes: Any) -> LocalTrainer:
     outside = {name: changes.pop(name) for name in ("reference", "compute", "say") if name in changes}
-    settings = TrainerSettings(**{"optimizer": Optimizer(lr=1e-2), **changes})
+    settings = LocalTrainerSettings(**{"optimizer": Optimizer(lr=1e-2), **changes})
     return LocalTrainer(loaded, settings, seed=0, **outside)
 
 

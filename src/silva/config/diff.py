@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from silva.config.load import leaves, load
+from silva.config.load import load
 from silva.config.saved import parse_saved, read_saved, to_toml
 from silva.config.schema import Registries
-from silva.config.shape import Key, dotted, show
+from silva.config.shape import Key, dotted, leaves, show
 
 MAY_CHANGE = frozenset(
     {
@@ -58,12 +58,14 @@ def forbidden_changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[st
 
 def _scheduled(config: Mapping[str, Any]) -> str:
     """The first schedule that depends on `steps`; "" if none does. A warm start has steps of its own."""
-    trainer = config["trainer"]
-    used = {"trainer.optimizer": trainer["optimizer"]}
-    if config["algorithm"]["credit"] in ("gae", "bi_level_gae"):
-        used["trainer.critic.optimizer"] = trainer["critic"]["optimizer"]
-    kinds = {name: optimizer["schedule"] for name, optimizer in used.items()}
-    return next((f'{name}.schedule = "{kind}"' for name, kind in kinds.items() if kind != "constant"), "")
+    used = ["trainer.optimizer"]
+    if config["algorithm"].get("credit") in ("gae", "bi_level_gae"):
+        used.append("trainer.critic.optimizer")
+    values = leaves(dict(config))
+    for path, kind in ((f"{name}.schedule", values.get((*name.split("."), "schedule"))) for name in used):
+        if kind not in (None, "constant"):
+            return f'{path} = "{kind}"'
+    return ""
 
 
 def changed_keys(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
@@ -72,23 +74,23 @@ def changed_keys(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
 
 
 def _differing(old: Any, new: Any, path: Key = ()) -> list[Key]:
+    pairs: Iterable[tuple[Any, Any, Any]]
     if isinstance(old, dict) and isinstance(new, dict):
-        keys = list(dict.fromkeys([*old, *new]))
-        return [
-            found
-            for key in keys
-            for found in _differing(old.get(key, _ABSENT), new.get(key, _ABSENT), (*path, key))
-        ]
-    if isinstance(old, list) and isinstance(new, list) and len(old) == len(new):
-        found = [
-            each for i, pair in enumerate(zip(old, new, strict=True)) for each in _differing(*pair, (i,))
-        ]
-        whole = any(len(each) == 1 for each in found)  # plain elements: the list is one value
-        return [path] if whole else [(*path, *each) for each in found]
-    return [] if _same(old, new) else [path]
+        pairs = [(key, old.get(key, _ABSENT), new.get(key, _ABSENT)) for key in {**old, **new}]
+    elif _tables(old) and _tables(new) and len(old) == len(new):
+        pairs = zip(range(len(old)), old, new, strict=True)
+    else:
+        return [] if _same(old, new) else [path]
+    return [found for key, a, b in pairs for found in _differing(a, b, (*path, key))]
+
+
+def _tables(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(item, dict) for item in value)
 
 
 def _same(old: Any, new: Any) -> bool:
+    if isinstance(old, list) and isinstance(new, list):
+        return len(old) == len(new) and all(map(_same, old, new))
     if isinstance(old, bool) or isinstance(new, bool):
         return old is new
     return bool(old == new) or (old != old and new != new)  # nan is nan here
@@ -117,33 +119,26 @@ def diff(run_a: Path, run_b: Path, registries: Registries) -> list[Difference]:
         ConfigError: one of them cannot be read or is wrong.
     """
     (a, origins_a), (b, origins_b) = _read(run_a, registries), _read(run_b, registries)
-    values_a = {path: _at(a, path) for path in leaves(a)}
-    values_b = {path: _at(b, path) for path in leaves(b)}
     found = []
-    for path in sorted({*values_a, *values_b}, key=dotted):
-        left, right = values_a.get(path, _ABSENT), values_b.get(path, _ABSENT)
-        if _differing(left, right):
-            found.append(Difference(
-                dotted(path), *_side(left, origins_a.get(path)), *_side(right, origins_b.get(path))
-            ))  # fmt: skip
+    for path in sorted({**a, **b}, key=dotted):
+        left, right = a.get(path, _ABSENT), b.get(path, _ABSENT)
+        if not _same(left, right):
+            sides = (*_side(left, origins_a.get(path)), *_side(right, origins_b.get(path)))
+            found.append(Difference(dotted(path), *sides))
     return found
 
 
-def _read(path: Path, registries: Registries) -> tuple[dict[str, Any], dict[Key, str]]:
-    """All values and the origins of those that are no defaults."""
+def _read(path: Path, registries: Registries) -> tuple[dict[Key, Any], dict[Key, str]]:
+    """All values by path, and the origins of those that are no defaults."""
     if path.is_dir() or not path.is_file() or (path.parent / "config.json").is_file():
-        return read_saved(path)
-    return parse_saved(to_toml(load([f"@{path}"], registries, env={})))
+        data, origins = read_saved(path)
+    else:
+        data, origins = parse_saved(to_toml(load([f"@{path}"], registries, env={})))
+    return leaves(data), origins
 
 
 def _side(value: Any, origin: str | None) -> tuple[Any, str]:
     return (None, "") if value is _ABSENT else (value, origin or "default")
-
-
-def _at(data: Any, path: Key) -> Any:
-    for part in path:
-        data = data[part]
-    return data
 
 
 def format_diff(differences: Sequence[Difference], name_a: str, name_b: str, *, as_json: bool = False) -> str:

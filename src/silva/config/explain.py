@@ -1,24 +1,34 @@
 """Problems in words: where a value was given, what was got, what was expected, the nearest valid key.
 
-Translates pydantic's errors. Their locations name union variants as well as keys; `_locate` walks the
-model beside the data to tell the two apart.
+Translates pydantic's errors.
 """
 
 from __future__ import annotations
 
 import datetime
 import difflib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
 from silva.config import shape
-from silva.config.layers import Layer, Problem, Text
 from silva.config.shape import Key, dotted, show
+from silva.config.tree import Text, Tree, walk
 from silva.errors import ConfigError
 
 SECRET_WORDS = frozenset({"token", "key", "password", "passwd", "secret", "apikey"})
+OWN = 'your own as "file.py:Class" or "package.module:Class"'
+_MISSING: Any = object()
+
+
+@dataclass(frozen=True)
+class Problem:
+    path: Key
+    message: str
+    origin: str = ""
+    got: str | None = None
 
 
 def config_error(problems: Sequence[Problem]) -> ConfigError:
@@ -31,114 +41,91 @@ def config_error(problems: Sequence[Problem]) -> ConfigError:
     return ConfigError("\n".join(lines))
 
 
-def secrets(layer: Layer) -> list[Problem]:
+def secrets(tree: Tree) -> list[Problem]:
     """Keys that look like secrets: a saved configuration must never hold one. Values are not shown."""
-    problems = []
-    for path in _text_keys(layer.data, ()):
-        if str(path[-1]).lower().split("_")[-1] in SECRET_WORDS:
-            name = str(path[-1]).upper()
-            message = (
-                f"looks like a secret, and a configuration is saved with the run; "
-                f"set it in the environment or in .env ({name}=...)"
-            )
-            problems.append(Problem(path, message, layer.origin(path)))
-    return problems
+    return [
+        Problem(
+            path,
+            "looks like a secret, and a configuration is saved with the run; "
+            f"set it in the environment or in .env ({path[-1].upper()}=...)",
+            node.origin,
+        )
+        for path, node in walk(tree.root)
+        if isinstance(node.value, str | Text) and isinstance(path[-1], str)
+        if path[-1].lower().split("_")[-1] in SECRET_WORDS
+    ]
 
 
-def _text_keys(value: Any, path: Key) -> Iterable[Key]:
-    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
-    for key, item in items:
-        here = (*path, key)
-        if isinstance(item, str | Text) and not isinstance(key, int):
-            yield here
-        yield from _text_keys(item, here)
-
-
-def dates(layer: Layer) -> list[Problem]:
+def dates(tree: Tree) -> list[Problem]:
     """TOML has dates, the configuration has none; as text they would pass for strings."""
-    problems: list[Problem] = []
-
-    def walk(value: Any, path: Key) -> None:
-        if isinstance(value, dict | list):
-            for key, item in value.items() if isinstance(value, dict) else enumerate(value):
-                walk(item, (*path, key))
-        elif isinstance(value, datetime.date | datetime.time):
-            problems.append(Problem(path, "a date; text needs quotes", layer.origin(path), str(value)))
-
-    walk(layer.data, ())
-    return problems
+    return [
+        Problem(path, "a date; text needs quotes", node.origin, str(node.value))
+        for path, node in walk(tree.root)
+        if isinstance(node.value, datetime.date | datetime.time)
+    ]
 
 
-def validation(error: ValidationError, model: type[BaseModel], data: Mapping[str, Any],
-               raw: Layer) -> list[Problem]:  # fmt: skip
+def validation(
+    error: ValidationError, model: type[BaseModel], data: Mapping[str, Any], tree: Tree
+) -> list[Problem]:
     """Every pydantic error as a problem; alternatives of one value ("an integer or a list") are one."""
     problems: dict[Key, Problem] = {}
     for item in error.errors(include_url=False):
-        path, annotation, parent = _locate(model, data, item["loc"])
         kind = item["type"]
         if kind == "json_invalid":  # the data was made by json.dumps: only half a surrogate pair gets here
             return [Problem(("configuration",), "a text in it is not valid Unicode")]
-        if kind in ("union_tag_invalid", "union_tag_not_found"):
+        path, annotation, parent = _locate(model, data, item["loc"])
+        if kind.startswith("union_tag"):
             path = (*path, "type")
         value = _lookup(data, path)
         if path in problems or (kind == "too_short" and len(value) >= item["ctx"]["min_length"]):
             continue  # pydantic leaves bad elements out when it counts
+        node = tree.at(path)
+        bare = node is not None and isinstance(node.value, Text) and node.value.bare
         if kind == "extra_forbidden":
             message = unknown_key(model, parent, path, data)
-        elif kind in ("union_tag_invalid", "union_tag_not_found"):
+        elif kind.startswith("union_tag"):
             message = _unknown_type(annotation, path, value)
-        elif kind == "missing":
-            expected = shape.describe(annotation)
-            message = f"missing{'; expected ' + expected if expected else ''}"
-            if path == ("environments",):
-                message = "missing; expected at least one [[environments]] table with a type"
-        elif kind == "too_short" and path == ("environments",):
-            message = "expected at least one [[environments]] table with a type"
-        elif kind == "too_long" and path == ("environments",):
-            message = (
-                f"expected at most {item['ctx']['max_length']} tables: each is evaluated on its own; many "
-                "variants of a world are tasks of one"
-            )
         else:
-            message = _mismatch(item, annotation, _text(raw.data, path))
-        text = _text(raw.data, path)
-        got = None if value is _MISSING or (text and text.bare) else show(value)
-        if kind == "value_error" and isinstance(value, dict | list):
-            got = None
-        problems[path] = Problem(path, message, raw.origin(path), got)
+            message = _mismatch(item, annotation, path, bare)
+        hidden = value is _MISSING or bare or (kind == "value_error" and isinstance(value, dict | list))
+        problems[path] = Problem(path, message, tree.origin(path), None if hidden else show(value))
     return list(problems.values())
 
 
-_MISSING: Any = object()
-
-
-def _mismatch(item: Any, annotation: Any, text: Text | None) -> str:
-    if item["type"] in ("value_error", "assertion_error"):
+def _mismatch(item: Any, annotation: Any, path: Key, bare: bool) -> str:
+    kind, value = item["type"], item.get("input")
+    expected = shape.describe(annotation)
+    if kind in ("value_error", "assertion_error"):
         return str(item["ctx"]["error"])
-    expected = shape.describe(annotation) if annotation is not None else ""
+    if path == ("environments",) and kind in ("missing", "too_short"):
+        missing = "missing; " if kind == "missing" else ""
+        return f"{missing}expected at least one [[environments]] table with a type"
+    if path == ("environments",) and kind == "too_long":
+        return (
+            f"expected at most {item['ctx']['max_length']} tables: each is evaluated on its own; many "
+            "variants of a world are tasks of one"
+        )
+    if kind == "missing":
+        return f"missing; expected {expected}" if expected else "missing"
     if not expected:
         return f"{item['msg'][:1].lower()}{item['msg'][1:]}"
-    if text is not None and text.bare:
+    if bare:
         return f"got no value, expected {expected}"
-    choices = [value for value in shape.literals(annotation) if isinstance(value, str)]
-    if (
-        isinstance(item.get("input"), str)
-        and item["type"] in ("int_type", "float_type", "bool_type")
-        and not choices
-    ):
+    choices = [choice for choice in shape.literals(annotation) if isinstance(choice, str)]
+    if isinstance(value, str) and kind in ("int_type", "float_type", "bool_type") and not choices:
         return f"got text, expected {expected}"
-    near = difflib.get_close_matches(str(item.get("input")), choices, 1)
+    near = difflib.get_close_matches(str(value), choices, 1)
     return f"expected {expected}" + (f"; did you mean {show(near[0])}?" if near else "")
 
 
 def _unknown_type(annotation: Any, path: Key, value: Any) -> str:
     known = [name for model in shape.sections(annotation) if (name := shape.tag(model))]
-    names = ", ".join(show(name) for name in known)
-    own = ', or your own as "file.py:Class" or "package.module:Class"' if path[0] == "environments" else ""
+    names = ", ".join(show(name) for name in known) + (f", or {OWN}" if path[0] == "environments" else "")
     if value is _MISSING:
-        return f"missing; expected one of {names}{own}"
+        return f"missing; expected one of {names}"
     near = difflib.get_close_matches(str(value), known, 1)
-    return f"unknown type; {f'did you mean {show(near[0])}? ' if near else ''}known: {names}{own}"
+    return f"unknown type; {f'did you mean {show(near[0])}? ' if near else ''}known: {names}"
 
 
 def unknown_key(model: type[BaseModel], parent: Any, path: Key, data: Any) -> str:
@@ -146,63 +133,55 @@ def unknown_key(model: type[BaseModel], parent: Any, path: Key, data: Any) -> st
     name = str(path[-1])
     if path == ("extends",):
         return "only a file extends others; give it as @ file.toml"
-    section = shape.pick(parent, _lookup(data, path[:-1])) if parent is not None else None
-    owners = [variant for variant in shape.sections(parent) if name in variant.model_fields] if parent else []
+    section = shape.pick(parent, _lookup(data, (*path[:-1], "type")))
+    owners = [variant for variant in shape.sections(parent) if name in variant.model_fields]
     if owners and section is not None:
         types = " or ".join(show(shape.tag(owner)) for owner in owners)
         where = dotted(path[:-1])
         return f"unknown key: it belongs to {where}.type = {types}, and this is {show(shape.tag(section))}"
     siblings = list(section.model_fields) if section is not None else []
-    near = difflib.get_close_matches(name, siblings, 1, 0.75)
-    if not near:
-        others = elsewhere(model, path)
-        if others:
-            return f"unknown key; did you mean {' or '.join(others)}?"
-        near = difflib.get_close_matches(name, siblings, 1, 0.5)
-    if near:
-        return f"unknown key; did you mean {dotted((*path[:-1], near[0]))}?"
-    return f"unknown key; valid here: {', '.join(siblings)}"
+    near = [dotted((*path[:-1], key)) for key in difflib.get_close_matches(name, siblings, 1, 0.5)]
+    if not difflib.get_close_matches(name, siblings, 1, 0.75):
+        near = elsewhere(model, path) or near
+    return f"unknown key; did you mean {' or '.join(near)}?" if near else (
+        f"unknown key; valid here: {', '.join(siblings)}"
+    )  # fmt: skip
 
 
 def elsewhere(model: type[BaseModel], path: Key) -> list[str]:
     """Up to three keys of the same or almost the same name in other sections, nearest sections first."""
-    places = {key: owner for key, _, owner in shape.fields(model)}
-    names = {str(key[-1]) for key in places}
-    near = difflib.get_close_matches(str(path[-1]), names, 1, 0.85)
-    found = [key for key in places if near and key[-1] == near[0]]
+    places = dict.fromkeys(key for key, _, _ in shape.fields(model))
+    near = difflib.get_close_matches(str(path[-1]), {str(key[-1]) for key in places}, 1, 0.85)
 
     def distance(key: Key) -> tuple[int, int]:
-        shared = sum(a == b for a, b in zip(key, path, strict=False))
-        return -shared, len(key)
+        return -sum(a == b for a, b in zip(key, path, strict=False)), len(key)
 
-    return [dotted(key) for key in sorted(found, key=distance)[:3]]
+    return [dotted(key) for key in sorted((key for key in places if key[-1] in near), key=distance)[:3]]
 
 
 def _locate(model: type[BaseModel], data: Any, location: Sequence[str | int]) -> tuple[Key, Any, Any]:
-    """Turn a pydantic location into (path, annotation of the value, annotation of its parent)."""
+    """Turn a pydantic location, which names variants of unions too, into (path, annotation of the value,
+    annotation of its parent)."""
     path: Key = ()
     annotation: Any = model
     parent: Any = None
     value: Any = data
-    skipped = False  # the variant's name that follows a union's own place
+    tagged: Key | None = None  # the union whose variant has been named
     for part in location:
-        variants = shape.sections(annotation) if annotation is not None else []
-        if len(variants) > 1 and not skipped and part in [shape.tag(each) for each in variants]:
-            skipped = True
+        if tagged != path and len(shape.sections(annotation)) > 1 and part == _lookup(value, ("type",)):
+            tagged = path
             continue
+        below = None
         if isinstance(value, dict):
-            section = shape.pick(annotation, value) if variants else None
-            field = section.model_fields.get(str(part)) if section is not None else None
-            if field is None and part not in value:
+            section = shape.pick(annotation, value.get("type"))
+            below = section.model_fields.get(str(part)) if section is not None else None
+            if below is None and part not in value:
                 break
-            parent, annotation = annotation, shape.annotation_of(field) if field is not None else None
         elif isinstance(part, int) and isinstance(value, list):
-            parent, annotation = annotation, shape.element(annotation, part)
+            below = shape.element(annotation, part)
         else:
             break  # a member of a union of plain types
-        path = (*path, part)
-        value = _lookup(value, (part,))
-        skipped = False
+        path, parent, annotation, value = (*path, part), annotation, below, _lookup(value, (part,))
     return path, annotation, parent
 
 
@@ -213,8 +192,3 @@ def _lookup(value: Any, path: Key) -> Any:
         except (KeyError, IndexError, TypeError):
             return _MISSING
     return value
-
-
-def _text(raw: Any, path: Key) -> Text | None:
-    value = _lookup(raw, path)
-    return value if isinstance(value, Text) else None

@@ -9,23 +9,20 @@ from __future__ import annotations
 
 import textwrap
 from collections import Counter
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Collection
+from dataclasses import replace
 from typing import Any
 
 from pydantic.fields import FieldInfo
-from pydantic_core import PydanticUndefined
 
 from silva.config import shape
 from silva.config.explain import elsewhere
-from silva.config.schema import Registries, RunConfig, run_config
-from silva.config.shape import Key, Model, dotted
+from silva.config.schema import UNIONS, Registries, RunConfig, run_config
+from silva.config.shape import Key, Model, dotted, held
 from silva.errors import ConfigError
 
 WIDTH = 110
 LONG = 60  # a section with a longer page lists its types without explaining them
-UNIONS = {"environments": "environments", "rollout": "rollouts", "algorithm": "algorithms",
-          "engine": "engines"}  # fmt: skip
 _HOW = """\
 Values: --section.key value, --section.key=value, --flag, --no-flag, JSON for lists and tables, null.
 Order: command line > TOML files, left to right, each over its `extends` > SILVA_SECTION__KEY > defaults."""
@@ -43,23 +40,13 @@ def help_text(
     Raises:
         ConfigError: nothing has that name.
     """
-    if topic and topic != "all":
+    if topic not in ("", "all"):
         return "\n".join(_topic(registries, topic)).strip("\n") + "\n"
-    page = _Page(
-        [
-            f"{command}: {summary}",
-            "",
-            f"usage:   {command} [@ file.toml ...] [--section.key value ...]",
-            f"example: {example}",
-            "",
-            *([options, ""] if options else []),
-            _HOW,
-            "",
-        ],
-        {},
-    )
+    usage = f"usage:   {command} [@ file.toml ...] [--section.key value ...]"
+    top = [f"{command}: {summary}", "", usage, f"example: {example}", ""]
+    page = _Page([*top, *([options, ""] if options else []), _HOW, ""])
     if topic:
-        _section(page, run_config(registries), (), None)
+        page.section(run_config(registries), (), None)
     else:
         page.lines += _overview(command, registries)
     return "\n".join(page.lines).rstrip() + "\n"
@@ -67,17 +54,17 @@ def help_text(
 
 def _overview(command: str, registries: Registries) -> list[str]:
     """The keys at the top and a line for each section. Reads only the names in the registries."""
-    tags = {name: list(getattr(registries, table)) for name, table in UNIONS.items()}
-    lines = [*_keys(RunConfig, None, (), hide=UNIONS), ""]
+    lines = [*_keys(RunConfig, None, hide=UNIONS), ""]
     for name, field in RunConfig.model_fields.items():
-        if name not in UNIONS and not _inner(field):
+        if name not in UNIONS and not held(field):
             continue
-        about = [" ".join((field.description or "").split()).rstrip(".")]
-        names = tags.get(name) or [tag for model in _inner(field) if (tag := shape.tag(model))]
-        if len(names) > 1:
-            about.append(f"types: {', '.join(names)}")
+        tags = [str(shape.tag(model)) for model in held(field)]
+        if name in UNIONS:
+            tags = list(getattr(registries, UNIONS[name]))
+        about = " ".join((field.description or "").split()).rstrip(".")
+        types = f"; types: {', '.join(tags)}" if len(tags) > 1 else ""
         title = f"[[{name}]]" if name == "environments" else f"[{name}]"
-        lines.append(_wrap(f"  {title:<18}{'; '.join(about)}", 20))
+        lines.append(_wrap(f"  {title:<18}{about}{types}", 20))
     return [
         *lines,
         "",
@@ -93,44 +80,47 @@ def _topic(registries: Registries, topic: str) -> list[str]:
     models: list[Model] = [_narrow(registries, names[0])]
     holder: FieldInfo | None = None
     path: Key = ()
-    for depth, name in enumerate(names):
+    for name in names:
         chosen = [model for model in models if len(models) > 1 and shape.tag(model) == name]
         owners = [model for model in models if name in model.model_fields]
         if chosen:
             models = chosen
-            continue
-        if not owners:
+        elif not owners:
             raise ConfigError(_unknown(registries, topic, name, models))
-        field = owners[0].model_fields[name]
-        if not _inner(field):
-            if depth + 1 < len(names):
-                raise ConfigError(f"--help {topic}: {name} is a key, with nothing below it")
+        elif field_models := held(owners[0].model_fields[name]):
+            models, holder, path = field_models, owners[0].model_fields[name], (*path, name)
+        elif name != names[-1]:
+            raise ConfigError(f"--help {topic}: {name} is a key, with nothing below it")
+        else:
             lines = [line for owner in owners for line in _keys(owner, holder, path)]
             found = dict.fromkeys(line for line in lines if line.startswith(f"  {name} = "))
             return [*([_bracketed(holder, path)] if holder else []), *found]
-        models, holder, path = _inner(field), field, (*path, name)
     assert holder is not None
-    page = _Page([], {})
-    if len(models) < len(_inner(holder)):
-        page.lines.append(_heading(_bracketed(holder, path), holder, models[0], alone=False))
-        _section(page, models[0], path, holder)
+    page = _Page([])
+    if len(models) < len(held(holder)):
+        page.lines.append(_heading(holder, path, models[0], alone=False))
+        page.section(models[0], path, holder)
         return page.lines
-    _field(page, holder, path)
-    if len(page.lines) > LONG and len(models) > 1:
-        page = _Page([], {})
-        common = _shared([_keys(variant, holder, path) for variant in models])
-        page.lines += [_title(f"{_bracketed(holder, path)} of every type", holder.description), *common, ""]
-        page.lines += [_heading(_bracketed(holder, path), holder, model, alone=False) for model in models]
-        page.lines += ["", f"--help {dotted(path)}.{shape.tag(models[0])} shows all of one type."]
-    return page.lines
+    page.field(holder, path)
+    if len(page.lines) <= LONG or len(models) == 1:
+        return page.lines
+    return [
+        _title(f"{_bracketed(holder, path)} of every type", holder.description),
+        *_shared(holder, path),
+        "",
+        *(_heading(holder, path, model, alone=False) for model in models),
+        "",
+        f"--help {dotted(path)}.{shape.tag(models[0])} shows all of one type.",
+    ]
 
 
 def _narrow(registries: Registries, name: str) -> Model:
     """The model that explains one top-level key, built with as few variants as possible."""
     if name not in UNIONS:
         return RunConfig
-    tables = {table: getattr(registries, table) for other, table in UNIONS.items() if other != name}
-    firsts: dict[str, Any] = {table: dict([*items.items()][:1]) for table, items in tables.items()}
+    firsts: dict[str, Any] = {
+        table: dict([*getattr(registries, table).items()][:1]) for key, table in UNIONS.items() if key != name
+    }
     return run_config(replace(registries, **firsts))
 
 
@@ -142,55 +132,54 @@ def _unknown(registries: Registries, topic: str, name: str, models: list[Model])
     return f"--help {topic}: there is no section, type or key {name!r} here; {hint}"
 
 
-@dataclass
 class _Page:
-    lines: list[str]
-    shown: dict[Model, tuple[str, FieldInfo]]  # sections explained so far: title and the field holding them
+    def __init__(self, lines: list[str]) -> None:
+        self.lines = lines
+        self.shown: dict[Model, tuple[str, FieldInfo]] = {}  # sections so far: title, the field holding them
+
+    def section(self, model: Model, path: Key, holder: FieldInfo | None, hide: Collection[str] = ()) -> None:
+        """The keys of one section, then its subsections. `hide`: lines that stand above for all variants."""
+        self.lines += [line for line in _keys(model, holder, path) if line not in hide]
+        for name, field in model.model_fields.items():
+            self.field(field, (*path, name))
+
+    def field(self, field: FieldInfo, path: Key) -> None:
+        """The section or sections in a field, for every type."""
+        title = _bracketed(field, path)
+        common = _shared(field, path)
+        if len(held(field)) > 1 and (common or field.description):
+            self.lines += ["", _title(f"{title} of every type", field.description), *common]
+        for variant in held(field):
+            before, other = self.shown.setdefault(variant, (title, field))
+            if before == title and other is not field:  # model.lora, in each variant of model
+                continue
+            self.lines += ["", _heading(field, path, variant, alone=len(held(field)) == 1)]
+            if other is field:
+                self.section(variant, path, field, common)
+                continue
+            known = _keys(variant, other, ("",))
+            changed = [line for line in _keys(variant, field, ("",)) if line not in known]
+            self.lines += [f"  as {before}" + (", but" if changed else ""), *changed]
 
 
-def _section(
-    page: _Page, model: Model, path: Key, holder: FieldInfo | None, hide: Collection[str] = ()
-) -> None:
-    """The keys of one section, then its subsections. `hide`: lines that stand above for all variants."""
-    page.lines += [line for line in _keys(model, holder, path) if line not in hide]
-    for name, field in model.model_fields.items():
-        _field(page, field, (*path, name))
-
-
-def _field(page: _Page, field: FieldInfo, path: Key) -> None:
-    """The section or sections in a field, for every type."""
-    variants, title = _inner(field), _bracketed(field, path)
-    common: list[str] = []
-    if len(variants) > 1:
-        common = _shared([_keys(variant, field, path) for variant in variants])
-        if common or field.description:
-            page.lines += ["", _title(f"{title} of every type", field.description), *common]
-    for variant in variants:
-        if page.shown.get(variant, ("",))[0] == title:  # model.lora, in each variant of model
-            continue
-        page.lines += ["", _heading(title, field, variant, alone=len(variants) == 1)]
-        if variant in page.shown:
-            page.lines += _as_before(page.shown[variant], variant, field)
-            continue
-        page.shown[variant] = (title, field)
-        _section(page, variant, path, field, common)
-
-
-def _bracketed(field: FieldInfo, path: Key) -> str:
-    return f"[{dotted(path)}]" if shape.sections(field.annotation) else f"[[{dotted(path)}]]"
-
-
-def _shared(variants: Sequence[Sequence[str]]) -> list[str]:
+def _shared(field: FieldInfo, path: Key) -> list[str]:
     """Lines to show once for all variants: keys that all have, as most have them. One with a default of
     its own still lists that key."""
-    names = [{line.split(" = ")[0] for line in lines} for lines in variants]
-    everywhere = set.intersection(*names)
+    variants = [_keys(variant, field, path) for variant in held(field)]
+    if len(variants) < 2:
+        return []
+    everywhere = set.intersection(*({line.split(" = ")[0] for line in lines} for lines in variants))
     counts = Counter(line for lines in variants for line in lines if line.split(" = ")[0] in everywhere)
     return [line for line, count in counts.items() if count > len(variants) / 2]
 
 
-def _heading(title: str, field: FieldInfo, variant: Model, *, alone: bool) -> str:
+def _bracketed(field: FieldInfo, path: Key) -> str:
+    return f"[{dotted(path)}]" if shape.sections(field) else f"[[{dotted(path)}]]"
+
+
+def _heading(field: FieldInfo, path: Key, variant: Model, *, alone: bool) -> str:
     tag = shape.tag(variant)
+    title = _bracketed(field, path)
     if tag is not None:
         title += f' type = "{tag}"' + (" (default)" if tag == shape.default_tag(field) and not alone else "")
     if field.default is None:
@@ -203,37 +192,21 @@ def _title(title: str, about: str | None) -> str:
     return _wrap(f"{title}  {' '.join((about or '').split())}".rstrip(), indent=4)
 
 
-def _as_before(seen: tuple[str, FieldInfo], model: Model, field: FieldInfo) -> list[str]:
-    """A section shown before: where, and which defaults differ there."""
-    title, other = seen
-    before = _keys(model, other, ("",))
-    changed = [line for line in _keys(model, field, ("",)) if line not in before]
-    return [f"  as {title}" + (", but" if changed else ""), *changed]
-
-
-def _keys(model: Model, holder: FieldInfo | None, path: Key, hide: Collection[str] = ()) -> list[str]:
-    default = holder.default if holder is not None else None
+def _keys(model: Model, holder: FieldInfo | None, path: Key = (), hide: Collection[str] = ()) -> list[str]:
+    """A line for each key of a section: its default there, other choices, what it means."""
+    section = holder.default if holder is not None and isinstance(holder.default, model) else None
     lines = []
     for name, field in model.model_fields.items():
-        if not _inner(field) and name not in hide and (name != "type" or not path):
-            inside = isinstance(default, model)
-            value = shape.plain(getattr(default, name)) if inside else shape.default_of(field)
-            lines.append(_line(name, field, value))
+        if held(field) or name in hide or (name == "type" and path):
+            continue
+        default = getattr(section, name) if section else field.get_default(call_default_factory=True)
+        default = shape.plain(default)
+        value = "required" if field.is_required() and not section else shape.show(default, 44)
+        choices = [shape.show(item) for item in shape.literals(field) if item != default]
+        also = f"[or {', '.join(choices)}] " if choices else ""
+        head = f"  {name} = {value}"
+        lines.append(_wrap(f"{head:<40}  {also}{' '.join((field.description or '').split())}".rstrip(), 42))
     return lines
-
-
-def _inner(field: FieldInfo) -> list[Model]:
-    element = shape.element(field.annotation, 0)
-    return shape.sections(field.annotation) or (shape.sections(element) if element is not None else [])
-
-
-def _line(name: str, field: FieldInfo, default: Any) -> str:
-    value = "required" if default is PydanticUndefined else shape.show(default, 44)
-    choices = [item for item in shape.literals(field.annotation) if item != default]
-    also = f"[or {', '.join(shape.show(item) for item in choices)}] " if choices else ""
-    about = f"{also}{' '.join((field.description or '').split())}".strip()
-    head = f"  {name} = {value}"
-    return _wrap(f"{head:<40}  {about}".rstrip(), indent=42)
 
 
 def _wrap(text: str, indent: int) -> str:

@@ -1,8 +1,8 @@
 """From a command line to a checked configuration:
 
-SILVA_A__B  <  a.toml (its `extends` first)  <  b.toml  <  --a.b value, or keys from Python
+SILVA_A__B  <  a.toml (its `extends` first)  <  b.toml  <  --a.b value  <  keys from Python
     |              |                                |
-    +--------------+---- merge (layers.py) ---------+
+    +--------------+---- merge (tree.py) -----------+
                           |
       own environments (plugins.py) close the unions (schema.py)
                           |
@@ -20,25 +20,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ValidationError
-from pydantic_core import PydanticUndefined
+from pydantic import ValidationError
+from pydantic.fields import FieldInfo
 
 from silva.config import explain, plugins, shape
-from silva.config.command_line import parse_arguments
-from silva.config.layers import (
-    Layer,
-    Merger,
-    Problem,
-    Text,
-    absolute_type,
-    environment_layer,
-    file_layers,
-    implied_types,
-    python_layer,
-)
+from silva.config.explain import Problem
 from silva.config.schema import Registries, RunConfig, import_settings, run_config
 from silva.config.sections import Section
-from silva.config.shape import Key, dotted
+from silva.config.shape import NULL, Key, dotted
+from silva.config.sources import command_line, file_layers, place_types, python_values, variables
+from silva.config.tree import Items, Layer, Node, Text, Tree, implied_types, typed
 from silva.errors import ConfigError
 
 
@@ -76,45 +67,31 @@ def load(
         ConfigError: with one readable message: a syntax error, or everything else that is wrong at once.
     """
     env, cwd = (os.environ if env is None else env), cwd or Path.cwd()
-    names, command = parse_arguments(argv)
+    names, command = command_line(argv)
     model = run_config(registries)
-    for key, value in command.data.items():
-        if key not in model.model_fields and isinstance(value, Text) and value.text.endswith(".toml"):
-            raise ConfigError(f"--{key} {value.text}: unknown key; give the file as @ {value.text}")
-    variables = environment_layer(env, list(model.model_fields))
-    files = [found for name in names for found in file_layers(_path(name, cwd), cwd)]
-    merger = Merger(implied_types(model))
-    raw = Layer()
-    above = [_place_types(layer, cwd) for layer in (command, python_layer(values or {}))]
-    for layer in [_place_types(variables, cwd), *(layer for _, layer in files), *above]:
-        raw = merger.merge(raw, layer)
-    config = _check(raw, registries, merger.problems)
+    for (key, *_), given in command:
+        if key not in model.model_fields and str(typed(given.value)).endswith(".toml"):
+            raise ConfigError(
+                f"--{key} {typed(given.value)}: unknown key; give the file as @ {typed(given.value)}"
+            )
+    files = [found for name in names for found in file_layers(cwd / Path(name).expanduser(), cwd)]
+    tree = Tree(implied_types(model))
+    own: list[Layer] = [variables(env, list(model.model_fields)), command, python_values(values or {})]
+    lowest, *highest = (place_types(layer, cwd) for layer in own)
+    for layer in (lowest, *(layer for _, layer in files), *highest):
+        tree.lay(layer)
+    config = _check(tree, registries)
     data = shape.plain(config)
-    return Resolved(
-        config, data, _provenance(data, raw), tuple(path for path, _ in files), tuple(merger.notes)
-    )
+    provenance = {dotted(path): node.origin for path in shape.leaves(data) if (node := tree.at(path))}
+    return Resolved(config, data, provenance, tuple(path for path, _ in files), tuple(tree.notes))
 
 
-def _path(name: str, cwd: Path) -> Path:
-    return cwd / Path(name).expanduser()
-
-
-def _place_types(layer: Layer, cwd: Path) -> Layer:
-    """Files of environments named on the command line are relative to the working folder."""
-    worlds = layer.data.get("environments")
-    elements = worlds.values() if isinstance(worlds, dict) else worlds if isinstance(worlds, list) else ()
-    for world in elements:
-        if isinstance(world, dict) and "type" in world:
-            world["type"] = absolute_type(world["type"], cwd)
-    return layer
-
-
-def _check(raw: Layer, registries: Registries, found: Sequence[Problem]) -> RunConfig:
-    problems = [*found, *explain.secrets(raw), *explain.dates(raw)]
-    own, failures = _own_environments(raw, registries)
-    problems += failures
+def _check(tree: Tree, registries: Registries) -> RunConfig:
+    own, unknown = _own_environments(tree, registries)
     model = run_config(registries, own)
-    data = settle(model, raw.data)
+    gaps: list[Problem] = []
+    data = settle(tree.root, model, gaps)
+    problems = [*gaps, *explain.secrets(tree), *explain.dates(tree), *unknown]
     config = None
     try:
         # JSON mode: strict, yet lists do for tuples and integers for floats.
@@ -123,7 +100,7 @@ def _check(raw: Layer, registries: Registries, found: Sequence[Problem]) -> RunC
         told = [problem.path for problem in problems]
         problems += [
             problem
-            for problem in explain.validation(error, model, data, raw)
+            for problem in explain.validation(error, model, data, tree)
             if not any(problem.path[: len(path)] == path for path in told)
         ]
     if problems or config is None:
@@ -131,91 +108,67 @@ def _check(raw: Layer, registries: Registries, found: Sequence[Problem]) -> RunC
     return config
 
 
-def _own_environments(raw: Layer, registries: Registries) -> tuple[dict[str, type[Section]], list[Problem]]:
+def _own_environments(tree: Tree, registries: Registries) -> tuple[dict[str, type[Section]], list[Problem]]:
     own: dict[str, type[Section]] = {}
     problems: list[Problem] = []
-    worlds = raw.data.get("environments")
-    for index, world in enumerate(worlds if isinstance(worlds, list) else ()):
-        name = world.get("type") if isinstance(world, dict) else None
-        name = name.text if isinstance(name, Text) else name
+    worlds = tree.at(("environments",))
+    for index in worlds.value if worlds and isinstance(worlds.value, Items) else ():
+        path: Key = ("environments", index, "type")
+        given = tree.at(path)
+        name = typed(given.value) if given else None
         if not isinstance(name, str) or name in registries.environments or name in own:
             continue
         try:
             settings = plugins.find_environment(name, import_settings(registries.environment_base))
         except ConfigError as error:
-            path: Key = ("environments", index, "type")
-            problems.append(Problem(path, str(error), raw.origin(path), shape.show(name, 1000)))
+            problems.append(Problem(path, str(error), tree.origin(path), shape.show(name, 1000)))
             continue
         if settings is not None:
             own[name] = settings
     return own, problems
 
 
-def settle(model: type[BaseModel], data: Mapping[str, Any]) -> dict[str, Any]:
+def settle(node: Node, annotation: Any, gaps: list[Problem], path: Key = ()) -> Any:
     """Plain values for pydantic: default types filled in, typed text read by what its field accepts,
-    the string "null" read as null where that is meant."""
-    return _settle(model, data, PydanticUndefined)
+    the string "null" read as null where that is meant.
 
-
-def _settle(annotation: Any, value: Any, default: Any) -> Any:
-    annotation = Any if annotation is None else annotation  # an unknown key: pydantic reports it
+    Args:
+        annotation: the model, field or type the value is meant for; None for an unknown key, which pydantic
+            reports.
+        gaps: gets a problem for each list element that has none before it.
+    """
+    value = node.value
     if isinstance(value, Text):
         return _settle_text(annotation, value)
-    if value == "null" and isinstance(value, str) and shape.is_optional(annotation):
+    if value == "null" and shape.accepts(annotation, NULL):
         # A string field means null by it only if it has no other way: leaving the key out.
-        return None if default is not None or not shape.accepts(annotation, str) else value
-    if isinstance(value, list):
-        return [
-            _settle(shape.element(annotation, i), item, PydanticUndefined) for i, item in enumerate(value)
-        ]
+        absent = isinstance(annotation, FieldInfo) and annotation.default is None
+        return value if absent and shape.accepts(annotation, str) else None
+    if isinstance(value, Items):
+        elements: list[Any] = []
+        for index, item in sorted(value.items()):
+            here = (*path, index)
+            if index > len(elements):
+                count = f"{len(elements)} elements" if len(elements) != 1 else "1 element (number 0)"
+                gaps.append(Problem(here, f"no element {index}: the list has {count}", item.origin))
+            else:
+                elements.append(settle(item, shape.element(annotation, index), gaps, here))
+        return elements
     if not isinstance(value, dict):
         return value
-    if len(shape.sections(annotation)) > 1 and "type" not in value and isinstance(default, BaseModel):
-        value = {"type": getattr(default, "type", None), **value}
     settled = {}
-    section = shape.pick(annotation, _read_type(value))
+    usual = shape.default_tag(annotation)
+    if len(shape.sections(annotation)) > 1 and "type" not in value and usual is not None:
+        settled["type"] = usual
+    section = shape.pick(annotation, typed(value["type"].value) if "type" in value else usual)
     for key, item in value.items():
         field = section.model_fields.get(key) if section is not None else None
-        inner, usual = (shape.annotation_of(field), field.default) if field else (None, PydanticUndefined)
-        settled[key] = _settle(inner, item, usual)
+        settled[key] = settle(item, field, gaps, (*path, key))
     return settled
 
 
-def _read_type(value: dict[str, Any]) -> dict[str, Any]:
-    chosen = value.get("type")
-    return {"type": chosen.text} if isinstance(chosen, Text) else value
-
-
 def _settle_text(annotation: Any, text: Text) -> Any:
-    value = text.value
-    if shape.sections(annotation) and text.bare and isinstance(value, bool):
-        return {} if value else None  # --warm-start, --no-warm-start
-    if text.text in shape.literals(annotation):
-        return text.text
-    if shape.accepts(annotation, str) and not isinstance(value, str):
-        others = [shape.core_of(option) for option in shape.options(annotation)]
-        keeps = type(value) in others or (value is None and shape.is_optional(annotation)) or text.bare
-        return value if keeps else text.text
-    return value
-
-
-def _provenance(data: dict[str, Any], raw: Layer) -> dict[str, str]:
-    return {dotted(path): raw.origin(path) for path in leaves(data) if _given(raw.data, path)}
-
-
-def leaves(value: Any, path: Key = ()) -> list[Key]:
-    """Paths of all values: what is neither a table nor a list of tables."""
-    if isinstance(value, dict) and (value or not path):
-        return [leaf for key, item in value.items() for leaf in leaves(item, (*path, key))]
-    if isinstance(value, list) and value and all(isinstance(item, dict) for item in value):
-        return [leaf for index, item in enumerate(value) for leaf in leaves(item, (*path, index))]
-    return [path]
-
-
-def _given(raw: Any, path: Key) -> bool:
-    for part in path:
-        inside = part in raw if isinstance(raw, dict) else isinstance(raw, list) and part in range(len(raw))
-        if not inside:
-            return False
-        raw = raw[part]
-    return True
+    if shape.sections(annotation) and text.bare:
+        return {} if text.value else None  # --warm-start, --no-warm-start
+    read = text.bare or shape.accepts(annotation, type(text.value)) or not shape.accepts(annotation, str)
+    return text.value if read and text.text not in shape.literals(annotation) else text.text

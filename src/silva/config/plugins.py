@@ -13,8 +13,8 @@ import traceback
 from pathlib import Path
 from types import ModuleType
 
-from silva.config.layers import near_file
 from silva.config.sections import Section
+from silva.config.sources import near_file
 from silva.errors import ConfigError
 
 ENTRY_POINTS = "silva.environments"

@@ -7,9 +7,7 @@
 
 from __future__ import annotations
 
-import json
 import os
-import re
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -17,100 +15,65 @@ from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel
-from pydantic_core import PydanticUndefined
 
 from silva.config import shape
-from silva.config.command_line import parse_arguments
-from silva.config.layers import Text, environment_layer, shorten
 from silva.config.load import Resolved, load
 from silva.config.schema import Registries, RunConfig
 from silva.config.shape import Key, dotted
+from silva.config.sources import command_line, shorten, variables
 from silva.config.toml_lines import scan
+from silva.config.tree import typed
 from silva.errors import ConfigError
-
-_BARE = re.compile(r"[A-Za-z0-9_-]+")
 
 
 def to_toml(resolved: Resolved) -> str:
     """All of a resolved configuration as TOML. Null is the absent key where it is the default, and
     the string "null" where it is not."""
-    return _document(resolved.config, resolved.provenance)
+    return toml(_without_nulls(resolved.config), resolved.provenance)
 
 
 def config_to_toml(config: RunConfig) -> str:
     """The same for a configuration built in Python, which has no origins."""
-    return _document(config, {})
+    return toml(_without_nulls(config), {})
 
 
-def _document(config: RunConfig, provenance: Mapping[str, str]) -> str:
-    lines: list[str] = []
-    _table(lines, _expressible(config), (), provenance)
-    return "\n".join(lines).strip() + "\n"
+def toml(table: Mapping[str, Any], origins: Mapping[str, str]) -> str:
+    """A table as TOML; `origins` become comments behind the values at their dotted paths."""
+    import tomlkit  # takes 40 ms
+    from tomlkit.items import Float, Item, Trivia
+
+    def item(value: Any, path: Key) -> Any:
+        if isinstance(value, dict):
+            return {key: item(inner, (*path, key)) for key, inner in value.items()}
+        if isinstance(value, list):
+            value = [item(inner, (*path, index)) for index, inner in enumerate(value)]
+            if value and all(isinstance(inner, dict) for inner in value):
+                return value
+        made: Item = tomlkit.item("null" if value is None else value)
+        if isinstance(value, float):
+            made = Float(value, Trivia(), shape.number(value))  # tomlkit writes 1e-05
+        if origin := origins.get(dotted(path)):
+            one_line = "".join(char if char.isprintable() else "?" for char in origin)
+            made.trivia.comment_ws, made.trivia.comment = "  ", f"# {one_line}"
+        return made
+
+    return tomlkit.item(item(table, ())).as_string().strip() + "\n"
 
 
-def _expressible(value: Any) -> Any:
+def _without_nulls(value: Any) -> Any:
     """Plain data without the nulls that are defaults."""
     if isinstance(value, BaseModel):
-        result = {}
-        for name, field in type(value).model_fields.items():
-            item = getattr(value, name)
-            if item is not None or shape.default_of(field) not in (None, PydanticUndefined):
-                result[name] = _expressible(item)
-        return result
+        fields = type(value).model_fields
+        return {
+            name: _without_nulls(item)
+            for name, item in value
+            if item is not None or fields[name].get_default(call_default_factory=True) is not None
+        }
+    if isinstance(value, dict):
+        return {str(key): _without_nulls(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_expressible(item) for item in value]
-    if isinstance(value, dict):
-        return {str(key): _expressible(item) for key, item in value.items()}
+        return [_without_nulls(item) for item in value]
     return shape.plain(value)
-
-
-def _table(lines: list[str], table: Mapping[str, Any], path: Key, provenance: Mapping[str, str]) -> None:
-    later: list[tuple[str, Any]] = []
-    for key, value in table.items():
-        if isinstance(value, dict) or _is_tables(value):
-            later.append((key, value))
-            continue
-        origin = provenance.get(dotted((*path, key)))
-        comment = f"  # {_one_line(origin)}" if origin else ""
-        lines.append(f"{_key(key)} = {toml_value(value)}{comment}")
-    for key, value in later:
-        inner = (*path, key)
-        name = ".".join(_key(part) for part in inner if isinstance(part, str))
-        if isinstance(value, dict):
-            lines += ["", f"[{name}]"]
-            _table(lines, value, inner, provenance)
-            continue
-        for index, item in enumerate(value):
-            lines += ["", f"[[{name}]]"]
-            _table(lines, item, (*inner, index), provenance)
-
-
-def _is_tables(value: Any) -> bool:
-    return isinstance(value, list) and bool(value) and all(isinstance(item, dict) for item in value)
-
-
-def _key(key: str) -> str:
-    return key if _BARE.fullmatch(key) else toml_value(key)
-
-
-def _one_line(text: str) -> str:
-    return "".join(char if char.isprintable() else "?" for char in text)
-
-
-def toml_value(value: Any) -> str:
-    """One value on one line; null as "null"."""
-    if value is None:
-        return '"null"'
-    if isinstance(value, bool | int):
-        return json.dumps(value)
-    if isinstance(value, float):
-        return shape.number(value)
-    if isinstance(value, list):
-        return "[" + ", ".join(toml_value(item) for item in value) + "]"
-    if isinstance(value, dict):
-        return "{" + ", ".join(f"{_key(key)} = {toml_value(item)}" for key, item in value.items()) + "}"
-    # JSON's escapes are TOML's, but for DEL, which TOML wants escaped.
-    return json.dumps(str(value), ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
 def load_saved(
@@ -131,13 +94,13 @@ def load_saved(
         ConfigError: there is no run, or as `load`.
     """
     env, cwd = (os.environ if env is None else env), cwd or Path.cwd()
-    files, command = parse_arguments(argv)
+    files, command = command_line(argv)
     if files:
         return None
-    given = {**environment_layer(env, ["name", "output_dir"]).data, **command.data}
-    name, folder = (
-        text.text if isinstance(text := given.get(key), Text) else RunConfig.model_fields[key].default
-        for key in ("name", "output_dir")
+    layers = [*variables(env, ["name", "output_dir"]), *command]
+    given = {path[0]: typed(node.value) for path, node in layers}
+    folder, name = (
+        str(given.get(key, RunConfig.model_fields[key].default)) for key in ("output_dir", "name")
     )
     path = cwd / Path(folder).expanduser() / name / "config.toml"
     if not path.is_file():

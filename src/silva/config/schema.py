@@ -1,7 +1,7 @@
 """The whole configuration of a run: static sections plus unions on `type`, closed over registries.
 
 `RunConfig` is what the rest of Silva reads. `run_config` makes the strict subclass that checks a file:
-its environments, rollout, algorithm and engine are the variants the registries list.
+its unions hold the variants that the registries list.
 """
 
 from __future__ import annotations
@@ -23,12 +23,10 @@ from silva.config.sections import (
     Model,
     Monitoring,
     Natural,
-    Placement,
     Positive,
     PretrainedModel,
     Rendering,
     Section,
-    Trainer,
     WarmStart,
 )
 
@@ -36,15 +34,29 @@ MAX_ENVIRONMENTS = 1000
 NAME_BYTES = 200  # of a run's name; file systems take 255
 
 
+UNIONS = {
+    "environments": "environments",
+    "rollout": "rollouts",
+    "algorithm": "algorithms",
+    "engine": "engines",
+    "trainer": "trainers",
+    "placement": "placements",
+}
+"""The keys that are unions on `type`, each with the table of `Registries` that lists its variants."""
+USUAL = ("linear", "grpo", "local")
+
+
 @dataclass(frozen=True)
 class Registries:
-    """What may stand under `type`: name -> "module:Settings". The first entry is the default, unless
-    the usual one (rollout linear, algorithm grpo, engine local) is listed."""
+    """What may stand under `type`: name -> "module:Settings". The default is the usual name (rollout
+    linear, algorithm grpo, the others local), or the first of a table that does not list it."""
 
     environments: Mapping[str, str]
     rollouts: Mapping[str, str]
     algorithms: Mapping[str, str]
     engines: Mapping[str, str]
+    trainers: Mapping[str, str]
+    placements: Mapping[str, str]
     environment_base: str = "silva.environments.settings:EnvironmentSettings"
 
 
@@ -71,7 +83,7 @@ class RunConfig(Section):
     """Advantages and loss."""
     engine: Any = None
     """What samples."""
-    trainer: Trainer = Trainer()
+    trainer: Any = None
     """Optimizer, updates and memory."""
     warm_start: WarmStart | None = None
     """Supervised steps before RL; null goes without."""
@@ -81,7 +93,7 @@ class RunConfig(Section):
     """When to save, and how much to keep."""
     monitoring: Monitoring = Monitoring()
     """Terminal, files, report."""
-    placement: Placement = Placement()
+    placement: Any = None
     """Device and threads."""
 
     @field_validator("name")
@@ -126,41 +138,25 @@ def run_config(
     registries: Registries, own_environments: Mapping[str, type[Section]] | None = None
 ) -> type[RunConfig]:
     """The strict model for these registries; `own_environments` adds classes from files and packages."""
-    tables = (registries.environments, registries.rollouts, registries.algorithms, registries.engines)
-    return _closed(*(tuple(table.items()) for table in tables), tuple((own_environments or {}).items()))
-
-
-Items = tuple[tuple[str, str], ...]
+    tables = {key: tuple(getattr(registries, table).items()) for key, table in UNIONS.items()}
+    return _closed(tuple(tables.items()), tuple((own_environments or {}).items()))
 
 
 @functools.lru_cache(maxsize=32)
 def _closed(
-    environments: Items,
-    rollouts: Items,
-    algorithms: Items,
-    engines: Items,
-    own: tuple[tuple[str, type[Section]], ...],
+    tables: tuple[tuple[str, tuple[tuple[str, str], ...]], ...], own: tuple[tuple[str, type[Section]], ...]
 ) -> type[RunConfig]:
-    worlds = {**_settings(environments), **{name: _tagged(cls, name) for name, cls in own}}
-    changes: dict[str, Any] = {
-        "environments": (
-            tuple[_union(worlds), ...],  # type: ignore[misc]
-            Field(
-                min_length=1,
-                max_length=MAX_ENVIRONMENTS,
-                description=RunConfig.model_fields["environments"].description,
-            ),
-        )
-    }
-    for name, items, usual in (
-        ("rollout", rollouts, "linear"),
-        ("algorithm", algorithms, "grpo"),
-        ("engine", engines, "local"),
-    ):
-        variants = _settings(items)
-        default = variants[usual] if usual in variants else next(iter(variants.values()))
-        description = RunConfig.model_fields[name].description
-        changes[name] = (_union(variants), Field(default=default(), description=description))
+    changes: dict[str, Any] = {}
+    for key, table in tables:
+        variants = {name: _tagged(import_settings(target), name) for name, target in table}
+        about = RunConfig.model_fields[key].description
+        if key == "environments":
+            variants |= {name: _tagged(settings, name) for name, settings in own}
+            field = Field(min_length=1, max_length=MAX_ENVIRONMENTS, description=about)
+            changes[key] = (tuple[_union(variants), ...], field)  # type: ignore[misc]
+        else:
+            usual = [*filter(variants.__contains__, USUAL), *variants][0]
+            changes[key] = (_union(variants), Field(default=variants[usual](), description=about))
     return create_model("RunConfig", __base__=RunConfig, __module__=__name__, **changes)
 
 
@@ -168,10 +164,6 @@ def import_settings(target: str) -> Any:
     """The object "module:Name" names."""
     module, _, name = target.partition(":")
     return getattr(importlib.import_module(module), name)
-
-
-def _settings(items: Items) -> dict[str, type[Section]]:
-    return {name: _tagged(import_settings(target), name) for name, target in items}
 
 
 def _tagged(settings: type[Section], name: str) -> type[Section]:

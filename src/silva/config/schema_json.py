@@ -6,7 +6,6 @@ from typing import Any
 
 from silva.config import plugins, shape
 from silva.config.schema import Registries, run_config
-from silva.config.shape import Model
 
 
 def json_schema(registries: Registries) -> dict[str, Any]:
@@ -17,12 +16,15 @@ def json_schema(registries: Registries) -> dict[str, Any]:
     """
     model = run_config(registries)
     schema = _toml_nulls(model.model_json_schema())
-    _require_types(model, schema["$defs"])
+    for _, field, _ in shape.fields(model):
+        variants = shape.held(field)
+        if len(variants) > 1 or not shape.sections(field):  # without `type`, oneOf would match several
+            for variant in variants:
+                definition = schema["$defs"].get(variant.__name__, {})
+                if shape.tag(variant) not in (None, shape.default_tag(field)):
+                    definition["required"] = sorted({*definition.get("required", []), "type"})
     texts: dict[str, Any] = {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}]}
-    schema["properties"] = {
-        "extends": {"description": "File or files this one builds on, relative to it.", **texts},
-        **schema["properties"],
-    }
+    extends = {"description": "File or files this one builds on, relative to it.", **texts}
     worlds = schema["properties"]["environments"]
     known = worlds["items"].pop("oneOf", None) or [dict(worlds["items"])]
     installed = sorted({*plugins.entry_points()} - {*registries.environments})
@@ -34,9 +36,13 @@ def json_schema(registries: Registries) -> dict[str, Any]:
         "required": ["type"],
     }
     worlds["items"] = {"oneOf": [*known, stranger]}
-    # A file may leave anything to the files it extends and to the command line.
-    schema.pop("required", None)
-    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema, "title": "Silva run"}
+    del schema["required"]  # a file may leave anything to the files it extends and to the command line
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        **schema,
+        "properties": {"extends": extends, **schema["properties"]},
+        "title": "Silva run",
+    }
 
 
 def _toml_nulls(node: Any) -> Any:
@@ -46,15 +52,3 @@ def _toml_nulls(node: Any) -> Any:
         unset = "default" in node and node["default"] is None
         return {key: _toml_nulls(item) for key, item in node.items() if not (unset and key == "default")}
     return [_toml_nulls(item) for item in node] if isinstance(node, list) else node
-
-
-def _require_types(model: Model, definitions: dict[str, Any]) -> None:
-    """A table without `type` is the default variant alone, or `oneOf` would match several."""
-    for _, field, _ in shape.fields(model):
-        inner = shape.element(field.annotation, 0)
-        models = shape.sections(field.annotation) + (shape.sections(inner) if inner is not None else [])
-        variants = [each for each in models if shape.tag(each) is not None]
-        for variant in variants if len(models) > 1 or inner is not None else []:
-            definition = definitions.get(variant.__name__)
-            if definition is not None and shape.tag(variant) != shape.default_tag(field):
-                definition["required"] = sorted({*definition.get("required", []), "type"})

@@ -1,7 +1,7 @@
 """The sections of a run's configuration: every key, its default and its meaning.
 
-Only pydantic here, so that help stays instant. Unions on `type` (environments, rollout, algorithm,
-engine) are closed over the registries in `config/schema.py`.
+Only pydantic here, so that help stays instant. Sections whose variants a registry lists (environments,
+rollout, algorithm, engine, trainer, placement) are declared beside what they set.
 """
 
 from __future__ import annotations
@@ -117,20 +117,6 @@ class Critic(Section):
     """Updates at the start in which the critic learns and the policy waits."""
 
 
-class Trainer(Section):
-    optimizer: Optimizer = Optimizer()
-    critic: Critic = Critic()
-    updates_per_step: Positive = 1
-    """Optimizer steps a batch is split into."""
-    micro_batch_tokens: Positive = 4096
-    """Token budget of one forward and backward; tokens that rows share count once."""
-    self_check: bool = True
-    """Compare the gradient of the first rows of a run with that of one row at a time, and say so."""
-    gradient_checkpointing: bool = False
-    max_nonfinite: Positive = 3
-    """Stop after this many updates in a row, of policy or critic, whose loss or gradient is not finite."""
-
-
 class WarmStart(Section):
     """Supervised steps on scripted play before RL (environments that can play themselves)."""
 
@@ -173,10 +159,3 @@ class Monitoring(Section):
     """Steps between diagnoses of whether replies still depend on their prompts (RAGEN-2); 0: never."""
     stall_after: Annotated[float, Field(gt=0)] = 120.0
     """Seconds without any progress after which stacks are printed."""
-
-
-class Placement(Section):
-    type: Literal["local"] = "local"
-    device: Literal["auto", "cpu", "cuda"] = "auto"
-    threads: Natural = 0
-    """Threads for torch; 0 takes all cores."""

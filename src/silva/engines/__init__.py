@@ -1,1 +1,1 @@
-ENGINES = {"local": "silva.engines.settings:LocalEngine"}
+ENGINES = {"local": "silva.engines.settings:LocalEngineSettings"}

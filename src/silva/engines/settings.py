@@ -7,7 +7,7 @@ from typing import Literal
 from silva.config.sections import Natural, Positive, Section
 
 
-class LocalEngine(Section):
+class LocalEngineSettings(Section):
     """In-process torch, sampling from the trainer's own parameters."""
 
     type: Literal["local"] = "local"

@@ -28,7 +28,6 @@ from silva.algorithms.aggregation import normalise
 from silva.algorithms.compose import credited, remembered
 from silva.algorithms.settings import Algorithm
 from silva.config.sections import Checkpoint, Eval, Limits
-from silva.config.sections import Trainer as TrainerSettings
 from silva.errors import CheckpointError
 from silva.evaluation.evaluator import Evaluation, Standing, evaluate, records, standing
 from silva.monitoring.fall import fall
@@ -49,6 +48,7 @@ from silva.rollouts.samples import next_states, to_samples
 from silva.storage.checkpoints import CheckpointStore, Writer
 from silva.storage.ledger import Ledger
 from silva.storage.rollouts import RolloutRow
+from silva.trainer.settings import LocalTrainerSettings
 from silva.types import Group, OptimParams, Sample, Signals
 
 
@@ -62,7 +62,7 @@ class Settings:
     limits: Limits
     redo: int
     checkpoint: Checkpoint
-    trainer: TrainerSettings
+    trainer: LocalTrainerSettings
     temperature: float  # of the rollouts, as configured
     collapse_every: int
 

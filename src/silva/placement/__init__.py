@@ -1,0 +1,1 @@
+PLACEMENTS = {"local": "silva.placement.settings:LocalPlacementSettings"}

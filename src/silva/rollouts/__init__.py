@@ -1,1 +1,1 @@
-ROLLOUTS = {"linear": "silva.rollouts.settings:LinearRollout"}
+ROLLOUTS = {"linear": "silva.rollouts.settings:LinearRolloutSettings"}

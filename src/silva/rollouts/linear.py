@@ -11,7 +11,7 @@ from silva.rendering.renderer import Renderer
 from silva.rollouts.actors import Actor, Policy
 from silva.rollouts.episode import play
 from silva.rollouts.faults import UNWATCHED, Watch
-from silva.rollouts.settings import LinearRollout
+from silva.rollouts.settings import LinearRolloutSettings
 from silva.types import Group, Task, Trajectory
 
 
@@ -25,7 +25,7 @@ class Linear:
 
     def __init__(
         self,
-        settings: LinearRollout,
+        settings: LinearRolloutSettings,
         renderer: Renderer,
         *,
         seed: int,

@@ -9,7 +9,7 @@ from pydantic import Field
 from silva.config.sections import Limits, Positive, Sampling, Section
 
 
-class LinearRollout(Section):
+class LinearRolloutSettings(Section):
     """Independent episodes of one task, all from its start."""
 
     type: Literal["linear"] = "linear"

@@ -1,0 +1,1 @@
+TRAINERS = {"local": "silva.trainer.settings:LocalTrainerSettings"}

@@ -21,7 +21,6 @@ import numpy as np
 import torch
 
 from silva.algorithms import losses
-from silva.config.sections import Trainer as TrainerSettings
 from silva.errors import CapabilityError, NonFiniteError
 from silva.models.loading import LoadedModel
 from silva.models.trie import MIN_SHARED, NEVER
@@ -38,6 +37,7 @@ from silva.trainer.problems import explained_memory, not_finite
 from silva.trainer.randomness import Randomness
 from silva.trainer.reference import Reference
 from silva.trainer.rows import flat, loss_inputs, needed
+from silva.trainer.settings import LocalTrainerSettings
 from silva.trainer.state import Counters, State, load_state, save_state
 from silva.trainer.training_mode import enable_gradient_checkpointing, training_mode
 from silva.types import LossSpec, OptimParams, Sample, Signals, Snapshot
@@ -73,7 +73,7 @@ class LocalTrainer:
     def __init__(
         self,
         loaded: LoadedModel,
-        settings: TrainerSettings,
+        settings: LocalTrainerSettings,
         *,
         seed: int,
         reference: LoadedModel | bool = False,

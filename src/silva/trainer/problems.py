@@ -7,14 +7,14 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 
-from silva.config.sections import Trainer as TrainerSettings
 from silva.errors import OutOfMemory
 from silva.models.memory import is_out_of_memory
+from silva.trainer.settings import LocalTrainerSettings
 from silva.types import OptimParams
 
 
 @contextlib.contextmanager
-def explained_memory(settings: TrainerSettings, doing: str) -> Iterator[None]:
+def explained_memory(settings: LocalTrainerSettings, doing: str) -> Iterator[None]:
     """Raises OutOfMemory in place of what torch raises."""
     try:
         yield

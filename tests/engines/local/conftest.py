@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from silva.engines.local.engine import LocalEngine
-from silva.engines.settings import LocalEngine as Settings
+from silva.engines.settings import LocalEngineSettings as Settings
 from silva.models.loading import LoadedModel
 
 

@@ -13,7 +13,7 @@ import torch
 
 from silva.config.sections import TinyModel
 from silva.engines.local.engine import LocalEngine
-from silva.engines.settings import LocalEngine as Settings
+from silva.engines.settings import LocalEngineSettings as Settings
 from silva.errors import ContextOverflow, EngineError, OutOfMemory
 from silva.models.loading import LoadedModel, load_model
 from silva.types import Completion, SamplingParams

@@ -10,7 +10,7 @@ from torch import nn
 
 from silva.config.sections import Lora, TinyModel
 from silva.engines.local import same_bits
-from silva.engines.local.same_bits import ANY, RowRule, first_rule, probed
+from silva.engines.local.same_bits import ANY, RowRule, RowRules, first_rule, probed
 from silva.models.loading import load_model
 
 COUNTS = (1, 2, 3, 4, 5, 6, 7, 8, 9, 12, 17, 31, 33, 64, 65, 130)
@@ -81,3 +81,20 @@ def test_adapters_that_need_more_rows_fill_themselves_up(monkeypatch: pytest.Mon
         found = down(x)
     torch.testing.assert_close(found, down(x))
     assert rows == [16, 3]  # training takes its rows as they are
+
+
+@pytest.mark.parametrize(
+    ("holding", "expected"), [({1, 3}, (True, False)), ({1}, (True, True)), (set(), (False, False))]
+)
+def test_one_thread_is_tried_where_several_give_no_rule(
+    monkeypatch: pytest.MonkeyPatch, holding: set[int], expected: tuple[bool, bool]
+) -> None:
+    found = lambda *_: RowRules(hold=torch.get_num_threads() in holding)  # noqa: E731
+    monkeypatch.setattr(same_bits, "_probe", found)
+    before = torch.get_num_threads()
+    torch.set_num_threads(3)
+    try:
+        rules = same_bits.probe(nn.Module(), head_dim=16, dtype=torch.float32)
+        assert (rules.hold, rules.one_thread, torch.get_num_threads()) == (*expected, 3)
+    finally:
+        torch.set_num_threads(before)

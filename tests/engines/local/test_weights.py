@@ -14,13 +14,13 @@ from tests.engines.local.test_engine import TINY, Make, Stepped, answer, ask, pr
 from tests.trainer.updates import optim_step
 
 from silva.config.sections import Lora, Optimizer, TinyModel
-from silva.config.sections import Trainer as TrainerSettings
 from silva.engines.local import engine as local
 from silva.errors import ModelError
 from silva.models.loading import LoadedModel, load_model
 from silva.models.snapshots import weight_folder
 from silva.trainer.export import export_model
 from silva.trainer.local import LocalTrainer
+from silva.trainer.settings import LocalTrainerSettings
 from silva.types import Completion, LossSpec, Sample, Snapshot
 
 
@@ -54,7 +54,7 @@ def test_the_trainer_s_step_is_what_is_sampled_next(make_engine: Make, lora: Lor
     """One storage: the step itself changes the engine's model, publishing only clears the cache."""
     loaded = load_model(TINY.model_copy(update={"lora": lora}), seed=0)
     engine = make_engine(loaded)
-    trainer = LocalTrainer(loaded, TrainerSettings(optimizer=Optimizer(lr=1e-2)), seed=0)
+    trainer = LocalTrainer(loaded, LocalTrainerSettings(optimizer=Optimizer(lr=1e-2)), seed=0)
     first = answer(engine, prompt(20), 12)
     trained = {str(id(p)): p.data_ptr() for p in trainer._parameters.values()}
 

@@ -46,7 +46,7 @@ from silva.protocols import EngineCapabilities
 from silva.types import Completion, CompletionStop, SamplingParams, Snapshot
 
 if TYPE_CHECKING:
-    from silva.engines.settings import LocalEngine as LocalEngineSettings
+    from silva.engines.settings import LocalEngineSettings
 
 
 PACK_FROM = 1000
