@@ -36,8 +36,9 @@ from silva.orchestrator.run_directory import RunDirectory
 from silva.orchestrator.sft import Imitation, imitate
 from silva.orchestrator.state import RunState
 from silva.ports import FILES
+from silva.protocols import Actor
 from silva.registries import REGISTRIES
-from silva.rollouts.actors import Actor, Policy, Script
+from silva.rollouts.actors import Policy, Script
 from silva.rollouts.faults import tally
 from silva.rollouts.linear import Linear
 from silva.session import Session, model_settings, offers_tools

@@ -23,9 +23,9 @@ from silva.monitoring.monitor import Monitor
 from silva.orchestrator.interrupt import Interrupt
 from silva.orchestrator.tasks import TaskStream
 from silva.ports import derive
-from silva.protocols import Engine
+from silva.protocols import Actor, Engine
 from silva.rendering.renderer import Renderer
-from silva.rollouts.actors import Actor, Policy, Script
+from silva.rollouts.actors import Policy, Script
 from silva.rollouts.episode import play
 from silva.rollouts.faults import UNWATCHED, Watch, tally
 from silva.rollouts.samples import to_samples
