@@ -78,10 +78,12 @@ def _completion(draw: st.DrawFn) -> dict[str, Any]:
 
 @st.composite
 def _segment(draw: st.DrawFn) -> dict[str, Any]:
-    sampled = draw(_completion())
+    sampled, reported = draw(_completion()), draw(st.none() | INTEGERS)
+    if reported is not None:
+        return dict.fromkeys(sampled, ()) | {"reported": reported}
     if draw(st.booleans()):
-        return {"source": draw(st.sampled_from(["environment", "expert"])), "logprobs": ()}
-    return {"source": "policy"} | sampled
+        return {"source": draw(st.sampled_from(["environment", "expert"])), "logprobs": (), "reported": None}
+    return {"source": "policy", "reported": None} | sampled
 
 
 @st.composite

@@ -41,6 +41,10 @@ class EngineError(SilvaError, RuntimeError):
     """Sampling failed for a reason of the engine's own (never the model's answer)."""
 
 
+class NoReply(EngineError):
+    """One request got no reply, others may get theirs: its episode has no result, the run goes on."""
+
+
 class ContextOverflow(SilvaError, ValueError):
     """The prompt leaves no room for a single token. An error of that trajectory, not of the run."""
 

@@ -33,9 +33,9 @@ from silva.orchestrator.numbers import Phases, eval_metrics
 from silva.orchestrator.sft import Imitation, imitate
 from silva.orchestrator.state import RunState
 from silva.ports import FILES
-from silva.protocols import Trainer
+from silva.protocols import Actor, Trainer
 from silva.registries import REGISTRIES
-from silva.rollouts.actors import Actor, Policy, Script
+from silva.rollouts.actors import Policy, Script
 from silva.rollouts.faults import tally
 from silva.rollouts.linear import Linear
 from silva.session import Session, model_settings, offers_tools

@@ -27,7 +27,8 @@ from silva.monitoring.monitor import Monitor
 from silva.orchestrator.sft import imitate
 from silva.orchestrator.silence import lonely
 from silva.ports import derive
-from silva.rollouts.actors import Actor, Policy, Script
+from silva.protocols import Actor
+from silva.rollouts.actors import Policy, Script
 from silva.rollouts.episode import play
 from silva.rollouts.faults import tally
 from silva.rollouts.samples import trajectory_samples

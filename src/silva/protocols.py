@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, Protocol, runtime_checkable
 
 from silva.types import (
     Completion,
+    CompletionStop,
     Group,
     LossSpec,
     Message,
@@ -16,6 +17,7 @@ from silva.types import (
     OptimParams,
     Sample,
     SamplingParams,
+    Segment,
     Signals,
     Snapshot,
     Split,
@@ -35,7 +37,13 @@ class Environment(Protocol):
 
 @runtime_checkable
 class Forkable(Protocol):
-    async def fork(self, seed: int) -> Environment: ...  # same state; its own noise from here on
+    """A fork has the same state and, from here on, noise of its own: that of `seed`.
+
+    With the seed of the environment itself (`task.seed`, or the one it was forked with) the noise goes on.
+    Neither changes the other.
+    """
+
+    async def fork(self, seed: int) -> Environment: ...
 
 
 @runtime_checkable
@@ -55,6 +63,52 @@ class Tool(Protocol):
     spec: ToolSpec
 
     async def __call__(self, arguments: Mapping[str, object]) -> str: ...  # ToolError for a bad call
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One turn to be taken: the whole context as messages and, for an actor that reads them, as tokens."""
+
+    world: str  # the environment's name in the configuration
+    environment: Environment
+    messages: Sequence[Message]
+    tools: Sequence[ToolSpec]
+    prefill: str  # the beginning of the answer, in `tokens` but not in `messages`
+    max_tokens: int  # of the answer
+    seed: int
+    session: str  # a routing hint
+    render: Callable[[], Sequence[int]]
+
+    @property
+    def tokens(self) -> Sequence[int]:
+        """The context as tokens, `prefill` included; rendered when they are first read."""
+        return self.render()
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """`prompt_tokens`: of the whole context, as a chat API counts them; None if the actor read the tokens."""
+
+    segment: Segment
+    message: Message
+    stop_reason: CompletionStop
+    prompt_tokens: int | None = None
+
+
+class Actor(Protocol):
+    """Who answers: a policy, an expert, a chat API.
+
+    `reads_tokens`: limits count the tokens of the context. Otherwise the actor plays through messages, and
+    limits count the tokens that it reports.
+
+    Raises:
+        NoReply: this request failed; the episode has no result.
+        ContextOverflow: the context leaves no room for an answer.
+    """
+
+    @property
+    def reads_tokens(self) -> bool: ...
+    async def reply(self, request: Request) -> Reply: ...
 
 
 class Rollout(Protocol):

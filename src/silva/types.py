@@ -159,7 +159,10 @@ class Completion:
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """Tokens with their source. Only `policy` segments carry log-probabilities and versions."""
+    """Tokens with their source. Only `policy` segments carry log-probabilities and versions.
+
+    `reported`: how many tokens there are, if a chat API counted them and gave none; None if they are given.
+    """
 
     source: Source
     tokens: tuple[int, ...]
@@ -168,8 +171,10 @@ class Segment:
     entropies: tuple[float, ...] = ()
     versions: tuple[int, ...] = ()
     temperature: float = 1.0
+    reported: int | None = None
 
     def __post_init__(self) -> None:
+        _check(self.reported is None or not self.tokens, "Segment: reported tokens are not given")
         if self.source == "policy":
             _same_length("Segment", self.tokens, logprobs=self.logprobs, versions=self.versions)
             # Engines behind an interface may give neither of these two.
@@ -177,6 +182,11 @@ class Segment:
                          entropies=self.entropies or self.tokens)  # fmt: skip
         else:
             _check(not self.logprobs, f"Segment: {self.source} tokens carry no log-probabilities")
+
+    @property
+    def count(self) -> int:
+        """How many tokens, given or reported."""
+        return len(self.tokens) if self.reported is None else self.reported
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,10 +217,10 @@ class Trajectory:
     next_context: tuple[int, ...] = ()  # if a limit cut it off: what the policy would have answered next
     failure: Failure | None = None
     error: str | None = None
-    parent: str | None = None
-    fork_turn: int | None = None
+    parent: str | None = None  # the trajectory from which it was forked
+    fork_turn: int | None = None  # how many of its first turns it shares with its parent
     agent: str = "policy"
-    episode: str = ""
+    episode: str = ""  # the same for all forks
 
     def __post_init__(self) -> None:
         _check(not self.turns or self.turns[0].fresh, f"trajectory {self.id}: the first turn must be fresh")
@@ -234,7 +244,7 @@ class Trajectory:
         return self.failure == "mask" and self.stop_reason != "error"
 
     def tokens(self, source: Source | None = None) -> int:
-        return sum(len(s.tokens) for t in self.turns for s in t.segments if source in (None, s.source))
+        return sum(s.count for t in self.turns for s in t.segments if source in (None, s.source))
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,8 +10,9 @@ import pytest
 from silva.engines.scripted import ScriptedEngine
 from silva.errors import CapabilityError
 from silva.models.tiny import tiny_tokenizer
+from silva.protocols import Reply, Request
 from silva.rendering.renderer import Renderer
-from silva.rollouts.actors import Ask, Reply, Script, ScriptFault
+from silva.rollouts.actors import Script, ScriptFault
 from silva.types import Completion, Message, Segment, ToolSpec
 
 TOOL = ToolSpec(
@@ -21,9 +22,10 @@ TOOL = ToolSpec(
 
 def ask(actor: Any, environment: Any = None, **changes: Any) -> Reply:
     values: dict[str, Any] = (
-        dict(world="w", prefill="", tools=(), max_tokens=9, seed=4, session="s") | changes
+        dict(world="w", messages=(), prefill="", tools=(), max_tokens=9, seed=4, session="s") | changes
     )
-    return asyncio.run(actor.reply(Ask([1, 2, 3], environment=environment, **values)))
+    request = Request(environment=environment, render=lambda: [1, 2, 3], **values)
+    return asyncio.run(actor.reply(request))
 
 
 def test_a_policy_samples_as_configured_and_keeps_what_was_recorded(policy) -> None:

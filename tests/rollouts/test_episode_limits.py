@@ -177,3 +177,17 @@ def test_a_close_that_never_returns_does_not_hold_the_run(run, world, talk) -> N
     trajectory = run(world(Stuck), timeout=0.05)
     assert (trajectory.stop_reason, trajectory.failure) == ("terminated", None)
     assert trajectory.error.startswith("close: TimeoutError")
+
+
+def test_the_engine_is_not_asked_once_the_time_is_over(run, world, talk, speaker) -> None:
+    class Deaf(talk):
+        async def step(self, message):
+            try:
+                await asyncio.sleep(60)
+            except asyncio.CancelledError:  # a bare `except:` in a user's code does so
+                return await super().step(message)
+
+    engine = speaker("yes")
+    trajectory = run(world(Deaf), engine, timeout=0.05)
+    assert (trajectory.stop_reason, trajectory.failure) == ("timeout", "mask")
+    assert len(engine.requests) == 1

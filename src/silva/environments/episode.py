@@ -20,6 +20,7 @@ class Episode:
         self.settings = settings
         self.task = task
         self.rng = random.Random(f"{task.seed}/noise")
+        self._seed = task.seed  # of the noise
         self._phase = "new"
         self._said = 0
 
@@ -29,10 +30,12 @@ class Episode:
         return Message(role, text, id=f"environment-{self._said}", name=name)
 
     async def fork(self, seed: int) -> Self:
-        """The same state; its own noise from here on."""
+        """The same state; its own noise from here on, or this one's if it has the same seed."""
         shared = {id(part): part for part in self._shared()}
         twin = copy.deepcopy(self, shared)
-        twin.rng = random.Random(f"{self.task.seed}/fork/{seed}")
+        if seed != self._seed:
+            twin.rng = random.Random(f"{self.task.seed}/fork/{seed}")
+            twin._seed = seed
         return twin
 
     async def close(self) -> None:

@@ -248,4 +248,4 @@ class ToolEpisode(Episode):
         return dataclasses.replace(self._append(), context=tuple(self.history))
 
     def _shared(self) -> tuple[Any, ...]:
-        return (*super()._shared(), *self.tools.values())
+        return (*super()._shared(), *self.tools.values(), *self.history)

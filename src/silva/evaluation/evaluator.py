@@ -24,9 +24,8 @@ import numpy as np
 from silva.config.sections import Eval, Limits
 from silva.evaluation.statistics import Estimate, estimate, pass_at_k
 from silva.ports import derive
-from silva.protocols import TaskSet
+from silva.protocols import Actor, TaskSet
 from silva.rendering.renderer import Renderer
-from silva.rollouts.actors import Actor
 from silva.rollouts.episode import play
 from silva.rollouts.faults import UNWATCHED, Watch, tally
 from silva.types import Task, Trajectory

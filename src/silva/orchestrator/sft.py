@@ -24,9 +24,9 @@ from silva.orchestrator.interrupt import Interrupt
 from silva.orchestrator.schedule import optim_params
 from silva.orchestrator.tasks import TaskStream
 from silva.ports import derive
-from silva.protocols import Engine, Trainer
+from silva.protocols import Actor, Engine, Trainer
 from silva.rendering.renderer import Renderer
-from silva.rollouts.actors import Actor, Policy, Script
+from silva.rollouts.actors import Policy, Script
 from silva.rollouts.episode import play
 from silva.rollouts.faults import UNWATCHED, Watch, tally
 from silva.rollouts.samples import to_samples

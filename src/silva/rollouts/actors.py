@@ -2,69 +2,44 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from random import Random
-from typing import Protocol
+from typing import ClassVar
 
 from silva.config.sections import Sampling
 from silva.errors import CapabilityError
 from silva.ports import derive
-from silva.protocols import Engine, Environment, Scripted
+from silva.protocols import Engine, Reply, Request, Scripted
 from silva.rendering.renderer import Renderer
-from silva.types import CompletionStop, Message, SamplingParams, Segment, ToolSpec
-
-
-@dataclass(frozen=True, slots=True)
-class Ask:
-    """One turn to be taken. `context` is all the policy sees, in tokens, `prefill` included."""
-
-    context: Sequence[int]
-    world: str  # the environment's name in the configuration
-    environment: Environment
-    prefill: str
-    tools: Sequence[ToolSpec]
-    max_tokens: int
-    seed: int
-    session: str
-
-
-@dataclass(frozen=True, slots=True)
-class Reply:
-    segment: Segment
-    message: Message
-    stop_reason: CompletionStop
+from silva.types import SamplingParams, Segment
 
 
 class ScriptFault(Exception):
     """The environment raised when it was asked to play itself; the cause is its exception."""
 
 
-class Actor(Protocol):
-    async def reply(self, ask: Ask) -> Reply: ...
-
-
 @dataclass(frozen=True, slots=True)
 class Policy:
     """Samples from an engine."""
 
+    reads_tokens: ClassVar[bool] = True
     engine: Engine
     renderer: Renderer
     sampling: Sampling
 
-    async def reply(self, ask: Ask) -> Reply:
-        stop = (*self.sampling.stop, *self.renderer.stop_strings(ask.tools))
+    async def reply(self, request: Request) -> Reply:
+        stop = (*self.sampling.stop, *self.renderer.stop_strings(request.tools))
         params = SamplingParams(
-            max_tokens=ask.max_tokens,
+            max_tokens=request.max_tokens,
             temperature=self.sampling.temperature,
             top_p=self.sampling.top_p,
             top_k=self.sampling.top_k,
             min_p=self.sampling.min_p,
             stop=stop,
             stop_token_ids=self.renderer.stop_token_ids,
-            seed=ask.seed,
+            seed=request.seed,
         )
-        sampled = await self.engine.sample(ask.context, params, session=ask.session)
+        sampled = await self.engine.sample(request.tokens, params, session=request.session)
         segment = Segment(
             "policy",
             sampled.tokens,
@@ -74,7 +49,7 @@ class Policy:
             sampled.versions,
             self.sampling.temperature,
         )
-        message = self.renderer.parse(sampled.tokens, prefill=ask.prefill, stop=stop, tools=ask.tools)
+        message = self.renderer.parse(sampled.tokens, prefill=request.prefill, stop=stop, tools=request.tools)
         return Reply(segment, message, sampled.stop_reason)
 
 
@@ -86,16 +61,19 @@ class Script:
     they stand in an environment segment.
     """
 
+    reads_tokens: ClassVar[bool] = True
+
     renderer: Renderer
     mistakes: float = 0.0
     noise: float = 0.0
 
-    async def reply(self, ask: Ask) -> Reply:
-        environment, seed = ask.environment, ask.seed
+    async def reply(self, request: Request) -> Reply:
+        environment, seed = request.environment, request.seed
         if not isinstance(environment, Scripted):
             raise CapabilityError(
-                f"environment {ask.world!r} cannot play itself: scripted play ([warm_start], --policy expert "
-                f"or random) needs expert_reply() and random_reply(seed) on {type(environment).__name__}"
+                f"environment {request.world!r} cannot play itself: scripted play ([warm_start], "
+                "--policy expert or random) needs expert_reply() and random_reply(seed) on "
+                f"{type(environment).__name__}"
             )
         wrong = Random(derive(seed, "mistake")).random() < self.mistakes
         astray = wrong or Random(derive(seed, "noise")).random() < self.noise
@@ -103,11 +81,11 @@ class Script:
             text = environment.random_reply(seed) if astray else environment.expert_reply()
             if not isinstance(text, str):
                 raise TypeError(f"returned {type(text).__name__}, expected the text of a reply (str)")
-            text = self.renderer.scripted(text.removeprefix(ask.prefill))
+            text = self.renderer.scripted(text.removeprefix(request.prefill))
         except CapabilityError:  # there is no expert in any other episode either
             raise
         except Exception as fault:
             raise ScriptFault("random_reply" if astray else "expert_reply") from fault
         tokens = tuple(self.renderer.encode_reply(text))
-        message = self.renderer.parse(tokens, prefill=ask.prefill, tools=ask.tools)
+        message = self.renderer.parse(tokens, prefill=request.prefill, tools=request.tools)
         return Reply(Segment("environment" if wrong else "expert", tokens), message, "stop_token")

@@ -1,47 +1,37 @@
 """One episode: an actor and an environment in turns, until either ends or a limit is met.
 
-    reset ──> observation ──render──> context ──actor──> reply ──step──> observation ──> ...
+    start ──> observation ──render──> request ──actor──> reply ──step──> observation ──> ...
+              └───────────────────────────── advance: one turn ──────────────────────┘
 
-Faults are handled here and nowhere else. If an environment raises or takes too long to reset, there is no
-result (`redo`). Two results must not be used (`mask`): a reward that is not a number, and an episode that met
-a limit for which the policy is responsible (a context that overflows, a step that takes too long). Neither
-becomes a reward of 0 in training. Evaluation tells the two apart by the stop reason, see
-`Trajectory.limited`.
+Faults are handled here and nowhere else. If an environment raises or takes too long to reset, or if the
+actor gets no reply, there is no result (`redo`). Two results must not be used (`mask`): a reward that is not
+a number, and an episode that met a limit for which the policy is responsible (a context that overflows, a
+step that takes too long). Neither becomes a reward of 0 in training. Evaluation tells the two apart by the
+stop reason, see `Trajectory.limited`.
 
-The clock of an episode stops while it waits for the engine: the length of the queue says nothing about the
-episode.
+The clock of an episode runs while its environment works, never while it waits for the engine: the length of
+the queue says nothing about the episode.
 """
 
 from __future__ import annotations
 
 import asyncio
 import math
-from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from numbers import Real
 from typing import TypeVar
 
 from silva.config.sections import Limits
-from silva.errors import ContextOverflow, RenderingError
+from silva.errors import CapabilityError, ContextOverflow, NoReply, RenderingError
 from silva.ports import CLOCK, derive
-from silva.protocols import Environment, TaskSet
+from silva.protocols import Actor, Environment, Forkable, Reply, Request, TaskSet
 from silva.rendering.renderer import Renderer
-from silva.rollouts.actors import Actor, Ask, Reply, ScriptFault
+from silva.rollouts.actors import ScriptFault
 from silva.rollouts.faults import UNWATCHED, Watch, place, tell_if_long, trace, watched
-from silva.types import (
-    Failure,
-    Message,
-    Observation,
-    Segment,
-    Step,
-    StopReason,
-    Task,
-    ToolSpec,
-    Trajectory,
-    Turn,
-)
+from silva.rollouts.state import End, State, answered, new_messages, rendered, result, started
+from silva.types import Failure, Observation, Step, StopReason, Task, Trajectory
 
 T = TypeVar("T")
 
@@ -54,28 +44,11 @@ class _EpisodeFault(Exception):
         self.failure, self.stop_reason, self.trace = failure, stop_reason, trace
 
 
-@dataclass
-class _State:
-    """What the episode has become so far."""
-
-    messages: list[Message] = field(default_factory=list)  # the whole context as messages
-    context: list[int] = field(default_factory=list)  # and as tokens
-    sampled: dict[str, list[int]] = field(default_factory=dict)  # message id -> tokens, prefill included
-    known: dict[str, Message] = field(default_factory=dict)
-    turns: list[Turn] = field(default_factory=list)
-    tools: tuple[ToolSpec, ...] = ()
-    observation: Observation = field(default_factory=Observation)
-    shown: list[int] = field(default_factory=list)  # tokens of the observation
-    fresh: bool = True
-    calling: str = ""  # the method of the environment that was called last
-    next_context: tuple[int, ...] = ()  # of an episode that was cut off
-
-
 async def play(
     task: Task,
     taskset: TaskSet,
     actor: Actor,
-    renderer: Renderer,
+    renderer: Renderer | None,
     limits: Limits,
     *,
     id: str,
@@ -83,246 +56,267 @@ async def play(
     on_turn: Callable[[str], None] = lambda waiting_for: None,
     watch: Watch = UNWATCHED,
 ) -> Trajectory:
-    """Play one episode of `task`; a fault of the environment is part of the result, never raised.
+    """Play one episode of `task` to its end; the arguments are those of `Episode`."""
+    episode = Episode(task, taskset, actor, renderer, limits, id, seed, on_turn, watch)
+    try:
+        await episode.start()
+        while not episode.over:
+            await episode.advance()
+    finally:
+        await episode.close()
+    return episode.trajectory()
 
-    Args:
+
+@dataclass
+class Episode:
+    """An episode that can be taken up at any turn, any number of times.
+
+        await episode.start()
+        await episode.advance()                          one turn
+        other = await episode.fork(id="b", seed=7)       both go on from here, independently
+        await episode.close()                            each of them, whatever happened
+        episode.trajectory()                             once it is `over`
+
+    A fault of the environment is part of the result, never raised.
+
+    Attributes:
+        renderer: None for an actor that plays through messages.
         seed: decides every random number of the episode, the actor's and the environment's; it replaces the
             task's own seed. So a task has the same prompt but different random events in every episode.
         on_turn: told whom the episode waits for next: "engine", or the environment's name.
+        state: what has happened so far. Forks share it.
+        left: seconds that the environment may still take.
+        overdue: the time is over, but the environment has swallowed the cancellation.
+        parent: the episode from which this one was forked, after `fork_turn` turns.
     """
-    state = _State()
-    stop_reason: StopReason = "error"
-    failure: Failure | None = None
-    error: str | None = None
-    environment: Environment | None = None
-    try:
-        async with asyncio.timeout(limits.timeout) as timer:
-            on_turn(task.environment)
-            environment = _construct(taskset, replace(task, seed=derive(seed, "luck")), watch)
-            asks = _Asks(task, environment, actor, limits, id, seed, timer, on_turn, watch)
-            stop_reason = await _turns(state, asks, renderer)
-    except _EpisodeFault as fault:
-        stop_reason, failure, error = fault.stop_reason, fault.failure, str(fault)
-        watch.fault(task.environment, error, fault.trace)
-    except TimeoutError:
-        if not timer.expired():  # somebody else's
-            raise
-        # A step depends on what the policy did; a reset does not.
-        stop_reason, failure = ("timeout", "mask") if state.calling == "step" else ("error", "redo")
-        error = f"{state.calling}: no end within rollout.limits.timeout = {limits.timeout:g} s"
-        watch.fault(task.environment, error, "")
-    finally:
-        if environment is not None and (left_open := await _close(environment, task, limits, watch)):
-            error = error or left_open  # the result stands
-    return Trajectory(
-        id=id,
-        turns=tuple(state.turns),
-        stop_reason=stop_reason,
-        rewards=_sum(turn.rewards for turn in state.turns),
-        shaped=_sum(turn.shaped for turn in state.turns),
-        metrics=_mean(turn.metrics for turn in state.turns),
-        observation=state.observation,
-        next_context=state.next_context if failure is None else (),
-        failure=failure,
-        error=error,
-        episode=id,
-    )
-
-
-@dataclass(frozen=True)
-class _Asks:
-    """Asks the environment and the actor, within the limits on time."""
 
     task: Task
-    environment: Environment
+    taskset: TaskSet
     actor: Actor
+    renderer: Renderer | None
     limits: Limits
     id: str
     seed: int
-    timer: asyncio.Timeout
-    on_turn: Callable[[str], None]
-    watch: Watch
+    on_turn: Callable[[str], None] = lambda waiting_for: None
+    watch: Watch = UNWATCHED
+    environment: Environment | None = None
+    state: State = field(default_factory=State)
+    left: float = math.nan
+    overdue: bool = False
+    calling: str = ""  # the method of the environment that was called last
+    root: str = ""  # the episode that was not forked from another
+    parent: str | None = None
+    fork_turn: int | None = None
 
-    async def reset(self, state: _State) -> Observation:
-        state.calling = "reset"
+    @property
+    def over(self) -> bool:
+        return self.state.end is not None
+
+    async def start(self) -> None:
+        """Make the environment and take its first observation."""
+        loop = asyncio.get_running_loop()
+        self.left, self.root = self.limits.timeout, self.root or self.id
+        with self._faults():
+            began = loop.time()
+            self.on_turn(self.task.environment)
+            self.environment = self._construct()
+            self.left -= loop.time() - began
+            first = await self._timed("reset", self.environment.reset)
+            self._checked("reset", lambda: _expect(Observation, first))
+            self.state = self._checked("observation", lambda: started(first))
+            if (size := self._size()) >= self.limits.max_episode_tokens:
+                raise _EpisodeFault(
+                    f"the first observation has {size} tokens, expected fewer than "
+                    f"rollout.limits.max_episode_tokens = {self.limits.max_episode_tokens}",
+                    "mask",
+                    "max_tokens",
+                )
+
+    async def advance(self) -> None:
+        """One turn: a reply, and what the environment makes of it."""
+        environment = self._running("advance")
+        with self._faults():
+            reply = await self._reply(environment)
+            message = replace(reply.message, id=f"{self.id}/{len(self.state.turns)}")
+            self.on_turn(self.task.environment)
+            step = await self._timed("step", environment.step, message)
+            self._checked("step", lambda: _check_step(step))
+            self.state = self._checked("observation", lambda: answered(self.state, reply, message, step))
+            if step.terminated:
+                self._end("terminated")
+            elif step.truncated:
+                self._end("truncated", next_context=self._next_context())
+            elif reply.stop_reason == "context_overflow":
+                self._end("context_overflow")
+            elif len(self.state.turns) >= self.limits.max_turns:
+                self._end("max_turns", next_context=self._next_context())
+            elif self._size() >= self.limits.max_episode_tokens:
+                self._end("max_tokens", next_context=tuple(self.state.context))
+
+    async def fork(self, *, id: str, seed: int, on_turn: Callable[[str], None] | None = None) -> Episode:
+        """The same episode once more, to go on from here with the random numbers of `seed`.
+
+        No token is copied: both share the turns so far. With the seed of this episode, the fork goes on
+        exactly as this one does.
+
+        Raises:
+            CapabilityError: the environment has no `fork(seed)`.
+        """
+        environment = self._running("fork")
+        if not isinstance(environment, Forkable):
+            raise CapabilityError(
+                f"environment {self.task.environment!r} cannot be forked: {type(environment).__name__} needs "
+                "`async def fork(self, seed)`, as `Episode` of silva.environments.episode has it"
+            )
+        twin = replace(
+            self, id=id, seed=seed, on_turn=on_turn or self.on_turn, environment=None,
+            parent=self.id, fork_turn=len(self.state.turns),
+        )  # fmt: skip
+        with twin._faults():
+            twin.environment = await twin._timed("fork", environment.fork, derive(seed, "luck"))
+        return twin
+
+    async def close(self) -> None:
+        """Close the environment. An error in closing is noted, and the result stands."""
+        environment, self.environment = self.environment, None
+        if environment is None:
+            return
+        self.calling = "close"
         try:
-            return _expect(Observation, await self._watched(state, self.environment.reset))
+            async with asyncio.timeout(self.limits.timeout):
+                await watched(environment.close, tell=self._tell)
         except Exception as fault:
-            raise _fault("reset", fault, self.environment) from fault
+            found = _fault("close", fault, environment)
+            self.watch.fault(self.task.environment, str(found), found.trace)
+            if (end := self.state.end) is not None:
+                self.state = replace(self.state, end=replace(end, error=end.error or str(found)))
 
-    async def step(self, state: _State, message: Message) -> Step:
-        state.calling = "step"
-        self.on_turn(self.task.environment)
+    def trajectory(self) -> Trajectory:
+        """The result of an episode that is over. Its turns include those that it shares with its parent."""
+        return result(self.state, id=self.id, episode=self.root, parent=self.parent, fork_turn=self.fork_turn)
+
+    # --- who is asked
+
+    def _running(self, call: str) -> Environment:
+        if self.environment is None or self.over:
+            state = "over" if self.over else "closed" if self.calling else "not started"
+            raise RuntimeError(f"episode {self.id}: {call}() of an episode that is {state}")
+        return self.environment
+
+    def _construct(self) -> Environment:
+        self.calling, began = "construction", CLOCK.monotonic()
         try:
-            step = _expect(Step, await self._watched(state, self.environment.step, message))
-            _expect(Observation, step.observation)
-            _check_numbers(step)
+            return self.taskset.environment(replace(self.task, seed=derive(self.seed, "luck")))
+        except Exception as fault:
+            raise _fault("construction", fault, self.taskset) from fault
+        finally:
+            tell_if_long(began, self._tell)
+
+    async def _reply(self, environment: Environment) -> Reply:
+        self.on_turn("engine")
+        if self.overdue:
+            raise self._late()
+        request = Request(
+            world=self.task.environment,
+            environment=environment,
+            messages=self.state.messages,
+            tools=self.state.tools,
+            prefill=self.state.observation.prefill,
+            max_tokens=min(self.limits.max_turn_tokens, self.limits.max_episode_tokens - self._size()),
+            seed=derive(self.seed, len(self.state.turns)),
+            session=self.root,
+            render=self._tokens,
+        )
+        try:
+            return await self.actor.reply(request)
+        except ContextOverflow as fault:
+            raise _EpisodeFault(str(fault), "mask", "context_overflow") from fault
+        except NoReply as fault:
+            raise _EpisodeFault(f"reply: {fault}", "redo") from fault
+        except ScriptFault as fault:
+            assert isinstance(fault.__cause__, Exception)
+            raise _fault(str(fault), fault.__cause__, environment) from fault
+
+    async def _timed(self, calling: str, method: Callable[..., Awaitable[T]], *arguments: object) -> T:
+        """A method of the environment, within what is left of the episode's time."""
+        self.calling, timer = calling, asyncio.timeout(self.left)
+        try:
+            async with timer:
+                try:
+                    return await watched(method, *arguments, tell=self._tell)
+                except Exception as fault:
+                    raise _fault(calling, fault, getattr(method, "__self__", None)) from fault
+        except TimeoutError:  # of the timer: the environment's own is a fault
+            raise self._late() from None
+        finally:
+            ends = timer.when()
+            assert ends is not None
+            self.left, self.overdue = ends - asyncio.get_running_loop().time(), timer.expired()
+
+    def _late(self) -> _EpisodeFault:
+        # A step depends on what the policy did; a reset does not.
+        failure: Failure = "mask" if self.calling == "step" else "redo"
+        return _EpisodeFault(
+            f"{self.calling}: no end within rollout.limits.timeout = {self.limits.timeout:g} s",
+            failure,
+            "timeout" if failure == "mask" else "error",
+        )
+
+    def _tell(self, seconds: float) -> None:
+        self.watch.blocked(self.task.environment, self.calling, seconds)
+
+    # --- what it becomes
+
+    def _size(self) -> int:
+        """Tokens of the context: counted, or as the actor reported them after the last turn."""
+        if self.actor.reads_tokens:
+            return len(self._tokens())
+        self._checked(
+            "observation", lambda: [_expect(str, m.content) for m in new_messages(self.state.observation)]
+        )
+        return self.state.reported
+
+    def _tokens(self) -> Sequence[int]:
+        if self.renderer is None:
+            raise CapabilityError("an actor that reads tokens needs a renderer")
+        try:
+            self.state = rendered(self.state, self.renderer)
+        except RenderingError as fault:
+            raise _EpisodeFault(f"rendering: {fault}", "mask") from fault
+        except Exception as fault:  # a message whose content is no text, say
+            raise _fault("observation", fault, self.environment) from fault
+        return self.state.context
+
+    def _next_context(self) -> tuple[int, ...]:
+        """What the policy would have answered next, for a critic; nothing if the world shows nothing more.
+
+        An observation that cannot be rendered is no error here.
+        """
+        observation = self.state.observation
+        if self.actor.reads_tokens and (observation.messages or observation.context is not None):
+            with suppress(_EpisodeFault):
+                return tuple(self._tokens())
+        return ()
+
+    def _checked(self, where: str, check: Callable[[], T]) -> T:
+        try:
+            return check()
         except _EpisodeFault:
             raise
         except Exception as fault:
-            raise _fault("step", fault, self.environment) from fault
-        return step
+            raise _fault(where, fault, self.environment) from fault
 
-    async def reply(self, state: _State, room: int) -> Reply:
-        self.on_turn("engine")
-        ask = Ask(
-            context=state.context,
-            world=self.task.environment,
-            environment=self.environment,
-            prefill=state.observation.prefill,
-            tools=state.tools,
-            max_tokens=min(self.limits.max_turn_tokens, room),
-            seed=derive(self.seed, len(state.turns)),
-            session=self.id,
-        )
+    def _end(self, stop_reason: StopReason, *, next_context: tuple[int, ...] = ()) -> None:
+        self.state = replace(self.state, end=End(stop_reason, next_context=next_context))
+
+    @contextmanager
+    def _faults(self) -> Iterator[None]:
+        """A fault ends the episode."""
         try:
-            with _stopped(self.timer):
-                return await self.actor.reply(ask)
-        except ContextOverflow as fault:
-            raise _EpisodeFault(str(fault), "mask", "context_overflow") from fault
-        except ScriptFault as fault:
-            assert isinstance(fault.__cause__, Exception)
-            raise _fault(str(fault), fault.__cause__, self.environment) from fault
-
-    async def _watched(self, state: _State, function: Callable[..., Awaitable[T]], *arguments: object) -> T:
-        def tell(seconds: float) -> None:
-            self.watch.blocked(self.task.environment, state.calling, seconds)
-
-        return await watched(function, *arguments, tell=tell)
-
-
-async def _turns(state: _State, asks: _Asks, renderer: Renderer) -> StopReason:
-    limits = asks.limits
-    state.observation = await asks.reset(state)
-    _show(state, renderer, None, asks.environment)
-    if len(state.context) >= limits.max_episode_tokens:
-        raise _EpisodeFault(
-            f"the first observation has {len(state.context)} tokens, expected fewer than "
-            f"rollout.limits.max_episode_tokens = {limits.max_episode_tokens}",
-            "mask",
-            "max_tokens",
-        )
-    while True:
-        room = limits.max_episode_tokens - len(state.context)
-        if room <= 0:
-            state.next_context = tuple(state.context)
-            return "max_tokens"
-        index = len(state.turns)
-        reply = await asks.reply(state, room)
-        message = replace(reply.message, id=f"{asks.id}/{index}")
-        step = await asks.step(state, message)
-        shown = state.observation.messages if state.observation.context is None else state.observation.context
-        state.turns.append(
-            Turn(
-                id=message.id,
-                segments=(Segment("environment", tuple(state.shown)), reply.segment),
-                messages=(*shown, message),
-                rewards=step.rewards,
-                shaped=step.shaped,
-                metrics=step.metrics,
-                fresh=state.fresh,
-                stop_reason=reply.stop_reason,
-            )
-        )
-        prefill = renderer.encode(state.observation.prefill)
-        state.sampled[message.id] = [*prefill, *reply.segment.tokens]
-        state.known[message.id] = message
-        state.messages.append(message)
-        state.context += reply.segment.tokens
-        state.observation = step.observation
-        if step.terminated:
-            return "terminated"
-        if step.truncated:
-            return _cut_off("truncated", state, renderer, reply.segment, asks.environment)
-        if reply.stop_reason == "context_overflow":
-            return "context_overflow"
-        if len(state.turns) >= limits.max_turns:
-            return _cut_off("max_turns", state, renderer, reply.segment, asks.environment)
-        _show(state, renderer, reply.segment, asks.environment)
-
-
-@contextmanager
-def _stopped(timer: asyncio.Timeout) -> Iterator[None]:
-    """Pauses the timer: the remaining time stays the same."""
-    if timer.expired():  # and the environment has swallowed the cancellation
-        raise asyncio.CancelledError
-    loop, when = asyncio.get_running_loop(), timer.when()
-    assert when is not None
-    left = when - loop.time()
-    timer.reschedule(None)
-    try:
-        yield
-    finally:
-        timer.reschedule(loop.time() + left)
-
-
-async def _close(environment: Environment, task: Task, limits: Limits, watch: Watch) -> str | None:
-    """The error in closing, if there was one."""
-
-    def tell(seconds: float) -> None:
-        watch.blocked(task.environment, "close", seconds)
-
-    try:
-        async with asyncio.timeout(limits.timeout):
-            await watched(environment.close, tell=tell)
-    except Exception as fault:
-        found = _fault("close", fault, environment)
-        watch.fault(task.environment, str(found), found.trace)
-        return str(found)
-    return None
-
-
-def _show(state: _State, renderer: Renderer, last: Segment | None, environment: Environment) -> None:
-    """Add the observation to the context: as new tokens after `last`, or as a context of its own."""
-    observation = state.observation
-    state.tools = observation.tools or state.tools
-    if observation.context is not None:
-        state.messages = list(observation.context)
-        for message in observation.context:
-            # Edited messages are rendered anew; only what was said as it stands keeps its tokens.
-            if message.id in state.sampled and state.known[message.id] != message:
-                del state.sampled[message.id]
-    else:
-        state.messages += observation.messages
-    state.fresh = last is None or observation.context is not None or renderer.rebuilds_context
-    try:
-        if state.fresh or last is None:
-            tokens = renderer.context(
-                state.messages, state.tools, sampled=state.sampled, prefill=observation.prefill
-            )
-            state.context = []
-        else:
-            tokens = renderer.extend(last.tokens, observation.messages, prefill=observation.prefill)
-    except RenderingError as fault:
-        raise _EpisodeFault(f"rendering: {fault}", "mask") from fault
-    except Exception as fault:  # a message whose content is no text, say
-        raise _fault("observation", fault, environment) from fault
-    state.shown = tokens
-    state.context += tokens
-
-
-def _cut_off(
-    reason: StopReason, state: _State, renderer: Renderer, last: Segment, environment: Environment
-) -> StopReason:
-    """Records what the policy would have answered next: the state that a critic scores.
-
-    Records nothing if the world shows nothing more. An observation that cannot be rendered is no error here.
-    """
-    if state.observation.messages or state.observation.context is not None:
-        with suppress(_EpisodeFault):
-            _show(state, renderer, last, environment)
-            state.next_context = tuple(state.context)
-    return reason
-
-
-def _construct(taskset: TaskSet, task: Task, watch: Watch) -> Environment:
-    began = CLOCK.monotonic()
-    try:
-        return taskset.environment(task)
-    except Exception as fault:
-        raise _fault("construction", fault, taskset) from fault
-    finally:
-        tell_if_long(began, lambda seconds: watch.blocked(task.environment, "construction", seconds))
+            yield
+        except _EpisodeFault as fault:
+            self.state = replace(self.state, end=End(fault.stop_reason, fault.failure, str(fault)))
+            self.watch.fault(self.task.environment, str(fault), fault.trace)
 
 
 def _fault(where: str, fault: Exception, environment: object) -> _EpisodeFault:
@@ -337,7 +331,8 @@ def _expect(kind: type[T], got: T) -> T:
     return got
 
 
-def _check_numbers(step: Step) -> None:
+def _check_step(step: Step) -> None:
+    _expect(Observation, _expect(Step, step).observation)
     for field_, what in (("rewards", "reward"), ("shaped", "reward"), ("metrics", "metric")):
         values = getattr(step, field_)
         if not isinstance(values, Mapping):
@@ -348,18 +343,3 @@ def _check_numbers(step: Step) -> None:
         for name, value in values.items():
             if not isinstance(value, Real) or not math.isfinite(value):
                 raise _EpisodeFault(f"step: {what} {name!r} is {value!r}, expected a finite number", "mask")
-
-
-def _sum(parts: Iterable[Mapping[str, float]]) -> dict[str, float]:
-    total: dict[str, float] = {}
-    for part in parts:
-        for name, value in part.items():
-            total[name] = total.get(name, 0.0) + float(value)
-    return total
-
-
-def _mean(parts: Iterable[Mapping[str, float]]) -> dict[str, float]:
-    """Of each metric, over the turns that report it."""
-    parts = list(parts)
-    counts = Counter(name for part in parts for name in part)
-    return {name: value / counts[name] for name, value in _sum(parts).items()}

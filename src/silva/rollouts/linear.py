@@ -6,9 +6,9 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 
 from silva.ports import derive
-from silva.protocols import Engine, TaskSet
+from silva.protocols import Actor, Engine, TaskSet
 from silva.rendering.renderer import Renderer
-from silva.rollouts.actors import Actor, Policy
+from silva.rollouts.actors import Policy
 from silva.rollouts.episode import play
 from silva.rollouts.faults import UNWATCHED, Watch
 from silva.rollouts.settings import LinearRolloutSettings

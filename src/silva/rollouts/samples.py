@@ -8,15 +8,25 @@ from typing import Any
 
 import numpy as np
 
+from silva.errors import CapabilityError
 from silva.types import Group, Sample, Trajectory, Turn
 
 
 def to_samples(groups: Iterable[Group]) -> list[Sample]:
-    """One row a trajectory, and one more at every later `fresh` turn; failed trajectories give none."""
+    """One row a trajectory, and one more at every later `fresh` turn; failed trajectories give none.
+
+    Raises:
+        CapabilityError: a trajectory of a chat API, which gives neither tokens nor log-probabilities.
+    """
     return [s for group in groups for t in group.scored for s in trajectory_samples(t, group.key)]
 
 
 def trajectory_samples(trajectory: Trajectory, group: str) -> list[Sample]:
+    if any(s.reported is not None for turn in trajectory.turns for s in turn.segments):
+        raise CapabilityError(
+            f"trajectory {trajectory.id} cannot be trained: it was played through a chat API, which gives no "
+            "token ids and no log-probabilities; such episodes can be evaluated only"
+        )
     rows: list[list[Turn]] = []
     for turn in trajectory.turns:
         if turn.fresh:
