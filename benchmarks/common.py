@@ -119,9 +119,10 @@ class Learning:
 def learn(config: Path, seed: int, output_dir: str, *, resume: bool, random: bool = False) -> Learning:
     """Train with one seed, or with `resume` read a finished run; `random`: let chance play the same tasks."""
     # Here, because benchmarks that train nothing need less than these do (gpu.py: no more than torch).
+    from silva.commands.evaluate import evaluate_config
+    from silva.commands.train import train
     from silva.config.load import load
     from silva.evaluation.evaluator import records
-    from silva.launch import evaluate_config, train
     from silva.registries import REGISTRIES
 
     argv = [f"@{config}", f"--seed={seed}", f"--name=seed_{seed}", f"--output-dir={output_dir}"]

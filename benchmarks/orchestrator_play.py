@@ -140,7 +140,7 @@ def replies(case: Case, renderer: Renderer) -> Callable[[Sequence[int], Sampling
 
 @contextlib.contextmanager
 def frozen_start() -> Iterator[None]:
-    """What is alive now is left out of garbage collection, as `Session` does once the model is loaded."""
+    """What is alive now is left out of garbage collection, as `process.loaded` does."""
     gc.collect()
     gc.freeze()
     try:

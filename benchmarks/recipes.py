@@ -194,8 +194,8 @@ def arguments() -> argparse.Namespace:
 
 def warm_start(out: Path, world: str, flags: Sequence[str], resume: bool) -> None:
     """Make the agent of a world, unless there is one to go on with."""
+    from silva.commands.sft import supervise
     from silva.config.load import load
-    from silva.launch import supervise
     from silva.registries import REGISTRIES
 
     if resume and (agent_of(out, world) / "config.json").exists():

@@ -76,7 +76,7 @@ report = false
 """A run of a few seconds: two worlds that take their time at random, evaluation, checkpoints."""
 
 SIGNALS_AT = {
-    "load": "silva.session:load_model",
+    "load": "silva.assembly:load_model",
     "warm_start": "silva.orchestrator.sft:play",
     "eval": "silva.evaluation.evaluator:play",
     "rollout": "silva.rollouts.linear:play",
@@ -102,7 +102,7 @@ class Job:
 def prepare() -> None:
     """Import what every child would; one thread each, so that forks are safe."""
     os.environ["OMP_NUM_THREADS"] = "1"
-    import silva.launch  # noqa: F401
+    import silva.commands.train  # noqa: F401
 
 
 def start(job: Job) -> int:

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 import silva as package
-from silva.chat import chat
 from silva.cli import COMMANDS, _options, main
+from silva.commands.chat import chat
 from silva.config.load import load
 from silva.registries import REGISTRIES
 
@@ -193,7 +193,7 @@ def test_doctor(silva):
 
 
 def test_doctor_says_where_bits_do_not_repeat(monkeypatch):
-    from silva import doctor
+    from silva.commands import doctor
     from silva.engines.local import machine
     from silva.engines.local.same_bits import RowRules
 
@@ -203,7 +203,7 @@ def test_doctor_says_where_bits_do_not_repeat(monkeypatch):
 
 
 def test_doctor_says_what_is_missing(monkeypatch):
-    from silva import doctor
+    from silva.commands import doctor
 
     versions = {"torch": None, "peft": None, "tensorboard": None}
     monkeypatch.setattr(doctor, "_version", lambda name: versions.get(name, "1.0"))

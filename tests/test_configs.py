@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from silva.commands.checks import check
 from silva.config.load import load
-from silva.launch import check
 from silva.registries import REGISTRIES
 
 ROOT = Path(__file__).parents[1]

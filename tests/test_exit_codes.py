@@ -52,7 +52,7 @@ def test_done_and_interrupted(monkeypatch):
 
 @pytest.mark.parametrize("command", ["rl", "sft"])
 def test_an_interrupted_run(monkeypatch, command):
-    target = {"rl": "silva.launch.train", "sft": "silva.launch.supervise"}[command]
+    target = {"rl": "silva.commands.train.train", "sft": "silva.commands.sft.supervise"}[command]
 
     def interrupted(*_, **__):
         raise Interrupted

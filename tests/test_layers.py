@@ -23,14 +23,11 @@ ROWS = [
     ["protocols", "config", "codec"],
     ["storage"],
     ["algorithms", "rendering", "models", "tools", "monitoring"],
-    ["environments", "engines", "rollouts", "trainer"],
+    ["environments", "engines", "rollouts", "trainer", "placement"],
     ["evaluation"],
     ["orchestrator"],
-    ["placement"],
-    ["registries", "session"],
-    ["ending"],
-    ["launch"],
-    ["plan", "chat", "doctor"],
+    ["registries", "assembly", "process"],
+    ["commands"],
     ["cli"],
     ["__main__"],
 ]
@@ -89,10 +86,33 @@ def test_imports_go_one_way():
     assert wrong == []
 
 
-def test_the_package_itself_imports_only_the_launch_and_only_when_asked():
+def test_the_package_itself_imports_only_a_command_and_only_when_asked():
     assert {(what, top) for what, _, top in imports("silva") if what.startswith("silva")} <= {
-        ("silva.launch", False)
+        ("silva.commands.train", False)
     }
+
+
+CONCRETE = {
+    "silva.engines.local": "silva.engines.settings",
+    "silva.engines.scripted": "",
+    "silva.trainer.local": "silva.trainer.settings",
+    "silva.rollouts.linear": "silva.rollouts.settings",
+    "silva.placement.local": "silva.placement.settings",
+}
+"""Parts that others could replace, and the only module outside that names them: their settings."""
+
+
+@pytest.mark.parametrize("part_", CONCRETE)
+def test_nobody_names_a_part_but_its_settings(part_):
+    """`doctor` says what this machine does to the local engine's bits."""
+    allowed = (part_, CONCRETE[part_] or part_, "silva.commands.doctor")
+    users = {
+        module
+        for module in FILES
+        for what, _, _ in imports(module)
+        if (what == part_ or what.startswith(f"{part_}.")) and not module.startswith(allowed)
+    }
+    assert users == set()
 
 
 def test_no_module_imports_itself_in_a_circle():

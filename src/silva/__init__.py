@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from pathlib import Path
 
+    from silva.commands.ending import Outcome
     from silva.config.load import Resolved
-    from silva.launch import Outcome
 
 __all__ = ["__version__", "train"]
 
@@ -42,7 +42,7 @@ def train(
     Raises:
         SilvaError: the one of errors.py that fits; Interrupted after Ctrl-C.
     """
-    from silva.launch import train  # loads torch
+    from silva.commands.train import train  # loads torch
 
     return _beside_loop(lambda: train(config, resume=resume, overwrite=overwrite))
 

@@ -208,14 +208,14 @@ def _rl(arguments: list[str]) -> int:
     resolved = saved or _resolve("rl", rest)
     _check_crash_point()
     if "--dry-run" in found:
-        from silva.plan import describe, plan_run
+        from silva.commands.plan import describe, plan_run
 
         signals.be_caught()
         plan = describe(plan_run(resolved.config))
         print(to_toml(resolved))
         print(*(f"# {line}" for line in plan.splitlines()), sep="\n")  # so that all of it is TOML
         return 0
-    from silva.launch import train
+    from silva.commands.train import train
 
     def work() -> int:
         outcome = train(resolved, resume="--resume" in found, overwrite="--overwrite" in found)
@@ -228,7 +228,7 @@ def _sft(arguments: list[str]) -> int:
     found, rest = _options(arguments, "--overwrite")
     resolved = _resolve("sft", rest)
     _check_crash_point()
-    from silva.launch import supervise
+    from silva.commands.sft import supervise
 
     def work() -> int:
         supervise(resolved, overwrite="--overwrite" in found)
@@ -249,8 +249,8 @@ def _eval(arguments: list[str]) -> int:
     config = _resolve("eval", rest).config
     if weights is not None and not Path(weights).expanduser().exists():
         raise ConfigError(f"--weights {weights}: no such file or folder; expected {VALUES['--weights']}")
+    from silva.commands.evaluate import evaluate_config
     from silva.evaluation.evaluator import records
-    from silva.launch import evaluate_config
 
     signals.be_caught()
     evaluations = evaluate_config(config, policy=policy, weights=weights)
@@ -280,7 +280,7 @@ def _eval(arguments: list[str]) -> int:
 def _chat(arguments: list[str]) -> int:
     flags = any(argument.startswith(("-", "@")) for argument in arguments)
     _nothing_more("chat", arguments if flags or len(arguments) > 1 else [], "at most one path")
-    from silva.chat import chat
+    from silva.commands.chat import chat
 
     signals.be_caught()
     return chat(arguments[0] if arguments else None)
@@ -342,7 +342,7 @@ def _play(arguments: list[str]) -> int:
 def _doctor(arguments: list[str]) -> int:
     found, rest = _options(arguments, "--json")
     _nothing_more("doctor", rest, "nothing or --json")
-    from silva.doctor import examine, show
+    from silva.commands.doctor import examine, show
 
     findings = examine()
     print(json.dumps(findings, indent=1) if "--json" in found else show(findings))

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from concurrent.futures import Executor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Literal, ParamSpec, Protocol, TypeVar, runtime_checkable
 
 from silva.types import (
     Completion,
@@ -25,6 +26,14 @@ from silva.types import (
     Task,
     ToolSpec,
 )
+
+if TYPE_CHECKING:
+    from silva.config.schema import RunConfig
+    from silva.models.loading import LoadedModel
+    from silva.rendering.renderer import Renderer
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
 class Environment(Protocol):
@@ -132,12 +141,20 @@ class Engine(Protocol):
     version: int
     capabilities: EngineCapabilities
 
+    @property
+    def machine(
+        self,
+    ) -> Mapping[str, Any]: ...  # where this is equal, so are the last bits of what it samples
+    @property
+    def notes(self) -> Sequence[str]: ...  # what its users should know
+
     async def sample(
         self, tokens: Sequence[int], params: SamplingParams, *, session: str = ""
     ) -> Completion: ...
     async def logprobs(self, tokens: Sequence[int], start: int) -> Sequence[float]: ...
     async def load(self, snapshot: Snapshot) -> None: ...
     async def sleep(self) -> None: ...  # gives its memory back until the next request
+    def memory(self, sequences: int, length: int) -> float: ...  # bytes of their keys and values
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,3 +182,29 @@ class Trainer(Protocol):
     async def load(self, path: Path) -> None: ...
     async def export(self, path: Path) -> None: ...  # a plain Hugging Face folder
     async def close(self) -> None: ...
+
+
+class Placement(Protocol):
+    """Where parts are and compute: in this process, today."""
+
+    device: str  # of torch
+
+    @property
+    def compute(self) -> Executor: ...  # what computes, one job at a time
+    def run(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T: ...  # there, and wait
+    def close(self, *, wait: bool = True) -> None: ...
+
+
+class Context(Protocol):
+    """What a settings class builds its part from; what is expensive is made when it is first asked for."""
+
+    config: RunConfig
+
+    @property
+    def placement(self) -> Placement: ...
+    @property
+    def model(self) -> LoadedModel: ...
+    @property
+    def renderer(self) -> Renderer: ...
+    @property
+    def engine(self) -> Engine: ...

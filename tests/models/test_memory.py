@@ -17,14 +17,16 @@ from pathlib import Path
 from silva.config.load import load
 from silva.models.memory import give_freed_memory_back
 from silva.registries import REGISTRIES
-from silva.session import Session
+from silva import process
+from silva.assembly import Assembly
 import torch
 
 def resident():
     words = Path("/proc/self/statm").read_text().split()
     return int(words[1]) * 4096 >> 20
 
-session = Session(load(["@", sys.argv[1]], REGISTRIES).config)
+process.prepare()
+assembly = Assembly(load(["@", sys.argv[1]], REGISTRIES).config).load()
 give_freed_memory_back()  # what loading has left would serve x
 before = resident()
 x = torch.ones(200 << 18)  # 200 MiB
@@ -32,7 +34,7 @@ del x
 kept = resident() - before
 give_freed_memory_back()
 print(kept, resident() - before)
-session.compute.shutdown()
+assembly.close()
 """
 
 
@@ -48,7 +50,7 @@ def test_only_memory_counts() -> None:
 
 
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="reads resident memory from /proc")
-def test_memory_freed_in_a_session_stays_until_it_is_given_back() -> None:
+def test_memory_freed_in_a_run_stays_until_it_is_given_back() -> None:
     """In a process of its own, as it would stay so for all tests after this one."""
     command = [sys.executable, "-c", FREEING, ROOT / "configs" / "smoke.toml"]
     done = subprocess.run(command, capture_output=True, text=True, check=True)

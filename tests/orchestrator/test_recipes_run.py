@@ -18,7 +18,7 @@ from tests.runs import metrics
 
 import silva
 from silva.algorithms import ALGORITHMS
-from silva.launch import supervise
+from silva.commands.sft import supervise
 from silva.storage.ledger import audit, read
 
 GROUPS = 4

@@ -9,9 +9,10 @@ import pytest
 from tests.worlds import Parity, ParityEpisode
 
 import silva
+from silva.commands.evaluate import evaluate_config
+from silva.commands.sft import supervise
 from silva.config.load import load
 from silva.errors import NoSignalError
-from silva.launch import evaluate_config, supervise
 from silva.protocols import Environment
 from silva.registries import REGISTRIES
 from silva.types import Task

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from silva.errors import ContextOverflow
 from silva.protocols import EngineCapabilities
@@ -28,6 +29,8 @@ class ScriptedEngine:
         self.capabilities = EngineCapabilities(context=context)
         self.requests: list[tuple[tuple[int, ...], SamplingParams, str]] = []
         self._reply = reply
+        self.machine: Mapping[str, Any] = {}
+        self.notes: Sequence[str] = ()
 
     async def sample(self, tokens: Sequence[int], params: SamplingParams, *, session: str = "") -> Completion:
         self.requests.append((tuple(tokens), params, session))
@@ -52,3 +55,6 @@ class ScriptedEngine:
 
     async def sleep(self) -> None:
         pass
+
+    def memory(self, sequences: int, length: int) -> float:
+        return 0.0

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from silva.config.sections import Natural, Positive, Section
+
+if TYPE_CHECKING:
+    from silva.protocols import Context, Engine
 
 
 class LocalEngineSettings(Section):
@@ -22,3 +25,8 @@ class LocalEngineSettings(Section):
     again as the weights); made anew for each version, with the same results to the last bit."""
     prefill_tokens: Positive = 512
     """Prompt tokens computed in one step, so that long prompts do not stall decoding."""
+
+    def build(self, context: Context) -> Engine:
+        from silva.engines.local.engine import LocalEngine
+
+        return context.placement.run(LocalEngine, context.model, self, context.placement.compute)

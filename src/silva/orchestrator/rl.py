@@ -74,7 +74,7 @@ class Settings:
 
 @dataclass(frozen=True)
 class Parts:
-    """Everything the loop joins; constructed in launch.py."""
+    """Everything the loop joins; constructed in commands/train.py."""
 
     settings: Settings
     recipe: Algorithm

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field
 
 from silva.config.sections import Limits, Positive, Sampling, Section
+
+if TYPE_CHECKING:
+    from silva.protocols import Context, Rollout
+    from silva.rollouts.faults import Watch
 
 
 class LinearRolloutSettings(Section):
@@ -21,3 +26,16 @@ class LinearRolloutSettings(Section):
     limits: Limits = Limits()
     redo: Annotated[int, Field(ge=0)] = 1
     """How often an episode that gave no result (its environment failed) is tried again."""
+
+    def build(
+        self,
+        context: Context,
+        *,
+        on_turn: Callable[[str, str | None], None] = lambda episode, waiting_for: None,
+        watch: Watch | None = None,
+    ) -> Rollout:
+        from silva.rollouts.faults import UNWATCHED
+        from silva.rollouts.linear import Linear
+
+        seed = context.config.seed
+        return Linear(self, context.renderer, seed=seed, on_turn=on_turn, watch=watch or UNWATCHED)

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
 
-from silva.errors import CapabilityError
-from silva.models.loading import LoadedModel, copied
+from silva.errors import CapabilityError, ModelError
+from silva.models.loading import LoadedModel, copied, load_model
+
+if TYPE_CHECKING:
+    from silva.algorithms.settings import Algorithm
+    from silva.protocols import Context
 
 
 class Reference:
@@ -52,6 +58,29 @@ class Reference:
             return None
         trained = [name for name, p in self._policy.model.named_parameters() if p.requires_grad]
         return {name: self._copy.model.get_parameter(name) for name in trained}
+
+
+def load_reference(context: Context, algorithm: Algorithm) -> LoadedModel | bool:
+    """The model that `algorithm.reference` names, or whether a copy of the policy is needed.
+
+    Raises:
+        CapabilityError: it does not read the policy's tokens.
+        ModelError: it cannot be loaded.
+    """
+    if algorithm.reference is None or not algorithm.refers:
+        return algorithm.refers
+    place, policy = context.placement, context.model
+    try:
+        reference = place.run(
+            load_model, algorithm.reference, seed=context.config.seed, device=policy.device.type
+        )
+    except ModelError as error:
+        raise ModelError(f"algorithm.reference: {error}") from error
+    if reference.tokenizer.get_vocab() != policy.tokenizer.get_vocab():
+        raise CapabilityError(
+            f"algorithm.reference: {reference.name} has another vocabulary than {policy.name}"
+        )
+    return reference
 
 
 def _frozen(loaded: LoadedModel) -> LoadedModel:

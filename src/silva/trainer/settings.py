@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Literal
 
 from silva.config.sections import Critic, Optimizer, Positive, Section
+
+if TYPE_CHECKING:
+    from silva.algorithms.settings import Algorithm
+    from silva.protocols import Context, Trainer
 
 
 class LocalTrainerSettings(Section):
@@ -22,3 +27,24 @@ class LocalTrainerSettings(Section):
     gradient_checkpointing: bool = False
     max_nonfinite: Positive = 3
     """Stop after this many updates in a row, of policy or critic, whose loss or gradient is not finite."""
+
+    def build(
+        self,
+        context: Context,
+        algorithm: Algorithm | None = None,
+        *,
+        say: Callable[[str], None] = lambda text: None,
+    ) -> Trainer:
+        """`algorithm`: what it needs beside the policy, a reference or a critic, is made too."""
+        from silva.trainer.local import LocalTrainer
+        from silva.trainer.reference import load_reference
+
+        return LocalTrainer(
+            context.model,
+            self,
+            seed=context.config.seed,
+            reference=load_reference(context, algorithm) if algorithm else False,
+            critic=bool(algorithm and algorithm.critic),
+            compute=context.placement.compute,
+            say=say,
+        )

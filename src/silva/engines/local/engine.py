@@ -28,10 +28,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
+import silva
 from silva.engines.local.check import check_steps
 from silva.engines.local.decode_graph import DecodeGraphs
 from silva.engines.local.decoder import decoder_of
 from silva.engines.local.kv_cache import KvCache, Row
+from silva.engines.local.machine import describe
 from silva.engines.local.prepacked import PrepackedLinears
 from silva.engines.local.ragged_step import RaggedStep, Span
 from silva.engines.local.same_bits import RowRules, fill_up, probe
@@ -121,6 +123,7 @@ class LocalEngine:
         if loaded.device.type == "cpu":
             self.cache.rules = probe(loaded.model, head_dim=self.cache.head_dim, dtype=loaded.dtype)
             fill_up(loaded.model, self.cache.rules.alone)
+        self.machine = describe(loaded.device, self.rules)
         self._decoder = decoder_of(loaded.model)
         self._packed: PrepackedLinears | None = None
         if settings.prepack_weights:
@@ -222,6 +225,23 @@ class LocalEngine:
 
     def _packing_repays(self) -> bool:
         return self._pack or self._computed - self._known >= PACK_FROM
+
+    @property
+    def notes(self) -> list[str]:
+        if self._loaded.device.type != "cpu" or (self.rules.hold and not silva.TORCH_CAME_FIRST):
+            return []
+        why = (
+            "torch was imported before silva (import silva first)"
+            if silva.TORCH_CAME_FIRST
+            else "here the last bits of a matrix product depend on how many rows it has"
+        )
+        return [f"this run repeats within rounding, not bit for bit: {why}. `silva doctor` says more"]
+
+    def memory(self, sequences: int, length: int) -> float:
+        """Bytes of the keys and values of so many sequences, or of as many as the engine keeps."""
+        cache, size = self.cache, self._loaded.dtype.itemsize
+        each = 2 * cache.layers * cache.kv_heads * cache.head_dim + cache.width
+        return float(size * each * min(len(cache.rows), sequences) * cache.rules.positions(length))
 
     @property
     def running(self) -> int:

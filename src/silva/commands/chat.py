@@ -7,9 +7,11 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from silva.engines.settings import LocalEngineSettings
+from silva.assembly import Assembly, model_settings
+from silva.commands.common import loaded
+from silva.config.schema import run_config
 from silva.errors import ConfigError
-from silva.session import Session, model_settings
+from silva.registries import REGISTRIES
 from silva.types import Message, SamplingParams
 
 
@@ -26,16 +28,14 @@ def chat(
         raise ConfigError(
             f"silva chat: {path}: no such folder; expected a run's folder, a model folder or hub id"
         )
-    session = Session.of_model(model_settings(path), LocalEngineSettings(max_concurrent=1))
-    write(f"{session.loaded.name}: an empty line ends the talk")
-    try:
-        asyncio.run(_talk(session, read, write))
-    finally:
-        session.close()
+    config = run_config(REGISTRIES).model_construct(model=model_settings(path), environments=())
+    with loaded(config) as assembly:
+        write(f"{assembly.model.name}: an empty line ends the talk")
+        asyncio.run(_talk(assembly, read, write))
     return 0
 
 
-async def _talk(session: Session, read: Callable[[str], str], write: Callable[[str], None]) -> None:
+async def _talk(assembly: Assembly, read: Callable[[str], str], write: Callable[[str], None]) -> None:
     context: list[int] = []
     last: tuple[int, ...] = ()
     while True:
@@ -47,22 +47,22 @@ async def _talk(session: Session, read: Callable[[str], str], write: Callable[[s
             return
         message = Message("user", text)
         context += (
-            session.renderer.extend(last, [message]) if context else session.renderer.context([message])
+            assembly.renderer.extend(last, [message]) if context else assembly.renderer.context([message])
         )
-        room = session.engine.capabilities.context - len(context)
+        room = assembly.engine.capabilities.context - len(context)
         if room < 1:
-            write(f"the context of {session.engine.capabilities.context} tokens is full")
+            write(f"the context of {assembly.engine.capabilities.context} tokens is full")
             return
         params = SamplingParams(
             max_tokens=min(512, room),
             temperature=0.7,
-            stop_token_ids=session.renderer.stop_token_ids,
+            stop_token_ids=assembly.renderer.stop_token_ids,
             seed=len(context),
         )
-        answer = await session.engine.sample(context, params)
+        answer = await assembly.engine.sample(context, params)
         context += answer.tokens
         last = answer.tokens
-        reply = session.renderer.parse(answer.tokens)
+        reply = assembly.renderer.parse(answer.tokens)
         if reply.reasoning:
             write(f"({reply.reasoning.strip()})")
         write(reply.content.strip())

@@ -12,10 +12,10 @@ import pytest
 
 from silva.algorithms.recipes import Grpo
 from silva.cli import main
-from silva.plan import Plan, Probe, _summarise, describe
+from silva.commands.plan import Plan, Probe, _summarise, describe
 from silva.types import Group, Segment, Task, Trajectory, Turn
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 TASK = Task("w/train/0", "w", 0, {})
 
 

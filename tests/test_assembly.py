@@ -1,7 +1,8 @@
-"""What is loaded, while a session is open, and in which order."""
+"""What is loaded, while a command uses it, and in which order."""
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import os
 import subprocess
@@ -10,35 +11,47 @@ from pathlib import Path
 
 import pytest
 
+from silva.assembly import Assembly
+from silva.commands.common import loaded
 from silva.config.load import load
 from silva.engines.local import engine as local
 from silva.engines.local.same_bits import RowRules
 from silva.registries import REGISTRIES
-from silva.session import Session
+from silva.types import SamplingParams
 
 CONFIG = Path(__file__).parents[1] / "configs" / "smoke.toml"
 
 
-def test_garbage_collection_leaves_out_what_is_loaded_until_the_session_ends() -> None:
-    session = Session(load(["@", str(CONFIG)], REGISTRIES).config)
-    try:
+def test_garbage_collection_leaves_out_what_is_loaded_until_the_command_ends() -> None:
+    with loaded(load(["@", str(CONFIG)], REGISTRIES).config) as assembly:
         alive = {id(x) for x in gc.get_objects()}
         assert gc.get_freeze_count() > 10_000
-        assert id(session.loaded.model.config.__dict__) not in alive
-    finally:
-        session.close()
+        assert id(assembly.model.model.config.__dict__) not in alive
     assert gc.get_freeze_count() == 0
 
 
 def test_a_machine_without_equal_bits_is_named_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(local, "probe", lambda *_, **__: RowRules(hold=False))
-    session = Session(load(["@", str(CONFIG)], REGISTRIES).config)
-    try:
-        (note,) = [note for note in session.notes if "bit for bit" in note]
+    with loaded(load(["@", str(CONFIG)], REGISTRIES).config) as assembly:
+        (note,) = [note for note in assembly.notes if "bit for bit" in note]
         assert "the last bits of a matrix product depend on how many rows it has" in note
-        assert session.machine["rows"] == "no number of rows gives equal bits"
-    finally:
-        session.close()
+        assert assembly.engine.machine["rows"] == "no number of rows gives equal bits"
+
+
+def test_two_models_live_in_one_process() -> None:
+    """Each with an engine and a trainer: what one does changes nothing of the other."""
+    config = load(["@", str(CONFIG)], REGISTRIES).config
+    other = config.model_copy(update={"seed": config.seed + 1})
+    with loaded(config) as one:
+        alone = _sampled(one)
+    with loaded(config) as one, loaded(other) as two:
+        assert _sampled(two) != alone
+        assert two.trainer().version == 0
+        assert _sampled(one) == alone
+
+
+def _sampled(assembly: Assembly) -> tuple[int, ...]:
+    return asyncio.run(assembly.engine.sample([1, 2, 3], SamplingParams(max_tokens=12, seed=4))).tokens
 
 
 @pytest.mark.parametrize(("order", "said"), [("torch, silva", 1), ("silva, torch", 0)])

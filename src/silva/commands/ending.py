@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import silva
+from silva.assembly import Assembly
 from silva.monitoring.monitor import Monitor
 from silva.monitoring.report import write_report
 from silva.orchestrator.numbers import Phases, peak_memory_bytes
 from silva.orchestrator.silence import NOTHING
 from silva.orchestrator.state import RunState
-from silva.session import Session
 from silva.storage.run_folder import RunDirectory
 from silva.storage.summary import write_summary
 
@@ -36,7 +36,7 @@ class Outcome:
 
 
 def finish(
-    session: Session, state: RunState, phases: Phases, run: RunDirectory, monitor: Monitor, weights: Path
+    assembly: Assembly, state: RunState, phases: Phases, run: RunDirectory, monitor: Monitor, weights: Path
 ) -> Outcome:
     """Summary, report and the last words of a run."""
     before, after = state.eval_before or [], state.eval_last or []
@@ -49,12 +49,12 @@ def finish(
         "tokens_trained": state.tokens_trained,
         "seconds": dict(phases.total),
         "peak_memory_bytes": peak_memory_bytes(),
-        "seed": session.config.seed,
-        "model": session.loaded.name,
+        "seed": assembly.config.seed,
+        "model": assembly.model.name,
         "version": silva.__version__,
     }
     write_summary(run.summary, summary)
-    report = write_last_report(run, monitor, session)
+    report = write_last_report(run, monitor, assembly)
     for line in last_words(before, after):
         monitor.message(line)
     if not state.steps_trained:
@@ -91,12 +91,12 @@ def _shown(row: Row | None, reward: Row | None) -> str:
     return f"{text} ({left_out} episodes left out{bounds})"
 
 
-def write_last_report(run: RunDirectory, monitor: Monitor, session: Session | None) -> Path | None:
-    """None where none is wanted or the disk refuses; without a session its rollouts show tokens, not text."""
-    if session is not None and not session.config.monitoring.report:
+def write_last_report(run: RunDirectory, monitor: Monitor, assembly: Assembly | None) -> Path | None:
+    """None where none is wanted or the disk refuses; without an assembly rollouts show tokens, not text."""
+    if assembly is not None and not assembly.config.monitoring.report:
         return None
     try:
-        return write_report(run.path, session.loaded.tokenizer.decode if session else None)  # type: ignore[arg-type]
+        return write_report(run.path, assembly.model.tokenizer.decode if assembly else None)  # type: ignore[arg-type]
     except OSError as error:  # the run itself is whole
         monitor.message(f"the report could not be written: {error}", "warning")
         return None

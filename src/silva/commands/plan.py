@@ -18,10 +18,12 @@ from typing import Any, cast
 
 from silva.algorithms.compose import without_signal
 from silva.algorithms.settings import Algorithm
+from silva.assembly import Assembly
+from silva.commands.checks import check
+from silva.commands.common import loaded
 from silva.config.schema import RunConfig
 from silva.config.sections import TinyModel
 from silva.errors import NoSignalError
-from silva.launch import check
 from silva.models.trie import build
 from silva.monitoring.monitor import Monitor
 from silva.orchestrator.sft import imitate
@@ -32,7 +34,6 @@ from silva.rollouts.actors import Policy, Script
 from silva.rollouts.episode import play
 from silva.rollouts.faults import tally
 from silva.rollouts.samples import trajectory_samples
-from silva.session import Session
 from silva.types import Group, Task, Trajectory
 
 PROBE_EPISODES = 48
@@ -43,7 +44,6 @@ SAME_REWARDS = (
     "The episodes of a task all earned the same reward in a probe, so there is nothing to learn from: raise "
     "rollout.group_size, choose easier or harder tasks, or begin with [warm_start]."
 )
-CACHE_LENGTH = 64  # the engine pads its cached rows to multiples of this
 
 
 @dataclass(frozen=True)
@@ -100,13 +100,10 @@ def plan_run(config: RunConfig) -> Plan:
         SilvaError: whatever would stop the run at its start.
     """
     check(config)
-    session = Session(config)
-    try:
-        found = _summarise(config.algorithm, asyncio.run(_probe(session)))
-        memory = _memory(session, found)
-    finally:
-        session.close()
-    rollout, evaluation, model = config.rollout, config.eval, session.loaded.model
+    with loaded(config) as assembly:
+        found = _summarise(config.algorithm, asyncio.run(_probe(assembly)))
+        memory = _memory(assembly, found)
+    rollout, evaluation, model = config.rollout, config.eval, assembly.model.model
     updated = sum(p.numel() for p in model.parameters() if p.requires_grad)
     # Mean shares of groups that are still without signal after 0, 1, ... refills.
     tries = range(1, config.algorithm.max_refills + 2 if config.algorithm.drop_zero_variance else 1)
@@ -129,7 +126,7 @@ def plan_run(config: RunConfig) -> Plan:
         parameters=sum(p.numel() for p in model.parameters()),
         trained_parameters=updated,
         memory_bytes=memory,
-        checkpoint_bytes=3.0 * updated * session.loaded.dtype.itemsize,
+        checkpoint_bytes=3.0 * updated * assembly.model.dtype.itemsize,
         checkpoints=config.checkpoint.keep + config.checkpoint.keep_best,
         directory=f"{config.output_dir}/{config.name}",
         warning=lonely(config.algorithm, rollout.group_size) or ("" if kept else SAME_REWARDS),
@@ -167,23 +164,23 @@ class _Silent:
         """Nobody watches a probe."""
 
 
-async def _probe(session: Session) -> list[Group]:
+async def _probe(assembly: Assembly) -> list[Group]:
     """The first groups of the run, played."""
-    config, rollout, warm = session.config, session.config.rollout, session.config.warm_start
-    actor: Actor = Policy(session.engine, session.renderer, rollout.sampling)
+    config, rollout, warm = assembly.config, assembly.config.rollout, assembly.config.warm_start
+    actor: Actor = Policy(assembly.engine, assembly.renderer, rollout.sampling)
     if warm is not None and isinstance(config.model, TinyModel):
-        trainer = session.trainer()
-        await imitate(trainer, session.engine, session.stream("warm"), session.renderer, warm, rollout.limits,
-                      seed=config.seed, monitor=cast(Monitor, _Silent()))  # fmt: skip
-        await session.engine.load(await trainer.publish())
+        trainer = assembly.trainer()
+        await imitate(trainer, assembly.engine, assembly.stream("warm"), assembly.renderer, warm,
+                      rollout.limits, seed=config.seed, monitor=cast(Monitor, _Silent()))  # fmt: skip
+        await assembly.engine.load(await trainer.publish())
     elif warm is not None:
-        actor = Script(session.renderer, warm.mistakes, warm.noise)
-    stream = session.stream("train")
+        actor = Script(assembly.renderer, warm.mistakes, warm.noise)
+    stream = assembly.stream("train")
     count = max(len(config.environments), -(-PROBE_EPISODES // rollout.group_size))
 
     async def one(task: Task, label: str, group: int, index: int) -> Trajectory:
         seed = derive(config.seed, "probe", group, index)
-        return await play(task, session.tasksets[label], actor, session.renderer, rollout.limits,
+        return await play(task, assembly.tasksets[label], actor, assembly.renderer, rollout.limits,
                           id=f"probe{group}/{index}", seed=seed)  # fmt: skip
 
     async def group(number: int) -> Group:
@@ -216,10 +213,10 @@ def _summarise(recipe: Algorithm, groups: Sequence[Group]) -> Probe:
     )
 
 
-def _memory(session: Session, found: Probe) -> float:
+def _memory(assembly: Assembly, found: Probe) -> float:
     """Weights, gradients, two moments, activations of the largest micro-batch, cached keys and values, and
     the process itself: all at once, since rows stay cached until new weights are published."""
-    config, loaded, cache = session.config, session.loaded, session.engine.cache
+    config, loaded = assembly.config, assembly.model
     each = loaded.dtype.itemsize
     parameters = sum(p.numel() for p in loaded.model.parameters())
     updated = sum(p.numel() for p in loaded.model.parameters() if p.requires_grad)
@@ -238,11 +235,9 @@ def _memory(session: Session, found: Probe) -> float:
                config.warm_start.episodes_per_step if config.warm_start else 0)  # fmt: skip
     micro_batch = min(config.trainer.micro_batch_tokens, found.unique * rows)
     logits = max(4, each) * text.vocab_size * min(LOGIT_ROWS, 3 * micro_batch)
-    sequences = min(len(cache.rows), max(rollouts, _eval_episodes(config)))
-    length = -(-found.longest // CACHE_LENGTH) * CACHE_LENGTH
-    cached = (2 * cache.layers * cache.kv_heads * cache.head_dim + cache.width) * sequences * length
+    cached = assembly.engine.memory(max(rollouts, _eval_episodes(config)), found.longest)
     process = PROCESS_BYTES if loaded.device.type == "cpu" else 0
-    return process + each * (parameters + reference + 3 * updated + per_token * micro_batch + cached) + logits
+    return process + each * (parameters + reference + 3 * updated + per_token * micro_batch) + cached + logits
 
 
 def _eval_episodes(config: RunConfig) -> int:

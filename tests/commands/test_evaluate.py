@@ -9,7 +9,7 @@ from silva.cli import main
 
 CONFIG = f"""
 model = {{type = "tiny", layers = 1, width = 32, context = 64}}
-environments = [{{type = "{Path(__file__).parent / "worlds.py"}:Parity", fails = "reset", share = 1.0}}]
+environments = [{{type = "{Path(__file__).parents[1] / "worlds.py"}:Parity", fails = "reset", share = 1.0}}]
 rollout = {{limits = {{max_turn_tokens = 4}}}}
 eval = {{tasks = 3}}
 """

@@ -1,0 +1,150 @@
+"""The parts of a run, built by their settings: the one place where they meet."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from silva.algorithms.settings import Algorithm, Pools
+from silva.config.schema import RunConfig
+from silva.config.sections import PretrainedModel
+from silva.environments.tasks import check_splits
+from silva.errors import ConfigError, ModelError, SilvaError
+from silva.models.loading import LoadedModel, load_model
+from silva.orchestrator.tasks import TaskStream, World
+from silva.ports import derive
+from silva.protocols import Engine, Placement, TaskSet, Trainer
+from silva.rendering.renderer import Renderer
+from silva.storage.layout import steps_in
+
+
+class Assembly:
+    """Implements `protocols.Context`: each part is built when it is first asked for, and then kept.
+
+    `tasksets`: by label of their environment.
+    """
+
+    def __init__(self, config: RunConfig):
+        self.config = config
+        self.placement: Placement = config.placement.build()
+
+    def load(self) -> Assembly:
+        """Build what every command needs now; what is built is closed if a part cannot be."""
+        try:
+            self.engine, self.renderer, self.tasksets  # noqa: B018
+        except BaseException:
+            self.close(wait=False)
+            raise
+        return self
+
+    @cached_property
+    def model(self) -> LoadedModel:
+        seed, device = self.config.seed, self.placement.device
+        return self.placement.run(load_model, self.config.model, seed=seed, device=device)
+
+    @cached_property
+    def renderer(self) -> Renderer:
+        settings = self.config.rendering
+        return Renderer(
+            self.model.tokenizer,  # type: ignore[arg-type]
+            history=settings.history,
+            tools=settings.tools,
+            system=settings.system,
+        )
+
+    @cached_property
+    def engine(self) -> Engine:
+        return self.config.engine.build(self)
+
+    @cached_property
+    def tasksets(self) -> dict[str, TaskSet]:
+        return {e.label: _taskset(e) for e in self.config.environments}
+
+    def trainer(
+        self, algorithm: Algorithm | None = None, *, say: Callable[[str], None] = lambda text: None
+    ) -> Trainer:
+        """`algorithm`: what it needs beside the policy, a reference or a critic, is made too."""
+        return self.config.trainer.build(self, algorithm, say=say)
+
+    @property
+    def notes(self) -> list[str]:
+        """Settings that have no effect here, or a different one than they seem to have."""
+        found, limits = list(self.engine.notes), self.config.rollout.limits
+        context, own = self.engine.capabilities.context, self.model.context
+        if limits.max_episode_tokens > context:
+            raised = f"or raise engine.context (the model has room for {own})" if own > context else (
+                f"which is all that {self.model.name} has")  # fmt: skip
+            found.append(
+                f"rollout.limits.max_episode_tokens = {limits.max_episode_tokens} is more than the engine's "
+                f"context of {context} tokens, prompt and answers together: longer episodes overflow, "
+                "which gives no score in training and counts as not solved in evaluation. "
+                f"Lower it to {context}, {raised}"
+            )
+        if limits.max_turn_tokens > limits.max_episode_tokens:
+            found.append(
+                f"rollout.limits.max_turn_tokens = {limits.max_turn_tokens} is never reached: "
+                f"max_episode_tokens = {limits.max_episode_tokens} ends the episode before"
+            )
+        if "tasks" in self.config.eval.model_fields_set:
+            for label, taskset in self.tasksets.items():
+                if (held_out := len(taskset.tasks("eval"))) < self.config.eval.tasks:
+                    found.append(
+                        f"eval.tasks = {self.config.eval.tasks}: {label} has {held_out} held-out tasks, so "
+                        f"{held_out} are played (its key eval_size says how many are held out)"
+                    )
+        return found
+
+    def stream(
+        self,
+        purpose: str,
+        position: Mapping[str, int] | None = None,
+        *,
+        passed: Mapping[str, int] | None = None,
+        settings: Pools | None = None,
+        pools: Mapping[str, str] | None = None,
+    ) -> TaskStream:
+        worlds = [World(e.label, self.tasksets[e.label], e.weight) for e in self.config.environments]
+        seed = derive(self.config.seed, purpose)
+        return TaskStream(worlds, seed, position, passed=passed, settings=settings, pools=pools)
+
+    def close(self, *, wait: bool = True) -> None:
+        self.placement.close(wait=wait)
+
+
+def _taskset(environment: Any) -> TaskSet:
+    """Raises ConfigError with the world's name where its own code fails."""
+    try:
+        taskset = environment.taskset()
+    except SilvaError:
+        raise
+    except Exception as error:
+        raise ConfigError(
+            f"environment {environment.label}: its taskset() raised {type(error).__name__}: {error}"
+        ) from error
+    check_splits(taskset, environment.label)
+    return taskset
+
+
+def offers_tools(environment: Any) -> bool:
+    """Whether the settings of a world name tools, as those of `ToolQA` do."""
+    tools = getattr(environment, "tools", ())
+    return bool(tools() if callable(tools) else tools)
+
+
+def model_settings(path: str | None) -> PretrainedModel:
+    """A run's newest exported weights, or a model folder, hub id or GGUF file; the packaged model for None.
+
+    Raises:
+        ModelError: a run's folder that holds no weights.
+    """
+    if path is None:
+        return PretrainedModel()
+    folder = Path(path).expanduser() / "weights"
+    if not folder.is_dir() and not (folder.parent / "ledger.jsonl").exists():
+        return PretrainedModel(name=path)
+    exported = [path for path in steps_in(folder).values() if (path / "config.json").is_file()]
+    if not exported:
+        raise ModelError(f"{path}: this run has exported no weights yet; --resume it to its end")
+    return PretrainedModel(name=str(exported[-1]))

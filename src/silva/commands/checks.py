@@ -1,0 +1,67 @@
+"""What cannot be done is refused before anything is loaded, or before the first step."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from silva.algorithms import losses
+from silva.config.schema import RunConfig
+from silva.errors import CapabilityError, ConfigError
+from silva.protocols import Engine, Trainer
+
+
+def check(config: RunConfig) -> None:
+    """Refuse at the start what cannot be done.
+
+    Raises:
+        CapabilityError, ConfigError: with the key to change.
+    """
+    sampling = config.rollout.sampling
+    for key, full in (("top_p", 1.0), ("top_k", 0), ("min_p", 0.0)):
+        if getattr(sampling, key) != full:
+            raise CapabilityError(
+                f"rollout.sampling.{key} = {getattr(sampling, key)}: training needs the full distribution "
+                f"({key} = {full}), since the tokens that were cut off are not stored; eval.sampling may cut"
+            )
+    if sampling.temperature == 0:
+        raise CapabilityError(
+            "rollout.sampling.temperature = 0: greedy samples cannot be trained on, expected > 0"
+        )
+    if not config.algorithm.use_rewards and config.algorithm.reference is None:
+        raise ConfigError(
+            "algorithm.use_rewards = false without [algorithm.reference]: the policy would only be held to "
+            "itself; name a teacher"
+        )
+    try:
+        losses.check(config.algorithm.loss_spec())
+    except ConfigError as error:
+        raise ConfigError(f"algorithm: {error}") from error
+
+
+def check_parts(config: RunConfig, engine: Engine, trainer: Trainer) -> None:
+    """Refuse what these parts cannot do together.
+
+    Raises:
+        CapabilityError: with the key to change.
+    """
+    algorithm, able = config.algorithm, trainer.capabilities
+    if able.publishes not in engine.capabilities.loads:
+        raise CapabilityError(
+            f"trainer.type = {config.trainer.type!r} publishes {able.publishes} weights, which "
+            f"engine.type = {config.engine.type!r} cannot load "
+            f"(it takes {_listed(engine.capabilities.loads)})"
+        )
+    if missing := algorithm.needs - able.needs:
+        raise CapabilityError(
+            f"algorithm.type = {algorithm.type!r} needs {_listed(missing)}, which "
+            f"trainer.type = {config.trainer.type!r} does not give"
+        )
+    if algorithm.entropy_advantage and not engine.capabilities.entropies:
+        raise CapabilityError(
+            f"algorithm.entropy_advantage = {algorithm.entropy_advantage}: engine.type = "
+            f"{config.engine.type!r} gives no entropies; expected 0, or another engine"
+        )
+
+
+def _listed(names: Collection[str]) -> str:
+    return ", ".join(sorted(names))

@@ -1,0 +1,165 @@
+"""`silva rl`: train with reinforcement learning."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from silva import process
+from silva.assembly import Assembly
+from silva.commands.checks import check, check_parts
+from silva.commands.common import as_resolved, explained, export, opened, say, warm_start
+from silva.commands.ending import Outcome, finish, write_last_report
+from silva.config.diff import forbidden_changes
+from silva.config.load import Resolved
+from silva.config.saved import to_toml
+from silva.errors import SilvaError
+from silva.monitoring.monitor import Monitor
+from silva.orchestrator import held_out, rl
+from silva.orchestrator.activity import Activity
+from silva.orchestrator.buffer import Buffer
+from silva.orchestrator.interrupt import Interrupted
+from silva.orchestrator.numbers import Phases
+from silva.orchestrator.state import RunState
+from silva.storage.checkpoints import CheckpointStore
+from silva.storage.ledger import Ledger
+from silva.storage.metrics import truncate_metrics
+from silva.storage.run_folder import RunDirectory
+from silva.storage.summary import read_summary
+
+
+def train(
+    config: str | Path | Mapping[str, Any] | Resolved,
+    *,
+    resume: bool = False,
+    overwrite: bool = False,
+    console: Console | None = None,
+) -> Outcome:
+    """Run reinforcement learning from a TOML file, a table of keys, or a resolved configuration.
+
+    Raises:
+        SilvaError: the one of errors.py that fits; Interrupted after Ctrl-C (KeyboardInterrupt where there
+            is nothing to save, or after the second).
+    """
+    resolved = as_resolved(config)
+    check(resolved.config)
+    path = Path(resolved.config.output_dir) / resolved.config.name
+    with RunDirectory.open(
+        path, resume=resume, overwrite=overwrite, config=resolved.data, may_change=forbidden_changes
+    ) as run:
+        if run.state == "finished":
+            return _finished(run, console)
+        with explained(run, "--resume goes on", console):
+            outcome = asyncio.run(_train(resolved, run, console))
+    process.forget()
+    return outcome
+
+
+async def _train(resolved: Resolved, run: RunDirectory, console: Console | None) -> Outcome:
+    config = resolved.config
+    ledger = Ledger.open(run.ledger) if run.ledger.exists() else Ledger.create(run.ledger)
+    run.save_config(to_toml(resolved), resolved.data)
+    store = CheckpointStore(run.checkpoints, config.checkpoint.keep)
+    state, weights = rl.restore(store, ledger)
+    run.summary.unlink(missing_ok=True)
+    kept = None if run.state == "new" else state.step if weights else -1  # last step that is not done again
+    if kept is not None:
+        truncate_metrics(run.metrics, state.logged)
+    with ExitStack() as stack:
+        monitor = stack.enter_context(
+            Monitor(run.path, config.monitoring, name=config.name, total_steps=config.steps,
+                    resume_step=kept, console=console)
+        )  # fmt: skip
+        for note in (*resolved.notes, *config.algorithm.notes, *run.notes):
+            monitor.message(note)
+        for damaged in store.skipped:
+            monitor.message(f"passed over: {damaged}", "warning")
+        try:
+            phases = Phases(state.seconds)
+            assembly = stack.enter_context(opened(config, monitor, phases))
+            if elsewhere := run.note_machine(assembly.engine.machine):
+                monitor.message(elsewhere, "warning")
+            if run.state == "new":
+                held_out.record(run.path, assembly.tasksets)
+            for note in held_out.changes(run.path, assembly.tasksets, config.eval.tasks):
+                monitor.message(note, "warning")
+            loop = await _prepare(assembly, state, weights, ledger, store, monitor, phases)
+            if weights is None and config.warm_start is not None:
+                await loop.save()  # the warm start is never repeated
+            state = await loop.run(run.begun)
+            weights = run.weights / f"step_{state.step}"
+            with phases("export"):
+                monitor.stage("export")
+                await export(loop.parts.trainer, weights)
+            return finish(assembly, state, phases, run, monitor, weights)
+        except Interrupted:
+            steps = store.steps()
+            where = f"goes on after step {steps[-1]}" if steps else "begins the warm start again"
+            monitor.message(f"stopped; --resume {where}", "warning")
+            if config.monitoring.report:
+                write_last_report(run, monitor, None)
+            raise
+        except SilvaError as error:
+            monitor.log(str(error), "error")  # the caller shows it
+            raise
+
+
+async def _prepare(
+    assembly: Assembly,
+    state: RunState,
+    weights: Path | None,
+    ledger: Ledger,
+    store: CheckpointStore,
+    monitor: Monitor,
+    phases: Phases,
+) -> rl.Loop:
+    """The loop with everything in it, its weights warm-started or restored."""
+    config = assembly.config
+    activity = Activity(monitor)
+    trainer = assembly.trainer(config.algorithm, say=monitor.message)
+    check_parts(config, assembly.engine, trainer)
+    if weights is not None:
+        await trainer.load(weights)
+    elif config.warm_start is not None:
+        await warm_start(assembly, trainer, activity, phases, ledger)
+        await trainer.restart()
+    await assembly.engine.load(await trainer.snapshot())
+    rollout = config.rollout.build(assembly, on_turn=activity.turn, watch=activity)
+    buffer = Buffer(
+        stream=assembly.stream(
+            "train", state.tasks, passed=state.passed, settings=config.algorithm.pools, pools=state.pools
+        ),
+        rollout=rollout,
+        engine=assembly.engine,
+        recipe=config.algorithm,
+        ledger=ledger,
+        groups=config.rollout.groups_per_step,
+        longest=config.rollout.limits.longest_answer,
+        on_groups=activity.groups,
+    )
+    settings = rl.Settings(
+        steps=config.steps,
+        seed=config.seed,
+        eval=config.eval,
+        limits=config.rollout.limits,
+        redo=config.rollout.redo,
+        checkpoint=config.checkpoint,
+        trainer=config.trainer,
+        temperature=config.rollout.sampling.temperature,
+        collapse_every=config.monitoring.collapse_every,
+    )
+    parts = rl.Parts(settings, config.algorithm, trainer, assembly.engine, buffer, assembly.tasksets,
+                     assembly.renderer, ledger, store, monitor, activity, phases)  # fmt: skip
+    return rl.Loop(parts, state)
+
+
+def _finished(run: RunDirectory, console: Console | None) -> Outcome:
+    for note in run.notes:
+        say(note, console)
+    report = run.report if run.report.exists() else None
+    return Outcome(run.path, read_summary(run.summary), report, None)
