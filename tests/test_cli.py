@@ -12,6 +12,7 @@ import silva as package
 from silva.cli import COMMANDS, _options, main
 from silva.commands.chat import chat
 from silva.config.load import load
+from silva.config.saved import to_toml
 from silva.registries import REGISTRIES
 
 ROOT = Path(__file__).parents[1]
@@ -45,10 +46,8 @@ def silva(tmp_path, monkeypatch, capsys):
 
 
 def toml(config):
-    from silva.config.saved import config_to_toml
-
     resolved = load([f"--{key}={as_text(value)}" for key, value in config.items()], REGISTRIES, env={})
-    return config_to_toml(resolved.config)
+    return to_toml(resolved)
 
 
 def as_text(value):

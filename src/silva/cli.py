@@ -18,6 +18,7 @@ from silva.errors import ConfigError, NoSignalError, SilvaError
 if TYPE_CHECKING:
     from silva.config.load import Resolved
     from silva.config.schema import Registries
+    from silva.launch import Outcome
 
 EXIT_CODES = (
     "Exit codes: 0 done, 1 the run failed, 2 the input was wrong, 3 training gave up or taught nothing, "
@@ -181,15 +182,15 @@ def _resolve(command: str, arguments: list[str]) -> Resolved:
     return load(arguments, _registries())
 
 
-def _until_interrupted(work: Callable[[], int]) -> int:
-    """Run training. It says itself what an interrupt left behind."""
+def _train(train: Callable[..., Outcome], resolved: Resolved, **options: bool) -> Outcome | None:
+    """The outcome, or None after an interrupt, which says itself what it left behind."""
     from silva.orchestrator.interrupt import Interrupted
 
     signals.be_caught()
     try:
-        return work()
+        return train(resolved, **options)
     except Interrupted:
-        return 130
+        return None
 
 
 def _check_crash_point() -> None:
@@ -217,11 +218,8 @@ def _rl(arguments: list[str]) -> int:
         return 0
     from silva.commands.train import train
 
-    def work() -> int:
-        outcome = train(resolved, resume="--resume" in found, overwrite="--overwrite" in found)
-        return 0 if outcome.trained else NoSignalError.exit_code
-
-    return _until_interrupted(work)
+    outcome = _train(train, resolved, resume="--resume" in found, overwrite="--overwrite" in found)
+    return 130 if outcome is None else 0 if outcome.trained else NoSignalError.exit_code
 
 
 def _sft(arguments: list[str]) -> int:
@@ -230,11 +228,7 @@ def _sft(arguments: list[str]) -> int:
     _check_crash_point()
     from silva.commands.sft import supervise
 
-    def work() -> int:
-        supervise(resolved, overwrite="--overwrite" in found)
-        return 0
-
-    return _until_interrupted(work)
+    return 130 if _train(supervise, resolved, overwrite="--overwrite" in found) is None else 0
 
 
 def _eval(arguments: list[str]) -> int:

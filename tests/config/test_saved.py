@@ -6,7 +6,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from silva.config.saved import config_to_toml, load_saved, read_saved, to_toml, toml
+from silva.config.saved import load_saved, read_saved, saved_values, to_toml, toml
 from silva.errors import ConfigError
 
 
@@ -98,7 +98,7 @@ label = "null"
     second = resolve("@ saved/config.toml")
     assert second.data == first.data
     assert second.config == first.config
-    write("saved/config.toml", config_to_toml(first.config))
+    write("saved/config.toml", toml(saved_values(first.config), {}))
     assert resolve("@ saved/config.toml").data == first.data
 
 

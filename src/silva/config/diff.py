@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from silva.config.load import load
-from silva.config.saved import parse_saved, read_saved, to_toml
+from silva.config.saved import read_saved, saved_values
 from silva.config.schema import Registries
 from silva.config.shape import Key, dotted, leaves, show
 
@@ -123,18 +123,19 @@ def diff(run_a: Path, run_b: Path, registries: Registries) -> list[Difference]:
     for path in sorted({**a, **b}, key=dotted):
         left, right = a.get(path, _ABSENT), b.get(path, _ABSENT)
         if not _same(left, right):
-            sides = (*_side(left, origins_a.get(path)), *_side(right, origins_b.get(path)))
-            found.append(Difference(dotted(path), *sides))
+            name = dotted(path)
+            sides = (*_side(left, origins_a.get(name)), *_side(right, origins_b.get(name)))
+            found.append(Difference(name, *sides))
     return found
 
 
-def _read(path: Path, registries: Registries) -> tuple[dict[Key, Any], dict[Key, str]]:
-    """All values by path, and the origins of those that are no defaults."""
+def _read(path: Path, registries: Registries) -> tuple[dict[Key, Any], Mapping[str, str]]:
+    """All values by path, and the origins of those that are no defaults by dotted path."""
     if path.is_dir() or not path.is_file() or (path.parent / "config.json").is_file():
         data, origins = read_saved(path)
-    else:
-        data, origins = parse_saved(to_toml(load([f"@{path}"], registries, env={})))
-    return leaves(data), origins
+        return leaves(data), {dotted(key): origin for key, origin in origins.items()}
+    resolved = load([f"@{path}"], registries, env={})
+    return leaves(saved_values(resolved.config)), resolved.provenance
 
 
 def _side(value: Any, origin: str | None) -> tuple[Any, str]:

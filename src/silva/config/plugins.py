@@ -36,7 +36,7 @@ def find_environment(name: str, base: type[Section]) -> type[Section] | None:
     place, _, attribute = target.rpartition(":")
     if not place.endswith(".py") and not all(part.isidentifier() for part in [*place.split("."), attribute]):
         raise ConfigError('expected "file.py:Class" or "package.module:Class"')
-    module = _file(Path(place)) if place.endswith(".py") else _module(place)
+    module = _module(place)
     found = getattr(module, attribute, None)
     if found is None:
         classes = [key for key, value in vars(module).items() if _fits(value, base)]
@@ -60,6 +60,18 @@ def _fits(value: object, base: type[Section]) -> bool:
     return isinstance(value, type) and issubclass(value, base) and value is not base
 
 
+def _module(place: str) -> ModuleType:
+    try:
+        return _file(Path(place)) if place.endswith(".py") else importlib.import_module(place)
+    except ConfigError:
+        raise
+    except (Exception, SystemExit) as error:
+        missing = error.name if isinstance(error, ModuleNotFoundError) else None
+        if missing and not place.endswith(".py") and f"{place}.".startswith(f"{missing}."):
+            raise ConfigError(f"there is no module {place} (it must be installed)") from None
+        raise ConfigError(_raised(place, error)) from error
+
+
 def _file(path: Path) -> ModuleType:
     try:
         content = path.read_bytes()
@@ -72,29 +84,16 @@ def _file(path: Path) -> ModuleType:
     # A changed file is a new module; an unchanged one is imported once.
     digest = hashlib.sha256(str(path).encode() + b"\0" + content).hexdigest()[:12]
     name = f"silva_environment_{path.stem}_{digest}"
-    if name in sys.modules:
-        return sys.modules[name]
-    spec = importlib.util.spec_from_file_location(name, path)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
-    try:
-        spec.loader.exec_module(module)
-    except (Exception, SystemExit) as error:
-        del sys.modules[name]
-        raise ConfigError(_raised(str(path), error)) from error
-    return module
-
-
-def _module(name: str) -> ModuleType:
-    try:
-        return importlib.import_module(name)
-    except ModuleNotFoundError as error:
-        if error.name and (name == error.name or name.startswith(error.name + ".")):
-            raise ConfigError(f"there is no module {name} (it must be installed)") from None
-        raise ConfigError(_raised(name, error)) from error
-    except Exception as error:
-        raise ConfigError(_raised(name, error)) from error
+    if name not in sys.modules:
+        spec = importlib.util.spec_from_file_location(name, path)
+        assert spec is not None and spec.loader is not None
+        sys.modules[name] = importlib.util.module_from_spec(spec)
+        try:
+            spec.loader.exec_module(sys.modules[name])
+        except BaseException:
+            del sys.modules[name]
+            raise
+    return sys.modules[name]
 
 
 def _raised(place: str, error: BaseException) -> str:

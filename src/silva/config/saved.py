@@ -27,14 +27,8 @@ from silva.errors import ConfigError
 
 
 def to_toml(resolved: Resolved) -> str:
-    """All of a resolved configuration as TOML. Null is the absent key where it is the default, and
-    the string "null" where it is not."""
-    return toml(_without_nulls(resolved.config), resolved.provenance)
-
-
-def config_to_toml(config: RunConfig) -> str:
-    """The same for a configuration built in Python, which has no origins."""
-    return toml(_without_nulls(config), {})
+    """All of a resolved configuration as TOML."""
+    return toml(saved_values(resolved.config), resolved.provenance)
 
 
 def toml(table: Mapping[str, Any], origins: Mapping[str, str]) -> str:
@@ -49,7 +43,7 @@ def toml(table: Mapping[str, Any], origins: Mapping[str, str]) -> str:
             value = [item(inner, (*path, index)) for index, inner in enumerate(value)]
             if value and all(isinstance(inner, dict) for inner in value):
                 return value
-        made: Item = tomlkit.item("null" if value is None else value)
+        made: Item = tomlkit.item(value)
         if isinstance(value, float):
             made = Float(value, Trivia(), shape.number(value))  # tomlkit writes 1e-05
         if origin := origins.get(dotted(path)):
@@ -60,20 +54,20 @@ def toml(table: Mapping[str, Any], origins: Mapping[str, str]) -> str:
     return tomlkit.item(item(table, ())).as_string().strip() + "\n"
 
 
-def _without_nulls(value: Any) -> Any:
-    """Plain data without the nulls that are defaults."""
+def saved_values(value: Any) -> Any:
+    """What is saved of a configuration: null is the absent key where it is the default, else "null"."""
     if isinstance(value, BaseModel):
         fields = type(value).model_fields
         return {
-            name: _without_nulls(item)
+            name: saved_values(item)
             for name, item in value
             if item is not None or fields[name].get_default(call_default_factory=True) is not None
         }
     if isinstance(value, dict):
-        return {str(key): _without_nulls(item) for key, item in value.items()}
+        return {str(key): saved_values(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_without_nulls(item) for item in value]
-    return shape.plain(value)
+        return [saved_values(item) for item in value]
+    return "null" if value is None else shape.plain(value)
 
 
 def load_saved(
@@ -111,10 +105,9 @@ def load_saved(
             "--output_dir, or give a configuration as @ FILE.toml"
         )
     resolved = load([f"@{path}", *argv], registries, env=env, cwd=cwd)
-    origins = {dotted(key): origin for key, origin in read_saved(path)[1].items()}
-    here = f"{shorten(path, cwd)}:"
+    before = {dotted(key): origin for key, origin in read_saved(path)[1].items()}
     provenance = {
-        key: origins.get(key, "") if origin.startswith(here) else origin
+        key: before.get(key, "") if origin.startswith(f"{shorten(path, cwd)}:") else origin
         for key, origin in resolved.provenance.items()
     }
     return replace(resolved, provenance={key: origin for key, origin in provenance.items() if origin})
@@ -131,14 +124,10 @@ def read_saved(path: Path) -> tuple[dict[str, Any], dict[Key, str]]:
     """
     file = path / "config.toml" if path.is_dir() else path
     try:
-        return parse_saved(file.read_text(encoding="utf-8"))
+        text = file.read_text(encoding="utf-8")
+        return tomllib.loads(text), scan(text).comments
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
         raise ConfigError(f"{file} cannot be read: {reason}; expected a run's folder") from None
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(f"{file} is not valid TOML: {error}") from None
-
-
-def parse_saved(text: str) -> tuple[dict[str, Any], dict[Key, str]]:
-    """The same for the text itself."""
-    return tomllib.loads(text), scan(text).comments
