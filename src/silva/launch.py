@@ -15,7 +15,6 @@ from rich.console import Console
 from rich.progress import Progress
 from safetensors import SafetensorError
 
-from silva.algorithms import losses
 from silva.config.diff import forbidden_changes
 from silva.config.load import Resolved, load
 from silva.config.saved import to_toml
@@ -102,12 +101,8 @@ def check(config: RunConfig) -> None:
     if not config.algorithm.use_rewards and config.algorithm.reference is None:
         raise ConfigError(
             "algorithm.use_rewards = false without [algorithm.reference]: the policy would only be held to "
-            "itself; name a teacher"
+            "itself; name another model there"
         )
-    try:
-        losses.check(config.algorithm.loss_spec())
-    except ConfigError as error:
-        raise ConfigError(f"algorithm: {error}") from error
 
 
 def supervise(config: str | Path | Mapping[str, Any] | Resolved, *, overwrite: bool = False) -> Outcome:
@@ -325,7 +320,7 @@ async def _prepare(
 ) -> rl.Loop:
     """The loop with everything in it, its weights warm-started or restored."""
     config = session.config
-    teacher = session.teacher()  # first: a wrong name must not cost a warm start
+    reference = session.reference_model()  # first: a wrong name must not cost a warm start
     activity = Activity(monitor)
     if weights is None and config.warm_start is not None:
         await _warm_start(session, activity, phases, ledger)
@@ -333,7 +328,7 @@ async def _prepare(
         config.trainer,
         config.steps * config.trainer.updates_per_step,
         algorithm=config.algorithm,
-        teacher=teacher,
+        reference=reference,
         say=monitor.message,
     )
     if weights is not None:
@@ -344,7 +339,11 @@ async def _prepare(
     )
     buffer = Buffer(
         stream=session.stream(
-            "train", state.tasks, passed=state.passed, settings=config.algorithm.pools, pools=state.pools
+            "train",
+            state.tasks,
+            passed=state.passed,
+            settings=config.algorithm.difficulty_pools,
+            pools=state.pools,
         ),
         rollout=rollout,
         engine=session.engine,

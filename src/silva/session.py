@@ -10,7 +10,8 @@ from typing import Any
 import torch
 
 import silva
-from silva.algorithms.settings import Algorithm, Pools
+from silva.algorithms.filters import DifficultyPools
+from silva.algorithms.settings import Algorithm
 from silva.compute import ComputeThread
 from silva.config.schema import RunConfig
 from silva.config.sections import Placement, PretrainedModel, Rendering
@@ -105,7 +106,7 @@ class Session:
                     )
         return found
 
-    def teacher(self) -> LoadedModel | None:
+    def reference_model(self) -> LoadedModel | None:
         """The model that `algorithm.reference` names, if it is needed.
 
         Raises:
@@ -117,14 +118,14 @@ class Session:
             return None
         seed, where = self.config.seed, self.loaded.device.type
         try:
-            teacher = self.compute.run(load_model, algorithm.reference, seed=seed, device=where)
+            reference = self.compute.run(load_model, algorithm.reference, seed=seed, device=where)
         except ModelError as error:
             raise ModelError(f"algorithm.reference: {error}") from error
-        if teacher.tokenizer.get_vocab() != self.loaded.tokenizer.get_vocab():
+        if reference.tokenizer.get_vocab() != self.loaded.tokenizer.get_vocab():
             raise CapabilityError(
-                f"algorithm.reference: {teacher.name} has another vocabulary than {self.loaded.name}"
+                f"algorithm.reference: {reference.name} has another vocabulary than {self.loaded.name}"
             )
-        return teacher
+        return reference
 
     def trainer(
         self,
@@ -132,19 +133,19 @@ class Session:
         updates: int,
         *,
         algorithm: Algorithm | None = None,
-        teacher: LoadedModel | None = None,
+        reference: LoadedModel | None = None,
         say: Callable[[str], None] = lambda text: None,
     ) -> LocalTrainer:
         """`algorithm`: what it needs beside the policy, a reference or a critic, is made too.
 
-        `teacher`: the reference, where it is another model.
+        `reference`: if it is another model.
         """
         return LocalTrainer(
             self.loaded,
             settings,
             total_updates=updates,
             seed=self.config.seed,
-            reference=teacher or bool(algorithm and algorithm.refers),
+            reference=reference or bool(algorithm and algorithm.refers),
             critic=bool(algorithm and algorithm.critic),
             compute=self.compute,
             say=say,
@@ -156,7 +157,7 @@ class Session:
         position: Mapping[str, int] | None = None,
         *,
         passed: Mapping[str, int] | None = None,
-        settings: Pools | None = None,
+        settings: DifficultyPools | None = None,
         pools: Mapping[str, str] | None = None,
     ) -> TaskStream:
         worlds = [World(e.label, self.tasksets[e.label], e.weight) for e in self.config.environments]

@@ -3,7 +3,8 @@
 A layer is plain data plus the origin of each value ("b.toml:12", "--seed", "SILVA_SEED"). Tables merge
 key by key; lists and values replace whole; `Elements` (from `--environments.0.size 6`) change single
 elements of a list. A layer that changes a section's `type` restarts that section: what lower layers
-said about it belongs to another variant and is left behind, with a note.
+said about it belongs to another variant and is left behind, with a note. In place of a section that has
+types, a name is short for a table with only its `type`.
 """
 
 from __future__ import annotations
@@ -88,9 +89,14 @@ def insert(layer: Layer, path: Key, value: Any, origin: str) -> None:
     for depth, (part, following) in enumerate(itertools.pairwise(path)):
         child = _get(node, part)
         if not _holds(child, following):
-            child = Elements() if isinstance(following, int) else {}
+            here = path[: depth + 1]
+            if _is_name(child) and isinstance(following, str):
+                child = {"type": child}
+                layer.origins[(*here, "type")] = layer.origin(here)
+            else:
+                child = Elements() if isinstance(following, int) else {}
             _set(node, part, child, path, origin)
-            layer.origins[path[: depth + 1]] = origin
+            layer.origins[here] = origin
         node = child
     if isinstance(value, dict):
         if not _holds(_get(node, path[-1]), ""):
@@ -99,8 +105,16 @@ def insert(layer: Layer, path: Key, value: Any, origin: str) -> None:
         for key, item in value.items():
             insert(layer, (*path, key), item, origin)
         return
+    if _is_name(value) and type(_get(node, path[-1])) is dict:
+        path, node = (*path, "type"), _get(node, path[-1])
     _set(node, path[-1], value, path, origin)
     layer.origins[path] = origin
+
+
+def _is_name(value: Any) -> bool:
+    """Whether it may be short for a table with this `type`."""
+    text = value.value if isinstance(value, Text) else value
+    return isinstance(text, str) and text != "null"
 
 
 def _holds(container: Any, part: str | int) -> bool:
@@ -264,7 +278,7 @@ def shorten(path: Path, cwd: Path) -> str:
 class Merger:
     """Merges layers upwards; `implied` says which `type` a section has where a layer names none."""
 
-    implied: Mapping[Key, tuple[str, frozenset[str]]]  # path -> (default type, keys of that variant)
+    implied: Mapping[Key, tuple[str | None, frozenset[str]]]  # path -> (default type, keys of that variant)
     notes: list[str] = field(default_factory=list)
     problems: list[Problem] = field(default_factory=list)
 
@@ -276,6 +290,9 @@ class Merger:
     def _merge(self, below: Any, value: Any, path: Key, merged: Layer, above: Layer) -> Any:
         if isinstance(value, Elements) and not isinstance(below, dict):
             return self._elements(below, value, path, merged, above)
+        if path in self.implied and _is_name(value):
+            above.origins[(*path, "type")] = above.origin(path)
+            value = {"type": value}
         if not isinstance(value, dict):
             self._forget(path, merged)
             merged.origins |= {key: at for key, at in above.origins.items() if key[: len(path)] == path}
@@ -331,12 +348,17 @@ def _bare(value: Any) -> Any:
     return value.text if isinstance(value, Text) else value
 
 
-def implied_types(model: type[BaseModel]) -> dict[Key, tuple[str, frozenset[str]]]:
-    """For each section that is a union: its default `type` and the keys of that variant."""
-    found: dict[Key, tuple[str, frozenset[str]]] = {}
+def implied_types(model: type[BaseModel]) -> dict[Key, tuple[str | None, frozenset[str]]]:
+    """For each section that is a union: its default `type` and the keys of that variant.
+
+    The type is None if it depends on the section around it.
+    """
+    found: dict[Key, tuple[str | None, frozenset[str]]] = {}
     for path, item, _ in shape.fields(model):
         default = shape.default_tag(item)
         for variant in shape.sections(item.annotation):
             if default is not None and shape.tag(variant) == default:
-                found.setdefault(path, (default, frozenset(variant.model_fields)))
+                known, _ = found.setdefault(path, (default, frozenset(variant.model_fields)))
+                if known != default:
+                    found[path] = (None, frozenset())
     return found

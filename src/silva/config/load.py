@@ -174,10 +174,20 @@ def _settle(annotation: Any, value: Any, default: Any) -> Any:
         value = {"type": getattr(default, "type", None), **value}
     settled = {}
     section = shape.pick(annotation, _read_type(value))
+    known = section.model_fields if section is not None else {}
+    defaults = {name: field.default for name, field in known.items()}
+    if isinstance(default, BaseModel) and type(default) is section:
+        # A table changes the keys it names. The others keep the defaults of this place, not of the class.
+        defaults = {name: getattr(default, name) for name in known}
+        value = {
+            **{
+                n: shape.plain(d) for n, d in defaults.items() if shape.plain(d) != shape.default_of(known[n])
+            },
+            **value,
+        }
     for key, item in value.items():
-        field = section.model_fields.get(key) if section is not None else None
-        inner, usual = (shape.annotation_of(field), field.default) if field else (None, PydanticUndefined)
-        settled[key] = _settle(inner, item, usual)
+        inner = shape.annotation_of(known[key]) if key in known else None
+        settled[key] = _settle(inner, item, defaults.get(key, PydanticUndefined))
     return settled
 
 
