@@ -130,7 +130,7 @@ def test_a_run(tmp_path: Path, start: Path, other_model: Path, name: str) -> Non
 
 def test_the_runs_above_have_something_to_compare(tmp_path: Path, start: Path) -> None:
     """Rewards differ within the groups of both worlds, and penalties are among what training sees."""
-    run = train("grpo", start, tmp_path, length_penalty=0.25, overlong=0.5)
+    run = train("grpo", start, tmp_path, length_penalty=0.25, overlong_buffer=0.5)
     rows = pq.read_table(run / "rollouts/step_1.parquet").to_pylist()
     groups = trained_groups(run, 1)
     assert len(groups) > 1 and all(len(set(rewards)) > 1 for rewards, _, _ in groups.values())
