@@ -65,7 +65,7 @@ COLLAPSE_FLAGS = ("--steps=120", "--eval.every=20", "--trainer.optimizer.schedul
 QUICK_AGENT, QUICK_FLAGS = ("--warm-start.steps=100",), ("--steps=2", "--eval.every=1", "--eval.tasks=16")
 ELSEWHERE = {"arpo", "aepo", "act_prm", "act_prm_probs", "cross_entropy"}  # branches, thoughts, experts
 RECIPES = [name for name in ALGORITHMS if name not in ELSEWHERE]
-TEACHER, PUPIL = "grpo", "distillation"
+REFERENCE, DISTILLED = "grpo", "distillation"
 END = 5  # last steps, over which numbers of one step are averaged
 
 
@@ -149,8 +149,8 @@ def main() -> int:
             Job(world, name, seed, arguments_of(out, world, name, seed) + options.flags)
             for world, name, seed in itertools.product(options.worlds, options.only, range(options.seeds))
         ]
-        runs = play(pool, [job for job in jobs if job.name != PUPIL], options.resume)
-        runs += play(pool, [job for job in jobs if job.name == PUPIL], options.resume)
+        runs = play(pool, [job for job in jobs if job.name != DISTILLED], options.resume)
+        runs += play(pool, [job for job in jobs if job.name == DISTILLED], options.resume)
     runs.sort(key=lambda run: jobs.index(run.job))
     results = [
         Compared(world, name, list(mine))
@@ -219,14 +219,14 @@ def arguments_of(out: Path, world: str, name: str, seed: int) -> list[str]:
         f"--algorithm.type={recipe}",
         "--algorithm.max-refills=0",
         f"--rollout.groups-per-step={groups or round(GROUPS / settings.oversample)}",
-        f"--trainer.updates-per-step={1 if settings.loss == 'reinforce' else 2}",
+        f"--trainer.updates-per-step={1 if settings.loss.type == 'reinforce' else 2}",
         f"--seed={seed}",
         f"--name=seed_{seed}",
         f"--output-dir={out / world / folder}",
     ]
-    if recipe == PUPIL:
-        teacher = out / world / TEACHER / "seed_0" / "weights" / f"step_{STEPS}"
-        argv.append(f"--algorithm.reference.name={teacher}")
+    if recipe == DISTILLED:
+        reference = out / world / REFERENCE / "seed_0" / "weights" / f"step_{STEPS}"
+        argv.append(f"--algorithm.reference.name={reference}")
     return argv
 
 

@@ -66,8 +66,9 @@ def test_what_the_pages_show_can_be_run(text, tmp_path):
     config = load([f"@{tmp_path / 'shown.toml'}"], REGISTRIES, env={}, cwd=tmp_path).config
     check(config)
     for key in ("clip_low", "kl_tau", "credit", "advantage"):
-        if shown := re.findall(rf"^{key} = (.*)$", text, re.MULTILINE):
-            assert getattr(config.algorithm, key) == tomllib.loads(f"x = {shown[0]}")["x"]
+        if shown := re.findall(rf"\b{key} = ([^\s}}]+)", text):
+            section = config.algorithm.loss if key in ("clip_low", "kl_tau") else config.algorithm
+            assert getattr(section, key) == tomllib.loads(f"x = {shown[0]}")["x"]
 
 
 @pytest.mark.parametrize("path", sorted(ROOT.glob("benchmarks/worlds/*.toml")), ids=lambda path: path.stem)

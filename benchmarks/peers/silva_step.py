@@ -17,8 +17,9 @@ import torch
 from pipe import Pipe, Work, forget_peak, peak, reward
 
 import silva
-from silva.algorithms.advantages import assign
 from silva.algorithms.aggregation import normalise
+from silva.algorithms.assign import assign
+from silva.algorithms.losses import ClippedLoss
 from silva.algorithms.recipes import Grpo
 from silva.compute import ComputeThread
 from silva.config.sections import Lora, PretrainedModel, TinyModel
@@ -47,7 +48,7 @@ from silva.types import (
 class Worker:
     def __init__(self, work: Work):
         self.work, self.done = work, 0
-        self.recipe = Grpo(clip_low=work.clip, clip_high=work.clip)
+        self.recipe = Grpo(loss=ClippedLoss(clip_low=work.clip, clip_high=work.clip))
         keep_freed_memory()
         self.compute = ComputeThread(work.threads)
         self.loaded = self.compute.run(model, work)

@@ -7,7 +7,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from silva.algorithms.settings import Algorithm, Pools
+from silva.algorithms.filters import DifficultyPools
+from silva.algorithms.settings import Algorithm
 from silva.config.schema import RunConfig
 from silva.config.sections import PretrainedModel
 from silva.environments.tasks import check_splits
@@ -102,7 +103,7 @@ class Assembly:
         position: Mapping[str, int] | None = None,
         *,
         passed: Mapping[str, int] | None = None,
-        settings: Pools | None = None,
+        settings: DifficultyPools | None = None,
         pools: Mapping[str, str] | None = None,
     ) -> TaskStream:
         worlds = [World(e.label, self.tasksets[e.label], e.weight) for e in self.config.environments]

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from silva.algorithms import ALGORITHMS
-from silva.algorithms.compose import credited
+from silva.algorithms.compose import with_advantages
 from silva.rollouts.samples import to_samples
 from silva.types import Group, Sample, Segment, Signals, StopReason, Task, Trajectory, Turn
 
@@ -60,9 +60,9 @@ def trained_advantages(samples: Sequence[Sample]) -> list[list[float]]:
     return [s.advantages[s.loss_weights > 0].tolist() for s in samples if s.advantages is not None]
 
 
-def assigned(made: Any, *groups: Group, signals: Signals = Signals(), **memory: float) -> list[list[float]]:
+def assigned(made: Any, *groups: Group, signals: Signals = Signals(), **state: float) -> list[list[float]]:
     """The advantages of the trained tokens of each row."""
-    return trained_advantages(credited(made, to_samples(groups), groups, signals, memory))
+    return trained_advantages(with_advantages(made, to_samples(groups), groups, signals, state))
 
 
 def of_trained(samples: Sequence[Sample], *rows: Sequence[float]) -> tuple[np.ndarray, ...]:

@@ -3,31 +3,24 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scipy import stats
 from tests.golden.read import read
 
 from silva.algorithms.advantages import (
     ADVANTAGES,
     Scores,
-    assign,
-    clip_samples,
     leave_one_out,
     length_weighted,
     mean,
     mean_std,
-    raw,
+    reward,
     running,
-    running_baselines,
-    whiten,
-    whiten_samples,
 )
-from silva.errors import ConfigError, RecordError
-from silva.types import Group, Sample
+from silva.algorithms.assign import whiten
+from silva.errors import RecordError
 
 GOLDEN = read("advantages_verl")
 # Two groups, interleaved, and one of a single trajectory.
@@ -50,7 +43,7 @@ SCORES = Scores(REWARDS, GROUPS, LENGTHS)
 #          running: 2 - 0, b = 0.1; 2 - 0.1, b = 0.095 + 0.1 = 0.195; 5 - 0.195
 # Group 1: a single trajectory, all of its group; running: 7 - 0
 BY_HAND = {
-    "raw": [1, 2, 0, 2, 5, 0, 7],
+    "reward": [1, 2, 0, 2, 5, 0, 7],
     "mean": [2 / 3, -1, -1 / 3, -1, 2, -1 / 3, 0],
     "mean_std": [1.154500573, -0.577316938, -0.577250287, -0.577316938, 1.154633876, -0.577250287, 0],
     "leave_one_out": [1, -1.5, -0.5, -1.5, 3, -0.5, 0],
@@ -65,7 +58,7 @@ BASELINES = ["mean", "mean_std", "leave_one_out", "length_weighted"]  # those th
 @pytest.mark.parametrize("name", ADVANTAGES)
 def test_by_hand(name: str) -> None:
     """mean_std with eps 1e-4: (2/3) / 0.577450269 = 1.154500573, 2 / 1.732150808 = 1.154633876, ..."""
-    assert ADVANTAGES[name](SCORES).tolist() == pytest.approx(BY_HAND[name], rel=1e-8, abs=1e-15)
+    assert ADVANTAGES[name].function(SCORES).tolist() == pytest.approx(BY_HAND[name], rel=1e-8, abs=1e-15)
 
 
 @pytest.mark.parametrize(
@@ -86,7 +79,7 @@ def test_equal_to_verl(name: str, function: Callable[[Scores], torch.Tensor]) ->
 
 
 @pytest.mark.parametrize(
-    ("name", "function"), [("reinforce_plus_plus", raw), ("reinforce_plus_plus_baseline", mean)]
+    ("name", "function"), [("reinforce_plus_plus", reward), ("reinforce_plus_plus_baseline", mean)]
 )
 def test_whitened_equal_to_verl(name: str, function: Callable[[Scores], torch.Tensor]) -> None:
     """verl divides sums by the number of tokens + 1e-8: with 39 tokens 2.6e-10 off."""
@@ -100,13 +93,13 @@ def test_whitened_equal_to_verl(name: str, function: Callable[[Scores], torch.Te
 @pytest.mark.parametrize("name", BASELINES)
 def test_a_constant_added_to_a_group_changes_nothing(name: str) -> None:
     shifted = Scores(REWARDS + torch.where(GROUPS == 9, 3.0, -2.0), GROUPS, LENGTHS)
-    torch.testing.assert_close(ADVANTAGES[name](shifted), ADVANTAGES[name](SCORES))
+    torch.testing.assert_close(ADVANTAGES[name].function(shifted), ADVANTAGES[name].function(SCORES))
 
 
 @pytest.mark.parametrize("name", ["max_rl", "share"])
 def test_the_scale_of_rewards_does_not_matter(name: str) -> None:
     scaled = Scores(REWARDS * torch.where(GROUPS == 9, 3.0, 0.5), GROUPS)
-    torch.testing.assert_close(ADVANTAGES[name](scaled), ADVANTAGES[name](SCORES))
+    torch.testing.assert_close(ADVANTAGES[name].function(scaled), ADVANTAGES[name].function(SCORES))
 
 
 @pytest.mark.parametrize(
@@ -115,7 +108,7 @@ def test_the_scale_of_rewards_does_not_matter(name: str) -> None:
 def test_rewards_below_0_keep_their_sign(name: str, expected: list[float]) -> None:
     """max_rl: -1 and 1 over 1; 0 and 0 over nothing; -3 + 1 and 1 + 1 over 2. Shares of 2, 0 and 4."""
     rewards = torch.tensor([-1.0, 1.0, 0.0, 0.0, -3.0, 1.0])
-    assert ADVANTAGES[name](Scores(rewards, torch.tensor([0, 0, 1, 1, 2, 2]))).tolist() == expected
+    assert ADVANTAGES[name].function(Scores(rewards, torch.tensor([0, 0, 1, 1, 2, 2]))).tolist() == expected
 
 
 @pytest.mark.parametrize(
@@ -127,7 +120,7 @@ def test_only_raw_rewards_divide(name: str, expected: list[float]) -> None:
     raw_rewards = torch.tensor([1.0, 0.0, 0.0, 0.0], dtype=torch.float64)
     shaped = torch.tensor([0.0, 0.0, -0.3, 0.0], dtype=torch.float64)
     scores = Scores(raw_rewards + shaped, torch.zeros(4, dtype=torch.int64), raw=raw_rewards)
-    assert ADVANTAGES[name](scores).tolist() == pytest.approx(expected, rel=1e-12)
+    assert ADVANTAGES[name].function(scores).tolist() == pytest.approx(expected, rel=1e-12)
 
 
 bounded = st.lists(
@@ -148,14 +141,14 @@ def test_penalties_cannot_blow_up_what_is_divided(rows: list[tuple[float, float,
         mine = groups == group
         spread = float(shaped[mine].max() - shaped[mine].min()) + 1e-9
         for name, most in (("max_rl", max(1, int(mine.sum()) - 1)), ("share", 1)):
-            assert float(ADVANTAGES[name](scores)[mine].abs().max()) <= most + spread
+            assert float(ADVANTAGES[name].function(scores)[mine].abs().max()) <= most + spread
 
 
 @pytest.mark.parametrize("name", [name for name in ADVANTAGES if name != "running"])
 def test_order_does_not_matter(name: str) -> None:
     order = torch.tensor([6, 2, 0, 5, 4, 3, 1])
-    advantages = ADVANTAGES[name](Scores(REWARDS[order], GROUPS[order], LENGTHS[order]))
-    torch.testing.assert_close(advantages, ADVANTAGES[name](SCORES)[order])
+    advantages = ADVANTAGES[name].function(Scores(REWARDS[order], GROUPS[order], LENGTHS[order]))
+    torch.testing.assert_close(advantages, ADVANTAGES[name].function(SCORES)[order])
 
 
 @pytest.mark.parametrize("name", [*BASELINES, "max_rl"])
@@ -163,7 +156,7 @@ def test_equal_rewards_give_zero_also_where_their_mean_is_rounded(name: str) -> 
     """0.1 + 0.1 + 0.1 is not 0.3 in binary: the rounding must not be blown up to a signal."""
     rewards = torch.full((3,), 0.1, dtype=torch.float64)
     scores = Scores(rewards, torch.zeros(3, dtype=torch.int64), torch.tensor([3, 7, 11]))
-    assert ADVANTAGES[name](scores).abs().max() < 1e-12
+    assert ADVANTAGES[name].function(scores).abs().max() < 1e-12
 
 
 def test_mean_std_without_eps_has_unit_variance() -> None:
@@ -223,199 +216,11 @@ def test_group_ids_are_only_names(names: list[int]) -> None:
     assert torch.equal(mean_std(Scores(rewards, renamed)), mean_std(Scores(rewards, ids)))
 
 
-def test_assign_gives_every_token_its_trajectory_s_advantage(
-    make_group: Callable[..., Group], make_sample: Callable[..., Sample]
-) -> None:
-    """Group a: 1.0 and 0.0 - 0.5 (a penalty), mean 0.25, advantages 0.75 and -0.75. Group b: 2, 4: -1, 1."""
-    groups = [make_group("a", [1.0, 0.0], shaped=[0.0, -0.5]), make_group("b", [2.0, 4.0])]
-    samples = [
-        make_sample("b/1", [0, 1]),
-        make_sample("a/0", [0, 1, 1]),
-        make_sample("a/1", [0, 1]),
-        make_sample("a/0", [0, 0, 0, 1]),  # its context was rewritten: a second row
-    ]
-    assigned = assign(samples, groups, "mean")
-    assert [sample.trajectory for sample in assigned] == ["b/1", "a/0", "a/1", "a/0"]
-    values = [sample.advantages for sample in assigned]
-    assert [v.tolist() for v in values if v is not None] == [[1, 1], [0.75] * 3, [-0.75] * 2, [0.75] * 4]
-    assert all(v is not None and v.dtype == np.float32 for v in values)
-    assert all(sample.advantages is None for sample in samples)  # the input is as it was
-
-
-@pytest.mark.parametrize(("kind", "solved", "other"), [("max_rl", 9.0, -1.0), ("share", 1.0, 0.0)])
-def test_a_penalty_that_takes_the_mean_to_0_divides_nothing(
-    make_group: Callable[..., Group],
-    make_sample: Callable[..., Sample],
-    kind: str,
-    solved: float,
-    other: float,
-) -> None:
-    """Raw 1 and nine times 0, all with a penalty of 0.1: their sum is the rounding of 0.9 - 9 * 0.1."""
-    group = make_group("a", [1.0] + [0.0] * 9, shaped=[-0.1] * 10)
-    assert 0 < sum(t.shaped_reward for t in group.trajectories) < 1e-15
-    found = first(assign([make_sample(f"a/{i}", [0, 1]) for i in range(10)], [group], kind))
-    assert found == pytest.approx([solved] + [other] * 9, abs=1e-6)
-
-
-def test_failures_enter_no_baseline_and_are_not_trained(
-    make_group: Callable[..., Group], make_sample: Callable[..., Sample]
-) -> None:
-    """The failed one has no result, not 0: the mean of 3 and 1 is 2, with a 0 it would be 4/3."""
-    group = make_group("a", [3.0, float("nan"), 1.0, 9.0], failures=[None, "redo", None, "mask"])
-    assigned = assign([make_sample(f"a/{i}", [0, 1]) for i in range(4)], [group], "mean")
-    assert [(s.trajectory, s.advantages.tolist()) for s in assigned] == [("a/0", [1, 1]), ("a/2", [-1, -1])]
-
-
-def test_assign_of_nothing(make_group: Callable[..., Group], make_sample: Callable[..., Sample]) -> None:
-    assert assign([], [], "mean_std") == []
-    failed = make_group("a", [0.0], failures=["redo"])
-    assert assign([make_sample("a/0", [0, 1])], [failed], "leave_one_out") == []
-
-
-def test_assign_refuses_what_does_not_fit(
-    make_group: Callable[..., Group], make_sample: Callable[..., Sample]
-) -> None:
-    groups = [make_group("a", [1.0, 0.0])]
-    with pytest.raises(ConfigError, match="unknown advantage: got 'gae', expected one of mean, mean_std"):
-        assign([], groups, "gae")
-    with pytest.raises(RecordError, match="trajectory 'c/0' of a sample"):
-        assign([make_sample("c/0", [0, 1])], groups, "mean")
-    with pytest.raises(RecordError, match="got 'a/0' twice"):
-        assign([], groups * 2, "mean")
-    with pytest.raises(RecordError, match="reward of trajectory a/1: got nan, expected a finite number"):
-        assign([], [make_group("a", [1.0, float("nan")])], "mean")
-
-
-def in_environment(group: Group, name: str) -> Group:
-    return dataclasses.replace(group, task=dataclasses.replace(group.task, environment=name))
-
-
-def first(samples: list[Sample]) -> list[float]:
-    return [float(s.advantages[0]) for s in samples if s.advantages is not None]
-
-
-@pytest.fixture
-def batch(
-    make_group: Callable[..., Group], make_sample: Callable[..., Sample]
-) -> tuple[list[Sample], list[Group]]:
-    """a and b in one environment, c in another; 1, 2, 1, 3, 2 and 1 trained tokens."""
-    groups = [
-        in_environment(make_group("a", [1.0, 0.0]), "maze"),
-        in_environment(make_group("b", [2.0, 4.0]), "maze"),
-        in_environment(make_group("c", [10.0, 0.0]), "shop"),
-    ]
-    weights = {"a/0": [0, 1], "a/1": [0, 1, 1], "b/0": [0, 1], "c/0": [0, 1, 0, 1], "c/1": [0, 1]}
-    samples = [make_sample(name, row) for name, row in weights.items()]
-    rewritten = [make_sample("b/1", [0, 0, 1]), make_sample("b/1", [0, 1, 1])]
-    return [*samples[:3], *rewritten, *samples[3:]], groups
-
-
-@pytest.mark.parametrize(
-    ("over", "expected"),
-    [
-        ("group", [0.5, -0.5, -1, 1, 1, 5, -5]),
-        ("environment", [-0.75, -1.75, 0.25, 2.25, 2.25, 5, -5]),  # maze: (1 + 0 + 2 + 4) / 4 = 1.75
-        ("batch", [1 - 17 / 6, -17 / 6, 2 - 17 / 6, 4 - 17 / 6, 4 - 17 / 6, 10 - 17 / 6, -17 / 6]),
-    ],
-)
-def test_what_a_baseline_is_taken_over(
-    over: str, expected: list[float], batch: tuple[list[Sample], list[Group]]
-) -> None:
-    assert first(assign(*batch, "mean", over=over)) == pytest.approx(expected, rel=1e-6)
-
-
-def test_lengths_are_trained_tokens_of_all_rows(batch: tuple[list[Sample], list[Group]]) -> None:
-    """a: (1 * 1 + 2 * 0) / 3 = 1/3. b: 1 and 3 tokens, (2 + 12) / 4 = 3.5. c: 2 and 1, 20 / 3."""
-    expected = [2 / 3, -1 / 3, -1.5, 0.5, 0.5, 10 / 3, -20 / 3]
-    assert first(assign(*batch, "length_weighted")) == pytest.approx(expected, rel=1e-6)
-
-
-def test_running_baselines_are_one_per_environment(batch: tuple[list[Sample], list[Group]]) -> None:
-    """maze from 1: 1 - 1, b = 1; 0 - 1, b = 0.95; 2 - 0.95, b = 0.9025 + 0.1 = 1.0025; 4 - 1.0025,
-    b = 0.952375 + 0.2 = 1.152375. shop from 0: 10 - 0, b = 0.5; 0 - 0.5, b = 0.475."""
-    samples, groups = batch
-    before = {"maze": 1.0, "other": 3.0}
-    expected = [0, -1, 1.05, 2.9975, 2.9975, 10, -0.5]
-    assert first(assign(samples, groups, "running", baselines=before)) == pytest.approx(expected, rel=1e-6)
-    after = running_baselines(groups, before)
-    assert after == pytest.approx({"maze": 1.152375, "other": 3.0, "shop": 0.475}, rel=1e-12)
-    assert before == {"maze": 1.0, "other": 3.0}
-
-
-@pytest.mark.parametrize("kind", ADVANTAGES)
-def test_groups_may_come_one_by_one(kind: str, batch: tuple[list[Sample], list[Group]]) -> None:
-    samples, groups = batch
-    baselines: dict[str, float] = {}
-    parts: list[float] = []
-    for group in groups:
-        rows = [s for s in samples if s.group == group.key]
-        parts += first(assign(rows, [group], kind, baselines=baselines))
-        baselines = running_baselines([group], baselines)
-    assert parts == first(assign(samples, groups, kind))
-
-
-def test_whiten_by_hand() -> None:
-    """1, 3 and 5 with 9 left out: mean 3, variance (4 + 0 + 4) / 2 = 4, plus 5 = 9, root 3."""
-    values = torch.tensor([1.0, 9.0, 3.0, 5.0])
-    whitened = whiten(values, torch.tensor([1.0, 0.0, 1.0, 1.0]), eps=5.0)
-    assert whitened.tolist() == pytest.approx([-2 / 3, 2, 0, 2 / 3])
-
-
-values_and_counts = st.lists(
-    st.tuples(st.integers(-40, 40).map(lambda n: n / 8), st.integers(0, 4)), min_size=2, max_size=20
-).filter(lambda pairs: len({value for value, count in pairs if count}) > 1)
-
-
-@given(values_and_counts)
-@settings(max_examples=100, deadline=None)
-def test_whiten_is_the_unbiased_z_score_of_values_repeated(pairs: list[tuple[float, int]]) -> None:
-    values, counts = np.array([value for value, _ in pairs]), np.array([count for _, count in pairs])
-    ours = whiten(torch.from_numpy(values), torch.from_numpy(counts).double(), eps=0.0).numpy()
-    expected = stats.zscore(np.repeat(values, counts), ddof=1)
-    np.testing.assert_allclose(np.repeat(ours, counts), expected, rtol=1e-12, atol=1e-12)
-
-
-def test_whiten_without_variance_is_zero() -> None:
-    assert whiten(torch.full((3,), 0.1, dtype=torch.float64), torch.ones(3)).abs().max() < 1e-12
-    assert whiten(torch.tensor([2.0]), torch.ones(1)).tolist() == [0.0]
-
-
-@pytest.mark.parametrize(
-    ("over", "mean_of_all", "variance"),
-    [
-        # b/0: 2 on 1 token, b/1: 4 on 1 + 2 tokens. Mean 14 / 4, variance (2.25 + 3 * 0.25) / 3.
-        ("tokens", 3.5, 1.0),
-        ("trajectories", 3.0, 2.0),  # variance (1 + 1) / 1
-    ],
-)
-def test_whiten_samples(
-    over: str, mean_of_all: float, variance: float, batch: tuple[list[Sample], list[Group]]
-) -> None:
-    samples, groups = batch
-    rows = assign([s for s in samples if s.group == "b"], groups, "raw")
-    expected = [(value - mean_of_all) / variance**0.5 for value in (2, 4, 4)]
-    whitened = whiten_samples(rows, over)
-    assert first(whitened) == pytest.approx(expected, rel=1e-6)
-    assert [len(set(s.advantages.tolist())) for s in whitened if s.advantages is not None] == [1, 1, 1]
-
-
-def test_whiten_samples_does_not_depend_on_their_order(batch: tuple[list[Sample], list[Group]]) -> None:
-    rows = assign(*batch, "mean")
-    forward, backward = whiten_samples(rows), whiten_samples(rows[::-1])
-    assert first(forward) == pytest.approx(first(backward)[::-1], rel=1e-6)
-
-
-def test_clip_samples(batch: tuple[list[Sample], list[Group]]) -> None:
-    rows = assign(*batch, "mean")  # 0.5, -0.5, -1, 1, 1, 5, -5
-    assert first(clip_samples(rows, -1, 3)) == [0.5, -0.5, -1, 1, 1, 3, -1]
-
-
-def test_later_steps_refuse_what_does_not_fit(batch: tuple[list[Sample], list[Group]]) -> None:
-    samples, groups = batch
-    assert whiten_samples([]) == clip_samples([], -1, 1) == []
-    with pytest.raises(RecordError, match="advantages of a sample of a/0: got none, expected 2"):
-        whiten_samples(samples)
-    with pytest.raises(ConfigError, match="unknown whitening: got over 'rows', expected one of tokens"):
-        whiten_samples(assign(samples, groups, "mean"), "rows")
-    with pytest.raises(ConfigError, match="advantage mean: got over 'task', expected one of group"):
-        assign(samples, groups, "mean", over="task")
+@pytest.mark.parametrize("name", ADVANTAGES)
+def test_what_equal_rewards_give_is_as_the_entry_says(name: str) -> None:
+    """Groups of equal rewards, 2 and 1.5: all advantages are 0, or not all of them."""
+    scores = Scores(
+        torch.tensor([2.0, 2.0, 1.5, 1.5]), torch.tensor([0, 0, 1, 1]), torch.tensor([1, 2, 3, 4])
+    )
+    zero = bool((ADVANTAGES[name].function(scores) == 0).all())
+    assert zero == ADVANTAGES[name].zero_if_equal

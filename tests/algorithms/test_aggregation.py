@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from silva.algorithms.aggregation import AGGREGATIONS, normalise
-from silva.algorithms.losses import LossInputs, compute
+from silva.algorithms.losses import LossInputs
+from silva.algorithms.objective import compute
 from silva.errors import ConfigError
 from silva.types import LossSpec, Sample
 

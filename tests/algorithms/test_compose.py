@@ -1,12 +1,13 @@
-"""A recipe applied to a batch: shaped rewards, which groups are trained, what is remembered."""
+"""A recipe applied to a batch: shaped rewards, which groups are trained, the state of controllers."""
 
 from __future__ import annotations
 
 import pytest
 from tests.algorithms.by_hand import assigned, batch, failed, group, one_turn, recipe, trajectory, turn
 
-from silva.algorithms.compose import judge, remembered, select, shaped
-from silva.algorithms.settings import AdaptiveKl, AdaptiveTemperature, EntropyTarget, Filter
+from silva.algorithms.compose import drop_reason, next_state, select, with_penalties
+from silva.algorithms.control import AdaptiveEntropy, AdaptiveKl, AdaptiveTemperature
+from silva.algorithms.filters import VarianceFilter
 from silva.types import Group
 
 # Shaped rewards.
@@ -19,8 +20,8 @@ def test_shaping_by_hand() -> None:
     played = [
         one_turn(f"g/{i}", n, r, penalty=-0.5) for i, (n, r) in enumerate(zip(lengths, rewards, strict=True))
     ]
-    made = recipe("grpo", overlong=0.5, length_penalty=0.25)
-    *scored, left_out = shaped(made, group("g", *played, failed("g/3")), 20).trajectories
+    made = recipe("grpo", overlong_buffer=0.5, length_penalty=0.25)
+    *scored, left_out = with_penalties(made, group("g", *played, failed("g/3")), 20).trajectories
     assert [t.shaped["overlong"] for t in scored] == [0, -0.5, -1]
     assert [t.shaped["length"] for t in scored] == pytest.approx([-1 / 15, -1 / 10, -1 / 6], rel=1e-12)
     assert [t.shaped["format"] for t in scored] == [-0.5] * 3  # what the world said stays
@@ -31,13 +32,15 @@ def test_shaping_by_hand() -> None:
 
 def test_without_penalties_or_results_a_group_stays_as_it_is() -> None:
     whole, broken = batch(1.0, 0.0), group("g", failed("g/0"))
-    assert shaped(recipe("grpo"), whole, 20) is whole
-    assert shaped(recipe("dapo"), broken, 20) is broken
+    assert with_penalties(recipe("grpo"), whole, 20) is whole
+    assert with_penalties(recipe("dapo"), broken, 20) is broken
 
 
 def test_the_buffer_of_a_short_answer_is_a_token_at_least() -> None:
     """0.01 of 20 tokens is none: 19 tokens are free, the 20th costs 1."""
-    played = shaped(recipe("grpo", overlong=0.01), group("g", one_turn("a", 19, 0), one_turn("b", 20, 0)), 20)
+    played = with_penalties(
+        recipe("grpo", overlong_buffer=0.01), group("g", one_turn("a", 19, 0), one_turn("b", 20, 0)), 20
+    )
     assert [t.shaped["overlong"] for t in played.trajectories] == [0, -1]
 
 
@@ -46,11 +49,11 @@ def test_the_buffer_of_a_short_answer_is_a_token_at_least() -> None:
 
 def test_a_group_is_judged_by_its_raw_rewards() -> None:
     penalised = group("g", one_turn("a", 1, 1.0), one_turn("b", 1, 1.0, penalty=-0.5))
-    assert judge(recipe("grpo"), penalised) == "zero_variance"
-    assert judge(recipe("ppo"), penalised) is None
-    assert judge(recipe("grpo"), batch(0.0, 1.0)) is None
+    assert drop_reason(recipe("grpo"), penalised) == "zero_variance"
+    assert drop_reason(recipe("ppo"), penalised) is None
+    assert drop_reason(recipe("grpo"), batch(0.0, 1.0)) is None
     for name in ("grpo", "ppo"):
-        assert judge(recipe(name), group("g", failed("a"), failed("b"))) == "failed"
+        assert drop_reason(recipe(name), group("g", failed("a"), failed("b"))) == "failed"
 
 
 def sooner_or_later() -> Group:
@@ -62,10 +65,10 @@ def sooner_or_later() -> Group:
 
 def test_credit_by_turn_keeps_a_group_of_equal_totals_at_different_turns() -> None:
     """Returns 1 and 0 against gamma and 1: only the second turns differ with gamma = 1."""
-    assert judge(recipe("grpo"), sooner_or_later()) == "zero_variance"
+    assert drop_reason(recipe("grpo"), sooner_or_later()) == "zero_variance"
     for gamma, first_turns in ((0.5, [0.25, -0.25]), (1.0, [0, 0])):
         made = recipe("reinforce", credit="turn", gamma=gamma)
-        assert judge(made, sooner_or_later()) is None
+        assert drop_reason(made, sooner_or_later()) is None
         assert assigned(made, sooner_or_later()) == [[first_turns[0], -0.5], [first_turns[1], 0.5]]
 
 
@@ -78,34 +81,34 @@ def test_credit_by_turn_drops_a_group_whose_returns_are_equal() -> None:
     long = trajectory("d", [turn("d/0", 1, 1, 0.0), turn("d/1", 1, 1, 1.0)])
     for gamma, reason in ((1.0, "zero_variance"), (0.5, None)):
         made = recipe("reinforce", credit="turn", gamma=gamma)
-        assert judge(made, group("g", a, penalised)) == "zero_variance"
-        assert judge(made, group("g", short, long)) == reason
+        assert drop_reason(made, group("g", a, penalised)) == "zero_variance"
+        assert drop_reason(made, group("g", short, long)) == reason
 
 
 def test_selection_sees_what_the_credit_sees() -> None:
     """gamma 1. The first group: returns 1, 1 and 0, 1: variances 0 and 1/2, pooled sqrt(1/4) = 0.5. The
     others have one turn: 0.3 / sqrt 2 and 0.8 / sqrt 2, 0.21 and 0.57. By totals the first has none."""
     groups = [sooner_or_later(), batch(0, 0.3, key="h"), batch(0, 0.8, key="i")]
-    keep = Filter(keep="top_k", value=2)
-    made = recipe("reinforce", credit="turn", filter=keep)
+    keep = VarianceFilter(keep="top_k", value=2)
+    made = recipe("reinforce", credit="turn", variance_filter=keep)
     assert select(made, groups, 3) == [None, "low_variance", None]
-    assert select(recipe("reinforce", filter=keep), groups, 3) == ["zero_variance", None, None]
+    assert select(recipe("reinforce", variance_filter=keep), groups, 3) == ["zero_variance", None, None]
 
 
 def test_difficulty_by_hand() -> None:
     """Mean raw rewards 0.75, 0.25 and 0.5; the failed one is in no mean."""
-    made = recipe("grpo", difficulty=(0.3, 0.5))
-    assert judge(made, batch(1, 1, 1, 0)) == "too_easy"
-    assert judge(made, batch(0, 0, 0, 1)) == "too_hard"
-    assert judge(made, group("g", one_turn("a", 1, 1), one_turn("b", 1, 0), failed("c"))) is None
-    assert judge(made, batch(1, 1)) == "zero_variance"
+    made = recipe("grpo", difficulty_range=(0.3, 0.5))
+    assert drop_reason(made, batch(1, 1, 1, 0)) == "too_easy"
+    assert drop_reason(made, batch(0, 0, 0, 1)) == "too_hard"
+    assert drop_reason(made, group("g", one_turn("a", 1, 1), one_turn("b", 1, 0), failed("c"))) is None
+    assert drop_reason(made, batch(1, 1)) == "zero_variance"
 
 
 def test_selection_by_hand() -> None:
     """Standard deviations 1/sqrt 2 times 1, 4, 0, 2, 3: two fifths of them are the second and the last."""
     groups = [batch(0, r, key=f"g{i}") for i, r in enumerate((1, 4, 0, 2, 3))]
     low, zero = "low_variance", "zero_variance"
-    made = recipe("starpo", filter=Filter(keep="top_p", value=0.4))
+    made = recipe("starpo", variance_filter=VarianceFilter(keep="top_fraction", value=0.4))
     assert select(made, groups, 5) == [low, None, zero, low, None]
     assert select(made, groups, 1) == [
         low,
@@ -123,7 +126,7 @@ def test_starpo_s_trains_the_quarter_that_varies_most() -> None:
     assert select(recipe("starpo_s"), groups, 2) == ["zero_variance"] + ["low_variance"] * 5 + [None] * 2
 
 
-# Memory.
+# State.
 
 
 def test_the_temperature_follows_all_that_was_played_by_hand() -> None:
@@ -132,38 +135,38 @@ def test_the_temperature_follows_all_that_was_played_by_hand() -> None:
         batch(0, 0, key="g"),
         group("h", one_turn("a", 1, 1, penalty=-1), one_turn("b", 1, 1), failed("c")),
     )
-    made = recipe("grpo", temperature=AdaptiveTemperature(reference=0.4))
-    assert remembered(made, {}, groups, {}, 0.8) == {"temperature": pytest.approx(0.64)}
-    assert remembered(made, {"temperature": 0.64}, groups[:1], {}, 0.8) == {"temperature": 2.0}  # all alike
-    assert remembered(made, {"temperature": 0.64}, [group("h", failed("c"))], {}, 0.8) == {
+    made = recipe("grpo", adaptive_temperature=AdaptiveTemperature(reference_std=0.4))
+    assert next_state(made, {}, groups, {}, 0.8) == {"temperature": pytest.approx(0.64)}
+    assert next_state(made, {"temperature": 0.64}, groups[:1], {}, 0.8) == {"temperature": 2.0}  # all alike
+    assert next_state(made, {"temperature": 0.64}, [group("h", failed("c"))], {}, 0.8) == {
         "temperature": 0.64
     }
-    assert remembered(made, {}, [], {}, 0.8) == {}
+    assert next_state(made, {}, [], {}, 0.8) == {}
 
 
 def test_the_kl_coefficient_follows_the_kl_by_hand() -> None:
     """0.03 is three times the target, counted as 1.2 of it: * 1.02. Then 0.009: * (1 - 0.1 / 10)."""
     made = recipe("grpo", kl_coef=0.1, adaptive_kl=AdaptiveKl(target=0.01, horizon=10))
-    first = remembered(made, {}, [], {"kl": 0.03, "entropy": 1.0}, 1.0)
+    first = next_state(made, {}, [], {"kl": 0.03, "entropy": 1.0}, 1.0)
     assert first == {"kl_coef": pytest.approx(0.102)}
-    second = remembered(made, first, [], {"kl": 0.009}, 1.0)
+    second = next_state(made, first, [], {"kl": 0.009}, 1.0)
     assert second == {"kl_coef": pytest.approx(0.10098)}
-    assert remembered(made, second, [], {}, 1.0) == second  # a step without an update
+    assert next_state(made, second, [], {}, 1.0) == second  # a step without an update
     assert made.loss_spec(second).params["kl_coef"] == second["kl_coef"]
 
 
 def test_the_entropy_bonus_follows_the_entropy_by_hand() -> None:
     """Below the target: up a step, and given out. Above: down a step, and held back. Never under 0."""
-    made = recipe("grpo", entropy_target=EntropyTarget(target=0.2, step=1e-3, high=2e-3))
-    memory: dict[str, float] = {}
+    made = recipe("grpo", adaptive_entropy=AdaptiveEntropy(target=0.2, step=1e-3, max_coef=2e-3))
+    state: dict[str, float] = {}
     steps = [(0.1, 1e-3, 1e-3), (0.1, 2e-3, 2e-3), (0.1, 2e-3, 2e-3), (0.3, 1e-3, 0), (0.2, 1e-3, 1e-3),
              (0.3, 0, 0), (0.3, 0, 0)]  # fmt: skip
     for entropy, c, coef in steps:
-        memory = remembered(made, memory, [], {"entropy": entropy}, 1.0)
-        assert memory == {"entropy_c": pytest.approx(c), "entropy_coef": pytest.approx(coef)}
-        assert made.loss_spec(memory).params["entropy_coef"] == memory["entropy_coef"]
-    assert remembered(made, memory, [], {}, 1.0) == memory
+        state = next_state(made, state, [], {"entropy": entropy}, 1.0)
+        assert state == {"entropy_c": pytest.approx(c), "entropy_coef": pytest.approx(coef)}
+        assert made.loss_spec(state).params["entropy_coef"] == state["entropy_coef"]
+    assert next_state(made, state, [], {}, 1.0) == state
 
 
-def test_without_a_controller_nothing_is_remembered() -> None:
-    assert remembered(recipe("starpo"), {}, [batch(1, 0)], {"kl": 1.0, "entropy": 0.0}, 1.0) == {}
+def test_without_a_controller_there_is_no_state() -> None:
+    assert next_state(recipe("starpo"), {}, [batch(1, 0)], {"kl": 1.0, "entropy": 0.0}, 1.0) == {}

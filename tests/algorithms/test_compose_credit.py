@@ -25,7 +25,7 @@ from tests.algorithms.by_hand import (
     turn,
 )
 
-from silva.algorithms.compose import credited, remembered
+from silva.algorithms.compose import next_state, with_advantages
 from silva.errors import CapabilityError
 from silva.rollouts.samples import to_samples
 from silva.types import Group, Signals
@@ -35,7 +35,7 @@ def test_one_advantage_a_trajectory_by_hand() -> None:
     """Rewards 3, 1, 2: mean 2, standard deviation 1 (+ 1e-4). Every token has it, the prompt's too."""
     given = group("g", one_turn("a", 2, 3), one_turn("b", 1, 1), failed("c"), one_turn("d", 3, 2))
     a = 1 / 1.0001
-    found = credited(recipe("grpo"), to_samples([given]), [given], Signals(), {})
+    found = with_advantages(recipe("grpo"), to_samples([given]), [given], Signals(), {})
     assert advantages(found) == [pytest.approx([value] * n) for value, n in ((a, 4), (-a, 3), (0, 5))]
     assert all(s.old_logprobs is s.values is s.returns is None for s in found)
 
@@ -62,10 +62,10 @@ def test_a_running_baseline_by_hand() -> None:
         dataclasses.replace(batch(2, key="h"), task=group("h", environment="shop").task),
     )
     made = recipe("reinforce", advantage="running", drop_zero_variance=False)
-    memory = {"baseline/maze": 0.5, "temperature": 0.7}
-    found = assigned(made, *groups, **memory)
+    state = {"baseline/maze": 0.5, "temperature": 0.7}
+    found = assigned(made, *groups, **state)
     assert found == [[pytest.approx(0.5)], [pytest.approx(-0.525)], [2]]
-    after = remembered(made, memory, groups, {}, 1.0)
+    after = next_state(made, state, groups, {}, 1.0)
     assert after == {
         "baseline/maze": pytest.approx(0.49875),
         "baseline/shop": pytest.approx(0.1),
@@ -118,7 +118,7 @@ def test_uncertain_tokens_count_more_and_then_the_batch_is_whitened() -> None:
     z = 1 / math.sqrt(2)
     for whiten, expected in ((None, [1 - 0.2 * z, 1 + 0.2 * z]), ("tokens", [-z, z])):
         made = recipe("reinforce_pp", entropy_advantage=0.2, whiten=whiten)
-        (found,) = trained_advantages(credited(made, [sample], [given], Signals(), {}))
+        (found,) = trained_advantages(with_advantages(made, [sample], [given], Signals(), {}))
         assert found == pytest.approx(expected, rel=1e-6)
 
 
@@ -126,7 +126,7 @@ def test_an_engine_without_entropies_is_refused_where_they_count() -> None:
     given = batch(1, 0)
     samples = [s.replace(entropies=None) for s in to_samples([given])]
     with pytest.raises(CapabilityError, match=r"algorithm\.entropy_advantage: got samples without entropies"):
-        credited(recipe("aepo"), samples, [given], Signals(), {})
+        with_advantages(recipe("aepo"), samples, [given], Signals(), {})
 
 
 # Limits by construction.
@@ -168,8 +168,8 @@ def test_bi_level_gae_of_one_turn_is_gae(said: int, reward: float, data: st.Data
     of_tokens = {"gamma": rates[0], "lam": rates[1]}
     bi_level = recipe("bi_level_gae", **of_tokens, turn_gamma=rates[2], turn_lam=rates[3])
     for made, other in zip(
-        credited(bi_level, samples, [given], signals, {}),
-        credited(recipe("ppo", **of_tokens), samples, [given], signals, {}),
+        with_advantages(bi_level, samples, [given], signals, {}),
+        with_advantages(recipe("ppo", **of_tokens), samples, [given], signals, {}),
         strict=True,
     ):
         np.testing.assert_array_equal(made.advantages, other.advantages)

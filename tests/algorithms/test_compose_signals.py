@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from tests.algorithms.by_hand import assigned, batch, group, of_trained, one_turn, recipe, trajectory, turn
 
-from silva.algorithms.compose import credited
-from silva.algorithms.settings import Correction
+from silva.algorithms.compose import with_advantages
+from silva.algorithms.correction import RolloutCorrection
 from silva.errors import RecordError
 from silva.rollouts.samples import to_samples
 from silva.types import Sample, Signals, StopReason
@@ -29,7 +29,7 @@ def learned(made: Any, reference: Sequence[float] | None = None, stop: StopReaso
         values=of_trained(samples, VALUES),
         reference_logprobs=of_trained(samples, reference) if reference else None,
     )
-    (sample,) = credited(made, samples, [given], signals, {}, bootstrap={"a": 8.0})
+    (sample,) = with_advantages(made, samples, [given], signals, {}, bootstrap={"a": 8.0})
     return sample
 
 
@@ -108,9 +108,11 @@ def test_distillation_is_the_log_ratio_to_the_bit() -> None:
     rng, given = np.random.default_rng(0), batch(1, 0, 5, said=4)
     samples = [s.replace(logprobs=np.where(s.loss_weights > 0, rng.normal(-2, 1, len(s)), np.nan))
                for s in to_samples([given])]  # fmt: skip
-    teacher = tuple(rng.normal(-2, 1, len(s)) for s in samples)
-    found = credited(recipe("distillation"), samples, [given], Signals(reference_logprobs=teacher), {})
-    for after, sample, reference in zip(found, samples, teacher, strict=True):
+    references = tuple(rng.normal(-2, 1, len(s)) for s in samples)
+    found = with_advantages(
+        recipe("distillation"), samples, [given], Signals(reference_logprobs=references), {}
+    )
+    for after, sample, reference in zip(found, samples, references, strict=True):
         expected = np.where(sample.loss_weights > 0, -(sample.logprobs - reference), 0).astype(np.float32)
         np.testing.assert_array_equal(after.advantages, expected)
         assert expected.any()
@@ -125,9 +127,9 @@ def test_the_trainer_s_own_log_probabilities_are_kept_for_a_correction_only() ->
     given = batch(1, 0)
     samples = to_samples([given])
     scored = of_trained(samples, (-0.25,), (-0.75,))
-    for correction, expected in ((Correction(), scored), (None, (None, None))):
-        found = credited(
-            recipe("grpo", correction=correction), samples, [given], Signals(logprobs=scored), {}
+    for correction, expected in ((RolloutCorrection(), scored), (None, (None, None))):
+        found = with_advantages(
+            recipe("grpo", rollout_correction=correction), samples, [given], Signals(logprobs=scored), {}
         )
         assert [s.old_logprobs for s in found] == [*expected]
         assert [s.logprobs for s in found] == [s.logprobs for s in samples]  # of the sampler, as they were

@@ -1,13 +1,14 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 import torch
+from pydantic import ValidationError
 from torch import Tensor
 
-from silva.algorithms.correction import importance_weights, kept, over_rows
-from silva.errors import ConfigError
+from silva.algorithms.correction import RolloutCorrection, importance_weights, kept, over_rows
 
 # Rows 5, 2, 5, 2, 5, 8 with ratios 4, 0.5, 0.25, 3, 0.125, 6. Products: 4 * 0.25 * 0.125 = 0.125 in row 5,
 # 0.5 * 3 = 1.5 in row 2, 6 in row 8. Geometric means: 0.125^(1/3) = 0.5, sqrt(1.5) = 1.224745, 6.
@@ -25,24 +26,24 @@ def tensor(*values: float) -> Tensor:
     [
         ("truncate", {}, [2, 0.5, 0.25, 2, 0.125, 2]),
         ("truncate", {"low": 0.2, "high": 3.5}, [3.5, 0.5, 0.25, 3, 0.2, 3.5]),
-        ("truncate", {"level": "product"}, [0.125, 1.5, 0.125, 1.5, 0.125, 2]),
+        ("truncate", {"level": "sequence"}, [0.125, 1.5, 0.125, 1.5, 0.125, 2]),
         ("truncate", {"level": "geometric"}, [0.5, MEAN, 0.5, MEAN, 0.5, 2]),
         ("mask", {}, [4, 0.5, 0, 3, 0, 0]),
         ("mask", {"low": 0.12, "high": 3.1}, [0, 0.5, 0.25, 3, 0.125, 0]),
-        ("mask", {"level": "product", "high": 10.0}, [0, 1.5, 0, 1.5, 0, 6]),
+        ("mask", {"level": "sequence", "high": 10.0}, [0, 1.5, 0, 1.5, 0, 6]),
         ("mask", {"level": "geometric", "low": 0.6}, [0, MEAN, 0, MEAN, 0, 0]),
     ],
 )
 def test_weights_by_hand(kind: str, settings: dict, expected: list[float]) -> None:
-    weights = importance_weights(tensor(*RATIOS).log(), ROWS, kind, **settings)
+    weights = importance_weights(tensor(*RATIOS).log(), ROWS, RolloutCorrection(weight=kind, **settings))
     assert weights.tolist() == pytest.approx(expected, rel=1e-12)
 
 
 def test_bounds_by_default_are_those_published() -> None:
     log_ratios, rows = tensor(0.01, 0.49, 0.51, 1.99, 2.01, 4.99, 5.01).log(), torch.arange(7)
-    truncated = importance_weights(log_ratios, rows, "truncate")
+    truncated = importance_weights(log_ratios, rows, RolloutCorrection(weight="truncate"))
     assert truncated.tolist() == pytest.approx([0.01, 0.49, 0.51, 1.99, 2, 2, 2])
-    masked = importance_weights(log_ratios, rows, "mask")
+    masked = importance_weights(log_ratios, rows, RolloutCorrection(weight="mask"))
     assert masked.tolist() == pytest.approx([0, 0, 0.51, 1.99, 2.01, 4.99, 0])
 
 
@@ -50,8 +51,9 @@ def test_bounds_by_default_are_those_published() -> None:
 def test_bounds_belong_to_what_is_kept(bounds: tuple[float, float]) -> None:
     low, high = bounds
     zero, row = tensor(0.0), torch.tensor([0])
-    assert importance_weights(zero, row, "mask", low=low, high=high).tolist() == [1.0]
-    assert kept(zero, row, {"token": bounds, "any": bounds}).tolist() == [True]
+    settings = RolloutCorrection(weight="mask", low=low, high=high, reject={"token": bounds, "any": bounds})
+    assert importance_weights(zero, row, settings).tolist() == [1.0]
+    assert kept(zero, row, settings).tolist() == [True]
 
 
 def test_the_product_is_the_unbiased_weight_of_a_sequence() -> None:
@@ -70,14 +72,14 @@ def test_the_product_is_the_unbiased_weight_of_a_sequence() -> None:
     log_ratios = torch.stack([steps[0][:, None].expand(3, 3), steps[1][None, :].expand(3, 3)], dim=-1)
     rows = torch.arange(9).repeat_interleave(2)
 
-    def expectation(**settings: object) -> Tensor:
-        weights = importance_weights(log_ratios.flatten(), rows, "truncate", **settings)  # type: ignore[arg-type]
+    def expectation(**settings: Any) -> Tensor:
+        weights = importance_weights(log_ratios.flatten(), rows, RolloutCorrection(**settings))
         return (q.exp() * weights[::2] * f).sum()
 
     exact = (p.exp() * f).sum()
-    torch.testing.assert_close(expectation(level="product", high=1e9), exact, rtol=1e-12, atol=0)
+    torch.testing.assert_close(expectation(level="sequence", high=1e9), exact, rtol=1e-12, atol=0)
     cut = (q.exp() * ((p - q).exp() - 1.2).clamp(min=0) * f).sum()
-    torch.testing.assert_close(expectation(level="product", high=1.2), exact - cut, rtol=1e-12, atol=0)
+    torch.testing.assert_close(expectation(level="sequence", high=1.2), exact - cut, rtol=1e-12, atol=0)
     assert abs(expectation(level="token", high=1e9) - exact) > 1e-3
 
 
@@ -91,58 +93,61 @@ def test_the_product_is_the_unbiased_weight_of_a_sequence() -> None:
         ({"any": [0.2, 5.0]}, [0, 1, 0, 1, 0, 0]),  # rows 5 and 8 hold 0.125 and 6
         ({"any": [0.2, None]}, [0, 1, 0, 1, 0, 1]),  # by the least ratio of a row
         ({"geometric": [0.6, 2.0]}, [0, 1, 0, 1, 0, 0]),
-        ({"product": [0.1, 1.4]}, [1, 0, 1, 0, 1, 0]),
-        ({"token": [0.2, 5.0], "product": [0.1, 1.4]}, [1, 0, 1, 0, 0, 0]),
+        ({"sequence": [0.1, 1.4]}, [1, 0, 1, 0, 1, 0]),
+        ({"token": [0.2, 5.0], "sequence": [0.1, 1.4]}, [1, 0, 1, 0, 0, 0]),
     ],
 )
 def test_kept_by_hand(bounds: dict, expected: list[int]) -> None:
-    assert kept(tensor(*RATIOS).log(), ROWS, bounds).tolist() == [bool(x) for x in expected]
+    reject = {level: tuple(pair) for level, pair in bounds.items()}
+    assert kept(tensor(*RATIOS).log(), ROWS, RolloutCorrection(reject=reject)).tolist() == [
+        bool(x) for x in expected
+    ]
 
 
 def test_a_ratio_that_is_not_a_number_is_never_used() -> None:
     """Rejected where bounds are set; a weight made of it stays NaN, which makes the loss NaN and known."""
     log_ratios, rows = tensor(0.0, math.nan, 0.0, 900.0), torch.tensor([0, 0, 1, 2])
-    assert kept(log_ratios, rows, {"token": [None, None]}).tolist() == [True, False, True, True]
-    assert kept(log_ratios, rows, {"any": [0.0, 5.0]}).tolist() == [False, False, True, False]
+    for reject, expected in (
+        ({"token": (None, None)}, [True, False, True, True]),
+        ({"any": (0.0, 5.0)}, [False, False, True, False]),
+    ):
+        assert kept(log_ratios, rows, RolloutCorrection(reject=reject)).tolist() == expected
     for kind, last in [("truncate", 2.0), ("mask", 0.0)]:  # exp(900) is infinite
-        weights = importance_weights(log_ratios, rows, kind)
+        weights = importance_weights(log_ratios, rows, RolloutCorrection(weight=kind))
         assert weights.isnan().tolist() == [False, True, False, False]
         assert weights[[0, 2, 3]].tolist() == [1.0, 1.0, last]
 
 
 def test_nothing_carries_a_gradient() -> None:
     log_ratios = tensor(0.1, 0.2).requires_grad_()
-    for level in ("token", "geometric", "product"):
-        assert not importance_weights(log_ratios, torch.tensor([0, 0]), "truncate", level=level).requires_grad
+    for level in ("token", "geometric", "sequence"):
+        settings = RolloutCorrection(level=level)
+        assert not importance_weights(log_ratios, torch.tensor([0, 0]), settings).requires_grad
 
 
 def test_over_rows_keeps_the_dtype_and_takes_any_row_ids() -> None:
     values = torch.tensor([1.0, 2.0, 6.0], dtype=torch.float32)
     rows = torch.tensor([1_000_000_007, -3, 1_000_000_007])
     assert torch.equal(over_rows(values, rows, "geometric"), torch.tensor([3.5, 2.0, 3.5]))
-    assert torch.equal(over_rows(values, rows, "product"), torch.tensor([7.0, 2.0, 7.0]))
+    assert torch.equal(over_rows(values, rows, "sequence"), torch.tensor([7.0, 2.0, 7.0]))
 
 
 @pytest.mark.parametrize(
-    ("call", "message"),
+    ("given", "message"),
     [
-        (
-            lambda x, r: importance_weights(x, r, "clip"),
-            "correction: got 'clip', expected one of truncate, mask",
-        ),
-        (
-            lambda x, r: importance_weights(x, r, "mask", level="sequence"),
-            "got 'sequence', expected one of token, geometric, product",
-        ),
-        (
-            lambda x, r: importance_weights(x, r, "mask", low=6.0),
-            "mask: got bounds 6.0 and 5.0, expected 0 <=",
-        ),
-        (lambda x, r: kept(x, r, {"token": [2.0, 2.0]}), "reject token: got bounds 2.0 and 2.0"),
-        (lambda x, r: kept(x, r, {"token": [2.0]}), r"reject token: got \[2.0\], expected \[low, high\]"),
-        (lambda x, r: kept(x, r, {"row": [0.5, 2.0]}), "got 'row', expected one of"),
+        ({"weight": "clip"}, "'truncate' or 'mask'"),
+        ({"weight": "mask", "level": "row"}, "'token', 'geometric' or 'sequence'"),
+        ({"weight": "mask", "low": 6.0}, "mask: got bounds 6.0 and 5.0, expected 0 <= low < high"),
+        ({"low": 3.0}, "truncate: got bounds 3.0 and 2.0"),
+        ({"reject": {"token": (2.0, 2.0)}}, "reject token: got bounds 2.0 and 2.0"),
+        ({"reject": {"token": (2.0,)}}, "reject.token"),
+        ({"reject": {"row": (0.5, 2.0)}}, "'token', 'geometric', 'sequence' or 'any'"),
     ],
 )
-def test_wrong_settings_are_refused(call, message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        call(tensor(0.0), torch.tensor([0]))
+def test_wrong_settings_are_refused(given: dict, message: str) -> None:
+    with pytest.raises(ValidationError, match=message):
+        RolloutCorrection(**given)
+
+
+def test_bounds_of_a_weight_that_is_off_are_not_looked_at() -> None:
+    assert RolloutCorrection(weight=None, low=3.0).reject == {}

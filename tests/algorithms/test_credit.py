@@ -12,7 +12,8 @@ from tests.algorithms.by_hand import advantages, group, trained_advantages, traj
 from tests.golden.read import read
 from torch import Tensor
 
-from silva.algorithms.advantages import ADVANTAGES, assign, whiten_samples
+from silva.algorithms.advantages import ADVANTAGES
+from silva.algorithms.assign import assign, whiten_samples
 from silva.algorithms.credit import (
     TREE_CREDIT,
     assign_gae,
@@ -62,7 +63,7 @@ def test_assign_turns_divides_by_raw_returns(kind: str, a: list[float], b: list[
     played = {"a": 1.0, "b": 0.0}
     lasts = {i: turn(f"{i}/1", 1, 1, reward, shaped=-0.5) for i, reward in played.items()}
     groups = [group("g", *(trajectory(i, [turn(f"{i}/0", 1, 1), last]) for i, last in lasts.items()))]
-    assert trained_advantages(assign_turns(to_samples(groups), groups, kind)) == [a, b]
+    assert trained_advantages(assign_turns(to_samples(groups), groups, kind, gamma=1.0)) == [a, b]
 
 
 def test_assign_turns_weighs_by_the_tokens_of_the_turn() -> None:
@@ -70,7 +71,7 @@ def test_assign_turns_weighs_by_the_tokens_of_the_turn() -> None:
     a = trajectory("a", [turn("a/0", 1, 1, 1.0), turn("a/1", 1, 3, 2.0)])
     b = trajectory("b", [turn("b/0", 1, 2, -6.0), turn("b/1", 1, 1, 6.0)])
     groups = [group("g", a, b)]
-    found = assign_turns(to_samples(groups), groups, "length_weighted")
+    found = assign_turns(to_samples(groups), groups, "length_weighted", gamma=1.0)
     assert trained_advantages(found) == [[2, -1, -1, -1], [-1, -1, 3]]
 
 
@@ -82,7 +83,7 @@ def test_assign_turns_over_an_environment() -> None:
         group("i", trajectory("c", [turn("c/0", 1, 1, 9.0)])),
         group("j", trajectory("d", [turn("d/0", 1, 1, 7.0)]), environment="shop"),
     ]
-    found = assign_turns(to_samples(groups), groups, "mean", over="environment")
+    found = assign_turns(to_samples(groups), groups, "mean", gamma=1.0, over="environment")
     assert trained_advantages(found) == [[-3, -1], [-1, 1], [4], [0]]
 
 
@@ -93,7 +94,7 @@ def test_assign_turns_of_rows_whose_context_was_rewritten() -> None:
     groups = [group("g", a, b)]
     samples = to_samples(groups)
     assert [s.trajectory for s in samples] == ["a", "a", "b"]
-    found = assign_turns(samples, groups, "mean")
+    found = assign_turns(samples, groups, "mean", gamma=1.0)
     assert advantages(found) == [[-1, -1], [-1] * 5, [1, 1, 1, 1]]
 
 
@@ -122,7 +123,7 @@ def golden_groups() -> list[Group]:
 
 def test_raw_turn_credit_whitened_is_verl_s_reinforce_plus_plus() -> None:
     groups = golden_groups()
-    found = whiten_samples(assign_turns(to_samples(groups), groups, "raw"))
+    found = whiten_samples(assign_turns(to_samples(groups), groups, "reward", gamma=1.0), "tokens")
     mask, theirs = golden("mask").bool(), golden("reinforce_plus_plus_turns")
     for sample in found:
         expected = theirs[int(sample.trajectory)][mask[int(sample.trajectory)]]
@@ -190,12 +191,12 @@ def test_a_constant_reward_of_every_turn_changes_nothing(groups: list[Group], mo
 @given(played_groups(), st.randoms(use_true_random=False))
 @settings(max_examples=30, deadline=None)
 def test_neither_order_nor_cut_matters_to_credit_by_turn(groups: list[Group], random: Any) -> None:
-    whole = {s.trajectory: s for s in assign_turns(to_samples(groups), groups, "mean")}
+    whole = {s.trajectory: s for s in assign_turns(to_samples(groups), groups, "mean", gamma=1.0)}
     for g in groups:
         members = list(g.trajectories)
         random.shuffle(members)
         alone = [dataclasses.replace(g, trajectories=tuple(members))]
-        for sample in assign_turns(to_samples(alone), alone, "mean"):
+        for sample in assign_turns(to_samples(alone), alone, "mean", gamma=1.0):
             expected = whole[sample.trajectory].advantages
             np.testing.assert_allclose(sample.advantages, expected, rtol=1e-6, atol=1e-6)
 
@@ -203,17 +204,17 @@ def test_neither_order_nor_cut_matters_to_credit_by_turn(groups: list[Group], ra
 def test_assign_turns_refuses_what_does_not_fit() -> None:
     groups = [group("g", trajectory("a", [turn("a/0", 1, 1), turn("a/1", 1, 1)]))]
     (sample,) = to_samples(groups)
-    assert assign_turns([], [], "mean") == []
+    assert assign_turns([], [], "mean", gamma=1.0) == []
     with pytest.raises(ConfigError, match="advantage running: got credit by turn"):
-        assign_turns([sample], groups, "running")
+        assign_turns([sample], groups, "running", gamma=1.0)
     with pytest.raises(ConfigError, match="unknown advantage: got 'gae'"):
-        assign_turns([sample], groups, "gae")
+        assign_turns([sample], groups, "gae", gamma=1.0)
     with pytest.raises(
         RecordError, match=r"turns of a sample of a: got 4 tokens in turns, and the turns \['b/1'\]"
     ):
-        assign_turns([sample.replace(turn_ids=("a/0", "b/1"))], groups, "mean")
+        assign_turns([sample.replace(turn_ids=("a/0", "b/1"))], groups, "mean", gamma=1.0)
     with pytest.raises(RecordError, match=r"got 2 tokens in turns.*expected all 4 tokens"):
-        assign_turns([sample.replace(turn_ids=("a/0",), turn_spans=((0, 2),))], groups, "mean")
+        assign_turns([sample.replace(turn_ids=("a/0",), turn_spans=((0, 2),))], groups, "mean", gamma=1.0)
 
 
 def test_assign_gae_where_a_context_was_rewritten_by_hand() -> None:
@@ -228,7 +229,7 @@ def test_assign_gae_where_a_context_was_rewritten_by_hand() -> None:
         second.replace(values=np.array([nan, nan, nan, 2, 4])),
         first.replace(values=np.array([nan, nan, 1])),
     ]
-    found = assign_gae(rows_, [group("g", played)], gamma=0.5)
+    found = assign_gae(rows_, [group("g", played)], gamma=0.5, lam=1.0)
     assert advantages(found) == [[0, 0, 0, 2, 4], [0, 0, 4]]
     assert [s.returns.tolist() for s in found if s.returns is not None] == [[0, 0, 0, 4, 8], [0, 0, 5]]
 
@@ -241,9 +242,9 @@ def test_assign_gae_where_a_context_was_rewritten_by_hand() -> None:
 def test_assign_gae_bootstraps_only_what_did_not_end(stop: StopReason, expected: float) -> None:
     groups = [group("g", trajectory("a", [turn("a/0", 1, 1, 2.0)], stop=stop))]
     samples = [s.replace(values=np.array([np.nan, 1.0])) for s in to_samples(groups)]
-    found = assign_gae(samples, groups, gamma=0.5, bootstrap={"a": 8.0})
+    found = assign_gae(samples, groups, gamma=0.5, lam=1.0, bootstrap={"a": 8.0})
     assert advantages(found) == [[0, expected]]
-    assert advantages(assign_gae(samples, groups, gamma=0.5)) == [[0, 1]]
+    assert advantages(assign_gae(samples, groups, gamma=0.5, lam=1.0)) == [[0, 1]]
 
 
 def test_assign_gae_adds_extra_rewards_of_tokens() -> None:
@@ -253,15 +254,15 @@ def test_assign_gae_adds_extra_rewards_of_tokens() -> None:
     (sample,) = to_samples(groups)
     rows_ = [sample.replace(trajectory="b"), sample.replace(values=np.zeros(3))]
     extra = [np.full(3, 9.0), np.array([0.0, 2.0, 1.0])]
-    assert advantages(assign_gae(rows_, groups, gamma=0.5, extra=extra)) == [[0, 4.5, 5]]
+    assert advantages(assign_gae(rows_, groups, gamma=0.5, lam=1.0, extra=extra)) == [[0, 4.5, 5]]
     with pytest.raises(RecordError, match="extra rewards must align with samples: got 1 rows of 3 tokens"):
-        assign_gae(rows_, groups, extra=extra[:1])
+        assign_gae(rows_, groups, gamma=1.0, lam=1.0, extra=extra[:1])
 
 
 def test_assign_gae_needs_values() -> None:
     groups = [group("g", trajectory("a", [turn("a/0", 1, 1)]))]
     with pytest.raises(RecordError, match="values of a sample of a: got none, expected 2"):
-        assign_gae(to_samples(groups), groups)
+        assign_gae(to_samples(groups), groups, gamma=1.0, lam=1.0)
 
 
 def tree() -> list[Group]:
@@ -275,13 +276,13 @@ def tree() -> list[Group]:
 
 def test_tree_credit_by_hand() -> None:
     """Leaves 3, 6 and 0: the root gets 3, the turn of b and c (6 + 0) / 2 = 3, the rest its own."""
-    samples = assign(to_samples(tree()), tree(), "raw")
+    samples = assign(to_samples(tree()), tree(), "reward")
     assert trained_advantages(TREE_CREDIT["soft"](samples)) == [[3, 3], [6, 6, 6, 6], [0, 0, 0, 0], [1]]
     assert trained_advantages(TREE_CREDIT["hard"](samples)) == [[3, 3], [3, 3, 3, 6], [3, 3, 3, 0], [1]]
 
 
 def test_tree_credit_of_advantages_that_differ_by_token() -> None:
-    samples = assign(to_samples(tree()), tree(), "raw")
+    samples = assign(to_samples(tree()), tree(), "reward")
     b, c = samples[1], samples[2]  # both 3 + 3 + 2 tokens, the first 6 of them shared
     rows_ = [s.replace(advantages=np.arange(len(s), dtype=np.float32) * f) for s, f in ((b, 1), (c, 3))]
     expected = [[0, 2, 4, 6, 8, 10, 6, 7], [0, 2, 4, 6, 8, 10, 18, 21]]
@@ -297,7 +298,7 @@ def test_without_a_fork_hard_changes_nothing(groups: list[Group]) -> None:
 
 def test_hard_keeps_the_sum_over_the_copies_of_a_token() -> None:
     """Trained once a leaf, a shared token has the gradient of soft: the root has 3 copies, of 3, 6 and 0."""
-    samples = assign(to_samples(tree()), tree(), "raw")
+    samples = assign(to_samples(tree()), tree(), "reward")
     assert sum(rows_[2] for rows_ in advantages(samples)[:3]) == 9
     assert sum(rows_[2] for rows_ in advantages(hard(samples))[:3]) == 9
 
@@ -308,12 +309,12 @@ def test_the_same_turn_in_another_group_is_another_turn() -> None:
         group("g", trajectory("a", [root, turn("a/1", 1, 1, 2.0)])),
         group("h", trajectory("b", [root, turn("b/1", 1, 1, 4.0)])),
     ]
-    samples = assign(to_samples(groups), groups, "raw")
+    samples = assign(to_samples(groups), groups, "reward")
     assert trained_advantages(hard(samples)) == [[2, 2], [4, 4]]
 
 
 def test_hard_refuses_what_does_not_fit() -> None:
-    samples = assign(to_samples(tree()), tree(), "raw")
+    samples = assign(to_samples(tree()), tree(), "reward")
     assert hard([]) == []
     with pytest.raises(RecordError, match="advantages of a sample of a: got none"):
         hard(to_samples(tree()))
@@ -327,8 +328,8 @@ def test_scale_by_entropy_is_over_the_whole_batch() -> None:
     together = [group("g", trajectory("a", [turn(f"a/{i}", 1, 2, 1.0) for i in range(3)]))]
     apart = [group("g", *(trajectory(f"a{i}", [turn(f"a/{i}", 1, 2, 3.0)]) for i in range(3)))]
     entropies = np.array([np.nan, 1.0, 4.0, np.nan, 0.5, 2.0, np.nan, 0.0, 3.0])
-    one = scale_by_entropy(assign(to_samples(together), together, "raw"), [entropies])
-    three = scale_by_entropy(assign(to_samples(apart), apart, "raw"), np.split(entropies, 3))
+    one = scale_by_entropy(assign(to_samples(together), together, "reward"), [entropies], scale=0.2)
+    three = scale_by_entropy(assign(to_samples(apart), apart, "reward"), np.split(entropies, 3), scale=0.2)
     assert sum(advantages(three), []) == advantages(one)[0]  # noqa: RUF017
     own = entropies[np.isfinite(entropies)]
     expected = 3 * (1 + 0.2 * (own - own.mean()) / own.std(ddof=1))
@@ -336,9 +337,9 @@ def test_scale_by_entropy_is_over_the_whole_batch() -> None:
 
 
 def test_scale_by_entropy_refuses_what_does_not_fit() -> None:
-    assert scale_by_entropy([], []) == []
-    samples = assign(to_samples(tree()), tree(), "raw")
+    assert scale_by_entropy([], [], scale=0.2) == []
+    samples = assign(to_samples(tree()), tree(), "reward")
     with pytest.raises(
         RecordError, match="entropies must align with samples: got 1 rows of 3 tokens, expected 4"
     ):
-        scale_by_entropy(samples, [np.zeros(3)])
+        scale_by_entropy(samples, [np.zeros(3)], scale=0.2)

@@ -14,11 +14,12 @@ from scipy.signal import lfilter
 from tests.golden.read import read
 from torch import Tensor
 
-from silva.algorithms.advantages import whiten
+from silva.algorithms.assign import whiten
 from silva.algorithms.credit import bi_level_gae, discounted_returns, entropy_scaled, gae, token_rewards
 from silva.errors import RecordError
 
 GOLDEN = read("advantages_verl")
+PLAIN = {"gamma": 1.0, "lam": 1.0}
 
 
 def golden(name: str) -> Tensor:
@@ -150,8 +151,10 @@ def test_bi_level_gae_without_discounts_is_gae(sequence: tuple[Tensor, ...], boo
     for place, following in itertools.pairwise(places):
         if turns[place] == turns[following]:
             rewards[place] = 0.0  # only the end of a turn earns
-    ours = bi_level_gae(values, rewards, trained, turns, turn_gamma=1.0, bootstrap=bootstrap)
-    for a, b in zip(ours, gae(values, rewards, trained, bootstrap=bootstrap), strict=True):
+    ours = bi_level_gae(
+        values, rewards, trained, turns, turn_gamma=1.0, turn_lam=1.0, **PLAIN, bootstrap=bootstrap
+    )
+    for a, b in zip(ours, gae(values, rewards, trained, **PLAIN, bootstrap=bootstrap), strict=True):
         torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-12)
 
 
@@ -163,13 +166,13 @@ def test_gae_between_its_two_ends(sequence: tuple[Tensor, ...], gamma: float) ->
     v, r = values[trained].numpy(), rewards[trained].numpy()
     if len(v):
         monte_carlo = lfilter([1], [1, -gamma], r[::-1])[::-1]
-        found, returns = gae(values, rewards, trained, gamma=gamma)
+        found, returns = gae(values, rewards, trained, gamma=gamma, lam=1.0)
         np.testing.assert_allclose(returns[trained].numpy(), monte_carlo, rtol=1e-12, atol=1e-12)
         np.testing.assert_allclose(found[trained].numpy(), monte_carlo - v, rtol=1e-12, atol=1e-12)
         one_step = r + gamma * np.append(v[1:], 0) - v
         found, _ = gae(values, rewards, trained, gamma=gamma, lam=0.0)
         np.testing.assert_allclose(found[trained].numpy(), one_step, rtol=1e-12, atol=1e-12)
-    assert not gae(values, rewards, trained)[0][~trained].any()
+    assert not gae(values, rewards, trained, **PLAIN)[0][~trained].any()
 
 
 @given(sequences(), rates, rates)
@@ -179,19 +182,24 @@ def test_what_the_environment_says_changes_nothing(
 ) -> None:
     values, rewards, trained, turns = sequence
     alone = [array[trained] for array in sequence]
-    for function, extra in ((gae, False), (bi_level_gae, True)):
-        both: dict[str, float] = {"gamma": gamma, "lam": lam}
-        whole = function(values, rewards, trained, *([turns] if extra else []), **both)
-        part = function(*alone[:3], *(alone[3:] if extra else []), **both)
+    both = {"gamma": gamma, "lam": lam}
+    for function, extra, rates_ in (
+        (gae, False, both),
+        (bi_level_gae, True, {**both, "turn_gamma": 0.95, "turn_lam": 1.0}),
+    ):
+        whole = function(values, rewards, trained, *([turns] if extra else []), **rates_)
+        part = function(*alone[:3], *(alone[3:] if extra else []), **rates_)
         assert all(torch.equal(a[trained], b) for a, b in zip(whole, part, strict=True))
 
 
 def test_rewards_that_nobody_earned_are_refused() -> None:
     trained = torch.tensor([True, False])
     with pytest.raises(RecordError, match="expected 0 where nothing is trained"):
-        gae(float64(1, 2), float64(0, 1), trained)
+        gae(float64(1, 2), float64(0, 1), trained, **PLAIN)
     with pytest.raises(RecordError, match=r"must align: got \(2,\), \(1,\) and \(2,\), expected \[T\] each"):
-        bi_level_gae(float64(1, 2), float64(0), trained, torch.tensor([0, 0]))
+        bi_level_gae(
+            float64(1, 2), float64(0), trained, torch.tensor([0, 0]), **PLAIN, turn_gamma=1.0, turn_lam=1.0
+        )
 
 
 def test_token_rewards_stand_on_the_last_trained_token_so_far() -> None:
@@ -205,7 +213,7 @@ def test_token_rewards_stand_on_the_last_trained_token_so_far() -> None:
 def test_entropy_scaled_by_hand() -> None:
     """Entropies 1, 2, 3 of trained tokens: mean 2, std 1, z = -1, 0, 1; times 1 - 0.2, 1, 1.2."""
     entropies, trained = float64(1, 99, 2, 3), torch.tensor([True, False, True, True])
-    found = entropy_scaled(float64(10, 10, -10, -10), entropies, trained)
+    found = entropy_scaled(float64(10, 10, -10, -10), entropies, trained, scale=0.2)
     assert found.tolist() == pytest.approx([8, 10, -10, -12], rel=1e-7)  # of the eps in whiten: 1e-8
     assert entropy_scaled(float64(10, 10, -10, -10), entropies, trained, scale=0.0).tolist() == [
         10,
@@ -217,4 +225,5 @@ def test_entropy_scaled_by_hand() -> None:
 
 def test_entropy_scaling_passes_no_gradient_to_the_entropies() -> None:
     entropies = float64(1, 2, 3).requires_grad_()
-    assert not entropy_scaled(float64(1, 1, 1), entropies, torch.ones(3, dtype=torch.bool)).requires_grad
+    trained = torch.ones(3, dtype=torch.bool)
+    assert not entropy_scaled(float64(1, 1, 1), entropies, trained, scale=0.2).requires_grad

@@ -8,16 +8,19 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pydantic import ValidationError
 
 from silva.algorithms.filters import (
     SELECTIONS,
+    DifficultyPools,
+    VarianceFilter,
     difficulty,
     drop_reasons,
     out_of_range,
     reward_std,
     zero_variance,
 )
-from silva.errors import ConfigError, RecordError
+from silva.errors import RecordError
 from silva.types import Group
 
 
@@ -90,10 +93,10 @@ def kept(reasons: list) -> list[int]:
 @pytest.mark.parametrize(
     ("kind", "value", "expected"),
     [
-        ("top_p", 0.25, [0]),  # 1.5 groups, rounded down
-        ("top_p", 0.5, [0, 1, 3]),  # of the three ones the first
-        ("top_p", 0.01, [0]),  # at least one
-        ("top_p", 1.0, [0, 1, 2, 3, 4, 5]),  # off
+        ("top_fraction", 0.25, [0]),  # 1.5 groups, rounded down
+        ("top_fraction", 0.5, [0, 1, 3]),  # of the three ones the first
+        ("top_fraction", 0.01, [0]),  # at least one
+        ("top_fraction", 1.0, [0, 1, 2, 3, 4, 5]),  # off
         ("top_k", 1, [0]),
         ("top_k", 4, [0, 1, 3, 4]),
         ("top_k", 99, [0, 1, 2, 3, 4, 5]),
@@ -113,7 +116,7 @@ def kept(reasons: list) -> list[int]:
 def test_drop_reasons_by_hand(
     make_group: Callable[..., Group], kind: str, value: float, expected: list[int]
 ) -> None:
-    reasons = drop_reasons(spread(make_group, SPREADS), kind, value)
+    reasons = drop_reasons(spread(make_group, SPREADS), VarianceFilter(keep=kind, value=value))
     assert kept(reasons) == expected
     assert [r for i, r in enumerate(reasons) if i not in expected] == [
         "zero_variance" if d == 0 else "low_variance" for i, d in enumerate(SPREADS) if i not in expected
@@ -121,10 +124,11 @@ def test_drop_reasons_by_hand(
 
 
 @pytest.mark.parametrize(
-    ("kind", "expected"), [("top_p", [0]), ("top_k", [0]), ("min_p", []), ("nucleus", [])]
+    ("kind", "expected"), [("top_fraction", [0]), ("top_k", [0]), ("min_p", []), ("nucleus", [])]
 )
 def test_where_no_group_varies(make_group: Callable[..., Group], kind: str, expected: list[int]) -> None:
-    reasons = drop_reasons(spread(make_group, [0.0, 0.0]), kind, 1 if kind == "top_k" else 0.5)
+    settings_ = VarianceFilter(keep=kind, value=1 if kind == "top_k" else 0.5)
+    reasons = drop_reasons(spread(make_group, [0.0, 0.0]), settings_)
     assert kept(reasons) == expected
     assert set(reasons) - {None} == {"zero_variance"}
 
@@ -134,18 +138,22 @@ def test_failed_groups_are_none_of_the_groups(make_group: Callable[..., Group], 
     """Half of the two others is one; with the failed ones it would be two."""
     failed = [make_group(f"f{i}", [0.0, 1.0], failures=["redo", "mask"]) for i in range(2)]
     low, high = spread(make_group, [1.0, 2.0])
-    reasons = drop_reasons([failed[0], low, failed[1], high], kind, 1 if kind == "top_k" else 0.51)
+    settings_ = VarianceFilter(keep=kind, value=1 if kind == "top_k" else 0.51)
+    reasons = drop_reasons([failed[0], low, failed[1], high], settings_)
     assert reasons == ["failed", "low_variance", "failed", None]
-    assert drop_reasons(failed, kind, 1) == ["failed", "failed"]
-    assert drop_reasons([], kind, 1) == []
+    assert drop_reasons(failed, settings_) == ["failed", "failed"]
+    assert drop_reasons([], settings_) == []
 
 
 def test_shares_do_not_lose_a_group_to_rounding(make_group: Callable[..., Group]) -> None:
     """0.29 * 100 is 28.999999999999996; nine times 0.3 falls short of 0.9 * 3; 0.1 * 3 exceeds 0.3."""
-    assert len(kept(drop_reasons(spread(make_group, [1.0] * 100), "top_p", 0.29))) == 29
-    equal = spread(make_group, [0.3 * math.sqrt(2)] * 10)
-    assert kept(drop_reasons(equal, "nucleus", 0.9)) == list(range(9))
-    assert kept(drop_reasons(spread(make_group, [3.0, 0.3]), "min_p", 0.1)) == [0, 1]
+
+    def chosen(differences: list[float], keep: str, value: float) -> list[int]:
+        return kept(drop_reasons(spread(make_group, differences), VarianceFilter(keep=keep, value=value)))
+
+    assert len(chosen([1.0] * 100, "top_fraction", 0.29)) == 29
+    assert chosen([0.3 * math.sqrt(2)] * 10, "nucleus", 0.9) == list(range(9))
+    assert chosen([3.0, 0.3], "min_p", 0.1) == [0, 1]
 
 
 differences = st.lists(st.integers(0, 6).map(float), min_size=1, max_size=9)
@@ -165,18 +173,27 @@ def test_nucleus_is_the_smallest_set_that_reaches_the_sum(spreads: list[float], 
     assert count == size
 
 
+@pytest.mark.parametrize(
+    ("keep", "value", "message"),
+    [
+        ("std", 1, "'top_fraction', 'top_k', 'min_p' or 'nucleus'"),
+        ("top_k", 2.5, "got 2.5 with top_k, expected a whole number"),
+        ("top_k", 0.5, "got 0.5 with top_k, expected a whole number"),
+        ("top_k", math.inf, "got inf with top_k, expected a whole number"),
+        ("min_p", 1.01, "got 1.01 with min_p, expected at most 1"),
+        ("nucleus", math.inf, "got inf with nucleus, expected at most 1"),
+        *((keep, value, "greater than 0") for keep in SELECTIONS for value in (0, math.nan)),
+    ],
+)
+def test_a_filter_out_of_range_is_refused(keep: str, value: float, message: str) -> None:
+    with pytest.raises(ValidationError, match=message):
+        VarianceFilter(keep=keep, value=value)
+
+
 def test_drop_reasons_refuses(make_group: Callable[..., Group]) -> None:
-    groups = spread(make_group, [1.0])
-    with pytest.raises(ConfigError, match="unknown filter: got 'std', expected one of top_p, top_k, min_p"):
-        drop_reasons(groups, "std", 1)
-    for value in (0, 2.5, float("nan")):
-        with pytest.raises(ConfigError, match=f"filter top_k: got {value}, expected a whole number"):
-            drop_reasons(groups, "top_k", value)
-    for kind, value in [("top_p", 0.0), ("min_p", 1.01), ("nucleus", float("nan"))]:
-        with pytest.raises(ConfigError, match=f"filter {kind}: got {value}, expected 0 < value <= 1"):
-            drop_reasons(groups, kind, value)
+    groups = [*spread(make_group, [1.0]), make_group("b", [1.0, float("inf")])]
     with pytest.raises(RecordError, match="raw reward of trajectory b/1: got inf, expected a finite number"):
-        drop_reasons([*groups, make_group("b", [1.0, float("inf")])], "top_k", 1)
+        drop_reasons(groups, VarianceFilter(keep="top_k", value=1))
 
 
 @pytest.mark.parametrize(
@@ -203,18 +220,17 @@ def test_out_of_range(
 
 
 def test_out_of_range_refuses(make_group: Callable[..., Group]) -> None:
-    with pytest.raises(ConfigError, match=r"got low 0\.8 and high 0\.2, expected low <= high"):
-        out_of_range(make_group("a", [1.0]), 0.8, 0.2)
     with pytest.raises(RecordError, match="raw reward of trajectory a/0: got nan"):
         out_of_range(make_group("a", [float("nan")]), 0.2, 0.8)
 
 
 def test_difficulty() -> None:
-    pools = [difficulty(n / 10, easy=0.7, hard=0.3) for n in range(11)]
+    middle, usual = DifficultyPools(easy_threshold=0.7, hard_threshold=0.3), DifficultyPools()
+    pools = [difficulty(middle, n / 10) for n in range(11)]
     assert pools == ["hard"] * 4 + ["normal"] * 3 + ["easy"] * 4  # 0 to 0.3, 0.4 to 0.6, 0.7 to 1
-    assert [difficulty(n / 8) for n in (0, 1, 7, 8)] == ["hard", "normal", "normal", "easy"]
-    assert difficulty(0.1 * 3, easy=0.9, hard=0.3) == "hard"  # 0.30000000000000004
-    with pytest.raises(ConfigError, match=r"got hard 0\.5 and easy 0\.5, expected hard < easy"):
-        difficulty(0.5, easy=0.5, hard=0.5)
+    assert [difficulty(usual, n / 8) for n in (0, 1, 7, 8)] == ["hard", "normal", "normal", "easy"]
+    assert difficulty(middle, 0.1 * 3) == "hard"  # 0.30000000000000004
+    with pytest.raises(ValidationError, match=r"got 0\.5 with hard_threshold = 0\.5, expected more"):
+        DifficultyPools(easy_threshold=0.5, hard_threshold=0.5)
     with pytest.raises(RecordError, match="got mean success nan"):
-        difficulty(float("nan"))
+        difficulty(usual, float("nan"))

@@ -9,7 +9,8 @@ import torch
 from tests.algorithms.test_losses import gradient, inputs_of, tensor
 from torch import Tensor
 
-from silva.algorithms.losses import LOSSES, LossInputs, compute
+from silva.algorithms.losses import LOSSES, LossInputs
+from silva.algorithms.objective import compute
 from silva.types import LossSpec
 
 # Losses with parts that the gradient takes for constants. Differences do not: they have tests of their own.
@@ -26,9 +27,9 @@ def test_gradients_equal_finite_differences(name: str, estimator: str, correctio
     generator = torch.Generator().manual_seed(1)
     reference = -2 * torch.rand(10, generator=generator, dtype=torch.float64)
     entropies = torch.rand(10, generator=generator, dtype=torch.float64).requires_grad_()
-    params = {"kl_coef": 0.3, "kl_estimator": estimator, "kl_correction": correction, "entropy_coef": 0.2}
-    own = {"clipped": {"clip_dual": 2.5}, "aipo": {"delta": 2.0, "kl_tau": 0.3}, "dro": {"beta": 0.7}}
-    spec = LossSpec(name, params | own.get(name, {}))
+    params = {"kl_coef": 0.3, "kl_estimator": estimator, "kl_bias_correction": correction}
+    own = {"clipped": {"clip_dual": 2.5}, "aipo": {"max_ratio": 2.0, "kl_tau": 0.3}, "dro": {"kl_beta": 0.7}}
+    spec = LossSpec(name, params | {"entropy_coef": 0.2} | own.get(name, {}))
     at = inputs_of(ratios, advantages)
 
     def loss(logprobs: Tensor, entropies: Tensor) -> Tensor:
@@ -74,14 +75,20 @@ def test_gspo_gradient_equals_finite_differences_of_the_sequence_loss() -> None:
     [
         LossSpec("clipped"),
         LossSpec("clipped", {"clip_dual": 3.0}),
-        LossSpec("clipped", {"clip_balanced_above": 0.0, "clip_high": 0.0}),
+        LossSpec("clipped", {"balanced_clip_min_entropy": 0.0, "clip_high": 0.0}),
         LossSpec("gspo"),
         LossSpec("cispo"),
         LossSpec("aipo"),
         LossSpec("aipo", {"kl_tau": 0.1}),
         LossSpec("dro"),
         LossSpec(
-            "reinforce", {"correction": "mask", "reject": {"token": [0.5, 2.0], "geometric": [0.9, 1.1]}}
+            "reinforce",
+            {
+                "rollout_correction": {
+                    "weight": "mask",
+                    "reject": {"token": [0.5, 2], "geometric": [0.9, 1.1]},
+                }
+            },
         ),
     ],
     ids=str,
@@ -102,7 +109,8 @@ def test_tokens_do_not_see_each_other() -> None:
     generator = torch.Generator().manual_seed(2)
     ratios = 0.5 + torch.rand(12, generator=generator, dtype=torch.float64)
     advantages = torch.randn(12, generator=generator, dtype=torch.float64)
-    spec = LossSpec("clipped", {"clip_high": 0.1, "correction": "mask", "reject": {"token": [0.6, 1.4]}})
+    correction = {"weight": "mask", "reject": {"token": [0.6, 1.4]}}
+    spec = LossSpec("clipped", {"clip_high": 0.1, "rollout_correction": correction})
 
     def losses_and_gradients(index: Tensor) -> Tensor:
         inputs = inputs_of(ratios[index], advantages[index])
@@ -121,8 +129,11 @@ def test_tokens_do_not_see_each_other() -> None:
     "spec",
     [
         LossSpec("gspo", {"clip_low": 0.1, "clip_high": 0.1}),
-        LossSpec("aipo", {"correction": "truncate", "correction_level": "product"}),
-        LossSpec("aipo", {"reject": {"any": [0.6, 1.4], "geometric": [0.8, 1.2]}}),
+        LossSpec("aipo", {"rollout_correction": {"level": "sequence"}}),
+        LossSpec(
+            "aipo",
+            {"rollout_correction": {"weight": None, "reject": {"any": [0.6, 1.4], "geometric": [0.8, 1.2]}}},
+        ),
     ],
     ids=str,
 )

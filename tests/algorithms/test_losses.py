@@ -2,12 +2,14 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from typing import Literal
 
 import pytest
 import torch
 from torch import Tensor
 
-from silva.algorithms.losses import LossInputs, compute
+from silva.algorithms.losses import LOSSES, Loss, LossInputs, LossSettings
+from silva.algorithms.objective import compute
 from silva.errors import ConfigError, RecordError
 from silva.types import LossSpec
 
@@ -79,7 +81,7 @@ def test_balanced_clip_by_hand() -> None:
     entropies = tensor(2, 2, 2, 2, 0.5)
     for threshold, last in [(0.0, -2.4), (1.0, 0.0)]:
         inputs = inputs_of(ratios, advantages, entropies=entropies if threshold else None)
-        loss, metrics = compute(LossSpec("clipped", {"clip_balanced_above": threshold}), inputs)
+        loss, metrics = compute(LossSpec("clipped", {"balanced_clip_min_entropy": threshold}), inputs)
         assert loss.tolist() == pytest.approx([-2.4, -2.2, 1.5, 0.8, -2.4])
         assert gradient(loss, inputs) == pytest.approx([-2.4, -2.2, 1.5, 0.0, last])
         assert metrics["clipped"].tolist() == [0, 0, 0, 1, float(last == 0)]
@@ -135,17 +137,17 @@ def test_cispo_by_hand() -> None:
 
 
 def test_aipo_by_hand() -> None:
-    """delta 2: A = 1, r = 3: -2, no gradient; A = -1, r = 3: 2, none; A = 2, r = 0.5: -1, gradient -1.
+    """max_ratio 2: A = 1, r = 3: -2, no gradient; A = -1, r = 3: 2, none; A = 2, r = 0.5: -1, gradient -1.
 
     With kl_tau 0.1 are added 0.1 ln(3)^2 = 0.120695 (gradient 0.2 ln 3 = 0.219722) and 0.1 ln(2)^2 =
     0.048045 (gradient -0.2 ln 2 = -0.138629).
     """
     inputs = inputs_of(tensor(3, 3, 0.5), tensor(1, -1, 2))
-    loss, metrics = compute(LossSpec("aipo", {"delta": 2.0}), inputs)
+    loss, metrics = compute(LossSpec("aipo", {"max_ratio": 2.0}), inputs)
     assert loss.tolist() == pytest.approx([-2.0, 2.0, -1.0])
     assert gradient(loss, inputs) == pytest.approx([0.0, 0.0, -1.0])
     assert metrics["clipped"].tolist() == [1, 1, 0]
-    loss, _ = compute(LossSpec("aipo", {"delta": 2.0, "kl_tau": 0.1}), inputs)
+    loss, _ = compute(LossSpec("aipo", {"max_ratio": 2.0, "kl_tau": 0.1}), inputs)
     assert loss.tolist() == pytest.approx([-1.879305104, 2.120694896, -0.951954699], rel=1e-9)
     assert gradient(loss, inputs) == pytest.approx([0.2197224577, 0.2197224577, -1.1386294361], rel=1e-9)
 
@@ -160,19 +162,21 @@ def test_aipo_as_masked_later() -> None:
         inputs_of(ratios, torch.ones(6, dtype=torch.float64)), rows=torch.tensor([0, 0, 1, 1, 2, 2])
     )
     reject = {"token": [0.125, 8.0], "any": [0.01, None]}
-    loss, metrics = compute(LossSpec("aipo", {"reject": reject}), inputs)
+    loss, metrics = compute(
+        LossSpec("aipo", {"rollout_correction": {"weight": None, "reject": reject}}), inputs
+    )
     assert loss.tolist() == pytest.approx([0, -2, 0, 0, 0, -4])
     assert gradient(loss, inputs) == pytest.approx([0, -2, 0, 0, 0, -4])
     assert metrics["masked"].tolist() == [1, 0, 1, 1, 1, 0]
 
 
 def test_dro_by_hand() -> None:
-    """beta 0.5, A = 2, r = 3: -2 ln 0.6 + 0.25 ln(3)^2 = 1.021651 + 0.301737; gradient -2 + 0.5 ln 3.
+    """kl_beta 0.5, A = 2, r = 3: -2 ln 0.6 + 0.25 ln(3)^2 = 1.021651 + 0.301737; gradient -2 + 0.5 ln 3.
 
     A = -1, r = 0.5: ln 0.1 + 0.25 ln(2)^2 = -2.302585 + 0.120113; gradient 1 - 0.5 ln 2 = 0.653426.
     """
     inputs = inputs_of(tensor(3, 0.5), tensor(2, -1))
-    loss, _ = compute(LossSpec("dro", {"beta": 0.5}), inputs)
+    loss, _ = compute(LossSpec("dro", {"kl_beta": 0.5}), inputs)
     assert loss.tolist() == pytest.approx([1.323388488, -2.182471840], rel=1e-9)
     assert gradient(loss, inputs) == pytest.approx([-1.450693856, 0.653426410], rel=1e-9)
 
@@ -189,7 +193,7 @@ def test_correction_weighs_the_policy_loss_only() -> None:
         sampler_logprobs=inputs.old_logprobs - tensor(3, 0.25, 1.5).log(),
         reference_logprobs=inputs.old_logprobs - math.log(2),
     )
-    spec = LossSpec("clipped", {"correction": "truncate", "kl_coef": 1.0})
+    spec = LossSpec("clipped", {"rollout_correction": {}, "kl_coef": 1.0, "kl_bias_correction": False})
     loss, metrics = compute(spec, inputs)
     assert loss.tolist() == pytest.approx([-1.806852819, -0.056852819, -1.306852819], rel=1e-8)
     assert gradient(loss, inputs) == pytest.approx([-1.5, 0.25, -1.0])
@@ -209,13 +213,14 @@ def test_rejection_is_by_the_policy_as_it_is_now_against_the_sampler() -> None:
     """
     inputs = inputs_of(tensor(2, 2, 2), tensor(1, 1, 1))
     inputs = dataclasses.replace(inputs, sampler_logprobs=inputs.old_logprobs - tensor(1, 2, 4).log())
-    loss, metrics = compute(LossSpec("aipo", {"reject": {"token": [None, 5.0]}}), inputs)
+    reject = {"token": [None, 5.0]}
+    loss, metrics = compute(
+        LossSpec("aipo", {"rollout_correction": {"weight": None, "reject": reject}}), inputs
+    )
     assert loss.tolist() == pytest.approx([-2.0, -2.0, 0.0])
     assert metrics["masked"].tolist() == [0, 0, 1]
     assert "correction_weight" not in metrics
-    loss, metrics = compute(
-        LossSpec("aipo", {"reject": {"token": [None, 5.0]}, "correction": "truncate"}), inputs
-    )
+    loss, metrics = compute(LossSpec("aipo", {"rollout_correction": {"reject": reject}}), inputs)
     assert loss.tolist() == pytest.approx([-2.0, -4.0, 0.0])
     assert metrics["correction_weight"].tolist() == pytest.approx([1.0, 2.0, 0.0])
 
@@ -265,7 +270,8 @@ def test_kl_and_entropy_terms_by_hand() -> None:
     entropies = tensor(2.0, 1.0).requires_grad_()
     reference = tensor(0.1, 0.3).log()
     inputs = inputs_of(tensor(1.0, 1.5), tensor(1.0, 1.0), reference_logprobs=reference, entropies=entropies)
-    spec = LossSpec("reinforce", {"kl_coef": 0.1, "kl_estimator": "k3", "entropy_coef": 0.01})
+    terms = {"kl_coef": 0.1, "kl_estimator": "k3", "kl_bias_correction": False, "entropy_coef": 0.01}
+    spec = LossSpec("reinforce", terms)
     loss, metrics = compute(spec, inputs)
     assert loss.tolist() == pytest.approx([1.608752631, 1.193972804], rel=1e-9)
     assert metrics["kl"].tolist() == pytest.approx([math.log(2) - 0.5, 0.0], abs=1e-12)
@@ -281,7 +287,7 @@ def test_corrected_kl_by_hand() -> None:
     k3 = 0.193147, times 1.5 = 0.289721; gradient 1.5 * (k3 + 1 - r) = 1.5 * ln 2 = 1.039721.
     """
     inputs = inputs_of(tensor(1.5), tensor(0.0), reference_logprobs=tensor(0.15).log())
-    loss, metrics = compute(LossSpec("reinforce", {"kl_coef": 1.0, "kl_correction": True}), inputs)
+    loss, metrics = compute(LossSpec("reinforce", {"kl_coef": 1.0, "kl_bias_correction": True}), inputs)
     assert loss.tolist() == pytest.approx([0.289720771], rel=1e-8)
     assert gradient(loss, inputs) == pytest.approx([1.5 * math.log(2)], rel=1e-12)
     assert metrics["kl"].tolist() == pytest.approx([math.log(2) - 0.5])
@@ -296,7 +302,7 @@ def test_corrected_kl_has_the_gradient_of_the_reverse_kl_off_policy(estimator: s
     )
     logprobs = logits.log_softmax(0)
     inputs = LossInputs(logprobs, old, torch.zeros_like(old), torch.arange(4), reference)
-    spec = LossSpec("reinforce", {"kl_coef": 1.0, "kl_estimator": estimator, "kl_correction": True})
+    spec = LossSpec("reinforce", {"kl_coef": 1.0, "kl_estimator": estimator, "kl_bias_correction": True})
     expected = torch.autograd.grad((old.exp() * compute(spec, inputs)[0]).sum(), logits, retain_graph=True)
     reverse = torch.autograd.grad((logprobs.exp() * (logprobs - reference)).sum(), logits)
     torch.testing.assert_close(expected, reverse, rtol=1e-12, atol=1e-15)
@@ -327,24 +333,37 @@ def test_what_is_only_watched_does_not_touch_the_loss() -> None:
         (
             LossSpec("clipped", {"clip_lo": 0.1}),
             "unknown parameter of loss clipped: got 'clip_lo', expected some of "
-            "clip_low, clip_high, clip_dual, clip_balanced_above, correction, correction_level, "
-            "correction_low, correction_high, reject, kl_coef, kl_estimator, kl_correction, entropy_coef",
+            "clip_low, clip_high, clip_dual, balanced_clip_min_entropy, kl_coef, kl_estimator, "
+            "kl_bias_correction, entropy_coef, rollout_correction",
         ),
         (LossSpec("reinforce", {"clip_low": 0.1}), "unknown parameter of loss reinforce: got 'clip_low'"),
-        (LossSpec("reinforce", {"kl_estimator": "k4"}), "got 'k4', expected one of k1, k2, k3"),
+        (
+            LossSpec("reinforce", {"kl_estimator": "k4"}),
+            'kl_estimator: got \'k4\', expected one of "k1", "k2", "k3"',
+        ),
         *(
             (
                 LossSpec(name, {"clip_low": 1.1}),
-                f"loss {name}: got clip_low 1.1 .* expected 0 <= clip_low <= 1",
+                f"loss {name}: clip_low: got 1.1, expected a number >= 0 and <= 1",
             )
             for name in ("clipped", "gspo", "cispo")
         ),
-        (LossSpec("aipo", {"delta": 0.9}), "got delta 0.9 and kl_tau 0.0, expected delta >= 1"),
-        (LossSpec("aipo", {"kl_tau": -1.0}), "got delta 8.0 and kl_tau -1.0, expected"),
-        (LossSpec("dro", {"beta": -0.1}), "got beta -0.1, expected at least 0"),
-        (LossSpec("cross_entropy", {"correction": "mask"}), "loss cross_entropy: got correction 'mask'"),
-        (LossSpec("cross_entropy", {"reject": {"token": [0, 2]}}), "expected neither"),
-        (LossSpec("clipped", {"clip_dual": 1.2}), "got clip_dual 1.2, expected more than 1 . clip_high"),
+        (LossSpec("aipo", {"max_ratio": 0.9}), "loss aipo: max_ratio: got 0.9, expected a number >= 1"),
+        (LossSpec("aipo", {"kl_tau": -1.0}), "loss aipo: kl_tau: got -1.0, expected a number >= 0"),
+        (LossSpec("dro", {"kl_beta": -0.1}), "loss dro: kl_beta: got -0.1, expected a number >= 0"),
+        (
+            LossSpec("cross_entropy", {"rollout_correction": {}}),
+            "loss cross_entropy: got a rollout_correction, expected none",
+        ),
+        (
+            LossSpec("clipped", {"rollout_correction": {"reject": {"token": [8, 0.1]}}}),
+            "loss clipped: reject token: got bounds 8.0 and 0.1, expected 0 <= low < high",
+        ),
+        (
+            LossSpec("clipped", {"clip_low": 1.1, "kl_coef": "1", "clip_high": -1}),
+            "clip_low: got 1.1, .*; clip_high: got -1, expected a number >= 0",
+        ),
+        (LossSpec("clipped", {"clip_dual": 1.2}), "clip_dual: got 1.2, expected more than 1 . clip_high"),
     ],
 )
 def test_wrong_specs_are_refused(spec: LossSpec, message: str) -> None:
@@ -357,8 +376,8 @@ def test_wrong_specs_are_refused(spec: LossSpec, message: str) -> None:
     [
         ({"kl_coef": 0.1}, "reference_logprobs"),
         ({"entropy_coef": 0.1}, "entropies"),
-        ({"clip_balanced_above": 0.1}, "entropies"),
-        ({"correction": "truncate"}, "sampler_logprobs"),
+        ({"balanced_clip_min_entropy": 0.1}, "entropies"),
+        ({"rollout_correction": {}}, "sampler_logprobs"),
     ],
 )
 def test_a_term_without_its_inputs_is_refused(params: dict, missing: str) -> None:
@@ -372,3 +391,34 @@ def test_misaligned_inputs_are_refused() -> None:
         LossInputs(tensor(0, 0), tensor(0, 0), tensor(1, 2, 3), rows)
     with pytest.raises(RecordError, match=r"got shape \(1, 2\), expected \[N\]"):
         LossInputs(tensor(0, 0)[None], tensor(0, 0)[None], tensor(0, 0)[None], rows[None])
+
+
+class Own(LossSettings):
+    type: Literal["own"] = "own"
+    scale: float = 2.0
+
+
+def test_a_loss_is_a_function_and_its_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It gets what it names, in any order; the rest is added as to all others: 2 * 3 * -1.6 - 0.5 * 4."""
+
+    def own(*, rows: Tensor, settings: Own, logprobs: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        return settings.scale * logprobs * (rows + 3), {"own": logprobs.detach()}
+
+    monkeypatch.setitem(LOSSES, "own", Loss(Own, own))
+    inputs = inputs_of(tensor(1.0), tensor(1.0), entropies=tensor(4.0))
+    loss, metrics = compute(LossSpec("own", {"entropy_coef": 0.5}), inputs)
+    assert loss.tolist() == pytest.approx([6 * math.log(0.2) - 2.0], rel=1e-12)
+    assert set(metrics) == {"own", "entropy"} and LOSSES["own"].imitates
+    loss, _ = compute(LossSpec("own", {"scale": 4.0}), inputs)
+    assert loss.tolist() == pytest.approx([12 * math.log(0.2)], rel=1e-12)
+
+
+def test_a_loss_that_needs_what_is_not_there_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    def own(*, logprobs: Tensor, entropies: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        return logprobs * entropies, {}
+
+    monkeypatch.setitem(LOSSES, "own", Loss(Own, own))
+    with pytest.raises(RecordError, match=r"loss own: got no entropies, expected \[N\]"):
+        compute(LossSpec("own"), inputs_of(tensor(1.0), tensor(1.0)))
+    with pytest.raises(ConfigError, match="loss Own: its function takes inputs, expected some of settings"):
+        Loss(Own, lambda inputs: (inputs, {}))

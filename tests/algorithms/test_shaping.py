@@ -35,7 +35,9 @@ def test_length_penalty_by_hand() -> None:
     groups = torch.tensor([1, 0, 1, 2, 1, 0, 2, 5])
     lengths = torch.tensor([10, 5, 20, 8, 40, 9, 3, 7])
     expected = [-1 / 24, 0, -1 / 12, 0, -1 / 6, 0, 0, -0.25]
-    assert length_penalty(Scores(rewards, groups, lengths)).tolist() == pytest.approx(expected, rel=1e-12)
+    assert length_penalty(Scores(rewards, groups, lengths), coef=0.25).tolist() == pytest.approx(
+        expected, rel=1e-12
+    )
     halved = length_penalty(Scores(rewards, groups, lengths), coef=0.125).tolist()
     assert halved == pytest.approx([p / 2 for p in expected], rel=1e-12)
 
@@ -43,11 +45,11 @@ def test_length_penalty_by_hand() -> None:
 def test_a_solved_task_stays_above_a_failed_one() -> None:
     """However long the one and short the other."""
     rewards, lengths = torch.tensor([1.0, 0.0]), torch.tensor([1000, 1])
-    solved, failed = (rewards + length_penalty(Scores(rewards, torch.zeros(2), lengths))).tolist()
+    solved, failed = (rewards + length_penalty(Scores(rewards, torch.zeros(2), lengths), coef=0.25)).tolist()
     assert solved == pytest.approx(1 - 0.25 * 0.5)
     assert solved > failed
 
 
 def test_length_penalty_needs_lengths() -> None:
     with pytest.raises(RecordError, match="length_penalty: got no lengths"):
-        length_penalty(Scores(torch.ones(2), torch.zeros(2)))
+        length_penalty(Scores(torch.ones(2), torch.zeros(2)), coef=0.25)

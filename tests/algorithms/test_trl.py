@@ -12,7 +12,8 @@ from tests.golden.read import read
 
 from silva.algorithms.advantages import ADVANTAGES, Scores
 from silva.algorithms.aggregation import normalise
-from silva.algorithms.losses import LossInputs, compute
+from silva.algorithms.losses import LossInputs
+from silva.algorithms.objective import compute
 from silva.types import LossSpec, Sample
 
 GOLDEN = read("trl")
@@ -35,23 +36,26 @@ def groups() -> torch.Tensor:
 
 @pytest.mark.parametrize("name", ["mean_std", "mean", "leave_one_out"])
 def test_advantages(name: str) -> None:
-    ours = ADVANTAGES[name](Scores(table("rewards"), groups()))
+    ours = ADVANTAGES[name].function(Scores(table("rewards"), groups()))
     assert ours.tolist() == pytest.approx(GOLDEN["advantages"][name], rel=1e-12, abs=1e-12)
 
 
 def spec_of(settings: dict[str, Any]) -> LossSpec:
     low, high = settings.get("epsilon"), settings.get("epsilon_high")
-    params = {
+    params: dict[str, Any] = {
         "kl_coef": settings.get("beta", 0.0),
         "kl_estimator": "k3",
-        "kl_correction": settings.get("use_bias_correction_kl", False),
+        "kl_bias_correction": settings.get("use_bias_correction_kl", False),
         "entropy_coef": settings.get("entropy_coef", 0.0),
     }
     if mode := settings.get("vllm_importance_sampling_mode"):
-        level, params["correction"] = mode.split("_")
-        params["correction_level"] = {"token": "token", "sequence": "product"}[level]
-        params["correction_low"] = settings["vllm_importance_sampling_clip_min"]
-        params["correction_high"] = settings["vllm_importance_sampling_clip_max"]
+        level, weight = mode.split("_")
+        params["rollout_correction"] = {
+            "weight": weight,
+            "level": level,
+            "low": settings["vllm_importance_sampling_clip_min"],
+            "high": settings["vllm_importance_sampling_clip_max"],
+        }
     if settings["loss_type"] == "cispo":  # TRL's `epsilon_high` is the largest weight
         return LossSpec("cispo", params | {"clip_low": 1.0, "clip_high": high - 1})
     params |= {"clip_low": low, "clip_high": high or low}

@@ -118,7 +118,9 @@ bad.toml:2: stepz = 20
         ("@ a.toml --monitoring.report 1", "--monitoring.report: monitoring.report = 1\n    expected true or false"),
         ("@ a.toml --monitoring.report yes", '--monitoring.report: monitoring.report = "yes"\n'
          "    got text, expected true or false"),
-        ("@ a.toml --model tiny", '--model: model = "tiny"\n    expected a section (table)'),
+        ("@ a.toml --eval tiny", '--eval: eval = "tiny"\n    expected a section (table)'),
+        ("@ a.toml --model tinny", '--model: model.type = "tinny"\n'
+         '    unknown type; did you mean "tiny"? known: "pretrained", "tiny"'),
         ("@ a.toml --steps.x 3", "--steps.x: steps = a table\n    expected an integer > 0"),
         ("@ a.toml --model.lora 3", "--model.lora: model.lora = 3\n    expected a section (table) or null"),
         ("@ a.toml --trainer.optimizer.betas [1]", "--trainer.optimizer.betas: trainer.optimizer.betas.1\n"

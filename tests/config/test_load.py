@@ -229,6 +229,22 @@ def test_keys_written_for_the_type_to_come_are_kept(write, resolve):
     assert resolved.notes == ()
 
 
+def test_a_name_is_short_for_a_table_with_this_type(write, resolve):
+    write("a.toml", 'model = "tiny"\nrollout = "branching"\n' + TOY)
+    resolved = resolve("@ a.toml --model.width 32 --algorithm reinforce --algorithm.baseline none")
+    assert resolved.config.model == TinyModel(width=32)
+    assert resolved.config.rollout.type == "branching"
+    assert (resolved.config.algorithm.type, resolved.config.algorithm.baseline) == ("reinforce", "none")
+    assert resolved.provenance["model.type"] == "a.toml:1"
+    assert resolved.provenance["algorithm.type"] == "--algorithm"
+
+
+def test_a_table_changes_only_the_keys_it_names(write, resolve):
+    write("a.toml", TOY + "[warm_start.optimizer]\nweight_decay = 0.1\n")
+    optimizer = resolve("@ a.toml").config.warm_start.optimizer
+    assert (optimizer.lr, optimizer.weight_decay) == (1e-3, 0.1)  # lr as elsewhere is 1e-5
+
+
 def test_variables_of_other_parts_are_left_alone(write, resolve):
     write("a.toml", TOY)
     assert resolve("@ a.toml", SILVA_CACHE="/tmp/x", SILVA_API_KEY="s", OTHER__A="1").provenance == {

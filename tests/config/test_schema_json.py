@@ -40,6 +40,11 @@ def test_type_is_required_of_all_but_the_default_variant(schema):
     }  # fmt: skip
 
 
+def test_a_name_is_short_for_a_table(schema):
+    assert schema["properties"]["model"]["oneOf"][-1] == {"enum": ["pretrained", "tiny"]}
+    assert schema["properties"]["algorithm"]["oneOf"][-1] == {"enum": ["grpo", "reinforce"]}
+
+
 def test_environments_of_ones_own_are_let_through(schema):
     *known, own = schema["properties"]["environments"]["items"]["oneOf"]
     assert known == [{"$ref": "#/$defs/Toy"}, {"$ref": "#/$defs/Grid"}]

@@ -54,7 +54,7 @@ def test_a_cut_off_episode_goes_on_with_the_value_of_its_next_state(
     trainer = LengthCritic()
     engine = SimpleNamespace(sleep=sleep, capabilities=SimpleNamespace(context=32))
     parts = SimpleNamespace(recipe=recipe("ppo", whiten=None, **given), trainer=trainer, engine=engine)
-    samples = asyncio.run(rl.Loop(cast(rl.Parts, parts), RunState())._credited(batch))
+    samples = asyncio.run(rl.Loop(cast(rl.Parts, parts), RunState())._with_advantages(batch))
     assert trainer.scored == [scored]
     assert [s.trajectory for s in samples] == ["a", "b"]
     assert [float(s.returns[-1]) for s in samples if s.returns is not None] == returns

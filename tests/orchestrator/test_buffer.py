@@ -5,8 +5,8 @@ from types import SimpleNamespace
 
 import pytest
 
+from silva.algorithms.filters import VarianceFilter
 from silva.algorithms.recipes import Dapo, Grpo, Ppo, StarpoS
-from silva.algorithms.settings import Filter
 from silva.errors import NoSignalError
 from silva.orchestrator.buffer import Buffer
 from silva.orchestrator.rl import rollout_rows, split
@@ -145,7 +145,7 @@ def test_of_all_that_were_played_those_that_vary_most_are_trained(tmp_path):
 
 def test_a_group_that_failed_is_replaced_before_the_filter_compares(tmp_path):
     """Four to choose from are wanted, so that half of them are two."""
-    recipe = Ppo(filter=Filter(keep="top_p", value=0.5), oversample=2.0)
+    recipe = Ppo(variance_filter=VarianceFilter(keep="top_fraction", value=0.5), oversample=2.0)
     batch = collect(tmp_path, VARIED, FAILED, EQUAL, EQUAL, (0.0, 3.0), groups=2, recipe=recipe)
     assert keys(batch.kept) == ["s7g0", "s7g4"]
     assert dropped(batch) == [("s7g1", "failed"), ("s7g2", "zero_variance"), ("s7g3", "zero_variance")]
@@ -168,7 +168,7 @@ def test_without_a_filter_only_what_is_missing_is_refilled(tmp_path):
 
 def test_groups_that_are_too_easy_or_too_hard_are_refilled(tmp_path):
     """Means 0.5, 0.75, 0.25, 0.5 and 1."""
-    recipe = Grpo(difficulty=(0.3, 0.7), max_refills=1)
+    recipe = Grpo(difficulty_range=(0.3, 0.7), max_refills=1)
     batch = collect(tmp_path, VARIED, (0.5, 1.0), (0.0, 0.5), VARIED, EQUAL, groups=3, recipe=recipe)
     assert keys(batch.kept) == ["s7g0", "s7g3"]
     assert dropped(batch) == [("s7g1", "too_easy"), ("s7g2", "too_hard"), ("s7g4", "zero_variance")]

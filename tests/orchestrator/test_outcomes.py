@@ -168,15 +168,15 @@ def breaking(monkeypatch):
     """`breaking({3, 4})`: the loss of these updates is not finite."""
 
     def make(updates):
-        compute, count = local.losses.compute, 0
+        compute, count = local.objective.compute, 0
 
         def broken(spec, inputs):
             nonlocal count
-            count += inputs.logprobs.requires_grad  # not where the configuration is checked
+            count += inputs.logprobs.requires_grad
             per_token, numbers = compute(spec, inputs)
             return (per_token * math.nan if count in updates else per_token), numbers
 
-        monkeypatch.setattr(local.losses, "compute", broken)
+        monkeypatch.setattr(local.objective, "compute", broken)
 
     return make
 

@@ -46,7 +46,7 @@ BY_HAND: dict[str, Callable[[np.ndarray, np.ndarray], np.ndarray]] = {
     "leave_one_out": lambda r, raw: r - (r.sum() - r) / (len(r) - 1),
     "max_rl": lambda r, raw: divided(raw - raw.mean(), abs(raw).mean()) + (r - raw) - (r - raw).mean(),
     "share": lambda r, raw: divided(raw, abs(raw).sum()) + (r - raw) - (r - raw).mean(),
-    "raw": lambda r, raw: r,
+    "reward": lambda r, raw: r,
 }
 
 
@@ -63,9 +63,9 @@ def start(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def teacher(start: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def other_model(start: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The same model with other weights."""
-    folder = tmp_path_factory.mktemp("teacher")
+    folder = tmp_path_factory.mktemp("other_model")
     shutil.copytree(start, folder, dirs_exist_ok=True)
     weights, generator = load_file(start / "model.safetensors"), torch.Generator().manual_seed(0)
     other = {n: w * (1 + 0.1 * torch.randn(w.shape, generator=generator)) for n, w in weights.items()}
@@ -96,8 +96,8 @@ def moved(before: dict[str, torch.Tensor], after: Path) -> set[str]:
 
 @pytest.mark.filterwarnings("error::UserWarning")
 @pytest.mark.parametrize("name", ALGORITHMS)
-def test_a_run(tmp_path: Path, start: Path, teacher: Path, name: str) -> None:
-    given = {"reference": {"name": str(teacher)}} if name == "distillation" else {}
+def test_a_run(tmp_path: Path, start: Path, other_model: Path, name: str) -> None:
+    given = {"reference": {"name": str(other_model)}} if name == "distillation" else {}
     run, made = train(name, start, tmp_path, **given), recipe(name)
     rows, begun = metrics(run)[1:], load_file(start / "model.safetensors")
     assert [row["step"] for row in rows] == [1, 2]
@@ -130,7 +130,7 @@ def test_a_run(tmp_path: Path, start: Path, teacher: Path, name: str) -> None:
 
 def test_the_runs_above_have_something_to_compare(tmp_path: Path, start: Path) -> None:
     """Rewards differ within the groups of both worlds, and penalties are among what training sees."""
-    run = train("grpo", start, tmp_path, length_penalty=0.25, overlong=0.5)
+    run = train("grpo", start, tmp_path, length_penalty=0.25, overlong_buffer=0.5)
     rows = pq.read_table(run / "rollouts/step_1.parquet").to_pylist()
     groups = trained_groups(run, 1)
     assert len(groups) > 1 and all(len(set(rewards)) > 1 for rewards, _, _ in groups.values())

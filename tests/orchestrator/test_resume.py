@@ -307,17 +307,18 @@ def left_by(run: Path) -> tuple[list, dict[str, bytes]]:
     return rows, {str(f.relative_to(run)): f.read_bytes() for f in kept}
 
 
-def memory_of(run: Path) -> dict[str, float]:
-    return json.loads((run / "checkpoints" / "step_4" / "state.json").read_text())["memory"]
+def controllers_of(run: Path) -> dict[str, float]:
+    return json.loads((run / "checkpoints" / "step_4" / "state.json").read_text())["controllers"]
 
 
 CRITIC = ("--algorithm.type", "ppo", "--trainer.critic.optimizer.lr", "1e-2", "--trainer.critic.warmup", "1")
 BILEVEL = ("--algorithm.type", "bi_level_gae", "--algorithm.kl_reward_coef", "0.1",
            "--trainer.critic.trunk", "policy", "--trainer.critic.optimizer.lr", "0.1")  # fmt: skip
-MEMORY = ("--algorithm.type", "reinforce", "--algorithm.advantage", "running", "--algorithm.kl_coef", "0.1",
-          "--algorithm.drop_zero_variance", "false", "--algorithm.reference_refresh", "3",
-          "--algorithm.adaptive_kl.target", "1e-4", "--algorithm.entropy_target.target", "9",
-          "--algorithm.temperature.reference", "0.5")  # fmt: skip
+CONTROLLERS = ("--algorithm.type", "reinforce", "--algorithm.advantage", "running",
+               "--algorithm.kl_coef", "0.1", "--algorithm.drop_zero_variance", "false",
+               "--algorithm.reference_refresh", "3", "--algorithm.adaptive_kl.target", "1e-4",
+               "--algorithm.adaptive_entropy.target", "9",
+               "--algorithm.adaptive_temperature.reference_std", "0.5")  # fmt: skip
 
 
 @pytest.mark.same_bits
@@ -339,24 +340,25 @@ def test_a_run_with_a_critic_goes_on_to_the_bit(server, tmp_path, options, crash
 
 
 @pytest.mark.same_bits
-def test_what_a_recipe_remembers_goes_on_to_the_bit(server, tmp_path):
+def test_the_state_of_controllers_goes_on_to_the_bit(server, tmp_path):
     """A baseline of each world, the temperature, two coefficients, and a reference that was refreshed."""
-    whole = server.rl("whole", *MEMORY, into=tmp_path)
+    whole = server.rl("whole", *CONTROLLERS, into=tmp_path)
     assert whole.status == 0, whole.output
     rows, files = left_by(whole.path)
-    memory = memory_of(whole.path)
-    assert memory.keys() == {
+    controllers = controllers_of(whole.path)
+    assert controllers.keys() == {
         "baseline/parity", "baseline/letters", "temperature", "kl_coef", "entropy_c", "entropy_coef"
     }  # fmt: skip
-    assert memory == {name.removeprefix("control/"): v for name, v in rows[4].items() if "control/" in name}
-    for name in memory:  # all of it moves, or nothing would be shown
+    logged = {name.removeprefix("control/"): v for name, v in rows[4].items() if "control/" in name}
+    assert controllers == logged
+    for name in controllers:  # all of it moves, or nothing would be shown
         assert len({row[f"control/{name}"] for row in rows[1:]}) > 1
     for crash in ("publish:3", "rename:1"):  # in step 3, and within the first checkpoint
-        killed = server.rl(f"killed-{crash[0]}", *MEMORY, into=tmp_path, crash=crash)
+        killed = server.rl(f"killed-{crash[0]}", *CONTROLLERS, into=tmp_path, crash=crash)
         assert killed.status == -signal.SIGKILL
-        ended = server.rl(f"killed-{crash[0]}", *MEMORY, "--resume", into=tmp_path)
+        ended = server.rl(f"killed-{crash[0]}", *CONTROLLERS, "--resume", into=tmp_path)
         assert ended.status == 0, ended.output
-        assert left_by(ended.path) == (rows, files) and memory_of(ended.path) == memory
+        assert left_by(ended.path) == (rows, files) and controllers_of(ended.path) == controllers
         assert audit(read(ended.path / "ledger.jsonl"), finished=True) == []
 
 

@@ -43,7 +43,12 @@ def test_groups_of_one_are_lonely_where_a_group_is_compared():
     ("reason", "rewards", "given", "words"),
     [
         ("zero_variance", (0.5, 0.5), {}, "all earned the same reward (0.5 on average)"),
-        ("too_hard", (0.0, 0.0), {"difficulty": (0.25, 0.75)}, "algorithm.difficulty = [0.25, 0.75]"),
+        (
+            "too_hard",
+            (0.0, 0.0),
+            {"difficulty_range": (0.25, 0.75)},
+            "algorithm.difficulty_range = [0.25, 0.75]",
+        ),
         ("failed", (), {}, "Every episode failed."),
     ],
 )

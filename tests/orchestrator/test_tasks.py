@@ -2,7 +2,7 @@
 
 import pytest
 
-from silva.algorithms.settings import Pools
+from silva.algorithms.filters import DifficultyPools
 from silva.orchestrator.state import RunState
 from silva.orchestrator.tasks import TaskStream, World
 from silva.types import Group, Segment, Task, Trajectory, Turn
@@ -69,11 +69,11 @@ def played(task, *rewards):
 
 def pooled(position=None, pools=None, passed=None, weights=(1.0,), **settings):
     worlds = [World(name, Listed(name, 40), weight) for name, weight in zip("ab", weights, strict=False)]
-    return TaskStream(worlds, 0, position, passed=passed, settings=Pools(**settings), pools=pools)
+    return TaskStream(worlds, 0, position, passed=passed, settings=DifficultyPools(**settings), pools=pools)
 
 
 def test_pools_by_the_mean_of_the_last_group():
-    made = pooled(easy=0.9, hard=0.1)
+    made = pooled(easy_threshold=0.9, hard_threshold=0.1)
     tasks = Listed("a", 4).all
     for task, rewards in zip(tasks, [(1, 1), (0, 0), (1, 0), (1, 1)], strict=True):
         made.sort(played(task, *rewards))
@@ -84,7 +84,7 @@ def test_pools_by_the_mean_of_the_last_group():
 
 def test_easy_and_hard_tasks_come_again_as_often_as_their_shares_say():
     pools = {f"a/a{i}": "easy" if i < 20 else "hard" for i in range(30)}
-    made = pooled(pools=pools, easy_share=0.0, hard_share=0.5)
+    made = pooled(pools=pools, easy_fraction=0.0, hard_fraction=0.5)
     ids = [int(id[1:]) for id in drawn(made, 400)]
     assert min(ids) == 20
     hard, normal = sum(i < 30 for i in ids), sum(i >= 30 for i in ids)
@@ -93,7 +93,7 @@ def test_easy_and_hard_tasks_come_again_as_often_as_their_shares_say():
 
 
 def test_where_every_task_is_passed_over_the_last_one_comes_all_the_same():
-    made = pooled(pools={f"a/a{i}": "easy" for i in range(40)}, easy_share=0.0)
+    made = pooled(pools={f"a/a{i}": "easy" for i in range(40)}, easy_fraction=0.0)
     assert drawn(made, 1) == drawn(pooled(position={"a": 39}), 1)
     assert made.position == {"a": 40}
 
@@ -110,9 +110,9 @@ def test_pools_and_position_are_all_there_is_to_go_on_from():
 def test_what_is_passed_over_is_no_part_of_a_share():
     """Of world a nearly every task is easy: it is looked at ten times for one that is drawn."""
     pools = {f"a/a{i}": "easy" for i in range(40)}
-    made = pooled(pools=pools, weights=(1.0, 1.0), easy_share=0.1)
+    made = pooled(pools=pools, weights=(1.0, 1.0), easy_fraction=0.1)
     assert sum(id[0] == "a" for id in drawn(made, 2000)) == 1000
-    made = pooled(pools=pools, weights=(1.0, 3.0), easy_share=0.1)
+    made = pooled(pools=pools, weights=(1.0, 3.0), easy_fraction=0.1)
     ids = drawn(made, 400)
     assert sum(id[0] == "a" for id in ids) == 100
     assert made.position["a"] - made.passed["a"] == 100 and made.passed["a"] > 500
@@ -123,7 +123,7 @@ def test_draws_and_what_was_passed_over_are_told_apart_after_a_restart():
     pools = {f"a/a{i}": "easy" for i in range(40)}
 
     def mixed(position=None, passed=None):
-        return pooled(position, pools, passed, weights=(1.0, 2.0), easy_share=0.2)
+        return pooled(position, pools, passed, weights=(1.0, 2.0), easy_fraction=0.2)
 
     first = mixed()
     whole = drawn(first, 200)

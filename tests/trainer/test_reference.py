@@ -17,9 +17,9 @@ from silva.types import LossSpec, Sample
 
 def warm_start(loaded: LoadedModel, samples: Sequence[Sample]) -> None:
     """Some updates by a trainer that ends, so that adapters are no longer the identity."""
-    teacher = make_trainer(loaded)
+    trainer = make_trainer(loaded)
     for _ in range(3):
-        train(teacher, samples, LossSpec("cross_entropy"))
+        train(trainer, samples, LossSpec("cross_entropy"))
 
 
 @pytest.mark.parametrize("lora", [True, False])

@@ -1,9 +1,9 @@
 """A recipe applied to a batch: what settings.py says, in the order in which it happens.
 
-    groups ── shaped ──> judge, select ──> samples, signals ── credited ──> samples with advantages
-    memory: what controllers and running baselines carry from step to step, plain numbers by name
+    groups ── with_penalties ──> drop_reason, select ──> samples, signals ── with_advantages ──> samples
+    state: what controllers and running baselines carry from step to step, plain numbers by name
 
-`remembered` gives the memory after a step. Nothing here has state of its own.
+`next_state` gives the state after a step. Nothing here has state of its own.
 """
 
 from __future__ import annotations
@@ -15,51 +15,52 @@ from functools import partial
 import numpy as np
 import torch
 
-from silva.algorithms import advantages, control, credit, filters, shaping
-from silva.algorithms.kl import adaptive_kl_coef, kl_rewards
+from silva.algorithms import assign, control, credit, filters, shaping
+from silva.algorithms.advantages import Scores
+from silva.algorithms.kl import kl_rewards
 from silva.algorithms.settings import Algorithm
 from silva.errors import CapabilityError, RecordError
 from silva.types import Group, Sample, Signals, Trajectory
 
-Memory = Mapping[str, float]
+ControllerState = Mapping[str, float]
 BASELINE = "baseline/"  # and the environment: key of a running baseline
 
 
-def shaped(recipe: Algorithm, group: Group, longest: int) -> Group:
+def with_penalties(recipe: Algorithm, group: Group, longest: int) -> Group:
     """The group with the penalties on length among its trajectories' shaped rewards.
 
     Args:
         longest: tokens of the longest answer that limits allow.
     """
-    if not group.scored or not (recipe.overlong or recipe.length_penalty):
+    if not group.scored or not (recipe.overlong_buffer or recipe.length_penalty):
         return group
     scored = group.scored
     lengths_B = torch.tensor([t.tokens("policy") for t in scored], dtype=torch.float64)
     added: dict[str, torch.Tensor] = {}
-    if recipe.overlong:
-        buffer = max(1, round(recipe.overlong * longest))
+    if recipe.overlong_buffer:
+        buffer = max(1, round(recipe.overlong_buffer * longest))
         added["overlong"] = shaping.overlong(lengths_B, longest=longest, buffer=buffer)
     if recipe.length_penalty:
         rewards_B = torch.tensor([t.raw_reward for t in scored], dtype=torch.float64)
-        scores = advantages.Scores(rewards_B, torch.zeros(len(scored), dtype=torch.int64), lengths_B)
+        scores = Scores(rewards_B, torch.zeros(len(scored), dtype=torch.int64), lengths_B)
         added["length"] = shaping.length_penalty(scores, coef=recipe.length_penalty)
     by_id = {
         t.id: {name: float(values_B[i]) for name, values_B in added.items()} for i, t in enumerate(scored)
     }
 
-    def with_penalty(t: Trajectory) -> Trajectory:
+    def penalised(t: Trajectory) -> Trajectory:
         return dataclasses.replace(t, shaped={**t.shaped, **by_id[t.id]}) if t.id in by_id else t
 
-    return dataclasses.replace(group, trajectories=tuple(map(with_penalty, group.trajectories)))
+    return dataclasses.replace(group, trajectories=tuple(map(penalised, group.trajectories)))
 
 
-def judge(recipe: Algorithm, group: Group) -> filters.Reason | None:
-    """Why a group, looked at by itself, is not trained; None where it is."""
+def drop_reason(recipe: Algorithm, group: Group) -> filters.Reason | None:
+    """Why a group, looked at by itself, is not trained; None if it is."""
     if not group.scored:
         return "failed"
     if recipe.drop_zero_variance and without_signal(recipe, group):
         return "zero_variance"
-    return filters.out_of_range(group, *recipe.difficulty) if recipe.difficulty else None
+    return filters.out_of_range(group, *recipe.difficulty_range) if recipe.difficulty_range else None
 
 
 def without_signal(recipe: Algorithm, group: Group) -> bool:
@@ -70,20 +71,20 @@ def without_signal(recipe: Algorithm, group: Group) -> bool:
 def select(recipe: Algorithm, groups: Sequence[Group], most: int) -> list[filters.Reason | None]:
     """Why groups are not trained, compared with the others of the batch; at most `most` stay."""
     reasons: list[filters.Reason | None] = [None] * len(groups)
-    if recipe.filter is not None:
-        reasons = filters.drop_reasons(groups, recipe.filter.keep, recipe.filter.value, _compared(recipe))
+    if recipe.variance_filter is not None:
+        reasons = filters.drop_reasons(groups, recipe.variance_filter, _compared(recipe))
     stay = [i for i, reason in enumerate(reasons) if reason is None]
     for i in stay[most:]:  # those that were played last
         reasons[i] = "surplus"
     return reasons
 
 
-def credited(
+def with_advantages(
     recipe: Algorithm,
     samples: Sequence[Sample],
     groups: Sequence[Group],
     signals: Signals,
-    memory: Memory,
+    state: ControllerState,
     *,
     bootstrap: Mapping[str, float] | None = None,
 ) -> list[Sample]:
@@ -100,7 +101,7 @@ def credited(
     """
     rows = [
         sample.replace(
-            old_logprobs=_of(signals.logprobs, i) if recipe.correction else None,
+            old_logprobs=_of(signals.logprobs, i) if recipe.rollout_correction else None,
             values=_of(signals.values, i),
         )
         for i, sample in enumerate(samples)
@@ -118,8 +119,8 @@ def credited(
                 rows, groups, recipe.advantage, gamma=recipe.gamma, over=recipe.advantage_over
             )
         else:
-            rows = advantages.assign(
-                rows, groups, recipe.advantage, over=recipe.advantage_over, baselines=_baselines(memory)
+            rows = assign.assign(
+                rows, groups, recipe.advantage, over=recipe.advantage_over, baselines=_baselines(state)
             )
         if penalties:
             rows = _with_penalties(recipe, rows, penalties)
@@ -127,44 +128,41 @@ def credited(
     if recipe.entropy_advantage:
         rows = credit.scale_by_entropy(rows, _entropies(rows), scale=recipe.entropy_advantage)
     if recipe.whiten:
-        rows = advantages.whiten_samples(rows, recipe.whiten)
-    return advantages.clip_samples(rows, *recipe.advantage_clip) if recipe.advantage_clip else rows
+        rows = assign.whiten_samples(rows, recipe.whiten)
+    return assign.clip_samples(rows, *recipe.advantage_clip) if recipe.advantage_clip else rows
 
 
-def remembered(
-    recipe: Algorithm, memory: Memory, groups: Sequence[Group], metrics: Mapping[str, float], base: float
+def next_state(
+    recipe: Algorithm,
+    state: ControllerState,
+    groups: Sequence[Group],
+    metrics: Mapping[str, float],
+    base: float,
 ) -> dict[str, float]:
-    """The memory after a step.
+    """The state after a step.
 
     Args:
         groups: all that were played, whether trained or not.
-        metrics: means over the step's updates, by the names of the losses; empty where none was made.
+        metrics: means over the step's updates, by the names of the losses; empty if none was made.
         base: the configured temperature.
     """
-    after = dict(memory)
+    after = dict(state)
     if recipe.advantage == "running":
-        moved = advantages.running_baselines(groups, _baselines(memory))
+        moved = assign.next_baselines(groups, _baselines(state))
         after |= {BASELINE + name: value for name, value in moved.items()}
-    if recipe.temperature is not None:
+    if recipe.adaptive_temperature is not None:
         rewards = [t.raw_reward for group in groups for t in group.scored]
-        t = recipe.temperature
         if rewards:
             after["temperature"] = control.adaptive_temperature(
-                base, float(np.std(rewards)), reference=t.reference, low=t.low, high=t.high
+                recipe.adaptive_temperature, base, float(np.std(rewards))
             )
     if recipe.adaptive_kl is not None and "kl" in metrics:
-        kl = recipe.adaptive_kl
-        coef = memory.get("kl_coef", recipe.kl_coef)
-        after["kl_coef"] = adaptive_kl_coef(coef, metrics["kl"], target=kl.target, horizon=kl.horizon)
-    if recipe.entropy_target is not None and "entropy" in metrics:
-        e, entropy = recipe.entropy_target, metrics["entropy"]
-        c = control.adaptive_entropy_coef(
-            memory.get("entropy_c", 0.0), entropy, target=e.target, step=e.step, high=e.high
-        )
-        after |= {
-            "entropy_c": c,
-            "entropy_coef": control.gated_entropy_coef(c, entropy, target=e.target),
-        }
+        coef = state.get("kl_coef", recipe.kl_coef)
+        after["kl_coef"] = control.adaptive_kl_coef(recipe.adaptive_kl, coef, metrics["kl"])
+    if recipe.adaptive_entropy is not None and "entropy" in metrics:
+        settings, entropy = recipe.adaptive_entropy, metrics["entropy"]
+        c = control.adaptive_entropy_coef(settings, state.get("entropy_c", 0.0), entropy)
+        after |= {"entropy_c": c, "entropy_coef": control.gated_entropy_coef(settings, c, entropy)}
     return after
 
 
@@ -174,8 +172,8 @@ def _compared(recipe: Algorithm) -> filters.Compared:
     return filters.totals
 
 
-def _baselines(memory: Memory) -> dict[str, float]:
-    return {key.removeprefix(BASELINE): value for key, value in memory.items() if key.startswith(BASELINE)}
+def _baselines(state: ControllerState) -> dict[str, float]:
+    return {key.removeprefix(BASELINE): value for key, value in state.items() if key.startswith(BASELINE)}
 
 
 def _kl_rewards(recipe: Algorithm, samples: Sequence[Sample], signals: Signals) -> list[np.ndarray] | None:
@@ -202,7 +200,7 @@ def _with_penalties(
         sums = credit.discounted_returns(torch.from_numpy(penalty[trained]), recipe.kl_reward_gamma)
         total[trained] = sums.numpy()
         if recipe.use_rewards:
-            total += advantages.advantages_of(sample)
+            total += assign.advantages_of(sample)
         result.append(sample.replace(advantages=total.astype(np.float32)))
     return result
 

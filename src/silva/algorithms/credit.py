@@ -18,10 +18,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from silva.algorithms.advantages import (
-    ADVANTAGES,
-    OVER,
-    Scores,
+from silva.algorithms.advantages import ADVANTAGES, OVER, Scores
+from silva.algorithms.assign import (
     advantages_of,
     as_float64,
     as_ids,
@@ -58,8 +56,8 @@ def gae(
     rewards: Tensor,
     trained: Tensor,
     *,
-    gamma: float = 1.0,
-    lam: float = 1.0,
+    gamma: float,
+    lam: float,
     bootstrap: float = 0.0,
 ) -> tuple[Tensor, Tensor]:
     """A_t = sum over l of (gamma lam)^l delta_{t+l}, delta_t = r_t + gamma V_{t+1} - V_t.
@@ -94,10 +92,10 @@ def bi_level_gae(
     trained: Tensor,
     turns: Tensor,
     *,
-    gamma: float = 1.0,
-    lam: float = 1.0,
-    turn_gamma: float = 0.95,
-    turn_lam: float = 1.0,
+    gamma: float,
+    lam: float,
+    turn_gamma: float,
+    turn_lam: float,
     bootstrap: float = 0.0,
 ) -> tuple[Tensor, Tensor]:
     """GAE over turns, then within each turn over its tokens (VAGEN, arXiv:2510.16907; RAGEN's bi-level GAE).
@@ -138,7 +136,7 @@ def bi_level_gae(
     return _spread(discounted_returns(deltas_N, within_N), values_N, trained)
 
 
-def entropy_scaled(advantages: Tensor, entropies: Tensor, trained: Tensor, *, scale: float = 0.2) -> Tensor:
+def entropy_scaled(advantages: Tensor, entropies: Tensor, trained: Tensor, *, scale: float) -> Tensor:
     """A (1 + scale z), z = (H - mean) / std over trained tokens (AEPO, arXiv:2510.14545).
 
     Args:
@@ -157,7 +155,7 @@ def entropy_scaled(advantages: Tensor, entropies: Tensor, trained: Tensor, *, sc
 
 
 def assign_turns(
-    samples: Sequence[Sample], groups: Sequence[Group], kind: str, *, gamma: float = 1.0, over: str = "group"
+    samples: Sequence[Sample], groups: Sequence[Group], kind: str, *, gamma: float, over: str = "group"
 ) -> list[Sample]:
     """Gives every token the advantage of its turn: its discounted return against turns of the same number.
 
@@ -194,7 +192,7 @@ def assign_turns(
     trained = [row[sample.loss_weights > 0] for sample, row in zip(kept, rows, strict=True)]
     lengths = np.bincount(np.concatenate([np.zeros(0, np.int64), *trained]), minlength=len(turns))
     scores = Scores(as_float64(returns), as_ids(keys), as_float64(lengths.tolist()), raw=as_float64(raw))
-    advantages_B = ADVANTAGES[kind](scores).numpy().astype(np.float32)
+    advantages_B = ADVANTAGES[kind].function(scores).numpy().astype(np.float32)
     return [sample.replace(advantages=advantages_B[row]) for sample, row in zip(kept, rows, strict=True)]
 
 
@@ -202,8 +200,8 @@ def assign_gae(
     samples: Sequence[Sample],
     groups: Sequence[Group],
     *,
-    gamma: float = 1.0,
-    lam: float = 1.0,
+    gamma: float,
+    lam: float,
     turn_gamma: float | None = None,
     turn_lam: float = 1.0,
     bootstrap: Mapping[str, float] | None = None,
@@ -300,7 +298,7 @@ TREE_CREDIT: dict[str, Callable[[Sequence[Sample]], list[Sample]]] = {"soft": li
 
 
 def scale_by_entropy(
-    samples: Sequence[Sample], entropies: Sequence[np.ndarray], *, scale: float = 0.2
+    samples: Sequence[Sample], entropies: Sequence[np.ndarray], *, scale: float
 ) -> list[Sample]:
     """The samples with `entropy_scaled` advantages.
 

@@ -12,18 +12,81 @@ import math
 import statistics
 from collections.abc import Callable, Sequence
 from itertools import accumulate
-from typing import Literal
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
-from silva.errors import ConfigError, RecordError
-from silva.types import Group
+from pydantic import model_validator
+
+from silva.config.sections import Above0, Fraction, Section
+from silva.errors import RecordError
+
+if TYPE_CHECKING:
+    from silva.types import Group
 
 Reason = Literal["failed", "zero_variance", "low_variance", "too_easy", "too_hard", "surplus"]
 Difficulty = Literal["easy", "normal", "hard"]
 
 # Lists of raw rewards of a group; the rewards of one list are compared with each other.
-Compared = Callable[[Group], Sequence[Sequence[float]]]
+Compared: TypeAlias = "Callable[[Group], Sequence[Sequence[float]]]"
 
 TOLERANCE = 1e-9  # sums of the same named rewards may differ in the last bits
+
+
+def _nucleus(stds: Sequence[float], value: float) -> int:
+    wanted = value * math.fsum(stds) * (1 - TOLERANCE)
+    before = accumulate(stds, initial=0.0)  # what the larger ones sum to
+    return sum(std > 0 and total < wanted for std, total in zip(stds, before, strict=False))
+
+
+# (standard deviations, largest first, at least one; value) -> how many to keep from the front
+SELECTIONS: dict[str, Callable[[Sequence[float], float], int]] = {
+    "top_fraction": lambda stds, value: max(1, int(value * len(stds) * (1 + TOLERANCE))),  # 0.29 * 100 < 29
+    "top_k": lambda stds, value: int(value),
+    "min_p": lambda stds, value: sum(std > 0 and std >= value * stds[0] * (1 - TOLERANCE) for std in stds),
+    "nucleus": _nucleus,
+}
+if TYPE_CHECKING:
+    Selection = str
+else:
+    Selection = Literal[tuple(SELECTIONS)]
+
+
+class VarianceFilter(Section):
+    """Which groups of a batch are trained, by the standard deviation of their raw rewards."""
+
+    keep: Selection
+    """A fraction of the groups, a number, those above a fraction of the largest, or a fraction of the sum."""
+    value: Above0
+    """A number of groups for top_k, otherwise a fraction."""
+
+    @model_validator(mode="after")
+    def _in_range(self) -> VarianceFilter:
+        if self.keep == "top_k" and (self.value < 1 or self.value % 1 != 0):
+            raise ValueError(f"value: got {self.value} with top_k, expected a whole number, 1 or more")
+        if self.keep != "top_k" and self.value > 1:
+            raise ValueError(f"value: got {self.value} with {self.keep}, expected at most 1")
+        return self
+
+
+class DifficultyPools(Section):
+    """Tasks that were too easy or too hard come again only now and then, once all have been played."""
+
+    easy_threshold: float = 1.0
+    """Mean raw reward of a group from which its task is easy; 1: every trajectory succeeds."""
+    hard_threshold: float = 0.0
+    """Mean raw reward down from which it is hard; 0: none succeeds."""
+    easy_fraction: Fraction = 0.1
+    """How often an easy task is played when its turn comes again."""
+    hard_fraction: Fraction = 0.5
+    """How often a hard one is."""
+
+    @model_validator(mode="after")
+    def _apart(self) -> DifficultyPools:
+        if not self.hard_threshold < self.easy_threshold:
+            raise ValueError(
+                f"easy_threshold: got {self.easy_threshold} with hard_threshold = {self.hard_threshold}, "
+                "expected more"
+            )
+        return self
 
 
 def totals(group: Group) -> list[list[float]]:
@@ -60,12 +123,12 @@ def reward_std(group: Group, compared: Compared = totals) -> float:
 
 
 def drop_reasons(
-    groups: Sequence[Group], kind: str, value: float, compared: Compared = totals
+    groups: Sequence[Group], settings: VarianceFilter, compared: Compared = totals
 ) -> list[Reason | None]:
     """Keeps the groups of a batch whose raw rewards vary most, by the standard deviation s of each:
 
-    - `top_p`: the share `value` of the groups, rounded down, at least one (StarPO-S, arXiv:2504.20073,
-      which keeps 0.25).
+    - `top_fraction`: the fraction `value` of the groups, rounded down, at least one (StarPO-S,
+      arXiv:2504.20073, which keeps 0.25).
     - `top_k`: `value` groups.
     - `min_p`: those with s >= value * the largest s.
     - `nucleus`: from the largest s down until their sum reaches value * the sum of all (the filter by
@@ -77,8 +140,6 @@ def drop_reasons(
 
     Args:
         groups: all groups of the batch.
-        kind: a name in `SELECTIONS`.
-        value: above 0 and at most 1; for `top_k` a whole number, 1 or more.
         compared: the rewards of a group whose std is s.
 
     Returns:
@@ -86,39 +147,17 @@ def drop_reasons(
         does not count as one of the groups), `zero_variance`, or `low_variance` (others vary more).
 
     Raises:
-        ConfigError: unknown kind, or a value out of range.
         RecordError: a raw reward is not finite.
     """
-    if kind not in SELECTIONS:
-        raise ConfigError(f"unknown filter: got {kind!r}, expected one of {', '.join(SELECTIONS)}")
-    if kind == "top_k" and not (value >= 1 and value == int(value)):
-        raise ConfigError(f"filter top_k: got {value}, expected a whole number, 1 or more")
-    if kind != "top_k" and not 0 < value <= 1:
-        raise ConfigError(f"filter {kind}: got {value}, expected 0 < value <= 1")
-
     stds = {index: reward_std(group, compared) for index, group in enumerate(groups) if group.scored}
     ranked = sorted(stds, key=lambda index: -stds[index])  # stable: equal ones keep their order
-    count = SELECTIONS[kind]([stds[index] for index in ranked], value) if ranked else 0
+    select = SELECTIONS[settings.keep]
+    count = select([stds[index] for index in ranked], settings.value) if ranked else 0
     reasons: list[Reason | None] = ["failed"] * len(groups)
     for rank, index in enumerate(ranked):
         dropped: Reason = "low_variance" if stds[index] else "zero_variance"
         reasons[index] = None if rank < count else dropped
     return reasons
-
-
-def _nucleus(stds: Sequence[float], value: float) -> int:
-    wanted = value * math.fsum(stds) * (1 - TOLERANCE)
-    before = accumulate(stds, initial=0.0)  # what the larger ones sum to
-    return sum(std > 0 and total < wanted for std, total in zip(stds, before, strict=False))
-
-
-# (standard deviations, largest first, at least one; value) -> how many to keep from the front
-SELECTIONS: dict[str, Callable[[Sequence[float], float], int]] = {
-    "top_p": lambda stds, value: max(1, int(value * len(stds) * (1 + TOLERANCE))),  # 0.29 * 100 < 29
-    "top_k": lambda stds, value: int(value),
-    "min_p": lambda stds, value: sum(std > 0 and std >= value * stds[0] * (1 - TOLERANCE) for std in stds),
-    "nucleus": _nucleus,
-}
 
 
 def out_of_range(group: Group, low: float, high: float) -> Reason | None:
@@ -130,11 +169,8 @@ def out_of_range(group: Group, low: float, high: float) -> Reason | None:
         `too_hard` below, `too_easy` above, `failed` where no trajectory is scored.
 
     Raises:
-        ConfigError: low above high.
         RecordError: a raw reward is not finite.
     """
-    if not low <= high:
-        raise ConfigError(f"range of the mean reward: got low {low} and high {high}, expected low <= high")
     rewards = _rewards(group)
     if not rewards:
         return "failed"
@@ -144,25 +180,20 @@ def out_of_range(group: Group, low: float, high: float) -> Reason | None:
     return "too_easy" if mean > high + TOLERANCE else None
 
 
-def difficulty(success: float, *, easy: float = 1.0, hard: float = 0.0) -> Difficulty:
+def difficulty(settings: DifficultyPools, success: float) -> Difficulty:
     """The pool of a task by the mean success of its last group, as in PRIME-RL.
 
     Args:
         success: mean over the scored trajectories of the group.
-        easy: from here on a task is easy; as it stands, where every trajectory succeeds.
-        hard: down from here it is hard; as it stands, where none does.
 
     Raises:
-        ConfigError: hard is not below easy.
         RecordError: success is not finite.
     """
-    if not hard < easy:
-        raise ConfigError(f"difficulty: got hard {hard} and easy {easy}, expected hard < easy")
     if not math.isfinite(success):
         raise RecordError(f"difficulty: got mean success {success}, expected a finite number")
-    if success >= easy - TOLERANCE:
+    if success >= settings.easy_threshold - TOLERANCE:
         return "easy"
-    return "hard" if success <= hard + TOLERANCE else "normal"
+    return "hard" if success <= settings.hard_threshold + TOLERANCE else "normal"
 
 
 def _equal(rewards: Sequence[float]) -> bool:

@@ -31,12 +31,12 @@ def overlong(lengths: Tensor, *, longest: int, buffer: int, coef: float = 1.0) -
     return coef * ((longest - buffer - lengths) / buffer).clamp(-1, 0)
 
 
-def length_penalty(scores: Scores, *, coef: float = 0.25) -> Tensor:
+def length_penalty(scores: Scores, *, coef: float) -> Tensor:
     """-coef * mean reward of the group * l / longest of the group: brevity counts once a task is solved.
 
-    PRIME-RL's linear penalty, whose defaults are 0.25 for sampled tokens, 0.1 for tokens shown and 0.1 for
-    turns (a sum of three calls). A group whose mean is not above 0 is not penalised: a negative mean would
-    reward length.
+    PRIME-RL's linear penalty, with coefficients of 0.25 for sampled tokens, 0.1 for tokens shown and 0.1
+    for turns there (a sum of three calls). A group whose mean is not above 0 is not penalised: a negative
+    mean would reward length.
 
     Args:
         scores: with raw rewards, and what is to be kept short as lengths.

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from silva.algorithms import losses
 from silva.config.schema import RunConfig
 from silva.errors import CapabilityError, ConfigError
 from silva.protocols import Engine, Trainer
@@ -30,12 +29,8 @@ def check(config: RunConfig) -> None:
     if not config.algorithm.use_rewards and config.algorithm.reference is None:
         raise ConfigError(
             "algorithm.use_rewards = false without [algorithm.reference]: the policy would only be held to "
-            "itself; name a teacher"
+            "itself; name another model there"
         )
-    try:
-        losses.check(config.algorithm.loss_spec())
-    except ConfigError as error:
-        raise ConfigError(f"algorithm: {error}") from error
 
 
 def check_parts(config: RunConfig, engine: Engine, trainer: Trainer) -> None:

@@ -132,7 +132,11 @@ async def _prepare(
     rollout = config.rollout.build(assembly, on_turn=activity.turn, watch=activity)
     buffer = Buffer(
         stream=assembly.stream(
-            "train", state.tasks, passed=state.passed, settings=config.algorithm.pools, pools=state.pools
+            "train",
+            state.tasks,
+            passed=state.passed,
+            settings=config.algorithm.difficulty_pools,
+            pools=state.pools,
         ),
         rollout=rollout,
         engine=assembly.engine,

@@ -13,6 +13,7 @@ SILVA_A__B  <  a.toml (its `extends` first)  <  b.toml  <  --a.b value  <  keys 
 
 from __future__ import annotations
 
+import copy
 import json
 import os
 from collections.abc import Mapping, Sequence
@@ -20,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
 from silva.config import explain, plugins, shape
@@ -128,6 +129,12 @@ def _own_environments(tree: Tree, registries: Registries) -> tuple[dict[str, typ
     return own, problems
 
 
+def _with_default(field: FieldInfo, default: Any) -> FieldInfo:
+    changed = copy.copy(field)
+    changed.default = default
+    return changed
+
+
 def settle(node: Node, annotation: Any, gaps: list[Problem], path: Key = ()) -> Any:
     """Plain values for pydantic: default types filled in, typed text read by what its field accepts,
     the string "null" read as null where that is meant.
@@ -161,9 +168,16 @@ def settle(node: Node, annotation: Any, gaps: list[Problem], path: Key = ()) -> 
     if len(shape.sections(annotation)) > 1 and "type" not in value and usual is not None:
         settled["type"] = usual
     section = shape.pick(annotation, typed(value["type"].value) if "type" in value else usual)
+    fields = dict(section.model_fields) if section is not None else {}
+    default = annotation.default if isinstance(annotation, FieldInfo) else None
+    if isinstance(default, BaseModel) and type(default) is section:
+        # A table changes the keys it names. The others keep the defaults of this place, not of the class.
+        own = {name: getattr(default, name) for name in fields}
+        differing = (name for name in own if shape.plain(own[name]) != shape.default_of(fields[name]))
+        settled |= {name: shape.plain(own[name]) for name in differing}
+        fields = {name: _with_default(field, own[name]) for name, field in fields.items()}
     for key, item in value.items():
-        field = section.model_fields.get(key) if section is not None else None
-        settled[key] = settle(item, field, gaps, (*path, key))
+        settled[key] = settle(item, fields.get(key), gaps, (*path, key))
     return settled
 
 

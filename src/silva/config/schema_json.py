@@ -15,7 +15,7 @@ def json_schema(registries: Registries) -> dict[str, Any]:
     is required of all but the default variant, and environments of one's own are let through.
     """
     model = run_config(registries)
-    schema = _toml_nulls(model.model_json_schema())
+    schema = _short_types(_toml_nulls(model.model_json_schema()))
     for _, field, _ in shape.fields(model):
         variants = shape.held(field)
         if len(variants) > 1 or not shape.sections(field):  # without `type`, oneOf would match several
@@ -52,3 +52,16 @@ def _toml_nulls(node: Any) -> Any:
         unset = "default" in node and node["default"] is None
         return {key: _toml_nulls(item) for key, item in node.items() if not (unset and key == "default")}
     return [_toml_nulls(item) for item in node] if isinstance(node, list) else node
+
+
+def _short_types(node: Any) -> Any:
+    """In place of a section with types and a default, the name of a type will do."""
+    if isinstance(node, list):
+        return [_short_types(item) for item in node]
+    if not isinstance(node, dict):
+        return node
+    node = {key: _short_types(item) for key, item in node.items()}
+    if "discriminator" in node and "default" in node:
+        names = list(node["discriminator"]["mapping"])
+        node = {**node, "oneOf": [*node["oneOf"], {"enum": names}]}
+    return node

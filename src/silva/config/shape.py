@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
-from pydantic_core import to_jsonable_python
+from pydantic_core import PydanticUndefined, to_jsonable_python
 
 Key = tuple[str | int, ...]  # path of a value: ("environments", 0, "size")
 Model = type[BaseModel]
@@ -146,6 +146,12 @@ def number(value: float) -> str:
     """The shortest text that reads back as this float, in JSON-like form: 1e-5, 0.5, inf."""
     mantissa, mark, exponent = repr(value).partition("e")
     return f"{mantissa}e{int(exponent)}" if mark else mantissa
+
+
+def default_of(field: FieldInfo) -> Any:
+    """The default as plain data; PydanticUndefined where the key must be given."""
+    value = field.get_default(call_default_factory=True)  # type: ignore[call-arg]
+    return value if value is PydanticUndefined else plain(value)
 
 
 def plain(value: Any) -> Any:

@@ -3,7 +3,8 @@
 A layer is a list of settings, (path, node). Laid over the tree, tables merge key by key, and lists and
 values replace what was there; a path like environments.0.size changes one element. A layer that changes
 a section's `type` restarts that section: what lower layers said about it belongs to another variant and
-is left behind, with a note.
+is left behind, with a note. In place of a section that has types, a name is short for a table with only its
+`type`.
 """
 
 from __future__ import annotations
@@ -72,11 +73,15 @@ class Tree:
     `implied`: for each section that is a union, its default `type` and the keys of that variant.
     """
 
-    implied: Mapping[Key, tuple[str, frozenset[str]]]
+    implied: Mapping[Key, tuple[str | None, frozenset[str]]]
     root: Node = field(default_factory=lambda: Node({}))
     notes: list[str] = field(default_factory=list)
 
     def lay(self, layer: Layer) -> None:
+        layer = [
+            ((*path, "type"), node) if self._is_name(path, node) else (path, self._spelt_out(path, node))
+            for path, node in layer
+        ]
         for path, given in layer:  # first of all, as it must drop only what lower layers said
             if path[-1:] == ("type",):
                 self._put(self.root, path[:-1], Node({"type": given}, given.origin), ())
@@ -100,6 +105,19 @@ class Tree:
                 self._put(node, (key,), child, here)
         else:
             node.value, node.origin = given.value, given.origin
+
+    def _spelt_out(self, path: Key, node: Node) -> Node:
+        """With tables in place of names."""
+        if self._is_name(path, node):
+            return Node({"type": node}, node.origin)
+        if type(node.value) is not dict:
+            return node
+        return Node({k: self._spelt_out((*path, k), child) for k, child in node.value.items()}, node.origin)
+
+    def _is_name(self, path: Key, node: Node) -> bool:
+        """Whether it stands for a table with this `type`."""
+        value = node.value.value if isinstance(node.value, Text) else node.value
+        return path in self.implied and isinstance(value, str) and value != "null"
 
     def _restart(self, node: Node, given: Node, here: Key) -> None:
         """Empty a section that becomes another variant. One without `type` counts as its default only if
@@ -138,12 +156,14 @@ class Tree:
         return self._trail(path)[-1].origin
 
 
-def implied_types(model: type[BaseModel]) -> dict[Key, tuple[str, frozenset[str]]]:
-    """What `Tree.implied` says for this model."""
-    found: dict[Key, tuple[str, frozenset[str]]] = {}
+def implied_types(model: type[BaseModel]) -> dict[Key, tuple[str | None, frozenset[str]]]:
+    """What `Tree.implied` says for this model; the type is None if it depends on the section around."""
+    found: dict[Key, tuple[str | None, frozenset[str]]] = {}
     for path, item, _ in shape.fields(model):
         usual = shape.default_tag(item)
         for variant in shape.sections(item):
             if usual is not None and shape.tag(variant) == usual:
-                found.setdefault(path, (usual, frozenset(variant.model_fields)))
+                known, _ = found.setdefault(path, (usual, frozenset(variant.model_fields)))
+                if known != usual:
+                    found[path] = (None, frozenset())
     return found

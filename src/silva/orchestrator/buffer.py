@@ -1,9 +1,9 @@
 """The batch of a step: issue tasks, play them, seal the groups, drop what teaches nothing, refill, select.
 
-    TaskStream ──draw──> issued ──rollout──> sealed ──judge──> kept, or dropped with its reason
-                           ^                                     │               │
-                           │                                  select          as many new tasks,
-                           └─────────────────────────────────────────────────  max_refills times
+    TaskStream ──draw──> issued ──rollout──> sealed ──drop_reason──> kept, or dropped with its reason
+                           ^                                           │               │
+                           │                                        select          as many new tasks,
+                           └───────────────────────────────────────────────────────  max_refills times
 
 `collect` waits for rollouts and for nothing else. Groups stand in the order they were issued, whatever order
 they finished in, so a batch does not depend on the clock. Staleness is bounded here, at admission: a batch is
@@ -18,7 +18,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from silva.algorithms.compose import judge, select, shaped
+from silva.algorithms.compose import drop_reason, select, with_penalties
 from silva.algorithms.filters import Reason
 from silva.algorithms.settings import Algorithm
 from silva.errors import NoSignalError
@@ -90,12 +90,12 @@ class Buffer:
         batch, issued, recipe = Batch(step), 0, self.recipe
         wanted = math.ceil(self.groups * recipe.oversample)
         for attempt in range(recipe.max_refills + 1):
-            enough = wanted if attempt == 0 or recipe.filter else self.groups
+            enough = wanted if attempt == 0 or recipe.variance_filter else self.groups
             missing = enough - len(batch.kept)
             if missing <= 0:
                 break
             groups = await self._play(step, missing, issued, attempt, temperature)
-            self._sort(batch, groups, [judge(recipe, group) for group in groups])
+            self._sort(batch, groups, [drop_reason(recipe, group) for group in groups])
             issued += missing
             self.ledger.commit()
             crash_point("seal")
@@ -134,7 +134,7 @@ class Buffer:
             return groups
 
         played = await _gather([one(*draw) for draw in draws])
-        groups = [shaped(self.recipe, group, self.longest) for groups in played for group in groups]
+        groups = [with_penalties(self.recipe, group, self.longest) for groups in played for group in groups]
         for group in groups:
             self.stream.sort(group)
             self.ledger.record(

@@ -1,6 +1,6 @@
 """The reinforcement learning loop: one, for every recipe.
 
-            tasks ──> Buffer.collect ──> groups ──to_samples──> rows ─credited─> rows with advantages
+            tasks ──> Buffer.collect ──> groups ──to_samples──> rows ─with_advantages─> rows with advantages
               ^         (rollouts)                                                     │
               │                                                                        v
      engine.load <────────── trainer.publish <── optim_step <── forward_backward <── normalise
@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from silva.algorithms.aggregation import normalise
-from silva.algorithms.compose import credited, remembered
+from silva.algorithms.compose import next_state, with_advantages
 from silva.algorithms.settings import Algorithm
 from silva.config.sections import Checkpoint, Eval, Limits
 from silva.errors import CheckpointError
@@ -139,10 +139,10 @@ class Loop:
         p.phases.step.clear()
         with p.phases("rollout"):
             p.monitor.stage("rollout", 0, p.buffer.groups)
-            temperature = self.state.memory.get("temperature", p.settings.temperature)
+            temperature = self.state.controllers.get("temperature", p.settings.temperature)
             batch = await interrupt.during(p.buffer.collect(step, temperature))
         with p.phases("train"):
-            samples = await self._credited(batch)
+            samples = await self._with_advantages(batch)
             diagnosis = await self._diagnosis(step, batch)
             updates = await self._train(step, batch.kept, samples)
         taught = self._noticed(batch, samples)
@@ -159,11 +159,11 @@ class Loop:
         p.monitor.rollouts(step, rollout_rows(batch, samples))
         means = numbers.mean_of_updates(updates)
         metrics = numbers.batch_metrics(batch) | numbers.advantage_metrics(samples) | means
-        memory = remembered(
-            p.recipe, self.state.memory, batch.groups,
+        controllers = next_state(
+            p.recipe, self.state.controllers, batch.groups,
             {name.removeprefix("train/"): value for name, value in means.items()}, p.settings.temperature,
         )  # fmt: skip
-        metrics |= diagnosis | {f"control/{name}": value for name, value in memory.items()}
+        metrics |= diagnosis | {f"control/{name}": value for name, value in controllers.items()}
         generated = sum(t.tokens("policy") for g in batch.groups for t in g.trajectories)
         # The numbers wait in the state until the step's evaluation is done, however often it is interrupted.
         self.state = self.state.replace(
@@ -172,7 +172,7 @@ class Loop:
             passed=dict(p.buffer.stream.passed),
             pools=dict(p.buffer.stream.pools),
             ledger=p.ledger.position,
-            memory=memory,
+            controllers=controllers,
             tokens_generated=self.state.tokens_generated + generated,
             tokens_trained=self.state.tokens_trained + sum(len(s) for s in samples),
             steps_trained=self.state.steps_trained + taught,
@@ -182,7 +182,7 @@ class Loop:
         )
         await self._finish_step(self.state.pending or {}, interrupt)
 
-    async def _credited(self, batch: Batch) -> list[Sample]:
+    async def _with_advantages(self, batch: Batch) -> list[Sample]:
         """The rows of the step with their advantages, from what the trainer knows before its first update."""
         p, rows = self.parts, to_samples(batch.kept)
         if not rows:
@@ -192,8 +192,8 @@ class Loop:
         signals = await p.trainer.score([*rows, *ends], p.recipe.needs) if p.recipe.needs else Signals()
         values = signals.values[len(rows) :] if ends and signals.values else ()
         ahead = {end.trajectory: float(row[-1]) for end, row in zip(ends, values, strict=True)}
-        return credited(
-            p.recipe, rows, batch.kept, signals.first(len(rows)), self.state.memory, bootstrap=ahead
+        return with_advantages(
+            p.recipe, rows, batch.kept, signals.first(len(rows)), self.state.controllers, bootstrap=ahead
         )
 
     async def _diagnosis(self, step: int, batch: Batch) -> dict[str, float]:
@@ -215,7 +215,8 @@ class Loop:
             p.ledger.record("trained", step=step, update=update, groups=[g.key for g in part])
             p.ledger.commit()
             p.monitor.stage("train", update, p.settings.trainer.updates_per_step)
-            metrics = dict(await p.trainer.forward_backward(rows, p.recipe.loss_spec(self.state.memory)))
+            loss = p.recipe.loss_spec(self.state.controllers)
+            metrics = dict(await p.trainer.forward_backward(rows, loss))
             metrics |= await p.trainer.optim_step(*self._optim_params(self.state.updates + update))
             for key, whose in (("nonfinite", ""), ("critic/nonfinite", " of the critic")):
                 if metrics.get(key):

@@ -18,7 +18,7 @@ def teaches(recipe: Algorithm, samples: Sequence[Sample]) -> bool:
 
     If not, an entropy bonus or the pull towards the reference may still change the policy.
     """
-    if recipe.loss == "cross_entropy":  # reads no advantages
+    if recipe.imitates:
         return bool(samples)
     return any(s.advantages is not None and bool(s.advantages[s.loss_weights > 0].any()) for s in samples)
 
@@ -49,7 +49,7 @@ def _advice(recipe: Algorithm, batch: Batch, group_size: int, counts: Counter[Re
     if advice := lonely(recipe, group_size):
         return advice
     if counts["too_easy"] or counts["too_hard"]:
-        return f"algorithm.difficulty = {list(recipe.difficulty or ())} may be too narrow."
+        return f"algorithm.difficulty_range = {list(recipe.difficulty_range or ())} may be too narrow."
     if counts["failed"] and len(counts) == 1:
         return "Every episode failed."
     rewards = [t.raw_reward for group in batch.groups for t in group.scored]

@@ -20,7 +20,7 @@ class RunState:
     ledger: int = 0  # Ledger.position
     updates: int = 0  # optimizer steps, which schedules count
     pools: dict[str, str] = field(default_factory=dict)  # TaskStream.pools
-    memory: dict[str, float] = field(default_factory=dict)  # of the recipe, see algorithms/compose.py
+    controllers: dict[str, float] = field(default_factory=dict)  # see algorithms/compose.py
     tokens_generated: int = 0
     tokens_trained: int = 0
     seconds: dict[str, float] = field(default_factory=dict)

@@ -9,8 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from random import Random
 
-from silva.algorithms.filters import difficulty
-from silva.algorithms.settings import Pools
+from silva.algorithms.filters import DifficultyPools, difficulty
 from silva.ports import derive, uniform
 from silva.protocols import TaskSet
 from silva.types import Group, Task
@@ -40,7 +39,7 @@ class TaskStream:
         position: Mapping[str, int] | None = None,
         *,
         passed: Mapping[str, int] | None = None,
-        settings: Pools | None = None,
+        settings: DifficultyPools | None = None,
         pools: Mapping[str, str] | None = None,
     ):
         self.worlds, self.seed, self.settings = worlds, seed, settings
@@ -65,7 +64,7 @@ class TaskStream:
         if self.settings is None or not group.scored:
             return
         mean = sum(t.raw_reward for t in group.scored) / len(group.scored)
-        pool = difficulty(mean, easy=self.settings.easy, hard=self.settings.hard)
+        pool = difficulty(self.settings, mean)
         key = f"{group.task.environment}/{group.task.id}"
         if pool == "normal":
             self.pools.pop(key, None)
@@ -85,7 +84,7 @@ class TaskStream:
         pool = self.pools.get(f"{task.environment}/{task.id}") if self.settings else None
         if pool is None or self.settings is None:
             return False
-        share = self.settings.easy_share if pool == "easy" else self.settings.hard_share
+        share = self.settings.easy_fraction if pool == "easy" else self.settings.hard_fraction
         seed = derive(self.seed, "pool", world.label)
         return float(uniform([seed], [self.position[world.label]])[0]) >= share
 

@@ -1,7 +1,7 @@
 """The trainer that lives in this process, on one device, sharing its weights with the local engine.
 
-    samples -> plan -> micro-batches -> policy.token_logprobs -> losses.compute -> sum(weights * loss)
-                                                                                        | backward
+    samples -> plan -> micro-batches -> policy.token_logprobs -> objective.compute -> sum(weights * loss)
+                                                                                           | backward
     publish <- optim_step (norm, clip, skip what is not finite, AdamW) <- gradients
 
 Blind to the algorithm: advantages and normalised weights travel on the samples. Not here: what is
@@ -20,7 +20,7 @@ from typing import ParamSpec, TypeVar
 import numpy as np
 import torch
 
-from silva.algorithms import losses
+from silva.algorithms import objective
 from silva.errors import CapabilityError, NonFiniteError
 from silva.models.loading import LoadedModel
 from silva.models.trie import MIN_SHARED, NEVER
@@ -290,7 +290,7 @@ class LocalTrainer:
         with summed_in_place(self.loaded.model):
             found = token_logprobs(self.loaded, batch, budget=budget, entropy_grad=entropy_grad)
             inputs = loss_inputs(found, samples, references, loss, self.version, aged)
-            per_token, metrics = losses.compute(loss, inputs)
+            per_token, metrics = objective.compute(loss, inputs)
             total = (flat(samples, [s.loss_weights for s in samples], found.logprobs) * per_token).sum()
             if not torch.isfinite(total):
                 self._bad_loss = self._bad_loss or [sample.trajectory for sample in samples[:4]]

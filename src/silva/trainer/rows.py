@@ -8,6 +8,7 @@ import numpy as np
 import torch
 
 from silva.algorithms.losses import LossInputs
+from silva.algorithms.objective import parse
 from silva.errors import RecordError
 from silva.trainer.policy import TokenLogprobs, trained
 from silva.types import LossSpec, Sample
@@ -65,7 +66,7 @@ def needed(sample: Sample, name: str) -> np.ndarray:
 def _advantages(sample: Sample, loss: LossSpec) -> np.ndarray:
     if sample.advantages is not None:
         return sample.advantages
-    if loss.name != "cross_entropy":
+    if not parse(loss)[0].imitates:
         raise RecordError(
             f"advantages of the sample of {sample.trajectory}, which loss {loss.name} reads: "
             "got None, expected [T]"
