@@ -21,6 +21,9 @@ from silva.config.load import Resolved, load
 from silva.config.saved import to_toml
 from silva.config.schema import RunConfig
 from silva.ending import Outcome, finish, write_last_report
+from silva.engines.openai import ChatPolicy
+from silva.engines.openai_settings import OpenAIEngineSettings
+from silva.engines.settings import LocalEngine
 from silva.errors import CapabilityError, ConfigError, SilvaError
 from silva.evaluation.evaluator import Evaluation, evaluate, records
 from silva.ledger import Ledger
@@ -41,7 +44,7 @@ from silva.registries import REGISTRIES
 from silva.rollouts.actors import Policy, Script
 from silva.rollouts.faults import tally
 from silva.rollouts.linear import Linear
-from silva.session import Session, model_settings, offers_tools
+from silva.session import Session, model_settings, offers_tools, tasksets
 from silva.trainer.checkpoint import CheckpointStore
 from silva.trainer.local import LocalTrainer
 
@@ -89,6 +92,7 @@ def check(config: RunConfig) -> None:
     Raises:
         CapabilityError, ConfigError: with the key to change.
     """
+    _check_engine(config)
     sampling = config.rollout.sampling
     for key, full in (("top_p", 1.0), ("top_k", 0), ("min_p", 0.0)):
         if getattr(sampling, key) != full:
@@ -111,6 +115,14 @@ def check(config: RunConfig) -> None:
         raise ConfigError(f"algorithm: {error}") from error
 
 
+def _check_engine(config: RunConfig) -> None:
+    if isinstance(config.engine, OpenAIEngineSettings):
+        raise CapabilityError(
+            'engine.type = "openai": a chat API gives no token ids, no log-probabilities and no weights, so '
+            'it cannot be trained; expected engine.type = "local", or `silva eval`'
+        )
+
+
 def supervise(config: str | Path | Mapping[str, Any] | Resolved, *, overwrite: bool = False) -> Outcome:
     """Only the warm start of a configuration: scripted play imitated, evaluated, exported.
 
@@ -118,6 +130,7 @@ def supervise(config: str | Path | Mapping[str, Any] | Resolved, *, overwrite: b
         ConfigError: the configuration has no [warm_start].
     """
     resolved = as_resolved(config)
+    _check_engine(resolved.config)
     if resolved.config.warm_start is None:
         raise ConfigError("sft: the configuration has no [warm_start], so there is nothing to imitate")
     path = Path(resolved.config.output_dir) / resolved.config.name
@@ -395,7 +408,37 @@ def evaluate_config(
         config = config.model_copy(update={"model": model_settings(weights)})
     if policy not in ("model", "expert", "random"):
         raise ConfigError(f"--policy {policy}: expected model, expert or random")
+    if isinstance(config.engine, OpenAIEngineSettings):
+        if weights is not None:
+            raise ConfigError('--weights with engine.type = "openai": a chat API takes no weights')
+        if policy == "model":
+            return asyncio.run(_evaluate_chat(config, config.engine))
+        config = config.model_copy(update={"engine": LocalEngine()})  # scripted play samples nothing
     return asyncio.run(_evaluate(config, policy, Path(weights) if weights else None))
+
+
+async def _evaluate_chat(config: RunConfig, engine: OpenAIEngineSettings) -> list[Evaluation]:
+    """Of a model behind a chat API: no model and no tokenizer is loaded here."""
+    console = Console(stderr=True)
+    actor = ChatPolicy(engine, config.eval.sampling, system=config.rendering.system)
+    progress = Progress(console=console, transient=True)
+    bar = progress.add_task("evaluating")
+    try:
+        with progress:
+            return await evaluate(
+                tasksets(config),
+                actor,
+                None,
+                config.eval,
+                config.rollout.limits,
+                seed=config.seed,
+                redo=config.rollout.redo,
+                on_episode=lambda done, total, label: progress.update(bar, completed=done, total=total),
+            )
+    finally:
+        for note in actor.notes:
+            _print(note, console)
+        await actor.close()
 
 
 async def _evaluate(config: RunConfig, policy: str, run: Path | None) -> list[Evaluation]:

@@ -35,7 +35,7 @@ class Session:
     def __init__(self, config: RunConfig):
         self._open(config.model, config.engine, config.rendering, config.seed, config.placement)
         self.config = config
-        self.tasksets: dict[str, TaskSet] = {e.label: _taskset(e) for e in config.environments}
+        self.tasksets = tasksets(config)
 
     @classmethod
     def of_model(cls, model: PretrainedModel, engine: EngineSettings) -> Session:
@@ -168,8 +168,12 @@ class Session:
         self.compute.shutdown(wait=wait, cancel_futures=True)
 
 
-def _taskset(environment: Any) -> TaskSet:
+def tasksets(config: RunConfig) -> dict[str, TaskSet]:
     """Raises ConfigError with the world's name where its own code fails."""
+    return {e.label: _taskset(e) for e in config.environments}
+
+
+def _taskset(environment: Any) -> TaskSet:
     try:
         taskset = environment.taskset()
     except SilvaError:

@@ -1,1 +1,4 @@
-ENGINES = {"local": "silva.engines.settings:LocalEngine"}
+ENGINES = {
+    "local": "silva.engines.settings:LocalEngine",
+    "openai": "silva.engines.openai_settings:OpenAIEngineSettings",
+}
