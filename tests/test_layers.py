@@ -94,6 +94,7 @@ def test_the_package_itself_imports_only_a_command_and_only_when_asked():
 
 CONCRETE = {
     "silva.engines.local": "silva.engines.settings",
+    "silva.engines.openai": "silva.engines.openai_settings",
     "silva.engines.scripted": "",
     "silva.trainer.local": "silva.trainer.settings",
     "silva.rollouts.linear": "silva.rollouts.settings",

@@ -45,6 +45,10 @@ class NoReply(EngineError):
     """One request got no reply, others may get theirs: its episode has no result, the run goes on."""
 
 
+class CostLimit(EngineError):
+    """One more request to a paid service might cost more than the configuration allows."""
+
+
 class ContextOverflow(SilvaError, ValueError):
     """The prompt leaves no room for a single token. An error of that trajectory, not of the run."""
 

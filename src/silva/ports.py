@@ -15,6 +15,7 @@ Not here: reading files (plain `Path` does), and random numbers inside torch.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import errno
 import hashlib
@@ -153,13 +154,16 @@ class FaultyFiles(Files):
 
 
 class Clock:
-    """Seconds: `monotonic` for durations, `time` (since 1970, UTC) for people."""
+    """Seconds: `monotonic` for durations, `time` (since 1970, UTC) for people; `sleep` waits."""
 
     def monotonic(self) -> float:
         return time.monotonic()
 
     def time(self) -> float:
         return time.time()
+
+    async def sleep(self, seconds: float) -> None:
+        await asyncio.sleep(seconds)
 
 
 class _Current:

@@ -15,6 +15,7 @@ def check(config: RunConfig) -> None:
     Raises:
         CapabilityError, ConfigError: with the key to change.
     """
+    check_engine(config)
     sampling = config.rollout.sampling
     for key, full in (("top_p", 1.0), ("top_k", 0), ("min_p", 0.0)):
         if getattr(sampling, key) != full:
@@ -31,6 +32,24 @@ def check(config: RunConfig) -> None:
             "algorithm.use_rewards = false without [algorithm.reference]: the policy would only be held to "
             "itself; name another model there"
         )
+
+
+def check_engine(config: RunConfig) -> None:
+    """Refuse an engine whose model cannot be trained.
+
+    Raises:
+        CapabilityError: with the reason.
+    """
+    if reason := only_evaluates(config):
+        raise CapabilityError(
+            f'engine.type = "{config.engine.type}": {reason}, so it cannot be trained; expected '
+            'engine.type = "local", or `silva eval`'
+        )
+
+
+def only_evaluates(config: RunConfig) -> str:
+    """Why the engine's model can be evaluated only; "" if it can be trained."""
+    return getattr(config.engine, "only_evaluates", "")
 
 
 def check_parts(config: RunConfig, engine: Engine, trainer: Trainer) -> None:

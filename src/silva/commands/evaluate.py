@@ -8,13 +8,15 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import Progress
 
-from silva.assembly import model_settings
+from silva.assembly import Assembly, model_settings
+from silva.commands.checks import only_evaluates
 from silva.commands.common import loaded, say
 from silva.config.schema import RunConfig
 from silva.errors import ConfigError
 from silva.evaluation.evaluator import Evaluation, evaluate
 from silva.orchestrator import held_out
 from silva.protocols import Actor
+from silva.rendering.renderer import Renderer
 from silva.rollouts.actors import Policy, Script
 
 
@@ -31,6 +33,13 @@ def evaluate_config(
         config = config.model_copy(update={"model": model_settings(weights)})
     if policy not in ("model", "expert", "random"):
         raise ConfigError(f"--policy {policy}: expected model, expert or random")
+    if only_evaluates(config):
+        if weights is not None:
+            raise ConfigError(f'--weights with engine.type = "{config.engine.type}": it takes no weights')
+        if policy == "model":
+            return asyncio.run(_evaluate_service(config))
+        usual = type(config).model_fields["engine"].default  # scripted play samples nothing
+        config = config.model_copy(update={"engine": usual})
     return asyncio.run(_evaluate(config, policy, Path(weights) if weights else None))
 
 
@@ -45,15 +54,37 @@ async def _evaluate(config: RunConfig, policy: str, run: Path | None) -> list[Ev
             actor = Policy(assembly.engine, assembly.renderer, config.eval.sampling)
         else:
             actor = Script(assembly.renderer, mistakes=float(policy == "random"))
-        with Progress(console=console, transient=True) as progress:
-            bar = progress.add_task("evaluating")
-            return await evaluate(
-                assembly.tasksets,
-                actor,
-                assembly.renderer,
-                config.eval,
-                config.rollout.limits,
-                seed=config.seed,
-                redo=config.rollout.redo,
-                on_episode=lambda done, total, label: progress.update(bar, completed=done, total=total),
-            )
+        return await _play(assembly, actor, assembly.renderer, console)
+
+
+async def _evaluate_service(config: RunConfig) -> list[Evaluation]:
+    """Of a model behind an API: no model and no tokenizer is loaded here."""
+    console, assembly = Console(stderr=True), Assembly(config)
+    try:
+        actor = config.engine.policy(assembly, config.eval.sampling)
+        try:
+            return await _play(assembly, actor, None, console)
+        finally:
+            for note in actor.notes:
+                say(note, console)
+            await actor.close()
+    finally:
+        assembly.close()
+
+
+async def _play(
+    assembly: Assembly, actor: Actor, renderer: Renderer | None, console: Console
+) -> list[Evaluation]:
+    config = assembly.config
+    with Progress(console=console, transient=True) as progress:
+        bar = progress.add_task("evaluating")
+        return await evaluate(
+            assembly.tasksets,
+            actor,
+            renderer,
+            config.eval,
+            config.rollout.limits,
+            seed=config.seed,
+            redo=config.rollout.redo,
+            on_episode=lambda done, total, label: progress.update(bar, completed=done, total=total),
+        )

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from silva.commands.checks import check_engine
 from silva.commands.common import as_resolved, explained, export, measure, opened, warm_start
 from silva.commands.ending import Outcome, finish
 from silva.config.diff import forbidden_changes
@@ -32,6 +33,7 @@ def supervise(config: str | Path | Mapping[str, Any] | Resolved, *, overwrite: b
         ConfigError: the configuration has no [warm_start].
     """
     resolved = as_resolved(config)
+    check_engine(resolved.config)
     if resolved.config.warm_start is None:
         raise ConfigError("sft: the configuration has no [warm_start], so there is nothing to imitate")
     path = Path(resolved.config.output_dir) / resolved.config.name

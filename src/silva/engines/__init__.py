@@ -1,1 +1,4 @@
-ENGINES = {"local": "silva.engines.settings:LocalEngineSettings"}
+ENGINES = {
+    "local": "silva.engines.settings:LocalEngineSettings",
+    "openai": "silva.engines.openai_settings:OpenAIEngineSettings",
+}

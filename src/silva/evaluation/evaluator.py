@@ -136,7 +136,7 @@ def records(evaluations: Sequence[Evaluation]) -> list[dict[str, Any]]:
 async def evaluate(
     tasksets: Mapping[str, TaskSet],
     actor: Actor,
-    renderer: Renderer,
+    renderer: Renderer | None,
     settings: Eval,
     limits: Limits,
     *,

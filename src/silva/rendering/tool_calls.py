@@ -113,29 +113,55 @@ def as_function(tool: ToolSpec) -> dict[str, Any]:
     }
 
 
-def _read_call(body: str) -> ToolCall | str:
-    """One call, or what is wrong with it. Rejects what JSON cannot hold: NaN, 1e999, lone surrogates."""
+def read_call(name: str, arguments: str, id: str = "") -> ToolCall | str:
+    """A call whose parts a chat API gives apart, or what is wrong with it, in the words for calls in a text.
+
+    Args:
+        arguments: JSON, as the model wrote it.
+    """
     try:
-        call = json.loads(body, parse_constant=_refuse_constant, parse_float=_finite)
-        body = json.dumps(call, ensure_ascii=False)
-        body.encode()  # "\ud800" is valid JSON and no valid text
-    except UnicodeEncodeError:
-        return "holds characters that are no valid Unicode (a lone surrogate)"
-    except RecursionError:
-        return f"JSON is nested too deeply; expected {EXPECTED}"
+        found = _loads(arguments)
     except ValueError as error:
-        return f"not valid JSON ({error}); expected {EXPECTED}"
+        return str(error)
+    return _call(name, found, id)
+
+
+def _read_call(body: str) -> ToolCall | str:
+    """One call, or what is wrong with it."""
+    try:
+        call = _loads(body)
+    except ValueError as error:
+        return str(error)
     if not isinstance(call, dict):
         return f"got JSON of type {_json_type(call)}, expected an object {EXPECTED}"
-    name, arguments = call.get("name"), call.get("arguments", {})
+    name, identity = call.get("name"), call.get("id")
+    found = _call(name, call.get("arguments", {}), identity if isinstance(identity, str) else "")
+    extra = sorted(call.keys() - {"name", "arguments", "id"})
+    if extra and isinstance(found, ToolCall):
+        return f"unexpected {', '.join(map(json.dumps, extra))} in the call of {name}; expected {EXPECTED}"
+    return found
+
+
+def _call(name: object, arguments: object, id: str) -> ToolCall | str:
     if not isinstance(name, str) or not name:
         return f'"name" is missing or not a text; expected {EXPECTED}'
     if not isinstance(arguments, dict):
         return f'"arguments" of {name}: got {_json_type(arguments)}, expected an object {EXPECTED}'
-    if extra := sorted(call.keys() - {"name", "arguments", "id"}):
-        return f"unexpected {', '.join(map(json.dumps, extra))} in the call of {name}; expected {EXPECTED}"
-    identity = call.get("id")
-    return ToolCall(name, arguments, identity if isinstance(identity, str) else "")
+    return ToolCall(name, arguments, id)
+
+
+def _loads(body: str) -> Any:
+    """Raises ValueError, in words for the model; also for what JSON cannot hold: NaN, 1e999, surrogates."""
+    try:
+        value = json.loads(body, parse_constant=_refuse_constant, parse_float=_finite)
+        json.dumps(value, ensure_ascii=False).encode()  # "\ud800" is valid JSON and no valid text
+    except UnicodeEncodeError:
+        raise ValueError("holds characters that are no valid Unicode (a lone surrogate)") from None
+    except RecursionError:
+        raise ValueError(f"JSON is nested too deeply; expected {EXPECTED}") from None
+    except ValueError as error:
+        raise ValueError(f"not valid JSON ({error}); expected {EXPECTED}") from None
+    return value
 
 
 def _refuse_constant(name: str) -> None:

@@ -1,0 +1,184 @@
+"""Messages to a chat API of OpenAI's form, and its answers back to messages. Pure; sends nothing."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from pydantic import BaseModel, Field, ValidationError
+
+from silva.engines.service import Usage
+from silva.rendering.reasoning import join_reasoning, split_reasoning
+from silva.rendering.tool_calls import CLOSE, EXPECTED, OPEN, as_function, read_call
+from silva.types import Message, ToolCall, ToolSpec
+
+NO_RESULT = "(no result)"
+
+
+class _Function(BaseModel):
+    name: str | None = None
+    arguments: str | dict[str, Any] | None = None
+
+
+class _Call(BaseModel):
+    id: str | None = None
+    function: _Function
+
+
+class _Said(BaseModel):
+    content: str | None = None
+    refusal: str | None = None
+    reasoning_content: str | None = None  # DeepSeek, vLLM
+    reasoning: str | None = None  # OpenRouter, newer vLLM
+    tool_calls: list[_Call] | None = None
+
+
+class _Choice(BaseModel):
+    message: _Said
+    finish_reason: str | None = None
+
+
+class _Details(BaseModel):
+    cached_tokens: int | None = None
+
+
+class _Usage(BaseModel):
+    prompt_tokens: int = Field(ge=0)
+    completion_tokens: int = Field(ge=0)
+    prompt_tokens_details: _Details | None = None
+
+
+class _Answer(BaseModel):
+    choices: list[_Choice] = Field(min_length=1)
+    usage: _Usage | None = None
+
+
+def chat_messages(messages: Sequence[Message], system: str | None = None) -> list[dict[str, Any]]:
+    """The dialogue as the API wants it: each call has one result, right after it.
+
+    Thoughts are left out. An answer with malformed calls is sent as text, and so are results that belong to
+    no call. For a call without a result, `NO_RESULT` is sent.
+
+    Args:
+        system: used where the messages hold no system message.
+    """
+    found: list[dict[str, Any]] = []
+    calls: list[tuple[str, str]] = []  # id and name of those without a result
+    loose: list[dict[str, Any]] = []  # results without a call
+
+    def settle() -> None:
+        found.extend({"role": "tool", "tool_call_id": id, "content": NO_RESULT} for id, _ in calls)
+        found.extend(loose)
+        calls.clear()
+        loose.clear()
+
+    if system is not None and all(message.role != "system" for message in messages):
+        found.append({"role": "system", "content": system})
+    for number, message in enumerate(messages):
+        if message.role == "tool":
+            matching = (i for i, (_, name) in enumerate(calls) if message.name in (None, name))
+            index = next(matching, None)
+            if index is None:
+                loose.append({"role": "user", "content": message.content})
+            else:
+                id, _ = calls.pop(index)
+                found.append({"role": "tool", "tool_call_id": id, "content": message.content})
+            continue
+        settle()
+        if message.role != "assistant":
+            found.append({"role": message.role, "content": message.content})
+            continue
+        entry, calls = _assistant(message, number)
+        found.append(entry)
+    settle()
+    return found
+
+
+def _assistant(message: Message, number: int) -> tuple[dict[str, Any], list[tuple[str, str]]]:
+    if message.errors and message.raw is not None:
+        return {"role": "assistant", "content": split_reasoning(message.raw)[1]}, []
+    if not message.tool_calls:
+        return {"role": "assistant", "content": message.content}, []
+    ids = [call.id or f"call_{number}_{i}" for i, call in enumerate(message.tool_calls)]
+    calls = [
+        {
+            "id": id,
+            "type": "function",
+            "function": {"name": call.name, "arguments": json.dumps(dict(call.arguments))},
+        }
+        for id, call in zip(ids, message.tool_calls, strict=True)
+    ]
+    entry = {"role": "assistant", "content": message.content or None, "tool_calls": calls}
+    return entry, [(id, call.name) for id, call in zip(ids, message.tool_calls, strict=True)]
+
+
+def chat_tools(tools: Sequence[ToolSpec]) -> list[dict[str, Any]]:
+    return [as_function(tool) for tool in tools]
+
+
+def most_tokens(body: Mapping[str, Any]) -> int:
+    """More tokens than the input of a request can have: a token is at least one byte of it."""
+    return len(json.dumps([body.get("messages"), body.get("tools")], ensure_ascii=False).encode())
+
+
+def read_answer(text: str, tools: Sequence[ToolSpec] = ()) -> tuple[Message, str, Usage | None]:
+    """The message, why it ended, and what it used, from the body of a response.
+
+    Calls that are malformed or lack their arguments become `errors` of the message, in the words for text.
+
+    Raises:
+        ValueError: the body is not an answer of a chat API.
+    """
+    try:
+        answer = _Answer.model_validate_json(text)
+    except ValidationError as error:
+        fault = error.errors(include_url=False, include_input=False)[0]
+        where = ".".join(map(str, fault["loc"]))
+        raise ValueError(f"{where + ': ' if where else ''}{fault['msg']}") from None
+    choice, used = answer.choices[0], answer.usage
+    details = used.prompt_tokens_details if used else None
+    cached = (details.cached_tokens if details else None) or 0
+    usage = None
+    if used is not None:
+        usage = Usage(used.prompt_tokens, used.completion_tokens, min(cached, used.prompt_tokens))
+    return _message(choice.message, tools), choice.finish_reason or "stop", usage
+
+
+def _message(said: _Said, tools: Sequence[ToolSpec]) -> Message:
+    text = said.content or said.refusal or ""
+    reasoning, content = said.reasoning_content or said.reasoning, text
+    if reasoning is None:
+        reasoning, content = split_reasoning(text)
+    calls, errors, written = [], [], []
+    for number, each in enumerate(said.tool_calls or (), 1):
+        name, arguments = each.function.name or "", _arguments(each.function, tools)
+        written.append(f'{OPEN}\n{{"name": {json.dumps(name)}, "arguments": {arguments}}}\n{CLOSE}')
+        call = (
+            read_call(name, arguments, each.id or "")
+            if arguments.strip()
+            else f'"arguments" of {name} are missing; expected {EXPECTED}'
+        )
+        if isinstance(call, ToolCall):
+            calls.append(call)
+        else:
+            errors.append(f"tool call {number}: {call}")
+    shown = text if content != text else join_reasoning(reasoning, content)
+    return Message(
+        role="assistant",
+        content=content,
+        reasoning=reasoning,
+        tool_calls=tuple(calls),
+        raw="\n".join(part for part in (shown, *written) if part),
+        errors=tuple(errors),
+    )
+
+
+def _arguments(function: _Function, tools: Sequence[ToolSpec]) -> str:
+    """As JSON; "" if they are missing, unless the tool takes none."""
+    if isinstance(function.arguments, dict):  # servers that do not write them as a text
+        return json.dumps(function.arguments)
+    if function.arguments and function.arguments.strip():
+        return function.arguments
+    takes = [tool.parameters.get("properties") for tool in tools if tool.name == function.name]
+    return "{}" if takes and not takes[0] else ""

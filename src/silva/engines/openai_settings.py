@@ -1,0 +1,70 @@
+"""Settings of a model behind a chat API of OpenAI's form."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, Self
+
+from pydantic import Field, field_validator, model_validator
+
+from silva.config.sections import Natural, Positive, Sampling, Section
+
+if TYPE_CHECKING:
+    from silva.protocols import Actor, Context
+
+Price = Annotated[float, Field(ge=0)]
+
+
+class OpenAIEngineSettings(Section):
+    """A model behind a chat API (OpenAI, vLLM, llama.cpp, ...), for evaluation only."""
+
+    only_evaluates: ClassVar[str] = "a chat API gives no token ids, no log-probabilities and no weights"
+
+    type: Literal["openai"] = "openai"
+    model: Annotated[str, Field(min_length=1)]
+    """The API's name of the model."""
+    base_url: str = "https://api.openai.com/v1"
+    """Address of the API, without /chat/completions."""
+    key_variable: str = "OPENAI_API_KEY"
+    """Environment variable (or line of .env) that holds the key; "" for an API without keys."""
+    max_concurrent: Positive = 16
+    """Requests at once."""
+    requests_per_minute: Natural = 0
+    """Requests started in a minute, evenly spaced; 0: no limit."""
+    timeout: Annotated[float, Field(gt=0)] = 120.0
+    """Seconds that one request may take."""
+    retries: Natural = 5
+    """How often a request is tried again after a fault that may pass."""
+    max_wait: Annotated[float, Field(gt=0)] = 60.0
+    """Longest pause in seconds before a request is tried again. If the API asks for more, the request
+    fails."""
+    limit_name: Literal["max_completion_tokens", "max_tokens"] = "max_completion_tokens"
+    """What the API calls the limit of an answer; older servers know only max_tokens."""
+    input_price: Price = 0.0
+    """For a million tokens of input, in any currency."""
+    cached_price: Price | None = None
+    """For a million tokens of input that the API had cached; null: as other input."""
+    output_price: Price = 0.0
+    """For a million tokens of output, thoughts included."""
+    max_cost: Annotated[float, Field(gt=0)] | None = None
+    """The evaluation ends with an error before it costs more, in the currency of the prices."""
+
+    @field_validator("base_url")
+    @classmethod
+    def _holds_no_secret(cls, url: str) -> str:
+        scheme, mark, rest = url.partition("://")
+        if scheme not in ("http", "https") or not mark or not rest:
+            raise ValueError("expected an address that begins with http:// or https://")
+        if "@" in rest.partition("/")[0]:
+            raise ValueError("expected an address without a name or password; key_variable names the key")
+        return url
+
+    @model_validator(mode="after")
+    def _priced(self) -> Self:
+        if self.max_cost is not None and not (self.input_price or self.output_price):
+            raise ValueError("max_cost needs input_price and output_price")
+        return self
+
+    def policy(self, context: Context, sampling: Sampling) -> Actor:
+        from silva.engines.openai import ChatPolicy
+
+        return ChatPolicy(self, sampling, system=context.config.rendering.system)

@@ -1,0 +1,85 @@
+"""`silva eval` with `[engine] type = "openai"`: no model is loaded; what needs one is refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.engines.chat_server import Server, said, serving
+
+from silva import assembly
+from silva.cli import main
+
+pytest.importorskip("openai")
+CONFIG = """
+environments = [{{type = "guess_number", numbers = 3, guesses = 3, eval_size = 12}}]
+eval = {{tasks = 12}}
+[engine]
+type = "openai"
+model = "m"
+base_url = "{url}"
+input_price = 1.0
+output_price = 2.0
+"""
+
+
+@pytest.fixture
+def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Guesses the lowest number, then the next ones: always right at last."""
+
+    def script(number: int, body: dict[str, Any]):
+        lowest = int(body["messages"][0]["content"].split()[4])
+        turn = sum(message["role"] == "assistant" for message in body["messages"])
+        return said(str(lowest + turn))
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("OPENAI_API_KEY", "sk-test-123456")
+    with serving(script) as found:
+        Path("api.toml").write_text(CONFIG.format(url=found.url))
+        yield found
+
+
+def test_an_evaluation_needs_no_model(server: Server, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
+    def never(*_: Any, **__: Any) -> None:
+        raise AssertionError("a model or tokenizer is loaded")
+
+    monkeypatch.setattr(assembly, "load_model", never)
+    monkeypatch.setattr(assembly, "Renderer", never)
+    assert main(["eval", "@", "api.toml", "--json"]) == 0
+    shown = capsys.readouterr()
+    rows = {row["metric"]: row for row in json.loads(shown.out)}
+    assert (rows["success"]["mean"], rows["success"]["n"], rows["success"]["left_out"]) == (1.0, 12, 0)
+    count = len(server.bodies)
+    assert " ".join(shown.err.split()) == (
+        f"m: {count} requests (0 retries, 0 without a reply); {10 * count} tokens of input (0 cached), "
+        f"{4 * count} of output; cost {18e-6 * count:.4g}"
+    )
+
+
+@pytest.mark.parametrize(
+    "command",
+    [["rl", "@", "api.toml"], ["rl", "@", "api.toml", "--dry-run"], ["sft", "@", "api.toml"]],
+    ids=str,
+)
+def test_training_is_refused_at_the_start(server: Server, capsys, command: list[str]) -> None:
+    assert main(command) == 2
+    assert (
+        'silva: engine.type = "openai": a chat API gives no token ids, no log-probabilities and no weights, '
+        "so it cannot be trained" in capsys.readouterr().err
+    )
+    assert not Path("runs").exists() and server.bodies == []
+
+
+def test_weights_are_refused(server: Server, capsys) -> None:
+    Path("w").mkdir()
+    assert main(["eval", "@", "api.toml", "--weights", "w"]) == 2
+    assert "it takes no weights" in capsys.readouterr().err
+
+
+def test_scripted_play_asks_no_api(server: Server, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
+    small = ["--model.type", "tiny", "--model.layers", "1", "--model.width", "32", "--model.context", "256"]
+    assert main(["eval", "@", "api.toml", "--policy", "expert", "--json", *small]) == 0
+    rows = json.loads(capsys.readouterr().out)
+    assert rows[0]["mean"] == 1.0 and server.bodies == []
