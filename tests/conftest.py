@@ -53,6 +53,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:  # nohup: tests send it all the same
-        signal.signal(signal.SIGHUP, lambda number, frame: None)
+    # Under nohup, or in the background of a shell, these are ignored, also in every child; tests send them.
+    for number, usual in ((signal.SIGHUP, lambda *_: None), (signal.SIGINT, signal.default_int_handler)):
+        if signal.getsignal(number) is signal.SIG_IGN:
+            signal.signal(number, usual)
     config.addinivalue_line("markers", "same_bits: needs a machine whose numbers do not depend on the batch")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from typing import Any
 
 import pytest
 import torch
@@ -104,3 +105,16 @@ def test_only_what_is_faster_is_packed(faster: bool, monkeypatch: pytest.MonkeyP
     packed = PrepackedLinears(model, rule=rule_of(model))
     packed.refresh()
     assert (packed.nbytes > 0) == faster
+
+
+def test_products_with_other_bits_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    group = prepacked.JoinedLinear(nn.Linear(576, 192))
+    monkeypatch.setattr(prepacked, "_pack", lambda weight: weight)
+    for error, same in ((0.0, True), (1e-6, False)):
+
+        def product(x: torch.Tensor, packed: torch.Tensor, weight: torch.Tensor, bias: Any) -> torch.Tensor:
+            return F.linear(x, packed, bias) + error  # noqa: B023
+
+        monkeypatch.setattr(prepacked, "_product", product)
+        assert prepacked._exact(group, RowRule()) is same
+        assert group.packed is None

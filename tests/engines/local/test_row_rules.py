@@ -7,11 +7,13 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from torch import nn
 
+from silva.config.sections import Lora, TinyModel
 from silva.engines.local import engine as local
 from silva.engines.local.engine import LocalEngine
 from silva.engines.local.same_bits import RowRule, RowRules
-from silva.models.loading import LoadedModel
+from silva.models.loading import LoadedModel, load_model
 from silva.types import Completion, SamplingParams
 
 FORCED = [
@@ -63,3 +65,23 @@ def test_sampling_under_any_rules(
         assert ours.logprobs == pytest.approx(theirs.logprobs, abs=1e-5)
     assert rows and all(rules.linear.padded(n) == n for n in rows)
     assert not rules.one_thread or threads == {1}
+
+
+def test_small_layers_with_a_rule_of_their_own_get_their_rows(
+    make_engine: Callable[..., LocalEngine], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = TinyModel(layers=1, width=32, heads=4, kv_heads=2, context=64, lora=Lora(rank=4))
+    loaded, rows = load_model(settings, seed=0), list[int]()
+    forward = nn.Linear.forward
+
+    def counted(self: nn.Linear, x: torch.Tensor) -> torch.Tensor:
+        if (self.in_features, self.out_features) == (32, 4):
+            rows.append(x.numel() // 32)
+        return forward(self, x)
+
+    monkeypatch.setattr(nn.Linear, "forward", counted)
+    monkeypatch.setattr(local, "probe", lambda *_, **__: RowRules(alone={(32, 4): RowRule(16)}))
+    engine = make_engine(loaded)
+    rows.clear()  # those of its check
+    sample(engine)
+    assert rows and min(rows) >= 16
