@@ -29,7 +29,7 @@ def log(folder):
 
 
 def test_an_expert_whose_episodes_all_fail_is_an_error_with_file_and_line(tmp_path):
-    reason = r"warm start: 16 of 16 scripted episodes .* 16 x step: ValueError: the step is broken \(tests/worlds.py:\d+\)"
+    reason = r"warm start: 16 of 16 scripted episodes .* 16 x step: ValueError: .* \(tests/worlds.py:\d+\)"
     with pytest.raises(NoSignalError, match=reason):
         train(tmp_path, {"share": 1.0})
     assert log(tmp_path).count("Traceback (most recent call last)") == 1
