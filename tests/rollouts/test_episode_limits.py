@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -169,6 +170,32 @@ def test_what_the_environment_took_before_the_engine_counts(run, world, talk, sp
     assert run(world(Slow), timeout=2000.0).stop_reason == "terminated"
 
 
+@pytest.mark.parametrize(("where", "turns"), [("reset", 0), ("step", 1)])
+def test_a_cancellation_that_the_environment_swallows_ends_the_episode_before_the_next_reply(
+    run, world, talk, speaker, where: str, turns: int
+) -> None:
+    class Deaf(talk):
+        async def wait(self) -> None:
+            with suppress(asyncio.CancelledError):
+                await asyncio.Event().wait()
+
+        async def reset(self):
+            if where == "reset":
+                await self.wait()
+            return await super().reset()
+
+        async def step(self, message):
+            if where == "step":
+                await self.wait()
+            return await super().step(message)
+
+    engine = speaker("yes")
+    trajectory = run(world(Deaf), engine, timeout=0.05)
+    assert len(trajectory.turns) == len(engine.requests) == turns
+    assert trajectory.stop_reason == ("timeout" if where == "step" else "error")
+    assert trajectory.error == f"{where}: no end within rollout.limits.timeout = 0.05 s"
+
+
 def test_a_close_that_never_returns_does_not_hold_the_run(run, world, talk) -> None:
     class Stuck(talk):
         async def close(self) -> None:
@@ -177,17 +204,3 @@ def test_a_close_that_never_returns_does_not_hold_the_run(run, world, talk) -> N
     trajectory = run(world(Stuck), timeout=0.05)
     assert (trajectory.stop_reason, trajectory.failure) == ("terminated", None)
     assert trajectory.error.startswith("close: TimeoutError")
-
-
-def test_the_engine_is_not_asked_once_the_time_is_over(run, world, talk, speaker) -> None:
-    class Deaf(talk):
-        async def step(self, message):
-            try:
-                await asyncio.sleep(60)
-            except asyncio.CancelledError:  # a bare `except:` in a user's code does so
-                return await super().step(message)
-
-    engine = speaker("yes")
-    trajectory = run(world(Deaf), engine, timeout=0.05)
-    assert (trajectory.stop_reason, trajectory.failure) == ("timeout", "mask")
-    assert len(engine.requests) == 1

@@ -17,8 +17,8 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from numbers import Real
 from typing import TypeVar
@@ -114,44 +114,19 @@ class Episode:
 
     async def start(self) -> None:
         """Make the environment and take its first observation."""
-        loop = asyncio.get_running_loop()
         self.left, self.root = self.limits.timeout, self.root or self.id
-        with self._faults():
-            began = loop.time()
-            self.on_turn(self.task.environment)
-            self.environment = self._construct()
-            self.left -= loop.time() - began
-            first = await self._timed("reset", self.environment.reset)
-            self._checked("reset", lambda: _expect(Observation, first))
-            self.state = self._checked("observation", lambda: started(first))
-            if (size := self._size()) >= self.limits.max_episode_tokens:
-                raise _EpisodeFault(
-                    f"the first observation has {size} tokens, expected fewer than "
-                    f"rollout.limits.max_episode_tokens = {self.limits.max_episode_tokens}",
-                    "mask",
-                    "max_tokens",
-                )
+        try:
+            await self._begin()
+        except _EpisodeFault as fault:
+            self._fail(fault)
 
     async def advance(self) -> None:
         """One turn: a reply, and what the environment makes of it."""
         environment = self._running("advance")
-        with self._faults():
-            reply = await self._reply(environment)
-            message = replace(reply.message, id=f"{self.id}/{len(self.state.turns)}")
-            self.on_turn(self.task.environment)
-            step = await self._timed("step", environment.step, message)
-            self._checked("step", lambda: _check_step(step))
-            self.state = self._checked("observation", lambda: answered(self.state, reply, message, step))
-            if step.terminated:
-                self._end("terminated")
-            elif step.truncated:
-                self._end("truncated", next_context=self._next_context())
-            elif reply.stop_reason == "context_overflow":
-                self._end("context_overflow")
-            elif len(self.state.turns) >= self.limits.max_turns:
-                self._end("max_turns", next_context=self._next_context())
-            elif self._size() >= self.limits.max_episode_tokens:
-                self._end("max_tokens", next_context=tuple(self.state.context))
+        try:
+            await self._turn(environment)
+        except _EpisodeFault as fault:
+            self._fail(fault)
 
     async def fork(self, *, id: str, seed: int, on_turn: Callable[[str], None] | None = None) -> Episode:
         """The same episode once more, to go on from here with the random numbers of `seed`.
@@ -172,8 +147,10 @@ class Episode:
             self, id=id, seed=seed, on_turn=on_turn or self.on_turn, environment=None,
             parent=self.id, fork_turn=len(self.state.turns),
         )  # fmt: skip
-        with twin._faults():
+        try:
             twin.environment = await twin._timed("fork", environment.fork, derive(seed, "luck"))
+        except _EpisodeFault as fault:
+            twin._fail(fault)
         return twin
 
     async def close(self) -> None:
@@ -194,6 +171,39 @@ class Episode:
     def trajectory(self) -> Trajectory:
         """The result of an episode that is over. Its turns include those that it shares with its parent."""
         return result(self.state, id=self.id, episode=self.root, parent=self.parent, fork_turn=self.fork_turn)
+
+    async def _begin(self) -> None:
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        self.on_turn(self.task.environment)
+        self.environment = self._construct()
+        self.left -= loop.time() - began
+        first = await self._timed("reset", self.environment.reset, check=_check_observation)
+        self.state = self._shown(lambda: started(first))
+        if (size := self._size()) >= self.limits.max_episode_tokens:
+            raise _EpisodeFault(
+                f"the first observation has {size} tokens, expected fewer than "
+                f"rollout.limits.max_episode_tokens = {self.limits.max_episode_tokens}",
+                "mask",
+                "max_tokens",
+            )
+
+    async def _turn(self, environment: Environment) -> None:
+        reply = await self._reply(environment)
+        message = replace(reply.message, id=f"{self.id}/{len(self.state.turns)}")
+        self.on_turn(self.task.environment)
+        step = await self._timed("step", environment.step, message, check=_check_step)
+        self.state = self._shown(lambda: answered(self.state, reply, message, step))
+        if step.terminated:
+            self._end("terminated")
+        elif step.truncated:
+            self._end("truncated", next_context=self._next_context())
+        elif reply.stop_reason == "context_overflow":
+            self._end("context_overflow")
+        elif len(self.state.turns) >= self.limits.max_turns:
+            self._end("max_turns", next_context=self._next_context())
+        elif self._size() >= self.limits.max_episode_tokens:
+            self._end("max_tokens", next_context=tuple(self.state.context))
 
     # --- who is asked
 
@@ -237,13 +247,23 @@ class Episode:
             assert isinstance(fault.__cause__, Exception)
             raise _fault(str(fault), fault.__cause__, environment) from fault
 
-    async def _timed(self, calling: str, method: Callable[..., Awaitable[T]], *arguments: object) -> T:
-        """A method of the environment, within what is left of the episode's time."""
+    async def _timed(
+        self,
+        calling: str,
+        method: Callable[..., Awaitable[T]],
+        *arguments: object,
+        check: Callable[[T], object] = lambda result: None,
+    ) -> T:
+        """The result of a method of the environment, checked, within what is left of the episode's time."""
         self.calling, timer = calling, asyncio.timeout(self.left)
         try:
             async with timer:
                 try:
-                    return await watched(method, *arguments, tell=self._tell)
+                    result = await watched(method, *arguments, tell=self._tell)
+                    check(result)
+                    return result
+                except _EpisodeFault:
+                    raise
                 except Exception as fault:
                     raise _fault(calling, fault, getattr(method, "__self__", None)) from fault
         except TimeoutError:  # of the timer: the environment's own is a fault
@@ -269,12 +289,7 @@ class Episode:
 
     def _size(self) -> int:
         """Tokens of the context: counted, or as the actor reported them after the last turn."""
-        if self.actor.reads_tokens:
-            return len(self._tokens())
-        self._checked(
-            "observation", lambda: [_expect(str, m.content) for m in new_messages(self.state.observation)]
-        )
-        return self.state.reported
+        return len(self._tokens()) if self.actor.reads_tokens else self.state.reported
 
     def _tokens(self) -> Sequence[int]:
         if self.renderer is None:
@@ -298,25 +313,23 @@ class Episode:
                 return tuple(self._tokens())
         return ()
 
-    def _checked(self, where: str, check: Callable[[], T]) -> T:
+    def _shown(self, state: Callable[[], State]) -> State:
+        """A state with an observation, in which anything may stand."""
         try:
-            return check()
-        except _EpisodeFault:
-            raise
+            new = state()
+            if not self.actor.reads_tokens:  # rendering would find it
+                for message in new_messages(new.observation):
+                    _expect(str, message.content)
         except Exception as fault:
-            raise _fault(where, fault, self.environment) from fault
+            raise _fault("observation", fault, self.environment) from fault
+        return new
 
     def _end(self, stop_reason: StopReason, *, next_context: tuple[int, ...] = ()) -> None:
         self.state = replace(self.state, end=End(stop_reason, next_context=next_context))
 
-    @contextmanager
-    def _faults(self) -> Iterator[None]:
-        """A fault ends the episode."""
-        try:
-            yield
-        except _EpisodeFault as fault:
-            self.state = replace(self.state, end=End(fault.stop_reason, fault.failure, str(fault)))
-            self.watch.fault(self.task.environment, str(fault), fault.trace)
+    def _fail(self, fault: _EpisodeFault) -> None:
+        self.state = replace(self.state, end=End(fault.stop_reason, fault.failure, str(fault)))
+        self.watch.fault(self.task.environment, str(fault), fault.trace)
 
 
 def _fault(where: str, fault: Exception, environment: object) -> _EpisodeFault:
@@ -329,6 +342,10 @@ def _expect(kind: type[T], got: T) -> T:
     if not isinstance(got, kind):
         raise TypeError(f"got {type(got).__name__}, expected {kind.__name__}")
     return got
+
+
+def _check_observation(observation: Observation) -> None:
+    _expect(Observation, observation)
 
 
 def _check_step(step: Step) -> None:
