@@ -7,16 +7,21 @@ import gc
 import os
 import subprocess
 import sys
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from tests import outside_parts
 
 from silva.assembly import Assembly
 from silva.commands.common import loaded
+from silva.commands.train import train
 from silva.config.load import load
 from silva.engines.local import engine as local
 from silva.engines.local.same_bits import RowRules
 from silva.registries import REGISTRIES
+from silva.storage.metrics import read_metrics
 from silva.types import SamplingParams
 
 CONFIG = Path(__file__).parents[1] / "configs" / "smoke.toml"
@@ -36,6 +41,45 @@ def test_a_machine_without_equal_bits_is_named_once(monkeypatch: pytest.MonkeyPa
         (note,) = [note for note in assembly.notes if "bit for bit" in note]
         assert "the last bits of a matrix product depend on how many rows it has" in note
         assert assembly.engine.machine["rows"] == "no number of rows gives equal bits"
+
+
+def test_a_run_of_parts_from_outside_is_the_same_run(tmp_path: Path) -> None:
+    """An engine, a trainer, a rollout, a placement and a world that are not Silva's own."""
+    registries = replace(
+        REGISTRIES,
+        engines={**REGISTRIES.engines, "slow_engine": "tests.outside_parts:SlowEngine"},
+        trainers={**REGISTRIES.trainers, "slow_trainer": "tests.outside_parts:SlowTrainer"},
+        rollouts={**REGISTRIES.rollouts, "other_rollout": "tests.outside_parts:OtherRollout"},
+        placements={**REGISTRIES.placements, "other_placement": "tests.outside_parts:OtherPlacement"},
+    )
+    common = {
+        "output_dir": str(tmp_path),
+        "steps": 2,
+        "model": {"type": "tiny", "layers": 1, "width": 32, "heads": 2, "kv_heads": 1},
+        "environments": [{"type": f"{Path(__file__).parent / 'worlds.py'}:Parity", "eval_size": 2}],
+        "rollout.groups_per_step": 2,
+        "rollout.group_size": 4,
+        "rollout.limits.max_turn_tokens": 4,
+        "monitoring.report": False,
+    }
+    types = {
+        "engine.type": "slow_engine",
+        "trainer.type": "slow_trainer",
+        "rollout.type": "other_rollout",
+        "placement.type": "other_placement",
+    }
+    outside_parts.BUILT.clear()
+    own = train(load([], registries, values={**common, "name": "own"}))
+    assert outside_parts.BUILT == []
+    other = train(load([], registries, values={**common, **types, "name": "other"}))
+    assert sorted(set(outside_parts.BUILT)) == sorted(types.values())
+    first, second = (read_metrics(run.directory / "metrics.jsonl") for run in (own, other))
+    assert [_without_perf(row) for row in first] == [_without_perf(row) for row in second]
+    assert len(first) == 3
+
+
+def _without_perf(row: Mapping[str, float]) -> dict[str, float]:
+    return {key: value for key, value in row.items() if not key.startswith("perf/")}
 
 
 def test_two_models_live_in_one_process() -> None:

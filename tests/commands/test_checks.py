@@ -1,0 +1,62 @@
+"""What parts cannot do together is refused with the key to change."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from silva.commands.checks import check_parts
+from silva.config.load import load
+from silva.errors import CapabilityError
+from silva.protocols import EngineCapabilities, TrainerCapabilities
+from silva.registries import REGISTRIES
+
+ALL = frozenset({"logprobs", "reference_logprobs", "values"})
+
+
+def refused(engine: EngineCapabilities, trainer: TrainerCapabilities, **algorithm: Any) -> str:
+    given = {"environments": [{"type": "bandit"}], "algorithm": algorithm}
+    config = load([], REGISTRIES, values=given, env={}).config
+    parts: Any = (SimpleNamespace(capabilities=engine), SimpleNamespace(capabilities=trainer))
+    try:
+        check_parts(config, *parts)
+    except CapabilityError as error:
+        return str(error)
+    return ""
+
+
+ENGINE = EngineCapabilities(context=64)
+
+
+@pytest.mark.parametrize(
+    ("engine", "trainer", "algorithm", "message"),
+    [
+        (ENGINE, TrainerCapabilities(ALL), {"type": "ppo"}, ""),
+        (
+            ENGINE,
+            TrainerCapabilities(),
+            {"type": "ppo"},
+            "algorithm.type = 'ppo' needs values, which trainer.type = 'local' does not give",
+        ),
+        (
+            EngineCapabilities(context=64, loads=frozenset({"shared"})),
+            TrainerCapabilities(publishes="folder"),
+            {"type": "grpo"},
+            "trainer.type = 'local' publishes folder weights, which engine.type = 'local' cannot load "
+            "(it takes shared)",
+        ),
+        (
+            EngineCapabilities(context=64, entropies=False),
+            TrainerCapabilities(ALL),
+            {"type": "grpo", "entropy_advantage": 0.5},
+            "algorithm.entropy_advantage = 0.5: engine.type = 'local' gives no entropies; expected 0, or "
+            "another engine",
+        ),
+    ],
+)
+def test_what_does_not_fit_is_refused(
+    engine: EngineCapabilities, trainer: TrainerCapabilities, algorithm: dict[str, Any], message: str
+) -> None:
+    assert refused(engine, trainer, **algorithm) == message
