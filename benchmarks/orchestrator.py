@@ -31,8 +31,9 @@ from typing import Any
 import torch
 from common import Row, machine, parser, results, write
 from orchestrator_lag import lag
-from orchestrator_play import LIMITS, Case, Played, cases, frozen_start, play, repeated_tasks
+from orchestrator_play import LIMITS, Case, Played, cases, play, repeated_tasks
 
+from silva import process
 from silva.models.loading import PACKAGED, resolve
 from silva.rendering.renderer import Renderer
 from silva.rollouts.samples import to_samples
@@ -95,7 +96,7 @@ def measure(case: Case, episodes: int, repeats: int) -> list[Row]:
             found.append(played.cost)
             digests.add(played.digest)
             del played
-        with frozen_start():
+        with process.loaded():
             frozen.append(play(case, tasks, many).cost)
     if len(digests) > 1:  # a tool ran into its limit of time, on a machine that was very busy
         print(f"{case.name}: the episodes were not the same every time", file=sys.stderr)

@@ -12,8 +12,9 @@ from collections.abc import Sequence
 
 import numpy as np
 from common import Row
-from orchestrator_play import Case, frozen_start, play_all, repeated_tasks, replies
+from orchestrator_play import Case, play_all, repeated_tasks, replies
 
+from silva import process
 from silva.engines.scripted import ScriptedEngine
 from silva.rendering.renderer import Renderer
 from silva.types import Completion, SamplingParams, Task
@@ -72,7 +73,7 @@ def lag(case: Case, repeats: int) -> list[Row]:
     spread, frozen, together = [], [], []
     for _ in range(repeats):
         spread.append(_lags(case, tasks))
-        with frozen_start():
+        with process.loaded():
             frozen.append(_lags(case, tasks))
         together.append(_lags(case, tasks, beat=LATENCY[0]))
     found = [

@@ -7,7 +7,7 @@ import contextlib
 import gc
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
@@ -136,14 +136,3 @@ def repeated_tasks(case: Case, episodes: int) -> tuple[list[Task], float]:
 def replies(case: Case, renderer: Renderer) -> Callable[[Sequence[int], SamplingParams], Sequence[int]]:
     encoded = [tuple(renderer.encode_reply(text)) for text in case.replies]
     return lambda context, params: encoded[params.seed % len(encoded)]
-
-
-@contextlib.contextmanager
-def frozen_start() -> Iterator[None]:
-    """What is alive now is left out of garbage collection, as `process.loaded` does."""
-    gc.collect()
-    gc.freeze()
-    try:
-        yield
-    finally:
-        gc.unfreeze()
