@@ -292,6 +292,8 @@ class Episode:
         return len(self._tokens()) if self.actor.reads_tokens else self.state.reported
 
     def _tokens(self) -> Sequence[int]:
+        if self.state.shown is not None:
+            return self.state.context
         if self.renderer is None:
             raise CapabilityError("an actor that reads tokens needs a renderer")
         try:
