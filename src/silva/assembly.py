@@ -88,14 +88,21 @@ class Assembly:
                 f"rollout.limits.max_turn_tokens = {limits.max_turn_tokens} is never reached: "
                 f"max_episode_tokens = {limits.max_episode_tokens} ends the episode before"
             )
-        if "tasks" in self.config.eval.model_fields_set:
-            for label, taskset in self.tasksets.items():
-                if (held_out := len(taskset.tasks("eval"))) < self.config.eval.tasks:
-                    found.append(
-                        f"eval.tasks = {self.config.eval.tasks}: {label} has {held_out} held-out tasks, so "
-                        f"{held_out} are played (its key eval_size says how many are held out)"
-                    )
-        return found
+        return [*found, *self.task_notes]
+
+    @property
+    def task_notes(self) -> list[str]:
+        """The same, of the tasks alone: no model is loaded for it."""
+        if "tasks" not in self.config.eval.model_fields_set:
+            return []
+        wanted = self.config.eval.tasks
+        sizes = {label: len(taskset.tasks("eval")) for label, taskset in self.tasksets.items()}
+        return [
+            f"eval.tasks = {wanted}: {label} has {held_out} held-out tasks, so {held_out} are played "
+            "(its key eval_size says how many are held out)"
+            for label, held_out in sizes.items()
+            if held_out < wanted
+        ]
 
     def stream(
         self,

@@ -72,6 +72,12 @@ def test_training_is_refused_at_the_start(server: Server, capsys, command: list[
     assert not Path("runs").exists() and server.bodies == []
 
 
+def test_more_tasks_than_are_held_out_are_named(server: Server, capsys) -> None:
+    assert main(["eval", "@", "api.toml", "--eval.tasks=20", "--json"]) == 0
+    said_ = " ".join(capsys.readouterr().err.split())
+    assert "eval.tasks = 20: guess_number has 12 held-out tasks, so 12 are played" in said_
+
+
 def test_weights_are_refused(server: Server, capsys) -> None:
     Path("w").mkdir()
     assert main(["eval", "@", "api.toml", "--weights", "w"]) == 2

@@ -62,6 +62,8 @@ async def _evaluate_service(config: RunConfig) -> list[Evaluation]:
     console, assembly = Console(stderr=True), Assembly(config)
     try:
         actor = config.engine.policy(assembly, config.eval.sampling)
+        for note in assembly.task_notes:
+            say(note, console)
         try:
             return await _play(assembly, actor, None, console)
         finally:
