@@ -24,14 +24,14 @@ from tests.trainer.updates import (
 )
 
 from silva.config.sections import Critic, Optimizer
-from silva.errors import RecordError
+from silva.errors import CapabilityError, RecordError
 from silva.models.loading import LoadedModel, copied
 from silva.models.trie import Trie
 from silva.models.trie_attention import Chunk
 from silva.trainer import local, policy
 from silva.trainer.local import LocalTrainer
 from silva.trainer.settings import LocalTrainerSettings
-from silva.types import LossSpec, Sample, Snapshot
+from silva.types import LossSpec, OptimParams, Sample, Snapshot
 
 
 @pytest.mark.parametrize("budget", [1, 25, 60, 10_000])
@@ -275,7 +275,9 @@ def test_after_a_restart_a_trainer_is_as_new(tiny: Make, make_samples: Rows, tru
         return LocalTrainer(model, settings, seed=0, reference=True, critic=True)
 
     trainer, spec = made(loaded), LossSpec("clipped", {"kl_coef": 0.1})
-    train(trainer, rows, LossSpec("cross_entropy"))
+    plain = [row.replace(returns=None, values=None) for row in rows]
+    asyncio.run(trainer.forward_backward(plain, LossSpec("cross_entropy")))
+    asyncio.run(trainer.optim_step(OptimParams(lr=1e-2)))  # a warm start: the critic has nothing to learn
     asyncio.run(trainer.publish())
     asyncio.run(trainer.restart())
     twin = copied(loaded, [])
@@ -285,3 +287,6 @@ def test_after_a_restart_a_trainer_is_as_new(tiny: Make, make_samples: Rows, tru
         assert train(trainer, rows, spec) == train(expected, rows, spec)
     for (name, got), wanted in zip(loaded.model.named_parameters(), twin.model.parameters(), strict=True):
         assert torch.equal(got, wanted), name
+    asyncio.run(trainer.forward_backward(rows, spec))
+    with pytest.raises(CapabilityError, match="got no numbers for the critic"):
+        asyncio.run(trainer.optim_step(OptimParams(lr=1e-2)))

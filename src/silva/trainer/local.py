@@ -21,6 +21,7 @@ import numpy as np
 import torch
 
 from silva.algorithms import objective
+from silva.algorithms.objective import parse
 from silva.errors import CapabilityError, NonFiniteError
 from silva.models.loading import LoadedModel
 from silva.models.trie import MIN_SHARED, NEVER
@@ -101,6 +102,7 @@ class LocalTrainer:
 
     def _begin(self) -> None:
         self._critic: Critic | None = None
+        self._critic_learnt = False  # since the last step
         if self._with_critic:
             self._critic = Critic(
                 self.loaded, self.settings.critic, max_nonfinite=self.settings.max_nonfinite
@@ -148,7 +150,7 @@ class LocalTrainer:
         """One AdamW step on the gradients so far, then zero them.
 
         Args:
-            critic: needed where there is a critic.
+            critic: needed if a critic has learnt since the last step, as it does but in supervised updates.
 
         A loss or gradient that is not finite skips the step; the critic's step depends on its own loss and
         gradient.
@@ -255,6 +257,7 @@ class LocalTrainer:
         references = self._needed_reference(samples, loss)
         if not self._checked:
             self._check_trie(samples, references, loss)
+        critic = self._learning(samples, loss)
         sums: Sums = defaultdict(float)
         aged = any((s.versions[trained(s)] != self.version).any() for s in samples)
         try:
@@ -263,10 +266,11 @@ class LocalTrainer:
                 memory = explained_memory(self.settings, f"training {_size(rows)}")
                 with memory, training_mode(self.loaded.model):
                     batch = pack(self.loaded, rows, least=self._least)
-                    if not (self._critic and self._critic.warming_up):
+                    if not (critic and critic.warming_up):
                         mine = [references[i] for i in indices] if references else None
                         self._backward(batch, rows, mine, loss, sums, aged)
-                    self._backward_critic(batch, rows, sums)
+                    if critic:
+                        self._backward_critic(critic, batch, rows, sums)
                 crash_point("backward")
         except BaseException:
             self._drop_gradients()  # a part of an update must never be stepped on
@@ -299,12 +303,16 @@ class LocalTrainer:
         for name, values in metrics.items():
             sums[name] += values.double().sum()
 
-    def _backward_critic(self, batch: Pack, samples: list[Sample], sums: Sums) -> None:
-        if self._critic is None:
-            return
+    def _learning(self, samples: list[Sample], loss: LossSpec) -> Critic | None:
+        """The critic, unless a supervised update leaves it nothing to learn from."""
+        supervised = parse(loss)[0].imitates and all(sample.returns is None for sample in samples)
+        return None if supervised else self._critic
+
+    def _backward_critic(self, critic: Critic, batch: Pack, samples: list[Sample], sums: Sums) -> None:
+        self._critic_learnt = True
         like = torch.zeros((), dtype=wide(self.loaded.dtype), device=self.loaded.device)
         returns, values = ([needed(s, name) for s in samples] for name in ("returns", "values"))
-        metrics = self._critic.backward(
+        metrics = critic.backward(
             batch,
             self.settings.micro_batch_tokens,
             flat(samples, returns, like),
@@ -363,7 +371,7 @@ class LocalTrainer:
         self._begin()
 
     def _optim_step(self, policy: OptimParams, critic: OptimParams | None) -> dict[str, float]:
-        if self._critic and critic is None:
+        if self._critic_learnt and critic is None:
             raise CapabilityError("optim_step: got no numbers for the critic, expected OptimParams")
         parameters, counters = list(self._parameters.values()), self._counters
         norm = gradient_norm(parameters)
@@ -404,6 +412,7 @@ class LocalTrainer:
 
     def _drop_gradients(self) -> None:
         self._optimizer.zero_grad(set_to_none=True)
+        self._critic_learnt = False
         if self._critic:
             self._critic.drop_gradients()
         self._bad_loss = []
