@@ -251,7 +251,7 @@ def peak(step: Step) -> int:
     step()  # gradients are there from now on
     gc.collect()
     give_freed_memory_back()  # else it would be counted as there already
-    clear.write_text("5")  # the high-water mark starts anew
+    clear.write_text("5")  # resets the high-water mark
     before = _status(status, "VmRSS")
     step()
     return max(0, _status(status, "VmHWM") - before)

@@ -91,7 +91,7 @@ class Pipe:
 
 
 def forget_peak() -> None:
-    """The high-water mark of resident memory starts anew (Linux; elsewhere nothing happens)."""
+    """Reset the high-water mark of resident memory (Linux; elsewhere nothing happens)."""
     if _CLEAR.exists():
         _CLEAR.write_text("5")
 

@@ -93,7 +93,7 @@ class Observation:
     """What the environment shows: messages to append or, in `context`, the whole new context.
 
     A replaced context refers to earlier messages by id: those with unchanged content keep their
-    tokens, the others are rendered anew. `prefill` is the beginning of the next answer.
+    tokens, the others are rendered again. `prefill` is the beginning of the next answer.
     """
 
     messages: tuple[Message, ...] = ()

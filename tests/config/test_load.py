@@ -216,9 +216,7 @@ def test_changing_the_type_restarts_the_section(write, resolve):
     assert resolved.config.model == TinyModel(width=32)
     assert resolved.config.rollout.width == 3  # the same type: nothing restarts
     dropped = "name (a.toml:4), lora (a.toml:5)"
-    assert resolved.notes == (
-        f"--model.type changes model.type, so the section starts anew without {dropped}",
-    )
+    assert resolved.notes == (f"--model.type changes model.type, so the section restarts without {dropped}",)
     assert "model.lora" not in resolved.provenance
 
 

@@ -107,20 +107,25 @@ def test_requests_start_evenly_spaced(clock) -> None:
     assert starts == [1000.0, 1002.0, 1004.0, 1006.0]
 
 
-def test_no_more_requests_at_once_than_allowed(clock) -> None:
-    live, most = 0, 0
+class Overlap:
+    """Answers after some turns of the event loop; `most` requests were on their way at once."""
 
-    async def send(index: int) -> tuple[int, Usage]:
-        nonlocal live, most
-        live += 1
-        most = max(live, most)
+    def __init__(self, usage: Usage) -> None:
+        self.usage, self.live, self.most = usage, 0, 0
+
+    async def send(self, index: int) -> tuple[int, Usage]:
+        self.live += 1
+        self.most = max(self.live, self.most)
         for _ in range(3):
             await asyncio.sleep(0)
-        live -= 1
-        return index, Usage(1, 1)
+        self.live -= 1
+        return index, self.usage
 
-    assert many(service(max_concurrent=3), 10, send) == list(range(10))
-    assert most == 3
+
+def test_no_more_requests_at_once_than_allowed(clock) -> None:
+    sent = Overlap(Usage(1, 1))
+    assert many(service(max_concurrent=3), 10, sent.send) == list(range(10))
+    assert sent.most == 3
 
 
 def test_costs_are_those_of_the_usage(clock) -> None:
@@ -149,20 +154,10 @@ def test_a_request_that_might_cost_too_much_is_never_sent(clock) -> None:
 def test_requests_on_their_way_count_with_the_most_they_can_cost(clock) -> None:
     """Two may cost 0.3 each: the third waits until their 0.1 each are known, and the seventh is refused."""
     one = service(input_price=1000.0, output_price=1000.0, max_cost=0.8)
-    live, most = 0, 0
-
-    async def send(index: int) -> tuple[int, Usage]:
-        nonlocal live, most
-        live += 1
-        most = max(live, most)
-        for _ in range(3):
-            await asyncio.sleep(0)
-        live -= 1
-        return index, Usage(50, 50)
-
-    answers = many(one, 7, send, tokens=(100, 200))
+    sent = Overlap(Usage(50, 50))
+    answers = many(one, 7, sent.send, tokens=(100, 200))
     assert answers[:6] == list(range(6)) and isinstance(answers[6], CostLimit)
-    assert most == 2 and one.counts.cost == pytest.approx(0.6)
+    assert sent.most == 2 and one.counts.cost == pytest.approx(0.6)
 
 
 def test_what_may_have_been_charged_counts_in_full(clock) -> None:

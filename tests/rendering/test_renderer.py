@@ -231,7 +231,7 @@ def test_history_is_decided_at_the_start():
     assert renderer("qwen25").notes == ()
     assert any(dropped in note and "overruled" in note for note in renderer("qwen3").notes)
     assert any(
-        dropped in note and "rendered anew" in note for note in renderer("qwen3", history="template").notes
+        dropped in note and "rendered again" in note for note in renderer("qwen3", history="template").notes
     )
     rebuilds = {name for name in TEMPLATES if renderer(name, history="template").rebuilds_context}
     assert rebuilds == {"qwen3", "r1"}

@@ -84,7 +84,7 @@ def test_a_prefill_is_shown_and_belongs_to_the_answer(run, world, talk, speaker)
     assert [m.content for m in places.made[0].heard] == ["<answer>7</answer>"] * 2
 
 
-# --- contexts that are written anew
+# --- contexts that are replaced
 
 
 def call(expression: str) -> str:

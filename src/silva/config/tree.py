@@ -132,7 +132,7 @@ class Tree:
         dropped = [f"{key} ({child.origin})" for key, child in node.value.items() if key != "type"]
         if dropped:
             self.notes.append(
-                f"{new.origin} changes {dotted(here)}.type, so the section starts anew without "
+                f"{new.origin} changes {dotted(here)}.type, so the section restarts without "
                 + ", ".join(dropped)
             )
         node.value, node.origin = {}, given.origin

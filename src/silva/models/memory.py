@@ -24,7 +24,7 @@ def is_out_of_memory(error: BaseException) -> bool:
 def keep_freed_memory() -> None:
     """Let what torch frees stay with this process for its next tensors. Without glibc it does nothing.
 
-    glibc hands large blocks back to the system at once, and the next operation takes the same pages anew, one
+    glibc hands large blocks back to the system at once, and the next operation takes the same pages back, one
     fault for each 4 KiB: up to half of the time of a training step.
     """
     if glibc := _glibc():

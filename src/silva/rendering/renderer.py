@@ -99,7 +99,7 @@ class Renderer:
             tools: what is on offer, described at the start.
             sampled: by message id, the tokens of assistant turns to keep as they are: everything after
                 the opening, a prefill included (`encode(prefill)` + the sampled ids). All other messages
-                are rendered anew. Ignored where `rebuilds_context`.
+                are rendered again. Ignored where `rebuilds_context`.
             prefill: beginning of the next answer.
 
         Raises:
@@ -336,7 +336,7 @@ class Renderer:
 
     def _ruling(self, change: str) -> str:
         if self.rebuilds_context:
-            return f"The chat template {change}: every turn is rendered anew (history = 'template')."
+            return f"The chat template {change}: every turn is rendered again (history = 'template')."
         return f"The chat template {change}: overruled, earlier turns stay as sampled (history = 'keep')."
 
     def _tolerated(self, tokenizer: PreTrainedTokenizerFast) -> list[str]:

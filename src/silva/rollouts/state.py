@@ -36,7 +36,7 @@ class State:
         shown: tokens of the observation, or of the whole context if `fresh`; None: not rendered yet.
         reported: tokens of the context as the actor counts them, if it gives none.
         prefills: the given beginning of each turn's answer.
-        edited: ids of answers that the environment has changed. They are rendered anew from then on.
+        edited: ids of answers that the environment has changed. They are rendered again from then on.
     """
 
     turns: tuple[Turn, ...] = ()

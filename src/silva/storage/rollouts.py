@@ -98,9 +98,11 @@ def truncate_rollouts(folder: Path, last_step: int) -> None:
 def write_rollouts(path: Path, rows: Sequence[RolloutRow]) -> None:
     """Write `rows` to `path` (zstd), all or nothing.
 
-    Where the file is there already (evaluation and training of one step are reported apart), its rows
-    stay, but for those of the same trajectory and status, which are replaced. OSError where the disk
-    does not take it.
+    If the file exists (training and evaluation of a step are reported separately), its rows stay, except
+    those with the same trajectory and status, which are replaced.
+
+    Raises:
+        OSError: the disk does not take it.
     """
     table = pa.Table.from_pylist([_flat(row) for row in rows], schema=SCHEMA)
     if path.exists():

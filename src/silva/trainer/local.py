@@ -181,7 +181,7 @@ class LocalTrainer:
         await self._run(self._reference.refresh)
 
     async def restart(self) -> None:
-        """Keep the weights, and begin anew with all else: moments, counts, reference and critic."""
+        """Keep the weights and reset everything else: moments, counts, reference and critic."""
         await self._run(self._restart)
 
     async def save(self, path: Path) -> None:

@@ -148,7 +148,7 @@ def test_odd_shapes_do_too(stepped: Stepped, width: int, heads: int, kv_heads: i
 
 @pytest.mark.parametrize("kv_heads", [4, 2])
 def test_a_reply_has_the_bits_of_the_same_tokens_in_a_prompt(stepped: Stepped, kv_heads: int) -> None:
-    """The next turn of a dialogue finds what was decoded in the cache, or reads it anew after an eviction."""
+    """The next turn of a dialogue finds what was decoded in the cache, or recomputes it after an eviction."""
     loaded = grown(
         load_model(TinyModel(layers=2, width=64, heads=4, kv_heads=kv_heads, context=1024), seed=0)
     )

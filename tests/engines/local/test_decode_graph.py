@@ -85,7 +85,7 @@ def test_one_record_serves_all_steps_of_a_size_until_the_cache_moves(
     records = recorded(engine)
     first = play(engine)
     at_first = len(records)
-    assert 2 <= at_first < engine.stats.steps / 2  # for 16 requests and 8, anew where the cache grew
+    assert 2 <= at_first < engine.stats.steps / 2  # for 16 requests and 8, again where the cache grew
     play(engine)
     assert len(records) == at_first
     asyncio.run(engine.sleep())

@@ -3,7 +3,7 @@
     inputs [requests, 3 + blocks]     token, row, position, and the row that holds each block of the row
         └─ one copy to the GPU, one launch: embedding, layers, attention through the table, norm
 
-A step is recorded for 8, 16, 32, ... requests and filled up to them; records are made anew when the cache has
+A step is recorded for 8, 16, 32, ... requests and filled up to them; records are remade when the cache has
 moved. Attention is FlexAttention over the whole cache as one long sequence, of which a request sees the
 blocks in its table: shared prefixes are read where they lie.
 """

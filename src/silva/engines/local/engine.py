@@ -182,7 +182,7 @@ class LocalEngine:
             raise self._explained("logprobs", error) from error
 
     async def load(self, snapshot: Snapshot) -> None:
-        """Sample from these weights: forget every key and value. Running requests go on anew.
+        """Sample from these weights and drop all keys and values; running requests are computed again.
 
         Raises:
             ModelError: a folder's weights are not those of its digest, or not of this model. The engine
@@ -201,7 +201,7 @@ class LocalEngine:
         await asyncio.get_running_loop().run_in_executor(self._compute, load)
 
     async def sleep(self) -> None:
-        """Give back the memory of keys, values and packed weights; the next request takes it anew."""
+        """Give back the memory of keys, values and packed weights; the next request takes it again."""
 
         def sleep() -> None:
             self.cache.clear()

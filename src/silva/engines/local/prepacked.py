@@ -53,7 +53,7 @@ class JoinedLinear:
         return tuple(tuple(linear.weight.shape) for linear in linears)
 
     def pack(self) -> None:
-        """Make the copy, or make it anew if a weight has changed."""
+        """Make the copy, or make it again if a weight has changed."""
         if self.packed is not None and not self._changed():
             return
         linears: Any = self.layers  # only plain ones are packed
