@@ -261,6 +261,16 @@ def test_cross_entropy_reads_neither_advantages_nor_sampling_logprobs() -> None:
     assert metrics == {}
 
 
+def test_cross_entropy_with_kl_is_finite_on_tokens_that_nobody_sampled() -> None:
+    """-log p + 0.1 k1 with k1 = log p - log p_ref: 1 + 0.1 * (-1 + 3) = 1.2, 2 + 0.1 * (-2 + 3) = 2.1."""
+    logprobs, nan = tensor(-1.0, -2.0).requires_grad_(), tensor(math.nan, math.nan)
+    rows = torch.zeros(2, dtype=torch.int64)
+    inputs = LossInputs(logprobs, nan, nan, rows, reference_logprobs=tensor(-3.0, -3.0))
+    loss, _ = compute(LossSpec("cross_entropy", {"kl_coef": 0.1, "kl_estimator": "k1"}), inputs)
+    assert loss.tolist() == pytest.approx([1.2, 2.1])
+    assert gradient(loss, inputs) == pytest.approx([-0.9, -0.9])
+
+
 def test_kl_and_entropy_terms_by_hand() -> None:
     """log p = ln 0.2 and ln 0.3, reference 0.1 and 0.3, k3: r = 0.5 gives 0.193147, r = 1 gives 0.
 

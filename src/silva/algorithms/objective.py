@@ -76,7 +76,8 @@ def compute(spec: LossSpec, inputs: LossInputs) -> tuple[Tensor, Metrics]:
         kl_N = KL_ESTIMATORS[terms.kl_estimator](inputs.logprobs, inputs.reference_logprobs)
         metrics["kl"] = kl_N.detach()
         if terms.kl_coef:  # not 0 * kl_N: an infinite KL that is only watched must not turn the loss into NaN
-            ratio_N = (inputs.logprobs - inputs.old_logprobs).exp() if terms.kl_bias_correction else 1.0
+            sampled = terms.kl_bias_correction and not loss.imitates  # else there may be no old_logprobs
+            ratio_N = (inputs.logprobs - inputs.old_logprobs).exp() if sampled else 1.0
             loss_N = loss_N + terms.kl_coef * ratio_N * kl_N
     elif terms.kl_coef:
         raise RecordError(
