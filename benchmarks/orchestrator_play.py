@@ -1,4 +1,4 @@
-"""For orchestrator.py: worlds with canned replies, and episodes played in them."""
+"""For orchestrator.py: environments with canned replies, and episodes played in them."""
 
 from __future__ import annotations
 
@@ -77,15 +77,15 @@ def cases(quick: bool) -> list[Case]:
     tokenizers: dict[str, Any] = {"bytes": tiny_tokenizer()}
     if not quick:
         tokenizers["SmolLM2"] = AutoTokenizer.from_pretrained(resolve(PACKAGED))
-    worlds: dict[str, tuple[Any, Sequence[str]]] = {
+    environments: dict[str, tuple[Any, Sequence[str]]] = {
         "frozen_lake": (FrozenLake(train_size=1 << 20), MOVES),
         "calculator": (Calculator(train_size=1 << 20), CALLS),
     }
     return [
-        Case(f"{world}, {name}", settings, replies, tokenizer)
+        Case(f"{environment}, {name}", settings, replies, tokenizer)
         for name, tokenizer in tokenizers.items()
-        for world, (settings, replies) in worlds.items()
-        if not quick or world == "frozen_lake"
+        for environment, (settings, replies) in environments.items()
+        if not quick or environment == "frozen_lake"
     ]
 
 

@@ -1,10 +1,10 @@
 """Which recipes learn? All that work on linear rollouts, from one warm-started agent, on one budget.
 
     .venv/bin/python benchmarks/recipes.py --jobs 2 --json recipes.json --plot docs/recipes.svg
-    .venv/bin/python benchmarks/recipes.py --only grpo ppo --worlds bandit --resume
+    .venv/bin/python benchmarks/recipes.py --only grpo ppo --environments bandit --resume
     .venv/bin/python benchmarks/recipes.py --collapse --plot docs/collapse.svg
 
-A tiny model imitates scripted play with random moves in it, once for each world (`silva sft`), and is
+A tiny model imitates scripted play with random moves in it, once for each environment (`silva sft`), and is
 exported. From that folder every recipe trains with its defaults, on as many episodes: 16 groups in each of 40
 steps. So there are no refills (`dapo` does without its own), and `starpo_s` trains the 4 groups of 16 that
 vary most. A step has two updates, or one where the loss has no ratio to correct the second by.
@@ -53,8 +53,10 @@ from silva.storage.ledger import history
 from silva.storage.ledger import read as read_ledger
 from silva.storage.rollouts import read_rollouts
 
-WORLD_FILES = Path(__file__).parent / "worlds"  # of each world what is set for it, and its agent's warm start
-WORLDS = ("frozen_lake", "bandit")
+FILES = (
+    Path(__file__).parent / "environments"
+)  # of each environment what is set for it, and its agent's warm start
+ENVIRONMENTS = ("frozen_lake", "bandit")
 STEPS, GROUPS, SECONDS = 40, 16, 90
 COLLAPSE = {  # name: recipe, groups trained in a step, of those played
     "starpo, 16 of 16": ("starpo", 16),
@@ -73,7 +75,7 @@ END = 5  # last steps, over which numbers of one step are averaged
 class Job:
     """One run: its configuration as arguments of `silva rl`."""
 
-    world: str
+    environment: str
     name: str  # a recipe, or one of COLLAPSE
     seed: int
     argv: Sequence[str]
@@ -97,9 +99,9 @@ class Run:
 
 @dataclass(frozen=True)
 class Compared:
-    """The seeds of one name in one world."""
+    """The seeds of one name in one environment."""
 
-    world: str
+    environment: str
     name: str
     runs: Sequence[Run]
 
@@ -141,20 +143,24 @@ def main() -> int:
     with ProcessPoolExecutor(options.jobs, multiprocessing.get_context("spawn")) as pool:
         speed, words = pool.submit(machine).result()
         print(words, "", sep="\n")
-        agents = [pool.submit(warm_start, out, world, options.agent_flags, options.resume)
-                  for world in options.worlds]  # fmt: skip
+        agents = [pool.submit(warm_start, out, environment, options.agent_flags, options.resume)
+                  for environment in options.environments]  # fmt: skip
         for agent in agents:
             agent.result()
         jobs = [
-            Job(world, name, seed, arguments_of(out, world, name, seed) + options.flags)
-            for world, name, seed in itertools.product(options.worlds, options.only, range(options.seeds))
+            Job(environment, name, seed, arguments_of(out, environment, name, seed) + options.flags)
+            for environment, name, seed in itertools.product(
+                options.environments, options.only, range(options.seeds)
+            )
         ]
         runs = play(pool, [job for job in jobs if job.name != DISTILLED], options.resume)
         runs += play(pool, [job for job in jobs if job.name == DISTILLED], options.resume)
     runs.sort(key=lambda run: jobs.index(run.job))
     results = [
-        Compared(world, name, list(mine))
-        for (world, name), mine in itertools.groupby(runs, lambda run: (run.job.world, run.job.name))
+        Compared(environment, name, list(mine))
+        for (environment, name), mine in itertools.groupby(
+            runs, lambda run: (run.job.environment, run.job.name)
+        )
     ]
     if options.collapse:
         show_collapse(results)
@@ -163,7 +169,7 @@ def main() -> int:
         show_recipes(results)
         figures, rows, slow = figures_of_recipes, rows_of_recipe, [r for r in results if r.seconds > SECONDS]
     for result in slow:
-        print(f"{result.world}, {result.name}: {result.seconds:.0f} s, more than {SECONDS}")
+        print(f"{result.environment}, {result.name}: {result.seconds:.0f} s, more than {SECONDS}")
     print(f"{len(runs)} of {len(jobs)} runs finished")
     write([speed, *(row for result in results for row in rows(result))], options.json)
     if options.plot:
@@ -175,7 +181,7 @@ def arguments() -> argparse.Namespace:
     parser = seeds_parser(__doc__, 3, "runs/recipes")
     parser.add_argument("--only", nargs="+", choices=RECIPES, default=RECIPES, metavar="RECIPE",
                         help=f"some of {', '.join(RECIPES)}; distillation needs a run of grpo")  # fmt: skip
-    parser.add_argument("--worlds", nargs="+", choices=WORLDS, default=list(WORLDS))
+    parser.add_argument("--environments", nargs="+", choices=ENVIRONMENTS, default=list(ENVIRONMENTS))
     parser.add_argument("--jobs", type=int, default=1, help="runs at once, of one thread each (default 1)")
     parser.add_argument("--plot", type=Path, help="draw the curves into this SVG file")
     parser.add_argument("--quick", action="store_true", help="two steps of one recipe: does all of it work?")
@@ -184,7 +190,7 @@ def arguments() -> argparse.Namespace:
     options = parser.parse_args()
     options.agent_flags, options.flags = [], [f"--steps={STEPS}"]
     if options.collapse:
-        options.only, options.worlds = list(COLLAPSE), ["frozen_lake"]
+        options.only, options.environments = list(COLLAPSE), ["frozen_lake"]
         options.flags = [*COLLAPSE_FLAGS, f"--trainer.optimizer.lr={options.lr}"]
     if options.quick:
         options.only, options.seeds, options.output_dir = options.only[:1], 1, f"{options.output_dir}_quick"
@@ -192,40 +198,45 @@ def arguments() -> argparse.Namespace:
     return options
 
 
-def warm_start(out: Path, world: str, flags: Sequence[str], resume: bool) -> None:
-    """Make the agent of a world, unless there is one to go on with."""
+def warm_start(out: Path, environment: str, flags: Sequence[str], resume: bool) -> None:
+    """Make the agent of an environment, unless there is one to go on with."""
     from silva.commands.sft import supervise
     from silva.config.load import load
     from silva.registries import REGISTRIES
 
-    if resume and (agent_of(out, world) / "config.json").exists():
+    if resume and (agent_of(out, environment) / "config.json").exists():
         return
-    argv = [f"@{WORLD_FILES / f'{world}_agent.toml'}", "--name=agent", f"--output-dir={out / world}", *flags]
+    argv = [
+        f"@{FILES / f'{environment}_agent.toml'}",
+        "--name=agent",
+        f"--output-dir={out / environment}",
+        *flags,
+    ]
     supervise(load(argv, REGISTRIES), overwrite=True)
 
 
-def agent_of(out: Path, world: str) -> Path:
-    return out / world / "agent" / "weights" / "step_0"
+def agent_of(out: Path, environment: str) -> Path:
+    return out / environment / "agent" / "weights" / "step_0"
 
 
-def arguments_of(out: Path, world: str, name: str, seed: int) -> list[str]:
+def arguments_of(out: Path, environment: str, name: str, seed: int) -> list[str]:
     """Of `silva rl`: as many episodes for every recipe, or the groups that COLLAPSE says."""
     recipe, groups = COLLAPSE.get(name, (name, None))
     settings: Algorithm = getattr(recipes, ALGORITHMS[recipe].rpartition(":")[2])()
     folder = f"collapse/{recipe}_{groups}" if groups else recipe
     argv = [
-        f"@{WORLD_FILES / f'{world}.toml'}",
-        f"--model.name={agent_of(out, world)}",
+        f"@{FILES / f'{environment}.toml'}",
+        f"--model.name={agent_of(out, environment)}",
         f"--algorithm.type={recipe}",
         "--algorithm.max-refills=0",
         f"--rollout.groups-per-step={groups or round(GROUPS / settings.oversample)}",
         f"--trainer.updates-per-step={1 if settings.loss.type == 'reinforce' else 2}",
         f"--seed={seed}",
         f"--name=seed_{seed}",
-        f"--output-dir={out / world / folder}",
+        f"--output-dir={out / environment / folder}",
     ]
     if recipe == DISTILLED:
-        reference = out / world / REFERENCE / "seed_0" / "weights" / f"step_{STEPS}"
+        reference = out / environment / REFERENCE / "seed_0" / "weights" / f"step_{STEPS}"
         argv.append(f"--algorithm.reference.name={reference}")
     return argv
 
@@ -235,7 +246,7 @@ def play(pool: ProcessPoolExecutor, jobs: Iterable[Job], resume: bool) -> list[R
     waiting, done = {pool.submit(train, job, resume): job for job in jobs}, []
     for future in as_completed(waiting):
         job = waiting[future]
-        name = f"{job.world}, {job.name}, seed {job.seed}"
+        name = f"{job.environment}, {job.name}, seed {job.seed}"
         try:
             done.append(result := future.result())
             values = " ".join(f"{value:.0%}" for _, value in result.success)
@@ -247,13 +258,13 @@ def play(pool: ProcessPoolExecutor, jobs: Iterable[Job], resume: bool) -> list[R
 
 def train(job: Job, resume: bool) -> Run:
     """With `resume` a finished run is read and another one gone on with."""
-    from silva import launch
+    from silva import train as run
     from silva.config.load import load
     from silva.registries import REGISTRIES
 
-    outcome = launch.train(load(job.argv, REGISTRIES), resume=resume, overwrite=not resume)
+    outcome = run(load(job.argv, REGISTRIES), resume=resume, overwrite=not resume)
     folder = outcome.directory
-    curve = series(folder, f"eval/{job.world}/success")
+    curve = series(folder, f"eval/{job.environment}/success")
     solved, entropy = {}, []
     for step, _ in curve:
         rows = [row for row in read_rollouts(folder / "rollouts" / f"step_{step}.parquet")
@@ -283,8 +294,9 @@ def equal_groups(ledger: Path) -> Curve:
     found: dict[int, list[bool]] = {}
     for record in history(read_ledger(ledger)):
         if record.event == "sealed":
-            rewards = {reward for reward in record.fields["rewards"] if reward is not None}
-            found.setdefault(record.fields["step"], []).append(len(rewards) < 2)
+            for group in record.fields["groups"].values():
+                rewards = {reward for reward in group["rewards"] if reward is not None}
+                found.setdefault(record.fields["step"], []).append(len(rewards) < 2)
     return [(step, float(np.mean(equal))) for step, equal in sorted(found.items())]
 
 
@@ -297,7 +309,7 @@ def pooled(runs: Sequence[Mapping[str, float]]) -> Estimate:
 def show_recipes(results: Sequence[Compared]) -> None:
     head = ["recipe", "start", "after", "seeds", "improves", "seconds", "entropy", "equal groups", "clipped",
             "invalid", "tokens"]  # fmt: skip
-    for world, group in itertools.groupby(results, lambda r: r.world):
+    for environment, group in itertools.groupby(results, lambda r: r.environment):
         lines = [
             [f"`{r.name}`", interval(asdict(r.before)), interval(asdict(r.after)),
              f"{r.seeds[0]:.0%} to {r.seeds[-1]:.0%}", r.verdict, f"{r.seconds:.0f}",
@@ -307,11 +319,11 @@ def show_recipes(results: Sequence[Compared]) -> None:
              thousands(r)]
             for r in group
         ]  # fmt: skip
-        print(f"{world}:", "", table(head, lines), "", sep="\n")
+        print(f"{environment}:", "", table(head, lines), "", sep="\n")
 
 
 def rows_of_recipe(r: Compared) -> list[Row]:
-    case, before, after = f"{r.world}, {r.name}", r.before, r.after
+    case, before, after = f"{r.environment}, {r.name}", r.before, r.after
     return [
         Row(case, "held-out success, start", before.mean, "share"),
         Row(case, "held-out success, after", after.mean, "share", "start",
@@ -364,9 +376,9 @@ def best(r: Compared) -> float:
 
 def figures_of_recipes(results: Sequence[Compared]) -> dict[str, list[Panel]]:
     return {
-        f"{world}: held-out success over steps": [Panel(r.name, [run.success for run in r.runs])
+        f"{environment}: held-out success over steps": [Panel(r.name, [run.success for run in r.runs])
                                                  for r in group]
-        for world, group in itertools.groupby(results, lambda r: r.world)
+        for environment, group in itertools.groupby(results, lambda r: r.environment)
     }  # fmt: skip
 
 

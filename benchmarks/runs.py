@@ -73,7 +73,7 @@ terminal = "plain"
 tensorboard = false
 report = false
 """
-"""A run of a few seconds: two worlds that take their time at random, evaluation, checkpoints."""
+"""A run of a few seconds: two environments that take their time at random, evaluation, checkpoints."""
 
 SIGNALS_AT = {
     "load": "silva.assembly:load_model",

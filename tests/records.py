@@ -78,7 +78,7 @@ def _completion(draw: st.DrawFn) -> dict[str, Any]:
 
 @st.composite
 def _segment(draw: st.DrawFn) -> dict[str, Any]:
-    sampled, reported = draw(_completion()), draw(st.none() | INTEGERS)
+    sampled, reported = draw(_completion()), draw(st.none() | st.integers(0, 2**40))
     if reported is not None:
         return dict.fromkeys(sampled, ()) | {"reported": reported}
     if draw(st.booleans()):

@@ -22,6 +22,7 @@ from silva.engines.settings import LocalEngineSettings
 from silva.environments.guess_number import GuessNumber
 from silva.environments.hanoi import Hanoi
 from silva.models.loading import LoadedModel, load_model
+from silva.protocols import Work
 from silva.rendering.renderer import Renderer
 from silva.rollouts.linear import Linear
 from silva.rollouts.samples import to_samples
@@ -42,12 +43,12 @@ async def play(loaded: LoadedModel, compute: ThreadPoolExecutor, stop: tuple[str
         sampling=Sampling(temperature=0.7, stop=stop),
         limits=Limits(max_turns=4, max_turn_tokens=24, max_episode_tokens=1000),
     )
-    linear = Linear(settings, Renderer(loaded.tokenizer), seed=3)  # type: ignore[arg-type]
+    linear = Linear(settings, engine, Renderer(loaded.tokenizer), seed=3)  # type: ignore[arg-type]
 
     async def group(world: GuessNumber | Hanoi, number: int) -> Group:
         tasks = world.taskset()
-        runs = linear.run(tasks.tasks("train")[number], tasks, engine, key=f"0/{world.type}/{number}")
-        return await anext(runs)
+        task, temperature = tasks.tasks("train")[number], settings.sampling.temperature
+        return await anext(linear.run(Work(f"0/{world.type}/{number}", task, tasks, temperature)))
 
     return list(await asyncio.gather(*(group(world, number) for world in WORLDS for number in range(2))))
 

@@ -16,7 +16,7 @@ from silva.config.saved import to_toml
 from silva.registries import REGISTRIES
 
 ROOT = Path(__file__).parents[1]
-RIVERS = ROOT / "examples" / "own_world" / "rivers.py"
+RIVERS = ROOT / "examples" / "own_environment" / "rivers.py"
 WORLDS = Path(__file__).parent / "worlds.py"
 CONFIG = {
     "name": "small",
@@ -124,7 +124,9 @@ def test_environment_of_an_installed_package(silva, tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(str(tmp_path))
     try:
         about = {row["name"]: row["about"] for row in json.loads(silva("envs", "--json"))}
-        assert about["river_lengths"] == "A world of your own: questions, and a tool to answer them with."
+        assert (
+            about["river_lengths"] == "An environment of your own: questions, and a tool to answer them with."
+        )
         assert about["lost"].startswith("cannot be loaded: AttributeError")  # and the others are listed
         monkeypatch.setattr("builtins.input", script("/quit"))
         assert "How many km is the" in silva("envs", "play", "river_lengths")

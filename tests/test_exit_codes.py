@@ -21,7 +21,7 @@ CODES = {
     "RenderingError": 2,
     "CapabilityError": 2,
     "ModelError": 2,
-    "RunDirectoryError": 2,
+    "RunFolderError": 2,
     "NonFiniteError": 3,
     "NoSignalError": 3,
 }

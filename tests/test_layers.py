@@ -162,5 +162,40 @@ def test_light_commands_load_nothing_heavy(arguments, tmp_path):
     assert (done.stdout, done.stderr) == ("0 True []\n", "")
 
 
-def test_installed_worlds_are_no_part_of_silva():
+ROOT = SOURCE.parent
+CODE = sorted(path for folder in ("src", "benchmarks", "examples") for path in (ROOT / folder).rglob("*.py"))
+
+
+@pytest.mark.parametrize("path", CODE, ids=lambda path: str(path.relative_to(ROOT)))
+def test_what_is_imported_from_silva_exists(path):
+    """Also where it is imported late, or for type checkers only."""
+    missing = []
+    for node in ast.walk(ast.parse(path.read_text())):
+        if not isinstance(node, ast.ImportFrom) or not (node.module or "").startswith("silva"):
+            continue
+        known = defined(node.module) if node.module in FILES else None
+        missing += [
+            f"{node.lineno}: {node.module}.{alias.name}"
+            for alias in node.names
+            if known is None or (alias.name not in known and f"{node.module}.{alias.name}" not in FILES)
+        ]
+    assert missing == []
+
+
+@cache
+def defined(module):
+    """Names that a module binds at its top level."""
+    names = set()
+    for node in ast.walk(ast.parse(FILES[module].read_text())):
+        match node:
+            case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.ClassDef(name=name):
+                names.add(name)
+            case ast.Name(id=name, ctx=ast.Store()):
+                names.add(name)
+            case ast.ImportFrom() | ast.Import():
+                names |= {alias.asname or alias.name for alias in node.names}
+    return names
+
+
+def test_installed_environments_are_no_part_of_silva():
     assert not {*plugins.entry_points()} & {*REGISTRIES.environments}

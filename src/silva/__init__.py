@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from pathlib import Path
 
-    from silva.commands.ending import Outcome
+    from silva.commands.outcome import Outcome
     from silva.config.load import Resolved
 
 __all__ = ["__version__", "train"]

@@ -14,7 +14,7 @@ from silva.config.sections import PretrainedModel
 from silva.environments.tasks import check_splits
 from silva.errors import ConfigError, ModelError, SilvaError
 from silva.models.loading import LoadedModel, load_model
-from silva.orchestrator.tasks import TaskStream, World
+from silva.orchestrator.tasks import Source, TaskStream
 from silva.ports import derive
 from silva.protocols import Engine, Placement, TaskSet, Trainer
 from silva.rendering.renderer import Renderer
@@ -113,16 +113,16 @@ class Assembly:
         settings: DifficultyPools | None = None,
         pools: Mapping[str, str] | None = None,
     ) -> TaskStream:
-        worlds = [World(e.label, self.tasksets[e.label], e.weight) for e in self.config.environments]
+        sources = [Source(e.label, self.tasksets[e.label], e.weight) for e in self.config.environments]
         seed = derive(self.config.seed, purpose)
-        return TaskStream(worlds, seed, position, passed=passed, settings=settings, pools=pools)
+        return TaskStream(sources, seed, position, passed=passed, settings=settings, pools=pools)
 
     def close(self, *, wait: bool = True) -> None:
         self.placement.close(wait=wait)
 
 
 def _taskset(environment: Any) -> TaskSet:
-    """Raises ConfigError with the world's name where its own code fails."""
+    """Raises ConfigError with the environment's name where its own code fails."""
     try:
         taskset = environment.taskset()
     except SilvaError:
@@ -136,7 +136,7 @@ def _taskset(environment: Any) -> TaskSet:
 
 
 def offers_tools(environment: Any) -> bool:
-    """Whether the settings of a world name tools, as those of `ToolQA` do."""
+    """Whether the settings of an environment name tools, as those of `ToolQA` do."""
     tools = getattr(environment, "tools", ())
     return bool(tools() if callable(tools) else tools)
 

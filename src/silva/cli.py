@@ -16,9 +16,9 @@ from silva import __version__, signals
 from silva.errors import ConfigError, NoSignalError, SilvaError
 
 if TYPE_CHECKING:
+    from silva.commands.outcome import Outcome
     from silva.config.load import Resolved
     from silva.config.schema import Registries
-    from silva.launch import Outcome
 
 EXIT_CODES = (
     "Exit codes: 0 done, 1 the run failed, 2 the input was wrong, 3 training gave up or taught nothing, "
@@ -296,7 +296,7 @@ def _envs(arguments: list[str]) -> int:
 
 
 def _about(target: str) -> str:
-    """What a world's class says of itself in its first line, else what its module says."""
+    """What an environment's class says of itself in its first line, else what its module says."""
     import importlib
 
     from silva.config.schema import import_settings

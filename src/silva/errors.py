@@ -53,7 +53,7 @@ class ContextOverflow(SilvaError, ValueError):
     """The prompt leaves no room for a single token. An error of that trajectory, not of the run."""
 
 
-class RunDirectoryError(SilvaError, FileExistsError):
+class RunFolderError(SilvaError, FileExistsError):
     """The run's directory is in the way, or cannot be written."""
 
     exit_code = 2

@@ -1,4 +1,4 @@
-"""What a command does to its process, and undoes: nothing else in Silva does."""
+"""What a command does to its process: the allocator, for good, and garbage collection while it runs."""
 
 from __future__ import annotations
 

@@ -78,7 +78,7 @@ class Tool(Protocol):
 class Request:
     """One turn to be taken: the whole context as messages and, for an actor that reads them, as tokens."""
 
-    world: str  # the environment's name in the configuration
+    label: str  # the environment's name in the configuration
     environment: Environment
     messages: Sequence[Message]
     tools: Sequence[ToolSpec]
@@ -120,12 +120,23 @@ class Actor(Protocol):
     async def reply(self, request: Request) -> Reply: ...
 
 
-class Rollout(Protocol):
-    """A strategy: how one task becomes groups of trajectories."""
+@dataclass(frozen=True, slots=True)
+class Work:
+    """A task to be played. `id` is unique in a run; all random numbers of the work derive from it."""
 
-    def run(
-        self, task: Task, taskset: TaskSet, engine: Engine, *, key: str, temperature: float | None = None
-    ) -> AsyncIterator[Group]: ...  # None: the configured temperature
+    id: str
+    task: Task
+    taskset: TaskSet
+    temperature: float
+
+
+class Rollout(Protocol):
+    """A strategy: how one piece of work becomes groups of trajectories.
+
+    Keys of groups and ids of trajectories begin with the id of the work, so that they are unique too.
+    """
+
+    def run(self, work: Work) -> AsyncIterator[Group]: ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -175,6 +175,7 @@ class Segment:
 
     def __post_init__(self) -> None:
         _check(self.reported is None or not self.tokens, "Segment: reported tokens are not given")
+        _check((self.reported or 0) >= 0, f"Segment: reported: got {self.reported}, expected 0 or more")
         if self.source == "policy":
             _same_length("Segment", self.tokens, logprobs=self.logprobs, versions=self.versions)
             # Engines behind an interface may give neither of these two.

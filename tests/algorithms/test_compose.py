@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from tests.algorithms.by_hand import assigned, batch, failed, group, one_turn, recipe, trajectory, turn
 
-from silva.algorithms.compose import drop_reason, next_state, select, with_penalties
+from silva.algorithms.compose import compare, drop_reason, next_state, with_penalties
 from silva.algorithms.control import AdaptiveEntropy, AdaptiveKl, AdaptiveTemperature
 from silva.algorithms.filters import VarianceFilter
 from silva.types import Group
@@ -91,8 +91,8 @@ def test_selection_sees_what_the_credit_sees() -> None:
     groups = [sooner_or_later(), batch(0, 0.3, key="h"), batch(0, 0.8, key="i")]
     keep = VarianceFilter(keep="top_k", value=2)
     made = recipe("reinforce", credit="turn", variance_filter=keep)
-    assert select(made, groups, 3) == [None, "low_variance", None]
-    assert select(recipe("reinforce", variance_filter=keep), groups, 3) == ["zero_variance", None, None]
+    assert compare(made, groups) == [None, "low_variance", None]
+    assert compare(recipe("reinforce", variance_filter=keep), groups) == ["zero_variance", None, None]
 
 
 def test_difficulty_by_hand() -> None:
@@ -109,21 +109,13 @@ def test_selection_by_hand() -> None:
     groups = [batch(0, r, key=f"g{i}") for i, r in enumerate((1, 4, 0, 2, 3))]
     low, zero = "low_variance", "zero_variance"
     made = recipe("starpo", variance_filter=VarianceFilter(keep="top_fraction", value=0.4))
-    assert select(made, groups, 5) == [low, None, zero, low, None]
-    assert select(made, groups, 1) == [
-        low,
-        None,
-        zero,
-        low,
-        "surplus",
-    ]  # played last, though kept by the filter
-    assert select(recipe("grpo"), groups, 3) == [None, None, None, "surplus", "surplus"]
-    assert select(recipe("grpo"), groups, 9) == [None] * 5 and select(made, [], 3) == []
+    assert compare(made, groups) == [low, None, zero, low, None]
+    assert compare(recipe("grpo"), groups) == [None] * 5 and compare(made, []) == []
 
 
 def test_starpo_s_trains_the_quarter_that_varies_most() -> None:
     groups = [batch(0, r, key=f"g{r}") for r in range(8)]
-    assert select(recipe("starpo_s"), groups, 2) == ["zero_variance"] + ["low_variance"] * 5 + [None] * 2
+    assert compare(recipe("starpo_s"), groups) == ["zero_variance"] + ["low_variance"] * 5 + [None] * 2
 
 
 # State.
@@ -163,7 +155,7 @@ def test_the_entropy_bonus_follows_the_entropy_by_hand() -> None:
              (0.3, 0, 0), (0.3, 0, 0)]  # fmt: skip
     for entropy, c, coef in steps:
         state = next_state(made, state, [], {"entropy": entropy}, 1.0)
-        assert state == {"entropy_c": pytest.approx(c), "entropy_coef": pytest.approx(coef)}
+        assert state == {"entropy_coef_ungated": pytest.approx(c), "entropy_coef": pytest.approx(coef)}
         assert made.loss_spec(state).params["entropy_coef"] == state["entropy_coef"]
     assert next_state(made, state, [], {}, 1.0) == state
 

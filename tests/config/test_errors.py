@@ -171,7 +171,7 @@ def test_too_many_environments(write, refuse):
     write("a.toml", "".join(f'[[environments]]\ntype = "toy"\nname = "{i}"\n' for i in range(1001)))
     assert refuse("@ a.toml") == (
         "a.toml:1: environments = a list of 1001 tables\n    expected at most 1000 tables: each is evaluated on "
-        "its own; many variants of a world are tasks of one"
+        "its own; many variants of an environment are tasks of one"
     )
 
 

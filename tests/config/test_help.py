@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from silva.config import shape
+from silva.config import field_types
 from silva.config.help import help_text
 from silva.config.schema import run_config
 from silva.errors import ConfigError
@@ -106,15 +106,15 @@ Order: command line > TOML files, left to right, each over its `extends` > SILVA
 
 def test_every_section_and_key_is_there(registries):
     text = page(registries)
-    for path, field, model in shape.fields(run_config(registries)):
+    for path, field, model in field_types.fields(run_config(registries)):
         if path == ("environments",):
             assert "[[environments]] of every type" in text
-        elif shape.sections(field.annotation):
-            assert f"[{shape.dotted(path)}]" in text
+        elif field_types.sections(field.annotation):
+            assert f"[{field_types.dotted(path)}]" in text
         elif path[-1] != "type":
             assert f"  {path[-1]} = " in text, path
         else:
-            assert f'type = "{shape.tag(model)}"' in text
+            assert f'type = "{field_types.tag(model)}"' in text
     assert max(map(len, text.splitlines())) <= 110
 
 

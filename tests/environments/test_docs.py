@@ -32,7 +32,7 @@ def test_the_page_shows_a_world_of_each_kind() -> None:
 
 
 @pytest.mark.parametrize("name", BLOCKS)
-def test_a_shown_world_works(name: str, tmp_path: Path, play_out) -> None:
+def test_a_shown_environment_works(name: str, tmp_path: Path, play_out) -> None:
     file = tmp_path / f"{name.lower()}.py"
     file.write_text(BLOCKS[name])
     found = find_environment(f"{file}:{name}", EnvironmentSettings)

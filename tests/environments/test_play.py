@@ -71,7 +71,7 @@ def test_the_expert_can_take_over_and_a_player_can_leave() -> None:
 def test_only_what_the_world_has_is_offered() -> None:
     rewards, written, _ = session(FrozenLake(size=2, eval_size=1), LAKE, ["/tool {}", "r||d"])
     assert written[0] == "Write a reply. /expert plays an expert's reply, /quit leaves."
-    assert written[2] == "This world has no tools." and rewards == {"goal": 1.0}
+    assert written[2] == "This environment has no tools." and rewards == {"goal": 1.0}
     assert session(Calculator(), SUM, [])[1][0] == (
         "Write a reply. /tool {...} calls a tool, /expert plays an expert's reply, /quit leaves."
     )

@@ -13,13 +13,14 @@ import pytest
 from tests.algorithms.by_hand import group, one_turn, recipe
 
 from silva.orchestrator import rl
-from silva.orchestrator.buffer import Batch
 from silva.orchestrator.state import RunState
 from silva.types import Sample, Signals, Trajectory
 
 
 class LengthCritic:
     """A value is the length of the row, and the trainer notes what it scored."""
+
+    version = 0
 
     def __init__(self) -> None:
         self.scored: list[list[int]] = []
@@ -45,16 +46,17 @@ def test_a_cut_off_episode_goes_on_with_the_value_of_its_next_state(
     given: dict[str, Any], scored: list[int], returns: list[float]
 ) -> None:
     """gamma = lam = 1, so that a return is the reward and what follows."""
-    batch = Batch(
-        1, kept=[group("g", played("a", 1), played("b", 2, stop_reason="max_turns", next_context=(1,) * 6))]
-    )
+    cut_off = played("b", 2, stop_reason="max_turns", next_context=(1,) * 6)
+    groups = [group("g", played("a", 1), cut_off)]
 
     async def sleep() -> None: ...
 
     trainer = LengthCritic()
     engine = SimpleNamespace(sleep=sleep, capabilities=SimpleNamespace(context=32))
-    parts = SimpleNamespace(recipe=recipe("ppo", whiten=None, **given), trainer=trainer, engine=engine)
-    samples = asyncio.run(rl.Loop(cast(rl.Parts, parts), RunState())._with_advantages(batch))
+    buffer = SimpleNamespace(work=SimpleNamespace(level=0, in_flight=[]))
+    made = recipe("ppo", whiten=None, **given)
+    parts = SimpleNamespace(recipe=made, trainer=trainer, engine=engine, buffer=buffer)
+    ((_, samples),) = asyncio.run(rl.Loop(cast(rl.Parts, parts), RunState())._with_advantages(groups))
     assert trainer.scored == [scored]
     assert [s.trajectory for s in samples] == ["a", "b"]
     assert [float(s.returns[-1]) for s in samples if s.returns is not None] == returns

@@ -1,7 +1,7 @@
 """A batch: in order of issue whatever finishes first, filtered, refilled within the limit, recorded."""
 
 import asyncio
-from types import SimpleNamespace
+import math
 
 import pytest
 
@@ -9,8 +9,10 @@ from silva.algorithms.filters import VarianceFilter
 from silva.algorithms.recipes import Dapo, Grpo, Ppo, StarpoS
 from silva.errors import NoSignalError
 from silva.orchestrator.buffer import Buffer
-from silva.orchestrator.rl import rollout_rows, split
-from silva.orchestrator.tasks import TaskStream, World
+from silva.orchestrator.rl import split
+from silva.orchestrator.rollout_rows import training_rows
+from silva.orchestrator.tasks import Source, TaskStream
+from silva.orchestrator.work import WorkQueue
 from silva.storage.ledger import Ledger, audit, read
 from silva.types import Group, Segment, Task, Trajectory, Turn
 
@@ -25,17 +27,15 @@ class Tasks:
 class Played:
     """A rollout whose k-th group has the k-th rewards (None: failed); later groups finish first."""
 
-    settings = SimpleNamespace(group_size=2)
-
     def __init__(self, *rewards):
         self.rewards, self.calls = rewards, 0
 
-    async def run(self, task, taskset, engine, *, key, temperature=None):
+    async def run(self, work):
         rewards = self.rewards[self.calls % len(self.rewards)]
         self.calls += 1
         for _ in range(50 - self.calls):
             await asyncio.sleep(0)
-        yield Group(key, task, tuple(trajectory(f"{key}/{i}", r) for i, r in enumerate(rewards)))
+        yield Group(work.id, work.task, tuple(trajectory(f"{work.id}/{i}", r) for i, r in enumerate(rewards)))
 
 
 def trajectory(id, reward):
@@ -46,18 +46,17 @@ def trajectory(id, reward):
 
 
 def collect(tmp_path, *rewards, groups=4, max_refills=2, drop=True, seen=None, recipe=None, rollout=None):
+    recipe = recipe or Grpo(drop_zero_variance=drop, max_refills=max_refills)
     ledger = Ledger.create(tmp_path / "ledger.jsonl")
-    buffer = Buffer(
-        stream=TaskStream([World("world", Tasks(), 1.0)], 0),
-        rollout=rollout or Played(*rewards),
-        engine=None,
-        recipe=recipe or Grpo(drop_zero_variance=drop, max_refills=max_refills),
-        ledger=ledger,
-        groups=groups,
-        longest=100,
-        on_groups=(lambda done, total: seen.append((done, total))) if seen is not None else lambda *_: None,
+    work = WorkQueue(
+        TaskStream([Source("world", Tasks(), 1.0)], 0),
+        rollout or Played(*rewards),
+        ledger,
+        batch=math.ceil(groups * recipe.oversample),
+        steps=10,
+        on_played=(lambda done, total: seen.append((done, total))) if seen is not None else lambda *_: None,
     )
-    return asyncio.run(buffer.collect(7, 1.0))
+    return asyncio.run(Buffer(work, recipe, ledger, size=groups, longest=100).collect(7, 1.0))
 
 
 def keys(groups):
@@ -78,7 +77,7 @@ def test_what_teaches_nothing_is_dropped_with_its_reason_and_refilled(tmp_path):
         ("s7g1", "zero_variance"), ("s7g2", "failed"), ("s7g3", "zero_variance"),
         ("s7g6", "zero_variance")]  # fmt: skip
     records = read(tmp_path / "ledger.jsonl")
-    issued = [(r.fields["group"], r.fields["attempt"]) for r in records if r.event == "issued"]
+    issued = [(r.fields["work"], r.fields["attempt"]) for r in records if r.event == "issued"]
     assert issued == [(f"s7g{i}", attempt) for i, attempt in enumerate((0, 0, 0, 0, 1, 1, 1, 2))]
     assert audit(records) == []
     assert [s[-1] for s in audit(records, finished=True)] == ["d"] * 4  # kept, and not trained yet
@@ -98,10 +97,10 @@ def test_without_the_filter_equal_groups_are_kept_and_failed_ones_are_not(tmp_pa
 def test_a_group_that_failed_in_part_trains_on_the_rest(tmp_path):
     batch = collect(tmp_path, PARTLY, groups=1)
     assert [t.id for t in batch.kept[0].scored] == ["s7g0/1", "s7g0/2"]
-    assert [(row.status, row.reason) for row in rollout_rows(batch, [])] == [
+    assert [(row.status, row.reason) for row in training_rows(batch, [])] == [
         ("failed", "redo: step: ValueError: 0"), ("trained", ""), ("trained", "")]  # fmt: skip
     sealed = next(r for r in read(tmp_path / "ledger.jsonl") if r.event == "sealed")
-    assert sealed.fields["rewards"] == [None, 0.0, 1.0]
+    assert sealed.fields["groups"]["s7g0"]["rewards"] == [None, 0.0, 1.0]
 
 
 def test_when_every_episode_fails_the_commonest_error_is_named(tmp_path):
@@ -112,19 +111,14 @@ def test_when_every_episode_fails_the_commonest_error_is_named(tmp_path):
 
 def test_an_error_that_is_no_episode_s_ends_the_batch_as_it_is(tmp_path):
     class Broken(Played):
-        async def run(self, task, taskset, engine, *, key, temperature=None):
-            if key == "s7g2":
+        async def run(self, work):
+            if work.id == "s7g2":
                 raise RuntimeError("the engine is gone")
-            yield Group(key, task, ())
+            yield Group(work.id, work.task, ())
             await asyncio.sleep(3600)
 
-    ledger = Ledger.create(tmp_path / "ledger.jsonl")
-    stream = TaskStream([World("world", Tasks(), 1.0)], 0)
-    buffer = Buffer(
-        stream=stream, rollout=Broken(), engine=None, recipe=Grpo(), ledger=ledger, groups=4, longest=100
-    )
     with pytest.raises(RuntimeError, match="the engine is gone"):
-        asyncio.run(buffer.collect(7, 1.0))
+        collect(tmp_path, rollout=Broken())
 
 
 def dropped(batch):
@@ -156,7 +150,7 @@ def test_what_is_left_over_is_surplus(tmp_path):
     batch = collect(tmp_path, VARIED, groups=3, recipe=Grpo(oversample=1.5))
     assert keys(batch.kept) == ["s7g0", "s7g1", "s7g2"]
     assert dropped(batch) == [("s7g3", "surplus"), ("s7g4", "surplus")]
-    assert [row.status for row in rollout_rows(batch, [])] == ["trained"] * 6 + ["dropped"] * 4
+    assert [row.status for row in training_rows(batch, [])] == ["trained"] * 6 + ["dropped"] * 4
 
 
 def test_without_a_filter_only_what_is_missing_is_refilled(tmp_path):
@@ -181,16 +175,16 @@ class Spoken(Played):
         super().__init__(*rewards)
         self.temperatures = []
 
-    async def run(self, task, taskset, engine, *, key, temperature=None):
-        self.temperatures.append(temperature)
+    async def run(self, work):
+        self.temperatures.append(work.temperature)
         rewards = self.rewards[0]
         played = []
         for i, reward in enumerate(rewards):
             count = 60 + 20 * i
             said = Segment("policy", (3,) * count, logprobs=(-1.0,) * count, versions=(0,) * count)
-            turns = (Turn(f"{key}/{i}/0", (Segment("environment", (1, 2)), said), fresh=True),)
-            played.append(Trajectory(f"{key}/{i}", turns, "terminated", rewards={"score": reward}))
-        yield Group(key, task, tuple(played))
+            turns = (Turn(f"{work.id}/{i}/0", (Segment("environment", (1, 2)), said), fresh=True),)
+            played.append(Trajectory(f"{work.id}/{i}", turns, "terminated", rewards={"score": reward}))
+        yield Group(work.id, work.task, tuple(played))
 
 
 def test_groups_come_shaped_and_the_ledger_has_their_raw_rewards(tmp_path):
@@ -201,7 +195,7 @@ def test_groups_come_shaped_and_the_ledger_has_their_raw_rewards(tmp_path):
     assert [t.shaped["overlong"] for t in played] == [0, 0, -1, -1]
     assert [t.shaped_reward for t in played] == [1, 0, 0, 0]
     sealed = next(r for r in read(tmp_path / "ledger.jsonl") if r.event == "sealed")
-    assert sealed.fields["rewards"] == [*rewards]
+    assert sealed.fields["groups"]["s7g0"]["rewards"] == [*rewards]
 
 
 def test_penalties_alone_make_no_group_worth_training(tmp_path):
@@ -214,6 +208,42 @@ def test_every_group_of_a_batch_is_played_at_one_temperature(tmp_path):
     rollout = Spoken((0.0, 0.0))
     collect(tmp_path, groups=2, max_refills=1, rollout=rollout)
     assert rollout.temperatures == [1.0] * 4  # refills too
+
+
+class ByTurn:
+    """A rollout that makes three groups of a task, as one that compares thoughts at every turn does."""
+
+    def __init__(self, *rewards):
+        self.rewards, self.calls = rewards, 0
+
+    async def run(self, work):
+        mine = self.rewards[self.calls]
+        self.calls += 1
+        for turn, rewards in enumerate(mine):
+            key = f"{work.id}.{turn}"
+            yield Group(key, work.task, tuple(trajectory(f"{key}/{i}", r) for i, r in enumerate(rewards)))
+
+
+def test_a_piece_of_work_may_give_several_groups_or_none(tmp_path):
+    """Two pieces are wanted. The second has no group to train and the third none at all, so that two more
+    are played; what is dropped is dropped group by group."""
+    rollout = ByTurn((VARIED, EQUAL, VARIED), (EQUAL, EQUAL), (), (VARIED,))
+    batch = collect(tmp_path, groups=2, rollout=rollout)
+    assert keys(batch.kept) == ["s7g0.0", "s7g0.2", "s7g3.0"]
+    assert dropped(batch) == [(f"s7g{name}", "zero_variance") for name in ("0.1", "1.0", "1.1")]
+    records = read(tmp_path / "ledger.jsonl")
+    sealed = {r.fields["work"]: list(r.fields["groups"]) for r in records if r.event == "sealed"}
+    assert sealed == {
+        "s7g0": ["s7g0.0", "s7g0.1", "s7g0.2"], "s7g1": ["s7g1.0", "s7g1.1"], "s7g2": [], "s7g3": ["s7g3.0"],
+    }  # fmt: skip
+    assert audit(records) == []
+
+
+def test_surplus_is_whole_pieces_of_work(tmp_path):
+    rollout = ByTurn((VARIED, VARIED), (VARIED,), (VARIED, EQUAL, VARIED))
+    batch = collect(tmp_path, groups=2, rollout=rollout, recipe=Grpo(oversample=1.5))
+    assert keys(batch.kept) == ["s7g0.0", "s7g0.1", "s7g1.0"]
+    assert dropped(batch) == [("s7g2.1", "zero_variance"), ("s7g2.0", "surplus"), ("s7g2.2", "surplus")]
 
 
 @pytest.mark.parametrize(

@@ -1,11 +1,10 @@
 """When the loop warns of a fall: as soon as it shows, and once more at the last step."""
 
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
-from silva.orchestrator.rl import Loop
+from silva.orchestrator.evaluations import fallen
 from silva.orchestrator.state import RunState
 
 
@@ -33,13 +32,14 @@ def rows(mean):
     ],
 )
 def test_once_and_at_the_end(step, last, now, warns):
-    parts = SimpleNamespace(
-        settings=SimpleNamespace(steps=100), store=SimpleNamespace(path=lambda n: Path(f"{n}"))
-    )
     state = RunState(
         step=step, eval_before=rows(0.1), eval_last=rows(last), eval_best=rows(0.7), best_step=30
     )
-    text = Loop(parts, state)._fallen(rows(now))
+
+    def warning(state):
+        return fallen(state, rows(now), 100, lambda step: Path(f"{step}"))
+
+    text = warning(state)
     assert ("from 70.0% [60.0%, 80.0%] at step 30" in text) is warns and bool(text) is warns
     again = RunState.decode(state.encode())  # as after a resume
-    assert Loop(parts, again)._fallen(rows(now)) == text
+    assert warning(again) == text

@@ -32,7 +32,7 @@ def run(tmp_path):
     ledger = Ledger.create(tmp_path / "ledger.jsonl")
     ledger.record("imitated", contents=(content(20),))
     for number in (10, 11):
-        ledger.record("issued", group=f"g{number}", task="t", environment="w", step=1, attempt=0, rollouts=2,
+        ledger.record("issued", work=f"g{number}", task="t", environment="w", step=1, attempt=0,
                       content=content(number))  # fmt: skip
     ledger.commit()
     return tmp_path

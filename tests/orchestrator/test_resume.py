@@ -347,7 +347,8 @@ def test_the_state_of_controllers_goes_on_to_the_bit(server, tmp_path):
     rows, files = left_by(whole.path)
     controllers = controllers_of(whole.path)
     assert controllers.keys() == {
-        "baseline/parity", "baseline/letters", "temperature", "kl_coef", "entropy_c", "entropy_coef"
+        "baseline/parity", "baseline/letters", "temperature", "kl_coef", "entropy_coef_ungated",
+        "entropy_coef",
     }  # fmt: skip
     logged = {name.removeprefix("control/"): v for name, v in rows[4].items() if "control/" in name}
     assert controllers == logged

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from tests.algorithms.by_hand import batch, group, one_turn, recipe
 
-from silva.orchestrator.buffer import Batch, Dropped
+from silva.orchestrator.buffer import Batch, Dropped, Piece
 from silva.orchestrator.silence import explain, lonely, teaches
 from silva.rollouts.samples import to_samples
 
@@ -53,9 +53,9 @@ def test_groups_of_one_are_lonely_where_a_group_is_compared():
     ],
 )
 def test_why_a_step_taught_nothing(reason, rewards, given, words):
-    left_out = Batch(3, dropped=[Dropped(batch(*rewards, key=key), reason) for key in "gh"])
+    left_out = Batch(3, [Piece([], [Dropped(batch(*rewards, key=key), reason)]) for key in "gh"])
     text = explain(recipe("grpo", **given), left_out, 4)
     assert text.startswith(f"step 3 trained nothing, since all 2 groups were left out (2 {reason}). ")
     assert words in text
-    kept = explain(recipe("grpo"), Batch(3, kept=[batch(1.0, 1.0)]), 4)
+    kept = explain(recipe("grpo"), Batch(3, [Piece([batch(1.0, 1.0)])]), 4)
     assert kept.startswith("step 3 trained on rows whose advantages are all 0. The episodes of a task all")

@@ -4,7 +4,7 @@ import pytest
 
 from silva.algorithms.filters import DifficultyPools
 from silva.orchestrator.state import RunState
-from silva.orchestrator.tasks import TaskStream, World
+from silva.orchestrator.tasks import Source, TaskStream
 from silva.types import Group, Segment, Task, Trajectory, Turn
 
 
@@ -18,8 +18,8 @@ class Listed:
 
 
 def stream(seed=0, position=None, weights=(1.0, 3.0), sizes=(5, 7)):
-    worlds = [World(n, Listed(n, s), w) for n, s, w in zip("ab", sizes, weights, strict=True)]
-    return TaskStream(worlds, seed, position)
+    sources = [Source(n, Listed(n, s), w) for n, s, w in zip("ab", sizes, weights, strict=True)]
+    return TaskStream(sources, seed, position)
 
 
 def drawn(stream, count):
@@ -68,17 +68,17 @@ def played(task, *rewards):
 
 
 def pooled(position=None, pools=None, passed=None, weights=(1.0,), **settings):
-    worlds = [World(name, Listed(name, 40), weight) for name, weight in zip("ab", weights, strict=False)]
-    return TaskStream(worlds, 0, position, passed=passed, settings=DifficultyPools(**settings), pools=pools)
+    sources = [Source(name, Listed(name, 40), weight) for name, weight in zip("ab", weights, strict=False)]
+    return TaskStream(sources, 0, position, passed=passed, settings=DifficultyPools(**settings), pools=pools)
 
 
 def test_pools_by_the_mean_of_the_last_group():
     made = pooled(easy_threshold=0.9, hard_threshold=0.1)
     tasks = Listed("a", 4).all
     for task, rewards in zip(tasks, [(1, 1), (0, 0), (1, 0), (1, 1)], strict=True):
-        made.sort(played(task, *rewards))
+        made.remember(played(task, *rewards))
     assert made.pools == {"a/a0": "easy", "a/a1": "hard", "a/a3": "easy"}
-    made.sort(played(tasks[3], 1, 0))
+    made.remember(played(tasks[3], 1, 0))
     assert made.pools == {"a/a0": "easy", "a/a1": "hard"}
 
 
@@ -89,7 +89,7 @@ def test_easy_and_hard_tasks_come_again_as_often_as_their_shares_say():
     assert min(ids) == 20
     hard, normal = sum(i < 30 for i in ids), sum(i >= 30 for i in ids)
     assert 0.4 < hard / normal < 0.6  # ten tasks each; standard error 0.04
-    assert drawn(pooled(), 40) == drawn(TaskStream([World("a", Listed("a", 40), 1.0)], 0), 40)
+    assert drawn(pooled(), 40) == drawn(TaskStream([Source("a", Listed("a", 40), 1.0)], 0), 40)
 
 
 def test_where_every_task_is_passed_over_the_last_one_comes_all_the_same():

@@ -22,7 +22,7 @@ TOOL = ToolSpec(
 
 def ask(actor: Any, environment: Any = None, **changes: Any) -> Reply:
     values: dict[str, Any] = (
-        dict(world="w", messages=(), prefill="", tools=(), max_tokens=9, seed=4, session="s") | changes
+        dict(label="w", messages=(), prefill="", tools=(), max_tokens=9, seed=4, session="s") | changes
     )
     request = Request(environment=environment, render=lambda: [1, 2, 3], **values)
     return asyncio.run(actor.reply(request))
@@ -85,7 +85,7 @@ def test_what_cannot_play_itself_is_refused(renderer) -> None:
     with pytest.raises(
         CapabilityError, match=r"'towns' cannot play itself: .* expert_reply\(\) .* on object"
     ):
-        ask(Script(renderer), object(), world="towns")
+        ask(Script(renderer), object(), label="towns")
 
 
 class Caller(Player):

@@ -12,6 +12,7 @@ import pytest
 from silva.engines.scripted import ScriptedEngine
 from silva.errors import EngineError
 from silva.ports import derive
+from silva.protocols import Work
 from silva.rollouts.linear import Linear
 from silva.rollouts.settings import LinearRolloutSettings
 from silva.types import Group, Message, Step
@@ -22,10 +23,10 @@ def run(task, renderer):
     """`run(world, engine, group_size=3)` -> the group."""
 
     def go(world, engine, *, on_turn=lambda episode, waiting_for: None, **values: Any) -> Group:
-        linear = Linear(LinearRolloutSettings(**values), renderer, seed=7, on_turn=on_turn)
+        linear = Linear(LinearRolloutSettings(**values), engine, renderer, seed=7, on_turn=on_turn)
 
         async def collect() -> list[Group]:
-            return [group async for group in linear.run(task, world, engine, key="0/k")]
+            return [group async for group in linear.run(Work("0/k", task, world, 1.0))]
 
         (group,) = asyncio.run(collect())
         return group
@@ -56,10 +57,10 @@ def test_luck_is_of_the_run_the_group_and_the_episode(renderer, world, talk, spe
 
     def luck(seed: int, key: str) -> list[int]:
         places = world(talk)
-        linear = Linear(LinearRolloutSettings(group_size=3), renderer, seed=seed)
+        linear = Linear(LinearRolloutSettings(group_size=3), speaker("yes"), renderer, seed=seed)
 
         async def play() -> None:
-            async for _ in linear.run(task, places, speaker("yes"), key=key):
+            async for _ in linear.run(Work(key, task, places, 1.0)):
                 pass
 
         asyncio.run(play())

@@ -20,11 +20,16 @@ from silva.storage.ledger import Ledger, Record, audit, history, read, token_dig
 
 
 def issue(ledger, group, step=1, attempt=0):
-    ledger.record("issued", group=group, task=group, environment="w", step=step, attempt=attempt, rollouts=2)
+    ledger.record("issued", work=group, task=group, environment="w", step=step, attempt=attempt)
 
 
-def seal(ledger, group, step=1):
-    ledger.record("sealed", group=group, step=step, trajectories=["a", "b"], rewards=[1.0, None], digest="00")
+RESULT = {"trajectories": ["a", "b"], "rewards": [1.0, None], "digest": "00"}
+
+
+def seal(ledger, work, step=1, groups=None):
+    """Work that gave one group of its name, or these."""
+    names = [work] if groups is None else groups
+    ledger.record("sealed", work=work, step=step, groups=dict.fromkeys(names, RESULT))
 
 
 def one_step(ledger, step, groups):
@@ -63,7 +68,7 @@ def test_nothing_is_written_before_commit_and_one_append_a_batch(path):
         ledger.commit()
         ledger.commit()  # an empty buffer costs nothing
     assert disk.operations == 2  # one append, one fsync
-    assert [record.fields["group"] for record in read(path)] == ["a", "b"]
+    assert [record.fields["work"] for record in read(path)] == ["a", "b"]
 
 
 def test_open_goes_on_where_the_last_commit_ended(path):
@@ -184,7 +189,7 @@ def test_a_full_disk_is_named_and_costs_nothing_that_was_committed(path):
         assert disk.fired == 1 and caught.value.__cause__.errno == errno.ENOSPC
         assert path.read_bytes() == before
     ledger.commit()  # there is room again: the buffer was kept
-    assert [record.fields["group"] for record in read(path)[4:]] == ["late 1", "late 2"]
+    assert [record.fields["work"] for record in read(path)[4:]] == ["late 1", "late 2"]
 
 
 def test_two_writers_are_noticed(path):
@@ -232,7 +237,8 @@ class Unsynced(Files):
 
 
 def run_with_crashes(path, draw, steps, crashes):
-    """A tiny run: redo, drops, two updates a step, a checkpoint now and then, killed `crashes` times."""
+    """A tiny run: work of no group or several, drops, two updates a step, a checkpoint now and then; killed
+    `crashes` times."""
     with use_files(Unsynced()):
         _run_with_crashes(path, draw, steps, crashes)
 
@@ -259,21 +265,20 @@ def live(ledger, draw, saved, steps, budget):
                 raise InterruptedError
 
     for step in range(saved[-1][0] + 1, steps + 1):
-        groups = [f"{step}/{index}" for index in range(draw(st.integers(1, 4)))]
-        for group in groups:
-            for attempt in range(draw(st.integers(1, 2))):
-                issue(ledger, group, step, attempt)
+        works = [f"{step}/{index}" for index in range(draw(st.integers(1, 4)))]
+        for work in works:
+            issue(ledger, work, step)
         ledger.commit()
         tick()
         kept = []
-        for group in groups:
-            fate = draw(st.sampled_from(["train", "drop", "drop sealed"]))
-            if fate != "drop":
-                seal(ledger, group, step)
-            if fate != "train":
-                ledger.record("dropped", group=group, reason="zero variance")
-            else:
-                kept.append(group)
+        for work in works:
+            groups = [f"{work}.{turn}" for turn in range(draw(st.integers(0, 3)))]
+            seal(ledger, work, step, groups)
+            for group in groups:
+                if draw(st.booleans()):
+                    ledger.record("dropped", group=group, reason="zero variance")
+                else:
+                    kept.append(group)
             if draw(st.booleans()):
                 ledger.commit()
                 tick()
@@ -308,8 +313,8 @@ def test_random_runs_with_crashes_audit_clean(tmp_path_factory, data):
         group for record in effective if record.event == "trained" for group in record.fields["groups"]
     ]
     dropped = [record.fields["group"] for record in effective if record.event == "dropped"]
-    issued = {record.fields["group"] for record in effective if record.event == "issued"}
-    assert sorted(trained + dropped) == sorted(issued)  # each exactly once
+    sealed = [group for record in effective if record.event == "sealed" for group in record.fields["groups"]]
+    assert sorted(trained + dropped) == sorted(sealed)  # each exactly once
 
 
 def renumber(records):
@@ -329,9 +334,9 @@ def plant(kind, records, index):
         return [*before, record, change(record, groups=record.fields["groups"][:1]), *after]
     if kind == "trained unsealed" and is_trained:
         group = record.fields["groups"][0]
-        return [r for r in records if not (r.event == "sealed" and r.fields["group"] == group)]
+        return [r for r in records if not (r.event == "sealed" and group in r.fields["groups"])]
     if kind == "sealed unissued" and record.event == "sealed":
-        return [*before, change(record, group="never issued"), *after]
+        return [*before, change(record, work="never issued"), *after]
     if kind == "sealed twice" and record.event == "sealed":
         return [*before, record, record, *after]
     if kind == "issued twice" and record.event == "issued":
@@ -346,22 +351,34 @@ def plant(kind, records, index):
         return [*before, change(record, groups=record.fields["groups"][1:]), *after]
     if kind == "version skipped" and record.event == "published" and record.fields["version"] > 1:
         return [*before, change(record, version=record.fields["version"] + 1), *after]
-    if kind == "rewards misaligned" and record.event == "sealed":
-        return [*before, change(record, rewards=[1.0]), *after]
+    if kind == "rewards misaligned" and record.event == "sealed" and record.fields["groups"]:
+        (group, *_) = record.fields["groups"]
+        wrong = {**record.fields["groups"], group: {**RESULT, "rewards": [1.0]}}
+        return [*before, change(record, groups=wrong), *after]
+    if kind == "group of two works" and record.event == "sealed" and record.fields["groups"]:
+        other = Record(
+            0, "issued", {"work": "other", "task": "t", "environment": "w", "step": 1, "attempt": 0}
+        )
+        return [*before, record, other, change(record, work="other"), *after]
+    if kind == "work skipped" and is_trained:
+        work = Record(0, "issued", {"work": "slow", "task": "t", "environment": "w", "step": 0, "attempt": 0})
+        return [work, *records]
     return None
 
 
 EXPECTED = {
     "trained twice": "trained twice",
-    "trained unsealed": "trained after issued, expected after sealed",
-    "sealed unissued": "group never issued sealed after nothing, expected after issued",
+    "trained unsealed": "trained after nothing, expected after sealed",
+    "sealed unissued": "work never issued sealed after nothing, expected after issued",
     "sealed twice": "sealed twice",
-    "issued twice": "issued as attempt|issued twice",
+    "issued twice": "issued after it was issued, expected once",
     "dropped and trained": "trained after dropped, expected after sealed",
-    "trained and dropped": "dropped after trained, expected after issued or sealed",
+    "trained and dropped": "dropped after trained, expected after sealed",
     "skipped": "was skipped: sealed, then",
+    "work skipped": "work slow was skipped: issued, then training went on to what was issued later",
     "version skipped": "published version",
     "rewards misaligned": "got 1 rewards, expected 2",
+    "group of two works": "sealed twice",
 }
 
 
@@ -387,8 +404,8 @@ def test_planted_violations_are_found(tmp_path_factory, kind):
     assert planted >= 10
 
 
-def test_a_group_lost_in_a_rolled_back_past_is_found(path):
-    """The bug of a data cursor that runs ahead: after the restart the group is not issued again."""
+def test_work_lost_in_a_rolled_back_past_is_found(path):
+    """The bug of a data cursor that runs ahead: after the restart the work is not issued again."""
     ledger = Ledger.create(path)
     one_step(ledger, 1, ["a"])
     saved = ledger.position
@@ -399,16 +416,29 @@ def test_a_group_lost_in_a_rolled_back_past_is_found(path):
     one_step(ledger, 3, ["d"])
     assert audit(read(path)) == [
         "seq 10: published version 3, expected 2",
-        "group b of step 2 was skipped: issued, then training went on to step 3",
+        "work b was skipped: issued, then training went on to what was issued later",
     ]
 
 
-def test_groups_in_flight_are_fine_until_the_run_has_finished(path):
+def test_work_in_flight_is_issued_again_after_a_restart_and_only_then(path):
+    ledger = Ledger.create(path)
+    one_step(ledger, 1, ["a"])
+    issue(ledger, "b", step=1)
+    saved = ledger.position
+    issue(ledger, "b", step=1)
+    ledger.commit()
+    assert audit(read(path)) == [
+        "seq 5: work b issued after it was issued, expected once, or again after a restart"
+    ]
+    ledger.roll_back(saved, step=1)
+    one_step(ledger, 2, ["b"])
+    assert audit(read(path), finished=True) == []
+
+
+def test_work_in_flight_is_fine_until_the_run_has_finished(path):
     ledger = Ledger.create(path)
     one_step(ledger, 1, ["a"])
     issue(ledger, "b", step=2)
     ledger.commit()
     assert audit(read(path)) == []
-    assert audit(read(path), finished=True) == [
-        "group b of step 2 was skipped: issued, then the run has finished"
-    ]
+    assert audit(read(path), finished=True) == ["work b was skipped: issued, then the run has finished"]

@@ -9,10 +9,10 @@ import sys
 
 import pytest
 
-from silva.errors import LedgerError, RunDirectoryError
+from silva.errors import LedgerError, RunFolderError
 from silva.ports import FaultyFiles, Files, use_files
 from silva.storage.ledger import Ledger
-from silva.storage.run_folder import LOCK, RunDirectory
+from silva.storage.run_folder import LOCK, RunFolder
 
 CONFIG = {"name": "r", "steps": 5, "environments": [{"type": "bandit", "size": 4}], "betas": [0.9, 0.95]}
 
@@ -26,7 +26,7 @@ def frozen(old, new):
 
 def start(path, resume=False, overwrite=False, **changes):
     config = CONFIG | changes
-    return RunDirectory.open(path, resume=resume, overwrite=overwrite, config=config, may_change=frozen)
+    return RunFolder.open(path, resume=resume, overwrite=overwrite, config=config, may_change=frozen)
 
 
 @pytest.fixture
@@ -89,7 +89,7 @@ def test_an_empty_folder_is_as_good_as_none(path):
 def test_an_earlier_run_is_not_touched_without_a_flag(path):
     trained(path, 3)
     before = sorted(path.rglob("*"))
-    with pytest.raises(RunDirectoryError) as caught:
+    with pytest.raises(RunFolderError) as caught:
         start(path)
     assert str(caught.value) == (
         f"{path} holds a run already (step 3 was its last, newest checkpoint step_1). Add --resume to go on "
@@ -98,18 +98,18 @@ def test_an_earlier_run_is_not_touched_without_a_flag(path):
     assert sorted(path.rglob("*")) == before
     with open(path / "metrics.jsonl", "a") as file:
         file.write('{"step": 4')  # torn: does not count
-    with pytest.raises(RunDirectoryError, match="step 3 was its last"):
+    with pytest.raises(RunFolderError, match="step 3 was its last"):
         start(path)
 
 
 def test_how_far_a_run_came_is_said_for_each_kind(path):
     trained(path, 5, finished=True)
-    with pytest.raises(RunDirectoryError, match=r"\(finished, 5 steps\)"):
+    with pytest.raises(RunFolderError, match=r"\(finished, 5 steps\)"):
         start(path)
     (path / "summary.json").unlink()
     (path / "metrics.jsonl").unlink()
     (path / "checkpoints").rename(path / "elsewhere")
-    with pytest.raises(RunDirectoryError, match=r"\(no step done, no checkpoint\)"):
+    with pytest.raises(RunFolderError, match=r"\(no step done, no checkpoint\)"):
         start(path)
 
 
@@ -154,9 +154,7 @@ def test_an_overwrite_that_was_killed_before_it_began_is_undone(path):
     run = start(path, overwrite=True)
     run.save_config("new", CONFIG)
     run._lock.close()  # as the system does when the process is killed
-    with pytest.raises(
-        RunDirectoryError, match=r"\(step 3 was its last, newest checkpoint step_1; it is back"
-    ):
+    with pytest.raises(RunFolderError, match=r"\(step 3 was its last, newest checkpoint step_1; it is back"):
         start(path)
     assert content(path) == before
     start(path, overwrite=True)._lock.close()
@@ -191,7 +189,7 @@ def test_overwrite_leaves_a_folder_alone_that_holds_more_than_a_run(path, theirs
     (path / theirs).write_text("precious")
     (path / ".config.toml.tmp-0a1b").write_text("of a write that was killed")
     before = content(path)
-    with pytest.raises(RunDirectoryError) as caught:
+    with pytest.raises(RunFolderError) as caught:
         start(path, overwrite=True)
     assert str(caught.value) == (
         f"{path} holds more than a run of Silva ({theirs.partition('/')[0]}), so --overwrite leaves it "
@@ -204,13 +202,13 @@ def test_overwrite_leaves_a_folder_alone_that_holds_more_than_a_run(path, theirs
 def test_a_folder_that_is_no_run_is_left_alone(path, flags):
     path.mkdir(parents=True)
     (path / "config.toml").write_text("# of some other program")
-    with pytest.raises(RunDirectoryError, match=r"not a run of Silva .* so it is left alone"):
+    with pytest.raises(RunFolderError, match=r"not a run of Silva .* so it is left alone"):
         start(path, **flags)
     assert os.listdir(path) == ["config.toml"]
 
 
 def test_both_flags_are_refused(path):
-    with pytest.raises(RunDirectoryError, match="got both, expected one"):
+    with pytest.raises(RunFolderError, match="got both, expected one"):
         start(path, resume=True, overwrite=True)
     assert not path.exists()
 
@@ -227,7 +225,7 @@ def test_a_run_is_resumed_with_its_own_configuration_and_more_steps(path):
 
 def test_keys_that_may_not_change_are_named_with_both_values(path):
     trained(path, 3)
-    with pytest.raises(RunDirectoryError) as caught:
+    with pytest.raises(RunFolderError) as caught:
         start(path, resume=True, environments=[{"type": "bandit", "size": 8}], model="tiny")
     assert str(caught.value) == (
         f"cannot resume {path}: these keys may not change in a run:\n"
@@ -249,7 +247,7 @@ def test_resume_without_the_ledger_refuses(path):
 def test_resume_without_its_configuration_refuses(path, damage):
     trained(path, 3)
     damage(path / "config.json")
-    with pytest.raises(RunDirectoryError, match=r"config\.json is missing or damaged"):
+    with pytest.raises(RunFolderError, match=r"config\.json is missing or damaged"):
         start(path, resume=True)
 
 
@@ -291,10 +289,10 @@ def test_a_key_that_may_not_change_says_why(path):
 
     def resume(steps):
         config = CONFIG | {"steps": steps}
-        return RunDirectory.open(path, resume=True, overwrite=False, config=config, may_change=fixed)
+        return RunFolder.open(path, resume=True, overwrite=False, config=config, may_change=fixed)
 
     trained(path, CONFIG["steps"], finished=True)
-    with pytest.raises(RunDirectoryError, match=r"steps: was 5, now 6 \(a schedule ends with them\)"):
+    with pytest.raises(RunFolderError, match=r"steps: was 5, now 6 \(a schedule ends with them\)"):
         resume(6)
     with resume(5) as run:
         assert run.notes == [f"{path} has finished (5 steps)"]  # no word of raising them
@@ -303,7 +301,7 @@ def test_a_key_that_may_not_change_says_why(path):
 def test_two_processes_cannot_use_one_run(path):
     with start(path):
         for flags in ({}, {"resume": True}, {"overwrite": True}):
-            with pytest.raises(RunDirectoryError, match=f"in use by process {os.getpid()}"):
+            with pytest.raises(RunFolderError, match=f"in use by process {os.getpid()}"):
                 start(path, **flags)
     start(path).close()
 
@@ -311,8 +309,8 @@ def test_two_processes_cannot_use_one_run(path):
 def test_the_lock_of_a_killed_process_does_not_hold(path):
     code = (
         "import sys; from pathlib import Path\n"
-        "from silva.storage.run_folder import RunDirectory\n"
-        "run = RunDirectory.open(Path(sys.argv[1]), resume=False, overwrite=False, config={},\n"
+        "from silva.storage.run_folder import RunFolder\n"
+        "run = RunFolder.open(Path(sys.argv[1]), resume=False, overwrite=False, config={},\n"
         "                        may_change=lambda old, new: {})\n"
         "print('locked', flush=True); sys.stdin.read()"
     )
@@ -321,7 +319,7 @@ def test_the_lock_of_a_killed_process_does_not_hold(path):
     )
     try:
         assert child.stdout.readline() == b"locked\n"
-        with pytest.raises(RunDirectoryError, match=f"in use by process {child.pid}"):
+        with pytest.raises(RunFolderError, match=f"in use by process {child.pid}"):
             start(path)
     finally:
         child.send_signal(signal.SIGKILL)
@@ -334,7 +332,7 @@ def test_a_file_in_the_folders_place_or_above_it_is_named(tmp_path):
     (tmp_path / "file").write_text("")
     for path in (tmp_path / "file", tmp_path / "file" / "r"):
         with pytest.raises(
-            RunDirectoryError, match=f"{path} cannot be a run's folder: there is a file in its place"
+            RunFolderError, match=f"{path} cannot be a run's folder: there is a file in its place"
         ):
             start(path)
 
@@ -346,7 +344,7 @@ def test_a_folder_that_cannot_be_written_is_named(path, monkeypatch):
     monkeypatch.setattr(
         type(path), "mkdir", denied
     )  # root may write anywhere, so the mode would prove nothing
-    with pytest.raises(RunDirectoryError, match=f"{path} cannot be written: Permission denied"):
+    with pytest.raises(RunFolderError, match=f"{path} cannot be written: Permission denied"):
         start(path)
 
 
@@ -355,7 +353,7 @@ def test_a_full_disk_keeps_the_old_configuration(path):
         run.save_config("old", CONFIG)
         with (
             use_files(FaultyFiles(every_k=1)) as disk,
-            pytest.raises(RunDirectoryError, match="No space left"),
+            pytest.raises(RunFolderError, match="No space left"),
         ):
             run.save_config("new", CONFIG)
         assert disk.fired == 1

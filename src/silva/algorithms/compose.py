@@ -68,15 +68,11 @@ def without_signal(recipe: Algorithm, group: Group) -> bool:
     return filters.zero_variance(group, _compared(recipe))
 
 
-def select(recipe: Algorithm, groups: Sequence[Group], most: int) -> list[filters.Reason | None]:
-    """Why groups are not trained, compared with the others of the batch; at most `most` stay."""
-    reasons: list[filters.Reason | None] = [None] * len(groups)
-    if recipe.variance_filter is not None:
-        reasons = filters.drop_reasons(groups, recipe.variance_filter, _compared(recipe))
-    stay = [i for i, reason in enumerate(reasons) if reason is None]
-    for i in stay[most:]:  # those that were played last
-        reasons[i] = "surplus"
-    return reasons
+def compare(recipe: Algorithm, groups: Sequence[Group]) -> Sequence[filters.Reason | None]:
+    """Why groups are not trained, compared with the others of the batch."""
+    if recipe.variance_filter is None:
+        return [None] * len(groups)
+    return filters.drop_reasons(groups, recipe.variance_filter, _compared(recipe))
 
 
 def with_advantages(
@@ -161,8 +157,8 @@ def next_state(
         after["kl_coef"] = control.adaptive_kl_coef(recipe.adaptive_kl, coef, metrics["kl"])
     if recipe.adaptive_entropy is not None and "entropy" in metrics:
         settings, entropy = recipe.adaptive_entropy, metrics["entropy"]
-        c = control.adaptive_entropy_coef(settings, state.get("entropy_c", 0.0), entropy)
-        after |= {"entropy_c": c, "entropy_coef": control.gated_entropy_coef(settings, c, entropy)}
+        c = control.adaptive_entropy_coef(settings, state.get("entropy_coef_ungated", 0.0), entropy)
+        after |= {"entropy_coef_ungated": c, "entropy_coef": control.gated_entropy_coef(settings, c, entropy)}
     return after
 
 

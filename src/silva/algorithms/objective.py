@@ -16,8 +16,8 @@ from pydantic import ValidationError
 from silva.algorithms.correction import RolloutCorrection, importance_weights, kept
 from silva.algorithms.kl import KL_ESTIMATORS
 from silva.algorithms.losses import LOSSES, Loss, LossInputs, LossSettings
+from silva.config.field_types import describe
 from silva.config.sections import NotNegative, Section
-from silva.config.shape import describe
 from silva.errors import ConfigError, RecordError
 
 if TYPE_CHECKING:

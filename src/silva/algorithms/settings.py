@@ -20,8 +20,8 @@ from silva.algorithms.control import AdaptiveEntropy, AdaptiveKl, AdaptiveTemper
 from silva.algorithms.filters import DifficultyPools, VarianceFilter
 from silva.algorithms.losses import LOSSES, LossSettings
 from silva.algorithms.objective import Terms
+from silva.config.field_types import default_of, plain
 from silva.config.sections import Above0, Fraction, Natural, NotNegative, PretrainedModel, Section
-from silva.config.shape import default_of, plain
 
 if TYPE_CHECKING:
     from silva.algorithms.compose import ControllerState

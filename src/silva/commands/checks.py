@@ -65,6 +65,11 @@ def check_parts(config: RunConfig, engine: Engine, trainer: Trainer) -> None:
             f"engine.type = {config.engine.type!r} cannot load "
             f"(it takes {_listed(engine.capabilities.loads)})"
         )
+    if (level := config.rollout.max_async_level) and able.publishes == "shared":
+        raise CapabilityError(
+            f"rollout.max_async_level = {level}: trainer.type = {config.trainer.type!r} shares its weights "
+            "with the engine, so that they would change under rollouts in flight; expected 0"
+        )
     if missing := algorithm.needs - able.needs:
         raise CapabilityError(
             f"algorithm.type = {algorithm.type!r} needs {_listed(missing)}, which "

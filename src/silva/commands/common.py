@@ -21,14 +21,14 @@ from silva.evaluation.evaluator import Evaluation, evaluate
 from silva.monitoring import busy
 from silva.monitoring.monitor import Monitor
 from silva.orchestrator.activity import Activity
-from silva.orchestrator.numbers import Phases
+from silva.orchestrator.phases import Phases
 from silva.orchestrator.sft import Imitation, imitate
 from silva.ports import FILES
 from silva.protocols import Actor, Trainer
 from silva.registries import REGISTRIES
 from silva.rollouts.faults import tally
 from silva.storage.ledger import Ledger
-from silva.storage.run_folder import RunDirectory
+from silva.storage.run_folder import RunFolder
 
 _DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.EACCES, errno.EPERM)
 
@@ -42,7 +42,7 @@ def as_resolved(config: str | Path | Mapping[str, Any] | Resolved) -> Resolved:
 
 
 @contextmanager
-def explained(run: RunDirectory, advice: str, console: Console | None = None) -> Iterator[None]:
+def explained(run: RunFolder, advice: str, console: Console | None = None) -> Iterator[None]:
     """What ends a run from outside, in words: Ctrl-C where nothing awaits it, a disk that takes no more."""
     try:
         yield
@@ -96,7 +96,9 @@ def opened(config: RunConfig, monitor: Monitor, phases: Phases) -> Iterator[Asse
         yield assembly
 
 
-async def measure(assembly: Assembly, actor: Actor, activity: Activity, phases: Phases) -> list[Evaluation]:
+async def measure(
+    assembly: Assembly, actor: Actor, activity: Activity, phases: Phases, when: str = "evaluation"
+) -> list[Evaluation]:
     monitor = activity.monitor
     with phases("eval"):
         evaluations = await evaluate(
@@ -111,7 +113,7 @@ async def measure(assembly: Assembly, actor: Actor, activity: Activity, phases: 
             watch=activity,
         )
     for note in filter(None, (e.note() for e in evaluations)):
-        monitor.message(f"evaluation: {note}", "warning")
+        monitor.message(f"{when}: {note}", "warning")
     return evaluations
 
 

@@ -184,8 +184,8 @@ async def _probe(assembly: Assembly) -> list[Group]:
                           id=f"probe{group}/{index}", seed=seed)  # fmt: skip
 
     async def group(number: int) -> Group:
-        world, task = stream.draw()
-        episodes = [one(task, world.label, number, i) for i in range(rollout.group_size)]
+        source, task = stream.draw()
+        episodes = [one(task, source.label, number, i) for i in range(rollout.group_size)]
         return Group(f"probe{number}", task, tuple(await asyncio.gather(*episodes)))
 
     return [await group(number) for number in range(count)]
@@ -241,7 +241,7 @@ def _memory(assembly: Assembly, found: Probe) -> float:
 
 
 def _eval_episodes(config: RunConfig) -> int:
-    tasks = sum(min(config.eval.tasks, world.eval_size) for world in config.environments)
+    tasks = sum(min(config.eval.tasks, environment.eval_size) for environment in config.environments)
     return tasks * config.eval.samples_per_task
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from silva.commands.checks import check_engine
 from silva.commands.common import as_resolved, explained, export, measure, opened, warm_start
-from silva.commands.ending import Outcome, finish
+from silva.commands.outcome import Outcome, finish
 from silva.config.diff import forbidden_changes
 from silva.config.load import Resolved
 from silva.config.saved import to_toml
@@ -19,11 +19,12 @@ from silva.monitoring.monitor import Monitor
 from silva.orchestrator import held_out
 from silva.orchestrator.activity import Activity
 from silva.orchestrator.interrupt import Interrupted
-from silva.orchestrator.numbers import Phases, eval_metrics
+from silva.orchestrator.metrics import eval_metrics
+from silva.orchestrator.phases import Phases
 from silva.orchestrator.state import RunState
 from silva.rollouts.actors import Policy
 from silva.storage.ledger import Ledger
-from silva.storage.run_folder import RunDirectory
+from silva.storage.run_folder import RunFolder
 
 
 def supervise(config: str | Path | Mapping[str, Any] | Resolved, *, overwrite: bool = False) -> Outcome:
@@ -38,7 +39,7 @@ def supervise(config: str | Path | Mapping[str, Any] | Resolved, *, overwrite: b
         raise ConfigError("sft: the configuration has no [warm_start], so there is nothing to imitate")
     path = Path(resolved.config.output_dir) / resolved.config.name
     with (
-        RunDirectory.open(
+        RunFolder.open(
             path, resume=False, overwrite=overwrite, config=resolved.data, may_change=forbidden_changes
         ) as run,
         explained(run, "start again with --overwrite"),
@@ -49,7 +50,7 @@ def supervise(config: str | Path | Mapping[str, Any] | Resolved, *, overwrite: b
             raise KeyboardInterrupt from None
 
 
-async def _supervise(resolved: Resolved, run: RunDirectory) -> Outcome:
+async def _supervise(resolved: Resolved, run: RunFolder) -> Outcome:
     config = resolved.config
     ledger = Ledger.create(run.ledger)
     run.save_config(to_toml(resolved), resolved.data)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Mapping
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +15,8 @@ from rich.console import Console
 from silva import process
 from silva.assembly import Assembly
 from silva.commands.checks import check, check_parts
-from silva.commands.common import as_resolved, explained, export, opened, say, warm_start
-from silva.commands.ending import Outcome, finish, write_last_report
+from silva.commands.common import as_resolved, explained, export, measure, opened, say, warm_start
+from silva.commands.outcome import Outcome, finish, write_last_report
 from silva.config.diff import forbidden_changes
 from silva.config.load import Resolved
 from silva.config.saved import to_toml
@@ -24,12 +26,16 @@ from silva.orchestrator import held_out, rl
 from silva.orchestrator.activity import Activity
 from silva.orchestrator.buffer import Buffer
 from silva.orchestrator.interrupt import Interrupted
-from silva.orchestrator.numbers import Phases
+from silva.orchestrator.notices import Notices
+from silva.orchestrator.phases import Phases
+from silva.orchestrator.resume import restore
 from silva.orchestrator.state import RunState
+from silva.orchestrator.work import WorkQueue
+from silva.rollouts.actors import Policy
 from silva.storage.checkpoints import CheckpointStore
 from silva.storage.ledger import Ledger
 from silva.storage.metrics import truncate_metrics
-from silva.storage.run_folder import RunDirectory
+from silva.storage.run_folder import RunFolder
 from silva.storage.summary import read_summary
 
 
@@ -49,7 +55,7 @@ def train(
     resolved = as_resolved(config)
     check(resolved.config)
     path = Path(resolved.config.output_dir) / resolved.config.name
-    with RunDirectory.open(
+    with RunFolder.open(
         path, resume=resume, overwrite=overwrite, config=resolved.data, may_change=forbidden_changes
     ) as run:
         if run.state == "finished":
@@ -60,12 +66,12 @@ def train(
     return outcome
 
 
-async def _train(resolved: Resolved, run: RunDirectory, console: Console | None) -> Outcome:
+async def _train(resolved: Resolved, run: RunFolder, console: Console | None) -> Outcome:
     config = resolved.config
     ledger = Ledger.open(run.ledger) if run.ledger.exists() else Ledger.create(run.ledger)
     run.save_config(to_toml(resolved), resolved.data)
     store = CheckpointStore(run.checkpoints, config.checkpoint.keep)
-    state, weights = rl.restore(store, ledger)
+    state, weights = restore(store, ledger)
     run.summary.unlink(missing_ok=True)
     kept = None if run.state == "new" else state.step if weights else -1  # last step that is not done again
     if kept is not None:
@@ -129,40 +135,53 @@ async def _prepare(
         await warm_start(assembly, trainer, activity, phases, ledger)
         await trainer.restart()
     await assembly.engine.load(await trainer.snapshot())
-    rollout = config.rollout.build(assembly, on_turn=activity.turn, watch=activity)
-    buffer = Buffer(
-        stream=assembly.stream(
+    work = WorkQueue(
+        assembly.stream(
             "train",
             state.tasks,
             passed=state.passed,
             settings=config.algorithm.difficulty_pools,
             pools=state.pools,
         ),
-        rollout=rollout,
-        engine=assembly.engine,
-        recipe=config.algorithm,
-        ledger=ledger,
-        groups=config.rollout.groups_per_step,
-        longest=config.rollout.limits.longest_answer,
-        on_groups=activity.groups,
-    )
-    settings = rl.Settings(
+        config.rollout.build(assembly, on_turn=activity.turn, watch=activity),
+        ledger,
+        batch=math.ceil(config.rollout.groups_per_step * config.algorithm.oversample),
         steps=config.steps,
-        seed=config.seed,
-        eval=config.eval,
-        limits=config.rollout.limits,
-        redo=config.rollout.redo,
-        checkpoint=config.checkpoint,
-        trainer=config.trainer,
-        temperature=config.rollout.sampling.temperature,
-        collapse_every=config.monitoring.collapse_every,
+        level=config.rollout.max_async_level,
+        again=state.in_flight,
+        on_played=activity.groups,
     )
-    parts = rl.Parts(settings, config.algorithm, trainer, assembly.engine, buffer, assembly.tasksets,
-                     assembly.renderer, ledger, store, monitor, activity, phases)  # fmt: skip
+    policy = Policy(assembly.engine, assembly.renderer, config.eval.sampling)
+    parts = rl.Parts(
+        settings=rl.Settings(
+            steps=config.steps,
+            temperature=config.rollout.sampling.temperature,
+            trainer=config.trainer,
+            eval_every=config.eval.every,
+            collapse_every=config.monitoring.collapse_every,
+            checkpoint=config.checkpoint,
+        ),
+        recipe=config.algorithm,
+        trainer=trainer,
+        engine=assembly.engine,
+        buffer=Buffer(
+            work,
+            config.algorithm,
+            ledger,
+            size=config.rollout.groups_per_step,
+            longest=config.rollout.limits.longest_answer,
+        ),
+        evaluate=partial(measure, assembly, policy, activity, phases),
+        ledger=ledger,
+        store=store,
+        monitor=monitor,
+        notices=Notices(monitor, config.algorithm, config.rollout.group_size),
+        phases=phases,
+    )
     return rl.Loop(parts, state)
 
 
-def _finished(run: RunDirectory, console: Console | None) -> Outcome:
+def _finished(run: RunFolder, console: Console | None) -> Outcome:
     for note in run.notes:
         say(note, console)
     report = run.report if run.report.exists() else None

@@ -8,10 +8,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from silva.config.field_types import Key, dotted, leaves, show
 from silva.config.load import load
 from silva.config.saved import read_saved, saved_values
 from silva.config.schema import Registries
-from silva.config.shape import Key, dotted, leaves, show
 
 MAY_CHANGE = frozenset(
     {

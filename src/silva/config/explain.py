@@ -13,8 +13,8 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
-from silva.config import shape
-from silva.config.shape import Key, dotted, show
+from silva.config import field_types
+from silva.config.field_types import Key, dotted, show
 from silva.config.tree import Text, Tree, walk
 from silva.errors import ConfigError
 
@@ -95,7 +95,7 @@ def validation(
 
 def _mismatch(item: Any, annotation: Any, path: Key, bare: bool) -> str:
     kind, value = item["type"], item.get("input")
-    expected = shape.describe(annotation)
+    expected = field_types.describe(annotation)
     if kind in ("value_error", "assertion_error"):
         return str(item["ctx"]["error"])
     if path == ("environments",) and kind in ("missing", "too_short"):
@@ -104,7 +104,7 @@ def _mismatch(item: Any, annotation: Any, path: Key, bare: bool) -> str:
     if path == ("environments",) and kind == "too_long":
         return (
             f"expected at most {item['ctx']['max_length']} tables: each is evaluated on its own; many "
-            "variants of a world are tasks of one"
+            "variants of an environment are tasks of one"
         )
     if kind == "missing":
         return f"missing; expected {expected}" if expected else "missing"
@@ -112,7 +112,7 @@ def _mismatch(item: Any, annotation: Any, path: Key, bare: bool) -> str:
         return f"{item['msg'][:1].lower()}{item['msg'][1:]}"
     if bare:
         return f"got no value, expected {expected}"
-    choices = [choice for choice in shape.literals(annotation) if isinstance(choice, str)]
+    choices = [choice for choice in field_types.literals(annotation) if isinstance(choice, str)]
     if isinstance(value, str) and kind in ("int_type", "float_type", "bool_type") and not choices:
         return f"got text, expected {expected}"
     near = difflib.get_close_matches(str(value), choices, 1)
@@ -120,7 +120,7 @@ def _mismatch(item: Any, annotation: Any, path: Key, bare: bool) -> str:
 
 
 def _unknown_type(annotation: Any, path: Key, value: Any) -> str:
-    known = [name for model in shape.sections(annotation) if (name := shape.tag(model))]
+    known = [name for model in field_types.sections(annotation) if (name := field_types.tag(model))]
     names = ", ".join(show(name) for name in known) + (f", or {OWN}" if path[0] == "environments" else "")
     if value is _MISSING:
         return f"missing; expected one of {names}"
@@ -133,12 +133,14 @@ def unknown_key(model: type[BaseModel], parent: Any, path: Key, data: Any) -> st
     name = str(path[-1])
     if path == ("extends",):
         return "only a file extends others; give it as @ file.toml"
-    section = shape.pick(parent, _lookup(data, (*path[:-1], "type")))
-    owners = [variant for variant in shape.sections(parent) if name in variant.model_fields]
+    section = field_types.pick(parent, _lookup(data, (*path[:-1], "type")))
+    owners = [variant for variant in field_types.sections(parent) if name in variant.model_fields]
     if owners and section is not None:
-        types = " or ".join(show(shape.tag(owner)) for owner in owners)
+        types = " or ".join(show(field_types.tag(owner)) for owner in owners)
         where = dotted(path[:-1])
-        return f"unknown key: it belongs to {where}.type = {types}, and this is {show(shape.tag(section))}"
+        return (
+            f"unknown key: it belongs to {where}.type = {types}, and this is {show(field_types.tag(section))}"
+        )
     siblings = list(section.model_fields) if section is not None else []
     near = [dotted((*path[:-1], key)) for key in difflib.get_close_matches(name, siblings, 1, 0.5)]
     if not difflib.get_close_matches(name, siblings, 1, 0.75):
@@ -150,7 +152,7 @@ def unknown_key(model: type[BaseModel], parent: Any, path: Key, data: Any) -> st
 
 def elsewhere(model: type[BaseModel], path: Key) -> list[str]:
     """Up to three keys of the same or almost the same name in other sections, nearest sections first."""
-    places = dict.fromkeys(key for key, _, _ in shape.fields(model))
+    places = dict.fromkeys(key for key, _, _ in field_types.fields(model))
     near = difflib.get_close_matches(str(path[-1]), {str(key[-1]) for key in places}, 1, 0.85)
 
     def distance(key: Key) -> tuple[int, int]:
@@ -168,17 +170,17 @@ def _locate(model: type[BaseModel], data: Any, location: Sequence[str | int]) ->
     value: Any = data
     tagged: Key | None = None  # the union whose variant has been named
     for part in location:
-        if tagged != path and len(shape.sections(annotation)) > 1 and part == _lookup(value, ("type",)):
+        if tagged != path and len(field_types.sections(annotation)) > 1 and part == _lookup(value, ("type",)):
             tagged = path
             continue
         below = None
         if isinstance(value, dict):
-            section = shape.pick(annotation, value.get("type"))
+            section = field_types.pick(annotation, value.get("type"))
             below = section.model_fields.get(str(part)) if section is not None else None
             if below is None and part not in value:
                 break
         elif isinstance(part, int) and isinstance(value, list):
-            below = shape.element(annotation, part)
+            below = field_types.element(annotation, part)
         else:
             break  # a member of a union of plain types
         path, parent, annotation, value = (*path, part), annotation, below, _lookup(value, (part,))

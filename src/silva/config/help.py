@@ -15,10 +15,10 @@ from typing import Any
 
 from pydantic.fields import FieldInfo
 
-from silva.config import shape
+from silva.config import field_types
 from silva.config.explain import elsewhere
+from silva.config.field_types import Key, Model, dotted, held
 from silva.config.schema import UNIONS, Registries, RunConfig, run_config
-from silva.config.shape import Key, Model, dotted, held
 from silva.errors import ConfigError
 
 WIDTH = 110
@@ -58,7 +58,7 @@ def _overview(command: str, registries: Registries) -> list[str]:
     for name, field in RunConfig.model_fields.items():
         if name not in UNIONS and not held(field):
             continue
-        tags = [str(shape.tag(model)) for model in held(field)]
+        tags = [str(field_types.tag(model)) for model in held(field)]
         if name in UNIONS:
             tags = list(getattr(registries, UNIONS[name]))
         about = " ".join((field.description or "").split()).rstrip(".")
@@ -81,7 +81,7 @@ def _topic(registries: Registries, topic: str) -> list[str]:
     holder: FieldInfo | None = None
     path: Key = ()
     for name in names:
-        chosen = [model for model in models if len(models) > 1 and shape.tag(model) == name]
+        chosen = [model for model in models if len(models) > 1 and field_types.tag(model) == name]
         owners = [model for model in models if name in model.model_fields]
         if chosen:
             models = chosen
@@ -110,7 +110,7 @@ def _topic(registries: Registries, topic: str) -> list[str]:
         "",
         *(_heading(holder, path, model, alone=False) for model in models),
         "",
-        f"--help {dotted(path)}.{shape.tag(models[0])} shows all of one type.",
+        f"--help {dotted(path)}.{field_types.tag(models[0])} shows all of one type.",
     ]
 
 
@@ -127,7 +127,9 @@ def _narrow(registries: Registries, name: str) -> Model:
 def _unknown(registries: Registries, topic: str, name: str, models: list[Model]) -> str:
     near = [f"{section}.{name}" for section, table in UNIONS.items() if name in getattr(registries, table)]
     near = near or elsewhere(run_config(registries), (name,))
-    names = [*models[0].model_fields] if len(models) == 1 else [str(shape.tag(model)) for model in models]
+    names = (
+        [*models[0].model_fields] if len(models) == 1 else [str(field_types.tag(model)) for model in models]
+    )
     hint = f"did you mean {' or '.join(near)}?" if near else f"expected all, or one of {', '.join(names)}"
     return f"--help {topic}: there is no section, type or key {name!r} here; {hint}"
 
@@ -174,14 +176,16 @@ def _shared(field: FieldInfo, path: Key) -> list[str]:
 
 
 def _bracketed(field: FieldInfo, path: Key) -> str:
-    return f"[{dotted(path)}]" if shape.sections(field) else f"[[{dotted(path)}]]"
+    return f"[{dotted(path)}]" if field_types.sections(field) else f"[[{dotted(path)}]]"
 
 
 def _heading(field: FieldInfo, path: Key, variant: Model, *, alone: bool) -> str:
-    tag = shape.tag(variant)
+    tag = field_types.tag(variant)
     title = _bracketed(field, path)
     if tag is not None:
-        title += f' type = "{tag}"' + (" (default)" if tag == shape.default_tag(field) and not alone else "")
+        title += f' type = "{tag}"' + (
+            " (default)" if tag == field_types.default_tag(field) and not alone else ""
+        )
     if field.default is None:
         title += " (off unless given)"
     own = variant.__dict__.get("__doc__")
@@ -200,9 +204,9 @@ def _keys(model: Model, holder: FieldInfo | None, path: Key = (), hide: Collecti
         if held(field) or name in hide or (name == "type" and path):
             continue
         default = getattr(section, name) if section else field.get_default(call_default_factory=True)
-        default = shape.plain(default)
-        value = "required" if field.is_required() and not section else shape.show(default, 44)
-        choices = [shape.show(item) for item in shape.literals(field) if item != default]
+        default = field_types.plain(default)
+        value = "required" if field.is_required() and not section else field_types.show(default, 44)
+        choices = [field_types.show(item) for item in field_types.literals(field) if item != default]
         also = f"[or {', '.join(choices)}] " if choices else ""
         head = f"  {name} = {value}"
         lines.append(_wrap(f"{head:<40}  {also}{' '.join((field.description or '').split())}".rstrip(), 42))

@@ -24,11 +24,11 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
-from silva.config import explain, plugins, shape
+from silva.config import explain, field_types, plugins
 from silva.config.explain import Problem
+from silva.config.field_types import NULL, Key, dotted
 from silva.config.schema import Registries, RunConfig, import_settings, run_config
 from silva.config.sections import Section
-from silva.config.shape import NULL, Key, dotted
 from silva.config.sources import command_line, file_layers, place_types, python_values, variables
 from silva.config.tree import Items, Layer, Node, Text, Tree, implied_types, typed
 from silva.errors import ConfigError
@@ -82,8 +82,8 @@ def load(
     for layer in (lowest, *(layer for _, layer in files), *highest):
         tree.lay(layer)
     config = _check(tree, registries)
-    data = shape.plain(config)
-    provenance = {dotted(path): node.origin for path in shape.leaves(data) if (node := tree.at(path))}
+    data = field_types.plain(config)
+    provenance = {dotted(path): node.origin for path in field_types.leaves(data) if (node := tree.at(path))}
     return Resolved(config, data, provenance, tuple(path for path, _ in files), tuple(tree.notes))
 
 
@@ -112,8 +112,8 @@ def _check(tree: Tree, registries: Registries) -> RunConfig:
 def _own_environments(tree: Tree, registries: Registries) -> tuple[dict[str, type[Section]], list[Problem]]:
     own: dict[str, type[Section]] = {}
     problems: list[Problem] = []
-    worlds = tree.at(("environments",))
-    for index in worlds.value if worlds and isinstance(worlds.value, Items) else ():
+    environments = tree.at(("environments",))
+    for index in environments.value if environments and isinstance(environments.value, Items) else ():
         path: Key = ("environments", index, "type")
         given = tree.at(path)
         name = typed(given.value) if given else None
@@ -122,7 +122,7 @@ def _own_environments(tree: Tree, registries: Registries) -> tuple[dict[str, typ
         try:
             settings = plugins.find_environment(name, import_settings(registries.environment_base))
         except ConfigError as error:
-            problems.append(Problem(path, str(error), tree.origin(path), shape.show(name, 1000)))
+            problems.append(Problem(path, str(error), tree.origin(path), field_types.show(name, 1000)))
             continue
         if settings is not None:
             own[name] = settings
@@ -147,10 +147,10 @@ def settle(node: Node, annotation: Any, gaps: list[Problem], path: Key = ()) -> 
     value = node.value
     if isinstance(value, Text):
         return _settle_text(annotation, value)
-    if value == "null" and shape.accepts(annotation, NULL):
+    if value == "null" and field_types.accepts(annotation, NULL):
         # A string field means null by it only if it has no other way: leaving the key out.
         absent = isinstance(annotation, FieldInfo) and annotation.default is None
-        return value if absent and shape.accepts(annotation, str) else None
+        return value if absent and field_types.accepts(annotation, str) else None
     if isinstance(value, Items):
         elements: list[Any] = []
         for index, item in sorted(value.items()):
@@ -159,22 +159,24 @@ def settle(node: Node, annotation: Any, gaps: list[Problem], path: Key = ()) -> 
                 count = f"{len(elements)} elements" if len(elements) != 1 else "1 element (number 0)"
                 gaps.append(Problem(here, f"no element {index}: the list has {count}", item.origin))
             else:
-                elements.append(settle(item, shape.element(annotation, index), gaps, here))
+                elements.append(settle(item, field_types.element(annotation, index), gaps, here))
         return elements
     if not isinstance(value, dict):
         return value
     settled = {}
-    usual = shape.default_tag(annotation)
-    if len(shape.sections(annotation)) > 1 and "type" not in value and usual is not None:
+    usual = field_types.default_tag(annotation)
+    if len(field_types.sections(annotation)) > 1 and "type" not in value and usual is not None:
         settled["type"] = usual
-    section = shape.pick(annotation, typed(value["type"].value) if "type" in value else usual)
+    section = field_types.pick(annotation, typed(value["type"].value) if "type" in value else usual)
     fields = dict(section.model_fields) if section is not None else {}
     default = annotation.default if isinstance(annotation, FieldInfo) else None
     if isinstance(default, BaseModel) and type(default) is section:
         # A table changes the keys it names. The others keep the defaults of this place, not of the class.
         own = {name: getattr(default, name) for name in fields}
-        differing = (name for name in own if shape.plain(own[name]) != shape.default_of(fields[name]))
-        settled |= {name: shape.plain(own[name]) for name in differing}
+        differing = (
+            name for name in own if field_types.plain(own[name]) != field_types.default_of(fields[name])
+        )
+        settled |= {name: field_types.plain(own[name]) for name in differing}
         fields = {name: _with_default(field, own[name]) for name, field in fields.items()}
     for key, item in value.items():
         settled[key] = settle(item, fields.get(key), gaps, (*path, key))
@@ -182,7 +184,11 @@ def settle(node: Node, annotation: Any, gaps: list[Problem], path: Key = ()) -> 
 
 
 def _settle_text(annotation: Any, text: Text) -> Any:
-    if shape.sections(annotation) and text.bare:
+    if field_types.sections(annotation) and text.bare:
         return {} if text.value else None  # --warm-start, --no-warm-start
-    read = text.bare or shape.accepts(annotation, type(text.value)) or not shape.accepts(annotation, str)
-    return text.value if read and text.text not in shape.literals(annotation) else text.text
+    read = (
+        text.bare
+        or field_types.accepts(annotation, type(text.value))
+        or not field_types.accepts(annotation, str)
+    )
+    return text.value if read and text.text not in field_types.literals(annotation) else text.text

@@ -16,10 +16,10 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from silva.config import shape
+from silva.config import field_types
+from silva.config.field_types import Key, dotted
 from silva.config.load import Resolved, load
 from silva.config.schema import Registries, RunConfig
-from silva.config.shape import Key, dotted
 from silva.config.sources import command_line, shorten, variables
 from silva.config.toml_lines import scan
 from silva.config.tree import typed
@@ -45,7 +45,7 @@ def toml(table: Mapping[str, Any], origins: Mapping[str, str]) -> str:
                 return value
         made: Item = tomlkit.item(value)
         if isinstance(value, float):
-            made = Float(value, Trivia(), shape.number(value))  # tomlkit writes 1e-05
+            made = Float(value, Trivia(), field_types.number(value))  # tomlkit writes 1e-05
         if origin := origins.get(dotted(path)):
             one_line = "".join(char if char.isprintable() else "?" for char in origin)
             made.trivia.comment_ws, made.trivia.comment = "  ", f"# {one_line}"
@@ -67,7 +67,7 @@ def saved_values(value: Any) -> Any:
         return {str(key): saved_values(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
         return [saved_values(item) for item in value]
-    return "null" if value is None else shape.plain(value)
+    return "null" if value is None else field_types.plain(value)
 
 
 def load_saved(

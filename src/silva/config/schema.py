@@ -16,7 +16,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, create_model, field_validator
 
-from silva.config import shape
+from silva.config import field_types
 from silva.config.sections import (
     Checkpoint,
     Eval,
@@ -74,7 +74,7 @@ class RunConfig(Section):
     model: Model = PretrainedModel()
     """What is trained."""
     environments: tuple[Any, ...] = Field(min_length=1, max_length=MAX_ENVIRONMENTS)
-    """Worlds to learn in, at least one; `type` may also be "file.py:Class" or "module:Class"."""
+    """Environments to learn in, at least one; `type` may also be "file.py:Class" or "module:Class"."""
     rollout: Any = None
     """How one task becomes groups of episodes."""
     rendering: Rendering = Rendering()
@@ -170,11 +170,11 @@ def _tagged(settings: type[Section], name: str) -> type[Section]:
     """The settings with `type: Literal[name]`: the class itself, or a subclass for one that has it open
     or is called differently (a file's class is named by its path)."""
     field = settings.model_fields.get("type")
-    if field is not None and name in shape.literals(field.annotation):
+    if field is not None and name in field_types.literals(field.annotation):
         return settings
     changes: dict[str, Any] = {"type": (Literal[name], name)}
     if ":" in name and settings.model_fields["name"].default == "":  # a path is no name for a metric
-        label = shape.tag(settings) or name.rpartition(":")[2]
+        label = field_types.tag(settings) or name.rpartition(":")[2]
         description = settings.model_fields["name"].description
         changes["name"] = (str, Field(default=label, description=description))
     return create_model(settings.__name__, __base__=settings, __module__=settings.__module__, **changes)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from silva.config import plugins, shape
+from silva.config import field_types, plugins
 from silva.config.schema import Registries, run_config
 
 
@@ -16,17 +16,17 @@ def json_schema(registries: Registries) -> dict[str, Any]:
     """
     model = run_config(registries)
     schema = _short_types(_toml_nulls(model.model_json_schema()))
-    for _, field, _ in shape.fields(model):
-        variants = shape.held(field)
-        if len(variants) > 1 or not shape.sections(field):  # without `type`, oneOf would match several
+    for _, field, _ in field_types.fields(model):
+        variants = field_types.held(field)
+        if len(variants) > 1 or not field_types.sections(field):  # without `type`, oneOf would match several
             for variant in variants:
                 definition = schema["$defs"].get(variant.__name__, {})
-                if shape.tag(variant) not in (None, shape.default_tag(field)):
+                if field_types.tag(variant) not in (None, field_types.default_tag(field)):
                     definition["required"] = sorted({*definition.get("required", []), "type"})
     texts: dict[str, Any] = {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}]}
     extends = {"description": "File or files this one builds on, relative to it.", **texts}
-    worlds = schema["properties"]["environments"]
-    known = worlds["items"].pop("oneOf", None) or [dict(worlds["items"])]
+    environments = schema["properties"]["environments"]
+    known = environments["items"].pop("oneOf", None) or [dict(environments["items"])]
     installed = sorted({*plugins.entry_points()} - {*registries.environments})
     own: list[dict[str, Any]] = [{"pattern": ":"}, *([{"enum": installed}] if installed else [])]
     stranger = {
@@ -35,7 +35,7 @@ def json_schema(registries: Registries) -> dict[str, Any]:
         "properties": {"type": {"type": "string", "anyOf": own}},
         "required": ["type"],
     }
-    worlds["items"] = {"oneOf": [*known, stranger]}
+    environments["items"] = {"oneOf": [*known, stranger]}
     del schema["required"]  # a file may leave anything to the files it extends and to the command line
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",

@@ -16,8 +16,8 @@ from numbers import Integral, Real
 from pathlib import Path
 from typing import Any
 
-from silva.config import shape
-from silva.config.shape import Key
+from silva.config import field_types
+from silva.config.field_types import Key
 from silva.config.toml_lines import scan
 from silva.config.tree import Layer, Node, Text, nodes, walk
 from silva.errors import ConfigError
@@ -153,7 +153,7 @@ def file_layers(path: Path, cwd: Path, chain: tuple[Path, ...] = ()) -> list[tup
     if not isinstance(bases, list) or not all(isinstance(base, str) for base in bases):
         raise ConfigError(
             f"{shown}:{lines['extends',]}: extends\n    expected a file name or a list of them, "
-            f"got {shape.show(bases)}"
+            f"got {field_types.show(bases)}"
         )
     below = [
         found for base in bases for found in file_layers(path.parent / base, cwd, (*chain, path.resolve()))

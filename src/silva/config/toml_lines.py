@@ -11,7 +11,7 @@ import tomllib
 from collections import deque
 from dataclasses import dataclass, field
 
-from silva.config.shape import Key
+from silva.config.field_types import Key
 
 _TOKEN = re.compile(
     r'"""(?:\\.|[^\\])*?"{3,5}'  # up to two quotes may stand before the closing three

@@ -15,8 +15,8 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from silva.config import shape
-from silva.config.shape import Key, dotted
+from silva.config import field_types
+from silva.config.field_types import Key, dotted
 
 
 @dataclass
@@ -159,10 +159,10 @@ class Tree:
 def implied_types(model: type[BaseModel]) -> dict[Key, tuple[str | None, frozenset[str]]]:
     """What `Tree.implied` says for this model; the type is None if it depends on the section around."""
     found: dict[Key, tuple[str | None, frozenset[str]]] = {}
-    for path, item, _ in shape.fields(model):
-        usual = shape.default_tag(item)
-        for variant in shape.sections(item):
-            if usual is not None and shape.tag(variant) == usual:
+    for path, item, _ in field_types.fields(model):
+        usual = field_types.default_tag(item)
+        for variant in field_types.sections(item):
+            if usual is not None and field_types.tag(variant) == usual:
                 known, _ = found.setdefault(path, (usual, frozenset(variant.model_fields)))
                 if known != usual:
                     found[path] = (None, frozenset())

@@ -41,7 +41,7 @@ class ChatPolicy:
     """Answers with the model of a chat API.
 
     Args:
-        system: system message for worlds that give none.
+        system: system message for environments that give none.
 
     Raises:
         CapabilityError: the API cannot sample so, or the package `openai` is missing.
@@ -66,7 +66,7 @@ class ChatPolicy:
     async def reply(self, request: Request) -> Reply:
         if request.prefill:
             raise CapabilityError(
-                f"environment {request.world!r} begins the answer ({request.prefill!r}), and a chat API "
+                f"environment {request.label!r} begins the answer ({request.prefill!r}), and a chat API "
                 "cannot continue it; set prefill = false there"
             )
         body = self._body(request)

@@ -1,4 +1,4 @@
-"""Worlds. Each is one file: its settings, whose `taskset()` builds its tasks and episodes."""
+"""Environments. Each is one file: its settings, whose `taskset()` builds its tasks and episodes."""
 
 ENVIRONMENTS: dict[str, str] = {
     "bandit": "silva.environments.bandit:Bandit",

@@ -64,7 +64,7 @@ def _reply(
     if line == "/quit":
         return None
     if line.startswith("/tool") and not tools:
-        write("This world has no tools.")
+        write("This environment has no tools.")
         return _reply(environment, tools, turn, read, write)
     if line == "/expert":
         try:
@@ -88,7 +88,7 @@ def _reply(
 
 def _expert(environment: Environment) -> str:
     if not isinstance(environment, Scripted):
-        raise CapabilityError("This world has no expert.")
+        raise CapabilityError("This environment has no expert.")
     return environment.expert_reply()
 
 

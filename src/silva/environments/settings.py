@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class EnvironmentSettings(Section):
-    """Base of the settings of an environment: `type` picks the class, `taskset` builds the world."""
+    """Base of the settings of an environment: `type` picks the class, `taskset` builds the environment."""
 
     type: str = ""
     name: str = ""

@@ -1,4 +1,4 @@
-"""Worlds of one question and one answer: a subclass says what is asked and how an answer is graded."""
+"""Environments of one question and one answer: a subclass says what is asked and how an answer is graded."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ from silva.types import Split, Task
 if TYPE_CHECKING:
     from silva.protocols import Environment, TaskSet
 
-MAX_DRAWS = 2000  # in vain, before a world is called too small
+MAX_DRAWS = 2000  # in vain, before an environment is called too small
 MAX_COMPARED = 10_000  # training tasks compared with the held-out ones, at most
 
 
@@ -103,7 +103,7 @@ def check_splits(taskset: TaskSet, label: str) -> None:
 
 class Tasks:
     """A `silva.protocols.TaskSet`. `tasks("eval")` is drawn at once and `tasks("train")` is started, so
-    that a world that is too small raises ConfigError early. Training tasks are created when they are used."""
+    that an environment that is too small raises ConfigError early. Training tasks are created when used."""
 
     def __init__(self, settings: EnvironmentSettings, build: Build, source: _Drawn | _Listed) -> None:
         self._settings = settings
@@ -141,7 +141,7 @@ class _Drawn:
             seen.add(draft.content())
         raise ConfigError(
             f"environment {self.settings.label}: too small to train on: {MAX_DRAWS} draws gave "
-            f"{len(seen)} distinct problems, none for training: lower eval_share or make the world larger"
+            f"{len(seen)} distinct problems, none for training: lower eval_share or make it larger"
         )
 
     def evaluation(self) -> list[Draft]:
@@ -166,7 +166,7 @@ class _Drawn:
                 raise ConfigError(
                     f"environment {self.settings.label}: eval_size is {wanted}, but {attempt} draws gave "
                     f"only {len(drafts)} distinct held-out problems: lower eval_size, raise eval_share or "
-                    "make the world larger"
+                    "make the environment larger"
                 )
         return list(drafts.values())
 

@@ -1,4 +1,4 @@
-"""Questions to be answered with tools: a world of your own takes a function and a list.
+"""Questions to be answered with tools: an environment of your own takes a function and a list.
 
     def inhabitants(city: str) -> int:
         '''How many people live in a city.'''
@@ -16,7 +16,8 @@
             return [inhabitants]
 
 Reward 1 if every question of the episode is answered rightly (see `grade`), else 0; the first wrong answer
-ends it. With `Question(..., calls=[ToolCall("inhabitants", {"city": city})])` the world can play itself.
+ends it. With `Question(..., calls=[ToolCall("inhabitants", {"city": city})])` there is an expert, so that the
+environment can play itself.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ class Question(NamedTuple):
 
 
 class ToolQA(EnvironmentSettings):
-    """Base of the settings of a tool world: define `questions` and `tools`, where wanted `grade`."""
+    """Base of the settings of a tool environment: define `questions` and `tools`, where wanted `grade`."""
 
     instructions: str = ""
     """Stands before the first question."""

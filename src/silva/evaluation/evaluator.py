@@ -80,12 +80,12 @@ class Standing:
     """Decides which evaluation of a run is the best. A share counts with its lower bound, so episodes that
     are left out never help.
 
-    worlds: how many environments are judged by success; the others are judged by their mean reward.
+    by_success: how many environments are judged by success; the others are judged by their mean reward.
     value: the mean over all environments.
     left_out: episodes left out in environments that are judged by reward, which has no lower bound.
     """
 
-    worlds: int
+    by_success: int
     value: float
     left_out: int
 
@@ -93,7 +93,10 @@ class Standing:
         """A success reported for the first time cannot be compared with earlier rewards, and wins."""
         if other is None:
             return True
-        return self.left_out <= other.left_out and (self.worlds, self.value) > (other.worlds, other.value)
+        return self.left_out <= other.left_out and (self.by_success, self.value) > (
+            other.by_success,
+            other.value,
+        )
 
 
 def standing(evaluations: Sequence[Evaluation]) -> Standing | None:
@@ -129,7 +132,7 @@ def reports_success(trajectories: Iterable[Trajectory]) -> bool:
 
 
 def records(evaluations: Sequence[Evaluation]) -> list[dict[str, Any]]:
-    """All of them as summary.json holds them: one object a metric of each world."""
+    """All of them as summary.json holds them: one object a metric of each environment."""
     return [row for e in evaluations for row in e.rows()]
 
 

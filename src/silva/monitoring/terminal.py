@@ -86,8 +86,8 @@ class Progress:
         lost = {k.rpartition("/")[0]: n for k, n in sorted(self.evals.items()) if k.endswith("/left_out")}
         return [
             *(_eval_text(key, self.evals) for key in keys),
-            *(f"{world.removeprefix('eval/')} no result, all {n:.0f} episodes left out"
-              for world, n in lost.items() if world not in measured),
+            *(f"{environment.removeprefix('eval/')} no result, all {n:.0f} episodes left out"
+              for environment, n in lost.items() if environment not in measured),
         ]  # fmt: skip
 
 

@@ -78,9 +78,9 @@ async def imitate(
     async def episodes(actor: Actor, count: int, key: str) -> list[Group]:
         draws = [stream.draw() for _ in range(count)]
         playing = [
-            play(task, world.taskset, actor, renderer, limits, id=f"{key}/{i}", seed=derive(seed, key, i),
+            play(task, source.taskset, actor, renderer, limits, id=f"{key}/{i}", seed=derive(seed, key, i),
                  watch=watch)
-            for i, (world, task) in enumerate(draws)
+            for i, (source, task) in enumerate(draws)
         ]  # fmt: skip
         ended = await asyncio.gather(*playing)
         return [Group(t.id, task, (t,)) for t, (_, task) in zip(ended, draws, strict=True)]

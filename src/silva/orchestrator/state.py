@@ -12,11 +12,15 @@ from silva.errors import CheckpointError
 
 @dataclass(frozen=True)
 class RunState:
-    """`pending`: numbers of a step whose evaluation was interrupted and is still to be done."""
+    """`pending`: numbers of a step whose evaluation was interrupted and is still to be done.
+
+    `in_flight`: work that had been issued and was not taken by a step; a restart issues it again.
+    """
 
     step: int = 0
     tasks: dict[str, int] = field(default_factory=dict)  # TaskStream.position
     passed: dict[str, int] = field(default_factory=dict)  # TaskStream.passed
+    in_flight: list[dict[str, Any]] = field(default_factory=list)  # WorkQueue.in_flight
     ledger: int = 0  # Ledger.position
     updates: int = 0  # optimizer steps, which schedules count
     pools: dict[str, str] = field(default_factory=dict)  # TaskStream.pools

@@ -16,8 +16,8 @@ from silva.types import Group, Task
 
 
 @dataclass(frozen=True)
-class World:
-    """An environment of the run: `weight` is its share of training tasks against the others."""
+class Source:
+    """The tasks of one environment: `weight` is their share of training against those of the others."""
 
     label: str
     taskset: TaskSet
@@ -34,7 +34,7 @@ class TaskStream:
 
     def __init__(
         self,
-        worlds: list[World],
+        sources: list[Source],
         seed: int,
         position: Mapping[str, int] | None = None,
         *,
@@ -42,24 +42,24 @@ class TaskStream:
         settings: DifficultyPools | None = None,
         pools: Mapping[str, str] | None = None,
     ):
-        self.worlds, self.seed, self.settings = worlds, seed, settings
-        self.position = {w.label: int((position or {}).get(w.label, 0)) for w in worlds}
-        self.passed = {w.label: int((passed or {}).get(w.label, 0)) for w in worlds}
+        self.sources, self.seed, self.settings = sources, seed, settings
+        self.position = {w.label: int((position or {}).get(w.label, 0)) for w in sources}
+        self.passed = {w.label: int((passed or {}).get(w.label, 0)) for w in sources}
         self.pools: dict[str, str] = dict(pools or {})
         self._orders: dict[tuple[str, int], list[int]] = {}
 
-    def draw(self) -> tuple[World, Task]:
+    def draw(self) -> tuple[Source, Task]:
         """The environment furthest behind its share is next (the earlier one listed on a tie)."""
-        world = min(self.worlds, key=lambda w: (self._drawn(w) + 1) / w.weight)
-        task = self._next(world)
-        for _ in range(len(world.taskset.tasks("train")) - 1):  # if all are skipped, the last one is drawn
-            if not self._passed_over(world, task):
+        source = min(self.sources, key=lambda w: (self._drawn(w) + 1) / w.weight)
+        task = self._next(source)
+        for _ in range(len(source.taskset.tasks("train")) - 1):  # if all are skipped, the last one is drawn
+            if not self._passed_over(source, task):
                 break
-            self.passed[world.label] += 1
-            task = self._next(world)
-        return world, task
+            self.passed[source.label] += 1
+            task = self._next(source)
+        return source, task
 
-    def sort(self, group: Group) -> None:
+    def remember(self, group: Group) -> None:
         """Remember how hard the group's task was."""
         if self.settings is None or not group.scored:
             return
@@ -71,22 +71,22 @@ class TaskStream:
         else:
             self.pools[key] = pool
 
-    def _drawn(self, world: World) -> int:
-        return self.position[world.label] - self.passed[world.label]
+    def _drawn(self, source: Source) -> int:
+        return self.position[source.label] - self.passed[source.label]
 
-    def _next(self, world: World) -> Task:
-        tasks = world.taskset.tasks("train")
-        epoch, index = divmod(self.position[world.label], len(tasks))
-        self.position[world.label] += 1
-        return tasks[self._order(world.label, epoch, len(tasks))[index]]
+    def _next(self, source: Source) -> Task:
+        tasks = source.taskset.tasks("train")
+        epoch, index = divmod(self.position[source.label], len(tasks))
+        self.position[source.label] += 1
+        return tasks[self._order(source.label, epoch, len(tasks))[index]]
 
-    def _passed_over(self, world: World, task: Task) -> bool:
+    def _passed_over(self, source: Source, task: Task) -> bool:
         pool = self.pools.get(f"{task.environment}/{task.id}") if self.settings else None
         if pool is None or self.settings is None:
             return False
         share = self.settings.easy_fraction if pool == "easy" else self.settings.hard_fraction
-        seed = derive(self.seed, "pool", world.label)
-        return float(uniform([seed], [self.position[world.label]])[0]) >= share
+        seed = derive(self.seed, "pool", source.label)
+        return float(uniform([seed], [self.position[source.label]])[0]) >= share
 
     def _order(self, label: str, epoch: int, size: int) -> list[int]:
         if (label, epoch) not in self._orders:

@@ -35,7 +35,7 @@ class Codec:
         self._backend.encode_special_tokens = True  # special tokens in plain text stay plain text
         self._backend.no_truncation()
         self._backend.no_padding()
-        # The episodes of a task begin with the same text, those of a world describe the same tools.
+        # The episodes of a task begin with the same text, those of an environment describe the same tools.
         self._cached = lru_cache(1024)(self._tokenise)
         special = {i: t for i, t in tokenizer.added_tokens_decoder.items() if t.special and t.content}
         self.ids = {token.content: i for i, token in special.items()}

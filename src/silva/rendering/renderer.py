@@ -36,7 +36,7 @@ class Renderer:
         rebuilds_context: earlier turns change, so every turn needs a `context` of its own (`extend`
             would not show what the template wants).
         notes: what was overruled or made up for, for people to read.
-        tool_notes: the same where a world has tools.
+        tool_notes: the same where an environment has tools.
 
     Args:
         tokenizer: a fast tokenizer with a chat template.

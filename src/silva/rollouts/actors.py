@@ -71,7 +71,7 @@ class Script:
         environment, seed = request.environment, request.seed
         if not isinstance(environment, Scripted):
             raise CapabilityError(
-                f"environment {request.world!r} cannot play itself: scripted play ([warm_start], "
+                f"environment {request.label!r} cannot play itself: scripted play ([warm_start], "
                 "--policy expert or random) needs expert_reply() and random_reply(seed) on "
                 f"{type(environment).__name__}"
             )

@@ -227,7 +227,7 @@ class Episode:
         if self.overdue:
             raise self._late()
         request = Request(
-            world=self.task.environment,
+            label=self.task.environment,
             environment=environment,
             messages=self.state.messages,
             tools=self.state.tools,
@@ -305,7 +305,7 @@ class Episode:
         return self.state.context
 
     def _next_context(self) -> tuple[int, ...]:
-        """What the policy would have answered next, for a critic; nothing if the world shows nothing more.
+        """What the policy would have answered next, for a critic; nothing if nothing more is shown.
 
         An observation that cannot be rendered is no error here.
         """

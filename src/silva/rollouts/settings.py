@@ -20,6 +20,9 @@ class LinearRolloutSettings(Section):
     type: Literal["linear"] = "linear"
     groups_per_step: Positive = 8
     """Tasks of one step; each becomes a group."""
+    max_async_level: Annotated[int, Field(ge=0)] = 0
+    """How many steps rollouts may be ahead of training, and with it how many versions their policy may be
+    behind (staleness). 0: a step's rollouts begin when the step before it is published."""
     group_size: Positive = 8
     """Episodes of one task."""
     sampling: Sampling = Sampling()
@@ -37,5 +40,5 @@ class LinearRolloutSettings(Section):
         from silva.rollouts.faults import UNWATCHED
         from silva.rollouts.linear import Linear
 
-        seed = context.config.seed
-        return Linear(self, context.renderer, seed=seed, on_turn=on_turn, watch=watch or UNWATCHED)
+        return Linear(self, context.engine, context.renderer, seed=context.config.seed, on_turn=on_turn,
+                      watch=watch or UNWATCHED)  # fmt: skip

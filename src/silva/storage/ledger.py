@@ -1,13 +1,13 @@
 """The ledger of a run: what was issued, sealed, trained or dropped, written before its effects.
 
-    issued -> sealed -> trained          one line of ledger.jsonl each
-         \\          \\-> dropped
-          \\-> dropped | issued again (next attempt)
+    work issued ──> work sealed ──> each of its groups: trained | dropped        one line of ledger.jsonl each
 
 One JSON object a line with a running `seq` and a crc32, append-only. `record` buffers, `commit` makes a
 batch durable before any effect that depends on it. A checkpoint stores `position`; a restart from it
-appends `rolled_back`, and `history` is what counts then: there each group is trained exactly once.
-Group keys are unique in a run, and `step` is always the step a group is meant for.
+appends `rolled_back`, and `history` is what counts then: there each group is trained exactly once, and work
+that was in flight at the checkpoint is issued again under its id.
+Ids of work and keys of groups are unique in a run. Work is sealed in the order of issue; the `step` of
+`issued` is the one in which that happened, the `step` of `sealed` the one that its groups are meant for.
 
 Not here: tokens and texts (only their digest), and wall-clock times (two runs of one seed write the
 same ledger).
@@ -29,8 +29,8 @@ from silva.errors import LedgerError
 from silva.ports import FILES, crash_point
 
 EVENTS: Mapping[str, tuple[str, ...]] = {
-    "issued": ("group", "task", "environment", "step", "attempt", "rollouts"),
-    "sealed": ("group", "step", "trajectories", "rewards", "digest"),  # ids, raw rewards (null: none), tokens
+    "issued": ("work", "task", "environment", "step", "attempt"),
+    "sealed": ("work", "step", "groups"),  # by key: trajectories (ids), rewards (raw, null: none), digest
     "trained": ("step", "update", "groups"),
     "dropped": ("group", "reason"),
     "published": ("version",),
@@ -228,8 +228,9 @@ def token_digest(sequences: Iterable[Sequence[int]]) -> str:
 def audit(records: Sequence[Record], finished: bool = False) -> list[str]:
     """What is wrong with a history, one line each; empty where every group was trained exactly once.
 
-    A group may still be in flight at the end unless `finished`; but once a later step was trained, a
-    group of an earlier one that was neither trained nor dropped was skipped.
+    Work may still be in flight at the end, and groups wait for training, unless `finished`; but once a
+    group is trained, what was issued before its work must be sealed, and once a step is trained, what was
+    sealed for an earlier one must be trained or dropped.
     """
     problems = []
     undone: list[tuple[int, int]] = []
@@ -248,13 +249,15 @@ def audit(records: Sequence[Record], finished: bool = False) -> list[str]:
 
 
 class _Lives:
-    """The life of every group: the last record of each, checked against the next."""
+    """The life of all work and of every group: the last record of each, checked against the next."""
 
     def __init__(self, restarts: Sequence[int]) -> None:
         self._restarts = restarts
-        self._last: dict[str, Record] = {}
-        self._step: dict[str, int] = {}
-        self._attempt: dict[str, int] = {}
+        self._work: dict[str, Record] = {}
+        self._group: dict[str, Record] = {}
+        self._step: dict[str, int] = {}  # of a group: the one that it is meant for
+        self._issued_at: dict[str, int] = {}  # of work and of its groups, in seq
+        self._newest = -1  # seq at which the newest work was issued that training has seen
         self._trained: tuple[int, int] | None = None  # step, update
         self._version: int | None = None
 
@@ -263,13 +266,9 @@ class _Lives:
         if record.event == "issued":
             return self._issued(record)
         if record.event == "sealed":
-            problems = self._move(fields["group"], record, after=("issued",))
-            if len(fields["trajectories"]) != len(fields["rewards"]):
-                got, expected = len(fields["rewards"]), len(fields["trajectories"])
-                problems.append(f"group {fields['group']}: got {got} rewards, expected {expected}")
-            return problems
+            return self._sealed(record)
         if record.event == "dropped":
-            return self._move(fields["group"], record, after=("issued", "sealed"))
+            return self._move(self._group, "group", fields["group"], record, after="sealed")
         if record.event == "trained":
             return self._trained_groups(record)
         if record.event == "published":
@@ -281,31 +280,42 @@ class _Lives:
         return []
 
     def left_behind(self, finished: bool) -> list[str]:
-        """Groups that were neither trained nor dropped though training went past them, or ended."""
+        """What training went past, or what was left when it ended."""
         problems = []
-        for group, record in self._last.items():
-            if record.event not in ("issued", "sealed"):
-                continue
+        for work, record in self._work.items():
+            late = self._issued_at.get(work, -1) < self._newest
+            if record.event == "issued" and (late or finished):
+                reached = "training went on to what was issued later" if late else "the run has finished"
+                problems.append(f"work {work} was skipped: issued, then {reached}")
+        now = self._trained[0] if self._trained else -1
+        for group in (group for group, record in self._group.items() if record.event == "sealed"):
             step = self._step[group]
-            if self._trained is not None and self._trained[0] > step:
-                reached = f"training went on to step {self._trained[0]}"
-            elif finished:
-                reached = "the run has finished"
-            else:
-                continue
-            problems.append(f"group {group} of step {step} was skipped: {record.event}, then {reached}")
+            if now > step or finished:
+                reached = f"training went on to step {now}" if now > step else "the run has finished"
+                problems.append(f"group {group} of step {step} was skipped: sealed, then {reached}")
         return problems
 
     def _issued(self, record: Record) -> list[str]:
-        group, attempt = record.fields["group"], record.fields["attempt"]
-        last = self._last.get(group)
-        # a restart loses what was in flight: it may be issued as the same attempt, even if it was sealed
-        restarted = last is not None and any(last.seq < seq < record.seq for seq in self._restarts)
-        before = self._attempt.get(group, -1)
-        self._attempt[group] = attempt
-        problems = self._move(group, record, after=("", "issued", "sealed") if restarted else ("", "issued"))
-        if not problems and (attempt < before or (attempt == before and not restarted)):
-            problems.append(f"group {group} issued as attempt {attempt} after attempt {before}")
+        work = record.fields["work"]
+        last = self._work.get(work)
+        self._work[work], self._issued_at[work] = record, record.seq
+        # a restart loses what was in flight, so that it is issued again
+        if last is None or (
+            last.event == "issued" and any(last.seq < seq < record.seq for seq in self._restarts)
+        ):
+            return []
+        return [f"work {work} issued after it was {last.event}, expected once, or again after a restart"]
+
+    def _sealed(self, record: Record) -> list[str]:
+        fields = record.fields
+        problems = self._move(self._work, "work", fields["work"], record, after="issued")
+        for group, result in fields["groups"].items():
+            problems += self._move(self._group, "group", group, record, after="")
+            self._step[group] = fields["step"]
+            self._issued_at[group] = self._issued_at.get(fields["work"], -1)
+            if len(result["trajectories"]) != len(result["rewards"]):
+                got, expected = len(result["rewards"]), len(result["trajectories"])
+                problems.append(f"group {group}: got {got} rewards, expected {expected}")
         return problems
 
     def _trained_groups(self, record: Record) -> list[str]:
@@ -316,18 +326,19 @@ class _Lives:
             problems.append(f"trained step {now[0]} update {now[1]} after step {self._trained[0]}")
         self._trained = now
         for group in fields["groups"]:
-            problems += self._move(group, record, after=("sealed",))
+            problems += self._move(self._group, "group", group, record, after="sealed")
+            self._newest = max(self._newest, self._issued_at.get(group, -1))
         return problems
 
-    def _move(self, group: str, record: Record, after: tuple[str, ...]) -> list[str]:
-        last = self._last.get(group)
+    @staticmethod
+    def _move(lives: dict[str, Record], what: str, name: str, record: Record, *, after: str) -> list[str]:
+        last = lives.get(name)
         before = last.event if last is not None else ""
-        self._last[group] = record
-        # `dropped` has no step of its own, and needs none: nothing can be left behind after it
-        self._step[group] = record.fields.get("step", self._step.get(group, 0))
-        if before in after:
+        lives[name] = record
+        if before == after:
             return []
         if before == record.event:
-            return [f"group {group} {record.event} twice"]
-        expected = " or ".join(name or "nothing" for name in after)
-        return [f"group {group} {record.event} after {before or 'nothing'}, expected after {expected}"]
+            return [f"{what} {name} {record.event} twice"]
+        return [
+            f"{what} {name} {record.event} after {before or 'nothing'}, expected after {after or 'nothing'}"
+        ]

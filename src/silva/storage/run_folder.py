@@ -24,7 +24,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal, TextIO
 
-from silva.errors import LedgerError, RunDirectoryError
+from silva.errors import LedgerError, RunFolderError
 from silva.ports import FILES
 from silva.storage import replaced
 from silva.storage.layout import Layout, steps_in
@@ -41,7 +41,7 @@ WRITTEN = frozenset(
 _LEFTOVER = re.compile(r"\..+\.tmp-[0-9a-f]+")  # of a write that was killed before its rename
 
 
-class RunDirectory(Layout):
+class RunFolder(Layout):
     """An open run and its paths. `state` says how to go on, `notes` what to tell the user.
 
     Close it, or use `with`.
@@ -63,20 +63,20 @@ class RunDirectory(Layout):
         overwrite: bool,
         config: Mapping[str, Any],
         may_change: Callable[[dict, dict], Mapping[str, str]],
-    ) -> RunDirectory:
+    ) -> RunFolder:
         """Lock the folder and decide between new, resumed and finished.
 
         `config` is the resolved configuration as plain data; `may_change(old, new)` gives the dotted
         keys that differ but may not in a resumed run. In state `new` the caller creates the ledger and
-        calls `save_config`. RunDirectoryError where the folder is in the way, in use, cannot be
+        calls `save_config`. RunFolderError where the folder is in the way, in use, cannot be
         written, or belongs to another configuration; LedgerError where a resumed run has no ledger.
         """
         path = Path(path)
         if resume and overwrite:
-            raise RunDirectoryError("--resume and --overwrite: got both, expected one")
+            raise RunFolderError("--resume and --overwrite: got both, expected one")
         with _failing(path):
             if _prepare(path) and not _is_run(path):
-                raise RunDirectoryError(
+                raise RunFolderError(
                     f"{path} is not empty and not a run of Silva (it has no ledger.jsonl), so it is left "
                     "alone: choose another --name or --output_dir."
                 )
@@ -101,7 +101,7 @@ class RunDirectory(Layout):
         resume = resume or (used and not overwrite and _untouched(path))
         if used and not (resume or overwrite):
             restored = "; it is back, since the one to replace it had not begun" if back else ""
-            raise RunDirectoryError(
+            raise RunFolderError(
                 f"{path} holds a run already ({_progress(path)}{restored}). Add --resume to go on with it, "
                 "--overwrite to remove it and start again, or choose another --name."
             )
@@ -155,7 +155,7 @@ class RunDirectory(Layout):
         self.restore()
         self._lock.close()
 
-    def __enter__(self) -> RunDirectory:
+    def __enter__(self) -> RunFolder:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -176,7 +176,7 @@ class RunDirectory(Layout):
             )
         old = _json_object(self.config_json)
         if old is None:
-            raise RunDirectoryError(
+            raise RunFolderError(
                 f"cannot resume {self.path}: config.json is missing or damaged, so nobody knows what it was "
                 "started with. Put it back, or start again with --overwrite."
             )
@@ -187,7 +187,7 @@ class RunDirectory(Layout):
                 f"  {key}: was {_at(old, key)}, now {_at(new, key)}{f' ({why})' if why else ''}"
                 for key, why in changed.items()
             ]
-            raise RunDirectoryError(
+            raise RunFolderError(
                 f"cannot resume {self.path}: these keys may not change in a run:\n" + "\n".join(lines) + "\n"
                 "Put them back, or choose another --name."
             )
@@ -230,7 +230,7 @@ def _lock(path: Path) -> TextIO:
         file.seek(0)
         owner = file.read().strip() or "unknown"
         file.close()
-        raise RunDirectoryError(f"{path} is in use by process {owner}: wait for it, or stop it") from error
+        raise RunFolderError(f"{path} is in use by process {owner}: wait for it, or stop it") from error
     file.truncate(0)
     file.write(f"{os.getpid()}\n")
     file.flush()
@@ -249,7 +249,7 @@ def _check_contents(path: Path) -> None:
     )
     if others:
         shown = ", ".join(others[:5]) + (f" and {len(others) - 5} more" if len(others) > 5 else "")
-        raise RunDirectoryError(
+        raise RunFolderError(
             f"{path} holds more than a run of Silva ({shown}), so --overwrite leaves it alone: move that "
             "away, or choose another --name or --output_dir."
         )
@@ -300,9 +300,9 @@ def _failing(path: Path) -> Iterator[None]:
     """What the operating system refuses becomes one readable error that names the folder."""
     try:
         yield
-    except RunDirectoryError:
+    except RunFolderError:
         raise
     except (FileExistsError, NotADirectoryError) as error:
-        raise RunDirectoryError(f"{path} cannot be a run's folder: there is a file in its place") from error
+        raise RunFolderError(f"{path} cannot be a run's folder: there is a file in its place") from error
     except OSError as error:
-        raise RunDirectoryError(f"{path} cannot be written: {error.strerror or error}") from error
+        raise RunFolderError(f"{path} cannot be written: {error.strerror or error}") from error

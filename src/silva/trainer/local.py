@@ -31,13 +31,13 @@ from silva.trainer.critic import Critic
 from silva.trainer.export import export_model
 from silva.trainer.gradients import summed_in_place
 from silva.trainer.head import wide
+from silva.trainer.loss_inputs import flat, loss_inputs, needed
 from silva.trainer.optimizer import adamw, gradient_norm, norm_of, step
 from silva.trainer.plan import plan
 from silva.trainer.policy import Pack, pack, token_logprobs, trained
 from silva.trainer.problems import explained_memory, not_finite
 from silva.trainer.randomness import Randomness
 from silva.trainer.reference import Reference
-from silva.trainer.rows import flat, loss_inputs, needed
 from silva.trainer.settings import LocalTrainerSettings
 from silva.trainer.state import Counters, State, load_state, save_state
 from silva.trainer.training_mode import enable_gradient_checkpointing, training_mode

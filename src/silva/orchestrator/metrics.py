@@ -5,10 +5,8 @@ from __future__ import annotations
 import math
 import resource
 import sys
-import time
-from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -18,24 +16,6 @@ from silva.algorithms.diagnostics import explained_variance, response_metrics
 from silva.evaluation.evaluator import Evaluation, reports_success, success
 from silva.orchestrator.buffer import Batch
 from silva.types import Sample, Trajectory
-
-
-class Phases:
-    """Wall-clock seconds by phase: of the step, and of the whole run (kept over a resume)."""
-
-    def __init__(self, total: dict[str, float] | None = None):
-        self.total: defaultdict[str, float] = defaultdict(float, total or {})
-        self.step: defaultdict[str, float] = defaultdict(float)
-
-    @contextmanager
-    def __call__(self, name: str) -> Iterator[None]:
-        began = time.perf_counter()
-        try:
-            yield
-        finally:
-            seconds = time.perf_counter() - began
-            self.step[name] += seconds
-            self.total[name] += seconds
 
 
 def batch_metrics(batch: Batch) -> dict[str, float]:
@@ -118,6 +98,14 @@ def mean_of_updates(updates: Sequence[dict[str, float]]) -> dict[str, float]:
             else _mean(values)
         )
     return out
+
+
+def perf_metrics(seconds: Mapping[str, float], generated: int = 0) -> dict[str, float]:
+    """Seconds by phase, tokens sampled a second, and memory."""
+    metrics = {f"perf/seconds/{name}": value for name, value in seconds.items()}
+    if generated and seconds.get("rollout"):
+        metrics["perf/tokens_per_second"] = generated / seconds["rollout"]
+    return metrics | {"perf/peak_memory_bytes": peak_memory_bytes()}
 
 
 def peak_memory_bytes() -> int:

@@ -11,10 +11,11 @@ import silva
 from silva.assembly import Assembly
 from silva.monitoring.monitor import Monitor
 from silva.monitoring.report import write_report
-from silva.orchestrator.numbers import Phases, peak_memory_bytes
+from silva.orchestrator.metrics import peak_memory_bytes
+from silva.orchestrator.phases import Phases
 from silva.orchestrator.silence import NOTHING
 from silva.orchestrator.state import RunState
-from silva.storage.run_folder import RunDirectory
+from silva.storage.run_folder import RunFolder
 from silva.storage.summary import write_summary
 
 Row = Mapping[str, Any]
@@ -36,7 +37,7 @@ class Outcome:
 
 
 def finish(
-    assembly: Assembly, state: RunState, phases: Phases, run: RunDirectory, monitor: Monitor, weights: Path
+    assembly: Assembly, state: RunState, phases: Phases, run: RunFolder, monitor: Monitor, weights: Path
 ) -> Outcome:
     """Summary, report and the last words of a run."""
     before, after = state.eval_before or [], state.eval_last or []
@@ -91,7 +92,7 @@ def _shown(row: Row | None, reward: Row | None) -> str:
     return f"{text} ({left_out} episodes left out{bounds})"
 
 
-def write_last_report(run: RunDirectory, monitor: Monitor, assembly: Assembly | None) -> Path | None:
+def write_last_report(run: RunFolder, monitor: Monitor, assembly: Assembly | None) -> Path | None:
     """None where none is wanted or the disk refuses; without an assembly rollouts show tokens, not text."""
     if assembly is not None and not assembly.config.monitoring.report:
         return None

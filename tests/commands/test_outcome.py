@@ -1,6 +1,6 @@
 """The last words of a run: each environment against itself, whatever was left out."""
 
-from silva.commands.ending import last_words
+from silva.commands.outcome import last_words
 
 
 def row(environment, metric, mean, *, n=8, left_out=0, bounds=(None, None)):

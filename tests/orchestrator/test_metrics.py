@@ -6,8 +6,8 @@ from tests.algorithms.by_hand import failed, group, one_turn
 
 from silva.evaluation.evaluator import Evaluation
 from silva.evaluation.statistics import Estimate
-from silva.orchestrator.buffer import Batch, Dropped
-from silva.orchestrator.numbers import batch_metrics, eval_metrics
+from silva.orchestrator.buffer import Batch, Dropped, Piece
+from silva.orchestrator.metrics import batch_metrics, eval_metrics
 from silva.types import Task, Trajectory
 
 
@@ -20,7 +20,7 @@ def test_success_is_a_metric_of_the_environments_that_report_it():
         group("g", solved("a", 1.0), solved("b", 0.0), failed("c"), environment="lake"),
         group("h", one_turn("d", 1, 0.5, -0.25), one_turn("e", 1, 1.5), environment="sea"),
     ]
-    batch = Batch(1, kept=played[:1], dropped=[Dropped(played[1], "zero_variance")])
+    batch = Batch(1, [Piece([played[0]]), Piece([], [Dropped(played[1], "zero_variance")])])
     found = batch_metrics(batch)
     assert {key: value for key, value in found.items() if key.startswith("success/")} == {"success/lake": 0.5}
     assert (found["reward/lake/raw"], found["reward/sea/raw"], found["reward/raw"]) == (2.0, 1.0, 1.5)

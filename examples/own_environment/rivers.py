@@ -1,4 +1,4 @@
-"""A world of your own: questions, and a tool to answer them with."""
+"""An environment of your own: questions, and a tool to answer them with."""
 
 from silva.environments.tool_qa import Question, ToolQA
 from silva.tools.function import ToolError

@@ -1,0 +1,26 @@
+"""Where the time of a run goes."""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+
+class Phases:
+    """Wall-clock seconds by phase: of the step, and of the whole run (kept over a resume)."""
+
+    def __init__(self, total: dict[str, float] | None = None):
+        self.total: defaultdict[str, float] = defaultdict(float, total or {})
+        self.step: defaultdict[str, float] = defaultdict(float)
+
+    @contextmanager
+    def __call__(self, name: str) -> Iterator[None]:
+        began = time.perf_counter()
+        try:
+            yield
+        finally:
+            seconds = time.perf_counter() - began
+            self.step[name] += seconds
+            self.total[name] += seconds

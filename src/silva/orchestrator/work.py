@@ -1,0 +1,164 @@
+"""Work in flight: tasks are drawn, issued under ids of their own, played, and taken in the order of issue.
+
+    TaskStream ──draw──> issue ──rollout──> in flight ──take──> groups
+                           ^                                      │
+                           └── as many as `take` asks for, and `level` batches behind them
+
+`take` consumes tasks; it waits for the rollouts of what it takes, and these for the engine and for
+environments. Whatever finishes first, work is taken in the order of issue, so that a batch does not depend
+on the clock.
+
+Staleness (the versions published between a token and its training) is bounded at admission. While a batch
+is collected, `level` batches at most are in flight behind it. Work at place q behind it is trained in one of
+the next 1 + q // batch <= level steps, and a step publishes at most once. With level 0 nothing is in flight
+while the trainer computes, and staleness is 0.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from silva.errors import CheckpointError
+from silva.orchestrator.tasks import TaskStream
+from silva.ports import crash_point
+from silva.protocols import Rollout, Work
+from silva.storage.ledger import Ledger
+from silva.types import Group
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Flight:
+    """Work that has been issued; `groups` is done when it has been played."""
+
+    work: Work
+    environment: str
+    groups: asyncio.Task[tuple[Group, ...]]
+
+
+@dataclass(frozen=True)
+class Played:
+    work: Work
+    groups: tuple[Group, ...]
+
+
+class WorkQueue:
+    """Issues the work of one run.
+
+    Args:
+        batch: pieces of work of a step.
+        steps: of the whole run: nothing is issued for steps behind the last one.
+        level: how many batches may be in flight behind the one that is collected.
+        again: what was in flight at the checkpoint from which the run goes on, as of `in_flight`. It is
+            issued first, under the ids it had.
+
+    Raises:
+        CheckpointError: a task in `again` does not exist any more.
+    """
+
+    def __init__(
+        self,
+        stream: TaskStream,
+        rollout: Rollout,
+        ledger: Ledger,
+        *,
+        batch: int,
+        steps: int,
+        level: int = 0,
+        again: Sequence[Mapping[str, Any]] = (),
+        on_played: Callable[[int, int], None] = lambda done, total: None,
+    ):
+        self.stream, self.rollout, self.ledger, self.on_played = stream, rollout, ledger, on_played
+        self.batch, self.steps, self.level = batch, steps, level
+        self._flights: deque[Flight] = deque()
+        self._again = deque(self._restored(entry) for entry in again)
+        self._step, self._count = 0, 0  # of the newest id
+
+    @property
+    def in_flight(self) -> list[dict[str, Any]]:
+        """What has been issued and not been taken, as plain JSON."""
+        waiting = [*((f.environment, f.work) for f in self._flights), *self._again]
+        return [
+            {"id": w.id, "environment": label, "task": w.task.id, "temperature": w.temperature}
+            for label, w in waiting
+        ]
+
+    async def take(self, count: int, step: int, *, attempt: int, temperature: float) -> list[Played]:
+        """The `count` oldest pieces of work, for this step; waits until they are played.
+
+        Args:
+            attempt: 0, or the number of the refill.
+        """
+        behind = min(self.level, self.steps - step) * self.batch
+        self._issue(count + behind - len(self._flights), step, attempt, temperature)
+        taken = [self._flights.popleft() for _ in range(count)]
+        done = 0
+
+        async def played(flight: Flight) -> Played:
+            nonlocal done
+            groups = await flight.groups
+            done += 1
+            self.on_played(done, count)
+            return Played(flight.work, groups)
+
+        return await _gather([played(flight) for flight in taken])
+
+    async def close(self) -> None:
+        """Cancel what is in flight, and wait until it has ended."""
+        tasks = [flight.groups for flight in self._flights]
+        for task in tasks:
+            task.cancel()
+        self._flights.clear()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _issue(self, count: int, step: int, attempt: int, temperature: float) -> None:
+        issued = [self._next(step, temperature) for _ in range(count)]
+        for label, work in issued:
+            self.ledger.record(
+                "issued", work=work.id, task=work.task.id, content=work.task.content(), environment=label,
+                step=step, attempt=attempt,
+            )  # fmt: skip
+        self.ledger.commit()
+        crash_point("issue")
+        self._flights += [
+            Flight(work, label, asyncio.ensure_future(self._play(work))) for label, work in issued
+        ]
+
+    def _next(self, step: int, temperature: float) -> tuple[str, Work]:
+        if self._again:
+            return self._again.popleft()
+        self._step, self._count = step, self._count + 1 if step == self._step else 0
+        source, task = self.stream.draw()
+        return source.label, Work(f"s{step}g{self._count}", task, source.taskset, temperature)
+
+    async def _play(self, work: Work) -> tuple[Group, ...]:
+        return tuple([group async for group in self.rollout.run(work)])
+
+    def _restored(self, entry: Mapping[str, Any]) -> tuple[str, Work]:
+        label, id, name = entry["environment"], entry["id"], entry["task"]
+        for source in self.stream.sources:
+            if source.label == label:
+                for task in source.taskset.tasks("train"):
+                    if task.id == name:
+                        return label, Work(id, task, source.taskset, entry["temperature"])
+        raise CheckpointError(
+            f"work {id} was in flight at the checkpoint: got no task {name!r} of environment {label!r}, "
+            "expected the tasks with which the run began"
+        )
+
+
+async def _gather(awaitables: Sequence[Awaitable[T]]) -> list[T]:
+    """Results in order; the first error cancels the others and is raised as it is."""
+    tasks = [asyncio.ensure_future(a) for a in awaitables]
+    try:
+        return await asyncio.gather(*tasks)
+    except BaseException:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        raise

@@ -1,0 +1,233 @@
+"""What every environment and task set does. A new one is in `ENVIRONMENTS`, or adds itself to `MADE`."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import importlib
+import json
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+from tests.contracts.doubles import Slow
+from tests.worlds import Parity, ParityEpisode
+
+from silva.environments import ENVIRONMENTS
+from silva.environments.settings import EnvironmentSettings
+from silva.ports import derive
+from silva.protocols import Environment, Forkable, Scripted, TaskSet
+from silva.rendering.tool_calls import parse_hermes
+from silva.types import Message, Observation, Step, Task, ToolCall
+
+MOST_TURNS = 200
+SPLITS = ("train", "eval")
+
+
+class SlowTasks:
+    """A task set whose environments are slow."""
+
+    def __init__(self, inner: TaskSet) -> None:
+        self._inner, self.tasks = inner, inner.tasks
+
+    def environment(self, task: Task) -> Any:
+        return Slow(self._inner.environment(task))
+
+
+def registered(name: str) -> EnvironmentSettings:
+    module, _, settings = ENVIRONMENTS[name].partition(":")
+    made: EnvironmentSettings = getattr(importlib.import_module(module), settings)(train_size=40, eval_size=8)
+    return made
+
+
+MADE: dict[str, Callable[[], TaskSet]] = {
+    **{name: lambda name=name: registered(name).taskset() for name in ENVIRONMENTS},  # type: ignore[misc]
+    "by path": lambda: Parity(train_size=40, eval_size=8).taskset(),
+    "slow": lambda: SlowTasks(registered("frozen_lake").taskset()),
+}
+
+
+@pytest.fixture(params=MADE)
+def make(request: pytest.FixtureRequest) -> Callable[[], TaskSet]:
+    return MADE[request.param]
+
+
+@pytest.fixture
+def taskset(make: Callable[[], TaskSet]) -> TaskSet:
+    return make()
+
+
+def content(task: Task) -> str:
+    return json.dumps([task.data, task.answer], sort_keys=True)
+
+
+def message(reply: str) -> Message:
+    """As the renderer gives it to the environment."""
+    parsed = parse_hermes(reply)
+    return Message("assistant", parsed.content, tool_calls=parsed.calls, errors=parsed.errors)
+
+
+async def play(environment: Environment, replies: Callable[[int], str | Message]) -> list[Observation | Step]:
+    """The first observation, and every step to the end."""
+    told: list[Observation | Step] = [await environment.reset()]
+    for turn in range(MOST_TURNS):
+        reply = replies(turn)
+        step = await environment.step(message(reply) if isinstance(reply, str) else reply)
+        told.append(step)
+        if step.terminated or step.truncated:
+            break
+    await environment.close()
+    return told
+
+
+def scripted(environment: Any, seed: int, *, skill: float = 0.0) -> Callable[[int], str]:
+    """Replies of the environment's own: its expert's with this probability, otherwise random ones."""
+
+    def reply(turn: int) -> str:
+        expert = derive(seed, "who", turn) % 1000 < 1000 * skill
+        return environment.expert_reply() if expert else environment.random_reply(derive(seed, turn))
+
+    return reply
+
+
+def episode(taskset: TaskSet, task: Task, seed: int = 0, skill: float = 0.0) -> list[Observation | Step]:
+    environment = taskset.environment(task)
+    return asyncio.run(play(environment, scripted(environment, seed, skill=skill)))
+
+
+def steps(told: Sequence[Observation | Step]) -> list[Step]:
+    return [each for each in told if isinstance(each, Step)]
+
+
+def test_splits_share_no_problem_and_ids_are_unique(taskset: TaskSet) -> None:
+    train, held_out = (list(taskset.tasks(split)) for split in SPLITS)  # type: ignore[arg-type]
+    assert train and held_out
+    assert not {content(task) for task in train} & {content(task) for task in held_out}
+    ids = [task.id for task in (*train, *held_out)]
+    assert len(set(ids)) == len(ids)
+    assert {task.split for task in train} == {"train"} and {task.split for task in held_out} == {"eval"}
+
+
+def test_tasks_are_plain_json_and_the_same_each_time(make: Callable[[], TaskSet]) -> None:
+    for split in SPLITS:
+        first, again = (list(make().tasks(split)) for _ in range(2))  # type: ignore[arg-type]
+        assert first == again
+        assert all(json.loads(json.dumps(task.data)) == task.data for task in first)
+
+
+def test_an_episode_ends_and_its_numbers_are_finite(taskset: TaskSet) -> None:
+    for task in taskset.tasks("train")[:8]:
+        first, *rest = episode(taskset, task)
+        assert isinstance(first, Observation) and first.messages
+        assert all(each.role != "assistant" for each in first.messages)
+        assert rest and all(isinstance(each, Step) for each in rest)
+        assert steps(rest)[-1].terminated or steps(rest)[-1].truncated
+        for step in steps(rest):
+            numbers = [*step.rewards.values(), *step.shaped.values(), *step.metrics.values()]
+            assert all(math.isfinite(number) for number in numbers)
+
+
+def test_a_task_and_the_replies_decide_an_episode(make: Callable[[], TaskSet]) -> None:
+    """Noise is of the task's seed, and episodes that run side by side share nothing."""
+    taskset, other = make(), make()
+    tasks = list(taskset.tasks("train")[:4])
+    alone = [episode(taskset, task, seed) for seed, task in enumerate(tasks)]
+
+    async def together() -> list[list[Observation | Step]]:
+        made = [other.environment(task) for task in tasks]
+        runs = [play(each, scripted(each, seed)) for seed, each in enumerate(made)]
+        return list(await asyncio.gather(*runs))
+
+    assert asyncio.run(together()) == alone
+
+
+def test_the_expert_does_better_than_chance(taskset: TaskSet) -> None:
+    task = taskset.tasks("eval")[0]
+    if not isinstance(taskset.environment(task), Scripted):
+        pytest.skip("this environment cannot play itself")
+
+    def success(skill: float) -> float:
+        ends = [
+            steps(episode(taskset, task, seed, skill))[-1]
+            for task in taskset.tasks("eval")
+            for seed in range(4)
+        ]
+        return sum(end.metrics.get("success", 0.0) for end in ends) / len(ends)
+
+    assert success(1.0) > success(0.0)
+
+
+@pytest.mark.parametrize(
+    "nonsense",
+    [
+        "",
+        "\x00\ud800 " * 3,
+        "x" * 100_000,
+        "<answer>" * 50,
+        Message("assistant", "", tool_calls=(ToolCall("nobody", {"x": 1}, "c0"),)),
+        Message("assistant", "", errors=("malformed tool call: Expecting value",)),
+    ],
+    ids=["empty", "odd characters", "long", "open tags", "unknown tool", "malformed call"],
+)
+def test_nonsense_is_answered(taskset: TaskSet, nonsense: str | Message) -> None:
+    """What a policy says is never the environment's fault: steps to an end, and no success."""
+    environment = taskset.environment(taskset.tasks("train")[0])
+    told = asyncio.run(play(environment, lambda turn: nonsense))
+    assert steps(told)
+    if not isinstance(getattr(environment, "inner", None), ParityEpisode):  # any reply may have its parity
+        assert steps(told)[-1].metrics.get("success", 0.0) == 0.0
+
+
+def test_closing_twice_and_before_the_reset_is_fine(taskset: TaskSet) -> None:
+    async def run() -> None:
+        task = taskset.tasks("train")[0]
+        unused, used = taskset.environment(task), taskset.environment(task)
+        await unused.close()
+        await used.reset()
+        await used.close()
+        await used.close()
+
+    asyncio.run(run())
+
+
+def test_a_fork_goes_on_from_the_same_state_with_its_own_noise(taskset: TaskSet) -> None:
+    """With the task's own seed it goes on as the environment does; neither changes the other."""
+    task = taskset.tasks("train")[0]
+    if not isinstance(taskset.environment(task), Forkable):
+        pytest.skip("this environment cannot be forked")
+
+    async def turn(environment: Any, number: int) -> Step:
+        reply = environment.random_reply(derive(1, number)) if isinstance(environment, Scripted) else "?"
+        return await environment.step(message(reply))
+
+    async def run() -> None:
+        plain, forked = (taskset.environment(task) for _ in range(2))
+        await plain.reset()
+        await forked.reset()
+        if (first := await turn(plain, 0)).terminated or first.truncated:
+            fork = await forked.fork(task.seed)  # type: ignore[attr-defined]
+            assert await turn(fork, 0) == await turn(forked, 0) == first
+            return
+        assert await turn(forked, 0) == first
+        same, other = await forked.fork(task.seed), await forked.fork(task.seed + 1)  # type: ignore[attr-defined]
+        await turn(other, 99)  # whatever happens there
+        expected = await turn(plain, 1)
+        assert await turn(same, 1) == expected == await turn(forked, 1)
+        for each in (plain, forked, same, other):
+            await each.close()
+
+    asyncio.run(run())
+
+
+def test_an_observation_is_never_changed_afterwards(taskset: TaskSet) -> None:
+    environment = taskset.environment(taskset.tasks("train")[0])
+    reply = scripted(environment, 3) if isinstance(environment, Scripted) else lambda turn: "?"
+
+    async def run() -> None:
+        told = await environment.reset()
+        before = copy.deepcopy(told)
+        await environment.step(Message("assistant", reply(0)))
+        assert told == before
+
+    asyncio.run(run())

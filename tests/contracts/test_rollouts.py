@@ -1,0 +1,146 @@
+"""What every rollout strategy does. A new one adds itself to `STRATEGIES`."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+from tests.contracts.doubles import Failing, Slow
+
+from silva.config.sections import Limits
+from silva.engines.scripted import ScriptedEngine
+from silva.environments.guess_number import GuessNumber
+from silva.errors import EngineError
+from silva.models.tiny import tiny_tokenizer
+from silva.protocols import Engine, Rollout, TaskSet, Work
+from silva.rendering.renderer import Renderer
+from silva.rollouts.linear import Linear
+from silva.rollouts.settings import LinearRolloutSettings
+from silva.types import Group, SamplingParams, Task
+
+RENDERER = Renderer(tiny_tokenizer())
+Make = Callable[[Engine, int], Rollout]  # engine, seed of the run
+
+
+def linear(engine: Engine, seed: int) -> Rollout:
+    settings = LinearRolloutSettings(group_size=3, limits=Limits(max_turns=3, timeout=60.0))
+    return Linear(settings, engine, RENDERER, seed=seed)
+
+
+STRATEGIES: dict[str, Make] = {"linear": linear}
+
+
+@pytest.fixture(params=STRATEGIES)
+def make(request: pytest.FixtureRequest) -> Make:
+    return STRATEGIES[request.param]
+
+
+def guesses() -> ScriptedEngine:
+    """Says a number that depends on the request's seed."""
+
+    def reply(tokens: Sequence[int], params: SamplingParams) -> list[int]:
+        return RENDERER.encode_reply(f"{params.seed % 7 + 1}")
+
+    return ScriptedEngine(reply)
+
+
+class Worlds:
+    """Guess a number, from environments that `change` may replace."""
+
+    def __init__(self, change: Callable[[Any], Any] = lambda environment: environment) -> None:
+        self.inner, self.change = GuessNumber(train_size=8, eval_size=4).taskset(), change
+        self.made: list[Closed] = []
+
+    def tasks(self, split: Any) -> Sequence[Task]:
+        return self.inner.tasks(split)
+
+    def environment(self, task: Task) -> Any:
+        self.made.append(Closed(self.change(self.inner.environment(task))))
+        return self.made[-1]
+
+
+class Closed:
+    """Notes how often an environment is closed."""
+
+    def __init__(self, inner: Any) -> None:
+        self._inner, self.closed = inner, 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+    async def close(self) -> None:
+        self.closed += 1
+        await self._inner.close()
+
+
+def played(rollout: Rollout, worlds: TaskSet, id: str = "s1g0") -> list[Group]:
+    async def run() -> list[Group]:
+        return [group async for group in rollout.run(Work(id, worlds.tasks("train")[0], worlds, 1.0))]
+
+    return asyncio.run(run())
+
+
+def test_groups_are_of_the_task_and_named_after_the_work(make: Make) -> None:
+    worlds = Worlds()
+    groups = played(make(guesses(), 0), worlds, "s4g7")
+    assert groups and all(group.task == worlds.tasks("train")[0] for group in groups)
+    names = [*(g.key for g in groups), *(t.id for g in groups for t in g.trajectories)]
+    assert all(name.startswith("s4g7") for name in names) and len(set(names)) == len(names)
+    assert all(t.failure is None and t.turns for g in groups for t in g.trajectories)
+
+
+def test_the_run_s_seed_and_the_work_decide_what_is_played(make: Make) -> None:
+    first = played(make(guesses(), 5), Worlds())
+    assert first == played(make(guesses(), 5), Worlds())
+    others = [played(make(guesses(), 6), Worlds()), played(make(guesses(), 5), Worlds(), "s1g1")]
+    tokens = [[t.turns for g in groups for t in g.trajectories] for groups in (first, *others)]
+    assert tokens[0] not in tokens[1:]
+
+
+def test_slow_parts_change_nothing(make: Make) -> None:
+    plain = played(make(guesses(), 5), Worlds())
+    assert played(make(Slow(guesses()), 5), Worlds(Slow)) == plain  # type: ignore[arg-type]
+
+
+def test_every_environment_is_closed_once(make: Make) -> None:
+    worlds = Worlds()
+    played(make(guesses(), 0), worlds)
+    assert worlds.made and {environment.closed for environment in worlds.made} == {1}
+
+
+@pytest.mark.parametrize("method", ["reset", "step"])
+def test_a_fault_of_an_environment_is_an_episode_without_a_result(make: Make, method: str) -> None:
+    worlds = Worlds(lambda environment: Failing(environment, method, 99))
+    trajectories = [t for g in played(make(guesses(), 0), worlds) for t in g.trajectories]
+    assert trajectories and {t.failure for t in trajectories} == {"redo"}
+    assert all("the connection was cut" in (t.error or "") for t in trajectories)
+    assert {environment.closed for environment in worlds.made} == {1}
+
+
+def test_a_fault_of_the_engine_ends_the_work(make: Make) -> None:
+    worlds = Worlds()
+    with pytest.raises(EngineError, match="the connection was cut"):
+        played(make(Failing(guesses(), "sample", 99), 0), worlds)  # type: ignore[arg-type]
+    assert {environment.closed for environment in worlds.made} == {1}
+
+
+def test_cancelled_work_closes_its_environments(make: Make) -> None:
+    worlds = Worlds(lambda environment: Slow(environment, turns=10**9))
+
+    async def run() -> None:
+        rollout, task = make(guesses(), 0), worlds.tasks("train")[0]
+
+        async def work() -> list[Group]:
+            return [group async for group in rollout.run(Work("s1g0", task, worlds, 1.0))]
+
+        running = asyncio.create_task(work())
+        while not worlds.made:
+            await asyncio.sleep(0)
+        running.cancel()
+        await asyncio.wait([running])
+        assert running.cancelled()
+
+    asyncio.run(run())
+    assert {environment.closed for environment in worlds.made} == {1}

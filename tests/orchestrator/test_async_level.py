@@ -1,0 +1,186 @@
+"""The loop with rollouts in flight over updates: its parts are doubles, its clock is virtual."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import json
+from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
+from random import Random
+from types import SimpleNamespace
+from typing import Any, cast
+from unittest.mock import MagicMock
+
+import pytest
+from tests import virtual_clock
+from tests.algorithms.by_hand import group, one_turn, recipe
+from tests.orchestrator.test_work import Tasks
+
+from silva.config.sections import Checkpoint
+from silva.errors import RecordError
+from silva.evaluation.evaluator import Evaluation
+from silva.orchestrator import rl
+from silva.orchestrator.buffer import Buffer
+from silva.orchestrator.notices import Notices
+from silva.orchestrator.phases import Phases
+from silva.orchestrator.resume import restore
+from silva.orchestrator.state import RunState
+from silva.orchestrator.tasks import Source, TaskStream
+from silva.orchestrator.work import WorkQueue
+from silva.protocols import Work
+from silva.storage.checkpoints import CheckpointStore
+from silva.storage.ledger import Ledger, audit, history, read
+from silva.trainer.settings import LocalTrainerSettings
+from silva.types import Group, LossSpec, OptimParams, Sample, Signals, Snapshot, Trajectory
+
+
+class Engine:
+    """Elsewhere: it samples while the trainer computes."""
+
+    capabilities = SimpleNamespace(context=99)
+
+    def __init__(self, stuck: bool = False) -> None:
+        self.version, self.stuck = 0, stuck
+
+    async def load(self, snapshot: Snapshot) -> None:
+        if not self.stuck:
+            self.version = snapshot.version
+
+    async def sleep(self) -> None: ...
+
+
+class Trainer:
+    """Three seconds an update; `trained`: by step, the versions its rows were sampled with."""
+
+    def __init__(self, version: int = 0) -> None:
+        self.version, self.trained = version, []
+
+    async def score(self, samples: Sequence[Sample], needs: frozenset[str]) -> Signals:
+        return Signals()
+
+    async def forward_backward(self, samples: Sequence[Sample], loss: LossSpec) -> dict[str, float]:
+        await asyncio.sleep(3)
+        self.trained.append({int(v) for s in samples for v in s.versions[s.versions >= 0]})
+        return {}
+
+    async def optim_step(self, policy: OptimParams, critic: OptimParams | None = None) -> dict[str, float]:
+        return {}
+
+    async def publish(self) -> Snapshot:
+        self.version += 1
+        return Snapshot(self.version)
+
+    async def save(self, path: Path) -> None:
+        path.mkdir()
+        (path / "version.json").write_text(json.dumps(self.version))
+
+
+class Rollout:
+    """Two episodes of one to five seconds, of which one is solved."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine, self.played = engine, []
+
+    async def run(self, work: Work) -> AsyncIterator[Group]:
+        self.played.append(work.id)
+        version = self.engine.version
+        await asyncio.sleep(Random(work.id).uniform(1, 5))
+        yield group(work.id, *(sampled(one_turn(f"{work.id}/{i}", 2, float(i)), version) for i in (0, 1)))
+
+
+def sampled(trajectory: Trajectory, version: int) -> Trajectory:
+    (turn,) = trajectory.turns
+    shown, said = turn.segments
+    said = dataclasses.replace(said, versions=(version,) * said.count)
+    return dataclasses.replace(trajectory, turns=(dataclasses.replace(turn, segments=(shown, said)),))
+
+
+def loop(path: Path, level: int, *, steps: int = 5, stuck: bool = False) -> rl.Loop:
+    path.mkdir(exist_ok=True)
+    ledger_path = path / "ledger.jsonl"
+    ledger = Ledger.open(ledger_path) if ledger_path.exists() else Ledger.create(ledger_path)
+    store = CheckpointStore(path / "checkpoints")
+    state, weights = restore(store, ledger)
+    version = json.loads((weights / "version.json").read_text()) if weights else 0
+    trainer, engine, made, monitor = Trainer(version), Engine(stuck), recipe("grpo"), MagicMock()
+    engine.version = version
+    stream = TaskStream([Source("w", Tasks(), 1.0)], 0, state.tasks)  # type: ignore[arg-type]
+    work = WorkQueue(
+        stream, Rollout(engine), ledger, batch=4, steps=steps, level=level, again=state.in_flight
+    )
+
+    async def evaluate(when: str) -> list[Evaluation]:
+        return [Evaluation("w", {}, {}, ())]
+
+    parts = rl.Parts(
+        settings=rl.Settings(steps, 1.0, LocalTrainerSettings(), 0, 0, Checkpoint(every=1)),
+        recipe=made,
+        trainer=cast(Any, trainer),
+        engine=cast(Any, engine),
+        buffer=Buffer(work, made, ledger, size=4, longest=99),
+        evaluate=evaluate,
+        ledger=ledger,
+        store=store,
+        monitor=monitor,
+        notices=Notices(monitor, made, 2),
+        phases=Phases(),
+    )
+    return rl.Loop(parts, state)
+
+
+def trained(path: Path) -> list[str]:
+    records = history(read(path / "ledger.jsonl"))
+    return [group for r in records if r.event == "trained" for group in r.fields["groups"]]
+
+
+@pytest.mark.parametrize(
+    ("level", "versions"),
+    [(0, [{0}, {1}, {2}, {3}, {4}]), (1, [{0}, {0}, {1}, {2}, {3}]), (2, [{0}, {0}, {0}, {1}, {2}])],
+)
+def test_rows_are_as_stale_as_the_level_allows(tmp_path: Path, level: int, versions: list[set[int]]) -> None:
+    made = loop(tmp_path, level)
+    state = virtual_clock.run(made.run())
+    assert cast(Any, made.parts.trainer).trained == versions
+    assert state.step == 5 and state.in_flight == []
+    assert len(trained(tmp_path)) == 20 and audit(read(tmp_path / "ledger.jsonl"), finished=True) == []
+
+
+@pytest.mark.parametrize("level", [0, 1, 2])
+@pytest.mark.parametrize("killed_at", [1, 2, 3, 4, 5])
+def test_a_killed_run_trains_every_group_once(tmp_path: Path, level: int, killed_at: int) -> None:
+    """Killed in the update of a step: what was in flight at its checkpoint is played again, under its id."""
+    whole = loop(tmp_path / "whole", level)
+    virtual_clock.run(whole.run())
+
+    killed = loop(tmp_path / "killed", level)
+
+    async def die(samples: Sequence[Sample], loss: LossSpec) -> dict[str, float]:
+        if killed.state.step + 1 == killed_at:
+            raise KeyboardInterrupt
+        return {}
+
+    cast(Any, killed.parts.trainer).forward_backward = die
+    with pytest.raises(KeyboardInterrupt):
+        virtual_clock.run(killed.run())
+    again = loop(tmp_path / "killed", level)
+    in_flight = [entry["id"] for entry in again.state.in_flight]
+    assert again.state.step == killed_at - 1
+    assert len(in_flight) == (4 * min(level, 5 - again.state.step) if again.state.step else 0)
+    virtual_clock.run(again.run())
+    assert cast(Any, again.parts.buffer.work.rollout).played[: len(in_flight)] == in_flight
+    assert trained(tmp_path / "killed") == trained(tmp_path / "whole")
+    assert audit(read(tmp_path / "killed" / "ledger.jsonl"), finished=True) == []
+
+
+def test_an_engine_that_stays_behind_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(
+        RecordError, match="got one of versions 0 to 0 of the policy while version 1 is trained"
+    ):
+        virtual_clock.run(loop(tmp_path, 0, stuck=True).run())
+
+
+def test_the_state_of_a_run_remembers_what_was_in_flight() -> None:
+    entry = {"id": "s2g3", "environment": "w", "task": "t4", "temperature": 0.7}
+    state = RunState(step=2, in_flight=[entry])
+    assert RunState.decode(state.encode()) == state
