@@ -107,7 +107,7 @@ def test_an_episode_is_played_to_its_end(actor: Actor) -> None:
 
 
 def test_limits_hold_for_everyone(actor: Actor) -> None:
-    """No room for an answer: seen in the tokens of the first context, or in what is reported of the first turn."""
+    """No room for an answer: seen in the tokens of the first context, or in what the first turn reports."""
     played = episode(actor, max_episode_tokens=3)
     assert played.stop_reason == "max_tokens"
     assert (len(played.turns), played.limited) == ((0, True) if actor.reads_tokens else (1, False))

@@ -152,7 +152,7 @@ class ToolEpisode(Episode):
                 return self._final(truncated=True)
             self.calls_left -= 1
             return Step(self._append(self.say("Call a tool before you answer.")), {"correct": 0.0})
-        return self._judge(message)
+        return self._graded(message)
 
     def expert_reply(self) -> str:
         """The question's next call, as JSON in <tool_call> (Hermes); after the last call, its answer.
@@ -216,7 +216,7 @@ class ToolEpisode(Episode):
         self.called += 1
         return result
 
-    def _judge(self, message: Message) -> Step:
+    def _graded(self, message: Message) -> Step:
         reply = message.content.rpartition("</think>")[2]
         if not self.settings.grade(reply, self.task.answer[self.question]):
             return self._final()
