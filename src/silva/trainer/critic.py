@@ -20,11 +20,11 @@ from silva.algorithms.values import value_loss
 from silva.config.sections import Critic as CriticSettings
 from silva.errors import NonFiniteError
 from silva.models.loading import LoadedModel, copied
+from silva.trainer.explained_errors import not_finite
 from silva.trainer.gradients import summed_in_place
 from silva.trainer.head import wide
 from silva.trainer.optimizer import adamw, gradient_norm, step
 from silva.trainer.policy import Pack, through
-from silva.trainer.problems import not_finite
 from silva.trainer.randomness import Randomness
 from silva.trainer.state import Counters, State
 from silva.trainer.training_mode import training_mode

@@ -28,6 +28,7 @@ from silva.models.trie import MIN_SHARED, NEVER
 from silva.ports import crash_point
 from silva.protocols import TrainerCapabilities
 from silva.trainer.critic import Critic
+from silva.trainer.explained_errors import explained_memory, not_finite
 from silva.trainer.export import export_model
 from silva.trainer.gradients import summed_in_place
 from silva.trainer.head import wide
@@ -35,7 +36,6 @@ from silva.trainer.loss_inputs import flat, loss_inputs, needed
 from silva.trainer.optimizer import adamw, gradient_norm, norm_of, step
 from silva.trainer.plan import plan
 from silva.trainer.policy import Pack, pack, token_logprobs, trained
-from silva.trainer.problems import explained_memory, not_finite
 from silva.trainer.randomness import Randomness
 from silva.trainer.reference import Reference
 from silva.trainer.settings import LocalTrainerSettings
