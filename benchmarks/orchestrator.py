@@ -1,7 +1,7 @@
 """What the rollout path costs without a model: environments, rendering, limits, records and the event loop.
 
     .venv/bin/python benchmarks/orchestrator.py --json orchestrator.json     about 15 minutes
-    .venv/bin/python benchmarks/orchestrator.py --quick                      one world, under a minute
+    .venv/bin/python benchmarks/orchestrator.py --quick                      one environment, under a minute
 
 Whole episodes are played through the strategy `linear`; the engine answers at once, with replies drawn by
 the seed of each turn. The same episodes are played with 1, 100 and 10,000 of them live, in turns; all
@@ -58,7 +58,7 @@ COLLECTION = "garbage collection"
 
 def main() -> int:
     options = parser(__doc__)
-    options.add_argument("--quick", action="store_true", help="one world, bytes, 1,000 episodes, no peer")
+    options.add_argument("--quick", action="store_true", help="one environment, bytes, 1,000 episodes, no peer")
     options.add_argument("--episodes", type=int, help="episodes of a measurement (default 10,000)")
     options.add_argument("--repeats", type=int, help="interleaved measurements of each case (default 3)")
     options.add_argument("--only", default="", help="only cases whose name contains this")

@@ -43,7 +43,7 @@ CALLS = (
 
 @dataclass(frozen=True)
 class Case:
-    """A world with the replies its players draw from."""
+    """An environment with the replies its players draw from."""
 
     name: str
     settings: Any
