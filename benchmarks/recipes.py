@@ -53,9 +53,7 @@ from silva.storage.ledger import history
 from silva.storage.ledger import read as read_ledger
 from silva.storage.rollouts import read_rollouts
 
-FILES = (
-    Path(__file__).parent / "environments"
-)  # of each environment what is set for it, and its agent's warm start
+FILES = Path(__file__).parent / "environments"  # what is set for each of them, and their agents' warm starts
 ENVIRONMENTS = ("frozen_lake", "bandit")
 STEPS, GROUPS, SECONDS = 40, 16, 90
 COLLAPSE = {  # name: recipe, groups trained in a step, of those played
