@@ -257,7 +257,7 @@ class ContinuousWorker(GenerateWorker):
         shared = len(set(map(tuple, prompts))) == 1
         self.manager.num_return_sequences = len(prompts) if shared else 1
         self.manager.add_requests(prompts[:1] if shared else prompts, max_new_tokens=new)
-        finished = []
+        finished: list[Any] = []
         while len(finished) < len(prompts):
             found = self.manager.get_result(timeout=1)
             if found is not None and found.is_finished():

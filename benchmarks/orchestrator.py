@@ -58,7 +58,9 @@ COLLECTION = "garbage collection"
 
 def main() -> int:
     options = parser(__doc__)
-    options.add_argument("--quick", action="store_true", help="one environment, bytes, 1,000 episodes, no peer")
+    options.add_argument(
+        "--quick", action="store_true", help="one environment, bytes, 1,000 episodes, no peer"
+    )
     options.add_argument("--episodes", type=int, help="episodes of a measurement (default 10,000)")
     options.add_argument("--repeats", type=int, help="interleaved measurements of each case (default 3)")
     options.add_argument("--only", default="", help="only cases whose name contains this")
@@ -139,7 +141,7 @@ class Profile:
     """CPU seconds by part of the code: the innermost frame that belongs to one, every millisecond."""
 
     def __init__(self) -> None:
-        self.seconds: Counter[str] = Counter()
+        self.seconds: Any = Counter()  # float seconds, which typeshed denies a Counter
         self._parts: dict[str, str | None] = {}
         self._last = self._collecting = self._collected = 0.0
 

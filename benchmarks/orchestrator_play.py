@@ -20,6 +20,7 @@ from silva.environments.calculator import Calculator
 from silva.environments.frozen_lake import FrozenLake
 from silva.models.loading import PACKAGED, resolve
 from silva.models.tiny import tiny_tokenizer
+from silva.protocols import Work
 from silva.rendering.renderer import Renderer
 from silva.rollouts.linear import Linear
 from silva.rollouts.settings import LinearRolloutSettings
@@ -93,7 +94,7 @@ def play(
     case: Case, tasks: Sequence[Task], live: int, sampled: AbstractContextManager[Any] | None = None
 ) -> Played:
     """Play one episode of every task, `live` of them at a time, with nothing in any cache."""
-    renderer, groups = Renderer(case.tokenizer), []
+    renderer, groups = Renderer(case.tokenizer), list[Group]()
     engine = ScriptedEngine(replies(case, renderer))
     gc.collect()
     began = time.process_time()
@@ -112,12 +113,12 @@ async def play_all(
 ) -> None:
     engine.requests = deque(maxlen=0)  # type: ignore[assignment]  # its log would be most of the memory
     taskset = case.settings.taskset()
-    strategy = Linear(LinearRolloutSettings(group_size=1, limits=LIMITS), renderer, seed=0)
+    strategy = Linear(LinearRolloutSettings(group_size=1, limits=LIMITS), engine, renderer, seed=0)
     waiting = iter(enumerate(tasks))
 
     async def work() -> None:
         for number, task in waiting:
-            async for group in strategy.run(task, taskset, engine, key=f"s0g{number}"):
+            async for group in strategy.run(Work(f"s0g{number}", task, taskset, 1.0)):
                 groups.append(group)
 
     await asyncio.gather(*(work() for _ in range(live)))

@@ -20,6 +20,7 @@ import traceback
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -140,9 +141,10 @@ def _child(job: Job) -> int:
         os.environ["SILVA_CRASH"] = ports._crash = job.crash  # read at import, which is over
     reached: Counter[str] = Counter()
     if job.counts or job.interrupt:
-        ports._crash, ports._reach = "on", _noting(reached, job)
+        ports._crash, reach = "on", _noting(reached, job)
+        setattr(ports, "_reach", reach)  # noqa: B010
         for place, target in SIGNALS_AT.items():
-            _wrap(target, lambda place=place: ports._reach(place))
+            _wrap(target, partial(reach, place))
     disk = ports.FaultyFiles(job.faults) if job.faults else ports.Files()
     with ports.use_files(disk):
         code = cli.main(job.argv)

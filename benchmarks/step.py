@@ -99,7 +99,7 @@ class Side:
         assert self._process.stdout is not None
         if line := self._process.stdout.readline():
             return json.loads(line)
-        sys.exit(f"{self._process.args} ended with status {self._process.wait()}")
+        sys.exit(f"{self._process.args!r} ended with status {self._process.wait()}")
 
 
 def main() -> int:
