@@ -43,8 +43,9 @@ def test_a_machine_without_equal_bits_is_named_once(monkeypatch: pytest.MonkeyPa
         assert assembly.engine.machine["rows"] == "no number of rows gives equal bits"
 
 
+@pytest.mark.same_bits  # its engine takes its time, so that other requests share a step
 def test_a_run_of_parts_from_outside_is_the_same_run(tmp_path: Path) -> None:
-    """An engine, a trainer, a rollout, a placement and a world that are not Silva's own."""
+    """An engine, a trainer, a rollout, a placement and an environment that are not Silva's own."""
     registries = replace(
         REGISTRIES,
         engines={**REGISTRIES.engines, "slow_engine": "tests.outside_parts:SlowEngine"},

@@ -95,6 +95,7 @@ def test_shapes_without_the_same_bits_stay_plain(monkeypatch: pytest.MonkeyPatch
     assert packed.nbytes == 0
 
 
+@pytest.mark.same_bits  # packed only where its bits are those of the plain product
 @pytest.mark.parametrize("faster", [True, False])
 def test_only_what_is_faster_is_packed(faster: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()
