@@ -60,3 +60,21 @@ def test_what_does_not_fit_is_refused(
     engine: EngineCapabilities, trainer: TrainerCapabilities, algorithm: dict[str, Any], message: str
 ) -> None:
     assert refused(engine, trainer, **algorithm) == message
+
+
+@pytest.mark.parametrize(
+    ("level", "publishes", "refused"), [(0, "shared", False), (1, "shared", True), (1, "folder", False)]
+)
+def test_rollouts_ahead_need_weights_of_their_own(
+    level: int, publishes: Literal[shared, folder], refused: bool
+) -> None:
+    config = load(["@", str(SMOKE), f"--rollout.max_async_level={level}"], REGISTRIES).config
+    trainer: Any = SimpleNamespace(capabilities=TrainerCapabilities(ALL, publishes))
+    engine: Any = SimpleNamespace(capabilities=ENGINE)
+    if not refused:
+        check_parts(config, engine, trainer)
+        return
+    with pytest.raises(
+        CapabilityError, match=r"rollout\.max_async_level = 1: trainer\.type = 'local' shares"
+    ):
+        check_parts(config, engine, trainer)

@@ -180,15 +180,22 @@ def test_nonsense_is_answered(taskset: TaskSet, nonsense: str | Message) -> None
 
 
 def test_closing_twice_and_before_the_reset_is_fine(taskset: TaskSet) -> None:
-    async def run() -> None:
-        task = taskset.tasks("train")[0]
+    task = taskset.tasks("train")[0]
+
+    async def run() -> Observation:
         unused, used = taskset.environment(task), taskset.environment(task)
         await unused.close()
-        await used.reset()
+        first = await used.reset()
         await used.close()
         await used.close()
+        after = taskset.environment(task)  # what was closed is no other episode's
+        try:
+            assert await after.reset() == first
+        finally:
+            await after.close()
+        return first
 
-    asyncio.run(run())
+    assert asyncio.run(run()).messages
 
 
 def test_a_fork_goes_on_from_the_same_state_with_its_own_noise(taskset: TaskSet) -> None:

@@ -41,13 +41,14 @@ class Engine:
     capabilities = SimpleNamespace(context=99)
 
     def __init__(self, stuck: bool = False) -> None:
-        self.version, self.stuck = 0, stuck
+        self.version, self.stuck, self.slept = 0, stuck, 0
 
     async def load(self, snapshot: Snapshot) -> None:
         if not self.stuck:
             self.version = snapshot.version
 
-    async def sleep(self) -> None: ...
+    async def sleep(self) -> None:
+        self.slept += 1
 
 
 class Trainer:
@@ -171,6 +172,28 @@ def test_a_killed_run_trains_every_group_once(tmp_path: Path, level: int, killed
     assert cast(Any, again.parts.buffer.work.rollout).played[: len(in_flight)] == in_flight
     assert trained(tmp_path / "killed") == trained(tmp_path / "whole")
     assert audit(read(tmp_path / "killed" / "ledger.jsonl"), finished=True) == []
+
+
+def test_the_engine_sleeps_only_while_nothing_is_in_flight(tmp_path: Path) -> None:
+    for level, sleeps in ((0, 5), (1, 1), (2, 1)):  # in the last step nothing is ahead
+        made = loop(tmp_path / f"{level}", level)
+        virtual_clock.run(made.run())
+        assert cast(Any, made.parts.engine).slept == sleeps
+
+
+def test_an_error_leaves_nothing_in_flight(tmp_path: Path) -> None:
+    made = loop(tmp_path, 2)
+
+    async def fail(samples: Sequence[Sample], loss: LossSpec) -> dict[str, float]:
+        raise RuntimeError("the trainer is gone")
+
+    async def run() -> None:
+        cast(Any, made.parts.trainer).forward_backward = fail
+        with pytest.raises(RuntimeError, match="the trainer is gone"):
+            await made.run()
+        assert len(asyncio.all_tasks()) == 1
+
+    virtual_clock.run(run())
 
 
 def test_an_engine_that_stays_behind_is_an_error(tmp_path: Path) -> None:

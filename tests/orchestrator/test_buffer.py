@@ -5,7 +5,7 @@ import math
 
 import pytest
 
-from silva.algorithms.filters import VarianceFilter
+from silva.algorithms.filters import DifficultyPools, VarianceFilter
 from silva.algorithms.recipes import Dapo, Grpo, Ppo, StarpoS
 from silva.errors import NoSignalError
 from silva.orchestrator.buffer import Buffer
@@ -45,11 +45,13 @@ def trajectory(id, reward):
     return Trajectory(id, (turn,), "terminated", rewards={"score": reward})
 
 
-def collect(tmp_path, *rewards, groups=4, max_refills=2, drop=True, seen=None, recipe=None, rollout=None):
+def collect(
+    tmp_path, *rewards, groups=4, max_refills=2, drop=True, seen=None, recipe=None, rollout=None, stream=None
+):
     recipe = recipe or Grpo(drop_zero_variance=drop, max_refills=max_refills)
     ledger = Ledger.create(tmp_path / "ledger.jsonl")
     work = WorkQueue(
-        TaskStream([Source("world", Tasks(), 1.0)], 0),
+        stream or TaskStream([Source("world", Tasks(), 1.0)], 0),
         rollout or Played(*rewards),
         ledger,
         batch=math.ceil(groups * recipe.oversample),
@@ -208,6 +210,13 @@ def test_every_group_of_a_batch_is_played_at_one_temperature(tmp_path):
     rollout = Spoken((0.0, 0.0))
     collect(tmp_path, groups=2, max_refills=1, rollout=rollout)
     assert rollout.temperatures == [1.0] * 4  # refills too
+
+
+def test_how_hard_a_task_was_is_remembered_whatever_becomes_of_its_group(tmp_path):
+    """Means 0.5, 1 and 0."""
+    stream = TaskStream([Source("world", Tasks(), 1.0)], 0, settings=DifficultyPools())
+    collect(tmp_path, VARIED, EQUAL, (0.0, 0.0), groups=3, max_refills=0, stream=stream)
+    assert sorted(stream.pools.values()) == ["easy", "hard"]
 
 
 class ByTurn:

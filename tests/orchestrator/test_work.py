@@ -207,5 +207,6 @@ def test_an_error_ends_what_is_taken_and_close_ends_the_rest(tmp_path: Path) -> 
         assert rollout.running == 8 and virtual_clock.now() == 1.0
         await work.close()
         assert rollout.running == 0 and len(asyncio.all_tasks()) == 1
+        assert virtual_clock.now() == 1.0  # nobody waited for it
 
     virtual_clock.run(run())

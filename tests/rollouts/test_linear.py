@@ -43,6 +43,19 @@ def test_a_task_becomes_one_group_in_the_order_asked_for(run, world, talk, speak
     assert len(set(seeds)) == 4 * 3
 
 
+def test_the_work_says_at_which_temperature_it_is_played(renderer, world, talk, speaker, task) -> None:
+    engine = speaker("yes")
+    linear = Linear(LinearRolloutSettings(group_size=2), engine, renderer, seed=7)
+
+    async def collect() -> list[Group]:
+        return [group async for group in linear.run(Work("0/k", task, world(talk), 0.25))]
+
+    (group,) = asyncio.run(collect())
+    assert {params.temperature for _, params, _ in engine.requests} == {0.25}
+    said = [s for t in group.trajectories for turn in t.turns for s in turn.segments if s.source == "policy"]
+    assert {segment.temperature for segment in said} == {0.25}
+
+
 def test_episodes_share_the_prompt_and_have_noise_of_their_own(run, world, talk, speaker, task) -> None:
     places, engine = world(talk), speaker("yes")
     run(places, engine, group_size=3)

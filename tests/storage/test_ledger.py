@@ -420,6 +420,18 @@ def test_work_lost_in_a_rolled_back_past_is_found(path):
     ]
 
 
+def test_a_sealed_group_that_training_went_past_is_found_before_the_run_ends(path):
+    ledger = Ledger.create(path)
+    for work in ("a", "b"):
+        issue(ledger, work, step=1)
+        seal(ledger, work, step=1)
+    ledger.record("trained", step=1, update=0, groups=["a"])
+    ledger.commit()
+    assert audit(read(path)) == []  # another update of the step may still train it
+    one_step(ledger, 2, ["c"])
+    assert audit(read(path)) == ["group b of step 1 was skipped: sealed, then training went on to step 2"]
+
+
 def test_work_in_flight_is_issued_again_after_a_restart_and_only_then(path):
     ledger = Ledger.create(path)
     one_step(ledger, 1, ["a"])

@@ -1,4 +1,4 @@
-"""What a run says while it trains, each once: a step that taught nothing, failures, results that fell."""
+"""What a run says of its steps: the first one that taught nothing, skipped updates, failed episodes."""
 
 from __future__ import annotations
 

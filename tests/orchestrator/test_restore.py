@@ -1,0 +1,46 @@
+"""Where a run goes on: the newest whole checkpoint, with the ledger rolled back to it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from silva.errors import CheckpointError
+from silva.orchestrator.resume import restore
+from silva.orchestrator.state import RunState
+from silva.storage.checkpoints import CheckpointStore
+from silva.storage.ledger import Ledger, read
+
+
+@pytest.fixture
+def ledger(tmp_path: Path) -> Ledger:
+    made = Ledger.create(tmp_path / "ledger.jsonl")
+    for version in (1, 2, 3):
+        made.record("published", version=version)
+    made.commit()
+    return made
+
+
+def saved(path: Path, step: int, state: RunState) -> CheckpointStore:
+    store = CheckpointStore(path / "checkpoints")
+    store.save(step, {"state.json": state.encode(), "trainer/weights": b"w"}, {"ledger": state.ledger})
+    return store
+
+
+def test_the_newest_checkpoint_and_its_place_in_the_ledger(tmp_path: Path, ledger: Ledger) -> None:
+    state = RunState(step=2, ledger=2)
+    store = saved(tmp_path, 2, state)
+    assert restore(store, ledger) == (state, store.path(2) / "trainer")
+    assert read(ledger.path)[-1].fields == {"to": 2, "step": 2}
+
+
+def test_without_a_checkpoint_it_begins_again(tmp_path: Path, ledger: Ledger) -> None:
+    assert restore(CheckpointStore(tmp_path / "checkpoints"), ledger) == (RunState(), None)
+    assert read(ledger.path)[-1].fields == {"to": 0, "step": 0}
+
+
+def test_a_state_of_another_step_is_refused(tmp_path: Path, ledger: Ledger) -> None:
+    with pytest.raises(CheckpointError, match=r"step_2: state\.json says step 1, expected 2"):
+        restore(saved(tmp_path, 2, RunState(step=1, ledger=2)), ledger)
+    assert ledger.position == 3  # nothing was rolled back
