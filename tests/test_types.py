@@ -88,6 +88,14 @@ def test_segment_of_others_has_none(source):
     )
 
 
+@pytest.mark.parametrize("tokens, reported", [((1,), 1), ((), -1)])
+def test_segment_with_reported_tokens_has_none_of_its_own(tokens, reported):
+    assert Segment("environment", (), reported=2).count == 2
+    assert refusal(lambda: Segment("environment", tokens, reported=reported)) == (
+        f"Segment: reported: got {reported} and {len(tokens)} tokens, expected 0 or more and no tokens"
+    )
+
+
 @pytest.mark.parametrize("field", ["logprobs", "raw_logprobs", "entropies", "versions"])
 def test_completion_has_every_number_for_every_token(field):
     one = dict.fromkeys(("logprobs", "raw_logprobs", "entropies"), (0.0, 0.0)) | {"versions": (0, 0)}

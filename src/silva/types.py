@@ -36,11 +36,6 @@ StopReason = Literal[
 ]
 
 
-def _check(condition: bool, message: str) -> None:
-    if not condition:
-        raise RecordError(message)
-
-
 @dataclass(frozen=True, slots=True)
 class Task:
     """One problem instance. `data` and `answer` are plain JSON, so another process can rebuild it."""
@@ -128,11 +123,16 @@ class SamplingParams:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        _check(self.max_tokens >= 1, f"max_tokens: got {self.max_tokens}, expected 1 or more")
-        _check(self.temperature >= 0, f"temperature: got {self.temperature}, expected 0 (greedy) or more")
-        _check(0 < self.top_p <= 1, f"top_p: got {self.top_p}, expected 0 < top_p <= 1")
-        _check(self.top_k >= 0, f"top_k: got {self.top_k}, expected 0 (off) or more")
-        _check(0 <= self.min_p < 1, f"min_p: got {self.min_p}, expected 0 <= min_p < 1")
+        if not self.max_tokens >= 1:
+            raise RecordError(f"max_tokens: got {self.max_tokens}, expected 1 or more")
+        if not self.temperature >= 0:
+            raise RecordError(f"temperature: got {self.temperature}, expected 0 (greedy) or more")
+        if not 0 < self.top_p <= 1:
+            raise RecordError(f"top_p: got {self.top_p}, expected 0 < top_p <= 1")
+        if not self.top_k >= 0:
+            raise RecordError(f"top_k: got {self.top_k}, expected 0 (off) or more")
+        if not 0 <= self.min_p < 1:
+            raise RecordError(f"min_p: got {self.min_p}, expected 0 <= min_p < 1")
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,15 +174,16 @@ class Segment:
     reported: int | None = None
 
     def __post_init__(self) -> None:
-        _check(self.reported is None or not self.tokens, "Segment: reported tokens are not given")
-        _check((self.reported or 0) >= 0, f"Segment: reported: got {self.reported}, expected 0 or more")
+        if self.reported is not None and (self.tokens or self.reported < 0):
+            got = f"{self.reported} and {len(self.tokens)} tokens"
+            raise RecordError(f"Segment: reported: got {got}, expected 0 or more and no tokens")
         if self.source == "policy":
             _same_length("Segment", self.tokens, logprobs=self.logprobs, versions=self.versions)
             # Engines behind an interface may give neither of these two.
             _same_length("Segment", self.tokens, raw_logprobs=self.raw_logprobs or self.tokens,
                          entropies=self.entropies or self.tokens)  # fmt: skip
-        else:
-            _check(not self.logprobs, f"Segment: {self.source} tokens carry no log-probabilities")
+        elif self.logprobs:
+            raise RecordError(f"Segment: {self.source} tokens carry no log-probabilities")
 
     @property
     def count(self) -> int:
@@ -224,8 +225,10 @@ class Trajectory:
     episode: str = ""  # the same for all forks
 
     def __post_init__(self) -> None:
-        _check(not self.turns or self.turns[0].fresh, f"trajectory {self.id}: the first turn must be fresh")
-        _check(self.failure is None or bool(self.error), f"trajectory {self.id}: a failure needs its error")
+        if self.turns and not self.turns[0].fresh:
+            raise RecordError(f"trajectory {self.id}: the first turn must be fresh")
+        if self.failure is not None and not self.error:
+            raise RecordError(f"trajectory {self.id}: a failure needs its error")
 
     @property
     def raw_reward(self) -> float:
@@ -293,7 +296,8 @@ class Sample:
         for name in ("advantages", "entropies", "old_logprobs", "values", "returns"):
             if (array := getattr(self, name)) is not None:
                 _same_length(what, self.tokens, **{name: array})
-        _check(float(self.loss_weights[0]) == 0.0, f"{what}: the first token is never trained")
+        if float(self.loss_weights[0]) != 0.0:
+            raise RecordError(f"{what}: the first token is never trained")
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -303,9 +307,10 @@ class Sample:
 
 
 def _same_length(what: str, tokens: Sequence | np.ndarray, **others: Sequence | np.ndarray) -> None:
+    count = len(tokens)
     for name, values in others.items():
-        _check(len(values) == len(tokens), f"{name} must align with tokens of {what}: "
-                                           f"got {len(values)}, expected {len(tokens)}")  # fmt: skip
+        if len(values) != count:
+            raise RecordError(f"{name} must align with tokens of {what}: got {len(values)}, expected {count}")
 
 
 @dataclass(frozen=True, slots=True)

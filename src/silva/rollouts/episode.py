@@ -30,7 +30,7 @@ from silva.protocols import Actor, Environment, Forkable, Reply, Request, TaskSe
 from silva.rendering.renderer import Renderer
 from silva.rollouts.actors import ScriptFault
 from silva.rollouts.faults import UNWATCHED, Watch, place, tell_if_long, trace, watched
-from silva.rollouts.state import End, State, answered, new_messages, rendered, result, started
+from silva.rollouts.state import End, State, answered, new_messages, render, result, started
 from silva.types import Failure, Observation, Step, StopReason, Task, Trajectory
 
 T = TypeVar("T")
@@ -85,6 +85,7 @@ class Episode:
             task's own seed. So a task has the same prompt but different random events in every episode.
         on_turn: told whom the episode waits for next: "engine", or the environment's name.
         state: what has happened so far. Forks share it.
+        end: how it ended; None as long as it goes on.
         left: seconds that the environment may still take.
         overdue: the time is over, but the environment has swallowed the cancellation.
         parent: the episode from which this one was forked, after `fork_turn` turns.
@@ -101,6 +102,7 @@ class Episode:
     watch: Watch = UNWATCHED
     environment: Environment | None = None
     state: State = field(default_factory=State)
+    end: End | None = None
     left: float = math.nan
     overdue: bool = False
     calling: str = ""  # the method of the environment that was called last
@@ -110,13 +112,26 @@ class Episode:
 
     @property
     def over(self) -> bool:
-        return self.state.end is not None
+        return self.end is not None
 
     async def start(self) -> None:
         """Make the environment and take its first observation."""
         self.left, self.root = self.limits.timeout, self.root or self.id
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        self.on_turn(self.task.environment)
         try:
-            await self._begin()
+            self.environment = self._construct()
+            self.left -= loop.time() - began
+            first = await self._timed("reset", self.environment.reset, check=_check_observation)
+            self._show(started, first)
+            if (size := self._size()) >= self.limits.max_episode_tokens:
+                raise _EpisodeFault(
+                    f"the first observation has {size} tokens, expected fewer than "
+                    f"rollout.limits.max_episode_tokens = {self.limits.max_episode_tokens}",
+                    "mask",
+                    "max_tokens",
+                )
         except _EpisodeFault as fault:
             self._fail(fault)
 
@@ -124,7 +139,21 @@ class Episode:
         """One turn: a reply, and what the environment makes of it."""
         environment = self._running("advance")
         try:
-            await self._turn(environment)
+            reply = await self._reply(environment)
+            message = replace(reply.message, id=f"{self.id}/{len(self.state.turns)}")
+            self.on_turn(self.task.environment)
+            step = await self._timed("step", environment.step, message, check=_check_step)
+            self._show(answered, self.state, reply, message, step)
+            if step.terminated:
+                self.end = End("terminated")
+            elif step.truncated:
+                self.end = End("truncated", next_context=self._next_context())
+            elif reply.stop_reason == "context_overflow":
+                self.end = End("context_overflow")
+            elif len(self.state.turns) >= self.limits.max_turns:
+                self.end = End("max_turns", next_context=self._next_context())
+            elif self._size() >= self.limits.max_episode_tokens:
+                self.end = End("max_tokens", next_context=tuple(self.state.context))
         except _EpisodeFault as fault:
             self._fail(fault)
 
@@ -165,45 +194,17 @@ class Episode:
         except Exception as fault:
             found = _fault("close", fault, environment)
             self.watch.fault(self.task.environment, str(found), found.trace)
-            if (end := self.state.end) is not None:
-                self.state = replace(self.state, end=replace(end, error=end.error or str(found)))
+            if self.end is not None:
+                self.end = replace(self.end, error=self.end.error or str(found))
 
     def trajectory(self) -> Trajectory:
         """The result of an episode that is over. Its turns include those that it shares with its parent."""
-        return result(self.state, id=self.id, episode=self.root, parent=self.parent, fork_turn=self.fork_turn)
-
-    async def _begin(self) -> None:
-        loop = asyncio.get_running_loop()
-        began = loop.time()
-        self.on_turn(self.task.environment)
-        self.environment = self._construct()
-        self.left -= loop.time() - began
-        first = await self._timed("reset", self.environment.reset, check=_check_observation)
-        self.state = self._shown(lambda: started(first))
-        if (size := self._size()) >= self.limits.max_episode_tokens:
-            raise _EpisodeFault(
-                f"the first observation has {size} tokens, expected fewer than "
-                f"rollout.limits.max_episode_tokens = {self.limits.max_episode_tokens}",
-                "mask",
-                "max_tokens",
-            )
-
-    async def _turn(self, environment: Environment) -> None:
-        reply = await self._reply(environment)
-        message = replace(reply.message, id=f"{self.id}/{len(self.state.turns)}")
-        self.on_turn(self.task.environment)
-        step = await self._timed("step", environment.step, message, check=_check_step)
-        self.state = self._shown(lambda: answered(self.state, reply, message, step))
-        if step.terminated:
-            self._end("terminated")
-        elif step.truncated:
-            self._end("truncated", next_context=self._next_context())
-        elif reply.stop_reason == "context_overflow":
-            self._end("context_overflow")
-        elif len(self.state.turns) >= self.limits.max_turns:
-            self._end("max_turns", next_context=self._next_context())
-        elif self._size() >= self.limits.max_episode_tokens:
-            self._end("max_tokens", next_context=tuple(self.state.context))
+        if self.end is None:
+            raise RuntimeError(f"episode {self.id} is not over: it has no trajectory yet")
+        return result(
+            self.state, self.end,
+            id=self.id, episode=self.root, parent=self.parent, fork_turn=self.fork_turn,
+        )  # fmt: skip
 
     # --- who is asked
 
@@ -297,7 +298,7 @@ class Episode:
         if self.renderer is None:
             raise CapabilityError("an actor that reads tokens needs a renderer")
         try:
-            self.state = rendered(self.state, self.renderer)
+            render(self.state, self.renderer)
         except RenderingError as fault:
             raise _EpisodeFault(f"rendering: {fault}", "mask") from fault
         except Exception as fault:  # a message whose content is no text, say
@@ -315,22 +316,19 @@ class Episode:
                 return tuple(self._tokens())
         return ()
 
-    def _shown(self, state: Callable[[], State]) -> State:
-        """A state with an observation, in which anything may stand."""
+    def _show(self, make: Callable[..., State], *parts: object) -> None:
+        """Go on in the state that `make` gives: one with a new observation, in which anything may stand."""
         try:
-            new = state()
+            new = make(*parts)
             if not self.actor.reads_tokens:  # rendering would find it
                 for message in new_messages(new.observation):
                     _expect(str, message.content)
+            self.state = new
         except Exception as fault:
             raise _fault("observation", fault, self.environment) from fault
-        return new
-
-    def _end(self, stop_reason: StopReason, *, next_context: tuple[int, ...] = ()) -> None:
-        self.state = replace(self.state, end=End(stop_reason, next_context=next_context))
 
     def _fail(self, fault: _EpisodeFault) -> None:
-        self.state = replace(self.state, end=End(fault.stop_reason, fault.failure, str(fault)))
+        self.end = End(fault.stop_reason, fault.failure, str(fault))
         self.watch.fault(self.task.environment, str(fault), fault.trace)
 
 

@@ -1,6 +1,6 @@
-"""What an episode has become so far: plain data that is never changed in place, so that forks share it.
+"""What an episode has become so far, as plain data that forks share.
 
-    started ──> rendered ──> answered ──> rendered ──> answered ──> ...
+    started ──> render ──> answered ──> render ──> answered ──> ...
 
 Not here: who is asked, limits, faults (episode.py).
 """
@@ -26,14 +26,17 @@ class End:
     next_context: tuple[int, ...] = ()  # what the policy would have answered next, if a limit cut it off
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class State:
     """An episode after its start or after a turn.
+
+    A turn makes a new state. Only `render` changes one: it adds the tokens of the observation, which are the
+    same for all forks.
 
     Attributes:
         messages: the whole context, the observation included.
         context: the same as tokens; until `shown` is rendered, the tokens of the last request.
-        shown: tokens of the observation, or of the whole context if `fresh`; None: not rendered yet.
+        shown: tokens of the observation, or of the whole context if `fresh`; None: not rendered.
         reported: tokens of the context as the actor counts them, if it gives none.
         prefills: the given beginning of each turn's answer.
         edited: ids of answers that the environment has changed. They are rendered again from then on.
@@ -49,15 +52,14 @@ class State:
     reported: int = 0
     prefills: tuple[str, ...] = ()
     edited: frozenset[str] = frozenset()
-    end: End | None = None
 
 
 def started(observation: Observation) -> State:
     return State(observation=observation, messages=tuple(new_messages(observation)), tools=observation.tools)
 
 
-def rendered(state: State, renderer: Renderer) -> State:
-    """With the tokens of the observation: new ones after the last answer, or a context of its own.
+def render(state: State, renderer: Renderer) -> None:
+    """Add the tokens of the observation: new ones after the last answer, or a context of its own.
 
     Raises:
         RenderingError: the chat template refuses the dialogue.
@@ -65,25 +67,14 @@ def rendered(state: State, renderer: Renderer) -> State:
     observation, last = state.observation, state.turns[-1].segments[-1] if state.turns else None
     unknown = last is None or last.reported is not None  # no tokens that could be extended
     if unknown or observation.context is not None or renderer.rebuilds_context:
-        tokens = context = renderer.context(
-            state.messages, state.tools, sampled=_sampled(state, renderer), prefill=observation.prefill
-        )
+        sampled = _sampled(state, renderer)
+        tokens = renderer.context(state.messages, state.tools, sampled=sampled, prefill=observation.prefill)
+        state.context, state.fresh = tokens, True
     else:
         assert last is not None
         tokens = renderer.extend(last.tokens, observation.messages, prefill=observation.prefill)
-        context = [*state.context, *last.tokens, *tokens]
-    return State(
-        turns=state.turns,
-        observation=observation,
-        tools=state.tools,
-        messages=state.messages,
-        context=context,
-        shown=tuple(tokens),
-        fresh=tokens is context,
-        reported=state.reported,
-        prefills=state.prefills,
-        edited=state.edited,
-    )  # `dataclasses.replace` takes three times as long, in every turn
+        state.context, state.fresh = [*state.context, *last.tokens, *tokens], False
+    state.shown = tuple(tokens)
 
 
 def answered(state: State, reply: Reply, message: Message, step: Step) -> State:
@@ -131,22 +122,20 @@ def new_messages(observation: Observation) -> Sequence[Message]:
 
 
 def result(
-    state: State, *, id: str, episode: str, parent: str | None = None, fork_turn: int | None = None
+    state: State, end: End, *, id: str, episode: str, parent: str | None = None, fork_turn: int | None = None
 ) -> Trajectory:
-    """The trajectory of an episode that is over: rewards are sums over its turns, metrics means."""
-    if state.end is None:
-        raise RuntimeError(f"episode {id} is not over: it has no trajectory yet")
+    """The trajectory of an episode that ended so: rewards are sums over its turns, metrics means."""
     return Trajectory(
         id=id,
         turns=state.turns,
-        stop_reason=state.end.stop_reason,
+        stop_reason=end.stop_reason,
         rewards=_sum(turn.rewards for turn in state.turns),
         shaped=_sum(turn.shaped for turn in state.turns),
         metrics=_mean(turn.metrics for turn in state.turns),
         observation=state.observation,
-        next_context=state.end.next_context,
-        failure=state.end.failure,
-        error=state.end.error,
+        next_context=end.next_context,
+        failure=end.failure,
+        error=end.error,
         parent=parent,
         fork_turn=fork_turn,
         episode=episode,
