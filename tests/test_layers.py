@@ -15,14 +15,16 @@ from silva.config.schema import UNIONS
 from silva.registries import REGISTRIES
 
 # Each row may import from the rows above it, never from its own row or below. Reasons for what is finer
-# than the sentence in the design: storage writes through ports; evaluation plays episodes, so it stands on
-# rollouts; the loop evaluates while it trains, so it stands on evaluation; a plan refuses what a launch does.
+# than the sentence in the design: storage writes through ports; tools and rewards run code in the sandbox;
+# evaluation plays episodes, so it stands on rollouts; the loop evaluates while it trains, so it stands on
+# evaluation; a plan refuses what a launch does.
 ROWS = [
     ["errors", "signals"],
     ["types", "ports", "compute"],
     ["protocols", "config", "codec"],
-    ["storage"],
+    ["storage", "sandbox"],
     ["algorithms", "rendering", "models", "tools", "monitoring"],
+    ["rewards"],
     ["environments", "engines", "rollouts", "trainer", "placement"],
     ["evaluation"],
     ["orchestrator"],

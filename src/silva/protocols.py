@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from concurrent.futures import Executor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, ParamSpec, Protocol, TypeVar, runtime_checkable
 
@@ -72,6 +72,53 @@ class Tool(Protocol):
     spec: ToolSpec
 
     async def __call__(self, arguments: Mapping[str, object]) -> str: ...  # ToolError for a bad call
+
+
+class ToolSession(Protocol):
+    """The tools of one episode, with whatever they remember of it."""
+
+    @property
+    def tools(self) -> Sequence[Tool]: ...  # on offer now: a call may change them
+    async def close(self) -> None: ...
+
+
+class Toolset(Protocol):
+    """Tools that are configured together, such as `search` and `fetch`.
+
+    Shared by all episodes: indices, caches and limits of rate are kept here.
+    """
+
+    async def open(self, seed: int) -> ToolSession: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """A finished dialogue to be graded. `answer` and `data` (other columns) are those of the task."""
+
+    messages: tuple[Message, ...]
+    answer: Any = None
+    data: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def reply(self) -> str:
+        """What the last reply says, without its thoughts."""
+        last = next((m for m in reversed(self.messages) if m.role == "assistant"), None)
+        return "" if last is None else last.content.rpartition("</think>")[2]
+
+
+@dataclass(frozen=True, slots=True)
+class Score:
+    """`value` is the raw reward. Only a solved attempt may have the highest one."""
+
+    value: float
+    solved: bool
+    metrics: Mapping[str, float] = field(default_factory=dict)
+
+
+class Reward(Protocol):
+    """Grades attempts. An exception means that there is no result: a failure never becomes a reward."""
+
+    async def score(self, attempt: Attempt) -> Score: ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -160,6 +160,11 @@ def _closed(
     return create_model("RunConfig", __base__=RunConfig, __module__=__name__, **changes)
 
 
+def union(table: Mapping[str, str]) -> Any:
+    """The type of a key inside a section that is a union on `type` over a registry."""
+    return _union({name: _tagged(import_settings(target), name) for name, target in table.items()})
+
+
 def import_settings(target: str) -> Any:
     """The object "module:Name" names."""
     module, _, name = target.partition(":")

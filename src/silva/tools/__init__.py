@@ -1,1 +1,4 @@
-"""Tools a model may call: `function.tool` makes one from a Python function."""
+"""Tools: each is one file with its settings, whose `build()` makes a `silva.protocols.Toolset`."""
+
+TOOLS: dict[str, str] = {}
+"""Value of `type` in the configuration -> module and settings class."""
