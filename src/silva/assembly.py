@@ -12,6 +12,7 @@ from silva.algorithms.settings import Algorithm
 from silva.config.schema import RunConfig
 from silva.config.sections import PretrainedModel
 from silva.environments.tasks import check_splits
+from silva.environments.workers import Workers
 from silva.errors import ConfigError, ModelError, SilvaError
 from silva.models.loading import LoadedModel, load_model
 from silva.orchestrator.tasks import Source, TaskStream
@@ -124,14 +125,14 @@ class Assembly:
 def _taskset(environment: Any) -> TaskSet:
     """Raises ConfigError with the environment's name where its own code fails."""
     try:
-        taskset = environment.taskset()
+        taskset: TaskSet = Workers(environment) if environment.workers else environment.taskset()
     except SilvaError:
         raise
     except Exception as error:
         raise ConfigError(
             f"environment {environment.label}: its taskset() raised {type(error).__name__}: {error}"
         ) from error
-    check_splits(taskset, environment.label)
+    check_splits(taskset.inner if isinstance(taskset, Workers) else taskset, environment.label)
     return taskset
 
 

@@ -4,6 +4,10 @@ A message says what went wrong, where, what was got and what was expected. `exit
 command line returns: 1 a run failed, 2 the input was wrong, 3 training gave up, 130 interrupted.
 """
 
+from __future__ import annotations
+
+from collections.abc import Sequence
+
 
 class SilvaError(Exception):
     exit_code = 1
@@ -35,6 +39,19 @@ class ModelError(SilvaError, OSError):
     """A model folder, file or package is missing or unusable."""
 
     exit_code = 2
+
+
+class RemoteFault(SilvaError, RuntimeError):
+    """Something raised in another process.
+
+    Attributes:
+        trace: its traceback as text; "" if there is none.
+        frames: the same as (file, line), the outermost first.
+    """
+
+    def __init__(self, text: str, *, trace: str = "", frames: Sequence[tuple[str, int]] = ()) -> None:
+        super().__init__(text)
+        self.trace, self.frames = trace, frames
 
 
 class EngineError(SilvaError, RuntimeError):

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import Executor
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, ParamSpec, Protocol, TypeVar, runtime_checkable
@@ -59,8 +60,15 @@ class Forkable(Protocol):
 class Scripted(Protocol):
     """An environment that can play itself: for warm starts and for baselines."""
 
-    def expert_reply(self) -> str: ...
-    def random_reply(self, seed: int) -> str: ...
+    def expert_reply(self) -> str | Awaitable[str]: ...
+    def random_reply(self, seed: int) -> str | Awaitable[str]: ...
+
+
+@runtime_checkable
+class Queued(Protocol):
+    """An environment that waits for its turn, as others use what it runs on. The wait is not its own time."""
+
+    def worker_slot(self) -> AbstractAsyncContextManager[None]: ...  # held during reset, step and fork
 
 
 class TaskSet(Protocol):

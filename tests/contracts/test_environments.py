@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import copy
 import importlib
+import inspect
 import json
 import math
 from collections.abc import Callable, Sequence
@@ -16,6 +17,7 @@ from tests.worlds import Parity, ParityEpisode
 
 from silva.environments import ENVIRONMENTS
 from silva.environments.settings import EnvironmentSettings
+from silva.environments.workers import Workers
 from silva.ports import derive
 from silva.protocols import Environment, Forkable, Scripted, TaskSet
 from silva.rendering.tool_calls import parse_hermes
@@ -44,6 +46,7 @@ def registered(name: str) -> EnvironmentSettings:
 MADE: dict[str, Callable[[], TaskSet]] = {
     **{name: lambda name=name: registered(name).taskset() for name in ENVIRONMENTS},  # type: ignore[misc]
     "by path": lambda: Parity(train_size=40, eval_size=8).taskset(),
+    "in workers": lambda: Workers(registered("frozen_lake").model_copy(update={"workers": 2})),
     "slow": lambda: SlowTasks(registered("frozen_lake").taskset()),
 }
 
@@ -68,12 +71,17 @@ def message(reply: str) -> Message:
     return Message("assistant", parsed.content, tool_calls=parsed.calls, errors=parsed.errors)
 
 
-async def play(environment: Environment, replies: Callable[[int], str | Message]) -> list[Observation | Step]:
+async def said(reply: Any) -> Message:
+    """`reply` is a message, or text that may have to be waited for."""
+    text = await reply if inspect.isawaitable(reply) else reply
+    return message(text) if isinstance(text, str) else text
+
+
+async def play(environment: Environment, replies: Callable[[int], Any]) -> list[Observation | Step]:
     """The first observation, and every step to the end."""
     told: list[Observation | Step] = [await environment.reset()]
     for turn in range(MOST_TURNS):
-        reply = replies(turn)
-        step = await environment.step(message(reply) if isinstance(reply, str) else reply)
+        step = await environment.step(await said(replies(turn)))
         told.append(step)
         if step.terminated or step.truncated:
             break
@@ -81,10 +89,10 @@ async def play(environment: Environment, replies: Callable[[int], str | Message]
     return told
 
 
-def scripted(environment: Any, seed: int, *, skill: float = 0.0) -> Callable[[int], str]:
+def scripted(environment: Any, seed: int, *, skill: float = 0.0) -> Callable[[int], Any]:
     """Replies of the environment's own: its expert's with this probability, otherwise random ones."""
 
-    def reply(turn: int) -> str:
+    def reply(turn: int) -> Any:
         expert = derive(seed, "who", turn) % 1000 < 1000 * skill
         return environment.expert_reply() if expert else environment.random_reply(derive(seed, turn))
 
@@ -206,7 +214,7 @@ def test_a_fork_goes_on_from_the_same_state_with_its_own_noise(taskset: TaskSet)
 
     async def turn(environment: Any, number: int) -> Step:
         reply = environment.random_reply(derive(1, number)) if isinstance(environment, Scripted) else "?"
-        return await environment.step(message(reply))
+        return await environment.step(await said(reply))
 
     async def run() -> None:
         plain, forked = (taskset.environment(task) for _ in range(2))
@@ -234,7 +242,7 @@ def test_an_observation_is_never_changed_afterwards(taskset: TaskSet) -> None:
     async def run() -> None:
         told = await environment.reset()
         before = copy.deepcopy(told)
-        await environment.step(Message("assistant", reply(0)))
+        await environment.step(await said(reply(0)))
         assert told == before
 
     asyncio.run(run())

@@ -22,11 +22,18 @@ def test_another_process_of_the_same_seed_writes_the_same_bytes(server, undistur
 
 
 @pytest.mark.parametrize(
-    "engine",
-    [("--engine.max_concurrent", "3"), ("--engine.prefill_tokens", "5"), ("--engine.cached_sequences", "0")],
+    "options",
+    [
+        ("--engine.max_concurrent", "3"),
+        ("--engine.prefill_tokens", "5"),
+        ("--engine.cached_sequences", "0"),
+        ("--environments.0.workers", "2"),
+    ],
 )
-def test_how_the_engine_batches_changes_nothing(server, undisturbed, tmp_path, engine):
-    ended = server.rl("run", *engine, into=tmp_path)
+def test_how_the_engine_batches_and_where_environments_run_changes_nothing(
+    server, undisturbed, tmp_path, options
+):
+    ended = server.rl("run", *options, into=tmp_path)
     assert ended.status == 0, ended.output
     assert differences(ended.path, undisturbed) == []
 

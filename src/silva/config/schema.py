@@ -148,10 +148,10 @@ def _closed(
 ) -> type[RunConfig]:
     changes: dict[str, Any] = {}
     for key, table in tables:
-        variants = {name: _tagged(import_settings(target), name) for name, target in table}
+        variants = {name: tagged(import_settings(target), name) for name, target in table}
         about = RunConfig.model_fields[key].description
         if key == "environments":
-            variants |= {name: _tagged(settings, name) for name, settings in own}
+            variants |= {name: tagged(settings, name) for name, settings in own}
             field = Field(min_length=1, max_length=MAX_ENVIRONMENTS, description=about)
             changes[key] = (tuple[_union(variants), ...], field)  # type: ignore[misc]
         else:
@@ -162,7 +162,7 @@ def _closed(
 
 def union(table: Mapping[str, str]) -> Any:
     """The type of a key inside a section that is a union on `type` over a registry."""
-    return _union({name: _tagged(import_settings(target), name) for name, target in table.items()})
+    return _union({name: tagged(import_settings(target), name) for name, target in table.items()})
 
 
 def import_settings(target: str) -> Any:
@@ -171,7 +171,7 @@ def import_settings(target: str) -> Any:
     return getattr(importlib.import_module(module), name)
 
 
-def _tagged(settings: type[Section], name: str) -> type[Section]:
+def tagged(settings: type[Section], name: str) -> type[Section]:
     """The settings with `type: Literal[name]`: the class itself, or a subclass for one that has it open
     or is called differently (a file's class is named by its path)."""
     field = settings.model_fields.get("type")

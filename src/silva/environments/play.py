@@ -35,7 +35,7 @@ async def play(
         write(f"Write a reply. {TOOL_HELP if tools else ''}{expert}/quit leaves.")
         _show(observation, write, tools)
         turn = 0
-        while (message := _reply(environment, tools, turn, read, write)) is not None:
+        while (message := await _reply(environment, tools, turn, read, write)) is not None:
             step = await environment.step(message)
             for name, value in step.rewards.items():
                 rewards[name] = rewards.get(name, 0.0) + value
@@ -50,7 +50,7 @@ async def play(
     return rewards
 
 
-def _reply(
+async def _reply(
     environment: Environment,
     tools: Sequence[ToolSpec],
     turn: int,
@@ -65,13 +65,13 @@ def _reply(
         return None
     if line.startswith("/tool") and not tools:
         write("This environment has no tools.")
-        return _reply(environment, tools, turn, read, write)
+        return await _reply(environment, tools, turn, read, write)
     if line == "/expert":
         try:
-            line = _expert(environment)
+            line = await _expert(environment)
         except CapabilityError as error:
             write(str(error))
-            return _reply(environment, tools, turn, read, write)
+            return await _reply(environment, tools, turn, read, write)
         write(line)
     text = line
     calls: tuple[ToolCall, ...] = ()
@@ -86,10 +86,11 @@ def _reply(
     return Message("assistant", text, tool_calls=calls, raw=line, id=f"player-{turn}", errors=errors)
 
 
-def _expert(environment: Environment) -> str:
+async def _expert(environment: Environment) -> str:
     if not isinstance(environment, Scripted):
         raise CapabilityError("This environment has no expert.")
-    return environment.expert_reply()
+    said = environment.expert_reply()
+    return said if isinstance(said, str) else await said
 
 
 def _tool_call(text: str, tools: Sequence[ToolSpec]) -> tuple[tuple[ToolCall, ...], tuple[str, ...]]:

@@ -27,6 +27,9 @@ class EnvironmentSettings(Section):
     eval_share: Annotated[float, Field(gt=0, lt=1)] = 0.25
     """Share of all problems that is held out. A problem's content decides, so the share is approximate; no
     other setting moves a problem to the other side."""
+    workers: Natural = 0
+    """Processes that run its episodes, so that a step that blocks or computes holds up nothing else; 0: this
+    one."""
     seed: Natural = 0
     """Moves the whole task set, apart from the run's seed."""
 

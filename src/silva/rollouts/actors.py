@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable
 from dataclasses import dataclass
 from random import Random
 from typing import ClassVar
@@ -78,7 +79,8 @@ class Script:
         wrong = Random(derive(seed, "mistake")).random() < self.mistakes
         astray = wrong or Random(derive(seed, "noise")).random() < self.noise
         try:
-            text = environment.random_reply(seed) if astray else environment.expert_reply()
+            said = environment.random_reply(seed) if astray else environment.expert_reply()
+            text = await said if isinstance(said, Awaitable) else said
             if not isinstance(text, str):
                 raise TypeError(f"returned {type(text).__name__}, expected the text of a reply (str)")
             text = self.renderer.scripted(text.removeprefix(request.prefill))

@@ -18,7 +18,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from numbers import Real
 from typing import TypeVar
@@ -29,11 +29,12 @@ from silva.ports import CLOCK, derive
 from silva.protocols import Actor, Environment, Forkable, Reply, Request, TaskSet
 from silva.rendering.renderer import Renderer
 from silva.rollouts.actors import ScriptFault
-from silva.rollouts.faults import UNWATCHED, Watch, place, tell_if_long, trace, watched
+from silva.rollouts.faults import UNWATCHED, Watch, described, place, tell_if_long, trace, watched
 from silva.rollouts.state import End, State, answered, new_messages, render, result, started
 from silva.types import Failure, Observation, Step, StopReason, Task, Trajectory
 
 T = TypeVar("T")
+_AT_ONCE: nullcontext[None] = nullcontext()
 
 
 class _EpisodeFault(Exception):
@@ -256,23 +257,26 @@ class Episode:
         check: Callable[[T], object] = lambda result: None,
     ) -> T:
         """The result of a method of the environment, checked, within what is left of the episode's time."""
-        self.calling, timer = calling, asyncio.timeout(self.left)
-        try:
-            async with timer:
-                try:
-                    result = await watched(method, *arguments, tell=self._tell)
-                    check(result)
-                    return result
-                except _EpisodeFault:
-                    raise
-                except Exception as fault:
-                    raise _fault(calling, fault, getattr(method, "__self__", None)) from fault
-        except TimeoutError:  # of the timer: the environment's own is a fault
-            raise self._late() from None
-        finally:
-            ends = timer.when()
-            assert ends is not None
-            self.left, self.overdue = ends - asyncio.get_running_loop().time(), timer.expired()
+        environment = getattr(method, "__self__", None)
+        slot = getattr(environment, "worker_slot", None)  # see Queued
+        async with slot() if slot else _AT_ONCE:
+            self.calling, timer = calling, asyncio.timeout(self.left)
+            try:
+                async with timer:
+                    try:
+                        result = await watched(method, *arguments, tell=self._tell)
+                        check(result)
+                        return result
+                    except _EpisodeFault:
+                        raise
+                    except Exception as fault:
+                        raise _fault(calling, fault, environment) from fault
+            except TimeoutError:  # of the timer: the environment's own is a fault
+                raise self._late() from None
+            finally:
+                ends = timer.when()
+                assert ends is not None
+                self.left, self.overdue = ends - asyncio.get_running_loop().time(), timer.expired()
 
     def _late(self) -> _EpisodeFault:
         # A step depends on what the policy did; a reset does not.
@@ -335,7 +339,7 @@ class Episode:
 def _fault(where: str, fault: Exception, environment: object) -> _EpisodeFault:
     found = place(fault, environment)
     at = f" ({found})" if found else ""
-    return _EpisodeFault(f"{where}: {type(fault).__name__}: {fault}{at}", "redo", trace=trace(fault))
+    return _EpisodeFault(f"{where}: {described(fault)}{at}", "redo", trace=trace(fault))
 
 
 def _expect(kind: type[T], got: T) -> T:

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import silva
+from silva.errors import RemoteFault
 from silva.ports import CLOCK
 
 T = TypeVar("T")
@@ -45,17 +46,26 @@ def place(fault: BaseException, environment: object) -> str:
 
     If none of their code is in the traceback, the innermost frame and the class of the environment are named.
     """
-    frames = traceback.extract_tb(fault.__traceback__)
-    own = [f for f in frames if _is_own(f.filename)]
+    if isinstance(fault, RemoteFault):
+        frames = list(fault.frames)
+    else:
+        frames = [(f.filename, f.lineno or 0) for f in traceback.extract_tb(fault.__traceback__)]
+    own = [frame for frame in frames if _is_own(frame[0])]
     if own:
-        return _shown(own[-1].filename, own[-1].lineno)
+        return _shown(*own[-1])
     # A frame of Silva does not help: it only checks what it was given.
-    inner = [f for f in frames[-1:] if not f.filename.startswith(str(Path(__file__).parent))]
-    return "; ".join([*(_shown(f.filename, f.lineno) for f in inner), *_home(environment)])
+    inner = [frame for frame in frames[-1:] if not frame[0].startswith(str(Path(__file__).parent))]
+    return "; ".join([*(_shown(*frame) for frame in inner), *_home(environment)])
+
+
+def described(fault: BaseException) -> str:
+    """Type and text of an exception; one of another process brings both in its text."""
+    return str(fault) if isinstance(fault, RemoteFault) else f"{type(fault).__name__}: {fault}"
 
 
 def trace(fault: BaseException) -> str:
-    return "".join(traceback.format_exception(fault)).rstrip()
+    own = fault.trace if isinstance(fault, RemoteFault) else ""
+    return own or "".join(traceback.format_exception(fault)).rstrip()
 
 
 def kind(error: str) -> str:
@@ -131,6 +141,6 @@ def _home(environment: object) -> list[str]:
     return [f"{cls.__name__} of {_shown(file, line)}"] if _is_own(file) else []
 
 
-def _shown(filename: str, line: int | None) -> str:
+def _shown(filename: str, line: int) -> str:
     path, here = Path(filename), Path.cwd()
     return f"{path.relative_to(here) if path.is_relative_to(here) else path}:{line}"

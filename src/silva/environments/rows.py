@@ -1,0 +1,190 @@
+"""Rows of a data set: from JSON Lines, JSON, CSV or parquet files, or from the Hugging Face hub."""
+
+from __future__ import annotations
+
+import csv
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from silva.errors import ConfigError
+
+_HUB = re.compile(r"[\w.-]+/[\w.-]+")
+LONGEST_CELL = 1 << 30  # characters of a CSV cell; Python's own limit is 128 KiB
+
+
+class Row(NamedTuple):
+    """`where` names the row in messages, such as "train.jsonl:12"; `values` are plain JSON."""
+
+    where: str
+    values: Mapping[str, Any]
+
+
+def read_rows(source: str, *, split: str = "train", subset: str = "") -> Iterator[Row]:
+    """The rows of a file, of all files in a folder (in order of their names), or of a data set on the hub.
+
+    Args:
+        source: a path, or a hub id such as "openai/gsm8k".
+        split: of a data set on the hub.
+        subset: the same; "main" of openai/gsm8k, say.
+
+    Raises:
+        ConfigError: there is nothing at `source`, or a row cannot be read; it names file and line.
+    """
+    path = Path(source).expanduser()
+    if path.is_dir():
+        files = sorted(file for file in path.iterdir() if file.suffix.lower() in READERS)
+        if not files:
+            raise ConfigError(f"{source}: no file in this folder ends with {_suffixes()}")
+        for file in files:
+            yield from _read(file)
+    elif path.exists():
+        yield from _read(path)
+    elif _HUB.fullmatch(source) and path.suffix.lower() not in READERS:
+        yield from _hub(source, split, subset)
+    else:
+        raise ConfigError(f"{source}: no such file or folder, and no hub id (owner/name)")
+
+
+def _read(path: Path) -> Iterator[Row]:
+    reader = READERS.get(path.suffix.lower())
+    if reader is None:
+        raise ConfigError(f"{path}: got a file that ends with {path.suffix!r}, expected {_suffixes()}")
+    try:
+        yield from reader(path)
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read: {error.strerror or error}") from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path}: not UTF-8 at byte {error.start}") from error
+
+
+def _json_lines(path: Path) -> Iterator[Row]:
+    with path.open(encoding="utf-8-sig") as file:
+        for number, line in enumerate(file, 1):
+            if line.strip():
+                yield _row(f"{path}:{number}", _parsed(line, f"{path}:{number}"))
+
+
+def _json(path: Path) -> Iterator[Row]:
+    """A list of objects, or an object of which one value is such a list."""
+    data = _parsed(path.read_text("utf-8-sig"), str(path))
+    if isinstance(data, dict):
+        lists = [key for key, value in data.items() if isinstance(value, list)]
+        if len(lists) != 1:
+            raise ConfigError(
+                f"{path}: expected a list of rows, or an object with one list; got an object with "
+                f"{', '.join(map(repr, data)) or 'no keys'}"
+            )
+        data = data[lists[0]]
+    if not isinstance(data, list):
+        raise ConfigError(f"{path}: got {type(data).__name__}, expected a list of rows")
+    for number, values in enumerate(data, 1):
+        yield _row(f"{path}: row {number}", values)
+
+
+def _csv(path: Path) -> Iterator[Row]:
+    csv.field_size_limit(LONGEST_CELL)
+    with path.open(encoding="utf-8-sig", newline="") as file:
+        reader = csv.DictReader(file, delimiter="\t" if path.suffix.lower() == ".tsv" else ",", strict=True)
+        try:
+            for values in reader:
+                where = f"{path}:{reader.line_num}"
+                if None in values or None in values.values():
+                    got = len([v for v in values.values() if isinstance(v, str)]) + len(
+                        values.get(None) or ()
+                    )
+                    expected = len(reader.fieldnames or ())
+                    raise ConfigError(f"{where}: got {got} cells, expected {expected} as in the first line")
+                yield Row(where, values)
+        except csv.Error as error:
+            raise ConfigError(f"{path}:{reader.reader.line_num}: {error}") from error
+
+
+def _parquet(path: Path) -> Iterator[Row]:
+    import pyarrow
+    from pyarrow import parquet
+
+    try:
+        number = 0
+        for batch in parquet.ParquetFile(path).iter_batches(batch_size=1024):
+            for values in batch.to_pylist():
+                number += 1
+                where = f"{path}: row {number}"
+                yield Row(where, {key: _plain(value, where, key) for key, value in values.items()})
+    except pyarrow.ArrowInvalid as error:
+        raise ConfigError(f"{path}: not a parquet file: {error}") from error
+
+
+def _hub(name: str, split: str, subset: str) -> Iterator[Row]:
+    try:
+        import datasets
+    except ImportError:
+        raise ConfigError(
+            f"{name}: reading from the hub needs the package datasets: pip install 'silva[hub]'. Or download "
+            "a file of the data set and set `path` to it."
+        ) from None
+    try:
+        rows = datasets.load_dataset(name, subset or None, split=split)
+    except Exception as error:  # offline, no such data set, gated: as many types as there are causes
+        raise ConfigError(
+            f"{name}: the hub gave no data ({type(error).__name__}: {str(error).splitlines()[0][:200]}). "
+            f"Without a network, run `huggingface-cli download {name} --repo-type dataset --local-dir data` "
+            "where there is one, and set `path` to a file in that folder."
+        ) from error
+    for number, values in enumerate(rows, 1):
+        where = f"{name} ({split}): row {number}"
+        yield Row(where, {key: _plain(value, where, key) for key, value in values.items()})
+
+
+READERS: Mapping[str, Callable[[Path], Iterator[Row]]] = {
+    ".jsonl": _json_lines,
+    ".ndjson": _json_lines,
+    ".json": _json,
+    ".csv": _csv,
+    ".tsv": _csv,
+    ".parquet": _parquet,
+}
+
+
+def _suffixes() -> str:
+    return ", ".join(READERS)
+
+
+def _row(where: str, values: Any) -> Row:
+    if not isinstance(values, dict):
+        raise ConfigError(f"{where}: got {type(values).__name__}, expected an object with named values")
+    return Row(where, values)
+
+
+def _parsed(text: str, where: str) -> Any:
+    try:
+        # Not strict: control characters stand in the strings of published data sets.
+        return json.loads(text, strict=False, parse_constant=_no_constant)
+    except json.JSONDecodeError as error:
+        line = f", line {error.lineno}" if error.lineno > 1 else ""
+        raise ConfigError(f"{where}: not JSON: {error.msg}{line}, column {error.colno}") from error
+    except ValueError as error:
+        raise ConfigError(f"{where}: not JSON: {error}") from error
+
+
+def _no_constant(name: str) -> Any:
+    raise ValueError(f"{name} is no JSON value, expected a finite number or null")
+
+
+def _plain(value: Any, where: str, key: str) -> Any:
+    """The same as JSON can hold it."""
+    if value is None or isinstance(value, (str, bool, int)):
+        return value
+    if isinstance(value, float):
+        return value if value == value and abs(value) != float("inf") else None
+    if isinstance(value, Mapping):
+        return {str(k): _plain(v, where, f"{key}.{k}") for k, v in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(v, where, f"{key}.{i}") for i, v in enumerate(value)]
+    if hasattr(value, "isoformat"):
+        return value.isoformat()
+    raise ConfigError(
+        f"{where}: {key} holds {type(value).__name__}, expected text, numbers, lists or objects"
+    )
