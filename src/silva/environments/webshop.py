@@ -2,16 +2,15 @@
 
     search[double walled coffee mug]  ->  click[b0a1b2c3d4]  ->  click[navy blue]  ->  click[buy now]
 
-The reward says how well the bought product fits the instruction (`webshop_reward`): 1 only for a perfect match,
-which alone is a success; less for a partial one. The store sells the products of a file in WebShop's format, or
-a small made-up catalogue. Every goal can be reached: goals that their own product does not fit are left out.
+The reward says how well the bought product fits the instruction (`webshop_reward`): 1 only for a perfect
+match, which alone is a success; less for a partial one. The store sells the products of a file in WebShop's
+format, or a small made-up catalogue. Every goal can be reached: goals that their own product does not fit are
+left out.
 """
 
 from __future__ import annotations
 
 import functools
-import itertools
-import logging
 import random
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -21,21 +20,12 @@ from pydantic import Field, model_validator
 
 from silva.config.sections import Natural, Positive
 from silva.environments.episode import Episode
-from silva.environments.retrieval import Ranking
-from silva.environments.rows import read_rows
 from silva.environments.tasks import Draft, listed
 from silva.environments.text_game import TextGameSettings, read_answer
-from silva.environments.webshop_catalogue import BRANDS, catalogue
-from silva.environments.webshop_products import (
-    Goal,
-    Product,
-    human_goals,
-    instruction_goals,
-    read_instructions,
-    read_products,
-)
+from silva.environments.webshop_catalogue import BRANDS
+from silva.environments.webshop_products import Goal
 from silva.environments.webshop_reward import match
-from silva.errors import ConfigError
+from silva.environments.webshop_store import Store, made_up, open_store
 from silva.types import Message, Observation, Step, Task
 
 if TYPE_CHECKING:
@@ -89,70 +79,19 @@ class WebShop(TextGameSettings):
         return self
 
     def taskset(self) -> TaskSet:
-        store = self._store()
+        if self.products:
+            store = open_store(
+                self.products,
+                self.instructions,
+                self.human_instructions,
+                self.max_products,
+                self.goals_per_product,
+            )
+        else:
+            store = made_up(self.catalogue_size, self.catalogue_seed, self.goals_per_product)
         # All goals of a product are in one split.
         drafts = [Draft(goal._asdict(), keys=[goal.asin]) for goal in store.goals]
         return listed(self, drafts, lambda task: Visit(self, task, store))
-
-    def _store(self) -> Store:
-        if not self.products:
-            return _made_up(self.catalogue_size, self.catalogue_seed, self.goals_per_product)
-        about = read_instructions(self.instructions)
-        rows = itertools.islice(read_rows(self.products), self.max_products or None)
-        products = read_products(rows, about)
-        if self.human_instructions:
-            goals = human_goals(products, read_instructions(self.human_instructions))
-        else:
-            goals = instruction_goals(products, about, self.goals_per_product)
-        store = Store(products, list(goals))
-        asked = self.human_instructions or self.instructions
-        if not store.goals:
-            raise ConfigError(
-                f"environment {self.label}: none of the {len(products)} products of {self.products} has an "
-                f"instruction in {asked} that it fits itself"
-            )
-        if store.left_out:
-            logging.getLogger(__name__).warning(
-                "%s: %d of %d goals of %s are left out: repeated, or their own product does not fit them",
-                self.label, store.left_out, store.left_out + len(store.goals), asked,
-            )  # fmt: skip
-        return store
-
-
-class Store:
-    """Products and goals, shared by all episodes. `left_out`: goals that repeat an instruction, or that their
-    own product does not fit."""
-
-    def __init__(self, products: Sequence[Product], goals: Sequence[Goal]) -> None:
-        self.products = products
-        self.number = {product.asin: number for number, product in enumerate(products)}
-        first = {goal.instruction: goal for goal in reversed(goals)}  # the same text asks for one thing only
-        possible = [goal for goal in goals if first[goal.instruction] is goal and self._possible(goal)]
-        self.goals = possible
-        self.left_out = len(goals) - len(possible)
-        self.queries = sorted({product.query for product in products})
-
-    @functools.cached_property
-    def ranking(self) -> Ranking:
-        return Ranking(product.text for product in self.products)
-
-    def wanted(self, goal: Goal) -> Product:
-        return self.products[self.number[goal.asin]]
-
-    def choices(self, goal: Goal) -> dict[str, str]:
-        """The options of the goal's own product to choose, by name."""
-        options, chosen = self.wanted(goal).options, {}
-        for name, value in goal.options:
-            names = [name] if name in options else [each for each in options if each not in chosen]
-            for each in names:
-                if value in options[each]:
-                    chosen[each] = value
-                    break
-        return chosen
-
-    def _possible(self, goal: Goal) -> bool:
-        wanted = self.wanted(goal)
-        return match(wanted, self.choices(goal), goal, wanted).perfect
 
 
 class Result(NamedTuple):
@@ -298,7 +237,7 @@ class Visit(Episode):
         return self.found[self.first : self.first + self.settings.page_size]
 
     def _labels(self) -> Mapping[str, tuple[str, str]]:
-        """What to click for each value of an option: the value, with its option where it would be ambiguous."""
+        """What to click for each value of an option: the value, after its option if it would be ambiguous."""
         options = self.store.products[self.product].options
         pairs = [(name, value) for name, values in options.items() for value in values]
         values = [value for _, value in pairs]
@@ -338,12 +277,12 @@ class Visit(Episode):
 
     def _step(self, notes: Sequence[str], metrics: Mapping[str, float]) -> Step:
         out = self.actions_left <= 0 and not self.bought
-        reward, ending = 0.0, {"success": 0.0} if out else {}
+        reward, ending = 0.0, {"success": 0.0, "match_score": 0.0} if out else {}
         if self.bought:
             got = match(
                 self.store.products[self.product], self.chosen, self.goal, self.store.wanted(self.goal)
             )
-            reward = got.reward if self.settings.partial or got.perfect else 0.0
+            reward = got.score if self.settings.partial or got.perfect else 0.0
             ending = {"success": float(got.perfect), **{f"match_{k}": v for k, v in got._asdict().items()}}
         if self.bought or out:
             self._end()
@@ -411,9 +350,9 @@ class Visit(Episode):
             "between them."
         )
         return (
-            "You are in a web store. Find a product that fits the instruction, choose its options and buy it: "
-            f"click[{BUY}] ends the visit.\nActions: search[words] on the search page, elsewhere click[text] "
-            f"with a text of the page{' in brackets' if self.settings.layout == 'lines' else ''}."
+            "You are in a web store. Find a product that fits the instruction, choose its options and buy "
+            f"it: click[{BUY}] ends the visit.\nActions: search[words] on the search page, elsewhere "
+            f"click[text] with a text of the page{' in brackets' if self.settings.layout == 'lines' else ''}."
             f"{limit if several else ''}\n{self._form()}"
         )
 
@@ -439,10 +378,3 @@ class Visit(Episode):
 
 def _quoted(text: str) -> str:
     return repr(text if len(text) <= 80 else f"{text[:80]}...")
-
-
-@functools.lru_cache(maxsize=4)
-def _made_up(size: int, seed: int, goals_per_product: int) -> Store:
-    rows, instructions = catalogue(size, seed)
-    products = read_products(rows, instructions)
-    return Store(products, list(instruction_goals(products, instructions, goals_per_product)))

@@ -1,10 +1,10 @@
 """Products and shopping goals in WebShop's file formats (arXiv:2207.01206).
 
-    items_shuffle.json     [{"asin", "name", "query", "product_category": "a › b › c", "pricing": "$9.99",
-                             "customization_options": {"color": [{"value": "red"}]},
-                             "small_description": [...], "full_description"}]
-    items_ins_v2.json      {asin: {"attributes": [...], "instruction", "instruction_attributes": [...]}}
-    items_human_ins.json   {asin: [{"instruction", "instruction_attributes", "instruction_options": [...]}]}
+items_shuffle.json     [{"asin", "name", "query", "product_category": "a › b › c", "pricing": "$9.99",
+                         "customization_options": {"color": [{"value": "red"}]},
+                         "small_description": [...], "full_description"}]
+items_ins_v2.json      {asin: {"attributes": [...], "instruction", "instruction_attributes": [...]}}
+items_human_ins.json   {asin: [{"instruction", "instruction_attributes", "instruction_options": [...]}]}
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ _PRICE = re.compile(r"\d[\d,]*(?:\.\d+)?")
 
 @dataclass(frozen=True, slots=True)
 class Product:
-    """`query` is what shoppers search for to find such a product; `price` in dollars, the highest of a range."""
+    """`query` is what shoppers search for to find such a product; `price` is in dollars, the highest of a
+    range."""
 
     asin: str
     title: str
@@ -59,7 +60,9 @@ class Goal(NamedTuple):
 
 
 def read_products(rows: Iterable[Row], instructions: Mapping[str, Any]) -> list[Product]:
-    """Args:
+    """The products of a file.
+
+    Args:
         rows: of items_shuffle.json. Rows without a usable asin, and repeated ones, are left out.
         instructions: items_ins_v2.json, for the attributes.
 

@@ -7,14 +7,14 @@ fifth of the words of the title. A reward of 1 therefore needs all parts, and no
 
 Different from WebShop's code:
 
-- Its counter of options goes over what was chosen, so that more choices than were wanted could earn more than 1,
-  and a value that occurs in the title counts as wanted. Here each wanted option counts once.
-- It compares with a fuzzy ratio, here words are compared: a value of an option must be the wanted one. Only if
-  the product does not offer that value, one that contains all its words will do ("navy blue" for "blue", but no
-  other size).
+- Its counter of options goes over what was chosen, so that more choices than were wanted could earn more than
+  1, and a value that occurs in the title counts as wanted. Here each wanted option counts once.
+- It compares with a fuzzy ratio, here words are compared: a value of an option must be the wanted one. Only
+  if the product does not offer that value, one that contains all its words will do ("navy blue" for "blue",
+  but no other size).
 - It looks for attributes as substrings ("led" is in "handled"), here as whole words.
-- It takes nouns from titles with a tagger, here all words except short ones, numbers and those of attributes and
-  options, which say what a thing is like, not what it is.
+- It takes nouns from titles with a tagger, here all words except short ones, numbers and those of attributes
+  and options, which say what a thing is like, not what it is.
 """
 
 from __future__ import annotations
@@ -26,13 +26,31 @@ from silva.environments.retrieval import words
 from silva.environments.webshop_products import Goal, Product
 
 EXACT = frozenset({"size"})  # options of which only the very value will do
-STOP_WORDS = frozenset("and any are for from has its not our set the this with without you your".split())
+STOP_WORDS = frozenset(
+    [
+        "and",
+        "any",
+        "are",
+        "for",
+        "from",
+        "has",
+        "its",
+        "not",
+        "our",
+        "set",
+        "the",
+        "this",
+        "with",
+        "you",
+        "your",
+    ]
+)
 
 
 class Match(NamedTuple):
-    """`type` from 0 to 1; the others are shares of what was wanted (1 if nothing was)."""
+    """`score` is r, `type` is r_type; the others are shares of what was wanted (1 if nothing was)."""
 
-    reward: float
+    score: float
     type: float
     attributes: float
     options: float
@@ -40,11 +58,13 @@ class Match(NamedTuple):
 
     @property
     def perfect(self) -> bool:
-        return self.reward == 1.0
+        return self.score == 1.0
 
 
 def match(product: Product, chosen: Mapping[str, str], goal: Goal, wanted: Product) -> Match:
-    """Args:
+    """Compares what was bought with what was asked for.
+
+    Args:
         product: the one that was bought.
         chosen: its options by name.
         wanted: the product of the goal.
