@@ -31,6 +31,7 @@ REPLIES = {
     "guess_number": ["4", "5 or 6", "no"],
     "hanoi": ["<answer>A>B</answer>", "<answer>A>C || B>C</answer>", "none"],
     "reverse_text": ["abc", "xyz"],
+    "webshop": ["<answer>search[mug]</answer>", "<answer>click[back to search]</answer>", "none"],
 }
 WORLDS = [(name, import_settings(target)(eval_size=8)) for name, target in ENVIRONMENTS.items()] + [
     ("frozen_lake", FrozenLake(slippery=True, success_rate=0.4, eval_size=8)),

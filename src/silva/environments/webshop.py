@@ -166,24 +166,24 @@ class Visit(Episode):
         """What can be clicked on this page, in its order."""
         if self.page == SEARCH:
             return {}
-        pages: dict[str, Callable[[], None]] = {BACK: self._to_search}
+        found: dict[str, Callable[[], None]] = {BACK: self._to_search}
         if self.page == RESULTS:
             if self.first > 0:
-                pages[PREVIOUS] = lambda: self._turn(-1)
+                found[PREVIOUS] = lambda: self._turn(-1)
             if self.first + self.settings.page_size < len(self.found):
-                pages[NEXT] = lambda: self._turn(1)
+                found[NEXT] = lambda: self._turn(1)
             for number in self._shown():
-                pages[self.store.products[number].asin.lower()] = functools.partial(self._open, number)
-            return pages
+                found[self.store.products[number].asin.lower()] = functools.partial(self._open, number)
+            return found
         if self.page != ITEM:
-            return pages | {PREVIOUS: lambda: self._go(ITEM)}
-        pages[PREVIOUS] = lambda: self._go(RESULTS)
+            return found | {PREVIOUS: lambda: self._go(ITEM)}
+        found[PREVIOUS] = lambda: self._go(RESULTS)
         for label, (name, value) in self._labels().items():
-            pages[label] = functools.partial(self.chosen.__setitem__, name, value)
-        pages[DESCRIPTION] = lambda: self._go(DESCRIPTION)
-        pages[FEATURES] = lambda: self._go(FEATURES)
-        pages[BUY] = self._buy
-        return pages
+            found[label] = functools.partial(self.chosen.__setitem__, name, value)
+        found[DESCRIPTION] = lambda: self._go(DESCRIPTION)
+        found[FEATURES] = lambda: self._go(FEATURES)
+        found[BUY] = self._buy
+        return found
 
     def expert_reply(self) -> str:
         """The next action on a short way to the goal's own product, from any page."""
@@ -271,7 +271,9 @@ class Visit(Episode):
         """Words that the instruction has; if they do not find the product, its title."""
         product = self.store.products[wanted]
         honest = f"{' '.join(self.goal.attributes)} {product.query}"
-        return honest if wanted in self.store.ranking.best(honest, self.settings.results) else product.title
+        if wanted in self.store.ranking.best(honest, self.settings.results):
+            return honest
+        return product.title.replace(self.settings.separator, " ")
 
     # What is shown.
 
@@ -318,7 +320,7 @@ class Visit(Episode):
         navigation = [label for label in self.buttons() if label in BUTTONS]
         if self.page == SEARCH:
             return ["Search"] if plain else ["Search page"]
-        bar = [mark(label, label.title()) for label in navigation]
+        bar = [mark(label, label.title().replace(" To ", " to ")) for label in navigation]
         if not plain:
             bar = [" ".join(bar)]
         if self.page == RESULTS:

@@ -14,7 +14,7 @@ Different from WebShop's code:
   but no other size).
 - It looks for attributes as substrings ("led" is in "handled"), here as whole words.
 - It takes nouns from titles with a tagger, here all words except short ones, numbers and those of attributes
-  and options, which say what a thing is like, not what it is.
+  and wanted options, which say what a thing is like, not what it is.
 """
 
 from __future__ import annotations
@@ -84,13 +84,13 @@ def match(product: Product, chosen: Mapping[str, str], goal: Goal, wanted: Produ
 
 
 def type_match(product: Product, goal: Goal, wanted: Product) -> float:
-    said = {word for text in (*wanted.attributes, *goal.attributes) for word in words(text)}
-    said |= {word for _, value in goal.options for word in words(value)}
-    kind = _kind(wanted.title, said)
+    """How far both are the same kind of thing: 0, 0.1, 0.5 or 1."""
+    asked = [*goal.attributes, *(value for _, value in goal.options)]
+    kind = _kind(wanted, asked)
     if not kind:  # the title says nothing else
         shared = float(product.asin == wanted.asin)
     else:
-        shared = len(kind & _kind(product.title, said)) / len(kind)
+        shared = len(kind & _kind(product, asked)) / len(kind)
     if shared == 0.0:
         return 0.0
     if shared < 0.1:
@@ -119,12 +119,10 @@ def has_option(product: Product, chosen: Mapping[str, str], name: str, value: st
     return False
 
 
-def _kind(title: str, said: set[str]) -> set[str]:
-    return {
-        word
-        for word in words(title)
-        if len(word) > 2 and not word.isdigit() and word not in STOP_WORDS and word not in said
-    }
+def _kind(product: Product, asked: Sequence[str]) -> set[str]:
+    """Words of the title that say what it is, not what it is like."""
+    other = STOP_WORDS.union(*(words(text) for text in (*product.attributes, *asked)))
+    return {word for word in words(product.title) if len(word) > 2 and not word.isdigit()} - other
 
 
 def _contains(text: Sequence[str], phrase: Sequence[str]) -> bool:
