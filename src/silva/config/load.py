@@ -161,6 +161,8 @@ def settle(node: Node, annotation: Any, gaps: list[Problem], path: Key = ()) -> 
             else:
                 elements.append(settle(item, field_types.element(annotation, index), gaps, here))
         return elements
+    if isinstance(value, str):
+        return field_types.spelt_out(annotation, value)
     if not isinstance(value, dict):
         return value
     settled = {}
