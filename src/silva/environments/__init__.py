@@ -2,11 +2,13 @@
 
 ENVIRONMENTS: dict[str, str] = {
     "bandit": "silva.environments.bandit:Bandit",
+    "browsecomp_plus_search": "silva.environments.browsecomp_plus_search:BrowseCompPlusSearch",
     "calculator": "silva.environments.calculator:Calculator",
     "frozen_lake": "silva.environments.frozen_lake:FrozenLake",
     "guess_number": "silva.environments.guess_number:GuessNumber",
     "hanoi": "silva.environments.hanoi:Hanoi",
     "reverse_text": "silva.environments.reverse_text:ReverseText",
     "webshop": "silva.environments.webshop:WebShop",
+    "wiki_search": "silva.environments.wiki_search:WikiSearch",
 }
 """Value of `type` in the configuration -> module and settings class."""

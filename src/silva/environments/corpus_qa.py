@@ -1,0 +1,251 @@
+"""Questions over documents that a model searches and reads with tools: what such environments share.
+
+Questions and documents come from a user's files, or from the made-up encyclopedia. Reward 1 for a right answer,
+otherwise 0 or, with `partial`, less than 1 for words in common.
+"""
+
+from __future__ import annotations
+
+import functools
+import random
+import re
+import string
+from abc import abstractmethod
+from collections import Counter
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, Self
+
+from pydantic import Field, model_validator
+
+from silva.config.sections import Natural, Positive
+from silva.environments.documents import Document, as_id, documents, documents_inside
+from silva.environments.encyclopedia import LARGEST, SMALLEST, Hop, encyclopedia
+from silva.environments.grading import as_number, exact_match, extract_answer, same_number
+from silva.environments.row_shapes import problem, recognised
+from silva.environments.rows import read_rows
+from silva.environments.tasks import Draft, listed
+from silva.environments.tool_dialogue import ToolDialogue, ToolDialogueSettings
+from silva.errors import CapabilityError, ConfigError
+from silva.rendering.tool_calls import write_calls
+from silva.types import Message, Step, Task, ToolCall
+
+if TYPE_CHECKING:
+    from silva.protocols import TaskSet, Toolset
+
+_ENCRYPTED = re.compile(r"[A-Za-z0-9+/]{40,}={0,2}")
+_FINAL = re.compile(r"final answer:", re.IGNORECASE)
+_NO_PUNCTUATION = str.maketrans("", "", string.punctuation)
+
+
+class CorpusQA(ToolDialogueSettings):
+    """Base of the settings: define `toolset` and `episode`."""
+
+    questions: str = ""
+    """File of questions and answers (or a hub id); empty: a made-up encyclopedia."""
+    corpus: str = ""
+    """File of documents with an id or a title, and a text; empty: those inside the rows of `questions`
+    (BrowseComp-Plus, HotpotQA)."""
+    split: str = "train"
+    """Of `questions` on the hub; "test" for BrowseComp-Plus."""
+    pages: Annotated[int, Field(ge=SMALLEST, le=LARGEST)] = 600
+    """Pages of the made-up encyclopedia."""
+    world_seed: Natural = 0
+    """Another seed makes another encyclopedia."""
+    min_hops: Positive = 1
+    """Pages that the easiest made-up questions need."""
+    max_hops: Annotated[int, Field(ge=1, le=4)] = 2
+    """Pages that the hardest made-up questions need."""
+    named: bool = True
+    """Made-up questions name the page to begin with; off: they describe it."""
+    partial: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    """Credit for a wrong answer: this times the share of words in common (token F1)."""
+    eval_size: Positive = 128
+    """Held-out tasks, disjoint from the training tasks by content."""
+
+    @model_validator(mode="after")
+    def _possible(self) -> Self:
+        if self.max_hops < self.min_hops:
+            raise ValueError(f"max_hops = {self.max_hops}: expected min_hops = {self.min_hops} or more")
+        if self.corpus and not self.questions:
+            raise ValueError("corpus is set, but `questions` is not")
+        return self
+
+    def toolset(self, found: Sequence[Document]) -> Toolset:
+        """The tools over these documents."""
+        raise TypeError(f"{type(self).__name__} must define toolset()")
+
+    def episode(self, task: Task, toolset: Any, answers: Sequence[str]) -> CorpusEpisode:
+        """An episode; `answers` are some to guess from."""
+        raise TypeError(f"{type(self).__name__} must define episode()")
+
+    def taskset(self) -> TaskSet:
+        if self.questions:
+            found, drafts = self._from_files()
+        else:
+            world = made_up(self.pages, self.world_seed)
+            found, drafts = world.documents, world.drafts(self.min_hops, self.max_hops, self.named)
+        toolset = self.toolset(found)
+        answers = sorted({draft.answer[0] for draft in drafts})
+        return listed(self, drafts, lambda task: self.episode(task, toolset, answers))
+
+    def _from_files(self) -> tuple[Sequence[Document], list[Draft]]:
+        rows = list(read_rows(self.questions, split=self.split))
+        if not rows:
+            raise ConfigError(f"environment {self.label}: {self.questions} holds no rows")
+        shape = recognised(rows[0])
+        drafts = []
+        for row in rows:
+            asked = problem(row, shape)
+            question = asked.messages[-1].content
+            if _ENCRYPTED.fullmatch(question):
+                raise ConfigError(f"{row.where}: {shape.prompt} looks encrypted; decrypt the data set first")
+            answers = asked.answer if isinstance(asked.answer, list) else [asked.answer]
+            if not answers or any(not isinstance(each, str | int | float) for each in answers):
+                raise ConfigError(f"{row.where}: got the answer {asked.answer!r}, expected text or texts")
+            drafts.append(Draft({"question": question}, [str(each) for each in answers], [question]))
+        found = documents(read_rows(self.corpus)) if self.corpus else documents_inside(rows)
+        if not found:
+            raise ConfigError(
+                f"environment {self.label}: no documents: set `corpus` to a file, or bring them along in "
+                f"{self.questions} as gold_docs, evidence_docs, negative_docs or context"
+            )
+        return found, drafts
+
+
+class World:
+    """The encyclopedia as documents and tasks."""
+
+    def __init__(self, pages: int, seed: int) -> None:
+        self.book = encyclopedia(pages, seed)
+        self.documents = [Document(as_id(page.title), page.title, page.text) for page in self.book.pages]
+        self._drafts: dict[tuple[int, bool], list[Draft]] = {}
+
+    def drafts(self, min_hops: int, max_hops: int, named: bool) -> list[Draft]:
+        """Tasks of different splits need different pages: those on the way are the keys."""
+        found: list[Draft] = []
+        for hops in range(min_hops, max_hops + 1):
+            if (hops, named) not in self._drafts:
+                self._drafts[hops, named] = [
+                    Draft(
+                        {"question": question.text, "hops": [list(hop) for hop in question.hops]},
+                        [question.answer],
+                        [hop.title for hop in question.hops],
+                    )
+                    for question in self.book.questions(hops, named=named)
+                ]
+            found += self._drafts[hops, named]
+        return found
+
+
+@functools.lru_cache(maxsize=4)
+def made_up(pages: int, seed: int) -> World:
+    """Many task sets share one."""
+    return World(pages, seed)
+
+
+class Mark(NamedTuple):
+    """Of an answer: solved, and the share of words in common with the nearest right one."""
+
+    solved: bool
+    overlap: float
+
+
+class CorpusEpisode(ToolDialogue):
+    """One question: a `Forkable` and `Scripted` environment. A subclass defines `rules` and `expert_calls`."""
+
+    settings: CorpusQA
+
+    def __init__(self, settings: CorpusQA, task: Task, toolset: Toolset, answers: Sequence[str]) -> None:
+        super().__init__(settings, task, [toolset])
+        self.answers = answers
+
+    @abstractmethod
+    def rules(self) -> str:
+        """What stands before the question."""
+
+    @abstractmethod
+    def expert_calls(self, hops: Sequence[Hop]) -> Sequence[ToolCall]:
+        """The calls, one a turn, that show every fact on the way to the answer."""
+
+    @abstractmethod
+    def random_call(self, rng: random.Random) -> ToolCall: ...
+
+    def opening(self) -> Sequence[Message]:
+        text = self.settings.instructions or self.rules()
+        return [self.say(f"{text}\nQuestion: {self.task.data['question']}")]
+
+    async def answered(self, message: Message) -> Step:
+        mark = grade(message.content, self.task.answer)
+        return self._final(mark, terminated=True)
+
+    async def out_of_calls(self, message: Message) -> Step:
+        return self._final(Mark(False, 0.0), terminated=False)
+
+    def expert_reply(self) -> str:
+        """The next call, as JSON in <tool_call> (Hermes); after the last one, the answer.
+
+        Raises:
+            CapabilityError: the questions are not made up, so nobody knows where the answer is.
+        """
+        if "hops" not in self.task.data:
+            raise CapabilityError(
+                f"environment {self.settings.label}: no expert for the questions of {self.settings.questions}"
+            )
+        calls = self.expert_calls([Hop(*hop) for hop in self.task.data["hops"]])
+        if self.called < len(calls):
+            return write_calls([calls[self.called]], "hermes")
+        return f"<answer>{self.task.answer[0]}</answer>"
+
+    def random_reply(self, seed: int) -> str:
+        """A call, or the answer to some question."""
+        rng = random.Random(f"{seed}/{len(self.history)}")
+        if self.calls.left and rng.random() < 0.7:
+            return write_calls([self.random_call(rng)], "hermes")
+        return f"<answer>{rng.choice(self.answers)}</answer>"
+
+    def _final(self, mark: Mark, *, terminated: bool) -> Step:
+        self._end()
+        return Step(
+            rewards={"correct": 1.0 if mark.solved else self.settings.partial * mark.overlap},
+            terminated=terminated,
+            truncated=not terminated,
+            metrics={"success": float(mark.solved), "overlap": mark.overlap},
+        )
+
+    def _shared(self) -> tuple[Any, ...]:
+        return (*super()._shared(), self.answers)
+
+
+def grade(reply: str, answers: Sequence[str]) -> Mark:
+    """Compares a reply with the right answers. What stands in <answer>...</answer> is graded, otherwise the line
+    after the last "Final Answer:", otherwise the whole reply.
+
+    A number must be the last one there. Other answers are the same if their words are (SQuAD's rules: lower
+    case, without punctuation, a, an and the).
+    """
+    body = reply.rpartition("</think>")[2]
+    *before, last = _FINAL.split(body)
+    tagged = "<answer>" in body or not before
+    given = extract_answer(body) if tagged else last.strip().partition("\n")[0]
+    return Mark(
+        any(same(given, answer) for answer in answers), max(overlap(given, answer) for answer in answers)
+    )
+
+
+def same(given: str, answer: str) -> bool:
+    if as_number(answer) is not None:
+        return same_number(given, answer)
+    expected = _words(answer)
+    return _words(given) == expected if expected else exact_match(given, answer)
+
+
+def overlap(given: str, answer: str) -> float:
+    """Token F1 (SQuAD, arXiv:1606.05250): the harmonic mean of the shares of words in common."""
+    said, expected = _words(given), _words(answer)
+    common = sum((Counter(said) & Counter(expected)).values())
+    return 2 * common / (len(said) + len(expected)) if common else 0.0
+
+
+def _words(text: str) -> list[str]:
+    plain = text.lower().translate(_NO_PUNCTUATION)
+    return [word for word in plain.split() if word not in ("a", "an", "the")]
