@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import dataclasses
 import importlib
 import inspect
 import json
@@ -71,17 +72,17 @@ def message(reply: str) -> Message:
     return Message("assistant", parsed.content, tool_calls=parsed.calls, errors=parsed.errors)
 
 
-async def said(reply: Any) -> Message:
-    """`reply` is a message, or text that may have to be waited for."""
+async def said(reply: Any, turn: int) -> Message:
+    """`reply` is a message, or text that may have to be waited for. Every reply has an id, as in a rollout."""
     text = await reply if inspect.isawaitable(reply) else reply
-    return message(text) if isinstance(text, str) else text
+    return dataclasses.replace(message(text) if isinstance(text, str) else text, id=f"reply-{turn}")
 
 
 async def play(environment: Environment, replies: Callable[[int], Any]) -> list[Observation | Step]:
     """The first observation, and every step to the end."""
     told: list[Observation | Step] = [await environment.reset()]
     for turn in range(MOST_TURNS):
-        step = await environment.step(await said(replies(turn)))
+        step = await environment.step(await said(replies(turn), turn))
         told.append(step)
         if step.terminated or step.truncated:
             break
@@ -214,7 +215,7 @@ def test_a_fork_goes_on_from_the_same_state_with_its_own_noise(taskset: TaskSet)
 
     async def turn(environment: Any, number: int) -> Step:
         reply = environment.random_reply(derive(1, number)) if isinstance(environment, Scripted) else "?"
-        return await environment.step(await said(reply))
+        return await environment.step(await said(reply, number))
 
     async def run() -> None:
         plain, forked = (taskset.environment(task) for _ in range(2))
@@ -242,7 +243,7 @@ def test_an_observation_is_never_changed_afterwards(taskset: TaskSet) -> None:
     async def run() -> None:
         told = await environment.reset()
         before = copy.deepcopy(told)
-        await environment.step(await said(reply(0)))
+        await environment.step(await said(reply(0), 0))
         assert told == before
 
     asyncio.run(run())

@@ -22,6 +22,11 @@ from silva.types import Turn
 MOVES = ["<think>x</think><answer>Right</answer>", "<answer>Down || Right</answer>", "none"]
 REPLIES = {
     "bandit": ["<answer>Anchor</answer>", "<answer>Rocket</answer>", "none"],
+    "browsecomp_plus_search": [
+        '<tool_call>\n{"name": "search", "arguments": {"query": "museum"}}\n</tool_call>',
+        "<tool_call>{bad</tool_call>",
+        "19",
+    ],
     "calculator": [
         '<tool_call>\n{"name": "calculator", "arguments": {"expression": "12 + 7"}}\n</tool_call>',
         "<tool_call>{bad</tool_call>",
@@ -32,6 +37,11 @@ REPLIES = {
     "hanoi": ["<answer>A>B</answer>", "<answer>A>C || B>C</answer>", "none"],
     "reverse_text": ["abc", "xyz"],
     "webshop": ["<answer>search[mug]</answer>", "<answer>click[back to search]</answer>", "none"],
+    "wiki_search": [
+        '<tool_call>\n{"name": "search_pages", "arguments": {"query": "museum"}}\n</tool_call>',
+        "<tool_call>{bad</tool_call>",
+        "19",
+    ],
 }
 WORLDS = [(name, import_settings(target)(eval_size=8)) for name, target in ENVIRONMENTS.items()] + [
     ("frozen_lake", FrozenLake(slippery=True, success_rate=0.4, eval_size=8)),

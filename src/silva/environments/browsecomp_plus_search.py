@@ -2,14 +2,15 @@
 
     search("museum opened in 1829 fossils")  ->  expand("sorunemar_museum#1")  ->  scroll_down()
 
-Documents are divided into parts of the same length. A search shows previews of the parts that fit best; `expand`
-opens one of them, `scroll_up` and `scroll_down` go on from there. Tools are on offer when they can be used:
-nothing but `search` at first. The documents are a user's, or those of a made-up encyclopedia, whose questions
-describe where to begin and do not name it.
+Documents are divided into parts of the same length. A search shows previews of the parts that fit best;
+`expand` opens one of them, `scroll_up` and `scroll_down` go on from there. Tools are on offer when they can
+be used: nothing but `search` at first. The documents are a user's, or those of a made-up encyclopedia,
+whose questions describe where to begin and do not name it.
 """
 
 from __future__ import annotations
 
+import functools
 import random
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal, NamedTuple
@@ -54,13 +55,13 @@ class BrowseCompPlusSearch(CorpusQA):
 
 
 class Part(NamedTuple):
-    """Number `number` of the `count` parts of a document, from 1."""
+    """Number `number` of the `of` parts of a document, from 1."""
 
     id: str
     title: str
     text: str
     number: int
-    count: int
+    of: int
 
 
 class Library:
@@ -70,7 +71,10 @@ class Library:
         self.settings = settings
         self.parts = [part for document in found for part in divided(document, settings.part_words)]
         self.place = {part.id: place for place, part in enumerate(self.parts)}
-        self._ranking = Ranking(f"{part.title}\n{part.text}" for part in self.parts)
+
+    @functools.cached_property
+    def _ranking(self) -> Ranking:
+        return Ranking(f"{part.title}\n{part.text}" for part in self.parts)
 
     async def open(self, seed: int) -> Reader:
         return Reader(self)
@@ -107,7 +111,7 @@ class Reader:
             names.append("expand")
             if self.opened is not None:
                 part = self.library.parts[self.opened]
-                names += ["scroll_up"] * (part.number > 1) + ["scroll_down"] * (part.number < part.count)
+                names += ["scroll_up"] * (part.number > 1) + ["scroll_down"] * (part.number < part.of)
         return [self._tools[name] for name in names]
 
     def metrics(self) -> Mapping[str, float]:
@@ -148,14 +152,14 @@ class Reader:
         if self.opened is None:
             raise ToolError("nothing is open: expand a document first")
         part = self.library.parts[self.opened]
-        if not 1 <= part.number + parts <= part.count:
+        if not 1 <= part.number + parts <= part.of:
             raise ToolError(f"this is the {'last' if parts > 0 else 'first'} part of the document")
         return self._open(self.opened + parts)
 
     def _open(self, place: int) -> str:
         self.opened = place
         part = self.library.parts[place]
-        return f"[{part.id}] {part.title}, part {part.number} of {part.count}\n{part.text}"
+        return f"[{part.id}] {part.title}, part {part.number} of {part.of}\n{part.text}"
 
 
 class BrowseEpisode(CorpusEpisode):
@@ -163,12 +167,12 @@ class BrowseEpisode(CorpusEpisode):
 
     def rules(self) -> str:
         return (
-            "Answer the question. You can search a collection of documents, expand what a search found and scroll "
-            "in it. When you know the answer, give it alone: <answer>...</answer>"
+            "Answer the question. You can search a collection of documents, expand what a search found and "
+            "scroll in it. When you know the answer, give it alone: <answer>...</answer>"
         )
 
     def expert_calls(self, hops: Sequence[Hop]) -> list[ToolCall]:
-        """For each page: a search with the words of the question or, if they do not find it, with its title; then
+        """For each page: a search with words of the question or, if they do not find it, with its title; then
         the part that was found, and from there to the part with the fact."""
         library, calls = self._library(), []
         for hop in hops:
@@ -193,12 +197,12 @@ class BrowseEpisode(CorpusEpisode):
         return [place for place in library.search(query) if library.parts[place].title == title]
 
     def _place_of(self, hop: Hop, near: int) -> int:
-        """The part in which a fact ends; the words before it were seen on the way if it begins in another one."""
+        """The part in which a fact ends. If it begins in another one, that was seen on the way."""
         library, part = self._library(), self._library().parts[near]
         first = near - part.number + 1
         wanted = hop.fact.split()
         words: list[str] = []
-        for place in range(first, first + part.count):
+        for place in range(first, first + part.of):
             words += library.parts[place].text.split()
             if _contains(words, wanted):
                 return place

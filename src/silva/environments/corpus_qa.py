@@ -1,7 +1,7 @@
 """Questions over documents that a model searches and reads with tools: what such environments share.
 
-Questions and documents come from a user's files, or from the made-up encyclopedia. Reward 1 for a right answer,
-otherwise 0 or, with `partial`, less than 1 for words in common.
+Questions and documents come from a user's files, or from the made-up encyclopedia. Reward 1 for a right
+answer, otherwise 0 or, with `partial`, less than 1 for words in common.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class CorpusQA(ToolDialogueSettings):
     (BrowseComp-Plus, HotpotQA)."""
     split: str = "train"
     """Of `questions` on the hub; "test" for BrowseComp-Plus."""
-    pages: Annotated[int, Field(ge=SMALLEST, le=LARGEST)] = 600
+    pages: Annotated[int, Field(ge=SMALLEST, le=LARGEST)] = 240
     """Pages of the made-up encyclopedia."""
     world_seed: Natural = 0
     """Another seed makes another encyclopedia."""
@@ -61,6 +61,9 @@ class CorpusQA(ToolDialogueSettings):
     """Credit for a wrong answer: this times the share of words in common (token F1)."""
     eval_size: Positive = 128
     """Held-out tasks, disjoint from the training tasks by content."""
+    eval_share: Annotated[float, Field(gt=0, lt=1)] = 0.5
+    """Share of all pages (of a user's questions: of these) that is held out. A made-up question is held out if
+    all its pages are, trained on if none is, otherwise left out."""
 
     @model_validator(mode="after")
     def _possible(self) -> Self:
@@ -151,13 +154,14 @@ class Mark(NamedTuple):
 
 
 class CorpusEpisode(ToolDialogue):
-    """One question: a `Forkable` and `Scripted` environment. A subclass defines `rules` and `expert_calls`."""
+    """One question: a `Forkable` and `Scripted` environment. A subclass says what its tools are used for."""
 
     settings: CorpusQA
 
     def __init__(self, settings: CorpusQA, task: Task, toolset: Toolset, answers: Sequence[str]) -> None:
         super().__init__(settings, task, [toolset])
         self.answers = answers
+        self._expert: Sequence[ToolCall] | None = None
 
     @abstractmethod
     def rules(self) -> str:
@@ -191,9 +195,10 @@ class CorpusEpisode(ToolDialogue):
             raise CapabilityError(
                 f"environment {self.settings.label}: no expert for the questions of {self.settings.questions}"
             )
-        calls = self.expert_calls([Hop(*hop) for hop in self.task.data["hops"]])
-        if self.called < len(calls):
-            return write_calls([calls[self.called]], "hermes")
+        if self._expert is None:
+            self._expert = self.expert_calls([Hop(*hop) for hop in self.task.data["hops"]])
+        if self.called < len(self._expert):
+            return write_calls([self._expert[self.called]], "hermes")
         return f"<answer>{self.task.answer[0]}</answer>"
 
     def random_reply(self, seed: int) -> str:
@@ -217,8 +222,8 @@ class CorpusEpisode(ToolDialogue):
 
 
 def grade(reply: str, answers: Sequence[str]) -> Mark:
-    """Compares a reply with the right answers. What stands in <answer>...</answer> is graded, otherwise the line
-    after the last "Final Answer:", otherwise the whole reply.
+    """Compares a reply with the right answers. What stands in <answer>...</answer> is graded, otherwise the
+    line after the last "Final Answer:", otherwise the whole reply.
 
     A number must be the last one there. Other answers are the same if their words are (SQuAD's rules: lower
     case, without punctuation, a, an and the).

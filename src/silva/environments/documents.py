@@ -43,8 +43,8 @@ def documents(rows: Iterable[Row]) -> list[Document]:
 
 
 def documents_inside(rows: Iterable[Row]) -> list[Document]:
-    """Those that rows of questions bring along: `gold_docs`, `evidence_docs` and `negative_docs` of BrowseComp-Plus,
-    `context` of HotpotQA (titles and their sentences)."""
+    """Those that rows of questions bring along: `gold_docs`, `evidence_docs` and `negative_docs` of
+    BrowseComp-Plus, `context` of HotpotQA (titles and their sentences)."""
     found: dict[str, Document] = {}
     for row in rows:
         for document in _inside(row):

@@ -1,8 +1,8 @@
 """A made-up encyclopedia of linked facts, and questions that cannot be answered without reading it.
 
-People, towns, rivers, companies, novels and museums have names that exist nowhere else. Every fact stands in one
-sentence of one page. A question follows links from page to page: "Into which sea does the river of the town
-where the founder of Lumarin Works was born flow?" The same numbers and seed give the same encyclopedia.
+People, towns, rivers, companies, novels and museums have made-up names, each used once. Every fact stands in
+one sentence of one page. A question follows links from page to page: "Into which sea does the river of the
+town where the founder of Lumarin Works was born flow?" The same numbers and seed give the same encyclopedia.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from typing import NamedTuple
 
 
 class Relation(NamedTuple):
-    """A fact that every page of a kind has. `{}` stands for what the page is about, `{v}` for the value, `{a}`
-    for its article.
+    """A fact that every page of a kind has. `{}` stands for what the page is about, `{v}` for the value,
+    `{a}` for its article.
 
     Attributes:
         values: the kind of page that the value is, or "" for a plain value.
@@ -48,7 +48,7 @@ RELATIONS: Mapping[str, Mapping[str, Relation]] = {
                           "river", "the river of {}"),
         "region": Relation("Geography", "{} belongs to the region of {v}.", "To which region does {} belong?",
                            clause="belongs to the region of {v}"),
-        "founding": Relation("History", "{} was first mentioned in {v}.", "In which year was {} first mentioned?",
+        "founding": Relation("History", "{} was first mentioned in {v}.", "When was {} first mentioned?",
                              clause="was first mentioned in {v}"),
         "population": Relation("Population", "{v} people live in {}.", "How many people live in {}?"),
         "mayor": Relation("Government", "The mayor of {} is {v}.", "Who is the mayor of {}?",
@@ -95,30 +95,39 @@ SHARES = {"person": 8, "town": 4, "river": 2, "company": 4, "novel": 3, "museum"
 SMALLEST = sum(SHARES.values())  # pages
 LARGEST = 2000
 
-PROFESSIONS = ("baker", "botanist", "cellist", "chemist", "dentist", "engraver", "farmer", "geologist", "judge",
-               "mason", "painter", "pilot", "sculptor", "surgeon", "tailor", "weaver")  # fmt: skip
-PRODUCTS = ("barometers", "bicycles", "buttons", "candles", "clocks", "ferries", "lanterns", "looms", "pianos",
-            "porcelain", "printing presses", "pumps", "spectacles", "tents", "tractors", "violins")  # fmt: skip
-COLLECTIONS = ("amber figures", "bells", "butterflies", "carpets", "coins", "fossils", "glass beads", "globes",
-               "maps", "masks", "mosaics", "music boxes", "sundials", "tapestries", "toy theatres",
-               "wind organs")  # fmt: skip
-REGIONS = ("Ostmark", "Lower Brenn", "Upper Brenn", "Salland", "Vesterholm", "Karrow", "Ilmenia", "Tessmark")
+PROFESSIONS = ("baker", "botanist", "cellist", "chemist", "dentist", "engraver", "farmer", "geologist",
+               "judge", "mason", "painter", "pilot", "sculptor", "surgeon", "tailor", "weaver")  # fmt: skip
+PRODUCTS = ("barometers", "bicycles", "buttons", "candles", "clocks", "ferries", "lanterns", "looms",
+            "pianos", "porcelain", "printing presses", "pumps", "spectacles", "tents", "tractors",
+            "violins")  # fmt: skip
+COLLECTIONS = ("amber figures", "bells", "butterflies", "carpets", "coins", "fossils", "glass beads",
+               "globes", "maps", "masks", "mosaics", "music boxes", "sundials", "tapestries",
+               "toy theatres", "wind organs")  # fmt: skip
+REGIONS = ("Ostmark", "Lower Brenn", "Upper Brenn", "Salland", "Vesterholm", "Karrow", "Ilmenia",
+           "Tessmark")  # fmt: skip
 SEAS = ("Amaran", "Boreal", "Coral", "Dunmar", "Ebon", "Farrow")
-FIRST_NAMES = ("Ada", "Boris", "Clara", "Dimitri", "Elif", "Farid", "Greta", "Hugo", "Ines", "Jonas", "Kaja",
-               "Leon", "Mira", "Nils", "Olga", "Pavel", "Rosa", "Stefan", "Tilda", "Viktor")  # fmt: skip
-ADJECTIVES = ("Amber", "Broken", "Crooked", "Distant", "Empty", "Frozen", "Golden", "Hidden", "Iron", "Last",
-              "Muddy", "Narrow", "Patient", "Quiet", "Silent", "Wooden")  # fmt: skip
-NOUNS = ("Anchor", "Bridge", "Candle", "Door", "Engine", "Feather", "Garden", "Harvest", "Island", "Journey",
-         "Kettle", "Letter", "Mirror", "Orchard", "Staircase", "Window")  # fmt: skip
+FIRST_NAMES = ("Ada", "Boris", "Clara", "Dimitri", "Elif", "Farid", "Greta", "Hugo", "Ines",
+               "Jonas", "Kaja", "Leon", "Mira", "Nils", "Olga", "Pavel", "Rosa", "Stefan",
+               "Tilda", "Viktor")  # fmt: skip
+ADJECTIVES = ("Amber", "Broken", "Crooked", "Distant", "Empty", "Frozen", "Golden", "Hidden", "Iron",
+              "Last", "Muddy", "Narrow", "Patient", "Quiet", "Silent", "Wooden")  # fmt: skip
+NOUNS = ("Anchor", "Bridge", "Candle", "Door", "Engine", "Feather", "Garden", "Harvest", "Island",
+         "Journey", "Kettle", "Letter", "Mirror", "Orchard", "Staircase", "Window")  # fmt: skip
 FIRMS, HOUSES = ("Works", "Mills", "Brothers", "Industries"), ("Museum", "Gallery")
 FILLERS = (
-    "Old photographs show how much has changed since then.", "Local papers still write about it every spring.",
-    "Several letters about it were lost in a fire.", "A short film was made about this some years ago.",
-    "Historians disagree about the details.", "Guides like to tell this story to visitors.",
-    "Records from that time are kept in an archive.", "It has been described in more than one travel book.",
-    "The weather is said to have played a part.", "Nobody paid much attention to it at first.",
-    "A small stone marks the place today.", "Children learn about it at school.",
-)  # fmt: skip
+    "Old photographs show how much has changed since then.",
+    "Local papers still write about it every spring.",
+    "Several letters about it were lost in a fire.",
+    "A short film was made about this some years ago.",
+    "Historians disagree about the details.",
+    "Guides like to tell this story to visitors.",
+    "Records from that time are kept in an archive.",
+    "It has been described in more than one travel book.",
+    "The weather is said to have played a part.",
+    "Nobody paid much attention to it at first.",
+    "A small stone marks the place today.",
+    "Children learn about it at school.",
+)
 
 
 class Page(NamedTuple):
@@ -132,7 +141,12 @@ class Page(NamedTuple):
 
 
 class Hop(NamedTuple):
-    """One page to read on the way to an answer. `query`: what a question says about it; `fact`: the sentence."""
+    """One page to read on the way to an answer.
+
+    Attributes:
+        query: what the question, or the page before, says about it.
+        fact: the sentence of the page that is needed.
+    """
 
     query: str
     title: str
@@ -154,8 +168,12 @@ class Encyclopedia:
     pages: Sequence[Page]
 
     def questions(self, hops: int, *, named: bool = True) -> Iterator[Question]:
-        """All questions that need exactly `hops` pages. The first page is named, or described by two facts that
-        no other page has both of."""
+        """All questions that need exactly `hops` pages.
+
+        Args:
+            named: whether a question names the first page, or describes it by two facts that no other page
+                has both of.
+        """
         descriptions = {} if named else self._descriptions()
         for title in self.facts:
             start = title if named else descriptions.get(title)
@@ -244,8 +262,8 @@ def _filled(text: str, title: str, value: str) -> str:
 class _Names:
     """Names that are used once."""
 
-    STARTS = ("Ar", "Bel", "Cal", "Dor", "Em", "Fal", "Gor", "Hal", "Il", "Jas", "Kor", "Lum", "Mar", "Nor", "Or",
-              "Per", "Quen", "Ros", "Sil", "Tar", "Ul", "Var", "Wes", "Yr", "Zan")  # fmt: skip
+    STARTS = ("Ar", "Bel", "Cal", "Dor", "Em", "Fal", "Gor", "Hal", "Il", "Jas", "Kor", "Lum", "Mar",
+              "Nor", "Or", "Per", "Quen", "Ros", "Sil", "Tar", "Ul", "Var", "Wes", "Yr", "Zan")  # fmt: skip
     MIDDLES = ("a", "ade", "e", "eri", "i", "ili", "o", "oma", "u", "une")
     ENDS = ("bach", "dale", "feld", "gan", "holm", "lin", "mar", "nik", "rode", "stad", "thal", "vik")
 

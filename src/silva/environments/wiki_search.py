@@ -1,12 +1,14 @@
 """Questions over a wiki: search for pages, look at their sections, read one (PRIME-RL's wiki_search).
 
-    search_pages("Lumarin Works")  ->  view_sections("lumarin_works")  ->  read_section("lumarin_works:history")
+    search_pages("Lumarin Works") -> view_sections("lumarin_works") -> read_section("lumarin_works:history")
 
-The pages are a user's (`corpus`: rows with id, title and Markdown content), or those of a made-up encyclopedia.
+The pages are a user's (`corpus`: rows with id, title and Markdown content), or those of a made-up
+encyclopedia.
 """
 
 from __future__ import annotations
 
+import functools
 import random
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal
@@ -50,10 +52,7 @@ class Wiki(Fixed):
         self.titles = [page.title for page in pages]
         self._order = list(pages)
         self._results = results
-        self._ranking = Ranking(
-            page.title if titles_only else f"{(page.title + ' ') * TITLE_WEIGHT}\n{page.text}"
-            for page in pages
-        )
+        self._titles_only = titles_only
 
     async def search_pages(self, query: Annotated[str, Field(description="words to look for")]) -> Any:
         """Find pages: the ids and titles of those that fit best."""
@@ -82,6 +81,12 @@ class Wiki(Fixed):
                         return section.text
         raise ToolError(f"no section {section_id!r}: view_sections lists those of a page")
 
+    @functools.cached_property
+    def _ranking(self) -> Ranking:
+        if self._titles_only:
+            return Ranking(self.titles)
+        return Ranking(f"{f'{page.title} ' * TITLE_WEIGHT}\n{page.text}" for page in self._order)
+
     def section_of(self, hop: Hop) -> Section:
         """Where a fact stands."""
         page = self._order[self.titles.index(hop.title)]
@@ -91,8 +96,8 @@ class Wiki(Fixed):
 class WikiEpisode(CorpusEpisode):
     def rules(self) -> str:
         return (
-            "Answer the question with the help of the wiki: search for pages, view their sections, read the one "
-            "that you need. When you know the answer, give it alone: <answer>...</answer>"
+            "Answer the question with the help of the wiki: search for pages, view their sections, read the "
+            "one that you need. When you know the answer, give it alone: <answer>...</answer>"
         )
 
     def expert_calls(self, hops: Sequence[Hop]) -> list[ToolCall]:
