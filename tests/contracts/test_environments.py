@@ -73,7 +73,7 @@ def message(reply: str) -> Message:
 
 
 async def said(reply: Any, turn: int) -> Message:
-    """`reply` is a message, or text that may have to be waited for. Every reply has an id, as in a rollout."""
+    """`reply` is a message, or text that may have to be waited for. Replies have ids, as in a rollout."""
     text = await reply if inspect.isawaitable(reply) else reply
     return dataclasses.replace(message(text) if isinstance(text, str) else text, id=f"reply-{turn}")
 

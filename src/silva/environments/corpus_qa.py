@@ -62,7 +62,7 @@ class CorpusQA(ToolDialogueSettings):
     eval_size: Positive = 128
     """Held-out tasks, disjoint from the training tasks by content."""
     eval_share: Annotated[float, Field(gt=0, lt=1)] = 0.5
-    """Share of all pages (of a user's questions: of these) that is held out. A made-up question is held out if
+    """Share of all pages (of all questions of a file) that is held out. A made-up question is held out if
     all its pages are, trained on if none is, otherwise left out."""
 
     @model_validator(mode="after")

@@ -186,11 +186,9 @@ class Encyclopedia:
         for name, relation in RELATIONS[self.kinds[title]].items():
             value = self.facts[title][name]
             path = (*done, Hop(f"{query} {name}", title, _filled(relation.sentence, title, value)))
-            if value in [hop.title for hop in path] or (relation.clause and not done and subject != title):
-                continue  # the question says it already
-            if hops == 1:
+            if hops == 1 and value not in subject:  # otherwise the question would say it
                 yield Question(relation.ask.format(subject), value, path)
-            elif relation.values:
+            elif hops > 1 and relation.values and value not in [hop.title for hop in path]:
                 yield from self._from(value, relation.phrase.format(subject), value, path, hops - 1)
 
     def _descriptions(self) -> dict[str, str]:
