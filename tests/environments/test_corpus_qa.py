@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -172,12 +173,14 @@ def test_rows_that_bring_their_documents(tmp_path: Path) -> None:
             {"question": "QmFzZTY0" * 8 + "==", "answer": "x"},
             "question looks encrypted; decrypt the data set first",
         ),
-        ({"question": "Where?", "answer": {"x": 1}}, "got the answer {'x': 1}, expected text or texts"),
+        ({"question": "Where?", "answer": {"x": 1}}, "got the answer {'x': 1}, expected text, a number, or a list of"),
+        ({"question": "Where?", "answer": ["here", " "]}, "got the answer ['here', ' '], expected text"),
+        ({"question": "Where?", "answer": True}, "got the answer True, expected text"),
         ({"question": "Where?", "answer": "here"}, "no documents: set `corpus` to a file"),
     ],
 )
 def test_a_wrong_file_is_explained(tmp_path: Path, row: dict[str, Any], said: str) -> None:
-    with pytest.raises(ConfigError, match=said.replace("{", r"\{")):
+    with pytest.raises(ConfigError, match=re.escape(said)):
         WikiSearch(questions=write(tmp_path / "rows.jsonl", [row])).taskset()
 
 

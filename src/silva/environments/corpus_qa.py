@@ -21,7 +21,7 @@ from silva.config.sections import Natural, Positive
 from silva.environments.documents import Document, as_id, documents, documents_inside
 from silva.environments.encyclopedia import LARGEST, SMALLEST, Hop, encyclopedia
 from silva.environments.grading import as_number, exact_match, extract_answer, same_number
-from silva.environments.row_shapes import problem, recognised
+from silva.environments.row_shapes import Shape, problem, recognised
 from silva.environments.rows import read_rows
 from silva.environments.tasks import Draft, listed
 from silva.environments.tool_dialogue import ToolDialogue, ToolDialogueSettings
@@ -83,15 +83,17 @@ class CorpusQA(ToolDialogueSettings):
 
     def taskset(self) -> TaskSet:
         if self.questions:
-            found, drafts = self._from_files()
+            found, drafts, shape = self._from_files()
+            notes = [f"{self.label}: {len(drafts):,} questions, read as {shape}; {len(found):,} documents"]
         else:
             world = made_up(self.pages, self.world_seed)
             found, drafts = world.documents, world.drafts(self.min_hops, self.max_hops, self.named)
+            notes = []
         toolset = self.toolset(found)
         answers = sorted({draft.answer[0] for draft in drafts})
-        return listed(self, drafts, lambda task: self.episode(task, toolset, answers))
+        return listed(self, drafts, lambda task: self.episode(task, toolset, answers), notes=notes)
 
-    def _from_files(self) -> tuple[Sequence[Document], list[Draft]]:
+    def _from_files(self) -> tuple[Sequence[Document], list[Draft], Shape]:
         rows = list(read_rows(self.questions, split=self.split))
         if not rows:
             raise ConfigError(f"environment {self.label}: {self.questions} holds no rows")
@@ -102,17 +104,14 @@ class CorpusQA(ToolDialogueSettings):
             question = asked.messages[-1].content
             if _ENCRYPTED.fullmatch(question):
                 raise ConfigError(f"{row.where}: {shape.prompt} looks encrypted; decrypt the data set first")
-            answers = asked.answer if isinstance(asked.answer, list) else [asked.answer]
-            if not answers or any(not isinstance(each, str | int | float) for each in answers):
-                raise ConfigError(f"{row.where}: got the answer {asked.answer!r}, expected text or texts")
-            drafts.append(Draft({"question": question}, [str(each) for each in answers], [question]))
+            drafts.append(Draft({"question": question}, _answers(asked.answer, row.where), [question]))
         found = documents(read_rows(self.corpus)) if self.corpus else documents_inside(rows)
         if not found:
             raise ConfigError(
                 f"environment {self.label}: no documents: set `corpus` to a file, or bring them along in "
                 f"{self.questions} as gold_docs, evidence_docs, negative_docs or context"
             )
-        return found, drafts
+        return found, drafts, shape
 
 
 class World:
@@ -249,6 +248,15 @@ def overlap(given: str, answer: str) -> float:
     said, expected = _words(given), _words(answer)
     common = sum((Counter(said) & Counter(expected)).values())
     return 2 * common / (len(said) + len(expected)) if common else 0.0
+
+
+def _answers(answer: Any, where: str) -> list[str]:
+    """The right answers of a row; an empty one would make every empty reply right."""
+    answers = answer if isinstance(answer, list) else [answer]
+    fitting = [each for each in answers if isinstance(each, str | int | float) and not isinstance(each, bool)]
+    if not answers or len(fitting) < len(answers) or not all(str(each).strip() for each in fitting):
+        raise ConfigError(f"{where}: got the answer {answer!r}, expected text, a number, or a list of these")
+    return [str(each) for each in answers]
 
 
 def _words(text: str) -> list[str]:
