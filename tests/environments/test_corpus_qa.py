@@ -173,7 +173,10 @@ def test_rows_that_bring_their_documents(tmp_path: Path) -> None:
             {"question": "QmFzZTY0" * 8 + "==", "answer": "x"},
             "question looks encrypted; decrypt the data set first",
         ),
-        ({"question": "Where?", "answer": {"x": 1}}, "got the answer {'x': 1}, expected text, a number, or a list of"),
+        (
+            {"question": "Where?", "answer": {"x": 1}},
+            "got the answer {'x': 1}, expected text, a number, or a list of",
+        ),
         ({"question": "Where?", "answer": ["here", " "]}, "got the answer ['here', ' '], expected text"),
         ({"question": "Where?", "answer": True}, "got the answer True, expected text"),
         ({"question": "Where?", "answer": "here"}, "no documents: set `corpus` to a file"),
