@@ -282,6 +282,21 @@ def test_instructions_of_people_replace_the_others(tmp_path: Path) -> None:
     assert said == {"lamp 0", "lamp 1", "lamp 2", "lamp 3"}
 
 
+def test_people_may_say_less_than_an_option_does(tmp_path: Path, play_out) -> None:
+    """ "blue" is met by "navy blue" where no blue is offered."""
+    options = {"color": [{"value": "white"}, {"value": "Navy Blue"}]}
+    asked = {"instruction_attributes": ["dimmable"], "instruction_options": ["blue"]}
+    files = write(
+        tmp_path, products=[{**item, "customization_options": options} for item in ITEMS],
+        instructions={f"B{n}": about(n) for n in range(6)},
+        human_instructions={f"B{n}": [{**asked, "instruction": f"lamp {n}"}] for n in range(6)},
+    )  # fmt: skip
+    taskset = WebShop(**files, eval_size=1, eval_share=0.5, **PLAIN).taskset()
+    episode: Any = taskset.environment(taskset.tasks("eval")[0])
+    steps = play_out(episode, lambda _: episode.expert_reply())
+    assert episode.chosen == {"color": "navy blue"} and steps[-1].rewards["match"] == 1.0
+
+
 def test_what_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValidationError, match="set both `products` and `instructions`"):
         WebShop(products="items.json")

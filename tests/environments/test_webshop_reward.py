@@ -83,6 +83,17 @@ def test_what_makes_a_product_another_kind() -> None:
     assert type_match(dataclasses.replace(MUG, title="Mug"), GOAL, longer) == 0.1
 
 
+def test_words_of_the_query_say_what_a_product_is() -> None:
+    """Attributes of WebShop's products may name the kind too."""
+    pants = dataclasses.replace(
+        MUG, title="Zel Yoga Pants", query="yoga pants", attributes=("yoga pants",), category=("Clothing",)
+    )
+    other = dataclasses.replace(pants, asin="B2", title="Orl Yoga Pants with Pockets")
+    painted = dataclasses.replace(pants, asin="B3", title="Yoga Pants Poster", query="poster")
+    assert type_match(other, GOAL, pants) == 1.0
+    assert type_match(painted, GOAL, pants) == 0.0
+
+
 def test_more_choices_than_were_wanted_earn_nothing_more() -> None:
     """With WebShop's counter, three chosen values that occur in the title made up for missing attributes."""
     tricky = dataclasses.replace(

@@ -14,7 +14,8 @@ Different from WebShop's code:
   but no other size).
 - It looks for attributes as substrings ("led" is in "handled"), here as whole words.
 - It takes nouns from titles with a tagger, here all words except short ones, numbers and those of attributes
-  and wanted options, which say what a thing is like, not what it is.
+  and wanted options, which say what a thing is like; words of the query for a product always count, as they
+  say what it is.
 """
 
 from __future__ import annotations
@@ -121,8 +122,9 @@ def has_option(product: Product, chosen: Mapping[str, str], name: str, value: st
 
 def _kind(product: Product, asked: Sequence[str]) -> set[str]:
     """Words of the title that say what it is, not what it is like."""
-    other = STOP_WORDS.union(*(words(text) for text in (*product.attributes, *asked)))
-    return {word for word in words(product.title) if len(word) > 2 and not word.isdigit()} - other
+    like = STOP_WORDS.union(*(words(text) for text in (*product.attributes, *asked)))
+    said = {word for word in words(product.title) if len(word) > 2 and not word.isdigit()}
+    return said - (like - set(words(product.query)))
 
 
 def _contains(text: Sequence[str], phrase: Sequence[str]) -> bool:

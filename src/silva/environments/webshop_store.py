@@ -18,7 +18,7 @@ from silva.environments.webshop_products import (
     read_instructions,
     read_products,
 )
-from silva.environments.webshop_reward import match
+from silva.environments.webshop_reward import has_option, match
 from silva.errors import ConfigError
 
 
@@ -44,13 +44,16 @@ class Store:
 
     def choices(self, goal: Goal) -> dict[str, str]:
         """The options of the goal's own product to choose, by name."""
-        options, chosen = self.wanted(goal).options, {}
+        wanted = self.wanted(goal)
+        chosen: dict[str, str] = {}
         for name, value in goal.options:
-            names = [name] if name in options else [each for each in options if each not in chosen]
-            for each in names:
-                if value in options[each]:
-                    chosen[each] = value
-                    break
+            fitting = (
+                (option, offered)
+                for option, values in wanted.options.items()
+                for offered in values
+                if option not in chosen and has_option(wanted, {option: offered}, name, value)
+            )
+            chosen.update(itertools.islice(fitting, 1))
         return chosen
 
     def _possible(self, goal: Goal) -> bool:
