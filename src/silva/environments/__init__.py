@@ -4,6 +4,7 @@ ENVIRONMENTS: dict[str, str] = {
     "bandit": "silva.environments.bandit:Bandit",
     "browsecomp_plus_search": "silva.environments.browsecomp_plus_search:BrowseCompPlusSearch",
     "calculator": "silva.environments.calculator:Calculator",
+    "dataset": "silva.environments.dataset:Dataset",
     "frozen_lake": "silva.environments.frozen_lake:FrozenLake",
     "guess_number": "silva.environments.guess_number:GuessNumber",
     "hanoi": "silva.environments.hanoi:Hanoi",
