@@ -2,106 +2,71 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import re
 from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from pydantic import ValidationError
 
+from silva.config.load import load
 from silva.environments.browsecomp_plus_search import BrowseCompPlusSearch
-from silva.environments.corpus_qa import grade, overlap
 from silva.environments.wiki_search import WikiSearch
 from silva.errors import CapabilityError, ConfigError
+from silva.registries import REGISTRIES
+from silva.rewards.token_f1 import TokenF1
 from silva.types import Message, Step, Task, ToolCall
 
 DATA = Path(__file__).resolve().parents[3] / "shared" / "data"
 
 
-@pytest.mark.parametrize(
-    ("reply", "answers", "solved"),
-    [
-        ("<answer>Paris</answer>", ["Paris"], True),
-        ("paris.", ["Paris"], True),
-        ("<think>Rome</think>The Paris!", ["Paris"], True),
-        ("I looked.\nFinal Answer: Paris\nThanks", ["Paris"], True),
-        ("Final answer: Rome. No.\nFINAL ANSWER: Paris", ["Paris"], True),
-        ("Final Answer: Paris <answer>Rome</answer>", ["Paris"], False),
-        ("It is Paris", ["Paris"], False),
-        ("Paris or Rome", ["Paris"], False),
-        ("", ["Paris"], False),
-        ("<answer></answer>", ["Paris"], False),
-        ("<answer>Big Apple</answer>", ["New York", "the Big Apple"], True),
-        ("<answer>in 1912</answer>", ["1912"], True),
-        ("<answer>1912 or 1913</answer>", ["1912"], False),
-        ("<answer>-1912</answer>", ["1912"], False),
-        ("<answer>York New</answer>", ["New York"], False),
-        ("<answer>the</answer>", ["The"], True),  # an answer without any other word
-        ("<answer></answer>", ["The"], False),
-    ],
-)
-def test_which_answers_are_right(reply: str, answers: list[str], solved: bool) -> None:
-    assert grade(reply, answers).solved is solved
-
-
-@pytest.mark.parametrize(
-    ("given_", "answer", "expected"),
-    [
-        ("New York", "New York", 1.0),
-        ("York New", "new york", 1.0),
-        ("New York City", "New York", 0.8),  # 2/3 and 2/2
-        ("the a an", "New York", 0.0),
-        ("York York", "York", 2 / 3),
-        ("", "", 0.0),
-    ],
-)
-def test_overlap_is_squads_f1(given_: str, answer: str, expected: float) -> None:
-    assert overlap(given_, answer) == pytest.approx(expected)
-
-
-def final(settings: Any, task: Task, reply: str, replies_to) -> Step:
-    return replies_to(settings, task, [Message("assistant", reply, id="r0")])[-1]
-
-
 QUESTION = Task("q", "wiki_search", 0, {"question": "Where?"}, ["New York", "Big Apple"])
-PARTIAL = WikiSearch(pages=24, min_hops=1, max_hops=1, eval_size=1, partial=0.5)
+SMALL: dict[str, Any] = {"pages": 24, "max_hops": 1, "eval_size": 1}
+
+
+def final(replies_to, reply: str, answer: Any = QUESTION.answer, **settings: Any) -> Step:
+    task = dataclasses.replace(QUESTION, answer=answer)
+    return replies_to(WikiSearch(**SMALL, **settings), task, [Message("assistant", reply, id="r0")])[-1]
 
 
 @pytest.mark.parametrize(
     ("reply", "reward"),
-    [("<answer>new york</answer>", 1.0), ("York New", 0.5), ("New York City", 0.4), ("no", 0.0)],
+    [
+        ("<answer>new york</answer>", 1.0),
+        ("<think>Rome</think>Final Answer: Big Apple", 1.0),
+        ("<answer>York New</answer>", 0.0),
+        ("<answer>New York City</answer>", 0.0),
+        ("New York or Rome", 0.0),
+        ("", 0.0),
+    ],
 )
-def test_words_in_common_earn_a_part(replies_to, reply: str, reward: float) -> None:
-    step = final(PARTIAL, QUESTION, reply, replies_to)
-    assert step.rewards == {"correct": pytest.approx(reward)} and step.terminated
-    assert step.metrics["success"] == float(reward == 1.0)
-    plain = final(PARTIAL.model_copy(update={"partial": 0.0}), QUESTION, reply, replies_to)
-    assert plain.rewards == {"correct": float(reward == 1.0)}
+def test_an_answer_must_be_a_right_one(replies_to, reply: str, reward: float) -> None:
+    step = final(replies_to, reply)
+    assert step.rewards == {"correct": reward} and step.metrics["success"] == reward
+    assert step.terminated and not step.truncated
 
 
-WORDS = st.lists(st.sampled_from(["new", "york", "the", "a", "city"]), max_size=5)
+def test_another_reward_may_grade(replies_to) -> None:
+    """Token F1 of "New York City" is 2 * 2 / 5."""
+    step = final(replies_to, "<answer>New York City</answer>", reward={"type": "token_f1"})
+    assert step.rewards == {"correct": pytest.approx(0.8)} and step.metrics["success"] == 0.0
 
 
-@given(WORDS, WORDS)
-def test_no_wrong_answer_reaches_the_reward_of_a_right_one(said: list[str], expected: list[str]) -> None:
-    """Right: the same words without articles or, if nothing else is expected, the same articles."""
-
-    def bare(words: list[str]) -> list[str]:
-        return [word for word in words if word not in ("the", "a")]
-
-    right = bare(said) == bare(expected) if bare(expected) else said == expected
-    mark = grade(f"<answer>{' '.join(said)}</answer>", [" ".join(expected)])
-    assert mark.solved is right
-    assert 0.0 <= mark.overlap <= 1.0
-    assert right or 0.999 * mark.overlap < 1.0
+def test_what_stands_beside_a_call_too_many_is_no_answer(replies_to) -> None:
+    call = ToolCall("search_pages", {"query": "x"})
+    messages = [Message("assistant", "New York", tool_calls=(call,), id=f"r{turn}") for turn in range(2)]
+    steps = replies_to(WikiSearch(**SMALL, max_tool_calls=1), QUESTION, messages)
+    assert steps[-1].truncated and not steps[-1].terminated
+    assert steps[-1].rewards == {"correct": 0.0} and steps[-1].metrics["success"] == 0.0
 
 
-def test_a_weight_of_one_is_refused() -> None:
-    with pytest.raises(ValidationError):
-        WikiSearch(partial=1.0)
+def test_the_configuration_names_a_reward(tmp_path: Path) -> None:
+    file = tmp_path / "run.toml"
+    file.write_text('[[environments]]\ntype = "browsecomp_plus_search"\nreward = "token_f1"\n')
+    (world,) = load([f"@{file}"], REGISTRIES, env={}, cwd=tmp_path).config.environments
+    assert isinstance(world.reward, TokenF1)
 
 
 @pytest.mark.parametrize("settings", [WikiSearch(eval_size=300), BrowseCompPlusSearch(eval_size=300)])

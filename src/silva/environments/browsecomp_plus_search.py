@@ -22,7 +22,7 @@ from silva.environments.corpus_qa import CorpusEpisode, CorpusQA
 from silva.environments.documents import Document
 from silva.environments.encyclopedia import Hop
 from silva.environments.retrieval import Ranking, best_window
-from silva.protocols import Tool
+from silva.protocols import Reward, Tool
 from silva.tools.function import ToolError, tool
 from silva.types import Task, ToolCall
 
@@ -50,8 +50,8 @@ class BrowseCompPlusSearch(CorpusQA):
     def toolset(self, found: Sequence[Document]) -> Library:
         return Library(found, self)
 
-    def episode(self, task: Task, toolset: Any, answers: Sequence[str]) -> BrowseEpisode:
-        return BrowseEpisode(self, task, toolset, answers)
+    def episode(self, task: Task, toolset: Any, reward: Reward, answers: Sequence[str]) -> BrowseEpisode:
+        return BrowseEpisode(self, task, toolset, reward, answers)
 
 
 class Part(NamedTuple):

@@ -1,40 +1,39 @@
 """Questions over documents that a model searches and reads with tools: what such environments share.
 
-Questions and documents come from a user's files, or from the made-up encyclopedia. Reward 1 for a right
-answer, otherwise 0 or, with `partial`, less than 1 for words in common.
+Questions and documents come from a user's files, or from the made-up encyclopedia. Any reward may grade the
+answer; by default it must be a right one, exactly.
 """
 
 from __future__ import annotations
 
 import functools
+import math
 import random
 import re
-import string
 from abc import abstractmethod
-from collections import Counter
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, Self
+from typing import TYPE_CHECKING, Annotated, Any, Self
 
 from pydantic import Field, model_validator
 
 from silva.config.sections import Natural, Positive
 from silva.environments.documents import Document, as_id, documents, documents_inside
 from silva.environments.encyclopedia import LARGEST, SMALLEST, Hop, encyclopedia
-from silva.environments.grading import as_number, exact_match, extract_answer, same_number
 from silva.environments.row_shapes import Shape, problem, recognised
 from silva.environments.rows import read_rows
 from silva.environments.tasks import Draft, listed
 from silva.environments.tool_dialogue import ToolDialogue, ToolDialogueSettings
 from silva.errors import CapabilityError, ConfigError
+from silva.protocols import Attempt
 from silva.rendering.tool_calls import write_calls
+from silva.rewards.choice import AnyReward
+from silva.rewards.exact_match import ExactMatch
 from silva.types import Message, Step, Task, ToolCall
 
 if TYPE_CHECKING:
-    from silva.protocols import TaskSet, Toolset
+    from silva.protocols import Reward, TaskSet, Toolset
 
 _ENCRYPTED = re.compile(r"[A-Za-z0-9+/]{40,}={0,2}")
-_FINAL = re.compile(r"final answer:", re.IGNORECASE)
-_NO_PUNCTUATION = str.maketrans("", "", string.punctuation)
 
 
 class CorpusQA(ToolDialogueSettings):
@@ -57,8 +56,8 @@ class CorpusQA(ToolDialogueSettings):
     """Pages that the hardest made-up questions need."""
     named: bool = True
     """Made-up questions name the page to begin with; off: they describe it."""
-    partial: Annotated[float, Field(ge=0, lt=1)] = 0.0
-    """Credit for a wrong answer: this times the share of words in common (token F1)."""
+    reward: AnyReward = ExactMatch()
+    """What grades a finished dialogue: a table with `type`, the name of one, or "file.py:function"."""
     eval_size: Positive = 128
     """Held-out tasks, disjoint from the training tasks by content."""
     eval_share: Annotated[float, Field(gt=0, lt=1)] = 0.5
@@ -77,7 +76,7 @@ class CorpusQA(ToolDialogueSettings):
         """The tools over these documents."""
         raise TypeError(f"{type(self).__name__} must define toolset()")
 
-    def episode(self, task: Task, toolset: Any, answers: Sequence[str]) -> CorpusEpisode:
+    def episode(self, task: Task, toolset: Any, reward: Reward, answers: Sequence[str]) -> CorpusEpisode:
         """An episode; `answers` are some to guess from."""
         raise TypeError(f"{type(self).__name__} must define episode()")
 
@@ -89,9 +88,9 @@ class CorpusQA(ToolDialogueSettings):
             world = made_up(self.pages, self.world_seed)
             found, drafts = world.documents, world.drafts(self.min_hops, self.max_hops, self.named)
             notes = []
-        toolset = self.toolset(found)
+        toolset, reward = self.toolset(found), self.reward.build()
         answers = sorted({draft.answer[0] for draft in drafts})
-        return listed(self, drafts, lambda task: self.episode(task, toolset, answers), notes=notes)
+        return listed(self, drafts, lambda task: self.episode(task, toolset, reward, answers), notes=notes)
 
     def _from_files(self) -> tuple[Sequence[Document], list[Draft], Shape]:
         rows = list(read_rows(self.questions, split=self.split))
@@ -145,21 +144,16 @@ def made_up(pages: int, seed: int) -> World:
     return World(pages, seed)
 
 
-class Mark(NamedTuple):
-    """Of an answer: solved, and the share of words in common with the nearest right one."""
-
-    solved: bool
-    overlap: float
-
-
 class CorpusEpisode(ToolDialogue):
     """One question: a `Forkable` and `Scripted` environment. A subclass says what its tools are used for."""
 
     settings: CorpusQA
 
-    def __init__(self, settings: CorpusQA, task: Task, toolset: Toolset, answers: Sequence[str]) -> None:
+    def __init__(
+        self, settings: CorpusQA, task: Task, toolset: Toolset, reward: Reward, answers: Sequence[str]
+    ) -> None:
         super().__init__(settings, task, [toolset])
-        self.answers = answers
+        self.reward, self.answers = reward, answers
         self._expert: Sequence[ToolCall] | None = None
 
     @abstractmethod
@@ -178,11 +172,11 @@ class CorpusEpisode(ToolDialogue):
         return [self.say(f"{text}\nQuestion: {self.task.data['question']}")]
 
     async def answered(self, message: Message) -> Step:
-        mark = grade(message.content, self.task.answer)
-        return self._final(mark, terminated=True)
+        return await self._graded(self.history, terminated=True)
 
     async def out_of_calls(self, message: Message) -> Step:
-        return self._final(Mark(False, 0.0), terminated=False)
+        # Whatever stands beside the call is no answer.
+        return await self._graded([*self.history[:-1], Message("assistant", "")], terminated=False)
 
     def expert_reply(self) -> str:
         """The next call, as JSON in <tool_call> (Hermes); after the last one, the answer.
@@ -207,47 +201,23 @@ class CorpusEpisode(ToolDialogue):
             return write_calls([self.random_call(rng)], "hermes")
         return f"<answer>{rng.choice(self.answers)}</answer>"
 
-    def _final(self, mark: Mark, *, terminated: bool) -> Step:
+    async def _graded(self, messages: Sequence[Message], *, terminated: bool) -> Step:
         self._end()
+        data = {"question": self.task.data["question"]}
+        score = await self.reward.score(Attempt(tuple(messages), self.task.answer, data))
+        if not math.isfinite(score.value):
+            raise ValueError(
+                f"environment {self.settings.label}: the reward is {score.value}, expected a number"
+            )
         return Step(
-            rewards={"correct": 1.0 if mark.solved else self.settings.partial * mark.overlap},
+            rewards={"correct": score.value},
             terminated=terminated,
             truncated=not terminated,
-            metrics={"success": float(mark.solved), "overlap": mark.overlap},
+            metrics={"success": float(score.solved), **score.metrics},
         )
 
     def _shared(self) -> tuple[Any, ...]:
-        return (*super()._shared(), self.answers)
-
-
-def grade(reply: str, answers: Sequence[str]) -> Mark:
-    """Compares a reply with the right answers. What stands in <answer>...</answer> is graded, otherwise the
-    line after the last "Final Answer:", otherwise the whole reply.
-
-    A number must be the last one there. Other answers are the same if their words are (SQuAD's rules: lower
-    case, without punctuation, a, an and the).
-    """
-    body = reply.rpartition("</think>")[2]
-    *before, last = _FINAL.split(body)
-    tagged = "<answer>" in body or not before
-    given = extract_answer(body) if tagged else last.strip().partition("\n")[0]
-    return Mark(
-        any(same(given, answer) for answer in answers), max(overlap(given, answer) for answer in answers)
-    )
-
-
-def same(given: str, answer: str) -> bool:
-    if as_number(answer) is not None:
-        return same_number(given, answer)
-    expected = _words(answer)
-    return _words(given) == expected if expected else exact_match(given, answer)
-
-
-def overlap(given: str, answer: str) -> float:
-    """Token F1 (SQuAD, arXiv:1606.05250): the harmonic mean of the shares of words in common."""
-    said, expected = _words(given), _words(answer)
-    common = sum((Counter(said) & Counter(expected)).values())
-    return 2 * common / (len(said) + len(expected)) if common else 0.0
+        return (*super()._shared(), self.reward, self.answers)
 
 
 def _answers(answer: Any, where: str) -> list[str]:
@@ -257,8 +227,3 @@ def _answers(answer: Any, where: str) -> list[str]:
     if not answers or len(fitting) < len(answers) or not all(str(each).strip() for each in fitting):
         raise ConfigError(f"{where}: got the answer {answer!r}, expected text, a number, or a list of these")
     return [str(each) for each in answers]
-
-
-def _words(text: str) -> list[str]:
-    plain = text.lower().translate(_NO_PUNCTUATION)
-    return [word for word in plain.split() if word not in ("a", "an", "the")]

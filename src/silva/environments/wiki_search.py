@@ -20,6 +20,7 @@ from silva.environments.corpus_qa import CorpusEpisode, CorpusQA
 from silva.environments.documents import Document, Section, as_id, sections
 from silva.environments.encyclopedia import Hop
 from silva.environments.retrieval import Ranking
+from silva.protocols import Reward
 from silva.tools.fixed import Fixed
 from silva.tools.function import ToolError
 from silva.types import Task, ToolCall
@@ -39,8 +40,8 @@ class WikiSearch(CorpusQA):
     def toolset(self, found: Sequence[Document]) -> Wiki:
         return Wiki(found, self.results, self.search_in == "titles")
 
-    def episode(self, task: Task, toolset: Any, answers: Sequence[str]) -> WikiEpisode:
-        return WikiEpisode(self, task, toolset, answers)
+    def episode(self, task: Task, toolset: Any, reward: Reward, answers: Sequence[str]) -> WikiEpisode:
+        return WikiEpisode(self, task, toolset, reward, answers)
 
 
 class Wiki(Fixed):
