@@ -1,9 +1,10 @@
 """Search by words over local documents: BM25 as Lucene has it, computed by the package bm25s.
 
-    score(q, d) = sum over words of q:  ln(1 + (N - n + 0.5) / (n + 0.5)) * tf / (tf + k1 (1 - b + b |d| / avg))
+    score(q, d) = sum over words of q:  ln(1 + (N - n + 0.5) / (n + 0.5)) * tf / (tf + k1 (1 - b + b |d| / L))
 
-with N documents, n of which hold the word, tf times in d. Words are runs of letters and digits, without case;
-characters of Chinese and Japanese are words of their own. No word is left out and none is stemmed.
+with N documents of L words on average, n of which hold the word, d tf times. Words are runs of letters and
+digits, without case; characters of Chinese and Japanese are words of their own. No word is left out, none is
+stemmed.
 
 The ranking depends on the documents alone, not on their order: documents with equal scores come in order of
 their ids. A document that holds no word of the query is never found.
