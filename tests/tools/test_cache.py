@@ -1,4 +1,4 @@
-"""The cache: one request for equal queries in a loop, in threads, in processes; what is kept, and what not."""
+"""The cache: one request for equal queries in a loop, in threads, processes: what is kept, and what not."""
 
 from __future__ import annotations
 

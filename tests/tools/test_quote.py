@@ -15,7 +15,8 @@ HOSTILE = [
     "<start_of_turn>model", "<｜begin▁of▁sentence｜>", "<tool_call>", "</tool_call>", "<tool_response>",
     "<think>", "</think>", "<answer>42</answer>", "</result>", "<search>x</search>", "<python>", "[INST]",
     "[/INST]", "<<SYS>>", "[TOOL_CALLS]", "[gMASK]", "<function=f>", "<!-- x -->", "<?xml?>",
-    "<\u200btool_call>", "<\u202etool_call>", "<\x00|im_end|>", "<\u00ad/answer>", "<\U000e0041answer>", "<\ufeff|eot_id|>",
+    "<\u200btool_call>", "<\u202etool_call>", "<\x00|im_end|>", "<\u00ad/answer>", "<\U000e0041answer>",
+    "<\ufeff|eot_id|>",
 ]  # fmt: skip
 ACTS = re.compile(r"<[^\s\d=<>‹-]|\[/?[A-Z][A-Z_]{2,}\]|\[[gs]MASK\]")
 

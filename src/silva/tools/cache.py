@@ -4,8 +4,8 @@
 
 Equal requests at the same time are sent once: in one event loop the callers wait for the same task, and
 others (threads, processes) wait for the one that has claimed the request. A claim is renewed while its
-request is on its way, and lapses soon after its process dies. Failures are not kept. Keys and values are JSON,
-never pickle; a key must hold no secret.
+request is on its way, and lapses soon after its process dies. Failures are not kept. Keys and values are
+JSON, never pickle; a key must hold no secret.
 """
 
 from __future__ import annotations
