@@ -1,7 +1,7 @@
 """`fetch(url)`: the text of a web page.
 
-What is wrong with a page is told to the model (`ToolError`): no such host, HTTP 404, too slow, an image. So is
-an address that must not be read. A host is looked up once, all its addresses are checked, and exactly the
+The model is told (`ToolError`) what is wrong with a page (no such host, HTTP 404, too slow, an image), and
+that an address must not be read. A host is looked up once, all its addresses are checked, and exactly the
 checked address is connected to, at every redirect again; so neither a redirect nor a DNS server that changes
 its answer leads into the network of this machine. Proxies of the environment are not used, because they would
 look the host up again.
@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 from pydantic import Field
 
+from silva.errors import ConfigError
 from silva.tools.function import FunctionTool, ToolError, tool
 from silva.tools.quote import one_line, quoted
 from silva.tools.service import httpx
@@ -48,7 +49,8 @@ class Fetcher:
     """The tool `fetch`, and what its calls share."""
 
     def __init__(self, settings: FetchSettings, cache: Cache) -> None:
-        httpx()  # missing: an error at the start
+        httpx()  # what is missing or broken is an error at the start
+        _trafilatura()
         self.settings, self._cache = settings, cache
         self._loop: asyncio.AbstractEventLoop | None = None
         limit = settings.max_chars + MAX_URL + 1000  # the text is cut by itself, below its heading
@@ -135,7 +137,7 @@ def _address(url: str) -> Any:
         raise ToolError(
             f"got an address of {one_line(address.scheme, 20) or 'no scheme'!r}, expected http or https"
         )
-    if not host or address.userinfo or port == 0:
+    if not host or address.userinfo or not (port is None or 0 < port < 1 << 16):
         raise ToolError("not an address of a page: expected https://host/path, without a name or password")
     return address
 
@@ -242,11 +244,20 @@ def extract(body: bytes, content_type: str) -> tuple[str, str]:
 
 def _main_text(html: str) -> str:
     """Without menus and advertisements, by trafilatura if that is installed."""
+    library = _trafilatura()
+    return (library.extract(html, include_tables=True) if library else "") or ""
+
+
+def _trafilatura() -> Any:
     try:
         import trafilatura
-    except ImportError:
-        return ""
-    return trafilatura.extract(html, include_tables=True, deduplicate=False) or ""
+    except ModuleNotFoundError as error:
+        if error.name == "trafilatura":
+            return None
+        raise ConfigError(f"fetch: trafilatura lacks a package: {error}") from error
+    except ImportError as error:
+        raise ConfigError(f"fetch: trafilatura is installed and cannot be used: {error}") from error
+    return trafilatura
 
 
 def _decoded(body: bytes, content_type: str) -> str:

@@ -3,7 +3,7 @@
     query ──> cache ──> backend ──> results, cut, defused and quoted ──> the model
 
 Results are data. No text in them can act as a tag or as a token of a chat template (quote.py); they can still
-be wrong, or ask the model for something. A service that fails gives no result, and its episode has none either.
+be wrong, or ask the model for something. A service that fails gives no result, and its episode has none.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Bm25Backend(Section):
 
     type: Literal["bm25"] = "bm25"
     corpus: str = ""
-    """A file (.jsonl, .json, .parquet) whose rows are documents, or a folder of such files, of .txt and of .md."""
+    """A file (.jsonl, .json, .parquet) whose rows are documents, or a folder of such files, .txt and .md."""
     id_key: str = "id"
     """Column with the name of a document; rows without one are numbered."""
     title_key: str = "title"

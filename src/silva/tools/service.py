@@ -166,7 +166,7 @@ class Service:
         longest = self.settings.max_wait
         if attempt == self.settings.retries or (fault.after or 0.0) > longest:
             return None
-        own = min(FIRST_PAUSE * 2.0**attempt, longest) * (0.5 + 0.5 * float(uniform(seed, attempt)[0]))
+        own = min(FIRST_PAUSE * 2.0**attempt, longest) * (0.5 + 0.5 * float(uniform(seed, attempt)))
         return max(fault.after or 0.0, own)
 
     def _hidden(self, text: str) -> str:
