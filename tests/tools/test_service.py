@@ -91,7 +91,7 @@ def test_the_service_says_how_long_to_wait() -> None:
         def script(n, request, said=said):
             return Reply(b"", 429, {"Retry-After": said}) if n == 0 else {"x": 3}
 
-        [found], _, [pause] = ask(script)
+        [found], _, [pause] = ask(script, max_wait=60.0)
         assert found == 3
         assert pause == pytest.approx(expected) if expected else 0.5 <= pause <= 1.0
 

@@ -56,7 +56,7 @@ class WebBackend(Section):
     """Seconds that one request may take."""
     retries: Natural = 4
     """How often a request is tried again after a fault that may pass."""
-    max_wait: Above0 = 60.0
+    max_wait: Above0 = 30.0
     """Longest pause in seconds before a request is tried again. If the service asks for more, it fails."""
     max_concurrent: Positive = 16
     """Requests at once."""
@@ -214,12 +214,18 @@ class SearchTools:
 
 
 class SearchSession:
-    """A `silva.protocols.ToolSession`: nothing of an episode is remembered."""
+    """A `silva.protocols.ToolSession`. It remembers nothing of an episode."""
 
     def __init__(self, tools: Sequence[Tool], source: Local | Web) -> None:
         self.tools, self._source = tools, source
         self._open = True
         source.enter()
+
+    def metrics(self) -> Mapping[str, float]:
+        return {}
+
+    async def fork(self, seed: int) -> SearchSession:
+        return SearchSession(self.tools, self._source)
 
     async def close(self) -> None:
         if self._open:
