@@ -3,16 +3,16 @@
     open ──> connect ──> list the tools ──> compare with the pin ──> offer them
 
 **Pins.** A server can change the definition of a tool after somebody has read it, and every prompt holds the
-definition. So the definitions are hashed. The first use writes the hash to a lock file, unless the setting `pin`
-gives one; a definition that differs later is an error that names the tool. The hash covers what a model reads,
-and not what the server does.
+definition. So the definitions are hashed. The first use writes the hash to a lock file, unless the setting
+`pin` gives one; a definition that differs later is an error that names the tool. The hash covers what a
+model reads, and not what the server does.
 
-**Connections.** A server may remember its client (files, a browser, a counter), and episodes must not meet. So
-each episode has a connection of its own, and a server over stdio is started for each. `connection = "shared"`
-is for servers that remember nothing.
+**Connections.** A server may remember its client (files, a browser, a counter), and episodes must not meet.
+So each episode has a connection of its own, and a server over stdio is started for each. `connection =
+"shared"` is for servers that remember nothing.
 
-**Secrets.** A server over stdio gets PATH and the like, an empty home folder that is removed afterwards, and the
-variables that `variables` names. It is not sandboxed: it is a program that the user chose.
+**Secrets.** A server over stdio gets PATH and the like, an empty home folder that is removed afterwards, and
+the variables that `variables` names. It is not sandboxed: it is a program that the user chose.
 
     server says                              what becomes of it
     isError, or invalid parameters           ToolError: the model reads it

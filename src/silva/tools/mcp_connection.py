@@ -28,6 +28,7 @@ from silva.types import ToolSpec
 NAME = re.compile(r"[A-Za-z0-9_.-]{1,128}")
 MAX_PAGES = 100  # of a list of tools
 BACKSTOP = 5.0  # seconds after `timeout`, for callers that keep no time
+CLOSING = 15.0  # seconds; the SDK asks a program to end, then kills it, within 7
 SHOWN = 400  # characters of what a server said
 
 
@@ -36,7 +37,7 @@ class McpFault(SilvaError, ConnectionError):
 
 
 class Connection:
-    """Attributes: `definitions` and `tools` of the server, once it is open; `broken`: it is of no more use."""
+    """Attributes: `definitions` and `tools` of the server, once open; `broken`: it is of no more use."""
 
     def __init__(self, settings: McpSettings) -> None:
         self.settings = settings
@@ -74,7 +75,9 @@ class Connection:
         """Ends a server over stdio. It does no harm to close twice."""
         if self._task is not None:
             self._stop.set()
-            await asyncio.wait({self._task})
+            _, late = await asyncio.wait({self._task}, timeout=CLOSING)
+            if late:
+                await self._give_up()
 
     async def call(self, name: str, arguments: Mapping[str, object]) -> Any:
         """The SDK's CallToolResult.

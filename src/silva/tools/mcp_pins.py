@@ -49,7 +49,7 @@ def check(settings: McpSettings, definitions: Definitions) -> None:
                 pins[name] = {"hash": found, "tools": tools}
                 FILES.write_atomic(path, (json.dumps(pins, indent=1, sort_keys=True) + "\n").encode())
                 logging.getLogger(__name__).warning(
-                    "mcp server %s: first use. Its tools (%s) are pinned in %s as %s; read their definitions.",
+                    "mcp server %s: its tools (%s) are pinned in %s as %s at their first use; read them.",
                     name, ", ".join(tools), path, found,
                 )  # fmt: skip
                 return
