@@ -6,6 +6,7 @@ import asyncio
 import gzip
 import socket
 import sys
+import time
 import zlib
 
 import pytest
@@ -14,7 +15,7 @@ from tests.tools.web_server import CUT, ENDLESS, HANG, Reply, serving
 from silva.errors import ConfigError
 from silva.tools import fetch as module
 from silva.tools.cache import Cache
-from silva.tools.fetch import Fetcher, extract, is_public
+from silva.tools.fetch import Fetcher, extract, is_public, plain
 from silva.tools.function import ToolError
 from silva.tools.search import FetchSettings
 
@@ -267,6 +268,7 @@ def test_a_packed_page_is_unpacked_no_further_than_allowed(packed) -> None:
         ("café".encode(), "text/plain", "café"),
         (b"ab\xffcd", "text/plain; charset=nonsense", "ab\ufffdcd"),
         (b"abcd", "text/plain; charset=hex", "abcd"),
+        (b"aa-" * 100_000, "text/plain; charset=Punycode", "aa-" * 100_000),
         (b'{"a": "<b>"}', "application/json", '{"a": "<b>"}'),
         (b"plain, without a type", "", "plain, without a type"),
     ],
@@ -290,7 +292,24 @@ def test_a_library_that_cannot_be_used_is_said_at_the_start(monkeypatch, tmp_pat
         Fetcher(FetchSettings(), Cache())
 
 
-def test_deep_and_broken_html_does_not_fail(extractor) -> None:
-    for html in (b"<div>" * 20_000 + b"deep", b"<" * 1000, b"<!--", b"</p></p><p>x", b"&#xFFFFFFFF;&#0;ok"):
-        title, text = extract(html, "text/html")
-        assert isinstance(text, str) and title == ""
+HOSTILE = [
+    "<", "<!--", "</a ", "<a ", "<!", "<?", "<a b='", "<![CDATA[", "&#", "<div>", "<script>", "<title>",
+    "<table><tr><td>", "</", "&a", "<svg>", "</p>", "&#xFFFFFFFF;&#0;", "<meta charset=punycode>aa-",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("piece", HOSTILE)
+def test_no_page_takes_longer_than_its_length(extractor, piece) -> None:
+    """A time that grows with the square would take minutes here: 20 s for 200 kB of "<!--" in html.parser."""
+    page = piece * (400_000 // len(piece))
+    began = time.process_time()
+    title, text = extract(page.encode(), "text/html")
+    assert isinstance(text, str) and isinstance(title, str)
+    assert time.process_time() - began < 5
+
+
+def test_html_is_read_by_position_whatever_the_letters() -> None:
+    html = (
+        "<TITLE>İstanbul</Title><P>İİİ<STYLE>x</style>one<br/>two &amp; <b a='>'>three</b></P><!--<p>-->four"
+    )
+    assert plain(html) == ("İstanbul", "İİİ\none\ntwo & '>three\nfour")

@@ -10,13 +10,14 @@ look the host up again.
 from __future__ import annotations
 
 import asyncio
+import codecs
 import functools
 import ipaddress
 import re
 import socket
 import zlib
 from collections.abc import Iterable
-from html.parser import HTMLParser
+from html import unescape
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 from pydantic import Field
@@ -36,6 +37,10 @@ KEPT = 200_000  # characters of a page in the cache
 VERSION = 1  # of the extraction: a new one reads pages again
 _EMBEDDED = (ipaddress.ip_network("64:ff9b::/96"), ipaddress.ip_network("64:ff9b:1::/48"))  # NAT64
 _TEXTUAL = ("application/json", "application/xml", "application/javascript", "application/ld+json")
+_TAG = re.compile(r"<!--|<(?P<name>/?[a-z][a-z0-9-]{0,20})|<[!?/]", re.I | re.A)
+_SKIPPED = ("script", "style", "noscript", "template", "svg", "iframe", "textarea")
+_INLINE = ("a", "b", "i", "u", "em", "strong", "span", "code", "sub", "sup", "small", "font", "mark")
+_SLOW = ("punycode", "idna")  # codecs of Python whose time grows with the square of the length
 _HTML = ("text/html", "application/xhtml+xml", "")
 
 
@@ -236,10 +241,8 @@ def extract(body: bytes, content_type: str) -> tuple[str, str]:
     text = _decoded(body, content_type)
     if kind not in _HTML or (not kind and "<" not in text):
         return "", text
-    plain = _Plain()
-    plain.feed(text)
-    plain.close()
-    return plain.title, _main_text(text) or plain.text
+    title, everything = plain(text)
+    return title, _main_text(text) or everything
 
 
 def _main_text(html: str) -> str:
@@ -266,50 +269,38 @@ def _decoded(body: bytes, content_type: str) -> str:
     if said is None:
         said = re.search(r"<meta[^>]*charset=[\"']?([\w.:-]+)", body[:1024].decode("latin-1"), re.I)
     try:
-        return body.decode(said[1] if said else "utf-8-sig", "replace")
-    except (LookupError, UnicodeError, ValueError):  # unknown, or one of Python's codecs that is no charset
+        name = codecs.lookup(said[1]).name if said else "utf-8-sig"
+        return body.decode(name if name not in _SLOW else "utf-8", "replace")
+    except (LookupError, ValueError):  # unknown, or one of Python's codecs that is no charset
         return body.decode("utf-8", "replace")
 
 
-class _Plain(HTMLParser):
-    """All text of a page, blocks on lines of their own."""
+def plain(html: str) -> tuple[str, str]:
+    """(title, all text), blocks on lines of their own; what scripts and styles hold is left out.
 
-    HIDDEN = frozenset({"script", "style", "noscript", "template", "svg", "iframe"})
-    INLINE = frozenset(
-        {"a", "b", "i", "u", "em", "strong", "span", "code", "sub", "sup", "small", "font", "mark"}
-    )
-
-    def __init__(self) -> None:
-        super().__init__(convert_charrefs=True)
-        self._hidden = 0
-        self._in_title = False
-        self._parts: list[str] = []
-        self._title: list[str] = []
-
-    def handle_starttag(self, tag: str, attrs: Any) -> None:
-        self._in_title = tag == "title" and not self._title
-        self._hidden += tag in self.HIDDEN
-        if tag not in self.INLINE:
-            self._parts.append("\n")
-
-    def handle_endtag(self, tag: str) -> None:
-        self._in_title = False
-        if tag in self.HIDDEN and self._hidden:
-            self._hidden -= 1
-        if tag not in self.INLINE:
-            self._parts.append("\n")
-
-    def handle_data(self, data: str) -> None:
-        if self._in_title:
-            self._title.append(data)
-        elif not self._hidden:
-            self._parts.append(data)
-
-    @property
-    def title(self) -> str:
-        return " ".join("".join(self._title).split())
-
-    @property
-    def text(self) -> str:
-        lines = (" ".join(line.split()) for line in "".join(self._parts).split("\n"))
-        return "\n".join(line for line in lines if line)
+    Every search goes on where the last one ended, and the first that fails ends it all. So the time grows
+    with the length alone, whatever a page makes up (`html.parser` takes its square for some).
+    """
+    title, place = "", 0
+    parts: list[str] = []
+    while (tag := _TAG.search(html, place)) is not None:
+        parts.append(html[place : tag.start()])
+        name = (tag["name"] or "").lower()
+        end = "-->" if tag[0] == "<!--" else ">"
+        ended = html.find(end, tag.end())
+        if ended < 0:
+            place = len(html)
+            break
+        place = ended + len(end)
+        if name in _SKIPPED or name == "title":
+            closed = re.compile(f"</{name}", re.I | re.A).search(html, place)
+            if closed is None:
+                place = len(html)
+                break
+            title = title or (html[place : closed.start()] if name == "title" else "")
+            place = closed.start()
+        if name.lstrip("/") not in _INLINE:
+            parts.append("\n")
+    text = unescape("".join([*parts, html[place:]]))
+    lines = (" ".join(line.split()) for line in text.split("\n"))
+    return " ".join(unescape(title).split()), "\n".join(line for line in lines if line)
