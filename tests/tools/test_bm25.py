@@ -58,6 +58,50 @@ def test_the_ranking_is_that_of_another_library() -> None:
         assert max(ratio) == pytest.approx(min(ratio), rel=1e-5)
 
 
+def by_hand(texts: list[list[str]], query: list[str], k1: float, b: float) -> list[float]:
+    """The formula, document by document."""
+    average = sum(map(len, texts)) / len(texts)
+    scores = []
+    for text in texts:
+        score = 0.0
+        for word in query:
+            n, tf = sum(word in other for other in texts), text.count(word)
+            idf = math.log(1 + (len(texts) - n + 0.5) / (n + 0.5))
+            score += idf * tf / (tf + k1 * (1 - b + b * len(text) / average)) if tf else 0.0
+        scores.append(score)
+    return scores
+
+
+@pytest.mark.parametrize(("k1", "b"), [(1.5, 0.75), (0.9, 0.4), (2.0, 1.0)])
+def test_queries_of_several_words_are_scored_by_the_formula(k1, b) -> None:
+    rng = random.Random(11)
+    vocabulary = [f"w{i}" for i in range(40)]
+    texts = [rng.choices(vocabulary, k=rng.randint(1, 25)) for _ in range(120)]
+    index = Bm25([Document(f"{i:03}", "", " ".join(text)) for i, text in enumerate(texts)], k1=k1, b=b)
+    for _ in range(20):
+        query = rng.choices([*vocabulary, "unheard"], k=rng.randint(1, 6))  # words may be repeated
+        expected = by_hand(texts, query, k1, b)
+        hits = index.search(" ".join(query), 200)
+        assert {int(hit.id): hit.score for hit in hits} == pytest.approx(
+            {i: score for i, score in enumerate(expected) if score > 0}, rel=1e-5
+        )
+        scores = [hit.score for hit in hits]
+        assert scores == sorted(scores, reverse=True)
+        assert index.search(" ".join(query), 7) == hits[:7]
+
+
+PASSAGES = Path(__file__).parents[3] / "shared" / "data" / "2wiki_corpus.json"
+
+
+@pytest.mark.skipif(not PASSAGES.is_file(), reason=f"needs {PASSAGES}")
+def test_real_passages(tmp_path) -> None:
+    index = Bm25.open(PASSAGES, cache=tmp_path)
+    assert len(index) == 6119
+    assert [hit.title for hit in index.search("Who is Lothair II?", 1)] == ["Lothair II"]
+    [hit] = index.search("Etan Boritzer What is God?", 1)
+    assert hit.title == "Etan Boritzer" and index.document(hit.id).text == hit.text
+
+
 def test_equal_scores_come_in_order_of_ids_whatever_the_order_of_documents() -> None:
     documents = [Document(f"{i:02}", "", "same words" if i % 3 else "same words same") for i in range(30)]
     random.Random(1).shuffle(documents)
