@@ -9,13 +9,18 @@ from pathlib import Path
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from tests.tools.web_server import Reply, serving
 
 from silva.errors import ConfigError
 from silva.tools import TOOLS
+from silva.tools.backends import FORMS
+from silva.tools.calls import Calls, Limits
 from silva.tools.function import ToolError
 from silva.tools.search import SearchSettings, key_of
-from silva.tools.service import ServiceFault
+from silva.tools.service import MALFORMED, ServiceFault, Transient
+from silva.types import ToolCall
 
 pytest.importorskip("httpx2", reason="needs httpx2: pip install 'silva[search]'")
 
@@ -184,6 +189,42 @@ def test_a_service_that_fails_is_a_fault_and_never_no_results(type_, answer) -> 
         [found] = searched(settings({"type": type_, "url": server.url, "retries": 0}), "x")
     assert isinstance(found, ServiceFault) and not isinstance(found, ToolError)
     assert str(found).startswith(f"{type_}: ")
+
+
+KEYS = (
+    "organic answerBox knowledgeGraph general results unresponsive_engines result document contents text "
+    "title link url snippet description content score id answer"
+).split()
+ANY_JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.just(10**400) | st.floats() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(KEYS), inner, max_size=5),
+    max_leaves=12,
+)
+
+
+@pytest.mark.parametrize("type_", FORMS)
+@given(answer=ANY_JSON)
+def test_any_answer_is_read_or_malformed(type_, answer) -> None:
+    form = FORMS[type_](settings({"type": type_}).backend)
+    try:
+        hits = form.read(answer)
+    except (*MALFORMED, Transient):
+        return
+    for hit in hits:
+        assert isinstance(hit.score, float) and all(isinstance(text, str) for text in hit[:3])
+
+
+def test_in_an_episode_a_fault_ends_it_and_no_model_reads_it() -> None:
+    async def run(url):
+        session = await settings({"type": "serper", "url": url, "retries": 0}).build().open(0)
+        calls = Calls(Limits(5, {}, 10.0, 1000, 2), 5)
+        try:
+            await calls.run([ToolCall("search", {"query": "x"})], {"search": session.tools[0]})
+        finally:
+            await session.close()
+
+    with serving(lambda n, request: Reply(b"", 500)) as server, pytest.raises(ServiceFault, match="HTTP 500"):
+        asyncio.run(run(server.url))
 
 
 def test_answers_are_kept_and_asked_for_once(tmp_path) -> None:

@@ -1,6 +1,6 @@
 """What search services are asked, and how their answers are read. Nothing is sent here.
 
-A reader raises ValueError, KeyError or TypeError for an answer of another form; no results are an empty list.
+A reader raises one of MALFORMED (service.py) for an answer of another form. No results are an empty list.
 """
 
 from __future__ import annotations
@@ -115,8 +115,8 @@ def _passage(row: Mapping[str, Any]) -> Hit:
     document = row.get("document", row)
     identity, score = str(document.get("id", "")), float(row.get("score") or 0.0)
     if "contents" not in document:
-        return Hit(identity, _text(document.get("title")), document["text"], score)
-    title, mark, text = document["contents"].partition("\n")
+        return Hit(identity, _text(document.get("title")), _text(document["text"]), score)
+    title, mark, text = _text(document["contents"]).partition("\n")
     if not mark:
         title, text = _text(document.get("title")), title
     return Hit(identity, title.strip().strip('"'), text, score)

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+MALFORMED = (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError)
+"""What reading an answer of another form raises."""
 AGAIN = (408, 409, 425, 429)  # and all from 500
 MAX_BODY = 8 << 20  # bytes of an answer
 FIRST_PAUSE = 1.0  # seconds at most before the second try; doubled for each further one
@@ -84,7 +86,7 @@ class Service:
             await client.aclose()
 
     async def ask(self, call: Call, read: Callable[[Any], T]) -> T:
-        """What `read` makes of the answer's JSON. It raises ValueError, KeyError, TypeError for another form.
+        """What `read` makes of the answer's JSON. It raises one of MALFORMED for another form.
 
         Raises:
             ServiceFault: every try failed.
@@ -132,7 +134,7 @@ class Service:
             raise self._refusal(status, headers, body.decode("utf-8", "replace"))
         try:
             return read(json.loads(body))
-        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        except MALFORMED as error:
             begin = body[:SHOWN].decode("utf-8", "replace")
             what = self._hidden(f"an answer of another form ({type(error).__name__}: {error}): {begin}")
             raise Transient(what) from None
