@@ -191,10 +191,11 @@ def test_a_service_that_fails_is_a_fault_and_never_no_results(type_, answer) -> 
     assert str(found).startswith(f"{type_}: ")
 
 
-KEYS = (
-    "organic answerBox knowledgeGraph general results unresponsive_engines result document contents text "
-    "title link url snippet description content score id answer"
-).split()
+KEYS = [
+    "organic", "answerBox", "knowledgeGraph", "general", "results", "unresponsive_engines", "result",
+    "answer", "id", "document", "contents", "text", "title", "link", "url", "snippet", "description",
+    "content", "score",
+]  # fmt: skip
 ANY_JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.just(10**400) | st.floats() | st.text(max_size=5),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(KEYS), inner, max_size=5),
