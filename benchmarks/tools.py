@@ -2,8 +2,8 @@
 
     .venv/bin/python benchmarks/tools.py --json tools.json          about a minute
 
-200 are live at once. Ideal: each episode lasts as long as it waits, 4 s, or 6 s with a hung call up to its limit
-of 2 s, and the next one begins when one ends.
+200 are live at once. Ideal: each lasts as long as it waits, 4 s, or 6 s with a hung call up to its limit, and
+the next one begins when one ends.
 A tool is a coroutine or a function that blocks a thread.
 """
 
