@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import copy
 import dataclasses
-import importlib
 import inspect
 import json
 import math
@@ -14,6 +13,7 @@ from typing import Any
 
 import pytest
 from tests.contracts.doubles import Slow
+from tests.environment_cases import settings
 from tests.worlds import Parity, ParityEpisode
 
 from silva.environments import ENVIRONMENTS
@@ -39,9 +39,7 @@ class SlowTasks:
 
 
 def registered(name: str) -> EnvironmentSettings:
-    module, _, settings = ENVIRONMENTS[name].partition(":")
-    made: EnvironmentSettings = getattr(importlib.import_module(module), settings)(train_size=40, eval_size=8)
-    return made
+    return settings(name, train_size=40, eval_size=8)
 
 
 MADE: dict[str, Callable[[], TaskSet]] = {

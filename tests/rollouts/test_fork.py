@@ -7,8 +7,8 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from tests.environment_cases import settings
 
-from silva.config.schema import import_settings
 from silva.config.sections import Limits
 from silva.engines.scripted import ScriptedEngine
 from silva.environments import ENVIRONMENTS
@@ -32,6 +32,7 @@ REPLIES = {
         "<tool_call>{bad</tool_call>",
         "19",
     ],
+    "dataset": ["7", "none", "It is 12."],
     "frozen_lake": MOVES,
     "guess_number": ["4", "5 or 6", "no"],
     "hanoi": ["<answer>A>B</answer>", "<answer>A>C || B>C</answer>", "none"],
@@ -43,7 +44,7 @@ REPLIES = {
         "19",
     ],
 }
-WORLDS = [(name, import_settings(target)(eval_size=8)) for name, target in ENVIRONMENTS.items()] + [
+WORLDS = [(name, settings(name, eval_size=8)) for name in ENVIRONMENTS] + [
     ("frozen_lake", FrozenLake(slippery=True, success_rate=0.4, eval_size=8)),
     ("calculator", Calculator(chain=2, hide_observations=True, eval_size=8)),
 ]
