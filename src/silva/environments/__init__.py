@@ -3,6 +3,7 @@
 ENVIRONMENTS: dict[str, str] = {
     "bandit": "silva.environments.bandit:Bandit",
     "calculator": "silva.environments.calculator:Calculator",
+    "countdown": "silva.environments.countdown:Countdown",
     "frozen_lake": "silva.environments.frozen_lake:FrozenLake",
     "guess_number": "silva.environments.guess_number:GuessNumber",
     "hanoi": "silva.environments.hanoi:Hanoi",
