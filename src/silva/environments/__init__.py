@@ -7,6 +7,7 @@ ENVIRONMENTS: dict[str, str] = {
     "frozen_lake": "silva.environments.frozen_lake:FrozenLake",
     "guess_number": "silva.environments.guess_number:GuessNumber",
     "hanoi": "silva.environments.hanoi:Hanoi",
+    "metamath": "silva.environments.metamath:MetaMath",
     "reverse_text": "silva.environments.reverse_text:ReverseText",
 }
 """Value of `type` in the configuration -> module and settings class."""
