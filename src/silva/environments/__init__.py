@@ -1,8 +1,10 @@
 """Environments. Each is one file: its settings, whose `taskset()` builds its tasks and episodes."""
 
 ENVIRONMENTS: dict[str, str] = {
+    "alphabet_sort": "silva.environments.alphabet_sort:AlphabetSort",
     "bandit": "silva.environments.bandit:Bandit",
     "calculator": "silva.environments.calculator:Calculator",
+    "connections": "silva.environments.connections:Connections",
     "countdown": "silva.environments.countdown:Countdown",
     "frozen_lake": "silva.environments.frozen_lake:FrozenLake",
     "guess_number": "silva.environments.guess_number:GuessNumber",

@@ -192,8 +192,8 @@ TEMPLATES = (
         "{a} / {b} * {c}",
     ),
     Template(
-        "{name} and {other} collect {a} {things} each and put them with {b} others. They fill bags of {c}. How "
-        "many bags do they fill?",
+        "{name} and {other} collect {a} {things} each and put them with {b} others. They fill bags of {c}. "
+        "How many bags do they fill?",
         "(2 * {a} + {b}) / {c}",
     ),
 )
