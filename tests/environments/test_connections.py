@@ -52,8 +52,8 @@ def test_words_of_groups_are_clear() -> None:
 def test_the_question_and_its_answers() -> None:
     prompt = asyncio.run(ConnectionsAnswer(Connections(**SMALL), TASK).reset()).messages[0].content
     assert prompt == (
-        "These words form 3 groups of 3 that belong together: saw, red, cod, grey, tuna, drill, blue, wrench, "
-        "trout.\nGive all groups in this form: <answer><group>word1, word2, word3</group>...</answer>"
+        "These words form 3 groups of 3 that belong together: saw, red, cod, grey, tuna, drill, blue, "
+        "wrench, trout.\nGive all groups in this form: <answer><group>word1, word2, word3</group>...</answer>"
     )
     assert reward(f"<answer>{COLOURS}{FISH}{TOOLS}</answer>") == 1.0
     assert reward(f"<think>hm</think><answer>\n{TOOLS}\n{COLOURS} {FISH}") == 1.0
@@ -102,11 +102,11 @@ def test_an_episode_of_turns_word_by_word(replies_to) -> None:
     first = asyncio.run(ConnectionsGame(world, TASK).reset()).messages[0].content
     assert first == (
         "These words form 3 groups of 3 that belong together. Name one group a turn, in this form: "
-        "<answer>word1, word2, word3</answer>\nWords: saw, red, cod, grey, tuna, drill, blue, wrench, trout. 4 "
-        "mistakes left."
+        "<answer>word1, word2, word3</answer>\nWords: saw, red, cod, grey, tuna, drill, blue, wrench, trout. "
+        "4 mistakes left."
     )
-    replies = ["red, blue, saw", "red, cod, saw", "red", "<answer>Red, Blue, Grey</answer>", "saw,drill,wrench",
-               "cod, tuna, trout"]  # fmt: skip
+    wrong = ["red, blue, saw", "red, cod, saw", "red"]
+    replies = [*wrong, "<answer>Red, Blue, Grey</answer>", "saw,drill,wrench", "cod, tuna, trout"]
     board = "Words: saw, red, cod, grey, tuna, drill, blue, wrench, trout."
     steps = replies_to(world, TASK, replies)
     assert [step.observation.messages[0].content for step in steps[:-1]] == [
