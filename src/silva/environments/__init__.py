@@ -9,6 +9,8 @@ ENVIRONMENTS: dict[str, str] = {
     "frozen_lake": "silva.environments.frozen_lake:FrozenLake",
     "guess_number": "silva.environments.guess_number:GuessNumber",
     "hanoi": "silva.environments.hanoi:Hanoi",
+    "hotpotqa_mc": "silva.environments.hotpotqa_mc:HotpotQA",
+    "longbench_v2": "silva.environments.longbench_v2:LongBench",
     "metamath": "silva.environments.metamath:MetaMath",
     "reverse_text": "silva.environments.reverse_text:ReverseText",
 }

@@ -1,4 +1,4 @@
-"""Names of people, for worlds that need some: plain letters, each once."""
+"""Names of people, jobs, rivers and towns, for worlds that need some: plain letters, each once."""
 
 FIRST_NAMES = tuple(
     """
@@ -28,3 +28,21 @@ LAST_NAMES = tuple(
     Yadav Yilmaz Zamora Zhang Ziegler
     """.split()  # noqa: SIM905
 )
+JOBS = tuple(
+    """
+    actor baker carpenter chemist dancer dentist diver farmer gardener geologist hairdresser joiner juggler
+    lawyer locksmith miller nurse painter pilot plumber poet potter printer sailor shepherd singer surgeon
+    tailor teacher translator violinist weaver
+    """.split()  # noqa: SIM905
+)
+RIVERS = tuple(
+    """
+    Ardle Bessin Calder Dovra Elwy Feshie Garnock Hodder Irthing Jura Kennet Lossie Mease Nadder Orwin Pinn
+    Quenza Roding Sence Teviot Umber Velda Waring Yarrow
+    """.split()  # noqa: SIM905
+)
+_STARTS = (
+    "Alder Bram Cor Dun Elm Fen Glen Hal Kirk Lin Mar Nor Oak Pen Ros Sten Thorn Wex Yar".split()  # noqa: SIM905
+)
+_ENDS = "bridge bury dale field ford ham mouth ton wick worth".split()  # noqa: SIM905
+TOWNS = tuple(start + end for start in _STARTS for end in _ENDS)
