@@ -38,6 +38,8 @@ def test_by_first_name_and_without_marks(replies_to) -> None:
     task = Task("a", "alphabet_sort", 0, {**DATA, "by": "first"})
     replies = ["Mia Vargas\nOmar Lindt", "Ines Moreau\nMia Vargas\nOmar Lindt"]
     assert replies_to(AlphabetSort(mark_new=False), task, replies)[-1].metrics["success"] == 1
+    in_one_line = [", ".join(reply.splitlines()) for reply in replies]
+    assert replies_to(AlphabetSort(mark_new=False), task, in_one_line)[-1].metrics["success"] == 1
     marked = replies_to(AlphabetSort(), task, replies)
     assert marked[-1].metrics == {"action_is_valid": 1, "success": 0, "exact": 0.5}
 
@@ -66,7 +68,8 @@ def test_partial_credit_is_half_the_power_of_the_similarity(replies_to) -> None:
     "reply",
     [
         "Omar Lindt\nMia Vargas\nMia Vargas",
-        "Omar Lindt, Mia Vargas",
+        "Omar Lindt; Mia Vargas",
+        "Omar, Lindt, Mia Vargas",
         "Omar Lindt\nMia Vargas\n\nMia Vargas\nOmar Lindt",
         "omar lindt\nmia vargas",
         "Omar Lindt\nMia Vargas" * 500,

@@ -14,6 +14,7 @@ distinct within an episode, hence the order is never in doubt.
 from __future__ import annotations
 
 import random
+import re
 from typing import TYPE_CHECKING, Annotated, Literal, Self
 
 from pydantic import Field, model_validator
@@ -161,7 +162,8 @@ class SortEpisode(Episode):
     def _read(self, given: str) -> list[str]:
         if self.settings.style == "compact":
             return given.split()
-        return [" ".join(line.split()) for line in given.splitlines() if line.strip()]
+        # Commas do as well: a person at a terminal writes one line.
+        return [" ".join(name.split()) for name in re.split(r"[\n,]", given) if name.strip()]
 
     def _write(self, lines: list[str]) -> str:
         if self.settings.style == "compact":

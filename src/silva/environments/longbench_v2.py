@@ -1,8 +1,9 @@
 """Questions with four choices about a text that is too long to show: it is searched and read in parts.
 
-`search(query)` shows the part that fits best, `scroll_down` and `scroll_up` the parts after and before it. The
-rows come from `path`: files of LongBench-v2 (`question`, `choice_A` to `choice_D`, `answer`, `context`). Without
-`path` there are journals of deliveries, made up. All questions about one text are in one split.
+`search(query)` shows the part that fits best, `scroll_down` and `scroll_up` the parts after and before. The
+rows come from `path`: files of LongBench-v2 (`question`, `choice_A` to `choice_D`, `answer`, `context`). If
+there is no `path`, the texts are journals of deliveries, made up. All questions about one text are in one
+split.
 """
 
 from __future__ import annotations
@@ -10,10 +11,11 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import itertools
+import math
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property, lru_cache
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -32,6 +34,7 @@ if TYPE_CHECKING:
     from silva.protocols import TaskSet, Tool
 
 CHOICES = "ABCD"
+SHORTEST_ENTRY = 15  # words of an entry in a journal, at least
 MADE_UP_KEPT = 64  # texts that were made up and are kept with their index
 
 
@@ -49,7 +52,7 @@ class LongBench(ToolDialogueSettings):
     """Words of a part, about 2,000 tokens."""
     overlap: Natural = 190
     """Words that a part shares with the one before it."""
-    words: Annotated[int, Field(ge=200, le=1_000_000)] = 6000
+    words: Annotated[int, Field(ge=200, le=300_000)] = 6000
     """About as many words has a text that is made up."""
     max_tool_calls: Positive = 50
     """Tool calls of one episode, malformed ones and answers sent back included; one more ends it."""
@@ -64,8 +67,10 @@ class LongBench(ToolDialogueSettings):
 
     def taskset(self) -> TaskSet:
         if not self.path:
-            document = lru_cache(MADE_UP_KEPT)(lambda key: self._document(_journal(int(key), self.words)[0]))
-            return generated(self, self._draw, lambda task: LongBenchEpisode(self, task, document))
+            made_up = lru_cache(MADE_UP_KEPT)(
+                lambda key: self._document(journal(int(key), self.words)[0]),
+            )
+            return generated(self, self._draw, lambda task: LongBenchEpisode(self, task, made_up))
         texts: dict[str, Document] = {}
         drafts = list(self._drafts(texts))
         return listed(self, drafts, lambda task: LongBenchEpisode(self, task, texts.__getitem__))
@@ -86,7 +91,7 @@ class LongBench(ToolDialogueSettings):
 
     def _draw(self, rng: random.Random) -> Draft:
         key = str(rng.randrange(10**12))
-        _, entries = _journal(int(key), self.words)
+        _, entries = journal(int(key), self.words)
         who, where, what = rng.choice(entries)
         near = {item for name, town, item in entries if name == who or town == where} - {what}
         far = {item for _, _, item in entries} - near - {what}
@@ -113,11 +118,11 @@ class Document:
 
 
 class Reading:
-    """The tools of one episode, a `silva.protocols.Toolset` that is opened once: where in the text it reads."""
+    """The tools of one episode, a `silva.protocols.Toolset` that is opened once."""
 
     def __init__(self, document: Document, place: int | None = None) -> None:
         self.document = document
-        self.place = place  # None: before the first part
+        self.place = place  # the part shown last; None: before the first
         self.lock = asyncio.Lock()  # calls of one reply run in order, since each starts from where one is
         self.tools: Sequence[Tool] = [tool(each) for each in (self.search, self.scroll_down, self.scroll_up)]
 
@@ -177,47 +182,17 @@ class LongBenchEpisode(MultipleChoice):
         return [ToolCall("search", {"query": self.task.data["question"]})]
 
 
-def _text(row: Row, key: str) -> str:
-    value = row.values.get(key)
-    if not isinstance(value, str) or not value.strip():
-        raise ConfigError(f"{row.where}: {key}: got {str(value)[:80]!r}, expected text, as in LongBench-v2")
-    return value.strip()
-
-
-_MONTHS = ("January", "February", "March", "April", "May", "June", "July", "August", "September", "October",
-           "November", "December")  # fmt: skip
-_AMOUNTS = (
-    "two",
-    "three",
-    "four",
-    "five",
-    "six",
-    "seven",
-    "eight",
-    "nine",
-    "ten",
-    "twelve",
-    "twenty",
-    "thirty",
-)
-_CONTAINERS = ("baskets", "barrels", "boxes", "bundles", "crates", "jars", "sacks", "trunks")
-_GOODS = ("almonds", "apples", "books", "buttons", "candles", "carrots", "coal", "copper wire", "flour", "glass",
-          "honey", "ink", "lentils", "nails", "olives", "paper", "pears", "pepper", "rope", "salt", "soap", "tea",
-          "tiles", "wool")  # fmt: skip
-_WEATHER = ("It rained all day.", "The road was dry.", "The bridge was closed.", "A wheel had to be mended.",
-            "The market was crowded.", "Nobody was at the gate.")  # fmt: skip
-
-
-def _journal(seed: int, words: int) -> tuple[str, list[tuple[str, str, str]]]:
+def journal(seed: int, words: int) -> tuple[str, list[tuple[str, str, str]]]:
     """A text of deliveries, and who brought what where; nobody comes twice to the same town."""
     rng = random.Random(f"journal/{seed}")
-    people, towns = rng.sample(FIRST_NAMES, 40), rng.sample(TOWNS, 40)
+    many = math.ceil(math.sqrt(words / SHORTEST_ENTRY))
+    people, towns = rng.sample(FIRST_NAMES, many), rng.sample(TOWNS, many)
     pairs = [(name, town) for name in people for town in towns]
     rng.shuffle(pairs)
     lines: list[str] = []
     entries: list[tuple[str, str, str]] = []
     length = 0
-    while length < words and pairs:
+    while length < words:
         name, town = pairs.pop()
         item = f"{rng.choice(_AMOUNTS)} {rng.choice(_CONTAINERS)} of {rng.choice(_GOODS)}"
         date = f"{rng.randint(1, 28)} {rng.choice(_MONTHS)}"
@@ -225,3 +200,40 @@ def _journal(seed: int, words: int) -> tuple[str, list[tuple[str, str, str]]]:
         lines.append(f"On {date} {name} came to {town} and brought {item}. {rng.choice(_WEATHER)}")
         length += len(lines[-1].split())
     return "\n".join(lines), entries
+
+
+def _text(row: Row, key: str) -> str:
+    value = row.values.get(key)
+    if not isinstance(value, str) or not value.strip():
+        raise ConfigError(f"{row.where}: {key}: got {str(value)[:80]!r}, expected text, as in LongBench-v2")
+    return value.strip()
+
+
+_MONTHS = (
+    *("January", "February", "March", "April", "May", "June"),
+    *("July", "August", "September", "October", "November", "December"),
+)
+_AMOUNTS = ("two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "twelve", "twenty")
+_CONTAINERS = ("baskets", "barrels", "boxes", "bundles", "crates", "jars", "sacks", "trunks")
+_GOODS = (
+    *("almonds", "apples", "books", "buttons", "candles", "carrots", "coal", "copper wire", "flour", "glass"),
+    *(
+        "honey",
+        "ink",
+        "lentils",
+        "nails",
+        "olives",
+        "paper",
+        "pears",
+        "pepper",
+        "rope",
+        "salt",
+        "soap",
+        "tea",
+    ),
+    *("tiles", "wool"),
+)
+_WEATHER = (
+    *("It rained all day.", "The road was dry.", "The bridge was closed.", "A wheel had to be mended."),
+    *("The market was crowded.", "Nobody was at the gate."),
+)
