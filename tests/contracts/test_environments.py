@@ -37,9 +37,10 @@ class SlowTasks:
         return Slow(self._inner.environment(task))
 
 
-def registered(name: str) -> EnvironmentSettings:
+def registered(name: str, **changes: Any) -> EnvironmentSettings:
     module, _, settings = ENVIRONMENTS[name].partition(":")
-    made: EnvironmentSettings = getattr(importlib.import_module(module), settings)(train_size=40, eval_size=8)
+    make = getattr(importlib.import_module(module), settings)
+    made: EnvironmentSettings = make(train_size=40, eval_size=8, **changes)
     return made
 
 
@@ -47,6 +48,9 @@ MADE: dict[str, Callable[[], TaskSet]] = {
     **{name: lambda name=name: registered(name).taskset() for name in ENVIRONMENTS},  # type: ignore[misc]
     "by path": lambda: Parity(train_size=40, eval_size=8).taskset(),
     "in workers": lambda: Workers(registered("frozen_lake").model_copy(update={"workers": 2})),
+    "connections in turns": lambda: registered("connections", form="turns").taskset(),
+    "countdown in attempts": lambda: registered("countdown", attempts=3, style="compact").taskset(),
+    "hotpotqa without choices": lambda: registered("hotpotqa_mc", choices=0).taskset(),
     "slow": lambda: SlowTasks(registered("frozen_lake").taskset()),
 }
 
