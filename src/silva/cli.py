@@ -325,6 +325,8 @@ def _play(arguments: list[str]) -> int:
         raise ConfigError(str(error).replace("environments.0.", "")) from None
     taskset = config.environments[0].taskset()
     tasks = taskset.tasks("train")
+    for note in getattr(taskset, "notes", ()):
+        print(note)
     signals.be_caught()
     try:
         asyncio.run(play(taskset, tasks[randrange(len(tasks))], input, print))

@@ -193,4 +193,5 @@ def _settle_text(annotation: Any, text: Text) -> Any:
         or field_types.accepts(annotation, type(text.value))
         or not field_types.accepts(annotation, str)
     )
-    return text.value if read and text.text not in field_types.literals(annotation) else text.text
+    value = text.value if read and text.text not in field_types.literals(annotation) else text.text
+    return field_types.spelt_out(annotation, value) if isinstance(value, str) else value

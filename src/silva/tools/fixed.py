@@ -9,6 +9,7 @@ from pydantic import Field
 
 from silva.config.plugins import load_object
 from silva.config.sections import Positive
+from silva.errors import ConfigError
 from silva.protocols import Tool
 from silva.tools.function import tool
 from silva.tools.settings import ToolSettings
@@ -26,7 +27,10 @@ class FunctionSettings(ToolSettings):
     """Characters of a result that are shown; null: what the environment allows."""
 
     def build(self) -> Fixed:
-        function = load_object(self.function, callable, "function")
+        try:
+            function = load_object(self.function, callable, "function")
+        except ConfigError as error:
+            raise ConfigError(f"tool {self.function}: {error}") from None
         return Fixed([tool(function, timeout=self.timeout, max_chars=self.max_chars)])
 
 
