@@ -105,6 +105,8 @@ def test_wrong_rows_are_named(tmp_path: Path) -> None:
     rows[4]["response"] = "We add."
     with pytest.raises(ConfigError, match=r"metamath\.jsonl:5: response: got 'We add\.', expected text with"):
         MetaMath(path=write(tmp_path / "metamath.jsonl", rows)).taskset()
+    with pytest.raises(ConfigError, match=r"a\.jsonl:1: answer: got \['5'\], expected text or a number"):
+        MetaMath(path=write(tmp_path / "a.jsonl", [{"query": "q", "answer": ["5"]}])).taskset()
     with pytest.raises(ConfigError, match=r"b\.jsonl:1: expected a table with a question and an answer"):
         MetaMath(path=write(tmp_path / "b.jsonl", [{"query": "q", "level": "5"}])).taskset()
 

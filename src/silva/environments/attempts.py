@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from silva.environments.episode import Episode
-from silva.types import Message, Observation, Step
+from silva.types import Message, Observation, Step, Task
 
 
 class Verdict(NamedTuple):
@@ -34,6 +34,10 @@ class SeveralAttempts(Episode, ABC):
     partial_weight = 0.0
     format_penalty = 0.0
 
+    def __init__(self, settings: Any, task: Task) -> None:
+        super().__init__(settings, task)
+        self.attempt = 0
+
     @abstractmethod
     def prompt(self) -> str:
         """The question."""
@@ -44,7 +48,6 @@ class SeveralAttempts(Episode, ABC):
 
     async def reset(self) -> Observation:
         self._begin()
-        self.attempt = 0
         return Observation((self.say(self.prompt()),))
 
     async def step(self, message: Message) -> Step:

@@ -37,6 +37,10 @@ class MetaMath(EnvironmentSettings):
     type: Literal["metamath"] = "metamath"
     path: str = ""
     """File, folder, or data set on the hub (meta-math/MetaMathQA); empty: word problems from templates."""
+    subset: str = ""
+    """Of the data set on the hub."""
+    split: str = "train"
+    """Of the data set on the hub."""
     rows: Positive = 20_000
     """The first rows of it that are used."""
     prompt: str = ""
@@ -61,7 +65,8 @@ class MetaMath(EnvironmentSettings):
 
     def _rows(self) -> Iterator[Draft]:
         shape = None
-        for row in itertools.islice(read_rows(self.path), self.rows):
+        source = read_rows(self.path, split=self.split, subset=self.subset)
+        for row in itertools.islice(source, self.rows):
             if shape is None:
                 shape = recognised(row, self.prompt, self.answer)
                 if not shape.answer or shape.answer == shape.prompt:
@@ -71,6 +76,8 @@ class MetaMath(EnvironmentSettings):
                 if MARK in str(row.values.get(shape.answer)):
                     shape = recognised(row, self.prompt, self.answer, MARK)
             messages, answer, columns = problem(row, shape)
+            if not isinstance(answer, str | int | float):
+                raise ConfigError(f"{row.where}: {shape.answer}: got {answer!r}, expected text or a number")
             question = "\n".join(message.content for message in messages)
             yield Draft({"question": question}, str(answer).strip(), [columns.get(ORIGINAL) or question])
 

@@ -1,13 +1,13 @@
 """Groups of words that belong together.
 
-A word stands in one group only, and fits no other: "ruby" is left out, since it is a gemstone and a
-programming language, as are "turkey", "mercury" and "mouse".
+A word stands in one group only, and was chosen to fit no other. Left out are, for example, "ruby" (a gemstone
+and a programming language) and "boot" (footwear and part of a car).
 """
 
 WORD_GROUPS = {
-    "planets": "venus mars jupiter saturn uranus neptune",
-    "metals": "copper zinc nickel tin aluminium titanium tungsten",
-    "gemstones": "emerald sapphire topaz opal garnet amethyst aquamarine",
+    "planets": "venus mars jupiter saturn earth neptune",
+    "metals": "copper zinc nickel platinum aluminium titanium tungsten",
+    "gemstones": "tourmaline sapphire topaz opal garnet amethyst zircon",
     "gases": "oxygen nitrogen hydrogen helium argon methane neon",
     "programming languages": "fortran cobol haskell perl kotlin javascript typescript",
     "string instruments": "violin cello harp guitar banjo lute mandolin",
@@ -16,7 +16,7 @@ WORD_GROUPS = {
     "birds": "sparrow robin finch blackbird nightingale magpie starling",
     "fish": "trout herring mackerel haddock cod tuna sardine",
     "insects": "beetle wasp mosquito grasshopper moth termite dragonfly",
-    "snakes": "cobra viper adder mamba anaconda rattlesnake boa",
+    "snakes": "cobra viper adder mamba anaconda rattlesnake",
     "wild cats": "lion tiger leopard cheetah panther lynx ocelot",
     "dog breeds": "poodle beagle dachshund labrador terrier bulldog spaniel",
     "farm animals": "cow pig sheep goat donkey horse",
@@ -29,7 +29,7 @@ WORD_GROUPS = {
     "dinosaurs": "triceratops stegosaurus velociraptor diplodocus brachiosaurus iguanodon",
     "mythical creatures": "dragon unicorn phoenix griffin centaur mermaid minotaur",
     "vegetables": "carrot cabbage spinach broccoli onion leek parsnip",
-    "fruits": "banana pear mango pineapple grape papaya apricot",
+    "fruits": "banana pear mango pineapple grape papaya melon",
     "nuts": "almond cashew hazelnut pistachio macadamia peanut",
     "spices": "cinnamon cumin turmeric nutmeg paprika saffron cardamom",
     "cheeses": "cheddar brie gouda feta mozzarella camembert parmesan",
@@ -47,14 +47,14 @@ WORD_GROUPS = {
     "parts of the face": "chin cheek forehead nose eyebrow mouth nostril",
     "illnesses": "measles influenza malaria mumps cholera chickenpox tuberculosis",
     "clothes": "shirt trousers skirt jacket jumper blouse coat",
-    "footwear": "boot sandal slipper clog sneaker moccasin loafer",
+    "footwear": "espadrille sandal slipper clog sneaker moccasin loafer",
     "headwear": "beret turban fedora sombrero helmet cap fez",
     "fabrics": "cotton silk linen wool velvet denim polyester",
     "jewellery": "necklace bracelet earring brooch pendant anklet locket",
     "furniture": "chair sofa wardrobe bookcase desk stool armchair",
     "household appliances": "toaster kettle oven fridge blender dishwasher microwave",
     "cooking utensils": "whisk ladle spatula colander grater peeler",
-    "workshop tools": "hammer saw screwdriver pliers chisel wrench drill",
+    "workshop tools": "hammer saw screwdriver pliers chisel wrench mallet",
     "weapons": "sword spear dagger crossbow musket pistol cannon",
     "road vehicles": "lorry van bus taxi motorbike tractor ambulance",
     "boats": "canoe kayak ferry yacht raft gondola dinghy",
@@ -84,7 +84,7 @@ WORD_GROUPS = {
     "numbers": "three seven eleven twenty forty ninety sixteen",
     "medical jobs": "doctor nurse dentist surgeon pharmacist optician midwife",
     "building jobs": "plumber carpenter electrician bricklayer roofer plasterer glazier",
-    "relatives": "mother uncle cousin nephew sister grandfather aunt",
+    "relatives": "grandmother uncle cousin nephew niece grandfather aunt",
     "school subjects": "geography history physics chemistry biology mathematics economics",
     "royals and nobles": "king queen prince duke earl baron emperor",
     "religious offices": "bishop priest monk pope vicar rabbi nun",
@@ -99,16 +99,16 @@ WORD_GROUPS = {
     "signs of the zodiac": "aries taurus gemini leo virgo libra scorpio",
     "punctuation marks": "comma semicolon hyphen apostrophe bracket ellipsis",
     "parts of speech": "noun verb adjective adverb pronoun preposition conjunction",
-    "computer hardware": "motherboard processor keyboard monitor printer router webcam",
+    "computer hardware": "motherboard processor keyboard monitor printer scanner webcam",
     "dwellings": "cottage bungalow mansion hut villa igloo chalet",
     "rooms": "kitchen bathroom bedroom attic cellar lounge pantry",
     "parts of a book": "chapter preface glossary epilogue prologue footnote",
     "kinds of poems": "sonnet haiku limerick ode ballad elegy",
-    "stationery": "pencil eraser ruler stapler envelope notebook highlighter",
+    "stationery": "pencil eraser paperclip stapler envelope notebook highlighter",
     "containers": "bucket jar barrel basket crate bottle sack",
     "car makers": "toyota honda renault volvo fiat mercedes nissan",
     "ways to walk": "stroll saunter limp tiptoe amble strut trudge",
-    "ways to cook": "boil fry roast grill steam bake poach",
+    "ways to cook": "boil fry roast simmer steam bake poach",
     "ways to speak": "whisper shout mumble yell mutter murmur stammer",
 }
 """Name of the group -> its words, with spaces between."""
