@@ -54,11 +54,12 @@ def test_the_compact_style(replies_to) -> None:
 
 
 def test_partial_credit_is_half_the_power_of_the_similarity(replies_to) -> None:
-    swapped = "<answer>Mia Vargas\nOmar Lindt</answer>"
-    # Both lines hold 10 letters; the longest common part is one of them: 2 * 10 of 42 characters.
+    swapped = "<answer>Mia Vargas\nOmar Lindt</answer>"  # one of two names in order: 2 * 1 / 4
     for power in (1, 4):
         step = replies_to(AlphabetSort(similarity_power=power), TASK, [swapped])[0]
-        assert step.rewards["sorted"] == pytest.approx(0.5 * 0.5 * (20 / 42) ** power)
+        assert step.rewards["sorted"] == pytest.approx(0.5 * 0.5 * 0.5**power)
+    more = replies_to(AlphabetSort(similarity_power=1), TASK, ["Omar Lindt\nx\nMia Vargas"])[0]
+    assert more.rewards["sorted"] == pytest.approx(0.5 * 0.5 * 4 / 5)
     assert replies_to(AlphabetSort(partial=False), TASK, [swapped])[0].rewards["sorted"] == 0.0
     empty = replies_to(AlphabetSort(), TASK, [""])[0]
     assert empty.rewards["sorted"] == 0.0 and empty.shaped == {"format": -0.1}
@@ -68,17 +69,16 @@ def test_partial_credit_is_half_the_power_of_the_similarity(replies_to) -> None:
     "reply",
     [
         "Omar Lindt\nMia Vargas\nMia Vargas",
-        "Omar Lindt; Mia Vargas",
         "Omar, Lindt, Mia Vargas",
         "Omar Lindt\nMia Vargas\n\nMia Vargas\nOmar Lindt",
-        "omar lindt\nmia vargas",
-        "Omar Lindt\nMia Vargas" * 500,
+        "Omar Lindt\nmia vargas",
+        "Omar Lindt\nMia Vargas\n" * 5000,
         "Omar Lindt\nMia Vargas\u200b",
     ],
 )
 def test_lists_that_are_not_exact_earn_at_most_half(reply: str, replies_to) -> None:
     step = replies_to(AlphabetSort(similarity_power=0.01), TASK, [reply])[0]
-    assert 0 < step.rewards["sorted"] <= 0.25
+    assert 0 < step.rewards["sorted"] < 0.25
 
 
 def test_names_are_distinct_and_simple() -> None:

@@ -9,6 +9,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+from pydantic import ValidationError
 
 from silva.environments.hotpotqa_mc import HotpotEpisode, HotpotQA
 from silva.errors import ConfigError
@@ -169,6 +170,14 @@ def test_wrong_rows_are_named(changes, message, tmp_path: Path) -> None:
     (tmp_path / "rows.jsonl").write_text("\n".join(lines))
     with pytest.raises(ConfigError, match=message):
         HotpotQA(path=str(tmp_path / "rows.jsonl")).taskset()
+
+
+def test_a_single_choice_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValidationError, match="the only choice is always right"):
+        HotpotQA(choices=1)
+    (tmp_path / "one.jsonl").write_text(json.dumps(rows()[1]))
+    with pytest.raises(ConfigError, match=r"'Question 1\?': no other answers to choose from"):
+        HotpotQA(path=str(tmp_path / "one.jsonl")).taskset()
 
 
 def play(episode, reply) -> list:

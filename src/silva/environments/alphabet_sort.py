@@ -7,21 +7,23 @@
                                                               Mia Vargas
 
 An exact list earns 1 / turns. Any other earns at most half of that, times its similarity to the exact one
-raised to `similarity_power`. So only an episode of exact lists earns 1. First names and last names are each
-distinct within an episode, hence the order is never in doubt.
+raised to `similarity_power`; the similarity is the share of names in common, in order. So only an episode of
+exact lists earns 1. First names and last names are each distinct within an episode, hence the order is never in
+doubt.
 """
 
 from __future__ import annotations
 
 import random
 import re
+from difflib import SequenceMatcher
 from typing import TYPE_CHECKING, Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
 from silva.config.sections import Above0, Positive
 from silva.environments.episode import Episode
-from silva.environments.grading import extract_answer, similarity
+from silva.environments.grading import extract_answer
 from silva.environments.names import FIRST_NAMES, LAST_NAMES
 from silva.environments.settings import EnvironmentSettings
 from silva.environments.tasks import Draft, generated
@@ -174,8 +176,11 @@ class SortEpisode(Episode):
         return COMPACT_MARK if self.settings.style == "compact" else MARK
 
     def _near(self, given: str) -> float:
+        """Half the power of the share of names in common, in order (lists are compared, not letters)."""
         if not self.settings.partial:
             return 0.0
-        expected = "\n".join(self.expected())
-        text = "\n".join(self._read(given[: 2 * len(expected)]))
-        return PARTIAL * similarity(text, expected) ** self.settings.similarity_power
+        expected = self.expected()
+        names = self._read(given)[: 2 * len(expected)]
+        return (
+            PARTIAL * SequenceMatcher(None, names, expected, False).ratio() ** self.settings.similarity_power
+        )

@@ -14,7 +14,7 @@ import random
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from silva.config.sections import Positive
 from silva.environments.grading import normalise
@@ -47,11 +47,18 @@ class HotpotQA(ToolDialogueSettings):
     choices: Annotated[int, Field(ge=0, le=len(LETTERS))] = 4
     """Texts to choose from, the right one included; 0: the answer is to be written."""
     documents: Annotated[int, Field(ge=4, le=20)] = 10
-    """Documents of a question that is made up."""
+    """Documents of a question that is made up: as many people as towns."""
     max_tool_calls: Positive = 10
     """Tool calls of one episode, malformed ones and answers sent back included; one more ends it."""
     max_result_chars: Positive = 8000
     """Characters of a document that are shown."""
+
+    @field_validator("choices")
+    @classmethod
+    def _none_or_several(cls, choices: int) -> int:
+        if choices == 1:
+            raise ValueError("expected 0 or at least 2: the only choice is always right")
+        return choices
 
     def taskset(self) -> TaskSet:
         if not self.path:
@@ -80,6 +87,11 @@ class HotpotQA(ToolDialogueSettings):
         choices, answer = [], row.answer
         if self.choices:
             choices = [row.answer, *_others(row.answer, pools, self.choices - 1, rng)]
+            if len(choices) < 2:
+                raise ConfigError(
+                    f"environment {self.label}: {row.question[:80]!r}: no other answers to choose from; add rows "
+                    "or set choices = 0"
+                )
             rng.shuffle(choices)
             answer = LETTERS[choices.index(row.answer)]
         documents = [[title, text] for title, text in row.documents.items()]
@@ -89,44 +101,8 @@ class HotpotQA(ToolDialogueSettings):
         return Draft(data, answer, keys)
 
     def _draw(self, rng: random.Random) -> Draft:
-        """People and the towns that they come from, half of the documents each."""
-        count = self.documents // 2
-        people = [
-            f"{a} {b}"
-            for a, b in zip(rng.sample(FIRST_NAMES, count), rng.sample(LAST_NAMES, count), strict=True)
-        ]
-        jobs, towns, rivers = (rng.sample(each, count) for each in (JOBS, TOWNS, RIVERS))
-        born, founded = rng.sample(range(1900, 2000), count), rng.sample(range(1100, 1900), count)
-        homes = rng.sample(range(count), count)
-        documents = {
-            person: f"{person} is a {jobs[i]}, born in {born[i]}, who comes from {towns[homes[i]]}."
-            for i, person in enumerate(people)
-        }
-        for i, town in enumerate(towns):
-            documents[town] = f"{town} is a town on the river {rivers[i]}. It was founded in {founded[i]}."
-        one, other = rng.sample(range(count), 2)
-        kind = rng.randrange(4)
-        if kind == 0:
-            question = f"On which river is the town that {people[one]} comes from?"
-            row = QA(question, rivers[homes[one]], documents, [people[one], towns[homes[one]]])
-            wrong = rivers
-        elif kind == 1:
-            question = f"In which year was the town founded that {people[one]} comes from?"
-            row = QA(question, str(founded[homes[one]]), documents, [people[one], towns[homes[one]]])
-            wrong = [str(year) for year in founded]
-        elif kind == 2:
-            question = f"Who was born first, {people[one]} or {people[other]}?"
-            first = people[min(one, other, key=lambda i: born[i])]
-            row, wrong = QA(question, first, documents, [people[one], people[other]]), people
-        else:
-            question = (
-                f"What is the job of the person who comes from the town on the river {rivers[homes[one]]}?"
-            )
-            row = QA(question, jobs[one], documents, [towns[homes[one]], people[one]])
-            wrong = jobs
-        titles = rng.sample(sorted(documents), len(documents))
-        shown = row._replace(documents={title: documents[title] for title in titles})
-        return self._draft(shown, [wrong], rng, [f"{question} {people}"])
+        row, wrong = made_up(rng, self.documents // 2)
+        return self._draft(row, [wrong], rng, [f"{row.question} {sorted(row.documents)}"])
 
 
 class QA(NamedTuple):
@@ -158,6 +134,36 @@ class HotpotEpisode(MultipleChoice):
 
     def expert_calls(self) -> list[ToolCall]:
         return [ToolCall("visit", {"title": title}) for title in self.task.data["needs"]]
+
+
+def made_up(rng: random.Random, count: int) -> tuple[QA, Sequence[str]]:
+    """A question about so many people and the towns that they come from, and texts of the answer's kind."""
+    firsts, lasts = rng.sample(FIRST_NAMES, count), rng.sample(LAST_NAMES, count)
+    people = [f"{first} {last}" for first, last in zip(firsts, lasts, strict=True)]
+    jobs, towns, rivers = (rng.sample(each, count) for each in (JOBS, TOWNS, RIVERS))
+    born, founded = rng.sample(range(1900, 2000), count), rng.sample(range(1100, 1900), count)
+    documents = {
+        towns[i]: f"{towns[i]} is a town on the river {rivers[i]}. It was founded in {founded[i]}."
+        for i in range(count)
+    }
+    for i, person in enumerate(people):
+        documents[person] = f"{person} is a {jobs[i]}, born in {born[i]}, who comes from {towns[i]}."
+    one, other = rng.sample(range(count), 2)
+    first = min(one, other, key=lambda i: born[i])
+    question, answer, wrong, needs = rng.choice(
+        [
+            (f"On which river is the town that {people[one]} comes from?",
+             rivers[one], rivers, [people[one], towns[one]]),
+            (f"In which year was the town founded that {people[one]} comes from?",
+             str(founded[one]), [str(year) for year in founded], [people[one], towns[one]]),
+            (f"Who was born first, {people[one]} or {people[other]}?",
+             people[first], people, [people[one], people[other]]),
+            (f"What is the job of the person who comes from the town on the river {rivers[one]}?",
+             jobs[one], jobs, [towns[one], people[one]]),
+        ]
+    )  # fmt: skip
+    titles = rng.sample(sorted(documents), len(documents))
+    return QA(question, answer, {title: documents[title] for title in titles}, needs), wrong
 
 
 def _question(row: Row) -> QA:
