@@ -8,8 +8,8 @@
 
 An exact list earns 1 / turns. Any other earns at most half of that, times its similarity to the exact one
 raised to `similarity_power`; the similarity is the share of names in common, in order. So only an episode of
-exact lists earns 1. First names and last names are each distinct within an episode, hence the order is never in
-doubt.
+exact lists earns 1. First names and last names are each distinct within an episode, hence the order is never
+in doubt.
 """
 
 from __future__ import annotations

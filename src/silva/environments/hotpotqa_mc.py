@@ -89,8 +89,8 @@ class HotpotQA(ToolDialogueSettings):
             choices = [row.answer, *_others(row.answer, pools, self.choices - 1, rng)]
             if len(choices) < 2:
                 raise ConfigError(
-                    f"environment {self.label}: {row.question[:80]!r}: no other answers to choose from; add rows "
-                    "or set choices = 0"
+                    f"environment {self.label}: {row.question[:80]!r}: no other answers to choose from; "
+                    "add rows or set choices = 0"
                 )
             rng.shuffle(choices)
             answer = LETTERS[choices.index(row.answer)]
