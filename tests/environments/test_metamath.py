@@ -53,7 +53,7 @@ def test_words_and_penalties(replies_to) -> None:
         ("6 * 7 = 42", "42", True),
         ("\\boxed{42}", "42", True),
         ("<answer>42%</answer>", "42", False),
-        ("<answer>41</answer><answer>42</answer>", "42", False),  # the first answer counts
+        ("<answer>42</answer><answer>41</answer>", "42", False),  # the last answer counts
         ("<answer>42 or 41</answer>", "42", False),
         ("<answer>\\frac{1}{2}</answer>", "\\frac{1}{2}", True),
         ("<answer>x</answer>", "\\frac{1}{2}", False),

@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from silva.environments.multiple_choice import final_answer, named_choice
+from silva.environments.multiple_choice import named_choice
+from silva.rewards.answers import find_answer
 
 TOWNS = ["Paris", "Rome", "A Coruna", "Berlin, Germany"]
 
@@ -38,18 +39,20 @@ TOWNS = ["Paris", "Rome", "A Coruna", "Berlin, Germany"]
         ("Final Answer: E", None),
         ("Final Answer:", None),
         ("<answer></answer>", None),
-        ("<answer>A</answer><answer>B</answer>", "A"),  # the first answer counts
+        ("<answer>A</answer><answer>B</answer>", "B"),  # the last answer counts
         ("I think it is B", None),
-        ("A Rome", None),
+        ("It is B, not A", None),
+        ("\\boxed{B}", "B"),
         ("\uff22", None),  # another B
         ("", None),
         ("B" * 10_000, None),
-        ("( " * 10_000 + "B", "B"),
+        ("( " * 4000 + "B", "B"),
         ("(" * 10_000 + "B" + "x", None),
     ],
 )
 def test_replies(reply: str, letter: str | None) -> None:
-    assert named_choice(final_answer(reply), TOWNS) == letter
+    answer = find_answer(reply.rpartition("</think>")[2])
+    assert named_choice(answer or "", TOWNS) == letter
 
 
 def test_choices_with_the_same_text_can_only_be_named_by_letter() -> None:

@@ -6,6 +6,7 @@ ENVIRONMENTS: dict[str, str] = {
     "calculator": "silva.environments.calculator:Calculator",
     "connections": "silva.environments.connections:Connections",
     "countdown": "silva.environments.countdown:Countdown",
+    "dataset": "silva.environments.dataset:Dataset",
     "frozen_lake": "silva.environments.frozen_lake:FrozenLake",
     "guess_number": "silva.environments.guess_number:GuessNumber",
     "hanoi": "silva.environments.hanoi:Hanoi",

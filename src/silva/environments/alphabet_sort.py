@@ -23,10 +23,10 @@ from pydantic import Field, model_validator
 
 from silva.config.sections import Above0, Positive
 from silva.environments.episode import Episode
-from silva.environments.grading import extract_answer
 from silva.environments.names import FIRST_NAMES, LAST_NAMES
 from silva.environments.settings import EnvironmentSettings
 from silva.environments.tasks import Draft, generated
+from silva.rewards.text import extract_answer
 from silva.types import Message, Observation, Step, Task
 
 if TYPE_CHECKING:

@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from pydantic import Field
 
 from silva.config.sections import Positive
-from silva.environments.grading import same_number
 from silva.environments.tasks import Draft, generated, held_out
 from silva.environments.tool_qa import Question, ToolEpisode, ToolQA, draft
+from silva.rewards.text import same_number
 from silva.tools.calculator import calculator, evaluate, show
 from silva.tools.fixed import Fixed
 from silva.types import Task, ToolCall

@@ -21,12 +21,12 @@ from pydantic import Field, model_validator
 
 from silva.config.sections import Positive
 from silva.environments.episode import Episode
-from silva.environments.grading import extract_answer
 from silva.environments.settings import EnvironmentSettings
 from silva.environments.single_answer import Grade, SingleAnswer
 from silva.environments.tasks import Draft, generated, held_out
 from silva.environments.word_groups import WORD_GROUPS
 from silva.errors import ConfigError
+from silva.rewards.text import extract_answer
 from silva.types import Message, Observation, Step, Task
 
 if TYPE_CHECKING:

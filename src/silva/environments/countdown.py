@@ -19,10 +19,10 @@ from pydantic import Field, model_validator
 
 from silva.config.sections import Positive
 from silva.environments.attempts import SeveralAttempts, Verdict
-from silva.environments.grading import extract_answer
 from silva.environments.settings import EnvironmentSettings
 from silva.environments.tasks import Draft, generated
 from silva.errors import ConfigError
+from silva.rewards.text import extract_answer
 from silva.tools.calculator import evaluate, show
 from silva.tools.function import ToolError
 from silva.types import Task

@@ -17,13 +17,13 @@ from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple
 from pydantic import Field, field_validator
 
 from silva.config.sections import Positive
-from silva.environments.grading import normalise
 from silva.environments.multiple_choice import LETTERS, MultipleChoice
 from silva.environments.names import FIRST_NAMES, JOBS, LAST_NAMES, RIVERS, TOWNS
 from silva.environments.rows import Row, read_rows
 from silva.environments.tasks import Draft, generated, listed
 from silva.environments.tool_dialogue import ToolDialogueSettings
 from silva.errors import ConfigError
+from silva.rewards.text import normalise
 from silva.tools.fixed import Fixed
 from silva.tools.function import ToolError, tool
 from silva.types import Task, ToolCall

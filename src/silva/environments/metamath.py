@@ -17,12 +17,12 @@ from pydantic import Field
 
 from silva.config.sections import Positive
 from silva.environments.attempts import SeveralAttempts, Verdict
-from silva.environments.grading import as_number, exact_match, extract_answer, same_number
 from silva.environments.row_shapes import problem, recognised
 from silva.environments.rows import read_rows
 from silva.environments.settings import EnvironmentSettings
 from silva.environments.tasks import Draft, generated, listed
 from silva.errors import ConfigError
+from silva.rewards.text import as_number, exact_match, extract_answer, same_number
 from silva.tools.calculator import evaluate
 from silva.types import Task
 

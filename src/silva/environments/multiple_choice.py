@@ -1,7 +1,7 @@
 """Questions with choices (or with a text as answer) about documents that are read with tools.
 
-A reply ends the episode with `Final Answer: B`, or with <answer>B</answer>. It names one choice: by its
-letter, by its text, or by both. Whatever names two, such as "A B C D" or "A or B", names none.
+A reply ends the episode with `Final Answer: B` (where else an answer may stand: silva/rewards/answers.py). It
+names one choice by its letter, its text, or both. Anything else, such as "A B C D" or "A or B", names none.
 """
 
 from __future__ import annotations
@@ -11,16 +11,16 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from silva.environments.grading import as_number, exact_match, extract_answer, normalise, same_number
 from silva.environments.tool_dialogue import ToolDialogue, ToolDialogueSettings
 from silva.protocols import Toolset
 from silva.rendering.tool_calls import write_calls
+from silva.rewards.answers import find_answer
+from silva.rewards.text import as_number, exact_match, normalise, same_number
 from silva.types import Message, Step, Task, ToolCall
 
 LETTERS = "ABCDEFGHIJ"
 FINAL = "Final Answer:"
-_FINAL = re.compile(r"final answer\s*(?:is)?\s*:", re.IGNORECASE)
-_LETTER = re.compile(r"[\s(\[*`'\"]*([A-J])[\s)\]*`'\".:]*", re.IGNORECASE)
+_ALONE = re.compile(r"\W*([A-Z])\W*", re.ASCII | re.IGNORECASE)
 _BOTH = re.compile(r"[\s(\[*]*([A-J])[)\].:*]+\s*(\S.*)", re.IGNORECASE | re.DOTALL)
 
 
@@ -60,7 +60,7 @@ class MultipleChoice(ToolDialogue):
         return [self.say("\n".join(part for part in parts if part))]
 
     async def answered(self, message: Message) -> Step:
-        given = final_answer(message.content)
+        given = find_answer(message.content.rpartition("</think>")[2]) or ""
         if self.choices:
             named = named_choice(given, self.choices)
             return self._final(solved=named == self.task.answer, valid=named is not None)
@@ -95,24 +95,13 @@ class MultipleChoice(ToolDialogue):
         )
 
 
-def final_answer(reply: str) -> str:
-    """What stands in <answer>...</answer>, or the line after the last "Final Answer:", or the whole reply."""
-    body = reply.rpartition("</think>")[2]
-    if "<answer>" in body:
-        return extract_answer(body)
-    marks = list(_FINAL.finditer(body))
-    return body[marks[-1].end() :].strip().partition("\n")[0].strip() if marks else body.strip()
-
-
 def named_choice(answer: str, choices: Sequence[str]) -> str | None:
-    """The letter of the one choice that an answer names; None if it names none, or more than one."""
+    """The letter of the choice that an answer names by letter, text or both; None if it says other things."""
     letters = LETTERS[: len(choices)]
-    texts = [normalise(text) for text in choices]
-    if alone := _LETTER.fullmatch(answer):
-        letter = alone[1].upper()
-        return letter if letter in letters else None
-    if (both := _BOTH.fullmatch(answer)) and both[1].upper() in letters:
-        letter = both[1].upper()
-        return letter if normalise(both[2]) == texts[letters.index(letter)] else None
-    named = [letter for letter, text in zip(letters, texts, strict=True) if text == normalise(answer)]
-    return named[0] if len(named) == 1 else None
+    texts = dict(zip(letters, map(normalise, choices), strict=True))
+    if alone := _ALONE.fullmatch(answer):
+        return alone[1].upper() if alone[1].upper() in texts else None
+    if (both := _BOTH.fullmatch(answer)) and (letter := both[1].upper()) in texts:
+        return letter if texts[letter] == normalise(both[2]) else None
+    same = [letter for letter, text in texts.items() if text == normalise(answer)]
+    return same[0] if len(same) == 1 else None

@@ -27,11 +27,11 @@ import random
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from silva.environments.grading import as_number, exact_match, extract_answer, same_number
 from silva.environments.tasks import Draft, listed
 from silva.environments.tool_dialogue import ToolDialogue, ToolDialogueSettings
 from silva.errors import CapabilityError
 from silva.rendering.tool_calls import write_calls
+from silva.rewards.text import as_number, exact_match, extract_answer, same_number
 from silva.tools.fixed import Fixed
 from silva.types import Message, Step, Task, ToolCall
 

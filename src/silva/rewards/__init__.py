@@ -1,4 +1,8 @@
 """Rewards: each is one file with its settings, whose `build()` makes a `silva.protocols.Reward`."""
 
-REWARDS: dict[str, str] = {}
+REWARDS: dict[str, str] = {
+    "exact_match": "silva.rewards.exact_match:ExactMatch",
+    "letter": "silva.rewards.letter:Letter",
+    "token_f1": "silva.rewards.token_f1:TokenF1",
+}
 """Value of `type` in the configuration -> module and settings class."""
