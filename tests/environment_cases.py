@@ -9,10 +9,10 @@ from silva.environments import ENVIRONMENTS
 from silva.environments.settings import EnvironmentSettings
 from silva.rewards.exact_match import ExactMatch
 
-ROWS = tuple({"question": f"What is {a} plus {b}?", "answer": a + b} for a in range(9) for b in range(9))
+ROWS = tuple({"question": f"What is {a} plus {b}?", "answer": a + b} for a in range(40) for b in range(40))
 NEEDED: dict[str, dict[str, Any]] = {"dataset": {"rows": ROWS, "reward": ExactMatch()}}
 
 
-def settings(name: str, **keys: Any) -> EnvironmentSettings:
-    made: EnvironmentSettings = import_settings(ENVIRONMENTS[name])(**NEEDED.get(name, {}), **keys)
+def small(kind: str, **keys: Any) -> EnvironmentSettings:
+    made: EnvironmentSettings = import_settings(ENVIRONMENTS[kind])(**NEEDED.get(kind, {}), **keys)
     return made
