@@ -24,6 +24,9 @@ RAISED_STATUS = 200  # exit status of a call that raised
 DONE, DONE_RAISED, STATUS = 1, 2, 1 << 20  # words of the holder: a status is told as STATUS plus it
 PR_SET_DUMPABLE, PR_SET_CHILD_SUBREAPER, PR_SET_NO_NEW_PRIVS = 4, 36, 38
 SECCOMP_SET_MODE_FILTER, NEW_LISTENER = 1, 8
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
 LIBC = ctypes.CDLL(None, use_errno=True)
 
 
@@ -191,8 +194,7 @@ def hold(order: int, tell: int, output: int) -> None:
 
 
 def play(code: str, stdin: bytes, output: int, names, stay: bool = False):
-    """Run the code in this process, a child. Ends the process, or, to `stay`, says whether the code
-    raised."""
+    """Run the code in this process, a child. Ends the process; to `stay`, says whether the code raised."""
     source = os.open("/tmp", os.O_TMPFILE | os.O_RDWR, 0o600)
     write_all(source, stdin)
     os.lseek(source, 0, os.SEEK_SET)
@@ -229,7 +231,7 @@ def play(code: str, stdin: bytes, output: int, names, stay: bool = False):
 
 def execute(code: str, names) -> None:
     """As an interactive interpreter does: the value of a last expression is printed."""
-    tree = compile(code, NAME, "exec", 0x400)  # ast.PyCF_ONLY_AST
+    tree: Any = compile(code, NAME, "exec", 0x400)  # ast.PyCF_ONLY_AST
     last = tree.body.pop() if tree.body and isinstance(tree.body[-1], _ast.Expr) else None
     exec(compile(tree, NAME, "exec"), names)
     if last is not None:

@@ -135,7 +135,7 @@ class _Process:
                 group = cgroups.Group(settings.memory_mb * MIB, settings.processes)
                 arguments = ["/bin/sh", "-c", JOIN, "sh", *group.files, "--", *arguments]
             process = subprocess.Popen(
-                arguments, stdin=theirs, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
+                arguments, stdin=theirs.fileno(), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
                 pass_fds=inherited, env={"PATH": os.environ.get("PATH", "/usr/bin:/bin")}, cwd="/",
             )  # fmt: skip
         except OSError as error:

@@ -69,7 +69,7 @@ def _chosen(kind: str) -> Walls | str:
         walls = Walls("none", why='sandbox = "none"')
         logging.getLogger(__name__).warning("code of the model runs without a sandbox, as %s", _user())
         return walls
-    tried = []
+    tried: list[str] = []
     as_root = os.geteuid() == 0 and shutil.which("setpriv")
     for each in ("bubblewrap", "userns") if kind == "auto" else (kind,):
         for as_nobody in (True, False) if as_root else (False,):
