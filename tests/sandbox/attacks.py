@@ -1,12 +1,14 @@
-"""What hostile code tries. Each attack prints WON once it has what it wanted; HOST says what there is to want.
+"""What hostile code tries. Each attack prints WON once it has what it wants; HOST says what there is to have.
 
-HOST: `pid` and `victim` (a process of the same user), `group` of the tests, `secret` (a file that holds SECRET),
-`port` (of a listening server), `unix` and `abstract` (names of listening sockets), `home` (with the file `private`
-in it), `mark` and `shared` (a file and a name of one that are not there yet).
+HOST: `pid` and `victim` (a process of the same user), `group` of the tests, `secret` (a file that holds
+SECRET), `port` (of a listening server), `unix` and `abstract` (names of listening sockets), `home` (with the
+file `private` in it), `mark` and `shared` (a file and a name of one that are not there yet).
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import NamedTuple
 
 SYSCALL = """
@@ -18,16 +20,17 @@ def call(x86, arm, *arguments):
     result = libc.syscall((x86, arm)[numbers[platform.machine()]], *arguments)
     return result, ctypes.get_errno()
 def won(result, code):
-    print("WON" if result >= 0 or code not in (errno.EPERM, errno.ENOSYS, errno.EACCES) else errno.errorcode[code])
+    refused = result < 0 and code in (errno.EPERM, errno.ENOSYS, errno.EACCES)
+    print(errno.errorcode[code] if refused else "WON")
 """
 
 
 class Attack(NamedTuple):
-    """`down`: limits that are lifted to show that it wins without them. `network`: it is counted as an attempt."""
+    """`down`: limits that let it win without walls, `up`: with them. `network`: an attempt is counted."""
 
     code: str
-    down: dict[str, object] = {}
-    up: dict[str, object] = {}
+    down: Mapping[str, object] = MappingProxyType({})
+    up: Mapping[str, object] = MappingProxyType({})
     network: bool = False
 
 
@@ -41,6 +44,10 @@ def sees(path: str) -> Attack:
 
 def writes(path: str) -> Attack:
     return Attack(f"open({path}, 'ab').close(); print('WON')")
+
+
+def makes(path: str) -> Attack:
+    return Attack(f"import os\nopen({path!r}, 'w').close()\nos.unlink({path!r})\nprint('WON')")
 
 
 def connects(family: str, address: str, kind: str = "SOCK_STREAM", network: bool = True) -> Attack:
@@ -71,7 +78,8 @@ READING = {
     "the secret through the root of another process": sees("f\"/proc/{HOST['pid']}/root{HOST['secret']}\""),
     "the secret through the first process": sees("'/proc/1/root' + HOST['secret']"),
     "the secret by a subprocess": Attack(
-        "import subprocess\nprint('WON' if subprocess.run(['cat', HOST['secret']], capture_output=True).stdout else '')"
+        "import subprocess\ndone = subprocess.run(['cat', HOST['secret']], capture_output=True)\n"
+        "print('WON' if done.stdout else '')"
     ),
     "the environment of the tests' process": Attack(
         "print('WON' if b'SILVA_SECRET' in open(f\"/proc/{HOST['pid']}/environ\", 'rb').read() else '')"
@@ -105,12 +113,12 @@ WRITING = {
     "into a program": writes("'/usr/bin/env'"),
     "into the standard library": writes("__import__('os').__file__"),
     "into an installed package": writes("__import__('numpy').__file__"),
-    "in /usr": Attack("open('/usr/silva-mark', 'w').close()\n__import__('os').unlink('/usr/silva-mark'); print('WON')"),
-    "in the root": Attack("open('/silva-mark', 'w').close()\n__import__('os').unlink('/silva-mark'); print('WON')"),
+    "in /usr": makes("/usr/silva-mark"),
+    "in the root": makes("/silva-mark"),
     "settings of the kernel": Attack("open('/proc/sys/kernel/core_pattern', 'r+').close(); print('WON')"),
     "the kernel's alarm trigger": Attack("open('/proc/sysrq-trigger', 'ab').close(); print('WON')"),
     "a device": Attack("import os, stat\npath = '/tmp/' + HOST['shared'] + '.node'\n"
-                       "os.mknod(path, stat.S_IFCHR | 0o600, os.makedev(1, 3)); os.unlink(path); print('WON')"),
+                       "os.mknod(path, stat.S_IFCHR | 0o600, os.makedev(1, 3))\nos.unlink(path); print('WON')"),
 }  # fmt: skip
 URL = """
 from urllib.request import urlopen
@@ -172,7 +180,8 @@ KERNEL = {
         "result, code = call(56, 220, 0x10000000 | 17, 0, 0, 0, 0)",
         "os._exit(0) if result == 0 else won(result, code)"),
     "a new user namespace by a program": Attack(
-        "import subprocess\nprint('WON' if subprocess.run(['unshare', '-U', 'true']).returncode == 0 else '')"),
+        "import subprocess\ndone = subprocess.run(['unshare', '-U', 'true'])\n"
+        "print('WON' if done.returncode == 0 else '')"),
     "clone3": system("won(*call(435, 435, 0, 0))"),
     "personality": system("won(*call(135, 92, 0x0040000))"),
     "kcmp": system("import os", "won(*call(312, 272, os.getpid(), os.getpid(), 0, 0, 0))"),
@@ -190,7 +199,8 @@ KERNEL = {
         "print('WON' if 'NoNewPrivs:\\t0' in open('/proc/self/status').read() else '')"),
     "capabilities": Attack("status = open('/proc/self/status').read()\n"
                            "print('WON' if int(status.split('CapEff:')[1].split()[0], 16) else '')"),
-    "no filter of system calls": Attack("print('WON' if 'Seccomp:\\t0' in open('/proc/self/status').read() else '')"),
+    "no filter of system calls": Attack(
+        "print('WON' if 'Seccomp:\\t0' in open('/proc/self/status').read() else '')"),
     "being root": Attack("import os\nprint('WON' if os.getuid() == HOST['uid'] else '')"),
 }  # fmt: skip
 MANY = {"processes": 400, "memory_mb": 4096}

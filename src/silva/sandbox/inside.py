@@ -171,6 +171,7 @@ def hold(order: int, tell: int, output: int) -> None:
         os.write(tell, number.to_bytes(4, "little"))
 
     while body := read(order):
+        reap_all()  # what the code before this one started and did not wait for
         code, stdin = marshal.loads(body)
         mine, childs = os.pipe()
         child = os.fork()
@@ -303,13 +304,17 @@ def end_all(spared) -> None:
                     os.kill(int(name), signal.SIGKILL)
                 except (OSError, IndexError):
                     pass
-        try:
-            while os.waitpid(-1, os.WNOHANG)[0]:
-                pass
-        except ChildProcessError:
-            pass
+        reap_all()
         if not alive:
             return
+
+
+def reap_all() -> None:
+    try:
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            pass
+    except ChildProcessError:
+        pass
 
 
 def read(fd: int) -> bytes:
