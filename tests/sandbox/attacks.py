@@ -118,7 +118,8 @@ WRITING = {
     "settings of the kernel": Attack("open('/proc/sys/kernel/core_pattern', 'r+').close(); print('WON')"),
     "the kernel's alarm trigger": Attack("open('/proc/sysrq-trigger', 'ab').close(); print('WON')"),
     "a device": Attack("import os, stat\npath = '/tmp/' + HOST['shared'] + '.node'\n"
-                       "os.mknod(path, stat.S_IFCHR | 0o600, os.makedev(1, 3))\nos.unlink(path); print('WON')"),
+                       "os.mknod(path, stat.S_IFCHR | 0o600, os.makedev(1, 3))\n"
+                       "os.unlink(path); print('WON')"),
 }  # fmt: skip
 URL = """
 from urllib.request import urlopen
