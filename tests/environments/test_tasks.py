@@ -168,9 +168,9 @@ def test_too_few_held_out_names_the_share_that_gives_enough() -> None:
     with pytest.raises(ConfigError, match=", 1 ask what belongs to both and are left out"):
         listed(Sizes(eval_size=3), both, lambda task: None).tasks("eval")  # type: ignore
     check_splits(Bandit().taskset(), "bandit")
-    for small in (Bandit(eval_size=600), FrozenLake(size=2)):
+    for few in (Bandit(eval_size=600), FrozenLake(size=2)):
         with pytest.raises(ConfigError, match=r"eval_size is (600|256), but "):
-            check_splits(small.taskset(), "w")
+            check_splits(few.taskset(), "w")
 
 
 @settings(max_examples=25, deadline=None, derandomize=True)

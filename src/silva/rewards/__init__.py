@@ -1,6 +1,7 @@
 """Rewards: each is one file with its settings, whose `build()` makes a `silva.protocols.Reward`."""
 
 REWARDS: dict[str, str] = {
+    "code_tests": "silva.rewards.code_tests:CodeTests",
     "exact_match": "silva.rewards.exact_match:ExactMatch",
     "letter": "silva.rewards.letter:Letter",
     "token_f1": "silva.rewards.token_f1:TokenF1",

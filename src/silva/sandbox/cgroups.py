@@ -30,7 +30,8 @@ class Group:
         name = f"sandbox-{os.getpid()}-{next(_numbers)}"
         self.paths = [parent / name for parent in parents()]
         limits: Mapping[str, int] = {
-            "memory.max": memory, "memory.swap.max": 0, "memory.limit_in_bytes": memory, "pids.max": processes,
+            "memory.max": memory, "memory.swap.max": 0, "memory.limit_in_bytes": memory,
+            "pids.max": processes,
         }  # fmt: skip
         for path in self.paths:
             path.mkdir()

@@ -3,8 +3,8 @@
 `denied`: what a program that computes does not need and what has been a way out of sandboxes: tracing,
 mounts, namespaces, keys, BPF, io_uring, files without a name that can be executed. They fail with EPERM.
 
-`network`: sockets of any family but AF_UNIX. With `notify` the kernel asks a supervisor outside about each, so
-that no attempt goes unseen; otherwise they fail with EACCES.
+`network`: sockets of any family but AF_UNIX. With `notify` the kernel asks a supervisor outside about each,
+so that no attempt goes unseen; otherwise they fail with EACCES.
 """
 
 from __future__ import annotations

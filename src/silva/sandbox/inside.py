@@ -1,33 +1,37 @@
 """The interpreter inside the walls, run from its source: `python -I -S -c SOURCE SETTINGS`, a socket as fd 0.
 
-It imports nothing of Silva. It answers each request (its length in 4 bytes, then JSON: code, stdin) with how the
-call ended (1 byte), a detail (4 bytes), the length of the output (4 bytes), and the output. For each call it
-forks, so that a call finds a warm interpreter and leaves nothing behind; with `keep_state` a call is forked from
-the one before it. Whatever a call can do to this process, it does to itself: the walls are outside.
+It imports nothing of Silva, and little else, to start fast. It answers each request (its length in 4 bytes,
+then code and stdin) with how the call ended (1 byte), a detail (4 bytes), the length of the output (4 bytes)
+and the output. For each call it forks, so that a call finds a warm interpreter and leaves nothing behind;
+with `keep_state` a call is forked from the one before it. Whatever a call can do to this process, it does to
+itself: the walls are outside.
 """
 
-import ast
-import contextlib
+import _ast
+import _signal as signal
+import _struct as struct
 import ctypes
-import json
+import marshal
 import os
 import resource
 import select
-import signal
-import struct
 import sys
 import time
 
 OK, RAISED, TIMEOUT, OUTPUT, SIGNAL, EXIT = range(6)
+NAME = "<python>"  # of the code, in tracebacks
 RAISED_STATUS = 200  # exit status of a call that raised
 DONE, DONE_RAISED, STATUS = 1, 2, 1 << 20  # words of the holder: a status is told as STATUS plus it
 PR_SET_DUMPABLE, PR_SET_CHILD_SUBREAPER, PR_SET_NO_NEW_PRIVS = 4, 36, 38
 SECCOMP_SET_MODE_FILTER, NEW_LISTENER = 1, 8
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
 LIBC = ctypes.CDLL(None, use_errno=True)
 
 
 def main() -> None:
-    settings = json.loads(sys.argv[1])
+    settings = marshal.loads(bytes.fromhex(sys.argv[1]))
     sys.path.extend(settings["paths"])
     sys.argv = [""]
     LIBC.prctl(PR_SET_DUMPABLE, 0, 0, 0, 0)
@@ -47,8 +51,9 @@ def main() -> None:
         resource.setrlimit(number, (min(soft, hard), hard))
     sys.dont_write_bytecode = True
     calls = Kept(settings) if settings["keep_state"] else Calls(settings)
-    while (request := control.request()) is not None:
-        control.answer(*calls.run(request["code"], request["stdin"].encode()))
+    while request := control.request():
+        control.answer(*calls.run(*request))
+        import traceback  # noqa: F401  # while nobody waits: the next call that raises finds it
 
 
 class Control:
@@ -77,7 +82,7 @@ class Control:
 
     def request(self):
         body = read(self.fd)
-        return json.loads(body) if body else None
+        return marshal.loads(body) if body else None
 
     def answer(self, how: int, detail: int, output: bytes) -> None:
         write_all(self.fd, struct.pack("<BiI", how, detail, len(output)) + output)
@@ -110,8 +115,10 @@ class Calls:
         if self.walls:
             end_all({1, os.getpid(), keep})
         else:
-            with contextlib.suppress(ProcessLookupError, PermissionError):
+            try:  # noqa: SIM105
                 os.killpg(group, signal.SIGKILL)
+            except OSError:
+                pass
 
 
 class Kept(Calls):
@@ -123,15 +130,16 @@ class Kept(Calls):
         self.told, tell = os.pipe()  # back
         self.output, output = os.pipe()
         os.set_blocking(self.output, False)
+        os.set_blocking(self.told, False)
         self.holder = os.fork()
         if self.holder == 0:
             hold(order, tell, output)
 
     def run(self, code: str, stdin: bytes):
         ends = time.monotonic() + self.seconds
-        while drained(self.output):
+        while drained(self.output) or drained(self.told):
             pass  # what processes of an earlier call wrote late
-        write(self.orders, json.dumps([code, stdin.decode()]).encode())
+        write(self.orders, marshal.dumps((code, stdin)))
         child = self.word(ends)
         if child <= 0:
             os._exit(1)  # the holder is gone: the host starts another sandbox
@@ -163,7 +171,8 @@ def hold(order: int, tell: int, output: int) -> None:
         os.write(tell, number.to_bytes(4, "little"))
 
     while body := read(order):
-        code, stdin = json.loads(body)
+        reap_all()  # what the code before this one started and did not wait for
+        code, stdin = marshal.loads(body)
         mine, childs = os.pipe()
         child = os.fork()
         if child:
@@ -175,7 +184,10 @@ def hold(order: int, tell: int, output: int) -> None:
             continue
         os.close(mine)
         say(os.getpid())
-        raised = play(code, stdin.encode(), output, names, stay=True)
+        own = os.getpid()
+        raised = play(code, stdin, output, names, stay=True)
+        if os.getpid() != own:
+            os._exit(0)  # a fork that the code made and did not end
         os.write(childs, b"!")  # the parent may go
         os.close(childs)
         say(DONE_RAISED if raised else DONE)
@@ -183,7 +195,7 @@ def hold(order: int, tell: int, output: int) -> None:
 
 
 def play(code: str, stdin: bytes, output: int, names, stay: bool = False):
-    """Run the code in this process, a child. Ends the process, or, to `stay`, says whether the code raised."""
+    """Run the code in this process, a child. Ends the process; to `stay`, says whether the code raised."""
     source = os.open("/tmp", os.O_TMPFILE | os.O_RDWR, 0o600)
     write_all(source, stdin)
     os.lseek(source, 0, os.SEEK_SET)
@@ -195,9 +207,9 @@ def play(code: str, stdin: bytes, output: int, names, stay: bool = False):
         close_all_but()
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     os.setpgid(0, 0)
-    encoding = {"encoding": "utf-8", "errors": "replace", "closefd": False}
-    sys.stdin = open(0, **encoding)
-    sys.stdout, sys.stderr = open(1, "w", **encoding), open(2, "w", buffering=1, **encoding)
+    sys.stdin = open(0, encoding="utf-8", errors="replace", closefd=False)  # noqa: SIM115
+    sys.stdout = open(1, "w", encoding="utf-8", errors="replace", closefd=False)  # noqa: SIM115
+    sys.stderr = open(2, "w", 1, encoding="utf-8", errors="replace", closefd=False)  # noqa: SIM115
     raised, status = False, 0
     try:
         execute(code, names)
@@ -206,13 +218,10 @@ def play(code: str, stdin: bytes, output: int, names, stay: bool = False):
         if isinstance(end.code, str):
             print(end.code, file=sys.stderr)
     except BaseException as error:
-        with contextlib.suppress(Exception):
-            sys.stdout.flush()
-        explain(error)
+        flush()
+        explain(error, code)
         raised = True
-    with contextlib.suppress(Exception):
-        sys.stdout.flush()
-        sys.stderr.flush()
+    flush()
     if not stay:
         os._exit(RAISED_STATUS if raised else status & 255)
     for fd in (0, 1, 2):
@@ -223,29 +232,36 @@ def play(code: str, stdin: bytes, output: int, names, stay: bool = False):
 
 def execute(code: str, names) -> None:
     """As an interactive interpreter does: the value of a last expression is printed."""
-    import linecache
-
-    tree = ast.parse(code, "<python>")
-    linecache.cache["<python>"] = (len(code), None, code.splitlines(True), "<python>")
-    last = tree.body.pop() if tree.body and isinstance(tree.body[-1], ast.Expr) else None
-    exec(compile(tree, "<python>", "exec"), names)
+    tree: Any = compile(code, NAME, "exec", 0x400)  # ast.PyCF_ONLY_AST
+    last = tree.body.pop() if tree.body and isinstance(tree.body[-1], _ast.Expr) else None
+    exec(compile(tree, NAME, "exec"), names)
     if last is not None:
-        value = eval(compile(ast.Expression(last.value), "<python>", "eval"), names)
+        value = eval(compile(_ast.Expression(last.value), NAME, "eval"), names)
         if value is not None:
             print(repr(value))
 
 
-def explain(error: BaseException) -> None:
+def explain(error: BaseException, code: str) -> None:
     """The traceback, from the model's own code on."""
+    import linecache
     import traceback
 
+    linecache.cache[NAME] = (len(code), None, code.splitlines(True), NAME)
     trace = error.__traceback__
-    while trace is not None and trace.tb_frame.f_code.co_filename != "<python>":
+    while trace is not None and trace.tb_frame.f_code.co_filename != NAME:
         trace = trace.tb_next
     try:
         print("".join(traceback.format_exception(type(error), error, trace)), end="", file=sys.stderr)
     except BaseException:  # an exception that cannot be shown
         print(type(error).__name__, file=sys.stderr)
+
+
+def flush() -> None:
+    for stream in (sys.stdout, sys.stderr):
+        try:  # noqa: SIM105
+            stream.flush()
+        except Exception:
+            pass
 
 
 def collect(output: int, end: int, seconds: float, most: int):
@@ -282,15 +298,23 @@ def end_all(spared) -> None:
         alive = False
         for name in os.listdir("/proc"):
             if name.isdecimal() and int(name) not in spared:
-                with contextlib.suppress(OSError, IndexError):
+                try:
                     with open(f"/proc/{name}/stat") as file:
                         alive = alive or file.read().rpartition(")")[2].split()[0] != "Z"
                     os.kill(int(name), signal.SIGKILL)
-        with contextlib.suppress(ChildProcessError):
-            while os.waitpid(-1, os.WNOHANG)[0]:
-                pass
+                except (OSError, IndexError):
+                    pass
+        reap_all()
         if not alive:
             return
+
+
+def reap_all() -> None:
+    try:
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            pass
+    except ChildProcessError:
+        pass
 
 
 def read(fd: int) -> bytes:

@@ -10,11 +10,11 @@ from silva.config.sections import Positive, Section
 
 
 class SandboxSettings(Section):
-    """Walls and limits of a sandbox. Limits hold for one call; memory and processes for all that a sandbox runs,
-    where the machine has cgroups."""
+    """Walls and limits of a sandbox. Where the machine has cgroups, memory and processes hold for all that a
+    sandbox runs."""
 
     sandbox: Literal["auto", "bubblewrap", "userns", "none"] = "auto"
-    """`auto` takes bubblewrap, else a user namespace. `none`: the host's own interpreter, without any wall."""
+    """`auto` takes bubblewrap, else a user namespace. `none`: the host's interpreter without any wall."""
     seconds: Annotated[float, Field(gt=0)] = 10.0
     """Time one call may take."""
     cpu_seconds: Positive = 10
