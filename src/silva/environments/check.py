@@ -1,0 +1,386 @@
+"""Plays an environment without a model and says what is wrong with it: `silva envs check`.
+
+It finds what a run would meet late or never see: a crash on a reply that nobody thought of, an episode that
+never ends, a reward that is not a number, tasks in both splits, equal seeds that give different episodes. It
+does not know whether the questions make sense or the answers are right.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import inspect
+import json
+import math
+import traceback
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from silva.environments.check_play import (
+    MOST_TURNS,
+    Played,
+    as_message,
+    expert_replies,
+    play,
+    random_replies,
+    watched,
+)
+from silva.environments.settings import EnvironmentSettings
+from silva.errors import CapabilityError, ConfigError
+from silva.ports import derive
+from silva.protocols import Forkable, Scripted
+from silva.types import Message, Observation, Split, Step, Task, ToolCall
+
+TASKS = 1000  # of each split that are looked at
+EPISODES = 8  # at random, each on a task of its own
+SLOW = 1.0  # seconds of a step that holds up everything else
+PATIENCE = 120.0  # seconds for one check
+SPLITS: tuple[Split, ...] = ("train", "eval")
+NONSENSE = {
+    "an empty reply": Message("assistant", "", id="n"),
+    "a reply of 1 MB": Message("assistant", "x" * 1_000_000, id="n"),
+    "odd unicode": Message("assistant", "\x00\ud800 \u202e e\u0301 \U0001f9ff", id="n"),
+    "tags that are never closed": Message("assistant", "<answer>" * 50 + "</think>" * 50, id="n"),
+    "a malformed tool call": Message("assistant", "", errors=("malformed tool call: Expecting value",), id="n"),
+    "a call of an unknown tool": Message("assistant", "", tool_calls=(ToolCall("nobody", {"x": 1}, "c"),), id="n"),
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Finding:
+    """`where`: file and line, if something points there. A `note` is no fault."""
+
+    kind: Literal["wrong", "note"]
+    text: str
+    where: str = ""
+
+
+@dataclass
+class Check:
+    """One thing that was looked at. `done` says in words what was seen."""
+
+    name: str
+    done: str = ""
+    findings: list[Finding] = field(default_factory=list)
+
+    @property
+    def ok(self) -> bool:
+        return all(finding.kind == "note" for finding in self.findings)
+
+
+class Examination:
+    """Of one environment. `own`: the file in which a fault is the user's."""
+
+    def __init__(self, settings: EnvironmentSettings) -> None:
+        self.settings = settings
+        self.own = _file(type(settings))
+        self.checks: list[Check] = []
+        self.played: list[Played] = []
+        self.taskset: Any = None
+
+    def run(self) -> list[Check]:
+        """All checks; those that need what an earlier one could not get are left out."""
+        self.checks = []
+        if self._checked("task set", self._tasks):
+            self._checked("episodes", lambda: asyncio.run(_limited(self._episodes())))
+            for name, check in (
+                ("equal seeds", self._equal_seeds),
+                ("nonsense", self._nonsense),
+                ("closing", self._closing),
+                ("forks", self._forks),
+                ("expert", self._expert),
+            ):
+                self._checked(name, lambda check=check: asyncio.run(_limited(check())))  # type: ignore[misc]
+            self._checked("rewards", self._rewards)
+        return self.checks
+
+    # Each check fills `self.check`; what it raises is a finding too.
+
+    def _checked(self, name: str, check: Callable[[], None]) -> bool:
+        self.check = Check(name)
+        self.checks.append(self.check)
+        try:
+            check()
+        except TimeoutError:
+            self._wrong(f"no end after {PATIENCE:g} s", self._at("step"))
+        except CapabilityError as error:
+            self._note(str(error))
+        except ConfigError as error:
+            self._wrong(str(error))
+        except Exception as error:
+            self._raised(error, f"during the check of {name}")
+        return self.check.ok
+
+    def _tasks(self) -> None:
+        self.taskset = self.settings.taskset()
+        again = self.settings.taskset()
+        seen: dict[Split, list[Task]] = {}
+        for split in SPLITS:
+            found = self.taskset.tasks(split)
+            seen[split] = tasks = list(found[:TASKS])
+            if not tasks:
+                self._wrong(f"no tasks in the split {split}", self._at("taskset"))
+            for task in tasks:
+                self._task(task, split)
+            if list(again.tasks(split)[: len(tasks)]) != tasks:
+                self._wrong(
+                    f"taskset() gives other {split} tasks when it is called again", self._at("taskset")
+                )
+        if self.check.ok:
+            both = {t.content(): t for t in seen["train"]}.keys() & {t.content() for t in seen["eval"]}
+            if both:
+                example = next(task for task in seen["eval"] if task.content() in both)
+                self._wrong(
+                    f"{len(both)} problems are in both splits, such as {_short(example.data)}", self._at("taskset")
+                )
+            ids = [task.id for split in SPLITS for task in seen[split]]
+            if len(set(ids)) < len(ids):
+                self._wrong("two tasks have the same id", self._at("taskset"))
+        for note in getattr(self.taskset, "notes", ()):
+            self._note(note)
+        self.check.done = ", ".join(f"{len(seen[split])} {split} tasks" for split in SPLITS)
+
+    def _task(self, task: Task, split: Split) -> None:
+        try:
+            plain = json.loads(json.dumps([task.data, task.answer]))
+        except (TypeError, ValueError) as error:
+            self._wrong(f"task {task.id}: data or answer is no plain JSON: {error}", self._at("taskset"))
+            return
+        if plain != [dict(task.data), task.answer]:
+            self._wrong(
+                f"task {task.id}: data or answer changes when it is written as JSON and read back (a tuple, or "
+                f"a key that is no text?): {_short(task.data)}", self._at("taskset"),
+            )  # fmt: skip
+        if task.split != split:
+            self._wrong(f"task {task.id} says split {task.split!r}, expected {split!r}", self._at("taskset"))
+
+    async def _episodes(self) -> None:
+        tasks = self._some_tasks(EPISODES)
+        for number, task in enumerate(tasks):
+            environment = watched(self.taskset, task)
+            played = await play(environment, random_replies(environment, number))
+            self.played.append(played)
+            self._looked_at(played, environment)
+        turns = sum(len(played.steps) for played in self.played)
+        slowest = max((played.slowest for played in self.played), default=0.0)
+        if slowest > SLOW and not self.settings.workers:
+            self._wrong(
+                f"a step took {slowest:.1f} s; if it computed or blocked, all other episodes waited: set "
+                "workers = 1, or await asyncio.to_thread(...)", self._at("step"),
+            )  # fmt: skip
+        self.check.done = f"{len(self.played)} at random, {turns} turns"
+
+    def _looked_at(self, played: Played, environment: Any) -> None:
+        first, *steps = played.told
+        if not isinstance(first, Observation):
+            self._wrong(f"reset() returned {type(first).__name__}, expected an Observation", self._at("reset"))
+            return
+        if not first.messages:
+            self._wrong("reset() shows no message", self._at("reset"))
+        for step in steps:
+            if not isinstance(step, Step):
+                self._wrong(f"step() returned {type(step).__name__}, expected a Step", self._at("step"))
+                return
+            for kind in ("rewards", "shaped", "metrics"):
+                for name, value in getattr(step, kind).items():
+                    if not isinstance(value, (int, float)) or not math.isfinite(value):
+                        self._wrong(f"{kind}[{name!r}] is {value!r}, expected a finite number", self._at("step"))
+        said = [m for each in played.told for m in _observation(each).messages]
+        if any(message.role == "assistant" for message in said):
+            self._wrong("an observation has a message of the role assistant: that is the model", self._at("step"))
+        if not played.ended:
+            self._wrong(
+                f"an episode did not end in {MOST_TURNS} turns: expected `terminated`, or `truncated` at a limit",
+                self._at("step"),
+            )
+        elif played.success not in (0.0, 1.0):
+            self._wrong(
+                f'the last step has metrics["success"] = {played.success!r}, expected 0.0 or 1.0 in every episode',
+                self._at("step"),
+            )
+
+    async def _equal_seeds(self) -> None:
+        """Noise is of the task's seed; episodes that run side by side share nothing."""
+        tasks = self._some_tasks(4)
+        alone = [await self._random(task, seed) for seed, task in enumerate(tasks)]
+        again = [await self._random(task, seed) for seed, task in enumerate(tasks)]
+        if _told(alone) != _told(again):
+            self._wrong(
+                "the same task and replies give another episode the second time: random numbers must come from "
+                "self.rng, and what is shown must not depend on the order of a set or on the clock",
+                self._difference(alone, again),
+            )
+            return
+        together = await asyncio.gather(*(self._random(task, seed) for seed, task in enumerate(tasks)))
+        if _told(together) != _told(alone):
+            self._wrong(
+                "episodes that run side by side change each other: keep the state in attributes of the episode",
+                self._difference(alone, together),
+            )
+        self.check.done = f"{len(tasks)} episodes three times, once side by side"
+
+    async def _nonsense(self) -> None:
+        task = self._some_tasks(1)[0]
+        for what, message in NONSENSE.items():
+            environment = watched(self.taskset, task)
+            try:
+                played = await play(environment, lambda turn, message=message: message)
+            except CapabilityError:
+                raise
+            except Exception as error:
+                self._raised(error, f"after {what}")
+                continue
+            if not played.ended:
+                self._wrong(f"{what}, repeated, never ends the episode", self._at("step"))
+            elif played.success:
+                self._note(f"{what} counts as a success")
+        self.check.done = f"{len(NONSENSE)} kinds of replies that are none"
+
+    async def _closing(self) -> None:
+        task = self._some_tasks(1)[0]
+        unused, used = self.taskset.environment(task), self.taskset.environment(task)
+        await unused.close()
+        first = await used.reset()
+        before = copy.deepcopy(first)
+        await used.step(await as_message("?", 0))
+        if first != before:
+            self._wrong("step() changes an observation that was returned earlier", self._at("step"))
+        await used.close()
+        await used.close()
+        self.check.done = "before reset(), and twice"
+
+    async def _forks(self) -> None:
+        task = self._some_tasks(1)[0]
+        environment = self.taskset.environment(task)
+        if not isinstance(environment, Forkable):
+            self._note("it has no fork(seed): recipes that branch cannot use it")
+            return
+        replies = random_replies(watched(self.taskset, task), 1)
+        plain, forked = environment, self.taskset.environment(task)
+        await plain.reset()
+        await forked.reset()
+        try:
+            same, other = await forked.fork(task.seed), await forked.fork(task.seed + 1)
+            message = await as_message(replies(0), 0)
+            await other.step(await as_message(replies(7), 0))
+            steps = [await each.step(message) for each in (plain, same, forked)]
+            if _key(steps[0]) != _key(steps[1]):
+                self._wrong("a fork with the episode's own seed goes on differently", self._at("fork"))
+            if _key(steps[0]) != _key(steps[2]):
+                self._wrong("a step of a fork changes the episode it was forked from", self._at("fork"))
+        finally:
+            for each in (plain, forked):
+                await each.close()
+        self.check.done = "same state, own noise"
+
+    async def _expert(self) -> None:
+        tasks = self._some_tasks(EPISODES)
+        if not isinstance(self.taskset.environment(tasks[0]), Scripted):
+            self._note("it has no expert_reply() and random_reply(seed): no warm start, no baselines")
+            return
+        wins = 0
+        for task in tasks:
+            environment = self.taskset.environment(task)
+            played = await play(environment, lambda turn, e=environment: expert_replies(e, turn))  # type: ignore[misc]
+            self.played.append(played)
+            wins += played.success == 1.0
+        if not wins:
+            self._wrong(f"its expert succeeds in none of {len(tasks)} episodes", self._at("expert_reply"))
+        self.check.done = f"succeeds in {wins} of {len(tasks)} episodes"
+
+    def _rewards(self) -> None:
+        """No partial credit may reach the reward of a solution."""
+        ended = [played for played in self.played if played.ended]
+        failed = [played.reward for played in ended if played.success == 0.0]
+        solved = [played.reward for played in ended if played.success == 1.0]
+        if failed and solved and max(failed) >= min(solved):
+            self._wrong(
+                f"an episode that failed earned {max(failed):g}, one that succeeded {min(solved):g}: partial "
+                "credit must stay below the reward of a solution", self._at("step"),
+            )  # fmt: skip
+        self.check.done = f"{len(failed)} failures, {len(solved)} successes"
+
+    # What they use.
+
+    async def _random(self, task: Task, seed: int) -> Played:
+        environment = watched(self.taskset, task)
+        return await play(environment, random_replies(environment, derive(seed, "check")))
+
+    def _some_tasks(self, count: int) -> Sequence[Task]:
+        return list(self.taskset.tasks("train")[:count])
+
+    def _wrong(self, text: str, where: str = "") -> None:
+        finding = Finding("wrong", text, where)
+        if finding not in self.check.findings:
+            self.check.findings.append(finding)
+
+    def _note(self, text: str) -> None:
+        self.check.findings.append(Finding("note", text))
+
+    def _raised(self, error: Exception, when: str) -> None:
+        frames = traceback.extract_tb(error.__traceback__)
+        own = [frame for frame in frames if frame.filename == self.own]
+        library = [frame for frame in frames if not frame.filename.startswith(_SILVA)]
+        frame = (own or library or frames)[-1]
+        where = f"{frame.filename}:{frame.lineno}"
+        self._wrong(f"{frame.name}() raised {type(error).__name__}: {_short(str(error), 300)}, {when}", where)
+
+    def _at(self, method: str) -> str:
+        """File and line of a method of the environment, or of the settings."""
+        for owner in (self._environment_class(), type(self.settings)):
+            function = getattr(owner, method, None)
+            code = getattr(inspect.unwrap(function), "__code__", None) if callable(function) else None
+            if code is not None:
+                return f"{code.co_filename}:{code.co_firstlineno}"
+        return self.own
+
+    def _environment_class(self) -> type | None:
+        try:
+            return type(self.taskset.environment(self._some_tasks(1)[0]))
+        except Exception:  # there is none; what is wrong was said already
+            return None
+
+    def _difference(self, some: Sequence[Played], others: Sequence[Played]) -> str:
+        first = zip(some, others, strict=True)
+        reset = any(_key(a.told[0]) != _key(b.told[0]) for a, b in first if a.told and b.told)
+        return self._at("reset" if reset else "step")
+
+
+def examine(settings: EnvironmentSettings) -> list[Check]:
+    """What `silva envs check` finds."""
+    return Examination(settings).run()
+
+
+_SILVA = str(Path(__file__).parents[1])
+
+
+async def _limited(work: Awaitable[None]) -> None:
+    await asyncio.wait_for(work, PATIENCE)
+
+
+def _file(kind: type) -> str:
+    try:
+        return inspect.getsourcefile(kind) or ""
+    except TypeError:  # made by `create_model`: the class it derives from is in the file
+        return next((_file(base) for base in kind.__bases__ if base is not object), "")
+
+
+def _observation(told: Any) -> Observation:
+    found = getattr(told, "observation", told)
+    return found if isinstance(found, Observation) else Observation()
+
+
+def _told(played: Sequence[Played]) -> list[str]:
+    return [_key(each) for one in played for each in one.told]
+
+
+def _key(told: Any) -> str:
+    return repr(told)
+
+
+def _short(value: Any, most: int = 100) -> str:
+    text = value if isinstance(value, str) else repr(value)
+    text = " ".join(text.split())
+    return text if len(text) <= most else f"{text[: most - 3]}..."
