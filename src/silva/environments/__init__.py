@@ -15,6 +15,8 @@ ENVIRONMENTS: dict[str, str] = {
     "hotpotqa_mc": "silva.environments.hotpotqa_mc:HotpotQA",
     "longbench_v2": "silva.environments.longbench_v2:LongBench",
     "metamath": "silva.environments.metamath:MetaMath",
+    "nemo_gym": "silva.environments.foreign.nemo_gym:NemoGym",
+    "openenv": "silva.environments.foreign.openenv:OpenEnv",
     "reasoning_gym": "silva.environments.foreign.reasoning_gym:ReasoningGym",
     "reverse_text": "silva.environments.reverse_text:ReverseText",
     "textarena": "silva.environments.foreign.textarena:TextArena",
