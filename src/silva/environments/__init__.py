@@ -21,6 +21,7 @@ ENVIRONMENTS: dict[str, str] = {
     "reverse_text": "silva.environments.reverse_text:ReverseText",
     "textarena": "silva.environments.foreign.textarena:TextArena",
     "trl": "silva.environments.foreign.trl:Trl",
+    "verifiers": "silva.environments.foreign.verifiers:Verifiers",
     "webshop": "silva.environments.webshop:WebShop",
     "wiki_search": "silva.environments.wiki_search:WikiSearch",
 }
