@@ -44,6 +44,7 @@ def sole_environment(target: str) -> str:
     """
     if not target.endswith(".py"):
         return target
+
     def fits(value: Any) -> bool:
         return isinstance(value, type) and issubclass(value, EnvironmentSettings)
 
@@ -91,7 +92,14 @@ def as_data(label: str, checks: Sequence[Check]) -> dict[str, Any]:
 
 
 def _row(name: str, target: str) -> dict[str, Any]:
-    row: dict[str, Any] = {"name": name, "about": "", "licence": "", "needs": "", "missing": [], "here": False}
+    row: dict[str, Any] = {
+        "name": name,
+        "about": "",
+        "licence": "",
+        "needs": "",
+        "missing": [],
+        "here": False,
+    }
     try:
         settings = import_settings(target)
         module = importlib.import_module(target.partition(":")[0])

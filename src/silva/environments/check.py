@@ -133,7 +133,8 @@ class Examination:
             if both:
                 example = next(task for task in seen["eval"] if task.content() in both)
                 self._wrong(
-                    f"{len(both)} problems are in both splits, such as {_short(example.data)}", self._at("taskset")
+                    f"{len(both)} problems are in both splits, such as {_short(example.data)}",
+                    self._at("taskset"),
                 )
             ids = [task.id for split in SPLITS for task in seen[split]]
             if len(set(ids)) < len(ids):
@@ -175,7 +176,9 @@ class Examination:
     def _looked_at(self, played: Played, environment: Any) -> None:
         first, *steps = played.told
         if not isinstance(first, Observation):
-            self._wrong(f"reset() returned {type(first).__name__}, expected an Observation", self._at("reset"))
+            self._wrong(
+                f"reset() returned {type(first).__name__}, expected an Observation", self._at("reset")
+            )
             return
         if not first.messages:
             self._wrong("reset() shows no message", self._at("reset"))
@@ -186,10 +189,14 @@ class Examination:
             for kind in ("rewards", "shaped", "metrics"):
                 for name, value in getattr(step, kind).items():
                     if not isinstance(value, (int, float)) or not math.isfinite(value):
-                        self._wrong(f"{kind}[{name!r}] is {value!r}, expected a finite number", self._at("step"))
+                        self._wrong(
+                            f"{kind}[{name!r}] is {value!r}, expected a finite number", self._at("step")
+                        )
         said = [m for each in played.told for m in _observation(each).messages]
         if any(message.role == "assistant" for message in said):
-            self._wrong("an observation has a message of the role assistant: that is the model", self._at("step"))
+            self._wrong(
+                "an observation has a message of the role assistant: that is the model", self._at("step")
+            )
         if not played.ended:
             self._wrong(
                 f"an episode did not end in {MOST_TURNS} turns: expected `terminated`, or `truncated` at a limit",

@@ -16,7 +16,20 @@ from silva.rendering.tool_calls import parse_hermes
 from silva.types import Message, Observation, Step, Task, ToolCall, ToolSpec
 
 MOST_TURNS = 200
-WORDS = ("yes", "no", "left", "up", "A", "B", "1", "7", "42", "[3]", "<answer>5</answer>", "<answer>Up</answer>")
+WORDS = (
+    "yes",
+    "no",
+    "left",
+    "up",
+    "A",
+    "B",
+    "1",
+    "7",
+    "42",
+    "[3]",
+    "<answer>5</answer>",
+    "<answer>Up</answer>",
+)
 Replies = Callable[[int], "Message | str | Awaitable[str]"]
 
 

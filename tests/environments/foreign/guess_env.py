@@ -70,3 +70,8 @@ class NoReward(GuessEnv):
     def reset(self, **kwargs) -> str:
         self.secret, self.reward = 3, None
         return "Guess."
+
+
+class Silent(GuessEnv):
+    def reset(self, **kwargs) -> None:
+        super().reset()

@@ -30,7 +30,9 @@ class Riddle(gymnasium.Env):
     """
 
     metadata = {"render_modes": []}  # noqa: RUF012
-    observation_space = spaces.Dict({"hint": spaces.Text(20, charset="abcdefgh.0123456789"), "left": spaces.Discrete(5)})
+    observation_space = spaces.Dict(
+        {"hint": spaces.Text(20, charset="abcdefgh.0123456789"), "left": spaces.Discrete(5)}
+    )
     action_space = spaces.Text(8, charset="abcdefgh")
 
     def reset(self, *, seed=None, options=None):
@@ -66,7 +68,9 @@ def test_the_first_text_has_the_rules_and_the_drawing() -> None:
 
 
 def test_a_hole_and_a_reply_that_is_no_action(replies_to) -> None:
-    steps = replies_to(LAKE, Task("t", "lake", 0, {"seed": 3}), ["anywhere", "<answer>Right</answer>", "Down"])
+    steps = replies_to(
+        LAKE, Task("t", "lake", 0, {"seed": 3}), ["anywhere", "<answer>Right</answer>", "Down"]
+    )
     assert steps[0].observation.messages[0].content.startswith("No valid action was read. Actions: Left")
     assert [step.shaped["format"] for step in steps] == [-0.1, 0.0, 0.0]
     assert [step.metrics["action_is_valid"] for step in steps] == [0.0, 1.0, 1.0]

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from silva.environments.foreign.library import OwnRandomness, finite, imported, plain, solved
+from silva.environments.foreign.library import OwnRandomness, as_json, finite, imported, plain, solved
 from silva.errors import ConfigError
 
 
@@ -85,3 +85,7 @@ def test_numbers_of_other_types_are_rewards() -> None:
 def test_plain_data_has_one_order_and_no_addresses() -> None:
     data = {1: {"b", "a"}, "n": numpy.arange(2), "o": object(), "t": (1, None)}
     assert plain(data) == {"1": ['"a"', '"b"'], "n": [0, 1], "o": None, "t": [1, None]}
+
+
+def test_what_a_server_gets_is_always_text() -> None:
+    assert as_json({"a": "\ud800 é"}) == '{"a": "? é"}'.encode()

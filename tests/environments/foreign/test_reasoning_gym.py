@@ -24,7 +24,11 @@ class Recorded:
     def create_dataset(self, name: str, seed: int, size: int, **config):
         assert (name, size) == ("leg_counting", 1)
         known = RECORDED["problems"].get(str(seed))
-        entry = known["entry"] if known else {"question": f"How many legs have {seed} men?", "answer": str(2 * seed)}
+        entry = (
+            known["entry"]
+            if known
+            else {"question": f"How many legs have {seed} men?", "answer": str(2 * seed)}
+        )
         scores = known["scores"] if known else {entry["answer"]: 1.0}
 
         def score_answer(answer: str, given: dict) -> float:
@@ -58,7 +62,13 @@ def test_the_recorded_grades(recorded, replies_to) -> None:
     right = task(0).answer
     grades = {
         reply: replies_to(settings, task(0), [reply])[0]
-        for reply in (f"<answer>{right}</answer>", right, f"<answer>x {right}</answer>", "<answer>7</answer>", "")
+        for reply in (
+            f"<answer>{right}</answer>",
+            right,
+            f"<answer>x {right}</answer>",
+            "<answer>7</answer>",
+            "",
+        )
     }
     values = [step.rewards["correct"] for step in grades.values()]
     assert values == [1.0, 1.0, pytest.approx(0.3), 0.0, 0.0]  # 0.6 of the library, times the weight

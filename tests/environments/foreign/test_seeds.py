@@ -7,7 +7,9 @@ from silva.environments.settings import EnvironmentSettings
 
 
 def taskset(begins, **keys):
-    return seeded(EnvironmentSettings(type="mine", eval_size=20, train_size=200, **keys), begins, lambda task: None)
+    return seeded(
+        EnvironmentSettings(type="mine", eval_size=20, train_size=200, **keys), begins, lambda task: None
+    )
 
 
 def begin_of(tasks, begins) -> set[str]:

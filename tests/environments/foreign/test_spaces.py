@@ -18,7 +18,9 @@ READABLE = [
     spaces.MultiDiscrete([2, 5]),
     spaces.MultiBinary(3),
     spaces.Tuple([spaces.Discrete(2), spaces.Text(4, charset="xyz")]),
-    spaces.Dict({"verb": spaces.Text(5, charset="go"), "count": spaces.Discrete(9), "flags": spaces.MultiBinary(2)}),
+    spaces.Dict(
+        {"verb": spaces.Text(5, charset="go"), "count": spaces.Discrete(9), "flags": spaces.MultiBinary(2)}
+    ),
 ]
 
 
@@ -33,7 +35,10 @@ def test_every_action_is_read_as_it_was_written(space) -> None:
 
 
 @pytest.mark.parametrize("space", READABLE, ids=str)
-@given(reply=st.text(max_size=30) | st.sampled_from(["{", "[1", "[]", "{}", "[9, 9]", "[1e400, 0]", "null", "NaN"]))
+@given(
+    reply=st.text(max_size=30)
+    | st.sampled_from(["{", "[1", "[]", "{}", "[9, 9]", "[1e400, 0]", "null", "NaN"])
+)
 def test_any_reply_is_an_action_of_the_space_or_none(space, reply: str) -> None:
     try:
         action = Actions(space).read(reply)
@@ -73,7 +78,12 @@ def test_names_must_fit_the_actions() -> None:
 
 
 def test_observations_are_lines_of_text() -> None:
-    observation = {"position": numpy.int64(4), "text": "a door", "flags": numpy.array([1, 0]), "pair": (1, "b")}
+    observation = {
+        "position": numpy.int64(4),
+        "text": "a door",
+        "flags": numpy.array([1, 0]),
+        "pair": (1, "b"),
+    }
     assert as_text(observation) == "position: 4\ntext: a door\nflags: [1, 0]\npair: 1, b"
 
 

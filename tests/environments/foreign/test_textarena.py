@@ -128,7 +128,9 @@ def test_the_real_library(name) -> None:
 def test_the_recording_is_what_the_library_does(replies_to) -> None:
     pytest.importorskip("textarena", reason="pip install textarena")
     steps = replies_to(MASTERMIND, TASK, [turn["action"] for turn in RECORDED["turns"]])
-    expected = ["\n".join(t for sender, t, _ in turn["observation"] if sender == -1) for turn in RECORDED["turns"]]
+    expected = [
+        "\n".join(t for sender, t, _ in turn["observation"] if sender == -1) for turn in RECORDED["turns"]
+    ]
     said = [step.observation.messages[0].content for step in steps]
     assert said[:2] == expected[:2] and steps[-1].metrics["success"] == 1.0
 

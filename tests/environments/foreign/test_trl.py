@@ -17,7 +17,8 @@ from silva.types import Message, ToolCall
 
 FILE = Path(__file__).parent / "guess_env.py"
 ROWS = tuple(
-    {"prompt": [{"role": "user", "content": f"Game {i}."}], "low": 1, "high": 3 + i, "extra": [i]} for i in range(60)
+    {"prompt": [{"role": "user", "content": f"Game {i}."}], "low": 1, "high": 3 + i, "extra": [i]}
+    for i in range(60)
 )
 
 
@@ -26,7 +27,9 @@ def settings(name: str = "GuessEnv", **keys) -> Trl:
 
 
 def guess(*numbers: int) -> Message:
-    return Message("assistant", "", tool_calls=tuple(ToolCall("guess", {"number": n}) for n in numbers), id="r")
+    return Message(
+        "assistant", "", tool_calls=tuple(ToolCall("guess", {"number": n}) for n in numbers), id="r"
+    )
 
 
 DONE = Message("assistant", "I am done.", id="d")
@@ -88,7 +91,12 @@ def test_what_a_method_raises_is_read_by_the_model_as_in_trl() -> None:
 
 def test_bad_calls_are_answered() -> None:
     environment, _ = started(settings())
-    calls = (ToolCall("_private", {}), ToolCall("reset", {}), ToolCall("guess", {"number": "x"}), ToolCall("hint", {}))
+    calls = (
+        ToolCall("_private", {}),
+        ToolCall("reset", {}),
+        ToolCall("guess", {"number": "x"}),
+        ToolCall("hint", {}),
+    )
     (step,) = played(environment, Message("assistant", "", tool_calls=calls, id="r"))
     said = [message.content for message in step.observation.messages]
     assert said[0].startswith("Error: no tool called '_private'")
@@ -144,9 +152,12 @@ def test_what_is_no_environment_is_said_at_the_start(name, error, words) -> None
 
 
 def test_nothing_to_show_is_said() -> None:
-    taskset = settings(rows=({"low": 1},) * 1 + tuple({"low": n} for n in range(2, 60))).taskset()
-    environment = taskset.environment(taskset.tasks("train")[0])
-    assert asyncio.run(environment.reset()).messages  # the class says something itself
+    with pytest.raises(
+        ConfigError, match="nothing to show: expected a row with `prompt`, or text from reset"
+    ):
+        started(settings("Silent"))
+    _, observation = started(settings("Silent", rows=ROWS))
+    assert observation.messages[0].content.startswith("Game ")
     with pytest.raises(ValueError, match="expected one of path, hub and rows, got path and rows"):
         settings(path="rows.jsonl", rows=ROWS)
 

@@ -143,5 +143,7 @@ def test_nothing_is_wrong_with_it(sums) -> None:
 
 def test_a_missing_library(monkeypatch) -> None:
     monkeypatch.setitem(sys.modules, "verifiers", None)  # as if it were not installed
-    with pytest.raises(ConfigError, match=r"environment verifiers: cannot import verifiers.*pip install 'verifiers"):
+    with pytest.raises(
+        ConfigError, match=r"environment verifiers: cannot import verifiers.*pip install 'verifiers"
+    ):
         Verifiers(taskset_id="gsm8k").taskset()

@@ -36,6 +36,11 @@ def imported(module: str, kind: str, package: str) -> Any:
         ) from error
 
 
+def as_json(value: Any) -> bytes:
+    """For a server: half a surrogate pair, which a model can sample, is no text for most of them."""
+    return json.dumps(value, ensure_ascii=False).encode("utf-8", "replace")
+
+
 def solved(total: float, solved_at: float) -> bool:
     """Whether rewards that add up to `total` count as a solution."""
     return total >= solved_at - ROUNDING

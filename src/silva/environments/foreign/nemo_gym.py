@@ -27,7 +27,7 @@ from silva.environments.foreign.dialogue import (
     ForeignSession,
     Graded,
 )
-from silva.environments.foreign.library import imported
+from silva.environments.foreign.library import as_json, imported
 from silva.environments.rows import Row, read_rows
 from silva.environments.tasks import Draft, listed
 from silva.errors import ConfigError, SilvaError
@@ -38,7 +38,13 @@ if TYPE_CHECKING:
     from silva.protocols import TaskSet
 
 PACKAGE = "silva[search]"  # httpx2
-ROLES: Mapping[str, Role] = {"developer": "system", "system": "system", "user": "user", "assistant": "assistant"}
+ROLES: Mapping[str, Role] = {
+    "developer": "system",
+    "system": "system",
+    "user": "user",
+    "assistant": "assistant",
+}
+JSON = {"Content-Type": "application/json"}
 SHOWN = 300  # characters of an answer in a message
 
 
@@ -105,7 +111,7 @@ class NemoGymSession(ForeignSession):
             NemoGymFault: there is none.
         """
         try:
-            return await self.client.post(path, json=body)
+            return await self.client.post(path, content=as_json(body), headers=JSON)
         except self.library.HTTPError as error:
             name = type(error).__name__
             raise NemoGymFault(f"nemo_gym: {self.settings.url}{path}: {name}: {error}") from error

@@ -32,7 +32,7 @@ from silva.environments.foreign.dialogue import (
     ForeignSession,
     Graded,
 )
-from silva.environments.foreign.library import finite, imported, solved
+from silva.environments.foreign.library import as_json, finite, imported, solved
 from silva.environments.foreign.seeds import seeded
 from silva.errors import SilvaError
 from silva.tools.function import ToolError
@@ -159,7 +159,7 @@ class OpenEnvSession(ForeignSession):
         closed = imported("websockets.exceptions", self.settings.type, PACKAGE).WebSocketException
         try:
             async with self._alone, asyncio.timeout(self.settings.timeout):
-                await self.connection.send(json.dumps({"type": kind, "data": dict(data)}))
+                await self.connection.send(as_json({"type": kind, "data": dict(data)}).decode())
                 answer = json.loads(await self.connection.recv())
         except (OSError, TimeoutError, ValueError, closed) as error:
             raise OpenEnvFault(f"openenv: {kind}: no answer: {type(error).__name__}: {error}") from error
