@@ -15,7 +15,7 @@ from silva.environments.settings import EnvironmentSettings
 from silva.errors import ConfigError
 
 if TYPE_CHECKING:
-    from silva.environments.check import Check
+    from silva.environments.check_findings import Check
 
 
 def listed(targets: Mapping[str, str]) -> list[dict[str, Any]]:

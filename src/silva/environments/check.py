@@ -9,31 +9,32 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import dataclasses
+import functools
 import inspect
 import json
 import math
-import traceback
+import time
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
+from silva.environments.check_findings import Check, Finding, file_of, raised, short
 from silva.environments.check_play import (
     MOST_TURNS,
     Played,
+    Watched,
     as_message,
     expert_replies,
     play,
     random_replies,
-    watched,
 )
 from silva.environments.settings import EnvironmentSettings
 from silva.errors import CapabilityError, ConfigError
-from silva.ports import derive
 from silva.protocols import Forkable, Scripted
 from silva.types import Message, Observation, Split, Step, Task, ToolCall
 
 TASKS = 1000  # of each split that are looked at
+DRAWING = 10.0  # seconds for drawing them: a library may take long for each
 EPISODES = 8  # at random, each on a task of its own
 SLOW = 1.0  # seconds of a step that holds up everything else
 PATIENCE = 120.0  # seconds for one check
@@ -43,31 +44,9 @@ NONSENSE = {
     "a reply of 1 MB": Message("assistant", "x" * 1_000_000, id="n"),
     "odd unicode": Message("assistant", "\x00\ud800 \u202e e\u0301 \U0001f9ff", id="n"),
     "tags that are never closed": Message("assistant", "<answer>" * 50 + "</think>" * 50, id="n"),
-    "a malformed tool call": Message("assistant", "", errors=("malformed tool call: Expecting value",), id="n"),
-    "a call of an unknown tool": Message("assistant", "", tool_calls=(ToolCall("nobody", {"x": 1}, "c"),), id="n"),
+    "a malformed tool call": Message("assistant", "", errors=("malformed tool call: no value",), id="n"),
+    "a call of an unknown tool": Message("assistant", "", tool_calls=(ToolCall("?", {"x": 1}, "c"),), id="n"),
 }  # fmt: skip
-
-
-@dataclass(frozen=True)
-class Finding:
-    """`where`: file and line, if something points there. A `note` is no fault."""
-
-    kind: Literal["wrong", "note"]
-    text: str
-    where: str = ""
-
-
-@dataclass
-class Check:
-    """One thing that was looked at. `done` says in words what was seen."""
-
-    name: str
-    done: str = ""
-    findings: list[Finding] = field(default_factory=list)
-
-    @property
-    def ok(self) -> bool:
-        return all(finding.kind == "note" for finding in self.findings)
 
 
 class Examination:
@@ -75,7 +54,7 @@ class Examination:
 
     def __init__(self, settings: EnvironmentSettings) -> None:
         self.settings = settings
-        self.own = _file(type(settings))
+        self.own = file_of(type(settings))
         self.checks: list[Check] = []
         self.played: list[Played] = []
         self.taskset: Any = None
@@ -84,15 +63,15 @@ class Examination:
         """All checks; those that need what an earlier one could not get are left out."""
         self.checks = []
         if self._checked("task set", self._tasks):
-            self._checked("episodes", lambda: asyncio.run(_limited(self._episodes())))
             for name, check in (
+                ("episodes", self._episodes),
                 ("equal seeds", self._equal_seeds),
                 ("nonsense", self._nonsense),
                 ("closing", self._closing),
                 ("forks", self._forks),
                 ("expert", self._expert),
             ):
-                self._checked(name, lambda check=check: asyncio.run(_limited(check())))  # type: ignore[misc]
+                self._checked(name, functools.partial(_limited, check))
             self._checked("rewards", self._rewards)
         return self.checks
 
@@ -119,12 +98,13 @@ class Examination:
         seen: dict[Split, list[Task]] = {}
         for split in SPLITS:
             found = self.taskset.tasks(split)
-            seen[split] = tasks = list(found[:TASKS])
+            seen[split] = tasks = _first(found)
             if not tasks:
                 self._wrong(f"no tasks in the split {split}", self._at("taskset"))
             for task in tasks:
                 self._task(task, split)
-            if list(again.tasks(split)[: len(tasks)]) != tasks:
+            repeated = min(len(tasks), EPISODES)
+            if list(again.tasks(split)[:repeated]) != tasks[:repeated]:
                 self._wrong(
                     f"taskset() gives other {split} tasks when it is called again", self._at("taskset")
                 )
@@ -133,7 +113,7 @@ class Examination:
             if both:
                 example = next(task for task in seen["eval"] if task.content() in both)
                 self._wrong(
-                    f"{len(both)} problems are in both splits, such as {_short(example.data)}",
+                    f"{len(both)} problems are in both splits, such as {short(example.data)}",
                     self._at("taskset"),
                 )
             ids = [task.id for split in SPLITS for task in seen[split]]
@@ -151,8 +131,8 @@ class Examination:
             return
         if plain != [dict(task.data), task.answer]:
             self._wrong(
-                f"task {task.id}: data or answer changes when it is written as JSON and read back (a tuple, or "
-                f"a key that is no text?): {_short(task.data)}", self._at("taskset"),
+                f"task {task.id}: data or answer is not the same after JSON (a tuple, or a key that is no "
+                f"text?): {short(task.data)}", self._at("taskset"),
             )  # fmt: skip
         if task.split != split:
             self._wrong(f"task {task.id} says split {task.split!r}, expected {split!r}", self._at("taskset"))
@@ -160,7 +140,7 @@ class Examination:
     async def _episodes(self) -> None:
         tasks = self._some_tasks(EPISODES)
         for number, task in enumerate(tasks):
-            environment = watched(self.taskset, task)
+            environment = self._watched(task)
             played = await play(environment, random_replies(environment, number))
             self.played.append(played)
             self._looked_at(played, environment)
@@ -199,12 +179,12 @@ class Examination:
             )
         if not played.ended:
             self._wrong(
-                f"an episode did not end in {MOST_TURNS} turns: expected `terminated`, or `truncated` at a limit",
+                f"an episode did not end in {MOST_TURNS} turns: expected `terminated`, or `truncated`",
                 self._at("step"),
             )
         elif played.success not in (0.0, 1.0):
             self._wrong(
-                f'the last step has metrics["success"] = {played.success!r}, expected 0.0 or 1.0 in every episode',
+                f'the last step has metrics["success"] = {played.success!r}, expected 0.0 or 1.0',
                 self._at("step"),
             )
 
@@ -215,15 +195,24 @@ class Examination:
         again = [await self._random(task, seed) for seed, task in enumerate(tasks)]
         if _told(alone) != _told(again):
             self._wrong(
-                "the same task and replies give another episode the second time: random numbers must come from "
-                "self.rng, and what is shown must not depend on the order of a set or on the clock",
+                "the same task and replies give another episode the second time: random numbers must come "
+                "from self.rng, and what is shown must not depend on the order of a set or on the clock",
                 self._difference(alone, again),
             )
             return
+        other = self._watched(dataclasses.replace(tasks[0], seed=tasks[0].seed + 1))
+        try:
+            if repr(await other.reset()) != repr(alone[0].told[0]):
+                self._wrong(
+                    "another episode of the same task begins with another text: what is asked must depend on "
+                    "task.data, and only what happens by chance on task.seed", self._at("reset"),
+                )  # fmt: skip
+        finally:
+            await other.close()
         together = await asyncio.gather(*(self._random(task, seed) for seed, task in enumerate(tasks)))
         if _told(together) != _told(alone):
             self._wrong(
-                "episodes that run side by side change each other: keep the state in attributes of the episode",
+                "episodes that run side by side change each other: keep state in attributes of the episode",
                 self._difference(alone, together),
             )
         self.check.done = f"{len(tasks)} episodes three times, once side by side"
@@ -231,7 +220,7 @@ class Examination:
     async def _nonsense(self) -> None:
         task = self._some_tasks(1)[0]
         for what, message in NONSENSE.items():
-            environment = watched(self.taskset, task)
+            environment = self._watched(task)
             try:
                 played = await play(environment, lambda turn, message=message: message)
             except CapabilityError:
@@ -260,25 +249,27 @@ class Examination:
 
     async def _forks(self) -> None:
         task = self._some_tasks(1)[0]
-        environment = self.taskset.environment(task)
-        if not isinstance(environment, Forkable):
+        plain, forked = self._watched(task), self._watched(task)
+        if not isinstance(plain.inner, Forkable):
             self._note("it has no fork(seed): recipes that branch cannot use it")
             return
-        replies = random_replies(watched(self.taskset, task), 1)
-        plain, forked = environment, self.taskset.environment(task)
-        await plain.reset()
-        await forked.reset()
+        opened: list[Any] = [plain, forked]
         try:
-            same, other = await forked.fork(task.seed), await forked.fork(task.seed + 1)
+            await plain.reset()
+            await forked.reset()
+            for seed in (task.seed, task.seed + 1):
+                opened.append(await forked.inner.fork(seed))
+            same, other = opened[2:]
+            replies = random_replies(forked, 1)
             message = await as_message(replies(0), 0)
             await other.step(await as_message(replies(7), 0))
-            steps = [await each.step(message) for each in (plain, same, forked)]
-            if _key(steps[0]) != _key(steps[1]):
+            steps = [repr(await each.step(message)) for each in (plain, same, forked)]
+            if steps[0] != steps[1]:
                 self._wrong("a fork with the episode's own seed goes on differently", self._at("fork"))
-            if _key(steps[0]) != _key(steps[2]):
+            if steps[0] != steps[2]:
                 self._wrong("a step of a fork changes the episode it was forked from", self._at("fork"))
         finally:
-            for each in (plain, forked):
+            for each in opened:
                 await each.close()
         self.check.done = "same state, own noise"
 
@@ -290,7 +281,7 @@ class Examination:
         wins = 0
         for task in tasks:
             environment = self.taskset.environment(task)
-            played = await play(environment, lambda turn, e=environment: expert_replies(e, turn))  # type: ignore[misc]
+            played = await play(environment, expert_replies(environment))
             self.played.append(played)
             wins += played.success == 1.0
         if not wins:
@@ -312,8 +303,11 @@ class Examination:
     # What they use.
 
     async def _random(self, task: Task, seed: int) -> Played:
-        environment = watched(self.taskset, task)
-        return await play(environment, random_replies(environment, derive(seed, "check")))
+        environment = self._watched(task)
+        return await play(environment, random_replies(environment, seed))
+
+    def _watched(self, task: Task) -> Watched:
+        return Watched(self.taskset.environment(task))
 
     def _some_tasks(self, count: int) -> Sequence[Task]:
         return list(self.taskset.tasks("train")[:count])
@@ -327,12 +321,7 @@ class Examination:
         self.check.findings.append(Finding("note", text))
 
     def _raised(self, error: Exception, when: str) -> None:
-        frames = traceback.extract_tb(error.__traceback__)
-        own = [frame for frame in frames if frame.filename == self.own]
-        library = [frame for frame in frames if not frame.filename.startswith(_SILVA)]
-        frame = (own or library or frames)[-1]
-        where = f"{frame.filename}:{frame.lineno}"
-        self._wrong(f"{frame.name}() raised {type(error).__name__}: {_short(str(error), 300)}, {when}", where)
+        self.check.findings.append(raised(error, when, self.own))
 
     def _at(self, method: str) -> str:
         """File and line of a method of the environment, or of the settings."""
@@ -351,7 +340,7 @@ class Examination:
 
     def _difference(self, some: Sequence[Played], others: Sequence[Played]) -> str:
         first = zip(some, others, strict=True)
-        reset = any(_key(a.told[0]) != _key(b.told[0]) for a, b in first if a.told and b.told)
+        reset = any(repr(a.told[0]) != repr(b.told[0]) for a, b in first if a.told and b.told)
         return self._at("reset" if reset else "step")
 
 
@@ -360,18 +349,21 @@ def examine(settings: EnvironmentSettings) -> list[Check]:
     return Examination(settings).run()
 
 
-_SILVA = str(Path(__file__).parents[1])
+def _limited(check: Callable[[], Awaitable[None]]) -> None:
+    async def run() -> None:
+        await asyncio.wait_for(check(), PATIENCE)
+
+    asyncio.run(run())
 
 
-async def _limited(work: Awaitable[None]) -> None:
-    await asyncio.wait_for(work, PATIENCE)
-
-
-def _file(kind: type) -> str:
-    try:
-        return inspect.getsourcefile(kind) or ""
-    except TypeError:  # made by `create_model`: the class it derives from is in the file
-        return next((_file(base) for base in kind.__bases__ if base is not object), "")
+def _first(tasks: Sequence[Task]) -> list[Task]:
+    found: list[Task] = []
+    until = time.perf_counter() + DRAWING
+    for index in range(min(len(tasks), TASKS)):
+        found.append(tasks[index])
+        if time.perf_counter() > until:
+            break
+    return found
 
 
 def _observation(told: Any) -> Observation:
@@ -380,14 +372,4 @@ def _observation(told: Any) -> Observation:
 
 
 def _told(played: Sequence[Played]) -> list[str]:
-    return [_key(each) for one in played for each in one.told]
-
-
-def _key(told: Any) -> str:
-    return repr(told)
-
-
-def _short(value: Any, most: int = 100) -> str:
-    text = value if isinstance(value, str) else repr(value)
-    text = " ".join(text.split())
-    return text if len(text) <= most else f"{text[: most - 3]}..."
+    return [repr(each) for one in played for each in one.told]

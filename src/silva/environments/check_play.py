@@ -5,15 +5,15 @@ from __future__ import annotations
 import inspect
 import random
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from silva.errors import CapabilityError
 from silva.ports import derive
-from silva.protocols import Environment, Scripted, TaskSet
+from silva.protocols import Environment, Scripted
 from silva.rendering.tool_calls import parse_hermes
-from silva.types import Message, Observation, Step, Task, ToolCall, ToolSpec
+from silva.types import Message, Observation, Step, ToolCall, ToolSpec
 
 MOST_TURNS = 200
 WORDS = (
@@ -30,12 +30,12 @@ WORDS = (
     "<answer>5</answer>",
     "<answer>Up</answer>",
 )
-Replies = Callable[[int], "Message | str | Awaitable[str]"]
+Replies = Callable[[int], Any]  # turn -> a message, a text, or what gives one when awaited
 
 
 @dataclass
 class Played:
-    """An episode: what was told, and the methods in which the time went."""
+    """An episode: what was told, and how long the slowest step took."""
 
     told: list[Observation | Step] = field(default_factory=list)
     ended: bool = False
@@ -84,57 +84,53 @@ async def as_message(reply: Any, turn: int) -> Message:
     )
 
 
-def random_replies(environment: Environment, seed: int) -> Replies:
+class Watched:
+    """An environment whose offered tools are remembered, so that they can be called at random."""
+
+    def __init__(self, inner: Any) -> None:
+        self.inner = inner
+        self.tools: Sequence[ToolSpec] = ()
+
+    async def reset(self) -> Observation:
+        observation = await self.inner.reset()
+        self._see(observation)
+        return observation
+
+    async def step(self, message: Message) -> Step:
+        step = await self.inner.step(message)
+        self._see(getattr(step, "observation", None))
+        return step
+
+    async def close(self) -> None:
+        await self.inner.close()
+
+    def _see(self, observation: Any) -> None:
+        self.tools = getattr(observation, "tools", ()) or self.tools
+
+
+def random_replies(environment: Watched, seed: int) -> Replies:
     """The environment's own random replies; if it has none, tool calls that fit their schema, and words."""
-    own = isinstance(environment, Scripted)
+    own = isinstance(environment.inner, Scripted)
 
     async def reply(turn: int) -> Any:
         nonlocal own
         if own:
             try:
-                said = environment.random_reply(derive(seed, turn))  # type: ignore[attr-defined]
+                said = environment.inner.random_reply(derive(seed, turn))
                 return await said if inspect.isawaitable(said) else said
             except CapabilityError:
                 own = False
-        return guessed(offered(environment), random.Random(f"{seed}/{turn}"), turn)
+        return guessed(environment.tools, random.Random(f"{seed}/{turn}"), turn)
 
     return reply
 
 
-async def expert_replies(environment: Any, turn: int) -> str:
-    said = environment.expert_reply()
-    return await said if inspect.isawaitable(said) else said
+def expert_replies(environment: Any) -> Replies:
+    async def reply(turn: int) -> str:
+        said = environment.expert_reply()
+        return await said if inspect.isawaitable(said) else said
 
-
-def watched(taskset: TaskSet, task: Task) -> Any:
-    """The environment of a task, which remembers which tools it offered last (see `offered`)."""
-    return _Watched(taskset.environment(task))
-
-
-def offered(environment: Any) -> Sequence[ToolSpec]:
-    return environment.tools if isinstance(environment, _Watched) else ()
-
-
-class _Watched:
-    def __init__(self, inner: Any) -> None:
-        self.inner, self.tools = inner, ()
-
-    def __getattr__(self, name: str) -> Any:
-        if name == "inner":  # while it is copied
-            raise AttributeError(name)
-        return getattr(self.inner, name)
-
-    async def reset(self) -> Any:
-        return self._seen(await self.inner.reset())
-
-    async def step(self, message: Message) -> Any:
-        step = await self.inner.step(message)
-        self._seen(getattr(step, "observation", None))
-        return step
-
-    def _seen(self, observation: Any) -> Any:
-        self.tools = getattr(observation, "tools", ()) or self.tools
-        return observation
+    return reply
 
 
 def guessed(tools: Sequence[ToolSpec], rng: random.Random, turn: int) -> Message:

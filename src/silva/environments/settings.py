@@ -16,7 +16,7 @@ class EnvironmentSettings(Section):
     """Base of the settings of an environment: `type` picks the class, `taskset` builds the environment."""
 
     licence: ClassVar[str] = ""
-    """Of what the environment is made of, for `silva envs`; empty: that of the package which has the class."""
+    """Of what the environment is made of, for `silva envs`; empty: that of its package."""
     needs: ClassVar[str] = ""
     """What must be given or be there, such as keys without a default, data or a server; empty: nothing."""
     packages: ClassVar[tuple[str, ...]] = ()

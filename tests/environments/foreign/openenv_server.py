@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 RECORDED = json.loads((Path(__file__).parent / "recordings" / "openenv.json").read_text())
-"""What servers of openenv 0.10.0 said: one whose action is a text, one with two fields, one with tools of MCP."""
+"""What servers of openenv 0.10.0 said: actions of one text, of two fields, and tools of MCP."""
 Answer = Callable[[dict[str, Any]], "dict[str, Any] | None"]
 
 

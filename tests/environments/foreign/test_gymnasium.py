@@ -78,7 +78,7 @@ def test_a_hole_and_a_reply_that_is_no_action(replies_to) -> None:
 
 
 def test_a_seed_gives_the_episode_of_gymnasium_with_the_chance_of_the_task(replies_to) -> None:
-    """The problem is gymnasium's for this seed; what happens by chance differs with the seed of the episode."""
+    """The problem is gymnasium's; what happens by chance differs with the seed of the episode."""
     settings = Gymnasium(id="SilvaRiddle-v0", eval_size=4, train_size=20)
     theirs = gymnasium.make("SilvaRiddle-v0")
     observation, _ = theirs.reset(seed=11)

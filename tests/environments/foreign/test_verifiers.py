@@ -1,4 +1,4 @@
-"""Task sets of verifiers, where it is installed (its versions of openai and mcp need an environment of their own)."""
+"""Task sets of verifiers, where it is installed: its openai and mcp are older than Silva's."""
 
 from __future__ import annotations
 

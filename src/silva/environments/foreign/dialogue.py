@@ -110,4 +110,7 @@ class _Opened:
     """A `silva.protocols.Toolset` of one episode."""
 
     def __init__(self, open_session: Callable[[int], Awaitable[ForeignSession]]) -> None:
-        self.open = open_session
+        self._open = open_session
+
+    async def open(self, seed: int) -> ForeignSession:
+        return await self._open(seed)

@@ -152,7 +152,8 @@ class NemoGymSession(ForeignSession):
             return {}  # what it says is not needed
         if not isinstance(told, dict):
             raise NemoGymFault(
-                f"nemo_gym: {self.settings.url}{path}: status {response.status_code}: {response.text[:SHOWN]!r}"
+                f"nemo_gym: {self.settings.url}{path}: status {response.status_code}: "
+                f"{response.text[:SHOWN]!r}"
             )
         return told
 

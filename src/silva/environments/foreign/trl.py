@@ -158,9 +158,7 @@ def _check(settings: Trl, factory: Callable[[], Any]) -> None:
     """That the class has what is needed, and that all of its tools can be described: at the start."""
     instance = factory()
     if not callable(getattr(instance, "reset", None)):
-        raise ConfigError(
-            f"environment {settings.label}: {type(instance).__name__} has no method reset(), which TRL requires"
-        )
+        raise ConfigError(f"environment {settings.label}: {type(instance).__name__} has no method reset()")
     TrlSession(settings, instance, OwnRandomness(0), 0)
 
 
@@ -214,7 +212,8 @@ def _opening(settings: Trl, row: Mapping[str, Any] | None, shown: str | None) ->
         said = [("user", shown)]
     if not said:
         raise ConfigError(
-            f"environment {settings.label}: nothing to show: expected a row with `prompt`, or text from reset()"
+            f"environment {settings.label}: nothing to show: expected a row with `prompt`, or text from "
+            "reset()"
         )
     return said
 

@@ -5,8 +5,8 @@
     config = {limit = 500}                # of the task set; for v0, the arguments of load_environment
 
 A task's prompt is shown, methods marked `@vf.tool` of its toolsets are called in this process, and its
-`@vf.reward` functions grade. What drives a model by itself (an `Env` with several agents, a harness, stops and
-intercepts) or needs a runtime (a container, a sandbox) is refused: Silva plays the episode, one agent, no box.
+`@vf.reward` functions grade. What drives a model by itself (an `Env` with several agents, a harness, stops
+and intercepts) or needs a runtime (a container, a sandbox) is refused: Silva plays the episode.
 """
 
 from __future__ import annotations
@@ -207,8 +207,8 @@ def _refuse_what_drives(settings: Verifiers, v1: Any, task: Any, taskset: Any) -
             wrong.append(f"the tools of {type(each).__name__}, which has a register() of its own")
     if wrong:
         raise CapabilityError(
-            f"environment {settings.label}: {type(task).__name__} needs {', '.join(wrong)}; Silva plays tasks "
-            "with a prompt, tools and rewards"
+            f"environment {settings.label}: {type(task).__name__} needs {', '.join(wrong)}; Silva plays "
+            "tasks with a prompt, tools and rewards"
         )
 
 
@@ -248,7 +248,7 @@ def _draft(settings: Verifiers, index: int, task: Any) -> Draft:
         raise CapabilityError(f"environment {settings.label}: task {index}: {error}") from None
     if not any(role == "user" for role, _ in opening):
         raise CapabilityError(
-            f"environment {settings.label}: task {index} has no prompt: its user speaks first, which Silva cannot play"
+            f"environment {settings.label}: task {index} has no prompt; a user who speaks first cannot be played"
         )
     shown = [{"role": role, "content": text} for role, text in opening]
     # Two tasks with the same prompt belong to one split.
