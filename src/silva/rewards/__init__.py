@@ -2,6 +2,7 @@
 
 REWARDS: dict[str, str] = {
     "exact_match": "silva.rewards.exact_match:ExactMatch",
+    "function": "silva.rewards.function:Function",
     "letter": "silva.rewards.letter:Letter",
     "token_f1": "silva.rewards.token_f1:TokenF1",
 }

@@ -1,9 +1,9 @@
 """Multiple choice: 1 for the right letter, else 0.
 
 The final answer must name one letter: alone (`B`, `(B)`, `b`), with the option's text (`B. Paris`) or in a
-sentence (`It is B`). An answer that names two different letters, such as "A B C D" or "A or B", names none. So
-does "B. Vitamin C": a letter that stands alone in the option's text cannot be told from a second choice. "A"
-and "I" before a word in lower case are words.
+sentence (`It is B`). An answer that names two different letters, such as "A B C D" or "A or B", names none.
+So does "B. Vitamin C": a letter that stands alone in the option's text cannot be told from a second choice.
+"A" and "I" before a word in lower case are words.
 """
 
 from __future__ import annotations
