@@ -4,6 +4,7 @@ REWARDS: dict[str, str] = {
     "exact_match": "silva.rewards.exact_match:ExactMatch",
     "function": "silva.rewards.function:Function",
     "letter": "silva.rewards.letter:Letter",
+    "math": "silva.rewards.maths:Math",
     "token_f1": "silva.rewards.token_f1:TokenF1",
 }
 """Value of `type` in the configuration -> module and settings class."""
