@@ -1,0 +1,169 @@
+"""`silva attack`: cheating agents against a reward.
+
+    tasks x cheats ──> attempts ──> reward ──> solved, or worth as much as an honest solution: a hole
+
+A task counts only if the reward solves it for some honest reply: where nobody wins, a cheat that loses proves
+nothing. What is tried is data, in `silva.rewards.cheats`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from silva.environments.row_shapes import problem, recognised
+from silva.environments.rows import read_rows
+from silva.errors import ConfigError, SilvaError
+from silva.protocols import Attempt, Reward, Score
+from silva.rewards.cheats import CHEATS, EXAMPLES, HONEST, Cheat, Example, attempts
+from silva.types import Message
+
+AT_ONCE = 16  # attempts that are graded at the same time
+MAX_TASKS = 20  # of a file
+SHOWN = 60  # characters of a reply
+OTHERS = ("something else", "another thing", "none of these")  # wrong answers, where the data has too few
+
+
+@dataclass
+class Finding:
+    """What one cheat got: `holes` are replies that were worth a solution."""
+
+    name: str
+    about: str
+    tried: int = 0
+    solved: int = 0
+    best: float | None = None  # the highest value it got
+    holes: list[str] = field(default_factory=list)
+    faults: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Report:
+    """`honest`: the least value of an honest solution. `left_out`: tasks that no honest reply solves, and why."""
+
+    tasks: int
+    honest: float
+    findings: list[Finding]
+    left_out: list[str]
+
+    @property
+    def holes(self) -> int:
+        return sum(len(finding.holes) for finding in self.findings)
+
+    def plain(self) -> dict[str, Any]:
+        return {"holes": self.holes, **asdict(self)}
+
+
+def examples_of(path: str) -> dict[str, tuple[Example, ...]]:
+    """Tasks of a file of rows, at most MAX_TASKS; answers of other rows are the wrong ones."""
+    rows = read_rows(path)
+    first = next(rows, None)
+    if first is None:
+        raise ConfigError(f"{path}: holds no rows")
+    shape = recognised(first)
+    chosen = [problem(row, shape) for row in itertools.islice(itertools.chain([first], rows), MAX_TASKS)]
+    if any(each.answer is None for each in chosen):
+        raise ConfigError(f"{path}: expected rows with an answer, read as {shape}")
+    answers = list(dict.fromkeys(_text(each.answer) for each in chosen))
+    found = []
+    for each in chosen:
+        others = [answer for answer in answers if answer != _text(each.answer)]
+        wrong = (*others, *OTHERS)[:3]
+        prompt = each.messages[-1].content
+        found.append(Example(prompt, each.answer, wrong, "", each.columns, each.messages))  # type: ignore[arg-type]
+    return {path: tuple(found)}
+
+
+def attack(
+    reward: Reward,
+    examples: Mapping[str, Sequence[Example]] = EXAMPLES,
+    cheats: Sequence[Cheat] = CHEATS,
+) -> Report:
+    """Tries every cheat on every task that an honest reply solves.
+
+    Raises:
+        ConfigError: there is no such task.
+    """
+    return asyncio.run(_attack(reward, examples, cheats))
+
+
+async def _attack(
+    reward: Reward, examples: Mapping[str, Sequence[Example]], cheats: Sequence[Cheat]
+) -> Report:
+    grade = _Grader(reward)
+    solvable, least, left_out = [], float("inf"), []
+    for kind, group in examples.items():
+        for example in group:
+            scores = await grade.all(attempts(HONEST, example))
+            solved = [score.value for score in scores if isinstance(score, Score) and score.solved]
+            if solved:
+                solvable.append(example)
+                least = min(least, *solved)
+            else:
+                fault = next((str(score) for score in scores if not isinstance(score, Score)), "not solved")
+                left_out.append(f"{kind}: {_short(example.prompt)}: {fault}")
+    if not solvable:
+        raise ConfigError(
+            "no honest reply solves any task, so a cheat that loses proves nothing: give tasks that fit the "
+            f"reward with --data. {'; '.join(dict.fromkeys(left_out))[:500]}"
+        )
+    findings = [await _tried(grade, cheat, solvable, least) for cheat in cheats]
+    return Report(len(solvable), least, findings, left_out)
+
+
+async def _tried(grade: _Grader, cheat: Cheat, examples: Sequence[Example], least: float) -> Finding:
+    finding = Finding(cheat.name, cheat.about)
+    for example in examples:
+        made = [each for each in attempts(cheat.replies, example) if not _is_right(each, example)]
+        for attempt, score in zip(made, await grade.all(made), strict=True):
+            finding.tried += 1
+            said = f"{_short(example.prompt)} -> {_short(_last(attempt))}"
+            if not isinstance(score, Score):
+                finding.faults.append(f"{said}: {score}")
+                continue
+            finding.solved += score.solved
+            finding.best = score.value if finding.best is None else max(finding.best, score.value)
+            if score.solved or score.value >= least:
+                finding.holes.append(said)
+    return finding
+
+
+class _Grader:
+    def __init__(self, reward: Reward) -> None:
+        self.reward = reward
+        self._places = asyncio.Semaphore(AT_ONCE)
+
+    async def all(self, made: Sequence[Attempt]) -> list[Score | SilvaError]:
+        """The scores, in order; a fault where there is none."""
+        return list(await asyncio.gather(*map(self._one, made)))
+
+    async def _one(self, attempt: Attempt) -> Score | SilvaError:
+        async with self._places:
+            try:
+                return await self.reward.score(attempt)
+            except ConfigError:
+                raise
+            except SilvaError as error:
+                return error
+
+
+def _is_right(attempt: Attempt, example: Example) -> bool:
+    """A cheat that happens to be the answer: "A" for a task whose answer is A, the word "correct"."""
+    return attempt.reply.strip().casefold() == example.right.strip().casefold()
+
+
+def _last(attempt: Attempt) -> str:
+    last: Message = attempt.messages[-1]
+    return last.raw if last.raw is not None else last.content
+
+
+def _text(answer: Any) -> str:
+    return str(answer[0] if isinstance(answer, list | tuple) and answer else answer)
+
+
+def _short(text: str) -> str:
+    shown = repr(text if len(text) <= SHOWN else f"{text[: SHOWN - 3]}...")
+    return shown
