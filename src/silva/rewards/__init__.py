@@ -6,5 +6,6 @@ REWARDS: dict[str, str] = {
     "letter": "silva.rewards.letter:Letter",
     "math": "silva.rewards.maths:Math",
     "token_f1": "silva.rewards.token_f1:TokenF1",
+    "weighted": "silva.rewards.weighted:Weighted",
 }
 """Value of `type` in the configuration -> module and settings class."""
