@@ -1,10 +1,8 @@
-"""Weighted sums of rewards."""
+"""Weighted sums: numbers by hand, and that no partial credit reaches a solution."""
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
-from typing import Any
+import math
 
 import pytest
 from hypothesis import given
@@ -13,127 +11,120 @@ from pydantic import ValidationError
 from tests.rewards.attempts import grade
 
 from silva.config.load import load
-from silva.errors import RewardError
-from silva.protocols import Attempt, Reward, Score
+from silva.errors import ConfigError, RewardError
+from silva.protocols import Score
 from silva.registries import REGISTRIES
-from silva.rewards.settings import RewardSettings
-from silva.rewards.weighted import Part, Weighted
+from silva.rewards.exact_match import ExactMatch
+from silva.rewards.token_f1 import TokenF1
+from silva.rewards.weighted import Part, Weighted, WeightedReward
 
 
-class Given(RewardSettings):
-    """Gives what the task says."""
+class Fixed:
+    def __init__(self, score: Score) -> None:
+        self._score = score
 
-    key: str
-
-    def build(self) -> Reward:
-        return _GivenReward(self.key)
-
-
-class _GivenReward:
-    def __init__(self, key: str) -> None:
-        self.key = key
-
-    async def score(self, attempt: Attempt) -> Score:
-        value, solved = attempt.data[self.key]
-        return Score(value, solved, {"seen": 1.0})
+    async def score(self, attempt) -> Score:
+        return self._score
 
 
-def part(key: str, weight: float, required: bool = True) -> Part:
-    settings: Any = Given(key=key, type=key)
-    return Part.model_construct(reward=settings, weight=weight, required=required, name=key)
-
-
-def total(parts: tuple[Part, ...], **scores: tuple[float, bool]) -> Score:
-    return grade(Weighted.model_construct(parts=parts).build(), "x", **scores)
-
-
-FORM = (part("format", 0.2, required=False), part("right", 0.8))
-
-
-@pytest.mark.parametrize(
-    ("form", "right", "value", "solved"),
-    [
-        ((1.0, True), (1.0, True), 1.0, True),
-        ((0.0, False), (1.0, True), 0.8, True),
-        ((1.0, True), (0.0, False), 0.2, False),
-        ((1.0, True), (0.5, False), 0.6, False),
-        ((1.0, True), (0.99, False), 0.72, False),  # 0.992, and at most 0.9 * 0.8
-        ((-3.0, False), (7.0, False), 0.72, False),  # cut to 0 and 1
-        ((0.0, False), (0.9, True), 0.8, True),  # solved by 0.9: counts in full
-    ],
-)
-def test_numbers_by_hand(form, right, value: float, solved: bool) -> None:
-    score = total(FORM, format=form, right=right)
-    assert score.value == pytest.approx(value, abs=1e-12)
-    assert score.solved is solved
-    assert score.metrics == {
-        "format": form[0], "format_solved": form[1], "format_seen": 1,
-        "right": right[0], "right_solved": right[1], "right_seen": 1,
-    }  # fmt: skip
-
-
-def test_a_heavy_bonus_does_not_make_up_for_the_solution() -> None:
-    parts = (part("bonus", 10.0, required=False), part("right", 1.0))
-    assert total(parts, bonus=(1.0, True), right=(0.0, False)).value == 0.9
-    assert total(parts, bonus=(0.0, False), right=(1.0, True)).value == 1.0
-
-
-VALUES = st.tuples(st.floats(-1e6, 1e6), st.booleans())
-
-
-@given(
-    weights=st.lists(st.tuples(st.floats(1e-3, 1e3), st.booleans()), min_size=1, max_size=4),
-    data=st.data(),
-)
-def test_every_solved_attempt_is_worth_more_than_every_other_one(weights, data) -> None:
-    weights[0] = (weights[0][0], True)
-    parts = tuple(part(f"p{i}", weight, required) for i, (weight, required) in enumerate(weights))
-    scores = [total(parts, **{p.name: data.draw(VALUES) for p in parts}) for _ in range(4)]
-    solved = [score.value for score in scores if score.solved]
-    failed = [score.value for score in scores if not score.solved]
-    assert not solved or not failed or max(failed) < min(solved)
-
-
-def test_an_attempt_that_a_part_cannot_grade_has_no_result() -> None:
-    class Broken(Given):
-        def build(self) -> Reward:
-            return self  # type: ignore[return-value]
-
-        async def score(self, attempt: Attempt) -> Score:
-            raise RewardError("the judge is away")
-
-    broken = Part.model_construct(reward=Broken(key="x", type="x"), weight=1.0, required=False, name="x")
-    with pytest.raises(RewardError, match="away"):
-        total((broken, part("right", 1.0)), right=(1.0, True))
-
-
-@pytest.mark.parametrize(
-    ("parts", "message"),
-    [
-        ([{"reward": {"type": "letter"}, "required": False}], "expected a part with required = true"),
-        ([{"reward": {"type": "letter"}}] * 2, "two parts are called letter; give one a `name`"),
-        ([{"reward": {"type": "letter"}, "weight": 0.0}], "greater than 0"),
-        ([], "at least 1 item"),
-        ([{"reward": {"type": "weighted", "parts": []}}], "does not match any of the expected tags"),
-    ],
-)
-def test_sums_without_a_meaning_are_refused(parts, message: str) -> None:
-    with pytest.raises(ValidationError, match=message):
-        Weighted.model_validate_json(json.dumps({"parts": parts}))
-
-
-def test_parts_in_a_configuration_file(tmp_path: Path) -> None:
-    """Names are short for tables, and files are looked for beside the configuration."""
-    (tmp_path / "own").mkdir()
-    (tmp_path / "own/format.py").write_text("def tidy(reply):\n    return reply.islower()\n")
-    (tmp_path / "own/run.toml").write_text(
-        '[[environments]]\ntype = "dataset"\nrows = [{prompt = "q", answer = "yes"}]\n'
-        '[environments.reward]\ntype = "weighted"\nparts = [\n'
-        '  {reward = "exact_match", weight = 0.8},\n'
-        '  {reward = "format.py:tidy", weight = 0.2, required = false},\n]\n'
+def total(scores: list[Score], weights: list[float], *, decides: int | None = None, partial=0.9) -> Score:
+    parts = tuple(
+        Part(reward=ExactMatch(), weight=weight, name=str(i), decides=i == decides)
+        for i, weight in enumerate(weights)
     )
-    reward = load(["@own/run.toml"], REGISTRIES, env={}, cwd=tmp_path).config.environments[0].reward
-    built = reward.build()
-    assert grade(built, "yes", "yes").value == pytest.approx(1.0)
-    score = grade(built, "Yes", "yes")
-    assert (score.value, score.metrics["tidy"]) == (0.8, 0.0)
+    return grade(WeightedReward(Weighted(parts=parts, partial=partial), list(map(Fixed, scores))), "x")
+
+
+def test_numbers_by_hand() -> None:
+    right, wrong, half = Score(1, True), Score(0, False), Score(0.5, False, {"words": 3.0})
+    metrics = {"0": 1.0, "1": 0.5, "1.words": 3.0}
+    assert total([right, half], [0.8, 0.2]) == Score(0.8 + 0.1, True, metrics)
+    assert total([wrong, half], [0.8, 0.2]).value == pytest.approx(0.1)
+    assert total([half, right], [0.8, 0.2]).value == pytest.approx(0.4 + 0.2)  # at most 0.72
+    assert total([half, right], [0.8, 1.0]) == Score(0.9 * 0.8, False, {"0": 0.5, "0.words": 3.0, "1": 1.0})
+    assert total([half, right], [0.8, 0.2], decides=1) == Score(
+        0.4 + 0.2, True, {"0": 0.5, "0.words": 3.0, "1": 1.0}
+    )
+    assert total([half, wrong], [3.0, 0.2], decides=1, partial=0.5).value == pytest.approx(0.1)
+
+
+def test_a_solution_counts_in_full() -> None:
+    """A deciding F1 of 0.6 that is enough must not be worth less than a format without an answer."""
+    assert total([Score(0.6, True), Score(0, False)], [1.0, 1.0]).value == 1.0
+
+
+def test_real_parts() -> None:
+    settings = Weighted(parts=(Part(reward=ExactMatch(), weight=0.7), Part(reward=TokenF1(), weight=0.3)))
+    reward = settings.build()
+    assert grade(reward, "the Eiffel Tower", "Eiffel Tower").value == pytest.approx(0.3)
+    assert grade(reward, "Eiffel Tower", "Eiffel Tower").value == pytest.approx(1.0)
+    score = grade(reward, "Tower", "Eiffel Tower")  # F1 = 2 * 1 / (1 + 2)
+    assert (score.value, score.solved) == (pytest.approx(0.2), False)
+    assert score.metrics["token_f1.f1"] == pytest.approx(2 / 3)
+
+
+unit = st.floats(0, 1)
+scores = st.lists(st.tuples(unit, st.floats(0.01, 10)), min_size=2, max_size=4)
+
+
+@given(solved=scores, failed=scores, partial=st.floats(0, 0.99), weight=st.floats(0.01, 10))
+def test_no_partial_credit_reaches_a_solution(solved, failed, partial, weight) -> None:
+    """Any solution, with the same weights and any values of the other parts, is worth more."""
+    weights = [weight, *(each for _, each in failed[1:])]
+    values = [value for value, _ in failed]
+    others = [solved[i][0] if i < len(solved) else 0.0 for i in range(1, len(values))]
+    best_failure = total([Score(v, i > 0) for i, v in enumerate(values)], weights, partial=partial)
+    solution = total(
+        [Score(solved[0][0], True), *(Score(v, False) for v in others)], weights, partial=partial
+    )
+    assert solution.solved and not best_failure.solved
+    assert best_failure.value < solution.value
+
+
+@pytest.mark.parametrize("value", [-0.1, 1.1, math.nan, math.inf])
+def test_values_outside_0_and_1_are_errors(value: float) -> None:
+    with pytest.raises(RewardError, match=r"part 1: got .*, expected a value from 0 to 1"):
+        total([Score(1, True), Score(value, False)], [1, 1])
+
+
+def test_a_part_that_fails_leaves_no_result() -> None:
+    class Broken:
+        async def score(self, attempt):
+            raise RewardError("out of order")
+
+    parts = (Part(reward=ExactMatch()), Part(reward=TokenF1()))
+    with pytest.raises(RewardError, match="out of order"):
+        grade(WeightedReward(Weighted(parts=parts), [Fixed(Score(1, True)), Broken()]), "x")
+
+
+def test_what_is_not_clear_is_refused() -> None:
+    twice = (Part(reward=ExactMatch()), Part(reward=ExactMatch(rules="squad")))
+    with pytest.raises(ValidationError, match="several parts are called exact_match; give each a `name`"):
+        Weighted(parts=twice)
+    both = (Part(reward=ExactMatch(), decides=True), Part(reward=TokenF1(), decides=True))
+    with pytest.raises(ValidationError, match="expected `decides` at one part at most"):
+        Weighted(parts=both)
+    with pytest.raises(ValidationError):
+        Weighted(parts=())
+
+
+def test_from_a_file_with_short_forms(tmp_path) -> None:
+    (tmp_path / "mine.py").write_text("def brief(reply):\n    return float(len(reply) < 5)\n")
+    (tmp_path / "a.toml").write_text(
+        """
+        [[environments]]
+        type = "dataset"
+        rows = [{question = "a?", answer = "b"}]
+        [environments.reward]
+        type = "weighted"
+        parts = [{reward = "exact_match"}, {reward = "mine.py:brief", weight = 0.25}]
+        """
+    )
+    (environment,) = load([f"@{tmp_path / 'a.toml'}"], REGISTRIES, env={}).config.environments
+    assert [part.label for part in environment.reward.parts] == ["exact_match", "brief"]
+    reward = environment.reward.build()
+    assert [grade(reward, reply, "b").value for reply in ("b", "c", "cccccc")] == [1.25, 0.25, 0.0]
+    nested = tmp_path / "nested.toml"
+    nested.write_text((tmp_path / "a.toml").read_text().replace('"exact_match"', '"weighted"'))
+    with pytest.raises(ConfigError, match="unknown"):
+        load([f"@{nested}"], REGISTRIES, env={})

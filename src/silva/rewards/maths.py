@@ -11,6 +11,7 @@ the model's doing; a comparison that fails for another reason is no result.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import importlib.util
 import json
 import os
@@ -130,7 +131,8 @@ class Worker:
         status = process.wait()
         for pipe in (process.stdin, process.stdout):
             assert pipe is not None
-            pipe.close()
+            with contextlib.suppress(BrokenPipeError):  # a question that it did not read
+                pipe.close()
         return status
 
 

@@ -1,9 +1,9 @@
 """A process that compares mathematical answers with math-verify: `python -P maths_worker.py SECONDS`.
 
 It writes an empty line once it is ready. Then it reads one question a line, {"answer", "references"}, and
-writes one line for each, {"same", "parsed"}. Whoever asks may kill it; it kills itself (SIGPROF) if one question
-takes more than SECONDS of CPU time, and it ends when its input ends. sympy reads what a model wrote here, and
-not in the process of a run. This file imports nothing of Silva, so that it starts quickly.
+writes one line for each, {"same", "parsed"}. It kills itself (SIGPROF) if one question takes more than
+SECONDS of CPU time, and it ends when its input ends. What a model wrote is read by sympy here, and never in
+the process of a run. This file imports nothing of Silva, so that it starts quickly.
 """
 
 from __future__ import annotations
@@ -21,6 +21,8 @@ MEMORY = 4 << 30  # bytes of address space
 CLOSE = 2e-6
 """Relative difference up to which two numbers are the same: 0.333333 is 1/3. math-verify alone compares six
 places, so that 0 would be 1e-7."""
+_UPRIGHT = re.compile(r"\\(?:mathrm|text|operatorname)\s*\{\s*([ei])\s*\}")
+"""Numbers that math-verify would take for units and drop, so that 1 + 1/e would be 1 - 1/e."""
 _LATEX = re.compile(r"\\(?:text|mathrm|textbf|mbox)\s*\{[^{}]*\}|\\[a-zA-Z]+")
 _FUNCTION = re.compile(
     r"\b(?:a?(?:sin|cos|tan)h?|sec|csc|cot|log|ln|exp|sqrt|pi|inf|infty|mod|max|min|gcd|lcm)\b"
@@ -59,7 +61,7 @@ def parsed(text: str) -> list[Any]:
     """What math-verify makes of a text: expressions, and the text itself where it is no expression."""
     from math_verify import ExprExtractionConfig, LatexExtractionConfig, parse
 
-    text = text.replace("\\$", "")  # of dollars
+    text = _UPRIGHT.sub(r"\1", text.replace("\\$", ""))  # no dollars
     if "$" not in text and "\\(" not in text and "\\[" not in text and not _is_sentence(text):
         text = f"\\boxed{{{text}}}"
     configs = [LatexExtractionConfig(boxed_match_priority=0), ExprExtractionConfig()]
