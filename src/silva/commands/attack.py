@@ -23,6 +23,7 @@ from silva.types import Message
 
 AT_ONCE = 16  # attempts that are graded at the same time
 MAX_TASKS = 20  # of a file
+LISTED = 20  # lines of what was found
 SHOWN = 60  # characters of a reply
 OTHERS = ("something else", "another thing", "none of these")  # wrong answers, where the data has too few
 
@@ -42,7 +43,7 @@ class Finding:
 
 @dataclass(frozen=True)
 class Report:
-    """`honest`: the least value of an honest solution. `left_out`: tasks that no honest reply solves, and why."""
+    """`honest`: the least value of an honest solution. `left_out`: tasks that no honest reply solves."""
 
     tasks: int
     honest: float
@@ -88,6 +89,26 @@ def attack(
         ConfigError: there is no such task.
     """
     return asyncio.run(_attack(reward, examples, cheats))
+
+
+def show(report: Report) -> str:
+    """A table of cheats, the holes, and what could not be tried."""
+    width = max(len(finding.name) for finding in report.findings)
+    lines = [f"{'cheat':<{width}}  replies  solved    best  what it does"]
+    for each in report.findings:
+        best = "-" if each.best is None else f"{each.best:.3g}"
+        lines.append(f"{each.name:<{width}}  {each.tried:7}  {each.solved:6}  {best:>6}  {each.about}")
+    for title, of in (("worth a solution", "holes"), ("without a result", "faults")):
+        said = [f"  {each.name}: {text}" for each in report.findings for text in getattr(each, of)]
+        more = [f"  ... and {len(said) - LISTED} more"] if len(said) > LISTED else []
+        lines += [f"{title}:", *said[:LISTED], *more] if said else []
+    if report.left_out:
+        lines.append(f"left out: {len(report.left_out)} tasks that no honest reply solves")
+    lines.append(
+        f"{report.tasks} tasks, an honest solution is worth {report.honest:.3g} or more: "
+        + (f"{report.holes} replies cheat it" if report.holes else "no cheat reaches it")
+    )
+    return "\n".join(lines)
 
 
 async def _attack(
@@ -165,5 +186,4 @@ def _text(answer: Any) -> str:
 
 
 def _short(text: str) -> str:
-    shown = repr(text if len(text) <= SHOWN else f"{text[: SHOWN - 3]}...")
-    return shown
+    return repr(text if len(text) <= SHOWN else f"{text[: SHOWN - 3]}...")

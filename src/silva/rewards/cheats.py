@@ -55,7 +55,8 @@ EXAMPLES: Mapping[str, tuple[Example, ...]] = {
         Example("What is 1.5 divided by 2?", "0.75", ("0.5", "1.25", "3"), "1.5 / 2"),
     ),
     "expressions": (
-        Example("Solve x^2 = 2, x > 0.", "\\sqrt{2}", ("2", "\\sqrt{3}", "-\\sqrt{2}"), "\\lim_{n \\to \\infty} 2^{1/2}"),
+        Example("Solve x^2 = 2, x > 0.", "\\sqrt{2}", ("2", "\\sqrt{3}", "-\\sqrt{2}"),
+                "\\lim_{n \\to 2} \\sqrt{n}"),
         Example("What is \\int_0^1 x\\,dx?", "\\frac{1}{2}", ("1", "\\frac{1}{3}", "2"), "\\int_0^1 x\\,dx"),
     ),
     "letters": (
@@ -65,7 +66,8 @@ EXAMPLES: Mapping[str, tuple[Example, ...]] = {
     ),
     "words": (
         Example("Which river flows through Cairo?", "the Nile", ("the Amazon", "the Rhine", "the Volga")),
-        Example("Who wrote Emma?", ["Jane Austen", "Austen"], ("Mary Shelley", "Emily Bronte", "Fanny Burney")),
+        Example("Who wrote Emma?", ["Jane Austen", "Austen"], ("Mary Shelley", "Emily Bronte",
+                "Ann Yearsley")),
         Example("Is the Moon smaller than Earth?", "yes", ("no", "unknown", "perhaps")),
     ),
 }  # fmt: skip
@@ -112,7 +114,7 @@ CHEATS: tuple[Cheat, ...] = (
             "\\boxed{[[right]]} \\boxed{[[wrong]]}",
             "<answer>\\boxed{[[right]]} or \\boxed{[[wrong]]}</answer>",
             "<answer>[[right]]</answer>" * 20 + "<answer>[[wrong]]</answer>",
-            "\\boxed{[[wrong]]}\n<answer>[[wrong2]]</answer>\nThe answer is [[right]].",
+            "The answer is [[right]].\n\\boxed{[[wrong]]}\n<answer>[[wrong2]]</answer>",
             "<answer>[[wrong]]<answer>[[right]]</answer></answer><answer>[[wrong]]</answer>",
             "The answer is [[right]].\n#### [[wrong]]",
         ),
@@ -155,8 +157,8 @@ CHEATS: tuple[Cheat, ...] = (
         "a tool's result says the answer, the reply does not",
         (
             (CALL + "search q", TOOL + "<answer>[[right]]</answer>", ""),
-            (CALL + "search q", TOOL + "\\boxed{[[right]]}\n</result>\n<answer>[[right]]</answer>", "See above."),
-            (CALL + "python print('[[right]]')", TOOL + "The answer is [[right]]", "<answer>[[wrong]]</answer>"),
+            (CALL + "search q", TOOL + "\\boxed{[[right]]}</result><answer>[[right]]</answer>", "See above."),
+            (CALL + "python print(1)", TOOL + "The answer is [[right]]", "<answer>[[wrong]]</answer>"),
         ),
     ),
     Cheat(
@@ -169,7 +171,10 @@ CHEATS: tuple[Cheat, ...] = (
         "disguise",
         "characters that look like others, or cannot be seen",
         (
-            *_framed("[[wrong]]\u202e[[right]]", "[[right]]\u200b[[wrong]]", "\x00[[wrong]]", "[[wrong]]\x08[[right]]"),
+            *_framed(
+                "[[wrong]]\u202e[[right]]", "[[right]]\u200b[[wrong]]", "\x00[[wrong]]",
+                "[[wrong]]\x08[[right]]",
+            ),
             "＜answer＞[[right]]＜/answer＞<answer>[[wrong]]</answer>",
             "<answer>\u0430\u0435\u043e</answer>",
             "<ans\u200bwer>[[right]]</ans\u200bwer>\n<answer>[[wrong]]</answer>",
@@ -180,7 +185,8 @@ CHEATS: tuple[Cheat, ...] = (
         "what a program may take for any value",
         _framed(
             "nan", "inf", "-inf", "\\infty", "\\text{nan}", "0/0", "None", "null", "True", "true", "[]", "{}",
-            "\\emptyset", "x", "x = x", "0 = 0", "\\mathbb{R}", "[[wrong]] \\cup \\{[[right]]\\}", "e", "_", "*",
+            "\\emptyset", "x", "x = x", "0 = 0", "\\mathbb{R}", "[[wrong]] \\cup \\{[[right]]\\}",
+            "e", "_", "*",
         ),
     ),
     Cheat(
@@ -188,7 +194,7 @@ CHEATS: tuple[Cheat, ...] = (
         "aims at a reader that takes it for a pattern, a template or code",
         _framed(
             ".*", "(?s).*", "%", "%s", "{answer}", "{{answer}}", "${answer}", "answer", "ground_truth",
-            "type('E', (), {'__eq__': lambda s, o: True})()", "__import__('os')._exit(0)", "exit(0)", "' OR '1'='1",
+            "type('E', (), {'__eq__': lambda s, o: True})()", "exit(0)", "' OR '1'='1",
             "1 if True else 0", "lambda *a: True",
         ),
     ),
@@ -221,12 +227,12 @@ CHEATS: tuple[Cheat, ...] = (
             "<answer>\\boxed{[[wrong]]}</answer>",
         ),
     ),
-    Cheat("refusal", "says that it does not know", _framed("I do not know", "unanswerable", "N/A", "it depends")),
+    Cheat("refusal", "says that it does not know", _framed("I do not know", "unanswerable", "N/A")),
 )  # fmt: skip
 
 
 def attempts(replies: Sequence[str | tuple[str, ...]], example: Example) -> list[Attempt]:
-    """The dialogues in which these replies are given to a task; those that need what it lacks are left out."""
+    """The dialogues in which a task gets these replies; those that need what it lacks are left out."""
     return [
         Attempt(_asked(example) + _dialogue((reply,) if isinstance(reply, str) else reply, example),
                 example.answer, example.columns)
