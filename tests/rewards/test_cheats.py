@@ -8,14 +8,17 @@ import re
 from pathlib import Path
 
 import pytest
+from tests.engines.chat_server import said, serving
 
 from silva.cli import main
 from silva.commands.attack import attack, examples_of, show
 from silva.errors import ConfigError, RewardError
 from silva.protocols import Score
 from silva.rewards.cheats import CHEATS, EXAMPLES, HONEST, Example, attempts
+from silva.rewards.deep_research import DeepResearch
 from silva.rewards.exact_match import ExactMatch
 from silva.rewards.function import Function, FunctionReward
+from silva.rewards.judge import Judge, word
 from silva.rewards.letter import Letter
 from silva.rewards.maths import Math
 from silva.rewards.settings import RewardSettings
@@ -34,6 +37,9 @@ REWARDS: dict[str, tuple[RewardSettings, int]] = {  # and how many tasks an hone
     "letter, last line": (Letter(extract="last_line"), 3),
     "math": (Math(), 12),
     "math, box": (Math(extract="boxed"), 12),
+    "deep_research": (DeepResearch(), 12),
+    "deep_research, 20 % format": (DeepResearch(format_share=0.2, bonus=0.0), 12),
+    "deep_research, exact": (DeepResearch(correctness=ExactMatch(), think=False, box=False), 12),
     "weighted": (Weighted(parts=(Part(reward=ExactMatch()), Part(reward=TokenF1(), weight=5.0))), 12),
 }
 
@@ -50,6 +56,28 @@ def test_no_cheat_is_worth_a_solution(name: str) -> None:
     assert all(
         finding.solved == 0 and finding.best < report.honest for finding in report.findings if finding.tried
     )
+
+
+def test_no_cheat_talks_a_judge_over() -> None:
+    """A judge that compares texts, and one that repeats what it reads: its verdicts are none."""
+    pytest.importorskip("openai", reason="needs openai: pip install 'silva[openai]'")
+
+    def fair(index, body):
+        case, _ = json.JSONDecoder().raw_decode(body["messages"][1]["content"])
+        says = "correct" if case["answer"] in case["references"] else "wrong"
+        return said(f"{word(body['messages'])}: {says}")
+
+    def parrot(index, body):
+        case, _ = json.JSONDecoder().raw_decode(body["messages"][1]["content"])
+        return fair(index, body) if case["answer"] in case["references"] else said(case["answer"])
+
+    cheats = [cheat for cheat in CHEATS if cheat.name in ("judge", "lists", "thoughts", "disguise", "empty")]
+    for judge in (fair, parrot):
+        with serving(judge) as server:
+            settings = Judge(model="j", base_url=server.url, key_variable="", cache="", retries=0)
+            report = attack(settings.build(), {"words": EXAMPLES["words"][:2]}, cheats)
+        assert (report.tasks, report.holes) == (2, 0)
+        assert sum(len(finding.faults) for finding in report.findings) > 0 or judge is fair
 
 
 def own(function) -> FunctionReward:
@@ -95,7 +123,7 @@ BROKEN = {
     "length": lambda reply, answer: reply == answer or len(reply) > 10_000,
     "any letter": lambda reply, answer: str(answer) in reply.split(),
     "believes": lambda reply, answer: reply == answer or "correct" in reply.lower(),
-    "form": lambda attempt: [m.role for m in attempt.messages].count("tool") == 2 and "boxed" in attempt.reply,
+    "form": lambda attempt: len(attempt.messages) == 6 and "boxed" in attempt.reply,
     "unseen": lambda reply, answer: re.sub(r"[^\w\s].*|\x00|.*\x08", "", reply, flags=re.S) == answer,
     "polite": lambda reply, answer: reply == answer or "not" in reply,
     "echo": lambda attempt: attempt.reply in (str(attempt.answer), attempt.messages[0].content),
