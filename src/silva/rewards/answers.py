@@ -40,7 +40,7 @@ _CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]")
 
 def find_answer(reply: str, how: Extract = "auto") -> str | None:
     """The final answer, stripped; None if there is none, if it is too long or has control characters."""
-    answer = FINDERS[how](reply)
+    answer = FINDERS[how](reply.partition("<think>")[0])  # what never closes is a thought too
     if answer is None or not (answer := answer.strip()):
         return None
     return None if len(answer) > MAX_ANSWER or _CONTROL.search(answer) else answer
