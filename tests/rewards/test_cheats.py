@@ -32,11 +32,11 @@ REWARDS: dict[str, tuple[RewardSettings, int]] = {  # and how many tasks an hone
     "exact_match, whole": (ExactMatch(extract="whole"), 12),
     "exact_match, SQuAD's rules": (ExactMatch(rules="squad", extract="boxed"), 12),
     "token_f1": (TokenF1(), 12),
-    "token_f1, most words": (TokenF1(solved_at=0.75), 12),
+    "token_f1, most words": (TokenF1(solved_at=0.9), 12),
     "letter": (Letter(), 3),
     "letter, last line": (Letter(extract="last_line"), 3),
-    "math": (Math(), 12),
-    "math, box": (Math(extract="boxed"), 12),
+    "math": (Math(seconds=0.5), 12),
+    "math, box": (Math(seconds=0.5, extract="boxed"), 12),
     "deep_research": (DeepResearch(), 12),
     "deep_research, 20 % format": (DeepResearch(format_share=0.2, bonus=0.0), 12),
     "deep_research, exact": (DeepResearch(correctness=ExactMatch(), think=False, box=False), 12),
@@ -130,6 +130,7 @@ BROKEN = {
     "not far": lambda reply, answer: not _difference(reply, answer) > 1e-6,
 }  # fmt: skip
 WITNESSES = {
+    "negated": "contains",
     "empty": "is contained", "empty_tags": "tag at all", "endless": "length", "wrong": "no sign",
     "many_tags": "first tag", "lists": "contains", "every_number": "contains", "every_letter": "any letter",
     "prompt": "echo", "working": "evaluates", "thoughts": "thoughts", "tool_result": "anywhere",

@@ -43,7 +43,7 @@ _UNSEEN = re.compile(
 
 def find_answer(reply: str, how: Extract = "auto") -> str | None:
     """The final answer, stripped; None if there is none, or if it is too long or has invisible characters."""
-    answer = FINDERS[how](reply)
+    answer = FINDERS[how](reply.partition("<think>")[0])  # what never closes is a thought too
     if answer is None or not (answer := answer.strip()):
         return None
     return None if len(answer) > MAX_ANSWER or _UNSEEN.search(answer) else answer

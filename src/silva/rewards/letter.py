@@ -4,7 +4,7 @@ The final answer must name one letter: alone (`B`, `(B)`, `b`), with the option'
 sentence (`It is B`). An answer that names two different letters, such as "A B C D" or "A or B", names none.
 So does "B. Vitamin C": a letter that stands alone in the option's text cannot be told from a second choice.
 Before a word in lower case, "I" is a pronoun ("I think B"), and "A" after another letter is an article
-("B. A river").
+("B. A river"). An answer with "not" names none.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from silva.rewards.settings import RewardSettings
 _ALONE = re.compile(r"\W*([A-Za-z])\W*", re.ASCII)
 _NAMED = re.compile(r"(?<![\w'’])([A-Z])(?![\w'’])")
 _WORD = re.compile(r"\s+(?!(?:or|and|nor)\b)[a-z]")  # after "A" or "I": an article, a pronoun
+_NEGATION = re.compile(r"\b(?:not|never|neither|nor|cannot|except)\b|n['’]t\b", re.I)
 _DRESS = re.compile(r"\\(?:text|textbf|mathrm|mathbf)\s*\{([^{}]*)\}")
 
 
@@ -50,6 +51,8 @@ class LetterReward:
 def named_letter(answer: str) -> str | None:
     """The only letter that an answer names, in upper case; None if there is none or more than one."""
     answer = _DRESS.sub(r"\1", answer)
+    if _NEGATION.search(answer):
+        return None
     if alone := _ALONE.fullmatch(answer):
         return alone[1].upper()
     named: list[str] = []

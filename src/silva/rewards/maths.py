@@ -40,6 +40,7 @@ from silva.rewards.settings import RewardSettings
 WORKER = Path(__file__).with_name("maths_worker.py")
 MAX_CHARS = 1_000  # of an answer that is compared by value
 WAIT = 60.0  # seconds of real time beyond those of CPU time, after which the machine is at fault
+_HEDGE = re.compile(r"\b(?:not|never|cannot|neither|nor|or|either|except|unless)\b|n['’]t\b")
 _DRESS = re.compile(r"\$\$?([^$]+)\$\$?|\\(?:text|textbf|mathrm|mbox)\{([^{}]+)\}")
 
 
@@ -147,11 +148,17 @@ class Worker:
 
 
 def compare(answer: str, expected: Sequence[str]) -> bool | None:
-    """What can be said without reading an expression; None for nothing."""
+    """What can be said without reading an expression; None for nothing. "41 or 42" and "not 42" are no
+    answers, unless a reference has such words."""
     if any(text.exact_match(undressed(answer), undressed(each)) for each in expected):
         return True
     plain = text.as_number(answer) is not None and all(text.as_number(e) is not None for e in expected)
-    return False if plain or len(answer) > MAX_CHARS else None
+    hedges = _hedges(answer) - set().union(*map(_hedges, expected))
+    return False if plain or hedges or len(answer) > MAX_CHARS else None
+
+
+def _hedges(answer: str) -> set[str]:
+    return set(_HEDGE.findall(answer.lower()))
 
 
 def undressed(answer: str) -> str:
