@@ -106,7 +106,10 @@ def _auto(reply: str) -> str | None:
 def _marked(reply: str) -> str:
     tail = reply[-TAIL:]
     ends = [found.end() for found in _MARKER.finditer(tail)]
-    return tail[ends[-1] :].partition("\n")[0] if ends else last_line(reply)
+    if not ends:
+        return last_line(reply)
+    line = tail[ends[-1] :].partition("\n")[0].strip()
+    return f"**{line}" if line.count("**") % 2 else line  # the marker has taken the first of **42**
 
 
 FINDERS: Mapping[str, Callable[[str], str | None]] = {
