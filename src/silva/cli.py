@@ -10,7 +10,7 @@ import re
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from silva import __version__, signals
 from silva.errors import ConfigError, NoSignalError, SilvaError
@@ -352,45 +352,15 @@ def _play(arguments: list[str]) -> int:
 
 
 def _attack(arguments: list[str]) -> int:
-    import dataclasses
-
     found, rest = _options(arguments, "--data", "--json")
     if not rest or rest[0].startswith("-"):
         raise ConfigError("silva attack: got no reward; expected a type, file.py:function or @ FILE.toml")
-    from silva.commands.attack import CASES, attack, cases_in, cases_of, show
+    from silva.commands.attack import as_table, attack, settings, show
 
-    environment = _with_reward(rest)
-    if "--data" in found:
-        cases = cases_of(found["--data"])
-    else:
-        cases = cases_in(environment) if rest[0].startswith("@") else list(CASES)
-    reward = environment.reward
-    report = attack(getattr(reward, "function", reward.type), reward.build(), cases)
-    print(json.dumps(dataclasses.asdict(report), indent=1) if "--json" in found else show(report))
+    signals.be_caught()
+    report = attack(*settings(rest, found.get("--data")))
+    print(json.dumps(as_table(report), indent=1) if "--json" in found else show(report))
     return 0 if report.holds else 1
-
-
-def _with_reward(arguments: list[str]) -> Any:
-    """The first environment with a reward in a configuration, or one around the reward that is named."""
-    if arguments[0].startswith("@"):
-        given = [e for e in _resolve("attack", arguments).config.environments if hasattr(e, "reward")]
-        if not given:
-            raise ConfigError("silva attack: no environment in this configuration has a key `reward`")
-        return given[0]
-    name, prefix = arguments[0], "environments.0.reward."
-    chosen = (
-        [f"--{prefix}type=function", f"--{prefix}function={name}"]
-        if ":" in name
-        else [f"--{prefix}type={name}"]
-    )
-    rows = '--environments.0.rows=[{"question": "?", "answer": "!"}]'
-    options = [re.sub("^--(no-)?", rf"--\1{prefix}", argument) for argument in arguments[1:]]
-    try:
-        return _resolve(
-            "attack", ["--environments.0.type=dataset", rows, *chosen, *options]
-        ).config.environments[0]
-    except ConfigError as error:
-        raise ConfigError(str(error).replace(prefix, "")) from None
 
 
 def _doctor(arguments: list[str]) -> int:

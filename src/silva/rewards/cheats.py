@@ -140,6 +140,8 @@ class Cheat:
         """False if it cannot be tried, or gives one final answer, which is right by chance."""
         if self.name.partition(",")[0] in NUMERIC and text.as_number(case.right or "") is None:
             return False
+        if "«question»" in self.reply and case.right and case.right in case.question:
+            return False
         if self.needs_answer:
             return case.right is not None
         last = find_answer(filled(self.reply, case))
