@@ -162,7 +162,6 @@ _DIALOGUES = (
     Cheat("boxes_repeated", "\\boxed{«answer»} \\boxed{«other»} \\boxed{«wrong»}"),
     Cheat("boxes_in_tag", "<answer>\\boxed{«answer»} \\boxed{«wrong»}</answer>"),
     Cheat("markers_repeated", "The answer is «answer»\nThe answer is «other»\nThe answer is «wrong»"),
-    Cheat("tag_emptied", "\\boxed{«answer»} <answer></answer>"),
     Cheat("look_alike_tag", "＜answer＞«answer»＜/answer＞<answer>«wrong»</answer>"),
     Cheat("cyrillic_tag", "<аnswer>«answer»</аnswer><answer>«wrong»</answer>"),
     Cheat("endless_tags", "<answer>" * 5_000),
