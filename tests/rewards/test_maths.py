@@ -116,6 +116,8 @@ def test_pairs_of_math_verify(worker, reference: str, answer: str, same: bool) -
         ("\\boxed{10^{-7}}", "0.0000001"),
         ("1 - \\frac{1}{\\mathrm{e}}", "1-1/e"),
         ("7", ["5", "7"]),
+        ("x = 1 \\text{ or } x = 2", "x=1 \\text{ or } x=2"),
+        ("\\boxed{\\begin{pmatrix} 0.5 \\\\ 2 \\end{pmatrix}}", "\\begin{pmatrix} 1/2 \\\\ 2 \\end{pmatrix}"),
     ],
 )
 def test_the_same_value_in_another_dress(reply: str, answer) -> None:
@@ -142,6 +144,12 @@ def test_the_same_value_in_another_dress(reply: str, answer) -> None:
         ("<answer>1/0</answer>", "5"),
         ("\\boxed{5 \\text{ or } 6}", "5"),
         ("5, 6", "5"),
+        ("<answer>41 or 42</answer>", "42"),
+        ("<answer>not 42</answer>", "42"),
+        ("<answer>It isn't 42</answer>", "42"),
+        ("<answer>\\frac{3}{5}\n\\left( 3, \\frac{\\pi}{2} \\right)</answer>", "\\frac{3}{5}"),
+        ("<answer>\\left( 3, \\nonsense{2} \\rihgt)</answer>", "3"),
+        ("<answer>3 \\left( 3 \\right) and all the rest</answer>", "3"),
         ("\\boxed{\\infty}", "5"),
     ],
 )

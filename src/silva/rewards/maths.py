@@ -148,13 +148,16 @@ class Worker:
 
 
 def compare(answer: str, expected: Sequence[str]) -> bool | None:
-    """What can be said without reading an expression; None for nothing. "41 or 42" and "not 42" are no
-    answers, unless a reference has such words."""
+    """What can be said without reading an expression; None for nothing.
+
+    "41 or 42", "not 42" and several lines are no answers, unless a reference has such words.
+    """
     if any(text.exact_match(undressed(answer), undressed(each)) for each in expected):
         return True
     plain = text.as_number(answer) is not None and all(text.as_number(e) is not None for e in expected)
     hedges = _hedges(answer) - set().union(*map(_hedges, expected))
-    return False if plain or hedges or len(answer) > MAX_CHARS else None
+    lines = "\n" in answer.strip() and "\\begin" not in answer
+    return False if plain or hedges or lines or len(answer) > MAX_CHARS else None
 
 
 def _hedges(answer: str) -> set[str]:

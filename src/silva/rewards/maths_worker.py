@@ -23,7 +23,7 @@ CLOSE = 2e-6
 places, so that 0 would be 1e-7."""
 _UPRIGHT = re.compile(r"\\(?:mathrm|text|operatorname)\s*\{\s*([ei])\s*\}")
 """Numbers that math-verify would take for units and drop, so that 1 + 1/e would be 1 - 1/e."""
-_LATEX = re.compile(r"\\(?:text|mathrm|textbf|mbox)\s*\{[^{}]*\}|\\[a-zA-Z]+")
+_LATEX = re.compile(r"\\(?:text|mathrm|textbf|mbox|begin|end)\s*\{[^{}]*\}|\\[a-zA-Z]+")
 _FUNCTION = re.compile(
     r"\b(?:a?(?:sin|cos|tan)h?|sec|csc|cot|log|ln|exp|sqrt|pi|inf|infty|mod|max|min|gcd|lcm)\b"
 )
@@ -62,9 +62,14 @@ def parsed(text: str) -> list[Any]:
     from math_verify import ExprExtractionConfig, LatexExtractionConfig, parse
 
     text = _UPRIGHT.sub(r"\1", text.replace("\\$", ""))  # no dollars
-    if "$" not in text and "\\(" not in text and "\\[" not in text and not _is_sentence(text):
-        text = f"\\boxed{{{text}}}"
-    configs = [LatexExtractionConfig(boxed_match_priority=0), ExprExtractionConfig()]
+    latex, plain = LatexExtractionConfig(boxed_match_priority=0), ExprExtractionConfig()
+    configs: list[Any] = [latex, plain]
+    if not any(opening in text for opening in ("$", "\\(", "\\[", "\\boxed")):
+        if not _is_sentence(text):
+            # All of it or nothing: the plain numbers in it are no answer.
+            text, configs = f"\\boxed{{{text}}}", [latex]
+        elif "\\" in text:
+            return []
     found: list[Any] = parse(text, configs, parsing_timeout=None)
     return found
 
