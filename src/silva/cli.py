@@ -30,6 +30,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "eval": ("evaluate on held-out tasks", "silva eval @ configs/quickstart.toml --weights runs/quickstart"),
     "chat": ("talk to a model or to a run's weights", "silva chat runs/quickstart"),
     "envs": ("list environments, or play one yourself", "silva envs play frozen_lake --size 5"),
+    "attack": ("try cheating replies on a reward", "silva attack rewards.py:my_reward --data train.jsonl"),
     "doctor": ("say what this machine has and what is missing", "silva doctor"),
     "schema": ("print the JSON Schema of configuration files", "silva schema > silva.schema.json"),
     "diff": ("compare the configurations of two runs", "silva diff runs/a runs/b"),
@@ -64,6 +65,17 @@ silva envs play NAME [--key VALUE ...]
   --json  print the list as JSON
   NAME    one of the list, or your own: file.py:Class or package.module:Class
   --key   a key of the environment, as under [[environments]] in a file""",
+    "attack": """\
+silva attack REWARD [--data FILE] [--json] [--key VALUE ...]
+silva attack @ FILE.toml [--data FILE] [--json]
+
+  REWARD       a type of reward, or your own: file.py:function or package.module:function
+  @ FILE.toml  the reward and the tasks of the data set in a configuration
+  --data FILE  rows with questions and answers, in place of a few simple ones
+  --json       print all findings as JSON
+  --key        a key of the reward, as under [environments.reward] in a file
+
+The exit code is 1 if a cheat is scored as solved.""",
     "doctor": "silva doctor [--json]\n\n  --json  print the findings as JSON",
     "schema": """\
 silva schema
@@ -74,7 +86,11 @@ Editors with a TOML language server complete and check a configuration that begi
 }
 POLICIES = ("model", "expert", "random")
 # Options that take a value, and which.
-VALUES = {"--weights": "a run's folder or a model folder", "--policy": ", ".join(POLICIES)}
+VALUES = {
+    "--weights": "a run's folder or a model folder",
+    "--policy": ", ".join(POLICIES),
+    "--data": "a file",
+}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -335,6 +351,18 @@ def _play(arguments: list[str]) -> int:
     return 0
 
 
+def _attack(arguments: list[str]) -> int:
+    found, rest = _options(arguments, "--data", "--json")
+    if not rest or rest[0].startswith("-"):
+        raise ConfigError("silva attack: got no reward; expected a type, file.py:function or @ FILE.toml")
+    from silva.commands.attack import as_table, attack, settings, show
+
+    signals.be_caught()
+    report = attack(*settings(rest, found.get("--data")))
+    print(json.dumps(as_table(report), indent=1) if "--json" in found else show(report))
+    return 0 if report.holds else 1
+
+
 def _doctor(arguments: list[str]) -> int:
     found, rest = _options(arguments, "--json")
     _nothing_more("doctor", rest, "nothing or --json")
@@ -370,6 +398,7 @@ _HANDLERS: dict[str, Callable[[list[str]], int]] = {
     "eval": _eval,
     "chat": _chat,
     "envs": _envs,
+    "attack": _attack,
     "doctor": _doctor,
     "schema": _schema,
     "diff": _diff,
