@@ -6,6 +6,9 @@ Where answer and reference are the same text, or both plain numbers, that decide
 compared by math-verify (sympy) in processes of its own, which are killed if an answer takes too long: what a
 model writes must not hold up the run, and `9^{9^{9^9}}` is short. Such an answer is not solved, because it is
 the model's doing; a comparison that fails for another reason is no result.
+
+What has the right value must also be an answer: "41 or 42" and, for 42, the question's own "17 + 25" are none
+(maths_form.py).
 """
 
 from __future__ import annotations
@@ -31,6 +34,7 @@ from silva.errors import ConfigError, RewardError
 from silva.protocols import Attempt, Reward, Score
 from silva.rewards import text
 from silva.rewards.answers import Extract, find_answer, references
+from silva.rewards.maths_form import commits
 from silva.rewards.settings import RewardSettings
 
 WORKER = Path(__file__).with_name("maths_worker.py")
@@ -46,6 +50,8 @@ class Math(RewardSettings):
     type: Literal["math"] = "math"
     extract: Extract = "auto"
     """Where the final answer stands: a tag, a box, the last line, the whole reply."""
+    worked_out: bool = True
+    """An answer is one expression and worked out: neither "41 or 42" nor "17 + 25" is 42."""
     seconds: Above0 = 5.0
     """CPU time for one answer; one that needs more is not solved."""
     workers: Positive = 2
@@ -69,6 +75,10 @@ class MathReward:
             return _score(False, answered=False)
         if (solved := compare(answer, expected)) is not None:
             return _score(solved)
+        if self.settings.worked_out:
+            expected = [each for each in expected if commits(answer, each)]
+        if not expected:
+            return _score(False)
         loop = asyncio.get_running_loop()
         found = await loop.run_in_executor(self._pool, self._ask, answer, expected)
         if found is None:

@@ -1,7 +1,7 @@
 """SQuAD's comparison of answers (arXiv:1606.05250), with HotpotQA's guard (arXiv:1809.09600) for yes and no.
 
-An answer is its words: lower case, without ASCII punctuation, without a, an, the. Unlike there, the sign and
-the point of a number stay: -2 is not 2, and 3.5 is not 35.
+An answer is its words: lower case, without ASCII punctuation, without a, an, the. Unlike in SQuAD, the minus
+sign and the decimal point of a number stay: -7 is not 7, and 1.5 is not 15.
 
     precision = common words / words of the answer      recall = common words / words of the reference
     F1 = 2 * precision * recall / (precision + recall)  (a word counts as often as it is in both)
@@ -20,15 +20,13 @@ from silva.rewards import text as plain
 
 _ARTICLES = {"a", "an", "the"}
 _CLOSED = {"yes", "no", "noanswer"}
-_OF_NUMBER = re.compile(r"(?<![\w)])-(?=\.?\d)|(?<=\d)\.(?=\d)|(?<![\w.])\.(?=\d)")
-_KEPT = {"-": "−", ".": "·"}  # no ASCII, so no punctuation
-_NO_PUNCTUATION = str.maketrans("", "", string.punctuation)
+# Not that of -7, -\pi, .5 and 1.5.
+_PUNCTUATION = re.compile(rf"(?!(?<!\w)-\.?[\d\\]|(?<![^\W\d])\.\d)[{re.escape(string.punctuation)}]")
 
 
 def words(text: str) -> list[str]:
     """The words that count, in order."""
-    text = _OF_NUMBER.sub(lambda found: _KEPT[found[0]], text.lower().replace("−", "-"))
-    return [w for w in text.translate(_NO_PUNCTUATION).split() if w not in _ARTICLES]
+    return [w for w in _PUNCTUATION.sub("", text.lower().replace("−", "-")).split() if w not in _ARTICLES]
 
 
 def same(answer: str, reference: str) -> bool:
