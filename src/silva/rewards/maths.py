@@ -40,8 +40,9 @@ from silva.rewards.settings import RewardSettings
 WORKER = Path(__file__).with_name("maths_worker.py")
 MAX_CHARS = 1_000  # of an answer that is compared by value
 WAIT = 60.0  # seconds of real time beyond those of CPU time, after which the machine is at fault
+_ASSIGNED = re.compile(r"^[a-zA-Z]\s*=\s*")
 _HEDGE = re.compile(r"\b(?:not|never|cannot|neither|nor|or|either|except|unless)\b|n['’]t\b")
-_DRESS = re.compile(r"\$\$?([^$]+)\$\$?|\\(?:text|textbf|mathrm|mbox)\{([^{}]+)\}")
+_DRESS = re.compile(r"\$\$?((?:[^$]|\\\$)+)\$\$?|\\(?:text|textbf|mathrm|mbox)\{([^{}]+)\}")
 
 
 class Math(RewardSettings):
@@ -152,9 +153,14 @@ def compare(answer: str, expected: Sequence[str]) -> bool | None:
 
     "41 or 42", "not 42" and several lines are no answers, unless a reference has such words.
     """
-    if any(text.exact_match(undressed(answer), undressed(each)) for each in expected):
+    given, right = undressed(answer), [undressed(each) for each in expected]
+    if any(text.exact_match(given, each) for each in right):
         return True
-    plain = text.as_number(answer) is not None and all(text.as_number(e) is not None for e in expected)
+    numbers = [text.as_number(each) for each in right]
+    value = text.as_number(_ASSIGNED.sub("", given))  # x = 5 for 5, but not for y = 5
+    if value is not None and value in numbers:
+        return True
+    plain = value is not None and None not in numbers
     hedges = _hedges(answer) - set().union(*map(_hedges, expected))
     lines = "\n" in answer.strip() and "\\begin" not in answer
     return False if plain or hedges or lines or len(answer) > MAX_CHARS else None
@@ -165,9 +171,11 @@ def _hedges(answer: str) -> set[str]:
 
 
 def undressed(answer: str) -> str:
-    r"""Without the $...$ or \text{...} around all of it."""
-    found = _DRESS.fullmatch(answer.strip())
-    return next(filter(None, found.groups())) if found else answer
+    r"""Without the $...$ or \text{...} around all of it, and a number without \$ and the like."""
+    answer = answer.strip().removesuffix(".")
+    found = _DRESS.fullmatch(answer)
+    answer = next(filter(None, found.groups())).strip() if found else answer
+    return answer.removeprefix("\\$").replace(",\\!", ",").replace("{,}", ",")
 
 
 def _score(solved: bool, *, answered: bool = True, too_hard: bool = False) -> Score:
