@@ -73,9 +73,10 @@ def _chosen(kind: str) -> Walls | str:
     as_root = os.geteuid() == 0 and shutil.which("setpriv")
     for each in ("bubblewrap", "userns") if kind == "auto" else (kind,):
         for as_nobody in (True, False) if as_root else (False,):
-            # Other kinds that were tried; a start as nobody fails where it cannot read the Python
-            installation. walls = Walls(each, as_nobody, "; ".join(line for line in tried if not
-            line.startswith(each))) problem = _problem(walls)
+            # Only other kinds: a start as nobody fails where nobody cannot read the Python installation.
+            others = [line for line in tried if not line.startswith(each)]
+            walls = Walls(each, as_nobody, "; ".join(others))
+            problem = _problem(walls)
             if not problem:
                 logging.getLogger(__name__).info("code of the model runs in a sandbox: %s", walls)
                 return walls
