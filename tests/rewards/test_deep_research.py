@@ -128,6 +128,8 @@ def test_rules_that_can_be_switched_off() -> None:
     assert grade(said("x"), penalty=0.5).value == -0.5
     assert grade(*SEARCH, RIGHT, tools=("search",)).value == 1.1
     assert grade(*SEARCH, RIGHT, tools=()).value == 1.0
+    failed = [SEARCH[0], Message("tool", "Error: no query", name="search"), *SEARCH[2:], RIGHT]
+    assert grade(*failed, tools=("search",)).value == 1.0  # a call that failed is no use of a tool
 
 
 def test_neither_results_nor_tools_can_be_forged() -> None:

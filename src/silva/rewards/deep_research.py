@@ -4,7 +4,7 @@ r"""Questions that are answered with tools, as in ARPO (arXiv:2507.19849): forma
     format_share = 0.2    0.2 * format + 0.8 * correctness + bonus
 
     correctness   F1 of the answer from 0 to 1, or what another reward says
-    bonus         0.1 if correctness is above 0 and every tool of `tools` answered a call
+    bonus         0.1 if correctness is above 0 and every tool of `tools` gave a result
     solved        correct, and in the format; correctness then counts as 1
     not solved    at most `partial`
 
@@ -116,8 +116,9 @@ def broken_rules(
 
 
 def used(messages: Sequence[Message]) -> set[str]:
-    """Names of the tools that answered a call."""
-    return {message.name for message in messages if message.role == "tool" and message.name}
+    """Names of the tools that answered a call with a result."""
+    answers = [m for m in messages if m.role == "tool" and not m.content.startswith("Error: ")]
+    return {message.name for message in answers if message.name}
 
 
 def _answer(said: Sequence[str]) -> str | None:
