@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from silva.commands.outcome import Outcome
     from silva.config.load import Resolved
     from silva.config.schema import Registries
-    from silva.protocols import Reward
 
 EXIT_CODES = (
     "Exit codes: 0 done, 1 the run failed, 2 the input was wrong, 3 training gave up or taught nothing, "
@@ -356,33 +355,11 @@ def _attack(arguments: list[str]) -> int:
     found, rest = _options(arguments, "--json", "--data")
     if not rest or rest[0].startswith("-"):
         raise ConfigError(f"silva attack: got no reward; expected one, as in {COMMANDS['attack'][1]}")
-    from silva.commands.attack import attack, examples_of, show
-    from silva.rewards.cheats import EXAMPLES
+    from silva.commands.attack import EXAMPLES, attack, examples_of, reward_of, show
 
-    report = attack(_reward(rest), examples_of(found["--data"]) if "--data" in found else EXAMPLES)
+    report = attack(reward_of(rest), examples_of(found["--data"]) if "--data" in found else EXAMPLES)
     print(json.dumps(report.plain(), indent=1) if "--json" in found else show(report))
     return 1 if report.holes else 0
-
-
-def _reward(arguments: list[str]) -> Reward:
-    if arguments[0].startswith("@"):
-        environments = _resolve("attack", arguments).config.environments
-        settings = next((each.reward for each in environments if hasattr(each, "reward")), None)
-        if settings is None:
-            raise ConfigError("silva attack: no environment of this configuration has a key `reward`")
-    else:
-        key, name = "environments.0.reward", arguments[0]
-        kind = [f"--{key}.type={name}"]
-        if ":" in name:
-            kind = [f"--{key}.type=function", f"--{key}.function={name}"]
-        own = [re.sub("^--(no-)?", rf"--\1{key}.", argument) for argument in arguments[1:]]
-        task = ["--environments.0.type=dataset", '--environments.0.rows=[{"prompt": "?", "answer": "!"}]']
-        try:
-            settings = _resolve("attack", [*task, *kind, *own]).config.environments[0].reward
-        except ConfigError as error:
-            raise ConfigError(str(error).replace(f"{key}.", "")) from None
-    reward: Reward = settings.build()
-    return reward
 
 
 def _doctor(arguments: list[str]) -> int:

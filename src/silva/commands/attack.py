@@ -10,14 +10,17 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from silva.config.load import load
 from silva.environments.row_shapes import problem, recognised
 from silva.environments.rows import read_rows
 from silva.errors import ConfigError, SilvaError
 from silva.protocols import Attempt, Reward, Score
+from silva.registries import REGISTRIES
 from silva.rewards.cheats import CHEATS, EXAMPLES, HONEST, Cheat, Example, attempts
 from silva.types import Message
 
@@ -56,6 +59,33 @@ class Report:
 
     def plain(self) -> dict[str, Any]:
         return {"holes": self.holes, **asdict(self)}
+
+
+def reward_of(arguments: Sequence[str]) -> Reward:
+    """What to attack: "math", "file.py:function" and keys of the reward, or "@ FILE.toml" and keys of it.
+
+    Raises:
+        ConfigError: there is no such reward.
+    """
+    if arguments[0].startswith("@"):
+        environments = load(list(arguments), REGISTRIES).config.environments
+        settings = next((each.reward for each in environments if hasattr(each, "reward")), None)
+        if settings is None:
+            raise ConfigError("silva attack: no environment of this configuration has a key `reward`")
+    else:
+        key, name = "environments.0.reward", arguments[0]
+        kind = [f"--{key}.type={name}"]
+        if ":" in name:
+            kind = [f"--{key}.type=function", f"--{key}.function={name}"]
+        own = [re.sub("^--(no-)?", rf"--\1{key}.", argument) for argument in arguments[1:]]
+        task = ["--environments.0.type=dataset", '--environments.0.rows=[{"prompt": "?", "answer": "!"}]']
+        try:
+            environment: Any = load([*task, *kind, *own], REGISTRIES).config.environments[0]
+        except ConfigError as error:
+            raise ConfigError(str(error).replace(f"{key}.", "")) from None
+        settings = environment.reward
+    reward: Reward = settings.build()
+    return reward
 
 
 def examples_of(path: str) -> dict[str, tuple[Example, ...]]:
