@@ -6,7 +6,10 @@ command line returns: 1 a run failed, 2 the input was wrong, 3 training gave up,
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 
 class SilvaError(Exception):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import copy
 import dataclasses
-import importlib
 import inspect
 import json
 import math
@@ -14,6 +13,7 @@ from typing import Any
 
 import pytest
 from tests.contracts.doubles import Slow
+from tests.environment_cases import small
 from tests.worlds import Parity, ParityEpisode
 
 from silva.environments import ENVIRONMENTS
@@ -38,16 +38,17 @@ class SlowTasks:
         return Slow(self._inner.environment(task))
 
 
-def registered(name: str) -> EnvironmentSettings:
-    module, _, settings = ENVIRONMENTS[name].partition(":")
-    made: EnvironmentSettings = getattr(importlib.import_module(module), settings)(train_size=40, eval_size=8)
-    return made
+def registered(name: str, **changes: Any) -> EnvironmentSettings:
+    return small(name, train_size=40, eval_size=8, **changes)
 
 
 MADE: dict[str, Callable[[], TaskSet]] = {
     **{name: lambda name=name: registered(name).taskset() for name in ENVIRONMENTS},  # type: ignore[misc]
     "by path": lambda: Parity(train_size=40, eval_size=8).taskset(),
     "in workers": lambda: Workers(registered("frozen_lake").model_copy(update={"workers": 2})),
+    "connections in turns": lambda: registered("connections", form="turns").taskset(),
+    "countdown in attempts": lambda: registered("countdown", attempts=3, style="compact").taskset(),
+    "hotpotqa without choices": lambda: registered("hotpotqa_mc", choices=0).taskset(),
     "slow": lambda: SlowTasks(registered("frozen_lake").taskset()),
 }
 

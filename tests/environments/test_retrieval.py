@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from silva.environments.retrieval import Ranking, best_window, words
+from silva.environments.retrieval import Ranking, best_window, parts, words
 
 TEXTS = ["red mug", "red red hat blue"]
 
@@ -77,3 +78,28 @@ def test_the_window_shows_most_words_of_the_query(query: str, size: int, expecte
 def test_a_window_counts_different_words() -> None:
     assert best_window("a a a b a", "a b", 2) == (2, 4)
     assert best_window("", "a", 5) == (0, 0)
+
+
+def test_parts_overlap() -> None:
+    text = "a b  c\nd e f g"
+    assert parts(text, 3, 1) == ["a b  c", "c\nd e", "e f g"]
+    assert parts(text, 4, 0) == ["a b  c\nd", "e f g"]
+    assert parts(text, 7, 2) == parts(text, 50, 2) == [text]
+    assert parts("  ", 3, 1) == []
+
+
+@settings(max_examples=200, deadline=None, derandomize=True)
+@given(count=st.integers(1, 60), size=st.integers(1, 12), overlap=st.integers(0, 11))
+def test_every_word_is_in_a_part_and_neighbours_share_the_overlap(
+    count: int, size: int, overlap: int
+) -> None:
+    overlap = min(overlap, size - 1)
+    found = [
+        [int(word) for word in part.split()]
+        for part in parts(" ".join(map(str, range(count))), size, overlap)
+    ]
+    assert found[0][0] == 0 and found[-1][-1] == count - 1
+    for one, other in itertools.pairwise(found):
+        assert len(one) == size and one[len(one) - overlap :] == other[:overlap]
+        assert other[0] == one[0] + size - overlap
+        assert len(other) > overlap  # something is new in it

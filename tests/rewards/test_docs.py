@@ -42,11 +42,11 @@ def keys() -> dict[tuple[str, str], str]:
 
 
 def test_every_reward_is_listed() -> None:
-    assert {row[0].strip("`") for row in rows("`type` | reward | solved")} == set(REWARDS) - {"code_tests"}
+    assert {row[0].strip("`") for row in rows("`type` | reward | solved")} == set(REWARDS)
     assert {row[0].strip("`") for row in rows("`extract` | the answer is")} == set(FINDERS)
 
 
-@pytest.mark.parametrize("name", sorted(set(REWARDS) - {"code_tests"}))
+@pytest.mark.parametrize("name", sorted(REWARDS))
 def test_every_key_is_listed_with_its_default(name: str) -> None:
     listed = {key: default for (reward, key), default in keys().items() if reward == name}
     fields = SETTINGS[name].model_fields

@@ -1,4 +1,4 @@
-"""Ranking of texts for a query: BM25 in plain Python, for the small collections of shipped environments.
+"""Parts of long texts, and ranking of texts for a query: BM25 in plain Python, for small collections.
 
 The order depends on the texts and the query alone: texts with equal scores keep their order.
 """
@@ -54,6 +54,14 @@ class Ranking:
 def words(text: str) -> list[str]:
     """The words of a text in lower case, plurals as singulars."""
     return [_singular(word) for word in _WORD.findall(text.casefold())]
+
+
+def parts(text: str, words: int, overlap: int) -> list[str]:
+    """Parts of this many words; each begins with the last `overlap` words of the one before."""
+    ends = [match.span() for match in re.finditer(r"\S+", text)]
+    step = words - overlap
+    starts = range(0, max(len(ends) - overlap, 1), step)
+    return [text[ends[i][0] : ends[min(i + words, len(ends)) - 1][1]] for i in starts] if ends else []
 
 
 def best_window(text: str, query: str, size: int) -> tuple[int, int]:

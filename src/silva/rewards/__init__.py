@@ -1,6 +1,7 @@
 """Rewards: each is one file with its settings, whose `build()` makes a `silva.protocols.Reward`."""
 
 REWARDS: dict[str, str] = {
+    "code_tests": "silva.rewards.code_tests:CodeTests",
     "deep_research": "silva.rewards.deep_research:DeepResearch",
     "exact_match": "silva.rewards.exact_match:ExactMatch",
     "function": "silva.rewards.function:Function",
