@@ -47,7 +47,7 @@ class Walls:
             layers += ["seccomp"] if filters.known() else []
             layers += [f"Landlock (version {landlock_version()})"] if landlock_version() else []
             layers += ["cgroups"] if cgroups.parents() else []
-            layers += ["as nobody"] if self.as_nobody else []
+            layers += ["as nobody"] if self.as_nobody else ["as root"] if os.geteuid() == 0 else []
         return ", ".join(layers) + (f" ({self.why})" if self.why else "")
 
 
@@ -73,7 +73,9 @@ def _chosen(kind: str) -> Walls | str:
     as_root = os.geteuid() == 0 and shutil.which("setpriv")
     for each in ("bubblewrap", "userns") if kind == "auto" else (kind,):
         for as_nobody in (True, False) if as_root else (False,):
-            walls = Walls(each, as_nobody, "; ".join(tried) if kind == "auto" else "")
+            # Only other kinds: a start as nobody fails where nobody cannot read the Python installation.
+            others = [line for line in tried if not line.startswith(each)]
+            walls = Walls(each, as_nobody, "; ".join(others))
             problem = _problem(walls)
             if not problem:
                 logging.getLogger(__name__).info("code of the model runs in a sandbox: %s", walls)
