@@ -30,7 +30,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "eval": ("evaluate on held-out tasks", "silva eval @ configs/quickstart.toml --weights runs/quickstart"),
     "chat": ("talk to a model or to a run's weights", "silva chat runs/quickstart"),
     "envs": ("list environments, or play one yourself", "silva envs play frozen_lake --size 5"),
-    "attack": ("try cheating replies on a reward", "silva attack rewards.py:my_reward --data train.jsonl"),
+    "attack": ("try cheating agents on a reward", "silva attack math --extract boxed"),
     "doctor": ("say what this machine has and what is missing", "silva doctor"),
     "schema": ("print the JSON Schema of configuration files", "silva schema > silva.schema.json"),
     "diff": ("compare the configurations of two runs", "silva diff runs/a runs/b"),
@@ -69,13 +69,13 @@ silva envs play NAME [--key VALUE ...]
 silva attack REWARD [--data FILE] [--json] [--key VALUE ...]
 silva attack @ FILE.toml [--data FILE] [--json]
 
-  REWARD       a type of reward, or your own: file.py:function or package.module:function
-  @ FILE.toml  the reward and the tasks of the data set in a configuration
-  --data FILE  rows with questions and answers, in place of a few simple ones
-  --json       print all findings as JSON
-  --key        a key of the reward, as under [environments.reward] in a file
+  REWARD       a name, such as math, or your own: file.py:function or package.module:function
+  @ FILE.toml  the reward of the first environment in it that has one
+  --data FILE  tasks: rows with a prompt and an answer; without it, a few of Silva's own
+  --json       print the result as JSON
+  --key        a key of the reward
 
-The exit code is 1 if a cheat is scored as solved.""",
+The exit code is 1 if a cheat was worth a solution.""",
     "doctor": "silva doctor [--json]\n\n  --json  print the findings as JSON",
     "schema": """\
 silva schema
@@ -89,7 +89,7 @@ POLICIES = ("model", "expert", "random")
 VALUES = {
     "--weights": "a run's folder or a model folder",
     "--policy": ", ".join(POLICIES),
-    "--data": "a file",
+    "--data": "a file of rows",
 }
 
 
@@ -352,15 +352,14 @@ def _play(arguments: list[str]) -> int:
 
 
 def _attack(arguments: list[str]) -> int:
-    found, rest = _options(arguments, "--data", "--json")
+    found, rest = _options(arguments, "--json", "--data")
     if not rest or rest[0].startswith("-"):
-        raise ConfigError("silva attack: got no reward; expected a type, file.py:function or @ FILE.toml")
-    from silva.commands.attack import as_table, attack, settings, show
+        raise ConfigError(f"silva attack: got no reward; expected one, as in {COMMANDS['attack'][1]}")
+    from silva.commands.attack import EXAMPLES, attack, examples_of, reward_of, show
 
-    signals.be_caught()
-    report = attack(*settings(rest, found.get("--data")))
-    print(json.dumps(as_table(report), indent=1) if "--json" in found else show(report))
-    return 0 if report.holds else 1
+    report = attack(reward_of(rest), examples_of(found["--data"]) if "--data" in found else EXAMPLES)
+    print(json.dumps(report.plain(), indent=1) if "--json" in found else show(report))
+    return 1 if report.holes else 0
 
 
 def _doctor(arguments: list[str]) -> int:

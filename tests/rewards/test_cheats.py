@@ -1,159 +1,225 @@
-"""The table of cheats against every reward that can be graded here, and properties of all of them."""
+"""Every cheat fails against every reward, and wins against one that is badly made: both prove something."""
 
 from __future__ import annotations
 
-import asyncio
 import importlib.util
+import json
+import re
+from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
-from tests.rewards.attempts import attempt
+from tests.engines.chat_server import said, serving
 
-from silva.protocols import Attempt, Reward, Score
-from silva.rewards import REWARDS
-from silva.rewards.cheats import CASES, CHEATS, CONTENTS, HONEST, Case, Cheat, cases, filled
+from silva.cli import main
+from silva.commands.attack import attack, examples_of, show
+from silva.errors import ConfigError, RewardError
+from silva.protocols import Score
+from silva.rewards.cheats import CHEATS, EXAMPLES, HONEST, Example, attempts
 from silva.rewards.deep_research import DeepResearch
 from silva.rewards.exact_match import ExactMatch
+from silva.rewards.function import Function, FunctionReward
+from silva.rewards.judge import Judge, word
 from silva.rewards.letter import Letter
 from silva.rewards.maths import Math
+from silva.rewards.settings import RewardSettings
 from silva.rewards.token_f1 import TokenF1
 from silva.rewards.weighted import Part, Weighted
 
-SETTINGS = {
-    "exact_match": ExactMatch(),
-    "exact_match, squad": ExactMatch(rules="squad"),
-    "exact_match, tag": ExactMatch(extract="answer_tag"),
-    "exact_match, box": ExactMatch(extract="boxed"),
-    "exact_match, last line": ExactMatch(extract="last_line"),
-    "exact_match, whole": ExactMatch(extract="whole"),
-    "letter": Letter(),
-    "token_f1": TokenF1(),
-    "token_f1, least": TokenF1(least=0.5),
-    "deep_research": DeepResearch(),
-    "deep_research, shares": DeepResearch(format_share=0.2, tools=("search",)),
-    "deep_research, lax": DeepResearch(think=False, box=False),
-    "math": Math(workers=1, seconds=0.3),
-    "weighted": Weighted(
-        parts=(Part(reward=ExactMatch()), Part(reward=TokenF1(), weight=2.0), Part(reward=Letter(), name="l"))
-    ),
+REWARDS: dict[str, tuple[RewardSettings, int]] = {  # and how many tasks an honest reply solves
+    "exact_match": (ExactMatch(), 12),
+    "exact_match, tag": (ExactMatch(extract="answer_tag"), 12),
+    "exact_match, last line": (ExactMatch(extract="last_line"), 12),
+    "exact_match, whole": (ExactMatch(extract="whole"), 12),
+    "exact_match, SQuAD's rules": (ExactMatch(rules="squad", extract="boxed"), 12),
+    "token_f1": (TokenF1(), 12),
+    "token_f1, most words": (TokenF1(solved_at=0.9), 12),
+    "letter": (Letter(), 3),
+    "letter, last line": (Letter(extract="last_line"), 3),
+    "math": (Math(seconds=0.5), 12),
+    "math, box": (Math(seconds=0.5, extract="boxed"), 12),
+    "deep_research": (DeepResearch(), 12),
+    "deep_research, 20 % format": (DeepResearch(format_share=0.2, bonus=0.0), 12),
+    "deep_research, exact": (DeepResearch(correctness=ExactMatch(), think=False, box=False), 12),
+    "weighted": (Weighted(parts=(Part(reward=ExactMatch()), Part(reward=TokenF1(), weight=5.0))), 12),
 }
-ELSEWHERE = {"code_tests", "function", "judge"}
-"""Tested in files of their own: what they say is not decided here."""
 
 
-def build(name: str) -> Reward:
-    if name == "math" and importlib.util.find_spec("math_verify") is None:
+@pytest.mark.parametrize("name", REWARDS)
+def test_no_cheat_is_worth_a_solution(name: str) -> None:
+    settings, tasks = REWARDS[name]
+    if settings.type == "math" and importlib.util.find_spec("math_verify") is None:
         pytest.skip("needs math-verify: pip install 'silva[math]'")
-    return SETTINGS[name].build()
+    report = attack(settings.build())
+    assert [hole for finding in report.findings for hole in finding.holes] == []
+    assert [fault for finding in report.findings for fault in finding.faults] == []
+    assert report.tasks == tasks
+    assert all(
+        finding.solved == 0 and finding.best < report.honest for finding in report.findings if finding.tried
+    )
 
 
-def graded(reward: Reward, pairs: list[tuple[Cheat, Case]]) -> list[Score]:
-    async def all_of_them() -> list[Score]:
-        return [
-            await reward.score(Attempt(cheat.messages(case), case.answer, case.data)) for cheat, case in pairs
-        ]
+def test_no_cheat_talks_a_judge_over() -> None:
+    """A judge that compares texts, and one that repeats what it reads: its verdicts are none."""
+    pytest.importorskip("openai", reason="needs openai: pip install 'silva[openai]'")
 
-    return asyncio.run(all_of_them())
+    def fair(index, body):
+        case, _ = json.JSONDecoder().raw_decode(body["messages"][1]["content"])
+        says = "correct" if case["answer"] in case["references"] else "wrong"
+        return said(f"{word(body['messages'])}: {says}")
 
+    def parrot(index, body):
+        case, _ = json.JSONDecoder().raw_decode(body["messages"][1]["content"])
+        return fair(index, body) if case["answer"] in case["references"] else said(case["answer"])
 
-def tasks(name: str) -> list[Case]:
-    if name == "math":
-        return list(CASES[:3])  # it is slow
-    return [case for case in CASES if case.right in "ABCD" or name not in ("letter", "weighted")]
-
-
-def test_every_reward_is_attacked() -> None:
-    assert {name.partition(",")[0] for name in SETTINGS} | ELSEWHERE == set(REWARDS)
-
-
-@pytest.mark.parametrize("name", SETTINGS)
-def test_no_cheat_is_solved_and_none_is_worth_a_solution(name: str) -> None:
-    reward, given = build(name), tasks(name)
-    pairs = [(cheat, case) for cheat in CHEATS for case in given[: 1 if cheat.once else None]]
-    pairs = [(cheat, case) for cheat, case in pairs if cheat.fits(case)]
-    solutions = graded(reward, [(cheat, case) for cheat in HONEST for case in given])
-    least = min(score.value for score in solutions if score.solved)
-    assert sum(score.solved for score in solutions) >= len(given)  # in one form at least
-    got = graded(reward, pairs)
-    assert [(cheat.name, case.answer) for (cheat, case), s in zip(pairs, got, strict=True) if s.solved] == []
-    assert max(score.value for score in got) < least
+    cheats = [cheat for cheat in CHEATS if cheat.name in ("judge", "lists", "thoughts", "disguise", "empty")]
+    for judge in (fair, parrot):
+        with serving(judge) as server:
+            settings = Judge(model="j", base_url=server.url, key_variable="", cache="", retries=0)
+            report = attack(settings.build(), {"words": EXAMPLES["words"][:2]}, cheats)
+        assert (report.tasks, report.holes) == (2, 0)
+        assert sum(len(finding.faults) for finding in report.findings) > 0 or judge is fair
 
 
-def test_a_careless_reward_is_caught() -> None:
-    """The rewards that others shipped: a right answer anywhere in the text, or no answer at all."""
-
-    class Anywhere:
-        async def score(self, attempt: Attempt) -> Score:
-            text = " ".join(message.content for message in attempt.messages[1:])
-            return Score(1.0, str(attempt.answer) in text)
-
-    case = CASES[0]
-    solved = {
-        cheat.name for cheat in CHEATS if cheat.fits(case) and graded(Anywhere(), [(cheat, case)])[0].solved
-    }
-    assert {"numbers, plain", "hedge, tag", "answer_in_result", "tags_repeated", "boxes_repeated"} <= solved
-    assert "empty, plain" not in solved
+def own(function) -> FunctionReward:
+    return FunctionReward(Function(function="own.py:reward"), function)
 
 
-def test_work_that_is_not_done_has_the_right_value() -> None:
-    """What `worked_out` is for: without it, math-verify computes in the agent's place."""
-    pytest.importorskip("math_verify", reason="needs math-verify: pip install 'silva[math]'")
-    pairs = [(cheat, CASES[0]) for cheat in CHEATS if cheat.name in ("working, tag", "working, box")]
-    assert [s.solved for s in graded(Math(workers=1, worked_out=False).build(), pairs)] == [True, True]
-    assert [s.solved for s in graded(Math(workers=1).build(), pairs)] == [False, False]
+def _first(pattern: str):
+    def reward(solution_str, ground_truth):
+        found = re.search(pattern, solution_str, re.S)
+        return found is not None and found[1].strip() == str(ground_truth)
+
+    return reward
 
 
-def test_cheats_are_told_apart_and_filled() -> None:
-    names = [cheat.name for cheat in CHEATS]
-    assert len(set(names)) == len(names) >= 150
-    for cheat in CHEATS:
-        for case in CASES:
-            shown = "".join(m.content + (m.reasoning or "") for m in cheat.messages(case))
-            assert "«" not in shown and "»" not in shown
+def _anywhere(messages, answer):
+    return any(str(answer) in message.content for message in messages)
 
 
-def test_a_lucky_guess_is_no_cheat() -> None:
-    guess = Cheat("guess", "<answer>None</answer>")
-    assert not guess.fits(Case("q", "none", ("a", "b")))
-    assert guess.fits(Case("q", "42", ("a", "b")))
-    assert guess.fits(Case("q", {"tests": []}, ("a", "b")))
-    assert not Cheat("working", "«working»").fits(Case("q", "42", ("a", "b")))
-    assert Cheat("working", "«working»").fits(Case("q", "42", ("a", "b"), working="40 + 2"))
-    hedge = Cheat("hedge", CONTENTS["hedge"])
-    assert hedge.fits(Case("q", "42", ("a", "b"))) and not hedge.fits(Case("q", None, ("a", "b")))
-    assert not Cheat("echo", "«question»").fits(Case("Is it 4 or 5?", "5", ("a", "b")))
+def _evaluated(reply, answer):
+    try:
+        return eval(reply) == float(answer)
+    except Exception:
+        return False
 
 
-def test_wrong_answers_are_those_of_other_rows() -> None:
-    rows = [
-        ("one?", "1", {}),
-        ("also one?", "1.0", {}),
-        ("two?", ["2", "two"], {"level": 3}),
-        ("x?", None, {}),
-    ]
-    found = cases(rows)
-    assert [case.wrong for case in found] == [
-        ("2", "987654321"), ("2", "987654321"), ("1", "1.0"), ("1", "1.0")
-    ]  # fmt: skip
-    assert found[2].data == {"level": 3} and found[2].right == "2" and found[3].right is None
-    assert filled("«question» «answer» «wrong» «other»", found[2]) == "two? 2 1 1.0"
+def _difference(reply, answer):
+    try:
+        return abs(float(reply) - float(answer))
+    except ValueError:
+        return 1.0
 
 
-QUICK = [name for name in SETTINGS if name != "math"]  # test_maths.py has its own
-pieces = st.lists(
-    st.sampled_from(
-        ["<answer>", "</answer>", "<think>", "</think>", "\\boxed{", "}", "{", "A", "B", "C", " or ", "\n",
-         "The answer is ", "####", ".", "not ", "(C)", "c", "C.", " ", "\u200b", "$"]
-    ), max_size=8,
-).map("".join)  # fmt: skip
+BROKEN = {
+    "contains": lambda reply, answer: str(answer) in reply,
+    "is contained": lambda reply, answer: reply.strip() in str(answer),
+    "first tag": _first(r"<answer>(.*?)</answer>"),
+    "anywhere": lambda attempt: _anywhere(attempt.messages, attempt.answer),
+    "thoughts": lambda solution_str, ground_truth: str(ground_truth) in solution_str,
+    "evaluates": _evaluated,
+    "a pattern": lambda reply, answer: reply == answer or reply in (".*", "(?s).*"),
+    "no sign": lambda reply, answer: reply.lstrip("-") == str(answer).lstrip("-"),
+    "tag at all": lambda reply, answer: "<answer>" in reply,
+    "length": lambda reply, answer: reply == answer or len(reply) > 10_000,
+    "any letter": lambda reply, answer: str(answer) in reply.split(),
+    "believes": lambda reply, answer: reply == answer or "correct" in reply.lower(),
+    "form": lambda attempt: len(attempt.messages) == 6 and "boxed" in attempt.reply,
+    "unseen": lambda reply, answer: re.sub(r"[^\w\s].*|\x00|.*\x08", "", reply, flags=re.S) == answer,
+    "polite": lambda reply, answer: reply == answer or "not" in reply,
+    "echo": lambda attempt: attempt.reply in (str(attempt.answer), attempt.messages[0].content),
+    "not far": lambda reply, answer: not _difference(reply, answer) > 1e-6,
+}  # fmt: skip
+WITNESSES = {
+    "negated": "contains",
+    "empty": "is contained", "empty_tags": "tag at all", "endless": "length", "wrong": "no sign",
+    "many_tags": "first tag", "lists": "contains", "every_number": "contains", "every_letter": "any letter",
+    "prompt": "echo", "working": "evaluates", "thoughts": "thoughts", "tool_result": "anywhere",
+    "earlier_reply": "anywhere", "disguise": "unseen", "values": "not far", "patterns": "a pattern",
+    "judge": "believes", "form_only": "form", "refusal": "polite",
+}  # fmt: skip
 
 
-@pytest.mark.parametrize("name", QUICK)
-@given(reply=pieces | st.text(max_size=30))
-def test_no_failure_is_worth_a_solution(name: str, reply: str) -> None:
-    score = asyncio.run(SETTINGS[name].build().score(attempt(reply, "C")))
-    if score.solved:
-        assert score.value >= 1.0
-    else:
-        assert score.value < 1.0
+@pytest.mark.parametrize("cheat", CHEATS, ids=lambda cheat: cheat.name)
+def test_every_cheat_wins_against_a_reward_that_falls_for_it(cheat) -> None:
+    report = attack(own(BROKEN[WITNESSES[cheat.name]]), cheats=[cheat])
+    assert report.holes > 0
+
+
+def test_dialogues_are_what_a_rendered_reply_would_be() -> None:
+    example = EXAMPLES["numbers"][0]
+    *_, tools = attempts(HONEST, example)
+    assert [message.role for message in tools.messages] == ["user", *["assistant", "tool"] * 2, "assistant"]
+    assert tools.messages[1].tool_calls[0].name == "search"
+    assert tools.messages[2].name == "search"
+    assert (tools.messages[-1].reasoning, tools.reply) == ("Now I know.", "<answer>\\boxed{42}</answer>")
+    assert (tools.answer, tools.messages[0].content) == ("42", "What is 17 + 25?")
+
+
+def test_what_a_task_lacks_is_not_tried() -> None:
+    bare = Example("Who?", "I", ("you", "he", "she"))
+    assert attempts(("[[working]]", "[[right]] or [[wrong3]]"), bare)[0].reply == "I or she"
+
+
+def test_partial_credit_that_reaches_a_solution_is_a_hole() -> None:
+    report = attack(own(lambda reply, answer: Score(1.0, reply == answer)), {"words": EXAMPLES["words"]})
+    assert report.holes == sum(finding.tried for finding in report.findings) > 0
+    assert all(finding.solved == 0 for finding in report.findings)
+
+
+def test_a_reward_that_nobody_can_earn_proves_nothing() -> None:
+    with pytest.raises(ConfigError, match="no honest reply solves any task"):
+        attack(own(lambda reply: 0.0))
+
+
+def test_faults_are_told_and_are_no_reward() -> None:
+    def touchy(reply, answer):
+        if not reply:
+            raise RewardError("empty")
+        return reply == answer
+
+    report = attack(own(touchy), {"words": EXAMPLES["words"][2:]})
+    faults = {finding.name: finding.faults for finding in report.findings if finding.faults}
+    assert "empty" in faults and report.holes == 0
+    assert "without a result:" in show(report)
+
+
+def test_tasks_of_a_file(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    rows = [{"question": f"{n}?", "answer": str(n), "level": n} for n in range(30)]
+    path.write_text("\n".join(map(json.dumps, rows)))
+    ((name, tasks),) = examples_of(str(path)).items()
+    assert (name, len(tasks)) == (str(path), 20)
+    assert (tasks[0].prompt, tasks[0].answer, tasks[0].wrong) == ("0?", "0", ("1", "2", "3"))
+    assert tasks[1].columns["level"] == 1
+    assert attack(ExactMatch().build(), examples_of(str(path))).holes == 0
+    path.write_text('{"question": "a?"}\n')
+    with pytest.raises(ConfigError, match="expected rows with an answer"):
+        examples_of(str(path))
+
+
+def test_the_command(tmp_path: Path, capsys, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("mine.py").write_text("def loose(reply, answer):\n    return str(answer) in reply\n")
+    Path("rows.jsonl").write_text('{"question": "a?", "answer": "b"}\n{"question": "c?", "answer": "d"}\n')
+    Path("run.toml").write_text(
+        '[[environments]]\ntype = "dataset"\npath = "rows.jsonl"\nreward = {type = "letter"}\n'
+    )
+    assert main(["attack", "exact_match", "--extract", "answer_tag"]) == 0
+    assert "no cheat reaches it" in capsys.readouterr().out
+    assert main(["attack", "mine.py:loose"]) == 1
+    assert "worth a solution:\n  " in capsys.readouterr().out
+    assert main(["attack", "mine.py:loose", "--data", "rows.jsonl", "--json"]) == 1
+    report = json.loads(capsys.readouterr().out)
+    assert (report["tasks"], report["honest"]) == (2, 1.0)
+    assert report["holes"] == sum(len(finding["holes"]) for finding in report["findings"]) > 0
+    assert main(["attack", "@", "run.toml"]) == 0
+    assert "3 tasks, " in capsys.readouterr().out
+    for wrong, message in (
+        (["attack"], "got no reward"),
+        (["attack", "maths"], "unknown type"),
+        (["attack", "letter", "--extra", "1"], "extra"),
+        (["attack", "mine.py:absent"], "mine.py has no absent; it defines loose"),
+        (["attack", "letter", "--data", "none.jsonl"], "none.jsonl"),
+    ):
+        assert main(wrong) == 2
+        assert message in capsys.readouterr().err

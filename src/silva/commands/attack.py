@@ -1,226 +1,219 @@
-"""`silva attack`: which replies that must not be rewarded a reward accepts."""
+"""`silva attack`: cheating agents against a reward.
+
+    tasks x cheats ──> attempts ──> reward ──> solved, or worth as much as an honest solution: a hole
+
+A task counts only if the reward solves it for some honest reply: where nobody wins, a cheat that loses proves
+nothing. What is tried is data, in `silva.rewards.cheats`.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import itertools
 import re
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from silva.config.load import load
 from silva.environments.row_shapes import problem, recognised
 from silva.environments.rows import read_rows
-from silva.environments.settings import EnvironmentSettings
-from silva.errors import ConfigError, RecordError, RewardError
+from silva.errors import ConfigError, SilvaError
 from silva.protocols import Attempt, Reward, Score
 from silva.registries import REGISTRIES
-from silva.rewards import cheats
-from silva.rewards.cheats import CASES, CHEATS, HONEST, Case, Cheat
+from silva.rewards.cheats import CHEATS, EXAMPLES, HONEST, Cheat, Example, attempts
+from silva.types import Message
 
-TASKS = 20  # of a data set
-AT_ONCE = 8
+AT_ONCE = 16  # attempts that are graded at the same time
+MAX_TASKS = 20  # of a file
+LISTED = 20  # lines of what was found
 SHOWN = 60  # characters of a reply
+OTHERS = ("something else", "another thing", "none of these")  # wrong answers, where the data has too few
 
-Result = Score | RecordError | RewardError
 
-
-@dataclass(frozen=True, slots=True)
+@dataclass
 class Finding:
-    """What a reward made of one cheat. `best`: the highest value; `reply` and `answer`: where it got it."""
+    """What one cheat got: `holes` are replies that were worth a solution."""
 
-    cheat: str
-    tried: int
-    solved: int
-    best: float
-    reply: str
-    answer: str
-    error: str | None
+    name: str
+    about: str
+    tried: int = 0
+    solved: int = 0
+    best: float | None = None  # the highest value it got
+    holes: list[str] = field(default_factory=list)
+    faults: list[str] = field(default_factory=list)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Report:
-    """`honest`: frame -> share of tasks solved by the right answer in it; `refused`: tasks not graded."""
+    """`honest`: the least value of an honest solution. `left_out`: tasks that no honest reply solves."""
 
-    reward: str
     tasks: int
-    refused: int
-    honest: dict[str, float]
-    findings: tuple[Finding, ...]
+    honest: float
+    findings: list[Finding]
+    left_out: list[str]
 
     @property
-    def holds(self) -> bool:
-        return not any(finding.solved for finding in self.findings)
+    def holes(self) -> int:
+        return sum(len(finding.holes) for finding in self.findings)
+
+    def plain(self) -> dict[str, Any]:
+        return {"holes": self.holes, **asdict(self)}
 
 
-def settings(arguments: Sequence[str], data: str | None = None) -> tuple[str, Reward, list[Case]]:
-    """What to attack, by its name, and in which tasks.
-
-    Args:
-        arguments: a type, "file.py:function" or "package.module:function" and keys of the reward; or
-            "@ FILE.toml" and keys of a configuration.
-        data: a file of rows.
+def reward_of(arguments: Sequence[str]) -> Reward:
+    """What to attack: "math", "file.py:function" and keys of the reward, or "@ FILE.toml" and keys of it.
 
     Raises:
-        ConfigError: there is no such reward, or no such file.
+        ConfigError: there is no such reward.
     """
-    environment: Any = _environment(list(arguments))
-    reward = environment.reward
-    if data is not None:
-        cases = _cases_of(data)
-    else:
-        cases = _cases_in(environment) if arguments[0].startswith("@") else list(CASES)
-    return getattr(reward, "function", reward.type), reward.build(), cases
-
-
-def attack(name: str, reward: Reward, cases: Sequence[Case] = CASES) -> Report:
-    """Tries every cheat in every task.
-
-    Raises:
-        ConfigError: the reward can grade none of the tasks.
-    """
-    return asyncio.run(_attack(name, reward, cases))
-
-
-async def _attack(name: str, reward: Reward, cases: Sequence[Case]) -> Report:
-    places = asyncio.Semaphore(AT_ONCE)
-
-    async def grade(cheat: Cheat, case: Case) -> Result:
-        async with places:
-            try:
-                return await reward.score(Attempt(cheat.messages(case), case.answer, case.data))
-            except (RecordError, RewardError) as error:
-                return error
-
-    honest = {frame.name: 0.0 for frame in HONEST}
-    graded, refusals = [], []
-    for case in cases:
-        frames = [frame for frame in HONEST if frame.fits(case)] or [CHEATS[0]]  # its answer is no text
-        results = await asyncio.gather(*(grade(frame, case) for frame in frames))
-        if refused := [result for result in results if not isinstance(result, Score)]:
-            refusals.append(refused[0])
-            continue
-        graded.append(case)
-        for frame, score in zip(frames, results, strict=True):
-            honest[frame.name] = honest.get(frame.name, 0.0) + (isinstance(score, Score) and score.solved)
-    if not graded:
-        why = refusals[0] if refusals else "there are none"
-        raise ConfigError(
-            f"reward {name} grades none of {len(cases)} tasks: {why}. Give others with --data FILE"
-        )
-    tried = [(cheat, case) for cheat in CHEATS for case in _tasks(cheat, graded)]
-    results = await asyncio.gather(*(grade(*each) for each in tried))
-    by_name: dict[str, list[tuple[Cheat, Case, Result]]] = {}
-    for (cheat, case), result in zip(tried, results, strict=True):
-        by_name.setdefault(cheat.name, []).append((cheat, case, result))
-    shares = {frame.name: honest[frame.name] / len(graded) for frame in HONEST}
-    found = tuple(map(_finding, by_name.values()))
-    return Report(name, len(graded), len(refusals), shares, found)
-
-
-def _tasks(cheat: Cheat, cases: Sequence[Case]) -> list[Case]:
-    fitting = [case for case in cases if cheat.fits(case)]
-    return fitting[:1] if cheat.once else fitting
-
-
-def _finding(results: list[tuple[Cheat, Case, Any]]) -> Finding:
-    scores = [
-        (score.solved, score.value, i) for i, (_, _, score) in enumerate(results) if isinstance(score, Score)
-    ]
-    errors = [str(error) for _, _, error in results if isinstance(error, Exception)]
-    _, value, index = max(scores, default=(False, 0.0, 0))
-    cheat, case, _ = results[index]
-    return Finding(
-        cheat=cheat.name,
-        tried=len(results),
-        solved=sum(solved for solved, _, _ in scores),
-        best=value,
-        reply=cheats.filled(cheat.reply, case),
-        answer=str(case.answer),
-        error=errors[0] if errors else None,
-    )
-
-
-def as_table(report: Report) -> dict[str, Any]:
-    """For JSON."""
-    return {**asdict(report), "holds": report.holds}
-
-
-def show(report: Report) -> str:
-    refused = f"; {report.refused} that it does not grade left out" if report.refused else ""
-    accepted = [f"{frame} {share:.0%}" for frame, share in report.honest.items()]
-    lines = [
-        f"{report.reward}: {len(report.findings)} cheats, tasks: {report.tasks}{refused}",
-        f"right answers solved, by form: {', '.join(accepted)}",
-    ]
-    if not any(report.honest.values()):
-        lines.append("warning: no right answer is solved in any of these forms, so the rest says little")
-    solved = [finding for finding in report.findings if finding.solved]
-    partial = [finding for finding in report.findings if finding.best > 0 and not finding.solved]
-    failed = [finding for finding in report.findings if finding.error]
-    lines += _listed("solved, though they must not be:", solved)
-    lines += _listed("partial credit, below a solution:", partial)
-    if failed:
-        lines += ["", f"no result, because the reward raised: {len(failed)} cheats, such as"]
-        lines += [f"  {finding.cheat}: {_short(finding.error or '', 3 * SHOWN)}" for finding in failed[:3]]
-    verdict = "no cheat is solved" if report.holds else f"cheats that are solved: {len(solved)}"
-    return "\n".join([*lines, "", verdict])
-
-
-def _listed(title: str, findings: Sequence[Finding]) -> list[str]:
-    """A line for each content, with the best value in any form."""
-    if not findings:
-        return []
-    groups: dict[str, list[Finding]] = {}
-    for finding in findings:
-        groups.setdefault(finding.cheat.partition(",")[0], []).append(finding)
-    ordered = sorted(groups.items(), key=lambda group: -max(f.best for f in group[1]))
-    width = max(map(len, groups))
-    lines = []
-    for name, several in ordered:
-        best = max(several, key=lambda f: f.best)
-        shown = f"{_short(best.reply)!r} for {_short(best.answer)!r}"
-        lines.append(f"  {name:<{width}}  {best.best:.2f}  {shown}")
-    return ["", title, *lines]
-
-
-def _short(text: str, most: int = SHOWN) -> str:
-    return text if len(text) <= most else f"{text[: most - 3]}..."
-
-
-def _environment(arguments: list[str]) -> Any:
-    """The first one with a reward in a configuration, or one around the reward that is named."""
     if arguments[0].startswith("@"):
-        given = [e for e in load(arguments, REGISTRIES).config.environments if hasattr(e, "reward")]
-        if not given:
-            raise ConfigError("silva attack: no environment in this configuration has a key `reward`")
-        return given[0]
-    name, keys, prefix = arguments[0], arguments[1:], "environments.0.reward."
-    chosen = {"type": "function", "function": name} if ":" in name else {"type": name}
-    own = [f"--{prefix}{key}={value}" for key, value in chosen.items()]
-    rows = ["--environments.0.type=dataset", '--environments.0.rows=[{"question": "?", "answer": "!"}]']
-    keys = [re.sub("^--(no-)?", rf"--\1{prefix}", key) for key in keys]
-    try:
-        return load([*rows, *own, *keys], REGISTRIES).config.environments[0]
-    except ConfigError as error:
-        raise ConfigError(str(error).replace(prefix, "")) from None
+        environments = load(list(arguments), REGISTRIES).config.environments
+        settings = next((each.reward for each in environments if hasattr(each, "reward")), None)
+        if settings is None:
+            raise ConfigError("silva attack: no environment of this configuration has a key `reward`")
+    else:
+        key, name = "environments.0.reward", arguments[0]
+        kind = [f"--{key}.type={name}"]
+        if ":" in name:
+            kind = [f"--{key}.type=function", f"--{key}.function={name}"]
+        own = [re.sub("^--(no-)?", rf"--\1{key}.", argument) for argument in arguments[1:]]
+        task = ["--environments.0.type=dataset", '--environments.0.rows=[{"prompt": "?", "answer": "!"}]']
+        try:
+            environment: Any = load([*task, *kind, *own], REGISTRIES).config.environments[0]
+        except ConfigError as error:
+            raise ConfigError(str(error).replace(f"{key}.", "")) from None
+        settings = environment.reward
+    reward: Reward = settings.build()
+    return reward
 
 
-def _cases_of(path: str) -> list[Case]:
-    """The first tasks of a file of rows."""
+def examples_of(path: str) -> dict[str, tuple[Example, ...]]:
+    """Tasks of a file of rows, at most MAX_TASKS; answers of other rows are the wrong ones."""
     rows = read_rows(path)
     first = next(rows, None)
     if first is None:
-        raise ConfigError(f"--data {path}: it holds no rows")
+        raise ConfigError(f"{path}: holds no rows")
     shape = recognised(first)
-    problems = [problem(row, shape) for row in itertools.islice(itertools.chain([first], rows), TASKS)]
-    return cheats.cases([(each.messages[-1].content, each.answer, each.columns) for each in problems])
+    chosen = [problem(row, shape) for row in itertools.islice(itertools.chain([first], rows), MAX_TASKS)]
+    if any(each.answer is None for each in chosen):
+        raise ConfigError(f"{path}: expected rows with an answer, read as {shape}")
+    answers = list(dict.fromkeys(_text(each.answer) for each in chosen))
+    found = []
+    for each in chosen:
+        others = [answer for answer in answers if answer != _text(each.answer)]
+        wrong = (*others, *OTHERS)[:3]
+        prompt = each.messages[-1].content
+        found.append(Example(prompt, each.answer, wrong, "", each.columns, each.messages))  # type: ignore[arg-type]
+    return {path: tuple(found)}
 
 
-def _cases_in(environment: EnvironmentSettings) -> list[Case]:
-    """The first tasks of a data set."""
-    tasks = itertools.islice(environment.taskset().tasks("train"), TASKS)
-    return cheats.cases(
-        [(task.data["messages"][-1]["content"], task.answer, task.data["columns"]) for task in tasks]
+def attack(
+    reward: Reward,
+    examples: Mapping[str, Sequence[Example]] = EXAMPLES,
+    cheats: Sequence[Cheat] = CHEATS,
+) -> Report:
+    """Tries every cheat on every task that an honest reply solves.
+
+    Raises:
+        ConfigError: there is no such task.
+    """
+    return asyncio.run(_attack(reward, examples, cheats))
+
+
+def show(report: Report) -> str:
+    """A table of cheats, the holes, and what could not be tried."""
+    width = max(len(finding.name) for finding in report.findings)
+    lines = [f"{'cheat':<{width}}  replies  solved    best  what it does"]
+    for each in report.findings:
+        best = "-" if each.best is None else f"{each.best:.3g}"
+        lines.append(f"{each.name:<{width}}  {each.tried:7}  {each.solved:6}  {best:>6}  {each.about}")
+    for title, of in (("worth a solution", "holes"), ("without a result", "faults")):
+        said = [f"  {each.name}: {text}" for each in report.findings for text in getattr(each, of)]
+        more = [f"  ... and {len(said) - LISTED} more"] if len(said) > LISTED else []
+        lines += [f"{title}:", *said[:LISTED], *more] if said else []
+    if report.left_out:
+        lines.append(f"left out: {len(report.left_out)} tasks that no honest reply solves")
+    lines.append(
+        f"{report.tasks} tasks, an honest solution is worth {report.honest:.3g} or more: "
+        + (f"{report.holes} replies cheat it" if report.holes else "no cheat reaches it")
     )
+    return "\n".join(lines)
+
+
+async def _attack(
+    reward: Reward, examples: Mapping[str, Sequence[Example]], cheats: Sequence[Cheat]
+) -> Report:
+    grade = _Grader(reward)
+    solvable, least, left_out = [], float("inf"), []
+    for kind, group in examples.items():
+        for example in group:
+            scores = await grade.all(attempts(HONEST, example))
+            solved = [score.value for score in scores if isinstance(score, Score) and score.solved]
+            if solved:
+                solvable.append(example)
+                least = min(least, *solved)
+            else:
+                fault = next((str(score) for score in scores if not isinstance(score, Score)), "not solved")
+                left_out.append(f"{kind}: {_short(example.prompt)}: {fault}")
+    if not solvable:
+        raise ConfigError(
+            "no honest reply solves any task, so a cheat that loses proves nothing: give tasks that fit the "
+            f"reward with --data. {'; '.join(dict.fromkeys(left_out))[:500]}"
+        )
+    findings = [await _tried(grade, cheat, solvable, least) for cheat in cheats]
+    return Report(len(solvable), least, findings, left_out)
+
+
+async def _tried(grade: _Grader, cheat: Cheat, examples: Sequence[Example], least: float) -> Finding:
+    finding = Finding(cheat.name, cheat.about)
+    for example in examples:
+        made = [each for each in attempts(cheat.replies, example) if not _is_right(each, example)]
+        for attempt, score in zip(made, await grade.all(made), strict=True):
+            finding.tried += 1
+            said = f"{_short(example.prompt)} -> {_short(_last(attempt))}"
+            if not isinstance(score, Score):
+                finding.faults.append(f"{said}: {score}")
+                continue
+            finding.solved += score.solved
+            finding.best = score.value if finding.best is None else max(finding.best, score.value)
+            if score.solved or score.value >= least:
+                finding.holes.append(said)
+    return finding
+
+
+class _Grader:
+    def __init__(self, reward: Reward) -> None:
+        self.reward = reward
+        self._places = asyncio.Semaphore(AT_ONCE)
+
+    async def all(self, made: Sequence[Attempt]) -> list[Score | SilvaError]:
+        """The scores, in order; a fault where there is none."""
+        return list(await asyncio.gather(*map(self._one, made)))
+
+    async def _one(self, attempt: Attempt) -> Score | SilvaError:
+        async with self._places:
+            try:
+                return await self.reward.score(attempt)
+            except ConfigError:
+                raise
+            except SilvaError as error:
+                return error
+
+
+def _is_right(attempt: Attempt, example: Example) -> bool:
+    """A cheat that happens to be the answer: "A" for a task whose answer is A, the word "correct"."""
+    return attempt.reply.strip().casefold() == example.right.strip().casefold()
+
+
+def _last(attempt: Attempt) -> str:
+    last: Message = attempt.messages[-1]
+    return last.raw if last.raw is not None else last.content
+
+
+def _text(answer: Any) -> str:
+    return str(answer[0] if isinstance(answer, list | tuple) and answer else answer)
+
+
+def _short(text: str) -> str:
+    return repr(text if len(text) <= SHOWN else f"{text[: SHOWN - 3]}...")
