@@ -96,11 +96,11 @@ class Sandbox:
             await process.end()
 
 
-def works(walls: Walls) -> str:
+def works(walls: Walls, packages: bool) -> str:
     """Why these walls do not stand here; empty: they do, and code runs between them."""
 
     async def probe() -> str:
-        sandbox = Sandbox(SandboxSettings(packages=False), walls)
+        sandbox = Sandbox(SandboxSettings(packages=packages), walls)
         try:
             result = await sandbox.run("import os; print(os.getuid(), len(os.listdir('/proc/self/fd')) > 0)")
         except SandboxFault as error:
