@@ -32,6 +32,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "chat": ("talk to a model or to a run's weights", "silva chat runs/quickstart"),
     "envs": ("list, play or check environments", "silva envs play frozen_lake --size 5"),
     "new": ("write an environment of your own to start from, with a test", "silva new environment towns"),
+    "attack": ("try cheating agents on a reward", "silva attack math --extract boxed"),
     "doctor": ("say what this machine has and what is missing", "silva doctor"),
     "schema": ("print the JSON Schema of configuration files", "silva schema > silva.schema.json"),
     "diff": ("compare the configurations of two runs", "silva diff runs/a runs/b"),
@@ -73,6 +74,17 @@ silva envs check NAME [--json] [--key VALUE ...]
 silva new environment NAME
 
 Writes NAME.py, a small environment that works, and test_NAME.py; neither may exist yet.""",
+    "attack": """\
+silva attack REWARD [--data FILE] [--json] [--key VALUE ...]
+silva attack @ FILE.toml [--data FILE] [--json]
+
+  REWARD       a name, such as math, or your own: file.py:function or package.module:function
+  @ FILE.toml  the reward of the first environment in it that has one
+  --data FILE  tasks: rows with a prompt and an answer; without it, a few of Silva's own
+  --json       print the result as JSON
+  --key        a key of the reward
+
+The exit code is 1 if a cheat was worth a solution.""",
     "doctor": "silva doctor [--json]\n\n  --json  print the findings as JSON",
     "schema": """\
 silva schema
@@ -83,7 +95,11 @@ Editors with a TOML language server complete and check a configuration that begi
 }
 POLICIES = ("model", "expert", "random")
 # Options that take a value, and which.
-VALUES = {"--weights": "a run's folder or a model folder", "--policy": ", ".join(POLICIES)}
+VALUES = {
+    "--weights": "a run's folder or a model folder",
+    "--policy": ", ".join(POLICIES),
+    "--data": "a file of rows",
+}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -357,6 +373,17 @@ def _new(arguments: list[str]) -> int:
     return 0
 
 
+def _attack(arguments: list[str]) -> int:
+    found, rest = _options(arguments, "--json", "--data")
+    if not rest or rest[0].startswith("-"):
+        raise ConfigError(f"silva attack: got no reward; expected one, as in {COMMANDS['attack'][1]}")
+    from silva.commands.attack import EXAMPLES, attack, examples_of, reward_of, show
+
+    report = attack(reward_of(rest), examples_of(found["--data"]) if "--data" in found else EXAMPLES)
+    print(json.dumps(report.plain(), indent=1) if "--json" in found else show(report))
+    return 1 if report.holes else 0
+
+
 def _doctor(arguments: list[str]) -> int:
     found, rest = _options(arguments, "--json")
     _nothing_more("doctor", rest, "nothing or --json")
@@ -393,6 +420,7 @@ _HANDLERS: dict[str, Callable[[list[str]], int]] = {
     "chat": _chat,
     "envs": _envs,
     "new": _new,
+    "attack": _attack,
     "doctor": _doctor,
     "schema": _schema,
     "diff": _diff,

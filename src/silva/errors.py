@@ -57,6 +57,10 @@ class RemoteFault(SilvaError, RuntimeError):
         self.trace, self.frames = trace, frames
 
 
+class RewardError(SilvaError, RuntimeError):
+    """An attempt could not be graded: it has no result."""
+
+
 class EngineError(SilvaError, RuntimeError):
     """Sampling failed for a reason of the engine's own (never the model's answer)."""
 

@@ -20,9 +20,11 @@ from silva.sandbox.process import Result, Sandbox
 from silva.sandbox.settings import SandboxSettings
 from silva.sandbox.walls import Walls, _problem
 
-KINDS = [Walls("bubblewrap"), Walls("userns"), Walls("bubblewrap", True), Walls("userns", True)]
+KINDS = [Walls("bubblewrap"), Walls("bubblewrap", True), Walls("userns"), Walls("userns", True)]
 PROBLEMS = {walls: _problem(walls) for walls in KINDS if os.geteuid() == 0 or not walls.as_nobody}
 STANDING = [walls for walls, problem in PROBLEMS.items() if not problem]
+# Whoever starts a user namespace, what stands around it is the same; one of the two is enough.
+ATTACKED = [*STANDING[:2], *STANDING[-1:]] if len(STANDING) == 4 else STANDING
 
 
 def called(walls: Walls) -> str:
@@ -105,7 +107,7 @@ def played(attack: Attack, host: dict[str, Any], walls: Walls) -> tuple[bool, Re
     return "WON" in result.output.splitlines() or bool(marked), result
 
 
-@pytest.mark.parametrize("walls", STANDING, ids=called)
+@pytest.mark.parametrize("walls", ATTACKED, ids=called)
 @pytest.mark.parametrize("name", ATTACKS)
 def test_an_attack_wins_without_walls_and_loses_with_them(
     name: str, walls: Walls, host: dict[str, Any]

@@ -186,7 +186,7 @@ def test_packages_can_be_left_out() -> None:
 
 
 def test_without_any_walls_the_error_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_problem", lambda walls: "not here")
+    monkeypatch.setattr(module, "_problem", lambda walls, packages: "not here")
     _chosen.cache_clear()
     try:
         with pytest.raises(

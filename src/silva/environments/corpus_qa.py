@@ -7,11 +7,10 @@ answer; by default it must be a right one, exactly.
 from __future__ import annotations
 
 import functools
-import math
 import random
 import re
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, Self
 
 from pydantic import Field, model_validator
@@ -22,13 +21,12 @@ from silva.environments.encyclopedia import LARGEST, SMALLEST, Hop, encyclopedia
 from silva.environments.row_shapes import Shape, problem, recognised
 from silva.environments.rows import read_rows
 from silva.environments.tasks import Draft, listed
-from silva.environments.tool_dialogue import ToolDialogue, ToolDialogueSettings
+from silva.environments.tool_dialogue import RewardedDialogue, ToolDialogueSettings
 from silva.errors import CapabilityError, ConfigError
-from silva.protocols import Attempt
 from silva.rendering.tool_calls import write_calls
 from silva.rewards.choice import AnyReward
 from silva.rewards.exact_match import ExactMatch
-from silva.types import Message, Step, Task, ToolCall
+from silva.types import Message, Task, ToolCall
 
 if TYPE_CHECKING:
     from silva.protocols import Reward, TaskSet, Toolset
@@ -144,16 +142,17 @@ def made_up(pages: int, seed: int) -> World:
     return World(pages, seed)
 
 
-class CorpusEpisode(ToolDialogue):
+class CorpusEpisode(RewardedDialogue):
     """One question: a `Forkable` and `Scripted` environment. A subclass says what its tools are used for."""
 
     settings: CorpusQA
+    reward_name = "correct"
 
     def __init__(
         self, settings: CorpusQA, task: Task, toolset: Toolset, reward: Reward, answers: Sequence[str]
     ) -> None:
-        super().__init__(settings, task, [toolset])
-        self.reward, self.answers = reward, answers
+        super().__init__(settings, task, [toolset], reward)
+        self.answers = answers
         self._expert: Sequence[ToolCall] | None = None
 
     @abstractmethod
@@ -171,12 +170,8 @@ class CorpusEpisode(ToolDialogue):
         text = self.settings.instructions or self.rules()
         return [self.say(f"{text}\nQuestion: {self.task.data['question']}")]
 
-    async def answered(self, message: Message) -> Step:
-        return await self._graded(self.history, terminated=True)
-
-    async def out_of_calls(self, message: Message) -> Step:
-        # Whatever stands beside the call is no answer.
-        return await self._graded([*self.history[:-1], Message("assistant", "")], terminated=False)
+    def columns(self) -> Mapping[str, Any]:
+        return {"question": self.task.data["question"]}
 
     def expert_reply(self) -> str:
         """The next call, as JSON in <tool_call> (Hermes); after the last one, the answer.
@@ -201,23 +196,8 @@ class CorpusEpisode(ToolDialogue):
             return write_calls([self.random_call(rng)], "hermes")
         return f"<answer>{rng.choice(self.answers)}</answer>"
 
-    async def _graded(self, messages: Sequence[Message], *, terminated: bool) -> Step:
-        self._end()
-        data = {"question": self.task.data["question"]}
-        score = await self.reward.score(Attempt(tuple(messages), self.task.answer, data))
-        if not math.isfinite(score.value):
-            raise ValueError(
-                f"environment {self.settings.label}: the reward is {score.value}, expected a number"
-            )
-        return Step(
-            rewards={"correct": score.value},
-            terminated=terminated,
-            truncated=not terminated,
-            metrics={"success": float(score.solved), **score.metrics},
-        )
-
     def _shared(self) -> tuple[Any, ...]:
-        return (*super()._shared(), self.reward, self.answers)
+        return (*super()._shared(), self.answers)
 
 
 def _answers(answer: Any, where: str) -> list[str]:

@@ -13,7 +13,6 @@ three rows. The keys `prompt` and `answer` say it instead.
 from __future__ import annotations
 
 import itertools
-import math
 import random
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, Self
@@ -23,12 +22,11 @@ from pydantic import model_validator
 from silva.environments.row_shapes import Problem, Shape, problem, recognised
 from silva.environments.rows import Row, read_rows
 from silva.environments.tasks import Draft, listed
-from silva.environments.tool_dialogue import ToolDialogue, ToolDialogueSettings
+from silva.environments.tool_dialogue import RewardedDialogue, ToolDialogueSettings
 from silva.errors import CapabilityError, ConfigError
-from silva.protocols import Attempt, Score
 from silva.rewards.choice import AnyReward
 from silva.tools.choice import AnyTool
-from silva.types import Message, Step, Task
+from silva.types import Message, Task
 
 if TYPE_CHECKING:
     from silva.protocols import Reward, TaskSet, Toolset
@@ -114,7 +112,7 @@ class Dataset(ToolDialogueSettings):
         return [_draft(each) for each in problems], _shown(self.label, shape, problems)
 
 
-class DatasetEpisode(ToolDialogue):
+class DatasetEpisode(RewardedDialogue):
     """A `Scripted` environment: shows a row's prompt, runs called tools, grades the last reply."""
 
     settings: Dataset
@@ -127,8 +125,8 @@ class DatasetEpisode(ToolDialogue):
         reward: Reward,
         answers: Sequence[Any],
     ) -> None:
-        super().__init__(settings, task, toolsets)
-        self.reward, self.answers = reward, answers
+        super().__init__(settings, task, toolsets, reward)
+        self.answers = answers
 
     def opening(self) -> Sequence[Message]:
         said = [(entry["role"], entry["content"]) for entry in self.task.data["messages"]]
@@ -139,12 +137,9 @@ class DatasetEpisode(ToolDialogue):
             said[first] = (said[first][0], f"{self.settings.instructions}\n{said[first][1]}")
         return [self.say(text, role) for role, text in said]
 
-    async def answered(self, message: Message) -> Step:
-        return await self._graded(self.history, terminated=True)
-
-    async def out_of_calls(self, message: Message) -> Step:
-        # Whatever stands beside the call is no answer.
-        return await self._graded([*self.history[:-1], Message("assistant", "")], terminated=False)
+    def columns(self) -> Mapping[str, Any]:
+        columns: Mapping[str, Any] = self.task.data["columns"]
+        return columns
 
     def expert_reply(self) -> str:
         """The answer of the row.
@@ -169,19 +164,8 @@ class DatasetEpisode(ToolDialogue):
             raise CapabilityError(f"environment {self.settings.label}: no expert for a row with {kind}")
         return str(answer)
 
-    async def _graded(self, messages: Sequence[Message], *, terminated: bool) -> Step:
-        self._end()
-        attempt = Attempt(tuple(messages), self.task.answer, self.task.data["columns"])
-        score = _checked(await self.reward.score(attempt), self.settings.label)
-        return Step(
-            rewards={"reward": score.value},
-            terminated=terminated,
-            truncated=not terminated,
-            metrics={"success": float(score.solved), **score.metrics},
-        )
-
     def _shared(self) -> tuple[Any, ...]:
-        return (*super()._shared(), self.reward, self.answers)
+        return (*super()._shared(), self.answers)
 
 
 def _draft(problem: Problem) -> Draft:
@@ -200,9 +184,3 @@ def _shown(label: str, shape: Shape, problems: Sequence[Problem]) -> list[str]:
 def _short(text: str) -> str:
     text = " ".join(text.split())
     return text if len(text) <= SHOWN_CHARS else f"{text[: SHOWN_CHARS - 3]}..."
-
-
-def _checked(score: Score, label: str) -> Score:
-    if not math.isfinite(score.value):
-        raise ValueError(f"environment {label}: the reward is {score.value}, expected a finite number")
-    return score

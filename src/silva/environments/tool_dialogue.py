@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -14,7 +15,7 @@ from silva.config.sections import Positive
 from silva.environments.episode import Episode
 from silva.environments.settings import EnvironmentSettings
 from silva.errors import CapabilityError, RecordError
-from silva.protocols import ForkableTools, Tool, ToolSession, Toolset
+from silva.protocols import Attempt, ForkableTools, Reward, Tool, ToolSession, Toolset
 from silva.tools.calls import Calls, Limits, Result
 from silva.tools.function import ToolDefinitionError
 from silva.types import Message, Observation, Step, Task, ToolSpec
@@ -196,3 +197,43 @@ class ToolDialogue(Episode, ABC):
             self._offered,
             *self.history,
         )
+
+
+class RewardedDialogue(ToolDialogue):
+    """A dialogue that ends with its first answer, which a reward grades."""
+
+    reward_name = "reward"
+
+    def __init__(
+        self, settings: ToolDialogueSettings, task: Task, toolsets: Sequence[Toolset], reward: Reward
+    ) -> None:
+        super().__init__(settings, task, toolsets)
+        self.reward = reward
+
+    @abstractmethod
+    def columns(self) -> Mapping[str, Any]:
+        """What the reward may read besides the dialogue and the answer of the task."""
+
+    async def answered(self, message: Message) -> Step:
+        return await self._graded(self.history, terminated=True)
+
+    async def out_of_calls(self, message: Message) -> Step:
+        # Whatever stands beside the call is no answer.
+        return await self._graded([*self.history[:-1], Message("assistant", "")], terminated=False)
+
+    async def _graded(self, messages: Sequence[Message], *, terminated: bool) -> Step:
+        self._end()
+        score = await self.reward.score(Attempt(tuple(messages), self.task.answer, self.columns()))
+        if not math.isfinite(score.value):
+            raise ValueError(
+                f"environment {self.settings.label}: the reward is {score.value}, expected a finite number"
+            )
+        return Step(
+            rewards={self.reward_name: score.value},
+            terminated=terminated,
+            truncated=not terminated,
+            metrics={"success": float(score.solved), **score.metrics},
+        )
+
+    def _shared(self) -> tuple[Any, ...]:
+        return (*super()._shared(), self.reward)

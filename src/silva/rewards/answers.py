@@ -35,15 +35,18 @@ TAIL = 20_000  # characters at the end of a reply in which a last line or a mark
 _MARKER = re.compile(
     r"(?:\bfinal answer\s*+(?:is\b|:|\*\*)|\bthe answer is\b|\banswer\s*+:|####)[\s:*]*+", re.I
 )
-_CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]")
+# Without U+200C and U+200D, which some scripts and emoji need.
+_UNSEEN = re.compile(
+    r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\xad\u200b\u200e\u200f\u202a-\u202e\u2060-\u206f\ufeff]"
+)
 
 
 def find_answer(reply: str, how: Extract = "auto") -> str | None:
-    """The final answer, stripped; None if there is none, if it is too long or has control characters."""
-    answer = FINDERS[how](reply)
+    """The final answer, stripped; None if there is none, or if it is too long or has invisible characters."""
+    answer = FINDERS[how](reply.partition("<think>")[0])  # what never closes is a thought too
     if answer is None or not (answer := answer.strip()):
         return None
-    return None if len(answer) > MAX_ANSWER or _CONTROL.search(answer) else answer
+    return None if len(answer) > MAX_ANSWER or _UNSEEN.search(answer) else answer
 
 
 def references(attempt: Attempt) -> list[str]:
@@ -103,7 +106,10 @@ def _auto(reply: str) -> str | None:
 def _marked(reply: str) -> str:
     tail = reply[-TAIL:]
     ends = [found.end() for found in _MARKER.finditer(tail)]
-    return tail[ends[-1] :].partition("\n")[0] if ends else last_line(reply)
+    if not ends:
+        return last_line(reply)
+    line = tail[ends[-1] :].partition("\n")[0].strip()
+    return f"**{line}" if line.count("**") % 2 else line  # the marker has taken the first of **42**
 
 
 FINDERS: Mapping[str, Callable[[str], str | None]] = {

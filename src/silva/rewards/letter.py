@@ -3,7 +3,8 @@
 The final answer must name one letter: alone (`B`, `(B)`, `b`), with the option's text (`B. Paris`) or in a
 sentence (`It is B`). An answer that names two different letters, such as "A B C D" or "A or B", names none.
 So does "B. Vitamin C": a letter that stands alone in the option's text cannot be told from a second choice.
-"A" and "I" before a word in lower case are words.
+Before a word in lower case, "I" is a pronoun ("I think B"), and "A" after another letter is an article
+("B. A river"). An answer with "not" names none.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ from silva.rewards.settings import RewardSettings
 
 _ALONE = re.compile(r"\W*([A-Za-z])\W*", re.ASCII)
 _NAMED = re.compile(r"(?<![\w'’])([A-Z])(?![\w'’])")
-_WORD = re.compile(r"\s+[a-z]")  # after "A" or "I": an article, a pronoun
+_WORD = re.compile(r"\s+(?!(?:or|and|nor)\b)[a-z]")  # after "A" or "I": an article, a pronoun
+_NEGATION = re.compile(r"\b(?:not|never|neither|nor|cannot|except)\b|n['’]t\b", re.I)
 _DRESS = re.compile(r"\\(?:text|textbf|mathrm|mathbf)\s*\{([^{}]*)\}")
 
 
@@ -49,11 +51,13 @@ class LetterReward:
 def named_letter(answer: str) -> str | None:
     """The only letter that an answer names, in upper case; None if there is none or more than one."""
     answer = _DRESS.sub(r"\1", answer)
+    if _NEGATION.search(answer):
+        return None
     if alone := _ALONE.fullmatch(answer):
         return alone[1].upper()
-    named = {
-        found[1]
-        for found in _NAMED.finditer(answer)
-        if not (found[1] in "AI" and _WORD.match(answer, found.end()))
-    }
-    return named.pop() if len(named) == 1 else None
+    named: list[str] = []
+    for found in _NAMED.finditer(answer):
+        is_word = _WORD.match(answer, found.end()) and (found[1] == "I" or (found[1] == "A" and named))
+        if not is_word and found[1] not in named:
+            named.append(found[1])
+    return named[0] if len(named) == 1 else None

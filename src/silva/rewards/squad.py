@@ -1,6 +1,7 @@
 """SQuAD's comparison of answers (arXiv:1606.05250), with HotpotQA's guard (arXiv:1809.09600) for yes and no.
 
-An answer is its words: lower case, without ASCII punctuation, without a, an, the.
+An answer is its words: lower case, without ASCII punctuation, without a, an, the. Unlike in SQuAD, the minus
+sign and the decimal point of a number stay: -7 is not 7, and 1.5 is not 15.
 
     precision = common words / words of the answer      recall = common words / words of the reference
     F1 = 2 * precision * recall / (precision + recall)  (a word counts as often as it is in both)
@@ -11,6 +12,7 @@ words left ("The", "?!") is compared as it is: an empty answer must not equal it
 
 from __future__ import annotations
 
+import re
 import string
 from collections import Counter
 
@@ -18,12 +20,13 @@ from silva.rewards import text as plain
 
 _ARTICLES = {"a", "an", "the"}
 _CLOSED = {"yes", "no", "noanswer"}
-_NO_PUNCTUATION = str.maketrans("", "", string.punctuation)
+# Not that of -7, -\pi, .5 and 1.5.
+_PUNCTUATION = re.compile(rf"(?!(?<!\w)-\.?[\d\\]|(?<![^\W\d])\.\d)[{re.escape(string.punctuation)}]")
 
 
 def words(text: str) -> list[str]:
     """The words that count, in order."""
-    return [w for w in text.lower().translate(_NO_PUNCTUATION).split() if w not in _ARTICLES]
+    return [w for w in _PUNCTUATION.sub("", text.lower().replace("−", "-")).split() if w not in _ARTICLES]
 
 
 def same(answer: str, reference: str) -> bool:

@@ -114,7 +114,7 @@ class Calls:
         """End all that calls have started, but for `keep`."""
         if self.walls:
             end_all({1, os.getpid(), keep})
-        else:
+        elif group and group != os.getpgid(0):  # group 0 would be this process's own
             try:  # noqa: SIM105
                 os.killpg(group, signal.SIGKILL)
             except OSError:

@@ -8,6 +8,7 @@ import contextlib
 import fcntl
 import marshal
 import os
+import signal
 import socket
 import struct
 import subprocess
@@ -95,11 +96,11 @@ class Sandbox:
             await process.end()
 
 
-def works(walls: Walls) -> str:
+def works(walls: Walls, packages: bool) -> str:
     """Why these walls do not stand here; empty: they do, and code runs between them."""
 
     async def probe() -> str:
-        sandbox = Sandbox(SandboxSettings(packages=False), walls)
+        sandbox = Sandbox(SandboxSettings(packages=packages), walls)
         try:
             result = await sandbox.run("import os; print(os.getuid(), len(os.listdir('/proc/self/fd')) > 0)")
         except SandboxFault as error:
@@ -137,6 +138,7 @@ class _Process:
             process = subprocess.Popen(
                 arguments, stdin=theirs.fileno(), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
                 pass_fds=inherited, env={"PATH": os.environ.get("PATH", "/usr/bin:/bin")}, cwd="/",
+                start_new_session=True,  # a Ctrl-C in the terminal is not for it
             )  # fmt: skip
         except OSError as error:
             ours.close()
@@ -176,7 +178,6 @@ class _Process:
             self._loop.remove_reader(self._listener)
             os.close(self._listener)
             self._listener = -1
-        self.process.kill()
         await asyncio.to_thread(self._ended)  # waits for the processes to be gone
 
     async def _greet(self) -> None:
@@ -221,7 +222,8 @@ class _Process:
 
 def _end(process: subprocess.Popen[bytes], channel: socket.socket, group: cgroups.Group | None) -> None:
     channel.close()
-    process.kill()
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
     process.wait()
     if process.stderr is not None:
         process.stderr.close()

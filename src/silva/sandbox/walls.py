@@ -47,7 +47,7 @@ class Walls:
             layers += ["seccomp"] if filters.known() else []
             layers += [f"Landlock (version {landlock_version()})"] if landlock_version() else []
             layers += ["cgroups"] if cgroups.parents() else []
-            layers += ["as nobody"] if self.as_nobody else []
+            layers += ["as nobody"] if self.as_nobody else ["as root"] if os.geteuid() == 0 else []
         return ", ".join(layers) + (f" ({self.why})" if self.why else "")
 
 
@@ -57,14 +57,14 @@ def chosen(settings: SandboxSettings) -> Walls:
     Raises:
         ConfigError: those asked for do not work here, or with `auto` none do.
     """
-    walls = _chosen(settings.sandbox)
+    walls = _chosen(settings.sandbox, settings.packages)
     if isinstance(walls, str):
         raise ConfigError(walls)
     return walls
 
 
 @functools.cache
-def _chosen(kind: str) -> Walls | str:
+def _chosen(kind: str, packages: bool = True) -> Walls | str:
     if kind == "none":
         walls = Walls("none", why='sandbox = "none"')
         logging.getLogger(__name__).warning("code of the model runs without a sandbox, as %s", _user())
@@ -73,8 +73,10 @@ def _chosen(kind: str) -> Walls | str:
     as_root = os.geteuid() == 0 and shutil.which("setpriv")
     for each in ("bubblewrap", "userns") if kind == "auto" else (kind,):
         for as_nobody in (True, False) if as_root else (False,):
-            walls = Walls(each, as_nobody, "; ".join(tried) if kind == "auto" else "")
-            problem = _problem(walls)
+            # Only other kinds: a start as nobody fails where nobody cannot read the Python installation.
+            others = [line for line in tried if not line.startswith(each)]
+            walls = Walls(each, as_nobody, "; ".join(others))
+            problem = _problem(walls, packages)
             if not problem:
                 logging.getLogger(__name__).info("code of the model runs in a sandbox: %s", walls)
                 return walls
@@ -95,30 +97,26 @@ def command(walls: Walls, settings: SandboxSettings) -> tuple[list[str], list[in
 
     Its standard input is to be a socket; the protocol is that of inside.py.
     """
-    interpreter = [
-        _python(),
-        "-I",
-        "-S",
-        "-c",
-        _source("inside.py"),
-        marshal.dumps(_told(walls, settings)).hex(),
-    ]
+    python, prefix = _python(walls.as_nobody)
+    visible = _visible(prefix, settings)
+    told = marshal.dumps(_told(walls, settings)).hex()
+    interpreter = [python, "-I", "-S", "-c", _source("inside.py"), told]
     if walls.kind == "none":
         return interpreter, []
     drop = ["setpriv", f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups", "--inh-caps=-all", "--"]
     before = drop if walls.as_nobody else []
     if walls.kind == "userns":
-        plan = {"binds": _visible(settings), "size": settings.file_mb * MIB, "denied": filters.denied().hex(),
+        plan = {"binds": visible, "size": settings.file_mb * MIB, "denied": filters.denied().hex(),
                 "seccomp_call": SECCOMP_CALL[platform.machine()], "environment": ENVIRONMENT}  # fmt: skip
-        return [*before, _python(), "-I", "-S", "-c", _source("enter.py"), json.dumps(plan), *interpreter], []
+        return [*before, python, "-I", "-S", "-c", _source("enter.py"), json.dumps(plan), *interpreter], []
     reader, writer = os.pipe()
     os.write(writer, filters.denied())
     os.close(writer)
-    return [*before, *_bubblewrap(settings, reader), "--", *interpreter], [reader]
+    return [*before, *_bubblewrap(settings, visible, reader), "--", *interpreter], [reader]
 
 
-def _bubblewrap(settings: SandboxSettings, seccomp: int) -> list[str]:
-    binds = [part for path in _visible(settings) for part in ("--ro-bind", path, path)]
+def _bubblewrap(settings: SandboxSettings, visible: list[str], seccomp: int) -> list[str]:
+    binds = [part for path in visible for part in ("--ro-bind", path, path)]
     links = [part for name in ("bin", "sbin", "lib", "lib64") if Path(f"/{name}").is_symlink()
              for part in ("--symlink", f"usr/{name}", f"/{name}")]  # fmt: skip
     devices = [part for name in ("null", "zero", "full", "random", "urandom")
@@ -156,11 +154,11 @@ def _told(walls: Walls, settings: SandboxSettings) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _visible(settings: SandboxSettings) -> list[str]:
+def _visible(prefix: str, settings: SandboxSettings) -> list[str]:
     """Folders of the host that are shown, read-only."""
     usual = [path for path in ("/usr", "/bin", "/sbin", "/lib", "/lib64") if Path(path).exists()]
     usual = [path for path in usual if not Path(path).is_symlink()] + ["/etc/ld.so.cache"]
-    homes = [sys.base_prefix, *(_packages() if settings.packages else [])]
+    homes = [prefix, *(_packages() if settings.packages else [])]
     outside = [path for path in homes if not Path(path).is_relative_to("/usr")]
     return [*usual, *dict.fromkeys(outside)]
 
@@ -172,9 +170,20 @@ def _packages() -> list[str]:
     return [path for path in dict.fromkeys(found) if Path(path).is_dir()]
 
 
-def _python() -> str:
-    """The interpreter itself, not the link to it in a virtual environment."""
-    return os.path.realpath(getattr(sys, "_base_executable", None) or sys.executable)
+@functools.cache
+def _python(as_nobody: bool) -> tuple[str, str]:
+    """The interpreter itself, not the link to it in a virtual environment, and where it is installed. Where
+    nobody cannot read it, as in the home folder of root, the system's own of the same version does."""
+    own = os.path.realpath(getattr(sys, "_base_executable", None) or sys.executable)
+    systems = f"/usr/bin/python{sys.version_info.major}.{sys.version_info.minor}"
+    if as_nobody and not _is_open(Path(own)) and Path(systems).exists():
+        return systems, "/usr"
+    return own, sys.base_prefix
+
+
+def _is_open(path: Path) -> bool:
+    """Whether every user can get to it."""
+    return all(each.stat().st_mode & 0o1 for each in (path, *path.parents))
 
 
 @functools.cache
@@ -192,7 +201,7 @@ def landlock_version() -> int:
     return max(0, ctypes.CDLL(None).syscall(LANDLOCK_CREATE, None, 0, 1))
 
 
-def _problem(walls: Walls) -> str:
+def _problem(walls: Walls, packages: bool = True) -> str:
     """Why these walls do not work here; empty: they do."""
     if sys.platform != "linux":
         return f"needs Linux, this is {sys.platform}"
@@ -202,7 +211,7 @@ def _problem(walls: Walls) -> str:
         return "bwrap is not installed"
     from silva.sandbox.process import works  # it builds on this module
 
-    return works(walls)
+    return works(walls, packages)
 
 
 def _user() -> str:
