@@ -54,7 +54,9 @@ def test_a_check_of_a_file_that_finds_faults(capsys, monkeypatch) -> None:
     assert cli.main(["envs", "check", "faulty.py", "--fault", "crash"]) == 1
     text = capsys.readouterr().out
     line = next(i for i, line in enumerate(FAULTY.read_text().splitlines(), 1) if "split()[0]" in line)
-    assert f"step() raised IndexError: list index out of range, after an empty reply  (faulty.py:{line})" in text
+    assert (
+        f"step() raised IndexError: list index out of range, after an empty reply  (faulty.py:{line})" in text
+    )
     assert text.endswith("3 faults\n")
 
 

@@ -28,7 +28,11 @@ FAULTS = {
     "chance": ("equal seeds", "give another episode the second time", "async def reset"),
     "prompt": ("equal seeds", "another episode of the same task begins with another text", "async def reset"),
     "shared": ("equal seeds", "give another episode the second time", "async def step"),
-    "crash": ("nonsense", "step() raised IndexError: list index out of range, after an empty reply", "split()[0]"),
+    "crash": (
+        "nonsense",
+        "step() raised IndexError: list index out of range, after an empty reply",
+        "split()[0]",
+    ),
     "close": ("closing", "close() raised AttributeError", "del self.task"),
     "expert": ("expert", "its expert succeeds in none of 8 episodes", "def expert_reply"),
     "partial": ("rewards", "an episode that failed earned 1, one that succeeded 1", "async def step"),

@@ -12,6 +12,7 @@ ENVIRONMENTS: dict[str, str] = {
     "guess_number": "silva.environments.guess_number:GuessNumber",
     "gymnasium": "silva.environments.foreign.gymnasium:Gymnasium",
     "hanoi": "silva.environments.hanoi:Hanoi",
+    "harbor": "silva.environments.foreign.harbor:Harbor",
     "hotpotqa_mc": "silva.environments.hotpotqa_mc:HotpotQA",
     "longbench_v2": "silva.environments.longbench_v2:LongBench",
     "metamath": "silva.environments.metamath:MetaMath",

@@ -85,7 +85,9 @@ class V0Episode(Episode):
         self._end()
         state = self.play.result()
         if self.errors:
-            raise RuntimeError(f"environment {self.settings.label}: a reward function raised") from self.errors[0]
+            raise RuntimeError(
+                f"environment {self.settings.label}: a reward function raised"
+            ) from self.errors[0]
         if state.get("error"):
             raise RuntimeError(f"environment {self.settings.label}: {state['error']}")
         reward = finite(state["reward"], f"environment {self.settings.label}")
