@@ -87,7 +87,7 @@ def test_a_file_must_define_one_environment(tmp_path) -> None:
     file = tmp_path / "worlds.py"
     base = "from silva.environments.tool_qa import ToolQA\n"
     file.write_text(base)
-    with pytest.raises(ConfigError, match="expected one environment, got 0$"):
+    with pytest.raises(ConfigError, match=r"expected one environment, got 0$"):
         sole_environment(str(file))
     file.write_text(base + "class A(ToolQA): pass\nclass B(ToolQA): pass\n")
     with pytest.raises(ConfigError, match=r"expected one environment, got 2, such as .*worlds\.py:A"):

@@ -222,7 +222,7 @@ class Examination:
         for what, message in NONSENSE.items():
             environment = self._watched(task)
             try:
-                played = await play(environment, lambda turn, message=message: message)
+                played = await play(environment, functools.partial(_always, message))
             except CapabilityError:
                 raise
             except Exception as error:
@@ -347,6 +347,10 @@ class Examination:
 def examine(settings: EnvironmentSettings) -> list[Check]:
     """What `silva envs check` finds."""
     return Examination(settings).run()
+
+
+def _always(message: Message, turn: int) -> Message:
+    return message
 
 
 def _limited(check: Callable[[], Awaitable[None]]) -> None:

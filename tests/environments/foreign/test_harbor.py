@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from silva.environments import check as check_module
 from silva.environments.check import examine
 from silva.environments.foreign.harbor import Harbor, HarborFault
 from silva.environments.foreign.harbor_tasks import HarborTask, read_task, read_tasks, reward_of
@@ -62,7 +63,7 @@ def terminal_task(folder: Path) -> Path:
     return write(folder, **{
         "task.yaml": "instruction: |-\n  Say hello.\nmax_test_timeout_sec: 7\ndifficulty: easy\n",
         "Dockerfile": "FROM alpine\n",
-        "run-tests.sh": "echo '=== short test summary info ==='; echo 'PASSED /tests/test_outputs.py::test_it'\n",
+        "run-tests.sh": "echo '=== short test summary info ==='; echo 'PASSED test_outputs.py::test_it'\n",
         "tests__test_outputs.py": "def test_it(): pass\n",
         "solution.sh": "true\n",
     })  # fmt: skip
@@ -170,7 +171,7 @@ def test_a_missing_file_is_named(tmp_path, missing) -> None:
 def test_no_tasks(tmp_path) -> None:
     with pytest.raises(ConfigError, match="no such folder"):
         read_tasks(str(tmp_path / "gone"))
-    with pytest.raises(ConfigError, match="no folder with task.toml"):
+    with pytest.raises(ConfigError, match=r"no folder with task\.toml"):
         read_tasks(str(tmp_path))
 
 
@@ -225,10 +226,12 @@ def test_a_reward_that_the_policy_writes_itself_is_not_read(tmp_path, docker) ->
     assert steps[-1].rewards == {"reward": 0.0}
 
 
-def test_the_expert_is_the_solution_and_nothing_is_wrong(tmp_path, docker) -> None:
+def test_the_expert_is_the_solution_and_nothing_is_wrong(tmp_path, docker, monkeypatch) -> None:
+    monkeypatch.setattr(check_module, "EPISODES", 2)
+    monkeypatch.setattr(check_module, "NONSENSE", dict([*check_module.NONSENSE.items()][-2:]))
     checks = examine(settings(tmp_path / "tasks"))
     assert [finding for check in checks if not check.ok for finding in check.findings] == []
-    assert next(check for check in checks if check.name == "expert").done.startswith("succeeds in 4 of 4")
+    assert next(check for check in checks if check.name == "expert").done == "succeeds in 2 of 2 episodes"
 
 
 def test_a_task_of_terminal_bench_is_graded_by_its_summary(tmp_path, docker) -> None:

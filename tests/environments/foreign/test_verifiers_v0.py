@@ -75,7 +75,7 @@ def answer(number: int) -> Message:
 
 def test_its_own_loop_is_played_reply_by_reply(sums) -> None:
     observation, (called, end) = played(sums(), add, answer)
-    assert [(m.role, m.content) for m in observation.messages][0] == ("system", "Add.")
+    assert (observation.messages[0].role, observation.messages[0].content) == ("system", "Add.")
     assert [spec.name for spec in observation.tools] == ["add"]
     assert called.observation.messages[0].role == "tool" and not called.terminated
     assert end.terminated and end.rewards == {"reward": 1.0}

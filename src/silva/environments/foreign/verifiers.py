@@ -248,7 +248,7 @@ def _draft(settings: Verifiers, index: int, task: Any) -> Draft:
         raise CapabilityError(f"environment {settings.label}: task {index}: {error}") from None
     if not any(role == "user" for role, _ in opening):
         raise CapabilityError(
-            f"environment {settings.label}: task {index} has no prompt; a user who speaks first cannot be played"
+            f"environment {settings.label}: task {index} has no prompt; its user would speak first"
         )
     shown = [{"role": role, "content": text} for role, text in opening]
     # Two tasks with the same prompt belong to one split.
