@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import inspect
+import sysconfig
 import traceback
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
 _SILVA = str(Path(__file__).parents[1])
+_STANDARD = sysconfig.get_paths()["stdlib"]
 
 
 @dataclass(frozen=True)
@@ -34,13 +36,18 @@ class Check:
 
 
 def raised(error: Exception, when: str, own: str) -> Finding:
-    """Where an exception comes from: in the file `own`, or else in the innermost frame outside of Silva."""
+    """Where an exception comes from: in the file `own`, or else in the innermost frame of a library."""
     frames = traceback.extract_tb(error.__traceback__)
     inside = [frame for frame in frames if frame.filename == own]
-    outside = [frame for frame in frames if not frame.filename.startswith(_SILVA)]
-    frame = (inside or outside or frames)[-1]
+    library = [frame for frame in frames if not _is_known(frame.filename)]
+    frame = (inside or library or frames)[-1]
     text = f"{frame.name}() raised {type(error).__name__}: {short(str(error), 300)}, {when}"
     return Finding("wrong", text, f"{frame.filename}:{frame.lineno}")
+
+
+def _is_known(file: str) -> bool:
+    """Of Silva or of the standard library."""
+    return file.startswith(_SILVA) or (file.startswith(_STANDARD) and "site-packages" not in file)
 
 
 def file_of(kind: type) -> str:

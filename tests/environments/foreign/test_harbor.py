@@ -227,11 +227,10 @@ def test_a_reward_that_the_policy_writes_itself_is_not_read(tmp_path, docker) ->
 
 
 def test_the_expert_is_the_solution_and_nothing_is_wrong(tmp_path, docker, monkeypatch) -> None:
-    monkeypatch.setattr(check_module, "EPISODES", 2)
     monkeypatch.setattr(check_module, "NONSENSE", dict([*check_module.NONSENSE.items()][-2:]))
-    checks = examine(settings(tmp_path / "tasks"))
+    checks = examine(settings(tmp_path / "tasks", train_size=1))
     assert [finding for check in checks if not check.ok for finding in check.findings] == []
-    assert next(check for check in checks if check.name == "expert").done == "succeeds in 2 of 2 episodes"
+    assert next(check for check in checks if check.name == "expert").done == "succeeds in 1 of 1 episodes"
 
 
 def test_a_task_of_terminal_bench_is_graded_by_its_summary(tmp_path, docker) -> None:

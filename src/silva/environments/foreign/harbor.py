@@ -219,10 +219,11 @@ class Docker:
             folder = str(Path(self.task.folder) / self.task.build)
             await self._docker("build", "--quiet", "--tag", image, folder, seconds=BUILD_SECONDS)
         memory = ["--memory", f"{self.task.memory_mb}m"] if self.task.memory_mb else []
+        network = [] if self.internet else ["--network", "none"]
         started = await self._docker(
-            "run", "--detach", "--init", "--rm", "--cpus", f"{self.task.cpus:g}", *memory,
-            "--pids-limit", "512", "--security-opt", "no-new-privileges", *([] if self.internet else ["--network", "none"]),
-            *_flags(self.task.variables), image, "sleep", "infinity", seconds=BUILD_SECONDS,
+            "run", "--detach", "--init", "--rm", "--cpus", f"{self.task.cpus:g}", *memory, *network,
+            "--pids-limit", "512", "--security-opt", "no-new-privileges", *_flags(self.task.variables),
+            image, "sleep", "infinity", seconds=BUILD_SECONDS,
         )  # fmt: skip
         self.container = started.output.strip().rpartition("\n")[2]
 
