@@ -60,10 +60,11 @@ TEST = '''\
 
 import asyncio
 
-from {name} import {title}
 from silva.environments.check import examine
 from silva.rendering.tool_calls import parse_hermes
 from silva.types import Message
+
+from {name} import {title}
 
 
 def played(task, replies):
