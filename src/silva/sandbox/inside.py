@@ -2,9 +2,9 @@
 
 It imports nothing of Silva, and little else, to start fast. It answers each request (its length in 4 bytes,
 then code, stdin and seed) with how the call ended (1 byte), a detail (4 bytes), the length of the output
-(4 bytes) and the output. For each call it forks, so that a call finds a warm interpreter and leaves nothing behind;
-with `keep_state` a call is forked from the one before it. Whatever a call can do to this process, it does to
-itself: the walls are outside.
+(4 bytes) and the output. For each call it forks, so that a call finds a warm interpreter and leaves nothing
+behind; with `keep_state` a call is forked from the one before it. Whatever a call can do to this process, it
+does to itself: the walls are outside.
 """
 
 import _ast
@@ -190,7 +190,7 @@ def hold(order: int, tell: int, output: int) -> None:
         os.close(mine)
         say(os.getpid())
         own = os.getpid()
-        if drawn is not None:
+        if random is not None and drawn is not None:
             random.setstate(drawn)  # a fork seeds it anew
         raised = play(code, stdin, seed, output, names, stay=True)
         if os.getpid() != own:
