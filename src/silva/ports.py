@@ -26,11 +26,12 @@ import signal
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, cast
-
-import numpy as np
+from typing import TYPE_CHECKING, Any, cast
 
 from silva.errors import ConfigError
+
+if TYPE_CHECKING:
+    import numpy as np
 
 
 class Files:
@@ -206,6 +207,8 @@ _GOLDEN = 0x9E3779B97F4A7C15
 
 def _mix(z: np.ndarray) -> np.ndarray:
     """splitmix64's output function, on uint64 arrays (Steele, Lea, Flood 2014; constants of Vigna)."""
+    import numpy as np
+
     z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return z ^ (z >> np.uint64(31))
@@ -218,6 +221,8 @@ def uniform(seed: int | Sequence[int], positions: int | Sequence[int] | np.ndarr
     fraction; so it depends neither on the other positions nor on the order of calls. One seed for all
     positions, or one for each.
     """
+    import numpy as np  # here, because light commands read settings that lead to this module
+
     seeds = [seed] if isinstance(seed, int) else seed
     counter = np.atleast_1d(np.asarray(positions)).astype(np.int64).astype(np.uint64)
     state = _mix(np.array([(s + _GOLDEN) & _MASK for s in seeds], dtype=np.uint64))
