@@ -7,5 +7,6 @@ ENVIRONMENTS: dict[str, str] = {
     "guess_number": "silva.environments.guess_number:GuessNumber",
     "hanoi": "silva.environments.hanoi:Hanoi",
     "reverse_text": "silva.environments.reverse_text:ReverseText",
+    "sokoban": "silva.environments.sokoban:Sokoban",
 }
 """Value of `type` in the configuration -> module and settings class."""
