@@ -1,5 +1,5 @@
 # make help lists the targets. Everything is installed into .venv in this folder, nothing elsewhere
-# (one exception: `make test` as root on Debian installs chromium for the tests of the report).
+# (one exception: `make test` as root on Debian installs chromium and bubblewrap, which tests need).
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -19,7 +19,7 @@ ARGS ?=
 PIP := $(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt
 PEER_PIP = $(@D)/bin/python -m pip --disable-pip-version-check
 
-.PHONY: help quickstart test lint chaos peers clean chromium
+.PHONY: help quickstart test lint chaos peers clean chromium bwrap
 .DEFAULT_GOAL := help
 
 help:
@@ -35,7 +35,7 @@ help:
 quickstart: $(INSTALLED)
 	$(BIN)/silva rl @ configs/quickstart.toml --overwrite $(ARGS)
 
-test: $(INSTALLED) chromium
+test: $(INSTALLED) chromium bwrap
 	OMP_NUM_THREADS=$${OMP_NUM_THREADS:-2} $(BIN)/python -m pytest $(ARGS)
 
 lint: $(INSTALLED)
@@ -68,13 +68,13 @@ endif
 clean:
 	rm -rf $(VENV) .pytest_cache .ruff_cache .mypy_cache .hypothesis dist build
 
-# The tests of report.html look at it in a real browser, where there is one.
-chromium:
-	@if command -v chromium || command -v chromium-browser || command -v google-chrome; then :; \
+# The tests of report.html look at it in a real browser, and those of the sandbox build it with bubblewrap.
+chromium bwrap:
+	@if command -v $(if $(filter bwrap,$@),bwrap,chromium || command -v chromium-browser || command -v google-chrome); then :; \
 	elif [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
-		apt-get update -q && DEBIAN_FRONTEND=noninteractive apt-get install -qy --no-install-recommends chromium \
-		|| echo "chromium could not be installed: the browser tests are skipped"; \
-	else echo "no chromium or google-chrome found: the browser tests are skipped"; fi
+		apt-get update -q && DEBIAN_FRONTEND=noninteractive apt-get install -qy --no-install-recommends \
+		$(if $(filter bwrap,$@),bubblewrap,$@) || echo "$@ could not be installed: its tests are skipped"; \
+	else echo "no $@ found: its tests are skipped"; fi
 
 $(INSTALLED): pyproject.toml constraints.txt
 	@test -n "$(PYTHON)" || { echo "Python 3.11 or newer is needed; set PYTHON=/path/to/python" >&2; exit 1; }

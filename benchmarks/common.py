@@ -100,13 +100,14 @@ def machine() -> tuple[Row, str]:
 class Learning:
     """One seed of a configuration: evaluations of success as in summary.json, `curve` is (step, success).
 
-    `before` is the policy before RL, after a warm start where there is one.
+    `before` is the policy before RL, after a warm start where there is one. `baselines`: who else played the
+    same tasks, "random" or the untrained "model".
     """
 
     seed: int
     before: Mapping[str, Any]
     after: Mapping[str, Any]
-    random: Mapping[str, Any] | None
+    baselines: Mapping[str, Mapping[str, Any]]
     seconds: float
     curve: Curve
 
@@ -116,8 +117,10 @@ class Learning:
         return self.after["ci_low"] > self.before["ci_high"]
 
 
-def learn(config: Path, seed: int, output_dir: str, *, resume: bool, random: bool = False) -> Learning:
-    """Train with one seed, or with `resume` read a finished run; `random`: let chance play the same tasks."""
+def learn(
+    config: Path, seed: int, output_dir: str, *, resume: bool, baselines: Sequence[str] = ()
+) -> Learning:
+    """Train with one seed, or with `resume` read a finished run; first let the baselines play."""
     # Here, because benchmarks that train nothing need less than these do (gpu.py: no more than torch).
     from silva.commands.evaluate import evaluate_config
     from silva.commands.train import train
@@ -127,13 +130,12 @@ def learn(config: Path, seed: int, output_dir: str, *, resume: bool, random: boo
 
     argv = [f"@{config}", f"--seed={seed}", f"--name=seed_{seed}", f"--output-dir={output_dir}"]
     resolved = load(argv, REGISTRIES)
-    chance = evaluate_config(resolved.config, policy="random") if random else []
+    played = {who: _success(records(evaluate_config(resolved.config, policy=who))) for who in baselines}
     outcome = train(resolved, resume=resume, overwrite=not resume)
     before, after = (_success(outcome.summary[key]) for key in ("eval_before", "eval_after"))
     curve = series(outcome.directory, f"eval/{after['environment']}/success")
     seconds = sum(outcome.summary["seconds"].values())
-    by_chance = _success(records(chance)) if chance else None
-    return Learning(seed, before, after, by_chance, seconds, curve)
+    return Learning(seed, before, after, played, seconds, curve)
 
 
 def series(run: Path, key: str) -> Curve:

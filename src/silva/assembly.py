@@ -92,6 +92,11 @@ class Assembly:
         return [*found, *self.task_notes]
 
     @property
+    def data_notes(self) -> list[str]:
+        """How data sets were understood."""
+        return [note for taskset in self.tasksets.values() for note in getattr(taskset, "notes", ())]
+
+    @property
     def task_notes(self) -> list[str]:
         """The same, of the tasks alone: no model is loaded for it."""
         if "tasks" not in self.config.eval.model_fields_set:

@@ -30,6 +30,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "eval": ("evaluate on held-out tasks", "silva eval @ configs/quickstart.toml --weights runs/quickstart"),
     "chat": ("talk to a model or to a run's weights", "silva chat runs/quickstart"),
     "envs": ("list environments, or play one yourself", "silva envs play frozen_lake --size 5"),
+    "attack": ("try cheating agents on a reward", "silva attack math --extract boxed"),
     "doctor": ("say what this machine has and what is missing", "silva doctor"),
     "schema": ("print the JSON Schema of configuration files", "silva schema > silva.schema.json"),
     "diff": ("compare the configurations of two runs", "silva diff runs/a runs/b"),
@@ -64,6 +65,17 @@ silva envs play NAME [--key VALUE ...]
   --json  print the list as JSON
   NAME    one of the list, or your own: file.py:Class or package.module:Class
   --key   a key of the environment, as under [[environments]] in a file""",
+    "attack": """\
+silva attack REWARD [--data FILE] [--json] [--key VALUE ...]
+silva attack @ FILE.toml [--data FILE] [--json]
+
+  REWARD       a name, such as math, or your own: file.py:function or package.module:function
+  @ FILE.toml  the reward of the first environment in it that has one
+  --data FILE  tasks: rows with a prompt and an answer; without it, a few of Silva's own
+  --json       print the result as JSON
+  --key        a key of the reward
+
+The exit code is 1 if a cheat was worth a solution.""",
     "doctor": "silva doctor [--json]\n\n  --json  print the findings as JSON",
     "schema": """\
 silva schema
@@ -74,7 +86,11 @@ Editors with a TOML language server complete and check a configuration that begi
 }
 POLICIES = ("model", "expert", "random")
 # Options that take a value, and which.
-VALUES = {"--weights": "a run's folder or a model folder", "--policy": ", ".join(POLICIES)}
+VALUES = {
+    "--weights": "a run's folder or a model folder",
+    "--policy": ", ".join(POLICIES),
+    "--data": "a file of rows",
+}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -325,12 +341,25 @@ def _play(arguments: list[str]) -> int:
         raise ConfigError(str(error).replace("environments.0.", "")) from None
     taskset = config.environments[0].taskset()
     tasks = taskset.tasks("train")
+    for note in getattr(taskset, "notes", ()):
+        print(note)
     signals.be_caught()
     try:
         asyncio.run(play(taskset, tasks[randrange(len(tasks))], input, print))
     except EOFError:
         print()
     return 0
+
+
+def _attack(arguments: list[str]) -> int:
+    found, rest = _options(arguments, "--json", "--data")
+    if not rest or rest[0].startswith("-"):
+        raise ConfigError(f"silva attack: got no reward; expected one, as in {COMMANDS['attack'][1]}")
+    from silva.commands.attack import EXAMPLES, attack, examples_of, reward_of, show
+
+    report = attack(reward_of(rest), examples_of(found["--data"]) if "--data" in found else EXAMPLES)
+    print(json.dumps(report.plain(), indent=1) if "--json" in found else show(report))
+    return 1 if report.holes else 0
 
 
 def _doctor(arguments: list[str]) -> int:
@@ -368,6 +397,7 @@ _HANDLERS: dict[str, Callable[[list[str]], int]] = {
     "eval": _eval,
     "chat": _chat,
     "envs": _envs,
+    "attack": _attack,
     "doctor": _doctor,
     "schema": _schema,
     "diff": _diff,

@@ -6,7 +6,10 @@ command line returns: 1 a run failed, 2 the input was wrong, 3 training gave up,
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 
 class SilvaError(Exception):
@@ -52,6 +55,10 @@ class RemoteFault(SilvaError, RuntimeError):
     def __init__(self, text: str, *, trace: str = "", frames: Sequence[tuple[str, int]] = ()) -> None:
         super().__init__(text)
         self.trace, self.frames = trace, frames
+
+
+class RewardError(SilvaError, RuntimeError):
+    """An attempt could not be graded: it has no result."""
 
 
 class EngineError(SilvaError, RuntimeError):

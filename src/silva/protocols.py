@@ -77,6 +77,8 @@ class TaskSet(Protocol):
 
 
 class Tool(Protocol):
+    """Its attributes `timeout` (seconds) and `max_chars`, if it has them, go before the environment's."""
+
     spec: ToolSpec
 
     async def __call__(self, arguments: Mapping[str, object]) -> str: ...  # ToolError for a bad call
@@ -87,7 +89,15 @@ class ToolSession(Protocol):
 
     @property
     def tools(self) -> Sequence[Tool]: ...  # on offer now: a call may change them
+    def metrics(self) -> Mapping[str, float]: ...  # counts of what happened since they were last asked for
     async def close(self) -> None: ...
+
+
+@runtime_checkable
+class ForkableTools(Protocol):
+    """Tools of an episode that can be forked: see `Forkable`."""
+
+    async def fork(self, seed: int) -> ToolSession: ...
 
 
 class Toolset(Protocol):

@@ -151,7 +151,7 @@ bad.toml:2: stepz = 20
         ("@ a.toml --name=\"\\ud800\"", "configuration\n    a text in it is not valid Unicode"),
         ("@ a.toml --extends x", '--extends: extends = "x"\n    only a file extends others; give it as @ file.toml'),
         ("@ a.toml --environments.0.type :", '--environments.0.type: environments.0.type = ":"\n'
-         '    expected "file.py:Class" or "package.module:Class"'),
+         '    expected "file.py:name" or "package.module:name"'),
         ("@ a.toml --environments.size 6", "--environments.size: environments = a table\n    expected a list of tables"),
         ("@ a.toml --environments.0.size 6 --environments.size 6", "--environments.size: environments = a table\n"
          "    expected a list of tables"),

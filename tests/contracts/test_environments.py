@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import copy
-import importlib
+import dataclasses
 import inspect
 import json
 import math
@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 from tests.contracts.doubles import Slow
+from tests.environment_cases import small
 from tests.worlds import Parity, ParityEpisode
 
 from silva.environments import ENVIRONMENTS
@@ -37,16 +38,17 @@ class SlowTasks:
         return Slow(self._inner.environment(task))
 
 
-def registered(name: str) -> EnvironmentSettings:
-    module, _, settings = ENVIRONMENTS[name].partition(":")
-    made: EnvironmentSettings = getattr(importlib.import_module(module), settings)(train_size=40, eval_size=8)
-    return made
+def registered(name: str, **changes: Any) -> EnvironmentSettings:
+    return small(name, train_size=40, eval_size=8, **changes)
 
 
 MADE: dict[str, Callable[[], TaskSet]] = {
     **{name: lambda name=name: registered(name).taskset() for name in ENVIRONMENTS},  # type: ignore[misc]
     "by path": lambda: Parity(train_size=40, eval_size=8).taskset(),
     "in workers": lambda: Workers(registered("frozen_lake").model_copy(update={"workers": 2})),
+    "connections in turns": lambda: registered("connections", form="turns").taskset(),
+    "countdown in attempts": lambda: registered("countdown", attempts=3, style="compact").taskset(),
+    "hotpotqa without choices": lambda: registered("hotpotqa_mc", choices=0).taskset(),
     "slow": lambda: SlowTasks(registered("frozen_lake").taskset()),
 }
 
@@ -71,17 +73,17 @@ def message(reply: str) -> Message:
     return Message("assistant", parsed.content, tool_calls=parsed.calls, errors=parsed.errors)
 
 
-async def said(reply: Any) -> Message:
-    """`reply` is a message, or text that may have to be waited for."""
+async def said(reply: Any, turn: int) -> Message:
+    """`reply` is a message, or text that may have to be waited for. Replies have ids, as in a rollout."""
     text = await reply if inspect.isawaitable(reply) else reply
-    return message(text) if isinstance(text, str) else text
+    return dataclasses.replace(message(text) if isinstance(text, str) else text, id=f"reply-{turn}")
 
 
 async def play(environment: Environment, replies: Callable[[int], Any]) -> list[Observation | Step]:
     """The first observation, and every step to the end."""
     told: list[Observation | Step] = [await environment.reset()]
     for turn in range(MOST_TURNS):
-        step = await environment.step(await said(replies(turn)))
+        step = await environment.step(await said(replies(turn), turn))
         told.append(step)
         if step.terminated or step.truncated:
             break
@@ -214,7 +216,7 @@ def test_a_fork_goes_on_from_the_same_state_with_its_own_noise(taskset: TaskSet)
 
     async def turn(environment: Any, number: int) -> Step:
         reply = environment.random_reply(derive(1, number)) if isinstance(environment, Scripted) else "?"
-        return await environment.step(await said(reply))
+        return await environment.step(await said(reply, number))
 
     async def run() -> None:
         plain, forked = (taskset.environment(task) for _ in range(2))
@@ -242,7 +244,7 @@ def test_an_observation_is_never_changed_afterwards(taskset: TaskSet) -> None:
     async def run() -> None:
         told = await environment.reset()
         before = copy.deepcopy(told)
-        await environment.step(await said(reply(0)))
+        await environment.step(await said(reply(0), 0))
         assert told == before
 
     asyncio.run(run())

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import importlib.util
 import json
+import tempfile
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
 import pytest
@@ -46,6 +49,19 @@ MADE = {
     "function": Case(lambda: tool(repeat), {"word": "ab"}, "abab", BAD_WORDS),
     "slow function": Case(lambda: SlowTool(tool(repeat)), {"word": "ab", "times": 1}, "ab", BAD_WORDS),
 }
+
+
+def search() -> Tool:
+    from silva.tools.search import Bm25Backend, SearchSettings
+
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder, "nile.md").write_text("# The Nile\nA river.")
+        return SearchSettings(backend=Bm25Backend(corpus=folder), cache="").build().tools[0]
+
+
+if importlib.util.find_spec("bm25s"):
+    BAD_QUERIES: tuple[Mapping[str, object], ...] = ({}, {"query": ""}, {"query": ["nile"]}, {"q": "nile"})
+    MADE["search"] = Case(search, {"query": "nile"}, "1. The Nile\n> A river.", BAD_QUERIES)
 
 
 class SlowTool(Slow):

@@ -58,7 +58,8 @@ def test_a_shown_environment_works(name: str, tmp_path: Path, play_out) -> None:
 def test_the_shown_configuration_loads(tmp_path: Path) -> None:
     (tmp_path / "towns.py").write_text(BLOCKS["Towns"])
     texts = re.findall(r"```toml\n(.*?)```", PAGE, re.DOTALL)
-    (tmp_path / "towns.toml").write_text(texts[0])
-    (world,) = load([f"@{tmp_path / 'towns.toml'}"], REGISTRIES, env={}, cwd=tmp_path).config.environments
-    assert (world.label, world.max_tool_calls, len(world.taskset().tasks("eval"))) == ("Towns", 3, 50)
-    assert tomllib.loads(texts[1])["project"]["entry-points"]["silva.environments"]["towns"]
+    for text, workers in zip(texts[:2], (0, 2), strict=True):
+        (tmp_path / "towns.toml").write_text(text)
+        (world,) = load([f"@{tmp_path / 'towns.toml'}"], REGISTRIES, env={}, cwd=tmp_path).config.environments
+        assert (world.label, world.workers, len(world.taskset().tasks("eval"))) == ("Towns", workers, 50)
+    assert tomllib.loads(texts[2])["project"]["entry-points"]["silva.environments"]["towns"]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import random
 import subprocess
@@ -11,6 +10,7 @@ import sys
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.environment_cases import small
 
 from silva.environments import ENVIRONMENTS
 from silva.environments.bandit import Bandit
@@ -23,11 +23,6 @@ from silva.errors import ConfigError
 from silva.types import Task
 
 
-def world(name: str):
-    module, _, attribute = ENVIRONMENTS[name].partition(":")
-    return getattr(importlib.import_module(module), attribute)
-
-
 def numbers(limit: int):
     return lambda rng: Draft({"n": rng.randrange(limit)})
 
@@ -38,23 +33,23 @@ class Sizes(ToolQA):
 
 @pytest.mark.parametrize("name", sorted(ENVIRONMENTS))
 def test_held_out_tasks_do_not_occur_in_training_and_are_distinct(name: str) -> None:
-    settings = world(name)(eval_size=60, train_size=600)
-    tasks = settings.taskset()
+    made = small(name, eval_size=60, train_size=600)
+    tasks = made.taskset()
     held_out = [task.content() for task in tasks.tasks("eval")]
     train = {task.content() for task in tasks.tasks("train")}
     assert len(held_out) == len(set(held_out)) == 60
     assert len(train) > 60
     assert not train & set(held_out)
     for other in ({"seed": 1}, {"eval_size": 75}, {"eval_size": 7, "name": "mine"}, {"train_size": 50}):
-        others = world(name)(**({"eval_size": 60, "train_size": 600} | other)).taskset()
+        others = small(name, **({"eval_size": 60, "train_size": 600} | other)).taskset()
         assert not {task.content() for task in others.tasks("train")} & set(held_out)
         assert not {task.content() for task in others.tasks("eval")} & train
 
 
 @pytest.mark.parametrize("name", sorted(ENVIRONMENTS))
 def test_the_type_in_the_registry_is_the_one_in_the_settings(name: str) -> None:
-    assert world(name)().type == name
-    assert world(name)(name="mine").taskset().tasks("train")[0].environment == "mine"
+    assert small(name).type == name
+    assert small(name, name="mine").taskset().tasks("train")[0].environment == "mine"
 
 
 def test_tasks_are_the_same_in_another_process_and_plain_json() -> None:
@@ -173,9 +168,9 @@ def test_too_few_held_out_names_the_share_that_gives_enough() -> None:
     with pytest.raises(ConfigError, match=", 1 ask what belongs to both and are left out"):
         listed(Sizes(eval_size=3), both, lambda task: None).tasks("eval")  # type: ignore
     check_splits(Bandit().taskset(), "bandit")
-    for small in (Bandit(eval_size=600), FrozenLake(size=2)):
+    for few in (Bandit(eval_size=600), FrozenLake(size=2)):
         with pytest.raises(ConfigError, match=r"eval_size is (600|256), but "):
-            check_splits(small.taskset(), "w")
+            check_splits(few.taskset(), "w")
 
 
 @settings(max_examples=25, deadline=None, derandomize=True)

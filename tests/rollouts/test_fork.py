@@ -7,8 +7,8 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from tests.environment_cases import small
 
-from silva.config.schema import import_settings
 from silva.config.sections import Limits
 from silva.engines.scripted import ScriptedEngine
 from silva.environments import ENVIRONMENTS
@@ -20,19 +20,41 @@ from silva.rollouts.episode import Episode, play
 from silva.types import Turn
 
 MOVES = ["<think>x</think><answer>Right</answer>", "<answer>Down || Right</answer>", "none"]
+LETTERS = ["<answer>A</answer>", "<answer>B</answer>", "none"]
 REPLIES = {
+    "alphabet_sort": ["<answer>Ann</answer>", "<answer>Bob\nCid</answer>", "none"],
     "bandit": ["<answer>Anchor</answer>", "<answer>Rocket</answer>", "none"],
+    "browsecomp_plus_search": [
+        '<tool_call>\n{"name": "search", "arguments": {"query": "museum"}}\n</tool_call>',
+        "<tool_call>{bad</tool_call>",
+        "19",
+    ],
     "calculator": [
         '<tool_call>\n{"name": "calculator", "arguments": {"expression": "12 + 7"}}\n</tool_call>',
         "<tool_call>{bad</tool_call>",
         "19",
     ],
+    "connections": ["<answer>a, b, c, d</answer>", "none", "no"],
+    "countdown": ["<answer>1 + 2</answer>", "<answer>3</answer>", "none"],
+    "dataset": ["7", "none", "It is 12."],
     "frozen_lake": MOVES,
     "guess_number": ["4", "5 or 6", "no"],
     "hanoi": ["<answer>A>B</answer>", "<answer>A>C || B>C</answer>", "none"],
+    "hotpotqa_mc": [
+        '<tool_call>\n{"name": "visit", "arguments": {"title": "nowhere"}}\n</tool_call>',
+        *LETTERS,
+    ],
+    "longbench_v2": ['<tool_call>\n{"name": "scroll_down", "arguments": {}}\n</tool_call>', *LETTERS],
+    "metamath": ["<answer>12</answer>", "The answer is 7", "none"],
     "reverse_text": ["abc", "xyz"],
+    "webshop": ["<answer>search[mug]</answer>", "<answer>click[back to search]</answer>", "none"],
+    "wiki_search": [
+        '<tool_call>\n{"name": "search_pages", "arguments": {"query": "museum"}}\n</tool_call>',
+        "<tool_call>{bad</tool_call>",
+        "19",
+    ],
 }
-WORLDS = [(name, import_settings(target)(eval_size=8)) for name, target in ENVIRONMENTS.items()] + [
+WORLDS = [(name, small(name, eval_size=8)) for name in ENVIRONMENTS] + [
     ("frozen_lake", FrozenLake(slippery=True, success_rate=0.4, eval_size=8)),
     ("calculator", Calculator(chain=2, hide_observations=True, eval_size=8)),
 ]

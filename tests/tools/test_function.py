@@ -6,14 +6,13 @@ import asyncio
 import functools
 import logging
 import threading
-import time
 from typing import Annotated, Any, Literal
 
 import pytest
 from pydantic import Field
 
 from silva.errors import ConfigError, RecordError
-from silva.tools.function import ToolError, ToolException, cut, tool
+from silva.tools.function import ToolError, ToolException, ToolStuck, tool
 
 
 def search(
@@ -117,23 +116,31 @@ def test_a_number_written_as_text_will_do() -> None:
     assert run(search, {"query": "a", "limit": "1"}) == '["a 0 False new"]'
 
 
-def test_long_results_are_cut_and_say_so() -> None:
-    assert run(lambda: "x" * 12, {}, max_chars=5) == "xxxxx\n[cut: 5 of 12 characters shown]"
-    assert cut("12345", 5) == "12345"
-
-
-def test_a_call_that_takes_too_long_ends_sync_or_async() -> None:
+def test_calls_that_never_return_are_refused_at_last(monkeypatch) -> None:
+    monkeypatch.setattr("silva.tools.function.MAX_GIVEN_UP", 2)
     release = threading.Event()
 
-    async def forever() -> None:
-        await asyncio.Event().wait()
+    def wait() -> bool:
+        """Wait to be released."""
+        return release.wait(10)
 
-    start = time.monotonic()
-    for function in (release.wait, forever):
-        with pytest.raises(ToolError, match=r"slow took longer than 0\.02 s"):
-            run(function if function is forever else lambda: release.wait(), {}, name="slow", timeout=0.02)
-    assert time.monotonic() - start < 1.0
-    release.set()
+    waits = tool(wait)
+
+    async def give_up() -> None:
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(waits({}), 0.02)
+
+    async def story() -> str:
+        await give_up()
+        await give_up()
+        with pytest.raises(ToolStuck, match="tool wait: 2 calls were given up and still run"):
+            await waits({})
+        release.set()
+        for thread in waits._given_up:
+            thread.join(5)
+        return await waits({})
+
+    assert asyncio.run(story()) == "true"
 
 
 def test_functions_run_beside_the_event_loop() -> None:
@@ -188,19 +195,18 @@ async def fails_async(kind: str) -> None:
     [
         ("key", "KeyError: 'x'"),
         ("value", "ValueError: not a date"),
-        ("long", f"ValueError: {'x' * 38}\n[cut: 50 of 72 characters shown]"),
         ("next", "RuntimeError: coroutine raised StopIteration"),
     ],
 )
 def test_an_exception_of_the_function_is_an_answer(function, kind: str, text: str) -> None:
     with pytest.raises(ToolException) as raised:
-        run(function, {"kind": kind}, max_chars=50, timeout=5)
+        run(function, {"kind": kind})
     assert str(raised.value) == text
 
 
 def test_exit_does_not_end_the_run() -> None:
     with pytest.raises(ToolException, match="RuntimeError: SystemExit: 3"):
-        run(fails, {"kind": "exit"}, timeout=5)
+        run(fails, {"kind": "exit"})
 
 
 @pytest.mark.parametrize("function", [fails, fails_async])
@@ -219,7 +225,7 @@ def test_exit_does_not_end_the_run() -> None:
 )
 def test_faults_and_tool_errors_come_through(function, kind: str, error: type, words: str) -> None:
     with pytest.raises(error, match=words) as raised:
-        run(function, {"kind": kind}, timeout=5)
+        run(function, {"kind": kind})
     assert type(raised.value) is error
 
 

@@ -91,7 +91,7 @@ def opened(config: RunConfig, monitor: Monitor, phases: Phases) -> Iterator[Asse
         renderer, tools = assembly.renderer, any(map(offers_tools, config.environments))
         for note in assembly.notes:
             monitor.message(note, "warning")
-        for note in (*renderer.notes, *(renderer.tool_notes if tools else ())):
+        for note in (*assembly.data_notes, *renderer.notes, *(renderer.tool_notes if tools else ())):
             monitor.message(note)
         yield assembly
 
@@ -154,4 +154,4 @@ async def export(trainer: Trainer, folder: Path) -> None:
 
 
 def say(text: str, console: Console | None) -> None:
-    (console or Console()).print(text, soft_wrap=True, highlight=False)
+    (console or Console()).print(text, soft_wrap=True, highlight=False, markup=False)

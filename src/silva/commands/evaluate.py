@@ -47,7 +47,7 @@ async def _evaluate(config: RunConfig, policy: str, run: Path | None) -> list[Ev
     console = Console(stderr=True)
     with loaded(config) as assembly:
         changes = held_out.changes(run, assembly.tasksets, config.eval.tasks) if run else []
-        for note in (*assembly.notes, *changes):
+        for note in (*assembly.data_notes, *assembly.notes, *changes):
             say(note, console)
         actor: Actor
         if policy == "model":
@@ -62,7 +62,7 @@ async def _evaluate_service(config: RunConfig) -> list[Evaluation]:
     console, assembly = Console(stderr=True), Assembly(config)
     try:
         actor = config.engine.policy(assembly, config.eval.sampling)
-        for note in assembly.task_notes:
+        for note in (*assembly.data_notes, *assembly.task_notes):
             say(note, console)
         try:
             return await _play(assembly, actor, None, console)

@@ -20,6 +20,7 @@ from silva.errors import ConfigError
 
 SECRET_WORDS = frozenset({"token", "key", "password", "passwd", "secret", "apikey"})
 OWN = 'your own as "file.py:Class" or "package.module:Class"'
+OWN_FUNCTION = 'your own as "file.py:function" or "package.module:function"'
 _MISSING: Any = object()
 
 
@@ -121,7 +122,9 @@ def _mismatch(item: Any, annotation: Any, path: Key, bare: bool) -> str:
 
 def _unknown_type(annotation: Any, path: Key, value: Any) -> str:
     known = [name for model in field_types.sections(annotation) if (name := field_types.tag(model))]
-    names = ", ".join(show(name) for name in known) + (f", or {OWN}" if path[0] == "environments" else "")
+    own = f", or {OWN}" if path[0] == "environments" and len(path) <= 3 else (
+        f", or {OWN_FUNCTION}" if "function" in known else "")  # fmt: skip
+    names = ", ".join(show(name) for name in known) + own
     if value is _MISSING:
         return f"missing; expected one of {names}"
     near = difflib.get_close_matches(str(value), known, 1)

@@ -87,6 +87,17 @@ def pick(annotation: Any, chosen: Any) -> Model | None:
     return models[0] if len(models) == 1 else next((model for model in models if tag(model) == chosen), None)
 
 
+def spelt_out(annotation: Any, text: str) -> Any:
+    """The table for which a text is short where only sections with types may stand: "math" is
+    {type = "math"}, and "file.py:name" is {type = "function", function = "file.py:name"}."""
+    models = sections(annotation)
+    if not models or len(models) < len(options(annotation)) or not all(map(tag, models)):
+        return text
+    if ":" in text and pick(annotation, "function") is not None:
+        return {"type": "function", "function": text}
+    return {"type": text}
+
+
 def fields(model: Model, prefix: Key = ()) -> Iterator[tuple[Key, FieldInfo, Model]]:
     """Every key below a model, through all variants: (path, field, model it belongs to)."""
     for name, field in model.model_fields.items():

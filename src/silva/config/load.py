@@ -29,7 +29,7 @@ from silva.config.explain import Problem
 from silva.config.field_types import NULL, Key, dotted
 from silva.config.schema import Registries, RunConfig, import_settings, run_config
 from silva.config.sections import Section
-from silva.config.sources import command_line, file_layers, place_types, python_values, variables
+from silva.config.sources import command_line, file_layers, place_files, python_values, variables
 from silva.config.tree import Items, Layer, Node, Text, Tree, implied_types, typed
 from silva.errors import ConfigError
 
@@ -78,7 +78,7 @@ def load(
     files = [found for name in names for found in file_layers(cwd / Path(name).expanduser(), cwd)]
     tree = Tree(implied_types(model))
     own: list[Layer] = [variables(env, list(model.model_fields)), command, python_values(values or {})]
-    lowest, *highest = (place_types(layer, cwd) for layer in own)
+    lowest, *highest = (place_files(layer, cwd) for layer in own)
     for layer in (lowest, *(layer for _, layer in files), *highest):
         tree.lay(layer)
     config = _check(tree, registries)
@@ -161,6 +161,8 @@ def settle(node: Node, annotation: Any, gaps: list[Problem], path: Key = ()) -> 
             else:
                 elements.append(settle(item, field_types.element(annotation, index), gaps, here))
         return elements
+    if isinstance(value, str):
+        return field_types.spelt_out(annotation, value)
     if not isinstance(value, dict):
         return value
     settled = {}
@@ -191,4 +193,5 @@ def _settle_text(annotation: Any, text: Text) -> Any:
         or field_types.accepts(annotation, type(text.value))
         or not field_types.accepts(annotation, str)
     )
-    return text.value if read and text.text not in field_types.literals(annotation) else text.text
+    value = text.value if read and text.text not in field_types.literals(annotation) else text.text
+    return field_types.spelt_out(annotation, value) if isinstance(value, str) else value

@@ -1,4 +1,4 @@
-"""Environments from outside Silva: a class in a Python file, in a package, or behind an entry point.
+"""Parts from outside Silva: in a Python file, in a package, or (environments) behind an entry point.
 
 Loading one runs its code, as importing any module does.
 """
@@ -10,8 +10,10 @@ import importlib
 import importlib.util
 import sys
 import traceback
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 from silva.config.sections import Section
 from silva.config.sources import near_file
@@ -33,19 +35,32 @@ def find_environment(name: str, base: type[Section]) -> type[Section] | None:
     target = name if ":" in name else entry_points().get(name)
     if target is None:
         return None
+    found: type[Section] = load_object(
+        target, lambda value: _fits(value, base), f"subclass of {base.__name__}"
+    )
+    return found
+
+
+def load_object(target: str, fits: Callable[[Any], bool], kind: str) -> Any:
+    """What "/path/to/file.py:name" or "package.module:name" names.
+
+    Args:
+        fits: whether an object will do; `kind` says in words what would.
+
+    Raises:
+        ConfigError: the file, module or name is missing, is of another kind, or raised on import.
+    """
     place, _, attribute = target.rpartition(":")
     if not place.endswith(".py") and not all(part.isidentifier() for part in [*place.split("."), attribute]):
-        raise ConfigError('expected "file.py:Class" or "package.module:Class"')
+        raise ConfigError('expected "file.py:name" or "package.module:name"')
     module = _module(place)
     found = getattr(module, attribute, None)
     if found is None:
-        classes = [key for key, value in vars(module).items() if _fits(value, base)]
-        there = f"; it defines {', '.join(classes)}" if classes else ""
+        names = [key for key, value in vars(module).items() if fits(value) and not key.startswith("_")]
+        there = f"; it defines {', '.join(names)}" if names else ""
         raise ConfigError(f"{place} has no {attribute}{there}")
-    if not _fits(found, base):
-        raise ConfigError(
-            f"{attribute} in {place} is not a subclass of {base.__name__}: it is a {type(found).__name__}"
-        )
+    if not fits(found):
+        raise ConfigError(f"{attribute} in {place} is not a {kind}: it is a {type(found).__name__}")
     return found
 
 
@@ -83,7 +98,7 @@ def _file(path: Path) -> ModuleType:
         raise ConfigError(f"the file cannot be read: {error.strerror}") from None
     # A changed file is a new module; an unchanged one is imported once.
     digest = hashlib.sha256(str(path).encode() + b"\0" + content).hexdigest()[:12]
-    name = f"silva_environment_{path.stem}_{digest}"
+    name = f"silva_own_{path.stem}_{digest}"
     if name not in sys.modules:
         spec = importlib.util.spec_from_file_location(name, path)
         assert spec is not None and spec.loader is not None

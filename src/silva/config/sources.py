@@ -115,22 +115,28 @@ def _plain(value: Any, path: str) -> Any:
     )
 
 
-def place_types(layer: Layer, folder: Path) -> Layer:
-    """The layer with `file.py:Class` of environments written out from `folder`, so that it means the same
-    from anywhere."""
+def place_files(layer: Layer, folder: Path) -> Layer:
+    """The layer with files of environments written out from `folder`, so that they mean the same from
+    anywhere: `file.py:name`, and the keys `path` and `*_path`."""
     for path, given in layer:
         for inner, node in walk(given, path):
-            if inner[::2] == ("environments", "type"):
-                value = node.value
+            if inner[:1] == ("environments",):
+                value, is_path = node.value, inner[-1] == "path" or str(inner[-1]).endswith("_path")
                 if isinstance(value, Text):
-                    node.value = Text(_absolute(value.text, folder), _absolute(value.value, folder))
+                    node.value = Text(
+                        *(_absolute(each, folder, is_path) for each in (value.text, value.value))
+                    )
                 else:
-                    node.value = _absolute(value, folder)
+                    node.value = _absolute(value, folder, is_path)
     return layer
 
 
-def _absolute(value: Any, folder: Path) -> Any:
-    if not isinstance(value, str) or ".py:" not in value:
+def _absolute(value: Any, folder: Path, is_path: bool) -> Any:
+    if not isinstance(value, str) or not value:
+        return value
+    if is_path:
+        return str((folder / Path(value).expanduser()).resolve())
+    if ".py:" not in value:
         return value
     file, _, name = value.rpartition(":")
     return f"{(folder / Path(file).expanduser()).resolve()}:{name}"
@@ -159,7 +165,7 @@ def file_layers(path: Path, cwd: Path, chain: tuple[Path, ...] = ()) -> list[tup
         found for base in bases for found in file_layers(path.parent / base, cwd, (*chain, path.resolve()))
     ]
     root = nodes(data, lambda key: f"{shown}:{lines[key]}" if key else "")
-    return [*below, (path, place_types([((), root)], path.parent))]
+    return [*below, (path, place_files([((), root)], path.parent))]
 
 
 def _read(path: Path, shown: str, came_from: str) -> str:

@@ -115,9 +115,9 @@ class Tree:
         return Node({k: self._spelt_out((*path, k), child) for k, child in node.value.items()}, node.origin)
 
     def _is_name(self, path: Key, node: Node) -> bool:
-        """Whether it stands for a table with this `type`."""
+        """Whether it stands for a table with this `type`. "file.py:function" stands for one with more."""
         value = node.value.value if isinstance(node.value, Text) else node.value
-        return path in self.implied and isinstance(value, str) and value != "null"
+        return path in self.implied and isinstance(value, str) and value != "null" and ":" not in value
 
     def _restart(self, node: Node, given: Node, here: Key) -> None:
         """Empty a section that becomes another variant. One without `type` counts as its default only if

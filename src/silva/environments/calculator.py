@@ -17,10 +17,11 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from pydantic import Field
 
 from silva.config.sections import Positive
-from silva.environments.grading import same_number
 from silva.environments.tasks import Draft, generated, held_out
 from silva.environments.tool_qa import Question, ToolEpisode, ToolQA, draft
+from silva.rewards.text import same_number
 from silva.tools.calculator import calculator, evaluate, show
+from silva.tools.fixed import Fixed
 from silva.types import Task, ToolCall
 
 if TYPE_CHECKING:
@@ -63,14 +64,14 @@ class Calculator(ToolQA):
         return same_number(reply, answer)
 
     def builder(self) -> Callable[[Task], ToolEpisode]:
-        tools = self.wrapped_tools()
+        toolsets = [Fixed(self.tools())] if self.tool else []
         settings = self.model_copy(
             update={
                 "tool_required": self.tool and self.tool_required,
                 "instructions": self.instructions or self._instructions(),
             }
         )
-        return lambda task: ToolEpisode(settings, task, tools)
+        return lambda task: ToolEpisode(settings, task, toolsets)
 
     def _instructions(self) -> str:
         if self.style == "compact" or not self.tool:

@@ -15,9 +15,9 @@ from pydantic import Field, model_validator
 
 from silva.config.sections import Positive
 from silva.environments.episode import Episode
-from silva.environments.grading import integers
 from silva.environments.settings import EnvironmentSettings
 from silva.environments.tasks import Draft, listed
+from silva.rewards.text import integers
 from silva.types import Message, Observation, Step, Task
 
 if TYPE_CHECKING:

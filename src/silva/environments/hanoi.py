@@ -18,10 +18,10 @@ from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple, Self
 from pydantic import Field, model_validator
 
 from silva.config.sections import Positive
-from silva.environments.grading import extract_answer
 from silva.environments.single_answer import Grade, SingleAnswer
 from silva.environments.tasks import Draft, generated, listed
 from silva.environments.text_game import Outcome, TextGame, TextGameSettings
+from silva.rewards.text import extract_answer
 from silva.types import Task
 
 if TYPE_CHECKING:

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Annotated, Literal, Self
 from pydantic import Field, model_validator
 
 from silva.config.sections import Positive
-from silva.environments.grading import extract_answer, similarity
 from silva.environments.settings import EnvironmentSettings
 from silva.environments.single_answer import Grade, SingleAnswer
 from silva.environments.tasks import Draft, generated
+from silva.rewards.text import extract_answer, similarity
 from silva.types import Task
 
 if TYPE_CHECKING:

@@ -70,12 +70,24 @@ def generated(
     return Tasks(settings, build, _Drawn(settings, draw))
 
 
-def listed(settings: EnvironmentSettings, drafts: Iterable[Draft], build: Build) -> Tasks:
+def listed(
+    settings: EnvironmentSettings,
+    drafts: Iterable[Draft],
+    build: Build,
+    *,
+    evaluation: Iterable[Draft] | None = None,
+    notes: Sequence[str] = (),
+) -> Tasks:
     """Tasks from a list. Evaluation takes `eval_size` of those that are held out.
+
+    Args:
+        evaluation: what is held out, in place of a share of `drafts`; drafts with a key of theirs are left
+            out of training.
+        notes: see `Tasks`.
 
     Training goes through its part again and again, in a new order each time.
     """
-    return Tasks(settings, build, _Listed(settings, drafts))
+    return Tasks(settings, build, _Listed(settings, drafts, evaluation), notes)
 
 
 def check_splits(taskset: TaskSet, label: str) -> None:
@@ -103,9 +115,19 @@ def check_splits(taskset: TaskSet, label: str) -> None:
 
 class Tasks:
     """A `silva.protocols.TaskSet`. `tasks("eval")` is drawn at once and `tasks("train")` is started, so
-    that an environment that is too small raises ConfigError early. Training tasks are created when used."""
+    that an environment that is too small raises ConfigError early. Training tasks are created when used.
 
-    def __init__(self, settings: EnvironmentSettings, build: Build, source: _Drawn | _Listed) -> None:
+    `notes`: what the user should know of how its data were read.
+    """
+
+    def __init__(
+        self,
+        settings: EnvironmentSettings,
+        build: Build,
+        source: _Drawn | _Listed,
+        notes: Sequence[str] = (),
+    ) -> None:
+        self.notes = notes
         self._settings = settings
         self._build = build
         self._source = source
@@ -177,13 +199,24 @@ class _Drawn:
 
 
 class _Listed:
-    def __init__(self, settings: EnvironmentSettings, drafts: Iterable[Draft]) -> None:
+    def __init__(
+        self, settings: EnvironmentSettings, drafts: Iterable[Draft], evaluation: Iterable[Draft] | None
+    ) -> None:
         self.settings = settings
+        self._apart = evaluation is not None
         distinct = {draft.content(): draft for draft in drafts}
-        self._all = list(distinct.values())
         parts: dict[Split | None, list[str]] = {"train": [], "eval": [], None: []}
-        for content, draft in sorted(distinct.items()):
-            parts[draft.split(settings.eval_share)].append(content)
+        if evaluation is not None:
+            apart = {draft.content(): draft for draft in evaluation}
+            taken = {place for draft in apart.values() for place in draft.places()}
+            for content, draft in sorted(distinct.items()):
+                parts[None if taken.intersection(draft.places()) else "train"].append(content)
+            parts["eval"] = [*apart]
+            distinct |= apart
+        else:
+            for content, draft in sorted(distinct.items()):
+                parts[draft.split(settings.eval_share)].append(content)
+        self._all = list(distinct.values())
         self._train = [distinct[content] for content in parts["train"]]
         # Other problems do not change the order either.
         chosen = sorted(parts["eval"], key=lambda content: _digest([settings.label, settings.seed, content]))
@@ -207,6 +240,11 @@ class _Listed:
 
     def _too_small(self) -> ConfigError:
         settings, problems = self.settings, len(self._all)
+        if self._apart:
+            return ConfigError(
+                f"environment {settings.label}: eval_size is {settings.eval_size}, but {len(self._held_out)} "
+                f"distinct problems are given for evaluation, and {len(self._train)} others for training"
+            )
         mixed = problems - len(self._train) - len(self._held_out)
         left_out = f", {mixed} ask what belongs to both and are left out" if mixed else ""
         return ConfigError(

@@ -25,24 +25,18 @@ from __future__ import annotations
 import dataclasses
 import random
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from pydantic import Field
-
-from silva.config.sections import Positive
-from silva.environments.episode import Episode
-from silva.environments.grading import as_number, exact_match, extract_answer, same_number
-from silva.environments.settings import EnvironmentSettings
 from silva.environments.tasks import Draft, listed
-from silva.errors import CapabilityError, RecordError
+from silva.environments.tool_dialogue import ToolDialogue, ToolDialogueSettings
+from silva.errors import CapabilityError
 from silva.rendering.tool_calls import write_calls
-from silva.tools.function import ToolError, ToolException, tool
-from silva.types import Message, Observation, Step, Task, ToolCall
+from silva.rewards.text import as_number, exact_match, extract_answer, same_number
+from silva.tools.fixed import Fixed
+from silva.types import Message, Step, Task, ToolCall
 
 if TYPE_CHECKING:
-    from silva.protocols import TaskSet, Tool
-
-HIDDEN = "..."
+    from silva.protocols import TaskSet, Tool, Toolset
 
 
 class Question(NamedTuple):
@@ -54,21 +48,8 @@ class Question(NamedTuple):
     calls: Sequence[ToolCall] | None = None
 
 
-class ToolQA(EnvironmentSettings):
+class ToolQA(ToolDialogueSettings):
     """Base of the settings of a tool environment: define `questions` and `tools`, where wanted `grade`."""
-
-    instructions: str = ""
-    """Stands before the first question."""
-    tool_required: bool = False
-    """An answer without a tool call since the question was asked is sent back."""
-    max_tool_calls: Positive = 8
-    """Tool calls of one episode, malformed ones and answers sent back included; one more ends it."""
-    hide_observations: bool = False
-    """Show only the newest tool results: older ones are replaced by "..."."""
-    tool_timeout: Annotated[float, Field(gt=0)] = 10.0
-    """Seconds one tool call may take."""
-    max_result_chars: Positive = 2000
-    """Characters of a tool result that are shown."""
 
     def questions(self) -> Sequence[Question | Sequence[Question]]:
         """One entry an episode: a question, or several that are asked one after the other.
@@ -101,16 +82,9 @@ class ToolQA(EnvironmentSettings):
 
     def builder(self) -> Callable[[Task], ToolEpisode]:
         """What makes the episode of a task; the tools are shared by all of them."""
-        tools = self.wrapped_tools()
-        return lambda task: ToolEpisode(self, task, tools)
-
-    def wrapped_tools(self) -> tuple[Tool, ...]:
-        return tuple(self._wrap(entry) for entry in self.tools())
-
-    def _wrap(self, entry: Callable[..., Any] | Tool) -> Tool:
-        if hasattr(entry, "spec"):
-            return entry  # type: ignore[return-value]
-        return tool(entry, timeout=self.tool_timeout, max_chars=self.max_result_chars)
+        tools = self.tools()
+        toolsets = [Fixed(tools)] if tools else []
+        return lambda task: ToolEpisode(self, task, toolsets)
 
 
 def draft(chain: Sequence[Question], keys: Sequence[Any]) -> Draft:
@@ -124,35 +98,35 @@ def draft(chain: Sequence[Question], keys: Sequence[Any]) -> Draft:
     return Draft(data, [q.answer for q in chain], keys)
 
 
-class ToolEpisode(Episode):
+class ToolEpisode(ToolDialogue):
     """A `Forkable` and `Scripted` environment: asks the questions, runs called tools, grades the answers."""
 
     settings: ToolQA
 
-    def __init__(self, settings: ToolQA, task: Task, tools: Sequence[Tool]) -> None:
-        super().__init__(settings, task)
-        self.tools = {one.spec.name: one for one in tools}
-        self.calls_left = settings.max_tool_calls
+    def __init__(self, settings: ToolQA, task: Task, toolsets: Sequence[Toolset]) -> None:
+        super().__init__(settings, task, toolsets)
         self.question = 0  # index of the one that is open
-        self.called = 0  # tools that ran since it was asked
-        self.history: list[Message] = []
 
-    async def reset(self) -> Observation:
-        self._begin()
+    def opening(self) -> Sequence[Message]:
         text = self.task.data["questions"][0]
-        return self._append(self.say(f"{self.settings.instructions}\n{text}".strip()))
+        return [self.say(f"{self.settings.instructions}\n{text}".strip())]
 
     async def step(self, message: Message) -> Step:
-        self._check_running()
-        self.history.append(message)
-        if message.tool_calls or message.errors:
-            return await self._use_tools(message)
-        if self.settings.tool_required and not self.called:
-            if self.calls_left == 0:
-                return self._final(truncated=True)
-            self.calls_left -= 1
-            return Step(self._append(self.say("Call a tool before you answer.")), {"correct": 0.0})
-        return self._graded(message)
+        step = await super().step(message)
+        return step if step.rewards else dataclasses.replace(step, rewards={"correct": 0.0})
+
+    async def answered(self, message: Message) -> Step:
+        reply = message.content.rpartition("</think>")[2]
+        if not self.settings.grade(reply, self.task.answer[self.question]):
+            return self._final()
+        self.question += 1
+        self.called = 0
+        if self.question == len(self.task.answer):
+            return self._final(solved=True)
+        return Step(self.show(self.say(self.task.data["questions"][self.question])))
+
+    async def out_of_calls(self, message: Message) -> Step:
+        return self._final(truncated=True)
 
     def expert_reply(self) -> str:
         """The question's next call, as JSON in <tool_call> (Hermes); after the last call, its answer.
@@ -173,80 +147,19 @@ class ToolEpisode(Episode):
         return "".join(rng.choice("abcdefghijklmnopqrstuvwxyz") for _ in answer)
 
     def _expert_calls(self) -> list[dict[str, Any]]:
+        if not self.toolsets:
+            return []
         calls = self.task.data.get("calls") or [None] * len(self.task.answer)
-        if self.tools and calls[self.question] is None:
+        if calls[self.question] is None:
             raise CapabilityError(
                 f"environment {self.settings.label}: no expert for the question "
                 f"{self.task.data['questions'][self.question]!r}, it has no calls; expected Question(text, "
                 "answer, calls=[ToolCall(name, arguments)]), or calls=[] if it needs no tool"
             )
-        return calls[self.question] if self.tools else []
-
-    async def _use_tools(self, message: Message) -> Step:
-        if self.calls_left == 0:
-            return self._final(truncated=True)
-        results, failed, raised = [], 0, 0
-        for error in message.errors:
-            results.append(self.say(f"Error: {error}", "tool"))
-            failed += 1
-            self.calls_left -= 1
-        for call in message.tool_calls:
-            try:
-                if self.calls_left <= 0:
-                    raise ToolError("no tool calls are left")
-                self.calls_left -= 1
-                text = await self._call(call)
-            except ToolError as error:
-                text = f"Error: {error}"
-                failed += 1
-                raised += isinstance(error, ToolException)
-            results.append(self.say(text, "tool", call.name))
-        self.calls_left = max(self.calls_left, 0)
-        metrics = {
-            "tool_calls": float(len(results)),
-            "tool_errors": float(failed),
-            "tool_exceptions": float(raised),
-        }
-        return Step(self._observe_results(results), {"correct": 0.0}, metrics=metrics)
-
-    async def _call(self, call: ToolCall) -> str:
-        if call.name not in self.tools:
-            raise ToolError(f"no tool called {call.name!r}: there is {', '.join(self.tools) or 'none'}")
-        result = await self.tools[call.name](call.arguments)
-        self.called += 1
-        return result
-
-    def _graded(self, message: Message) -> Step:
-        reply = message.content.rpartition("</think>")[2]
-        if not self.settings.grade(reply, self.task.answer[self.question]):
-            return self._final()
-        self.question += 1
-        self.called = 0
-        if self.question == len(self.task.answer):
-            return self._final(solved=True)
-        return Step(self._append(self.say(self.task.data["questions"][self.question])), {"correct": 0.0})
+        return calls[self.question]
 
     def _final(self, solved: bool = False, truncated: bool = False) -> Step:
         self._end()
         metrics = {"success": float(solved), "answered": self.question / len(self.task.answer)}
         return Step(rewards={"correct": float(solved)}, terminated=not truncated, truncated=truncated,
                     metrics=metrics)  # fmt: skip
-
-    def _append(self, *messages: Message) -> Observation:
-        self.history.extend(messages)
-        return Observation(messages, tools=tuple(one.spec for one in self.tools.values()))
-
-    def _observe_results(self, results: list[Message]) -> Observation:
-        shown = [message for message in self.history if message.role == "tool" and message.content != HIDDEN]
-        if not (self.settings.hide_observations and shown):
-            return self._append(*results)
-        if any(not message.id for message in self.history):
-            raise RecordError(
-                f"task {self.task.id}: hide_observations needs replies with an id, got one without"
-            )
-        kept = [dataclasses.replace(m, content=HIDDEN) if m.role == "tool" else m for m in self.history]
-        self.history = [*kept, *results]
-        return dataclasses.replace(self._append(), context=tuple(self.history))
-
-    def _shared(self) -> tuple[Any, ...]:
-        return (*super()._shared(), *self.tools.values(), *self.history)

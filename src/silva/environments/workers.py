@@ -43,6 +43,7 @@ class Workers:
         if not settings.type:
             raise ConfigError(f"environment {settings.label}: workers need its `type`, got none")
         self.inner: TaskSet = settings.taskset()
+        self.notes: Sequence[str] = getattr(self.inner, "notes", ())
         self._workers = [_Worker(settings) for _ in range(settings.workers)]
         self._numbers = itertools.count()
         self._proxy: type[_Proxy] | None = None

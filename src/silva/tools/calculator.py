@@ -8,8 +8,11 @@ import operator
 import re
 from collections.abc import Callable
 from fractions import Fraction
+from typing import Literal
 
+from silva.tools.fixed import Fixed
 from silva.tools.function import ToolError
+from silva.tools.settings import ToolSettings
 
 MAX_LENGTH = 200  # characters of an expression
 MAX_BITS = 256  # of any numerator or denominator on the way
@@ -26,6 +29,15 @@ _BINARY: dict[type[ast.operator], Callable[[Fraction, Fraction], Fraction | int]
     ast.FloorDiv: operator.floordiv,
     ast.Mod: operator.mod,
 }
+
+
+class CalculatorSettings(ToolSettings):
+    """A calculator."""
+
+    type: Literal["calculator"] = "calculator"
+
+    def build(self) -> Fixed:
+        return Fixed([calculator])
 
 
 def calculator(expression: str) -> str:

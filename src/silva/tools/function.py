@@ -1,10 +1,10 @@
-"""Python functions as tools: schema from the type hints, checked arguments, time and output limits.
+"""Python functions as tools: schema from the type hints, checked arguments, a thread for each call.
 
-A function runs in this process, in a thread of its own: a limit on time frees the episode, but cannot
-end the thread, and nothing is sandboxed. A call raises two kinds of exceptions:
+Nothing is sandboxed, and nothing ends a thread: a function whose calls are given up (`Calls`) again and again
+and do not return is refused at last. A call raises two kinds of exceptions:
 
-    ToolError                       the text goes back to the model. So do bad arguments, a call that took too
-                                    long, and most exceptions of the function (`ToolException`, logged once)
+    ToolError                       the text goes back to the model. So do bad arguments and most exceptions
+                                    of the function (`ToolException`, logged once)
     one of FAULTS, or caused by it  the service or the tool is broken: the episode has no result
 """
 
@@ -29,6 +29,7 @@ from silva.types import ToolSpec
 
 FAULTS = (OSError, MemoryError, ImportError, NameError, NotImplementedError, SilvaError)
 """Exceptions that are not shown to the model as an answer. OSError covers connections and time-outs."""
+MAX_GIVEN_UP = 64  # threads of one tool
 
 
 class ToolError(SilvaError, ValueError):
@@ -43,8 +44,16 @@ class ToolDefinitionError(ConfigError, TypeError):
     """A function lacks something that a tool needs."""
 
 
+class ToolStuck(SilvaError, RuntimeError):
+    """Too many calls of a function do not return."""
+
+
 def tool(
-    function: Callable[..., Any], *, name: str = "", timeout: float = 10.0, max_chars: int = 2000
+    function: Callable[..., Any],
+    *,
+    name: str = "",
+    timeout: float | None = None,
+    max_chars: int | None = None,
 ) -> FunctionTool:
     """A tool from a function, sync or async.
 
@@ -52,8 +61,8 @@ def tool(
         function: its name, docstring and type hints become the schema (`Annotated[int, Field(...)]`
             describes an argument). All three are required. The result is text, or anything JSON can hold.
         name: what the model calls it; the function's own name where empty.
-        timeout: seconds one call may take.
-        max_chars: characters of the result that are shown; a cut is announced in the text.
+        timeout: seconds one call may take; None: what the environment allows.
+        max_chars: characters of the result that are shown; None: what the environment allows.
 
     Raises:
         ToolDefinitionError: something is missing; the message names it and the function.
@@ -65,7 +74,12 @@ class FunctionTool:
     """A `silva.protocols.Tool` around a function."""
 
     def __init__(
-        self, function: Callable[..., Any], *, name: str = "", timeout: float = 10.0, max_chars: int = 2000
+        self,
+        function: Callable[..., Any],
+        *,
+        name: str = "",
+        timeout: float | None = None,
+        max_chars: int | None = None,
     ) -> None:
         self.function = function
         self.timeout = timeout
@@ -82,13 +96,15 @@ class FunctionTool:
         schema = _without_titles(self._arguments.json_schema())
         self.spec = ToolSpec(name, description, schema)
         self._logged: set[type[Exception]] = set()
+        self._given_up: list[threading.Thread] = []
 
     async def __call__(self, arguments: Mapping[str, object]) -> str:
         """The result as text.
 
         Raises:
-            ToolError: for bad arguments, for a call that took too long, and as the function raises it.
+            ToolError: for bad arguments, and as the function raises it.
             ToolException: the function raised something that is none of FAULTS.
+            ToolStuck: MAX_GIVEN_UP calls were given up and still run.
         """
         for argument, value in arguments.items():
             if not _is_finite(value):
@@ -97,25 +113,25 @@ class FunctionTool:
             checked = self._arguments.validate_python(dict(arguments))
         except ValidationError as error:
             raise ToolError(_explain(self.spec.name, error)) from None
-        limit = asyncio.timeout(self.timeout)
         try:
-            async with limit:
-                result = await self._call(checked)
-        except TimeoutError:
-            if not limit.expired():  # the function's own
-                raise
-            raise ToolError(f"{self.spec.name} took longer than {self.timeout:g} s") from None
+            result = await self._call(checked)
         except Exception as error:
             if _is_fault(error):
                 raise
             self._log(error, arguments)
-            raise ToolException(cut(f"{type(error).__name__}: {error}", self.max_chars)) from error
-        return cut(self._as_text(result), self.max_chars)
+            raise ToolException(f"{type(error).__name__}: {error}") from error
+        return self._as_text(result)
 
     async def _call(self, arguments: Mapping[str, Any]) -> Any:
         if inspect.iscoroutinefunction(self.function):
             return await self.function(**arguments)
-        return await _in_thread(self.function, arguments, self.spec.name)
+        self._given_up = [thread for thread in self._given_up if thread.is_alive()]
+        if len(self._given_up) >= MAX_GIVEN_UP:
+            raise ToolStuck(
+                f"tool {self.spec.name}: {MAX_GIVEN_UP} calls were given up and still run: it must return, "
+                "or run where it can be ended (`workers` of the environment)"
+            )
+        return await in_thread(self.function, arguments, self.spec.name, self._given_up)
 
     def _log(self, error: Exception, arguments: Mapping[str, object]) -> None:
         """Logs the first exception of each type only, because a wrong tool would fill the terminal."""
@@ -147,8 +163,13 @@ def cut(text: str, max_chars: int) -> str:
     return f"{text[:max_chars]}\n[cut: {max_chars} of {len(text)} characters shown]"
 
 
-async def _in_thread(function: Callable[..., Any], arguments: Mapping[str, Any], name: str) -> Any:
-    """Runs in a daemon thread: unlike an executor's, one that never returns does not hold up the exit."""
+async def in_thread(
+    function: Callable[..., Any], arguments: Mapping[str, Any], name: str, given_up: list[threading.Thread]
+) -> Any:
+    """Runs in a daemon thread: unlike an executor's, one that never returns does not hold up the exit.
+
+    If the caller is cancelled, the thread is added to `given_up`: it goes on.
+    """
     loop = asyncio.get_running_loop()
     future: asyncio.Future[tuple[Any, Exception | None]] = loop.create_future()
     context = contextvars.copy_context()
@@ -169,8 +190,13 @@ async def _in_thread(function: Callable[..., Any], arguments: Mapping[str, Any],
         if not loop.is_closed():
             loop.call_soon_threadsafe(settle, result, error)
 
-    threading.Thread(target=work, daemon=True, name=f"tool {name}").start()
-    result, error = await future
+    thread = threading.Thread(target=work, daemon=True, name=f"tool {name}")
+    thread.start()
+    try:
+        result, error = await future
+    except asyncio.CancelledError:
+        given_up.append(thread)
+        raise
     if error is not None:
         raise error
     return result

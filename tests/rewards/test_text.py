@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from silva.environments.grading import (
+from silva.rewards.text import (
     as_number,
     exact_match,
     extract_answer,

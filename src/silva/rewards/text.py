@@ -41,10 +41,20 @@ def integers(text: str) -> list[int]:
 
 
 def extract_answer(text: str) -> str:
-    """What stands in the first <answer>...</answer> (closed or not), else the whole text; stripped."""
+    """What stands in the last <answer>...</answer> (closed or not), else the whole text; stripped."""
     body = text.rpartition("</think>")[2]
-    _, tag, answer = body.partition("<answer>")
-    return (answer if tag else body).partition("</answer>")[0].strip()
+    tagged = tagged_answer(body)
+    return body.partition("</answer>")[0].strip() if tagged is None else tagged
+
+
+def tagged_answer(text: str) -> str | None:
+    """What follows the last <answer>, up to the next </answer> or the end; None if there is no tag.
+
+    The last one counts, as with \\boxed{...}: a reply that corrects itself is graded on what it says last,
+    and one that gives many answers on exactly one of them.
+    """
+    _, tag, answer = text.rpartition("<answer>")
+    return answer.partition("</answer>")[0].strip() if tag else None
 
 
 def normalise(text: str) -> str:

@@ -1,0 +1,186 @@
+"""A data set of your own as an environment: rows with a prompt, a reward, and tools where they are wanted.
+
+    [[environments]]
+    type = "dataset"
+    path = "train.jsonl"            or hub = "openai/gsm8k" and subset = "main"
+    reward = "math"                 or "rewards.py:my_reward"
+    tools = ["calculator"]          optional
+
+Where prompt and answer stand is recognised by looking at the first row (see row_shapes.py), and shown with
+three rows. The keys `prompt` and `answer` say it instead.
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal, Self
+
+from pydantic import model_validator
+
+from silva.environments.row_shapes import Problem, Shape, problem, recognised
+from silva.environments.rows import Row, read_rows
+from silva.environments.tasks import Draft, listed
+from silva.environments.tool_dialogue import RewardedDialogue, ToolDialogueSettings
+from silva.errors import CapabilityError, ConfigError
+from silva.rewards.choice import AnyReward
+from silva.tools.choice import AnyTool
+from silva.types import Message, Task
+
+if TYPE_CHECKING:
+    from silva.protocols import Reward, TaskSet, Toolset
+
+SHOWN_ROWS = 3
+SHOWN_CHARS = 100  # of a prompt or an answer
+
+
+class Dataset(ToolDialogueSettings):
+    type: Literal["dataset"] = "dataset"
+    path: str = ""
+    """File of rows, or a folder of such files: .jsonl, .json, .csv, .tsv, .parquet."""
+    eval_path: str = ""
+    """The same, held out in place of a share of `path`."""
+    hub: str = ""
+    """Data set on the Hugging Face hub, in place of `path`: "openai/gsm8k"."""
+    subset: str = ""
+    """Of the data set on the hub: "main"."""
+    split: str = "train"
+    """Of the data set on the hub, for training."""
+    eval_split: str = ""
+    """Of the data set on the hub, held out in place of a share of `split`."""
+    rows: tuple[Mapping[str, Any], ...] = ()
+    """The rows themselves, in place of `path`."""
+    prompt: str = ""
+    """Where the prompt stands in a row: "question", or dotted "a.b"; recognised where empty."""
+    answer: str = ""
+    """Where the expected answer stands; recognised where empty."""
+    answer_after: str = ""
+    """The answer is what follows this text: "####" in GSM8K, which is recognised."""
+    system: str = ""
+    """A system message for rows without one."""
+    reward: AnyReward
+    """What grades a finished dialogue: a table with `type`, the name of one, or "file.py:function"."""
+    tools: tuple[AnyTool, ...] = ()
+    """Tools on offer: tables with `type`, names, or "file.py:function"."""
+    expert: str = "{answer}"
+    """What an expert replies, for a warm start: "<answer>{answer}</answer>"."""
+
+    @model_validator(mode="after")
+    def _has_one_source(self) -> Self:
+        given = [key for key in ("path", "hub", "rows") if getattr(self, key)]
+        if len(given) != 1:
+            raise ValueError(f"expected one of path, hub and rows, got {' and '.join(given) or 'none'}")
+        if "{answer}" not in self.expert:
+            raise ValueError('expected {answer} in `expert`, as in "<answer>{answer}</answer>"')
+        return self
+
+    def taskset(self) -> TaskSet:
+        if self.rows:
+            rows: Iterator[Row] = (Row(f"rows[{i}]", values) for i, values in enumerate(self.rows))
+            held_out = None
+        else:
+            source = self.path or self.hub
+            rows = read_rows(source, split=self.split, subset=self.subset)
+            held_out = self._held_out()
+        drafts, shown = self._drafts(rows)
+        evaluation = None if held_out is None else self._drafts(held_out)[0]
+        reward, toolsets = self.reward.build(), [tool.build() for tool in self.tools]
+        answers = [draft.answer for draft in drafts[:1000] if draft.answer is not None]
+        return listed(
+            self,
+            drafts,
+            lambda task: DatasetEpisode(self, task, toolsets, reward, answers),
+            evaluation=evaluation,
+            notes=shown,
+        )
+
+    def _held_out(self) -> Iterator[Row] | None:
+        if self.eval_path:
+            return read_rows(self.eval_path)
+        if self.eval_split:
+            return read_rows(self.hub, split=self.eval_split, subset=self.subset)
+        return None
+
+    def _drafts(self, rows: Iterator[Row]) -> tuple[list[Draft], list[str]]:
+        """What the rows ask, and how they were understood."""
+        first = next(rows, None)
+        if first is None:
+            raise ConfigError(f"environment {self.label}: {self.path or self.hub} holds no rows")
+        shape = recognised(first, self.prompt, self.answer, self.answer_after)
+        problems = [problem(row, shape) for row in itertools.chain([first], rows)]
+        return [_draft(each) for each in problems], _shown(self.label, shape, problems)
+
+
+class DatasetEpisode(RewardedDialogue):
+    """A `Scripted` environment: shows a row's prompt, runs called tools, grades the last reply."""
+
+    settings: Dataset
+
+    def __init__(
+        self,
+        settings: Dataset,
+        task: Task,
+        toolsets: Sequence[Toolset],
+        reward: Reward,
+        answers: Sequence[Any],
+    ) -> None:
+        super().__init__(settings, task, toolsets, reward)
+        self.answers = answers
+
+    def opening(self) -> Sequence[Message]:
+        said = [(entry["role"], entry["content"]) for entry in self.task.data["messages"]]
+        if self.settings.system and said[0][0] != "system":
+            said.insert(0, ("system", self.settings.system))
+        if self.settings.instructions:
+            first = next((i for i, (role, _) in enumerate(said) if role == "user"), len(said) - 1)
+            said[first] = (said[first][0], f"{self.settings.instructions}\n{said[first][1]}")
+        return [self.say(text, role) for role, text in said]
+
+    def columns(self) -> Mapping[str, Any]:
+        columns: Mapping[str, Any] = self.task.data["columns"]
+        return columns
+
+    def expert_reply(self) -> str:
+        """The answer of the row.
+
+        Raises:
+            CapabilityError: it has none that is text or a number, or must be found with tools.
+        """
+        if self.settings.tool_required:
+            raise CapabilityError(f"environment {self.settings.label}: no expert knows which tools to call")
+        return self.settings.expert.replace("{answer}", self._as_text(self.task.answer))
+
+    def random_reply(self, seed: int) -> str:
+        """The answer of another row."""
+        if not self.answers:
+            raise CapabilityError(f"environment {self.settings.label}: rows have no answers to guess from")
+        answer = self._as_text(random.Random(seed).choice(self.answers))
+        return self.settings.expert.replace("{answer}", answer)
+
+    def _as_text(self, answer: Any) -> str:
+        if isinstance(answer, bool) or not isinstance(answer, str | int | float):
+            kind = "no answer" if answer is None else f"an answer that is a {type(answer).__name__}"
+            raise CapabilityError(f"environment {self.settings.label}: no expert for a row with {kind}")
+        return str(answer)
+
+    def _shared(self) -> tuple[Any, ...]:
+        return (*super()._shared(), self.answers)
+
+
+def _draft(problem: Problem) -> Draft:
+    messages = [{"role": message.role, "content": message.content} for message in problem.messages]
+    return Draft({"messages": messages, "columns": dict(problem.columns)}, problem.answer, [messages])
+
+
+def _shown(label: str, shape: Shape, problems: Sequence[Problem]) -> list[str]:
+    lines = [f"{label}: {len(problems):,} rows, read as {shape}"]
+    for each in problems[:SHOWN_ROWS]:
+        answer = "" if each.answer is None else f" -> {_short(str(each.answer))}"
+        lines.append(f"  {_short(each.messages[-1].content)}{answer}")
+    return lines
+
+
+def _short(text: str) -> str:
+    text = " ".join(text.split())
+    return text if len(text) <= SHOWN_CHARS else f"{text[: SHOWN_CHARS - 3]}..."

@@ -1,0 +1,121 @@
+r"""The final answer of a reply, and what it is compared with. Pure functions of text, linear in its length.
+
+Only what the policy wrote in its last reply is read, without its thoughts: tags in the question, in tool
+results or in earlier turns count for nothing. Of several answers the last one counts, so that a reply is
+graded on exactly one. Where the place that the rules name is empty, there is no answer; no other place is
+tried.
+
+    extract      the answer is
+    answer_tag   what follows the last <answer>, up to the next </answer> or the end
+    boxed        the braces of the last \boxed{...}; they must close
+    last_line    the last line that is not blank
+    whole        the whole reply
+    auto         the first of these that the reply has: the tag (in it, the last box); the last box; what
+                 follows the last "Final answer:", "The answer is", "Answer:" or "####" on its line or on the
+                 next; the last line
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Literal
+
+from silva.errors import RecordError
+from silva.rewards.text import tagged_answer
+
+if TYPE_CHECKING:
+    from silva.protocols import Attempt
+
+Extract = Literal["auto", "answer_tag", "boxed", "last_line", "whole"]
+
+MAX_ANSWER = 10_000  # characters; longer ones are no answers
+TAIL = 20_000  # characters at the end of a reply in which a last line or a marker is searched
+# Possessive, so that no run of spaces is read twice.
+_MARKER = re.compile(
+    r"(?:\bfinal answer\s*+(?:is\b|:|\*\*)|\bthe answer is\b|\banswer\s*+:|####)[\s:*]*+", re.I
+)
+# Without U+200C and U+200D, which some scripts and emoji need.
+_UNSEEN = re.compile(
+    r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\xad\u200b\u200e\u200f\u202a-\u202e\u2060-\u206f\ufeff]"
+)
+
+
+def find_answer(reply: str, how: Extract = "auto") -> str | None:
+    """The final answer, stripped; None if there is none, or if it is too long or has invisible characters."""
+    answer = FINDERS[how](reply.partition("<think>")[0])  # what never closes is a thought too
+    if answer is None or not (answer := answer.strip()):
+        return None
+    return None if len(answer) > MAX_ANSWER or _UNSEEN.search(answer) else answer
+
+
+def references(attempt: Attempt) -> list[str]:
+    """The right answers of a task as texts: its answer, or each of a list.
+
+    Raises:
+        RecordError: there is none, or one is neither text nor a number: the task cannot be graded.
+    """
+    given = attempt.answer if isinstance(attempt.answer, list | tuple) else [attempt.answer]
+    wrong = [each for each in given if isinstance(each, bool) or not isinstance(each, str | int | float)]
+    if not given or wrong or not all(str(each).strip() for each in given):
+        raise RecordError(
+            f"answer of the task: got {attempt.answer!r}, expected text that is not empty, a number, or a "
+            "list of these"
+        )
+    return [str(each) for each in given]
+
+
+def question(attempt: Attempt) -> str:
+    """The column `question` of the task, otherwise the first message of the user."""
+    column = attempt.data.get("question")
+    if isinstance(column, str):
+        return column
+    return next((m.content for m in attempt.messages if m.role == "user"), "")
+
+
+def boxed(text: str) -> str | None:
+    r"""The content of the last \boxed{...} or \fbox{...}, or the token after a last \boxed without braces."""
+    start, length = max((text.rfind(command), len(command)) for command in ("\\boxed", "\\fbox"))
+    if start < 0:
+        return None
+    rest = text[start + length : start + length + 2 * MAX_ANSWER].lstrip()
+    if not rest.startswith("{"):
+        return rest.split(maxsplit=1)[0].rstrip("$.") if rest else ""
+    depth = 0
+    for found in re.finditer(r"\\[\s\S]|[{}]", rest):
+        depth += {"{": 1, "}": -1}.get(found[0], 0)
+        if depth == 0 and found[0] == "}":
+            return rest[1 : found.start()]
+    return ""  # it never closes
+
+
+def last_line(text: str) -> str:
+    lines = text[-TAIL:].rstrip().splitlines()
+    return lines[-1] if lines else ""
+
+
+def _auto(reply: str) -> str | None:
+    tagged = tagged_answer(reply)
+    if tagged is not None:
+        inner = boxed(tagged)
+        return tagged if inner is None else inner
+    found = boxed(reply)
+    return _marked(reply) if found is None else found
+
+
+def _marked(reply: str) -> str:
+    tail = reply[-TAIL:]
+    ends = [found.end() for found in _MARKER.finditer(tail)]
+    if not ends:
+        return last_line(reply)
+    line = tail[ends[-1] :].partition("\n")[0].strip()
+    return f"**{line}" if line.count("**") % 2 else line  # the marker has taken the first of **42**
+
+
+FINDERS: Mapping[str, Callable[[str], str | None]] = {
+    "auto": _auto,
+    "answer_tag": tagged_answer,
+    "boxed": boxed,
+    "last_line": last_line,
+    "whole": str,
+}

@@ -1,0 +1,63 @@
+"""Multiple choice: 1 for the right letter, else 0.
+
+The final answer must name one letter: alone (`B`, `(B)`, `b`), with the option's text (`B. Paris`) or in a
+sentence (`It is B`). An answer that names two different letters, such as "A B C D" or "A or B", names none.
+So does "B. Vitamin C": a letter that stands alone in the option's text cannot be told from a second choice.
+Before a word in lower case, "I" is a pronoun ("I think B"), and "A" after another letter is an article
+("B. A river"). An answer with "not" names none.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Literal
+
+from silva.errors import RecordError
+from silva.protocols import Attempt, Reward, Score
+from silva.rewards.answers import Extract, find_answer
+from silva.rewards.settings import RewardSettings
+
+_ALONE = re.compile(r"\W*([A-Za-z])\W*", re.ASCII)
+_NAMED = re.compile(r"(?<![\w'’])([A-Z])(?![\w'’])")
+_WORD = re.compile(r"\s+(?!(?:or|and|nor)\b)[a-z]")  # after "A" or "I": an article, a pronoun
+_NEGATION = re.compile(r"\b(?:not|never|neither|nor|cannot|except)\b|n['’]t\b", re.I)
+_DRESS = re.compile(r"\\(?:text|textbf|mathrm|mathbf)\s*\{([^{}]*)\}")
+
+
+class Letter(RewardSettings):
+    """Multiple choice: 1 for the right letter, else 0."""
+
+    type: Literal["letter"] = "letter"
+    extract: Extract = "auto"
+    """Where the final answer stands: a tag, a box, the last line, the whole reply."""
+
+    def build(self) -> Reward:
+        return LetterReward(self)
+
+
+class LetterReward:
+    def __init__(self, settings: Letter) -> None:
+        self.settings = settings
+
+    async def score(self, attempt: Attempt) -> Score:
+        if not isinstance(attempt.answer, str) or (right := named_letter(attempt.answer)) is None:
+            raise RecordError(f"answer of the task: got {attempt.answer!r}, expected one letter from A to Z")
+        answer = find_answer(attempt.reply, self.settings.extract)
+        chosen = None if answer is None else named_letter(answer)
+        solved = chosen == right
+        return Score(float(solved), solved, {"answered": float(chosen is not None)})
+
+
+def named_letter(answer: str) -> str | None:
+    """The only letter that an answer names, in upper case; None if there is none or more than one."""
+    answer = _DRESS.sub(r"\1", answer)
+    if _NEGATION.search(answer):
+        return None
+    if alone := _ALONE.fullmatch(answer):
+        return alone[1].upper()
+    named: list[str] = []
+    for found in _NAMED.finditer(answer):
+        is_word = _WORD.match(answer, found.end()) and (found[1] == "I" or (found[1] == "A" and named))
+        if not is_word and found[1] not in named:
+            named.append(found[1])
+    return named[0] if len(named) == 1 else None

@@ -1,0 +1,79 @@
+"""Control groups: limits that a whole sandbox shares. Version 1 as root, version 2 where it is delegated."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import time
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+
+ROOT = Path("/sys/fs/cgroup")
+_numbers = itertools.count()
+
+
+@cache
+def parents() -> tuple[Path, ...]:
+    """Where groups for sandboxes can be made; empty: nowhere."""
+    v2 = (ROOT / "cgroup.controllers").is_file()
+    found = [_own_v2()] if v2 else [ROOT / name / "silva" for name in ("memory", "pids")]
+    usable = [path for path in found if path is not None and _usable(path)]
+    return tuple(usable) if len(usable) == len(found) else ()
+
+
+class Group:
+    """The groups of one sandbox. A process joins by writing 0 to each of `files`."""
+
+    def __init__(self, memory: int, processes: int) -> None:
+        name = f"sandbox-{os.getpid()}-{next(_numbers)}"
+        self.paths = [parent / name for parent in parents()]
+        limits: Mapping[str, int] = {
+            "memory.max": memory, "memory.swap.max": 0, "memory.limit_in_bytes": memory,
+            "pids.max": processes,
+        }  # fmt: skip
+        for path in self.paths:
+            path.mkdir()
+            for key, value in limits.items():
+                if (path / key).exists():
+                    (path / key).write_text(str(value))
+
+    @property
+    def files(self) -> list[str]:
+        return [str(path / "cgroup.procs") for path in self.paths]
+
+    def remove(self) -> None:
+        """Its processes have been killed; they may need a moment to go."""
+        for path in self.paths:
+            for _ in range(50):
+                with contextlib.suppress(FileNotFoundError):
+                    try:
+                        path.rmdir()
+                    except OSError:
+                        time.sleep(0.002)
+                        continue
+                break
+
+
+def _own_v2() -> Path | None:
+    """The group of this process, if children of it get both controllers."""
+    lines = Path("/proc/self/cgroup").read_text().splitlines()
+    own = next((ROOT / line[4:] for line in lines if line.startswith("0::/")), None)
+    if own is None:
+        return None
+    with contextlib.suppress(OSError):
+        if {"memory", "pids"} <= set((own / "cgroup.subtree_control").read_text().split()):
+            return own
+    return None
+
+
+def _usable(path: Path) -> bool:
+    try:
+        path.mkdir(exist_ok=True)
+        probe = path / f"probe-{os.getpid()}"
+        probe.mkdir()
+        probe.rmdir()
+    except OSError:
+        return False
+    return True

@@ -1,0 +1,232 @@
+"""One sandbox: a process within walls that runs code, and is killed from outside."""
+
+from __future__ import annotations
+
+import array
+import asyncio
+import contextlib
+import fcntl
+import marshal
+import os
+import signal
+import socket
+import struct
+import subprocess
+import weakref
+from dataclasses import dataclass
+from typing import Literal
+
+from silva.errors import SilvaError
+from silva.sandbox import cgroups
+from silva.sandbox.settings import SandboxSettings
+from silva.sandbox.walls import MIB, Walls, chosen, command
+
+How = Literal["ok", "raised", "timeout", "output", "signal", "exit", "lost"]
+HOW: tuple[How, ...] = ("ok", "raised", "timeout", "output", "signal", "exit")  # in the order of inside.py
+START = 20.0  # seconds that a start may take on a busy machine
+GRACE = 2.0  # seconds after its own limit that a call may still be silent
+HEADER = struct.Struct("<BiI")
+# JOIN GROUP... -- COMMAND...: a process joins the groups before it becomes the command.
+JOIN = 'while [ "$1" != -- ]; do echo 0 > "$1" || exit 1; shift; done; shift; exec "$@"'
+NOTICE, NOTICE_SIZE = 0xC0502100, 80  # SECCOMP_IOCTL_NOTIF_RECV
+VERDICT = 0xC0182101  # SECCOMP_IOCTL_NOTIF_SEND
+EACCES = 13
+
+
+class SandboxFault(SilvaError, OSError):
+    """A sandbox could not be started: it is the machine's fault, not the code's."""
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """Of one call.
+
+    Attributes:
+        how: ok; raised an exception; was stopped after its time or its output; ended by a signal (`detail`)
+            or with an exit status (`detail`); lost: the whole sandbox was ended.
+        output: standard output and error in the order of writing, at most `output_chars` long.
+        cut: there was more output.
+        network_attempts: sockets that the code tried to open.
+    """
+
+    how: How
+    output: str = ""
+    detail: int = 0
+    cut: bool = False
+    network_attempts: int = 0
+
+
+class Sandbox:
+    """Started by its first call. One call runs at a time, others wait."""
+
+    def __init__(self, settings: SandboxSettings, walls: Walls | None = None) -> None:
+        self.settings = settings
+        self.walls = walls or chosen(settings)
+        self._process: _Process | None = None
+        self._alone = asyncio.Lock()
+
+    async def run(self, code: str, stdin: str = "") -> Result:
+        """Run code and wait for it. Cancelling it ends the whole sandbox, as does a call that cannot be
+        stopped from within; the next call starts another one, without state.
+
+        Raises:
+            SandboxFault: it cannot be started.
+        """
+        async with self._alone:
+            if self._process is None:
+                self._process = await _Process.start(self.walls, self.settings)
+            process, attempts = self._process, self._process.attempts
+            try:
+                async with asyncio.timeout(self.settings.seconds + GRACE):
+                    result = await process.call(code, stdin)
+            except (TimeoutError, OSError, EOFError) as error:
+                await self.close()
+                result = Result("timeout" if isinstance(error, TimeoutError) else "lost")
+            except BaseException:
+                await asyncio.shield(self.close())
+                raise
+            network = process.attempts - attempts
+            limit = self.settings.output_chars
+            return Result(result.how, result.output[:limit], result.detail,
+                          result.cut or len(result.output) > limit, network)  # fmt: skip
+
+    async def close(self) -> None:
+        process, self._process = self._process, None
+        if process is not None:
+            await process.end()
+
+
+def works(walls: Walls, packages: bool) -> str:
+    """Why these walls do not stand here; empty: they do, and code runs between them."""
+
+    async def probe() -> str:
+        sandbox = Sandbox(SandboxSettings(packages=packages), walls)
+        try:
+            result = await sandbox.run("import os; print(os.getuid(), len(os.listdir('/proc/self/fd')) > 0)")
+        except SandboxFault as error:
+            return str(error)
+        finally:
+            await sandbox.close()
+        return "" if result.output == "65534 True\n" else f"{result.how}: {result.output[-300:].strip()}"
+
+    from concurrent.futures import ThreadPoolExecutor
+
+    with ThreadPoolExecutor(1) as thread:  # an event loop may be running in this one
+        return thread.submit(asyncio.run, probe()).result()
+
+
+class _Process:
+    """A started interpreter and the socket to it. `attempts`: of opening a socket that leads out."""
+
+    def __init__(
+        self, process: subprocess.Popen[bytes], channel: socket.socket, group: cgroups.Group | None
+    ) -> None:
+        self.process, self.channel, self.attempts = process, channel, 0
+        self._loop = asyncio.get_running_loop()
+        self._listener = -1
+        self._ended = weakref.finalize(self, _end, process, channel, group)
+
+    @classmethod
+    async def start(cls, walls: Walls, settings: SandboxSettings) -> _Process:
+        ours, theirs = socket.socketpair()
+        arguments, inherited = command(walls, settings)
+        group = None
+        try:
+            if walls.kind != "none" and cgroups.parents():
+                group = cgroups.Group(settings.memory_mb * MIB, settings.processes)
+                arguments = ["/bin/sh", "-c", JOIN, "sh", *group.files, "--", *arguments]
+            process = subprocess.Popen(
+                arguments, stdin=theirs.fileno(), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
+                pass_fds=inherited, env={"PATH": os.environ.get("PATH", "/usr/bin:/bin")}, cwd="/",
+                start_new_session=True,  # a Ctrl-C in the terminal is not for it
+            )  # fmt: skip
+        except OSError as error:
+            ours.close()
+            raise SandboxFault(f"sandbox: {error}") from error
+        finally:
+            theirs.close()
+            for fd in inherited:
+                os.close(fd)
+        ours.setblocking(False)
+        started = cls(process, ours, group)
+        try:
+            async with asyncio.timeout(START):
+                await started._greet()
+        except (TimeoutError, OSError) as error:
+            process.kill()
+            assert process.stderr is not None
+            words = process.stderr.read(2000).decode(errors="replace").strip()
+            await started.end()
+            raise SandboxFault(f"sandbox did not start: {words or type(error).__name__}") from error
+        except BaseException:
+            await asyncio.shield(started.end())
+            raise
+        return started
+
+    async def call(self, code: str, stdin: str) -> Result:
+        """Raises EOFError or OSError if the sandbox ends, or answers what nothing inside.py would."""
+        body = marshal.dumps((code, stdin.encode()))
+        await self._loop.sock_sendall(self.channel, len(body).to_bytes(4, "little") + body)
+        how, detail, size = HEADER.unpack(await self._bytes(HEADER.size))
+        if how >= len(HOW) or size > 1 << 26:
+            raise EOFError("not an answer")
+        output = (await self._bytes(size)).decode(errors="replace")
+        return Result(HOW[how], output, detail, HOW[how] == "output")
+
+    async def end(self) -> None:
+        if self._listener >= 0:
+            self._loop.remove_reader(self._listener)
+            os.close(self._listener)
+            self._listener = -1
+        await asyncio.to_thread(self._ended)  # waits for the processes to be gone
+
+    async def _greet(self) -> None:
+        """Wait until it is ready; take the descriptor that the kernel tells network attempts to."""
+        readable = asyncio.Event()
+        self._loop.add_reader(self.channel, readable.set)
+        try:
+            await readable.wait()
+        finally:
+            self._loop.remove_reader(self.channel)
+        word, control, _, _ = self.channel.recvmsg(1, socket.CMSG_SPACE(4), socket.MSG_CMSG_CLOEXEC)
+        if word not in (b"0", b"1"):
+            raise ConnectionError("it ended at its start")
+        for level, kind, data in control:
+            if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
+                (self._listener,) = array.array("i", data[:4])
+                self._loop.add_reader(self._listener, self._refuse)
+
+    def _refuse(self) -> None:
+        """Count an attempt to open a socket, and let it fail."""
+        notice = bytearray(NOTICE_SIZE)
+        try:
+            fcntl.ioctl(self._listener, NOTICE, notice)
+            (number,) = struct.unpack_from("<Q", notice)
+            self.attempts += 1
+            fcntl.ioctl(self._listener, VERDICT, struct.pack("<QqiI", number, 0, -EACCES, 0))
+        except FileNotFoundError:  # who asked is gone
+            pass
+        except OSError:
+            self._loop.remove_reader(self._listener)  # all that could ask are gone
+
+    async def _bytes(self, size: int) -> bytes:
+        parts: list[bytes] = []
+        while size:
+            part = await self._loop.sock_recv(self.channel, min(size, 1 << 16))
+            if not part:
+                raise EOFError
+            parts.append(part)
+            size -= len(part)
+        return b"".join(parts)
+
+
+def _end(process: subprocess.Popen[bytes], channel: socket.socket, group: cgroups.Group | None) -> None:
+    channel.close()
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+    if process.stderr is not None:
+        process.stderr.close()
+    if group is not None:
+        with contextlib.suppress(OSError):
+            group.remove()

@@ -1,0 +1,124 @@
+"""The tool calls of one episode: which are made, for how long, and what the model reads otherwise."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Awaitable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from silva.protocols import Tool
+from silva.tools.function import ToolError, ToolException, cut
+from silva.types import ToolCall
+
+GRACE = 1.0  # seconds that a cancelled call has to clean up
+
+
+class Limits(NamedTuple):
+    """Of one episode.
+
+    Attributes:
+        calls: all of them, failed ones too.
+        per_tool: the same by the name of a tool.
+        timeout: seconds one call may take; a tool's own attribute `timeout` goes before it.
+        max_chars: characters of a result that are shown; a tool's own `max_chars` goes before it.
+        concurrent: calls of one reply that run at the same time.
+    """
+
+    calls: int
+    per_tool: Mapping[str, int]
+    timeout: float
+    max_chars: int
+    concurrent: int
+
+
+class Result(NamedTuple):
+    """What the model reads, and how the call went: "error" if the model made a mistake."""
+
+    text: str
+    how: str = "ok"  # ok | error | exception | timeout | refused
+
+
+@dataclass
+class Calls:
+    """Counts and runs calls. `left`: how many more there may be."""
+
+    limits: Limits
+    left: int
+    made: Counter[str] = field(default_factory=Counter)
+
+    async def run(self, calls: Sequence[ToolCall], tools: Mapping[str, Tool]) -> list[Result]:
+        """The results in the order of the calls, which run side by side.
+
+        Raises:
+            Exception: what a tool raised that is no ToolError: it is broken, not its use. Calls that still
+                run are cancelled.
+        """
+        results = [self._refusal(call, tools) for call in calls]
+        admitted = [i for i, refusal in enumerate(results) if refusal is None]
+        slots = asyncio.Semaphore(self.limits.concurrent)
+
+        async def one(index: int) -> None:
+            async with slots:
+                results[index] = await self._result(calls[index], tools[calls[index].name])
+
+        if len(admitted) == 1:
+            await one(admitted[0])
+        elif admitted:
+            running = [asyncio.ensure_future(one(index)) for index in admitted]
+            try:
+                await asyncio.gather(*running)
+            finally:
+                for task in running:
+                    task.cancel()
+        return [result for result in results if result is not None]
+
+    def _refusal(self, call: ToolCall, tools: Mapping[str, Tool]) -> Result | None:
+        """Why the call is not made; None: it is, and counts."""
+        if self.left <= 0:
+            return Result("Error: no tool calls are left", "refused")
+        self.left -= 1
+        if call.name not in tools:
+            there = ", ".join(tools) or "none"
+            return Result(f"Error: no tool called {call.name!r}: there is {there}", "error")
+        most = self.limits.per_tool.get(call.name)
+        if most is not None and self.made[call.name] >= most:
+            return Result(f"Error: no calls of {call.name} are left ({most} were allowed)", "refused")
+        self.made[call.name] += 1
+        return None
+
+    async def _result(self, call: ToolCall, tool: Tool) -> Result:
+        seconds = getattr(tool, "timeout", None) or self.limits.timeout
+        max_chars = getattr(tool, "max_chars", None) or self.limits.max_chars
+        try:
+            return Result(cut(await _within(seconds, tool(call.arguments)), max_chars))
+        except _TooLong:
+            return Result(f"Error: {call.name} took longer than {seconds:g} s", "timeout")
+        except ToolError as error:
+            how = "exception" if isinstance(error, ToolException) else "error"
+            return Result(cut(f"Error: {error}", max_chars), how)
+
+
+class _TooLong(Exception):
+    pass
+
+
+async def _within(seconds: float, call: Awaitable[str]) -> str:
+    """Its result. One that ignores that it is cancelled is left alone after GRACE.
+
+    Raises:
+        _TooLong: there is none after `seconds`.
+    """
+    task = asyncio.ensure_future(call)
+    try:
+        done, _ = await asyncio.wait({task}, timeout=seconds)
+        if not done:
+            task.cancel()
+            await asyncio.wait({task}, timeout=GRACE)
+            task.add_done_callback(lambda late: late.cancelled() or late.exception())  # nobody else asks
+            raise _TooLong
+    except asyncio.CancelledError:
+        task.cancel()
+        raise
+    return task.result()

@@ -1,0 +1,18 @@
+"""Small settings of every registered environment, for tests that go through all of them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from silva.config.schema import import_settings
+from silva.environments import ENVIRONMENTS
+from silva.environments.settings import EnvironmentSettings
+from silva.rewards.exact_match import ExactMatch
+
+ROWS = tuple({"question": f"What is {a} plus {b}?", "answer": a + b} for a in range(40) for b in range(40))
+NEEDED: dict[str, dict[str, Any]] = {"dataset": {"rows": ROWS, "reward": ExactMatch()}}
+
+
+def small(kind: str, **keys: Any) -> EnvironmentSettings:
+    made: EnvironmentSettings = import_settings(ENVIRONMENTS[kind])(**NEEDED.get(kind, {}), **keys)
+    return made

@@ -1,0 +1,61 @@
+"""Multiple choice: which letter an answer names."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.rewards.attempts import grade
+
+from silva.errors import RecordError
+from silva.protocols import Score
+from silva.rewards.letter import Letter, named_letter
+
+
+@pytest.mark.parametrize(
+    ("answer", "letter"),
+    [
+        ("B", "B"), ("b", "B"), ("(B)", "B"), ("B.", "B"), ("**B**", "B"), ("[b]", "B"), ("\\text{B}", "B"),
+        ("\\textbf{(B)}", "B"), ("B. Paris", "B"), ("B: a river", "B"), ("B. A river", "B"),
+        ("It is B", "B"),
+        ("I think it is B.", "B"), ("option B", "B"), ("B, because of the law", "B"), ("B and B again", "B"),
+        # None, or more than one.
+        ("A B C D", None), ("A, B", None), ("A or B", None), ("B or A", None), ("A/B", None),
+        ("B and A", None), ("either A or else B", None), ("I or B", None), ("ABCD", None), ("", None),
+        ("Paris", None), ("2", None), ("B. Vitamin C", None), ("not B", None), ("It isn't B", None),
+        ("all but B, never B", None),
+        ("а", None), ("В", None), ("Ｂ", None), ("Ⓑ", None),  # Cyrillic, full width, circled
+    ],
+)  # fmt: skip
+def test_the_letter_of_an_answer(answer: str, letter: str | None) -> None:
+    assert named_letter(answer) == letter
+
+
+def test_scores() -> None:
+    reward = Letter().build()
+    assert grade(reward, "<think>A? C?</think><answer>B</answer>", "B") == Score(1.0, True, {"answered": 1.0})
+    assert grade(reward, "\\boxed{C}", "(b)") == Score(0.0, False, {"answered": 1.0})
+    assert grade(reward, "A B C D", "B") == Score(0.0, False, {"answered": 0.0})
+    assert grade(reward, "B <answer></answer>", "B") == Score(0.0, False, {"answered": 0.0})
+
+
+@pytest.mark.parametrize("answer", [None, "", "AB", 2, ["A", "B"], "Paris", True])
+def test_a_task_without_a_letter_is_an_error(answer) -> None:
+    with pytest.raises(RecordError, match="expected one letter from A to Z"):
+        grade(Letter().build(), "A", answer)
+
+
+@given(
+    st.permutations("ABCD"),
+    st.integers(2, 4),
+    st.sampled_from([" ", ", ", " or ", "/", "\n", " and ", "; ", ") "]),
+)
+def test_several_letters_are_never_one(letters, count: int, joint: str) -> None:
+    assert named_letter(joint.join(letters[:count])) is None
+
+
+@given(st.text(max_size=40), st.sampled_from("ABCD"))
+def test_one_reply_is_right_for_one_letter_at_most(reply: str, letter: str) -> None:
+    scores = {right: grade(Letter().build(), reply, right) for right in "ABCD"}
+    assert sum(score.solved for score in scores.values()) <= 1
+    assert all(score.value == float(score.solved) for score in scores.values())

@@ -1,0 +1,207 @@
+"""What a sandbox does with code that is not hostile, and what it leaves behind when code is."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from silva.errors import ConfigError
+from silva.sandbox import walls as module
+from silva.sandbox.process import Result, Sandbox
+from silva.sandbox.settings import SandboxSettings
+from silva.sandbox.walls import Walls, _chosen, chosen, describe
+
+AUTO = _chosen("auto")
+pytestmark = pytest.mark.skipif(isinstance(AUTO, str), reason=str(AUTO))
+
+
+def play(story: Callable[[Sandbox], Coroutine[Any, Any, Any]], **limits: Any) -> Any:
+    async def go() -> Any:
+        sandbox = Sandbox(SandboxSettings(**({"seconds": 5.0} | limits)))
+        try:
+            return await story(sandbox)
+        finally:
+            await sandbox.close()
+
+    return asyncio.run(go())
+
+
+def runs(*codes: str, **limits: Any) -> list[Result]:
+    async def story(sandbox: Sandbox) -> list[Result]:
+        return [await sandbox.run(code) for code in codes]
+
+    return play(story, **limits)
+
+
+def children() -> set[str]:
+    """Processes whose parent is this one."""
+    found = set()
+    for entry in Path("/proc").iterdir():
+        try:
+            if entry.name.isdecimal() and f"PPid:\t{os.getpid()}\n" in (entry / "status").read_text():
+                found.add(entry.name)
+        except OSError:
+            pass
+    return found
+
+
+@pytest.mark.parametrize(
+    ("code", "output"),
+    [
+        ("1 + 1", "2\n"),
+        ("x = 3\nprint('a')\nx * 2", "a\n6\n"),
+        ("print('no newline', end='')", "no newline"),
+        ("'text'", "'text'\n"),
+        ("None", ""),
+        ("", ""),
+        ("def f():\n    return 7\nf()", "7\n"),
+        ("import sys; print('e', file=sys.stderr); print('o')", "e\no\n"),
+        ("print('é', '\\ud800')", "é ?\n"),
+        ("import os; os.write(1, bytes([255, 65]))", "\ufffdA2\n"),
+        ("import random, json; json.dumps([1])", "'[1]'\n"),
+        ("import subprocess; subprocess.run(['echo', 'hi'], capture_output=True).stdout", "b'hi\\n'\n"),
+    ],
+)
+def test_code_runs_as_in_an_interpreter(code: str, output: str) -> None:
+    (result,) = runs(code)
+    assert result == Result("ok", output)
+
+
+def test_a_traceback_shows_the_code_and_nothing_of_the_sandbox() -> None:
+    wrong, invalid = runs("def f():\n    return 1 / 0\nf()", "1 +")
+    assert wrong.how == "raised" and invalid.how == "raised"
+    assert wrong.output.splitlines()[0] == "Traceback (most recent call last):"
+    assert wrong.output.splitlines()[1] == '  File "<python>", line 3, in <module>'
+    assert wrong.output.endswith("ZeroDivisionError: division by zero\n")
+    assert "exec(" not in wrong.output and "SyntaxError" in invalid.output
+
+
+def test_how_a_call_ended_is_told() -> None:
+    results = runs(
+        "import sys; sys.exit(3)", "import os; os.kill(os.getpid(), 11)", "print('x' * 9)",
+        "while True: pass", "1", output_chars=5, seconds=0.5,
+    )  # fmt: skip
+    assert [(r.how, r.detail) for r in results] == [
+        ("exit", 3), ("signal", 11), ("ok", 0), ("timeout", 0), ("ok", 0)
+    ]  # fmt: skip
+    assert results[2].output == "xxxxx" and results[2].cut and not results[4].cut
+
+
+def test_input_of_any_size_is_read() -> None:
+    async def story(sandbox: Sandbox) -> Result:
+        return await sandbox.run("import sys; len(sys.stdin.read())", "x" * 300_000)
+
+    assert play(story).output == "300000\n"
+
+
+def test_calls_share_variables_and_files_as_asked() -> None:
+    codes = ("x = 1", "x")
+    assert [r.how for r in runs(*codes)] == ["ok", "raised"]
+    assert [r.how for r in runs(*codes, keep_state=True)] == ["ok", "ok"]
+
+
+def test_a_call_that_dies_leaves_the_state_as_it_was() -> None:
+    results = runs(
+        "x = [1]", "x.append(2); import os; os.kill(os.getpid(), 9)", "x", "x.append(3); 1 / 0", "x",
+        "x.append(4)\nwhile True: pass", "x", "x.append(5); import sys; sys.exit(1)", "x",
+        keep_state=True, seconds=1.0,
+    )  # fmt: skip
+    assert [r.how for r in results] == [
+        "ok", "signal", "ok", "raised", "ok", "timeout", "ok", "raised", "ok",
+    ]  # fmt: skip
+    assert [r.output for r in results[2::2]] == ["[1]\n", "[1, 3]\n", "[1, 3]\n", "[1, 3, 5]\n"]
+
+
+def test_forks_that_run_on_do_not_confuse_kept_state() -> None:
+    results = runs("x = 1\nimport os\nfor _ in range(3): os.fork()\nx = 2", "x", keep_state=True)
+    assert [r.how for r in results] == ["ok", "ok"] and results[1].output == "2\n"
+
+
+@pytest.mark.parametrize("keep_state", [False, True])
+def test_nothing_that_a_call_started_outlives_it(keep_state: bool) -> None:
+    daemon = (
+        "import os, time\nif os.fork() == 0:\n    os.setsid()\n    if os.fork() == 0:\n"
+        "        time.sleep(60)\n    os._exit(0)\ntime.sleep(.1)"
+    )
+    count = "import os; len([p for p in os.listdir('/proc') if p.isdecimal()])"
+    first, _, again = runs(count, daemon, count, keep_state=keep_state)
+    assert first.output == again.output
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "import os, signal; os.kill(os.getppid(), signal.SIGKILL)",
+        "import os, signal; os.kill(os.getppid(), signal.SIGSTOP); 1",
+        "import os, signal; os.kill(-1, signal.SIGKILL)",
+        "import os\nfor fd in range(3, 200):\n    try: os.write(fd, b'\\0' * 64)\n    except OSError: pass",
+        "import os\nos.closerange(0, 200)",
+    ],
+)
+@pytest.mark.parametrize("keep_state", [False, True])
+def test_whatever_a_call_does_to_its_sandbox_the_next_sandbox_works(code: str, keep_state: bool) -> None:
+    *_, after = runs(code, "1", "6 * 7", seconds=0.5, keep_state=keep_state)
+    assert after == Result("ok", "42\n")
+
+
+def test_many_calls_and_sandboxes_leave_no_process() -> None:
+    async def story(sandbox: Sandbox) -> None:
+        for number in range(300):
+            assert (await sandbox.run(f"{number} + 1")).output == f"{number + 1}\n"
+
+    before = children()
+    play(story)
+    for _ in range(5):
+        runs("1", "import os; os.fork(); os.fork()")
+    assert children() <= before
+
+
+def test_a_cancelled_call_ends_its_sandbox() -> None:
+    async def story(sandbox: Sandbox) -> Result:
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.3):
+                await sandbox.run("while True: pass")
+        return await sandbox.run("'again'")
+
+    before = children()
+    assert play(story).output == "'again'\n"
+    assert children() <= before
+
+
+def test_every_attempt_to_reach_the_network_is_counted() -> None:
+    code = "import socket\nfor _ in range(3):\n    try: socket.socket()\n    except OSError: print('no')"
+    none, three = runs("import socket; socket.socketpair()[0].close()", code)
+    assert none.how == "ok" and none.network_attempts == 0
+    assert (three.output, three.network_attempts) == ("no\n" * 3, 3)
+
+
+def test_packages_can_be_left_out() -> None:
+    (with_them,), (without,) = runs("import numpy"), runs("import numpy", packages=False)
+    assert (with_them.how, without.how) == ("ok", "raised")
+
+
+def test_without_any_walls_the_error_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_problem", lambda walls, packages: "not here")
+    _chosen.cache_clear()
+    try:
+        with pytest.raises(
+            ConfigError, match=r"no sandbox works here .*bubblewrap: not here.*Install bubble"
+        ):
+            chosen(SandboxSettings())
+        assert chosen(SandboxSettings(sandbox="none")).kind == "none"
+        assert "no sandbox works here" in describe()
+    finally:
+        _chosen.cache_clear()
+
+
+def test_the_log_says_once_which_walls_stand(caplog: pytest.LogCaptureFixture) -> None:
+    _chosen.cache_clear()
+    with caplog.at_level("INFO"):
+        walls = chosen(SandboxSettings())
+        chosen(SandboxSettings())
+    assert isinstance(walls, Walls) and len(caplog.records) == 1 and "seccomp" in caplog.records[0].message
