@@ -15,7 +15,7 @@ import heapq
 import random
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple, Self
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, Self
 
 from pydantic import Field, model_validator
 
@@ -64,8 +64,8 @@ class Sokoban(TextGameSettings):
     """For a box pushed onto a target; taken back if it is pushed off again."""
     solved_reward: Annotated[float, Field(gt=0)] = 10.0
     """For the last box, added to `box_reward`."""
-    view: Literal["grid", "coordinates", "both"] = "grid"
-    """Show rows of symbols, lists of places (row, column), or both."""
+    vocabulary: Literal["grid", "words", "coordinates", "both"] = "grid"
+    """Show rows of symbols, rows of words, lists of places (row, column), or `both` lists and symbols."""
     symbols: str = SYMBOLS
     """Characters for wall, floor, target, box on a target, box, player, player on a target."""
 
@@ -101,8 +101,8 @@ class Sokoban(TextGameSettings):
                 return Draft({"room": rows}, solution, keys=[_shape(rows)])
         raise ConfigError(
             f"environment {self.label}: none of {MAX_ROOMS} rooms of {self.rows} x {self.columns} takes "
-            f"{self.min_moves} to {self.max_moves} moves with boxes = {self.boxes}: make rooms larger, or lower "
-            "boxes or min_moves"
+            f"{self.min_moves} to {self.max_moves} moves with boxes = {self.boxes}: make rooms larger, or "
+            "lower boxes or min_moves"
         )
 
 
@@ -174,10 +174,10 @@ class SokobanGame(TextGame):
 
     def instructions(self) -> str:
         parts = ["You see a warehouse from above. Push every box from behind, one at a time, onto a target."]
-        if self.settings.view != "coordinates":
+        if self.settings.vocabulary in ("grid", "both"):
             legend = zip(self.settings.symbols, MEANINGS, strict=True)
             parts.append(", ".join(f"{symbol}: {meaning}" for symbol, meaning in legend) + ".")
-        if self.settings.view != "grid":
+        if self.settings.vocabulary in ("coordinates", "both"):
             parts.append("Places are (row, column); (0, 0) is the top left corner. Walls are all around.")
         return "\n".join(parts)
 
@@ -185,10 +185,13 @@ class SokobanGame(TextGame):
         return {name: name[0] for name in ACTIONS}
 
     def render(self) -> str:
-        grid = self.room.draw(self.position, self.settings.symbols)
-        if self.settings.view == "grid":
+        vocabulary, grid = self.settings.vocabulary, self.room.draw(self.position, self.settings.symbols)
+        if vocabulary == "words":
+            words = dict(zip(self.settings.symbols, MEANINGS, strict=True))
+            return "\n".join(", ".join(words[symbol] for symbol in row) for row in grid)
+        if vocabulary == "grid":
             return "\n".join(grid)
-        return "\n".join([*self._coordinates(), *(grid if self.settings.view == "both" else [])])
+        return "\n".join([*self._coordinates(), *(grid if vocabulary == "both" else [])])
 
     def apply(self, action: str) -> Outcome:
         room, before = self.room, self.position
@@ -204,20 +207,24 @@ class SokobanGame(TextGame):
         return Outcome(reward, self.solved, self.position != before)
 
     def expert_actions(self) -> list[str]:
-        """The known solution, else the shortest one; any move if none is found (see `solve`)."""
+        """The known solution, elsewhere the shortest one; any move if none is found (see `solve`)."""
         if self.plan is None:
             self.plan = solve(self.room, self.position)
         here = self.position
         moves = [action for action, step in self.room.steps() if self.room.moved(here, step) != here]
         return self.plan or moves[:1] or [ACTIONS[0]]
 
+    def _shared(self) -> tuple[Any, ...]:
+        return (*super()._shared(), self.room)
+
     def _coordinates(self) -> list[str]:
         player, boxes = self.position
         rows, columns = range(1, self.room.rows - 1), range(1, self.room.columns - 1)
         inner = {row * self.room.columns + column for row in rows for column in columns}
-        names = self.settings.symbols if self.settings.style == "compact" else MEANINGS
+        compact = self.settings.style == "compact"
+        names = self.settings.symbols if compact else tuple(map(str.capitalize, MEANINGS))
         shown = ((5, [player]), (4, boxes), (2, self.room.targets), (0, inner - self.room.free))
-        return [f"{names[kind].capitalize()}: {_places(cells, self.room.columns)}" for kind, cells in shown]
+        return [f"{names[kind]}: {_places(cells, self.room.columns)}" for kind, cells in shown]
 
 
 def solve(room: Room, start: Position, max_nodes: int = MAX_NODES) -> list[str] | None:
