@@ -18,5 +18,6 @@ ENVIRONMENTS: dict[str, str] = {
     "sokoban": "silva.environments.sokoban:Sokoban",
     "webshop": "silva.environments.webshop:WebShop",
     "wiki_search": "silva.environments.wiki_search:WikiSearch",
+    "wordle": "silva.environments.wordle:Wordle",
 }
 """Value of `type` in the configuration -> module and settings class."""
