@@ -9,6 +9,8 @@ from silva.environments import ENVIRONMENTS
 from silva.environments.settings import EnvironmentSettings
 from silva.rewards.exact_match import ExactMatch
 
+OWN = [name for name, target in ENVIRONMENTS.items() if ".foreign." not in target]
+"""Those that need no other library and no server; tests/environments/foreign has the others."""
 ROWS = tuple({"question": f"What is {a} plus {b}?", "answer": a + b} for a in range(40) for b in range(40))
 NEEDED: dict[str, dict[str, Any]] = {"dataset": {"rows": ROWS, "reward": ExactMatch()}}
 

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from silva.commands.outcome import Outcome
     from silva.config.load import Resolved
     from silva.config.schema import Registries
+    from silva.environments.settings import EnvironmentSettings
 
 EXIT_CODES = (
     "Exit codes: 0 done, 1 the run failed, 2 the input was wrong, 3 training gave up or taught nothing, "
@@ -29,7 +30,8 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "sft": ("only the supervised warm start of a configuration", "silva sft @ configs/frozen_lake_tiny.toml"),
     "eval": ("evaluate on held-out tasks", "silva eval @ configs/quickstart.toml --weights runs/quickstart"),
     "chat": ("talk to a model or to a run's weights", "silva chat runs/quickstart"),
-    "envs": ("list environments, or play one yourself", "silva envs play frozen_lake --size 5"),
+    "envs": ("list, play or check environments", "silva envs play frozen_lake --size 5"),
+    "new": ("write an environment of your own to start from, with a test", "silva new environment towns"),
     "attack": ("try cheating agents on a reward", "silva attack math --extract boxed"),
     "doctor": ("say what this machine has and what is missing", "silva doctor"),
     "schema": ("print the JSON Schema of configuration files", "silva schema > silva.schema.json"),
@@ -61,10 +63,17 @@ silva chat [PATH]
     "envs": """\
 silva envs [--json]
 silva envs play NAME [--key VALUE ...]
+silva envs check NAME [--json] [--key VALUE ...]
 
-  --json  print the list as JSON
-  NAME    one of the list, or your own: file.py:Class or package.module:Class
+  play    you play one episode in the terminal
+  check   plays it without a model and says what is wrong with it; exit code 1 if something is
+  --json  print the list, or what was found, as JSON
+  NAME    one of the list, or your own: file.py:Class, package.module:Class, or for a check file.py
   --key   a key of the environment, as under [[environments]] in a file""",
+    "new": """\
+silva new environment NAME
+
+Writes NAME.py, a small environment that works, and test_NAME.py; neither may exist yet.""",
     "attack": """\
 silva attack REWARD [--data FILE] [--json] [--key VALUE ...]
 silva attack @ FILE.toml [--data FILE] [--json]
@@ -300,46 +309,37 @@ def _envs(arguments: list[str]) -> int:
     found, rest = _options(arguments, "--json")
     if rest and rest[0] == "play":
         return _play(rest[1:])
-    _nothing_more("envs", rest, "nothing, --json, or play NAME")
+    if rest and rest[0] == "check":
+        return _check(rest[1:], as_json="--json" in found)
+    _nothing_more("envs", rest, "nothing, --json, play NAME or check NAME")
+    from silva.commands.environments import listed, table
     from silva.config.plugins import entry_points
 
-    targets = {**entry_points(), **_registries().environments}
-    rows = [{"name": name, "about": _about(target), "settings": target} for name, target in targets.items()]
-    width = max(len(row["name"]) for row in rows)
-    lines = [f"{row['name']:<{width}}  {row['about']}" for row in rows]
-    print(json.dumps(rows, indent=1) if "--json" in found else "\n".join(lines))
+    rows = listed({**entry_points(), **_registries().environments})
+    print(json.dumps(rows, indent=1) if "--json" in found else table(rows))
     return 0
 
 
-def _about(target: str) -> str:
-    """What an environment's class says of itself in its first line, else what its module says."""
-    import importlib
-
-    from silva.config.schema import import_settings
-
+def _environment(command: str, arguments: list[str]) -> EnvironmentSettings:
+    """The settings of an environment that is named on the command line, with its keys."""
+    if not arguments or arguments[0].startswith("-"):
+        raise ConfigError(f"silva envs {command}: got no name; `silva envs` lists them")
+    options = [re.sub("^--(no-)?", r"--\1environments.0.", argument) for argument in arguments[1:]]
     try:
-        settings = import_settings(target)
-        module = importlib.import_module(target.partition(":")[0])
-    except Exception as error:  # an installed package of somebody else: the others are listed all the same
-        return f"cannot be loaded: {type(error).__name__}: {error}"
-    text = vars(settings).get("__doc__") or module.__doc__ or ""
-    return text.strip().partition("\n")[0]
+        config = _resolve("envs", [f"--environments.0.type={arguments[0]}", *options]).config
+    except ConfigError as error:
+        raise ConfigError(str(error).replace("environments.0.", "")) from None
+    settings: EnvironmentSettings = config.environments[0]
+    return settings
 
 
 def _play(arguments: list[str]) -> int:
     import asyncio
     from random import randrange
 
-    if not arguments or arguments[0].startswith("-"):
-        raise ConfigError("silva envs play: got no name; `silva envs` lists them")
     from silva.environments.play import play
 
-    options = [re.sub("^--(no-)?", r"--\1environments.0.", argument) for argument in arguments[1:]]
-    try:
-        config = _resolve("envs", [f"--environments.0.type={arguments[0]}", *options]).config
-    except ConfigError as error:
-        raise ConfigError(str(error).replace("environments.0.", "")) from None
-    taskset = config.environments[0].taskset()
+    taskset = _environment("play", arguments).taskset()
     tasks = taskset.tasks("train")
     for note in getattr(taskset, "notes", ()):
         print(note)
@@ -348,6 +348,28 @@ def _play(arguments: list[str]) -> int:
         asyncio.run(play(taskset, tasks[randrange(len(tasks))], input, print))
     except EOFError:
         print()
+    return 0
+
+
+def _check(arguments: list[str], *, as_json: bool) -> int:
+    from silva.commands.environments import as_data, shown, sole_environment
+    from silva.environments.check import examine
+
+    settings = _environment("check", [*map(sole_environment, arguments[:1]), *arguments[1:]])
+    signals.be_caught()
+    checks = examine(settings)
+    found = as_data(settings.label, checks)
+    print(json.dumps(found, indent=1) if as_json else shown(settings.label, checks))
+    return 0 if found["ok"] else 1
+
+
+def _new(arguments: list[str]) -> int:
+    if len(arguments) != 2 or arguments[0] != "environment":
+        raise ConfigError(f"silva new: got {' '.join(arguments)!r}, expected environment NAME")
+    from silva.commands.new import write_environment
+
+    for line in write_environment(arguments[1], Path.cwd()):
+        print(line)
     return 0
 
 
@@ -397,6 +419,7 @@ _HANDLERS: dict[str, Callable[[list[str]], int]] = {
     "eval": _eval,
     "chat": _chat,
     "envs": _envs,
+    "new": _new,
     "attack": _attack,
     "doctor": _doctor,
     "schema": _schema,

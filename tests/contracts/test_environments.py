@@ -13,10 +13,9 @@ from typing import Any
 
 import pytest
 from tests.contracts.doubles import Slow
-from tests.environment_cases import small
+from tests.environment_cases import OWN, small
 from tests.worlds import Parity, ParityEpisode
 
-from silva.environments import ENVIRONMENTS
 from silva.environments.settings import EnvironmentSettings
 from silva.environments.workers import Workers
 from silva.ports import derive
@@ -43,7 +42,7 @@ def registered(name: str, **changes: Any) -> EnvironmentSettings:
 
 
 MADE: dict[str, Callable[[], TaskSet]] = {
-    **{name: lambda name=name: registered(name).taskset() for name in ENVIRONMENTS},  # type: ignore[misc]
+    **{name: lambda name=name: registered(name).taskset() for name in OWN},  # type: ignore[misc]
     "by path": lambda: Parity(train_size=40, eval_size=8).taskset(),
     "in workers": lambda: Workers(registered("frozen_lake").model_copy(update={"workers": 2})),
     "connections in turns": lambda: registered("connections", form="turns").taskset(),

@@ -10,9 +10,8 @@ import sys
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.environment_cases import small
+from tests.environment_cases import OWN, small
 
-from silva.environments import ENVIRONMENTS
 from silva.environments.bandit import Bandit
 from silva.environments.calculator import Calculator
 from silva.environments.frozen_lake import FrozenLake
@@ -31,7 +30,7 @@ class Sizes(ToolQA):
     type: str = "sizes"
 
 
-@pytest.mark.parametrize("name", sorted(ENVIRONMENTS))
+@pytest.mark.parametrize("name", sorted(OWN))
 def test_held_out_tasks_do_not_occur_in_training_and_are_distinct(name: str) -> None:
     made = small(name, eval_size=60, train_size=600)
     tasks = made.taskset()
@@ -46,7 +45,7 @@ def test_held_out_tasks_do_not_occur_in_training_and_are_distinct(name: str) -> 
         assert not {task.content() for task in others.tasks("eval")} & train
 
 
-@pytest.mark.parametrize("name", sorted(ENVIRONMENTS))
+@pytest.mark.parametrize("name", sorted(OWN))
 def test_the_type_in_the_registry_is_the_one_in_the_settings(name: str) -> None:
     assert small(name).type == name
     assert small(name, name="mine").taskset().tasks("train")[0].environment == "mine"

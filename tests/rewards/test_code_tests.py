@@ -116,3 +116,13 @@ def test_outputs_are_compared_by_words_and_values_as_json() -> None:
     )
     assert not same_value(True, 1) and not same_value("1", 1) and not same_value([1], [1, 2])
     assert not same_value(1e-12, 0.0) and not same_value(None, 0)
+
+
+def test_integers_are_compared_to_their_last_digit():
+    """Many tasks ask for a number modulo 1,000,000,007."""
+    assert same_value(10**18, 10**18) and same_value(1e9, 10**9)
+    assert not same_value(1_000_000_008, 1_000_000_007) and not same_value(10**18 + 1, 10**18)
+
+
+def test_a_number_too_large_for_a_float_is_a_wrong_answer_and_no_error():
+    assert not same_value(10**400, 1.0) and not same_value(1.5, 10**400)

@@ -7,11 +7,10 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from tests.environment_cases import small
+from tests.environment_cases import OWN, small
 
 from silva.config.sections import Limits
 from silva.engines.scripted import ScriptedEngine
-from silva.environments import ENVIRONMENTS
 from silva.environments.calculator import Calculator
 from silva.environments.frozen_lake import FrozenLake
 from silva.errors import CapabilityError
@@ -54,7 +53,7 @@ REPLIES = {
         "19",
     ],
 }
-WORLDS = [(name, small(name, eval_size=8)) for name in ENVIRONMENTS] + [
+WORLDS = [(name, small(name, eval_size=8)) for name in OWN] + [
     ("frozen_lake", FrozenLake(slippery=True, success_rate=0.4, eval_size=8)),
     ("calculator", Calculator(chain=2, hide_observations=True, eval_size=8)),
 ]

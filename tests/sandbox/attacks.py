@@ -190,6 +190,10 @@ KERNEL = {
     "moving pages": system("won(*call(279, 239, 0, 0, 0, 0, 0, 0))"),
     "a mount": system("won(*call(165, 40, b'none', b'/proc', b'nothing', 0, 0))"),
     "a new root": system("won(*call(161, 51, b'/proc'))"),
+    "shared memory of System V": system(
+        "number, code = call(29, 194, 0, 4096, 0o600)", "call(31, 195, number, 0, 0)", "won(number, code)"),
+    "a queue of System V": system(
+        "number, code = call(68, 186, 0, 0o600)", "call(71, 187, number, 0, 0)", "won(number, code)"),
     "BPF": system("won(*call(321, 280, 5, 0, 0))"),
     "performance counters": system("won(*call(298, 241, 0, 0, -1, -1, 0))"),
     "userfaultfd": system("won(*call(323, 282, 0))"),

@@ -64,6 +64,17 @@ def load_object(target: str, fits: Callable[[Any], bool], kind: str) -> Any:
     return found
 
 
+def names_in(file: str, fits: Callable[[Any], bool]) -> list[str]:
+    """Names of the classes and functions that a Python file defines and that will do, in its order.
+
+    Raises:
+        ConfigError: there is no such file, or it raised on import.
+    """
+    module = _module(file)
+    own = {k: v for k, v in vars(module).items() if getattr(v, "__module__", "") == module.__name__}
+    return [name for name, value in own.items() if fits(value)]
+
+
 def entry_points() -> dict[str, str]:
     """Environments that installed packages offer: name -> "module:Class"."""
     from importlib import metadata  # slow to import, and rarely needed

@@ -15,7 +15,7 @@ from __future__ import annotations
 import itertools
 import random
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 from pydantic import model_validator
 
@@ -36,6 +36,8 @@ SHOWN_CHARS = 100  # of a prompt or an answer
 
 
 class Dataset(ToolDialogueSettings):
+    needs: ClassVar[str] = "rows (`path`, `hub` or `rows`), `reward`"
+
     type: Literal["dataset"] = "dataset"
     path: str = ""
     """File of rows, or a folder of such files: .jsonl, .json, .csv, .tsv, .parquet."""

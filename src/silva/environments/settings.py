@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
 from pydantic import Field
 
@@ -14,6 +14,13 @@ if TYPE_CHECKING:
 
 class EnvironmentSettings(Section):
     """Base of the settings of an environment: `type` picks the class, `taskset` builds the environment."""
+
+    licence: ClassVar[str] = ""
+    """Of what the environment is made of, for `silva envs`; empty: that of its package."""
+    needs: ClassVar[str] = ""
+    """What must be given or be there, such as keys without a default, data or a server; empty: nothing."""
+    packages: ClassVar[tuple[str, ...]] = ()
+    """Modules of optional packages that must be installed."""
 
     type: str = ""
     name: str = ""

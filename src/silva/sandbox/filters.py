@@ -1,7 +1,8 @@
 """Filters of system calls (seccomp BPF), as bytes for the kernel.
 
 `denied`: what a program that computes does not need and what has been a way out of sandboxes: tracing,
-mounts, namespaces, keys, BPF, io_uring, files without a name that can be executed. They fail with EPERM.
+mounts, namespaces, keys, BPF, io_uring, files without a name that can be executed, and shared memory and
+queues of System V and POSIX, which no resource limit counts. They fail with EPERM.
 
 `network`: sockets of any family but AF_UNIX. With `notify` the kernel asks a supervisor outside about each,
 so that no attempt goes unseen; otherwise they fail with EACCES.
@@ -33,6 +34,7 @@ X86_64 = {
     "quotactl": 179, "syslog": 103, "personality": 135, "name_to_handle_at": 303, "open_by_handle_at": 304,
     "settimeofday": 164, "clock_settime": 227, "clock_adjtime": 305, "adjtimex": 159, "vhangup": 153,
     "sethostname": 170, "setdomainname": 171, "migrate_pages": 256, "move_pages": 279, "vmsplice": 278,
+    "shmget": 29, "shmat": 30, "msgget": 68, "mq_open": 240,
 }  # fmt: skip
 AARCH64 = {
     "ptrace": 117, "process_vm_readv": 270, "process_vm_writev": 271, "kcmp": 272, "pidfd_getfd": 438,
@@ -48,6 +50,7 @@ AARCH64 = {
     "quotactl": 60, "syslog": 116, "personality": 92, "name_to_handle_at": 264, "open_by_handle_at": 265,
     "settimeofday": 170, "clock_settime": 112, "clock_adjtime": 266, "adjtimex": 171, "vhangup": 58,
     "sethostname": 161, "setdomainname": 162, "migrate_pages": 238, "move_pages": 239, "vmsplice": 75,
+    "shmget": 194, "shmat": 196, "msgget": 186, "mq_open": 180,
 }  # fmt: skip
 # Name of the machine -> (AUDIT_ARCH, denied calls, clone, clone3, socket).
 MACHINES = {

@@ -1,10 +1,10 @@
-"""The interpreter inside the walls, run from its source: `python -I -S -c SOURCE SETTINGS`, a socket as fd 0.
+"""The interpreter inside the walls: `python -P -s -S -c SOURCE SETTINGS` with this source, a socket as fd 0.
 
 It imports nothing of Silva, and little else, to start fast. It answers each request (its length in 4 bytes,
-then code and stdin) with how the call ended (1 byte), a detail (4 bytes), the length of the output (4 bytes)
-and the output. For each call it forks, so that a call finds a warm interpreter and leaves nothing behind;
-with `keep_state` a call is forked from the one before it. Whatever a call can do to this process, it does to
-itself: the walls are outside.
+then code, stdin and seed) with how the call ended (1 byte), a detail (4 bytes), the length of the output
+(4 bytes) and the output. For each call it forks, so that a call finds a warm interpreter and leaves nothing
+behind; with `keep_state` a call is forked from the one before it. Whatever a call can do to this process, it
+does to itself: the walls are outside.
 """
 
 import _ast
@@ -94,11 +94,11 @@ class Calls:
     def __init__(self, settings) -> None:
         self.seconds, self.most, self.walls = settings["seconds"], settings["output_bytes"], settings["walls"]
 
-    def run(self, code: str, stdin: bytes):
+    def run(self, code: str, stdin: bytes, seed: int):
         output, theirs = os.pipe()
         child = os.fork()
         if child == 0:
-            play(code, stdin, theirs, {"__name__": "__main__"})
+            play(code, stdin, seed, theirs, {"__name__": "__main__"})
         os.close(theirs)
         end = os.pidfd_open(child)
         stopped, data = collect(output, end, self.seconds, self.most)
@@ -135,11 +135,11 @@ class Kept(Calls):
         if self.holder == 0:
             hold(order, tell, output)
 
-    def run(self, code: str, stdin: bytes):
+    def run(self, code: str, stdin: bytes, seed: int):
         ends = time.monotonic() + self.seconds
         while drained(self.output) or drained(self.told):
             pass  # what processes of an earlier call wrote late
-        write(self.orders, marshal.dumps((code, stdin)))
+        write(self.orders, marshal.dumps((code, stdin, seed)))
         child = self.word(ends)
         if child <= 0:
             os._exit(1)  # the holder is gone: the host starts another sandbox
@@ -172,8 +172,13 @@ def hold(order: int, tell: int, output: int) -> None:
 
     while body := read(order):
         reap_all()  # what the code before this one started and did not wait for
-        code, stdin = marshal.loads(body)
+        code, stdin, seed = marshal.loads(body)
         mine, childs = os.pipe()
+        random = sys.modules.get("random")
+        try:
+            drawn = random.getstate() if random else None
+        except BaseException:  # the code has put something else there
+            drawn = None
         child = os.fork()
         if child:
             os.close(childs)
@@ -185,7 +190,9 @@ def hold(order: int, tell: int, output: int) -> None:
         os.close(mine)
         say(os.getpid())
         own = os.getpid()
-        raised = play(code, stdin, output, names, stay=True)
+        if random is not None and drawn is not None:
+            random.setstate(drawn)  # a fork seeds it anew
+        raised = play(code, stdin, seed, output, names, stay=True)
         if os.getpid() != own:
             os._exit(0)  # a fork that the code made and did not end
         os.write(childs, b"!")  # the parent may go
@@ -194,7 +201,7 @@ def hold(order: int, tell: int, output: int) -> None:
     os._exit(0)
 
 
-def play(code: str, stdin: bytes, output: int, names, stay: bool = False):
+def play(code: str, stdin: bytes, seed: int, output: int, names, stay: bool = False):
     """Run the code in this process, a child. Ends the process; to `stay`, says whether the code raised."""
     source = os.open("/tmp", os.O_TMPFILE | os.O_RDWR, 0o600)
     write_all(source, stdin)
@@ -212,6 +219,7 @@ def play(code: str, stdin: bytes, output: int, names, stay: bool = False):
     sys.stderr = open(2, "w", 1, encoding="utf-8", errors="replace", closefd=False)  # noqa: SIM115
     raised, status = False, 0
     try:
+        seed_modules(code, seed)
         execute(code, names)
     except SystemExit as end:
         status = end.code if isinstance(end.code, int) else int(end.code is not None)
@@ -228,6 +236,17 @@ def play(code: str, stdin: bytes, output: int, names, stay: bool = False):
         os.dup2(null, fd)
     os.close(null)
     return raised or bool(status)
+
+
+def seed_modules(code: str, seed: int) -> None:
+    """Equal seeds give equal random numbers, where the code itself names what makes them."""
+    for name in ("random", "numpy.random"):
+        if name.partition(".")[0] in code and name not in sys.modules:
+            try:
+                __import__(name)
+            except ImportError:  # not installed; the code will see that itself
+                continue
+            sys.modules[name].seed(seed)
 
 
 def execute(code: str, names) -> None:

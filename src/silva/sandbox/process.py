@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from silva.errors import SilvaError
+from silva.ports import derive
 from silva.sandbox import cgroups
 from silva.sandbox.settings import SandboxSettings
 from silva.sandbox.walls import MIB, Walls, chosen, command
@@ -31,6 +32,7 @@ JOIN = 'while [ "$1" != -- ]; do echo 0 > "$1" || exit 1; shift; done; shift; ex
 NOTICE, NOTICE_SIZE = 0xC0502100, 80  # SECCOMP_IOCTL_NOTIF_RECV
 VERDICT = 0xC0182101  # SECCOMP_IOCTL_NOTIF_SEND
 EACCES = 13
+MOST_ATTEMPTS = 1000  # of one sandbox that are counted; more would only keep the event loop busy
 
 
 class SandboxFault(SilvaError, OSError):
@@ -57,11 +59,15 @@ class Result:
 
 
 class Sandbox:
-    """Started by its first call. One call runs at a time, others wait."""
+    """Started by its first call. One call runs at a time, others wait.
 
-    def __init__(self, settings: SandboxSettings, walls: Walls | None = None) -> None:
-        self.settings = settings
+    Random numbers of a call are those of `seed` and of `calls`, the number of calls before it.
+    """
+
+    def __init__(self, settings: SandboxSettings, walls: Walls | None = None, seed: int = 0) -> None:
+        self.settings, self.seed = settings, seed
         self.walls = walls or chosen(settings)
+        self.calls = 0
         self._process: _Process | None = None
         self._alone = asyncio.Lock()
 
@@ -76,9 +82,11 @@ class Sandbox:
             if self._process is None:
                 self._process = await _Process.start(self.walls, self.settings)
             process, attempts = self._process, self._process.attempts
+            seed = derive(self.seed, self.calls) % 2**32  # numpy takes no larger one
+            self.calls += 1
             try:
                 async with asyncio.timeout(self.settings.seconds + GRACE):
-                    result = await process.call(code, stdin)
+                    result = await process.call(code, stdin, seed)
             except (TimeoutError, OSError, EOFError) as error:
                 await self.close()
                 result = Result("timeout" if isinstance(error, TimeoutError) else "lost")
@@ -116,7 +124,11 @@ def works(walls: Walls, packages: bool) -> str:
 
 
 class _Process:
-    """A started interpreter and the socket to it. `attempts`: of opening a socket that leads out."""
+    """A started interpreter and the socket to it.
+
+    `attempts`: of opening a socket that leads out, up to `MOST_ATTEMPTS`. After that nobody answers
+    the kernel, which then refuses them itself.
+    """
 
     def __init__(
         self, process: subprocess.Popen[bytes], channel: socket.socket, group: cgroups.Group | None
@@ -137,7 +149,8 @@ class _Process:
                 arguments = ["/bin/sh", "-c", JOIN, "sh", *group.files, "--", *arguments]
             process = subprocess.Popen(
                 arguments, stdin=theirs.fileno(), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
-                pass_fds=inherited, env={"PATH": os.environ.get("PATH", "/usr/bin:/bin")}, cwd="/",
+                pass_fds=inherited, cwd="/",
+                env={"PATH": os.environ.get("PATH", "/usr/bin:/bin"), "PYTHONHASHSEED": "0"},
                 start_new_session=True,  # a Ctrl-C in the terminal is not for it
             )  # fmt: skip
         except OSError as error:
@@ -163,9 +176,9 @@ class _Process:
             raise
         return started
 
-    async def call(self, code: str, stdin: str) -> Result:
+    async def call(self, code: str, stdin: str, seed: int) -> Result:
         """Raises EOFError or OSError if the sandbox ends, or answers what nothing inside.py would."""
-        body = marshal.dumps((code, stdin.encode()))
+        body = marshal.dumps((code, stdin.encode(), seed))
         await self._loop.sock_sendall(self.channel, len(body).to_bytes(4, "little") + body)
         how, detail, size = HEADER.unpack(await self._bytes(HEADER.size))
         if how >= len(HOW) or size > 1 << 26:
@@ -174,10 +187,7 @@ class _Process:
         return Result(HOW[how], output, detail, HOW[how] == "output")
 
     async def end(self) -> None:
-        if self._listener >= 0:
-            self._loop.remove_reader(self._listener)
-            os.close(self._listener)
-            self._listener = -1
+        self._stop_listening()
         await asyncio.to_thread(self._ended)  # waits for the processes to be gone
 
     async def _greet(self) -> None:
@@ -208,6 +218,14 @@ class _Process:
             pass
         except OSError:
             self._loop.remove_reader(self._listener)  # all that could ask are gone
+        if self.attempts >= MOST_ATTEMPTS:
+            self._stop_listening()
+
+    def _stop_listening(self) -> None:
+        if self._listener >= 0:
+            self._loop.remove_reader(self._listener)
+            os.close(self._listener)
+            self._listener = -1
 
     async def _bytes(self, size: int) -> bytes:
         parts: list[bytes] = []

@@ -100,7 +100,8 @@ def command(walls: Walls, settings: SandboxSettings) -> tuple[list[str], list[in
     python, prefix = _python(walls.as_nobody)
     visible = _visible(prefix, settings)
     told = marshal.dumps(_told(walls, settings)).hex()
-    interpreter = [python, "-I", "-S", "-c", _source("inside.py"), told]
+    # Not -I: it ignores PYTHONHASHSEED, and sets would print in another order in each sandbox.
+    interpreter = [python, "-P", "-s", "-S", "-c", _source("inside.py"), told]
     if walls.kind == "none":
         return interpreter, []
     drop = ["setpriv", f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups", "--inh-caps=-all", "--"]

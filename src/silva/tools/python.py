@@ -43,15 +43,15 @@ class Python:
         self.settings, self.walls = settings, chosen(settings)
 
     async def open(self, seed: int) -> Session:
-        return Session(self.settings, self.walls)
+        return Session(self.settings, self.walls, seed)
 
 
 class Session:
     """The tool of one episode."""
 
-    def __init__(self, settings: PythonSettings, walls: Walls) -> None:
+    def __init__(self, settings: PythonSettings, walls: Walls, seed: int) -> None:
         self.settings, self.walls = settings, walls
-        self.sandbox = Sandbox(settings, walls)
+        self.sandbox = Sandbox(settings, walls, seed)
         self.tools: Sequence[Tool] = [PythonTool(self)]
         self.attempts = 0  # to open a socket, since they were last asked for
 
@@ -60,7 +60,7 @@ class Session:
         return {"network_attempts": float(attempts)} if attempts else {}
 
     async def fork(self, seed: int) -> Session:
-        """Another sandbox.
+        """Another sandbox; with the same seed the same random numbers go on.
 
         Raises:
             CapabilityError: calls keep state, which a sandbox cannot share with another one.
@@ -69,7 +69,9 @@ class Session:
             raise CapabilityError(
                 "python with keep_state = true cannot be forked: its variables are in a process"
             )
-        return Session(self.settings, self.walls)
+        twin = Session(self.settings, self.walls, seed)
+        twin.sandbox.calls = self.sandbox.calls
+        return twin
 
     async def close(self) -> None:
         await self.sandbox.close()

@@ -1,0 +1,129 @@
+"""What `silva envs` shows: a line for each environment, and what a check found."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from silva.config.plugins import names_in
+from silva.config.schema import import_settings
+from silva.environments.settings import EnvironmentSettings
+from silva.errors import ConfigError
+
+if TYPE_CHECKING:
+    from silva.environments.check_findings import Check
+
+
+def listed(targets: Mapping[str, str]) -> list[dict[str, Any]]:
+    """One row for each environment (name -> "module:Class"), as plain data."""
+    return [_row(name, target) for name, target in targets.items()]
+
+
+def table(rows: Sequence[Mapping[str, Any]]) -> str:
+    """The rows as aligned columns."""
+    cells = [("name", "here", "licence", "needs", "about")]
+    for row in rows:
+        needs = "; ".join(filter(None, (row["needs"], _install(row["missing"])))) or "nothing"
+        cells.append((row["name"], "yes" if row["here"] else "no", row["licence"], needs, row["about"]))
+    widths = [max(len(line[column]) for line in cells) for column in range(4)]
+    return "\n".join(
+        "  ".join([*(f"{text:<{width}}" for text, width in zip(line, widths, strict=False)), line[4]])
+        for line in cells
+    )
+
+
+def sole_environment(target: str) -> str:
+    """The `type` of the only environment in a file ("my_env.py"); any other `type` as it is.
+
+    Raises:
+        ConfigError: the file holds none, or several.
+    """
+    if not target.endswith(".py"):
+        return target
+
+    def fits(value: Any) -> bool:
+        return isinstance(value, type) and issubclass(value, EnvironmentSettings)
+
+    try:
+        names = names_in(target, fits)
+    except ConfigError as error:
+        raise ConfigError(f"{target}: {error}") from None
+    if len(names) != 1:
+        there = f", such as {target}:{names[0]}" if names else ""
+        raise ConfigError(f"{target}: expected one environment, got {len(names)}{there}")
+    return f"{target}:{names[0]}"
+
+
+def shown(label: str, checks: Sequence[Check]) -> str:
+    """What a check found, in lines; files relative to the working folder."""
+    width = max(len(check.name) for check in checks)
+    lines = [label]
+    for check in checks:
+        lines.append(f"  {'ok' if check.ok else 'wrong':<5}  {check.name:<{width}}  {check.done}".rstrip())
+        for finding in check.findings:
+            where = f"  ({_relative(finding.where)})" if finding.where else ""
+            lines.append(f"         {finding.kind}: {finding.text}{where}")
+    wrong = sum(finding.kind == "wrong" for check in checks for finding in check.findings)
+    lines.append(f"{wrong} {'fault' if wrong == 1 else 'faults'}" if wrong else "nothing is wrong")
+    return "\n".join(lines)
+
+
+def as_data(label: str, checks: Sequence[Check]) -> dict[str, Any]:
+    return {
+        "environment": label,
+        "ok": all(check.ok for check in checks),
+        "checks": [
+            {
+                "name": check.name,
+                "ok": check.ok,
+                "done": check.done,
+                "findings": [
+                    {"kind": finding.kind, "text": finding.text, "where": finding.where}
+                    for finding in check.findings
+                ],
+            }
+            for check in checks
+        ],
+    }
+
+
+def _row(name: str, target: str) -> dict[str, Any]:
+    row: dict[str, Any] = {
+        "name": name,
+        "about": "",
+        "licence": "",
+        "needs": "",
+        "missing": [],
+        "here": False,
+    }
+    try:
+        settings = import_settings(target)
+        module = importlib.import_module(target.partition(":")[0])
+    except Exception as error:  # an installed package of somebody else: the others are listed all the same
+        return {**row, "about": f"cannot be loaded: {type(error).__name__}: {error}", "settings": target}
+    # What the class says of itself in its first line, else what its module says.
+    about = vars(settings).get("__doc__") or module.__doc__ or ""
+    packages = getattr(settings, "packages", ())
+    missing = [package for package in packages if importlib.util.find_spec(package) is None]
+    own = "Apache-2.0" if target.startswith("silva.") else "of its package"
+    return {
+        "name": name,
+        "about": about.strip().partition("\n")[0],
+        "licence": getattr(settings, "licence", "") or own,
+        "needs": getattr(settings, "needs", ""),
+        "missing": missing,
+        "here": not missing,
+        "settings": target,
+    }
+
+
+def _install(missing: Sequence[str]) -> str:
+    return f"pip install {' '.join(name.replace('_', '-') for name in missing)}" if missing else ""
+
+
+def _relative(where: str) -> str:
+    return os.path.relpath(where) if where.startswith(str(Path.cwd()) + os.sep) else where

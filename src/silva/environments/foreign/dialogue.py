@@ -1,0 +1,116 @@
+"""Dialogues with tools whose state, tools and grades are another library's: one session holds all of them."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from silva.environments.foreign.library import finite, solved
+from silva.environments.tool_dialogue import ToolDialogue, ToolDialogueSettings
+from silva.errors import CapabilityError
+from silva.protocols import Tool
+from silva.types import Message, Role, Step, Task
+
+
+class ForeignDialogueSettings(ToolDialogueSettings):
+    solved_at: float = 1.0
+    """An episode counts as solved if its reward is at least this."""
+
+
+class Graded(NamedTuple):
+    reward: float
+    metrics: Mapping[str, float] = {}
+
+
+class ForeignSession(ABC):
+    """One episode of the library: a `silva.protocols.ToolSession` that also opens and grades the dialogue.
+
+    Attributes:
+        tools: on offer.
+        opening: role and text of the first messages.
+    """
+
+    tools: Sequence[Tool] = ()
+    opening: Sequence[tuple[Role, str]] = ()
+
+    @abstractmethod
+    async def grade(self, messages: Sequence[Message]) -> Graded:
+        """The reward of the finished dialogue. An exception means that there is none."""
+
+    def metrics(self) -> Mapping[str, float]:
+        return {}
+
+    async def close(self) -> None:  # noqa: B027  (nothing to free is the usual case)
+        pass
+
+
+class ForeignDialogue(ToolDialogue):
+    """Until a reply calls no tool: then the library grades.
+
+    Args:
+        open_session: starts the library's episode, given the seed of what happens by chance.
+    """
+
+    settings: ForeignDialogueSettings
+
+    def __init__(
+        self,
+        settings: ForeignDialogueSettings,
+        task: Task,
+        open_session: Callable[[int], Awaitable[ForeignSession]],
+    ) -> None:
+        super().__init__(settings, task, [_Opened(open_session)])
+
+    @property
+    def session(self) -> Any:
+        return self.sessions[0]
+
+    def opening(self) -> Sequence[Message]:
+        said = list(self.session.opening)
+        if self.settings.instructions:
+            first = next((i for i, (role, _) in enumerate(said) if role == "user"), 0)
+            said[first] = (said[first][0], f"{self.settings.instructions}\n{said[first][1]}")
+        return [self.say(text, role) for role, text in said]
+
+    async def answered(self, message: Message) -> Step:
+        return await self.end(terminated=True)
+
+    async def out_of_calls(self, message: Message) -> Step:
+        return await self.end(terminated=False)
+
+    async def end(self, *, terminated: bool) -> Step:
+        """The last step, with the library's grade."""
+        self._end()
+        graded = await self.session.grade(self.history)
+        reward = finite(graded.reward, f"environment {self.settings.label}")
+        return Step(
+            rewards={"reward": reward},
+            terminated=terminated,
+            truncated=not terminated,
+            metrics={**graded.metrics, "success": float(solved(reward, self.settings.solved_at))},
+        )
+
+    def expert_reply(self) -> str:
+        """
+        Raises:
+            CapabilityError: always: these libraries have no experts.
+        """
+        raise CapabilityError(f"environment {self.settings.label}: there is no expert")
+
+    def random_reply(self, seed: int) -> str:
+        """
+        Raises:
+            CapabilityError: always: nothing says which calls make sense.
+        """
+        raise CapabilityError(f"environment {self.settings.label}: there is nothing to play at random")
+
+
+class _Opened:
+    """A `silva.protocols.Toolset` of one episode."""
+
+    def __init__(self, open_session: Callable[[int], Awaitable[ForeignSession]]) -> None:
+        self._open = open_session
+
+    async def open(self, seed: int) -> ForeignSession:
+        return await self._open(seed)

@@ -1,0 +1,82 @@
+"""Games of other libraries: a reply is an action, an observation is text. A subclass says how to play it."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from typing import Annotated, NamedTuple
+
+from pydantic import Field
+
+from silva.config.sections import Natural, Positive
+from silva.environments.episode import Episode
+from silva.environments.foreign.library import finite, solved
+from silva.environments.settings import EnvironmentSettings
+from silva.types import Message, Observation, Step, Task
+
+
+class ForeignGameSettings(EnvironmentSettings):
+    solved_at: float = 1.0
+    """An episode counts as solved if its rewards add up to this."""
+    max_actions: Positive = 50
+    """Replies of one episode, also those that are no action; the game may end earlier."""
+    format_penalty: Annotated[float, Field(le=0)] = -0.1
+    """Shaped reward of a reply from which no action could be read."""
+    workers: Natural = 1
+    """Processes that run its episodes: other libraries block. 0: this process."""
+
+
+class Told(NamedTuple):
+    """What the game answered. `valid`: the reply was an action."""
+
+    text: str
+    reward: float = 0.0
+    done: bool = False
+    truncated: bool = False
+    valid: bool = True
+    metrics: Mapping[str, float] = {}
+
+
+class ForeignGame(Episode, ABC):
+    settings: ForeignGameSettings
+
+    def __init__(self, settings: ForeignGameSettings, task: Task) -> None:
+        super().__init__(settings, task)
+        self.actions_left = settings.max_actions
+        self.total = 0.0  # of the rewards
+
+    # What a library's episode defines.
+
+    @abstractmethod
+    async def begin(self) -> str:
+        """Starts the game; the first text that is shown."""
+
+    @abstractmethod
+    async def play(self, reply: str) -> Told:
+        """Plays what a reply says, without its thoughts."""
+
+    # The environment.
+
+    async def reset(self) -> Observation:
+        self._begin()
+        return Observation((self.say(await self.begin()),))
+
+    async def step(self, message: Message) -> Step:
+        self._check_running()
+        told = await self.play(message.content.rpartition("</think>")[2].strip())
+        reward = finite(told.reward, f"environment {self.settings.label}")
+        self.total += reward
+        self.actions_left -= 1
+        truncated = not told.done and (told.truncated or self.actions_left == 0)
+        metrics = {**told.metrics, "action_is_valid": float(told.valid)}
+        if told.done or truncated:
+            self._end()
+            metrics["success"] = float(solved(self.total, self.settings.solved_at))
+        return Step(
+            Observation((self.say(told.text),)),
+            rewards={"score": reward},
+            shaped={"format": 0.0 if told.valid else self.settings.format_penalty},
+            terminated=told.done,
+            truncated=truncated,
+            metrics=metrics,
+        )

@@ -1,0 +1,289 @@
+"""Task folders of Harbor and Terminal-Bench, run in Docker.
+
+    type = "harbor"
+    path = "tasks/"
+
+    reset      docker build, docker run     a container for each episode, without what grades it
+    bash(...)  docker exec                  the only tool
+    the end    docker cp tests, docker exec test.sh, then the reward is read and the container removed
+
+Tests and solution enter the container only after the last reply. A container that the task lets into the
+internet gets there only with `internet = true`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import contextlib
+import hashlib
+import json
+import random
+import shutil
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Protocol
+
+from silva.config.sections import Above0, Positive
+from silva.environments.foreign.dialogue import (
+    ForeignDialogue,
+    ForeignDialogueSettings,
+    ForeignSession,
+    Graded,
+)
+from silva.environments.foreign.harbor_tasks import HarborTask, read_tasks, reward_of
+from silva.environments.tasks import Draft, listed
+from silva.errors import CapabilityError, ConfigError, SilvaError
+from silva.rendering.tool_calls import write_calls
+from silva.tools.function import ToolError
+from silva.types import Message, Task, ToolCall, ToolSpec
+
+if TYPE_CHECKING:
+    from silva.protocols import TaskSet
+
+BUILD_SECONDS = 1800.0
+MOST_OUTPUT = 1 << 20  # bytes of a command's output that are read
+LATE = 124  # exit status of `timeout`
+BASH = ToolSpec(
+    "bash",
+    "Runs a command in the task's container. Files stay; variables and the folder do not.",
+    {"type": "object", "properties": {"command": {"type": "string"}}, "required": ["command"]},
+)
+
+
+class HarborFault(SilvaError, OSError):
+    """Docker failed: the episode has no result."""
+
+
+class Harbor(ForeignDialogueSettings):
+    """Task folders of Harbor or Terminal-Bench."""
+
+    licence: ClassVar[str] = "that of the tasks"
+    needs: ClassVar[str] = "`path`, Docker"
+
+    type: Literal["harbor"] = "harbor"
+    path: str
+    """Folder of a task, or of many."""
+    reward_key: str = "reward"
+    """Which of the values in reward.json is the reward."""
+    internet: bool = False
+    """Let the containers of tasks that ask for it into the internet."""
+    max_tool_calls: Positive = 30
+    """Commands of one episode; one more ends it."""
+    tool_timeout: Above0 = 60.0
+    """Seconds one command may take."""
+    max_result_chars: Positive = 6000
+    """Characters of a command's output that are shown."""
+
+    def taskset(self) -> TaskSet:
+        tasks = read_tasks(self.path)
+        if shutil.which("docker") is None:
+            raise ConfigError(f"environment {self.label}: needs the program docker, which is not installed")
+        by_folder = {task.folder: task for task in tasks}
+
+        def build(task: Task) -> HarborEpisode:
+            chosen = by_folder[task.data["folder"]]
+
+            async def opened(seed: int) -> HarborSession:
+                return await HarborSession.started(self, chosen, Docker(chosen, internet=self.internet))
+
+            return HarborEpisode(self, task, chosen, opened)
+
+        return listed(self, [_draft(task) for task in tasks], build)
+
+
+class HarborEpisode(ForeignDialogue):
+    settings: Harbor
+
+    def __init__(self, settings: Harbor, task: Task, chosen: HarborTask, opened: Any) -> None:
+        super().__init__(settings, task, opened)
+        self.chosen = chosen
+
+    def expert_reply(self) -> str:
+        """The task's own solution, as one command.
+
+        Raises:
+            CapabilityError: it has none.
+        """
+        if not self.chosen.solution:
+            raise CapabilityError(f"environment {self.settings.label}: {self.chosen.name} has no solution")
+        if self.called:
+            return "Done."
+        script = (Path(self.chosen.folder) / self.chosen.solution).read_text("utf-8")
+        return write_calls([ToolCall("bash", {"command": script})], "hermes")
+
+    def random_reply(self, seed: int) -> str:
+        """A harmless command, then the end."""
+        if self.called:
+            return "Done."
+        command = random.Random(seed).choice(("ls", "id -u", "echo hello", "true"))
+        return write_calls([ToolCall("bash", {"command": command})], "hermes")
+
+    def _shared(self) -> tuple[Any, ...]:
+        return (*super()._shared(), self.chosen)
+
+
+class Ran(NamedTuple):
+    status: int
+    output: str
+
+
+class Machine(Protocol):
+    """Where a task runs."""
+
+    async def start(self) -> None: ...
+    async def run(self, command: str, seconds: float, variables: Mapping[str, str]) -> Ran: ...
+    async def put(self, source: Path, target: str) -> None: ...
+    async def close(self) -> None: ...
+
+
+class HarborSession(ForeignSession):
+    def __init__(self, settings: Harbor, task: HarborTask, machine: Machine) -> None:
+        self.settings, self.task, self.machine = settings, task, machine
+        self.opening = [("user", task.instruction)]
+        self.tools = [_Bash(self)]
+
+    @classmethod
+    async def started(cls, settings: Harbor, task: HarborTask, machine: Machine) -> HarborSession:
+        try:
+            await machine.start()
+        except BaseException:
+            await machine.close()
+            raise
+        return cls(settings, task, machine)
+
+    async def grade(self, messages: Sequence[Message]) -> Graded:
+        """
+        Raises:
+            HarborFault, ValueError: the tests did not run to their end, or wrote no reward.
+        """
+        folder = Path(self.task.folder)
+        test = "/tests/test.sh" if self.task.kind == "harbor" else "/tests/run-tests.sh"
+        # What the policy may have put there must not grade it.
+        await self._must("rm -rf /tests /logs/verifier && mkdir -p /logs/verifier")
+        tests = folder / "tests"
+        if tests.is_dir():
+            await self.machine.put(tests, "/tests")
+        if self.task.kind == "terminal":
+            await self._must("mkdir -p /tests")
+            await self.machine.put(folder / self.task.test, test)
+        variables = {**self.task.verifier_variables, "TEST_DIR": "/tests"}
+        ran = await self.machine.run(f"bash {test}", self.task.verifier_seconds, variables)
+        if ran.status == LATE:
+            raise HarborFault(f"harbor: {self.task.name}: the tests took longer than their limit")
+        read = await self._must(
+            "for f in reward.json reward.txt; do [ -f /logs/verifier/$f ] && [ ! -L /logs/verifier/$f ] && "
+            'printf "%s %s\\n" $f "$(head -c 65536 /logs/verifier/$f | base64 -w0)"; done; true'
+        )
+        return Graded(reward_of(self.task, _files(read), ran.output, self.settings.reward_key))
+
+    async def close(self) -> None:
+        await self.machine.close()
+
+    async def _must(self, command: str) -> str:
+        ran = await self.machine.run(command, 60.0, {})
+        if ran.status:
+            raise HarborFault(f"harbor: {self.task.name}: {command[:60]}: {ran.output[-200:]!r}")
+        return ran.output
+
+
+class _Bash:
+    spec = BASH
+
+    def __init__(self, session: HarborSession) -> None:
+        self.session = session
+
+    async def __call__(self, arguments: Mapping[str, object]) -> str:
+        command = arguments.get("command")
+        if not isinstance(command, str) or set(arguments) != {"command"} or "\0" in command:
+            raise ToolError(f"bash: expected one text called command, got {json.dumps(arguments)[:100]}")
+        seconds = self.session.settings.tool_timeout
+        ran = await self.session.machine.run(command, max(seconds - 1.0, 0.5 * seconds), {})
+        if ran.status == LATE:
+            return f"{ran.output}\n[stopped: it took too long]".strip()
+        return ran.output if ran.status == 0 else f"{ran.output}\n[exit status {ran.status}]".strip()
+
+
+class Docker:
+    """A container, by the program `docker`: a `Machine`."""
+
+    def __init__(self, task: HarborTask, *, internet: bool) -> None:
+        self.task, self.internet = task, internet and task.internet
+        self.container = ""
+
+    async def start(self) -> None:
+        image = self.task.image
+        if not image:
+            digest = hashlib.sha256(str(Path(self.task.folder).resolve()).encode()).hexdigest()[:16]
+            image = f"silva-harbor-{digest}"
+            folder = str(Path(self.task.folder) / self.task.build)
+            await self._docker("build", "--quiet", "--tag", image, folder, seconds=BUILD_SECONDS)
+        memory = ["--memory", f"{self.task.memory_mb}m"] if self.task.memory_mb else []
+        network = [] if self.internet else ["--network", "none"]
+        started = await self._docker(
+            "run", "--detach", "--init", "--rm", "--cpus", f"{self.task.cpus:g}", *memory, *network,
+            "--pids-limit", "512", "--security-opt", "no-new-privileges", *_flags(self.task.variables),
+            image, "sleep", "infinity", seconds=BUILD_SECONDS,
+        )  # fmt: skip
+        self.container = started.output.strip().rpartition("\n")[2]
+
+    async def run(self, command: str, seconds: float, variables: Mapping[str, str]) -> Ran:
+        return await self._docker(
+            "exec", *_flags(variables), self.container, "timeout", "--kill-after=5", f"{seconds:g}",
+            "bash", "-c", command, seconds=seconds + 30.0, must=False,
+        )  # fmt: skip
+
+    async def put(self, source: Path, target: str) -> None:
+        await self._docker("cp", str(source), f"{self.container}:{target}")
+
+    async def close(self) -> None:
+        container, self.container = self.container, ""
+        if container:
+            await self._docker("rm", "--force", container, must=False)
+
+    async def _docker(self, *arguments: str, seconds: float = 120.0, must: bool = True) -> Ran:
+        """
+        Raises:
+            HarborFault: it failed (if it `must` not), or gave no answer in time.
+        """
+        process = await asyncio.create_subprocess_exec(
+            "docker", *arguments, stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.STDOUT,
+        )  # fmt: skip
+        try:
+            async with asyncio.timeout(seconds):
+                output = await _read(process)
+                status = await process.wait()
+        except TimeoutError:
+            raise HarborFault(f"harbor: docker {arguments[0]}: no answer after {seconds:g} s") from None
+        finally:
+            if process.returncode is None:
+                with contextlib.suppress(ProcessLookupError):
+                    process.kill()
+                await process.wait()
+        if must and status:
+            raise HarborFault(f"harbor: docker {arguments[0]}: exit status {status}: {output[-300:]!r}")
+        return Ran(status, output)
+
+
+async def _read(process: asyncio.subprocess.Process) -> str:
+    """Its output; what is too much is read and dropped, so that it does not wait for us."""
+    assert process.stdout is not None
+    kept = bytearray()
+    while part := await process.stdout.read(1 << 16):
+        kept += part[: MOST_OUTPUT - len(kept)]
+    return kept.decode("utf-8", "replace")
+
+
+def _flags(variables: Mapping[str, str]) -> list[str]:
+    return [part for name, value in variables.items() for part in ("--env", f"{name}={value}")]
+
+
+def _files(listing: str) -> dict[str, str]:
+    lines = [line.split(" ", 1) for line in listing.splitlines() if " " in line]
+    return {name: base64.b64decode(data).decode("utf-8", "replace") for name, data in lines}
+
+
+def _draft(task: HarborTask) -> Draft:
+    # The instruction is the problem; the folder says where it is.
+    return Draft({"folder": task.folder, "instruction": task.instruction}, None, [task.instruction])

@@ -1,0 +1,243 @@
+"""Resources servers of NeMo-Gym, over HTTP.
+
+    type = "nemo_gym"
+    url = "http://127.0.0.1:8000"          # of the resources server
+    path = "train.jsonl"                   # rows with responses_create_params
+
+    POST /seed_session  the row            starts an episode: its cookie comes with all that follows
+    POST /<tool>        the arguments      for each call of a tool; the answer is shown as it is
+    POST /verify        row and dialogue   {"reward": ...}
+
+NeMo-Gym itself runs elsewhere: it needs a newer Python. A server that says `mask_sample` measured nothing:
+the episode has no result.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+
+from pydantic import Field
+
+from silva.config.sections import Above0
+from silva.environments.foreign.dialogue import (
+    ForeignDialogue,
+    ForeignDialogueSettings,
+    ForeignSession,
+    Graded,
+)
+from silva.environments.foreign.library import as_json, imported
+from silva.environments.rows import Row, read_rows
+from silva.environments.tasks import Draft, listed
+from silva.errors import ConfigError, SilvaError
+from silva.tools.function import ToolError
+from silva.types import Message, Role, Task, ToolSpec
+
+if TYPE_CHECKING:
+    from silva.protocols import TaskSet
+
+PACKAGE = "silva[search]"  # httpx2
+ROLES: Mapping[str, Role] = {
+    "developer": "system",
+    "system": "system",
+    "user": "user",
+    "assistant": "assistant",
+}
+JSON = {"Content-Type": "application/json"}
+SHOWN = 300  # characters of an answer in a message
+
+
+class NemoGymFault(SilvaError, OSError):
+    """The server failed: the episode has no result."""
+
+
+class NemoGym(ForeignDialogueSettings):
+    """A resources server of NeMo-Gym."""
+
+    licence: ClassVar[str] = "that of the server"
+    needs: ClassVar[str] = "`url` of a running server, `path`"
+    packages: ClassVar[tuple[str, ...]] = ("httpx2",)
+
+    type: Literal["nemo_gym"] = "nemo_gym"
+    url: Annotated[str, Field(pattern=r"^https?://[^@/]+(/.*)?$")]
+    """Address of the resources server."""
+    path: str
+    """File of rows (JSON Lines) with `responses_create_params` and whatever the server's /verify reads."""
+    eval_path: str = ""
+    """The same, held out in place of a share of `path`."""
+    timeout: Above0 = 60.0
+    """Seconds the server may take for one answer."""
+
+    def taskset(self) -> TaskSet:
+        library = imported("httpx2", self.type, PACKAGE)
+
+        def build(task: Task) -> ForeignDialogue:
+            async def opened(seed: int) -> NemoGymSession:
+                return await NemoGymSession.started(self, library, task.data["row"])
+
+            return ForeignDialogue(self, task, opened)
+
+        held_out = [_draft(row) for row in read_rows(self.eval_path)] if self.eval_path else None
+        return listed(self, [_draft(row) for row in read_rows(self.path)], build, evaluation=held_out)
+
+
+class NemoGymSession(ForeignSession):
+    def __init__(self, settings: NemoGym, client: Any, library: Any, row: Mapping[str, Any]) -> None:
+        self.settings, self.client, self.library, self.row = settings, client, library, row
+        params = row["responses_create_params"]
+        self.opening = messages_of(params["input"])
+        self.tools = [
+            _Tool(ToolSpec(each["name"], each.get("description") or "", each.get("parameters") or {}), self)
+            for each in params.get("tools") or ()
+            if each.get("type") == "function"
+        ]
+
+    @classmethod
+    async def started(cls, settings: NemoGym, library: Any, row: Mapping[str, Any]) -> NemoGymSession:
+        client = library.AsyncClient(timeout=settings.timeout, base_url=settings.url.rstrip("/"))
+        session = cls(settings, client, library, row)
+        try:
+            session._read(await session.post("/seed_session", row), "/seed_session")
+        except BaseException:
+            await session.close()
+            raise
+        return session
+
+    async def post(self, path: str, body: Any) -> Any:
+        """The response, whatever its status.
+
+        Raises:
+            NemoGymFault: there is none.
+        """
+        try:
+            return await self.client.post(path, content=as_json(body), headers=JSON)
+        except self.library.HTTPError as error:
+            name = type(error).__name__
+            raise NemoGymFault(f"nemo_gym: {self.settings.url}{path}: {name}: {error}") from error
+
+    async def grade(self, messages: Sequence[Message]) -> Graded:
+        body = {**self.row, "response": response_of(messages, self.row["responses_create_params"])}
+        told = self._read(await self.post("/verify", body), "/verify")
+        if told.get("mask_sample"):
+            why = told.get("failure_reason") or told.get("failure_kind") or "no reason given"
+            raise NemoGymFault(f"nemo_gym: /verify measured nothing: {why}")
+        if "reward" not in told:
+            raise NemoGymFault(f"nemo_gym: /verify: got {sorted(told)}, expected `reward`")
+        numbers = {
+            key: float(value)
+            for key, value in told.items()
+            if key not in ("reward", *self.row) and isinstance(value, (bool, int, float))
+        }
+        return Graded(told["reward"], numbers)
+
+    async def close(self) -> None:
+        client, self.client = self.client, None
+        if client is not None:
+            await client.aclose()
+
+    def _read(self, response: Any, path: str) -> dict[str, Any]:
+        """The object in the answer.
+
+        Raises:
+            NemoGymFault: the server did not do it.
+        """
+        told = None
+        if response.is_success:
+            try:
+                told = response.json() if response.content else {}
+            except ValueError:
+                told = None
+        if told is None and response.is_success and path == "/seed_session":
+            return {}  # what it says is not needed
+        if not isinstance(told, dict):
+            raise NemoGymFault(
+                f"nemo_gym: {self.settings.url}{path}: status {response.status_code}: "
+                f"{response.text[:SHOWN]!r}"
+            )
+        return told
+
+
+class _Tool:
+    def __init__(self, spec: ToolSpec, session: NemoGymSession) -> None:
+        self.spec, self.session = spec, session
+        self.timeout = session.settings.timeout
+
+    async def __call__(self, arguments: Mapping[str, object]) -> str:
+        """
+        Raises:
+            ToolError: the server refuses the call; NeMo-Gym's own agent shows that to the model too.
+        """
+        response = await self.session.post(f"/{self.spec.name}", dict(arguments))
+        if not response.is_success:
+            raise ToolError(response.text[:SHOWN] or f"status {response.status_code}")
+        return response.text
+
+
+def messages_of(given: Any) -> list[tuple[Role, str]]:
+    """Role and text of the `input` of `responses_create_params`: text, or items of the Responses API."""
+    if isinstance(given, str):
+        return [("user", given)]
+    found: list[tuple[Role, str]] = []
+    for item in given:
+        content = item["content"]
+        if not isinstance(content, str):
+            content = "".join(part.get("text", "") for part in content)
+        found.append((ROLES[item["role"]], content))
+    return found
+
+
+def response_of(messages: Sequence[Message], params: Mapping[str, Any]) -> dict[str, Any]:
+    """The dialogue as a response of OpenAI's Responses API, which /verify reads."""
+    output: list[dict[str, Any]] = []
+    calls: list[str] = []  # ids that wait for their result
+    for message in messages:
+        number = len(output)
+        if message.role == "assistant":
+            text = message.content
+            thoughts, mark, rest = text.rpartition("</think>")
+            reasoning = message.reasoning or (thoughts.removeprefix("<think>").strip() if mark else "")
+            if reasoning:
+                summary = [{"type": "summary_text", "text": reasoning}]
+                output.append({"id": f"rs_{number}", "type": "reasoning", "summary": summary})
+            if rest.strip() or not message.tool_calls:
+                part = {"type": "output_text", "text": rest, "annotations": []}
+                output.append({
+                    "id": f"msg_{number}", "type": "message", "role": "assistant", "status": "completed",
+                    "content": [part],
+                })  # fmt: skip
+            calls = [f"call_{number}_{i}" for i in range(len(message.tool_calls))]
+            for call, name in zip(message.tool_calls, calls, strict=True):
+                output.append({
+                    "type": "function_call", "call_id": name, "name": call.name,
+                    "arguments": json.dumps(call.arguments), "id": f"fc_{name}", "status": "completed",
+                })  # fmt: skip
+        elif message.role == "tool" and message.name is not None and calls:
+            result = {"type": "function_call_output", "call_id": calls.pop(0), "output": message.content}
+            output.append(result)
+    return {
+        "id": "resp_1", "created_at": 0.0, "model": params.get("model") or "silva", "object": "response",
+        "output": output, "parallel_tool_calls": params.get("parallel_tool_calls", True),
+        "tool_choice": params.get("tool_choice", "auto"), "tools": list(params.get("tools") or ()),
+        "status": "completed",
+    }  # fmt: skip
+
+
+def _draft(row: Row) -> Draft:
+    """
+    Raises:
+        ConfigError: the row has no `responses_create_params` with an `input` of text.
+    """
+    params = row.values.get("responses_create_params")
+    if not isinstance(params, dict) or "input" not in params:
+        raise ConfigError(
+            f"{row.where}: responses_create_params: got {str(params)[:80]}, expected an object with `input`"
+        )
+    try:
+        if not messages_of(params["input"]):
+            raise ValueError("it is empty")
+    except (KeyError, TypeError, AttributeError, ValueError) as error:
+        raise ConfigError(
+            f"{row.where}: responses_create_params.input: expected text or messages: {error!r}"
+        ) from None
+    return Draft({"row": dict(row.values)}, None, [params["input"]])

@@ -1,0 +1,146 @@
+"""Games of TextArena for one player.
+
+    type = "textarena"
+    id = "Mastermind-v0"
+
+The game's own texts are shown as they are, and it says itself how to reply (often [in brackets]). The reward
+comes at the end; 1 is a win in all of them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
+
+from silva.environments.foreign.game import ForeignGame, ForeignGameSettings, Told
+from silva.environments.foreign.library import OwnRandomness, imported, plain
+from silva.environments.foreign.seeds import seeded
+from silva.errors import CapabilityError, ConfigError
+from silva.types import Task
+
+if TYPE_CHECKING:
+    from silva.protocols import TaskSet
+
+PACKAGE = "textarena>=0.7.4"
+
+
+class TextArena(ForeignGameSettings):
+    """A game of TextArena for one player, by its id."""
+
+    licence: ClassVar[str] = "MIT (textarena)"
+    needs: ClassVar[str] = "`id`; word games also NLTK's word lists"
+    packages: ClassVar[tuple[str, ...]] = ("textarena",)
+
+    type: Literal["textarena"] = "textarena"
+    id: str
+    """Such as "Mastermind-v0"."""
+    kwargs: Mapping[str, Any] = {}
+    """Further arguments of `textarena.make`."""
+    instructions: str = ""
+    """Stands before the game's own text."""
+
+    @property
+    def label(self) -> str:
+        return self.name or self.id or self.type
+
+    def taskset(self) -> TaskSet:
+        library = imported("textarena", self.type, PACKAGE)
+
+        def begins(seed: int) -> Any:
+            game, text = started(library, self, seed, OwnRandomness(seed))
+            return [text, plain(game.state.game_state)]
+
+        return seeded(self, begins, lambda task: TextArenaEpisode(self, task, library))
+
+
+class TextArenaEpisode(ForeignGame):
+    settings: TextArena
+
+    def __init__(self, settings: TextArena, task: Task, library: Any) -> None:
+        super().__init__(settings, task)
+        self.library = library
+        self.own = OwnRandomness(task.data["seed"])
+        self.game: Any = None
+
+    async def begin(self) -> str:
+        self.game, text = started(self.library, self.settings, self.task.data["seed"], self.own)
+        self.own.seed(f"{self.task.seed}/noise")
+        return "\n".join(filter(None, (self.settings.instructions, text)))
+
+    async def play(self, reply: str) -> Told:
+        with self.own, silent():
+            done, _ = self.game.step(reply)
+            text, valid = seen(self.game, self.library)
+        if not done:
+            return Told(text, valid=valid)
+        rewards, about = self.game.close()
+        about = (about or {}).get(0, {})
+        reason = str(about.get("reason") or "")
+        reward = (rewards or {}).get(0, 0.0)
+        return Told(text or reason, reward, True, valid=valid and not about.get("invalid_move"))
+
+    def expert_reply(self) -> str:
+        """
+        Raises:
+            CapabilityError: always: the library has no experts.
+        """
+        raise CapabilityError(f"environment {self.settings.label}: textarena has no experts")
+
+    def random_reply(self, seed: int) -> str:
+        """
+        Raises:
+            CapabilityError: always: the library does not list the moves that a game allows.
+        """
+        raise CapabilityError(f"environment {self.settings.label}: textarena lists no moves to draw from")
+
+    async def fork(self, seed: int) -> Self:
+        twin = await super().fork(seed)
+        if seed != self._seed:
+            twin.own.seed(f"{self.task.seed}/fork/{seed}")
+        return twin
+
+    def _shared(self) -> tuple[Any, ...]:
+        return (*super()._shared(), self.library)
+
+
+def started(library: Any, settings: TextArena, seed: int, own: OwnRandomness) -> tuple[Any, str]:
+    """A game, and what it shows first. The plain game, not the one that repeats all texts in every turn."""
+    plain_id = settings.id if settings.id.endswith("-raw") else f"{settings.id.removesuffix('-train')}-raw"
+    try:
+        with own, silent():
+            game = library.make(plain_id, **settings.kwargs)
+            game.reset(num_players=1, seed=seed)
+            text, _ = seen(game, library)
+    except LookupError as error:
+        raise ConfigError(
+            f"environment {settings.label}: it needs NLTK's word lists: "
+            f"python -m nltk.downloader words averaged_perceptron_tagger_eng ({str(error).strip()[:80]}...)"
+        ) from error
+    except AssertionError as error:
+        raise ConfigError(
+            f"environment {settings.label}: expected a game for one player, got {settings.id!r} ({error})"
+        ) from error
+    except Exception as error:  # unknown id, wrong argument, a service without a key: all are the user's
+        raise ConfigError(
+            f"environment {settings.label}: textarena cannot start {settings.id!r}: "
+            f"{type(error).__name__}: {error}"
+        ) from error
+    return game, text
+
+
+def seen(game: Any, library: Any) -> tuple[str, bool]:
+    """What the game says since it was last asked, and whether the last move was allowed."""
+    player, said = game.get_observation()
+    kinds = library.ObservationType
+    shown = [(text, kind) for sender, text, kind in said if sender != player]
+    texts = [str(text).strip() for text, _ in shown]
+    return "\n".join(filter(None, texts)), all(kind != kinds.GAME_ADMIN for _, kind in shown)
+
+
+@contextlib.contextmanager
+def silent() -> Iterator[None]:
+    """Some games print while they make a puzzle: on stdout that would be in the way of results."""
+    with contextlib.redirect_stdout(sys.stderr):
+        yield

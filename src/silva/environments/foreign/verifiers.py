@@ -1,0 +1,262 @@
+"""Task sets of verifiers: `verifiers.v1` (0.4), and environments of v0 where that is installed.
+
+    type = "verifiers"
+    taskset_id = "my_tasks.py:Sums"       # a Taskset; or the id of an installed package
+    config = {limit = 500}                # of the task set; for v0, the arguments of load_environment
+
+A task's prompt is shown, methods marked `@vf.tool` of its toolsets are called in this process, and its
+`@vf.reward` functions grade. What drives a model by itself (an `Env` with several agents, a harness, stops
+and intercepts) or needs a runtime (a container, a sandbox) is refused: Silva plays the episode.
+"""
+
+from __future__ import annotations
+
+import inspect
+import itertools
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+from silva.config.plugins import load_object
+from silva.config.sections import Natural
+from silva.environments.foreign.dialogue import (
+    ForeignDialogue,
+    ForeignDialogueSettings,
+    ForeignSession,
+    Graded,
+)
+from silva.environments.foreign.library import imported
+from silva.environments.tasks import Draft, listed
+from silva.errors import CapabilityError, ConfigError
+from silva.tools.function import tool
+from silva.types import Message, Role, Task
+
+if TYPE_CHECKING:
+    from silva.protocols import TaskSet
+
+PACKAGE = "verifiers>=0.4,<0.5"
+MOST_TASKS = 100_000  # of a task set that never ends, or of one that is larger
+
+
+class Verifiers(ForeignDialogueSettings):
+    """A task set of verifiers."""
+
+    licence: ClassVar[str] = "that of the task set (verifiers: MIT)"
+    needs: ClassVar[str] = "`taskset_id`"
+    packages: ClassVar[tuple[str, ...]] = ("verifiers",)
+
+    type: Literal["verifiers"] = "verifiers"
+    taskset_id: str
+    """Id of an installed task set or v0 environment, or "file.py:Class", "package.module:Class"."""
+    config: Mapping[str, Any] = {}
+    """Configuration of the task set; of a v0 environment the arguments of `load_environment`."""
+    workers: Natural = 1
+    """Processes that run its episodes: such code may block. 0: this process."""
+
+    @property
+    def label(self) -> str:
+        return self.name or self.taskset_id.rpartition(":")[2].rpartition("/")[2] or self.type
+
+    def taskset(self) -> TaskSet:
+        library = imported("verifiers", self.type, PACKAGE)
+        if hasattr(library, "load_environment"):
+            from silva.environments.foreign.verifiers_v0 import taskset as taskset_v0
+
+            return taskset_v0(self, library)
+        v1 = imported("verifiers.v1", self.type, PACKAGE)
+        found = _loaded(self, v1)
+        tasks = list(itertools.islice(found, MOST_TASKS))
+        for task in tasks[:1]:
+            _refuse_what_drives(self, v1, task, found)
+        drafts = [_draft(self, index, task) for index, task in enumerate(tasks)]
+
+        def build(task: Task) -> ForeignDialogue:
+            async def opened(seed: int) -> V1Session:
+                return await V1Session.started(self, v1, found, tasks[task.data["index"]])
+
+            return ForeignDialogue(self, task, opened)
+
+        return listed(self, drafts, build)
+
+
+class V1Session(ForeignSession):
+    def __init__(self, settings: Verifiers, v1: Any, task: Any) -> None:
+        self.settings, self.v1, self.task = settings, v1, task
+        state = v1.state.state_cls(type(task))()
+        self.trace = v1.Trace(
+            task=v1.TraceTask(type=type(task).__name__, data=task.data, key=task.key, hash=task.hash),
+            agent=v1.AgentInfo(config=v1.AgentConfig()),
+            state=state,
+        )
+        self.opening = _opening(task.data)
+
+    @classmethod
+    async def started(cls, settings: Verifiers, v1: Any, taskset: Any, task: Any) -> V1Session:
+        session = cls(settings, v1, task)
+        toolsets = [*type(task).toolsets(task.config), *type(taskset).toolsets(taskset.config)]
+        found: list[Any] = []
+        for each in toolsets:
+            each._inert_state = session.trace.state  # what its tools see as `self.state`
+            await each.setup()
+            await each.setup_task(task.data)
+            found += [_tool(settings, each, method) for method in _methods(each)]
+        session.tools = found
+        return session
+
+    async def grade(self, messages: Sequence[Message]) -> Graded:
+        """
+        Raises:
+            Exception: a reward raised: there is no result. (verifiers v0 gave it a reward of 0.)
+        """
+        self._tell(messages)
+        self.trace.stop("agent_completed")
+        await _called(self.task.finalize, self._given())
+        await self.task.score(self.trace, None)
+        missing = [name for name, reward in self.trace.rewards.items() if reward is None]
+        if missing or not self.trace.rewards:
+            raise TypeError(
+                f"environment {self.settings.label}: no reward from {', '.join(missing) or 'the task'}"
+            )
+        metrics = {name: float(value) for name, value in self.trace.metrics.items() if value is not None}
+        return Graded(self.trace.reward, metrics)
+
+    def _given(self) -> dict[str, Any]:
+        return {"task": self.task.data, "trace": self.trace, "runtime": None}
+
+    def _tell(self, messages: Sequence[Message]) -> None:
+        """The dialogue as the trace that rewards read."""
+        calls: list[str] = []
+        for number, message in enumerate(messages):
+            if message.role == "tool":
+                if message.name is None or not calls:  # to a malformed call, which verifiers never sees
+                    continue
+                said = self.v1.ToolMessage(
+                    tool_call_id=calls.pop(0), content=message.content, name=message.name
+                )
+            elif message.role == "assistant":
+                calls = [f"call_{number}_{i}" for i in range(len(message.tool_calls))]
+                thoughts, mark, rest = message.content.rpartition("</think>")
+                said = self.v1.AssistantMessage(
+                    content=rest,
+                    reasoning_content=message.reasoning or (thoughts if mark else None),
+                    tool_calls=[
+                        self.v1.ToolCall(id=name, name=call.name, arguments=json.dumps(call.arguments))
+                        for name, call in zip(calls, message.tool_calls, strict=True)
+                    ]
+                    or None,
+                )
+            else:
+                kind = self.v1.SystemMessage if message.role == "system" else self.v1.UserMessage
+                said = kind(content=message.content)
+            nodes = self.trace.nodes
+            parent = len(nodes) - 1 if nodes else None
+            sampled = message.role == "assistant" and number >= len(self.opening)
+            nodes.append(self.v1.MessageNode(parent=parent, message=said, sampled=sampled))
+
+
+def _loaded(settings: Verifiers, v1: Any) -> Any:
+    """The task set, from a class or from an installed package."""
+    name = settings.taskset_id
+    try:
+        kind = load_object(name, lambda value: isinstance(value, type), "class") if ":" in name else (
+            v1.utils.loaders.taskset_class(name)
+        )  # fmt: skip
+    except ConfigError as error:
+        raise ConfigError(f"environment {settings.label}: taskset_id: {error}") from None
+    except Exception as error:  # not installed, exports nothing: as the package says it
+        raise ConfigError(
+            f"environment {settings.label}: no task set {name!r}: {type(error).__name__}: {error}"
+        ) from error
+    if not issubclass(kind, v1.Taskset):
+        raise ConfigError(
+            f"environment {settings.label}: {name} is no verifiers.v1.Taskset: it is a {kind.__name__}"
+        )
+    try:
+        config = v1.utils.generic.concrete_type(kind, v1.TasksetConfig) or v1.TasksetConfig
+        return kind(config(**settings.config))
+    except Exception as error:
+        raise ConfigError(
+            f"environment {settings.label}: the task set does not load with this `config`: {error}"
+        ) from error
+
+
+def _refuse_what_drives(settings: Verifiers, v1: Any, task: Any, taskset: Any) -> None:
+    """What Silva cannot play, said at the start.
+
+    Raises:
+        CapabilityError: the task needs a runtime, or does more than offer tools and grade.
+    """
+    wrong: list[str] = []
+    if task.NEEDS_CONTAINER or task.data.image:
+        wrong.append("a container")
+    hooks = [*task.hooks("reward"), *task.hooks("metric"), task.finalize]
+    if not task.hooks("reward") and not task.config.judges:
+        wrong.append("a reward: it has none")
+    # `finalize(self, trace, runtime)` of the base does nothing.
+    for hook in hooks:
+        parameter = inspect.signature(hook).parameters.get("runtime")
+        own = getattr(hook, "__func__", hook) is not v1.Task.finalize
+        if own and parameter is not None and parameter.default is inspect.Parameter.empty:
+            wrong.append(f"a runtime, for {hook.__name__}()")
+    if type(task).setup is not v1.Task.setup:
+        wrong.append("its setup(), which prepares a runtime")
+    discovered = v1.utils.decorators.discover_decorated
+    wrong += [f"{kind}s" for kind in ("stop", "intercept") if discovered(task, kind)]
+    for each in [*type(task).toolsets(task.config), *type(taskset).toolsets(taskset.config)]:
+        if type(each).register is not v1.Toolset.register:
+            wrong.append(f"the tools of {type(each).__name__}, which has a register() of its own")
+    if wrong:
+        raise CapabilityError(
+            f"environment {settings.label}: {type(task).__name__} needs {', '.join(wrong)}; Silva plays "
+            "tasks with a prompt, tools and rewards"
+        )
+
+
+def _methods(toolset: Any) -> Iterable[Any]:
+    kind = type(toolset)
+    names = {n for base in kind.__mro__ for n, f in vars(base).items() if callable(f) and hasattr(f, "tool")}
+    return [getattr(toolset, name) for name in sorted(names) if hasattr(getattr(toolset, name), "tool")]
+
+
+def _tool(settings: Verifiers, toolset: Any, method: Any) -> Any:
+    name = getattr(method, "tool_name", None) or method.__name__
+    prefix = f"{toolset.server_name}_" if toolset.server_name else ""
+    return tool(
+        method, name=prefix + name, timeout=settings.tool_timeout, max_chars=settings.max_result_chars
+    )
+
+
+def _opening(data: Any) -> list[tuple[Role, str]]:
+    said: list[tuple[Role, str]] = [("system", data.system_prompt)] if data.system_prompt else []
+    if isinstance(data.prompt, str):
+        return [*said, ("user", data.prompt)]
+    return said + [(message.role, _text(message.content)) for message in data.prompt or ()]
+
+
+def _text(content: Any) -> str:
+    if isinstance(content, str) or content is None:
+        return content or ""
+    if any(part.type != "text" for part in content):
+        raise CapabilityError("a prompt with an image: Silva plays text")
+    return "\n".join(part.text for part in content)
+
+
+def _draft(settings: Verifiers, index: int, task: Any) -> Draft:
+    try:
+        opening = _opening(task.data)
+    except CapabilityError as error:
+        raise CapabilityError(f"environment {settings.label}: task {index}: {error}") from None
+    if not any(role == "user" for role, _ in opening):
+        raise CapabilityError(
+            f"environment {settings.label}: task {index} has no prompt; its user would speak first"
+        )
+    shown = [{"role": role, "content": text} for role, text in opening]
+    # Two tasks with the same prompt belong to one split.
+    return Draft({"index": index, "messages": shown}, None, [shown])
+
+
+async def _called(function: Any, given: Mapping[str, Any]) -> None:
+    names = inspect.signature(function).parameters
+    result = function(**{name: value for name, value in given.items() if name in names})
+    if inspect.isawaitable(result):
+        await result

@@ -1,0 +1,219 @@
+"""Resources servers of NeMo-Gym, against a server of its endpoints (as its `simple_agent` calls them)."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import http.server
+import json
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from silva.environments.check import examine
+from silva.environments.foreign.nemo_gym import NemoGym, NemoGymFault, messages_of, response_of
+from silva.errors import ConfigError
+from silva.types import Message, ToolCall
+
+pytest.importorskip("httpx2", reason="pip install httpx2")
+WEATHER = {
+    "type": "function", "name": "get_weather", "description": "The weather of a city.", "strict": True,
+    "parameters": {
+        "type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"],
+        "additionalProperties": False,
+    },
+}  # fmt: skip
+
+
+def row(number: int) -> dict:
+    return {
+        "responses_create_params": {
+            "input": [
+                {"role": "developer", "content": "Use the tool."},
+                {
+                    "role": "user",
+                    "content": [{"type": "input_text", "text": f"How is the weather in city {number}?"}],
+                },
+            ],
+            "tools": [WEATHER],
+        },
+        "expected": f"cold {number}",
+    }
+
+
+class Server(http.server.BaseHTTPRequestHandler):
+    """The weather of a city is known to a session that was seeded with its row."""
+
+    sessions: dict[str, dict]
+    requests: list[tuple[str, dict, str]]
+    fault = ""
+
+    def do_POST(self) -> None:
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        cookie = self.headers.get("Cookie", "")
+        self.requests.append((self.path, body, cookie))
+        if self.fault == self.path:
+            return self.answer(500, {"detail": "boom"})
+        if self.path == "/seed_session":
+            name = f"session={len(self.sessions)}"
+            self.sessions[name] = body
+            return self.answer(200, {}, name)
+        session = self.sessions[cookie]
+        if self.path == "/get_weather":
+            if set(body) != {"city"}:
+                return self.answer(422, {"detail": "city: Field required"})
+            return self.answer(200, {"weather": session["expected"]})
+        last = body["response"]["output"][-1]
+        text = last["content"][0]["text"] if last["type"] == "message" else ""
+        told = {**body, "reward": float(text.strip() == session["expected"]), "length": len(text)}
+        if self.fault == "mask":
+            told |= {"mask_sample": True, "failure_reason": "the judge is away"}
+        return self.answer(200, told)
+
+    def answer(self, status: int, body: dict, cookie: str = "") -> None:
+        data = json.dumps(body).encode()
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(data)))
+        if cookie:
+            self.send_header("Set-Cookie", f"{cookie}; Path=/")
+        self.end_headers()
+        self.wfile.write(data)
+
+    def log_message(self, *arguments) -> None:
+        pass
+
+
+@contextlib.contextmanager
+def running(fault: str = "") -> Iterator[tuple[str, list]]:
+    requests: list = []
+    handler = type("Handler", (Server,), {"sessions": {}, "requests": requests, "fault": fault})
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_port}", requests
+        server.shutdown()
+        thread.join(5)
+
+
+@pytest.fixture
+def path(tmp_path) -> str:
+    file = tmp_path / "rows.jsonl"
+    file.write_text("\n".join(json.dumps(row(n)) for n in range(40)))
+    return str(file)
+
+
+def played(settings: NemoGym, *replies):
+    taskset = settings.taskset()
+    task = taskset.tasks("train")[0]
+    environment = taskset.environment(task)
+
+    async def run():
+        try:
+            observation = await environment.reset()
+            return task, observation, [await environment.step(reply) for reply in replies]
+        finally:
+            await environment.close()
+
+    return asyncio.run(run())
+
+
+def weather(**arguments) -> Message:
+    return Message("assistant", "", tool_calls=(ToolCall("get_weather", arguments),), id="r")
+
+
+def answer(text: str) -> Message:
+    return Message("assistant", text, id="a")
+
+
+def test_a_dialogue_with_a_tool_call_is_verified(path) -> None:
+    with running() as (url, requests):
+        settings = NemoGym(url=url, path=path, eval_size=4)
+        task = settings.taskset().tasks("train")[0]
+        expected = task.data["row"]["expected"]
+        _, first, steps = played(settings, weather(city="here"), answer(f"<think>Cold.</think>{expected}"))
+    assert [(m.role, m.content) for m in first.messages] == [
+        ("system", "Use the tool."), ("user", f"How is the weather in city {expected.split()[1]}?")
+    ]  # fmt: skip
+    assert first.tools[0].name == "get_weather" and first.tools[0].parameters == WEATHER["parameters"]
+    assert steps[0].observation.messages[0].content == json.dumps({"weather": expected})
+    assert steps[1].rewards == {"reward": 1.0} and steps[1].terminated
+    assert steps[1].metrics == {"length": float(len(expected)), "success": 1.0}
+    assert [(where, cookie) for where, _, cookie in requests] == [
+        ("/seed_session", ""), ("/get_weather", "session=0"), ("/verify", "session=0")
+    ]  # fmt: skip
+    verified = requests[2][1]
+    assert requests[0][1] == task.data["row"] and requests[1][1] == {"city": "here"}
+    assert {key: value for key, value in verified.items() if key != "response"} == task.data["row"]
+    kinds = [item["type"] for item in verified["response"]["output"]]
+    assert kinds == ["function_call", "function_call_output", "reasoning", "message"]
+    called, result = verified["response"]["output"][:2]
+    assert called["call_id"] == result["call_id"] and json.loads(called["arguments"]) == {"city": "here"}
+
+
+def test_a_wrong_answer_and_a_call_that_the_server_refuses(path) -> None:
+    with running() as (url, _):
+        _, _, steps = played(NemoGym(url=url, path=path, eval_size=4), weather(town="x"), answer("warm"))
+    assert steps[0].observation.messages[0].content == 'Error: {"detail": "city: Field required"}'
+    assert steps[1].rewards == {"reward": 0.0} and steps[1].metrics["success"] == 0.0
+
+
+@pytest.mark.parametrize(
+    ("fault", "words"),
+    [
+        ("/seed_session", "/seed_session: status 500"),
+        ("/verify", "/verify: status 500"),
+        ("mask", "measured nothing: the judge is away"),
+    ],
+)
+def test_a_server_that_fails_gives_no_result(path, fault, words) -> None:
+    with running(fault) as (url, _), pytest.raises(NemoGymFault, match=words):
+        played(NemoGym(url=url, path=path, eval_size=4), answer("warm"))
+
+
+def test_no_server_is_said(path) -> None:
+    with running() as (url, _):
+        pass
+    with pytest.raises(NemoGymFault, match="seed_session: ConnectError"):
+        played(NemoGym(url=url, path=path, eval_size=4), answer("warm"))
+
+
+def test_nothing_is_wrong_with_it(path) -> None:
+    with running() as (url, _):
+        checks = examine(NemoGym(url=url, path=path, eval_size=4, train_size=20))
+    assert [finding for check in checks if not check.ok for finding in check.findings] == []
+
+
+@pytest.mark.parametrize(
+    ("params", "words"),
+    [
+        (None, "rows.jsonl:1: responses_create_params: got None, expected an object with `input`"),
+        ({"input": []}, "rows.jsonl:1: responses_create_params.input: expected text or messages"),
+        ({"input": [{"role": "robot", "content": "x"}]}, "'robot'"),
+    ],
+)
+def test_a_wrong_row_is_named(tmp_path, params, words) -> None:
+    file = tmp_path / "rows.jsonl"
+    file.write_text(json.dumps({"responses_create_params": params}))
+    with pytest.raises(ConfigError, match=words):
+        NemoGym(url="http://127.0.0.1:1", path=str(file)).taskset()
+
+
+def test_input_may_be_a_text() -> None:
+    assert messages_of("Hello") == [("user", "Hello")]
+
+
+def test_a_malformed_call_stands_in_no_response() -> None:
+    """Its answer has no name; the results of the calls beside it keep their ids."""
+    dialogue = [
+        Message("user", "q"),
+        Message("assistant", "", tool_calls=(ToolCall("f", {}),), errors=("malformed",)),
+        Message("tool", "Error: malformed"),
+        Message("tool", "1", name="f"),
+        Message("assistant", ""),
+    ]
+    output = response_of(dialogue, {})["output"]
+    assert [(item["type"], item.get("output")) for item in output] == [
+        ("function_call", None), ("function_call_output", "1"), ("message", None)
+    ]  # fmt: skip
+    assert output[2]["content"][0]["text"] == ""

@@ -1,0 +1,142 @@
+"""Servers of OpenEnv: against what real ones (openenv 0.10.0) said, word for word."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from tests.environments.foreign.openenv_server import RECORDED, guessing, observed, replaying, server
+
+from silva.environments.check import examine
+from silva.environments.foreign.openenv import OpenEnv, OpenEnvFault
+from silva.errors import CapabilityError
+from silva.types import Message, Task, ToolCall
+
+pytest.importorskip("websockets", reason="pip install websockets")
+TASK = Task("t", "openenv", 1, {"seed": 3})
+TEXT = RECORDED["text"]["action"]
+
+
+def call(name: str, **arguments) -> Message:
+    return Message("assistant", "", tool_calls=(ToolCall(name, arguments),), id="r")
+
+
+def played(url: str, *replies: Message | str, **keys):
+    """The first observation and the steps."""
+
+    async def run():
+        environment = OpenEnv(url=url, eval_size=4, train_size=20, **keys).taskset().environment(TASK)
+        try:
+            observation, steps = await environment.reset(), []
+            for reply in replies:
+                message = Message("assistant", reply, id="r") if isinstance(reply, str) else reply
+                steps.append(await environment.step(message))
+            return observation, steps
+        finally:
+            await environment.close()
+
+    return asyncio.run(run())
+
+
+def said(steps) -> list[str]:
+    return ["|".join(message.content for message in step.observation.messages) for step in steps]
+
+
+def test_a_server_whose_action_is_a_text_gets_the_replies() -> None:
+    with server(TEXT, replaying("text")) as url:
+        first, steps = played(
+            url, "four", "1", "<think>It is more.</think>2", reset={"high": 4}, solved_at=0.9
+        )
+    assert first.messages[0].content == "Guess a number from 1 to 4." and first.tools == ()
+    assert said(steps) == ["That is no number.", "Higher.", "Right."]
+    assert [step.rewards["reward"] for step in steps] == [-0.1, 0.0, 1.0]
+    assert [step.terminated for step in steps] == [False, False, True]
+    assert steps[-1].metrics["success"] == 1.0
+
+
+def test_the_sum_of_the_rewards_decides_about_success() -> None:
+    with server(TEXT, replaying("text")) as url:
+        _, steps = played(url, "four", "1", "2", reset={"high": 4})
+    assert steps[-1].metrics["success"] == 0.0  # 0.9
+
+
+def test_an_action_with_several_fields_is_a_tool() -> None:
+    right = [call("act", direction="right", steps=steps) for steps in (1, 2)]
+    with server(RECORDED["act"]["action"], replaying("act")) as url:
+        first, steps = played(url, right[0], call("act", direction="up"), right[1])
+    assert [spec.name for spec in first.tools] == ["act"]
+    assert first.tools[0].parameters["required"] == ["direction", "steps"]
+    assert first.tools[0].description == "Moves on the board."
+    assert said(steps)[0] == "At 1." and said(steps)[2] == "At 3."
+    assert said(steps)[1].startswith("Error: Invalid message (VALIDATION_ERROR): [")
+    assert steps[2].terminated and steps[2].rewards == {"reward": 1.0} and steps[2].metrics["success"] == 1.0
+    assert steps[1].metrics["tool_errors"] == 1.0
+
+
+def test_tools_of_mcp_are_offered_and_called() -> None:
+    replies = call("add", a=2, b=40), call("fail"), call("add", a="x"), "42"
+    with server(RECORDED["mcp"]["action"], replaying("mcp")) as url:
+        first, steps = played(url, *replies)
+    assert [spec.name for spec in first.tools] == ["add", "fail"]
+    assert first.tools[0].parameters["properties"] == {"a": {"type": "integer"}, "b": {"type": "integer"}}
+    assert said(steps)[:2] == ["42", "Error: Error calling tool 'fail': broken on purpose"]
+    assert said(steps)[2].startswith("Error: 2 validation errors for call[add]")
+    assert steps[3].terminated and steps[3].rewards == {"reward": 0.0}
+
+
+def test_nothing_is_wrong_with_a_game_behind_a_server() -> None:
+    with server(TEXT, guessing) as url:
+        checks = examine(OpenEnv(url=url, eval_size=4, train_size=20))
+    assert [finding for check in checks if not check.ok for finding in check.findings] == []
+
+
+@pytest.mark.parametrize(
+    ("answer", "words"),
+    [
+        (lambda sent: None, "step: no answer"),
+        (lambda sent: {"type": "error", "data": {"message": "boom", "code": "EXECUTION_ERROR"}}, "boom"),
+        (lambda sent: {"type": "observation"}, "expected an observation"),
+        (lambda sent: {"type": "observation", "data": {"reward": 1.0}}, "expected `observation`"),
+        (lambda sent: ["no", "object"], "expected an observation"),
+    ],
+)
+def test_a_server_that_fails_gives_no_result(answer, words) -> None:
+    def connected():
+        return lambda sent: observed("Go.", None) if sent["type"] == "reset" else answer(sent)
+
+    with server(TEXT, connected) as url, pytest.raises(OpenEnvFault, match=words):
+        played(url, "1")
+
+
+def test_a_reward_that_is_no_number_is_no_result() -> None:
+    with (
+        server(TEXT, lambda: lambda sent: observed("Go.", "much")) as url,
+        pytest.raises(ValueError, match="got the reward 'much'"),
+    ):
+        played(url, "1")
+
+
+def test_no_server_is_said() -> None:
+    with server(TEXT, guessing) as url:
+        pass  # its port is free again
+    with pytest.raises(OpenEnvFault, match=f"openenv: no server at {url}"):
+        played(url, "1")
+
+
+def test_an_address_with_a_password_or_of_another_kind_is_refused() -> None:
+    for url in ("ws://127.0.0.1:1", "http://name:secret@127.0.0.1:1", "127.0.0.1:8000"):
+        with pytest.raises(ValueError, match="url"):
+            OpenEnv(url=url)
+
+
+def test_an_episode_on_a_server_cannot_be_forked() -> None:
+    async def run(url: str):
+        environment = OpenEnv(url=url, eval_size=4).taskset().environment(TASK)
+        await environment.reset()
+        try:
+            await environment.fork(1)  # type: ignore[attr-defined]
+        finally:
+            await environment.close()
+
+    with server(TEXT, guessing) as url, pytest.raises(CapabilityError, match="cannot be forked"):
+        asyncio.run(run(url))
