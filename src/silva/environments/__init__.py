@@ -20,10 +20,12 @@ ENVIRONMENTS: dict[str, str] = {
     "openenv": "silva.environments.foreign.openenv:OpenEnv",
     "reasoning_gym": "silva.environments.foreign.reasoning_gym:ReasoningGym",
     "reverse_text": "silva.environments.reverse_text:ReverseText",
+    "sokoban": "silva.environments.sokoban:Sokoban",
     "textarena": "silva.environments.foreign.textarena:TextArena",
     "trl": "silva.environments.foreign.trl:Trl",
     "verifiers": "silva.environments.foreign.verifiers:Verifiers",
     "webshop": "silva.environments.webshop:WebShop",
     "wiki_search": "silva.environments.wiki_search:WikiSearch",
+    "wordle": "silva.environments.wordle:Wordle",
 }
 """Value of `type` in the configuration -> module and settings class."""
