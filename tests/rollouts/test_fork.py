@@ -46,12 +46,14 @@ REPLIES = {
     "longbench_v2": ['<tool_call>\n{"name": "scroll_down", "arguments": {}}\n</tool_call>', *LETTERS],
     "metamath": ["<answer>12</answer>", "The answer is 7", "none"],
     "reverse_text": ["abc", "xyz"],
+    "sokoban": ["<answer>Up</answer>", "<answer>Left || Down</answer>", "none"],
     "webshop": ["<answer>search[mug]</answer>", "<answer>click[back to search]</answer>", "none"],
     "wiki_search": [
         '<tool_call>\n{"name": "search_pages", "arguments": {"query": "museum"}}\n</tool_call>',
         "<tool_call>{bad</tool_call>",
         "19",
     ],
+    "wordle": ["<answer>crane</answer>", "<answer>moist</answer>", "none"],
 }
 WORLDS = [(name, small(name, eval_size=8)) for name in OWN] + [
     ("frozen_lake", FrozenLake(slippery=True, success_rate=0.4, eval_size=8)),
