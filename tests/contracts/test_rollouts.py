@@ -16,8 +16,9 @@ from silva.errors import EngineError
 from silva.models.tiny import tiny_tokenizer
 from silva.protocols import Engine, Rollout, TaskSet, Work
 from silva.rendering.renderer import Renderer
+from silva.rollouts.branching import Branching
 from silva.rollouts.linear import Linear
-from silva.rollouts.settings import LinearRolloutSettings
+from silva.rollouts.settings import BranchingRolloutSettings, LinearRolloutSettings
 from silva.types import Group, SamplingParams, Task
 
 RENDERER = Renderer(tiny_tokenizer())
@@ -29,7 +30,15 @@ def linear(engine: Engine, seed: int) -> Rollout:
     return Linear(settings, engine, RENDERER, seed=seed)
 
 
-STRATEGIES: dict[str, Make] = {"linear": linear}
+def branching(engine: Engine, seed: int) -> Rollout:
+    settings = BranchingRolloutSettings(
+        group_size=5, initial_rollouts=2, branch_probability=0.9, entropy_weight=0.0,
+        limits=Limits(max_turns=3, timeout=60.0),
+    )  # fmt: skip
+    return Branching(settings, engine, RENDERER, seed=seed)
+
+
+STRATEGIES: dict[str, Make] = {"linear": linear, "branching": branching}
 
 
 @pytest.fixture(params=STRATEGIES)
@@ -57,18 +66,21 @@ class Worlds:
         return self.inner.tasks(split)
 
     def environment(self, task: Task) -> Any:
-        self.made.append(Closed(self.change(self.inner.environment(task))))
-        return self.made[-1]
+        return Closed(self.change(self.inner.environment(task)), self.made)
 
 
 class Closed:
     """Notes how often an environment is closed."""
 
-    def __init__(self, inner: Any) -> None:
-        self._inner, self.closed = inner, 0
+    def __init__(self, inner: Any, made: list[Closed]) -> None:
+        self._inner, self._made, self.closed = inner, made, 0
+        made.append(self)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._inner, name)
+
+    async def fork(self, seed: int) -> Closed:
+        return Closed(await self._inner.fork(seed), self._made)
 
     async def close(self) -> None:
         self.closed += 1

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 
 from silva.config.schema import RunConfig
 from silva.errors import CapabilityError, ConfigError
-from silva.protocols import Engine, Trainer
+from silva.protocols import Engine, Forkable, TaskSet, Trainer
 
 
 def check(config: RunConfig) -> None:
@@ -75,11 +75,38 @@ def check_parts(config: RunConfig, engine: Engine, trainer: Trainer) -> None:
             f"algorithm.type = {algorithm.type!r} needs {_listed(missing)}, which "
             f"trainer.type = {config.trainer.type!r} does not give"
         )
+    if config.rollout.reads_entropies and not engine.capabilities.entropies:
+        raise CapabilityError(
+            f"rollout.type = {config.rollout.type!r} branches by entropies, which engine.type = "
+            f"{config.engine.type!r} does not give; expected rollout.entropy_weight = 0, or another engine"
+        )
     if algorithm.entropy_advantage and not engine.capabilities.entropies:
         raise CapabilityError(
             f"algorithm.entropy_advantage = {algorithm.entropy_advantage}: engine.type = "
             f"{config.engine.type!r} gives no entropies; expected 0, or another engine"
         )
+
+
+async def check_forks(config: RunConfig, tasksets: Mapping[str, TaskSet]) -> None:
+    """Refuse environments that cannot be forked, if the strategy forks episodes.
+
+    Args:
+        tasksets: by label of their environment.
+
+    Raises:
+        CapabilityError: with the keys to change.
+    """
+    if not config.rollout.forks:
+        return
+    for label, taskset in tasksets.items():
+        environment = taskset.environment(taskset.tasks("train")[0])
+        await environment.close()
+        if not isinstance(environment, Forkable):
+            raise CapabilityError(
+                f"rollout.type = {config.rollout.type!r} forks episodes, which environment {label!r} cannot: "
+                f"{type(environment).__name__} needs `async def fork(self, seed)`; expected another "
+                'environment, or rollout.type = "linear"'
+            )
 
 
 def _listed(names: Collection[str]) -> str:

@@ -19,7 +19,7 @@ from typing import Any, cast
 from silva.algorithms.compose import without_signal
 from silva.algorithms.settings import Algorithm
 from silva.assembly import Assembly
-from silva.commands.checks import check
+from silva.commands.checks import check, check_forks
 from silva.commands.common import loaded
 from silva.config.schema import RunConfig
 from silva.config.sections import TinyModel
@@ -167,6 +167,7 @@ class _Silent:
 async def _probe(assembly: Assembly) -> list[Group]:
     """The first groups of the run, played."""
     config, rollout, warm = assembly.config, assembly.config.rollout, assembly.config.warm_start
+    await check_forks(config, assembly.tasksets)
     actor: Actor = Policy(assembly.engine, assembly.renderer, rollout.sampling)
     if warm is not None and isinstance(config.model, TinyModel):
         trainer = assembly.trainer()

@@ -32,6 +32,7 @@ class Renderer:
 
     Attributes:
         opening, closing: text around an assistant's turn.
+        vocabulary: how many tokens there are.
         stop_token_ids: the token that ends the turn, then the tokenizer's own end of sequence.
         rebuilds_context: earlier turns change, so every turn needs a `context` of its own (`extend`
             would not show what the template wants).
@@ -58,6 +59,7 @@ class Renderer:
     ) -> None:
         self._template = ChatTemplate(tokenizer)
         self._codec = Codec(tokenizer)
+        self.vocabulary = len(tokenizer)
         self._features = self._template.features
         self._form = "tags" if tools == "tags" else "hermes"
         self._native = self._features.hermes and self._form == "hermes"

@@ -1,1 +1,4 @@
-ROLLOUTS = {"linear": "silva.rollouts.settings:LinearRolloutSettings"}
+ROLLOUTS = {
+    "linear": "silva.rollouts.settings:LinearRolloutSettings",
+    "branching": "silva.rollouts.settings:BranchingRolloutSettings",
+}

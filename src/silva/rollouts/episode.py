@@ -138,9 +138,22 @@ class Episode:
 
     async def advance(self) -> None:
         """One turn: a reply, and what the environment makes of it."""
-        environment = self._running("advance")
+        if (reply := await self.reply()) is not None:
+            await self.step(reply)
+
+    async def reply(self) -> Reply | None:
+        """What the actor answers, not yet played: a fork made now answers for itself. None if it cannot."""
+        environment = self._running("reply")
         try:
-            reply = await self._reply(environment)
+            return await self._reply(environment)
+        except _EpisodeFault as fault:
+            self._fail(fault)
+            return None
+
+    async def step(self, reply: Reply) -> None:
+        """Play a reply: the rest of the turn."""
+        environment = self._running("step")
+        try:
             message = replace(reply.message, id=f"{self.id}/{len(self.state.turns)}")
             self.on_turn(self.task.environment)
             step = await self._timed("step", environment.step, message, check=_check_step)

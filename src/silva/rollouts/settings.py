@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
-from silva.config.sections import Limits, Positive, Sampling, Section
+from silva.config.sections import Fraction, Limits, NotNegative, Positive, Sampling, Section
 
 if TYPE_CHECKING:
     from silva.protocols import Context, Rollout
     from silva.rollouts.faults import Watch
 
 
-class LinearRolloutSettings(Section):
-    """Independent episodes of one task, all from its start."""
+class RolloutSettings(Section):
+    """What every strategy has."""
 
-    type: Literal["linear"] = "linear"
+    forks: ClassVar[bool] = False
+    """Whether episodes are forked: their environments must be able to."""
     groups_per_step: Positive = 8
     """Tasks of one step; each becomes a group."""
     max_async_level: Annotated[int, Field(ge=0)] = 0
@@ -29,6 +30,17 @@ class LinearRolloutSettings(Section):
     limits: Limits = Limits()
     redo: Annotated[int, Field(ge=0)] = 1
     """How often an episode that gave no result (its environment failed) is tried again."""
+
+    @property
+    def reads_entropies(self) -> bool:
+        """Whether the strategy needs the entropies of sampled tokens."""
+        return False
+
+
+class LinearRolloutSettings(RolloutSettings):
+    """Independent episodes of one task, all from its start."""
+
+    type: Literal["linear"] = "linear"
 
     def build(
         self,
@@ -42,3 +54,61 @@ class LinearRolloutSettings(Section):
 
         return Linear(self, context.engine, context.renderer, seed=context.config.seed, on_turn=on_turn,
                       watch=watch or UNWATCHED)  # fmt: skip
+
+
+class BranchingRolloutSettings(RolloutSettings):
+    """Episodes that branch where the policy is uncertain: ARPO (arXiv:2507.19849), AEPO (arXiv:2510.14545).
+
+    A turn branches with probability `branch_probability + entropy_weight * (H - H_root)`, where H is the
+    entropy of the first tokens of its reply, and H_root that of its root's first reply.
+    """
+
+    type: Literal["branching"] = "branching"
+    forks: ClassVar[bool] = True
+    group_size: Annotated[int, Field(ge=2)] = 16
+    """Leaves of one task: roots and branches."""
+    initial_rollouts: Positive = 8
+    """Roots. The other leaves are branches, shared evenly among the roots; what a root has not used when it
+    ends becomes new roots."""
+    beam_size: Annotated[int, Field(ge=2)] = 2
+    """A turn goes on in so many ways at most, itself included; each further one is drawn for itself."""
+    branch_probability: Fraction = 0.5
+    entropy_weight: NotNegative = 0.2
+    """0 branches at random."""
+    entropy_tokens: Positive = 20
+    """So many tokens at the beginning of a reply say how uncertain the policy is: H is their mean entropy in
+    units of ln(vocabulary), times this number."""
+    branch_penalty: Fraction = 0.0
+    """AEPO's, 0.05 there: with c branchings in a row behind it, a turn branches with 1 - c * penalty of the
+    probability."""
+    entropy_gap_weight: NotNegative | None = None
+    """AEPO's number of roots, with 0.5 there, in place of `initial_rollouts`: group_size * sigmoid(weight *
+    (H_root - mean H of later replies)), as found in one root that is played first."""
+    variant: Literal["paper", "code"] = "paper"
+    """`paper`: the entropy of a reply decides whether its place gets other replies too. `code`, as the authors
+    released it: it decides so for the place of the next reply, and H is a sum."""
+
+    @model_validator(mode="after")
+    def _roots_fit(self) -> Self:
+        if self.entropy_gap_weight is None and self.initial_rollouts > self.group_size:
+            raise ValueError(
+                f"initial_rollouts = {self.initial_rollouts}: expected at most group_size = {self.group_size}"
+            )
+        return self
+
+    @property
+    def reads_entropies(self) -> bool:
+        return bool(self.entropy_weight) or self.entropy_gap_weight is not None
+
+    def build(
+        self,
+        context: Context,
+        *,
+        on_turn: Callable[[str, str | None], None] = lambda episode, waiting_for: None,
+        watch: Watch | None = None,
+    ) -> Rollout:
+        from silva.rollouts.branching import Branching
+        from silva.rollouts.faults import UNWATCHED
+
+        return Branching(self, context.engine, context.renderer, seed=context.config.seed, on_turn=on_turn,
+                         watch=watch or UNWATCHED)  # fmt: skip

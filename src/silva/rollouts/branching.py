@@ -1,0 +1,192 @@
+"""Episodes that branch where the policy grows uncertain: ARPO (arXiv:2507.19849), AEPO (arXiv:2510.14545).
+
+    root ──turn──turn──turn        every leaf is a trajectory; turns that leaves share are the same objects
+              └────turn──turn
+
+After each reply but a root's first, the entropy of its first tokens decides whether the same observation is
+answered in other ways too: these branches start at once.
+
+Nobody waits for anybody: each path from a root on has a budget of its own, which it shares with its branches.
+What it has not used when it ends becomes new roots, all at once. So the forest depends on the seed alone,
+whatever time tools take, and no root can take all branches.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from silva.ports import derive, uniform
+from silva.protocols import Engine, Reply, Work
+from silva.rendering.renderer import Renderer
+from silva.rollouts.actors import Policy
+from silva.rollouts.episode import Episode
+from silva.rollouts.faults import UNWATCHED, Watch
+from silva.rollouts.settings import BranchingRolloutSettings
+from silva.types import Group, Trajectory
+
+
+class Branching:
+    """The strategy `branching`; the arguments are those of `Linear`."""
+
+    def __init__(
+        self,
+        settings: BranchingRolloutSettings,
+        engine: Engine,
+        renderer: Renderer,
+        *,
+        seed: int,
+        on_turn: Callable[[str, str | None], None] = lambda episode, waiting_for: None,
+        watch: Watch = UNWATCHED,
+    ):
+        self.settings, self.engine, self.renderer, self.seed = settings, engine, renderer, seed
+        self.on_turn, self.watch = on_turn, watch
+
+    async def run(self, work: Work) -> AsyncIterator[Group]:
+        """Yields the one group of the task: each root, followed by what has grown from it."""
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                leaves = await _Forest(self, work, tasks).grow()
+        except ExceptionGroup as group:  # the first error has cancelled all else
+            raise group.exceptions[0] from None
+        yield Group(work.id, work.task, tuple(leaves))
+
+
+@dataclass
+class _Path:
+    """A path from a root on, as it grows.
+
+    Attributes:
+        name: unique in the forest; (3, 2, 1) is the first branch of root 3 after its second turn.
+        budget: branches that may still grow from it.
+        first: entropy of its root's first reply.
+        row: turns in a row that have branched.
+    """
+
+    name: tuple[int | str, ...]
+    budget: int
+    first: float = math.nan
+    row: int = 0
+
+
+class _Forest:
+    """The trees of one piece of work."""
+
+    def __init__(self, strategy: Branching, work: Work, tasks: asyncio.TaskGroup):
+        self.strategy, self.settings, self.work, self.tasks = strategy, strategy.settings, work, tasks
+        sampling = self.settings.sampling.model_copy(update={"temperature": work.temperature})
+        self.actor = Policy(strategy.engine, strategy.renderer, sampling)
+        self.unit = math.log(strategy.renderer.vocabulary)
+
+    async def grow(self) -> list[Trajectory]:
+        leaves, roots = list[Trajectory](), self.settings.initial_rollouts
+        if self.settings.entropy_gap_weight is not None:
+            leaves = await self._root(_Path((0,), 0))
+            roots = self._roots(leaves[0])
+        budgets = shares(self.settings.group_size - roots, roots - len(leaves))
+        grown = [self._root(_Path((i,), budget)) for i, budget in enumerate(budgets, len(leaves))]
+        return leaves + await _all([self.tasks.create_task(root) for root in grown])
+
+    def _roots(self, played: Trajectory) -> int:
+        """How many, counting the one that was played first, which does not branch any more: two at least.
+
+        AEPO's k * sigmoid(beta * (H_root - mean H of later replies)).
+        """
+        weight, size = self.settings.entropy_gap_weight or 0.0, self.settings.group_size
+        found = [self._entropy(turn.segments[-1].entropies) for turn in played.turns]
+        gap = found[0] - sum(found[1:]) / len(found[1:]) if found[1:] else 0.0
+        return max(2, min(size, round(size / (1 + math.exp(-weight * gap)))))
+
+    async def _root(self, path: _Path, attempt: int = 0) -> list[Trajectory]:
+        work, strategy = self.work, self.strategy
+        episode = Episode(
+            work.task, work.taskset, self.actor, strategy.renderer, self.settings.limits,
+            watch=strategy.watch, **self._own(path.name, attempt),
+        )  # fmt: skip
+        return await self._play(episode, path, attempt)
+
+    async def _play(self, episode: Episode, path: _Path, attempt: int = 0) -> list[Trajectory]:
+        """Play an episode to its end: its trajectory, then those of its branches and of new roots."""
+        settings, grown = self.settings, list[asyncio.Task[list[Trajectory]]]()
+        try:
+            if episode.parent is None:
+                await episode.start()
+            while not episode.over and (reply := await episode.reply()) is not None:
+                count = self._branches(path, episode, reply)
+                if settings.variant == "paper":
+                    grown += await self._fork(episode, path, count)
+                await episode.step(reply)
+                if settings.variant == "code" and not episode.over:
+                    grown += await self._fork(episode, path, count)
+        finally:
+            await episode.close()
+            self.strategy.on_turn(episode.id, None)
+        trajectory = episode.trajectory()
+        if trajectory.failure == "redo" and attempt < settings.redo:
+            leaves = await self._root(_Path(path.name, path.budget), attempt + 1)
+        else:
+            new = [self._root(_Path((*path.name, "new", i), 0)) for i in range(1, path.budget + 1)]
+            grown += [self.tasks.create_task(root) for root in new]
+            leaves = [trajectory]
+        return leaves + await _all(grown)
+
+    def _branches(self, path: _Path, episode: Episode, reply: Reply) -> int:
+        """How many branches this turn gets."""
+        settings, turn = self.settings, len(episode.state.turns)
+        entropy, paper = self._entropy(reply.segment.entropies), settings.variant == "paper"
+        if turn == 0:
+            path.first = entropy
+        if paper and turn == (episode.fork_turn or 0):
+            return 0  # nothing was decided yet, or it was when this branch began
+        gain = settings.entropy_weight * (entropy - path.first)
+        kept = max(0.0, 1 - settings.branch_penalty * path.row)
+        if paper:
+            probability = kept * (settings.branch_probability + gain)
+        elif not settings.branch_penalty:
+            probability = settings.branch_probability + gain
+        else:  # the released AEPO compares the other way round
+            probability = 1 - settings.branch_probability / kept + gain if kept else 0.0
+        drawn = uniform(derive(episode.seed, "branch", turn), range(settings.beam_size - 1)) < probability
+        path.row = path.row + 1 if drawn.any() else 0
+        return min(path.budget, int(drawn.sum()))
+
+    async def _fork(self, episode: Episode, path: _Path, count: int) -> list[asyncio.Task[list[Trajectory]]]:
+        """Branches that go on from here; each gets an equal share of the budget that is left."""
+        own, *budgets = shares(path.budget - count, count + 1)
+        path.budget, grown = own, list[asyncio.Task[list[Trajectory]]]()
+        for i, budget in enumerate(budgets, 1):
+            branch = _Path((*path.name, len(episode.state.turns), i), budget, path.first, path.row)
+            twin = await episode.fork(**self._own(branch.name))
+            grown.append(self.tasks.create_task(self._play(twin, branch)))
+        if grown:
+            await asyncio.sleep(0)  # each has begun, and so will close its environment
+        return grown
+
+    def _entropy(self, entropies: Sequence[float]) -> float:
+        """Of the beginning of a reply, in units of ln(vocabulary), see `entropy_tokens`."""
+        count = self.settings.entropy_tokens
+        found = entropies[:count]
+        if self.settings.variant == "paper" and found:
+            return count * sum(found) / len(found) / self.unit
+        return sum(found) / self.unit
+
+    def _own(self, name: tuple[int | str, ...], attempt: int = 0) -> dict[str, Any]:
+        """Id, seed and callback of an episode. A root has those of an episode of `linear`."""
+        id = f"{self.work.id}/{'.'.join(map(str, name))}"
+        return {
+            "id": id,
+            "seed": derive(self.strategy.seed, self.work.id, *name, attempt),
+            "on_turn": lambda waiting_for: self.strategy.on_turn(id, waiting_for),
+        }
+
+
+def shares(total: int, parts: int) -> list[int]:
+    """Of a budget, as even as can be, the larger ones first."""
+    return [total // parts + (i < total % parts) for i in range(parts)]
+
+
+async def _all(tasks: Sequence[asyncio.Task[list[Trajectory]]]) -> list[Trajectory]:
+    return [leaf for task in tasks for leaf in await task]
