@@ -69,6 +69,19 @@ class Worlds:
         return Closed(self.change(self.inner.environment(task)), self.made)
 
 
+class Stuck:
+    """Never resets."""
+
+    def __init__(self, inner: Any) -> None:
+        self._inner = inner
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+    async def reset(self) -> None:
+        await asyncio.Event().wait()
+
+
 class Closed:
     """Notes how often an environment is closed."""
 
@@ -139,7 +152,7 @@ def test_a_fault_of_the_engine_ends_the_work(make: Make) -> None:
 
 
 def test_cancelled_work_closes_its_environments(make: Make) -> None:
-    worlds = Worlds(lambda environment: Slow(environment, turns=10**9))
+    worlds = Worlds(Stuck)
 
     async def run() -> None:
         rollout, task = make(guesses(), 0), worlds.tasks("train")[0]

@@ -85,7 +85,7 @@ class BranchingRolloutSettings(RolloutSettings):
     """AEPO's number of roots, with 0.5 there, in place of `initial_rollouts`: group_size * sigmoid(weight *
     (H_root - mean H of later replies)), as found in one root that is played first."""
     variant: Literal["paper", "code"] = "paper"
-    """`paper`: the entropy of a reply decides whether its place gets other replies too. `code`, as the authors
+    """`paper`: the entropy of a reply decides whether its place gets others too. `code`, as the authors
     released it: it decides so for the place of the next reply, and H is a sum."""
 
     @model_validator(mode="after")
