@@ -6,6 +6,7 @@ They are named in a configuration by path (`tests/worlds.py:Parity`), as a user'
 from __future__ import annotations
 
 import asyncio
+import copy
 import random
 from collections.abc import Sequence
 from typing import Any, Literal
@@ -36,6 +37,10 @@ class Delayed:
     async def step(self, message: Message) -> Step:
         await self._wait()
         return await self.inner.step(message)
+
+    async def fork(self, seed: int) -> Delayed:
+        await self._wait()
+        return Delayed(await self.inner.fork(seed), self.milliseconds)
 
     async def close(self) -> None:
         await self.inner.close()
@@ -124,6 +129,9 @@ class ParityEpisode:
             terminated=done,
             metrics={"success": float(self.solved)} if done else {},
         )
+
+    async def fork(self, seed: int) -> ParityEpisode:
+        return copy.copy(self)
 
     async def close(self) -> None:
         self._break("close")

@@ -264,6 +264,11 @@ class Group:
         """Trajectories whose result may be used; failures stay out of every baseline."""
         return tuple(t for t in self.trajectories if t.failure is None)
 
+    @property
+    def turns(self) -> tuple[Turn, ...]:
+        """Every turn once, however many trajectories share it."""
+        return tuple({turn.id: turn for t in self.trajectories for turn in t.turns}.values())
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Sample:

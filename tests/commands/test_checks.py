@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from silva.commands.checks import check_parts
+from silva.commands.checks import check_forks, check_parts
 from silva.config.load import load
 from silva.errors import CapabilityError
 from silva.protocols import EngineCapabilities, TrainerCapabilities
@@ -82,3 +83,62 @@ def test_rollouts_ahead_need_weights_of_their_own(
     level: int, trainer: TrainerCapabilities, message: str
 ) -> None:
     assert refused(ENGINE, trainer, level, type="grpo") == message
+
+
+def test_a_strategy_that_reads_entropies_needs_them() -> None:
+    blind = EngineCapabilities(context=64, entropies=False)
+
+    def refused_with(engine: EngineCapabilities, **rollout: Any) -> str:
+        given = {"environments": [{"type": "bandit"}], "rollout": {"type": "branching", **rollout}}
+        config = load([], REGISTRIES, values=given, env={}).config
+        parts: Any = (
+            SimpleNamespace(capabilities=engine),
+            SimpleNamespace(capabilities=TrainerCapabilities(ALL)),
+        )
+        try:
+            check_parts(config, *parts)
+        except CapabilityError as error:
+            return str(error)
+        return ""
+
+    assert refused_with(blind) == (
+        "rollout.type = 'branching' branches by entropies, which engine.type = 'local' does not give; "
+        "expected rollout.entropy_weight = 0, or another engine"
+    )
+    assert "branches by entropies" in refused_with(blind, entropy_weight=0.0, entropy_gap_weight=0.5)
+    assert refused_with(blind, entropy_weight=0.0) == refused_with(ENGINE) == ""
+
+
+def test_environments_that_cannot_be_forked_are_refused() -> None:
+    made = []
+
+    class Plain:
+        closed = 0
+
+        async def close(self) -> None:
+            self.closed += 1
+
+    class Forking(Plain):
+        async def fork(self, seed: int) -> Forking:
+            return self
+
+    def tasks(kind: type) -> Any:
+        def environment(task: Any) -> Any:
+            made.append(kind())
+            return made[-1]
+
+        return SimpleNamespace(tasks=lambda split: ["task"], environment=environment)
+
+    def config(kind: str) -> Any:
+        given = {"environments": [{"type": "bandit"}], "rollout": {"type": kind}}
+        return load([], REGISTRIES, values=given, env={}).config
+
+    asyncio.run(check_forks(config("linear"), {"plain": tasks(Plain)}))
+    asyncio.run(check_forks(config("branching"), {"forking": tasks(Forking)}))
+    with pytest.raises(CapabilityError) as caught:
+        asyncio.run(check_forks(config("branching"), {"forking": tasks(Forking), "plain": tasks(Plain)}))
+    assert str(caught.value) == (
+        "rollout.type = 'branching' forks episodes, which environment 'plain' cannot: Plain needs `async def "
+        'fork(self, seed)`; expected another environment, or rollout.type = "linear"'
+    )
+    assert [environment.closed for environment in made] == [1, 1, 1]

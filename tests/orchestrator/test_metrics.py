@@ -7,8 +7,8 @@ from tests.algorithms.by_hand import failed, group, one_turn
 from silva.evaluation.evaluator import Evaluation
 from silva.evaluation.statistics import Estimate
 from silva.orchestrator.buffer import Batch, Dropped, Piece
-from silva.orchestrator.metrics import batch_metrics, eval_metrics
-from silva.types import Task, Trajectory
+from silva.orchestrator.metrics import batch_metrics, eval_metrics, forest_metrics
+from silva.types import Group, Message, Segment, Task, ToolCall, Trajectory, Turn
 
 
 def solved(id, success):
@@ -41,3 +41,34 @@ def test_an_evaluation_has_bounds_where_something_is_left_out():
         "eval/lake/success_bound_low": 0.125, "eval/lake/success_bound_high": 0.875, "eval/lake/left_out": 3,
     }  # fmt: skip
     assert eval_metrics([Evaluation("lake", {}, {}, (left_out,))]) == {"eval/lake/left_out": 1}
+
+
+def turn(id, tokens, *calls):
+    said = Message("assistant", "", tool_calls=tuple(ToolCall(name, {}) for name in calls))
+    zeros = (0.0,) * tokens
+    segment = Segment("policy", (7,) * tokens, zeros, zeros, zeros, (0,) * tokens)
+    return Turn(id, (Segment("environment", (1, 2)), segment), (said,), fresh=id.endswith("/0"))
+
+
+def test_a_forest_by_hand():
+    """Root a of three turns; b leaves it after one, c leaves b after two; d and e say the same of their own."""
+    a = turn("a/0", 3, "search"), turn("a/1", 2, "search"), turn("a/2", 1)
+    b = a[0], turn("b/1", 4, "search", "python"), turn("b/2", 1)
+    c = *b[:2], turn("c/2", 5)
+    leaves = (
+        Trajectory("a", a, "terminated"),
+        Trajectory("b", b, "terminated", parent="a", fork_turn=1),
+        Trajectory("c", c, "terminated", parent="b", fork_turn=2),
+        Trajectory("d", (turn("d/0", 2),), "terminated"),
+        Trajectory("e", (turn("e/0", 2),), "terminated"),
+    )
+    assert forest_metrics([Group("g", Task("t", "lake", 0, {}), leaves)]) == {
+        "rollout/steps": 8,
+        "rollout/tool_calls": 4,
+        "forest/branches": 0.4,
+        "forest/fork_turn": 1.5,
+        "forest/depth": (0 + 1 + 2 + 0 + 0) / 5,
+        "forest/sampled_share": (3 + 2 + 1 + 4 + 1 + 5 + 2 + 2) / (6 + 8 + 12 + 2 + 2),
+        "forest/unique_leaves": 3 / 5,
+    }
+    assert forest_metrics([Group("g", Task("t", "lake", 0, {}), leaves[3:])]) == {"rollout/steps": 2}

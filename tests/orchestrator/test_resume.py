@@ -339,6 +339,27 @@ def test_a_run_with_a_critic_goes_on_to_the_bit(server, tmp_path, options, crash
     assert audit(read(ended.path / "ledger.jsonl"), finished=True) == []
 
 
+BRANCHING = ("--rollout.type", "branching", "--rollout.group_size", "6", "--rollout.initial_rollouts", "2",
+             "--rollout.branch_probability", "0.9", "--rollout.entropy_weight", "1", "--algorithm.type",
+             "arpo", "--algorithm.tree_credit", "hard", "--environments.0.turns", "5")  # fmt: skip
+
+
+@pytest.mark.same_bits
+@pytest.mark.parametrize("crash", ["seal:3", "backward:5"])
+def test_a_run_that_branches_goes_on_to_the_bit(server, tmp_path, crash):
+    """Steps of an environment take up to 3 ms, at random, so both runs meet the forest in another order."""
+    whole = server.rl("whole", *BRANCHING, into=tmp_path)
+    assert whole.status == 0, whole.output
+    branches = [row["forest/branches"] for row in metrics(whole.path) if "forest/branches" in row]
+    assert len(branches) == 4 and min(branches) > 0.1
+    killed = server.rl("killed", *BRANCHING, into=tmp_path, crash=crash)
+    assert killed.status == -signal.SIGKILL
+    ended = server.rl("killed", *BRANCHING, "--resume", into=tmp_path)
+    assert ended.status == 0, ended.output
+    assert differences(ended.path, end_state(whole.path)) == []
+    assert audit(read(ended.path / "ledger.jsonl"), finished=True) == []
+
+
 @pytest.mark.same_bits
 def test_the_state_of_controllers_goes_on_to_the_bit(server, tmp_path):
     """A baseline of each world, the temperature, two coefficients, and a reference that was refreshed."""

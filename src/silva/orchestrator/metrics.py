@@ -15,7 +15,7 @@ import torch
 from silva.algorithms.diagnostics import explained_variance, response_metrics
 from silva.evaluation.evaluator import Evaluation, reports_success, success
 from silva.orchestrator.buffer import Batch
-from silva.types import Sample, Trajectory
+from silva.types import Group, Sample, Trajectory, Turn
 
 
 def batch_metrics(batch: Batch) -> dict[str, float]:
@@ -37,6 +37,7 @@ def batch_metrics(batch: Batch) -> dict[str, float]:
         }
         found = response_metrics(turn for _, t in used for turn in t.turns)
         metrics |= {f"response/{name}": value for name, value in found.items()}
+    metrics |= forest_metrics(batch.groups)
     for name in dict.fromkeys(name for name, _ in used):
         mine = [t for other, t in used if other == name]
         metrics[f"reward/{name}/raw"] = _mean([t.raw_reward for t in mine])
@@ -46,6 +47,33 @@ def batch_metrics(batch: Batch) -> dict[str, float]:
     for reason, count in Counter(t.stop_reason for _, t in played).items():
         metrics[f"stop/{reason}"] = count / len(played)
     return metrics
+
+
+def forest_metrics(groups: Sequence[Group]) -> dict[str, float]:
+    """What was played, each turn once; and where trajectories were forked, what that saved.
+
+    `forest/sampled_share`: tokens sampled by tokens of all replies, 1 where nothing is shared.
+    `forest/unique_leaves`: share of trajectories whose tokens no other one of the group has.
+    `forest/fork_turn`, `forest/depth`: mean turn of a fork, and mean number of forks behind a leaf.
+    """
+    turns = [turn for group in groups for turn in group.turns]
+    calls = sum(len(message.tool_calls) for turn in turns for message in turn.messages[-1:])
+    metrics: dict[str, float] = {"rollout/steps": len(turns)} | (
+        {"rollout/tool_calls": calls} if calls else {}
+    )
+    forked = [t for group in groups for t in group.trajectories if t.fork_turn is not None]
+    if not forked:
+        return metrics
+    leaves = [t for group in groups for t in group.trajectories]
+    parents = {t.id: t.parent for t in leaves}
+    sampled = sum(_sampled(turn) for turn in turns)
+    return metrics | {
+        "forest/branches": len(forked) / len(leaves),
+        "forest/fork_turn": _mean([t.fork_turn or 0 for t in forked]),
+        "forest/depth": _mean([_depth(t.id, parents) for t in leaves]),
+        "forest/sampled_share": sampled / max(1, sum(t.tokens("policy") for t in leaves)),
+        "forest/unique_leaves": _mean([share for group in groups for share in _alone(group)]),
+    }
 
 
 def advantage_metrics(samples: Sequence[Sample]) -> dict[str, float]:
@@ -118,6 +146,23 @@ def peak_memory_bytes() -> int:
         return int(line.split()[1]) * 1024
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else peak * 1024
+
+
+def _sampled(turn: Turn) -> int:
+    return sum(segment.count for segment in turn.segments if segment.source == "policy")
+
+
+def _depth(trajectory: str, parents: Mapping[str, str | None]) -> int:
+    """A parent that was played again is a root under another seed, and not among the leaves."""
+    parent = parents.get(trajectory)
+    return 0 if parent is None else 1 + _depth(parent, parents)
+
+
+def _alone(group: Group) -> list[float]:
+    """For each trajectory, whether no other one of the group has its tokens."""
+    tokens = [tuple(s.tokens for turn in t.turns for s in turn.segments) for t in group.trajectories]
+    counts = Counter(tokens)
+    return [float(counts[each] == 1) for each in tokens]
 
 
 def _reported(trajectories: Sequence[Trajectory]) -> dict[str, float]:

@@ -255,7 +255,8 @@ class Loop:
             p.recipe, self.state.controllers, batch.groups,
             {name.removeprefix("train/"): value for name, value in means.items()}, p.settings.temperature,
         )  # fmt: skip
-        generated = sum(t.tokens("policy") for g in batch.groups for t in g.trajectories)
+        turns = [turn for group in batch.groups for turn in group.turns]
+        generated = sum(s.count for turn in turns for s in turn.segments if s.source == "policy")
         self.state = self.state.replace(
             step=batch.step,
             tasks=dict(work.stream.position),

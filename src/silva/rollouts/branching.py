@@ -136,19 +136,12 @@ class _Forest:
     def _branches(self, path: _Path, episode: Episode, reply: Reply) -> int:
         """How many branches this turn gets."""
         settings, turn = self.settings, len(episode.state.turns)
-        entropy, paper = self._entropy(reply.segment.entropies), settings.variant == "paper"
+        entropy = self._entropy(reply.segment.entropies)
         if turn == 0:
             path.first = entropy
-        if paper and turn == (episode.fork_turn or 0):
+        if settings.variant == "paper" and turn == (episode.fork_turn or 0):
             return 0  # nothing was decided yet, or it was when this branch began
-        gain = settings.entropy_weight * (entropy - path.first)
-        kept = max(0.0, 1 - settings.branch_penalty * path.row)
-        if paper:
-            probability = kept * (settings.branch_probability + gain)
-        elif not settings.branch_penalty:
-            probability = settings.branch_probability + gain
-        else:  # the released AEPO compares the other way round
-            probability = 1 - settings.branch_probability / kept + gain if kept else 0.0
+        probability = branch_probability(settings, entropy - path.first, path.row)
         drawn = uniform(derive(episode.seed, "branch", turn), range(settings.beam_size - 1)) < probability
         path.row = path.row + 1 if drawn.any() else 0
         return min(path.budget, int(drawn.sum()))
@@ -181,6 +174,26 @@ class _Forest:
             "seed": derive(self.strategy.seed, self.work.id, *name, attempt),
             "on_turn": lambda waiting_for: self.strategy.on_turn(id, waiting_for),
         }
+
+
+def branch_probability(settings: BranchingRolloutSettings, gap: float, row: int) -> float:
+    """Of a turn; below 0 and above 1 mean never and always.
+
+    ARPO's alpha + beta * (H - H_root), of which the papers compare a fixed threshold with the result, and the
+    released code a random number, as here. AEPO's penalty as in its paper, or as in its code, which compares
+    the other way round.
+
+    Args:
+        gap: the reply's entropy less that of the root's first reply.
+        row: turns in a row that have branched.
+    """
+    threshold, gain = settings.branch_probability, settings.entropy_weight * gap
+    kept = max(0.0, 1 - settings.branch_penalty * row)
+    if settings.variant == "paper":
+        return kept * (threshold + gain)
+    if not settings.branch_penalty:
+        return threshold + gain
+    return 1 - threshold / kept + gain if kept else 0.0
 
 
 def shares(total: int, parts: int) -> list[int]:
