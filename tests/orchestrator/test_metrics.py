@@ -51,7 +51,7 @@ def turn(id, tokens, *calls):
 
 
 def test_a_forest_by_hand():
-    """Root a of three turns; b leaves it after one, c leaves b after two; d and e say the same of their own."""
+    """Root a of three turns; b leaves it after one, c leaves b after two; d and e just say the same."""
     a = turn("a/0", 3, "search"), turn("a/1", 2, "search"), turn("a/2", 1)
     b = a[0], turn("b/1", 4, "search", "python"), turn("b/2", 1)
     c = *b[:2], turn("c/2", 5)

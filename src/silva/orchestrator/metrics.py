@@ -58,9 +58,9 @@ def forest_metrics(groups: Sequence[Group]) -> dict[str, float]:
     """
     turns = [turn for group in groups for turn in group.turns]
     calls = sum(len(message.tool_calls) for turn in turns for message in turn.messages[-1:])
-    metrics: dict[str, float] = {"rollout/steps": len(turns)} | (
-        {"rollout/tool_calls": calls} if calls else {}
-    )
+    metrics = {"rollout/steps": float(len(turns))}
+    if calls:
+        metrics["rollout/tool_calls"] = float(calls)
     forked = [t for group in groups for t in group.trajectories if t.fork_turn is not None]
     if not forked:
         return metrics
