@@ -14,6 +14,7 @@ ENVIRONMENTS: dict[str, str] = {
     "hanoi": "silva.environments.hanoi:Hanoi",
     "harbor": "silva.environments.foreign.harbor:Harbor",
     "hotpotqa_mc": "silva.environments.hotpotqa_mc:HotpotQA",
+    "key_door": "silva.environments.key_door:KeyDoor",
     "longbench_v2": "silva.environments.longbench_v2:LongBench",
     "metamath": "silva.environments.metamath:MetaMath",
     "nemo_gym": "silva.environments.foreign.nemo_gym:NemoGym",
