@@ -64,6 +64,7 @@ def test_a_forest_by_hand():
     )
     assert forest_metrics([Group("g", Task("t", "lake", 0, {}), leaves)]) == {
         "rollout/steps": 8,
+        "rollout/sampled_tokens": 20,
         "rollout/tool_calls": 4,
         "forest/branches": 0.4,
         "forest/fork_turn": 1.5,
@@ -71,4 +72,6 @@ def test_a_forest_by_hand():
         "forest/sampled_share": (3 + 2 + 1 + 4 + 1 + 5 + 2 + 2) / (6 + 8 + 12 + 2 + 2),
         "forest/unique_leaves": 3 / 5,
     }
-    assert forest_metrics([Group("g", Task("t", "lake", 0, {}), leaves[3:])]) == {"rollout/steps": 2}
+    assert forest_metrics([Group("g", Task("t", "lake", 0, {}), leaves[3:])]) == {
+        "rollout/steps": 2, "rollout/sampled_tokens": 4,
+    }  # fmt: skip

@@ -73,7 +73,7 @@ class KeyDoorGame(TextGame):
     def instructions(self) -> str:
         return (
             "A way of rooms leads to a locked door. Leave each room by the exit that its sign shows. Keys "
-            "lie on the way, of which you can take one: take the one that the door needs. You win if it opens."
+            "lie on the way, and you can take one: take the one that the door needs. You win if it opens."
         )
 
     def actions(self) -> dict[str, str]:

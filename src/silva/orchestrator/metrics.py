@@ -58,7 +58,8 @@ def forest_metrics(groups: Sequence[Group]) -> dict[str, float]:
     """
     turns = [turn for group in groups for turn in group.turns]
     calls = sum(len(message.tool_calls) for turn in turns for message in turn.messages[-1:])
-    metrics = {"rollout/steps": float(len(turns))}
+    sampled = sum(_sampled(turn) for turn in turns)
+    metrics = {"rollout/steps": float(len(turns)), "rollout/sampled_tokens": float(sampled)}
     if calls:
         metrics["rollout/tool_calls"] = float(calls)
     forked = [t for group in groups for t in group.trajectories if t.fork_turn is not None]
@@ -66,7 +67,6 @@ def forest_metrics(groups: Sequence[Group]) -> dict[str, float]:
         return metrics
     leaves = [t for group in groups for t in group.trajectories]
     parents = {t.id: t.parent for t in leaves}
-    sampled = sum(_sampled(turn) for turn in turns)
     return metrics | {
         "forest/branches": len(forked) / len(leaves),
         "forest/fork_turn": _mean([t.fork_turn or 0 for t in forked]),
