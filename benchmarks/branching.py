@@ -4,15 +4,17 @@
     .venv/bin/python benchmarks/branching.py --only linear arpo --keys first --seeds 3 --resume
 
 A tiny model that imitated scripted play with random moves in it learns `key_door`: one decision, the key,
-decides the reward five turns later. Either there is a room before the keys, so that a branch can begin with the
-choice of the key (`--keys later`), or the keys come first, where every branch has the key of its root (`first`).
+decides the reward five turns later. Either there is a room before the keys, so that a branch can begin with
+the choice of the key (`--keys later`), or the keys come first, where every branch has the key of its root
+(`first`).
 
 All variants have the loss of the recipe `arpo`, 8 tasks a step with 16 leaves each, and a constant learning
-rate. So they differ in where the leaves come from, and AEPO in its clipping and advantages too. Success is that
-on held-out tasks, at the last evaluation before a variant has sampled more tokens than `linear` in 40 steps.
-"actions" are the steps of the environment (tool calls, where there are tools), each shared one once. Intervals
-resample held-out tasks over the episodes of all seeds; how the seeds differ stands beside them. "trained" is the
-share of the tokens of all rows that remain when shared ones are counted once. A run that fails ends it.
+rate. So they differ in where the leaves come from, and AEPO in its clipping and advantages too. Success is
+that on held-out tasks, at the last evaluation before a variant has sampled more tokens than `linear` in 40
+steps. "actions" are the steps of the environment (tool calls, where there are tools), each shared one once.
+Intervals resample held-out tasks over the episodes of all seeds; how the seeds differ stands beside them.
+"trained" is the share of the tokens of all rows that remain when shared ones are counted once. A run that
+fails ends it.
 """
 
 from __future__ import annotations
