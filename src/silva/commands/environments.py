@@ -98,6 +98,7 @@ def _row(name: str, target: str) -> dict[str, Any]:
         "licence": "",
         "needs": "",
         "missing": [],
+        "programs": [],
         "here": False,
     }
     try:
@@ -109,6 +110,7 @@ def _row(name: str, target: str) -> dict[str, Any]:
     about = vars(settings).get("__doc__") or module.__doc__ or ""
     packages = getattr(settings, "packages", ())
     missing = [package for package in packages if importlib.util.find_spec(package) is None]
+    programs = [program for program in getattr(settings, "programs", ()) if shutil.which(program) is None]
     own = "Apache-2.0" if target.startswith("silva.") else "of its package"
     return {
         "name": name,
@@ -116,7 +118,8 @@ def _row(name: str, target: str) -> dict[str, Any]:
         "licence": getattr(settings, "licence", "") or own,
         "needs": getattr(settings, "needs", ""),
         "missing": missing,
-        "here": not missing,
+        "programs": programs,
+        "here": not missing and not programs,
         "settings": target,
     }
 

@@ -21,6 +21,8 @@ class EnvironmentSettings(Section):
     """What must be given or be there, such as keys without a default, data or a server; empty: nothing."""
     packages: ClassVar[tuple[str, ...]] = ()
     """Modules of optional packages that must be installed."""
+    programs: ClassVar[tuple[str, ...]] = ()
+    """Programs that must be on the path."""
 
     type: str = ""
     name: str = ""

@@ -60,6 +60,7 @@ class Harbor(ForeignDialogueSettings):
 
     licence: ClassVar[str] = "that of the tasks"
     needs: ClassVar[str] = "`path`, Docker"
+    programs: ClassVar[tuple[str, ...]] = ("docker",)
 
     type: Literal["harbor"] = "harbor"
     path: str
