@@ -20,7 +20,7 @@ def test_every_environment_says_its_licence_and_whether_it_runs_here() -> None:
     rows = listed(ENVIRONMENTS)
     assert [row["name"] for row in rows] == list(ENVIRONMENTS)
     for row in rows:
-        assert row["licence"] and row["about"] and row["here"] == (not row["missing"])
+        assert row["licence"] and row["about"] and row["here"] == (not row["missing"] and not row["programs"])
     by_name = {row["name"]: row for row in rows}
     assert by_name["bandit"]["licence"] == "Apache-2.0" and by_name["bandit"]["needs"] == ""
     assert by_name["openenv"]["needs"] == "`url` of a running server"
@@ -34,8 +34,14 @@ def test_a_missing_package_is_named_with_the_line_that_installs_it(tmp_path, mon
         "    '''Far away.'''\n"
         "    packages = ('no_such_library',)\n"
         "    needs = 'a telescope'\n"
+        "class Launched(EnvironmentSettings):\n"
+        "    '''Up there.'''\n"
+        "    programs = ('no-such-rocket',)\n"
     )
     monkeypatch.syspath_prepend(str(tmp_path))
+    (launched,) = listed({"launched": "far_worlds:Launched"})
+    assert (launched["here"], launched["missing"], launched["programs"]) == (False, [], ["no-such-rocket"])
+    assert " ".join(table([launched]).splitlines()[1].split()).endswith("no-such-rocket here Up there.")
     (row,) = listed({"far": "far_worlds:Far"})
     assert (row["here"], row["missing"], row["licence"]) == (False, ["no_such_library"], "of its package")
     line = " ".join(table([row]).splitlines()[1].split())

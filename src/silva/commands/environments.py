@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import os
+import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -27,7 +28,8 @@ def table(rows: Sequence[Mapping[str, Any]]) -> str:
     """The rows as aligned columns."""
     cells = [("name", "here", "licence", "needs", "about")]
     for row in rows:
-        needs = "; ".join(filter(None, (row["needs"], _install(row["missing"])))) or "nothing"
+        programs = f"no {', '.join(row['programs'])} here" if row["programs"] else ""
+        needs = "; ".join(filter(None, (row["needs"], _install(row["missing"]), programs))) or "nothing"
         cells.append((row["name"], "yes" if row["here"] else "no", row["licence"], needs, row["about"]))
     widths = [max(len(line[column]) for line in cells) for column in range(4)]
     return "\n".join(
