@@ -21,7 +21,7 @@ from silva.algorithms.filters import DifficultyPools, VarianceFilter
 from silva.algorithms.losses import LOSSES, LossSettings
 from silva.algorithms.objective import Terms
 from silva.config.field_types import default_of, plain
-from silva.config.sections import Above0, Fraction, Natural, NotNegative, PretrainedModel, Section
+from silva.config.sections import Above0, Fraction, Natural, NotNegative, Positive, PretrainedModel, Section
 
 if TYPE_CHECKING:
     from silva.algorithms.compose import ControllerState
@@ -78,6 +78,18 @@ class AdvantageKeys(Section):
     """Share of a group's mean reward that its longest answer loses (PRIME-RL: 0.25)."""
 
 
+class ReplaySettings(Section):
+    """Groups of earlier steps that are trained once more. What another policy sampled is corrected for by a
+    loss with a ratio, or by `rollout_correction`."""
+
+    groups: Positive = 4
+    """Trained in a step besides its own."""
+    max_staleness: Positive = 4
+    """How many versions older the policy may be that sampled them."""
+    capacity: Positive = 256
+    """Groups that are kept; the oldest make room."""
+
+
 class Algorithm(Terms, AdvantageKeys):  # pydantic lists the keys of the last base first
     """What all recipes can set."""
 
@@ -105,6 +117,8 @@ class Algorithm(Terms, AdvantageKeys):  # pydantic lists the keys of the last ba
     """Then keep those that vary most."""
     oversample: Annotated[float, Field(ge=1)] = 1.0
     """How many times groups_per_step are played for the filters to choose from."""
+    replay: ReplaySettings | None = None
+    """Train groups of earlier steps again."""
     max_refills: Natural = 2
     """How many times a step may ask for groups in place of those left out one by one."""
 
@@ -161,6 +175,15 @@ class Algorithm(Terms, AdvantageKeys):  # pydantic lists the keys of the last ba
             )
         if self.adaptive_kl and not self.kl_coef:
             raise ValueError("adaptive_kl: got it with kl_coef = 0, expected more: it moves the coefficient")
+        return self
+
+    @model_validator(mode="after")
+    def _replay_is_corrected(self) -> Algorithm:
+        if self.replay is not None and self.loss.type == "reinforce" and self.rollout_correction is None:
+            raise ValueError(
+                'replay: got loss.type = "reinforce", which takes stale samples for its own; expected '
+                "[algorithm.rollout_correction], or a loss with a ratio"
+            )
         return self
 
     @property

@@ -20,6 +20,7 @@ from silva.commands.outcome import Outcome, finish, write_last_report
 from silva.config.diff import forbidden_changes
 from silva.config.load import Resolved
 from silva.config.saved import to_toml
+from silva.config.schema import RunConfig
 from silva.errors import SilvaError
 from silva.monitoring.monitor import Monitor
 from silva.orchestrator import held_out, rl
@@ -28,6 +29,8 @@ from silva.orchestrator.buffer import Buffer
 from silva.orchestrator.interrupt import Interrupted
 from silva.orchestrator.notices import Notices
 from silva.orchestrator.phases import Phases
+from silva.orchestrator.replay import FILE as REPLAY
+from silva.orchestrator.replay import Replay
 from silva.orchestrator.resume import restore
 from silva.orchestrator.state import RunState
 from silva.orchestrator.work import WorkQueue
@@ -178,8 +181,19 @@ async def _prepare(
         monitor=monitor,
         notices=Notices(monitor, config.algorithm, config.rollout.group_size),
         phases=phases,
+        replay=_replay(config, weights),
     )
     return rl.Loop(parts, state)
+
+
+def _replay(config: RunConfig, weights: Path | None) -> Replay | None:
+    """With what it held at the checkpoint, if there is one."""
+    if config.algorithm.replay is None:
+        return None
+    saved = weights.parent / REPLAY if weights is not None else None
+    if saved is None or not saved.exists():  # of a run that has only now been given a buffer
+        return Replay(config.algorithm.replay, config.seed)
+    return Replay.decode(config.algorithm.replay, config.seed, saved.read_bytes())
 
 
 def _finished(run: RunFolder, console: Console | None) -> Outcome:

@@ -32,8 +32,8 @@ def top_entropy(logprobs: np.ndarray, vocabulary: int) -> tuple[np.ndarray, np.n
     if not 1 <= k <= vocabulary or not (known > 0).all() or not (known.sum(1) <= 1 + SLACK).all():
         raise RecordError(
             f"top_entropy: got log-probabilities {known.shape} with sums up to "
-            f"{known.sum(-1).max(initial=0):g} for {vocabulary} tokens, expected [T, k] of k <= V that add up "
-            "to 1 at most"
+            f"{known.sum(-1).max(initial=0):g} for {vocabulary} tokens, expected [T, k] of k <= V that add "
+            "up to 1 at most"
         )
     rest, least = np.clip(1 - known.sum(1), 0, 1), known.min(1)
     if k == vocabulary:

@@ -17,9 +17,9 @@ was in flight. Components never reference this module.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import dataclass
-from itertools import chain, pairwise
+from itertools import chain, pairwise, zip_longest
 from pathlib import Path
 from typing import TypeVar
 
@@ -37,6 +37,8 @@ from silva.orchestrator.evaluations import compared, fallen
 from silva.orchestrator.interrupt import Interrupt, Interrupted
 from silva.orchestrator.notices import Notices
 from silva.orchestrator.phases import Phases
+from silva.orchestrator.replay import FILE as REPLAY
+from silva.orchestrator.replay import Replay
 from silva.orchestrator.rollout_rows import evaluation_rows, training_rows
 from silva.orchestrator.schedule import optim_params
 from silva.orchestrator.state import RunState
@@ -91,6 +93,7 @@ class Parts:
     monitor: Monitor
     notices: Notices
     phases: Phases
+    replay: Replay | None = None
 
 
 class Loop:
@@ -144,9 +147,12 @@ class Loop:
             temperature = self.state.controllers.get("temperature", p.settings.temperature)
             batch = await interrupt.during(p.buffer.collect(step, temperature))
         with p.phases("train"):
-            rows = await self._with_advantages(batch.kept)
-            diagnosis = await self._diagnosis(step, batch)
-            updates = await self._train(step, rows)
+            replayed = p.replay.draw(step, p.trainer.version) if p.replay and batch.kept else []
+            rows = await self._with_advantages([*batch.kept, *replayed], len(batch.kept))
+            diagnosis = await self._diagnosis(step, batch, replayed)
+            updates = await self._train(step, rows, len(batch.kept))
+            if p.replay:
+                p.replay.add(step, batch.kept)
         with p.phases("publish"):
             await self._publish(step, trained=bool(updates))
         samples = [sample for _, samples in rows for sample in samples]
@@ -154,13 +160,17 @@ class Loop:
         self._advance(batch, samples, updates, diagnosis)
         await self._finish_step(self.state.pending or {}, interrupt)
 
-    async def _with_advantages(self, groups: Sequence[Group]) -> list[Row]:
-        """The rows of the groups with advantages, from what the trainer knows before its first update."""
+    async def _with_advantages(self, groups: Sequence[Group], own: int) -> list[Row]:
+        """The rows of the groups with advantages, from what the trainer knows before its first update.
+
+        Args:
+            own: how many of the groups are of this step; the others are replayed.
+        """
         p, rows = self.parts, [(group, to_samples([group])) for group in groups]
         samples = list(chain.from_iterable(samples for _, samples in rows))
         if not samples:
             return rows
-        self._check_fresh(samples)
+        self._check_fresh(samples, {group.key for group in groups[own:]})
         if not p.buffer.work.in_flight:
             await p.engine.sleep()
         ends = next_states(groups, p.engine.capabilities.context) if p.recipe.bootstraps else []
@@ -175,10 +185,12 @@ class Loop:
         )  # fmt: skip
         return [(group, [next(found) for _ in samples]) for group, samples in rows]
 
-    def _check_fresh(self, samples: Sequence[Sample]) -> None:
-        """Raises RecordError if the policy of a token is staler than admission allows."""
+    def _check_fresh(self, samples: Sequence[Sample], replayed: Collection[str]) -> None:
+        """Raises RecordError if the policy of a token is staler than admission allows, or `replay` does."""
         now, level = self.parts.trainer.version, self.parts.buffer.work.level
         for sample in samples:
+            if sample.group in replayed:
+                continue
             sampled = sample.versions[sample.versions >= 0]
             if len(sampled) and not now - level <= sampled.min() <= sampled.max() <= now:
                 raise RecordError(
@@ -187,24 +199,32 @@ class Loop:
                     f"rollout.max_async_level = {level} versions before it"
                 )
 
-    async def _diagnosis(self, step: int, batch: Batch) -> dict[str, float]:
-        every = self.parts.settings.collapse_every
+    async def _diagnosis(self, step: int, batch: Batch, replayed: Sequence[Group]) -> dict[str, float]:
+        p, found = self.parts, dict[str, float]()
+        if p.replay:
+            stale = p.replay.staleness(replayed, p.trainer.version)
+            found = {"replay/groups": len(replayed), "replay/held": p.replay.size, "replay/staleness": stale}
+        every = p.settings.collapse_every
         if not every or step % every:
-            return {}
-        found = await collapse_metrics(self.parts.trainer, batch.groups)
-        return {f"collapse/{name}": value for name, value in found.items()}
+            return found
+        collapse = await collapse_metrics(p.trainer, batch.groups)
+        return found | {f"collapse/{name}": value for name, value in collapse.items()}
 
-    async def _train(self, step: int, rows: Sequence[Row]) -> list[dict[str, float]]:
-        """The metrics of each update."""
-        p, results = self.parts, []
-        for update, part in enumerate(split(rows, p.settings.trainer.updates_per_step)):
+    async def _train(self, step: int, rows: Sequence[Row], own: int) -> list[dict[str, float]]:
+        """The metrics of each update: a share of the step's own groups, and of those that are replayed."""
+        p, results, updates = self.parts, [], self.parts.settings.trainer.updates_per_step
+        shares = zip_longest(split(rows[:own], updates), split(rows[own:], updates), fillvalue=())
+        for update, (new, again) in enumerate(shares):
+            part = [*new, *again]
             groups = [group for group, _ in part]
             samples = normalise(
                 [sample for _, samples in part for sample in samples],
                 p.recipe.aggregation,
                 constant=self._constant(groups),
             )
-            p.ledger.record("trained", step=step, update=update, groups=[g.key for g in groups])
+            p.ledger.record("trained", step=step, update=update, groups=[g.key for g, _ in new])
+            if again:
+                p.ledger.record("replayed", step=step, update=update, groups=[g.key for g, _ in again])
             p.ledger.commit()
             p.monitor.stage("train", update, p.settings.trainer.updates_per_step)
             loss = p.recipe.loss_spec(self.state.controllers)
@@ -317,6 +337,8 @@ class Loop:
                 asyncio.run_coroutine_threadsafe(p.trainer.save(path), loop).result()
 
             files: dict[str, Writer] = {"trainer": trainer, "state.json": state.encode()}
+            if p.replay:
+                files[REPLAY] = p.replay.encode()
             await asyncio.to_thread(p.store.save, step, files, {"ledger": state.ledger})
             p.ledger.record("checkpoint", step=step, position=state.ledger)
             p.ledger.commit()

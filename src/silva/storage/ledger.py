@@ -32,6 +32,7 @@ EVENTS: Mapping[str, tuple[str, ...]] = {
     "issued": ("work", "task", "environment", "step", "attempt"),
     "sealed": ("work", "step", "groups"),  # by key: trajectories (ids), rewards (raw, null: none), digest
     "trained": ("step", "update", "groups"),
+    "replayed": ("step", "update", "groups"),  # that were trained in an earlier step
     "dropped": ("group", "reason"),
     "published": ("version",),
     "checkpoint": ("step", "position"),
@@ -271,6 +272,8 @@ class _Lives:
             return self._move(self._group, "group", fields["group"], record, after="sealed")
         if record.event == "trained":
             return self._trained_groups(record)
+        if record.event == "replayed":
+            return self._replayed_groups(record)
         if record.event == "published":
             before, self._version = self._version, fields["version"]
             if before is not None and fields["version"] != before + 1:
@@ -328,6 +331,15 @@ class _Lives:
         for group in fields["groups"]:
             problems += self._move(self._group, "group", group, record, after="sealed")
             self._newest = max(self._newest, self._issued_at.get(group, -1))
+        return problems
+
+    def _replayed_groups(self, record: Record) -> list[str]:
+        problems = []
+        for group in record.fields["groups"]:
+            last = self._group.get(group)
+            if last is None or last.event != "trained" or last.fields["step"] >= record.fields["step"]:
+                what = f"{last.event} in step {last.fields.get('step')}" if last else "never sealed"
+                problems.append(f"group {group} replayed, but {what}, expected trained in an earlier step")
         return problems
 
     @staticmethod

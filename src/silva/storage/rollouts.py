@@ -104,12 +104,20 @@ def write_rollouts(path: Path, rows: Sequence[RolloutRow]) -> None:
     Raises:
         OSError: the disk does not take it.
     """
-    table = pa.Table.from_pylist([_flat(row) for row in rows], schema=SCHEMA)
+    table = _table(rows)
     if path.exists():
         table = pa.concat_tables([_without(pq.read_table(path, schema=SCHEMA), table), table])
-    buffer = io.BytesIO()
-    pq.write_table(table, buffer, compression="zstd", row_group_size=256)
-    FILES.write_atomic(path, buffer.getvalue())
+    FILES.write_atomic(path, _file(table))
+
+
+def encode_rollouts(rows: Sequence[RolloutRow]) -> bytes:
+    """What a file of these rows holds."""
+    return _file(_table(rows))
+
+
+def decode_rollouts(data: bytes) -> list[RolloutRow]:
+    """The rows of a file's content; errors as of `read_rollouts`."""
+    return [_row(values) for values in _values(io.BytesIO(data), None, _WHOLE)]
 
 
 def read_rollouts(path: Path, rows: Sequence[int] | None = None, *, tokens: bool = True) -> list[RolloutRow]:
@@ -130,7 +138,19 @@ def read_columns(path: Path, names: Sequence[str], rows: Sequence[int] | None = 
     return _values(path, rows, names)
 
 
-def _values(path: Path, rows: Sequence[int] | None, columns: Sequence[str]) -> list[dict[str, Any]]:
+def _table(rows: Sequence[RolloutRow]) -> pa.Table:
+    return pa.Table.from_pylist([_flat(row) for row in rows], schema=SCHEMA)
+
+
+def _file(table: pa.Table) -> bytes:
+    buffer = io.BytesIO()
+    pq.write_table(table, buffer, compression="zstd", row_group_size=256)
+    return buffer.getvalue()
+
+
+def _values(
+    path: Path | io.BytesIO, rows: Sequence[int] | None, columns: Sequence[str]
+) -> list[dict[str, Any]]:
     with pq.ParquetFile(path) as file:
         table = file.read(columns=list(columns))
     if missing := {name.partition(".")[0] for name in columns} - set(table.column_names):
