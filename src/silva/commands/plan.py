@@ -172,7 +172,8 @@ async def _probe(assembly: Assembly) -> list[Group]:
     if warm is not None and isinstance(config.model, TinyModel):
         trainer = assembly.trainer()
         await imitate(trainer, assembly.engine, assembly.stream("warm"), assembly.renderer, warm,
-                      rollout.limits, seed=config.seed, monitor=cast(Monitor, _Silent()))  # fmt: skip
+                      rollout.limits, seed=config.seed, monitor=cast(Monitor, _Silent()),
+                      context=rollout.context)  # fmt: skip
         await assembly.engine.load(await trainer.publish())
     elif warm is not None:
         actor = Script(assembly.renderer, warm.mistakes, warm.noise)
@@ -182,7 +183,7 @@ async def _probe(assembly: Assembly) -> list[Group]:
     async def one(task: Task, label: str, group: int, index: int) -> Trajectory:
         seed = derive(config.seed, "probe", group, index)
         return await play(task, assembly.tasksets[label], actor, assembly.renderer, rollout.limits,
-                          id=f"probe{group}/{index}", seed=seed)  # fmt: skip
+                          id=f"probe{group}/{index}", seed=seed, context=rollout.context)  # fmt: skip
 
     async def group(number: int) -> Group:
         source, task = stream.draw()
