@@ -109,7 +109,7 @@ def test_hidden_observations_rewrite_the_context_and_no_token_is_trained_twice(r
     assert [turn.fresh for turn in trajectory.turns] == [True, False, True, False]
     decode = tiny_tokenizer().decode
     rewritten = decode(trajectory.turns[2].segments[0].tokens)
-    # The old result is "..." now; the replies before it stand as they were sampled, the new question is shown.
+    # The old result is "..." now; the replies around it stand as they were sampled.
     replies = [decode(tokens) for tokens in sampled_of(trajectory)]
     positions = [rewritten.index(reply) for reply in replies[:2]]
     assert positions == sorted(positions)
