@@ -238,9 +238,15 @@ def test_an_episode_ends_if_dropping_is_not_enough(talks) -> None:
     assert DECODE(cut.next_context) == TASK + O1 + "<|assistant|>"
 
 
-@pytest.mark.parametrize("context", [LastTurns(turns=2, overflow="drop_oldest"), SingleTurn(overflow="drop_oldest"),
-                                     HideObservations(overflow="drop_oldest"),
-                                     FullContext(overflow="drop_oldest", strip_thoughts=True)])  # fmt: skip
+@pytest.mark.parametrize(
+    "context",
+    [
+        LastTurns(turns=2, overflow="drop_oldest"),
+        SingleTurn(overflow="drop_oldest"),
+        HideObservations(overflow="drop_oldest"),
+        FullContext(overflow="drop_oldest", strip_thoughts=True),
+    ],
+)
 def test_every_mode_drops_what_it_shows_of_the_oldest_turns(talks, context: ContextSettings) -> None:
     whole, engine = talks(context)
     longest = [len(tokens) for tokens, _, _ in engine.requests]
@@ -253,7 +259,7 @@ def test_every_mode_drops_what_it_shows_of_the_oldest_turns(talks, context: Cont
 
 
 def test_what_would_have_been_answered_next_is_what_would_have_been_shown(talks) -> None:
-    """The value of a state in which an episode is cut off belongs to the context that the policy would see."""
+    """The value of a state in which an episode is cut off belongs to what the policy would see."""
     for context in (LastTurns(turns=1), DROP):
         cut, _ = talks(context, max_turns=3, max_episode_tokens=62 + ROOM, max_turn_tokens=ROOM)
         assert cut.stop_reason == "max_turns"

@@ -29,7 +29,7 @@ class Dialogue:
 
     @staticmethod
     def of(messages: Sequence[Message], replies: Collection[str]) -> Dialogue:
-        """`replies`: ids of the policy's own; examples in a task, or what an environment made up, are none."""
+        """`replies`: ids of the policy's own: examples in a task, say, are none."""
         observations, said = [list[Message]()], list[Message]()
         for message in messages:
             if message.role == "assistant" and message.id in replies:
