@@ -41,6 +41,15 @@ def test_a_key_that_a_mode_does_not_have_is_refused(context: Any, expected: str)
         rollout(context=context)
 
 
+def test_the_longest_answer_is_bounded_by_the_context_only_if_all_of_it_stays() -> None:
+    """8 turns of 64 tokens, in a context of 200."""
+    limits = {"max_turns": 8, "max_turn_tokens": 64, "max_episode_tokens": 200}
+    assert rollout(limits=limits).longest_answer == 200
+    assert rollout(limits=limits | {"max_turns": 3}).longest_answer == 192
+    for context in ("last_turns", "single_turn", {"overflow": "drop_oldest"}, {"strip_thoughts": True}):
+        assert rollout(limits=limits, context=context).longest_answer == 512
+
+
 def test_dropping_turns_needs_room_for_a_reply() -> None:
     context = {"type": "last_turns", "overflow": "drop_oldest"}
     limits = {"max_turn_tokens": 64, "max_episode_tokens": 65}

@@ -88,11 +88,6 @@ class Limits(Section):
     timeout: Annotated[float, Field(gt=0)] = 600.0
     """Seconds that an environment may take over one episode; waiting for the engine does not count."""
 
-    @property
-    def longest_answer(self) -> int:
-        """Tokens that a policy can give in one episode."""
-        return min(self.max_turns * self.max_turn_tokens, self.max_episode_tokens)
-
 
 class ContextSettings(Section):
     """What the model is shown of an episode so far. The task, all that comes before its first reply, always

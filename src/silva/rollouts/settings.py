@@ -53,6 +53,12 @@ class RolloutSettings(Section):
         return self
 
     @property
+    def longest_answer(self) -> int:
+        """Tokens that a policy can give in one episode: what is no longer shown takes no room."""
+        given = self.limits.max_turns * self.limits.max_turn_tokens
+        return min(given, self.limits.max_episode_tokens) if self.context == FullContext() else given
+
+    @property
     def reads_entropies(self) -> bool:
         """Whether the strategy needs the entropies of sampled tokens."""
         return False
