@@ -7,14 +7,16 @@ from dataclasses import replace
 from typing import Any, ClassVar
 
 import pytest
-from tests.rendering.templates import byte_tokenizer
+from tests.rendering.templates import TEMPLATES, byte_tokenizer
 
 from silva.config.sections import ContextSettings, FullContext, HideObservations, LastTurns, SingleTurn
 from silva.engines.scripted import ScriptedEngine
+from silva.environments.calculator import Calculator
 from silva.models.tiny import tiny_tokenizer
 from silva.models.trie import build
 from silva.protocols import Reply, Request
 from silva.rendering.renderer import Renderer
+from silva.rollouts.actors import Script
 from silva.rollouts.samples import trajectory_samples
 from silva.types import Message, Observation, Segment, Step, Trajectory
 
@@ -299,3 +301,20 @@ def test_actors_that_play_through_messages_see_the_same(
     assert [" ".join(m.content for m in request.messages) for request in chat.requests] == expected
     assert [turn.fresh for turn in trajectory.turns] == [True, False, True]
     assert chat.requests[-1].max_tokens == left
+
+
+@pytest.mark.parametrize(
+    "name", sorted({*TEMPLATES} - {"r1"})
+)  # it opens thoughts that the script leaves open
+@pytest.mark.parametrize("context", [LastTurns(turns=1), HideObservations(), SingleTurn(turns=1)])
+def test_every_chat_template_takes_it(run, name: str, context: ContextSettings) -> None:
+    """A dialogue with tools under each family: some refuse two user messages in a row."""
+    tokenizer = byte_tokenizer(name)
+    renderer, tasks = Renderer(tokenizer), Calculator(chain=2, operators="+", eval_size=5).taskset()
+    problem = tasks.tasks("train")[0]
+    trajectory = run(tasks, actor=Script(renderer), renderer=renderer, task=problem, context=context)
+    assert (trajectory.stop_reason, trajectory.failure, trajectory.raw_reward) == ("terminated", None, 1.0)
+    last = tokenizer.decode([t for s in trajectory.turns[-1].segments[:-1] for t in s.tokens])
+    assert [turn.fresh for turn in trajectory.turns][2:] != [False, False]
+    assert problem.data["questions"][0] in tokenizer.decode(trajectory.turns[0].segments[0].tokens)
+    assert last.count(problem.answer[1]) == 1
