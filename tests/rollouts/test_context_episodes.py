@@ -28,6 +28,7 @@ B0, B2 = "<|assistant|>yes<|end|>", "<|assistant|>so<|end|>"  # stripped
 O1, O2, O3 = (f"<|user|>go on {i}<|end|>" for i in (1, 2, 3))
 HID = "<|user|>...<|end|>"
 DROP = FullContext(overflow="drop_oldest")
+ROOM = 21  # for the longest reply
 
 
 @pytest.fixture
@@ -168,6 +169,9 @@ def test_the_environment_says_what_the_dialogue_is_and_the_mode_what_of_it_is_sh
     assert shown(engine)[2:] == [summed + A1 + O2, summed + A1 + HID + A2 + O3]
     _, engine = talks(LastTurns(turns=0), make=make)
     assert shown(engine)[2:] == [summed + O2, summed + O3]
+    # The turn that was dropped before is none of the new dialogue.
+    _, engine = talks(DROP, make=make, max_episode_tokens=41 + ROOM, max_turn_tokens=ROOM)
+    assert shown(engine)[1:3] == [TASK + O1, summed + A1 + O2]
 
 
 def test_what_an_environment_took_out_is_not_shown_by_any_mode(talks, talk) -> None:
@@ -203,7 +207,6 @@ def test_an_edit_that_is_taken_back_shows_the_tokens_as_sampled(run, world, talk
 
 # The task has 10 tokens, the replies 22, 4 and 21 with their opening, an observation 9, the last opening 1.
 WHOLE = [TASK, TASK + A0 + O1, TASK + A0 + O1 + A1 + O2, TASK + A0 + O1 + A1 + O2 + A2 + O3]  # 11, 42, 55, 85
-ROOM = 21  # for the longest reply
 
 
 @pytest.mark.parametrize(
@@ -303,9 +306,7 @@ def test_actors_that_play_through_messages_see_the_same(
     assert chat.requests[-1].max_tokens == left
 
 
-@pytest.mark.parametrize(
-    "name", sorted({*TEMPLATES} - {"r1"})
-)  # it opens thoughts that the script leaves open
+@pytest.mark.parametrize("name", sorted({*TEMPLATES} - {"r1"}))  # the script leaves its thoughts open
 @pytest.mark.parametrize("context", [LastTurns(turns=1), HideObservations(), SingleTurn(turns=1)])
 def test_every_chat_template_takes_it(run, name: str, context: ContextSettings) -> None:
     """A dialogue with tools under each family: some refuse two user messages in a row."""
