@@ -47,9 +47,8 @@ class Dialogue:
         """
         if not self.replies:
             return self.observations[0]
-        if isinstance(settings, HideObservations):
-            return self._hidden(settings)._last(self._count(settings, dropped), settings)
-        return self._last(self._count(settings, dropped), settings)
+        dialogue = self._hidden(settings) if isinstance(settings, HideObservations) else self
+        return dialogue._last(self._count(settings, dropped), settings)
 
     def drop_oldest(self, settings: ContextSettings, dropped: int) -> int | None:
         """The next `dropped` that shows less; None if the task and the newest observation are all that is

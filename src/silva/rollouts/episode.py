@@ -31,16 +31,7 @@ from silva.rendering.renderer import Renderer
 from silva.rollouts.actors import ScriptFault
 from silva.rollouts.context import FULL
 from silva.rollouts.faults import UNWATCHED, Watch, described, place, tell_if_long, trace, watched
-from silva.rollouts.state import (
-    End,
-    State,
-    answered,
-    new_messages,
-    render,
-    result,
-    started,
-    without_oldest_turn,
-)
+from silva.rollouts.state import End, State, answered, new_messages, render, result, shorter, started
 from silva.types import Failure, Observation, Step, StopReason, Task, Trajectory
 
 T = TypeVar("T")
@@ -327,11 +318,10 @@ class Episode:
         room = self.limits.max_episode_tokens - self.limits.max_turn_tokens
         while True:
             size = len(self._tokens()) if self.actor.reads_tokens else self.state.reported
-            if size <= room or self.context.overflow == "end":
+            fits = size <= room or self.context.overflow == "end"
+            if fits or (less := shorter(self.state, self.context)) is None:
                 return size
-            if (shorter := without_oldest_turn(self.state, self.context)) is None:
-                return size
-            self.state = shorter
+            self.state = less
 
     def _tokens(self) -> Sequence[int]:
         if self.state.shown is not None:

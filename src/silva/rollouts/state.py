@@ -129,7 +129,7 @@ def answered(
     return new if after.context is None and messages == new.messages else _rewritten(new, messages)
 
 
-def without_oldest_turn(state: State, settings: ContextSettings) -> State | None:
+def shorter(state: State, settings: ContextSettings) -> State | None:
     """With one turn less in its context; None if the task and the newest observation are all that is left."""
     dialogue = _dialogue(state)
     dropped = dialogue.drop_oldest(settings, state.dropped)
