@@ -105,7 +105,19 @@ def test_probe_counts_usable_episodes():
     # Replies 4, 8, 4, 4; rows 24, 20 + 2 + 2 + 6 = 30, 24, 24; only the second group is all equal.
     # The first two have 22 tokens in common (20 + 2), the last two are the same row: 24 + 8 + 24.
     found = _summarise(Grpo(), groups)
-    assert found == Probe(generated=5.0, trained=25.5, unique=14.0, longest=30, hopeless=0.5, mastered=0.0)
+    assert found == Probe(
+        generated=5.0, trained=25.5, rows=1.0, unique=14.0, longest=30, hopeless=0.5, mastered=0.0
+    )
+
+
+def test_probe_counts_the_rows_of_a_rewritten_context():
+    """Of 24 and 2 + 6 tokens; the other episode has one of 24."""
+    first, second = episode("a", 4, 6).turns
+    rewritten = dataclasses.replace(
+        episode("a", 4, 6), turns=(first, dataclasses.replace(second, fresh=True))
+    )
+    found = _summarise(Grpo(), [Group("a", TASK, (rewritten, episode("b", 4)))])
+    assert (found.rows, found.trained, found.longest) == (1.5, 28.0, 24)
 
 
 def test_probe_sees_what_the_credit_sees():
@@ -126,7 +138,7 @@ def test_probe_sees_what_the_credit_sees():
 
 def test_groups_without_signal_fade_as_a_policy_learns():
     """From 0.8 evenly to 0.2: mean 0.5, mean square (0.8^3 - 0.2^3) / (3 * 0.6) = 0.28; else 0.8 and 0.64."""
-    probe = Probe(generated=1.0, trained=1.0, unique=1.0, longest=1, hopeless=0.6, mastered=0.2)
+    probe = Probe(generated=1.0, trained=1.0, rows=1.0, unique=1.0, longest=1, hopeless=0.6, mastered=0.2)
     assert [probe.silent(n, True) for n in (1, 2)] == pytest.approx([0.5, 0.28])
     assert [probe.silent(n, False) for n in (1, 2)] == pytest.approx([0.8, 0.64])
 
@@ -142,7 +154,7 @@ def test_probe_without_a_usable_episode_says_why():
 def test_plan_in_words():
     plan = Plan(
         steps=20, groups=64, group_size=8, updates=4, refills=12.5, tokens_generated=61_234.0,
-        tokens_trained=150_000.0, longest=301, warm_steps=50, eval_episodes=128, evaluations=3,
+        tokens_trained=150_000.0, rows=1536.0, longest=301, warm_steps=50, eval_episodes=128, evaluations=3,
         parameters=134_515_008, trained_parameters=2_442_240, memory_bytes=1.99 * 2**30,
         checkpoint_bytes=30 * 2**20, checkpoints=3, directory="runs/x",
     )  # fmt: skip
@@ -153,7 +165,7 @@ def test_plan_in_words():
         "  20 steps, each 64 tasks x 8 = 512 rollouts, and about 12.5 tasks more for groups without signal, "
         "4 updates of 128",
         "  before them up to 50 supervised steps on scripted play",
-        "  a step: about 61.2k tokens sampled and 150k trained, the longest row has 301",
+        "  a step: about 61.2k tokens sampled and 150k trained in 1.54k rows, of which the longest has 301",
         "  in all: about 1.22M tokens sampled and 3M trained, if answers stay as long as in a probe",
         "  3 evaluations of 128 held-out episodes",
         "  memory: about 1.99 GiB at most, for 135M parameters, 2.44M trained",

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from tests.contracts.doubles import Failing, Slow
 
-from silva.config.sections import Limits
+from silva.config.sections import LastTurns, Limits
 from silva.engines.scripted import ScriptedEngine
 from silva.environments.guess_number import GuessNumber
 from silva.errors import EngineError
@@ -22,18 +22,18 @@ from silva.rollouts.settings import BranchingRolloutSettings, LinearRolloutSetti
 from silva.types import Group, SamplingParams, Task
 
 RENDERER = Renderer(tiny_tokenizer())
-Make = Callable[[Engine, int], Rollout]  # engine, seed of the run
+Make = Callable[..., Rollout]  # engine, seed of the run, keys of its settings
 
 
-def linear(engine: Engine, seed: int) -> Rollout:
-    settings = LinearRolloutSettings(group_size=3, limits=Limits(max_turns=3, timeout=60.0))
+def linear(engine: Engine, seed: int, **more: Any) -> Rollout:
+    settings = LinearRolloutSettings(group_size=3, limits=Limits(max_turns=3, timeout=60.0), **more)
     return Linear(settings, engine, RENDERER, seed=seed)
 
 
-def branching(engine: Engine, seed: int) -> Rollout:
+def branching(engine: Engine, seed: int, **more: Any) -> Rollout:
     settings = BranchingRolloutSettings(
         group_size=5, initial_rollouts=2, branch_probability=0.9, entropy_weight=0.0,
-        limits=Limits(max_turns=3, timeout=60.0),
+        limits=Limits(max_turns=3, timeout=60.0), **more,
     )  # fmt: skip
     return Branching(settings, engine, RENDERER, seed=seed)
 
@@ -122,6 +122,16 @@ def test_the_run_s_seed_and_the_work_decide_what_is_played(make: Make) -> None:
     others = [played(make(guesses(), 6), Worlds()), played(make(guesses(), 5), Worlds(), "s1g1")]
     tokens = [[t.turns for g in groups for t in g.trajectories] for groups in (first, *others)]
     assert tokens[0] not in tokens[1:]
+
+
+@pytest.mark.parametrize(("turns", "replies"), [(0, {0}), (1, {0, 1}), (9, {0, 1, 2})])
+def test_the_model_is_shown_what_the_settings_say(make: Make, turns: int, replies: set[int]) -> None:
+    """How many earlier replies a prompt holds, over all prompts."""
+    engine, decode = guesses(), tiny_tokenizer().decode
+    groups = played(make(engine, 5, context=LastTurns(turns=turns)), Worlds())
+    prompts = [decode(tokens) for tokens, _, _ in engine.requests]
+    assert {prompt.count(RENDERER.opening) - 1 for prompt in prompts} == replies
+    assert max(len(t.turns) for g in groups for t in g.trajectories) == 3
 
 
 def test_slow_parts_change_nothing(make: Make) -> None:

@@ -116,7 +116,7 @@ def test_tools_that_change_are_told_in_a_whole_new_context() -> None:
         == "Error: no tool called 'open_door': there is look, close_door"
     )
     nameless = Message("assistant", "", tool_calls=(ToolCall("open_door", {}),))
-    with pytest.raises(RecordError, match="tools that change needs replies with an id"):
+    with pytest.raises(RecordError, match="tools that change need replies with an id"):
         play(nameless, toolsets=[Doors()])
 
 

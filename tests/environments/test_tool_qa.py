@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from silva.environments.tool_qa import Question, ToolQA
-from silva.errors import CapabilityError, RecordError
+from silva.errors import CapabilityError
 from silva.protocols import Forkable, Scripted
 from silva.rendering.tool_calls import parse_hermes
 from silva.tools.function import ToolError, tool
@@ -156,29 +156,6 @@ def test_a_required_tool_must_be_called_for_every_question(replies_to) -> None:
     assert steps[-1].rewards == {"correct": 1.0}
     stubborn = replies_to(Twice(tool_required=True, max_tool_calls=2), CHAIN, ["abab"] * 3)
     assert len(stubborn) == 3 and stubborn[-1].truncated and stubborn[-1].rewards == {"correct": 0.0}
-
-
-def test_older_results_are_replaced_in_a_whole_new_context(replies_to) -> None:
-    settings = Twice(hide_observations=True)
-    answer = Message("assistant", "abab", id="reply-1")
-    steps = replies_to(settings, CHAIN, [call(), answer, call("cd", number=2), call("ef", number=3)])
-    first, second, third, fourth = (step.observation for step in steps)
-    assert first.context is None and texts(first.messages) == ["abab"]
-    assert second.context is None and texts(second.messages) == ["Twice cd?"]
-    assert third.context is not None and fourth.context is not None
-    assert texts(third.context) == ["Twice ab?", "", "...", "abab", "Twice cd?", "", "cdcd"]
-    assert texts(fourth.context) == ["Twice ab?", "", "...", "abab", "Twice cd?", "", "...", "", "efef"]
-    ids = [message.id for message in fourth.context]
-    assert len(set(ids)) == len(ids) and ids[1::2][:2] == ["reply-0", "reply-1"]
-    assert third.context[2].id == first.messages[0].id  # the same message, edited
-    assert third.context[1] == call()
-    assert third.messages == () and third.tools == first.tools
-
-
-def test_hiding_needs_replies_that_can_be_named(replies_to) -> None:
-    nameless = Message("assistant", "", tool_calls=(ToolCall("ask_twice", {"word": "a"}),))
-    with pytest.raises(RecordError, match="hide_observations needs replies with an id"):
-        replies_to(Twice(hide_observations=True), CHAIN, [nameless, nameless])
 
 
 def test_forks_keep_their_own_history() -> None:

@@ -28,7 +28,7 @@ def ended(stop_reason="terminated", **fields):
 def run(monkeypatch, outcome, *, k=1, tasks=4, worlds=("a",), seed=0, concurrency=256, seen=None, **how):
     """`outcome(task, sample)`: the success of an episode, None for one without a result, or all of it."""
 
-    async def play(task, taskset, actor, renderer, limits, *, id, seed, watch):
+    async def play(task, taskset, actor, renderer, limits, *, id, seed, watch, context):
         if seen is not None:
             seen.append((id, task.seed, seed))
         await asyncio.sleep(0)

@@ -9,11 +9,12 @@ from typing import Any
 
 import pytest
 
-from silva.config.sections import Limits, Sampling
+from silva.config.sections import ContextSettings, Limits, Sampling
 from silva.engines.scripted import ScriptedEngine
 from silva.models.tiny import tiny_tokenizer
 from silva.rendering.renderer import Renderer
 from silva.rollouts.actors import Policy
+from silva.rollouts.context import FULL
 from silva.rollouts.episode import play
 from silva.types import Message, Observation, SamplingParams, Step, Task, Trajectory
 
@@ -119,8 +120,12 @@ def limits() -> Callable[..., Limits]:
 def run(task, renderer, policy, limits, speaker):
     """`run(world, engine, max_turns=2)` -> the trajectory."""
 
-    def go(world, engine=None, *, task=task, actor=None, renderer=renderer, **values: Any) -> Trajectory:
+    def go(
+        world, engine=None, *, task=task, actor=None, renderer=renderer, context: ContextSettings = FULL,
+        **values: Any,
+    ) -> Trajectory:  # fmt: skip
         actor = actor or policy(engine or speaker("yes", "no"), renderer)
-        return asyncio.run(play(task, world, actor, renderer, limits(**values), id="e", seed=1))
+        played = play(task, world, actor, renderer, limits(**values), id="e", seed=1, context=context)
+        return asyncio.run(played)
 
     return go

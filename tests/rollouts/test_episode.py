@@ -10,6 +10,7 @@ from itertools import pairwise
 import numpy as np
 from tests.rendering.templates import byte_tokenizer
 
+from silva.config.sections import HideObservations
 from silva.engines.scripted import ScriptedEngine
 from silva.environments.calculator import Calculator
 from silva.models.tiny import tiny_tokenizer
@@ -97,29 +98,30 @@ def sampled_of(trajectory: Trajectory) -> list[tuple[int, ...]]:
 
 
 def test_hidden_observations_rewrite_the_context_and_no_token_is_trained_twice(run, speaker) -> None:
-    settings = Calculator(chain=2, hide_observations=True, operators="+", eval_size=5)
+    settings = Calculator(chain=2, operators="+", eval_size=5)
     tasks = settings.taskset()
     problem = tasks.tasks("train")[0]
     first, second = (call["arguments"]["expression"] for (call,) in problem.data["calls"])
     said = [call(first), problem.answer[0], call(second), problem.answer[1]]
-    trajectory = run(tasks, speaker(*said), task=problem)
+    hides = HideObservations(roles=("tool",))
+    trajectory = run(tasks, speaker(*said), task=problem, context=hides)
     assert (trajectory.stop_reason, trajectory.raw_reward) == ("terminated", 1.0)
-    assert [turn.fresh for turn in trajectory.turns] == [True, False, False, True]
+    assert [turn.fresh for turn in trajectory.turns] == [True, False, True, False]
     decode = tiny_tokenizer().decode
-    rewritten = decode(trajectory.turns[3].segments[0].tokens)
-    # The old result is "..." now; the replies before it stand as they were sampled, the new result is shown.
+    rewritten = decode(trajectory.turns[2].segments[0].tokens)
+    # The old result is "..." now; the replies around it stand as they were sampled.
     replies = [decode(tokens) for tokens in sampled_of(trajectory)]
-    positions = [rewritten.index(reply) for reply in replies[:3]]
+    positions = [rewritten.index(reply) for reply in replies[:2]]
     assert positions == sorted(positions)
     assert rewritten.count("...") == 1 and positions[0] < rewritten.index("...") < positions[1]
     # The result of the first call stays where it was said as an answer: only the observation is hidden.
     assert rewritten.count(f"{problem.answer[0]}<|end|>") == 1
-    assert rewritten.index(problem.answer[1]) > positions[2]
-    ids = list(trajectory.turns[3].segments[0].tokens)
-    for tokens in sampled_of(trajectory)[:3]:
+    assert rewritten.index(problem.data["questions"][1]) > positions[1]
+    ids = list(trajectory.turns[2].segments[0].tokens)
+    for tokens in sampled_of(trajectory)[:2]:
         assert any(ids[i : i + len(tokens)] == list(tokens) for i in range(len(ids)))
     rows = trajectory_samples(trajectory, "g")
-    assert [row.turn_ids for row in rows] == [("e/0", "e/1", "e/2"), ("e/3",)]
+    assert [row.turn_ids for row in rows] == [("e/0", "e/1"), ("e/2", "e/3")]
     trained = [tuple(row.tokens[row.loss_weights > 0]) for row in rows]
     assert sum(trained, ()) == sum(sampled_of(trajectory), ())
 

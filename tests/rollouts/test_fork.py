@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from tests.environment_cases import OWN, small
 
-from silva.config.sections import Limits
+from silva.config.sections import FullContext, HideObservations, LastTurns, Limits, SingleTurn
 from silva.engines.scripted import ScriptedEngine
 from silva.environments.calculator import Calculator
 from silva.environments.frozen_lake import FrozenLake
@@ -58,7 +58,19 @@ REPLIES = {
 }
 WORLDS = [(name, small(name, eval_size=8)) for name in OWN] + [
     ("frozen_lake", FrozenLake(slippery=True, success_rate=0.4, eval_size=8)),
-    ("calculator", Calculator(chain=2, hide_observations=True, eval_size=8)),
+]
+WHOLE: dict[str, Any] = {"context": FullContext()}
+REWRITES: list[dict[str, Any]] = [
+    {"context": FullContext(strip_thoughts=True)},
+    {"context": LastTurns(turns=1)},
+    {"context": SingleTurn()},
+    {"context": HideObservations()},
+    {"context": FullContext(overflow="drop_oldest"), "limits": Limits(max_episode_tokens=900)},
+]
+CASES = [(name, settings, WHOLE) for name, settings in WORLDS] + [
+    (name, settings, rewrite)
+    for rewrite in REWRITES
+    for name, settings in (("frozen_lake", FrozenLake(eval_size=8)), ("calculator", Calculator(chain=2)))
 ]
 
 
@@ -92,16 +104,16 @@ def plain(turns: tuple[Turn, ...]) -> list[Turn]:
 
 
 @pytest.mark.parametrize(
-    ("name", "settings"), WORLDS, ids=lambda value: value if isinstance(value, str) else ""
+    ("name", "settings", "how"), CASES, ids=lambda value: value if isinstance(value, str) else ""
 )
 def test_a_fork_with_the_same_seed_goes_on_as_the_episode_and_changes_nothing_in_it(
-    open_episode, name: str, settings: Any
+    open_episode, name: str, settings: Any, how: dict[str, Any]
 ) -> None:
     async def go(number: int, turns: int) -> int:
-        alone = open_episode(name, settings, number)
+        alone = open_episode(name, settings, number, **how)
         await alone.start()
         await finish(alone)
-        episode = open_episode(name, settings, number)
+        episode = open_episode(name, settings, number, **how)
         await episode.start()
         while len(episode.state.turns) < turns and not episode.over:
             await episode.advance()

@@ -111,6 +111,7 @@ async def measure(
             redo=assembly.config.rollout.redo,
             on_episode=lambda done, total, label: monitor.stage("eval", done, total, label),
             watch=activity,
+            context=assembly.config.rollout.context,
         )
     for note in filter(None, (e.note() for e in evaluations)):
         monitor.message(f"{when}: {note}", "warning")
@@ -126,7 +127,7 @@ async def warm_start(
         monitor.stage("warm start", 0, warm.steps)
         done = await imitate(trainer, assembly.engine, assembly.stream("warm"), assembly.renderer, warm,
                              config.rollout.limits, seed=config.seed, monitor=monitor,
-                             watch=activity)  # fmt: skip
+                             watch=activity, context=config.rollout.context)  # fmt: skip
     ledger.record("imitated", contents=done.contents)
     ledger.commit()
     monitor.message(f"warm start: {done.steps} supervised steps, loss {done.loss:.3f}")

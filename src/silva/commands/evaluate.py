@@ -88,5 +88,6 @@ async def _play(
             config.rollout.limits,
             seed=config.seed,
             redo=config.rollout.redo,
+            context=config.rollout.context,
             on_episode=lambda done, total, label: progress.update(bar, completed=done, total=total),
         )

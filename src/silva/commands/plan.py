@@ -57,6 +57,7 @@ class Plan:
     refills: float  # groups played in place of those without signal, on average over the run
     tokens_generated: float
     tokens_trained: float
+    rows: float  # trained
     longest: int  # tokens of the longest row
     warm_steps: int
     eval_episodes: int
@@ -80,6 +81,7 @@ class Probe:
 
     generated: float
     trained: float
+    rows: float  # more than one if its context is rewritten
     unique: float  # of the trained ones, what is left once a group's shared tokens count once
     longest: int
     hopeless: float  # groups without signal whose reward is below the mean: they pass as the policy learns
@@ -119,6 +121,7 @@ def plan_run(config: RunConfig) -> Plan:
         refills=refilled,
         tokens_generated=found.generated * (issued + refilled) * rollout.group_size,
         tokens_trained=found.trained * kept * rollout.group_size,
+        rows=found.rows * kept * rollout.group_size,
         longest=found.longest,
         warm_steps=config.warm_start.steps if config.warm_start else 0,
         eval_episodes=_eval_episodes(config),
@@ -145,8 +148,8 @@ def describe(plan: Plan) -> str:
         f"{plan.steps} steps, each {plan.groups} tasks x {plan.group_size} = {plan.rollouts} rollouts"
         f"{refills}, {plan.updates} update{'s' if several else ''} of {plan.rollouts // plan.updates}",
         *warm,
-        f"a step: about {_count(generated)} tokens sampled and {_count(trained)} trained, "
-        f"the longest row has {plan.longest}",
+        f"a step: about {_count(generated)} tokens sampled and {_count(trained)} trained "
+        f"in {_count(plan.rows)} rows, of which the longest has {plan.longest}",
         f"in all: about {_count(plan.steps * generated)} tokens sampled and "
         f"{_count(plan.steps * trained)} trained, if answers stay as long as in a probe",
         f"{plan.evaluations} evaluations of {plan.eval_episodes} held-out episodes",
@@ -172,7 +175,8 @@ async def _probe(assembly: Assembly) -> list[Group]:
     if warm is not None and isinstance(config.model, TinyModel):
         trainer = assembly.trainer()
         await imitate(trainer, assembly.engine, assembly.stream("warm"), assembly.renderer, warm,
-                      rollout.limits, seed=config.seed, monitor=cast(Monitor, _Silent()))  # fmt: skip
+                      rollout.limits, seed=config.seed, monitor=cast(Monitor, _Silent()),
+                      context=rollout.context)  # fmt: skip
         await assembly.engine.load(await trainer.publish())
     elif warm is not None:
         actor = Script(assembly.renderer, warm.mistakes, warm.noise)
@@ -182,7 +186,7 @@ async def _probe(assembly: Assembly) -> list[Group]:
     async def one(task: Task, label: str, group: int, index: int) -> Trajectory:
         seed = derive(config.seed, "probe", group, index)
         return await play(task, assembly.tasksets[label], actor, assembly.renderer, rollout.limits,
-                          id=f"probe{group}/{index}", seed=seed)  # fmt: skip
+                          id=f"probe{group}/{index}", seed=seed, context=rollout.context)  # fmt: skip
 
     async def group(number: int) -> Group:
         source, task = stream.draw()
@@ -207,6 +211,7 @@ def _summarise(recipe: Algorithm, groups: Sequence[Group]) -> Probe:
         # The last segment of a turn is the reply, whoever gave it.
         generated=sum(len(turn.segments[-1].tokens) for t in played for turn in t.turns) / len(played),
         trained=sum(lengths) / len(played),
+        rows=len(lengths) / len(played),
         unique=sum(len(build(group)) for group in rows if group) / len(played),
         longest=max(lengths, default=1),
         hopeless=sum(reward < high for reward in silent) / len(groups),

@@ -173,7 +173,7 @@ async def _prepare(
             config.algorithm,
             ledger,
             size=config.rollout.groups_per_step,
-            longest=config.rollout.limits.longest_answer,
+            longest=config.rollout.longest_answer,
         ),
         evaluate=partial(measure, assembly, policy, activity, phases),
         ledger=ledger,

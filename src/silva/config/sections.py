@@ -88,10 +88,59 @@ class Limits(Section):
     timeout: Annotated[float, Field(gt=0)] = 600.0
     """Seconds that an environment may take over one episode; waiting for the engine does not count."""
 
-    @property
-    def longest_answer(self) -> int:
-        """Tokens that a policy can give in one episode."""
-        return min(self.max_turns * self.max_turn_tokens, self.max_episode_tokens)
+
+class ContextSettings(Section):
+    """What the model is shown of an episode so far. The task, all that comes before its first reply, always
+    stays, and so does the newest observation."""
+
+    strip_thoughts: bool = False
+    """Earlier replies are shown without their thoughts, whatever the chat template does with them."""
+    overflow: Literal["end", "drop_oldest"] = "end"
+    """When the context leaves no room for a reply. `end`: replies get shorter until the episode ends as
+    `max_tokens`, with the score so far. `drop_oldest`: the oldest turns go until `limits.max_turn_tokens`
+    fit below `limits.max_episode_tokens`, for good; it ends only if that is not enough."""
+
+
+class FullContext(ContextSettings):
+    """The whole dialogue."""
+
+    type: Literal["full"] = "full"
+
+
+class LastTurns(ContextSettings):
+    """The task and the last turns, as messages."""
+
+    type: Literal["last_turns"] = "last_turns"
+    turns: Natural = 3
+    """How many earlier replies are shown, each with the observation that it answered."""
+
+
+class SingleTurn(ContextSettings):
+    """A dialogue of one turn: the task, the last turns as text, and the newest observation are one user
+    message."""
+
+    type: Literal["single_turn"] = "single_turn"
+    turns: Natural = 3
+    """How many earlier replies are shown, each with the observation that it answered."""
+    strip_thoughts: bool = True
+    """Earlier replies are shown without their thoughts."""
+
+
+class HideObservations(ContextSettings):
+    """The whole dialogue with "..." in place of older observations (Act-PRM)."""
+
+    type: Literal["hide_observations"] = "hide_observations"
+    first: Positive = 1
+    """So many observations at the start are shown; the task is the first one."""
+    last: Positive = 1
+    """So many of the newest are shown."""
+    roles: Annotated[tuple[Literal["user", "tool"], ...], Field(min_length=1)] = ("user", "tool")
+    """Whose messages are hidden: `["tool"]` hides results of tools and keeps what users say."""
+
+
+EpisodeContext = Annotated[
+    FullContext | LastTurns | SingleTurn | HideObservations, Field(discriminator="type")
+]
 
 
 class Optimizer(Section):

@@ -20,11 +20,9 @@ from silva.tools.calls import Calls, Limits, Result
 from silva.tools.function import ToolDefinitionError
 from silva.types import Message, Observation, Step, Task, ToolSpec
 
-HIDDEN = "..."
-
 
 class ToolDialogueSettings(EnvironmentSettings):
-    """Limits of tool calls, and what is shown of their results."""
+    """Limits of tool calls and of their results."""
 
     instructions: str = ""
     """Stands before the first question."""
@@ -36,8 +34,6 @@ class ToolDialogueSettings(EnvironmentSettings):
     """The same for single tools, by name: {python = 3}."""
     concurrent_calls: Positive = 8
     """Calls of one reply that run at the same time."""
-    hide_observations: bool = False
-    """Show only the newest tool results: older ones are replaced by "..."."""
     tool_timeout: Annotated[float, Field(gt=0)] = 10.0
     """Seconds one tool call may take, where a tool has no limit of its own."""
     max_result_chars: Positive = 2000
@@ -171,17 +167,12 @@ class ToolDialogue(Episode, ABC):
 
     def _observe_results(self, results: Sequence[Message]) -> Observation:
         offered, self._offered = self._offered, self._specs()
-        old = [message for message in self.history if message.role == "tool" and message.content != HIDDEN]
-        hides = self.settings.hide_observations and bool(old)
-        if not hides and self._offered == offered:
+        if self._offered == offered:
             return self.show(*results)
         if any(not message.id for message in self.history):
-            key = "hide_observations" if hides else "tools that change"
-            raise RecordError(f"task {self.task.id}: {key} needs replies with an id, got one without")
-        if hides:
-            self.history = [
-                dataclasses.replace(m, content=HIDDEN) if m.role == "tool" else m for m in self.history
-            ]
+            raise RecordError(
+                f"task {self.task.id}: tools that change need replies with an id, got one without"
+            )
         self.history = [*self.history, *results]
         return dataclasses.replace(self.show(), context=tuple(self.history))
 

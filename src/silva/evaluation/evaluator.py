@@ -21,11 +21,12 @@ from typing import Any
 
 import numpy as np
 
-from silva.config.sections import Eval, Limits
+from silva.config.sections import ContextSettings, Eval, Limits
 from silva.evaluation.statistics import Estimate, estimate, pass_at_k
 from silva.ports import derive
 from silva.protocols import Actor, TaskSet
 from silva.rendering.renderer import Renderer
+from silva.rollouts.context import FULL
 from silva.rollouts.episode import play
 from silva.rollouts.faults import UNWATCHED, Watch, tally
 from silva.types import Task, Trajectory
@@ -147,12 +148,14 @@ async def evaluate(
     redo: int = 1,
     on_episode: Callable[[int, int, str], None] = lambda done, total, environment: None,
     watch: Watch = UNWATCHED,
+    context: ContextSettings = FULL,
     concurrency: int = 256,
 ) -> list[Evaluation]:
     """Play `settings.tasks` held-out tasks of every environment, `settings.samples_per_task` times each.
 
     Args:
         redo: how often an episode that gave no result is tried again.
+        context: what the actor is shown of an episode: as in training.
     """
     k = settings.samples_per_task
     jobs = [
@@ -177,6 +180,7 @@ async def evaluate(
                     id=f"eval:{task.id}/{sample}",
                     seed=derive(first, attempt) if attempt else first,
                     watch=watch,
+                    context=context,
                 )
                 if trajectory.failure != "redo":
                     break

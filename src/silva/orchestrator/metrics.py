@@ -33,6 +33,7 @@ def batch_metrics(batch: Batch) -> dict[str, float]:
             "reward/raw": _mean([t.raw_reward for _, t in used]),
             "reward/shaped": _mean([t.shaped_reward for _, t in used]),
             "rollout/turns": _mean([len(t.turns) for _, t in used]),
+            "rollout/rows": _mean([sum(turn.fresh for turn in t.turns) for _, t in used]),
             "rollout/response_tokens": _mean([t.tokens("policy") for _, t in used]),
         }
         found = response_metrics(turn for _, t in used for turn in t.turns)

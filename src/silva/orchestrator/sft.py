@@ -16,7 +16,7 @@ from collections import deque
 from dataclasses import dataclass
 
 from silva.algorithms.aggregation import normalise
-from silva.config.sections import Limits, Sampling, WarmStart
+from silva.config.sections import ContextSettings, Limits, Sampling, WarmStart
 from silva.errors import NoSignalError
 from silva.evaluation.evaluator import success
 from silva.monitoring.monitor import Monitor
@@ -27,6 +27,7 @@ from silva.ports import derive
 from silva.protocols import Actor, Engine, Trainer
 from silva.rendering.renderer import Renderer
 from silva.rollouts.actors import Policy, Script
+from silva.rollouts.context import FULL
 from silva.rollouts.episode import play
 from silva.rollouts.faults import UNWATCHED, Watch, tally
 from silva.rollouts.samples import to_samples
@@ -60,11 +61,13 @@ async def imitate(
     seed: int,
     monitor: Monitor,
     watch: Watch = UNWATCHED,
+    context: ContextSettings = FULL,
 ) -> Imitation:
     """Updates on fresh scripted episodes: `settings.steps`, or fewer where `settings.stop_success` is met.
 
     Args:
         trainer: whose optimizer is at its start.
+        context: what the policy will be shown of an episode.
         engine: asked only for the success that may end the warm start.
 
     Raises:
@@ -79,7 +82,7 @@ async def imitate(
         draws = [stream.draw() for _ in range(count)]
         playing = [
             play(task, source.taskset, actor, renderer, limits, id=f"{key}/{i}", seed=derive(seed, key, i),
-                 watch=watch)
+                 watch=watch, context=context)
             for i, (source, task) in enumerate(draws)
         ]  # fmt: skip
         ended = await asyncio.gather(*playing)

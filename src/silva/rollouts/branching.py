@@ -104,7 +104,7 @@ class _Forest:
         work, strategy = self.work, self.strategy
         episode = Episode(
             work.task, work.taskset, self.actor, strategy.renderer, self.settings.limits,
-            watch=strategy.watch, **self._own(path.name, attempt),
+            watch=strategy.watch, context=self.settings.context, **self._own(path.name, attempt),
         )  # fmt: skip
         return await self._play(episode, path, attempt)
 

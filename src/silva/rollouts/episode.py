@@ -23,14 +23,15 @@ from dataclasses import dataclass, field, replace
 from numbers import Real
 from typing import TypeVar
 
-from silva.config.sections import Limits
+from silva.config.sections import ContextSettings, Limits
 from silva.errors import CapabilityError, ContextOverflow, NoReply, RenderingError
 from silva.ports import CLOCK, derive
 from silva.protocols import Actor, Environment, Forkable, Reply, Request, TaskSet
 from silva.rendering.renderer import Renderer
 from silva.rollouts.actors import ScriptFault
+from silva.rollouts.context import FULL
 from silva.rollouts.faults import UNWATCHED, Watch, described, place, tell_if_long, trace, watched
-from silva.rollouts.state import End, State, answered, new_messages, render, result, started
+from silva.rollouts.state import End, State, answered, new_messages, render, result, shorter, started
 from silva.types import Failure, Observation, Step, StopReason, Task, Trajectory
 
 T = TypeVar("T")
@@ -56,9 +57,10 @@ async def play(
     seed: int,
     on_turn: Callable[[str], None] = lambda waiting_for: None,
     watch: Watch = UNWATCHED,
+    context: ContextSettings = FULL,
 ) -> Trajectory:
     """Play one episode of `task` to its end; the arguments are those of `Episode`."""
-    episode = Episode(task, taskset, actor, renderer, limits, id, seed, on_turn, watch)
+    episode = Episode(task, taskset, actor, renderer, limits, id, seed, on_turn, watch, context)
     try:
         await episode.start()
         while not episode.over:
@@ -84,6 +86,7 @@ class Episode:
         renderer: None for an actor that plays through messages.
         seed: decides every random number of the episode, the actor's and the environment's; it replaces the
             task's own seed. So a task has the same prompt but different random events in every episode.
+        context: what the actor is shown of the dialogue.
         on_turn: told whom the episode waits for next: "engine", or the environment's name.
         state: what has happened so far. Forks share it.
         end: how it ended; None as long as it goes on.
@@ -101,6 +104,7 @@ class Episode:
     seed: int
     on_turn: Callable[[str], None] = lambda waiting_for: None
     watch: Watch = UNWATCHED
+    context: ContextSettings = FULL
     environment: Environment | None = None
     state: State = field(default_factory=State)
     end: End | None = None
@@ -157,7 +161,7 @@ class Episode:
             message = replace(reply.message, id=f"{self.id}/{len(self.state.turns)}")
             self.on_turn(self.task.environment)
             step = await self._timed("step", environment.step, message, check=_check_step)
-            self._show(answered, self.state, reply, message, step)
+            self._show(answered, self.state, reply, message, step, self.context)
             if step.terminated:
                 self.end = End("terminated")
             elif step.truncated:
@@ -241,13 +245,14 @@ class Episode:
         self.on_turn("engine")
         if self.overdue:
             raise self._late()
+        size = self._size()
         request = Request(
             label=self.task.environment,
             environment=environment,
             messages=self.state.messages,
             tools=self.state.tools,
             prefill=self.state.observation.prefill,
-            max_tokens=min(self.limits.max_turn_tokens, self.limits.max_episode_tokens - self._size()),
+            max_tokens=min(self.limits.max_turn_tokens, self.limits.max_episode_tokens - size),
             seed=derive(self.seed, len(self.state.turns)),
             session=self.root,
             render=self._tokens,
@@ -306,8 +311,17 @@ class Episode:
     # --- what it becomes
 
     def _size(self) -> int:
-        """Tokens of the context: counted, or as the actor reported them after the last turn."""
-        return len(self._tokens()) if self.actor.reads_tokens else self.state.reported
+        """Tokens of the context: counted, or as the actor reported them after the last turn.
+
+        If the oldest turns are to be dropped, they are now, until a whole reply has room.
+        """
+        room = self.limits.max_episode_tokens - self.limits.max_turn_tokens
+        while True:
+            size = len(self._tokens()) if self.actor.reads_tokens else self.state.reported
+            fits = size <= room or self.context.overflow == "end"
+            if fits or (less := shorter(self.state, self.context)) is None:
+                return size
+            self.state = less
 
     def _tokens(self) -> Sequence[int]:
         if self.state.shown is not None:
@@ -330,7 +344,8 @@ class Episode:
         observation = self.state.observation
         if self.actor.reads_tokens and (observation.messages or observation.context is not None):
             with suppress(_EpisodeFault):
-                return tuple(self._tokens())
+                self._size()
+                return tuple(self.state.context)
         return ()
 
     def _show(self, make: Callable[..., State], *parts: object) -> None:

@@ -56,6 +56,7 @@ class Linear:
                 seed=derive(self.seed, work.id, index, attempt),
                 on_turn=lambda waiting_for: self.on_turn(id, waiting_for),
                 watch=self.watch,
+                context=self.settings.context,
             )
             if trajectory.failure != "redo":
                 break

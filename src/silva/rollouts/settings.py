@@ -7,7 +7,16 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
-from silva.config.sections import Fraction, Limits, NotNegative, Positive, Sampling, Section
+from silva.config.sections import (
+    EpisodeContext,
+    Fraction,
+    FullContext,
+    Limits,
+    NotNegative,
+    Positive,
+    Sampling,
+    Section,
+)
 
 if TYPE_CHECKING:
     from silva.protocols import Context, Rollout
@@ -28,8 +37,26 @@ class RolloutSettings(Section):
     """Episodes of one task."""
     sampling: Sampling = Sampling()
     limits: Limits = Limits()
+    context: EpisodeContext = FullContext()
+    """What the model is shown of an episode so far, in training and evaluation."""
     redo: Annotated[int, Field(ge=0)] = 1
     """How often an episode that gave no result (its environment failed) is tried again."""
+
+    @model_validator(mode="after")
+    def _a_reply_has_room(self) -> Self:
+        turn, episode = self.limits.max_turn_tokens, self.limits.max_episode_tokens
+        if self.context.overflow == "drop_oldest" and turn >= episode:
+            raise ValueError(
+                f'context.overflow = "drop_oldest" makes room for limits.max_turn_tokens = {turn}: expected '
+                f"less than limits.max_episode_tokens = {episode}"
+            )
+        return self
+
+    @property
+    def longest_answer(self) -> int:
+        """Tokens that a policy can give in one episode: what is no longer shown takes no room."""
+        given = self.limits.max_turns * self.limits.max_turn_tokens
+        return min(given, self.limits.max_episode_tokens) if self.context == FullContext() else given
 
     @property
     def reads_entropies(self) -> bool:

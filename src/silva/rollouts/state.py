@@ -2,6 +2,11 @@
 
     started ──> render ──> answered ──> render ──> answered ──> ...
 
+A context is rewritten where the environment replaces it, and where the settings show less than the dialogue
+(context.py), in this order: what the environment shows is the dialogue that the settings apply to. Either way
+the turn that follows is `fresh`: replies that are shown as they were given keep their tokens, all else is
+rendered again, and nothing of it carries loss a second time.
+
 Not here: who is asked, limits, faults (episode.py).
 """
 
@@ -9,10 +14,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
+from silva.config.sections import ContextSettings
 from silva.protocols import Reply
 from silva.rendering.renderer import Renderer
+from silva.rollouts.context import FULL, Dialogue
 from silva.types import Failure, Message, Observation, Segment, Step, StopReason, ToolSpec, Trajectory, Turn
 
 
@@ -34,28 +41,31 @@ class State:
     same for all forks.
 
     Attributes:
-        messages: the whole context, the observation included.
+        history: the dialogue, the observation included, as the environment has it.
+        dropped: so many of its oldest turns are gone, as there was no room for them.
+        messages: the whole context: what is shown of the history.
         context: the same as tokens; until `shown` is rendered, the tokens of the last request.
         shown: tokens of the observation, or of the whole context if `fresh`; None: not rendered.
         reported: tokens of the context as the actor counts them, if it gives none.
         prefills: the given beginning of each turn's answer.
-        edited: ids of answers that the environment has changed. They are rendered again from then on.
     """
 
     turns: tuple[Turn, ...] = ()
     observation: Observation = field(default_factory=Observation)
     tools: tuple[ToolSpec, ...] = ()
+    history: tuple[Message, ...] = ()
+    dropped: int = 0
     messages: tuple[Message, ...] = ()
     context: Sequence[int] = ()
     shown: tuple[int, ...] | None = None
     fresh: bool = True
     reported: int = 0
     prefills: tuple[str, ...] = ()
-    edited: frozenset[str] = frozenset()
 
 
 def started(observation: Observation) -> State:
-    return State(observation=observation, messages=tuple(new_messages(observation)), tools=observation.tools)
+    messages = tuple(new_messages(observation))
+    return State(observation=observation, history=messages, messages=messages, tools=observation.tools)
 
 
 def render(state: State, renderer: Renderer) -> None:
@@ -77,11 +87,14 @@ def render(state: State, renderer: Renderer) -> None:
     state.shown = tuple(tokens)
 
 
-def answered(state: State, reply: Reply, message: Message, step: Step) -> State:
+def answered(
+    state: State, reply: Reply, message: Message, step: Step, settings: ContextSettings = FULL
+) -> State:
     """With one more turn, and what the environment showed in return.
 
     Args:
         message: that of the reply, with its id.
+        settings: what is shown of the dialogue.
     """
     before, after = state.observation, step.observation
     asked, count, fresh = reply.prompt_tokens or 0, None, state.fresh
@@ -98,23 +111,31 @@ def answered(state: State, reply: Reply, message: Message, step: Step) -> State:
         fresh=fresh,
         stop_reason=reply.stop_reason,
     )
-    turns, edited = (*state.turns, turn), state.edited
-    if after.context is None:
-        messages = (*state.messages, message, *after.messages)
-    else:
-        messages = tuple(after.context)
-        said = {turn.id: turn.messages[-1] for turn in turns}
-        edited |= {m.id for m in messages if m.id in said and said[m.id] != m}
-    return State(
-        turns=turns,
+    added = (message, *after.messages)
+    new = State(
+        turns=(*state.turns, turn),
         observation=after,
         tools=after.tools or state.tools,
-        messages=messages,
+        history=(*state.history, *added) if after.context is None else tuple(after.context),
+        dropped=state.dropped if after.context is None else 0,
+        messages=(*state.messages, *added),
         context=state.context,
         reported=asked + reply.segment.count,
         prefills=(*state.prefills, before.prefill),
-        edited=edited,
     )
+    if step.terminated:  # nobody answers it
+        return new
+    messages = _dialogue(new).shown(settings, new.dropped)
+    return new if after.context is None and messages == new.messages else _rewritten(new, messages)
+
+
+def shorter(state: State, settings: ContextSettings) -> State | None:
+    """With one turn less in its context; None if the task and the newest observation are all that is left."""
+    dialogue = _dialogue(state)
+    dropped = dialogue.drop_oldest(settings, state.dropped)
+    if dropped is None:
+        return None
+    return _rewritten(replace(state, dropped=dropped), dialogue.shown(settings, dropped))
 
 
 def new_messages(observation: Observation) -> Sequence[Message]:
@@ -142,14 +163,34 @@ def result(
     )
 
 
+def _dialogue(state: State) -> Dialogue:
+    return Dialogue.of(state.history, {turn.id for turn in state.turns})
+
+
+def _rewritten(state: State, messages: tuple[Message, ...]) -> State:
+    """With another context: the observation says so.
+
+    Tokens that an actor reported are not known of it: estimated by the share of characters.
+    """
+    before, after = (sum(len(m.content) for m in shown) for shown in (state.messages, messages))
+    return replace(
+        state,
+        observation=replace(state.observation, messages=(), context=messages),
+        messages=messages,
+        shown=None,
+        reported=round(state.reported * after / before) if before else state.reported,
+    )
+
+
 def _sampled(state: State, renderer: Renderer) -> Mapping[str, Sequence[int]]:
     """By message id, the tokens of answers that stand as they were sampled."""
     if renderer.rebuilds_context:
         return {}
+    shown = {message.id: message for message in state.messages}
     return {
         turn.id: (*renderer.encode(prefill), *turn.segments[-1].tokens)
         for turn, prefill in zip(state.turns, state.prefills, strict=True)
-        if turn.id not in state.edited and turn.segments[-1].reported is None
+        if shown.get(turn.id) == turn.messages[-1] and turn.segments[-1].reported is None
     }
 
 
