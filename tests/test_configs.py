@@ -72,8 +72,9 @@ def test_what_the_pages_show_can_be_run(text, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "path", sorted(ROOT.glob("benchmarks/environments/*.toml")), ids=lambda path: path.stem
+    "path", sorted(ROOT.glob("benchmarks/environments/**/*.toml")), ids=lambda path: path.stem
 )
 def test_the_environments_of_the_benchmarks_load(path, tmp_path):
-    argv = [f"@{path}"] if path.stem != "settings" else [f"@{path}", "--environments.0.type=bandit"]
+    bare = path.stem in ("settings", "base")
+    argv = [f"@{path}", "--environments.0.type=bandit"] if bare else [f"@{path}"]
     assert load(argv, REGISTRIES, env={}, cwd=tmp_path).config.placement.threads == 1
