@@ -1,4 +1,4 @@
-"""What does a tiny agent learn in the worlds of RAGEN and MinRL? Random play, a warm start alone, RL after it.
+"""What a tiny agent learns in the worlds of RAGEN and MinRL: random play, a warm start alone, RL after it.
 
     .venv/bin/python benchmarks/worlds.py --jobs 2 --json worlds.json
     .venv/bin/python benchmarks/worlds.py --only sokoban wordle --seeds 1 --resume

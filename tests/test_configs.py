@@ -58,7 +58,7 @@ SNIPPETS = [
 ]
 
 
-@pytest.mark.parametrize("text", SNIPPETS, ids=lambda text: re.findall('type = "([a-z_]+)"', text)[0])
+@pytest.mark.parametrize("text", SNIPPETS, ids=lambda text: "-".join(re.findall("[a-z_]+", text)[:4]))
 def test_what_the_pages_show_can_be_run(text, tmp_path):
     assert len(SNIPPETS) >= 5
     world = "" if "environments" in text else '\n[[environments]]\ntype = "bandit"\n'
