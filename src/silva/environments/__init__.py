@@ -23,6 +23,7 @@ ENVIRONMENTS: dict[str, str] = {
     "reverse_text": "silva.environments.reverse_text:ReverseText",
     "sokoban": "silva.environments.sokoban:Sokoban",
     "textarena": "silva.environments.foreign.textarena:TextArena",
+    "textworld": "silva.environments.foreign.textworld:TextWorld",
     "trl": "silva.environments.foreign.trl:Trl",
     "verifiers": "silva.environments.foreign.verifiers:Verifiers",
     "webshop": "silva.environments.webshop:WebShop",
