@@ -63,8 +63,8 @@ def found(folder: Path, label: str) -> tuple[list[GameFile], int]:
     games = [_found(file, folder) for file in files if file.with_suffix(".json").exists()]
     if not games:
         raise ConfigError(
-            f"environment {label}: {folder}: expected games of TextWorld, each a .z8 file and a .json file of "
-            f"the same name (tw-make writes both), got {len(files)} .z8 files"
+            f"environment {label}: {folder}: expected games of TextWorld, each a .z8 file with a .json file "
+            f"of the same name (tw-make writes both), got {len(files)} .z8 files"
         )
     return games, len(files) - len(games)
 
@@ -124,7 +124,7 @@ def _complete(wanted: Wanted, folder: Path, seeds: Sequence[int], label: str) ->
         lacking = [seed for seed in seeds if not (folder / f"{seed}.made.json").exists()]
         if not lacking:
             return
-        print(f"{label}: making {len(lacking)} games in {folder}, some seconds each, once", file=sys.stderr)
+        print(f"{label}: making games in {folder}, once: {len(lacking)}, some seconds each", file=sys.stderr)
         count = min(os.cpu_count() or 1, -(-len(lacking) // 2))  # a process takes 2 s to start
         makers = [_maker(wanted, folder, lacking[i::count]) for i in range(count)]
         try:
