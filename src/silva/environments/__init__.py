@@ -1,6 +1,7 @@
 """Environments. Each is one file: its settings, whose `taskset()` builds its tasks and episodes."""
 
 ENVIRONMENTS: dict[str, str] = {
+    "alfworld": "silva.environments.foreign.alfworld:AlfWorld",
     "alphabet_sort": "silva.environments.alphabet_sort:AlphabetSort",
     "bandit": "silva.environments.bandit:Bandit",
     "browsecomp_plus_search": "silva.environments.browsecomp_plus_search:BrowseCompPlusSearch",
