@@ -1,4 +1,4 @@
-"""Household tasks of ALFWorld (arXiv:2010.03768) as text: find a thing, clean, heat or cool it, put it somewhere.
+"""Household tasks of ALFWorld (arXiv:2010.03768): find a thing, clean, heat or cool it, put it somewhere.
 
     type = "alfworld"
     path = "alfworld/json_2.1.1"     # what alfworld-download writes; without it houses are made up
@@ -32,6 +32,9 @@ if TYPE_CHECKING:
 
 PACKAGE = "alfworld>=0.4.2"
 ENGINE = "alfworld.agents.environment.alfred_tw_env"
+# Engines without a game, to be used again: each loads a copy of the planner's library, and after unloading
+# one Python crashes when it ends.
+_FREE: list[Any] = []
 IDLE = ("look", "inventory", "examine", "help")
 _TITLE = "-= Welcome to TextWorld, ALFRED! =-"
 
@@ -96,8 +99,8 @@ class AlfWorld(AdventureSettings):
                 drafts.append(Draft({"file": name, "content": content}, game.get("walkthrough"), [content]))
         if not drafts:
             raise ConfigError(
-                f"environment {self.label}: {part}: expected solvable games of ALFWorld (game.tw-pddl, in folders "
-                f"named by their task, such as {self.tasks[0]}-Mug-None-Desk-308), got none"
+                f"environment {self.label}: {part}: expected solvable games of ALFWorld (game.tw-pddl, in "
+                f"folders named by their task, such as {self.tasks[0]}-Mug-None-Desk-308), got none"
             )
         return drafts
 
@@ -127,8 +130,8 @@ class AlfWorldStory:
     """A game in the planner that runs it.
 
     Args:
-        planner: gives what wins after some commands. Without one it is the rest of the walkthrough; elsewhere the
-            planner of the package looks for it, which may take seconds.
+        planner: gives what wins after some commands. If there is none, it is the rest of the walkthrough;
+            elsewhere the planner of the package looks for it, which may take seconds.
     """
 
     def __init__(
@@ -139,7 +142,8 @@ class AlfWorldStory:
         planner: Callable[[Sequence[str]], Sequence[str]] | None = None,
     ) -> None:
         self.game, self.walkthrough, self.planner = game, walkthrough, planner
-        self.env, self.library = _engine(game)
+        self.env = _engine()
+        self.env.load(dict(game))
         self.state: Any = None
 
     def start(self) -> Scene:
@@ -159,15 +163,10 @@ class AlfWorldStory:
         return left_of(self.walkthrough, said, IDLE) or self._searched(said)
 
     def close(self) -> None:
-        self.env.close()
-        if self.library is not None:
-            import fast_downward
-
-            fast_downward.close_lib(self.library)  # each engine has a copy of the library in memory
-        self.library = None
+        _FREE.append(self.env)
 
     def _searched(self, said: Sequence[str]) -> Sequence[str]:
-        """What the package's planner finds, in a second engine: it would be asked after every command otherwise."""
+        """What the package's planner finds; in a second engine, as this one would search at every command."""
         twin = AlfWorldStory(self.game)
         try:
             twin.start()
@@ -177,6 +176,7 @@ class AlfWorldStory:
             twin.send("look")
             return list(twin.state.policy_commands or ())
         finally:
+            twin.env.request_infos.policy_commands = False
             twin.close()
 
     def _scene(self) -> Scene:
@@ -197,13 +197,12 @@ def made_up(house: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _engine(game: Mapping[str, Any]) -> tuple[Any, Any]:
-    """An environment of TextWorld, and its copy of the planner's library."""
+def _engine() -> Any:
+    """An environment of TextWorld, without a game."""
+    if _FREE:
+        return _FREE.pop()
     import textworld
     from alfworld.agents.environment.alfred_tw_env import AlfredDemangler
     from textworld.envs.pddl import PddlEnv
 
-    inner = PddlEnv(textworld.EnvInfos(won=True, admissible_commands=True))
-    env = AlfredDemangler(inner)
-    env.load(dict(game))
-    return env, inner.downward_lib
+    return AlfredDemangler(PddlEnv(textworld.EnvInfos(won=True, admissible_commands=True)))

@@ -1,4 +1,4 @@
-"""Made-up houses for ALFWorld: a room with places and things, and one of its six kinds of tasks, as plain data.
+"""Made-up houses for ALFWorld: a room with places and things, and one of six kinds of tasks, as plain data.
 
     {"room": "kitchen", "places": ["Fridge", "Cabinet", ...], "things": [["Apple", 1], ...],
      "task": "pick_heat_then_place_in_recep", "thing": "Apple", "place": "Fridge"}
@@ -197,7 +197,7 @@ def problem(house: Mapping[str, Any]) -> str:
 
 
 def place_ids(house: Mapping[str, Any]) -> list[str]:
-    """ALFWorld shows what stands before the first bar, and adds "basin" to a sink with that word in its id."""
+    """ALFWorld shows what stands before the first bar, and adds "basin" if that is in the id."""
     ids = {"SinkBasin": "Sink_bar_{}_bar_SinkBasin"}
     return [ids.get(kind, f"{kind}_bar_{{}}").format(i) for i, kind in enumerate(house["places"])]
 
@@ -207,22 +207,20 @@ def thing_ids(house: Mapping[str, Any]) -> list[str]:
 
 
 def _furnished(rng: random.Random, kind: str, name: str, places: list[str], thing: str) -> dict[str, Any]:
-    room = ROOMS[name]
-    fits = {
-        other: [i for i, place in enumerate(places) if place in where] for other, where in room.things.items()
-    }
-    # The thing lies elsewhere than where it must go: more than one type of place takes each of them.
+    def which(kinds: Sequence[str]) -> list[int]:
+        return [i for i, place in enumerate(places) if place in kinds]
+
+    fits = {other: which(kinds) for other, kinds in ROOMS[name].things.items()}
+    # The thing must go to another type of place; at least two types in each room take it.
     target = rng.choice(sorted({places[i] for i in fits[thing]}))
     elsewhere = [i for i in fits[thing] if places[i] != target]
     things = [[thing, rng.choice(elsewhere)] for _ in range(1 + (kind == "pick_two_obj_and_place"))]
-    others = [other for other in room.things if other != thing]
+    others = [other for other in fits if other != thing]
     for _ in range(rng.randint(6, 12)):
         other = rng.choice(others)
         things.append([other, rng.choice(fits[other])])
     if kind == "look_at_obj_in_light":
-        things.append(
-            [LAMP, rng.choice([i for i, place in enumerate(places) if place in ("Desk", "SideTable")])]
-        )
+        things.append([LAMP, rng.choice(which(["Desk", "SideTable"]))])
         target = ""
     things.sort(key=lambda each: (each[1], each[0]))
     return {"room": name, "places": places, "things": things, "task": kind, "thing": thing, "place": target}
@@ -231,10 +229,11 @@ def _furnished(rng: random.Random, kind: str, name: str, places: list[str], thin
 def _goal(house: Mapping[str, Any]) -> str:
     thing, place = f"{house['thing']}Type", f"{house['place']}Type"
     if house["task"] == "look_at_obj_in_light":
+        lamp = f"(objectType ?t {LAMP}Type) (isToggled ?t) (inReceptacle ?t ?r)"
         return (
             "(and (exists (?t - object ?r - receptacle ?a - agent ?l - location) (and "
-            f"(objectType ?t {LAMP}Type) (isToggled ?t) (inReceptacle ?t ?r) (receptacleAtLocation ?r ?l) "
-            f"(atLocation ?a ?l))) (exists (?o - object ?a - agent) (and (objectType ?o {thing}) (holds ?a ?o))))"
+            f"{lamp} (receptacleAtLocation ?r ?l) (atLocation ?a ?l))) "
+            f"(exists (?o - object ?a - agent) (and (objectType ?o {thing}) (holds ?a ?o))))"
         )
     there = f"(objectType ?o {thing}) (inReceptacle ?o ?r)"
     if house["task"] == "pick_two_obj_and_place":
