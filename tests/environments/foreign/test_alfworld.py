@@ -153,7 +153,8 @@ def test_the_expert_follows_the_walkthrough_then_searches_in_a_second_engine(eng
     assert engines[0].said == ["dance", "look"] and engines[0].searches == 1 and first.searches == 0
     assert not engines[0].request_infos.policy_commands  # the engine is used again
     story.close()
-    assert alfworld._FREE == [engines[0], first]
+    engine, other = alfworld._FREE
+    assert (engine, other) == (engines[0], first)
 
 
 def test_made_up_houses_need_enough_actions() -> None:
@@ -193,8 +194,10 @@ def test_the_engine_agrees_with_plans_for_made_up_houses(real, kind) -> None:
         story.close()
 
 
+@pytest.mark.slow
 def test_nothing_is_wrong_with_the_real_package(real) -> None:
-    assert [finding for check in examine(real) if not check.ok for finding in check.findings] == []
+    settings = real.model_copy(update={"max_actions": 12})
+    assert [finding for check in examine(settings) if not check.ok for finding in check.findings] == []
 
 
 def test_workers_give_the_same_episodes(real) -> None:

@@ -1,4 +1,4 @@
-"""Made-up houses and their plans. tests of ALFWorld itself play them in its engine."""
+"""Made-up houses and their plans; test_alfworld.py plays them in the engine of ALFWorld."""
 
 from __future__ import annotations
 
