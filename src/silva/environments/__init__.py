@@ -1,6 +1,7 @@
 """Environments. Each is one file: its settings, whose `taskset()` builds its tasks and episodes."""
 
 ENVIRONMENTS: dict[str, str] = {
+    "alfworld": "silva.environments.foreign.alfworld:AlfWorld",
     "alphabet_sort": "silva.environments.alphabet_sort:AlphabetSort",
     "bandit": "silva.environments.bandit:Bandit",
     "browsecomp_plus_search": "silva.environments.browsecomp_plus_search:BrowseCompPlusSearch",
@@ -23,6 +24,7 @@ ENVIRONMENTS: dict[str, str] = {
     "reverse_text": "silva.environments.reverse_text:ReverseText",
     "sokoban": "silva.environments.sokoban:Sokoban",
     "textarena": "silva.environments.foreign.textarena:TextArena",
+    "textworld": "silva.environments.foreign.textworld:TextWorld",
     "trl": "silva.environments.foreign.trl:Trl",
     "verifiers": "silva.environments.foreign.verifiers:Verifiers",
     "webshop": "silva.environments.webshop:WebShop",

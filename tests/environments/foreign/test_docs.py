@@ -27,7 +27,7 @@ def test_every_library_has_a_row_and_an_example() -> None:
 def test_an_example_is_valid(example) -> None:
     settings = import_settings(ENVIRONMENTS[example["type"]])(**example)
     assert settings.type == example["type"]
-    blocking = {"gymnasium", "textarena", "reasoning_gym", "trl", "verifiers"}
+    blocking = {"gymnasium", "textarena", "reasoning_gym", "textworld", "alfworld", "trl", "verifiers"}
     assert settings.workers == (settings.type in blocking)
 
 
