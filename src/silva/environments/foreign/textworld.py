@@ -51,7 +51,7 @@ class Cooking(Section):
 
     recipe: Annotated[int, Field(ge=1, le=5)] = 1
     """Ingredients."""
-    take: Annotated[int, Field(ge=0, le=5)] = 1
+    take: Annotated[int, Field(ge=1, le=5)] = 1
     """Ingredients that must be found; the player has the others."""
     go: Literal[1, 6, 9, 12] = 1
     """Rooms."""

@@ -45,10 +45,12 @@ def _make(challenge: str, keys: dict[str, Any], seed: int, folder: Path) -> dict
         keys |= {"recipe_seed": seed, "split": None}
     try:
         game = CHALLENGES[challenge][1](keys, options)
-        options.path, options.force_recompile = str(folder / f"{seed}.z8"), True
-        file = compile_game(game, options)
+    except (OSError, MemoryError):
+        raise
     except Exception as error:  # some settings are impossible, others only with some seeds
         return {"error": f"{type(error).__name__}: {error}"}
+    options.path, options.force_recompile = str(folder / f"{seed}.z8"), True
+    file = compile_game(game, options)
     walkthrough = list(game.metadata["walkthrough"])
     if not _wins(file, walkthrough):
         return {"error": f"the walkthrough of seed {seed} does not win"}
