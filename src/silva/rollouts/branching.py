@@ -168,7 +168,8 @@ class _Forest:
 
     def _own(self, name: tuple[int | str, ...], attempt: int = 0) -> dict[str, Any]:
         """Id, seed and callback of an episode. A root has those of an episode of `linear`."""
-        id = f"{self.work.id}/{'.'.join(map(str, name))}"
+        again = ("again", attempt) if attempt else ()  # what branched from the first attempt names that one
+        id = f"{self.work.id}/{'.'.join(map(str, (*name, *again)))}"
         return {
             "id": id,
             "seed": derive(self.strategy.seed, self.work.id, *name, attempt),
