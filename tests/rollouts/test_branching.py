@@ -286,9 +286,9 @@ def test_an_episode_without_a_result_is_played_again_as_a_root() -> None:
     leaves = grow(**keys)
     assert forks(leaves) == [
         ("0", None, None),
-        ("0.1.1", None, None),
+        ("0.1.1.again.1", None, None),
         ("1", None, None),
-        ("1.1.1", None, None),
+        ("1.1.1.again.1", None, None),
     ]
     assert all(t.failure is None for t in leaves)
     kept = grow(redo=0, **keys)
