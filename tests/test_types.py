@@ -81,10 +81,16 @@ def test_segment_of_the_policy_has_a_logprob_and_a_version_a_token():
     )
 
 
-@pytest.mark.parametrize("source", ["environment", "expert"])
-def test_segment_of_others_has_none(source):
-    assert refusal(lambda: Segment(source, (1,), (-0.5,))) == (
-        f"Segment: {source} tokens carry no log-probabilities"
+def test_segment_of_an_expert_may_have_been_scored_by_a_version():
+    assert refusal(lambda: Segment("expert", (1,), (-0.5,))) == (
+        "versions must align with tokens of Segment: got 0, expected 1"
+    )
+    assert Segment("expert", (1,), (-0.5,), versions=(3,)).logprobs == (-0.5,)
+
+
+def test_segment_of_the_environment_has_none():
+    assert refusal(lambda: Segment("environment", (1,), (-0.5,))) == (
+        "Segment: environment tokens carry no log-probabilities"
     )
 
 

@@ -163,7 +163,7 @@ class Request:
 class Reply:
     """`prompt_tokens`: of the whole context, as a chat API counts them; None if the actor read the tokens."""
 
-    segment: Segment
+    segments: tuple[Segment, ...]
     message: Message
     stop_reason: CompletionStop
     prompt_tokens: int | None = None

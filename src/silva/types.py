@@ -159,7 +159,8 @@ class Completion:
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """Tokens with their source. Only `policy` segments carry log-probabilities and versions.
+    """Tokens with their source. `policy` segments carry log-probabilities and versions, `expert` segments do
+    if the policy has scored them, and `environment` segments never.
 
     `reported`: how many tokens there are, if a chat API counted them and gave none; None if they are given.
     """
@@ -182,6 +183,8 @@ class Segment:
             # Engines behind an interface may give neither of these two.
             _same_length("Segment", self.tokens, raw_logprobs=self.raw_logprobs or self.tokens,
                          entropies=self.entropies or self.tokens)  # fmt: skip
+        elif self.logprobs and self.source == "expert":
+            _same_length("Segment", self.tokens, logprobs=self.logprobs, versions=self.versions)
         elif self.logprobs:
             raise RecordError(f"Segment: {self.source} tokens carry no log-probabilities")
 
@@ -193,7 +196,8 @@ class Segment:
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """What was shown and what was answered. `fresh`: these segments are the whole context."""
+    """What was shown, the first segment, and what was answered, the others. `fresh`: these segments are the
+    whole context."""
 
     id: str
     segments: tuple[Segment, ...]
@@ -203,6 +207,15 @@ class Turn:
     metrics: Mapping[str, float] = field(default_factory=dict)
     fresh: bool = False
     stop_reason: CompletionStop = "stop_token"
+
+    @property
+    def reply(self) -> tuple[Segment, ...]:
+        """The segments of the answer."""
+        return self.segments[1:]
+
+    @property
+    def reply_tokens(self) -> tuple[int, ...]:
+        return tuple(token for segment in self.reply for token in segment.tokens)
 
 
 @dataclass(frozen=True, slots=True)
@@ -275,7 +288,7 @@ class Sample:
     """One training row; every array has one entry per token.
 
     `loss_weights` start as 1 on policy (and expert) tokens and 0 elsewhere; normalising multiplies
-    them by the global normaliser of the update. `logprobs` are NaN where nothing was sampled.
+    them by the global normaliser of the update. `logprobs` are NaN where nothing was sampled or scored.
     """
 
     tokens: np.ndarray  # [T] int64

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from silva.commands.checks import check_forks, check_parts
+from silva.commands.checks import check_environments, check_parts
 from silva.config.load import load
 from silva.errors import CapabilityError
 from silva.protocols import EngineCapabilities, TrainerCapabilities
@@ -133,10 +133,12 @@ def test_environments_that_cannot_be_forked_are_refused() -> None:
         given = {"environments": [{"type": "bandit"}], "rollout": {"type": kind}}
         return load([], REGISTRIES, values=given, env={}).config
 
-    asyncio.run(check_forks(config("linear"), {"plain": tasks(Plain)}))
-    asyncio.run(check_forks(config("branching"), {"forking": tasks(Forking)}))
+    asyncio.run(check_environments(config("linear"), {"plain": tasks(Plain)}))
+    asyncio.run(check_environments(config("branching"), {"forking": tasks(Forking)}))
     with pytest.raises(CapabilityError) as caught:
-        asyncio.run(check_forks(config("branching"), {"forking": tasks(Forking), "plain": tasks(Plain)}))
+        asyncio.run(
+            check_environments(config("branching"), {"forking": tasks(Forking), "plain": tasks(Plain)})
+        )
     assert str(caught.value) == (
         "rollout.type = 'branching' forks episodes, which environment 'plain' cannot: Plain needs `async def "
         'fork(self, seed)`; expected another environment, or rollout.type = "linear"'

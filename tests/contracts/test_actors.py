@@ -89,11 +89,11 @@ def episode(actor: Actor, **limits: Any) -> Trajectory:
 def test_a_reply_is_a_message_with_its_tokens_or_their_number(actor: Actor) -> None:
     (reply,) = asked(actor)
     assert reply.message.role == "assistant" and reply.message.content.strip().isdigit()
-    assert reply.segment.count >= 1
+    assert reply.segments[0].count >= 1
     if actor.reads_tokens:
-        assert reply.segment.tokens and reply.segment.reported is None and reply.prompt_tokens is None
+        assert reply.segments[0].tokens and reply.segments[0].reported is None and reply.prompt_tokens is None
     else:
-        assert not reply.segment.tokens and reply.segment.reported == 4 and reply.prompt_tokens == 10
+        assert not reply.segments[0].tokens and reply.segments[0].reported == 4 and reply.prompt_tokens == 10
 
 
 def test_replies_at_the_same_time_do_not_meet(actor: Actor) -> None:

@@ -18,7 +18,12 @@ from silva.protocols import Engine, Rollout, TaskSet, Work
 from silva.rendering.renderer import Renderer
 from silva.rollouts.branching import Branching
 from silva.rollouts.linear import Linear
-from silva.rollouts.settings import BranchingRolloutSettings, LinearRolloutSettings
+from silva.rollouts.settings import (
+    BranchingRolloutSettings,
+    LinearRolloutSettings,
+    ThoughtsRolloutSettings,
+)
+from silva.rollouts.thoughts import Thoughts
 from silva.types import Group, SamplingParams, Task
 
 RENDERER = Renderer(tiny_tokenizer())
@@ -38,7 +43,22 @@ def branching(engine: Engine, seed: int, **more: Any) -> Rollout:
     return Branching(settings, engine, RENDERER, seed=seed)
 
 
-STRATEGIES: dict[str, Make] = {"linear": linear, "branching": branching}
+def thoughts(engine: Engine, seed: int, **more: Any) -> Rollout:
+    limits = Limits(max_turns=3, max_turn_tokens=200, timeout=60.0)
+    settings = ThoughtsRolloutSettings(group_size=3, limits=limits, **more)
+    return Thoughts(settings, engine, RENDERER, seed=seed)
+
+
+def whole_thoughts(engine: Engine, seed: int, **more: Any) -> Rollout:
+    return thoughts(engine, seed, commit="own", **more)
+
+
+STRATEGIES: dict[str, Make] = {
+    "linear": linear,
+    "branching": branching,
+    "thoughts": thoughts,
+    "thoughts of whole episodes": whole_thoughts,
+}
 
 
 @pytest.fixture(params=STRATEGIES)
@@ -131,7 +151,8 @@ def test_the_model_is_shown_what_the_settings_say(make: Make, turns: int, replie
     groups = played(make(engine, 5, context=LastTurns(turns=turns)), Worlds())
     prompts = [decode(tokens) for tokens, _, _ in engine.requests]
     assert {prompt.count(RENDERER.opening) - 1 for prompt in prompts} == replies
-    assert max(len(t.turns) for g in groups for t in g.trajectories) == 3
+    turns = max(len(t.turns) for g in groups for t in g.trajectories)
+    assert max(turns, len(groups)) == 3, "all turns, or a group for each state"
 
 
 def test_slow_parts_change_nothing(make: Make) -> None:

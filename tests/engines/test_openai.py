@@ -130,7 +130,7 @@ class Local:
         turn = sum(message.role == "assistant" for message in request.messages)
         tokens = tuple(self.renderer.encode_reply(words(request.messages[0].content, turn)))
         message = self.renderer.parse(tokens, tools=request.tools)
-        return Reply(Segment("expert", tokens), message, "stop_token")
+        return Reply((Segment("expert", tokens),), message, "stop_token")
 
 
 def through_the_api(number: int, body: dict[str, Any]) -> Answer:

@@ -42,7 +42,7 @@ def test_a_policy_samples_as_configured_and_keeps_what_was_recorded(policy) -> N
     assert (params.temperature, params.top_p, params.top_k, params.min_p) == (0.7, 0.9, 5, 0.1)
     assert params.stop == ("###",) and params.stop_token_ids == (257,)
     expected = Segment("policy", (104, 257), (-1.0, -2.0), (-1.5, -2.5), (0.1, 0.2), (3, 4), 0.7)
-    assert reply.segment == expected
+    assert reply.segments == (expected,)
     assert reply.message.role == "assistant" and reply.stop_reason == "stop_token"
 
 
@@ -54,7 +54,7 @@ def test_plain_tags_of_tools_stop_a_policy_and_the_text_past_them_is_cut(policy)
     assert [(c.name, c.arguments) for c in reply.message.tool_calls] == [("search", {"query": "cats"})]
     assert reply.message.raw == "<search>cats</search>"
     assert (
-        tiny_tokenizer().decode(reply.segment.tokens) == "<search>cats</search> and"
+        tiny_tokenizer().decode(reply.segments[0].tokens) == "<search>cats</search> and"
     )  # all that was sampled
 
 
@@ -68,13 +68,14 @@ class Player:
 
 def test_a_script_plays_the_expert_after_its_prefill(renderer) -> None:
     reply = ask(Script(renderer), Player(), prefill="<answer>")
-    assert reply.segment == Segment("expert", (*renderer.encode("up</answer>"), renderer.stop_token_ids[0]))
+    tokens = (*renderer.encode("up</answer>"), renderer.stop_token_ids[0])
+    assert reply.segments == (Segment("expert", tokens),)
     assert reply.message.content == "<answer>up</answer>"
 
 
 def test_a_share_of_its_moves_are_mistakes_of_the_environment_s(renderer) -> None:
     replies = [ask(Script(renderer, mistakes=0.25), Player(), seed=seed) for seed in range(200)]
-    wrong = [r for r in replies if r.segment.source == "environment"]
+    wrong = [r for r in replies if r.segments[0].source == "environment"]
     assert 30 <= len(wrong) <= 70
     assert all("up" not in r.message.content for r in wrong)
     again = [ask(Script(renderer, mistakes=0.25), Player(), seed=seed) for seed in range(200)]
@@ -98,7 +99,7 @@ class Caller(Player):
 )
 def test_an_expert_s_calls_are_written_in_the_form_in_use(form, text: str) -> None:
     reply = ask(Script(Renderer(tiny_tokenizer(), tools=form)), Caller(), tools=(TOOL,))
-    assert tiny_tokenizer().decode(reply.segment.tokens[:-1]) == text
+    assert tiny_tokenizer().decode(reply.segments[0].tokens[:-1]) == text
     assert [(c.name, c.arguments) for c in reply.message.tool_calls] == [("search", {"query": "cats"})]
     assert reply.message.errors == ()
 

@@ -282,7 +282,7 @@ class Chat:
     async def reply(self, request: Request) -> Reply:
         self.requests.append(request)
         count = sum(len(message.content) for message in request.messages)
-        return Reply(Segment("policy", (), reported=4), Message("assistant", "yes"), "stop_token", count)
+        return Reply((Segment("policy", (), reported=4),), Message("assistant", "yes"), "stop_token", count)
 
 
 @pytest.mark.parametrize(

@@ -27,7 +27,7 @@ class Chat:
         if self.fails is not None and len(self.requests) == 2:
             raise self.fails
         segment = Segment("policy", (), reported=4)
-        return Reply(segment, Message("assistant", "yes"), "stop_token", 10 * len(request.messages))
+        return Reply((segment,), Message("assistant", "yes"), "stop_token", 10 * len(request.messages))
 
 
 def test_a_request_holds_the_whole_context_as_messages_and_renders_no_token(run, world, talk) -> None:

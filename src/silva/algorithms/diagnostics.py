@@ -99,7 +99,7 @@ def repetition(tokens: Sequence[int], n: int = 4) -> float:
 
 
 def response_metrics(turns: Iterable[Turn]) -> dict[str, float]:
-    """How the replies of these turns look; one reply is the last segment of its turn, whoever gave it.
+    """How the replies of these turns look, whoever gave them.
 
     Returns:
         `tokens_mean` and `tokens_max` of a reply, `cut` (share that ended for lack of room), `thoughts`
@@ -109,19 +109,21 @@ def response_metrics(turns: Iterable[Turn]) -> dict[str, float]:
     turns = list(turns)
     if not turns:
         return {}
-    replies = [turn.segments[-1].tokens for turn in turns]
+    replies = [turn.reply_tokens for turn in turns]
     return {
         "tokens_mean": _mean([len(reply) for reply in replies]),
         "tokens_max": float(max(len(reply) for reply in replies)),
         "cut": _mean([turn.stop_reason in ("length", "context_overflow") for turn in turns]),
-        "thoughts": _mean([_has_thought(turn) for turn in turns]),
+        "thoughts": thought_share(turns),
         "repetition": _mean([repetition(reply) for reply in replies]),
     }
 
 
-def _has_thought(turn: Turn) -> bool:
-    """Of its reply only: a turn whose context was replaced holds earlier replies too."""
-    return any((message.reasoning or "").strip() for message in turn.messages[-1:])
+def thought_share(turns: Sequence[Turn]) -> float:
+    """Share of replies with reasoning that is not blank; 0 where there is no turn."""
+    # The reply is the last message: a turn whose context was replaced holds earlier replies too.
+    found = [any((m.reasoning or "").strip() for m in turn.messages[-1:]) for turn in turns]
+    return _mean(found) if found else 0.0
 
 
 def explained_variance(returns_N: Tensor, values_N: Tensor) -> float:

@@ -137,6 +137,7 @@ Aepo = _recipe(
 ActPrm = _recipe(
     "act_prm", "Thoughts by how likely they make the known action, as shares of a group (Act-PRM).",
     advantage="share", loss=ReinforceLoss(), aggregation="token_mean", drop_zero_variance=False,
+    kl_coef=0.01, early_stop=3,
 )  # fmt: skip
 
 ActPrmProbs = _recipe(

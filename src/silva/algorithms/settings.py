@@ -119,6 +119,9 @@ class Algorithm(Terms, AdvantageKeys):  # pydantic lists the keys of the last ba
     """How many times groups_per_step are played for the filters to choose from."""
     replay: ReplaySettings | None = None
     """Train groups of earlier steps again."""
+    early_stop: Natural = 0
+    """End the run after so many evaluations in a row without a new best one; 0: never. The best checkpoint
+    stays (`checkpoint.keep_best`)."""
     max_refills: Natural = 2
     """How many times a step may ask for groups in place of those left out one by one."""
 

@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping
 
 from silva.config.schema import RunConfig
 from silva.errors import CapabilityError, ConfigError
-from silva.protocols import Engine, Forkable, TaskSet, Trainer
+from silva.protocols import Engine, Forkable, Scripted, TaskSet, Trainer
 
 
 def check(config: RunConfig) -> None:
@@ -87,8 +87,8 @@ def check_parts(config: RunConfig, engine: Engine, trainer: Trainer) -> None:
         )
 
 
-async def check_forks(config: RunConfig, tasksets: Mapping[str, TaskSet]) -> None:
-    """Refuse environments that cannot be forked, if the strategy forks episodes.
+async def check_environments(config: RunConfig, tasksets: Mapping[str, TaskSet]) -> None:
+    """Refuse environments that cannot do what the strategy needs: be forked, or play themselves.
 
     Args:
         tasksets: by label of their environment.
@@ -96,14 +96,21 @@ async def check_forks(config: RunConfig, tasksets: Mapping[str, TaskSet]) -> Non
     Raises:
         CapabilityError: with the keys to change.
     """
-    if not config.rollout.forks:
+    rollout = config.rollout
+    if not (rollout.forks or rollout.imitates):
         return
     for label, taskset in tasksets.items():
         environment = taskset.environment(taskset.tasks("train")[0])
         await environment.close()
-        if not isinstance(environment, Forkable):
+        if rollout.imitates and not isinstance(environment, Scripted):
             raise CapabilityError(
-                f"rollout.type = {config.rollout.type!r} forks episodes, which environment {label!r} cannot: "
+                f"rollout.type = {rollout.type!r} imitates experts, and environment {label!r} has none: "
+                f"{type(environment).__name__} needs expert_reply() and random_reply(seed); expected another "
+                'environment, or type = "demonstrations" with those of a file'
+            )
+        if rollout.forks and not isinstance(environment, Forkable):
+            raise CapabilityError(
+                f"rollout.type = {rollout.type!r} forks episodes, which environment {label!r} cannot: "
                 f"{type(environment).__name__} needs `async def fork(self, seed)`; expected another "
                 'environment, or rollout.type = "linear"'
             )

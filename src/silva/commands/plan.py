@@ -19,7 +19,7 @@ from typing import Any, cast
 from silva.algorithms.compose import without_signal
 from silva.algorithms.settings import Algorithm
 from silva.assembly import Assembly
-from silva.commands.checks import check, check_forks
+from silva.commands.checks import check, check_environments
 from silva.commands.common import loaded
 from silva.config.schema import RunConfig
 from silva.config.sections import TinyModel
@@ -170,7 +170,7 @@ class _Silent:
 async def _probe(assembly: Assembly) -> list[Group]:
     """The first groups of the run, played."""
     config, rollout, warm = assembly.config, assembly.config.rollout, assembly.config.warm_start
-    await check_forks(config, assembly.tasksets)
+    await check_environments(config, assembly.tasksets)
     actor: Actor = Policy(assembly.engine, assembly.renderer, rollout.sampling)
     if warm is not None and isinstance(config.model, TinyModel):
         trainer = assembly.trainer()
@@ -208,8 +208,7 @@ def _summarise(recipe: Algorithm, groups: Sequence[Group]) -> Probe:
     high = max(sum(rewards) / len(rewards), min(rewards) + 1e-9)
     silent = [g.scored[0].raw_reward for g in groups if g.scored and without_signal(recipe, g)]
     return Probe(
-        # The last segment of a turn is the reply, whoever gave it.
-        generated=sum(len(turn.segments[-1].tokens) for t in played for turn in t.turns) / len(played),
+        generated=sum(len(turn.reply_tokens) for t in played for turn in t.turns) / len(played),
         trained=sum(lengths) / len(played),
         rows=len(lengths) / len(played),
         unique=sum(len(build(group)) for group in rows if group) / len(played),

@@ -14,7 +14,7 @@ from rich.console import Console
 
 from silva import process
 from silva.assembly import Assembly
-from silva.commands.checks import check, check_forks, check_parts
+from silva.commands.checks import check, check_environments, check_parts
 from silva.commands.common import as_resolved, explained, export, measure, opened, say, warm_start
 from silva.commands.outcome import Outcome, finish, write_last_report
 from silva.config.diff import forbidden_changes
@@ -132,7 +132,7 @@ async def _prepare(
     activity = Activity(monitor)
     trainer = assembly.trainer(config.algorithm, say=monitor.message)
     check_parts(config, assembly.engine, trainer)
-    await check_forks(config, assembly.tasksets)
+    await check_environments(config, assembly.tasksets)
     if weights is not None:
         await trainer.load(weights)
     elif config.warm_start is not None:

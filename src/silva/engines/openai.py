@@ -80,7 +80,7 @@ class ChatPolicy:
             raise NoReply("the API's content filter cut the answer")
         segment = Segment("policy", (), reported=usage.output if usage else 0)
         stop: CompletionStop = "length" if finish == "length" else "stop_token"
-        return Reply(segment, message, stop, usage.input if usage else 0)
+        return Reply((segment,), message, stop, usage.input if usage else 0)
 
     @property
     def notes(self) -> list[str]:

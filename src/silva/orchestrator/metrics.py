@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from silva.algorithms.diagnostics import explained_variance, response_metrics
+from silva.algorithms.diagnostics import explained_variance, response_metrics, thought_share
 from silva.evaluation.evaluator import Evaluation, reports_success, success
 from silva.orchestrator.buffer import Batch
 from silva.types import Group, Sample, Trajectory, Turn
@@ -112,6 +112,8 @@ def eval_metrics(evaluations: Sequence[Evaluation]) -> dict[str, float]:
                 metrics |= {f"{key}_bound_low": low, f"{key}_bound_high": high}
         if e.left_out:
             metrics[f"eval/{e.environment}/left_out"] = e.left_out
+        turns = [turn for _, trajectory in e.episodes for turn in trajectory.turns]
+        metrics[f"eval/{e.environment}/thoughts"] = thought_share(turns)
     return metrics
 
 

@@ -113,7 +113,7 @@ class Loop:
             try:
                 await self._begin(interrupt)
                 begun()
-                while self.state.step < self.parts.settings.steps:
+                while self.state.step < self.parts.settings.steps and not self._stops_early():
                     await self._step(interrupt)
                     interrupt.check()
             except Interrupted:
@@ -124,6 +124,18 @@ class Loop:
         await self.save()
         self.parts.notices.end()
         return self.state
+
+    def _stops_early(self) -> bool:
+        """Whether the last evaluations brought nothing better, see `algorithm.early_stop`."""
+        p, step, best = self.parts, self.state.step, self.state.best_step
+        wait = p.recipe.early_stop * p.settings.eval_every
+        if not wait or best is None or step - best < wait:
+            return False
+        p.monitor.message(
+            f"stopped after step {step} of {p.settings.steps}: {p.recipe.early_stop} evaluations in a row "
+            f"were not better than that at step {best} (algorithm.early_stop)"
+        )
+        return True
 
     async def _begin(self, interrupt: Interrupt) -> None:
         """The evaluation before training, or the one an interrupt cut short."""

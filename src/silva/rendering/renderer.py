@@ -132,6 +132,10 @@ class Renderer:
         """Tokens of plain text (a prefill, say); never a control token."""
         return self._codec.encode(text) if text else []
 
+    def decode(self, tokens: Sequence[int]) -> str:
+        """What tokens say, control tokens included."""
+        return self._codec.decode(list(tokens))
+
     def encode_reply(self, text: str) -> list[int]:
         """What a policy would have sampled to say `text`: its tokens and the stop token."""
         return [*self.encode(text), self.stop_token_ids[0]]

@@ -1,4 +1,5 @@
 ROLLOUTS = {
     "linear": "silva.rollouts.settings:LinearRolloutSettings",
     "branching": "silva.rollouts.settings:BranchingRolloutSettings",
+    "thoughts": "silva.rollouts.settings:ThoughtsRolloutSettings",
 }

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Sequence
 from dataclasses import dataclass
 from random import Random
 from typing import ClassVar
@@ -12,7 +12,7 @@ from silva.errors import CapabilityError
 from silva.ports import derive
 from silva.protocols import Engine, Reply, Request, Scripted
 from silva.rendering.renderer import Renderer
-from silva.types import SamplingParams, Segment
+from silva.types import Completion, SamplingParams, Segment
 
 
 class ScriptFault(Exception):
@@ -30,28 +30,41 @@ class Policy:
 
     async def reply(self, request: Request) -> Reply:
         stop = (*self.sampling.stop, *self.renderer.stop_strings(request.tools))
+        sampled = await self.sample(
+            request.tokens, stop, request.max_tokens, seed=request.seed, session=request.session
+        )
+        segment = policy_segment(sampled, len(sampled.tokens), self.sampling.temperature)
+        message = self.renderer.parse(sampled.tokens, prefill=request.prefill, stop=stop, tools=request.tools)
+        return Reply((segment,), message, sampled.stop_reason)
+
+    async def sample(
+        self, tokens: Sequence[int], stop: tuple[str, ...], max_tokens: int, *, seed: int, session: str
+    ) -> Completion:
+        """What the engine adds to `tokens`, until a turn ends or one of the strings `stop` is complete."""
         params = SamplingParams(
-            max_tokens=request.max_tokens,
+            max_tokens=max_tokens,
             temperature=self.sampling.temperature,
             top_p=self.sampling.top_p,
             top_k=self.sampling.top_k,
             min_p=self.sampling.min_p,
             stop=stop,
             stop_token_ids=self.renderer.stop_token_ids,
-            seed=request.seed,
+            seed=seed,
         )
-        sampled = await self.engine.sample(request.tokens, params, session=request.session)
-        segment = Segment(
-            "policy",
-            sampled.tokens,
-            sampled.logprobs,
-            sampled.raw_logprobs,
-            sampled.entropies,
-            sampled.versions,
-            self.sampling.temperature,
-        )
-        message = self.renderer.parse(sampled.tokens, prefill=request.prefill, stop=stop, tools=request.tools)
-        return Reply(segment, message, sampled.stop_reason)
+        return await self.engine.sample(tokens, params, session=session)
+
+
+def policy_segment(sampled: Completion, count: int, temperature: float) -> Segment:
+    """The first `count` tokens that were sampled."""
+    return Segment(
+        "policy",
+        sampled.tokens[:count],
+        sampled.logprobs[:count],
+        sampled.raw_logprobs[:count],
+        sampled.entropies[:count],
+        sampled.versions[:count],
+        temperature,
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,4 +103,5 @@ class Script:
             raise ScriptFault("random_reply" if astray else "expert_reply") from fault
         tokens = tuple(self.renderer.encode_reply(text))
         message = self.renderer.parse(tokens, prefill=request.prefill, tools=request.tools)
-        return Reply(Segment("environment" if wrong else "expert", tokens), message, "stop_token")
+        segment = Segment("environment" if wrong else "expert", tokens)
+        return Reply((segment,), message, "stop_token")

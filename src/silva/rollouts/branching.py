@@ -96,7 +96,7 @@ class _Forest:
         AEPO's k * sigmoid(beta * (H_root - mean H of later replies)).
         """
         weight, size = self.settings.entropy_gap_weight or 0.0, self.settings.group_size
-        found = [self._entropy(turn.segments[-1].entropies) for turn in played.turns]
+        found = [self._entropy(turn.reply[0].entropies) for turn in played.turns]
         gap = found[0] - sum(found[1:]) / len(found[1:]) if found[1:] else 0.0
         return max(2, min(size, round(size / (1 + math.exp(-weight * gap)))))
 
@@ -136,7 +136,7 @@ class _Forest:
     def _branches(self, path: _Path, episode: Episode, reply: Reply) -> int:
         """How many branches this turn gets."""
         settings, turn = self.settings, len(episode.state.turns)
-        entropy = self._entropy(reply.segment.entropies)
+        entropy = self._entropy(reply.segments[0].entropies)
         if turn == 0:
             path.first = entropy
         if settings.variant == "paper" and turn == (episode.fork_turn or 0):

@@ -66,14 +66,15 @@ def _next_state(trajectory: Trajectory, group: str) -> Sample:
 def _sample(turns: Sequence[Turn], trajectory: str, group: str) -> Sample:
     segments = [segment for turn in turns for segment in turn.segments]
     lengths = [len(s.tokens) for s in segments]
+    scored = np.repeat([bool(s.logprobs) for s in segments], lengths)
+    logprobs, versions = np.full(len(scored), np.nan), np.full(len(scored), -1)
+    logprobs[scored] = _join(s.logprobs for s in segments)
+    versions[scored] = _join(s.versions for s in segments)
     sampled = [s for s in segments if s.source == "policy"]
-    places = np.repeat([s.source == "policy" for s in segments], lengths)
-    logprobs, versions = np.full(len(places), np.nan), np.full(len(places), -1)
-    logprobs[places] = _join(s.logprobs for s in sampled)
-    versions[places] = _join(s.versions for s in sampled)
     known = all(len(s.entropies) == len(s.tokens) for s in sampled)
     if known:
-        entropies = np.full(len(places), np.nan)
+        entropies = np.full(len(scored), np.nan)
+        places = np.repeat([s.source == "policy" for s in segments], lengths)
         entropies[places] = _join(s.entropies for s in sampled)
     turn_lengths = [sum(len(s.tokens) for s in turn.segments) for turn in turns]
     ends = np.cumsum(turn_lengths)

@@ -28,6 +28,8 @@ class RolloutSettings(Section):
 
     forks: ClassVar[bool] = False
     """Whether episodes are forked: their environments must be able to."""
+    imitates: ClassVar[bool] = False
+    """Whether experts play: environments must have one."""
     groups_per_step: Positive = 8
     """Tasks of one step; each becomes a group."""
     max_async_level: Annotated[int, Field(ge=0)] = 0
@@ -139,3 +141,58 @@ class BranchingRolloutSettings(RolloutSettings):
 
         return Branching(self, context.engine, context.renderer, seed=context.config.seed, on_turn=on_turn,
                          watch=watch or UNWATCHED)  # fmt: skip
+
+
+class ThoughtsRolloutSettings(RolloutSettings):
+    """Thoughts for an expert's actions, by how likely they make these: Act-PRM.
+
+    The expert of the environment plays (`demonstrations` has those of a file). Before each of its actions the
+    policy thinks; the reward of a thought is exp(mean log p) of the action's tokens after it.
+    """
+
+    type: Literal["thoughts"] = "thoughts"
+    imitates: ClassVar[bool] = True
+    group_size: Positive = 8
+    """Thoughts for each state; with commit = "own", episodes of one task."""
+    commit: Literal["best", "own"] = "best"
+    """`best`: the best thought is played, and each state is a group of its own. `own`: `group_size` episodes
+    go on with their own thoughts; a turn's reward is that of its thought."""
+    train_given: bool = True
+    """Train the tags around a thought and the expert's action too (the gradient of log p(action, thought));
+    false: the thought alone."""
+    shows_action: bool = False
+    """Tell the policy the action before it thinks (Act-PRM's action-prompted thoughts). Thoughts are trained
+    in that context, scored and played in the usual one."""
+    hint: str = "The next action is: {action}\nThink aloud what leads to it."
+    """How it is told, in a message of the user."""
+    joint: bool = False
+    """Train the demonstration with its best thoughts too, as a group of its own: with the recipes `act_prm`
+    this is cross-entropy on thoughts and actions."""
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> Self:
+        for name in ("shows_action", "joint"):
+            if self.commit == "own" and getattr(self, name):
+                raise ValueError(f'{name}: got true with commit = "own", expected commit = "best"')
+        if "{action}" not in self.hint:
+            raise ValueError(f"hint: got {self.hint!r}, expected {{action}} in it")
+        return self
+
+    @property
+    def longest_answer(self) -> int:
+        """Tokens of a reply, or of a whole episode if these are trained."""
+        whole = self.commit == "own" or self.joint
+        return super().longest_answer if whole else self.limits.max_turn_tokens
+
+    def build(
+        self,
+        context: Context,
+        *,
+        on_turn: Callable[[str, str | None], None] = lambda episode, waiting_for: None,
+        watch: Watch | None = None,
+    ) -> Rollout:
+        from silva.rollouts.faults import UNWATCHED
+        from silva.rollouts.thoughts import Thoughts
+
+        return Thoughts(self, context.engine, context.renderer, seed=context.config.seed, on_turn=on_turn,
+                        watch=watch or UNWATCHED)  # fmt: skip

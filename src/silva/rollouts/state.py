@@ -74,16 +74,17 @@ def render(state: State, renderer: Renderer) -> None:
     Raises:
         RenderingError: the chat template refuses the dialogue.
     """
-    observation, last = state.observation, state.turns[-1].segments[-1] if state.turns else None
-    unknown = last is None or last.reported is not None  # no tokens that could be extended
+    observation, last = state.observation, state.turns[-1] if state.turns else None
+    unknown = last is None or last.reply[-1].reported is not None  # no tokens that could be extended
     if unknown or observation.context is not None or renderer.rebuilds_context:
         sampled = _sampled(state, renderer)
         tokens = renderer.context(state.messages, state.tools, sampled=sampled, prefill=observation.prefill)
         state.context, state.fresh = tokens, True
     else:
         assert last is not None
-        tokens = renderer.extend(last.tokens, observation.messages, prefill=observation.prefill)
-        state.context, state.fresh = [*state.context, *last.tokens, *tokens], False
+        said = last.reply_tokens
+        tokens = renderer.extend(said, observation.messages, prefill=observation.prefill)
+        state.context, state.fresh = [*state.context, *said, *tokens], False
     state.shown = tuple(tokens)
 
 
@@ -103,7 +104,7 @@ def answered(
         count = max(0, asked - (0 if fresh else state.reported))  # an API may leave out earlier thoughts
     turn = Turn(
         id=message.id,
-        segments=(Segment("environment", state.shown or (), reported=count), reply.segment),
+        segments=(Segment("environment", state.shown or (), reported=count), *reply.segments),
         messages=(*new_messages(before), message),
         rewards=step.rewards,
         shaped=step.shaped,
@@ -120,7 +121,7 @@ def answered(
         dropped=state.dropped if after.context is None else 0,
         messages=(*state.messages, *added),
         context=state.context,
-        reported=asked + reply.segment.count,
+        reported=asked + sum(segment.count for segment in reply.segments),
         prefills=(*state.prefills, before.prefill),
     )
     if step.terminated:  # nobody answers it
@@ -188,9 +189,9 @@ def _sampled(state: State, renderer: Renderer) -> Mapping[str, Sequence[int]]:
         return {}
     shown = {message.id: message for message in state.messages}
     return {
-        turn.id: (*renderer.encode(prefill), *turn.segments[-1].tokens)
+        turn.id: (*renderer.encode(prefill), *turn.reply_tokens)
         for turn, prefill in zip(state.turns, state.prefills, strict=True)
-        if shown.get(turn.id) == turn.messages[-1] and turn.segments[-1].reported is None
+        if shown.get(turn.id) == turn.messages[-1] and turn.reply[-1].reported is None
     }
 
 

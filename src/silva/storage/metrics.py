@@ -18,8 +18,9 @@ from silva.errors import RecordError
 from silva.ports import FILES
 
 BOUNDS = ("_ci_low", "_ci_high", "_bound_low", "_bound_high")
-EVAL_DETAILS = (*BOUNDS, "/left_out")
-"""Suffixes of keys under eval/ that belong to a mean: its interval, and the episodes left out of it."""
+EVAL_DETAILS = (*BOUNDS, "/left_out", "/thoughts")
+"""Suffixes of keys under eval/ that are no result of their own: the interval of a mean, the episodes left out
+of it, and the share of replies with thoughts."""
 
 
 def append_metrics(path: Path, step: int, metrics: Mapping[str, float]) -> None:
