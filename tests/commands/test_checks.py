@@ -109,7 +109,7 @@ def test_a_strategy_that_reads_entropies_needs_them() -> None:
     assert refused_with(blind, entropy_weight=0.0) == refused_with(ENGINE) == ""
 
 
-def test_environments_that_cannot_be_forked_are_refused() -> None:
+def test_environments_that_cannot_do_what_a_strategy_needs_are_refused() -> None:
     made = []
 
     class Plain:
@@ -144,3 +144,8 @@ def test_environments_that_cannot_be_forked_are_refused() -> None:
         'fork(self, seed)`; expected another environment, or rollout.type = "linear"'
     )
     assert [environment.closed for environment in made] == [1, 1, 1]
+    with pytest.raises(
+        CapabilityError, match="imitates experts, and environment 'forking' has none: Forking"
+    ):
+        asyncio.run(check_environments(config("thoughts"), {"forking": tasks(Forking)}))
+    assert made[-1].closed == 1

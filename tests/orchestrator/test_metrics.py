@@ -43,6 +43,14 @@ def test_an_evaluation_has_bounds_where_something_is_left_out():
     assert eval_metrics([Evaluation("lake", {}, {}, (left_out,))]) == {"eval/lake/left_out": 1}
 
 
+def test_an_evaluation_says_how_many_replies_hold_thoughts():
+    replies = [Message("assistant", "up", reasoning=thought) for thought in ("north", " ", None, "south")]
+    turns = [Turn(f"e/{i}", (), (Message("assistant", "x", reasoning="earlier"), reply), fresh=not i)
+             for i, reply in enumerate(replies)]  # fmt: skip
+    episode = (Task("t", "lake", 0, {}), Trajectory("e", tuple(turns), "terminated"))
+    assert eval_metrics([Evaluation("lake", {}, {}, (episode,))]) == {"eval/lake/thoughts": 0.5}
+
+
 def turn(id, tokens, *calls):
     said = Message("assistant", "", tool_calls=tuple(ToolCall(name, {}) for name in calls))
     zeros = (0.0,) * tokens

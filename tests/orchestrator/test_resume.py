@@ -339,6 +339,8 @@ def test_a_run_with_a_critic_goes_on_to_the_bit(server, tmp_path, options, crash
     assert audit(read(ended.path / "ledger.jsonl"), finished=True) == []
 
 
+THOUGHTS = ("--rollout.type", "thoughts", "--rollout.group_size", "3", "--rollout.joint", "true",
+            "--rollout.limits.max_turn_tokens", "40", "--algorithm.type", "act_prm")  # fmt: skip
 BRANCHING = ("--rollout.type", "branching", "--rollout.group_size", "6", "--rollout.initial_rollouts", "2",
              "--rollout.branch_probability", "0.9", "--rollout.entropy_weight", "1", "--algorithm.type",
              "arpo", "--algorithm.tree_credit", "hard", "--environments.0.turns", "5")  # fmt: skip
@@ -358,6 +360,36 @@ def test_a_run_that_branches_goes_on_to_the_bit(server, tmp_path, crash):
     assert ended.status == 0, ended.output
     assert differences(ended.path, end_state(whole.path)) == []
     assert audit(read(ended.path / "ledger.jsonl"), finished=True) == []
+
+
+@pytest.mark.same_bits
+def test_a_run_of_thoughts_goes_on_to_the_bit(server, tmp_path):
+    """Killed in its third step, after all groups were played."""
+    whole = server.rl("whole", *THOUGHTS, into=tmp_path)
+    assert whole.status == 0, whole.output
+    rows = metrics(whole.path)[1:]
+    assert all(0 < row["environment/parity/action_prob"] < 1 and row["train/kl"] >= 0 for row in rows)
+    groups = [list(r.fields["groups"]) for r in read(whole.path / "ledger.jsonl") if r.event == "sealed"]
+    names = {tuple(name.partition("/")[2] for name in each) for each in groups}
+    assert names == {("t0", "demonstration"), ("t0", "t1", "demonstration")}, "letters has one turn"
+    killed = server.rl("killed", *THOUGHTS, into=tmp_path, crash="seal:3")
+    assert killed.status == -signal.SIGKILL
+    ended = server.rl("killed", *THOUGHTS, "--resume", into=tmp_path)
+    assert ended.status == 0, ended.output
+    assert differences(ended.path, end_state(whole.path)) == []
+    assert audit(read(ended.path / "ledger.jsonl"), finished=True) == []
+
+
+def test_a_run_stops_early_when_evaluations_bring_nothing_better(server, tmp_path):
+    options = ("--algorithm.early_stop", "2", "--eval.every", "1", "--steps", "12")
+    ended = server.rl("early", *options, into=tmp_path)
+    assert ended.status == 0, ended.output
+    names = ("eval/parity/success", "eval/letters/success")
+    success = [sum(row[name] for name in names) for row in metrics(ended.path)[1:]]
+    best = success.index(max(success)) + 1
+    assert len(success) == best + 2 < 12
+    assert f"stopped after step {best + 2} of 12: 2 evaluations in a row were not better" in ended.output
+    assert (ended.path / "weights" / f"step_{best + 2}" / "model.safetensors").exists()
 
 
 @pytest.mark.same_bits

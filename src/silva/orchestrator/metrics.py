@@ -112,8 +112,8 @@ def eval_metrics(evaluations: Sequence[Evaluation]) -> dict[str, float]:
                 metrics |= {f"{key}_bound_low": low, f"{key}_bound_high": high}
         if e.left_out:
             metrics[f"eval/{e.environment}/left_out"] = e.left_out
-        turns = [turn for _, trajectory in e.episodes for turn in trajectory.turns]
-        metrics[f"eval/{e.environment}/thoughts"] = thought_share(turns)
+        if turns := [turn for _, trajectory in e.episodes for turn in trajectory.turns]:
+            metrics[f"eval/{e.environment}/thoughts"] = thought_share(turns)
     return metrics
 
 
