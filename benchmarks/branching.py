@@ -30,10 +30,24 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import numpy as np
-from common import Curve, Panel, Row, drawing, interval, machine, seeds_parser, series, table, write
-from recipes import FILES, agent_of, pooled, warm_start
+from common import (
+    Curve,
+    Panel,
+    Row,
+    Solved,
+    drawing,
+    held_out,
+    interval,
+    machine,
+    mean,
+    pooled,
+    seeds_parser,
+    series,
+    table,
+    write,
+)
+from recipes import FILES, agent_of, warm_start
 
-from silva.evaluation.evaluator import success
 from silva.evaluation.statistics import Estimate
 from silva.models.trie import build
 from silva.rollouts.samples import trajectory_samples
@@ -73,7 +87,7 @@ class Run:
     """Curves of (step, value); success of held-out tasks by step; numbers of single steps."""
 
     job: Job
-    solved: Mapping[int, Mapping[str, float]]
+    solved: Mapping[int, Solved]
     tokens: Curve  # sampled in the step
     actions: Curve
     success: Curve
@@ -155,19 +169,14 @@ def train(job: Job, resume: bool) -> Run:
     outcome = run(load(job.argv, REGISTRIES), resume=resume, overwrite=not resume)
     folder = outcome.directory
     curve = series(folder, f"eval/{ENVIRONMENT}/success")
-    solved = {}
-    for step, _ in curve:
-        rows = [row for row in read_rollouts(folder / "rollouts" / f"step_{step}.parquet")
-                if row.status == "eval" and row.trajectory.failure is None]  # fmt: skip
-        solved[step] = {row.task: success(row.trajectory) for row in rows}
     branches = [value for _, value in series(folder, "forest/branches")] or [0.0]
     last = max(step for step, _ in series(folder, "rollout/steps"))
     seconds = sum(outcome.summary["seconds"].values())
     values = " ".join(f"{value:.0%}" for _, value in curve)
     print(f"keys {job.keys}, {job.variant}, seed {job.seed}: {values} in {seconds:.0f} s", file=sys.stderr)
     return Run(
-        job, solved, series(folder, "rollout/sampled_tokens"), series(folder, "rollout/steps"), curve,
-        float(np.mean(branches)), computed(folder / "rollouts" / f"step_{last}.parquet"), seconds,
+        job, held_out(folder), series(folder, "rollout/sampled_tokens"), series(folder, "rollout/steps"),
+        curve, float(np.mean(branches)), computed(folder / "rollouts" / f"step_{last}.parquet"), seconds,
     )  # fmt: skip
 
 
@@ -194,7 +203,11 @@ def at(runs: Sequence[Run], budget: float) -> tuple[Estimate, list[float], float
     steps = [run.step_at(budget) for run in runs]
     found = [run.solved[step] for run, step in zip(runs, steps, strict=True)]
     actions = float(np.mean([run.actions_until(step) for run, step in zip(runs, steps, strict=True)]))
-    return pooled(found), sorted(float(np.mean(list(each.values()))) for each in found), actions
+    return (
+        pooled(found),
+        sorted(map(mean, found)),
+        actions,
+    )
 
 
 def show(found: Mapping[str, Sequence[Run]], budget: float) -> str:

@@ -6,18 +6,25 @@ import argparse
 import itertools
 import json
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 import silva  # noqa: F401  # isort: skip  (before torch, whose MKL reads at its start what this sets)
 import torch
 
 from silva.compute import ComputeThread
 
+if TYPE_CHECKING:
+    from silva.evaluation.statistics import Estimate
+    from silva.types import Trajectory
+
 CONFIGS = Path(__file__).parents[1] / "configs"
 Curve = Sequence[tuple[int, float]]  # (step, value)
+Solved = Mapping[str, Sequence[float]]  # by task, the success of its episodes
 
 
 @dataclass(frozen=True)
@@ -136,6 +143,39 @@ def learn(
     curve = series(outcome.directory, f"eval/{after['environment']}/success")
     seconds = sum(outcome.summary["seconds"].values())
     return Learning(seed, before, after, played, seconds, curve)
+
+
+def held_out(run: Path) -> dict[int, Solved]:
+    """The evaluations of a run by step: success of the episodes that count."""
+    from silva.storage.rollouts import read_rollouts, rollouts_in
+
+    files = rollouts_in(run / "rollouts").items()
+    played = {step: [row for row in read_rollouts(path) if row.status == "eval"] for step, path in files}
+    return {step: solved_in((row.task, row.trajectory) for row in rows)
+            for step, rows in played.items() if rows}  # fmt: skip
+
+
+def solved_in(played: Iterable[tuple[str, Trajectory]]) -> Solved:
+    """From (task, episode)."""
+    from silva.evaluation.evaluator import counts, success
+
+    found: dict[str, list[float]] = {}
+    for task, trajectory in played:
+        if counts(trajectory):
+            found.setdefault(task, []).append(success(trajectory))
+    return found
+
+
+def mean(solved: Solved) -> float:
+    return float(np.mean(list(itertools.chain(*solved.values()))))
+
+
+def pooled(runs: Sequence[Solved]) -> Estimate:
+    """Over the episodes of all seeds; those of one task resemble each other and are drawn together."""
+    from silva.evaluation.statistics import estimate
+
+    tasks = dict.fromkeys(task for run in runs for task in run)
+    return estimate([np.array([value for run in runs for value in run.get(task, ())]) for task in tasks])
 
 
 def series(run: Path, key: str) -> Curve:

@@ -36,19 +36,32 @@ import itertools
 import multiprocessing
 import os
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import numpy as np
-from common import Curve, Panel, Row, drawing, interval, machine, seeds_parser, series, table, write
+from common import (
+    Curve,
+    Panel,
+    Row,
+    Solved,
+    drawing,
+    held_out,
+    interval,
+    machine,
+    pooled,
+    seeds_parser,
+    series,
+    table,
+    write,
+)
 
 from silva.algorithms import ALGORITHMS, recipes
 from silva.algorithms.settings import Algorithm
 from silva.errors import SilvaError
-from silva.evaluation.evaluator import success
-from silva.evaluation.statistics import Estimate, estimate
+from silva.evaluation.statistics import Estimate
 from silva.storage.ledger import history
 from silva.storage.ledger import read as read_ledger
 from silva.storage.rollouts import read_rollouts
@@ -84,8 +97,8 @@ class Run:
     """What came of a job: success by held-out task before and after, curves of (step, value)."""
 
     job: Job
-    before: Mapping[str, float]
-    after: Mapping[str, float]
+    before: Solved
+    after: Solved
     success: Curve
     entropy: Curve
     equal: Curve  # share of the step's groups whose rewards are all equal
@@ -262,18 +275,19 @@ def train(job: Job, resume: bool) -> Run:
 
     outcome = run(load(job.argv, REGISTRIES), resume=resume, overwrite=not resume)
     folder = outcome.directory
-    curve = series(folder, f"eval/{job.environment}/success")
-    solved, entropy = {}, []
-    for step, _ in curve:
-        rows = [row for row in read_rollouts(folder / "rollouts" / f"step_{step}.parquet")
-                if row.status == "eval" and row.trajectory.failure is None]  # fmt: skip
-        solved[step] = {row.task: success(row.trajectory) for row in rows}
-        segments = [s for row in rows for turn in row.trajectory.turns for s in turn.segments]
-        entropy.append((step, float(np.mean([h for s in segments for h in s.entropies]))))
+    curve, solved = series(folder, f"eval/{job.environment}/success"), held_out(folder)
+    entropy = [(step, entropy_in(folder / "rollouts" / f"step_{step}.parquet")) for step in solved]
     seconds = sum(outcome.summary["seconds"].values())
     return Run(job, solved[0], solved[curve[-1][0]], curve, entropy, equal_groups(folder / "ledger.jsonl"),
                series(folder, "train/clipped"), invalid_shares(folder / "rollouts"), seconds,
                outcome.summary["tokens_generated"])  # fmt: skip
+
+
+def entropy_in(path: Path) -> float:
+    """Mean over the tokens of the held-out episodes."""
+    rows = [row for row in read_rollouts(path) if row.status == "eval" and row.trajectory.failure is None]
+    segments = [s for row in rows for turn in row.trajectory.turns for s in turn.segments]
+    return float(np.mean([h for s in segments for h in s.entropies]))
 
 
 def invalid_shares(folder: Path) -> tuple[float, float]:
@@ -296,12 +310,6 @@ def equal_groups(ledger: Path) -> Curve:
                 rewards = {reward for reward in group["rewards"] if reward is not None}
                 found.setdefault(record.fields["step"], []).append(len(rewards) < 2)
     return [(step, float(np.mean(equal))) for step, equal in sorted(found.items())]
-
-
-def pooled(runs: Sequence[Mapping[str, float]]) -> Estimate:
-    """Over the episodes of all seeds; those of one task resemble each other and are drawn together."""
-    tasks = dict.fromkeys(task for run in runs for task in run)
-    return estimate([np.array([run[task] for run in runs if task in run]) for task in tasks])
 
 
 def show_recipes(results: Sequence[Compared]) -> None:
