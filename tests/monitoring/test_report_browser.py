@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
+from silva.monitoring.report import write_report
+from silva.storage.rollouts import rollouts_path, write_rollouts
+
 from .browser import CHROMIUM, Page, browser
 from .fake_run import HOSTILE
+from .test_report_forests import row
 
 pytestmark = pytest.mark.skipif(
     CHROMIUM is None, reason="Chromium is not installed (apt-get install chromium)"
@@ -113,6 +119,56 @@ def test_tokens_are_coloured_by_logprob_and_entropy(page: Page) -> None:
         )
         assert len(set(colours)) > 5
     assert "entropy" in page.run("document.querySelector('.token').title")
+
+
+@pytest.fixture
+def forest(tab: Page, tmp_path: Path) -> Page:
+    """A report whose forest has 64 trajectories of 8 turns that share none."""
+    rows = [
+        row(str(i), *(f"{i}/{k}" for k in range(8)), reward=i / 64, advantage=i - 32.0) for i in range(64)
+    ]
+    rows[0] = replace(rows[0], environment=HOSTILE)
+    (tmp_path / "rollouts").mkdir()
+    write_rollouts(rollouts_path(tmp_path / "rollouts", 1), rows)
+    tab.problems.clear()
+    tab.look(1200, 900)
+    tab.open(write_report(tmp_path).as_uri())
+    return tab
+
+
+def test_a_forest_of_512_turns_is_drawn_without_overlap(forest: Page) -> None:
+    nodes = "[...document.querySelectorAll('#forest-trees .node')]"
+    middles = forest.run(f"{nodes}.map(n => [+n.getAttribute('cx'), +n.getAttribute('cy')])")
+    assert len(middles) == 512
+    by_column: dict[float, list[float]] = {}
+    for x, y in middles:
+        by_column.setdefault(x, []).append(y)
+    assert len(by_column) == 8 and min(b - a for a, b in pairwise(sorted(by_column))) >= 60
+    for ys in by_column.values():
+        assert min(b - a for a, b in pairwise(sorted(ys))) >= 14, "nodes are 12 high"
+    assert forest.run("document.body.scrollWidth") <= 1200, "it scrolls in its own box"
+    assert forest.problems == []
+
+
+def test_nodes_of_a_forest_change_colour_and_open_their_text(forest: Page) -> None:
+    colours = {}
+    for key in ("entropy", "advantage", "reward"):
+        forest.run(f"byId('forest-colour').value = {key!r}")
+        forest.run("byId('forest-colour').dispatchEvent(new Event('input'))")
+        leaves = "[...document.querySelectorAll('#forest-trees .leaf')]"
+        colours[key] = forest.run(f"{leaves}.map(n => getComputedStyle(n).fill)")
+    assert len(set(colours["entropy"])) == 1 and len(set(colours["reward"])) > 20
+    assert colours["advantage"] != colours["reward"]
+    assert forest.run("byId('forest-legend').textContent") == "00.984"
+    forest.click(*place(forest, "#forest-trees [data-node='1']"))
+    assert "reply 0/1" in forest.run("byId('forest-node').innerText")
+    for key, expected in (("ArrowRight", "0/1"), ("Enter", "0/2"), ("ArrowDown", "0/2"), ("Enter", "1/2")):
+        pressed = f"new KeyboardEvent('keydown', {{key: {key!r}, bubbles: true}})"
+        forest.run(f"document.activeElement.dispatchEvent({pressed})")
+        assert f"reply {expected}" in forest.run("byId('forest-node').innerText")
+    assert HOSTILE in forest.run("byId('forest-which').textContent")
+    assert forest.run("document.querySelectorAll('main img, main script').length") == 0
+    assert forest.problems == []
 
 
 def test_hovering_a_curve_shows_raw_and_smoothed_values(page: Page) -> None:

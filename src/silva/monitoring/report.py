@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from silva.errors import RecordError
+from silva.monitoring.report_forests import sample_forests
 from silva.monitoring.report_rollouts import sample_rollouts
 from silva.ports import FILES
 from silva.storage.layout import Layout
@@ -74,6 +75,7 @@ def report_data(directory: Path, decode: Decode | None = None) -> dict[str, Any]
         "headline": _headline(metrics, summary, settings),
         "charts": _charts(metrics),
         "rollouts": sample_rollouts(run.rollouts, decode, problems),
+        "forests": sample_forests(run.rollouts, problems),
         "config": [_config_line(line) for line in config.splitlines()],
         "problems": problems,
     }

@@ -82,16 +82,16 @@ def _choose(flat: Mapping[Key, Mapping[str, Any]]) -> list[Key]:
     chosen: set[Key] = set()
     for name, by_step in kinds.items():
         candidates: list[Key] = []
-        steps = _spread(sorted(by_step), QUOTAS[name])
+        steps = spread(sorted(by_step), QUOTAS[name])
         for step in steps:
             keys = sorted(by_step[step], key=lambda key: flat[key]["reward_raw"], reverse=name == "best")
             each = min(PER_STEP, -(-QUOTAS[name] // len(steps)))
-            candidates += _spread(keys, each) if name in ("eval", "dropped") else keys[:each]
-        chosen |= set(_spread(candidates, QUOTAS[name]))
+            candidates += spread(keys, each) if name in ("eval", "dropped") else keys[:each]
+        chosen |= set(spread(candidates, QUOTAS[name]))
     return [key for key in flat if key in chosen]
 
 
-def _spread(items: Sequence[Any], count: int) -> list[Any]:
+def spread(items: Sequence[Any], count: int) -> list[Any]:
     """`count` of `items` at equal distances, the first and the last among them."""
     if len(items) <= count:
         return list(items)

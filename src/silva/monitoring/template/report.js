@@ -242,6 +242,113 @@ function curves() {
   if (!data.charts.length) byId("charts").append(el("p", { class: "muted", text: "No metrics so far." }));
 }
 
+// ---- forest --------------------------------------------------------------------------------------
+// A node is a turn, at the height of the middle of what grows from it; a leaf has a line of its own.
+const TREE = { narrow: 64, wide: 120, line: 17, left: 34, right: 190, top: 26, radius: 6 };
+const COLOURS = [["entropy", "entropy of the reply (nats per token)"], ["advantage", "advantage"], ["reward", "raw reward"]];
+
+function forests() {
+  byId("forest-about").textContent = data.forests.length
+    ? "All that one task became, for some steps: a node is a turn, what trajectories share is one node, and each leaf is a trajectory with its raw reward. A click or Enter on a node opens its text; arrow keys move along the tree."
+    : "No rollouts of training were written.";
+  byId("forest-choice").hidden = !data.forests.length;
+  options(byId("forest-which"), null, data.forests.map((f, i) => [i, `step ${f.step} · ${f.environment} · ${f.task} · ${f.leaves} leaves, ${f.nodes.length} turns`]));
+  options(byId("forest-colour"), null, COLOURS);
+  byId("forest-choice").addEventListener("submit", (event) => event.preventDefault());
+  byId("forest-which").addEventListener("input", grow);
+  byId("forest-colour").addEventListener("input", colourNodes);
+  const most = data.forests.reduce((best, f, i, all) => (f.nodes.length > all[best].nodes.length ? i : best), 0);
+  if (data.forests.length) { byId("forest-which").value = most; grow(); }
+}
+
+function places(nodes) { // y of each node: leaves and ends take lines in order of depth-first search
+  const children = nodes.map(() => []), roots = [], y = [];
+  nodes.forEach((n, i) => (n.parent < 0 ? roots : children[n.parent]).push(i));
+  let line = 0;
+  const visit = (i) => {
+    children[i].forEach(visit);
+    const below = children[i].map((c) => y[c]);
+    y[i] = below.length ? (below[0] + below[below.length - 1]) / 2 : line++;
+  };
+  roots.forEach(visit);
+  return { y, roots, children, lines: Math.max(1, line) };
+}
+
+function grow() {
+  const forest = data.forests[Number(byId("forest-which").value)], { nodes } = forest;
+  const { y, roots, children, lines } = places(nodes);
+  const depth = Math.max(...nodes.map((n) => n.depth)) + 1;
+  const free = (byId("forest-trees").clientWidth - TREE.left - TREE.right - 24) / depth;
+  const column = Math.max(TREE.narrow, Math.min(TREE.wide, free));
+  const at = (i) => [TREE.left + (nodes[i].depth + 1) * column, TREE.top + (y[i] + 0.5) * TREE.line];
+  const start = [TREE.left, TREE.top + ((y[roots[0]] + y[roots[roots.length - 1]]) / 2 + 0.5) * TREE.line];
+  const width = TREE.left + depth * column + TREE.right, height = TREE.top + lines * TREE.line + 8;
+  const root = svg("svg", { width, height, viewBox: `0 0 ${width} ${height}`, role: "group", "aria-label": `${forest.leaves} trajectories of ${forest.task}` });
+  for (let turn = 1; turn <= depth; turn++) root.append(svg("text", { x: TREE.left + turn * column, y: 14, "text-anchor": "middle", text: `turn ${turn}` }));
+  nodes.forEach((n, i) => {
+    const [x0, y0] = n.parent < 0 ? start : at(n.parent), [x1, y1] = at(i), middle = (x0 + x1) / 2;
+    root.append(svg("path", { class: "link", d: `M${x0} ${y0}C${middle} ${y0} ${middle} ${y1} ${x1} ${y1}`, "stroke-width": Math.min(6, 1 + Math.log2(n.leaves)) }));
+  });
+  root.append(svg("rect", { class: "task", x: start[0] - 7, y: start[1] - 7, width: 14, height: 14, rx: 3 }), svg("text", { x: start[0] - 2, y: start[1] - 12, "text-anchor": "middle", text: "task" }));
+  nodes.forEach((n, i) => {
+    const [x, y1] = at(i), ended = n.ends.length > 0, failed = n.ends.some((e) => e.status === "failed");
+    const mark = svg("circle", { class: `node${ended ? " leaf" : ""}${failed ? " failed" : ""}`, cx: x, cy: y1, r: TREE.radius, tabindex: i ? -1 : 0, role: "button", "data-node": i });
+    mark.append(svg("title", { text: words(n) }));
+    mark.setAttribute("aria-label", words(n));
+    mark.addEventListener("click", () => openNode(forest, i));
+    mark.addEventListener("keydown", (event) => walk(event, forest, i, { y, children }));
+    root.append(mark);
+    if (ended) root.append(svg("text", { x: x + 12, y: y1 + 4, text: n.ends.map(ending_of).join(", ") }));
+  });
+  byId("forest-trees").replaceChildren(root);
+  byId("forest-node").replaceChildren(forest.left_out ? el("p", { class: "muted", text: `${forest.left_out} more trajectories are not drawn.` }) : "");
+  colourNodes();
+}
+
+const ending_of = (e) => (e.reward == null ? "no score" : number(e.reward)) + (e.stop_reason === "terminated" ? "" : ` (${e.stop_reason.replaceAll("_", " ")})`);
+const words = (n) => [`turn ${n.depth + 1}`, `${n.leaves} ${n.leaves === 1 ? "trajectory" : "trajectories"}`, `${n.tokens} tokens`,
+  ...COLOURS.filter(([key]) => n[key] != null).map(([key]) => `${key} ${number(n[key])}`)].join(", ");
+
+function colourNodes() {
+  const forest = data.forests[Number(byId("forest-which").value)], key = byId("forest-colour").value;
+  const known = forest.nodes.map((n) => n[key]).filter((v) => v != null), signs = key === "advantage";
+  let low = Math.min(...known), high = Math.max(...known);
+  if (signs) { high = Math.max(Math.abs(low), Math.abs(high)); low = -high; }
+  const colour = (v) => {
+    if (v == null) return "var(--wash)";
+    const share = high > low ? (v - low) / (high - low) : 0.5;
+    if (key === "entropy") return `color-mix(in srgb, var(--hot) ${(8 + 92 * share).toFixed(0)}%, var(--card))`;
+    const side = share >= 0.5 ? "var(--s1)" : "var(--s2)";
+    return `color-mix(in srgb, ${side} ${(12 + 88 * Math.abs(2 * share - 1)).toFixed(0)}%, var(--card))`;
+  };
+  for (const mark of document.querySelectorAll("#forest-trees .node")) mark.style.fill = colour(forest.nodes[mark.dataset.node][key]);
+  const bar = el("span", { class: "bar", "aria-hidden": "true" });
+  if (known.length) bar.style.background = `linear-gradient(to right, ${[0, 0.25, 0.5, 0.75, 1].map((s) => colour(low + s * (high - low))).join(", ")})`;
+  byId("forest-legend").replaceChildren(...(known.length ? [number(low), bar, number(high)] : ["not known here"]));
+}
+
+function walk(event, forest, i, { y, children }) {
+  if (event.key === "Enter" || event.key === " ") { event.preventDefault(); openNode(forest, i); return; }
+  const row = forest.nodes.map((n, j) => j).filter((j) => forest.nodes[j].depth === forest.nodes[i].depth).sort((a, b) => y[a] - y[b]);
+  const next = { ArrowLeft: forest.nodes[i].parent, ArrowRight: children[i][0], ArrowUp: row[row.indexOf(i) - 1], ArrowDown: row[row.indexOf(i) + 1] }[event.key];
+  if (next == null || next < 0) return;
+  event.preventDefault();
+  const mark = (j) => document.querySelector(`#forest-trees [data-node="${j}"]`);
+  mark(i).setAttribute("tabindex", -1);
+  mark(next).setAttribute("tabindex", 0);
+  mark(next).focus();
+}
+
+function openNode(forest, i) {
+  const n = forest.nodes[i];
+  document.querySelector("#forest-trees .chosen")?.classList.remove("chosen");
+  document.querySelector(`#forest-trees [data-node="${i}"]`).classList.add("chosen");
+  byId("forest-node").replaceChildren(el("div", { class: "card" },
+    el("div", { class: "turn-head" }, el("b", { text: `Turn ${n.depth + 1}` }), el("span", { text: words(n) })),
+    ...n.messages.map((m) => message(m, null)),
+    ...n.ends.map((e) => el("p", { class: e.error ? "error" : "muted", text: `${e.trajectory} ended here: ${e.status}, ${ending_of(e)}${e.error ? `, ${e.error}` : ""}` }))));
+}
+
 // ---- rollouts ------------------------------------------------------------------------------------
 const PAGE = 25;
 let visible = PAGE;
@@ -257,7 +364,7 @@ function searchable(row) {
 }
 
 function options(select, all, values) {
-  select.append(el("option", { value: "", text: all }), ...values.map(([value, text]) => el("option", { value, text })));
+  select.append(...(all ? [el("option", { value: "", text: all })] : []), ...values.map(([value, text]) => el("option", { value, text })));
 }
 
 function rollouts() {
@@ -373,5 +480,6 @@ function settings() {
 
 results();
 curves();
+forests();
 rollouts();
 settings();
