@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 from silva.config.schema import import_settings
@@ -12,7 +13,10 @@ from silva.rewards.exact_match import ExactMatch
 OWN = [name for name, target in ENVIRONMENTS.items() if ".foreign." not in target]
 """Those that need no other library and no server; tests/environments/foreign has the others."""
 ROWS = tuple({"question": f"What is {a} plus {b}?", "answer": a + b} for a in range(40) for b in range(40))
-NEEDED: dict[str, dict[str, Any]] = {"dataset": {"rows": ROWS, "reward": ExactMatch()}}
+NEEDED: dict[str, dict[str, Any]] = {
+    "dataset": {"rows": ROWS, "reward": ExactMatch()},
+    "demonstrations": {"path": str(Path(__file__).parent / "environments" / "demonstrations.jsonl")},
+}
 
 
 def small(kind: str, **keys: Any) -> EnvironmentSettings:

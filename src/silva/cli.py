@@ -32,6 +32,10 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "chat": ("talk to a model or to a run's weights", "silva chat runs/quickstart"),
     "envs": ("list, play or check environments", "silva envs play frozen_lake --size 5"),
     "new": ("write an environment of your own to start from, with a test", "silva new environment towns"),
+    "demonstrations": (
+        "write what a run's best rollouts said, to be imitated",
+        "silva demonstrations runs/thoughts --min-reward 0.5",
+    ),
     "attack": ("try cheating agents on a reward", "silva attack math --extract boxed"),
     "doctor": ("say what this machine has and what is missing", "silva doctor"),
     "schema": ("print the JSON Schema of configuration files", "silva schema > silva.schema.json"),
@@ -74,6 +78,15 @@ silva envs check NAME [--json] [--key VALUE ...]
 silva new environment NAME
 
 Writes NAME.py, a small environment that works, and test_NAME.py; neither may exist yet.""",
+    "demonstrations": """\
+silva demonstrations RUN [--output FILE] [--min-reward NUMBER]
+
+  RUN           a run's folder
+  --output      where the rows go, as JSON Lines (default RUN/demonstrations.jsonl)
+  --min-reward  the least raw reward of a row
+
+Of each group of training the rollout with the highest raw reward is a row: `prompt` and `answer` if it has
+one turn (environment "dataset"), otherwise `messages` (environment "demonstrations").""",
     "attack": """\
 silva attack REWARD [--data FILE] [--json] [--key VALUE ...]
 silva attack @ FILE.toml [--data FILE] [--json]
@@ -99,6 +112,8 @@ VALUES = {
     "--weights": "a run's folder or a model folder",
     "--policy": ", ".join(POLICIES),
     "--data": "a file of rows",
+    "--output": "a file",
+    "--min-reward": "a number",
 }
 
 
@@ -373,6 +388,23 @@ def _new(arguments: list[str]) -> int:
     return 0
 
 
+def _demonstrations(arguments: list[str]) -> int:
+    found, rest = _options(arguments, "--output", "--min-reward")
+    if not rest or rest[0].startswith("-"):
+        raise ConfigError("silva demonstrations: got no run; expected its folder")
+    _nothing_more("demonstrations", rest[1:], "one folder of a run")
+    least = found.get("--min-reward")
+    try:
+        number = None if least is None else float(least)
+    except ValueError:
+        raise ConfigError(f"--min-reward: got {least!r}, expected a number") from None
+    from silva.commands.demonstrations import write_demonstrations
+
+    output = Path(found["--output"]) if "--output" in found else None
+    print(write_demonstrations(Path(rest[0]), output, number))
+    return 0
+
+
 def _attack(arguments: list[str]) -> int:
     found, rest = _options(arguments, "--json", "--data")
     if not rest or rest[0].startswith("-"):
@@ -420,6 +452,7 @@ _HANDLERS: dict[str, Callable[[list[str]], int]] = {
     "chat": _chat,
     "envs": _envs,
     "new": _new,
+    "demonstrations": _demonstrations,
     "attack": _attack,
     "doctor": _doctor,
     "schema": _schema,

@@ -9,6 +9,7 @@ ENVIRONMENTS: dict[str, str] = {
     "connections": "silva.environments.connections:Connections",
     "countdown": "silva.environments.countdown:Countdown",
     "dataset": "silva.environments.dataset:Dataset",
+    "demonstrations": "silva.environments.demonstrations:Demonstrations",
     "frozen_lake": "silva.environments.frozen_lake:FrozenLake",
     "guess_number": "silva.environments.guess_number:GuessNumber",
     "gymnasium": "silva.environments.foreign.gymnasium:Gymnasium",

@@ -1,0 +1,112 @@
+"""`silva demonstrations`: what a run's best rollouts said, as rows to imitate.
+
+    group ──> its trajectory with the highest raw reward, if that is enough ──> one row of JSON
+
+A trajectory of one turn (a thought for one state, see rollouts/thoughts.py) gives `prompt` and `answer`,
+which the environment `dataset` imitates; others give `messages`, for the environment `demonstrations`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from silva.errors import ConfigError
+from silva.ports import FILES
+from silva.rendering.reasoning import join_reasoning
+from silva.rendering.tool_calls import write_calls
+from silva.storage.layout import Layout
+from silva.storage.rollouts import RolloutRow, read_rollouts, rollouts_in
+from silva.types import Message, Trajectory
+
+DEFAULT = "demonstrations.jsonl"
+
+
+@dataclass(frozen=True)
+class Written:
+    """`groups`: of which the rows are the best; `reward`: mean of the rows; `thoughts`: rows with one."""
+
+    path: Path
+    rows: int
+    groups: int
+    reward: float
+    thoughts: int
+
+    def __str__(self) -> str:
+        return (
+            f"{self.path}: {self.rows} demonstrations from {self.groups} groups, mean reward "
+            f"{self.reward:.3f}, {self.thoughts} with thoughts"
+        )
+
+
+def write_demonstrations(run: Path, output: Path | None = None, min_reward: float | None = None) -> Written:
+    """Write the best trajectory of each group that was played in training, and say what was written.
+
+    Args:
+        min_reward: the least raw reward of a row; None: any.
+
+    Raises:
+        ConfigError: the folder has no rollouts of training, or none is good enough.
+    """
+    files = rollouts_in(Layout(run).rollouts)
+    if not files:
+        raise ConfigError(f"{run}: expected the folder of a run with rollouts (monitoring.rollouts = true)")
+    rows, groups = dict[str, dict[str, Any]](), 0
+    for step, path in files.items():
+        for best in _best(read_rollouts(path, tokens=False)):
+            groups += 1
+            if min_reward is None or best.trajectory.raw_reward >= min_reward:
+                said = _dialogue(best.trajectory)
+                about = {"reward": best.trajectory.raw_reward, "task": best.task, "step": step}
+                rows.setdefault(json.dumps(said), {**said, **about})  # equal ones once
+    if not rows:
+        least = "" if min_reward is None else f" with a raw reward of {min_reward:g} or more"
+        raise ConfigError(f"{run}: got {groups} groups of training and no rollout{least}")
+    path = output or run / DEFAULT
+    FILES.write_atomic(path, "".join(json.dumps(row) + "\n" for row in rows.values()).encode())
+    found = list(rows.values())
+    thoughts = sum("<think>" in json.dumps([row.get("answer"), row.get("messages")]) for row in found)
+    return Written(path, len(found), groups, fmean(row["reward"] for row in found), thoughts)
+
+
+def _best(rows: Sequence[RolloutRow]) -> Iterator[RolloutRow]:
+    groups: dict[str, list[RolloutRow]] = defaultdict(list)
+    for row in rows:
+        if row.status in ("trained", "dropped") and row.trajectory.failure is None and row.trajectory.turns:
+            groups[row.group].append(row)
+    for played in groups.values():
+        yield max(played, key=lambda row: row.trajectory.raw_reward)
+
+
+def _dialogue(trajectory: Trajectory) -> dict[str, Any]:
+    messages = [message for turn in trajectory.turns for message in _shown(turn.messages, turn.fresh)]
+    if len(trajectory.turns) == 1:
+        *prompt, reply = trajectory.turns[0].messages
+        return {"prompt": [_plain(message) for message in prompt], "answer": _text(reply)}
+    return {"messages": [_plain(message) for message in messages]}
+
+
+def _shown(messages: Sequence[Message], fresh: bool) -> Sequence[Message]:
+    """What a turn adds to the dialogue: a rewritten context repeats earlier turns."""
+    said = [i for i, message in enumerate(messages[:-1]) if message.role == "assistant"]
+    return messages[said[-1] + 1 :] if fresh and said else messages
+
+
+def _plain(message: Message) -> Mapping[str, str]:
+    return {
+        "role": message.role,
+        "content": _text(message) if message.role == "assistant" else message.content,
+    }
+
+
+def _text(message: Message) -> str:
+    """What was said: as sampled if that is known and holds all of it, else put together."""
+    if message.raw is not None and (message.reasoning is None or "<think>" in message.raw):
+        return message.raw
+    calls = write_calls(message.tool_calls, "hermes")
+    return join_reasoning(message.reasoning, "\n".join(part for part in (message.content, calls) if part))
