@@ -32,6 +32,12 @@ def two_turns(id: str, group: str) -> RolloutRow:
     return RolloutRow(1, "task", "lake", group, Trajectory(id, turns, "terminated", {"p": 0.4}), "trained")
 
 
+def saved(run: Path, rows: list[RolloutRow]) -> Path:
+    (run / "rollouts").mkdir()
+    write_rollouts(rollouts_path(run / "rollouts", 1), rows)
+    return run
+
+
 @pytest.fixture
 def run(tmp_path: Path) -> Path:
     rows = [
@@ -40,40 +46,42 @@ def run(tmp_path: Path) -> Path:
         one_turn("c", "s1g0/t1", "<think>only</think>x", 0.3),
         one_turn("d", "s1g1/t0", "<think>eval</think>x", 5.0, status="eval"),
         one_turn("e", "s1g2/t0", "<think>failed</think>x", 5.0, status="failed", failure="redo", error="no"),
-        two_turns("f", "s1g3"),
+        two_turns("f", "s1g0/demonstration"),
     ]
-    (tmp_path / "rollouts").mkdir()
-    write_rollouts(rollouts_path(tmp_path / "rollouts", 1), rows)
-    return tmp_path
+    return saved(tmp_path, rows)
 
 
 def rows_of(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
-def test_the_best_of_each_group_is_a_row(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_best_thought_of_each_state_is_a_row(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["demonstrations", str(run)]) == 0
-    assert "3 demonstrations from 3 groups, mean reward 0.533, 3 with thoughts" in capsys.readouterr().out
-    best, only, whole = rows_of(run / "demonstrations.jsonl")
+    assert "2 demonstrations from 2 groups, mean reward 0.600, 2 with thoughts" in capsys.readouterr().out
+    best, only = rows_of(run / "demonstrations.jsonl")
     prompt = [{"role": "user", "content": "state of s1g0/t0"}]
     about = {"reward": 0.9, "task": "task", "step": 1}
     assert best == {"prompt": prompt, "answer": "<think>good</think>x", **about}
     assert only["answer"] == "<think>only</think>x"
-    assert [m["content"] for m in whole["messages"]] == ["go", "<think>a</think>up", "on", "down"]
 
 
-def test_rows_are_imitated_as_they_are(run: Path) -> None:
-    for least, count in ((0.5, 1), (0.35, 2)):
-        path = run / f"{least}.jsonl"
-        assert main(["demonstrations", str(run), f"--min-reward={least}", "--output", str(path)]) == 0
-        assert len(rows_of(path)) == count
-    single = [dict(row, prompt=f"{n} {row['prompt'][0]['content']}") for row in rows_of(run / "0.5.jsonl")
-              for n in range(40)]  # fmt: skip
-    tasks = Dataset(rows=tuple(single), reward=ExactMatch(), eval_size=2).taskset()
+def test_rows_of_states_are_imitated_by_dataset(run: Path) -> None:
+    path = run / "best.jsonl"
+    assert main(["demonstrations", str(run), "--min-reward=0.5", "--output", str(path)]) == 0
+    (row,) = rows_of(path)
+    rows = tuple(dict(row, prompt=f"{n} {row['prompt'][0]['content']}") for n in range(40))
+    tasks = Dataset(rows=rows, reward=ExactMatch(), eval_size=2).taskset()
     assert tasks.environment(tasks.tasks("train")[0]).expert_reply() == "<think>good</think>x"  # type: ignore
-    several = run / "several.jsonl"
-    dialogue = rows_of(run / "0.35.jsonl")[1]["messages"]
-    rows = [{"messages": [{"role": "user", "content": f"go {n}"}, *dialogue[1:]]} for n in range(40)]
+
+
+def test_episodes_are_imitated_by_demonstrations(tmp_path: Path) -> None:
+    rows = [two_turns("f", "s1g3"), one_turn("a", "s1g4", "right", 0.1)]
+    assert main(["demonstrations", str(saved(tmp_path, rows))]) == 0
+    whole, short = rows_of(tmp_path / "demonstrations.jsonl")
+    assert [m["content"] for m in whole["messages"]] == ["go", "<think>a</think>up", "on", "down"]
+    assert [m["role"] for m in short["messages"]] == ["user", "assistant"]
+    several = tmp_path / "several.jsonl"
+    rows = [{"messages": [{"role": "user", "content": f"go {n}"}, *whole["messages"][1:]]} for n in range(40)]
     several.write_text("".join(json.dumps(row) + "\n" for row in rows))
     played = Demonstrations(path=str(several), thoughts=True, eval_size=2).taskset()
     replies = [m["content"] for m in played.tasks("train")[0].data["messages"] if m["role"] == "assistant"]
@@ -86,7 +94,7 @@ def test_rows_are_imitated_as_they_are(run: Path) -> None:
         ([], "got no run; expected its folder"),
         (
             ["{run}", "--min-reward", "9"],
-            "got 3 groups of training and no rollout with a raw reward of 9 or more",
+            "got 2 groups of training and no rollout with a raw reward of 9 or more",
         ),
         (["{run}", "--min-reward", "much"], "--min-reward: got 'much', expected a number"),
         (["{run}/nowhere"], "expected the folder of a run with rollouts"),

@@ -10,9 +10,11 @@ from typing import Any, get_args
 
 import pytest
 
+from silva.config.load import load
 from silva.config.sections import EpisodeContext, FullContext, HideObservations, LastTurns, Limits, SingleTurn
 from silva.engines.scripted import ScriptedEngine
 from silva.models.trie import build
+from silva.registries import REGISTRIES
 from silva.rollouts.episode import play
 from silva.rollouts.samples import trajectory_samples
 from silva.rollouts.settings import LinearRolloutSettings
@@ -47,6 +49,14 @@ def test_its_configuration_is_valid() -> None:
     (block,) = re.findall(r"```toml\n(.*?)```", PAGE, re.DOTALL)
     settings = LinearRolloutSettings(**tomllib.loads(block)["rollout"])
     assert settings.context == LastTurns(turns=2)
+
+
+def test_configurations_of_the_page_on_rollouts_are_valid() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "rollouts.md").read_text()
+    blocks = [tomllib.loads(block) for block in re.findall(r"```toml\n(.*?)```", page, re.DOTALL)]
+    loaded = [load([], REGISTRIES, values={"environments": [{"type": "bandit"}], **block}, env={}).config
+              for block in blocks]  # fmt: skip
+    assert [config.rollout.type for config in loaded] == ["branching", "thoughts", "linear"]
 
 
 class Counts:

@@ -2,8 +2,8 @@
 
     group ──> its trajectory with the highest raw reward, if that is enough ──> one row of JSON
 
-A trajectory of one turn (a thought for one state, see rollouts/thoughts.py) gives `prompt` and `answer`,
-which the environment `dataset` imitates; others give `messages`, for the environment `demonstrations`.
+Thoughts for an expert's states (rollouts/thoughts.py) give `prompt` and `answer`, which the environment
+`dataset` imitates; episodes give `messages`, for the environment `demonstrations`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from silva.ports import FILES
 from silva.rendering.reasoning import join_reasoning
 from silva.rendering.tool_calls import write_calls
 from silva.storage.layout import Layout
-from silva.storage.rollouts import RolloutRow, read_rollouts, rollouts_in
+from silva.storage.rollouts import RolloutRow, read_rollouts, rollouts_in, state_of
 from silva.types import Message, Trajectory
 
 DEFAULT = "demonstrations.jsonl"
@@ -56,14 +56,15 @@ def write_demonstrations(run: Path, output: Path | None = None, min_reward: floa
     files = rollouts_in(Layout(run).rollouts)
     if not files:
         raise ConfigError(f"{run}: expected the folder of a run with rollouts (monitoring.rollouts = true)")
-    rows, groups = dict[str, dict[str, Any]](), 0
-    for step, path in files.items():
-        for best in _best(read_rollouts(path, tokens=False)):
-            groups += 1
-            if min_reward is None or best.trajectory.raw_reward >= min_reward:
-                said = _dialogue(best.trajectory)
-                about = {"reward": best.trajectory.raw_reward, "task": best.task, "step": step}
-                rows.setdefault(json.dumps(said), {**said, **about})  # equal ones once
+    played = [best for path in files.values() for best in _best(read_rollouts(path, tokens=False))]
+    states = [best for best in played if state_of(best.group) is not None]
+    rows = dict[str, dict[str, Any]]()
+    for best in states or played:  # beside states, whole episodes would say the same again
+        if min_reward is None or best.trajectory.raw_reward >= min_reward:
+            said = _state(best.trajectory) if states else _dialogue(best.trajectory)
+            about = {"reward": best.trajectory.raw_reward, "task": best.task, "step": best.step}
+            rows.setdefault(json.dumps(said), {**said, **about})  # equal ones once
+    groups = len(states or played)
     if not rows:
         least = "" if min_reward is None else f" with a raw reward of {min_reward:g} or more"
         raise ConfigError(f"{run}: got {groups} groups of training and no rollout{least}")
@@ -83,11 +84,13 @@ def _best(rows: Sequence[RolloutRow]) -> Iterator[RolloutRow]:
         yield max(played, key=lambda row: row.trajectory.raw_reward)
 
 
+def _state(trajectory: Trajectory) -> dict[str, Any]:
+    *prompt, reply = trajectory.turns[0].messages
+    return {"prompt": [_plain(message) for message in prompt], "answer": _text(reply)}
+
+
 def _dialogue(trajectory: Trajectory) -> dict[str, Any]:
     messages = [message for turn in trajectory.turns for message in _shown(turn.messages, turn.fresh)]
-    if len(trajectory.turns) == 1:
-        *prompt, reply = trajectory.turns[0].messages
-        return {"prompt": [_plain(message) for message in prompt], "answer": _text(reply)}
     return {"messages": [_plain(message) for message in messages]}
 
 

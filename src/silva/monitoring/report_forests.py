@@ -11,7 +11,6 @@ Of each step that is shown the work with the most branches is taken, of equals t
 
 from __future__ import annotations
 
-import re
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -20,7 +19,7 @@ from statistics import fmean, pvariance
 from typing import Any
 
 from silva.monitoring.report_rollouts import spread
-from silva.storage.rollouts import RolloutRow, read_columns, read_rollouts, rollouts_in
+from silva.storage.rollouts import RolloutRow, read_columns, read_rollouts, rollouts_in, state_of
 from silva.types import Message, Turn
 
 FORESTS = 12  # drawn, at most
@@ -28,7 +27,6 @@ NODES = 600  # of one; further trajectories are left out and counted
 MAX_TEXT = 4_000  # characters of one message
 MAX_CHARACTERS = 3_000_000  # of all of them together
 _FLAT = ("step", "group", "status", "parent", "reward_raw")
-_STATE = re.compile(r"/t(\d+)$")
 
 
 @dataclass
@@ -120,10 +118,10 @@ def _attached(rows: Sequence[RolloutRow]) -> list[tuple[RolloutRow, str | None]]
     states: dict[int, list[RolloutRow]] = defaultdict(list)
     plain = []
     for row in rows:
-        if match := _STATE.search(row.group):
-            states[int(match[1])].append(row)
-        else:
+        if (state := state_of(row.group)) is None:
             plain.append(row)
+        else:
+            states[state].append(row)
     if not states:  # roots first: what a branch shares with its parent is there already
         return [(row, None) for row in sorted(plain, key=lambda row: row.trajectory.parent is not None)]
     found: list[tuple[RolloutRow, str | None]] = []

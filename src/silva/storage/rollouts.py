@@ -10,6 +10,7 @@ dropped, and why.
 from __future__ import annotations
 
 import io
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,6 +29,7 @@ from silva.types import Trajectory, Turn
 
 Status = Literal["trained", "dropped", "failed", "eval"]
 SUFFIX = ".parquet"
+_STATE = re.compile(r"/t(\d+)$")
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +77,12 @@ _WITHOUT_TOKENS = [
 ]
 _ROWS = Columns().fields_of(RolloutRow)
 _NOTHING = Aside()  # columns leave nothing beside them
+
+
+def state_of(group: str) -> int | None:
+    """Which of an expert's states the thoughts of a group are for (rollouts/thoughts.py); None for others."""
+    found = _STATE.search(group)
+    return int(found[1]) if found else None
 
 
 def rollouts_path(folder: Path, step: int) -> Path:
