@@ -68,7 +68,7 @@ VARIANTS = {
     "its clipping": [*BRANCH, CLIP],
     "its advantage": [*BRANCH, ADVANTAGE],
 }
-# A table whose type the command line changes begins anew, so what the file says of rollouts is said again.
+# A table whose type the command line changes restarts, so what the file says of rollouts is repeated.
 ROLLOUT = ["--rollout.groups-per-step=8", "--rollout.group-size=16", "--rollout.limits.max-turns=8",
            "--rollout.limits.max-turn-tokens=4", "--rollout.limits.max-episode-tokens=256"]  # fmt: skip
 ROOMS = {"later": [], "first": ["--environments.0.before=0", "--environments.0.after=4"]}

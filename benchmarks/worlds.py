@@ -4,7 +4,7 @@
     .venv/bin/python benchmarks/worlds.py --only sokoban wordle --seeds 1 --resume
 
 A transformer of two layers imitates scripted play with random moves in it, then trains for 30 steps with
-GRPO, all with the same settings but for what a world needs (benchmarks/environments/worlds). Random play
+GRPO, all with the same settings except what a world needs (benchmarks/environments/worlds). Random play
 takes the actions of the world at random. Success is that on held-out tasks, with 95 % intervals; "apart"
 where that after RL lies above that of the warm start.
 """

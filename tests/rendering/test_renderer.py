@@ -179,7 +179,7 @@ def test_context_with_sampled_turns_equals_the_incremental_tokens(name, system, 
     assert made.context([*messages, *last], sampled=sampled) == tokens
 
 
-def test_an_edited_reply_is_rendered_anew_between_kept_ones():
+def test_an_edited_reply_is_rendered_again_between_kept_ones():
     made = renderer("chatml")
     messages = [user("a"), reply("kept", id="1"), user("b"), reply("...", id="2"), user("c")]
     tokens = made.context(messages, sampled={"1": made.encode("KEPT")})

@@ -126,7 +126,7 @@ def test_hidden_observations_rewrite_the_context_and_no_token_is_trained_twice(r
     assert sum(trained, ()) == sum(sampled_of(trajectory), ())
 
 
-def test_an_edited_reply_is_rendered_anew_and_carries_no_loss(run, world, talk, speaker) -> None:
+def test_an_edited_reply_is_rendered_again_and_carries_no_loss(run, world, talk, speaker) -> None:
     """Reply 1 comes back word by word, reply 2 with other words; "yess" shows what is not re-tokenised."""
 
     class Editor(talk):
@@ -170,7 +170,7 @@ def test_kept_replies_keep_their_ids_even_where_text_would_give_others(
     assert renderer.encode(tiny_tokenizer().decode(odd[:2])) != list(odd[:2])
 
 
-def test_a_template_that_rewrites_history_starts_every_turn_anew(run, world, talk) -> None:
+def test_a_template_that_rewrites_history_starts_every_turn_again(run, world, talk) -> None:
     """DeepSeek's distillations cut old thoughts away; `keep` overrules that."""
     tokenizer = byte_tokenizer("r1")
     for history, fresh in (("template", [True] * 3), ("keep", [True, False, False])):

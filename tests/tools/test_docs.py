@@ -86,4 +86,5 @@ def test_the_shown_tables_are_settings() -> None:
 def test_the_shown_code_works() -> None:
     pytest.importorskip("bm25s", reason="needs bm25s: pip install 'silva[search]'")
     [code] = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+    assert "\nassert " in code, "what it promises, it checks"
     exec(compile(code, "tools.md", "exec"), {})

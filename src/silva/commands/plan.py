@@ -77,7 +77,7 @@ class Plan:
 
 @dataclass(frozen=True)
 class Probe:
-    """What some groups of episodes came to; every number is of one episode but for the share of groups."""
+    """What some groups of episodes came to; numbers are of one episode, except the share of groups."""
 
     generated: float
     trained: float

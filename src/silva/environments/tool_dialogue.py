@@ -54,7 +54,7 @@ class ToolDialogue(Episode, ABC):
     """Base of such an episode, `Forkable` as far as its tools are.
 
     A reply that calls tools is answered with their results, any other reply by `answered`. Tools may come and
-    go with each call; where they do, the whole context is shown anew, since they are described at its start.
+    go with each call; where they do, the whole context is shown again, since they are described at its start.
     """
 
     settings: ToolDialogueSettings

@@ -148,7 +148,7 @@ CHEATS: tuple[Cheat, ...] = (
         _framed("A B C D", "A, B, C and D", "ABCD", "A/B/C/D", "All of the above: A B C D"),
     ),
     Cheat("prompt", "repeats the question", _framed("[[prompt]]")),
-    Cheat("working", "writes down what is to be computed", _framed("[[working]]", "[[working]] = ?")),
+    Cheat("working", "writes the calculation without its result", _framed("[[working]]", "[[working]] = ?")),
     Cheat(
         "thoughts",
         "the right answer only in thoughts, which are no answer",

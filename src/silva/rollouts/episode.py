@@ -313,7 +313,7 @@ class Episode:
     def _size(self) -> int:
         """Tokens of the context: counted, or as the actor reported them after the last turn.
 
-        If the oldest turns are to be dropped, they are now, until a whole reply has room.
+        With `overflow = "drop_oldest"` the oldest turns are dropped here, until a whole reply has room.
         """
         room = self.limits.max_episode_tokens - self.limits.max_turn_tokens
         while True:

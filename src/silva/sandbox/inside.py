@@ -111,7 +111,7 @@ class Calls:
         return (*(verdict(status) if stopped is None else (stopped, 0)), data)
 
     def end_others(self, group: int, keep: int = 0) -> None:
-        """End all that calls have started, but for `keep`."""
+        """End all that calls have started, except `keep`."""
         if self.walls:
             end_all({1, os.getpid(), keep})
         elif group and group != os.getpgid(0):  # group 0 would be this process's own
@@ -191,7 +191,7 @@ def hold(order: int, tell: int, output: int) -> None:
         say(os.getpid())
         own = os.getpid()
         if random is not None and drawn is not None:
-            random.setstate(drawn)  # a fork seeds it anew
+            random.setstate(drawn)  # a fork has changed it
         raised = play(code, stdin, seed, output, names, stay=True)
         if os.getpid() != own:
             os._exit(0)  # a fork that the code made and did not end

@@ -195,7 +195,7 @@ class Cache:
             raise CacheFault(f"{self.path or 'cache in memory'}: {error}") from error
 
     def _database(self) -> sqlite3.Connection:
-        """Opened anew in a process that was forked: a connection must not cross that."""
+        """Opened again in a process that was forked: a connection must not cross that."""
         if self._opened is None or self._opened[0] != os.getpid():
             self._opened = (os.getpid(), self._open())
         return self._opened[1]

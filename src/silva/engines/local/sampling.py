@@ -53,7 +53,7 @@ def _draw(logits: torch.Tensor, params: Sequence[SamplingParams], uniforms: torc
     untempered = bool((temperatures == 1).all())
     scaled = logits if untempered else logits / torch.where(greedy, 1, temperatures)[:, None]
     largest = scaled.amax(-1)
-    weights = (scaled - largest[:, None]).exp_()  # probabilities but for their sum
+    weights = (scaled - largest[:, None]).exp_()  # probabilities, not yet divided by their sum
     sums = _blocks(weights).sum(2)
     normaliser = sums.sum(1).log() + largest
     raw_normaliser = normaliser if untempered else _logsumexp(logits)
