@@ -252,7 +252,12 @@ def _rl(arguments: list[str]) -> int:
         from silva.commands.plan import describe, plan_run
 
         signals.be_caught()
-        plan = describe(plan_run(resolved.config))
+        from silva.orchestrator.interrupt import Interrupted
+
+        try:
+            plan = describe(plan_run(resolved.config))
+        except Interrupted:  # in the probe's warm start
+            raise KeyboardInterrupt from None
         print(to_toml(resolved))
         print(*(f"# {line}" for line in plan.splitlines()), sep="\n")  # so that all of it is TOML
         return 0

@@ -43,6 +43,7 @@ REPLIES = {
         '<tool_call>\n{"name": "visit", "arguments": {"title": "nowhere"}}\n</tool_call>',
         *LETTERS,
     ],
+    "demonstrations": ["<tool_call>{}</tool_call>", "12", "<think>b</think>7"],
     "key_door": ["<answer>Left</answer>", "<answer>Take red</answer>", "<answer>Right</answer>"],
     "longbench_v2": ['<tool_call>\n{"name": "scroll_down", "arguments": {}}\n</tool_call>', *LETTERS],
     "metamath": ["<answer>12</answer>", "The answer is 7", "none"],

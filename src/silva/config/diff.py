@@ -20,7 +20,6 @@ MAY_CHANGE = frozenset(
         "checkpoint",
         "monitoring",
         "eval.every",
-        "algorithm.early_stop",
         "placement.threads",
         "placement.device",
         # Memory and speed, to go on after running out of memory: the gradient does not depend on the cut.
