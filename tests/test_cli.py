@@ -9,11 +9,12 @@ from pathlib import Path
 import pytest
 
 import silva as package
-from silva.cli import COMMANDS, _options, main
+from silva.cli import _options, main
 from silva.commands.chat import chat
 from silva.config.load import load
 from silva.config.saved import to_toml
 from silva.registries import REGISTRIES
+from silva.usage import COMMANDS
 
 ROOT = Path(__file__).parents[1]
 RIVERS = ROOT / "examples" / "own_environment" / "rivers.py"

@@ -15,35 +15,21 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from silva.ports import derive, uniform
-from silva.protocols import Engine, Reply, Work
-from silva.rendering.renderer import Renderer
+from silva.protocols import Reply, Work
 from silva.rollouts.actors import Policy
 from silva.rollouts.episode import Episode
-from silva.rollouts.faults import UNWATCHED, Watch
 from silva.rollouts.settings import BranchingRolloutSettings
+from silva.rollouts.strategy import Strategy
 from silva.types import Group, Trajectory
 
 
-class Branching:
-    """The strategy `branching`; the arguments are those of `Linear`."""
-
-    def __init__(
-        self,
-        settings: BranchingRolloutSettings,
-        engine: Engine,
-        renderer: Renderer,
-        *,
-        seed: int,
-        on_turn: Callable[[str, str | None], None] = lambda episode, waiting_for: None,
-        watch: Watch = UNWATCHED,
-    ):
-        self.settings, self.engine, self.renderer, self.seed = settings, engine, renderer, seed
-        self.on_turn, self.watch = on_turn, watch
+class Branching(Strategy[BranchingRolloutSettings]):
+    """The strategy `branching`."""
 
     async def run(self, work: Work) -> AsyncIterator[Group]:
         """Yields the one group of the task: each root, followed by what has grown from it."""

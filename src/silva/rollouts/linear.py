@@ -3,38 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 
 from silva.ports import derive
-from silva.protocols import Actor, Engine, Work
-from silva.rendering.renderer import Renderer
+from silva.protocols import Actor, Work
 from silva.rollouts.actors import Policy
 from silva.rollouts.episode import play
-from silva.rollouts.faults import UNWATCHED, Watch
 from silva.rollouts.settings import LinearRolloutSettings
+from silva.rollouts.strategy import Strategy
 from silva.types import Group, Trajectory
 
 
-class Linear:
-    """The strategy `linear`.
-
-    Args:
-        seed: of the run; with the id of the work and the episode's number it fixes every sample.
-        on_turn: told (episode id, whom it waits for); None for an episode that has ended.
-    """
-
-    def __init__(
-        self,
-        settings: LinearRolloutSettings,
-        engine: Engine,
-        renderer: Renderer,
-        *,
-        seed: int,
-        on_turn: Callable[[str, str | None], None] = lambda episode, waiting_for: None,
-        watch: Watch = UNWATCHED,
-    ):
-        self.settings, self.engine, self.renderer, self.seed = settings, engine, renderer, seed
-        self.on_turn, self.watch = on_turn, watch
+class Linear(Strategy[LinearRolloutSettings]):
+    """The strategy `linear`."""
 
     async def run(self, work: Work) -> AsyncIterator[Group]:
         """Yields the one group of the task, its trajectories in the order they were asked for."""

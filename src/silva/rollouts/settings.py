@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 class RolloutSettings(Section):
     """What every strategy has."""
 
+    strategy: ClassVar[str]
+    """ "module:Class" of the strategy, a `Strategy`."""
     forks: ClassVar[bool] = False
     """Whether episodes are forked: their environments must be able to."""
     imitates: ClassVar[bool] = False
@@ -65,12 +67,6 @@ class RolloutSettings(Section):
         """Whether the strategy needs the entropies of sampled tokens."""
         return False
 
-
-class LinearRolloutSettings(RolloutSettings):
-    """Independent episodes of one task, all from its start."""
-
-    type: Literal["linear"] = "linear"
-
     def build(
         self,
         context: Context,
@@ -78,11 +74,21 @@ class LinearRolloutSettings(RolloutSettings):
         on_turn: Callable[[str, str | None], None] = lambda episode, waiting_for: None,
         watch: Watch | None = None,
     ) -> Rollout:
+        from silva.config.schema import import_settings
         from silva.rollouts.faults import UNWATCHED
-        from silva.rollouts.linear import Linear
 
-        return Linear(self, context.engine, context.renderer, seed=context.config.seed, on_turn=on_turn,
-                      watch=watch or UNWATCHED)  # fmt: skip
+        made: Rollout = import_settings(self.strategy)(
+            self, context.engine, context.renderer, seed=context.config.seed, on_turn=on_turn,
+            watch=watch or UNWATCHED,
+        )  # fmt: skip
+        return made
+
+
+class LinearRolloutSettings(RolloutSettings):
+    """Independent episodes of one task, all from its start."""
+
+    type: Literal["linear"] = "linear"
+    strategy: ClassVar[str] = "silva.rollouts.linear:Linear"
 
 
 class BranchingRolloutSettings(RolloutSettings):
@@ -93,6 +99,7 @@ class BranchingRolloutSettings(RolloutSettings):
     """
 
     type: Literal["branching"] = "branching"
+    strategy: ClassVar[str] = "silva.rollouts.branching:Branching"
     forks: ClassVar[bool] = True
     group_size: Annotated[int, Field(ge=2)] = 16
     """Leaves of one task: roots and branches."""
@@ -129,19 +136,6 @@ class BranchingRolloutSettings(RolloutSettings):
     def reads_entropies(self) -> bool:
         return bool(self.entropy_weight) or self.entropy_gap_weight is not None
 
-    def build(
-        self,
-        context: Context,
-        *,
-        on_turn: Callable[[str, str | None], None] = lambda episode, waiting_for: None,
-        watch: Watch | None = None,
-    ) -> Rollout:
-        from silva.rollouts.branching import Branching
-        from silva.rollouts.faults import UNWATCHED
-
-        return Branching(self, context.engine, context.renderer, seed=context.config.seed, on_turn=on_turn,
-                         watch=watch or UNWATCHED)  # fmt: skip
-
 
 class ThoughtsRolloutSettings(RolloutSettings):
     """Thoughts for an expert's actions, by how likely they make these: Act-PRM.
@@ -151,6 +145,7 @@ class ThoughtsRolloutSettings(RolloutSettings):
     """
 
     type: Literal["thoughts"] = "thoughts"
+    strategy: ClassVar[str] = "silva.rollouts.thoughts:Thoughts"
     imitates: ClassVar[bool] = True
     group_size: Positive = 8
     """Thoughts for each state; with commit = "own", episodes of one task."""
@@ -183,16 +178,3 @@ class ThoughtsRolloutSettings(RolloutSettings):
         """Tokens of a reply, or of a whole episode if these are trained."""
         whole = self.commit == "own" or self.joint
         return super().longest_answer if whole else self.limits.max_turn_tokens
-
-    def build(
-        self,
-        context: Context,
-        *,
-        on_turn: Callable[[str, str | None], None] = lambda episode, waiting_for: None,
-        watch: Watch | None = None,
-    ) -> Rollout:
-        from silva.rollouts.faults import UNWATCHED
-        from silva.rollouts.thoughts import Thoughts
-
-        return Thoughts(self, context.engine, context.renderer, seed=context.config.seed, on_turn=on_turn,
-                        watch=watch or UNWATCHED)  # fmt: skip

@@ -14,19 +14,18 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from silva.errors import CapabilityError, ContextOverflow, NoReply
 from silva.ports import derive
-from silva.protocols import Engine, Reply, Request, Work
+from silva.protocols import Reply, Request, Work
 from silva.rendering.reasoning import CLOSE, OPEN, ends_in_thought
-from silva.rendering.renderer import Renderer
 from silva.rollouts.actors import Policy, Script, policy_segment
 from silva.rollouts.episode import play
-from silva.rollouts.faults import UNWATCHED, Watch
 from silva.rollouts.settings import ThoughtsRolloutSettings
+from silva.rollouts.strategy import Strategy
 from silva.types import Completion, Group, Message, Segment, Trajectory, Turn
 
 REWARD = "action_prob"
@@ -176,21 +175,8 @@ class Thinker:
         return kept, next(CLOSE[n:] for n in range(len(CLOSE), -1, -1) if text.endswith(CLOSE[:n]))
 
 
-class Thoughts:
-    """The strategy `thoughts`; the arguments are those of `Linear`."""
-
-    def __init__(
-        self,
-        settings: ThoughtsRolloutSettings,
-        engine: Engine,
-        renderer: Renderer,
-        *,
-        seed: int,
-        on_turn: Callable[[str, str | None], None] = lambda episode, waiting_for: None,
-        watch: Watch = UNWATCHED,
-    ):
-        self.settings, self.engine, self.renderer, self.seed = settings, engine, renderer, seed
-        self.on_turn, self.watch = on_turn, watch
+class Thoughts(Strategy[ThoughtsRolloutSettings]):
+    """The strategy `thoughts`."""
 
     async def run(self, work: Work) -> AsyncIterator[Group]:
         """Yields a group for each state, of one-turn trajectories, and with `joint` one for the whole

@@ -1,18 +1,18 @@
-"""The interpreter inside the walls: `python -P -s -S -c SOURCE SETTINGS` with this source, a socket as fd 0.
+"""The interpreter inside the walls: runs this module, compiled outside, with SETTINGS and a socket as fd 0.
 
-It imports nothing of Silva, and little else, to start fast. It answers each request (its length in 4 bytes,
-then code, stdin and seed) with how the call ended (1 byte), a detail (4 bytes), the length of the output
-(4 bytes) and the output. For each call it forks, so that a call finds a warm interpreter and leaves nothing
-behind; with `keep_state` a call is forked from the one before it. Whatever a call can do to this process, it
-does to itself: the walls are outside.
+It imports nothing of Silva, and little else, to start fast: `posix` and `_ctypes` are what `os` and `ctypes`
+are made of. It answers each request (its length in 4 bytes, then code, stdin and seed) with how the call
+ended (1 byte), a detail (4 bytes), the length of the output (4 bytes) and the output. For each call it forks,
+so that a call finds a warm interpreter and leaves nothing behind; with `keep_state` a call is forked from the
+one before it. Whatever a call can do to this process, it does to itself: the walls are outside.
 """
 
 import _ast
+import _ctypes
 import _signal as signal
 import _struct as struct
-import ctypes
 import marshal
-import os
+import posix as os
 import resource
 import select
 import sys
@@ -27,18 +27,34 @@ SECCOMP_SET_MODE_FILTER, NEW_LISTENER = 1, 8
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
-LIBC = ctypes.CDLL(None, use_errno=True)
+
+
+class Int(_ctypes._SimpleCData):
+    _type_ = "i"
+
+
+class Char(_ctypes._SimpleCData):
+    _type_ = "c"
+
+
+class Function(_ctypes.CFuncPtr):
+    _flags_ = _ctypes.FUNCFLAG_CDECL | _ctypes.FUNCFLAG_USE_ERRNO
+    _restype_ = Int
+
+
+LIBC = _ctypes.dlopen(None, 0)  # type: ignore[arg-type]  # None: what this process has loaded
+prctl, syscall = (Function(_ctypes.dlsym(LIBC, name)) for name in ("prctl", "syscall"))
 
 
 def main() -> None:
     settings = marshal.loads(bytes.fromhex(sys.argv[1]))
     sys.path.extend(settings["paths"])
     sys.argv = [""]
-    LIBC.prctl(PR_SET_DUMPABLE, 0, 0, 0, 0)
-    LIBC.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    prctl(PR_SET_DUMPABLE, 0, 0, 0, 0)
+    prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     control = Control()
     if settings["walls"]:
-        LIBC.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
+        prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
         landlock(settings["landlock"], settings["writable"])
         listener = watch_network(settings)
         control.hello(listener)
@@ -53,7 +69,7 @@ def main() -> None:
     calls = Kept(settings) if settings["keep_state"] else Calls(settings)
     while request := control.request():
         control.answer(*calls.run(*request))
-        import traceback  # noqa: F401  # while nobody waits: the next call that raises finds it
+        import traceback  # noqa: F401  # while nobody waits: the next calls find it and `os`
 
 
 class Control:
@@ -72,9 +88,8 @@ class Control:
             os.write(self.fd, b"0")
             return
         import _socket
-        import array
 
-        with_fd = [(_socket.SOL_SOCKET, _socket.SCM_RIGHTS, array.array("i", [listener]).tobytes())]
+        with_fd = [(_socket.SOL_SOCKET, _socket.SCM_RIGHTS, struct.pack("i", listener))]
         sock = _socket.socket(fileno=os.dup(self.fd))
         sock.sendmsg([b"1"], with_fd)
         sock.close()
@@ -205,7 +220,7 @@ def play(code: str, stdin: bytes, seed: int, output: int, names, stay: bool = Fa
     """Run the code in this process, a child. Ends the process; to `stay`, says whether the code raised."""
     source = os.open("/tmp", os.O_TMPFILE | os.O_RDWR, 0o600)
     write_all(source, stdin)
-    os.lseek(source, 0, os.SEEK_SET)
+    os.lseek(source, 0, 0)
     null = os.open("/dev/null", os.O_RDWR)
     for fd, target in ((source, 0), (output, 1), (output, 2)):
         os.dup2(fd, target)
@@ -385,30 +400,29 @@ def landlock(version: int, writable) -> None:
     every |= (1 << 13) * (version >= 2) | (1 << 14) * (version >= 3) | (1 << 15) * (version >= 5)
     net, scope = (3 if version >= 4 else 0), (3 if version >= 6 else 0)
     rules = struct.pack("<QQQ", every, net, scope)[: 8 if version < 4 else 16 if version < 6 else 24]
-    ruleset = LIBC.syscall(444, rules, len(rules), 0)
+    ruleset = syscall(444, rules, len(rules), 0)
     device = read | 0b10 | (1 << 14) * (version >= 3)
     for path, allowed in [("/", read), *((path, every) for path in writable), ("/dev", device)]:
         fd = os.open(path, os.O_PATH | os.O_CLOEXEC)
         rule = struct.pack("<Qi", allowed, fd)
-        if LIBC.syscall(445, ruleset, 1, rule, 0):
-            raise OSError(ctypes.get_errno(), f"landlock: {path}")
+        if syscall(445, ruleset, 1, rule, 0):
+            raise OSError(_ctypes.get_errno(), f"landlock: {path}")
         os.close(fd)
-    if LIBC.syscall(446, ruleset, 0):
-        raise OSError(ctypes.get_errno(), "landlock")
+    if syscall(446, ruleset, 0):
+        raise OSError(_ctypes.get_errno(), "landlock")
     os.close(ruleset)
 
 
 def watch_network(settings) -> int:
     """Install the filter of sockets; the descriptor of its notices, or -1 where the kernel has none."""
     for key, flags in (("notify", NEW_LISTENER), ("refuse", 0)):
-        program = ctypes.create_string_buffer(bytes.fromhex(settings[key]))
-        filter_ = ctypes.create_string_buffer(
-            struct.pack("<HxxxxxxQ", len(program) // 8, ctypes.addressof(program))
-        )
-        listener = LIBC.syscall(settings["seccomp_call"], SECCOMP_SET_MODE_FILTER, flags, filter_)
+        program = bytes.fromhex(settings[key])
+        held = (Char * len(program)).from_buffer_copy(program)
+        filter_ = struct.pack("<HxxxxxxQ", len(program) // 8, _ctypes.addressof(held))
+        listener = syscall(settings["seccomp_call"], SECCOMP_SET_MODE_FILTER, flags, filter_)
         if listener >= 0:
             return listener if flags else -1
-    raise OSError(ctypes.get_errno(), "seccomp: no filter of sockets")
+    raise OSError(_ctypes.get_errno(), "seccomp: no filter of sockets")
 
 
 if __name__ == "__main__":

@@ -26,6 +26,7 @@ MIB = 1 << 20
 HERE = Path(__file__).parent
 SECCOMP_CALL = {"x86_64": 317, "aarch64": 277}
 LANDLOCK_CREATE = 444
+LOADER = "import marshal, sys; exec(marshal.loads(bytes.fromhex(sys.argv.pop(1))))"
 ENVIRONMENT = {
     "PATH": "/usr/bin:/bin", "HOME": "/tmp", "TMPDIR": "/tmp", "LANG": "C.UTF-8", "PYTHONHASHSEED": "0",
     "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1",
@@ -101,7 +102,7 @@ def command(walls: Walls, settings: SandboxSettings) -> tuple[list[str], list[in
     visible = _visible(prefix, settings)
     told = marshal.dumps(_told(walls, settings)).hex()
     # Not -I: it ignores PYTHONHASHSEED, and sets would print in another order in each sandbox.
-    interpreter = [python, "-P", "-s", "-S", "-c", _source("inside.py"), told]
+    interpreter = [python, "-P", "-s", "-S", "-c", LOADER, _compiled("inside.py"), told]
     if walls.kind == "none":
         return interpreter, []
     drop = ["setpriv", f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups", "--inh-caps=-all", "--"]
@@ -190,6 +191,12 @@ def _is_open(path: Path) -> bool:
 @functools.cache
 def _source(name: str) -> str:
     return (HERE / name).read_text()
+
+
+@functools.cache
+def _compiled(name: str) -> str:
+    """Bytecode is the same in all releases of a minor version, which `_python` keeps to."""
+    return marshal.dumps(compile(_source(name), name, "exec")).hex()
 
 
 @functools.cache

@@ -1,0 +1,98 @@
+"""How the commands of `silva` are called, in words: what help shows and errors name."""
+
+from __future__ import annotations
+
+EXIT_CODES = (
+    "Exit codes: 0 done, 1 the run failed, 2 the input was wrong, 3 training gave up or taught nothing, "
+    "130 interrupted."
+)
+COMMANDS: dict[str, tuple[str, str]] = {
+    "rl": ("train with reinforcement learning", "silva rl @ configs/quickstart.toml --steps 20"),
+    "sft": ("only the supervised warm start of a configuration", "silva sft @ configs/frozen_lake_tiny.toml"),
+    "eval": ("evaluate on held-out tasks", "silva eval @ configs/quickstart.toml --weights runs/quickstart"),
+    "chat": ("talk to a model or to a run's weights", "silva chat runs/quickstart"),
+    "envs": ("list, play or check environments", "silva envs play frozen_lake --size 5"),
+    "new": ("write an environment of your own to start from, with a test", "silva new environment towns"),
+    "demonstrations": (
+        "write what a run's best rollouts said, to be imitated",
+        "silva demonstrations runs/thoughts --min-reward 0.5",
+    ),
+    "attack": ("try cheating agents on a reward", "silva attack math --extract boxed"),
+    "doctor": ("say what this machine has and what is missing", "silva doctor"),
+    "schema": ("print the JSON Schema of configuration files", "silva schema > silva.schema.json"),
+    "diff": ("compare the configurations of two runs", "silva diff runs/a runs/b"),
+}
+# How each command is called, and what it takes besides keys of a configuration.
+USAGE = {
+    "rl": """\
+silva rl @ FILE.toml [--dry-run | --resume | --overwrite] [--section.key VALUE ...]
+
+  --dry-run    print the resolved configuration and the plan in numbers, then stop
+  --resume     continue the run in output_dir/name from its last checkpoint; without a FILE, the
+               configuration saved there is used
+  --overwrite  replace the run in output_dir/name; the old run is removed when the new one begins""",
+    "sft": """\
+silva sft @ FILE.toml [--overwrite] [--section.key VALUE ...]
+
+  --overwrite  replace the run in output_dir/name; the old run is removed when the new one begins""",
+    "eval": """\
+silva eval @ FILE.toml [--weights PATH] [--policy WHO] [--json] [--section.key VALUE ...]
+
+  --weights PATH  a run's folder or a model folder, in place of [model]
+  --policy WHO    who plays: model (default), expert or random
+  --json          print the result as JSON""",
+    "chat": """\
+silva chat [PATH]
+
+  PATH  a run's folder, a model folder, a GGUF file or a hub id; without it, the packaged model""",
+    "envs": """\
+silva envs [--json]
+silva envs play NAME [--key VALUE ...]
+silva envs check NAME [--json] [--key VALUE ...]
+
+  play    you play one episode in the terminal
+  check   plays it without a model and says what is wrong with it; exit code 1 if something is
+  --json  print the list, or what was found, as JSON
+  NAME    one of the list, or your own: file.py:Class, package.module:Class, or for a check file.py
+  --key   a key of the environment, as under [[environments]] in a file""",
+    "new": """\
+silva new environment NAME
+
+Writes NAME.py, a small environment that works, and test_NAME.py; neither may exist yet.""",
+    "demonstrations": """\
+silva demonstrations RUN [--output FILE] [--min-reward NUMBER]
+
+  RUN           a run's folder
+  --output      where the rows go, as JSON Lines (default RUN/demonstrations.jsonl)
+  --min-reward  the least raw reward of a row
+
+Of each group of training the rollout with the highest raw reward is a row: `prompt` and `answer` if it has
+one turn (environment "dataset"), otherwise `messages` (environment "demonstrations").""",
+    "attack": """\
+silva attack REWARD [--data FILE] [--json] [--key VALUE ...]
+silva attack @ FILE.toml [--data FILE] [--json]
+
+  REWARD       a name, such as math, or your own: file.py:function or package.module:function
+  @ FILE.toml  the reward of the first environment in it that has one
+  --data FILE  tasks: rows with a prompt and an answer; without it, a few of Silva's own
+  --json       print the result as JSON
+  --key        a key of the reward
+
+The exit code is 1 if a cheat was worth a solution.""",
+    "doctor": "silva doctor [--json]\n\n  --json  print the findings as JSON",
+    "schema": """\
+silva schema
+
+Editors with a TOML language server complete and check a configuration that begins with the line
+  #:schema ./silva.schema.json""",
+    "diff": "silva diff RUN_A RUN_B [--json]\n\n  RUN_A, RUN_B  folders of runs, or TOML files",
+}
+POLICIES = ("model", "expert", "random")
+# Options that take a value, and which.
+VALUES = {
+    "--weights": "a run's folder or a model folder",
+    "--policy": ", ".join(POLICIES),
+    "--data": "a file of rows",
+    "--output": "a file",
+    "--min-reward": "a number",
+}
