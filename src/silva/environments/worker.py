@@ -28,6 +28,7 @@ from silva.protocols import Scripted, TaskSet
 from silva.types import Message, Observation, Step, Task
 
 PR_SET_PDEATHSIG = 1
+BELOW = 5  # of priority, so that the event loop gets a core when as many workers as there are cores compute
 
 Name = Literal["make", "reset", "step", "fork", "close", "expert_reply", "random_reply"]
 
@@ -138,6 +139,7 @@ def main(fd: str, type_: str, settings: str) -> None:
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     for number in (signal.SIGINT, signal.SIGHUP):  # the parent decides
         signal.signal(number, signal.SIG_IGN)
+    os.nice(BELOW)
     os.dup2(2, 1)
     serve(
         socket.socket(fileno=int(fd)),
