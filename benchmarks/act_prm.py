@@ -67,13 +67,13 @@ def main() -> int:
     options = parser.parse_args()
     out, flags = Path(options.output_dir), list[str]()
     if options.quick:
-        options.seeds, out, flags = 1, Path(f"{out}_quick"), ["--steps=1", "--eval.tasks=4"]
+        options.seeds, out, flags = range(1), Path(f"{out}_quick"), ["--steps=1", "--eval.tasks=4"]
     os.environ["OMP_NUM_THREADS"] = "1"  # read by the processes that work
     with ProcessPoolExecutor(options.jobs, multiprocessing.get_context("spawn")) as pool:
         speed, words = pool.submit(machine).result()
         print(words, "", sep="\n")
-        todo = itertools.product(options.environments, range(options.seeds))
-        jobs = [Job(environment, seed, out, options.resume, flags) for environment, seed in todo]
+        pairs = itertools.product(options.environments, options.seeds)
+        jobs = [Job(environment, seed, out, options.resume, flags) for environment, seed in pairs]
         runs = list(zip(jobs, pool.map(play, jobs), strict=True))
     rows = []
     for environment in options.environments:

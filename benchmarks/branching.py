@@ -115,7 +115,7 @@ def main() -> int:
         pool.submit(warm_start, out, ENVIRONMENT, options.agent_flags, options.resume).result()
         jobs = [
             Job(keys, variant, seed, arguments_of(out, keys, variant, seed) + options.flags)
-            for keys, variant, seed in itertools.product(options.keys, options.only, range(options.seeds))
+            for keys, variant, seed in itertools.product(options.keys, options.only, options.seeds)
         ]
         runs = list(pool.map(train, jobs, [options.resume] * len(jobs)))
     rows, figures = [], {}
@@ -145,7 +145,7 @@ def arguments() -> argparse.Namespace:
     options = parser.parse_args()
     options.agent_flags, options.flags = [], [f"--steps={round(STEPS * MORE)}"]
     if options.quick:
-        options.only, options.keys, options.seeds = ["linear", "arpo"], ["later"], 1
+        options.only, options.keys, options.seeds = ["linear", "arpo"], ["later"], range(1)
         options.output_dir = f"{options.output_dir}_quick"
         options.agent_flags = ["--warm-start.steps=20"]
         options.flags = ["--steps=2", "--eval.every=1", "--eval.tasks=16"]

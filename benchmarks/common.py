@@ -55,10 +55,16 @@ def parser(doc: str | None) -> argparse.ArgumentParser:
 def seeds_parser(doc: str | None, seeds: int, output_dir: str) -> argparse.ArgumentParser:
     """For benchmarks that train: several seeds of one configuration."""
     made = parser(doc)
-    made.add_argument("--seeds", type=int, default=seeds, help=f"seeds 0 to N - 1 (default {seeds})")
+    made.add_argument("--seeds", type=_seeds, default=range(seeds), metavar="N|A-B",
+                      help=f"seeds 0 to N - 1, or A to B (default {seeds})")  # fmt: skip
     made.add_argument("--output-dir", default=output_dir, help=f"where the runs go (default {output_dir})")
     made.add_argument("--resume", action="store_true", help="go on with runs that are there already")
     return made
+
+
+def _seeds(text: str) -> range:
+    first, dash, last = text.partition("-")
+    return range(int(first), int(last) + 1) if dash else range(int(first))
 
 
 def write(rows: Sequence[Row], path: Path | None) -> None:
@@ -108,13 +114,15 @@ class Learning:
     """One seed of a configuration: evaluations of success as in summary.json, `curve` is (step, success).
 
     `before` is the policy before RL, after a warm start where there is one. `baselines`: who else played the
-    same tasks, "random" or the untrained "model".
+    same tasks, "random" or the untrained "model". `solved` has the episodes behind all of them, by "before",
+    "after" and baseline.
     """
 
     seed: int
     before: Mapping[str, Any]
     after: Mapping[str, Any]
     baselines: Mapping[str, Mapping[str, Any]]
+    solved: Mapping[str, Solved]
     seconds: float
     curve: Curve
 
@@ -137,12 +145,18 @@ def learn(
 
     argv = [f"@{config}", f"--seed={seed}", f"--name=seed_{seed}", f"--output-dir={output_dir}"]
     resolved = load(argv, REGISTRIES)
-    played = {who: _success(records(evaluate_config(resolved.config, policy=who))) for who in baselines}
+    played = {who: evaluate_config(resolved.config, policy=who) for who in baselines}
     outcome = train(resolved, resume=resume, overwrite=not resume)
     before, after = (_success(outcome.summary[key]) for key in ("eval_before", "eval_after"))
+    evaluated = list(held_out(outcome.directory).values())
+    solved = {"before": evaluated[0], "after": evaluated[-1]} | {
+        who: solved_in((task.id, trajectory) for task, trajectory in found[0].episodes)
+        for who, found in played.items()
+    }
     curve = series(outcome.directory, f"eval/{after['environment']}/success")
     seconds = sum(outcome.summary["seconds"].values())
-    return Learning(seed, before, after, played, seconds, curve)
+    scores = {who: _success(records(found)) for who, found in played.items()}
+    return Learning(seed, before, after, scores, solved, seconds, curve)
 
 
 def held_out(run: Path) -> dict[int, Solved]:

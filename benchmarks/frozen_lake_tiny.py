@@ -21,7 +21,7 @@ def main() -> int:
     config = CONFIGS / "frozen_lake_tiny.toml"
     results = [
         learn(config, seed, options.output_dir, resume=options.resume, baselines=["random"])
-        for seed in range(options.seeds)
+        for seed in options.seeds
     ]
     lines = [[str(r.seed), *map(interval, (r.baselines["random"], r.before, r.after)),
               f"{r.seconds / 60:.1f}"] for r in results]  # fmt: skip

@@ -25,9 +25,7 @@ def main() -> int:
     options = parser.parse_args()
     speed, words = machine()
     config = CONFIGS / "quickstart.toml"
-    results = [
-        learn(config, seed, options.output_dir, resume=options.resume) for seed in range(options.seeds)
-    ]
+    results = [learn(config, seed, options.output_dir, resume=options.resume) for seed in options.seeds]
     lines = [
         [str(r.seed), interval(r.before), interval(r.after), "yes" if r.apart else "no",
          f"{r.seconds / 60:.1f}"]

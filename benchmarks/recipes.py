@@ -161,7 +161,7 @@ def main() -> int:
         jobs = [
             Job(environment, name, seed, arguments_of(out, environment, name, seed) + options.flags)
             for environment, name, seed in itertools.product(
-                options.environments, options.only, range(options.seeds)
+                options.environments, options.only, options.seeds
             )
         ]
         runs = play(pool, [job for job in jobs if job.name != DISTILLED], options.resume)
@@ -204,7 +204,11 @@ def arguments() -> argparse.Namespace:
         options.only, options.environments = list(COLLAPSE), ["frozen_lake"]
         options.flags = [*COLLAPSE_FLAGS, f"--trainer.optimizer.lr={options.lr}"]
     if options.quick:
-        options.only, options.seeds, options.output_dir = options.only[:1], 1, f"{options.output_dir}_quick"
+        options.only, options.seeds, options.output_dir = (
+            options.only[:1],
+            range(1),
+            f"{options.output_dir}_quick",
+        )
         options.agent_flags, options.flags = list(QUICK_AGENT), list(QUICK_FLAGS)
     return options
 

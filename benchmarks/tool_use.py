@@ -27,7 +27,7 @@ def main() -> int:
     config = CONFIGS / "tool_use.toml"
     results = [
         learn(config, seed, options.output_dir, resume=options.resume, baselines=["model"])
-        for seed in range(options.seeds)
+        for seed in options.seeds
     ]
     lines = [[str(r.seed), *map(interval, (r.baselines["model"], r.before, r.after)),
               "yes" if learned(r) else "no", f"{r.seconds / 60:.1f}"] for r in results]  # fmt: skip
