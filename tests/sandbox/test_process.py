@@ -12,10 +12,11 @@ from typing import Any
 import pytest
 
 from silva.errors import ConfigError
+from silva.sandbox import cgroups
 from silva.sandbox import walls as module
-from silva.sandbox.process import Result, Sandbox
+from silva.sandbox.process import Result, Sandbox, SandboxFault
 from silva.sandbox.settings import SandboxSettings
-from silva.sandbox.walls import Walls, _chosen, chosen, describe
+from silva.sandbox.walls import Walls, _chosen, _problem, chosen, describe
 
 AUTO = _chosen("auto")
 pytestmark = pytest.mark.skipif(isinstance(AUTO, str), reason=str(AUTO))
@@ -173,6 +174,55 @@ def test_a_cancelled_call_ends_its_sandbox() -> None:
     before = children()
     assert play(story).output == "'again'\n"
     assert children() <= before
+
+
+@pytest.mark.skipif(not cgroups.parents(), reason="no control groups can be made here")
+@pytest.mark.parametrize("kind", ["bubblewrap", "userns"])
+def test_code_runs_within_the_control_groups(kind: str) -> None:
+    walls = Walls(kind, as_nobody=AUTO.as_nobody)  # type: ignore[union-attr]
+    if problem := _problem(walls):
+        pytest.skip(problem)
+
+    async def go() -> list[list[str]]:
+        sandbox = Sandbox(SandboxSettings(), walls)
+        assert (await sandbox.run("1")).output == "1\n"
+        name = f"sandbox-{os.getpid()}-*"
+        groups = [group for parent in cgroups.parents() for group in parent.glob(name)]
+        found = [(group / "cgroup.procs").read_text().split() for group in groups]
+        await sandbox.close()
+        return found
+
+    found = asyncio.run(go())
+    assert len(found) == len(cgroups.parents())
+    assert all(len(processes) >= 2 for processes in found), (
+        "the first process of the namespace, the interpreter"
+    )
+
+
+@pytest.mark.skipif(not cgroups.parents(), reason="no control groups can be made here")
+@pytest.mark.parametrize("fault", ["no group", "no walls", "no program"])
+def test_a_start_that_fails_is_told_and_leaves_nothing(monkeypatch: pytest.MonkeyPatch, fault: str) -> None:
+    def refused(*given: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    def broken(*given: object) -> list[str]:
+        return ["bwrap", "--surprise"] if fault == "no walls" else ["/nowhere/bwrap"]
+
+    words = {"no group": "No space left", "no walls": "--surprise", "no program": "nowhere"}[fault]
+    if fault == "no group":
+        monkeypatch.setattr(cgroups.Group, "add", refused)
+    else:
+        monkeypatch.setattr(module, "_bubblewrap", broken)
+    walls = Walls("bubblewrap", as_nobody=fault == "no walls" and AUTO.as_nobody)  # type: ignore[union-attr]
+    files, processes = len(os.listdir("/proc/self/fd")), children()
+
+    async def go() -> None:
+        with pytest.raises(SandboxFault, match=words):
+            await Sandbox(SandboxSettings(), walls).run("1")
+
+    asyncio.run(go())
+    assert len(os.listdir("/proc/self/fd")) == files and children() == processes
+    assert not [group for parent in cgroups.parents() for group in parent.glob(f"sandbox-{os.getpid()}-*")]
 
 
 def test_every_attempt_to_reach_the_network_is_counted() -> None:

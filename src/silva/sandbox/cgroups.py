@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
+import re
+import signal
 import time
 from collections.abc import Mapping
 from functools import cache
@@ -23,8 +25,49 @@ def parents() -> tuple[Path, ...]:
     return tuple(usable) if len(usable) == len(found) else ()
 
 
+class Gate:
+    """Two pipes to a process that waits, before it runs anything, until it has been put into its group.
+
+    A process that put itself there would wait for the kernel, 10 ms with groups of version 1, before it
+    could do anything else. This one gets ready meanwhile. `tell` and `wait` are what it inherits: it writes
+    its process id, as `bwrap --info-fd` does, and goes on when it can read a byte.
+    """
+
+    def __init__(self) -> None:
+        self._told, self.tell = os.pipe()
+        self.wait, self._open = os.pipe()
+
+    def let_in(self, group: Group) -> None:
+        """Waits for the process to tell, and closes the gate behind it. If it ends before, nothing happens;
+        if it cannot be put into the group it is killed.
+
+        Raises:
+            OSError: it cannot be put into the group.
+        """
+        try:
+            said = b""
+            while b"}" not in said and (part := os.read(self._told, 512)):
+                said += part
+            if found := re.search(rb'"child-pid": *(\d+)', said):
+                process = int(found[1])
+                try:
+                    group.add(process)
+                except OSError:
+                    with contextlib.suppress(ProcessLookupError):
+                        os.kill(process, signal.SIGKILL)
+                    raise
+                os.write(self._open, b"1")
+        finally:
+            self.close()
+
+    def close(self) -> None:
+        """Close this process's own ends."""
+        os.close(self._told)
+        os.close(self._open)
+
+
 class Group:
-    """The groups of one sandbox. A process joins by writing 0 to each of `files`."""
+    """The groups of one sandbox."""
 
     def __init__(self, memory: int, processes: int) -> None:
         name = f"sandbox-{os.getpid()}-{next(_numbers)}"
@@ -39,9 +82,9 @@ class Group:
                 if (path / key).exists():
                     (path / key).write_text(str(value))
 
-    @property
-    def files(self) -> list[str]:
-        return [str(path / "cgroup.procs") for path in self.paths]
+    def add(self, process: int) -> None:
+        for path in self.paths:
+            (path / "cgroup.procs").write_text(str(process))
 
     def remove(self) -> None:
         """Its processes have been killed; they may need a moment to go."""

@@ -27,8 +27,6 @@ HOW: tuple[How, ...] = ("ok", "raised", "timeout", "output", "signal", "exit")  
 START = 20.0  # seconds that a start may take on a busy machine
 GRACE = 2.0  # seconds after its own limit that a call may still be silent
 HEADER = struct.Struct("<BiI")
-# JOIN GROUP... -- COMMAND...: a process joins the groups before it becomes the command.
-JOIN = 'while [ "$1" != -- ]; do echo 0 > "$1" || exit 1; shift; done; shift; exec "$@"'
 NOTICE, NOTICE_SIZE = 0xC0502100, 80  # SECCOMP_IOCTL_NOTIF_RECV
 VERDICT = 0xC0182101  # SECCOMP_IOCTL_NOTIF_SEND
 EACCES = 13
@@ -141,12 +139,12 @@ class _Process:
     @classmethod
     async def start(cls, walls: Walls, settings: SandboxSettings) -> _Process:
         ours, theirs = socket.socketpair()
-        arguments, inherited = command(walls, settings)
+        gate = cgroups.Gate() if walls.kind != "none" and cgroups.parents() else None
+        arguments, inherited = command(walls, settings, gate)
         group = None
         try:
-            if walls.kind != "none" and cgroups.parents():
+            if gate is not None:
                 group = cgroups.Group(settings.memory_mb * MIB, settings.processes)
-                arguments = ["/bin/sh", "-c", JOIN, "sh", *group.files, "--", *arguments]
             process = subprocess.Popen(
                 arguments, stdin=theirs.fileno(), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
                 pass_fds=inherited, cwd="/",
@@ -155,6 +153,10 @@ class _Process:
             )  # fmt: skip
         except OSError as error:
             ours.close()
+            if gate is not None:
+                gate.close()
+            if group is not None:
+                group.remove()
             raise SandboxFault(f"sandbox: {error}") from error
         finally:
             theirs.close()
@@ -164,13 +166,16 @@ class _Process:
         started = cls(process, ours, group)
         try:
             async with asyncio.timeout(START):
+                if gate is not None and group is not None:
+                    # Not cancelled with this: the thread closes the gate, if need be when the process ends.
+                    await asyncio.shield(asyncio.to_thread(gate.let_in, group))
                 await started._greet()
         except (TimeoutError, OSError) as error:
-            process.kill()
             assert process.stderr is not None
-            words = process.stderr.read(2000).decode(errors="replace").strip()
+            os.set_blocking(process.stderr.fileno(), False)  # what is left of it may live, and say no more
+            words = (process.stderr.read(2000) or b"").decode(errors="replace").strip()
             await started.end()
-            raise SandboxFault(f"sandbox did not start: {words or type(error).__name__}") from error
+            raise SandboxFault(f"sandbox did not start: {words or error or type(error).__name__}") from error
         except BaseException:
             await asyncio.shield(started.end())
             raise

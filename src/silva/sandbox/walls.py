@@ -93,10 +93,12 @@ def describe() -> str:
     return str(_chosen("auto"))
 
 
-def command(walls: Walls, settings: SandboxSettings) -> tuple[list[str], list[int]]:
+def command(
+    walls: Walls, settings: SandboxSettings, gate: cgroups.Gate | None
+) -> tuple[list[str], list[int]]:
     """The command line of an interpreter within the walls, and descriptors that it inherits.
 
-    Its standard input is to be a socket; the protocol is that of inside.py.
+    Its standard input is to be a socket; the protocol is that of inside.py. With a gate it waits there.
     """
     python, prefix = _python(walls.as_nobody)
     visible = _visible(prefix, settings)
@@ -107,14 +109,19 @@ def command(walls: Walls, settings: SandboxSettings) -> tuple[list[str], list[in
         return interpreter, []
     drop = ["setpriv", f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups", "--inh-caps=-all", "--"]
     before = drop if walls.as_nobody else []
+    doors = [gate.tell, gate.wait] if gate else []
     if walls.kind == "userns":
         plan = {"binds": visible, "size": settings.file_mb * MIB, "denied": filters.denied().hex(),
-                "seccomp_call": SECCOMP_CALL[platform.machine()], "environment": ENVIRONMENT}  # fmt: skip
-        return [*before, python, "-I", "-S", "-c", _source("enter.py"), json.dumps(plan), *interpreter], []
+                "seccomp_call": SECCOMP_CALL[platform.machine()], "environment": ENVIRONMENT,
+                "gate": doors}  # fmt: skip
+        enter = [python, "-I", "-S", "-c", _source("enter.py"), json.dumps(plan)]
+        return [*before, *enter, *interpreter], doors
     reader, writer = os.pipe()
     os.write(writer, filters.denied())
     os.close(writer)
-    return [*before, *_bubblewrap(settings, visible, reader), "--", *interpreter], [reader]
+    waits = ["--info-fd", str(gate.tell), "--block-fd", str(gate.wait)] if gate else []
+    bubblewrap = [*_bubblewrap(settings, visible, reader), *waits, "--"]
+    return [*before, *bubblewrap, *interpreter], [reader, *doors]
 
 
 def _bubblewrap(settings: SandboxSettings, visible: list[str], seccomp: int) -> list[str]:
