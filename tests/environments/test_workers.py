@@ -57,7 +57,7 @@ class Counter:
         if said == "print":
             print("noise on stdout")
         return Step(Observation((Message("user", f"{self.sum}"),)), {"sum": float(self.sum)},
-                    terminated=said == "end", metrics={"pid": float(os.getpid())})
+                    terminated=said == "end", metrics={"pid": float(os.getpid()), "nice": float(os.nice(0))})
     def first(self):
         if os.path.exists(self.settings.mark):
             return False
@@ -124,6 +124,11 @@ def test_episodes_are_spread_over_the_processes(counting):
 
     pids = asyncio.run(check())
     assert len(pids) == 2 and os.getpid() not in pids
+
+
+def test_workers_yield_to_the_event_loop(counting):
+    step = asyncio.run(played(counting(1), []))[-1]
+    assert step.metrics["nice"] == min(os.nice(0) + 5, 19)  # 19: the lowest priority there is
 
 
 def test_a_worker_that_dies_is_replaced_and_nothing_is_seen_of_it(counting, tmp_path):
