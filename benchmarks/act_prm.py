@@ -33,7 +33,7 @@ from common import Row, Solved, interval, machine, mean, pooled, seeds_parser, s
 
 FILES = Path(__file__).parent / "environments" / "act_prm"
 ENVIRONMENTS = ("frozen_lake", "textworld")
-START = 100  # steps of cloning before all else
+START = 400  # steps of cloning before all else
 DEMONSTRATIONS, EPISODES = 480, 16  # of each stage after it; of a step of cloning
 THINK = ["--rollout.type=thoughts", "--algorithm.type=act_prm", "--algorithm.early-stop=0"]
 UNWATCHED = ["--eval.tasks=2"]  # stages are measured afterwards, all in the same way
@@ -201,8 +201,8 @@ async def plainly(assembly: Any, tasks: Any, task: Any, config: Any) -> list[flo
         async def reply(self, request: Any) -> Any:
             reply = await Script.reply(self, request)
             said = reply.segments[0].tokens[:-1]  # without what ends the turn
-            scores = await assembly.engine.logprobs([*request.tokens, *said], len(request.tokens))
-            found.append(math.exp(math.fsum(scores) / len(said)))
+            scores = await assembly.engine.score([*request.tokens, *said], len(request.tokens))
+            found.append(math.exp(math.fsum(scores.logprobs) / len(said)))
             return reply
 
     actor = Scored(assembly.renderer)

@@ -25,6 +25,7 @@ from silva.types import (
     Split,
     Step,
     Task,
+    TokenScores,
     ToolSpec,
 )
 
@@ -227,7 +228,7 @@ class Engine(Protocol):
     async def sample(
         self, tokens: Sequence[int], params: SamplingParams, *, session: str = ""
     ) -> Completion: ...
-    async def logprobs(self, tokens: Sequence[int], start: int) -> Sequence[float]: ...
+    async def score(self, tokens: Sequence[int], start: int) -> TokenScores: ...  # of tokens[start:]
     async def load(self, snapshot: Snapshot) -> None: ...
     async def sleep(self) -> None: ...  # gives its memory back until the next request
     def memory(self, sequences: int, length: int) -> float: ...  # bytes of their keys and values

@@ -158,6 +158,23 @@ class Completion:
 
 
 @dataclass(frozen=True, slots=True)
+class TokenScores:
+    """What a model makes of given tokens (temperature 1, full vocabulary): one entry per token in the tuples.
+
+    `likeliest` are the tokens it would have taken instead, with their log-probabilities.
+    """
+
+    logprobs: tuple[float, ...]
+    likeliest: tuple[int, ...]
+    likeliest_logprobs: tuple[float, ...]
+    version: int = 0  # of the policy
+
+    def __post_init__(self) -> None:
+        _same_length("TokenScores", self.logprobs, likeliest=self.likeliest,
+                     likeliest_logprobs=self.likeliest_logprobs)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
 class Segment:
     """Tokens with their source. `policy` segments carry log-probabilities and versions, `expert` segments do
     if the policy has scored them, and `environment` segments never.

@@ -114,7 +114,7 @@ def test_a_snapshot_gives_its_version_and_sleep_changes_nothing(engine: Engine) 
 
 
 def test_tokens_that_are_given_have_log_probabilities(engine: Engine) -> None:
-    found = asyncio.run(engine.logprobs(PROMPT, 5))
+    found = asyncio.run(engine.score(PROMPT, 5)).logprobs
     assert len(found) == len(PROMPT) - 5 and all(math.isfinite(x) and x <= 0 for x in found)
 
 

@@ -20,7 +20,7 @@ from silva.rendering.renderer import Renderer
 from silva.rollouts.samples import to_samples
 from silva.rollouts.settings import ThoughtsRolloutSettings
 from silva.rollouts.thoughts import Thoughts
-from silva.types import Completion, Group, Message, Observation, SamplingParams, Step, Task
+from silva.types import Completion, Group, Message, Observation, SamplingParams, Step, Task, TokenScores
 
 RENDERER, decode = Renderer(tiny_tokenizer()), tiny_tokenizer().decode
 STOP = RENDERER.stop_token_ids[0]
@@ -83,7 +83,7 @@ class Engine(ScriptedEngine):
         super().__init__(think)
         self.scored, self.version, self.other = list[tuple[str, str]](), 4, other
 
-    async def logprobs(self, tokens: Sequence[int], start: int) -> Sequence[float]:
+    async def score(self, tokens: Sequence[int], start: int) -> TokenScores:
         context, said = decode(tokens[:start]), decode(tokens[start:])
         self.scored.append((context, said))
         thought, _, after = said.partition("</think>")
@@ -93,7 +93,7 @@ class Engine(ScriptedEngine):
         length = len(tokens) - start  # one token a character, except the stop token
         found = [self.other] * length
         found[first : first + len(action)] = [-digit / 10] * len(action)
-        return found
+        return TokenScores(tuple(found), tuple(tokens[start:]), tuple(found), self.version)
 
 
 def played(engine: Engine | None = None, worlds: Worlds | None = None, **settings: Any) -> list[Group]:

@@ -8,7 +8,7 @@ from typing import Any
 
 from silva.errors import ContextOverflow
 from silva.protocols import EngineCapabilities
-from silva.types import Completion, CompletionStop, SamplingParams, Snapshot
+from silva.types import Completion, CompletionStop, SamplingParams, Snapshot, TokenScores
 
 
 class ScriptedEngine:
@@ -47,8 +47,9 @@ class ScriptedEngine:
         zeros = (0.0,) * len(reply)
         return Completion(reply, zeros, zeros, zeros, (self.version,) * len(reply), stop)
 
-    async def logprobs(self, tokens: Sequence[int], start: int) -> Sequence[float]:
-        return [0.0] * (len(tokens) - start)
+    async def score(self, tokens: Sequence[int], start: int) -> TokenScores:
+        zeros = (0.0,) * (len(tokens) - start)
+        return TokenScores(zeros, tuple(tokens[start:]), zeros, self.version)
 
     async def load(self, snapshot: Snapshot) -> None:
         self.version = snapshot.version

@@ -134,15 +134,14 @@ class Thinker:
         closing = self.renderer.encode(missing + state.gap)
         stop = self.renderer.stop_token_ids[0]
         said = [*state.before, *sampled.tokens[:kept], *closing, *state.action, stop]
-        version = self.engine.version
-        scores = await self.engine.logprobs([*request.tokens, *said], len(request.tokens))
+        scores = await self.engine.score([*request.tokens, *said], len(request.tokens))
 
         def given(begin: int, end: int) -> Segment:
             """Tokens of the reply that were not sampled here, with what the policy makes of them."""
-            tokens, found = tuple(said[begin:end]), tuple(scores[begin:end])
+            tokens, found = tuple(said[begin:end]), scores.logprobs[begin:end]
             if not self.settings.train_given:
                 return Segment("environment", tokens)
-            return Segment("expert", tokens, found, versions=(version,) * len(tokens))
+            return Segment("expert", tokens, found, versions=(scores.version,) * len(tokens))
 
         thought = policy_segment(sampled, kept, self.policy.sampling.temperature)
         first, last = len(state.before), len(state.before) + kept
@@ -153,7 +152,7 @@ class Thinker:
             played = [part for part in parts if part.tokens]
             trained = [Segment("environment", tuple(state.context)), *played]
         message = self.renderer.parse(said, prefill=request.prefill, tools=request.tools)
-        logprobs = scores[len(said) - 1 - len(state.action) : -1]
+        logprobs = scores.logprobs[len(said) - 1 - len(state.action) : -1]
         reward = {REWARD: math.exp(math.fsum(logprobs) / len(logprobs))}
         turn = Turn(
             f"{self.id}/t{len(self.steps)}/{number}", tuple(trained), (*request.messages, message),

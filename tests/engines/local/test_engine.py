@@ -273,19 +273,51 @@ def test_recorded_numbers_equal_a_plain_forward(tiny_model: LoadedModel, make_en
     np.testing.assert_allclose(got.raw_logprobs, logits.log_softmax(-1).gather(1, at)[:, 0], atol=1e-5)
 
 
-def test_logprobs_equal_a_plain_forward(tiny_model: LoadedModel, make_engine: Make) -> None:
+def test_tokens_after_a_known_prefix_are_scored_without_computing_it_again(
+    tiny_model: LoadedModel, make_engine: Make
+) -> None:
+    """Also together with requests that sample, and to the last bit as in an engine that knows nothing."""
+    engine, state, thoughts = make_engine(tiny_model), prompt(100), [prompt(9, i) for i in range(3)]
+
+    async def run() -> list[Any]:
+        await engine.sample(state, SamplingParams(1))
+        before = engine.stats.prefill_tokens
+        asked = [engine.score([*state, *thought], 100) for thought in thoughts]
+        found = await asyncio.gather(*asked, engine.sample(state, SamplingParams(3)))
+        assert engine.stats.prefill_tokens - before == 3 * 9
+        return list(found)
+
+    *scores, completion = asyncio.run(run())
+    fresh = make_engine(tiny_model)
+    assert scores == [asyncio.run(fresh.score([*state, *thought], 100)) for thought in thoughts]
+    assert completion.tokens == answer(make_engine(tiny_model), state, 3).tokens
+    assert not engine.running
+
+
+def test_scores_name_the_likeliest_token(tiny_model: LoadedModel, make_engine: Make) -> None:
+    tokens = prompt(20)
+    with torch.no_grad():
+        logits = tiny_model.model(input_ids=torch.tensor([tokens])).logits[0].double()
+    best = logits[4:-1].log_softmax(-1).max(-1)
+    found = asyncio.run(make_engine(tiny_model).score(tokens, 5))
+    assert list(found.likeliest) == best.indices.tolist()
+    np.testing.assert_allclose(found.likeliest_logprobs, best.values, atol=1e-5)
+
+
+def test_scores_equal_a_plain_forward(tiny_model: LoadedModel, make_engine: Make) -> None:
     engine, tokens = make_engine(tiny_model, context=300), prompt(300)
     with torch.no_grad():
         logits = tiny_model.model(input_ids=torch.tensor([tokens])).logits[0].double()
     expected = logits[:-1].log_softmax(-1).gather(1, torch.tensor(tokens)[1:, None])[:, 0]
     for start in (1, 170, 299):
-        got = asyncio.run(engine.logprobs(tokens, start))
-        np.testing.assert_allclose(got, expected[start - 1 :], atol=1e-5)
-    assert list(asyncio.run(engine.logprobs(tokens, 300))) == []
+        got = asyncio.run(engine.score(tokens, start))
+        assert got.version == engine.version
+        np.testing.assert_allclose(got.logprobs, expected[start - 1 :], atol=1e-5)
+    assert asyncio.run(engine.score(tokens, 300)).logprobs == ()
     with pytest.raises(EngineError, match="start 0 out of range, expected 1 to 300"):
-        asyncio.run(engine.logprobs(tokens, 0))
+        asyncio.run(engine.score(tokens, 0))
     with pytest.raises(ContextOverflow, match="got 301 tokens, expected at most 300"):
-        asyncio.run(engine.logprobs([*tokens, 1], 5))
+        asyncio.run(engine.score([*tokens, 1], 5))
 
 
 # --- faults
@@ -337,9 +369,9 @@ def test_weights_that_are_not_numbers_are_an_error(make_engine: Make) -> None:
         loaded.model.get_parameter("model.norm.weight")[3] = float("nan")
     with pytest.raises(EngineError, match=r"the model's logits are not finite \(version 0\)"):
         answer(engine, prompt(5))
-    with pytest.raises(EngineError, match="logprobs failed: AttributeError"):
+    with pytest.raises(EngineError, match="sampling failed: AttributeError"):
         engine._loaded = None
-        asyncio.run(engine.logprobs(prompt(5), 2))
+        asyncio.run(engine.score(prompt(5), 2))
 
 
 def test_an_interrupted_event_loop_leaves_the_engine_usable(

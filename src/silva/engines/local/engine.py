@@ -23,7 +23,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import Executor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import torch
@@ -45,21 +45,26 @@ from silva.models.memory import give_freed_memory_back, is_out_of_memory
 from silva.models.snapshots import load_weights
 from silva.ports import uniform
 from silva.protocols import EngineCapabilities
-from silva.types import Completion, CompletionStop, SamplingParams, Snapshot
+from silva.types import Completion, CompletionStop, SamplingParams, Snapshot, TokenScores
 
 if TYPE_CHECKING:
     from silva.engines.settings import LocalEngineSettings
 
 
+SCORED = 128  # places whose logits are computed at once
 PACK_FROM = 1000
 """Tokens that repay packing the weights they are computed with; the last version says how many to expect."""
 
 
 @dataclass(eq=False)
 class _Request:
+    """Tokens to be continued, or to be scored from place `score_from` on (0: continued)."""
+
     prompt: np.ndarray
     params: SamplingParams
-    future: asyncio.Future[Completion]
+    future: asyncio.Future[Any]
+    score_from: int = 0
+    scores: TokenScores | None = None
     row: Row | None = None
     cached: int = 0
     blocked: tuple[Row, int] | None = None  # waits until this row, now computing, is so far
@@ -71,7 +76,13 @@ class _Request:
     entropies: list[float] = field(default_factory=list)
     versions: list[int] = field(default_factory=list)
 
-    def completion(self) -> Completion:
+    @property
+    def done(self) -> bool:
+        return self.scores is not None or self.stop_reason is not None
+
+    def result(self) -> Completion | TokenScores:
+        if self.scores is not None:
+            return self.scores
         assert self.stop_reason is not None
         return Completion(
             tuple(self.tokens),
@@ -151,35 +162,38 @@ class LocalEngine:
             raise ContextOverflow(
                 f"prompt of {len(tokens)} tokens leaves no room in a context of {self.capabilities.context}"
             )
-        loop = asyncio.get_running_loop()
-        request = _Request(np.asarray(tokens, np.int64), params, loop.create_future())
-        self._waiting.append(request)
-        if self._loop_task is None or self._loop_task.done():
-            self._loop_task = loop.create_task(self._run())
-        try:
-            return await request.future
-        except asyncio.CancelledError:
-            request.cancelled = True
-            raise
+        return cast(Completion, await self._answered(_Request(_ids(tokens), params, _future())))
 
-    async def logprobs(self, tokens: Sequence[int], start: int) -> Sequence[float]:
+    async def score(self, tokens: Sequence[int], start: int) -> TokenScores:
         """Log-probabilities (temperature 1) of tokens[start:], start at least 1.
+
+        What the cache knows of them is not computed again.
 
         Raises:
             ContextOverflow: more tokens than the context holds.
             EngineError, OutOfMemory: as in `sample`.
         """
         if not 1 <= start <= len(tokens):
-            raise EngineError(f"logprobs: start {start} out of range, expected 1 to {len(tokens)}")
+            raise EngineError(f"score: start {start} out of range, expected 1 to {len(tokens)}")
         if len(tokens) > self.capabilities.context:
             raise ContextOverflow(
-                f"logprobs: got {len(tokens)} tokens, expected at most {self.capabilities.context}"
+                f"score: got {len(tokens)} tokens, expected at most {self.capabilities.context}"
             )
-        loop = asyncio.get_running_loop()
+        if start == len(tokens):
+            return TokenScores((), (), (), self.version)
+        request = _Request(_ids(tokens), SamplingParams(1), _future(), score_from=start)
+        return cast(TokenScores, await self._answered(request))
+
+    async def _answered(self, request: _Request) -> Completion | TokenScores:
+        self._waiting.append(request)
+        if self._loop_task is None or self._loop_task.done():
+            self._loop_task = asyncio.get_running_loop().create_task(self._run())
         try:
-            return await loop.run_in_executor(self._compute, self._score, list(tokens), start)
-        except Exception as error:
-            raise self._explained("logprobs", error) from error
+            result: Completion | TokenScores = await request.future
+            return result
+        except asyncio.CancelledError:
+            request.cancelled = True
+            raise
 
     async def load(self, snapshot: Snapshot) -> None:
         """Sample from these weights and drop all keys and values; running requests are computed again.
@@ -258,7 +272,7 @@ class LocalEngine:
                 return
             for request in finished:
                 if not request.future.done():
-                    request.future.set_result(request.completion())
+                    request.future.set_result(request.result())
 
     def _fail(self, error: Exception) -> None:
         """Every request of the moment fails with the forward pass; later ones find an empty engine."""
@@ -319,10 +333,13 @@ class LocalEngine:
         if decode or prefill:
             self._forward(decode, prefill)
         ready = [r for r in self._running if _row(r).computed == _row(r).length]
-        if ready:
-            self._sample(ready)
-        finished = [r for r in self._running if r.stop_reason]
-        self._running = [r for r in self._running if not r.stop_reason]
+        for request in ready:
+            if request.score_from:
+                self._score(request)
+        if sampled := [r for r in ready if not r.score_from]:
+            self._sample(sampled)
+        finished = [r for r in self._running if r.done]
+        self._running = [r for r in self._running if not r.done]
         for request in finished:
             self.cache.release(_row(request))
         self.stats.steps += 1
@@ -393,18 +410,11 @@ class LocalEngine:
 
     def _sample(self, ready: list[_Request]) -> None:
         """One token for each of these requests, whose tokens are all computed."""
-        outputs = self.cache.outputs[0]
-        rows, last = zip(*((_row(r).index, _row(r).length - 1) for r in ready), strict=True)
-        filled = [0] * (self.rules.linear.padded(len(ready)) - len(ready))
-        logits = logits_of(self._loaded.model, outputs[[*rows, *filled], 0, [*last, *filled]])[: len(ready)]
+        logits = self._logits([_row(r).index for r in ready], [_row(r).length - 1 for r in ready])
         numbers = uniform([r.params.seed for r in ready], [len(r.tokens) for r in ready])
         uniforms = torch.from_numpy(numbers).to(logits.device)
         drawn = draw(logits, [r.params for r in ready], uniforms)
-        if not all(map(math.isfinite, drawn.raw_logprobs)):
-            raise EngineError(
-                f"the model's logits are not finite (version {self.version}): its weights hold NaN or "
-                f"infinity, or {self._loaded.dtype} is too narrow for it"
-            )
+        self._check_finite(drawn.raw_logprobs)
         for i, request in enumerate(ready):
             request.tokens.append(drawn.tokens[i])
             request.logprobs.append(drawn.logprobs[i])
@@ -414,6 +424,13 @@ class LocalEngine:
             request.stop_reason = self._stopped(request)
             if request.stop_reason is None:
                 self.cache.append(_row(request), drawn.tokens[i])
+
+    def _check_finite(self, logprobs: Sequence[float]) -> None:
+        if not all(map(math.isfinite, logprobs)):
+            raise EngineError(
+                f"the model's logits are not finite (version {self.version}): its weights hold NaN or "
+                f"infinity, or {self._loaded.dtype} is too narrow for it"
+            )
 
     def _stopped(self, request: _Request) -> CompletionStop | None:
         params, tokens = request.params, request.tokens
@@ -430,17 +447,34 @@ class LocalEngine:
             return "context_overflow"
         return None
 
-    @torch.inference_mode()
-    def _score(self, tokens: list[int], start: int) -> list[float]:
-        ids = torch.tensor([tokens], device=self._loaded.device)
-        decoder = self._loaded.model.get_decoder()
-        hidden = decoder(input_ids=ids, use_cache=False).last_hidden_state[0, start - 1 : -1]
-        scores: list[float] = []
-        for rows, targets in zip(hidden.split(128), ids[0, start:].split(128), strict=True):
-            scores += (
-                logits_of(self._loaded.model, rows).log_softmax(-1).gather(1, targets[:, None])[:, 0].tolist()
-            )
-        return scores
+    def _score(self, request: _Request) -> None:
+        """From the hidden states that the cache holds of every token."""
+        row, targets = _row(request), torch.from_numpy(request.prompt[request.score_from :])
+        places = range(request.score_from - 1, row.length - 1)
+        parts = []
+        for cut in range(0, len(places), SCORED):
+            part = places[cut : cut + SCORED]
+            logprobs = self._logits([row.index] * len(part), part).log_softmax(-1)
+            chosen = targets[cut : cut + SCORED].to(logprobs.device)
+            best = logprobs.max(-1)
+            parts.append((logprobs.gather(1, chosen[:, None])[:, 0], best.indices, best.values))
+        found, likeliest, theirs = (torch.cat(part).tolist() for part in zip(*parts, strict=True))
+        self._check_finite(found)
+        request.scores = TokenScores(tuple(found), tuple(likeliest), tuple(theirs), self.version)
+
+    def _logits(self, rows: Sequence[int], places: Sequence[int]) -> torch.Tensor:
+        """[N, V] of the token after each place, filled up for equal bits."""
+        filled = [0] * (self.rules.linear.padded(len(rows)) - len(rows))
+        states = self.cache.outputs[0][[*rows, *filled], 0, [*places, *filled]]
+        return logits_of(self._loaded.model, states)[: len(rows)]
+
+
+def _ids(tokens: Sequence[int]) -> np.ndarray:
+    return np.asarray(tokens, np.int64)
+
+
+def _future() -> asyncio.Future[Any]:
+    return asyncio.get_running_loop().create_future()
 
 
 def _row(request: _Request) -> Row:
