@@ -20,7 +20,7 @@ from silva.registries import REGISTRIES
 # evaluation; a plan refuses what a launch does.
 ROWS = [
     ["errors", "signals", "usage"],
-    ["types", "ports", "compute"],
+    ["types", "ports", "compute", "transport"],
     ["protocols", "config", "codec"],
     ["storage", "sandbox"],
     ["algorithms", "rendering", "models", "tools", "monitoring"],

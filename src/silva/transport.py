@@ -1,0 +1,164 @@
+"""Requests between Silva's own processes: HTTP to an address, over TCP or a Unix socket.
+
+    Peer("http://127.0.0.1:8000")     Peer("unix:runs/lake/trainer.sock")
+
+    fault                                           what is raised
+    no connection, cut connection, no answer in     Unreachable: nobody knows whether the call had an effect
+    time, a body that is no answer
+    a status from 400                               Refused, with the status and the server's words
+
+A peer is asked once: who may ask again, and whom instead, is decided by its users. A key travels in a header
+and is part of no message. Not here: retries, health, pickle.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from silva.errors import CapabilityError, ConfigError, SilvaError
+
+CONNECT = 5.0  # seconds for a connection
+SHOWN = 500  # characters of an answer in a message
+UNIX = "unix:"
+
+
+class Unreachable(SilvaError, ConnectionError):
+    """A peer gave no answer."""
+
+
+class Refused(SilvaError, RuntimeError):
+    """A peer answered with an error.
+
+    Attributes:
+        status: of HTTP.
+        kind: the server's name of the error, such as that of an exception; "" if it gives none.
+    """
+
+    def __init__(self, message: str, status: int, kind: str = "") -> None:
+        super().__init__(message)
+        self.status, self.kind = status, kind
+
+
+def checked_address(address: str) -> str:
+    """Without a slash at its end.
+
+    Raises:
+        ValueError: it is none of the two forms, or holds a password.
+    """
+    if address.startswith(UNIX) and len(address) > len(UNIX):
+        return address
+    scheme, _, rest = address.partition("://")
+    if scheme not in ("http", "https") or not rest:
+        raise ValueError("expected http://HOST:PORT, https://HOST or unix:PATH")
+    if "@" in rest.partition("/")[0]:
+        raise ValueError("expected an address without a name or password; a key has an option of its own")
+    return address.rstrip("/")
+
+
+class Peer:
+    """A server at an address.
+
+    Connections belong to the event loop that uses them first; in another loop there are new ones.
+
+    Args:
+        name: what it is, in messages: "trainer".
+        key: sent as a bearer token; "" for none.
+
+    Raises:
+        CapabilityError: httpx2 is not installed.
+        ConfigError: the address has another form.
+    """
+
+    def __init__(self, address: str, *, name: str, key: str = "") -> None:
+        try:
+            self.address, self.name, self._key = checked_address(address), name, key
+        except ValueError as error:
+            raise ConfigError(f"{name}: got the address {address!r}: {error}") from error
+        try:
+            import httpx2
+        except ImportError as error:
+            raise CapabilityError(
+                f"the {name} at {address} needs the package httpx2: pip install 'silva[services]'"
+            ) from error
+        self._http = httpx2
+        self._client: Any = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    async def get(self, path: str, *, timeout: float | None = None) -> Any:
+        """The JSON at `path`; without `timeout` (seconds) it waits for the answer for ever."""
+        return _json_of(self, path, await self._call("GET", path, None, {}, timeout))
+
+    async def post(self, path: str, body: Any = None, *, timeout: float | None = None) -> Any:
+        """Sends JSON and returns JSON."""
+        content = json.dumps({} if body is None else body, allow_nan=False).encode()
+        headers = {"content-type": "application/json"}
+        return _json_of(self, path, await self._call("POST", path, content, headers, timeout))
+
+    async def send(self, path: str, body: bytes, *, timeout: float | None = None) -> bytes:
+        """Sends bytes and returns bytes."""
+        headers = {"content-type": "application/octet-stream"}
+        return await self._call("POST", path, body, headers, timeout)
+
+    async def close(self) -> None:
+        if self._client is not None and self._loop is asyncio.get_running_loop():
+            await self._client.aclose()
+        self._client = None
+
+    async def _call(
+        self, method: str, path: str, content: bytes | None, headers: Mapping[str, str], timeout: float | None
+    ) -> bytes:
+        where = f"the {self.name} at {self.address}"
+        try:
+            async with asyncio.timeout(timeout):
+                response = await self._connected().request(method, path, content=content, headers=headers)
+        except TimeoutError:
+            raise Unreachable(f"{where}: no answer to {path} within {timeout:g} s") from None
+        except (self._http.TransportError, OSError) as error:
+            words = str(error) or type(error).__name__
+            raise Unreachable(f"{where}: {words} ({type(error).__name__} at {path})") from error
+        if response.status_code >= 400:
+            message, kind = _error_of(response.content)
+            raise Refused(
+                f"{where}: {path}: HTTP {response.status_code}: {message}", response.status_code, kind
+            )
+        return bytes(response.content)
+
+    def _connected(self) -> Any:
+        loop = asyncio.get_running_loop()
+        if self._client is None or self._loop is not loop:
+            http, unix = self._http, self.address.startswith(UNIX)
+            limits = http.Limits(max_connections=None, max_keepalive_connections=None)
+            transport = http.AsyncHTTPTransport(
+                uds=self.address.removeprefix(UNIX) if unix else None, limits=limits
+            )
+            self._client = http.AsyncClient(
+                base_url="http://localhost" if unix else self.address,
+                headers={"authorization": f"Bearer {self._key}"} if self._key else {},
+                timeout=http.Timeout(None, connect=CONNECT),
+                transport=transport,
+                trust_env=False,  # no proxy of the environment stands between our own processes
+            )
+            self._loop = loop
+        return self._client
+
+
+def _json_of(peer: Peer, path: str, body: bytes) -> Any:
+    try:
+        return json.loads(body)
+    except ValueError as error:
+        text = body[:SHOWN].decode(errors="replace")
+        raise Unreachable(
+            f"the {peer.name} at {peer.address}: got {text!r} from {path}, expected JSON"
+        ) from error
+
+
+def _error_of(body: bytes) -> tuple[str, str]:
+    """The message and the kind of {"error": {"message": ..., "type": ...}}, the form of OpenAI's API."""
+    try:
+        error = json.loads(body)["error"]
+        return str(error["message"])[:SHOWN], str(error.get("type") or "")
+    except (ValueError, LookupError, TypeError, AttributeError):
+        return body[:SHOWN].decode(errors="replace"), ""
