@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from silva.algorithms.filters import DifficultyPools
 from silva.algorithms.settings import Algorithm
@@ -14,23 +14,28 @@ from silva.config.sections import PretrainedModel
 from silva.environments.tasks import check_splits
 from silva.environments.workers import Workers
 from silva.errors import ConfigError, ModelError, SilvaError
-from silva.models.loading import LoadedModel, load_model
+from silva.models.loading import LoadedModel, load_model, load_tokenizer, name_of
 from silva.orchestrator.tasks import Source, TaskStream
 from silva.ports import derive
-from silva.protocols import Engine, Placement, TaskSet, Trainer
+from silva.protocols import Engine, Placement, Remote, TaskSet, Trainer
 from silva.rendering.renderer import Renderer
 from silva.storage.layout import steps_in
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+T = TypeVar("T")
 
 
 class Assembly:
     """Implements `protocols.Context`: each part is built when it is first asked for, and then kept.
 
-    `tasksets`: by label of their environment.
+    `tasksets`: by label of their environment. `placement`: that of the configuration, if none is given.
     """
 
-    def __init__(self, config: RunConfig):
+    def __init__(self, config: RunConfig, placement: Placement | None = None) -> None:
         self.config = config
-        self.placement: Placement = config.placement.build()
+        self.placement: Placement = placement or config.placement.build()
 
     def load(self) -> Assembly:
         """Build what every command needs now; what is built is closed if a part cannot be."""
@@ -47,10 +52,16 @@ class Assembly:
         return self.placement.run(load_model, self.config.model, seed=seed, device=device)
 
     @cached_property
+    def tokenizer(self) -> PreTrainedTokenizerBase:
+        if self.placement.holds_model:
+            return self.model.tokenizer
+        return load_tokenizer(self.config.model)
+
+    @cached_property
     def renderer(self) -> Renderer:
         settings = self.config.rendering
         return Renderer(
-            self.model.tokenizer,  # type: ignore[arg-type]
+            self.tokenizer,  # type: ignore[arg-type]
             history=settings.history,
             tools=settings.tools,
             system=settings.system,
@@ -58,7 +69,7 @@ class Assembly:
 
     @cached_property
     def engine(self) -> Engine:
-        return self.config.engine.build(self)
+        return self.placement.engine(self)
 
     @cached_property
     def tasksets(self) -> dict[str, TaskSet]:
@@ -68,16 +79,21 @@ class Assembly:
         self, algorithm: Algorithm | None = None, *, say: Callable[[str], None] = lambda text: None
     ) -> Trainer:
         """`algorithm`: what it needs beside the policy, a reference or a critic, is made too."""
-        return self.config.trainer.build(self, algorithm, say=say)
+        return self.placement.trainer(self, algorithm, say=say)
+
+    async def connect(self) -> None:
+        """Reach the engine if it is in another process."""
+        await connected(self.engine)
 
     @property
     def notes(self) -> list[str]:
         """Settings that have no effect here, or a different one than they seem to have."""
         found, limits = list(self.engine.notes), self.config.rollout.limits
-        context, own = self.engine.capabilities.context, self.model.context
+        context = self.engine.capabilities.context
+        own = self.model.context if self.placement.holds_model else context
         if limits.max_episode_tokens > context:
             raised = f"or raise engine.context (the model has room for {own})" if own > context else (
-                f"which is all that {self.model.name} has")  # fmt: skip
+                f"which is all that {name_of(self.config.model)} has")  # fmt: skip
             found.append(
                 f"rollout.limits.max_episode_tokens = {limits.max_episode_tokens} is more than the engine's "
                 f"context of {context} tokens, prompt and answers together: longer episodes overflow, "
@@ -125,6 +141,13 @@ class Assembly:
 
     def close(self, *, wait: bool = True) -> None:
         self.placement.close(wait=wait)
+
+
+async def connected(part: T) -> T:
+    """The part, reached if it is in another process."""
+    if isinstance(part, Remote):
+        await part.connect()
+    return part
 
 
 def _taskset(environment: Any) -> TaskSet:

@@ -10,7 +10,7 @@ import re
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from silva import __version__, signals
 from silva.errors import ConfigError, NoSignalError, SilvaError
@@ -74,7 +74,7 @@ def _overview() -> str:
 
 def _help(command: str, topic: str) -> str:
     summary, example = COMMANDS[command]
-    if command in ("rl", "sft", "eval"):
+    if command in ("rl", "orchestrator", "trainer", "inference", "sft", "eval"):
         from silva.config.help import help_text
 
         options = USAGE[command].partition("\n\n")[2]
@@ -149,10 +149,15 @@ def _check_crash_point() -> None:
 
 def _rl(arguments: list[str]) -> int:
     found, rest = _options(arguments, "--dry-run", "--resume", "--overwrite")
+    return _run_rl("rl", found, rest)
+
+
+def _run_rl(command: str, found: dict[str, str], rest: list[str]) -> int:
+    """`rl` starts the services that the placement asks for; `orchestrator` uses those that run."""
     from silva.config.saved import load_saved, to_toml
 
     saved = load_saved(rest, _registries()) if "--resume" in found else None  # None: it names a file
-    resolved = saved or _resolve("rl", rest)
+    resolved = saved or _resolve(command, rest)
     _check_crash_point()
     if "--dry-run" in found:
         from silva.commands.plan import describe, plan_run
@@ -167,10 +172,55 @@ def _rl(arguments: list[str]) -> int:
         print(to_toml(resolved))
         print(*(f"# {line}" for line in plan.splitlines()), sep="\n")  # so that all of it is TOML
         return 0
+    placement = resolved.config.placement
+    if command == "rl" and getattr(placement, "starts", False):
+        from silva.commands.supervise import supervise
+
+        return supervise(resolved, rest, tuple(found))
+    if command == "orchestrator":
+        from silva import process
+
+        process.tie_to_parent()
+        _check_addresses(placement)
     from silva.commands.train import train
 
     outcome = _train(train, resolved, resume="--resume" in found, overwrite="--overwrite" in found)
     return 130 if outcome is None else 0 if outcome.trained else NoSignalError.exit_code
+
+
+def _check_addresses(placement: Any) -> None:
+    placed = getattr(placement, "addressed", lambda: None)()
+    if placed is None or placed.starts:
+        raise ConfigError(
+            'silva orchestrator: it computes nothing itself; expected placement.type = "services" with the '
+            "addresses of running parts in placement.trainer and placement.inference. `silva rl` starts them"
+        )
+
+
+def _orchestrator(arguments: list[str]) -> int:
+    found, rest = _options(arguments, "--resume", "--overwrite")
+    return _run_rl("orchestrator", found, rest)
+
+
+def _trainer(arguments: list[str]) -> int:
+    return _serve("trainer", arguments)
+
+
+def _inference(arguments: list[str]) -> int:
+    return _serve("inference", arguments)
+
+
+def _serve(command: str, arguments: list[str]) -> int:
+    given, rest = _options(arguments, "--host", "--port", "--unix")
+    resolved = _resolve(command, rest)
+    _check_crash_point()
+    from silva import process
+    from silva.commands import services
+
+    process.tie_to_parent()
+    signals.be_caught()
+    serve = services.serve_trainer if command == "trainer" else services.serve_inference
+    return serve(resolved, given)
 
 
 def _sft(arguments: list[str]) -> int:
@@ -358,6 +408,9 @@ def _diff(arguments: list[str]) -> int:
 
 _HANDLERS: dict[str, Callable[[list[str]], int]] = {
     "rl": _rl,
+    "orchestrator": _orchestrator,
+    "trainer": _trainer,
+    "inference": _inference,
     "sft": _sft,
     "eval": _eval,
     "chat": _chat,

@@ -57,6 +57,10 @@ class RemoteFault(SilvaError, RuntimeError):
         self.trace, self.frames = trace, frames
 
 
+class PartLost(SilvaError, ConnectionError):
+    """A part in another process is gone, and what it knew too. The run goes on from its last checkpoint."""
+
+
 class RewardError(SilvaError, RuntimeError):
     """An attempt could not be graded: it has no result."""
 
@@ -105,3 +109,11 @@ class NoSignalError(SilvaError, RuntimeError):
 
 class OutOfMemory(SilvaError, MemoryError):
     """Memory ran out; the message names what to lower."""
+
+
+def error_named(name: str, message: str) -> SilvaError | None:
+    """What another process of Silva raised, by the name of its class; None if no class here has it."""
+    kind = globals().get(name)
+    if not (isinstance(kind, type) and issubclass(kind, SilvaError)):
+        return None
+    return kind(message)

@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
+import ctypes
 import gc
+import os
+import signal
+import sys
+import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 from silva.models.memory import keep_freed_memory
+
+PARENT = "SILVA_PARENT"
+"""Environment variable: the process with which this one ends."""
+PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
 @contextmanager
@@ -27,6 +37,28 @@ def loaded() -> Iterator[None]:
 def prepare() -> None:
     """Before anything is loaded."""
     keep_freed_memory()
+
+
+def tie_to_parent() -> None:
+    """Die with the process that began this one and said so (SILVA_PARENT), whatever ends it.
+
+    Linux kills this process then, even if it is stopped; elsewhere it looks every second.
+    """
+    parent = os.environ.pop(PARENT, "")  # not for the children of this process
+    if not parent:
+        return
+    if sys.platform == "linux":
+        ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != int(parent):  # it died before that
+        os._exit(1)
+    if sys.platform != "linux":
+        threading.Thread(target=_watch, args=(int(parent),), daemon=True).start()
+
+
+def _watch(parent: int) -> None:
+    while os.getppid() == parent:
+        time.sleep(1)
+    os._exit(1)
 
 
 def forget() -> None:

@@ -30,6 +30,7 @@ from silva.types import (
 )
 
 if TYPE_CHECKING:
+    from silva.algorithms.settings import Algorithm
     from silva.config.schema import RunConfig
     from silva.models.loading import LoadedModel
     from silva.rendering.renderer import Renderer
@@ -209,7 +210,7 @@ class Rollout(Protocol):
 class EngineCapabilities:
     context: int  # tokens of prompt and answer together
     entropies: bool = True
-    loads: frozenset[str] = frozenset({"shared", "folder"})  # kinds of snapshots
+    loads: frozenset[str] = frozenset({"shared", "folder", "parameters"})  # kinds of snapshots, see below
 
 
 class Engine(Protocol):
@@ -236,8 +237,11 @@ class Engine(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class TrainerCapabilities:
+    """`publishes`: `shared` parameters, a plain Hugging Face `folder`, or a folder of the `parameters` that
+    training changes."""
+
     needs: frozenset[str] = frozenset({"logprobs", "reference_logprobs"})  # what `score` can give
-    publishes: Literal["shared", "folder"] = "shared"  # the kind of its snapshots
+    publishes: Literal["shared", "folder", "parameters"] = "shared"
 
 
 class Trainer(Protocol):
@@ -261,11 +265,23 @@ class Trainer(Protocol):
     async def close(self) -> None: ...
 
 
+@runtime_checkable
+class Remote(Protocol):
+    """A part in another process: `connect` comes before everything else, in the loop that uses the part."""
+
+    async def connect(self) -> None: ...
+
+
 class Placement(Protocol):
-    """Where parts are and compute: in this process, today."""
+    """Where parts are and compute: in this process, or in others."""
 
     device: str  # of torch
+    holds_model: bool  # whether the model is in this process
 
+    def engine(self, context: Context) -> Engine: ...
+    def trainer(
+        self, context: Context, algorithm: Algorithm | None = None, *, say: Callable[[str], None]
+    ) -> Trainer: ...  # algorithm: what it needs beside the policy, a reference or a critic, is made too
     @property
     def compute(self) -> Executor: ...  # what computes, one job at a time
     def run(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T: ...  # there, and wait

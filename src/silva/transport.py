@@ -21,7 +21,7 @@ from typing import Any
 from silva.errors import CapabilityError, ConfigError, SilvaError
 
 CONNECT = 5.0  # seconds for a connection
-SHOWN = 500  # characters of an answer in a message
+SHOWN = 2000  # characters of an answer in a message
 UNIX = "unix:"
 
 

@@ -369,7 +369,10 @@ class OptimParams:
 
 @dataclass(frozen=True, slots=True)
 class WeightFolder:
-    """A plain Hugging Face folder; `digest` covers the content of its safetensors files."""
+    """A folder of safetensors: a plain Hugging Face folder, or what a trainer changes and nothing else.
+
+    `digest` covers the content of the files.
+    """
 
     path: str
     digest: str

@@ -8,6 +8,9 @@ EXIT_CODES = (
 )
 COMMANDS: dict[str, tuple[str, str]] = {
     "rl": ("train with reinforcement learning", "silva rl @ configs/quickstart.toml --steps 20"),
+    "orchestrator": ("train, with trainer and inference in other processes", "silva orchestrator @ run.toml"),
+    "trainer": ("serve a trainer to an orchestrator", "silva trainer @ run.toml"),
+    "inference": ("serve a model: OpenAI's API, and Silva's", "silva inference @ run.toml --port 8000"),
     "sft": ("only the supervised warm start of a configuration", "silva sft @ configs/frozen_lake_tiny.toml"),
     "eval": ("evaluate on held-out tasks", "silva eval @ configs/quickstart.toml --weights runs/quickstart"),
     "chat": ("talk to a model or to a run's weights", "silva chat runs/quickstart"),
@@ -31,6 +34,30 @@ silva rl @ FILE.toml [--dry-run | --resume | --overwrite] [--section.key VALUE .
   --resume     continue the run in output_dir/name from its last checkpoint; without a FILE, the
                configuration saved there is used
   --overwrite  replace the run in output_dir/name; the old run is removed when the new one begins""",
+    "orchestrator": """\
+silva orchestrator @ FILE.toml [--resume | --overwrite] [--section.key VALUE ...]
+
+  --resume     continue the run in output_dir/name from its last checkpoint
+  --overwrite  replace the run in output_dir/name; the old run is removed when the new one begins
+
+It holds no model: placement.trainer and placement.inference say where trainer and inference are. It can be
+stopped and started again while they go on. `silva rl` starts all three.""",
+    "trainer": """\
+silva trainer @ FILE.toml [--unix PATH | --host HOST --port PORT] [--section.key VALUE ...]
+
+  --unix PATH    listen at a Unix socket
+  --host, --port listen there; without any of these, at placement.trainer, or at any free port of this machine
+
+The orchestrator brings the configuration of the run; of the FILE only [placement] counts. Beyond this machine
+a key is needed, in the environment variable that placement.key_variable names (SILVA_API_KEY).""",
+    "inference": """\
+silva inference @ FILE.toml [--unix PATH | --host HOST --port PORT] [--section.key VALUE ...]
+
+  --unix PATH    listen at a Unix socket
+  --host, --port listen there; without any of these, at the first of placement.inference, or at any free port
+
+Serves [model] with [engine]. Beyond this machine a key is needed, in the environment variable that
+placement.key_variable names (SILVA_API_KEY).""",
     "sft": """\
 silva sft @ FILE.toml [--overwrite] [--section.key VALUE ...]
 
@@ -95,4 +122,7 @@ VALUES = {
     "--data": "a file of rows",
     "--output": "a file",
     "--min-reward": "a number",
+    "--host": "a name or an address",
+    "--port": "a number",
+    "--unix": "a path",
 }

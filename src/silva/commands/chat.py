@@ -36,6 +36,7 @@ def chat(
 
 
 async def _talk(assembly: Assembly, read: Callable[[str], str], write: Callable[[str], None]) -> None:
+    await assembly.connect()
     context: list[int] = []
     last: tuple[int, ...] = ()
     while True:

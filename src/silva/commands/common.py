@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import errno
-from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import ExitStack, asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -76,14 +76,15 @@ def loaded(config: RunConfig) -> Iterator[Assembly]:
         assembly.close(wait=wait)
 
 
-@contextmanager
-def opened(config: RunConfig, monitor: Monitor, phases: Phases) -> Iterator[Assembly]:
+@asynccontextmanager
+async def opened(config: RunConfig, monitor: Monitor, phases: Phases) -> AsyncIterator[Assembly]:
     """The same for a run, whose monitor hears what its user should know."""
     with ExitStack() as stack:
         with phases("load"):
             monitor.stage("load model")
             began = busy.sample()
             assembly = stack.enter_context(loaded(config))
+            await assembly.connect()
         cores = len(busy.cores())
         slow = busy.hint(began, busy.sample(), cores, config.placement.threads or cores)
         if slow and assembly.placement.device == "cpu":

@@ -46,6 +46,7 @@ def evaluate_config(
 async def _evaluate(config: RunConfig, policy: str, run: Path | None) -> list[Evaluation]:
     console = Console(stderr=True)
     with loaded(config) as assembly:
+        await assembly.connect()
         changes = held_out.changes(run, assembly.tasksets, config.eval.tasks) if run else []
         for note in (*assembly.data_notes, *assembly.notes, *changes):
             say(note, console)

@@ -9,6 +9,7 @@ from typing import Any
 
 import silva
 from silva.assembly import Assembly
+from silva.models.loading import name_of
 from silva.monitoring.monitor import Monitor
 from silva.monitoring.report import write_report
 from silva.orchestrator.metrics import peak_memory_bytes
@@ -51,7 +52,7 @@ def finish(
         "seconds": dict(phases.total),
         "peak_memory_bytes": peak_memory_bytes(),
         "seed": assembly.config.seed,
-        "model": assembly.model.name,
+        "model": name_of(assembly.config.model),
         "version": silva.__version__,
     }
     write_summary(run.summary, summary)
@@ -97,7 +98,7 @@ def write_last_report(run: RunFolder, monitor: Monitor, assembly: Assembly | Non
     if assembly is not None and not assembly.config.monitoring.report:
         return None
     try:
-        return write_report(run.path, assembly.model.tokenizer.decode if assembly else None)  # type: ignore[arg-type]
+        return write_report(run.path, assembly.tokenizer.decode if assembly else None)  # type: ignore[arg-type]
     except OSError as error:  # the run itself is whole
         monitor.message(f"the report could not be written: {error}", "warning")
         return None

@@ -18,7 +18,7 @@ from typing import Any, cast
 
 from silva.algorithms.compose import without_signal
 from silva.algorithms.settings import Algorithm
-from silva.assembly import Assembly
+from silva.assembly import Assembly, connected
 from silva.commands.checks import check, check_environments
 from silva.commands.common import loaded
 from silva.config.schema import RunConfig
@@ -173,7 +173,7 @@ async def _probe(assembly: Assembly) -> list[Group]:
     await check_environments(config, assembly.tasksets)
     actor: Actor = Policy(assembly.engine, assembly.renderer, rollout.sampling)
     if warm is not None and isinstance(config.model, TinyModel):
-        trainer = assembly.trainer()
+        trainer = await connected(assembly.trainer())
         await imitate(trainer, assembly.engine, assembly.stream("warm"), assembly.renderer, warm,
                       rollout.limits, seed=config.seed, monitor=cast(Monitor, _Silent()),
                       context=rollout.context)  # fmt: skip

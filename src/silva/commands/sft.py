@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from silva.assembly import connected
 from silva.commands.checks import check_engine
 from silva.commands.common import as_resolved, explained, export, measure, opened, warm_start
 from silva.commands.outcome import Outcome, finish
@@ -55,26 +56,24 @@ async def _supervise(resolved: Resolved, run: RunFolder) -> Outcome:
     ledger = Ledger.create(run.ledger)
     run.save_config(to_toml(resolved), resolved.data)
     phases = Phases()
-    with (
-        Monitor(run.path, config.monitoring, name=config.name, total_steps=1) as monitor,
-        opened(config, monitor, phases) as assembly,
-    ):
-        held_out.record(run.path, assembly.tasksets)
-        run.note_machine(assembly.engine.machine)
-        policy = Policy(assembly.engine, assembly.renderer, config.eval.sampling)
-        activity = Activity(monitor)
-        before = await measure(assembly, policy, activity, phases)
-        monitor.step(0, eval_metrics(before))
-        trainer = assembly.trainer()
-        done = await warm_start(assembly, trainer, activity, phases, ledger)
-        await assembly.engine.load(await trainer.publish())
-        after = await measure(assembly, policy, activity, phases)
-        monitor.step(1, eval_metrics(after))
-        weights = run.weights / "step_0"
-        run.begun()
-        await export(trainer, weights)
-        state = RunState(
-            steps_trained=done.steps, tokens_trained=done.tokens,
-            eval_before=records(before), eval_last=records(after),
-        )  # fmt: skip
-        return finish(assembly, state, phases, run, monitor, weights)
+    with Monitor(run.path, config.monitoring, name=config.name, total_steps=1) as monitor:
+        async with opened(config, monitor, phases) as assembly:
+            held_out.record(run.path, assembly.tasksets)
+            run.note_machine(assembly.engine.machine)
+            policy = Policy(assembly.engine, assembly.renderer, config.eval.sampling)
+            activity = Activity(monitor)
+            before = await measure(assembly, policy, activity, phases)
+            monitor.step(0, eval_metrics(before))
+            trainer = await connected(assembly.trainer())
+            done = await warm_start(assembly, trainer, activity, phases, ledger)
+            await assembly.engine.load(await trainer.publish())
+            after = await measure(assembly, policy, activity, phases)
+            monitor.step(1, eval_metrics(after))
+            weights = run.weights / "step_0"
+            run.begun()
+            await export(trainer, weights)
+            state = RunState(
+                steps_trained=done.steps, tokens_trained=done.tokens,
+                eval_before=records(before), eval_last=records(after),
+            )  # fmt: skip
+            return finish(assembly, state, phases, run, monitor, weights)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Mapping
-from contextlib import ExitStack
+from contextlib import AsyncExitStack
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ from typing import Any
 from rich.console import Console
 
 from silva import process
-from silva.assembly import Assembly
+from silva.assembly import Assembly, connected
 from silva.commands.checks import check, check_environments, check_parts
 from silva.commands.common import as_resolved, explained, export, measure, opened, say, warm_start
 from silva.commands.outcome import Outcome, finish, write_last_report
@@ -21,7 +21,7 @@ from silva.config.diff import forbidden_changes
 from silva.config.load import Resolved
 from silva.config.saved import to_toml
 from silva.config.schema import RunConfig
-from silva.errors import SilvaError
+from silva.errors import PartLost, SilvaError
 from silva.monitoring.monitor import Monitor
 from silva.orchestrator import held_out, rl
 from silva.orchestrator.activity import Activity
@@ -36,10 +36,13 @@ from silva.orchestrator.state import RunState
 from silva.orchestrator.work import WorkQueue
 from silva.rollouts.actors import Policy
 from silva.storage.checkpoints import CheckpointStore
+from silva.storage.layout import Layout, steps_in
 from silva.storage.ledger import Ledger
 from silva.storage.metrics import truncate_metrics
 from silva.storage.run_folder import RunFolder
 from silva.storage.summary import read_summary
+
+MOST_LOST = 5  # parts lost in a row, without a checkpoint in between
 
 
 def train(
@@ -58,15 +61,30 @@ def train(
     resolved = as_resolved(config)
     check(resolved.config)
     path = Path(resolved.config.output_dir) / resolved.config.name
-    with RunFolder.open(
-        path, resume=resume, overwrite=overwrite, config=resolved.data, may_change=forbidden_changes
-    ) as run:
-        if run.state == "finished":
-            return _finished(run, console)
-        with explained(run, "--resume goes on", console):
-            outcome = asyncio.run(_train(resolved, run, console))
-    process.forget()
-    return outcome
+    lost = 0  # times in a row, without a new checkpoint between them
+    while True:
+        before = newest_step(path)
+        try:
+            with RunFolder.open(
+                path, resume=resume, overwrite=overwrite, config=resolved.data, may_change=forbidden_changes
+            ) as run:
+                if run.state == "finished":
+                    return _finished(run, console)
+                with explained(run, "--resume goes on", console):
+                    outcome = asyncio.run(_train(resolved, run, console))
+            process.forget()
+            return outcome
+        except PartLost as error:
+            lost = 1 if newest_step(path) != before else lost + 1
+            if lost > MOST_LOST:
+                raise
+            say(f"{error}: the run goes on from its last checkpoint", console)
+        resume, overwrite = True, False
+
+
+def newest_step(path: Path) -> int:
+    """Of the checkpoints of a run; -1 without one."""
+    return max(steps_in(Layout(path).checkpoints), default=-1)
 
 
 async def _train(resolved: Resolved, run: RunFolder, console: Console | None) -> Outcome:
@@ -79,7 +97,7 @@ async def _train(resolved: Resolved, run: RunFolder, console: Console | None) ->
     kept = None if run.state == "new" else state.step if weights else -1  # last step that is not done again
     if kept is not None:
         truncate_metrics(run.metrics, state.logged)
-    with ExitStack() as stack:
+    async with AsyncExitStack() as stack:
         monitor = stack.enter_context(
             Monitor(run.path, config.monitoring, name=config.name, total_steps=config.steps,
                     resume_step=kept, console=console)
@@ -90,7 +108,7 @@ async def _train(resolved: Resolved, run: RunFolder, console: Console | None) ->
             monitor.message(f"passed over: {damaged}", "warning")
         try:
             phases = Phases(state.seconds)
-            assembly = stack.enter_context(opened(config, monitor, phases))
+            assembly = await stack.enter_async_context(opened(config, monitor, phases))
             if elsewhere := run.note_machine(assembly.engine.machine):
                 monitor.message(elsewhere, "warning")
             if run.state == "new":
@@ -130,7 +148,7 @@ async def _prepare(
     """The loop with everything in it, its weights warm-started or restored."""
     config = assembly.config
     activity = Activity(monitor)
-    trainer = assembly.trainer(config.algorithm, say=monitor.message)
+    trainer = await connected(assembly.trainer(config.algorithm, say=monitor.message))
     check_parts(config, assembly.engine, trainer)
     await check_environments(config, assembly.tasksets)
     if weights is not None:

@@ -71,11 +71,9 @@ def load_model(settings: PretrainedModel | TinyModel, *, seed: int, device: str 
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         if isinstance(settings, TinyModel):
-            name = "tiny"
             tokenizer: Any = tiny_tokenizer()
             model: Any = tiny_model(settings, tokenizer, attention.NAME)
         else:
-            name = settings.name
             model, tokenizer = _pretrained(settings)
         if settings.lora is not None:
             _inject_lora(model, settings.lora)
@@ -86,7 +84,7 @@ def load_model(settings: PretrainedModel | TinyModel, *, seed: int, device: str 
     loaded = LoadedModel(
         model=model,
         tokenizer=tokenizer,
-        name=name,
+        name=name_of(settings),
         device=torch.device(device),
         dtype=getattr(torch, settings.dtype),
         context=_context(model.config),
@@ -95,6 +93,35 @@ def load_model(settings: PretrainedModel | TinyModel, *, seed: int, device: str 
     with _no_warnings():
         check_model(loaded)
     return loaded
+
+
+def load_tokenizer(settings: PretrainedModel | TinyModel) -> PreTrainedTokenizerBase:
+    """The tokenizer of what `[model]` names, without its weights.
+
+    Raises:
+        ModelError: there is no such model, or it has no tokenizer.
+    """
+    from silva.config.sections import TinyModel
+
+    if isinstance(settings, TinyModel):
+        return tiny_tokenizer()
+    source = resolve(settings.name)
+    options: dict[str, Any] = {"revision": settings.revision, "trust_remote_code": False}
+    if not Path(source).is_dir():
+        options |= hub.options(source, settings.revision)
+    try:
+        with _no_warnings():
+            tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(source, **options)
+    except Exception as error:  # readers of foreign formats raise anything
+        text = " ".join(str(error).split())[:300] or type(error).__name__
+        raise ModelError(
+            f"model.name = {settings.name!r}: its tokenizer could not be loaded ({text})"
+        ) from error
+    return tokenizer
+
+
+def name_of(settings: PretrainedModel | TinyModel) -> str:
+    return getattr(settings, "name", settings.type)
 
 
 def copied(loaded: LoadedModel, shared: Iterable[torch.Tensor]) -> LoadedModel:

@@ -1,4 +1,7 @@
-"""Weights that a folder brings to a model in use: named with a digest, verified, copied in place."""
+"""Weights that a folder brings to a model in use: named with a digest, verified, copied in place.
+
+A folder holds a whole model, or only the parameters that training changes (with LoRA, the adapters).
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,7 @@ from pathlib import Path
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 from silva.errors import ModelError
 from silva.models.loading import LoadedModel
@@ -16,7 +19,7 @@ from silva.types import WeightFolder
 
 
 def weight_folder(path: Path) -> WeightFolder:
-    """A plain Hugging Face folder as the source of a snapshot.
+    """The folder as the source of a snapshot.
 
     Raises:
         ModelError: there is no safetensors file.
@@ -24,12 +27,22 @@ def weight_folder(path: Path) -> WeightFolder:
     return WeightFolder(str(path), _digest(path))
 
 
+def save_parameters(loaded: LoadedModel, path: Path) -> None:
+    """Write the parameters that require a gradient into the new folder `path`, under their own names."""
+    tensors = {
+        name: x.detach().contiguous() for name, x in loaded.model.named_parameters() if x.requires_grad
+    }
+    path.mkdir(parents=True)
+    save_file(tensors, path / "model.safetensors")
+
+
 @torch.no_grad()
 def load_weights(loaded: LoadedModel, folder: WeightFolder) -> None:
     """Copy the folder's weights into the model's own storage, all or none.
 
     Raises:
-        ModelError: the folder has changed since its digest was made, or its weights are not this model's.
+        ModelError: the folder has changed since its digest was made, or its weights are not this model's:
+            a parameter that training changes is missing, or one has another shape.
     """
     path = Path(folder.path)
     if (found := _digest(path)) != folder.digest:
@@ -39,18 +52,16 @@ def load_weights(loaded: LoadedModel, folder: WeightFolder) -> None:
     except (SafetensorError, OSError) as error:
         raise ModelError(f"{path}: the weights cannot be read: {error}") from error
     parameters = dict(loaded.model.named_parameters())  # each once: a tied head is the embeddings
-    wrong = [
-        name
-        for name, parameter in parameters.items()
-        if name not in tensors or tensors[name].shape != parameter.shape
-    ]
+    changing = [name for name, parameter in parameters.items() if parameter.requires_grad] or [*parameters]
+    wrong = [name for name in changing if name not in tensors]
+    wrong += [name for name in parameters.keys() & tensors if tensors[name].shape != parameters[name].shape]
     if wrong:
         raise ModelError(
-            f"{path}: {some(wrong)} missing or of another shape, expected the weights of {loaded.name} "
-            "without adapters"
+            f"{path}: {some(sorted(wrong))} missing or of another shape, expected the weights of "
+            f"{loaded.name}{' with its adapters' if loaded.lora else ''}"
         )
-    for name, parameter in parameters.items():
-        parameter.copy_(tensors[name])
+    for name in parameters.keys() & tensors:
+        parameters[name].copy_(tensors[name])
 
 
 def _digest(path: Path) -> str:

@@ -1,1 +1,4 @@
-PLACEMENTS = {"local": "silva.placement.settings:LocalPlacementSettings"}
+PLACEMENTS = {
+    "local": "silva.placement.settings:LocalPlacementSettings",
+    "services": "silva.placement.settings:ServicesPlacementSettings",
+}

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, ParamSpec, TypeVar
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal, ParamSpec, TypeVar
 
 import torch
 
 from silva.compute import ComputeThread
 from silva.errors import CapabilityError
+from silva.storage.layout import Layout
 
 if TYPE_CHECKING:
+    from silva.algorithms.settings import Algorithm
     from silva.placement.settings import LocalPlacementSettings
+    from silva.protocols import Context, Engine, Trainer
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -24,6 +28,8 @@ class LocalPlacement:
         CapabilityError: a GPU is asked for, and there is none.
     """
 
+    holds_model = True
+
     def __init__(self, settings: LocalPlacementSettings) -> None:
         self.device: str = settings.device
         if settings.device == "auto":
@@ -31,6 +37,25 @@ class LocalPlacement:
         elif settings.device == "cuda" and not torch.cuda.is_available():
             raise CapabilityError('placement.device = "cuda": torch sees no GPU; expected "cpu" or "auto"')
         self.compute = ComputeThread(settings.threads)
+
+    def engine(self, context: Context) -> Engine:
+        engine: Engine = context.config.engine.build(context)
+        return engine
+
+    def trainer(
+        self, context: Context, algorithm: Algorithm | None = None, *, say: Callable[[str], None]
+    ) -> Trainer:
+        """If the engine cannot read the trainer's own parameters, its snapshots are folders of the run."""
+        config = context.config
+        trainer: Trainer = config.trainer.build(context, algorithm, say=say)
+        loads = context.engine.capabilities.loads
+        if trainer.capabilities.publishes in loads:
+            return trainer
+        from silva.trainer.broadcast import BroadcastTrainer
+
+        folder = Layout(Path(config.output_dir) / config.name).broadcast
+        kind: Literal["parameters", "folder"] = "parameters" if "parameters" in loads else "folder"
+        return BroadcastTrainer(trainer, context.model, self.compute, folder, kind)
 
     def run(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         return self.compute.run(work, *args, **kwargs)

@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import json
+import os
 from typing import TYPE_CHECKING, Literal
 
-from silva.config.sections import Natural, Section
+from pydantic import field_validator
+
+from silva.config.sections import Above0, Natural, Positive, Section
+from silva.transport import checked_address
 
 if TYPE_CHECKING:
     from silva.protocols import Placement
+
+ADDRESSES = "SILVA_SERVICES"
+"""Environment variable in which `silva rl` tells the orchestrator where the parts are that it has started."""
 
 
 class LocalPlacementSettings(Section):
@@ -22,3 +30,56 @@ class LocalPlacementSettings(Section):
         from silva.placement.local import LocalPlacement
 
         return LocalPlacement(self)
+
+
+class ServicesPlacementSettings(Section):
+    """Trainer and inference in processes of their own, which `silva rl` starts and watches."""
+
+    type: Literal["services"] = "services"
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """Of each process."""
+    threads: Natural = 0
+    """Threads for torch in each process; 0 takes all cores."""
+    trainer: str = ""
+    """Address of a running `silva trainer`: http://HOST:PORT or unix:PATH; "": `silva rl` starts one."""
+    inference: tuple[str, ...] = ()
+    """Addresses of running `silva inference` servers; without any, `silva rl` starts them."""
+    servers: Positive = 1
+    """How many inference servers `silva rl` starts."""
+    key_variable: str = "SILVA_API_KEY"
+    """Environment variable (or line of .env) with the key of servers that other machines can reach."""
+    patience: Above0 = 300.0
+    """Seconds to wait for a part that does not answer, at the start or after it was lost."""
+
+    @field_validator("trainer")
+    @classmethod
+    def _is_an_address(cls, trainer: str) -> str:
+        return checked_address(trainer) if trainer else ""
+
+    @field_validator("inference")
+    @classmethod
+    def _are_addresses(cls, inference: tuple[str, ...]) -> tuple[str, ...]:
+        return tuple(map(checked_address, inference))
+
+    @property
+    def starts(self) -> bool:
+        """Whether there is a part that `silva rl` starts itself."""
+        return not (self.trainer and self.inference)
+
+    @property
+    def local(self) -> LocalPlacementSettings:
+        """Of each of its processes; of commands that have no services, such as `silva eval`."""
+        return LocalPlacementSettings(device=self.device, threads=self.threads)
+
+    def addressed(self) -> ServicesPlacementSettings:
+        """With the addresses that `silva rl` gives the orchestrator, if it is one."""
+        given = json.loads(os.environ.get(ADDRESSES) or "{}")
+        return self.model_copy(update={**given, "inference": tuple(given.get("inference", self.inference))})
+
+    def build(self) -> Placement:
+        placed = self.addressed()
+        if placed.starts:
+            return self.local.build()
+        from silva.placement.services import ServicesPlacement
+
+        return ServicesPlacement(placed)

@@ -26,6 +26,8 @@ class Layout:
         self.rollouts = path / "rollouts"
         self.checkpoints = path / "checkpoints"
         self.weights = path / "weights"
+        self.broadcast = path / "broadcast"
+        self.services = path / "services.log"
         self.tensorboard = path / "tensorboard"
 
 

@@ -1,0 +1,141 @@
+"""`silva inference` and `silva trainer`: one part of a run behind HTTP or a Unix socket."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+from silva import process
+from silva.assembly import Assembly
+from silva.config.load import Resolved, load
+from silva.config.schema import RunConfig
+from silva.errors import ConfigError
+from silva.models.loading import name_of
+from silva.placement.settings import ServicesPlacementSettings
+from silva.protocols import Trainer
+from silva.registries import REGISTRIES
+from silva.storage.layout import Layout
+from silva.trainer.broadcast import BroadcastTrainer
+from silva.trainer.wire import Open
+from silva.transport import UNIX
+
+NO_ENVIRONMENT = [{"type": "bandit"}]  # a trainer plays nothing, and a configuration has at least one
+
+
+def key_of(config: RunConfig) -> str:
+    """The key that clients must have; "" for none."""
+    variable = getattr(config.placement, "key_variable", "SILVA_API_KEY")
+    return os.environ.get(variable, "") if variable else ""
+
+
+def bind_of(config: RunConfig, part: str, given: Mapping[str, str]) -> Any:
+    """Where to listen: what the flags say, else the address in the configuration, else any free port."""
+    from silva.server.serving import Bind
+
+    if "--unix" in given:
+        return Bind(unix=given["--unix"])
+    if "--host" in given or "--port" in given:
+        port = given.get("--port", "0")
+        if not port.isdecimal():
+            raise ConfigError(f"--port: got {port!r}, expected a number")
+        return Bind(host=given.get("--host", "127.0.0.1"), port=int(port))
+    placement: Any = config.placement
+    named = ""
+    if isinstance(placement, ServicesPlacementSettings):
+        named = placement.trainer if part == "trainer" else next(iter(placement.inference), "")
+    if named.startswith(UNIX):
+        return Bind(unix=named.removeprefix(UNIX))
+    if named.startswith("http://"):
+        host, _, port = named.removeprefix("http://").rpartition(":")
+        if host and port.isdecimal():
+            return Bind(host=host.strip("[]"), port=int(port))
+    if named:
+        raise ConfigError(
+            f"placement.{part} = {named!r}: no address to listen at; give --host and --port, or --unix"
+        )
+    return Bind()
+
+
+def here(config: RunConfig) -> RunConfig:
+    """The configuration with all parts in this process."""
+    placement: Any = config.placement
+    local = placement.local if isinstance(placement, ServicesPlacementSettings) else placement
+    return config.model_copy(update={"placement": local})
+
+
+def serve_inference(resolved: Resolved, given: Mapping[str, str]) -> int:
+    """Serve the model of a configuration until the process is told to end."""
+    from silva.server.guard import Guard
+    from silva.server.inference import inference_app
+    from silva.server.service import ServerLimits
+    from silva.server.serving import check_bind
+
+    config = here(resolved.config)
+    bind, key = bind_of(resolved.config, "inference", given), key_of(resolved.config)
+    check_bind(bind, key)
+    process.prepare()
+    assembly = Assembly(config)
+    try:
+        engine, renderer = assembly.engine, assembly.renderer
+        for note in engine.notes:
+            _say(note)
+        app = inference_app(engine, renderer, model=name_of(config.model), limits=ServerLimits(), log=_say)
+        with process.loaded():
+            return _served(Guard(app, bind, key=key, log=_say), bind, f"inference: {name_of(config.model)}")
+    finally:
+        assembly.close(wait=False)
+
+
+def serve_trainer(resolved: Resolved, given: Mapping[str, str]) -> int:
+    """Serve a trainer, which orchestrators open, until the process is told to end."""
+    from silva.server.guard import Guard
+    from silva.server.serving import check_bind
+    from silva.server.trainer import BODY_SECONDS, MAX_BODY, TrainerServer
+
+    bind, key = bind_of(resolved.config, "trainer", given), key_of(resolved.config)
+    check_bind(bind, key)
+    process.prepare()
+    with ExitStack() as stack:
+        server = TrainerServer(Builder(here(resolved.config), stack))
+        guard = Guard(server.app(), bind, key=key, log=_say, max_body=MAX_BODY, body_seconds=BODY_SECONDS)
+        return _served(guard, bind, "trainer")
+
+
+class Builder:
+    """Makes the trainer that an orchestrator asks for, on this process's placement."""
+
+    def __init__(self, own: RunConfig, stack: ExitStack) -> None:
+        self._placement = own.placement.build()
+        stack.callback(self._placement.close, wait=False)
+
+    async def __call__(self, asked: Open, say: Callable[[str], None]) -> Trainer:
+        return await asyncio.to_thread(self._build, asked, say)
+
+    def _build(self, asked: Open, say: Callable[[str], None]) -> Trainer:
+        values = {**asked.config, "environments": NO_ENVIRONMENT}
+        config = load([], REGISTRIES, values=values, env={}).config
+        process.forget()  # the model of the session before
+        assembly = Assembly(config, self._placement)
+        algorithm = config.algorithm if asked.recipe else None
+        trainer = config.trainer.build(assembly, algorithm, say=say)
+        folder = Layout(Path(asked.folder)).broadcast
+        return BroadcastTrainer(trainer, assembly.model, self._placement.compute, folder, asked.publishes)
+
+
+def _served(app: Any, bind: Any, what: str) -> int:
+    from silva.server.serving import serve
+
+    try:
+        asyncio.run(serve(app, bind, ready=lambda address: _say(f"{what}: listening at {address}")))
+    except KeyboardInterrupt:  # Ctrl-C and SIGTERM are how a server ends
+        _say(f"{what}: stopped")
+    return 0
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)

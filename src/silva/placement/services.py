@@ -1,0 +1,68 @@
+"""Parts in other processes: nothing computes here, and no model is loaded."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from concurrent.futures import Executor
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
+
+from silva.engines.http import HttpEngine
+from silva.engines.http_settings import ClientSettings
+from silva.engines.http_wire import dialect_of
+from silva.errors import CapabilityError
+from silva.trainer.remote import RemoteTrainer, plain_config
+from silva.trainer.wire import Open
+from silva.transport import Peer
+
+if TYPE_CHECKING:
+    from silva.algorithms.settings import Algorithm
+    from silva.placement.settings import ServicesPlacementSettings
+    from silva.protocols import Context, Engine, Trainer
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class ServicesPlacement:
+    """Implements `protocols.Placement`. `settings` hold all addresses."""
+
+    device = "cpu"
+    holds_model = False
+
+    def __init__(self, settings: ServicesPlacementSettings) -> None:
+        self._settings = settings
+        self._key = os.environ.get(settings.key_variable, "") if settings.key_variable else ""
+
+    @property
+    def compute(self) -> Executor:
+        raise CapabilityError('placement.type = "services": nothing computes in this process')
+
+    def run(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        raise CapabilityError('placement.type = "services": nothing computes in this process')
+
+    def engine(self, context: Context) -> Engine:
+        """The client of the servers, which are Silva's own, or what `[engine]` says they are."""
+        settings: Any = context.config.engine
+        peers = [Peer(url, name="inference", key=self._key) for url in self._settings.inference]
+        if settings.type == "vllm":
+            return settings.client(peers, context)  # type: ignore[no-any-return]
+        client = ClientSettings(context=settings.context, patience=self._settings.patience)
+        return HttpEngine(peers, client, dialect_of("silva"))
+
+    def trainer(
+        self, context: Context, algorithm: Algorithm | None = None, *, say: Callable[[str], None]
+    ) -> Trainer:
+        loads, config = context.engine.capabilities.loads, context.config
+        asked = Open(
+            config=plain_config(config.model_dump(mode="json")),
+            recipe=algorithm is not None,
+            folder=str((Path(config.output_dir) / config.name).absolute()),
+            publishes="parameters" if "parameters" in loads else "folder",
+        )
+        peer = Peer(self._settings.trainer, name="trainer", key=self._key)
+        return RemoteTrainer(peer, asked, patience=self._settings.patience, say=say)
+
+    def close(self, *, wait: bool = True) -> None:
+        """Connections end with their event loop."""

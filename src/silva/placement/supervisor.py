@@ -1,0 +1,237 @@
+"""Starts the processes of a run, notices which of them are dead, and starts these again.
+
+    Supervisor ──> trainer, inference ...     log: their lines, with the part's name
+              └──> orchestrator               has the terminal; its end is the end of all
+
+    a part is lost if it                       noticed within
+    has ended, however                         TICK
+    is stopped (SIGSTOP)                       TICK (Linux)
+    does not answer /alive                     DEAD_AFTER, once it has answered before
+
+A lost part is killed and started again at the same address. What it knew the orchestrator gives it again, from
+a checkpoint. Every process dies with this one (process.tie_to_parent). Signals are passed on to the
+orchestrator, which ends with a checkpoint. Not here: what the parts do, and torch.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from silva.errors import SilvaError
+from silva.ports import CLOCK
+from silva.transport import Peer, Refused, Unreachable
+
+TICK = 0.2  # seconds between two looks at the processes
+CHECK = 1.0  # seconds between two questions whether a part is alive
+DEAD_AFTER = 4.0  # seconds without an answer
+GRACE = 5.0  # seconds that a process has to end when it is told to
+SHORT = 20.0  # a part that lives for less than these seconds has failed at its start
+MOST_FAILURES = 3  # starts in a row that may fail
+KEPT = 30  # lines of a part that are shown when it fails for good
+
+
+@dataclass(frozen=True)
+class Part:
+    """A process to run.
+
+    Attributes:
+        again: its arguments when it is started again; None for the same.
+        address: where it listens; "" for the orchestrator, whose end is the end of all.
+        once: environment variables of the first start only.
+    """
+
+    name: str
+    argv: Sequence[str]
+    again: Sequence[str] | None = None
+    address: str = ""
+    env: Mapping[str, str] = field(default_factory=dict)
+    once: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass
+class Running:
+    """A part's process and what is known of it. `heard`: when it last answered, None before it ever did."""
+
+    part: Part
+    process: asyncio.subprocess.Process
+    began: float
+    heard: float | None = None
+    failures: int = 0  # starts in a row that failed
+    reader: asyncio.Task[None] | None = None
+    watcher: asyncio.Task[None] | None = None
+    lines: deque[str] = field(default_factory=lambda: deque(maxlen=KEPT))
+
+
+class Supervisor:
+    """Runs the parts until the orchestrator ends.
+
+    Args:
+        parts: with one orchestrator among them.
+        log: takes every line that a part writes.
+        say: takes what people should know.
+        key: that the parts ask for.
+    """
+
+    def __init__(
+        self, parts: Sequence[Part], *, log: Callable[[str], None], say: Callable[[str], None], key: str = ""
+    ) -> None:
+        self._parts, self._log, self._say, self._key = parts, log, say, key
+        self._running: dict[str, Running] = {}
+        self._asked = 0  # signals that ask to end
+
+    async def run(self) -> int:
+        """The exit code of the orchestrator.
+
+        Raises:
+            SilvaError: a part fails again and again.
+        """
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            if signal.getsignal(number) is not signal.SIG_IGN:
+                loop.add_signal_handler(number, self._pass_on, number)
+        try:
+            for part in self._parts:
+                self._running[part.name] = await self._start(part, first=True)
+            while True:
+                for running in list(self._running.values()):
+                    code = await self._look(running)
+                    if code is not None:
+                        return code
+                await CLOCK.sleep(TICK)
+        finally:
+            await self._end()
+
+    async def _look(self, running: Running) -> int | None:
+        """Start a part that is lost again; the orchestrator's exit code if all is over."""
+        why = self._lost(running)
+        if not why:
+            return None
+        part, code = running.part, running.process.returncode
+        if not part.address and code is not None and (code >= 0 or self._asked):
+            return code if code >= 0 else 128 - code
+        await self._kill(running)
+        await self._no_more(running)
+        lived = CLOCK.monotonic() - running.began
+        failures = running.failures + 1 if lived < SHORT and running.heard is None else 0
+        if failures >= MOST_FAILURES or self._asked:
+            raise SilvaError("\n  ".join([f"{part.name} {why}; its last lines:", *running.lines]))
+        self._say(f"{part.name} {why}: it is started again")
+        self._running[part.name] = await self._start(part, first=False)
+        self._running[part.name].failures = failures
+        return None
+
+    def _lost(self, running: Running) -> str:
+        """Why the part is lost, in words; "" if it is not."""
+        code = running.process.returncode
+        if code is not None:
+            return (
+                f"was killed ({signal.Signals(-code).name})" if code < 0 else f"ended with exit code {code}"
+            )
+        if _is_stopped(running.process.pid):
+            # An orchestrator that somebody stopped may go on; it holds locks and has the terminal.
+            return "was stopped (SIGSTOP)" if running.part.address else ""
+        silent = 0.0 if running.heard is None else CLOCK.monotonic() - running.heard
+        return f"has not answered for {silent:.1f} s" if silent > DEAD_AFTER else ""
+
+    async def _start(self, part: Part, *, first: bool) -> Running:
+        argv = part.argv if first or part.again is None else part.again
+        env = {**os.environ, **part.env, **(part.once if first else {}), "SILVA_PARENT": str(os.getpid())}
+        output = asyncio.subprocess.PIPE if part.address else None
+        process = await asyncio.create_subprocess_exec(
+            *argv,
+            env=env,
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=output,
+            stderr=asyncio.subprocess.STDOUT if part.address else None,
+            process_group=0,  # Ctrl-C reaches this process alone, which passes it on
+        )
+        running = Running(part, process, CLOCK.monotonic())
+        if part.address:
+            running.reader = asyncio.create_task(self._read(running))
+            running.watcher = asyncio.create_task(self._watch(running))
+        return running
+
+    async def _read(self, running: Running) -> None:
+        assert running.process.stdout is not None
+        while line := await running.process.stdout.readline():
+            text = line.decode(errors="replace").rstrip()
+            running.lines.append(text)
+            self._log(f"{running.part.name}: {text}")
+
+    async def _watch(self, running: Running) -> None:
+        peer = Peer(running.part.address, name=running.part.name, key=self._key)
+        try:
+            while True:
+                try:
+                    await peer.get("/alive", timeout=DEAD_AFTER)
+                    running.heard = CLOCK.monotonic()
+                except Refused:
+                    running.heard = CLOCK.monotonic()  # a server of somebody else's has no such route
+                except Unreachable:
+                    pass
+                await CLOCK.sleep(CHECK)
+        finally:
+            await peer.close()
+
+    async def _no_more(self, running: Running) -> None:
+        """The tasks of a process that has ended; what it wrote last is read."""
+        if running.reader is not None:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(running.reader, 1.0)
+        for task in (running.reader, running.watcher):
+            if task is not None:
+                task.cancel()
+                await asyncio.gather(task, return_exceptions=True)
+
+    async def _kill(self, running: Running) -> None:
+        """The process and all that it has started in its group."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(running.process.pid, signal.SIGKILL)
+        await running.process.wait()
+
+    async def _end(self) -> None:
+        """Orchestrator first, if it still lives: it uses the others."""
+        everyone = sorted(self._running.values(), key=lambda running: bool(running.part.address))
+        for running in everyone:
+            if running.process.returncode is None:
+                with contextlib.suppress(ProcessLookupError):
+                    running.process.terminate()
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(running.process.wait(), GRACE)
+            await self._kill(running)
+            await self._no_more(running)
+
+    def _pass_on(self, number: int) -> None:
+        self._asked += 1
+        for running in self._running.values():
+            if not running.part.address and running.process.returncode is None:
+                running.process.send_signal(number)
+
+
+def _is_stopped(pid: int) -> bool:
+    try:
+        state = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[0]
+    except (OSError, IndexError):  # no /proc: silence tells
+        return False
+    return state in (b"T", b"t")
+
+
+def line_writer(path: Path, ready: Path) -> Callable[[str], None]:
+    """Appends lines to `path` once `ready` exists; those before are kept until then."""
+    waiting: list[str] = []
+
+    def write(line: str) -> None:
+        waiting.append(line)
+        if ready.exists():
+            with contextlib.suppress(OSError), open(path, "a", encoding="utf-8", errors="replace") as file:
+                file.write("".join(f"{each}\n" for each in waiting))
+                waiting.clear()
+
+    return write

@@ -1,0 +1,285 @@
+"""The inference server's routes: an engine and a renderer as an OpenAI-compatible API, and its weights.
+
+    /v1/completions, /v1/chat/completions, /v1/models      OpenAI's API, with vLLM's fields
+    /score, /capabilities, /load, /sleep                   what Silva's own client needs beside it
+    /update_weights, /reload_weights                       as PRIME-RL has them
+    /health, /alive, /metrics, /openapi.json               for whoever watches it
+
+A stream sends its text in one piece: an engine gives whole completions. Not here: keys, hosts and the sizes
+of bodies (guard.py, which stands before this), listening (serving.py).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from silva.errors import CapabilityError, ConfigError, ContextOverflow
+from silva.models.snapshots import weight_folder
+from silva.ports import CLOCK
+from silva.protocols import Engine
+from silva.rendering.renderer import Renderer
+from silva.server import chat, completions, openapi
+from silva.server.bodies import (
+    ChatBody,
+    CompletionBody,
+    EmptyBody,
+    LoadBody,
+    SamplingBody,
+    ScoreBody,
+    UpdateBody,
+)
+from silva.server.guard import Application, HttpError, fault_of
+from silva.server.parsing import Body, parse, read
+from silva.server.service import GONE, ServerLimits, Service, apart
+from silva.types import Snapshot, WeightFolder
+
+FOLDERS, SHARED = frozenset({"folder", "parameters"}), frozenset({"shared"})  # kinds of snapshots
+PROMETHEUS = "text/plain; version=0.0.4; charset=utf-8"
+T = TypeVar("T", bound=Body)
+
+
+def inference_app(
+    engine: Engine,
+    renderer: Renderer,
+    *,
+    model: str,
+    limits: ServerLimits,
+    reload: Callable[[], Awaitable[None]] | None = None,
+    log: Callable[[str], None] = lambda line: None,
+) -> Application:
+    """The routes; whoever serves them puts a `Guard` before them.
+
+    Args:
+        model: its name; a request for another one is refused.
+        reload: loads the weights that the engine began with.
+        log: gets a line when the weights change.
+    """
+    return _Server(Service(engine, renderer, limits), model, reload, log).application()
+
+
+class _Served(NamedTuple):
+    method: str
+    path: str
+    handler: Callable[[Request], Coroutine[Any, Any, Response]]
+    body: type[Body] | None
+    summary: str
+
+
+class _Server:
+    def __init__(
+        self,
+        service: Service,
+        model: str,
+        reload: Callable[[], Awaitable[None]] | None,
+        log: Callable[[str], None],
+    ) -> None:
+        self.service, self.model, self.reload, self.log = service, model, reload, log
+        self.started = int(CLOCK.time())
+
+    def routes(self) -> Sequence[_Served]:
+        return (
+            _Served("POST", "/v1/completions", self.complete, CompletionBody, "continues prompts"),
+            _Served("POST", "/v1/chat/completions", self.chat, ChatBody, "answers a dialogue"),
+            _Served("GET", "/v1/models", self.models, None, "the model"),
+            _Served("POST", "/score", self.score, ScoreBody, "log-probabilities of given tokens"),
+            _Served("GET", "/capabilities", self.capabilities, None, "what the engine can do"),
+            _Served("POST", "/load", self.load, LoadBody, "loads a snapshot"),
+            _Served("POST", "/sleep", self.sleep, EmptyBody, "gives memory back until the next request"),
+            _Served("POST", "/update_weights", self.update, UpdateBody, "loads a folder as the next version"),
+            _Served("POST", "/reload_weights", self.begin_again, EmptyBody, "loads the first weights again"),
+            _Served("GET", "/health", self.health, None, "samples a token"),
+            _Served("GET", "/alive", self.alive, None, "answers at once"),
+            _Served("GET", "/metrics", self.metrics, None, "counts, for Prometheus"),
+            _Served("GET", "/openapi.json", self.document, None, "this document"),
+        )
+
+    def application(self) -> Application:
+        return Application([Route(r.path, self._counted(r), methods=[r.method]) for r in self.routes()])
+
+    def _counted(self, route: _Served) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        counts = self.service.counts
+
+        async def endpoint(request: Request) -> Response:
+            began, status = CLOCK.monotonic(), GONE
+            try:
+                response = await route.handler(request)
+                status = response.status_code
+                return response
+            except Exception as error:
+                status = fault_of(error).status
+                raise
+            finally:
+                counts.add("requests", route=route.path, status=str(status))
+                counts.add("request_seconds", CLOCK.monotonic() - began, route=route.path)
+
+        return endpoint
+
+    async def _read(self, request: Request, kind: type[T]) -> tuple[T, int]:
+        """The fields of the body, and its bytes."""
+        data = await request.body()
+        if not data and kind is EmptyBody:
+            data = b"{}"
+        return await apart(len(data), lambda: read(kind, parse(data))), len(data)
+
+    def _check_model(self, body: SamplingBody) -> None:
+        if body.model not in (None, self.model):
+            message = f"model: got {body.model!r}, this server has {self.model!r}"
+            raise HttpError(404, message, code="model_not_found")
+
+    # --- OpenAI's API
+
+    async def complete(self, request: Request) -> Response:
+        body, size = await self._read(request, CompletionBody)
+        self._check_model(body)
+        answer = await completions.complete(self.service, body, request.receive, size)
+        answer["model"] = self.model
+        return _streamed(completions.chunks(answer, body)) if body.stream else _json(answer)
+
+    async def chat(self, request: Request) -> Response:
+        body, size = await self._read(request, ChatBody)
+        self._check_model(body)
+        answer = await chat.chat(self.service, body, request.receive, size)
+        answer["model"] = self.model
+        return _streamed(chat.chunks(answer, body)) if body.stream else _json(answer)
+
+    async def models(self, request: Request) -> Response:
+        model = {"id": self.model, "object": "model", "created": self.started, "owned_by": "silva",
+                 "max_model_len": self.service.engine.capabilities.context}  # fmt: skip
+        return _json({"object": "list", "data": [model]})
+
+    # --- Silva's own client
+
+    async def score(self, request: Request) -> Response:
+        body, _ = await self._read(request, ScoreBody)
+        tokens, context = self.service.known(body.tokens, "tokens"), self.service.engine.capabilities.context
+        if len(tokens) > context:
+            raise ContextOverflow(f"tokens: got {len(tokens)}, expected at most {context}")
+        if body.start > len(tokens):
+            raise HttpError(400, f"start: got {body.start}, expected 1 to {len(tokens)}")
+        (scores,) = await self.service.score(request.receive, [tokens], body.start)
+        return _json(
+            {
+                "logprobs": scores.logprobs,
+                "likeliest": scores.likeliest,
+                "likeliest_logprobs": scores.likeliest_logprobs,
+                "version": scores.version,
+            }
+        )
+
+    async def capabilities(self, request: Request) -> Response:
+        engine = self.service.engine
+        context = engine.capabilities.context
+        return _json(
+            {
+                "context": context,
+                "entropies": engine.capabilities.entropies,
+                "loads": sorted(engine.capabilities.loads),
+                "machine": dict(engine.machine),
+                "notes": list(engine.notes),
+                "version": engine.version,
+                "model": self.model,
+                "memory_per_token": engine.memory(1, context) / context,
+            }
+        )
+
+    async def load(self, request: Request) -> Response:
+        body, _ = await self._read(request, LoadBody)
+        loads, kinds = self.service.engine.capabilities.loads, FOLDERS if body.folder else SHARED
+        if not kinds & loads:
+            got = f"a snapshot {'with' if body.folder else 'without'} a folder"
+            raise CapabilityError(f"load: got {got}, this engine loads {', '.join(sorted(loads))}")
+
+        def snapshot() -> Snapshot:
+            if body.folder is None:
+                return Snapshot(body.version)
+            path = self._folder(body.folder.path)
+            return Snapshot(body.version, WeightFolder(str(path), body.folder.digest))
+
+        return _json({"version": await self._loaded(snapshot)})
+
+    async def sleep(self, request: Request) -> Response:
+        await self._read(request, EmptyBody)
+        await self.service.engine.sleep()
+        return _json({})
+
+    # --- weights, as PRIME-RL's trainer sends them
+
+    async def update(self, request: Request) -> Response:
+        body, _ = await self._read(request, UpdateBody)
+
+        def snapshot() -> Snapshot:
+            return Snapshot(self.service.engine.version + 1, weight_folder(self._folder(body.weight_dir)))
+
+        return _json({"status": "ok", "version": await self._loaded(snapshot)})
+
+    async def begin_again(self, request: Request) -> Response:
+        await self._read(request, EmptyBody)
+        if self.reload is None:
+            raise ConfigError("reload_weights: this server does not know the weights that it began with")
+        await self.service.alone(self.reload)
+        self.log(f"weights: the first ones again, as version {self.service.engine.version}")
+        return _json({"status": "ok", "version": self.service.engine.version})
+
+    async def _loaded(self, make: Callable[[], Snapshot]) -> int:
+        version = await self.service.load(make)
+        self.log(f"weights: version {version}")
+        return version
+
+    def _folder(self, given: str) -> Path:
+        """A folder of weights that requests may name."""
+        path, allowed = Path(given), self.service.limits.folders
+        try:
+            if not path.is_absolute() or "\0" in given:
+                raise ConfigError(f"weights: got the folder {given!r}, expected an absolute path")
+            path = path.resolve()
+            if allowed and not any(path.is_relative_to(each.resolve()) for each in allowed):
+                raise ConfigError(f"weights: {path} is outside the folders that this server loads from")
+            if not path.is_dir():
+                raise ConfigError(f"weights: {path} is no folder")
+        except (OSError, RuntimeError) as error:  # a name that is too long, a circle of links
+            raise ConfigError(f"weights: {given!r} cannot be read: {error}") from error
+        return path
+
+    # --- for whoever watches
+
+    async def health(self, request: Request) -> Response:
+        return _json(await self.service.health())
+
+    async def alive(self, request: Request) -> Response:
+        return _json({"role": "inference", "version": self.service.engine.version, "pid": os.getpid()})
+
+    async def metrics(self, request: Request) -> Response:
+        service = self.service
+        gauges = {
+            "requests_running": service.running,
+            "requests_waiting": service.asked - service.running,
+            "policy_version": service.engine.version,
+        }
+        return Response(service.counts.text(gauges), media_type=PROMETHEUS)
+
+    async def document(self, request: Request) -> Response:
+        routes = {(r.method, r.path): (r.body, r.summary) for r in self.routes()}
+        return _json(openapi.document(routes, vocabulary=self.service.renderer.vocabulary))
+
+
+def _json(content: Mapping[str, Any]) -> Response:
+    """Numbers keep all their bits."""
+    return Response(_dumped(content), media_type="application/json")
+
+
+def _streamed(chunks: Sequence[Mapping[str, Any]]) -> Response:
+    """Server-sent events, as OpenAI's streams are."""
+    events = [*map(_dumped, chunks), "[DONE]"]
+    return Response("".join(f"data: {event}\n\n" for event in events), media_type="text/event-stream")
+
+
+def _dumped(content: Mapping[str, Any]) -> str:
+    return json.dumps(content, allow_nan=False, separators=(",", ":"))

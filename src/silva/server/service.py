@@ -1,0 +1,248 @@
+"""The engine and the renderer behind the routes: how much they may be asked at once, and for how long.
+
+    request ──admitted?──> engine.sample, once a completion ──> results, in order
+               429           └─ the client goes away: cancelled, which frees the engine's places
+
+Not here: the form of requests and answers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, ParamSpec, Protocol, TypeVar, runtime_checkable
+
+from starlette.types import Receive
+
+from silva.errors import ContextOverflow, ModelError, SilvaError
+from silva.ports import CLOCK
+from silva.protocols import Engine
+from silva.rendering.renderer import Renderer
+from silva.server.guard import HttpError
+from silva.server.prometheus import Counts
+from silva.types import Completion, SamplingParams, Snapshot, TokenScores
+
+INLINE = 1 << 16  # bytes, or as much work, that the event loop does itself
+CHARACTERS = 32  # of a text, for each token of the context; longer texts are refused before they are split
+GONE = 499  # as in nginx: no client is left to read the answer
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class ServerLimits:
+    """Limits of one server."""
+
+    waiting: int = 2048
+    """Completions and scorings asked for at once."""
+    tokens: int = 1 << 24
+    """Tokens of their prompts together."""
+    health_seconds: float = 10.0
+    """In which a token must come, for the engine to count as healthy."""
+    folders: tuple[Path, ...] = ()
+    """Weights are loaded from folders inside these only; empty: from any."""
+
+
+@runtime_checkable
+class Countable(Protocol):
+    """An engine that says how many of its requests are being computed."""
+
+    @property
+    def running(self) -> int: ...
+
+
+class Service:
+    """One engine, shared by all requests.
+
+    Attributes:
+        counts: for `/metrics`.
+        asked: completions and scorings asked for and not answered yet.
+    """
+
+    def __init__(self, engine: Engine, renderer: Renderer, limits: ServerLimits) -> None:
+        self.engine, self.renderer, self.limits = engine, renderer, limits
+        self.counts = Counts()
+        self.asked = 0
+        self._held = 0  # tokens of their prompts
+        self._proved = 0.0  # when the last token came
+        self._probe: asyncio.Task[dict[str, Any]] | None = None
+        self._weights = asyncio.Lock()
+
+    @property
+    def running(self) -> int:
+        """Those among `asked` that the engine computes."""
+        return min(self.asked, self.engine.running) if isinstance(self.engine, Countable) else self.asked
+
+    def tokens_of(self, prompt: str | Sequence[int]) -> list[int]:
+        """A prompt as tokens that the model knows and that leave room for an answer.
+
+        Raises:
+            HttpError: an empty prompt, or a token that does not exist.
+            ContextOverflow: there is no room.
+        """
+        context = self.engine.capabilities.context
+        if isinstance(prompt, str):
+            if len(prompt) > CHARACTERS * context:
+                raise self._too_long(f"a prompt of {len(prompt)} characters")
+            tokens = self.renderer.encode(prompt)
+        else:
+            tokens = self.known(prompt)
+        if len(tokens) >= context:
+            raise self._too_long(f"a prompt of {len(tokens)} tokens")
+        if not tokens:
+            raise HttpError(400, "prompt: got an empty prompt, expected at least one token")
+        return tokens
+
+    def known(self, tokens: Sequence[int], where: str = "prompt") -> list[int]:
+        """The tokens, all of which the model knows."""
+        size = self.renderer.vocabulary
+        for token in (min(tokens, default=0), max(tokens, default=0)):
+            if not 0 <= token < size:
+                raise HttpError(400, f"{where}: got the token {str(token)[:24]}, expected 0 to {size - 1}")
+        return list(tokens)
+
+    def _too_long(self, got: str) -> ContextOverflow:
+        context = self.engine.capabilities.context
+        return ContextOverflow(f"{got} leaves no room in a context of {context} tokens")
+
+    async def sample(
+        self, receive: Receive, prompts: Sequence[Sequence[int]], params: Sequence[SamplingParams]
+    ) -> list[Completion]:
+        """A completion of each prompt, in order; all are cancelled if the client goes away.
+
+        Raises:
+            HttpError: too much is asked at once, or the client is gone.
+            SilvaError: of the engine.
+        """
+        with self._admitted(len(prompts), sum(map(len, prompts))):
+            asked = [partial(self._sample, *each) for each in zip(prompts, params, strict=True)]
+            return await _unless_gone(receive, _together(asked))
+
+    async def score(
+        self, receive: Receive, sequences: Sequence[Sequence[int]], start: int
+    ) -> list[TokenScores]:
+        """What the model makes of tokens[start:] of each; otherwise as `sample`."""
+        with self._admitted(len(sequences), sum(map(len, sequences))):
+            asked = [partial(self.engine.score, tokens, start) for tokens in sequences]
+            scores = await _unless_gone(receive, _together(asked))
+        self.counts.add("scored_tokens", sum(len(each.logprobs) for each in scores))
+        return scores
+
+    async def _sample(self, tokens: Sequence[int], params: SamplingParams) -> Completion:
+        found = await self.engine.sample(tokens, params)
+        self._proved = CLOCK.monotonic()
+        self.counts.add("prompt_tokens", len(tokens))
+        self.counts.add("cached_prompt_tokens", found.cached_tokens)
+        self.counts.add("completion_tokens", len(found.tokens))
+        return found
+
+    @contextlib.contextmanager
+    def _admitted(self, count: int, tokens: int) -> Iterator[None]:
+        limits = self.limits
+        for got, most, what in ((count, limits.waiting, "completions"), (tokens, limits.tokens, "tokens")):
+            if got > most:
+                raise HttpError(400, f"asks for {got} {what} at once, expected at most {most}")
+        if self.asked + count > limits.waiting or self._held + tokens > limits.tokens:
+            raise HttpError(
+                429,
+                f"the server has {self.asked} completions on its list; try again later",
+                code="rate_limit_exceeded",
+                headers={"retry-after": "1"},
+            )
+        self.asked += count
+        self._held += tokens
+        try:
+            yield
+        finally:
+            self.asked -= count
+            self._held -= tokens
+
+    async def load(self, make: Callable[[], Snapshot]) -> int:
+        """Load the weights that `make` names (it may take long); loads come one after the other.
+
+        Returns:
+            The version.
+        """
+        async with self._weights:
+            try:
+                await self.engine.load(await asyncio.to_thread(make))
+            except SilvaError:
+                raise
+            except OSError as error:
+                raise ModelError(f"the weights cannot be read: {error}") from error
+            return self.engine.version
+
+    async def alone(self, work: Callable[[], Awaitable[None]]) -> None:
+        """Do something else to the weights, with no load at the same time."""
+        async with self._weights:
+            await work()
+
+    async def health(self) -> dict[str, Any]:
+        """Samples one token; all who ask at the same time share it.
+
+        Raises:
+            HttpError: 503, with the reason.
+        """
+        if self._probe is None or self._probe.done():
+            self._probe = asyncio.ensure_future(self._sample_one())
+            self._probe.add_done_callback(lambda probe: probe.cancelled() or probe.exception())
+        return await asyncio.shield(self._probe)
+
+    async def _sample_one(self) -> dict[str, Any]:
+        began, limit = CLOCK.monotonic(), self.limits.health_seconds
+        prompt = [self.renderer.stop_token_ids[0]]
+        try:
+            async with asyncio.timeout(limit):
+                await self.engine.sample(prompt, SamplingParams(max_tokens=1, temperature=0.0))
+        except TimeoutError:
+            # An engine whose places are all taken answers the probe late, and still gives tokens to others.
+            if self._proved < began:
+                reason = f"no token within {limit:g} s ({self.asked} completions on the list)"
+                raise HttpError(503, reason, code="unhealthy", headers={"retry-after": "1"}) from None
+        except SilvaError as error:
+            raise HttpError(503, f"{type(error).__name__}: {error}", code="unhealthy") from error
+        seconds = CLOCK.monotonic() - began
+        return {"status": "ok", "version": self.engine.version, "seconds": seconds}
+
+
+async def apart(size: int, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    """`work(...)`, in a thread if its `size` is such that the event loop would stand still."""
+    if size <= INLINE:
+        return work(*args, **kwargs)
+    return await asyncio.to_thread(work, *args, **kwargs)
+
+
+async def _together(asked: Sequence[Callable[[], Coroutine[Any, Any, T]]]) -> list[T]:
+    """All results in order; the first failure cancels the others."""
+    tasks = [asyncio.ensure_future(each()) for each in asked]
+    try:
+        return await asyncio.gather(*tasks)
+    finally:
+        await _cancelled(tasks)
+
+
+async def _unless_gone(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
+    """The result of `work`, which is cancelled if the client goes away first."""
+
+    async def gone() -> None:
+        while (await receive())["type"] != "http.disconnect":
+            pass
+
+    task, watch = asyncio.ensure_future(work), asyncio.ensure_future(gone())
+    try:
+        await asyncio.wait((task, watch), return_when=asyncio.FIRST_COMPLETED)
+        if not task.done():
+            raise HttpError(GONE, "the client went away")
+        return task.result()
+    finally:
+        await _cancelled((task, watch))
+
+
+async def _cancelled(tasks: Sequence[asyncio.Task[Any]]) -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)

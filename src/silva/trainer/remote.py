@@ -1,0 +1,165 @@
+"""A trainer in another process, as a `Trainer`.
+
+    RemoteTrainer ──records──> server/trainer.py ──> the trainer
+          └── every CHECK s: is it alive?            both a cut connection and silence end the call
+
+A call is made once: nobody knows how far a lost one came. So what a lost trainer costs is a PartLost, after
+which the run goes back to its last checkpoint and opens a trainer again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from silva.codec import decode, encode
+from silva.errors import PartLost, SilvaError, error_named
+from silva.ports import CLOCK
+from silva.protocols import TrainerCapabilities
+from silva.trainer.wire import Call, Open, Opened, Reply
+from silva.transport import Peer, Refused, Unreachable
+from silva.types import LossSpec, OptimParams, Sample, Signals, Snapshot
+
+CHECK = 0.5  # seconds between questions whether it is alive
+DEAD_AFTER = 4.0  # seconds without an answer
+
+
+class RemoteTrainer:
+    """Implements `protocols.Trainer`. `connect` comes before everything else.
+
+    Args:
+        peer: the server.
+        asked: what it is to build.
+        patience: seconds that `connect` waits for a server that does not answer yet.
+        say: takes what people should know.
+    """
+
+    def __init__(
+        self, peer: Peer, asked: Open, *, patience: float, say: Callable[[str], None] = lambda text: None
+    ) -> None:
+        self._peer, self._asked, self._patience, self._say = peer, asked, patience, say
+        self._session = ""
+        self.capabilities = TrainerCapabilities(publishes=asked.publishes)
+        self.version = 0
+
+    async def connect(self) -> None:
+        """Wait for the server, and have it build the trainer.
+
+        Raises:
+            PartLost: no answer for `patience` seconds.
+            SilvaError: what building it raised there.
+        """
+        await self._awake()
+        opened = decode(Opened, await self._asking("open", "/open", encode(self._asked)))
+        self._session, self.version = opened.session, opened.version
+        self.capabilities = TrainerCapabilities(frozenset(opened.needs), opened.publishes)
+        self._repeat(opened.said)
+
+    async def score(self, samples: Sequence[Sample], needs: frozenset[str]) -> Signals:
+        reply = await self._call("score", Call(samples=tuple(samples), needs=tuple(sorted(needs))))
+        assert reply.signals is not None
+        return reply.signals
+
+    async def forward_backward(self, samples: Sequence[Sample], loss: LossSpec) -> Mapping[str, float]:
+        return (await self._call("forward_backward", Call(samples=tuple(samples), loss=loss))).numbers or {}
+
+    async def optim_step(self, policy: OptimParams, critic: OptimParams | None = None) -> Mapping[str, float]:
+        return (await self._call("optim_step", Call(policy=policy, critic=critic))).numbers or {}
+
+    async def publish(self) -> Snapshot:
+        return await self._snapshot("publish")
+
+    async def snapshot(self) -> Snapshot:
+        return await self._snapshot("snapshot")
+
+    async def refresh_reference(self) -> None:
+        await self._call("refresh_reference", Call())
+
+    async def restart(self) -> None:
+        await self._call("restart", Call())
+
+    async def save(self, path: Path) -> None:
+        await self._call("save", Call(path=str(path.absolute())))
+
+    async def load(self, path: Path) -> None:
+        await self._call("load", Call(path=str(path.absolute())))
+
+    async def export(self, path: Path) -> None:
+        await self._call("export", Call(path=str(path.absolute())))
+
+    async def close(self) -> None:
+        await self._peer.close()
+
+    async def _snapshot(self, method: str) -> Snapshot:
+        reply = await self._call(method, Call())
+        assert reply.snapshot is not None
+        return reply.snapshot
+
+    async def _call(self, method: str, call: Call) -> Reply:
+        body = await asyncio.to_thread(encode, call) if call.samples else encode(call)
+        answer = await self._asking(method, f"/sessions/{self._session}/{method}", body)
+        reply = await asyncio.to_thread(decode, Reply, answer) if call.samples else decode(Reply, answer)
+        self.version = reply.version
+        self._repeat(reply.said)
+        return reply
+
+    async def _asking(self, doing: str, path: str, body: bytes) -> bytes:
+        """The answer, as long as the server lives."""
+        call, watch = asyncio.ensure_future(self._peer.send(path, body)), asyncio.ensure_future(self._watch())
+        try:
+            await asyncio.wait({call, watch}, return_when=asyncio.FIRST_COMPLETED)
+            if call.done():
+                return call.result()
+            raise Unreachable(watch.result())
+        except Unreachable as error:
+            raise PartLost(f"{error} (while it was asked to {doing})") from error
+        except Refused as error:
+            raise self._raised(error) from error
+        finally:
+            for each in (call, watch):
+                each.cancel()
+            await asyncio.gather(call, watch, return_exceptions=True)
+
+    async def _watch(self) -> str:
+        """Returns when the server has not answered for too long, with words for it."""
+        heard = CLOCK.monotonic()
+        while (silent := CLOCK.monotonic() - heard) < DEAD_AFTER:
+            await CLOCK.sleep(CHECK)
+            try:
+                await self._peer.get("/alive", timeout=DEAD_AFTER - silent)
+            except (Unreachable, Refused):
+                continue
+            heard = CLOCK.monotonic()
+        return f"the trainer at {self._peer.address}: no sign of life for {silent:.1f} s"
+
+    async def _awake(self) -> None:
+        began, told = CLOCK.monotonic(), False
+        while True:
+            try:
+                await self._peer.get("/alive", timeout=DEAD_AFTER)
+                return
+            except Unreachable as error:
+                if CLOCK.monotonic() - began > self._patience:
+                    raise PartLost(f"{error} (waited {self._patience:g} s)") from error
+                if not told and CLOCK.monotonic() - began > DEAD_AFTER:
+                    self._say(f"waiting for the trainer at {self._peer.address}")
+                    told = True
+            except Refused as error:
+                raise self._raised(error) from error
+            await CLOCK.sleep(CHECK)
+
+    def _raised(self, refused: Refused) -> SilvaError:
+        """What the trainer raised, as here."""
+        text = str(refused)
+        return error_named(refused.kind, text.partition(f"HTTP {refused.status}: ")[2] or text) or refused
+
+    def _repeat(self, said: Sequence[str]) -> None:
+        for line in said:
+            self._say(line)
+
+
+def plain_config(data: Mapping[str, Any]) -> dict[str, Any]:
+    """What a trainer needs of a run's configuration: all but its environments, whose code it never runs."""
+    return {key: value for key, value in data.items() if key != "environments"}

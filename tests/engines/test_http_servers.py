@@ -1,0 +1,204 @@
+"""Who gets a request and when a server counts as lost, on a clock that jumps."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+from tests import virtual_clock
+from tests.virtual_clock import now
+
+from silva.engines.http import FIRST_PAUSE, HttpEngine, http_engine
+from silva.engines.http_servers import UNEVEN, Router, Server
+from silva.engines.http_settings import ClientSettings, HttpEngineSettings
+from silva.engines.http_wire import SilvaDialect
+from silva.errors import ConfigError, EngineError, NoReply
+from silva.ports import Clock, derive, uniform, use_clock
+from silva.transport import Unreachable
+from silva.types import SamplingParams, Snapshot
+
+FACTS = {
+    "context": 100, "entropies": True, "loads": ["shared"], "machine": {}, "notes": [], "version": 0,
+    "model": "m", "memory_per_token": 0,
+}  # fmt: skip
+COMPLETION = {
+    "choices": [{
+        "token_ids": [1], "logprobs": {"token_logprobs": [-0.5]},
+        "silva": {"raw_logprobs": [-0.5], "entropies": [1.0], "versions": [0], "stop_reason": "length",
+                  "cached_tokens": 0},
+    }]
+}  # fmt: skip
+
+
+class LoopClock(Clock):
+    def monotonic(self) -> float:
+        return now()
+
+
+class FakePeer:
+    """A server in this process. `script` gives an answer, an exception, or None for silence."""
+
+    name = "inference"
+
+    def __init__(self, address: str) -> None:
+        self.address = address
+        self.version, self.times = 0, list[tuple[str, float]]()
+        self.script: Callable[[str], Any] = self.good
+
+    def good(self, path: str) -> Any:
+        scores = {"logprobs": [-1.0], "likeliest": [3], "likeliest_logprobs": [-0.5], "version": self.version}
+        return {
+            "/alive": {"version": self.version, "pid": 1}, "/capabilities": FACTS, "/score": scores,
+            "/v1/completions": COMPLETION, "/load": {"version": self.version},
+        }[path]  # fmt: skip
+
+    async def get(self, path: str, *, timeout: float) -> Any:
+        return await self.post(path, None, timeout=timeout)
+
+    async def post(self, path: str, body: Any, *, timeout: float) -> Any:
+        self.times.append((path, now()))
+        if path == "/load":
+            self.version = body["version"]
+        answer = self.script(path)
+        if isinstance(answer, Exception):
+            raise answer
+        if answer is None:
+            await asyncio.sleep(timeout)
+            raise Unreachable(f"the inference at {self.address}: no answer to {path} within {timeout:g} s")
+        return answer
+
+    async def close(self) -> None:
+        pass
+
+
+def run(work: Callable[[list[FakePeer], HttpEngine, list[str]], Any], count: int = 1, **settings: Any) -> None:
+    said: list[str] = []
+    peers = [FakePeer(f"s{i}") for i in range(count)]
+
+    async def whole() -> None:
+        engine = HttpEngine(
+            peers,  # type: ignore[arg-type]
+            ClientSettings(**settings),
+            SilvaDialect(),
+            say=lambda words: said.append(f"{now():.3f}: {words}"),
+        )
+        await engine.connect()
+        await work(peers, engine, said)
+        await engine.close()
+
+    with use_clock(LoopClock()):
+        virtual_clock.run(whole())
+
+
+def test_silence_is_noticed_within_a_check_and_its_time() -> None:
+    async def work(peers: list[FakePeer], engine: HttpEngine, said: list[str]) -> None:
+        peers[0].script = lambda path: None  # silent from time 0.0 on, right after its first check
+        asked = asyncio.ensure_future(engine.sample([5], SamplingParams(1)))
+        await asyncio.sleep(4.0 + 1e-6)
+        assert said == ["4.000: inference at s0 does not answer (4.0 s): its requests go to others"]
+        assert (await asked).tokens == (1,)
+        assert [path for path, _ in peers[1].times].count("/v1/completions") == 1
+        await asyncio.sleep(9.5)
+        peers[0].script = peers[0].good
+        await asyncio.sleep(5.0)
+        assert said[1:] == ["16.000: inference at s0 is back after 12.0 s, with version 0"]
+
+    run(work, 2)
+
+
+def test_patience_ends_in_an_error() -> None:
+    async def work(peers: list[FakePeer], engine: HttpEngine, said: list[str]) -> None:
+        peers[0].script = lambda path: Unreachable("the inference at s0: refused")
+        with pytest.raises(EngineError, match=r"no inference server for 300 s.*the inference at s0: refused"):
+            await engine.sample([5], SamplingParams(1))
+        assert now() == pytest.approx(300.0, abs=1.0)
+        assert said[0].endswith("does not answer (0.0 s): requests wait until it is back")
+
+    run(work)
+
+
+def test_pauses_double_with_a_random_share() -> None:
+    async def work(peers: list[FakePeer], engine: HttpEngine, said: list[str]) -> None:
+        peer = peers[0]
+        peer.script = lambda path: Unreachable("cut") if path == "/v1/completions" else peer.good(path)
+        with pytest.raises(NoReply, match=r"cut \(after 4 tries\)"):
+            await engine.sample([5], SamplingParams(1, seed=11))
+        times = [at for path, at in peer.times if path == "/v1/completions"]
+        shares = [0.5 + 0.5 * float(uniform(derive(11, "pause"), attempt)) for attempt in (1, 2, 3)]
+        waited = [b - a for a, b in zip(times, times[1:], strict=False)]
+        expected = [FIRST_PAUSE * 2**i * share for i, share in enumerate(shares)]
+        assert waited == pytest.approx(expected, abs=1e-9)
+
+    run(work, retries=3)
+
+
+def test_a_server_that_cannot_join_is_tried_less_and_less_often() -> None:
+    async def work(peers: list[FakePeer], engine: HttpEngine, said: list[str]) -> None:
+        second = peers[1]
+        second.script = lambda path: Unreachable("gone")
+        await asyncio.sleep(2.0)
+        second.script = lambda path: Unreachable("no") if path == "/load" else second.good(path)
+        await engine.load(Snapshot(1))
+        second.times.clear()
+        await asyncio.sleep(20.0)
+        loads = [at for path, at in second.times if path == "/load"]
+        assert [b - a for a, b in zip(loads, loads[1:], strict=False)] == pytest.approx([1.0, 2.0, 4.0, 8.0])
+
+    run(work, 2)
+
+
+def servers(*running: int) -> list[Server]:
+    found = [Server(number, FakePeer(f"s{number}")) for number in range(len(running))]  # type: ignore[arg-type]
+    for server, count in zip(found, running, strict=True):
+        server.running = count
+    return found
+
+
+def test_the_least_loaded_server_gets_what_is_new() -> None:
+    some = servers(3, 1, 2)
+    assert Router().choose(some, [1], "").number == 1
+
+
+def test_a_session_stays_and_a_prefix_stays_while_its_server_is_not_much_busier() -> None:
+    router, some = Router(), servers(0, 0)
+    long = list(range(300))
+    assert router.choose(some, long, "a").number == 0
+    some[0].running = UNEVEN
+    assert router.choose(some, [*long, 1], "").number == 0
+    some[0].running = UNEVEN + 1
+    assert router.choose(some, [*long, 1], "").number == 1  # which has the prefix from now on
+    some[0].running = 0
+    some[1].running = 5
+    assert router.choose(some, [*long, 1], "").number == 1
+    assert router.choose(some, [1], "a").number == 0
+    some[0].running = 1000
+    assert router.choose(some, [1], "a").number == 0
+
+
+def test_what_a_lost_server_had_is_forgotten() -> None:
+    router, some = Router(), servers(0, 9)
+    router.choose(some, list(range(64)), "a")
+    assert router.choose(some[1:], [1], "a").number == 1  # the first one is out
+    router.forget(some[1])
+    some[0].running = 99
+    assert router.choose(some, list(range(64)), "").number == 1  # the least loaded
+    assert router.choose(some, [1], "a").number == 1
+
+
+def test_settings_say_what_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
+    good = HttpEngineSettings(urls=("http://127.0.0.1:8000/", "unix:a/b.sock"))
+    assert good.urls == ("http://127.0.0.1:8000", "unix:a/b.sock")
+    for urls, words in [
+        ((), "at least 1 item"),
+        (("ftp://x",), "'ftp://x': expected http://HOST:PORT"),
+        (("http://me:secret@x",), "without a name or password"),
+        (("http://x", "http://x/"), "'http://x' is listed twice"),
+    ]:
+        with pytest.raises(ValidationError, match=words):
+            HttpEngineSettings(urls=urls)
+    monkeypatch.delenv("NO_SUCH_KEY", raising=False)
+    with pytest.raises(ConfigError, match=r"engine\.key_variable: NO_SUCH_KEY is not set"):
+        http_engine(HttpEngineSettings(urls=("http://x",), key_variable="NO_SUCH_KEY"))

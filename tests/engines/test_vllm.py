@@ -1,0 +1,231 @@
+"""vLLM: how it is launched, and what its stock server gives (marked `vllm`: needs .peers/vllm)."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from pydantic import ValidationError
+from safetensors.torch import load_file, save_file
+
+from silva.engines.http import PROBE, HttpEngine
+from silva.engines.http_settings import ClientSettings
+from silva.engines.http_wire import VllmDialect
+from silva.engines.vllm_launch import command
+from silva.engines.vllm_settings import VllmEngineSettings
+from silva.errors import CapabilityError, ConfigError
+from silva.models.loading import LoadedModel
+from silva.models.snapshots import weight_folder
+from silva.transport import Peer
+from silva.types import SamplingParams, Snapshot
+
+PYTHON = Path(__file__).parents[2] / ".peers/vllm/bin/python"
+PROMPT = list(b"The forest shares every token once, and")  # as token ids: any will do
+STARTS = 400  # seconds
+
+
+def test_the_command_has_what_the_client_needs_and_never_the_key() -> None:
+    arguments, environment = command(VllmEngineSettings(), "/models/m", "127.0.0.1", 8000, "secret")
+    assert arguments == [
+        "python", "-m", "vllm.entrypoints.openai.api_server", "--model", "/models/m",
+        "--host", "127.0.0.1", "--port", "8000", "--dtype", "auto", "--max-num-seqs", "64",
+        "--logprobs-mode", "processed_logprobs", "--max-logprobs", "20", "--generation-config", "vllm",
+        "--enable-prompt-tokens-details", "--gpu-memory-utilization", "0.9",
+    ]  # fmt: skip
+    assert environment == {
+        "VLLM_SERVER_DEV_MODE": "1", "VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1",
+        "VLLM_API_KEY": "secret",
+    }  # fmt: skip
+
+
+def test_every_setting_becomes_an_argument() -> None:
+    settings = VllmEngineSettings(
+        python="/v/bin/python", dtype="float32", context=512, max_concurrent=8, tensor_parallel=2,
+        data_parallel=4, kv_cache_gib=3, enforce_eager=True, top_logprobs=5,
+        speculative_config={"method": "ngram", "num_speculative_tokens": 3}, arguments=("--block-size", "32"),
+    )  # fmt: skip
+    arguments, environment = command(settings, "m", "::1", 1, "")
+    assert arguments[0] == "/v/bin/python"
+    assert arguments[9:] == [
+        "--dtype", "float32", "--max-num-seqs", "8", "--logprobs-mode", "processed_logprobs",
+        "--max-logprobs", "5", "--generation-config", "vllm", "--enable-prompt-tokens-details",
+        "--max-model-len", "512", "--tensor-parallel-size", "2", "--data-parallel-size", "4",
+        "--enforce-eager", "--speculative-config", '{"method": "ngram", "num_speculative_tokens": 3}',
+        "--block-size", "32",
+    ]  # fmt: skip
+    assert environment["VLLM_CPU_KVCACHE_SPACE"] == "3" and "VLLM_API_KEY" not in environment
+
+
+@pytest.mark.parametrize("argument", ["--api-key=x", "--logprobs_mode", "--trust-remote-code"])
+def test_what_the_client_or_safety_depends_on_cannot_be_overruled(argument: str) -> None:
+    with pytest.raises(ConfigError, match=r"engine\.arguments: got --.*, which Silva sets itself"):
+        command(VllmEngineSettings(arguments=(argument, "raw_logprobs")), "m", "h", 1, "")
+
+
+def test_wrong_settings_are_errors() -> None:
+    for wrong in ({"gpu_memory": 1.5}, {"top_logprobs": 1}, {"kv_cache_gib": 0}, {"tensor_parallel": 0}):
+        with pytest.raises(ValidationError):
+            VllmEngineSettings(**wrong)
+
+
+def test_in_one_process_there_is_no_vllm() -> None:
+    with pytest.raises(CapabilityError, match=r'placement\.type = "services"'):
+        VllmEngineSettings().build(None)  # type: ignore[arg-type]
+
+
+@pytest.fixture(scope="module")
+def server(smollm2: LoadedModel, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Path]]:
+    """Its address and the folder of its model."""
+    if not PYTHON.exists():
+        pytest.skip("needs vLLM: make peers PEERS=vllm")
+    folder = tmp_path_factory.mktemp("vllm")
+    model = folder / "model"
+    smollm2.model.save_pretrained(model)
+    smollm2.tokenizer.save_pretrained(model)
+    settings = VllmEngineSettings(
+        python=str(PYTHON), dtype="float32", context=256, max_concurrent=8, kv_cache_gib=1,
+        enforce_eager=True, arguments=("--block-size", "32"),
+    )  # fmt: skip
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    arguments, environment = command(settings, str(model), "127.0.0.1", port, "secret")
+    with (folder / "log").open("wb") as log:
+        process = subprocess.Popen(
+            arguments, env=os.environ | environment, stdout=log, stderr=log, start_new_session=True
+        )
+    try:
+        yield f"http://127.0.0.1:{port}", model
+    except BaseException:
+        print((folder / "log").read_text()[-4000:])
+        raise
+    finally:
+        os.killpg(process.pid, signal.SIGTERM)
+        try:
+            process.wait(60)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+
+
+def logprobs(model: torch.nn.Module, tokens: list[int], start: int) -> torch.Tensor:
+    """[T, V] of transformers, for tokens[start:]."""
+    with torch.no_grad():
+        logits = model(torch.tensor([tokens])).logits[0, start - 1 : -1]
+    return logits.float().log_softmax(-1)
+
+
+def furthest(found: tuple[float, ...], expected: torch.Tensor, tokens: tuple[int, ...]) -> float:
+    own = expected.gather(1, torch.tensor(tokens)[:, None])[:, 0].tolist()
+    return max(abs(a - b) for a, b in zip(found, own, strict=True))
+
+
+@pytest.mark.vllm
+def test_vllm_samples_scores_and_loads(
+    server: tuple[str, Path], smollm2: LoadedModel, tmp_path: Path, record_property: Callable[[str, Any], None]
+) -> None:
+    """One test, because starting it takes a minute."""
+    address, model = server
+
+    async def work() -> None:
+        engine = HttpEngine(
+            [Peer(address, name="inference", key="secret")],
+            ClientSettings(patience=STARTS),
+            VllmDialect(vocabulary=smollm2.model.config.vocab_size),
+        )
+        began = time.monotonic()
+        await engine.connect()
+        record_property("seconds until it answers", time.monotonic() - began)
+        try:
+            await sampled(engine)
+            await loaded(engine)
+        finally:
+            await engine.close()
+
+    async def sampled(engine: HttpEngine) -> None:
+        assert engine.capabilities.context == 256 and engine.capabilities.loads == {"folder"}
+        params = SamplingParams(24, seed=(1 << 63) - 1)
+        first, again = await engine.sample(PROMPT, params), await engine.sample(PROMPT, params)
+        assert first.tokens == again.tokens and first.stop_reason == "length"
+        assert first.raw_logprobs == first.logprobs and first.versions == (0,) * 24
+        assert again.cached_tokens == 32
+        expected = logprobs(smollm2.model, [*PROMPT, *first.tokens], len(PROMPT))
+        mismatch = furthest(first.logprobs, expected, first.tokens)
+        record_property("mismatch of sampled tokens", mismatch)
+        assert mismatch < 1e-3
+        entropies = -(expected.exp() * expected).sum(-1)
+        off = (torch.tensor(first.entropies) - entropies).abs()
+        record_property("entropies off by", off.max().item())
+        assert off.max() < 2.0 and off.mean() < 0.5  # an estimate from 20 of 49,152
+
+        scores = await engine.score([*PROMPT, *first.tokens], len(PROMPT))
+        assert furthest(scores.logprobs, expected, first.tokens) < 1e-3
+        assert list(scores.likeliest) == expected.argmax(-1).tolist()
+
+        cooler = SamplingParams(24, temperature=0.5, seed=5)
+        found = await engine.sample(PROMPT, cooler)
+        with torch.no_grad():
+            logits = smollm2.model(torch.tensor([[*PROMPT, *found.tokens]])).logits[0, len(PROMPT) - 1 : -1]
+        cooled = (logits.float() / 0.5).log_softmax(-1)
+        assert furthest(found.logprobs, cooled, found.tokens) < 1e-3
+
+        stop = first.tokens[3]
+        stopped = await engine.sample(PROMPT, SamplingParams(24, seed=params.seed, stop_token_ids=(stop,)))
+        assert stopped.tokens == first.tokens[: first.tokens.index(stop) + 1]
+        assert stopped.stop_reason == "stop_token"
+        piece = smollm2.tokenizer.decode(first.tokens[5])
+        by_text = await engine.sample(PROMPT, SamplingParams(24, seed=params.seed, stop=(piece,)))
+        assert by_text.stop_reason == "stop_string" and len(by_text.tokens) <= 6
+        assert by_text.tokens == first.tokens[: len(by_text.tokens)]
+        full = await engine.sample(PROMPT * 6, SamplingParams(99))
+        assert (len(full.tokens), full.stop_reason) == (256 - 6 * len(PROMPT), "context_overflow")
+        greedy = await engine.sample(PROMPT, SamplingParams(2, temperature=0.0))
+        assert greedy.logprobs == greedy.entropies == (0.0, 0.0) and greedy.raw_logprobs[0] < 0
+
+    async def loaded(engine: HttpEngine) -> None:
+        """Four requests run on over the load: from some token on they come from the new weights."""
+        folder = tmp_path / "changed"
+        shutil.copytree(model, folder)
+        weights, numbers = load_file(folder / "model.safetensors"), torch.Generator().manual_seed(0)
+        for name, weight in weights.items():
+            if "mlp" in name:
+                weight += 0.02 * weight.std() * torch.randn(weight.shape, generator=numbers)
+        save_file(weights, folder / "model.safetensors", {"format": "pt"})
+        before = await engine.sample(PROMPT, SamplingParams(24, seed=1))
+        running = [
+            asyncio.ensure_future(engine.sample(PROMPT, SamplingParams(120, seed=i))) for i in range(4)
+        ]
+        await asyncio.sleep(0.5)
+        began = time.monotonic()
+        await engine.load(Snapshot(1, weight_folder(folder)))
+        record_property("seconds of a load", time.monotonic() - began)
+        over = await asyncio.gather(*running)
+        after = await engine.sample(PROMPT, SamplingParams(24, seed=1))
+        assert after.versions == (1,) * 24
+        moved = max(abs(a - b) for a, b in zip(before.logprobs, after.logprobs, strict=True))
+        record_property("log-probabilities moved by", moved)
+        assert moved > 1e-2
+
+        changed = type(smollm2.model).from_pretrained(folder, dtype=torch.float32).eval()
+        expected = logprobs(changed, [*PROMPT, *after.tokens], len(PROMPT))
+        mismatch = furthest(after.logprobs, expected, after.tokens)
+        record_property("mismatch after the load", mismatch)
+        assert mismatch < 1e-3
+        probe = await engine.probe()
+        assert furthest(probe.logprobs, logprobs(changed, list(PROBE), 1), PROBE[1:]) < 1e-3
+        for found in over:
+            assert len(found.tokens) == 120 and set(found.versions) == {0}
+            expected = logprobs(changed, [*PROMPT, *found.tokens], len(PROMPT))
+            assert furthest(found.logprobs[-5:], expected[-5:], found.tokens[-5:]) < 1e-3
+
+    asyncio.run(asyncio.wait_for(work(), STARTS + 200))
