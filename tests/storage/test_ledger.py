@@ -69,7 +69,7 @@ def test_create_refuses_an_existing_ledger_and_open_a_missing_one(path):
 @pytest.mark.parametrize(
     ("event", "fields", "message"),
     [
-        ("seald", {}, "ledger event 'seald': got , expected issued, sealed, trained"),
+        ("seald", {}, "ledger event 'seald': got , expected issued, restarted, sealed"),
         ("published", {}, "expected version"),
         ("published", {"version": 1, "crc": "0"}, "got version, crc, expected version"),
         ("published", {"version": float("nan")}, "expected plain JSON, null for NaN"),

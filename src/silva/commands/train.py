@@ -29,6 +29,7 @@ from silva.orchestrator.buffer import Buffer
 from silva.orchestrator.interrupt import Interrupted
 from silva.orchestrator.notices import Notices
 from silva.orchestrator.phases import Phases
+from silva.orchestrator.probe import Probe
 from silva.orchestrator.replay import FILE as REPLAY
 from silva.orchestrator.replay import Replay
 from silva.orchestrator.resume import restore
@@ -156,7 +157,11 @@ async def _prepare(
     elif config.warm_start is not None:
         await warm_start(assembly, trainer, activity, phases, ledger)
         await trainer.restart()
-    await assembly.engine.load(await trainer.snapshot())
+    snapshot = await trainer.snapshot()
+    await assembly.engine.load(snapshot)
+    probe = Probe(assembly.renderer.vocabulary, config.model.dtype) if snapshot.folder else None
+    if probe:
+        await probe.check(trainer, assembly.engine)
     work = WorkQueue(
         assembly.stream(
             "train",
@@ -170,6 +175,7 @@ async def _prepare(
         batch=math.ceil(config.rollout.groups_per_step * config.algorithm.oversample),
         steps=config.steps,
         level=config.rollout.max_async_level,
+        max_updates=config.rollout.max_off_policy_steps,
         again=state.in_flight,
         on_played=activity.groups,
     )
@@ -200,6 +206,7 @@ async def _prepare(
         notices=Notices(monitor, config.algorithm, config.rollout.group_size),
         phases=phases,
         replay=_replay(config, weights),
+        probe=probe,
     )
     return rl.Loop(parts, state)
 

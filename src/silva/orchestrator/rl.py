@@ -37,6 +37,7 @@ from silva.orchestrator.evaluations import compared, fallen
 from silva.orchestrator.interrupt import Interrupt, Interrupted
 from silva.orchestrator.notices import Notices
 from silva.orchestrator.phases import Phases
+from silva.orchestrator.probe import Probe
 from silva.orchestrator.replay import FILE as REPLAY
 from silva.orchestrator.replay import Replay
 from silva.orchestrator.rollout_rows import evaluation_rows, training_rows
@@ -94,6 +95,7 @@ class Parts:
     notices: Notices
     phases: Phases
     replay: Replay | None = None
+    probe: Probe | None = None  # None: the engine shares the trainer's parameters
 
 
 class Loop:
@@ -166,10 +168,10 @@ class Loop:
             if p.replay:
                 p.replay.add(step, batch.kept)
         with p.phases("publish"):
-            await self._publish(step, trained=bool(updates))
+            probed = await self._publish(step, trained=bool(updates))
         samples = [sample for _, samples in rows for sample in samples]
         p.monitor.rollouts(step, training_rows(batch, samples))
-        self._advance(batch, samples, updates, diagnosis)
+        self._advance(batch, samples, updates, diagnosis | probed)
         await self._finish_step(self.state.pending or {}, interrupt)
 
     async def _with_advantages(self, groups: Sequence[Group], own: int) -> list[Row]:
@@ -260,8 +262,8 @@ class Loop:
         trajectories = sum(len(group.scored) for group in groups)
         return recipe.aggregation_constant or float(trajectories * self.parts.buffer.longest)
 
-    async def _publish(self, step: int, *, trained: bool) -> None:
-        """The policy becomes the reference when that is due, and after an update the engine's."""
+    async def _publish(self, step: int, *, trained: bool) -> dict[str, float]:
+        """The policy becomes the reference when that is due, and after an update the engine's; metrics."""
         p, every = self.parts, self.parts.recipe.reference_refresh
         if every and step % every == 0:
             await p.trainer.refresh_reference()
@@ -271,6 +273,11 @@ class Loop:
             p.ledger.commit()
             crash_point("publish")
             await p.engine.load(snapshot)
+            restarted = await p.buffer.work.updated(snapshot.version)
+            found = {"perf/restarted_work": float(restarted)} if restarted else {}
+            probed = await p.probe.check(p.trainer, p.engine) if p.probe else {}
+            return found | {f"perf/{name}": value for name, value in probed.items()}
+        return {}
 
     def _advance(
         self,

@@ -17,8 +17,9 @@ while the trainer computes, and staleness is 0.
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 from collections import deque
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -34,11 +35,15 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Flight:
-    """Work that has been issued; `groups` is done when it has been played."""
+    """Work that has been issued; `groups` is done when it has been played.
+
+    `updates`: those of the policy that it lived through.
+    """
 
     work: Work
     environment: str
     groups: asyncio.Task[tuple[Group, ...]]
+    updates: int = 0
 
 
 @dataclass(frozen=True)
@@ -54,6 +59,7 @@ class WorkQueue:
         batch: pieces of work of a step.
         steps: of the whole run: nothing is issued for steps behind the last one.
         level: how many batches may be in flight behind the one that is collected.
+        max_updates: how many updates work in flight may live through; None: any number.
         again: what was in flight at the checkpoint from which the run goes on, as of `in_flight`. It is
             issued first, under the ids it had.
 
@@ -70,11 +76,12 @@ class WorkQueue:
         batch: int,
         steps: int,
         level: int = 0,
+        max_updates: int | None = None,
         again: Sequence[Mapping[str, Any]] = (),
         on_played: Callable[[int, int], None] = lambda done, total: None,
     ):
         self.stream, self.rollout, self.ledger, self.on_played = stream, rollout, ledger, on_played
-        self.batch, self.steps, self.level = batch, steps, level
+        self.batch, self.steps, self.level, self.max_updates = batch, steps, level, max_updates
         self._flights: deque[Flight] = deque()
         self._again = deque(self._restored(entry) for entry in again)
         self._step, self._count = 0, 0  # of the newest id
@@ -108,13 +115,34 @@ class WorkQueue:
 
         return await _gather([played(flight) for flight in taken])
 
+    async def updated(self, version: int) -> int:
+        """There is a new policy: what began too many updates ago, and has not ended, begins again.
+
+        Returns:
+            how many pieces of work.
+        """
+        waiting, old = list(self._flights), list[Flight]()
+        for place, flight in enumerate(waiting):
+            if flight.groups.done():
+                continue
+            if self.max_updates is None or flight.updates < self.max_updates:
+                self._flights[place] = dataclasses.replace(flight, updates=flight.updates + 1)
+            else:
+                old.append(flight)
+        await _cancelled(flight.groups for flight in old)
+        for flight in old:
+            self.ledger.record("restarted", work=flight.work.id, version=version)
+        self.ledger.commit()
+        for flight in old:
+            place = waiting.index(flight)
+            self._flights[place] = Flight(flight.work, flight.environment, self._begun(flight.work))
+        return len(old)
+
     async def close(self) -> None:
         """Cancel what is in flight, and wait until it has ended."""
         tasks = [flight.groups for flight in self._flights]
-        for task in tasks:
-            task.cancel()
         self._flights.clear()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await _cancelled(tasks)
 
     def _issue(self, count: int, step: int, attempt: int, temperature: float) -> None:
         issued = [self._next(step, temperature) for _ in range(count)]
@@ -125,9 +153,10 @@ class WorkQueue:
             )  # fmt: skip
         self.ledger.commit()
         crash_point("issue")
-        self._flights += [
-            Flight(work, label, asyncio.ensure_future(self._play(work))) for label, work in issued
-        ]
+        self._flights += [Flight(work, label, self._begun(work)) for label, work in issued]
+
+    def _begun(self, work: Work) -> asyncio.Task[tuple[Group, ...]]:
+        return asyncio.ensure_future(self._play(work))
 
     def _next(self, step: int, temperature: float) -> tuple[str, Work]:
         if self._again:
@@ -150,6 +179,14 @@ class WorkQueue:
             f"work {id} was in flight at the checkpoint: got no task {name!r} of environment {label!r}, "
             "expected the tasks with which the run began"
         )
+
+
+async def _cancelled(tasks: Iterable[asyncio.Task[Any]]) -> None:
+    """Cancel, and wait until each has ended."""
+    tasks = list(tasks)
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
 
 
 async def _gather(awaitables: Sequence[Awaitable[T]]) -> list[T]:

@@ -30,6 +30,7 @@ from silva.ports import FILES, crash_point
 
 EVENTS: Mapping[str, tuple[str, ...]] = {
     "issued": ("work", "task", "environment", "step", "attempt"),
+    "restarted": ("work", "version"),  # cancelled in flight, and begun again under this version of the policy
     "sealed": ("work", "step", "groups"),  # by key: trajectories (ids), rewards (raw, null: none), digest
     "trained": ("step", "update", "groups"),
     "replayed": ("step", "update", "groups"),  # that were trained in an earlier step
@@ -266,6 +267,9 @@ class _Lives:
         fields = record.fields
         if record.event == "issued":
             return self._issued(record)
+        if record.event == "restarted":
+            known = self._work.get(fields["work"])
+            return [] if known and known.event == "issued" else [f"work {fields['work']} is not in flight"]
         if record.event == "sealed":
             return self._sealed(record)
         if record.event == "dropped":

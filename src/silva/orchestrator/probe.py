@@ -1,0 +1,85 @@
+"""Does the engine sample from the weights that the trainer has published? Asked after every update.
+
+    trainer.publish ──> engine.load ──> the same text, scored by both ──> mismatch
+                                                    │
+                              equal to the last bit to the engine's answer before, although
+                              the trainer's answer has moved: the engine has kept old weights
+
+Both compute with kernels of their own, so their log-probabilities differ by rounding. Engines that share the
+trainer's parameters are not asked.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from silva.errors import EngineError
+from silva.ports import uniform
+from silva.protocols import Engine, Trainer
+from silva.types import Sample
+
+LENGTH = 32  # tokens of the text
+MOST = {"float64": 1e-6, "float32": 1e-2, "bfloat16": 0.5, "float16": 0.5}
+"""By which log-probabilities of a token may differ, by the dtype of the model."""
+
+
+class Probe:
+    """Compares trainer and engine on one text.
+
+    Args:
+        vocabulary: of the model; the text is random tokens.
+        dtype: of the weights.
+    """
+
+    def __init__(self, vocabulary: int, dtype: str) -> None:
+        self._tokens = (uniform(0, np.arange(LENGTH)) * vocabulary).astype(np.int64)
+        self._most = MOST[dtype]
+        self._engines: tuple[float, ...] = ()
+        self._trainers = np.empty(0)
+
+    async def check(self, trainer: Trainer, engine: Engine) -> dict[str, float]:
+        """Metrics: mean KL(engine || trainer) of a token, estimated as r - 1 - ln r with r = trainer / engine
+        (k3 of Schulman 2020), and the largest difference of a log-probability.
+
+        Raises:
+            EngineError: the engine does not sample from what was published.
+        """
+        row = _row(self._tokens, trainer.version)
+        found = (await trainer.score([row], frozenset({"logprobs"}))).logprobs
+        assert found is not None
+        trainers = np.asarray(found[0], np.float64)[1:]
+        scores = await engine.score(self._tokens.tolist(), 1)
+        gap = trainers - np.asarray(scores.logprobs)
+        self._refuse_stale(trainer.version, scores.version, scores.logprobs, trainers, gap)
+        self._engines, self._trainers = scores.logprobs, trainers
+        return {"mismatch_kl": float(np.mean(np.expm1(gap) - gap)), "mismatch_max": float(np.abs(gap).max())}
+
+    def _refuse_stale(
+        self, version: int, engines: int, scores: tuple[float, ...], trainers: np.ndarray, gap: np.ndarray
+    ) -> None:
+        where = f"the engine, after version {version} was loaded"
+        if engines != version:
+            raise EngineError(f"{where}: it computes with version {engines}")
+        if scores == self._engines and not np.array_equal(trainers, self._trainers):
+            raise EngineError(
+                f"{where}: log-probabilities of a fixed text are those of the version before, to the last "
+                "bit, and the trainer's have changed. The engine still has old weights"
+            )
+        if not (worst := float(np.abs(gap).max())) <= self._most:
+            raise EngineError(
+                f"{where}: its log-probabilities of a fixed text differ from the trainer's by up to "
+                f"{worst:.3g}, expected at most {self._most:g}. It has other weights, or another model"
+            )
+
+
+def _row(tokens: np.ndarray, version: int) -> Sample:
+    """Of which every token but the first is scored."""
+    return Sample(
+        tokens=tokens,
+        loss_weights=(np.arange(len(tokens)) > 0).astype(np.float32),
+        logprobs=np.full(len(tokens), np.nan),
+        temperatures=np.ones(len(tokens)),
+        versions=np.full(len(tokens), version),
+        trajectory="probe",
+        group="probe",
+    )
