@@ -12,8 +12,6 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from silva.models.memory import keep_freed_memory
-
 PARENT = "SILVA_PARENT"
 """Environment variable: the process with which this one ends."""
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
@@ -36,6 +34,8 @@ def loaded() -> Iterator[None]:
 
 def prepare() -> None:
     """Before anything is loaded."""
+    from silva.models.memory import keep_freed_memory  # imports torch, and tie_to_parent must not wait for it
+
     keep_freed_memory()
 
 

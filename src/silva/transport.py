@@ -5,7 +5,7 @@
     fault                                           what is raised
     no connection, cut connection, no answer in     Unreachable: nobody knows whether the call had an effect
     time, a body that is no answer
-    a status from 400                               Refused, with the status and the server's words
+    a status from 300                               Refused, with the status and the server's words
 
 A peer is asked once: who may ask again, and whom instead, is decided by its users. A key travels in a header
 and is part of no message. Not here: retries, health, pickle.
@@ -76,7 +76,8 @@ class Peer:
         try:
             self.address, self.name, self._key = checked_address(address), name, key
         except ValueError as error:
-            raise ConfigError(f"{name}: got the address {address!r}: {error}") from error
+            shown = address.rpartition("@")[2]  # without a password
+            raise ConfigError(f"{name}: got the address {shown!r}: {error}") from error
         try:
             import httpx2
         except ImportError as error:
@@ -116,10 +117,10 @@ class Peer:
                 response = await self._connected().request(method, path, content=content, headers=headers)
         except TimeoutError:
             raise Unreachable(f"{where}: no answer to {path} within {timeout:g} s") from None
-        except (self._http.TransportError, OSError) as error:
+        except (self._http.RequestError, OSError) as error:
             words = str(error) or type(error).__name__
             raise Unreachable(f"{where}: {words} ({type(error).__name__} at {path})") from error
-        if response.status_code >= 400:
+        if response.status_code >= 300:  # it is asked nowhere else than at its address
             message, kind = _error_of(response.content)
             raise Refused(
                 f"{where}: {path}: HTTP {response.status_code}: {message}", response.status_code, kind

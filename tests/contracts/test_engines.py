@@ -6,16 +6,24 @@ import asyncio
 import math
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from pathlib import Path
 
 import pytest
 from tests.contracts.doubles import Failing, Slow
+from tests.engines.inference_server import serving
 
+from silva.engines.http import HttpEngine
+from silva.engines.http_settings import ClientSettings
+from silva.engines.http_wire import SilvaDialect
 from silva.engines.local.engine import LocalEngine
 from silva.engines.scripted import ScriptedEngine
 from silva.engines.settings import LocalEngineSettings
 from silva.errors import ContextOverflow, EngineError
 from silva.models.loading import LoadedModel
+from silva.models.snapshots import weight_folder
 from silva.protocols import Engine
+from silva.transport import Peer
 from silva.types import Completion, SamplingParams, Snapshot
 
 CONTEXT = 48
@@ -30,14 +38,22 @@ def scripted() -> Engine:
     )
 
 
-@pytest.fixture(params=["local", "scripted", "slow local"])
-def engine(request: pytest.FixtureRequest, tiny_model: LoadedModel) -> Iterator[Engine]:
-    with ThreadPoolExecutor(1) as compute:
+@pytest.fixture(params=["local", "scripted", "slow local", "http"])
+def engine(request: pytest.FixtureRequest, tiny_model: LoadedModel, tmp_path: Path) -> Iterator[Engine]:
+    with ThreadPoolExecutor(1) as compute, ExitStack() as stack:
         settings = LocalEngineSettings(max_concurrent=3, cached_sequences=2, context=CONTEXT)
+
+        def behind_http() -> Engine:
+            server = stack.enter_context(serving(LocalEngine(tiny_model, settings, compute), tmp_path / "s"))
+            client = HttpEngine([Peer(server.address, name="inference")], ClientSettings(), SilvaDialect())
+            asyncio.run(client.connect())
+            return client
+
         made = {
             "local": lambda: LocalEngine(tiny_model, settings, compute),
             "slow local": lambda: Slow(LocalEngine(tiny_model, settings, compute)),
             "scripted": scripted,
+            "http": behind_http,
         }
         yield made[request.param]()
 
@@ -104,9 +120,13 @@ def test_a_request_that_is_cancelled_leaves_the_others_alone(engine: Engine) -> 
     assert [found.tokens for found in asyncio.run(run())] == [found.tokens for found in expected]
 
 
-def test_a_snapshot_gives_its_version_and_sleep_changes_nothing(engine: Engine) -> None:
+def test_a_snapshot_gives_its_version_and_sleep_changes_nothing(
+    engine: Engine, tiny_model: LoadedModel, tmp_path: Path
+) -> None:
     before = ask(engine, PROMPT)[0]
-    asyncio.run(engine.load(Snapshot(7)))
+    tiny_model.model.save_pretrained(tmp_path / "weights")
+    shares = "shared" in engine.capabilities.loads
+    asyncio.run(engine.load(Snapshot(7, None if shares else weight_folder(tmp_path / "weights"))))
     assert engine.version == 7
     asyncio.run(engine.sleep())
     after = ask(engine, PROMPT)[0]

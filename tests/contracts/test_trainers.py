@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +14,17 @@ import numpy as np
 import pytest
 import torch
 from tests.contracts.doubles import Slow
+from tests.trainer.trainer_server import client, serving
 from transformers import AutoModelForCausalLM
 
+from silva.assembly import connected
 from silva.errors import CapabilityError, CheckpointError
 from silva.models.loading import LoadedModel
 from silva.protocols import Trainer
+from silva.trainer.broadcast import BroadcastTrainer
 from silva.trainer.local import LocalTrainer
 from silva.trainer.settings import LocalTrainerSettings
+from silva.trainer.wire import Open
 from silva.types import LossSpec, OptimParams, Sample
 
 Tiny = Callable[..., LoadedModel]
@@ -27,18 +33,33 @@ LOSS = LossSpec("reinforce")
 PARAMS = OptimParams(lr=1e-2)
 
 
-@pytest.fixture(params=["local", "local on a thread", "slow local"])
-def make(request: pytest.FixtureRequest, tiny: Tiny) -> Iterator[Make]:
-    with ThreadPoolExecutor(1) as thread:
-        compute = thread if request.param == "local on a thread" else None
+@pytest.fixture(params=["local", "local on a thread", "slow local", "broadcast", "remote"])
+def make(request: pytest.FixtureRequest, tiny: Tiny, tmp_path: Path) -> Iterator[Make]:
+    kind, folders = request.param, count()
+    with ExitStack() as stack:
+        thread = stack.enter_context(ThreadPoolExecutor(1))
 
-        def local(seed: int) -> Trainer:
+        def local(seed: int, loaded: LoadedModel | None = None) -> Trainer:
             made: Any = LocalTrainer(
-                tiny(seed=seed), LocalTrainerSettings(), seed=0, reference=True, compute=compute
+                loaded or tiny(seed=seed),
+                LocalTrainerSettings(),
+                seed=0,
+                reference=True,
+                compute=None if kind in ("local", "slow local") else thread,
             )
-            return Slow(made) if request.param == "slow local" else made
+            return Slow(made) if kind == "slow local" else made
 
-        yield local
+        def broadcast(seed: int) -> Trainer:
+            loaded, folder = tiny(seed=seed), tmp_path / f"broadcast-{next(folders)}"
+            return BroadcastTrainer(local(seed, loaded), loaded, thread, folder, "parameters")
+
+        def remote(seed: int) -> Trainer:
+            async def build(asked: Open, say: Callable[[str], None]) -> Trainer:
+                return broadcast(seed)
+
+            return asyncio.run(connected(client(stack.enter_context(serving(build)), tmp_path)))
+
+        yield {"broadcast": broadcast, "remote": remote}.get(kind, local)
 
 
 @pytest.fixture

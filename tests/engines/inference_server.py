@@ -21,10 +21,10 @@ STATUS = {"ContextOverflow": 400, "ModelError": 409}
 
 class InferenceServer:
     """Attributes:
-        calls: paths and bodies of all requests but those to /alive.
-        fault: what becomes of a request instead of an answer.
-        cancelled: how many completions ended because the client was gone.
-        process: which the server says it is; changed by `restart`.
+    calls: paths and bodies of all requests but those to /alive.
+    fault: what becomes of a request instead of an answer.
+    cancelled: how many completions ended because the client was gone.
+    process: which the server says it is; changed by `restart`.
     """
 
     def __init__(self, engine: Engine, path: Path) -> None:

@@ -18,7 +18,7 @@ from silva.engines.http_wire import SilvaDialect
 from silva.engines.local.engine import LocalEngine
 from silva.engines.scripted import ScriptedEngine
 from silva.engines.settings import LocalEngineSettings
-from silva.errors import ContextOverflow, EngineError, ModelError, NoReply, OutOfMemory
+from silva.errors import CapabilityError, ContextOverflow, EngineError, ModelError, NoReply, OutOfMemory
 from silva.models.loading import LoadedModel
 from silva.protocols import EngineCapabilities
 from silva.transport import Peer
@@ -80,6 +80,10 @@ class Park:
         return [len(server.called("/v1/completions")) for server in self.servers]
 
 
+def weights(version: int) -> Snapshot:
+    return Snapshot(version, WeightFolder("/weights", "digest"))
+
+
 def run(work: Awaitable[T]) -> T:
     async def timed() -> T:
         return await asyncio.wait_for(work, SOON)
@@ -112,7 +116,9 @@ def test_answers_are_those_of_the_engine_behind_it_to_the_last_bit(local, tmp_pa
             assert await park.engine.score(PROMPT, 5) == await local.score(PROMPT, 5)
             assert park.engine.memory(3, 7) == pytest.approx(local.memory(1, 1) * 21)
             assert park.engine.machine == local.machine and park.engine.notes == list(local.notes)
-            assert park.engine.capabilities == local.capabilities
+            assert park.engine.capabilities == EngineCapabilities(
+                context=local.capabilities.context, loads=local.capabilities.loads - {"shared"}
+            )
 
     run(work())
 
@@ -123,7 +129,9 @@ def test_the_context_is_the_smaller_one_and_limits_the_answer(local, tmp_path) -
             found = await park.engine.sample(PROMPT, SamplingParams(9))
             assert (len(found.tokens), found.stop_reason) == (4, "context_overflow")
             assert (await park.engine.sample(PROMPT, SamplingParams(4))).stop_reason == "length"
-            with pytest.raises(ContextOverflow, match="prompt of 24 tokens leaves no room in a context of 24"):
+            with pytest.raises(
+                ContextOverflow, match="prompt of 24 tokens leaves no room in a context of 24"
+            ):
                 await park.engine.sample(list(range(24)), SamplingParams(1))
             assert park.sent() == [2]
 
@@ -246,7 +254,7 @@ def test_requests_wait_for_the_only_server_until_it_is_back_with_the_weights(tmp
     async def work() -> None:
         async with Park(tmp_path, [Slow()]) as park:
             server = park.servers[0]
-            await park.engine.load(Snapshot(4))
+            await park.engine.load(weights(4))
             asked = asyncio.ensure_future(park.engine.sample([7], SamplingParams(3)))
             await until(lambda: park.sent() == [1])
             await server.stop()
@@ -256,7 +264,12 @@ def test_requests_wait_for_the_only_server_until_it_is_back_with_the_weights(tmp
             await server.restart(counting())
             found = await asked
             assert (found.tokens, found.versions) == ((8, 9, 10), (4, 4, 4))
-            assert [path for path, _ in server.calls] == ["/capabilities", "/load", "/score", "/v1/completions"]
+            assert [path for path, _ in server.calls] == [
+                "/capabilities",
+                "/load",
+                "/score",
+                "/v1/completions",
+            ]
             assert "is back after" in park.said[1] and park.said[1].endswith("with version 4")
 
     run(work())
@@ -273,7 +286,25 @@ def test_a_restart_that_no_check_saw_is_noticed_by_its_process(tmp_path) -> None
             server.process += 1
             await until(lambda: len(park.said) == 2)
             assert "was started again" in park.said[0] and "is back" in park.said[1]
-            assert server.called("/load") == [{"version": 0, "folder": {"path": str(tmp_path), "digest": "d"}}]
+            assert server.called("/load") == [
+                {"version": 0, "folder": {"path": str(tmp_path), "digest": "d"}}
+            ]
+
+    run(work())
+
+
+def test_an_answer_from_older_weights_is_asked_for_again(tmp_path) -> None:
+    """The server was started again since the last check, which comes once a minute here."""
+
+    async def work() -> None:
+        async with Park(tmp_path, [counting()], check_every=60.0) as park:
+            server = park.servers[0]
+            await park.engine.load(weights(3))
+            await server.stop()
+            await server.restart(counting())
+            assert (await park.engine.sample([1], SamplingParams(1))).versions == (3,)
+            assert (await park.engine.score([1, 2], 1)).version == 3
+            assert park.sent() == [2]
 
     run(work())
 
@@ -281,7 +312,7 @@ def test_a_restart_that_no_check_saw_is_noticed_by_its_process(tmp_path) -> None
 def test_another_version_than_was_loaded_is_put_right_before_the_next_request(tmp_path) -> None:
     async def work() -> None:
         async with Park(tmp_path, [counting()]) as park:
-            await park.engine.load(Snapshot(3))
+            await park.engine.load(weights(3))
             park.servers[0].engine.version = 9  # somebody else has loaded
             await until(lambda: len(park.said) == 2)
             assert "holds version 9, expected 3" in park.said[0]
@@ -295,7 +326,7 @@ def test_a_load_reaches_every_server_also_the_one_that_was_out(tmp_path) -> None
         async with Park(tmp_path, [counting(), counting()]) as park:
             await park.servers[1].stop()
             await until(lambda: park.said)
-            await park.engine.load(Snapshot(5))
+            await park.engine.load(weights(5))
             assert park.engine.version == 5
             assert [server.engine.version for server in park.servers] == [5, 0]
             await park.servers[1].restart(counting())
@@ -310,7 +341,7 @@ def test_a_server_that_dies_while_it_loads_is_left_behind(tmp_path) -> None:
         async with Park(tmp_path, [counting(), counting()]) as park:
             hung = park.servers[1]
             hung.fault = lambda path, body: HANG if path == "/load" else None
-            loading = asyncio.ensure_future(park.engine.load(Snapshot(2)))
+            loading = asyncio.ensure_future(park.engine.load(weights(2)))
             await until(lambda: hung.called("/load"))
             assert not loading.done() and park.engine.version == 0
             hung.fault = lambda path, body: HANG
@@ -331,7 +362,7 @@ def test_a_slow_load_keeps_nobody_waiting_and_loses_nobody(tmp_path) -> None:
         nonlocal release
         release = asyncio.Event()
         async with Park(tmp_path, [SlowLoad(lambda tokens, params: [1])]) as park:
-            loading = asyncio.ensure_future(park.engine.load(Snapshot(1)))
+            loading = asyncio.ensure_future(park.engine.load(weights(1)))
             await until(lambda: park.servers[0].called("/load"))
             assert await park.ask([7]) == [(1,)]
             for _ in range(5):  # checks that fall into the load
@@ -363,7 +394,7 @@ def test_a_stale_engine_is_an_error(tmp_path) -> None:
     async def work() -> None:
         async with Park(tmp_path, [counting(), Stuck(version=0)]) as park:
             with pytest.raises(EngineError, match="computes with version 0 after version 1 was loaded"):
-                await park.engine.load(Snapshot(1))
+                await park.engine.load(weights(1))
 
     run(work())
 
@@ -373,12 +404,12 @@ def test_servers_must_agree_on_the_probe(shift, fits, tmp_path) -> None:
     async def work() -> None:
         async with Park(tmp_path, [counting(), Stuck(shift=shift)]) as park:
             if fits:
-                await park.engine.load(Snapshot(1))
+                await park.engine.load(weights(1))
                 assert (await park.engine.probe()).logprobs[1:] == (0.0,) * 30
                 assert park.servers[0].called("/score")[0] == {"tokens": list(PROBE), "start": 1}
             else:
                 with pytest.raises(EngineError, match="holds other weights than the other servers"):
-                    await park.engine.load(Snapshot(1))
+                    await park.engine.load(weights(1))
 
     run(work())
 
@@ -386,26 +417,44 @@ def test_servers_must_agree_on_the_probe(shift, fits, tmp_path) -> None:
 def test_a_server_with_other_numbers_does_not_come_back(tmp_path) -> None:
     async def work() -> None:
         async with Park(tmp_path, [counting(), counting()]) as park:
-            await park.engine.load(Snapshot(1))
+            await park.engine.load(weights(1))
             second = park.servers[1]
             await second.stop()
             await until(lambda: park.said)
             second.calls.clear()
             await second.restart(Stuck(shift=0.5))
             await until(lambda: second.called("/score"))
-            await until(lambda: "other weights" in park.engine._servers.all[1].words)
+            await until(lambda: len(park.said) == 2)
+            assert "cannot be used" in park.said[1] and "other weights" in park.said[1]
             await park.ask([1], [2])
             assert second.called("/v1/completions") == []
 
     run(work())
 
 
-def test_weights_that_do_not_belong_to_the_model_are_a_model_error(tmp_path) -> None:
+def test_after_weights_that_are_refused_servers_have_those_before(tmp_path) -> None:
+    async def work() -> None:
+        async with Park(tmp_path, [counting(), counting()]) as park:
+            await park.engine.load(weights(1))
+            second = park.servers[1]
+            second.fault = lambda path, body: (409, "ModelError") if body.get("version") == 2 else None
+            with pytest.raises(ModelError, match="as planned"):
+                await park.engine.load(weights(2))
+            assert park.engine.version == 1
+            await until(lambda: len(park.said) == 2)  # the first one was out for a moment
+            assert [server.engine.version for server in park.servers] == [1, 1]
+            assert await park.ask([1], [2]) == [(2, 3, 4), (3, 4, 5)]
+            assert park.sent() == [1, 1]
+
+    run(work())
+
+
+def test_what_other_processes_cannot_read_is_refused(tmp_path) -> None:
     async def work() -> None:
         async with Park(tmp_path, [counting()]) as park:
-            park.servers[0].fault = lambda path, body: (409, "ModelError") if path == "/load" else None
-            with pytest.raises(ModelError, match="as planned"):
+            with pytest.raises(CapabilityError, match="a snapshot without a folder"):
                 await park.engine.load(Snapshot(1))
+            assert park.servers[0].called("/load") == []
 
     run(work())
 
@@ -429,7 +478,7 @@ def test_a_wrong_key_ends_it_at_once(tmp_path) -> None:
         park = Park(tmp_path, [counting()], patience=1000.0)
         park.servers[0].fault = lambda path, body: (401, "")
         await park.servers[0].start()
-        with pytest.raises(EngineError, match="no inference server can be used.*HTTP 401: as planned"):
+        with pytest.raises(EngineError, match=r"no inference server can be used.*HTTP 401: as planned"):
             await park.engine.connect()
         await park.__aexit__()
 
@@ -447,7 +496,8 @@ def test_servers_that_start_later_are_waited_for(tmp_path) -> None:
         await park.servers[1].start()
         await until(lambda: len(park.engine._servers.live) == 2)
         await park.ask([1], [2])
-        assert park.sent() == [2, 1] and park.said == []
+        assert park.sent() == [2, 1]
+        assert park.said == ["waiting for an inference server, 10 s at most"]
         await park.__aexit__()
 
     run(work())

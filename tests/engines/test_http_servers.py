@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -18,10 +19,10 @@ from silva.engines.http_wire import SilvaDialect
 from silva.errors import ConfigError, EngineError, NoReply
 from silva.ports import Clock, derive, uniform, use_clock
 from silva.transport import Unreachable
-from silva.types import SamplingParams, Snapshot
+from silva.types import SamplingParams, Snapshot, WeightFolder
 
 FACTS = {
-    "context": 100, "entropies": True, "loads": ["shared"], "machine": {}, "notes": [], "version": 0,
+    "context": 100, "entropies": True, "loads": ["folder"], "machine": {}, "notes": [], "version": 0,
     "model": "m", "memory_per_token": 0,
 }  # fmt: skip
 COMPLETION = {
@@ -34,8 +35,10 @@ COMPLETION = {
 
 
 class LoopClock(Clock):
+    ahead = 0.0  # of the loop's time
+
     def monotonic(self) -> float:
-        return now()
+        return now() + self.ahead
 
 
 class FakePeer:
@@ -74,7 +77,9 @@ class FakePeer:
         pass
 
 
-def run(work: Callable[[list[FakePeer], HttpEngine, list[str]], Any], count: int = 1, **settings: Any) -> None:
+def run(
+    work: Callable[[list[FakePeer], HttpEngine, list[str]], Any], count: int = 1, **settings: Any
+) -> None:
     said: list[str] = []
     peers = [FakePeer(f"s{i}") for i in range(count)]
 
@@ -109,6 +114,23 @@ def test_silence_is_noticed_within_a_check_and_its_time() -> None:
     run(work, 2)
 
 
+def test_an_answer_that_this_process_slept_through_does_not_count_as_silence() -> None:
+    """As after SIGSTOP and SIGCONT: every timer has run out, whatever the server has answered."""
+
+    async def work(peers: list[FakePeer], engine: HttpEngine, said: list[str]) -> None:
+        def asleep(path: str) -> Any:
+            clock.ahead += 100.0
+            peers[0].script = peers[0].good
+            return Unreachable("no answer to /alive within 3 s")
+
+        with use_clock(LoopClock()) as clock:
+            peers[0].script = asleep
+            await asyncio.sleep(2.0)
+            assert clock.ahead == 100.0 and said == []
+
+    run(work)
+
+
 def test_patience_ends_in_an_error() -> None:
     async def work(peers: list[FakePeer], engine: HttpEngine, said: list[str]) -> None:
         peers[0].script = lambda path: Unreachable("the inference at s0: refused")
@@ -128,7 +150,7 @@ def test_pauses_double_with_a_random_share() -> None:
             await engine.sample([5], SamplingParams(1, seed=11))
         times = [at for path, at in peer.times if path == "/v1/completions"]
         shares = [0.5 + 0.5 * float(uniform(derive(11, "pause"), attempt)) for attempt in (1, 2, 3)]
-        waited = [b - a for a, b in zip(times, times[1:], strict=False)]
+        waited = [b - a for a, b in pairwise(times)]
         expected = [FIRST_PAUSE * 2**i * share for i, share in enumerate(shares)]
         assert waited == pytest.approx(expected, abs=1e-9)
 
@@ -141,11 +163,10 @@ def test_a_server_that_cannot_join_is_tried_less_and_less_often() -> None:
         second.script = lambda path: Unreachable("gone")
         await asyncio.sleep(2.0)
         second.script = lambda path: Unreachable("no") if path == "/load" else second.good(path)
-        await engine.load(Snapshot(1))
-        second.times.clear()
+        await engine.load(Snapshot(1, WeightFolder("/w", "d")))
         await asyncio.sleep(20.0)
         loads = [at for path, at in second.times if path == "/load"]
-        assert [b - a for a, b in zip(loads, loads[1:], strict=False)] == pytest.approx([1.0, 2.0, 4.0, 8.0])
+        assert [b - a for a, b in pairwise(loads)] == pytest.approx([1.0, 2.0, 4.0, 8.0])
 
     run(work, 2)
 

@@ -11,7 +11,9 @@ import subprocess
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
+from urllib.request import urlopen
 
 import pytest
 import torch
@@ -32,6 +34,7 @@ from silva.types import SamplingParams, Snapshot
 PYTHON = Path(__file__).parents[2] / ".peers/vllm/bin/python"
 PROMPT = list(b"The forest shares every token once, and")  # as token ids: any will do
 STARTS = 400  # seconds
+Record = Callable[[str, Any], None]
 
 
 def test_the_command_has_what_the_client_needs_and_never_the_key() -> None:
@@ -83,6 +86,14 @@ def test_in_one_process_there_is_no_vllm() -> None:
         VllmEngineSettings().build(None)  # type: ignore[arg-type]
 
 
+def test_its_client_speaks_vllm_and_knows_the_vocabulary() -> None:
+    context = SimpleNamespace(renderer=SimpleNamespace(vocabulary=77))
+    peers = [Peer("http://127.0.0.1:1", name="inference")]
+    engine = VllmEngineSettings(top_logprobs=5).client(peers, context)  # type: ignore[arg-type]
+    dialect = engine._dialect  # type: ignore[attr-defined]
+    assert (type(dialect), dialect._vocabulary, dialect._top) == (VllmDialect, 77, 5)
+
+
 @pytest.fixture(scope="module")
 def server(smollm2: LoadedModel, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Path]]:
     """Its address and the folder of its model."""
@@ -132,7 +143,10 @@ def furthest(found: tuple[float, ...], expected: torch.Tensor, tokens: tuple[int
 
 @pytest.mark.vllm
 def test_vllm_samples_scores_and_loads(
-    server: tuple[str, Path], smollm2: LoadedModel, tmp_path: Path, record_property: Callable[[str, Any], None]
+    server: tuple[str, Path],
+    smollm2: LoadedModel,
+    tmp_path: Path,
+    record_property: Callable[[str, Any], None],
 ) -> None:
     """One test, because starting it takes a minute."""
     address, model = server
@@ -151,6 +165,15 @@ def test_vllm_samples_scores_and_loads(
             await loaded(engine)
         finally:
             await engine.close()
+
+    async def generated() -> float:
+        """Tokens so far, as the server counts them."""
+        text = await asyncio.to_thread(lambda: urlopen(f"{address}/metrics", timeout=30).read().decode())
+        return sum(
+            float(line.split()[-1])
+            for line in text.splitlines()
+            if line.startswith("vllm:generation_tokens_total")
+        )
 
     async def sampled(engine: HttpEngine) -> None:
         assert engine.capabilities.context == 256 and engine.capabilities.loads == {"folder"}
@@ -205,7 +228,9 @@ def test_vllm_samples_scores_and_loads(
         running = [
             asyncio.ensure_future(engine.sample(PROMPT, SamplingParams(120, seed=i))) for i in range(4)
         ]
-        await asyncio.sleep(0.5)
+        start = await generated()
+        while await generated() < start + 40:
+            pass
         began = time.monotonic()
         await engine.load(Snapshot(1, weight_folder(folder)))
         record_property("seconds of a load", time.monotonic() - began)

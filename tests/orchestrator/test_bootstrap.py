@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 from tests.algorithms.by_hand import group, one_turn, recipe
 
-from silva.orchestrator import rl
-from silva.orchestrator.state import RunState
+from silva.orchestrator.parts import Parts
+from silva.orchestrator.updates import Updates
 from silva.types import Sample, Signals, Trajectory
 
 
@@ -57,7 +57,7 @@ def test_a_cut_off_episode_goes_on_with_the_value_of_its_next_state(
     made = recipe("ppo", whiten=None, **given)
     parts = SimpleNamespace(recipe=made, trainer=trainer, engine=engine, buffer=buffer)
     ((_, samples),) = asyncio.run(
-        rl.Loop(cast(rl.Parts, parts), RunState())._with_advantages(groups, len(groups))
+        Updates(cast(Parts, parts)).rows(groups, len(groups), {})
     )
     assert trainer.scored == [scored]
     assert [s.trajectory for s in samples] == ["a", "b"]

@@ -210,3 +210,40 @@ def test_an_error_ends_what_is_taken_and_close_ends_the_rest(tmp_path: Path) -> 
         assert virtual_clock.now() == 1.0  # nobody waited for it
 
     virtual_clock.run(run())
+
+
+@pytest.mark.parametrize(
+    ("most", "began"),
+    [(None, [0, 0, 1, 2]), (2, [0, 0, 1, 2]), (1, [0, 0, 1, 2]), (0, [0, 0, 2, 2])],
+)
+def test_an_update_restarts_what_has_lived_through_too_many(
+    tmp_path: Path, most: int | None, began: list[int]
+) -> None:
+    """Rollouts take 5 s and training 3 s, one batch ahead: only the third batch is half-way at an update.
+
+    The first two begin together and end together; the fourth ends while the third plays again.
+    """
+    path, rollout = tmp_path / "ledger.jsonl", Timed(lambda work: 5.0)
+
+    async def run() -> list[list[int]]:
+        training = Training(queue(path, rollout, steps=4, level=1, max_updates=most), rollout)
+        found = []
+        for step in range(1, 5):
+            await training.step(step)
+            found.append([rollout.began[id] for id in training.taken[-1]])
+            await training.work.updated(rollout.version)
+        return found
+
+    assert virtual_clock.run(run()) == [[version] * 4 for version in began]
+    records = read(path)
+    assert sum(r.event == "restarted" for r in records) == (0 if most != 0 else 4)
+    assert [p for p in audit(records) if "restarted" in p or "in flight" in p] == []
+    assert rollout.running == 0
+
+
+def test_the_ledger_refuses_to_restart_what_is_not_in_flight(tmp_path: Path) -> None:
+    path = tmp_path / "ledger.jsonl"
+    ledger = Ledger.create(path)
+    ledger.record("restarted", work="s1g0", version=1)
+    ledger.commit()
+    assert audit(read(path)) == ["seq 0: work s1g0 is not in flight"]

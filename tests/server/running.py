@@ -15,8 +15,9 @@ from silva.protocols import Engine
 from silva.rendering.renderer import Renderer
 from silva.server.guard import Guard
 from silva.server.inference import inference_app
-from silva.server.serving import Bind, serve
 from silva.server.service import ServerLimits
+from silva.server.serving import Bind, serve
+from silva.transport import Peer
 from silva.types import SamplingParams
 
 T = TypeVar("T")
@@ -77,6 +78,16 @@ async def listening(app: ASGIApp, bind: Bind = Bind()) -> AsyncIterator[str]:
     finally:
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
+
+
+@asynccontextmanager
+async def connected(address: str) -> AsyncIterator[Peer]:
+    """A client of the kind that Silva's own processes use."""
+    peer = Peer(address, name="test")
+    try:
+        yield peer
+    finally:
+        await peer.close()
 
 
 async def until(condition: Callable[[], bool], what: str) -> None:

@@ -100,7 +100,7 @@ def test_without_a_seed_no_two_are_equal(engine: LocalEngine, renderer: Renderer
 @pytest.mark.parametrize("max_tokens", [0, 1])
 def test_echo_gives_what_lm_eval_reads(engine: LocalEngine, renderer: Renderer, max_tokens: int) -> None:
     greedy = list(run(engine.sample(PROMPT, SamplingParams(6, temperature=0.0))).tokens)
-    texts = [PROMPT + greedy, PROMPT + [(greedy[0] + 1) % 256, *greedy[1:]]]
+    texts = [PROMPT + greedy, [*PROMPT, (greedy[0] + 1) % 256, *greedy[1:]]]
     answer = complete(
         engine, renderer, prompt=texts, max_tokens=max_tokens, temperature=0, logprobs=1, seed=1234, echo=True
     )

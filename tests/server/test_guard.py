@@ -1,4 +1,4 @@
-"""What stands before every route: keys, hosts, sizes, times, and errors that tell no more than they should."""
+"""What stands before every route: keys, hosts, sizes, times, and errors that tell no secrets."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import pytest
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
 from tests.server.running import asking, guarded, listening, run, says
 
 from silva.errors import CapabilityError, ContextOverflow, EngineError, ModelError, OutOfMemory, RecordError
@@ -19,8 +20,8 @@ from silva.rendering.renderer import Renderer
 from silva.server import guard as module
 from silva.server.guard import Application, Guard, HttpError
 from silva.server.inference import inference_app
-from silva.server.serving import Bind
 from silva.server.service import ServerLimits
+from silva.server.serving import Bind
 
 KEY = "s3cret"
 
@@ -41,7 +42,17 @@ def length_of_body() -> Application:
 
 @pytest.mark.parametrize(
     "sent",
-    [None, "", KEY, "Bearer", "Bearer ", f"Bearer {KEY}x", f"bearer {KEY}", f"Basic {KEY}", "Bearer schlüssel"],
+    [
+        None,
+        "",
+        KEY,
+        "Bearer",
+        "Bearer ",
+        f"Bearer {KEY}x",
+        f"bearer {KEY}",
+        f"Basic {KEY}",
+        "Bearer schlüssel",
+    ],
 )
 def test_every_route_is_closed_without_the_right_key(renderer: Renderer, sent: str | None) -> None:
     engine = says(renderer, "yes")
@@ -211,7 +222,7 @@ def test_all_bodies_together_have_a_limit(monkeypatch: pytest.MonkeyPatch) -> No
         (OutOfMemory("memory ran out"), 500, "OutOfMemory", "memory ran out"),
         (HttpError(418, "tea", code="pot"), 418, "invalid_request_error", "tea"),
         (KeyError("a secret"), 500, "KeyError", "the server failed (KeyError); its log says more"),
-        (RecursionError("a secret"), 500, "RecursionError", "the server failed (RecursionError); its log says more"),
+        (MemoryError("a secret"), 500, "MemoryError", "the server failed (MemoryError); its log says more"),
     ],
     ids=lambda value: type(value).__name__ if isinstance(value, Exception) else None,
 )  # fmt: skip
@@ -227,6 +238,23 @@ def test_exceptions_become_errors_in_json(error: Exception, status: int, kind: s
     found = answer.json()["error"]
     assert (found["type"], found["message"]) == (kind, message)
     assert [line.startswith(f"GET /: 500 {kind}: ") for line in lines] == [True] * (status >= 500)
+
+
+def test_a_line_of_the_log_is_one_line_and_says_where() -> None:
+    lines: list[str] = []
+
+    async def fail(scope: Scope, receive: Receive, send: Send) -> None:
+        raise KeyError("two\nlines \x1b[31m")
+
+    app = Guard(fail, Bind(), key="", log=lines.append)
+
+    async def ask() -> None:
+        async with asking(app) as client:
+            await client.get("/a%0Ab")
+
+    run(ask())
+    (line,) = lines
+    assert line.isprintable() and line.startswith("GET /a b: 500 KeyError: ") and "test_guard.py:" in line
 
 
 def test_unknown_paths_and_methods_are_errors_in_json_too() -> None:

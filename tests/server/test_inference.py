@@ -1,9 +1,8 @@
-"""The inference server as a whole: who goes away, who asks too much, weights, health, counts, and its client."""
+"""The inference server as a whole: clients that go away or ask too much, weights, health, counts."""
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import math
 import os
@@ -13,16 +12,19 @@ from typing import Any
 
 import pytest
 from safetensors.torch import save_file
-from tests.server.running import CONTEXT, MODEL, asking, guarded, listening, run, says, until
+from tests.server.running import CONTEXT, MODEL, asking, connected, guarded, listening, run, says, until
 
+from silva.engines.http import http_engine
+from silva.engines.http_settings import HttpEngineSettings
 from silva.engines.local.engine import LocalEngine
 from silva.engines.scripted import ScriptedEngine
-from silva.errors import EngineError
+from silva.errors import ContextOverflow, EngineError
 from silva.models.loading import LoadedModel
 from silva.models.snapshots import weight_folder
+from silva.protocols import Engine
 from silva.rendering.renderer import Renderer
 from silva.server.serving import Bind
-from silva.transport import Peer, Refused
+from silva.transport import Refused
 from silva.types import Completion, SamplingParams, Snapshot
 
 PROMPT = list(range(40, 60))
@@ -86,10 +88,9 @@ def test_a_client_that_goes_away_cancels_its_sampling(
             await until(lambda: engine.waiting == 4, "the requests reach the engine")
             writer.close()
             await until(lambda: engine.cancelled == 4, "the requests are cancelled")
-            metrics = await Peer(address, name="test").send("/metrics", b"") if False else b""
-            assert metrics == b""
             engine.go.set()
-            answer = await Peer(address, name="test").post("/v1/completions", {"prompt": PROMPT})
+            async with connected(address) as peer:
+                answer = await peer.post("/v1/completions", {"prompt": PROMPT})
             assert answer["choices"][0]["text"] == "b"
 
     run(ask())
@@ -102,8 +103,8 @@ def test_it_frees_the_place_in_the_local_engine(engine: LocalEngine, renderer: R
             writer = await hung_up(address, "/v1/completions", body)
             await until(lambda: engine.running == 4, "every place is taken")
             writer.close()
-            peer = Peer(address, name="test")
-            answer = await peer.post("/v1/completions", {"prompt": PROMPT, "max_tokens": 1}, timeout=20)
+            async with connected(address) as peer:
+                answer = await peer.post("/v1/completions", {"prompt": PROMPT, "max_tokens": 1}, timeout=20)
             assert answer["usage"]["completion_tokens"] == 1
             assert engine.running == 0 and engine.stats.decode_tokens < 4 * 199
 
@@ -162,8 +163,8 @@ def test_a_snapshot_is_loaded_and_its_version_is_on_every_token(
 
     async def ask() -> None:
         app = guarded(engine, renderer, folders=(tmp_path,), lines=lines)
-        async with listening(app, Bind(unix=str(tmp_path / "s"))) as address:
-            peer = Peer(address, name="test")
+        bind = Bind(unix=str(tmp_path / "s"))
+        async with listening(app, bind) as address, connected(address) as peer:
             folder = {"path": str(weights), "digest": digest}
             assert await peer.post("/load", {"version": 7, "folder": folder}) == {"version": 7}
             body = {"prompt": PROMPT, "return_token_ids": True, "max_tokens": 2, "stop_token_ids": []}
@@ -181,7 +182,11 @@ def test_a_snapshot_is_loaded_and_its_version_is_on_every_token(
                 ({"version": 9, "folder": {"path": f"{weights}/../..", "digest": "0"}}, 400, "outside"),
                 ({"version": 9, "folder": {"path": f"{weights}/no", "digest": "0"}}, 400, "no folder"),
                 ({"version": 9, "folder": {"path": f"{weights}/\0", "digest": "0"}}, 400, "absolute"),
-                ({"version": 9, "folder": {"path": f"{weights}/{'a' * 300}", "digest": "0"}}, 400, ""),
+                (
+                    {"version": 9, "folder": {"path": f"{weights}/{'a' * 300}", "digest": "0"}},
+                    400,
+                    "no folder|cannot be read",
+                ),
                 ({"version": -1}, 400, "version"),
                 ({"version": True}, 400, "version"),
                 ({}, 400, "version"),
@@ -348,6 +353,43 @@ def test_a_load_waits_for_the_one_before_it(renderer: Renderer) -> None:
         async with asking(guarded(Loading(lambda tokens, params: [1]), renderer)) as client:
             await asyncio.gather(*(client.post("/load", json={"version": v}) for v in (1, 2)))
 
-    with contextlib.suppress(AssertionError):
-        run(ask())
+    run(ask())
     assert order in (["begin 1", "end 1", "begin 2", "end 2"], ["begin 2", "end 2", "begin 1", "end 1"])
+
+
+def test_silva_s_own_client_gets_the_engine_s_own_results(
+    engine: LocalEngine,
+    renderer: Renderer,
+    weights: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("SILVA_API_KEY", "s3cret")
+    params = [
+        SamplingParams(20, temperature=0.8, top_p=0.9, top_k=9, min_p=0.01, seed=2**62 + 1, stop=("q", "zz")),
+        SamplingParams(500, seed=3, stop_token_ids=(7,)),
+        SamplingParams(5, temperature=0.0),
+    ]
+    snapshot = Snapshot(4, weight_folder(weights))
+
+    async def results(asked: Engine) -> tuple[Any, ...]:
+        await asked.load(snapshot)
+        found = [await asked.sample(PROMPT, each) for each in params]
+        scores = await asked.score(PROMPT, 3)
+        with pytest.raises(ContextOverflow):
+            await asked.sample([65] * CONTEXT, params[0])
+        return asked.version, found, scores
+
+    async def served() -> tuple[Any, ...]:
+        bind = Bind(unix=str(tmp_path / "s"))
+        async with listening(guarded(engine, renderer, key="s3cret"), bind) as address:
+            client = http_engine(HttpEngineSettings(urls=(address,), key_variable="SILVA_API_KEY"))
+            try:
+                await client.connect()
+                assert client.capabilities.context == CONTEXT
+                return await results(client)
+            finally:
+                await client.close()
+
+    expected = run(results(engine))
+    assert run(served()) == expected

@@ -13,12 +13,11 @@ from typing import Any
 import httpx2
 import pytest
 from starlette.types import Receive, Scope, Send
-from tests.server.running import listening, run
+from tests.server.running import connected, listening, run
 
 from silva.errors import ConfigError
 from silva.server import serving
 from silva.server.serving import Bind, check_bind, serve
-from silva.transport import Peer
 
 
 async def hello(scope: Scope, receive: Receive, send: Send) -> None:
@@ -38,7 +37,8 @@ def test_it_listens_on_loopback_and_says_the_real_port(host: str) -> None:
     async def ask() -> None:
         async with listening(hello, Bind(host)) as address:
             assert not address.endswith(":0")
-            assert await Peer(address, name="test").get("/") is True
+            async with connected(address) as peer:
+                assert await peer.get("/") is True
 
     try:
         run(ask())
@@ -54,14 +54,14 @@ def test_it_listens_on_a_unix_socket_of_its_owner(tmp_path: Path) -> None:
         stale.bind(str(path))  # a server that is gone leaves this
 
     async def ask() -> None:
-        async with listening(hello, Bind(unix=str(path))) as address:
+        bind = Bind(unix=str(path))
+        async with listening(hello, bind) as address, connected(address) as peer:
             assert address == f"unix:{path}"
             assert stat.S_IMODE(os.stat(path).st_mode) == 0o600
-            assert await Peer(address, name="test").get("/") is True
+            assert await peer.get("/") is True
             with pytest.raises(ConfigError, match="another server listens there"):
-                async with listening(hello, Bind(unix=str(path))):
-                    pass
-            assert await Peer(address, name="test").get("/") is True
+                await serve(hello, bind, ready=print)
+            assert await peer.get("/") is True
         assert not path.exists()
 
     run(ask())

@@ -70,6 +70,8 @@ def check_parts(config: RunConfig, engine: Engine, trainer: Trainer) -> None:
             f"rollout.max_async_level = {level}: trainer.type = {config.trainer.type!r} shares its weights "
             "with the engine, so that they would change under rollouts in flight; expected 0"
         )
+    if config.rollout.overlap_training:
+        _check_overlap(config, trainer)
     if missing := algorithm.needs - able.needs:
         raise CapabilityError(
             f"algorithm.type = {algorithm.type!r} needs {_listed(missing)}, which "
@@ -85,6 +87,33 @@ def check_parts(config: RunConfig, engine: Engine, trainer: Trainer) -> None:
             f"algorithm.entropy_advantage = {algorithm.entropy_advantage}: engine.type = "
             f"{config.engine.type!r} gives no entropies; expected 0, or another engine"
         )
+
+
+def _check_overlap(config: RunConfig, trainer: Trainer) -> None:
+    """Refuse to begin with updates before all groups are played where they depend on all groups."""
+    recipe, rollout = config.algorithm, config.rollout
+    wrong = {
+        f"trainer.type = {config.trainer.type!r} shares its weights with the engine": (
+            trainer.capabilities.publishes == "shared"
+        ),
+        "trainer.updates_per_step = 1 leaves no update to begin with; expected more": (
+            config.trainer.updates_per_step == 1
+        ),
+        f"rollout.max_async_level = {rollout.max_async_level}: expected 0": rollout.max_async_level > 0,
+        f"algorithm.max_refills = {recipe.max_refills}: expected 0": recipe.max_refills > 0,
+        f"algorithm.oversample = {recipe.oversample:g}: expected 1": recipe.oversample != 1,
+        "algorithm.variance_filter compares all groups: expected null": recipe.variance_filter is not None,
+        "algorithm.replay adds groups to a whole step: expected null": recipe.replay is not None,
+        f"algorithm.whiten = {recipe.whiten!r} is over all groups: expected null": recipe.whiten is not None,
+        f'algorithm.advantage_over = {recipe.advantage_over!r}: expected "group"': (
+            recipe.advantage_over != "group"
+        ),
+        f"algorithm.type = {recipe.type!r} scores all groups before the first update": bool(
+            recipe.needs - {"reference_logprobs"}
+        ),
+    }
+    if found := [words for words, holds in wrong.items() if holds]:
+        raise CapabilityError("rollout.overlap_training = true: " + "; ".join(found))
 
 
 async def check_environments(config: RunConfig, tasksets: Mapping[str, TaskSet]) -> None:

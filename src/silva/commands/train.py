@@ -188,6 +188,7 @@ async def _prepare(
             eval_every=config.eval.every,
             collapse_every=config.monitoring.collapse_every,
             checkpoint=config.checkpoint,
+            overlap=config.rollout.overlap_training,
         ),
         recipe=config.algorithm,
         trainer=trainer,

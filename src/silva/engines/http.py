@@ -22,6 +22,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import os
+import sys
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any, TypeVar
 
@@ -115,6 +116,8 @@ class HttpEngine:
         if self._capabilities is not None:
             return
         await self._servers.first_answers()
+        if not self._servers.live:
+            self.say(f"waiting for an inference server, {self._settings.patience:g} s at most")
         live = await self._servers.some()
         if self._capabilities is None:  # no other request was faster
             self.version = max(server.version for server in live)
@@ -179,7 +182,10 @@ class HttpEngine:
             timeout = self._settings.timeout
             return self._dialect.sample(server.peer, prompt, asked, server.version, timeout)
 
-        found = await self._asked(ask, prompt, session, params.seed)
+        def oldest(found: Completion) -> int:
+            return min(found.versions, default=sys.maxsize)
+
+        found = await self._asked(ask, oldest, prompt, session, params.seed)
         if found.stop_reason == "length" and len(found.tokens) < params.max_tokens:
             return dataclasses.replace(found, stop_reason="context_overflow")
         return found
@@ -204,7 +210,7 @@ class HttpEngine:
             timeout = self._settings.timeout
             return self._dialect.score(server.peer, text, start, server.version, timeout)
 
-        return await self._asked(ask, text, "", 0)
+        return await self._asked(ask, lambda found: found.version, text, "", 0)
 
     async def probe(self) -> TokenScores:
         """What the servers make of the text `PROBE`, from its second token on, with the current weights."""
@@ -216,16 +222,25 @@ class HttpEngine:
         """Sample from these weights, on every server. One that does not answer gets them when it is back.
 
         Raises:
-            ModelError: the weights are not those of the folder's digest, or not of this model.
+            CapabilityError: a snapshot without a folder, or servers that load nothing.
+            ModelError: the weights are not those of the folder's digest, or not of this model. Servers keep
+                what they had, or get it again.
             EngineError: a server holds other weights after it, or no server answers.
         """
         await self.connect()
-        kind = "shared" if snapshot.folder is None else "folder"
-        if kind not in self.capabilities.loads:
-            able = ", ".join(sorted(self.capabilities.loads)) or "none"
-            raise CapabilityError(f"load: got a snapshot of the kind {kind!r}; the servers load: {able}")
+        if snapshot.folder is None or not self.capabilities.loads:
+            got = "a snapshot without a folder" if snapshot.folder is None else "servers that load nothing"
+            raise CapabilityError(f"load: got {got}; other processes read weights from folders only")
+        before = self._wanted, self._reference
         self._wanted, self._reference = snapshot, None
-        await asyncio.gather(*(self._update(server, snapshot) for server in self._servers.live))
+        updates = (self._update(server, snapshot) for server in self._servers.live)
+        failed = [each for each in await asyncio.gather(*updates, return_exceptions=True) if each is not None]
+        if failed:
+            self._wanted, self._reference = before
+            for server in self._servers.live:
+                if server.holds is not self._wanted:  # joins again, with the weights before these
+                    self._servers.lose(server, Unreachable(f"{server} holds version {snapshot.version}"))
+            raise failed[0]
         live = await self._servers.some()  # those that joined meanwhile have loaded it too
         self._reference = live[0].probe
         for server in live:
@@ -246,6 +261,7 @@ class HttpEngine:
     async def _asked(
         self,
         ask: Callable[[Server], Coroutine[Any, Any, T]],
+        oldest: Callable[[T], int],
         tokens: Sequence[int],
         session: str,
         seed: int,
@@ -258,8 +274,13 @@ class HttpEngine:
                 share = 0.5 + 0.5 * float(uniform(derive(seed, "pause"), attempt))
                 await CLOCK.sleep(longest * share)
             server = await self._servers.choose(tokens, session, tried)
+            expected = server.version
             try:
-                return await self._servers.run(server, ask(server))
+                found = await self._servers.run(server, ask(server))
+                if oldest(found) >= expected:
+                    return found
+                # It was started again after the last check, so these are the weights it started with.
+                raise Unreachable(f"{server} answers with version {oldest(found)}, expected {expected}")
             except Unreachable as error:
                 fault = error
                 server.wake.set()  # is it still alive?
@@ -307,9 +328,10 @@ class HttpEngine:
             self._servers.lose(server, fault, silent=True)
             server.wake.set()
         except Refused as refused:
-            self._servers.lose(server, refused)
             if not may_pass(refused):
                 raise _refusal(refused) from refused
+            self._servers.lose(server, refused)
+            server.wake.set()
 
     async def _bring(self, server: Server, snapshot: Snapshot) -> None:
         """Load, and see that these weights are what the server computes with now."""
@@ -317,7 +339,7 @@ class HttpEngine:
         try:
             async with server.lock:
                 await self._dialect.load(server.peer, snapshot, self._settings.timeout)
-                server.version = snapshot.version
+                server.holds, server.version = None, snapshot.version
                 text = self._text()
                 scores = await self._dialect.score(
                     server.peer, text, 1, snapshot.version, self._settings.timeout

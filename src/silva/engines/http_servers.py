@@ -253,10 +253,12 @@ class Servers:
     async def _watch(self, server: Server) -> None:
         while True:
             server.wake.clear()
-            loads = server.loads
+            loads, began, patience = server.loads, CLOCK.monotonic(), self._settings.dead_after
             try:
-                pulse = await self._dialect.alive(server.peer, self._settings.dead_after)
+                pulse = await self._dialect.alive(server.peer, patience)
             except (SilvaError, OSError) as fault:
+                if CLOCK.monotonic() - began > 1.5 * patience:
+                    continue  # this process slept or was busy, and may have missed the answer
                 self.lose(server, fault, silent=isinstance(fault, Unreachable))
             else:
                 server.heard = CLOCK.monotonic()
@@ -280,6 +282,8 @@ class Servers:
             server.failures += 1
             server.join_at = CLOCK.monotonic() + min(LONGEST_REST, 2.0 ** (server.failures - 1))
             server.joining = None
+            if not may_pass(fault) and str(fault) != server.words:
+                self._say(f"{server} cannot be used: {fault}")
             self.lose(server, fault)
         else:
             self._take_in(server)

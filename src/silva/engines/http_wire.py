@@ -28,6 +28,7 @@ T = TypeVar("T")
 
 IMPOSSIBLE = -9000.0  # vLLM writes -9999 for a log-probability of minus infinity
 ROUNDING = 1e-4  # by which the likeliest probabilities of a row may add up to too much or too little
+RESUME = 10.0  # seconds; nobody waits longer for a server that is gone, and `facts` resumes it later
 LARGE_VOCABULARY = 1 << 18  # where the real size is unknown; it moves the estimate of an entropy little
 
 
@@ -94,7 +95,7 @@ class SilvaDialect:
                 context=int(answer["context"]),
                 version=int(answer["version"]),
                 entropies=bool(answer["entropies"]),
-                loads=frozenset(answer["loads"]),
+                loads=frozenset(answer["loads"]) - {"shared"},  # another process shares no parameters
                 machine=dict(answer["machine"]),
                 notes=tuple(answer["notes"]),
                 memory_per_token=float(answer["memory_per_token"]),
@@ -262,7 +263,8 @@ class VllmDialect:
                     f"the {peer.name} at {peer.address} did not drop the keys and values of earlier weights"
                 )
         finally:  # whatever happened, cancellation included: paused, it would never answer again
-            await asyncio.shield(asyncio.ensure_future(peer.post("/resume", timeout=timeout)))
+            resumed = peer.post("/resume", timeout=min(timeout, RESUME))
+            await asyncio.shield(asyncio.ensure_future(resumed))
 
     async def sleep(self, peer: Peer, timeout: float) -> None:
         """vLLM keeps its memory: waking it up would need weights, which sleep mode keeps on GPUs only."""

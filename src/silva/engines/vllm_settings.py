@@ -10,7 +10,10 @@ from silva.config.sections import Positive
 from silva.engines.http_settings import ClientSettings
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from silva.protocols import Context, Engine
+    from silva.transport import Peer
 
 
 class VllmEngineSettings(ClientSettings):
@@ -39,6 +42,14 @@ class VllmEngineSettings(ClientSettings):
     top_logprobs: Annotated[int, Field(ge=2)] = 20
     """Of how many of the likeliest tokens vLLM tells the log-probabilities, from which entropies are
     estimated."""
+
+    def client(self, peers: Sequence[Peer], context: Context) -> Engine:
+        """The engine that asks such servers."""
+        from silva.engines.http import HttpEngine
+        from silva.engines.http_wire import VllmDialect
+
+        dialect = VllmDialect(vocabulary=context.renderer.vocabulary, top_logprobs=self.top_logprobs)
+        return HttpEngine(peers, self, dialect)
 
     def build(self, context: Context) -> Engine:
         from silva.errors import CapabilityError

@@ -97,21 +97,37 @@ class Buffer:
             if missing <= 0:
                 break
             played = await self.work.take(missing, step, attempt=attempt, temperature=temperature)
-            pieces = [self._sealed(step, each) for each in played]
-            for piece in pieces:
-                self._drop(piece, [drop_reason(recipe, group) for group in piece.kept])
-            batch.pieces += pieces
-            self.ledger.commit()
-            crash_point("seal")
+            batch.pieces += self._looked_at(step, played)
         reasons = iter(compare(recipe, batch.kept))
         for piece in batch.filled:
             self._drop(piece, [next(reasons) for _ in piece.kept])
         for piece in batch.filled[size:]:  # those that were played last
             self._drop(piece, ["surplus"] * len(piece.kept))
         self.ledger.commit()
+        self.check(batch)
+        return batch
+
+    async def share(self, step: int, temperature: float, count: int, left: int) -> list[Piece]:
+        """The next `count` pieces of a batch, sealed, of which `left` more follow; all of them are issued.
+
+        What teaches nothing is dropped. Nothing is refilled, and groups are not compared.
+        """
+        played = await self.work.take(count, step, attempt=0, temperature=temperature, ahead=left)
+        return self._looked_at(step, played)
+
+    def _looked_at(self, step: int, played: Sequence[Played]) -> list[Piece]:
+        """Sealed, and without the groups that teach nothing by themselves."""
+        pieces = [self._sealed(step, each) for each in played]
+        for piece in pieces:
+            self._drop(piece, [drop_reason(self.recipe, group) for group in piece.kept])
+        self.ledger.commit()
+        crash_point("seal")
+        return pieces
+
+    def check(self, batch: Batch) -> None:
+        """Raises NoSignalError if not one episode of the batch gave a usable result."""
         if batch.dropped and not batch.kept and all(d.reason == "failed" for d in batch.dropped):
             raise NoSignalError(_every_episode_failed(batch))
-        return batch
 
     def _drop(self, piece: Piece, reasons: Sequence[Reason | None]) -> None:
         for dropped in piece.drop(reasons):

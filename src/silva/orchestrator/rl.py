@@ -1,101 +1,56 @@
 """The reinforcement learning loop: one, for every recipe.
 
     ┌─> rollout     Buffer.collect            groups of trajectories       waits for episodes
-    │   train       to_samples                rows                         waits for the trainer
-    │               with_advantages           rows with advantages
-    │               normalise, forward_backward, optim_step                updates_per_step times
+    │   train       Updates.rows              rows with advantages         waits for the trainer
+    │               Updates.update            forward, backward, step      updates_per_step times
     │   publish     trainer.publish, engine.load                           waits for both
     │   evaluate    when due                                               waits for episodes
     └── save        when due                  checkpoint                   waits for the disk
 
 Every stage waits for the one before it. Rollouts of later steps may already be in flight meanwhile
-(`rollout.max_async_level`, see work.py). The ledger is written before each effect, the checkpoint after all
-of them; a killed run goes on from its last checkpoint and repeats what came after, bit for bit if nothing
-was in flight. Components never reference this module.
+(`rollout.max_async_level`, see work.py), or updates begin while the last groups of their step are played
+(`rollout.overlap_training`). The ledger is written before each effect, the checkpoint after all of them; a
+killed run goes on from its last checkpoint and repeats what came after, bit for bit if nothing was in flight.
+Components never reference this module.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Collection, Sequence
-from dataclasses import dataclass
-from itertools import chain, pairwise, zip_longest
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise, zip_longest
 from pathlib import Path
 from typing import TypeVar
 
-from silva.algorithms.aggregation import normalise
-from silva.algorithms.compose import next_state, with_advantages
-from silva.algorithms.settings import Algorithm
-from silva.config.sections import Checkpoint
-from silva.errors import RecordError
+from silva.algorithms.compose import next_state
 from silva.evaluation.evaluator import Evaluation, records
-from silva.monitoring.monitor import Monitor
 from silva.orchestrator import metrics
-from silva.orchestrator.buffer import Batch, Buffer
+from silva.orchestrator.buffer import Batch
 from silva.orchestrator.collapse import collapse_metrics
 from silva.orchestrator.evaluations import compared, fallen
 from silva.orchestrator.interrupt import Interrupt, Interrupted
-from silva.orchestrator.notices import Notices
-from silva.orchestrator.phases import Phases
-from silva.orchestrator.probe import Probe
+from silva.orchestrator.parts import Parts, Settings
 from silva.orchestrator.replay import FILE as REPLAY
-from silva.orchestrator.replay import Replay
 from silva.orchestrator.rollout_rows import evaluation_rows, training_rows
-from silva.orchestrator.schedule import optim_params
 from silva.orchestrator.state import RunState
+from silva.orchestrator.updates import Row, Updates
 from silva.ports import crash_point
-from silva.protocols import Engine, Trainer
-from silva.rollouts.samples import next_states, to_samples
-from silva.storage.checkpoints import CheckpointStore, Writer
-from silva.storage.ledger import Ledger
-from silva.trainer.settings import LocalTrainerSettings
-from silva.types import Group, OptimParams, Sample, Signals
+from silva.storage.checkpoints import Writer
+from silva.types import Group, Sample
 
+__all__ = ["Loop", "Parts", "Settings", "split"]
 T = TypeVar("T")
-Row = tuple[Group, list[Sample]]
-"""A group and the samples of its trajectories."""
 
 
-@dataclass(frozen=True)
-class Settings:
-    """The part of the configuration the loop reads. `eval_every`: 0 for the last step only."""
+@dataclass
+class Trained:
+    """What a step has played and trained. `updates`: the metrics of each."""
 
-    steps: int
-    temperature: float  # of the rollouts, as configured
-    trainer: LocalTrainerSettings
-    eval_every: int
-    collapse_every: int
-    checkpoint: Checkpoint
-
-    @property
-    def updates(self) -> int:
-        """Of the whole run: where schedules end."""
-        return self.steps * self.trainer.updates_per_step
-
-    def evaluates(self, step: int) -> bool:
-        return step == self.steps or bool(self.eval_every and step % self.eval_every == 0)
-
-
-@dataclass(frozen=True)
-class Parts:
-    """Everything the loop joins; constructed in commands/train.py.
-
-    evaluate: plays the held-out tasks; its argument says when, for messages.
-    """
-
-    settings: Settings
-    recipe: Algorithm
-    trainer: Trainer
-    engine: Engine
-    buffer: Buffer
-    evaluate: Callable[[str], Awaitable[list[Evaluation]]]
-    ledger: Ledger
-    store: CheckpointStore
-    monitor: Monitor
-    notices: Notices
-    phases: Phases
-    replay: Replay | None = None
-    probe: Probe | None = None  # None: the engine shares the trainer's parameters
+    batch: Batch
+    rows: list[Row] = field(default_factory=list)
+    updates: list[dict[str, float]] = field(default_factory=list)
+    diagnosis: dict[str, float] = field(default_factory=dict)
 
 
 class Loop:
@@ -103,6 +58,7 @@ class Loop:
 
     def __init__(self, parts: Parts, state: RunState):
         self.parts, self.state = parts, state
+        self._updates = Updates(parts)
         self._saved: RunState | None = None  # that of the newest checkpoint written by this process
 
     async def run(self, begun: Callable[[], None] = lambda: None) -> RunState:
@@ -156,62 +112,66 @@ class Loop:
     async def _step(self, interrupt: Interrupt) -> None:
         p, step = self.parts, self.state.step + 1
         p.phases.step.clear()
-        with p.phases("rollout"):
-            p.monitor.stage("rollout", 0, p.buffer.size)
-            temperature = self.state.controllers.get("temperature", p.settings.temperature)
-            batch = await interrupt.during(p.buffer.collect(step, temperature))
-        with p.phases("train"):
-            replayed = p.replay.draw(step, p.trainer.version) if p.replay and batch.kept else []
-            rows = await self._with_advantages([*batch.kept, *replayed], len(batch.kept))
-            diagnosis = await self._diagnosis(step, batch, replayed)
-            updates = await self._train(step, rows, len(batch.kept))
-            if p.replay:
-                p.replay.add(step, batch.kept)
+        done = await (self._overlapped if p.settings.overlap else self._in_turn)(step, interrupt)
         with p.phases("publish"):
-            probed = await self._publish(step, trained=bool(updates))
-        samples = [sample for _, samples in rows for sample in samples]
-        p.monitor.rollouts(step, training_rows(batch, samples))
-        self._advance(batch, samples, updates, diagnosis | probed)
+            probed = await self._publish(step, trained=bool(done.updates))
+        samples = [sample for _, samples in done.rows for sample in samples]
+        p.monitor.rollouts(step, training_rows(done.batch, samples))
+        self._advance(done.batch, samples, done.updates, done.diagnosis | probed)
         await self._finish_step(self.state.pending or {}, interrupt)
 
-    async def _with_advantages(self, groups: Sequence[Group], own: int) -> list[Row]:
-        """The rows of the groups with advantages, from what the trainer knows before its first update.
+    async def _in_turn(self, step: int, interrupt: Interrupt) -> Trained:
+        """Play the whole batch, then make the updates: each of a share of the groups that are kept."""
+        p, done, controllers = self.parts, Trained(Batch(step)), self.state.controllers
+        with p.phases("rollout"):
+            p.monitor.stage("rollout", 0, p.buffer.size)
+            done.batch = batch = await interrupt.during(p.buffer.collect(step, self._temperature))
+        with p.phases("train"):
+            replayed = p.replay.draw(step, p.trainer.version) if p.replay and batch.kept else []
+            own, count = len(batch.kept), p.settings.trainer.updates_per_step
+            done.rows = await self._updates.rows([*batch.kept, *replayed], own, controllers)
+            done.diagnosis = await self._diagnosis(step, batch, replayed)
+            shares = zip_longest(split(done.rows[:own], count), split(done.rows[own:], count), fillvalue=())
+            for number, (new, again) in enumerate(shares):
+                done.updates.append(await self._update(step, number, new, again))
+            if p.replay:
+                p.replay.add(step, batch.kept)
+        return done
 
-        Args:
-            own: how many of the groups are of this step; the others are replayed.
+    async def _overlapped(self, step: int, interrupt: Interrupt) -> Trained:
+        """Make each update as soon as its share of the batch is played, while the others are still played.
+
+        The engine gets the new weights after the last one, so all of the batch is of one version. Once the
+        first update is made, the step is played to its end: half of it is nothing to go on from.
         """
-        p, rows = self.parts, [(group, to_samples([group])) for group in groups]
-        samples = list(chain.from_iterable(samples for _, samples in rows))
-        if not samples:
-            return rows
-        self._check_fresh(samples, {group.key for group in groups[own:]})
-        if not p.buffer.work.in_flight:
-            await p.engine.sleep()
-        ends = next_states(groups, p.engine.capabilities.context) if p.recipe.bootstraps else []
-        signals = await p.trainer.score([*samples, *ends], p.recipe.needs) if p.recipe.needs else Signals()
-        values = signals.values[len(samples) :] if ends and signals.values else ()
-        ahead = {end.trajectory: float(row[-1]) for end, row in zip(ends, values, strict=True)}
-        found = iter(
-            with_advantages(
-                p.recipe, samples, groups, signals.first(len(samples)), self.state.controllers,
-                bootstrap=ahead,
-            )
-        )  # fmt: skip
-        return [(group, [next(found) for _ in samples]) for group, samples in rows]
+        p, done = self.parts, Trained(Batch(step))
+        sizes = [len(share) for share in split(range(p.buffer.size), p.settings.trainer.updates_per_step)]
+        for number, size in enumerate(sizes):
+            with p.phases("rollout"):
+                left = sum(sizes[number + 1 :])
+                share = p.buffer.share(step, self._temperature, size, left)
+                pieces = await (share if done.updates else interrupt.during(share))
+                done.batch.pieces += pieces
+            with p.phases("train"):
+                groups = [group for piece in pieces for group in piece.kept]
+                rows = await self._updates.rows(groups, len(groups), self.state.controllers)
+                if rows:
+                    done.updates.append(await self._update(step, len(done.updates), rows, ()))
+                done.rows += rows
+        p.buffer.check(done.batch)
+        with p.phases("train"):
+            done.diagnosis = await self._diagnosis(step, done.batch, ())
+        return done
 
-    def _check_fresh(self, samples: Sequence[Sample], replayed: Collection[str]) -> None:
-        """Raises RecordError if the policy of a token is staler than admission allows, or `replay` does."""
-        now, level = self.parts.trainer.version, self.parts.buffer.work.level
-        for sample in samples:
-            if sample.group in replayed:
-                continue
-            sampled = sample.versions[sample.versions >= 0]
-            if len(sampled) and not now - level <= sampled.min() <= sampled.max() <= now:
-                raise RecordError(
-                    f"a token of {sample.trajectory}: got one of versions {sampled.min()} to {sampled.max()} "
-                    f"of the policy while version {now} is trained, expected at most "
-                    f"rollout.max_async_level = {level} versions before it"
-                )
+    async def _update(
+        self, step: int, number: int, new: Sequence[Row], again: Sequence[Row]
+    ) -> dict[str, float]:
+        controllers, made = self.state.controllers, self.state.updates
+        return await self._updates.update(step, number, new, again, controllers, made=made)
+
+    @property
+    def _temperature(self) -> float:
+        return self.state.controllers.get("temperature", self.parts.settings.temperature)
 
     async def _diagnosis(self, step: int, batch: Batch, replayed: Sequence[Group]) -> dict[str, float]:
         p, found = self.parts, dict[str, float]()
@@ -223,44 +183,6 @@ class Loop:
             return found
         collapse = await collapse_metrics(p.trainer, batch.groups)
         return found | {f"collapse/{name}": value for name, value in collapse.items()}
-
-    async def _train(self, step: int, rows: Sequence[Row], own: int) -> list[dict[str, float]]:
-        """The metrics of each update: a share of the step's own groups, and of those that are replayed."""
-        p, results, updates = self.parts, [], self.parts.settings.trainer.updates_per_step
-        shares = zip_longest(split(rows[:own], updates), split(rows[own:], updates), fillvalue=())
-        for update, (new, again) in enumerate(shares):
-            part = [*new, *again]
-            groups = [group for group, _ in part]
-            samples = normalise(
-                [sample for _, samples in part for sample in samples],
-                p.recipe.aggregation,
-                constant=self._constant(groups),
-            )
-            p.ledger.record("trained", step=step, update=update, groups=[g.key for g, _ in new])
-            if again:
-                p.ledger.record("replayed", step=step, update=update, groups=[g.key for g, _ in again])
-            p.ledger.commit()
-            p.monitor.stage("train", update, p.settings.trainer.updates_per_step)
-            loss = p.recipe.loss_spec(self.state.controllers)
-            found = dict(await p.trainer.forward_backward(samples, loss))
-            found |= await p.trainer.optim_step(*self._optim_params(self.state.updates + update))
-            p.notices.update(step, found)
-            results.append(found)
-        return results
-
-    def _optim_params(self, update: int) -> tuple[OptimParams, OptimParams | None]:
-        """Of the policy, and of the critic if there is one."""
-        trainer, total = self.parts.settings.trainer, self.parts.settings.updates
-        critic = optim_params(update, trainer.critic.optimizer, total) if self.parts.recipe.critic else None
-        return optim_params(update, trainer.optimizer, total), critic
-
-    def _constant(self, groups: Sequence[Group]) -> float | None:
-        """What `aggregation = "constant"` divides the update's loss by."""
-        recipe = self.parts.recipe
-        if recipe.aggregation != "constant":
-            return None
-        trajectories = sum(len(group.scored) for group in groups)
-        return recipe.aggregation_constant or float(trajectories * self.parts.buffer.longest)
 
     async def _publish(self, step: int, *, trained: bool) -> dict[str, float]:
         """The policy becomes the reference when that is due, and after an update the engine's; metrics."""

@@ -95,13 +95,16 @@ class WorkQueue:
             for label, w in waiting
         ]
 
-    async def take(self, count: int, step: int, *, attempt: int, temperature: float) -> list[Played]:
+    async def take(
+        self, count: int, step: int, *, attempt: int, temperature: float, ahead: int = 0
+    ) -> list[Played]:
         """The `count` oldest pieces of work, for this step; waits until they are played.
 
         Args:
             attempt: 0, or the number of the refill.
+            ahead: more of this step, which are issued too and taken later.
         """
-        behind = min(self.level, self.steps - step) * self.batch
+        behind = min(self.level, self.steps - step) * self.batch + ahead
         self._issue(count + behind - len(self._flights), step, attempt, temperature)
         taken = [self._flights.popleft() for _ in range(count)]
         done = 0

@@ -8,8 +8,8 @@
     is stopped (SIGSTOP)                       TICK (Linux)
     does not answer /alive                     DEAD_AFTER, once it has answered before
 
-A lost part is killed and started again at the same address. What it knew the orchestrator gives it again, from
-a checkpoint. Every process dies with this one (process.tie_to_parent). Signals are passed on to the
+A lost part is killed and started again at the same address. What it knew the orchestrator gives it again, out
+of a checkpoint. Every process dies with this one (process.tie_to_parent). Signals are passed on to the
 orchestrator, which ends with a checkpoint. Not here: what the parts do, and torch.
 """
 
@@ -29,10 +29,11 @@ from silva.ports import CLOCK
 from silva.transport import Peer, Refused, Unreachable
 
 TICK = 0.2  # seconds between two looks at the processes
+SOON = 0.02  # seconds between two looks at a process that has been told to end
 CHECK = 1.0  # seconds between two questions whether a part is alive
 DEAD_AFTER = 4.0  # seconds without an answer
 GRACE = 5.0  # seconds that a process has to end when it is told to
-SHORT = 20.0  # a part that lives for less than these seconds has failed at its start
+SHORT = 20.0  # an orchestrator that lives for less than these seconds has failed at its start
 MOST_FAILURES = 3  # starts in a row that may fail
 KEPT = 30  # lines of a part that are shown when it fails for good
 
@@ -118,14 +119,19 @@ class Supervisor:
             return code if code >= 0 else 128 - code
         await self._kill(running)
         await self._no_more(running)
-        lived = CLOCK.monotonic() - running.began
-        failures = running.failures + 1 if lived < SHORT and running.heard is None else 0
+        failures = running.failures + 1 if self._failed(running) else 0
         if failures >= MOST_FAILURES or self._asked:
             raise SilvaError("\n  ".join([f"{part.name} {why}; its last lines:", *running.lines]))
         self._say(f"{part.name} {why}: it is started again")
         self._running[part.name] = await self._start(part, first=False)
         self._running[part.name].failures = failures
         return None
+
+    def _failed(self, running: Running) -> bool:
+        """Whether it never came so far as to work: loading a model may take minutes before it fails."""
+        if running.part.address:
+            return running.heard is None
+        return CLOCK.monotonic() - running.began < SHORT
 
     def _lost(self, running: Running) -> str:
         """Why the part is lost, in words; "" if it is not."""
@@ -159,8 +165,15 @@ class Supervisor:
         return running
 
     async def _read(self, running: Running) -> None:
-        assert running.process.stdout is not None
-        while line := await running.process.stdout.readline():
+        stream = running.process.stdout
+        assert stream is not None
+        while True:
+            try:
+                line = await stream.readline()
+            except ValueError:  # it is too long and dropped: a full pipe would stop the part
+                continue
+            if not line:
+                return
             text = line.decode(errors="replace").rstrip()
             running.lines.append(text)
             self._log(f"{running.part.name}: {text}")
@@ -194,7 +207,7 @@ class Supervisor:
         """The process and all that it has started in its group."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(running.process.pid, signal.SIGKILL)
-        await running.process.wait()
+        await _ended(running.process)
 
     async def _end(self) -> None:
         """Orchestrator first, if it still lives: it uses the others."""
@@ -204,7 +217,7 @@ class Supervisor:
                 with contextlib.suppress(ProcessLookupError):
                     running.process.terminate()
                 with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(running.process.wait(), GRACE)
+                    await asyncio.wait_for(_ended(running.process), GRACE)
             await self._kill(running)
             await self._no_more(running)
 
@@ -213,6 +226,12 @@ class Supervisor:
         for running in self._running.values():
             if not running.part.address and running.process.returncode is None:
                 running.process.send_signal(number)
+
+
+async def _ended(process: asyncio.subprocess.Process) -> None:
+    """`process.wait()` would also wait for the children that hold its output."""
+    while process.returncode is None:
+        await CLOCK.sleep(SOON)
 
 
 def _is_stopped(pid: int) -> bool:

@@ -37,6 +37,9 @@ class RolloutSettings(Section):
     max_async_level: Annotated[int, Field(ge=0)] = 0
     """How many steps rollouts may be ahead of training, and with it how many versions their policy may be
     behind (staleness). 0: a step's rollouts begin when the step before it is published."""
+    overlap_training: bool = False
+    """Make each update of a step as soon as its share of the groups is played, while the others are still
+    played ("periodic asynchrony"). All groups of a step have one version of the policy: staleness stays 0."""
     max_off_policy_steps: Annotated[int, Field(ge=0)] | None = None
     """How many updates a rollout in flight may live through; at the next one it is cancelled and begins again
     with the new policy. 0: each update cancels all that have not ended. null: none is cancelled."""

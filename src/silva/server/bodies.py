@@ -122,7 +122,7 @@ class CompletionBody(SamplingBody):
     max_tokens: Annotated[int, Field(ge=0, le=MAX_TOKENS)] = 16
     logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     echo: bool = False
-    best_of: int | None = None
+    best_of: Annotated[int, Field(ge=1, le=CHOICES)] | None = None
 
 
 class ScoreBody(Body):

@@ -9,15 +9,16 @@ from __future__ import annotations
 import json
 import secrets
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from starlette.types import Receive
 
 from silva.errors import ContextOverflow
 from silva.ports import CLOCK
-from silva.rendering.reasoning import split_reasoning
+from silva.rendering.reasoning import ends_in_thought, split_reasoning
 from silva.rendering.renderer import Renderer
-from silva.server.bodies import ChatBody
+from silva.server.bodies import ChatBody, MessageBody
 from silva.server.completions import FINISH, exact, last_chunk, seeds, usage
 from silva.server.dialogue import dialogue, tool_specs
 from silva.server.guard import HttpError
@@ -54,14 +55,19 @@ async def chat(service: Service, body: ChatBody, receive: Receive, size: int) ->
 
 
 def _prompt(service: Service, body: ChatBody, tools: Sequence[ToolSpec]) -> list[int]:
-    messages = dialogue(body.messages)
-    characters = sum(len(message.content) for message in messages)
+    characters = sum(_characters(message) for message in body.messages)
     context = service.engine.capabilities.context
     if characters > CHARACTERS * context:
         raise ContextOverflow(
             f"messages of {characters} characters leave no room in a context of {context} tokens"
         )
-    return service.tokens_of(service.renderer.context(messages, tools))
+    return service.tokens_of(service.renderer.context(dialogue(body.messages), tools))
+
+
+def _characters(message: MessageBody) -> int:
+    texts = (message.content, message.reasoning_content, message.reasoning)
+    calls = sum(len(call.function.arguments) for call in message.tool_calls or ())
+    return calls + sum(len(text) for text in texts if text)
 
 
 def _max_tokens(body: ChatBody, room: int) -> int:
@@ -80,7 +86,11 @@ def _choices(
 ) -> list[dict[str, Any]]:
     choices = []
     for number, completion in enumerate(found):
-        message = _message(renderer.parse(completion.tokens, stop=stop, tools=tools), body, completion, tools)
+        said = renderer.parse(completion.tokens, stop=stop, tools=tools)
+        if said.errors or (said.tool_calls and not tools):  # then they are text
+            text = split_reasoning(said.raw or "", opened=ends_in_thought(renderer.opening))[1]
+            said = replace(said, content=text, tool_calls=())
+        message = _message(said, body.stop if completion.stop_reason == "stop_string" else ())
         ended = FINISH[completion.stop_reason]
         choice: dict[str, Any] = {
             "index": number,
@@ -94,19 +104,12 @@ def _choices(
     return choices
 
 
-def _message(
-    said: Message, body: ChatBody, completion: Completion, tools: Sequence[ToolSpec]
-) -> dict[str, Any]:
-    content, reasoning = said.content, said.reasoning
-    calls = said.tool_calls if tools and not said.errors else ()
-    if (said.errors or said.tool_calls) and not calls:
-        content = split_reasoning(said.raw or "")[1]
-    if completion.stop_reason == "stop_string":
-        content = _without_stop(content, body.stop)
-        reasoning = reasoning and _without_stop(reasoning, body.stop)
+def _message(said: Message, stop: Sequence[str]) -> dict[str, Any]:
+    """As OpenAI's API writes it. `stop`: the strings one of which stopped it."""
+    content, calls = _without_stop(said.content, stop), said.tool_calls
     message: dict[str, Any] = {"role": "assistant", "content": content if content or not calls else None}
-    if reasoning is not None:
-        message["reasoning_content"] = reasoning
+    if said.reasoning is not None:
+        message["reasoning_content"] = _without_stop(said.reasoning, stop)
     if calls:
         message["tool_calls"] = [
             {
@@ -140,7 +143,8 @@ def _logprobs(renderer: Renderer, body: ChatBody, completion: Completion) -> lis
 
 def chunks(answer: dict[str, Any], body: ChatBody) -> list[dict[str, Any]]:
     """The answer as a stream: for each choice its message in one piece, then why it ended."""
-    head = {name: value for name, value in answer.items() if name not in ("choices", "usage")}
+    kept = ("choices", "usage", "prompt_token_ids")
+    head = {name: value for name, value in answer.items() if name not in kept}
     head["object"] = "chat.completion.chunk"
     found = []
     for choice in answer["choices"]:
@@ -151,4 +155,6 @@ def chunks(answer: dict[str, Any], body: ChatBody) -> list[dict[str, Any]]:
         found.append({**head, "choices": [{**rest, "delta": delta, "finish_reason": None}]})
         end = {"index": choice["index"], "delta": {}, "logprobs": None}
         found.append({**head, "choices": [{**end, "finish_reason": choice["finish_reason"]}]})
+    if "prompt_token_ids" in answer:  # once
+        found[0]["prompt_token_ids"] = answer["prompt_token_ids"]
     return [*found, *last_chunk(head, answer, body)]

@@ -20,6 +20,8 @@ from silva.server.guard import HttpError
 from silva.server.service import Service, apart
 from silva.types import Completion, CompletionStop, SamplingParams, TokenScores
 
+COPIED = 1 << 20  # tokens of prompts in one answer
+SCORED = 1 << 18  # the same where each has its log-probabilities and texts
 FINISH: Mapping[CompletionStop, str] = {
     "stop_token": "stop", "stop_string": "stop", "length": "length", "context_overflow": "length"
 }  # fmt: skip
@@ -39,6 +41,9 @@ async def complete(service: Service, body: CompletionBody, receive: Receive, siz
         raise HttpError(400, "max_tokens: got 0, expected 1 or more (0 only with echo)")
     texts = size if isinstance(body.prompt[0], str) else 0
     prompts = await apart(8 * texts, lambda: [service.tokens_of(prompt) for prompt in body.prompt])
+    tokens = body.n * sum(map(len, prompts))
+    service.check_size(body.n * len(prompts), tokens)
+    _check_copies(body, tokens)
     scores: list[TokenScores | None] = [None] * len(prompts)
     if body.echo and body.logprobs is not None:
         scores = [*await service.score(receive, prompts, 1)]
@@ -46,8 +51,19 @@ async def complete(service: Service, body: CompletionBody, receive: Receive, siz
     if body.max_tokens:
         repeated = [prompt for prompt in prompts for _ in range(body.n)]
         found = await service.sample(receive, repeated, _params(service.renderer, body, len(prompts)))
-    work = sum(len(each.tokens) for each in found) + body.n * sum(map(len, prompts))
+    work = sum(len(each.tokens) for each in found) + tokens
     return await apart(8 * work, _answer, service.renderer, body, prompts, scores, found)
+
+
+def _check_copies(body: CompletionBody, tokens: int) -> None:
+    """Every choice repeats its prompt: refuse an answer that would take too much memory."""
+    scored = body.echo and body.logprobs is not None
+    most = SCORED if scored else COPIED
+    if (body.echo or body.return_token_ids) and tokens > most:
+        raise HttpError(
+            400, f"{'echo' if body.echo else 'return_token_ids'}: n times the tokens of the prompts are "
+            f"{tokens}, expected at most {most}"
+        )  # fmt: skip
 
 
 def _params(renderer: Renderer, body: CompletionBody, prompts: int) -> list[SamplingParams]:

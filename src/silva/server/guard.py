@@ -15,6 +15,7 @@ import hmac
 import ipaddress
 import json
 import socket
+import traceback
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 from urllib.parse import urlsplit
@@ -142,21 +143,18 @@ class Guard:
         except Exception as error:
             fault = fault_of(error)
             if fault.status >= 500:
-                where = f"{scope['method']} {scope['path']}"[:SHOWN]
-                self._log(f"{where}: {fault.status} {type(error).__name__}: {error}")
+                self._log(_line(scope, fault, error))
             if started:  # the client sees a cut connection: half an answer must not look like a whole one
                 raise
             await _answer(fault, send)
 
     def _admit(self, scope: Scope) -> None:
-        headers = [(name, value) for name, value in scope["headers"]]
-        hosts = [value.decode("latin-1") for name, value in headers if name == b"host"]
+        hosts, origins = _values(scope, b"host"), _values(scope, b"origin")
         if len(hosts) != 1 or not self._is_ours(f"//{hosts[0]}"):
             raise HttpError(403, f"Host: got {', '.join(hosts) or 'none'}, expected a name of this server")
-        origins = [value.decode("latin-1") for name, value in headers if name == b"origin"]
         if not all(self._is_ours(origin) for origin in origins):
             raise HttpError(403, f"Origin: got {', '.join(origins)}, which is another site")
-        tokens = [value for name, value in headers if name == b"authorization"]
+        tokens = [token.encode("latin-1") for token in _values(scope, b"authorization")]
         if self._token and not (len(tokens) == 1 and hmac.compare_digest(tokens[0], self._token)):
             raise HttpError(
                 401, "a key is needed: Authorization: Bearer KEY", headers={"www-authenticate": "Bearer"}
@@ -175,8 +173,8 @@ class Guard:
 
     async def _body(self, scope: Scope, receive: Receive) -> bytes | None:
         """The whole body; None if the client went away."""
-        lengths = [value for name, value in scope["headers"] if name == b"content-length"]
-        if lengths and lengths[0].isdigit() and int(lengths[0][:20]) > self._max_body:
+        lengths = _values(scope, b"content-length")
+        if lengths and lengths[0].isdecimal() and int(lengths[0][:20]) > self._max_body:
             raise self._too_large()
         parts: list[bytes] = []
         size = 0
@@ -203,6 +201,19 @@ class Guard:
 
     def _too_large(self) -> HttpError:
         return HttpError(413, f"the body is too large, expected at most {self._max_body} bytes")
+
+
+def _line(scope: Scope, fault: Fault, error: Exception) -> str:
+    """One line of the log, whatever the request and the error hold; of a bug it says where."""
+    text = f"{scope['method']} {scope['path']}: {fault.status} {type(error).__name__}: {error}"[:SHOWN]
+    frames = traceback.extract_tb(error.__traceback__)
+    if frames and not isinstance(error, SilvaError):
+        text += f" ({frames[-1].filename}:{frames[-1].lineno})"
+    return "".join(character if character.isprintable() else " " for character in text)
+
+
+def _values(scope: Scope, header: bytes) -> list[str]:
+    return [value.decode("latin-1") for name, value in scope["headers"] if name == header]
 
 
 def _replayed(body: bytes, receive: Receive) -> Receive:

@@ -51,7 +51,7 @@ def document(
         if body is not None:
             schemas |= _schemas(body)
             content = _json({"$ref": f"{REFERENCE}{body.__name__}"})
-            operation["requestBody"] = {"required": True, "content": content}
+            operation["requestBody"] = {"required": bool(body.model_fields), "content": content}
         paths.setdefault(path, {})[method.lower()] = operation
     for node in _nodes(schemas):
         if node.get("format") == TOKEN_FORMAT:

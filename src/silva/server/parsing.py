@@ -87,15 +87,7 @@ def parse(data: bytes) -> dict[str, Any]:
         raise HttpError(400, f"the body is not valid JSON: {error}") from None
     if not isinstance(value, dict):
         raise HttpError(400, f"the body: got {shown(value)}, expected a JSON object")
-    level: list[Any] = [value]
-    for _ in range(DEPTH):
-        level = [
-            inner
-            for each in level
-            for inner in (each.values() if isinstance(each, dict) else each)
-            if isinstance(inner, dict | list)
-        ]
-    if level:
+    if _deeper(value, DEPTH):
         raise HttpError(400, f"the body is nested too deeply, expected at most {DEPTH} levels")
     return value
 
@@ -133,6 +125,20 @@ def _check_neutral(name: str, value: Any, kind: type[Body]) -> None:
         allowed = " or ".join(json.dumps(each) for each in NEUTRAL[name])
         instead = f"; expected {allowed}, or to leave it out" if allowed else "; leave it out"
         raise HttpError(400, f"{name}: got {shown(value)}, which this server does not support{instead}")
+
+
+def _deeper(value: Any, depth: int) -> bool:
+    """Whether there are more levels; without recursion, which the body could exhaust."""
+    level = [value]
+    while level and depth:
+        depth -= 1
+        level = [
+            inner
+            for each in level
+            for inner in (each.values() if isinstance(each, dict) else each)
+            if isinstance(inner, dict | list)
+        ]
+    return bool(level)
 
 
 def _no_number(name: str) -> None:

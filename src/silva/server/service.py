@@ -140,12 +140,19 @@ class Service:
         self.counts.add("completion_tokens", len(found.tokens))
         return found
 
-    @contextlib.contextmanager
-    def _admitted(self, count: int, tokens: int) -> Iterator[None]:
-        limits = self.limits
-        for got, most, what in ((count, limits.waiting, "completions"), (tokens, limits.tokens, "tokens")):
+    def check_size(self, count: int, tokens: int) -> None:
+        """Refuse what could never be admitted: so many completions, of prompts of so many tokens together."""
+        for got, most, what in (
+            (count, self.limits.waiting, "completions"),
+            (tokens, self.limits.tokens, "tokens of prompts"),
+        ):
             if got > most:
                 raise HttpError(400, f"asks for {got} {what} at once, expected at most {most}")
+
+    @contextlib.contextmanager
+    def _admitted(self, count: int, tokens: int) -> Iterator[None]:
+        self.check_size(count, tokens)
+        limits = self.limits
         if self.asked + count > limits.waiting or self._held + tokens > limits.tokens:
             raise HttpError(
                 429,

@@ -141,9 +141,7 @@ class TrainerServer:
 
     def _check(self, session: str) -> None:
         if not self._session or not secrets.compare_digest(session.encode(), self._session.encode()):
-            raise PartLost(
-                f"session {session!r} has ended: the trainer was started or opened again since"
-            )
+            raise PartLost(f"session {session!r} has ended: the trainer was started or opened again since")
 
     def _heard(self) -> tuple[str, ...]:
         said = tuple(self._said)

@@ -40,6 +40,7 @@ class BroadcastTrainer:
         self._inner, self._loaded, self._compute = inner, loaded, compute
         self._folder, self._kind = folder.absolute(), kind
         self._last: Snapshot | None = None
+        self._paths: list[Path] = []  # in the order they were written: a load goes back to an earlier version
         self.capabilities = dataclasses.replace(inner.capabilities, publishes=kind)
         FILES.remove_tree(self._folder)
 
@@ -71,9 +72,9 @@ class BroadcastTrainer:
         await asyncio.to_thread(FILES.remove_tree, path)
         FILES.rename(temporary, path)
         self._last = dataclasses.replace(snapshot, folder=dataclasses.replace(found, path=str(path)))
-        old = sorted(self._folder.glob("version_*"), key=lambda each: int(each.name.removeprefix("version_")))
-        for each in old[:-KEPT]:
-            await asyncio.to_thread(FILES.remove_tree, each)
+        self._paths = [*(each for each in self._paths if each != path), path]
+        while len(self._paths) > KEPT:
+            await asyncio.to_thread(FILES.remove_tree, self._paths.pop(0))
         return self._last
 
     async def restart(self) -> None:

@@ -1,0 +1,63 @@
+"""What the loop joins."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+from silva.algorithms.settings import Algorithm
+from silva.config.sections import Checkpoint
+from silva.evaluation.evaluator import Evaluation
+from silva.monitoring.monitor import Monitor
+from silva.orchestrator.buffer import Buffer
+from silva.orchestrator.notices import Notices
+from silva.orchestrator.phases import Phases
+from silva.orchestrator.probe import Probe
+from silva.orchestrator.replay import Replay
+from silva.protocols import Engine, Trainer
+from silva.storage.checkpoints import CheckpointStore
+from silva.storage.ledger import Ledger
+from silva.trainer.settings import LocalTrainerSettings
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The part of the configuration the loop reads. `eval_every`: 0 for the last step only."""
+
+    steps: int
+    temperature: float  # of the rollouts, as configured
+    trainer: LocalTrainerSettings
+    eval_every: int
+    collapse_every: int
+    checkpoint: Checkpoint
+    overlap: bool = False  # updates begin while the last groups of their step are played
+
+    @property
+    def updates(self) -> int:
+        """Of the whole run: where schedules end."""
+        return self.steps * self.trainer.updates_per_step
+
+    def evaluates(self, step: int) -> bool:
+        return step == self.steps or bool(self.eval_every and step % self.eval_every == 0)
+
+
+@dataclass(frozen=True)
+class Parts:
+    """Everything the loop joins; constructed in commands/train.py.
+
+    evaluate: plays the held-out tasks; its argument says when, for messages.
+    """
+
+    settings: Settings
+    recipe: Algorithm
+    trainer: Trainer
+    engine: Engine
+    buffer: Buffer
+    evaluate: Callable[[str], Awaitable[list[Evaluation]]]
+    ledger: Ledger
+    store: CheckpointStore
+    monitor: Monitor
+    notices: Notices
+    phases: Phases
+    replay: Replay | None = None
+    probe: Probe | None = None  # None: the engine shares the trainer's parameters

@@ -1,0 +1,115 @@
+"""From groups to updates of the policy: rows, advantages, loss, optimizer step.
+
+groups ──to_samples──> rows ──score, with_advantages──> rows with advantages ──> update ──> metrics
+                                                                                  │
+                                                          ledger first: who is trained
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from itertools import chain
+
+from silva.algorithms.aggregation import normalise
+from silva.algorithms.compose import with_advantages
+from silva.errors import RecordError
+from silva.orchestrator.parts import Parts
+from silva.orchestrator.schedule import optim_params
+from silva.rollouts.samples import next_states, to_samples
+from silva.types import Group, OptimParams, Sample, Signals
+
+Row = tuple[Group, list[Sample]]
+"""A group and the samples of its trajectories."""
+
+
+class Updates:
+    """`controllers`, where asked for, is the state of the recipe's controllers."""
+
+    def __init__(self, parts: Parts) -> None:
+        self.parts = parts
+
+    async def rows(self, groups: Sequence[Group], own: int, controllers: Mapping[str, float]) -> list[Row]:
+        """The rows of the groups with advantages, from what the trainer knows before its first update.
+
+        Args:
+            own: how many of the groups are of this step; the others are replayed.
+        """
+        p, rows = self.parts, [(group, to_samples([group])) for group in groups]
+        samples = list(chain.from_iterable(samples for _, samples in rows))
+        if not samples:
+            return rows
+        self._check_fresh(samples, {group.key for group in groups[own:]})
+        if not p.buffer.work.in_flight:
+            await p.engine.sleep()
+        ends = next_states(groups, p.engine.capabilities.context) if p.recipe.bootstraps else []
+        signals = await p.trainer.score([*samples, *ends], p.recipe.needs) if p.recipe.needs else Signals()
+        values = signals.values[len(samples) :] if ends and signals.values else ()
+        ahead = {end.trajectory: float(row[-1]) for end, row in zip(ends, values, strict=True)}
+        found = iter(
+            with_advantages(
+                p.recipe, samples, groups, signals.first(len(samples)), controllers,
+                bootstrap=ahead,
+            )
+        )  # fmt: skip
+        return [(group, [next(found) for _ in samples]) for group, samples in rows]
+
+    def _check_fresh(self, samples: Sequence[Sample], replayed: Collection[str]) -> None:
+        """Raises RecordError if the policy of a token is staler than admission allows, or `replay` does."""
+        now, level = self.parts.trainer.version, self.parts.buffer.work.level
+        for sample in samples:
+            if sample.group in replayed:
+                continue
+            sampled = sample.versions[sample.versions >= 0]
+            if len(sampled) and not now - level <= sampled.min() <= sampled.max() <= now:
+                raise RecordError(
+                    f"a token of {sample.trajectory}: got one of versions {sampled.min()} to {sampled.max()} "
+                    f"of the policy while version {now} is trained, expected at most "
+                    f"rollout.max_async_level = {level} versions before it"
+                )
+
+    async def update(
+        self,
+        step: int,
+        number: int,
+        new: Sequence[Row],
+        again: Sequence[Row],
+        controllers: Mapping[str, float],
+        *,
+        made: int,
+    ) -> dict[str, float]:
+        """One optimizer step on rows of this step (`new`) and replayed ones; its metrics.
+
+        Args:
+            number: of the update in its step.
+            made: updates before this step.
+        """
+        p, part = self.parts, [*new, *again]
+        groups = [group for group, _ in part]
+        samples = normalise(
+            [sample for _, samples in part for sample in samples],
+            p.recipe.aggregation,
+            constant=self._constant(groups),
+        )
+        p.ledger.record("trained", step=step, update=number, groups=[g.key for g, _ in new])
+        if again:
+            p.ledger.record("replayed", step=step, update=number, groups=[g.key for g, _ in again])
+        p.ledger.commit()
+        p.monitor.stage("train", number, p.settings.trainer.updates_per_step)
+        found = dict(await p.trainer.forward_backward(samples, p.recipe.loss_spec(controllers)))
+        found |= await p.trainer.optim_step(*self._optim_params(made + number))
+        p.notices.update(step, found)
+        return found
+
+    def _optim_params(self, update: int) -> tuple[OptimParams, OptimParams | None]:
+        """Of the policy, and of the critic if there is one."""
+        trainer, total = self.parts.settings.trainer, self.parts.settings.updates
+        critic = optim_params(update, trainer.critic.optimizer, total) if self.parts.recipe.critic else None
+        return optim_params(update, trainer.optimizer, total), critic
+
+    def _constant(self, groups: Sequence[Group]) -> float | None:
+        """What `aggregation = "constant"` divides the update's loss by."""
+        recipe = self.parts.recipe
+        if recipe.aggregation != "constant":
+            return None
+        trajectories = sum(len(group.scored) for group in groups)
+        return recipe.aggregation_constant or float(trajectories * self.parts.buffer.longest)

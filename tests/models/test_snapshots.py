@@ -1,0 +1,152 @@
+"""Weights that a folder brings to a model: what fits is copied, anything else changes nothing."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from tests.models.tiny import TINY
+
+from silva.config.sections import Lora
+from silva.errors import ModelError
+from silva.models.loading import LoadedModel, load_model
+from silva.models.snapshots import load_weights, save_parameters, weight_folder
+
+FIRST = "model.layers.0.self_attn.q_proj.weight"
+Tensors = dict[str, torch.Tensor]
+
+
+def model(seed: int, *, lora: bool = False) -> LoadedModel:
+    adapters = Lora(rank=2, alpha=4.0, dropout=0.0) if lora else None
+    return load_model(TINY.model_copy(update={"lora": adapters}), seed=seed)
+
+
+def state(loaded: LoadedModel) -> Tensors:
+    return {name: p.detach().clone() for name, p in loaded.model.named_parameters()}
+
+
+def equal(one: Tensors, other: Tensors) -> bool:
+    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+
+
+def test_saved_parameters_come_back_to_the_bit_and_in_place(tmp_path: Path) -> None:
+    trained, other = model(1), model(2)
+    places = {name: p.data_ptr() for name, p in other.model.named_parameters()}
+    save_parameters(trained, tmp_path / "w")
+    load_weights(other, weight_folder(tmp_path / "w"))
+    assert equal(state(trained), state(other))
+    assert places == {name: p.data_ptr() for name, p in other.model.named_parameters()}
+    assert all(p.requires_grad for p in other.model.parameters())
+
+
+def test_a_tied_head_is_written_once(tmp_path: Path) -> None:
+    save_parameters(model(1), tmp_path / "w")
+    names = load_file(tmp_path / "w" / "model.safetensors").keys()
+    assert "model.embed_tokens.weight" in names and "lm_head.weight" not in names
+
+
+def test_adapters_leave_the_base_model_alone(tmp_path: Path) -> None:
+    trained, other = model(1, lora=True), model(2, lora=True)
+    with torch.no_grad():
+        for parameter in trained.model.parameters():
+            parameter.add_(0.5)
+    before = state(other)
+    save_parameters(trained, tmp_path / "w")
+    load_weights(other, weight_folder(tmp_path / "w"))
+    own, after = state(trained), state(other)
+    assert any(".lora_" in name for name in after) and any(".lora_" not in name for name in after)
+    for name in after:
+        assert torch.equal(after[name], (own if ".lora_" in name else before)[name]), name
+
+
+def test_a_folder_is_never_written_over(tmp_path: Path) -> None:
+    with pytest.raises(FileExistsError):
+        save_parameters(model(1), tmp_path)
+
+
+def without(tensors: Tensors) -> Tensors:
+    return {name: x for name, x in tensors.items() if name != FIRST}
+
+
+def wider(tensors: Tensors) -> Tensors:
+    return tensors | {FIRST: torch.zeros(16, 17)}
+
+
+def of_nothing_known(tensors: Tensors) -> Tensors:
+    return {f"other.{name}": x for name, x in tensors.items()}
+
+
+@pytest.mark.parametrize("spoiled", [without, wider, of_nothing_known])
+def test_weights_of_another_model_are_refused(spoiled: Callable[[Tensors], Tensors], tmp_path: Path) -> None:
+    save_parameters(model(1), tmp_path / "w")
+    file = tmp_path / "w" / "model.safetensors"
+    save_file(spoiled(load_file(file)), file)
+    other = model(2)
+    before = state(other)
+    with pytest.raises(ModelError, match=r"model\.\S*weight.* missing or of another shape"):
+        load_weights(other, weight_folder(tmp_path / "w"))
+    assert equal(before, state(other))
+
+
+def test_adapters_do_without_a_base_and_nothing_does_without_adapters(tmp_path: Path) -> None:
+    save_parameters(model(1), tmp_path / "whole")
+    adapted = model(2, lora=True)
+    before = state(adapted)
+    with pytest.raises(ModelError, match=r"lora_.*expected the weights of .* with its adapters"):
+        load_weights(adapted, weight_folder(tmp_path / "whole"))
+    save_parameters(adapted, tmp_path / "adapters")
+    with pytest.raises(ModelError, match="missing or of another shape"):
+        load_weights(plain := model(3), weight_folder(tmp_path / "adapters"))
+    assert equal(before, state(adapted)) and equal(state(plain), state(model(3)))
+
+
+def test_one_changed_bit_is_noticed_before_anything_is_copied(tmp_path: Path) -> None:
+    save_parameters(model(1), tmp_path / "w")
+    folder, file = weight_folder(tmp_path / "w"), tmp_path / "w" / "model.safetensors"
+    content = bytearray(file.read_bytes())
+    content[-1] ^= 1
+    file.write_bytes(content)
+    other = model(2)
+    before = state(other)
+    with pytest.raises(ModelError, match=r"the weights have the digest [0-9a-f]{64}, expected [0-9a-f]{64}"):
+        load_weights(other, folder)
+    assert equal(before, state(other))
+
+
+def test_a_file_more_or_one_with_another_name_is_noticed(tmp_path: Path) -> None:
+    save_parameters(model(1), tmp_path / "w")
+    folder, file = weight_folder(tmp_path / "w"), tmp_path / "w" / "model.safetensors"
+    save_file({"x": torch.zeros(1)}, tmp_path / "w" / "more.safetensors")
+    with pytest.raises(ModelError, match="digest"):
+        load_weights(model(2), folder)
+    (tmp_path / "w" / "more.safetensors").unlink()
+    load_weights(model(2), folder)
+    file.rename(file.with_name("other.safetensors"))
+    with pytest.raises(ModelError, match="digest"):
+        load_weights(model(2), folder)
+
+
+@pytest.mark.parametrize("content", [b"", b"no safetensors", b"\xff" * 64])
+def test_a_file_that_cannot_be_read_says_so(content: bytes, tmp_path: Path) -> None:
+    (tmp_path / "model.safetensors").write_bytes(content)
+    with pytest.raises(ModelError, match="the weights cannot be read"):
+        load_weights(model(1), weight_folder(tmp_path))
+
+
+def test_no_folder_or_no_weights_in_it_has_no_digest(tmp_path: Path) -> None:
+    (tmp_path / "pytorch_model.bin").write_bytes(b"x")
+    for path in (tmp_path, tmp_path / "no"):
+        with pytest.raises(ModelError, match="no safetensors file"):
+            weight_folder(path)
+
+
+def test_the_digest_names_files_and_content_and_not_the_place(tmp_path: Path) -> None:
+    for name, seed in (("a", 1), ("b", 1), ("c", 2)):
+        save_parameters(model(seed), tmp_path / name)
+    a, b, c = (weight_folder(tmp_path / name) for name in "abc")
+    assert a.digest == b.digest != c.digest and a != b
+    load_weights(model(3), dataclasses.replace(a, path=str(tmp_path / "b")))

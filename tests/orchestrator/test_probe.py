@@ -1,0 +1,96 @@
+"""The probe of the engine's weights: what it measures, and which engines it refuses."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from concurrent.futures import Executor, ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pytest
+from scipy.special import rel_entr
+from tests.trainer.conftest import make_samples, tiny
+
+from silva.engines.local.engine import LocalEngine
+from silva.engines.settings import LocalEngineSettings
+from silva.errors import EngineError
+from silva.orchestrator.probe import Probe
+from silva.trainer.broadcast import BroadcastTrainer
+from silva.trainer.local import LocalTrainer
+from silva.trainer.settings import LocalTrainerSettings
+from silva.types import LossSpec, OptimParams, Snapshot
+
+__all__ = ["make_samples", "tiny"]
+
+
+@pytest.fixture
+def compute() -> Iterator[Executor]:
+    with ThreadPoolExecutor(1) as thread:
+        yield thread
+
+
+@pytest.fixture
+def made(tiny, compute, tmp_path: Path):
+    """A trainer that writes folders, and an engine over a model of its own."""
+    policy = tiny(seed=0)
+    inner = LocalTrainer(policy, LocalTrainerSettings(), seed=0, compute=compute)
+    trainer = BroadcastTrainer(inner, policy, compute, tmp_path / "broadcast", "parameters")
+    return trainer, LocalEngine(tiny(seed=1), LocalEngineSettings(), compute)
+
+
+async def update(trainer, make_samples) -> Snapshot:
+    await trainer.forward_backward(make_samples([9, 14]), LossSpec("reinforce"))
+    await trainer.optim_step(OptimParams(lr=1e-3))
+    return await trainer.publish()
+
+
+def test_an_engine_with_the_published_weights_differs_by_rounding(made, make_samples) -> None:
+    async def run() -> list[dict[str, float]]:
+        trainer, engine = made
+        probe, found = Probe(256, "float32"), []
+        await engine.load(await trainer.snapshot())
+        for _ in range(3):
+            found.append(await probe.check(trainer, engine))
+            await engine.load(await update(trainer, make_samples))
+        return found
+
+    for metrics in asyncio.run(run()):
+        assert 0 <= metrics["mismatch_kl"] < 1e-10 and metrics["mismatch_max"] < 1e-4
+
+
+def test_an_engine_that_kept_its_weights_is_refused_however_small_the_update(made, make_samples) -> None:
+    async def run() -> None:
+        trainer, engine = made
+        probe = Probe(256, "float32")
+        await engine.load(await trainer.snapshot())
+        await probe.check(trainer, engine)
+        await trainer.forward_backward(make_samples([9, 14]), LossSpec("reinforce"))
+        await trainer.optim_step(OptimParams(lr=1e-6))
+        await trainer.publish()
+        engine.version = 1  # it says so, and has loaded nothing
+        with pytest.raises(EngineError, match="those of the version before, to the last bit"):
+            await probe.check(trainer, engine)
+
+    asyncio.run(run())
+
+
+def test_an_engine_with_another_model_or_version_is_refused(made) -> None:
+    async def run() -> None:
+        trainer, engine = made
+        with pytest.raises(EngineError, match=r"differ from the trainer's by up to \d"):
+            await Probe(256, "float32").check(trainer, engine)  # of another seed
+        await engine.load(await trainer.snapshot())
+        engine.version = 5
+        with pytest.raises(EngineError, match="it computes with version 5"):
+            await Probe(256, "float32").check(trainer, engine)
+
+    asyncio.run(run())
+
+
+def test_the_estimate_is_the_kl_in_expectation() -> None:
+    """E_q[r - 1 - ln r] = KL(q || p), with scipy's KL of two distributions over 1,000 tokens."""
+    rng = np.random.default_rng(0)
+    p, q = rng.dirichlet(np.ones(1000)), rng.dirichlet(np.ones(1000))
+    gap = np.log(p) - np.log(q)
+    assert np.sum(q * (np.expm1(gap) - gap)) == pytest.approx(np.sum(rel_entr(q, p)), rel=1e-12)

@@ -1,0 +1,283 @@
+"""Snapshots as folders: whole or not there, few, and exactly the trainer's weights."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import hashlib
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+from tests.trainer.updates import REINFORCE, make_trainer
+from transformers import AutoModelForCausalLM
+
+from silva.engines.local.engine import LocalEngine
+from silva.engines.settings import LocalEngineSettings
+from silva.models.loading import LoadedModel
+from silva.models.snapshots import load_weights, weight_folder
+from silva.ports import FaultyFiles, Files, use_files
+from silva.protocols import Trainer
+from silva.trainer.broadcast import BroadcastTrainer, Kind
+from silva.types import Completion, OptimParams, Sample, SamplingParams, Snapshot
+
+Tiny = Callable[..., LoadedModel]
+Rows = Callable[..., list[Sample]]
+Make = Callable[..., BroadcastTrainer]
+
+
+@pytest.fixture
+def compute() -> Iterator[ThreadPoolExecutor]:
+    with ThreadPoolExecutor(1) as thread:
+        yield thread
+
+
+@pytest.fixture
+def make(compute: ThreadPoolExecutor, tmp_path: Path) -> Make:
+    def make(loaded: LoadedModel, kind: Kind = "parameters") -> BroadcastTrainer:
+        inner = make_trainer(loaded, compute=compute)
+        return BroadcastTrainer(inner, loaded, compute, tmp_path / "run" / "broadcast", kind)
+
+    return make
+
+
+def update(trainer: Trainer, rows: list[Sample]) -> dict[str, float]:
+    async def run() -> dict[str, float]:
+        metrics = await trainer.forward_backward(rows, REINFORCE)
+        return {**metrics, **await trainer.optim_step(OptimParams(lr=1e-2))}
+
+    return asyncio.run(run())
+
+
+def publish(trainer: BroadcastTrainer) -> Path:
+    """The folder of the next version."""
+    snapshot = asyncio.run(trainer.publish())
+    assert snapshot.folder is not None
+    return Path(snapshot.folder.path)
+
+
+def written(trainer: BroadcastTrainer) -> list[str]:
+    return sorted(path.name for path in trainer._folder.iterdir())
+
+
+def answers(loaded: LoadedModel, compute: ThreadPoolExecutor, snapshot: Snapshot) -> list[Completion]:
+    """What an engine over `loaded` samples once it has loaded the snapshot."""
+    settings = LocalEngineSettings(max_concurrent=4, cached_sequences=4, context=64)
+    prompts = [list(range(40, 40 + length)) for length in (3, 9, 17)]
+
+    async def ask() -> list[Completion]:
+        engine = LocalEngine(loaded, settings, compute)
+        await engine.load(snapshot)
+        params = [SamplingParams(max_tokens=12, temperature=0.9, seed=7 + i) for i in range(len(prompts))]
+        return await asyncio.gather(*map(engine.sample, prompts, params))
+
+    return asyncio.run(ask())
+
+
+def test_a_version_is_a_folder_named_with_its_digest(make: Make, tiny: Tiny, tmp_path: Path) -> None:
+    loaded = tiny()
+    trainer = make(loaded)
+    snapshot = asyncio.run(trainer.publish())
+    assert snapshot.version == trainer.version == 1 and snapshot.folder is not None
+    path = Path(snapshot.folder.path)
+    assert path == tmp_path / "run" / "broadcast" / "version_1" and written(trainer) == ["version_1"]
+    assert [file.name for file in path.iterdir()] == ["model.safetensors"]
+    content = hashlib.sha256((path / "model.safetensors").read_bytes()).hexdigest()
+    assert snapshot.folder.digest == hashlib.sha256(f"model.safetensors {content}\n".encode()).hexdigest()
+    assert snapshot.folder == weight_folder(path)
+    parameters = dict(loaded.model.named_parameters())
+    tensors = load_file(path / "model.safetensors")
+    assert tensors.keys() == parameters.keys()
+    assert all(torch.equal(tensors[name], parameters[name]) for name in parameters)
+    assert trainer.capabilities.publishes == "parameters"
+
+
+def test_a_folder_of_the_other_kind_is_a_plain_model(make: Make, tiny: Tiny) -> None:
+    loaded = tiny()
+    trainer = make(loaded, "folder")
+    model = AutoModelForCausalLM.from_pretrained(publish(trainer))
+    own = dict(loaded.model.named_parameters())
+    assert all(torch.equal(parameter, own[name]) for name, parameter in model.named_parameters())
+    assert trainer.capabilities.publishes == "folder"
+
+
+def test_only_the_last_two_versions_stay(make: Make, tiny: Tiny) -> None:
+    trainer = make(tiny())
+    found = []
+    for _ in range(12):
+        publish(trainer)
+        found.append(written(trainer))
+    assert found[0] == ["version_1"]
+    assert found[1:] == [sorted([f"version_{n - 1}", f"version_{n}"]) for n in range(2, 13)]
+
+
+def test_an_earlier_runs_versions_are_removed(make: Make, tiny: Tiny) -> None:
+    first = make(tiny())
+    publish(first)
+    (first._folder / ".version_2.tmp").mkdir()
+    second = make(tiny(seed=1))
+    assert not second._folder.exists()
+    publish(second)
+    assert written(second) == ["version_1"]
+
+
+class Killed(BaseException):
+    """Stands for the end of the process."""
+
+
+class Dying(Files):
+    """The process ends before it renames for the `at`-th time."""
+
+    def __init__(self, at: int) -> None:
+        self.left = at
+
+    def rename(self, source: Path, target: Path) -> None:
+        self.left -= 1
+        if not self.left:
+            raise Killed
+        super().rename(source, target)
+
+
+def test_a_crash_before_the_rename_leaves_the_version_before_whole(
+    make: Make, tiny: Tiny, make_samples: Rows
+) -> None:
+    trainer = make(tiny())
+    first = asyncio.run(trainer.publish())
+    update(trainer, make_samples([9, 5]))
+    with use_files(Dying(1)), pytest.raises(Killed):
+        asyncio.run(trainer.publish())
+    assert first.folder is not None and weight_folder(Path(first.folder.path)) == first.folder
+    assert not (trainer._folder / "version_2").exists()  # under its name it is whole or not there
+    load_weights(tiny(seed=5), first.folder)
+
+
+def test_a_disk_that_fails_leaves_the_version_before_and_the_next_try_is_whole(
+    make: Make, tiny: Tiny
+) -> None:
+    trainer = make(tiny())
+    first = asyncio.run(trainer.publish())
+    with use_files(FaultyFiles(1)) as disk, pytest.raises(OSError, match="No space left"):
+        asyncio.run(trainer.publish())
+    assert disk.fired == 1
+    assert first.folder is not None and weight_folder(Path(first.folder.path)) == first.folder
+    snapshot = asyncio.run(trainer.publish())
+    assert snapshot.version == 3 and snapshot.folder == weight_folder(trainer._folder / "version_3")
+    assert {"version_1", "version_3"} < {*written(trainer)}
+
+
+def test_the_snapshot_is_written_once(make: Make, tiny: Tiny) -> None:
+    trainer = make(tiny())
+    first = asyncio.run(trainer.snapshot())
+    assert first.version == 0 and written(trainer) == ["version_0"]
+    before = (trainer._folder / "version_0").stat().st_mtime_ns
+    assert asyncio.run(trainer.snapshot()) is first
+    assert (trainer._folder / "version_0").stat().st_mtime_ns == before
+
+
+def change(loaded: LoadedModel) -> None:
+    with torch.no_grad():
+        for parameter in loaded.model.parameters():
+            parameter.add_(0.01)
+
+
+def test_a_restart_makes_another_snapshot_of_the_same_version(make: Make, tiny: Tiny) -> None:
+    loaded = tiny()
+    trainer = make(loaded)
+    first = asyncio.run(trainer.snapshot())
+    change(loaded)  # as a warm start does
+    asyncio.run(trainer.restart())
+    second = asyncio.run(trainer.snapshot())
+    assert first.version == second.version == 0
+    assert first.folder is not None and second.folder is not None
+    assert first.folder.path == second.folder.path and first.folder.digest != second.folder.digest
+    load_weights(other := tiny(seed=5), second.folder)
+    assert same(loaded, other)
+
+
+def same(one: LoadedModel, other: LoadedModel) -> bool:
+    pairs = zip(one.model.parameters(), other.model.parameters(), strict=True)
+    return all(torch.equal(a, b) for a, b in pairs)
+
+
+def test_a_load_goes_back_to_an_earlier_version_and_writes_it(make: Make, tiny: Tiny, tmp_path: Path) -> None:
+    loaded = tiny()
+    trainer = make(loaded)
+    publish(trainer)
+    asyncio.run(trainer.save(tmp_path / "saved"))
+    kept = [parameter.detach().clone() for parameter in loaded.model.parameters()]
+    for _ in range(4):
+        change(loaded)
+        publish(trainer)
+    asyncio.run(trainer.load(tmp_path / "saved"))
+    snapshot = asyncio.run(trainer.snapshot())
+    assert snapshot.version == trainer.version == 1 and snapshot.folder is not None
+    load_weights(other := tiny(seed=5), snapshot.folder)
+    assert all(torch.equal(a, b) for a, b in zip(kept, other.model.parameters(), strict=True))
+    change(loaded)
+    second = publish(trainer)
+    assert second.name == "version_2"
+    assert {"version_1", "version_2"} == {*written(trainer)}  # the last two that were written
+    assert snapshot.folder == weight_folder(Path(snapshot.folder.path))
+
+
+def test_of_lora_only_the_adapters_are_written(make: Make, tiny: Tiny) -> None:
+    loaded = tiny(lora=True)
+    file = publish(make(loaded)) / "model.safetensors"
+    tensors = load_file(file)
+    trained = {name: p for name, p in loaded.model.named_parameters() if p.requires_grad}
+    assert tensors.keys() == trained.keys() and all(".lora_" in name for name in tensors)
+    size = sum(p.numel() * p.element_size() for p in trained.values())
+    whole = sum(p.numel() * p.element_size() for p in loaded.model.parameters())
+    assert size < file.stat().st_size < size + 8192 < whole
+
+
+@pytest.mark.same_bits
+@pytest.mark.parametrize("lora", [False, True])
+def test_an_engine_that_loads_it_samples_the_trainers_own_bits(
+    make: Make, tiny: Tiny, make_samples: Rows, compute: ThreadPoolExecutor, lora: bool
+) -> None:
+    loaded, elsewhere = tiny(lora=lora), tiny(lora=lora)
+    trainer = make(loaded)
+    before = answers(elsewhere, compute, Snapshot(0))
+    for _ in range(3):
+        update(trainer, make_samples([14, 9, 30]))
+    snapshot = asyncio.run(trainer.publish())
+    shared = answers(loaded, compute, dataclasses.replace(snapshot, folder=None))
+    found = answers(elsewhere, compute, snapshot)
+    for one, other in zip(found, shared, strict=True):
+        assert one.tokens == other.tokens and one.versions == other.versions == (1,) * len(one.tokens)
+        for name in ("logprobs", "raw_logprobs", "entropies"):
+            ours, theirs = (np.array(getattr(each, name)).view(np.int64) for each in (one, other))
+            assert np.array_equal(ours, theirs), name
+    assert [one.raw_logprobs for one in found] != [one.raw_logprobs for one in before]
+
+
+@pytest.mark.same_bits
+def test_a_plain_model_of_merged_adapters_is_close_and_not_equal(
+    make: Make, tiny: Tiny, make_samples: Rows
+) -> None:
+    """Why adapters travel as they are: merged weights round otherwise."""
+    loaded = tiny(lora=True)
+    trainer = make(loaded, "folder")
+    update(trainer, make_samples([14, 9]))
+    model = AutoModelForCausalLM.from_pretrained(publish(trainer))
+    tokens = torch.arange(40, 60)[None]
+    with torch.no_grad():
+        merged, own = model(tokens).logits, loaded.model(input_ids=tokens).logits
+    assert torch.allclose(merged, own, atol=1e-5)
+
+
+def test_all_else_is_the_trainers_inside(make: Make, tiny: Tiny, make_samples: Rows, tmp_path: Path) -> None:
+    rows = make_samples([9, 14])
+    trainer, plain = make(tiny()), make_trainer(tiny())
+    for _ in range(2):
+        assert update(trainer, rows) == update(plain, rows)
+    assert trainer.capabilities.needs == plain.capabilities.needs
+    trainer.version = 5
+    assert trainer._inner.version == 5 == asyncio.run(trainer.snapshot()).version
+    asyncio.run(trainer.export(tmp_path / "model"))
+    assert (tmp_path / "model" / "config.json").exists()

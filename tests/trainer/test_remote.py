@@ -1,0 +1,285 @@
+"""The client of a trainer elsewhere: what a lost one costs, and how soon that is noticed."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.server.running import run, until
+
+from silva.codec import decode, encode
+from silva.errors import CheckpointError, ModelError, NonFiniteError, PartLost, SilvaError
+from silva.ports import CLOCK, Clock, use_clock
+from silva.trainer.remote import CHECK, DEAD_AFTER, RemoteTrainer, plain_config
+from silva.trainer.wire import Call, Open, Opened, Reply
+from silva.transport import Peer, Refused, Unreachable
+from silva.types import OptimParams, Snapshot
+
+ADDRESS = "unix:/nowhere/trainer.sock"
+PARAMS = OptimParams(lr=0.1)
+
+
+class Quick(Clock):
+    """Sleeping moves the time; nothing waits."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+    async def sleep(self, seconds: float) -> None:
+        self.now += seconds
+        await asyncio.sleep(0)
+
+
+class FakePeer(Peer):
+    """Answers as told.
+
+    Attributes:
+        alive: what a question whether it is alive comes to; called with its number.
+        answer: what a call comes to.
+        sent: (path, record) of all calls; `asked_at`: when the last one was made.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(ADDRESS, name="trainer")
+        self.alive: Callable[[int], object] = lambda number: {}
+        self.questions = itertools.count()
+        self.sent: list[tuple[str, Any]] = []
+        self.answer: Callable[[str, Call], Awaitable[bytes]] = self.usual
+        self.cancelled, self.asked_at = 0, 0.0
+        self.timeouts: list[float | None] = []
+
+    async def usual(self, path: str, call: Call) -> bytes:
+        return encode(Reply(3, numbers={"lr": 0.1}, snapshot=Snapshot(3)))
+
+    async def get(self, path: str, *, timeout: float | None = None) -> Any:
+        assert path == "/alive"
+        self.timeouts.append(timeout)
+        found = self.alive(next(self.questions))
+        if isinstance(found, Exception):
+            raise found
+        return found
+
+    async def send(self, path: str, body: bytes, *, timeout: float | None = None) -> bytes:
+        self.asked_at = CLOCK.monotonic()
+        if path == "/open":
+            self.sent.append((path, decode(Open, body)))
+            return encode(Opened("s1", ("logprobs",), "parameters", 2, ("hello",)))
+        self.sent.append((path, call := decode(Call, body)))
+        try:
+            return await self.answer(path, call)
+        except asyncio.CancelledError:
+            self.cancelled += 1
+            raise
+
+
+def with_trainer(
+    peer: FakePeer, ask: Callable[[RemoteTrainer], Awaitable[Any]], *, patience: float = 10.0
+) -> tuple[Any, list[str], Quick]:
+    said: list[str] = []
+
+    async def work() -> Any:
+        asked = Open({"steps": 1}, True, "/run", "parameters")
+        return await ask(RemoteTrainer(peer, asked, patience=patience, say=said.append))
+
+    with use_clock(Quick()) as clock:
+        return run(work()), said, clock
+
+
+async def hanging(path: str, call: Call) -> bytes:
+    await asyncio.Event().wait()
+    raise AssertionError
+
+
+def test_connect_opens_a_session_and_says_what_was_said() -> None:
+    peer = FakePeer()
+
+    async def ask(trainer: RemoteTrainer) -> RemoteTrainer:
+        assert trainer.capabilities.publishes == "parameters" and trainer.version == 0
+        await trainer.connect()
+        return trainer
+
+    trainer, said, _ = with_trainer(peer, ask)
+    assert peer.sent == [("/open", Open({"steps": 1}, True, "/run", "parameters"))]
+    assert (trainer.version, said) == (2, ["hello"])
+    assert trainer.capabilities.needs == {"logprobs"}
+
+
+def test_calls_carry_the_session_and_the_version_comes_back() -> None:
+    peer = FakePeer()
+
+    async def ask(trainer: RemoteTrainer) -> Any:
+        await trainer.connect()
+        metrics = await trainer.optim_step(PARAMS)
+        await trainer.save(Path("runs/checkpoints/step_2"))
+        return metrics, await trainer.publish(), trainer.version
+
+    (metrics, snapshot, version), _, _ = with_trainer(peer, ask)
+    assert (metrics, snapshot, version) == ({"lr": 0.1}, Snapshot(3), 3)
+    assert [path for path, _ in peer.sent[1:]] == [
+        f"/sessions/s1/{name}" for name in ("optim_step", "save", "publish")
+    ]
+    assert peer.sent[1][1].policy == PARAMS
+    assert (
+        Path(peer.sent[2][1].path) == Path.cwd() / "runs/checkpoints/step_2"
+    )  # the other has its own folder
+
+
+def test_a_server_that_is_not_there_yet_is_waited_for() -> None:
+    peer = FakePeer()
+    peer.alive = lambda number: Unreachable("no") if number < 13 else {}
+
+    async def ask(trainer: RemoteTrainer) -> None:
+        await trainer.connect()
+
+    _, said, _ = with_trainer(peer, ask, patience=60)
+    assert peer.asked_at == 100 + 13 * CHECK
+    assert said == [f"waiting for the trainer at {ADDRESS}", "hello"]  # said once
+
+
+def test_patience_ends() -> None:
+    peer = FakePeer()
+    peer.alive = lambda number: Unreachable("the trainer at x: gone")
+
+    async def ask(trainer: RemoteTrainer) -> str:
+        with pytest.raises(PartLost) as lost:
+            await trainer.connect()
+        return str(lost.value)
+
+    text, _, clock = with_trainer(peer, ask, patience=2)
+    assert text == "the trainer at x: gone (waited 2 s)" and peer.sent == []
+    assert 2 < clock.now - 100 <= 2 + 2 * CHECK
+
+
+def test_a_server_that_wants_another_key_is_not_waited_for() -> None:
+    peer = FakePeer()
+    peer.alive = lambda number: Refused("the trainer at x: /alive: HTTP 401: a key is needed", 401, "")
+
+    async def ask(trainer: RemoteTrainer) -> None:
+        with pytest.raises(Refused, match="a key is needed"):
+            await trainer.connect()
+
+    assert with_trainer(peer, ask)[2].now == 100
+
+
+def test_a_call_takes_as_long_as_it_takes_while_the_server_lives() -> None:
+    peer, go = FakePeer(), asyncio.Event()
+
+    async def slow(path: str, call: Call) -> bytes:
+        await go.wait()
+        return await peer.usual(path, call)
+
+    peer.answer = slow
+    # Some answers are missing, but never for DEAD_AFTER.
+    missing = int(DEAD_AFTER / CHECK) - 2
+
+    def alive(number: int) -> object:
+        if number > 40 * missing:
+            go.set()
+        return {} if number % missing == 0 else Unreachable("no")
+
+    peer.alive = alive
+
+    async def ask(trainer: RemoteTrainer) -> Any:
+        await trainer.connect()
+        return await trainer.optim_step(PARAMS)
+
+    metrics, _, clock = with_trainer(peer, ask)
+    assert metrics == {"lr": 0.1} and clock.now - 100 > 10 * DEAD_AFTER and peer.cancelled == 0
+
+
+@pytest.mark.parametrize("fault", [Unreachable("no"), Refused("HTTP 503", 503)])
+def test_silence_ends_a_call(fault: SilvaError) -> None:
+    peer = FakePeer()
+    peer.answer = hanging
+    peer.alive = lambda number: fault if number else {}
+
+    async def ask(trainer: RemoteTrainer) -> tuple[str, float]:
+        await trainer.connect()
+        with pytest.raises(PartLost) as lost:
+            await trainer.optim_step(PARAMS)
+        return str(lost.value), CLOCK.monotonic() - peer.asked_at
+
+    (text, seconds), _, _ = with_trainer(peer, ask)
+    assert text == (
+        f"the trainer at {ADDRESS}: no sign of life for {seconds:.1f} s (while it was asked to optim_step)"
+    )
+    assert DEAD_AFTER <= seconds <= DEAD_AFTER + CHECK
+    assert peer.cancelled == 1
+    assert all(timeout is not None and 0 < timeout <= DEAD_AFTER for timeout in peer.timeouts)
+
+
+def test_a_cut_connection_is_a_lost_trainer_at_once() -> None:
+    peer = FakePeer()
+
+    async def cut(path: str, call: Call) -> bytes:
+        raise Unreachable("the trainer at x: connection reset")
+
+    peer.answer = cut
+
+    async def ask(trainer: RemoteTrainer) -> None:
+        await trainer.connect()
+        with pytest.raises(PartLost, match=r"connection reset \(while it was asked to publish\)"):
+            await trainer.publish()
+
+    with_trainer(peer, ask)
+    assert len(peer.sent) == 2  # asked once: nobody knows how far it came
+
+
+@pytest.mark.parametrize(
+    ("kind", "expected"),
+    [
+        ("NonFiniteError", NonFiniteError),
+        ("CheckpointError", CheckpointError),
+        ("ModelError", ModelError),
+        ("PartLost", PartLost),
+        ("ValueError", Refused),
+        ("SystemExit", Refused),
+        ("error_named", Refused),
+        ("", Refused),
+    ],
+)
+def test_the_trainers_errors_are_raised_here(kind: str, expected: type[SilvaError]) -> None:
+    peer = FakePeer()
+
+    async def refuse(path: str, call: Call) -> bytes:
+        raise Refused(f"the trainer at {ADDRESS}: {path}: HTTP 500: loss: HTTP 500: nan", 500, kind)
+
+    peer.answer = refuse
+
+    async def ask(trainer: RemoteTrainer) -> SilvaError:
+        await trainer.connect()
+        with pytest.raises(SilvaError) as raised:
+            await trainer.optim_step(PARAMS)
+        return raised.value
+
+    raised = with_trainer(peer, ask)[0]
+    assert type(raised) is expected
+    if expected is not Refused:
+        assert str(raised) == "loss: HTTP 500: nan"
+
+
+def test_a_cancelled_call_leaves_nothing_behind() -> None:
+    peer = FakePeer()
+    peer.answer = hanging
+
+    async def ask(trainer: RemoteTrainer) -> Sequence[asyncio.Task[Any]]:
+        await trainer.connect()
+        call = asyncio.create_task(trainer.optim_step(PARAMS))
+        await until(lambda: len(peer.sent) == 2, "the call is made")
+        call.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await call
+        return [task for task in asyncio.all_tasks() if "_watch" in str(task) or "send" in str(task)]
+
+    assert with_trainer(peer, ask)[0] == [] and peer.cancelled == 1
+
+
+def test_environments_stay_at_home() -> None:
+    assert plain_config({"steps": 4, "environments": [{"type": "file.py:World"}]}) == {"steps": 4}
