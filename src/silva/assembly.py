@@ -31,10 +31,17 @@ class Assembly:
     """Implements `protocols.Context`: each part is built when it is first asked for, and then kept.
 
     `tasksets`: by label of their environment. `placement`: that of the configuration, if none is given.
+    `say` takes what people should know.
     """
 
-    def __init__(self, config: RunConfig, placement: Placement | None = None) -> None:
-        self.config = config
+    def __init__(
+        self,
+        config: RunConfig,
+        placement: Placement | None = None,
+        *,
+        say: Callable[[str], None] = lambda text: None,
+    ) -> None:
+        self.config, self.say = config, say
         self.placement: Placement = placement or config.placement.build()
 
     def load(self) -> Assembly:
@@ -75,11 +82,9 @@ class Assembly:
     def tasksets(self) -> dict[str, TaskSet]:
         return {e.label: _taskset(e) for e in self.config.environments}
 
-    def trainer(
-        self, algorithm: Algorithm | None = None, *, say: Callable[[str], None] = lambda text: None
-    ) -> Trainer:
+    def trainer(self, algorithm: Algorithm | None = None) -> Trainer:
         """`algorithm`: what it needs beside the policy, a reference or a critic, is made too."""
-        return self.placement.trainer(self, algorithm, say=say)
+        return self.placement.trainer(self, algorithm)
 
     async def connect(self) -> None:
         """Reach the engine if it is in another process."""

@@ -176,7 +176,9 @@ def _run_rl(command: str, found: dict[str, str], rest: list[str]) -> int:
     if command == "rl" and getattr(placement, "starts", False):
         from silva.commands.supervise import supervise
 
-        return supervise(resolved, rest, tuple(found))
+        return supervise(
+            resolved, rest if saved is None else [f"@{_saved_at(resolved)}", *rest], tuple(found)
+        )
     if command == "orchestrator":
         from silva import process
 
@@ -186,6 +188,13 @@ def _run_rl(command: str, found: dict[str, str], rest: list[str]) -> int:
 
     outcome = _train(train, resolved, resume="--resume" in found, overwrite="--overwrite" in found)
     return 130 if outcome is None else 0 if outcome.trained else NoSignalError.exit_code
+
+
+def _saved_at(resolved: Resolved) -> Path:
+    """Where the configuration of a resumed run lies, which its services read too."""
+    from silva.storage.layout import Layout
+
+    return Layout(Path(resolved.config.output_dir) / resolved.config.name).config_toml
 
 
 def _check_addresses(placement: Any) -> None:

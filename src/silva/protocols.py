@@ -280,7 +280,7 @@ class Placement(Protocol):
 
     def engine(self, context: Context) -> Engine: ...
     def trainer(
-        self, context: Context, algorithm: Algorithm | None = None, *, say: Callable[[str], None]
+        self, context: Context, algorithm: Algorithm | None = None
     ) -> Trainer: ...  # algorithm: what it needs beside the policy, a reference or a critic, is made too
     @property
     def compute(self) -> Executor: ...  # what computes, one job at a time
@@ -292,6 +292,7 @@ class Context(Protocol):
     """What a settings class builds its part from; what is expensive is made when it is first asked for."""
 
     config: RunConfig
+    say: Callable[[str], None]  # takes what people should know
 
     @property
     def placement(self) -> Placement: ...

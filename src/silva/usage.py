@@ -8,9 +8,9 @@ EXIT_CODES = (
 )
 COMMANDS: dict[str, tuple[str, str]] = {
     "rl": ("train with reinforcement learning", "silva rl @ configs/quickstart.toml --steps 20"),
-    "orchestrator": ("train, with trainer and inference in other processes", "silva orchestrator @ run.toml"),
-    "trainer": ("serve a trainer to an orchestrator", "silva trainer @ run.toml"),
-    "inference": ("serve a model: OpenAI's API, and Silva's", "silva inference @ run.toml --port 8000"),
+    "orchestrator": ("train with parts in other processes", "silva orchestrator @ configs/services.toml"),
+    "trainer": ("serve a trainer to an orchestrator", "silva trainer @ configs/services.toml"),
+    "inference": ("serve a model (OpenAI's API)", "silva inference @ configs/quickstart.toml --port 8000"),
     "sft": ("only the supervised warm start of a configuration", "silva sft @ configs/frozen_lake_tiny.toml"),
     "eval": ("evaluate on held-out tasks", "silva eval @ configs/quickstart.toml --weights runs/quickstart"),
     "chat": ("talk to a model or to a run's weights", "silva chat runs/quickstart"),

@@ -22,6 +22,8 @@ from silva.engines.settings import LocalEngineSettings
 from silva.errors import ContextOverflow, EngineError
 from silva.models.loading import LoadedModel
 from silva.models.snapshots import weight_folder
+from silva.monitoring.trace import Trace
+from silva.monitoring.traced import TracedEngine
 from silva.protocols import Engine
 from silva.transport import Peer
 from silva.types import Completion, SamplingParams, Snapshot
@@ -38,7 +40,7 @@ def scripted() -> Engine:
     )
 
 
-@pytest.fixture(params=["local", "scripted", "slow local", "http"])
+@pytest.fixture(params=["local", "scripted", "slow local", "traced", "http"])
 def engine(request: pytest.FixtureRequest, tiny_model: LoadedModel, tmp_path: Path) -> Iterator[Engine]:
     with ThreadPoolExecutor(1) as compute, ExitStack() as stack:
         settings = LocalEngineSettings(max_concurrent=3, cached_sequences=2, context=CONTEXT)
@@ -53,6 +55,7 @@ def engine(request: pytest.FixtureRequest, tiny_model: LoadedModel, tmp_path: Pa
             "local": lambda: LocalEngine(tiny_model, settings, compute),
             "slow local": lambda: Slow(LocalEngine(tiny_model, settings, compute)),
             "scripted": scripted,
+            "traced": lambda: TracedEngine(scripted(), Trace(None)),
             "http": behind_http,
         }
         yield made[request.param]()

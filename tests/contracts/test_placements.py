@@ -10,19 +10,25 @@ import pytest
 import torch
 from tests.outside_parts import OtherPlacement
 
-from silva.placement.settings import LocalPlacementSettings
+from silva.placement.settings import LocalPlacementSettings, ServicesPlacementSettings
 from silva.protocols import Placement
 
 Make = Callable[[], Placement]
 
 
-@pytest.fixture(params=["local", "from outside"])
+KINDS = {
+    "local": LocalPlacementSettings,
+    "a process of services": ServicesPlacementSettings,
+    "from outside": OtherPlacement,
+}
+
+
+@pytest.fixture(params=KINDS)
 def make(request: pytest.FixtureRequest) -> Iterator[Make]:
     threads, made = torch.get_num_threads(), list[Placement]()
 
     def build() -> Placement:
-        settings = LocalPlacementSettings if request.param == "local" else OtherPlacement
-        made.append(settings(device="cpu", threads=1).build())
+        made.append(KINDS[request.param](device="cpu", threads=1).build())
         return made[-1]
 
     yield build

@@ -20,6 +20,8 @@ from transformers import AutoModelForCausalLM
 from silva.assembly import connected
 from silva.errors import CapabilityError, CheckpointError
 from silva.models.loading import LoadedModel
+from silva.monitoring.trace import Trace
+from silva.monitoring.traced import TracedTrainer
 from silva.protocols import Trainer
 from silva.trainer.broadcast import BroadcastTrainer
 from silva.trainer.local import LocalTrainer
@@ -33,7 +35,7 @@ LOSS = LossSpec("reinforce")
 PARAMS = OptimParams(lr=1e-2)
 
 
-@pytest.fixture(params=["local", "local on a thread", "slow local", "broadcast", "remote"])
+@pytest.fixture(params=["local", "local on a thread", "slow local", "traced", "broadcast", "remote"])
 def make(request: pytest.FixtureRequest, tiny: Tiny, tmp_path: Path) -> Iterator[Make]:
     kind, folders = request.param, count()
     with ExitStack() as stack:
@@ -59,7 +61,10 @@ def make(request: pytest.FixtureRequest, tiny: Tiny, tmp_path: Path) -> Iterator
 
             return asyncio.run(connected(client(stack.enter_context(serving(build)), tmp_path)))
 
-        yield {"broadcast": broadcast, "remote": remote}.get(kind, local)
+        def traced(seed: int) -> Trainer:
+            return TracedTrainer(local(seed), Trace(None))
+
+        yield {"broadcast": broadcast, "remote": remote, "traced": traced}.get(kind, local)
 
 
 @pytest.fixture

@@ -64,7 +64,7 @@ def test_every_setting_becomes_an_argument() -> None:
         "--max-logprobs", "5", "--generation-config", "vllm", "--enable-prompt-tokens-details",
         "--max-model-len", "512", "--tensor-parallel-size", "2", "--data-parallel-size", "4",
         "--enforce-eager", "--speculative-config", '{"method": "ngram", "num_speculative_tokens": 3}',
-        "--block-size", "32",
+        "--no-enable-chunked-prefill", "--block-size", "32",
     ]  # fmt: skip
     assert environment["VLLM_CPU_KVCACHE_SPACE"] == "3" and "VLLM_API_KEY" not in environment
 
@@ -87,7 +87,7 @@ def test_in_one_process_there_is_no_vllm() -> None:
 
 
 def test_its_client_speaks_vllm_and_knows_the_vocabulary() -> None:
-    context = SimpleNamespace(renderer=SimpleNamespace(vocabulary=77))
+    context = SimpleNamespace(renderer=SimpleNamespace(vocabulary=77), say=print)
     peers = [Peer("http://127.0.0.1:1", name="inference")]
     engine = VllmEngineSettings(top_logprobs=5).client(peers, context)  # type: ignore[arg-type]
     dialect = engine._dialect  # type: ignore[attr-defined]

@@ -56,9 +56,7 @@ def test_a_cut_off_episode_goes_on_with_the_value_of_its_next_state(
     buffer = SimpleNamespace(work=SimpleNamespace(level=0, in_flight=[]))
     made = recipe("ppo", whiten=None, **given)
     parts = SimpleNamespace(recipe=made, trainer=trainer, engine=engine, buffer=buffer)
-    ((_, samples),) = asyncio.run(
-        Updates(cast(Parts, parts)).rows(groups, len(groups), {})
-    )
+    ((_, samples),) = asyncio.run(Updates(cast(Parts, parts)).rows(groups, len(groups), {}))
     assert trainer.scored == [scored]
     assert [s.trajectory for s in samples] == ["a", "b"]
     assert [float(s.returns[-1]) for s in samples if s.returns is not None] == returns

@@ -34,7 +34,7 @@ print(f"{name} begins {os.environ.get('GIVEN', '')}", flush=True)
 if (folder / f"{name}.fails").exists():
     print("the last line", file=sys.stderr, flush=True)
     sys.exit(3)
-child = subprocess.Popen(["sleep", "1000"])
+child = subprocess.Popen(["sleep", "1000"], start_new_session=(folder / f"{name}.daemon").exists())
 (folder / f"{name}.child").write_text(str(child.pid))
 if (folder / f"{name}.long").exists():
     sys.stdout.write("x" * 1_000_000)
@@ -504,6 +504,23 @@ def test_a_part_that_ends_leaves_no_children(folder: Path, how: str) -> None:
         else:
             park.end()
         await park.until(lambda: not lives(child), "the child is gone")
+
+    with_park(park, ask)
+
+
+def test_a_child_that_left_its_group_and_holds_the_output_is_not_waited_for(folder: Path) -> None:
+    park = Park(folder)
+    park.touch("trainer.daemon")
+
+    async def ask(task: asyncio.Task[int]) -> None:
+        await park.until(lambda: park.up and park.text("trainer.child"), "all is up")
+        child = int(park.text("trainer.child"))
+        (folder / "trainer.daemon").unlink()
+        os.kill(park.pids("trainer")[0], signal.SIGKILL)
+        try:
+            await park.until(lambda: len(park.pids("trainer")) == 2, "it runs again")
+        finally:
+            os.kill(child, signal.SIGKILL)
 
     with_park(park, ask)
 

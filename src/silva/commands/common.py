@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import ExitStack, asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any
@@ -62,10 +62,10 @@ def explained(run: RunFolder, advice: str, console: Console | None = None) -> It
 
 
 @contextmanager
-def loaded(config: RunConfig) -> Iterator[Assembly]:
+def loaded(config: RunConfig, *, say: Callable[[str], None] = lambda text: None) -> Iterator[Assembly]:
     """The parts of a configuration, until the end of the block."""
     process.prepare()
-    assembly, wait = Assembly(config).load(), True
+    assembly, wait = Assembly(config, say=say).load(), True
     try:
         with process.loaded():
             yield assembly
@@ -83,7 +83,7 @@ async def opened(config: RunConfig, monitor: Monitor, phases: Phases) -> AsyncIt
         with phases("load"):
             monitor.stage("load model")
             began = busy.sample()
-            assembly = stack.enter_context(loaded(config))
+            assembly = stack.enter_context(loaded(config, say=monitor.message))
             await assembly.connect()
         cores = len(busy.cores())
         slow = busy.hint(began, busy.sample(), cores, config.placement.threads or cores)

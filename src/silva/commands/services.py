@@ -4,25 +4,30 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from silva import process
 from silva.assembly import Assembly
 from silva.config.load import Resolved, load
 from silva.config.schema import RunConfig
-from silva.errors import ConfigError
-from silva.models.loading import name_of
+from silva.config.sections import PretrainedModel
+from silva.engines.vllm_launch import command
+from silva.errors import CapabilityError, ConfigError
+from silva.models.loading import name_of, resolve
+from silva.models.snapshots import weight_folder
 from silva.placement.settings import ServicesPlacementSettings
-from silva.protocols import Trainer
+from silva.protocols import Engine, Trainer
 from silva.registries import REGISTRIES
 from silva.storage.layout import Layout
 from silva.trainer.broadcast import BroadcastTrainer
 from silva.trainer.wire import Open
 from silva.transport import UNIX
+from silva.types import Snapshot
 
 NO_ENVIRONMENT = [{"type": "bandit"}]  # a trainer plays nothing, and a configuration has at least one
 
@@ -78,17 +83,57 @@ def serve_inference(resolved: Resolved, given: Mapping[str, str]) -> int:
     config = here(resolved.config)
     bind, key = bind_of(resolved.config, "inference", given), key_of(resolved.config)
     check_bind(bind, key)
+    if config.engine.type == "vllm":
+        become_vllm(config, bind, key)
     process.prepare()
     assembly = Assembly(config)
     try:
         engine, renderer = assembly.engine, assembly.renderer
         for note in engine.notes:
             _say(note)
-        app = inference_app(engine, renderer, model=name_of(config.model), limits=ServerLimits(), log=_say)
+        limits = ServerLimits(folders=(Path(config.output_dir).resolve(),))
+        name, reload = name_of(config.model), initial_weights(config, engine)
+        app = inference_app(engine, renderer, model=name, limits=limits, reload=reload, log=_say)
         with process.loaded():
-            return _served(Guard(app, bind, key=key, log=_say), bind, f"inference: {name_of(config.model)}")
+            return _served(Guard(app, bind, key=key, log=_say), bind, f"inference: {name}")
     finally:
         assembly.close(wait=False)
+
+
+def initial_weights(config: RunConfig, engine: Engine) -> Callable[[], Awaitable[None]] | None:
+    """What loads the weights of `[model]` again; None if they are no folder of the whole model."""
+    model = config.model
+    source = Path(resolve(model.name)) if isinstance(model, PretrainedModel) and model.lora is None else None
+    if source is None or not source.is_dir():
+        return None
+
+    async def load() -> None:
+        await engine.load(Snapshot(engine.version + 1, await asyncio.to_thread(weight_folder, source)))
+
+    return load
+
+
+def become_vllm(config: RunConfig, bind: Any, key: str) -> NoReturn:
+    """Let vLLM's server take the place of this process.
+
+    Raises:
+        CapabilityError: a model or an address that vLLM cannot take.
+        ConfigError: there is no such interpreter.
+    """
+    model = config.model
+    source = Path(resolve(model.name)) if isinstance(model, PretrainedModel) else None
+    if source is None or not source.is_dir():
+        raise CapabilityError(
+            f'engine.type = "vllm": got model {name_of(model)!r}, expected a model\'s folder'
+        )
+    if bind.unix or not bind.port:
+        raise CapabilityError('engine.type = "vllm": expected --host and --port, or http://HOST:PORT')
+    argv, added = command(config.engine, str(source), bind.host, bind.port, key)
+    python = shutil.which(argv[0])
+    if python is None:
+        raise ConfigError(f"engine.python = {argv[0]!r}: no such program, expected the Python with vLLM")
+    _say(f"inference: vLLM with {name_of(model)} at {bind.address}")
+    os.execve(python, argv, {**os.environ, **added})
 
 
 def serve_trainer(resolved: Resolved, given: Mapping[str, str]) -> int:
@@ -120,9 +165,8 @@ class Builder:
         values = {**asked.config, "environments": NO_ENVIRONMENT}
         config = load([], REGISTRIES, values=values, env={}).config
         process.forget()  # the model of the session before
-        assembly = Assembly(config, self._placement)
-        algorithm = config.algorithm if asked.recipe else None
-        trainer = config.trainer.build(assembly, algorithm, say=say)
+        assembly = Assembly(config, self._placement, say=say)
+        trainer = config.trainer.build(assembly, config.algorithm if asked.recipe else None)
         folder = Layout(Path(asked.folder)).broadcast
         return BroadcastTrainer(trainer, assembly.model, self._placement.compute, folder, asked.publishes)
 

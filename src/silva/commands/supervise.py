@@ -7,12 +7,14 @@ import json
 import os
 import secrets
 import shutil
+import socket
 import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
 from silva.config.load import Resolved
+from silva.config.schema import RunConfig
 from silva.placement.settings import ADDRESSES, ServicesPlacementSettings
 from silva.placement.supervisor import Part, Supervisor, line_writer
 from silva.storage.layout import Layout
@@ -27,14 +29,13 @@ def supervise(resolved: Resolved, argv: Sequence[str], flags: Sequence[str]) -> 
         argv: files and keys of the configuration, as on the command line.
         flags: of `silva rl`, such as --resume.
     """
-    placement, run = (
-        resolved.config.placement,
-        Layout(Path(resolved.config.output_dir) / resolved.config.name),
-    )
-    key = secrets.token_urlsafe(24)
+    config, placement = resolved.config, resolved.config.placement
+    run = Layout(Path(config.output_dir) / config.name)
+    # Parts that run already have the user's key, and all have the same.
+    key = os.environ.get(placement.key_variable, "") or secrets.token_urlsafe(24)
     folder = tempfile.mkdtemp(prefix="silva-")  # the path of a socket must be short
     try:
-        parts = parts_of(placement, Path(folder), argv, flags, key)
+        parts = parts_of(config, Path(folder), argv, flags, key)
         log = line_writer(run.services, run.ledger)
         return asyncio.run(Supervisor(parts, log=log, say=_say, key=key).run())
     finally:
@@ -42,17 +43,20 @@ def supervise(resolved: Resolved, argv: Sequence[str], flags: Sequence[str]) -> 
 
 
 def parts_of(
-    placement: ServicesPlacementSettings, folder: Path, argv: Sequence[str], flags: Sequence[str], key: str
+    config: RunConfig, folder: Path, argv: Sequence[str], flags: Sequence[str], key: str
 ) -> list[Part]:
     """The processes to start: those services that have no address, then the orchestrator."""
-    silva, shared = [sys.executable, "-m", "silva"], {placement.key_variable or "SILVA_API_KEY": key}
+    placement: ServicesPlacementSettings = config.placement
+    silva = [sys.executable, "-m", "silva"]
+    # What is in the environment of this process is for first starts only (`once`).
+    shared = {**dict.fromkeys(CRASH, ""), placement.key_variable or "SILVA_API_KEY": key}
     parts, trainer, inference = list[Part](), placement.trainer, placement.inference
 
     def service(command: str, name: str) -> str:
-        path = folder / f"{name}.sock"
-        line = [*silva, command, *argv, "--unix", str(path)]
-        parts.append(Part(name, line, address=f"unix:{path}", env=shared, once=_crash(command)))
-        return f"unix:{path}"
+        address, where = _free_address(config, command, folder / f"{name}.sock")
+        line = [*silva, command, *argv, *where]
+        parts.append(Part(name, line, address=address, env=shared, once=_crash(command)))
+        return address
 
     if not inference:
         names = [f"inference{i or ''}" for i in range(placement.servers)]
@@ -67,6 +71,16 @@ def parts_of(
              once=_crash("orchestrator"))
     )  # fmt: skip
     return parts
+
+
+def _free_address(config: RunConfig, command: str, path: Path) -> tuple[str, list[str]]:
+    """Where a part listens, and the flags that tell it: a Unix socket, but vLLM takes only ports."""
+    if command != "inference" or config.engine.type != "vllm":
+        return f"unix:{path}", ["--unix", str(path)]
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    return f"http://127.0.0.1:{port}", ["--host", "127.0.0.1", "--port", str(port)]
 
 
 def _crash(command: str) -> dict[str, str]:

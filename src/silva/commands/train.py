@@ -23,6 +23,8 @@ from silva.config.saved import to_toml
 from silva.config.schema import RunConfig
 from silva.errors import PartLost, SilvaError
 from silva.monitoring.monitor import Monitor
+from silva.monitoring.trace import Trace
+from silva.monitoring.traced import TracedEngine, TracedTrainer
 from silva.orchestrator import held_out, rl
 from silva.orchestrator.activity import Activity
 from silva.orchestrator.buffer import Buffer
@@ -108,7 +110,11 @@ async def _train(resolved: Resolved, run: RunFolder, console: Console | None) ->
         for damaged in store.skipped:
             monitor.message(f"passed over: {damaged}", "warning")
         try:
-            phases = Phases(state.seconds)
+            trace = stack.enter_context(
+                Trace(run.trace if config.monitoring.trace else None,
+                      partial(monitor.message, level="warning"))
+            )  # fmt: skip
+            phases = Phases(state.seconds, trace.phase)
             assembly = await stack.enter_async_context(opened(config, monitor, phases))
             if elsewhere := run.note_machine(assembly.engine.machine):
                 monitor.message(elsewhere, "warning")
@@ -116,7 +122,7 @@ async def _train(resolved: Resolved, run: RunFolder, console: Console | None) ->
                 held_out.record(run.path, assembly.tasksets)
             for note in held_out.changes(run.path, assembly.tasksets, config.eval.tasks):
                 monitor.message(note, "warning")
-            loop = await _prepare(assembly, state, weights, ledger, store, monitor, phases)
+            loop = await _prepare(assembly, state, weights, ledger, store, monitor, phases, trace)
             if weights is None and config.warm_start is not None:
                 await loop.save()  # the warm start is never repeated
             state = await loop.run(run.begun)
@@ -145,13 +151,22 @@ async def _prepare(
     store: CheckpointStore,
     monitor: Monitor,
     phases: Phases,
+    trace: Trace,
 ) -> rl.Loop:
     """The loop with everything in it, its weights warm-started or restored."""
     config = assembly.config
     activity = Activity(monitor)
-    trainer = await connected(assembly.trainer(config.algorithm, say=monitor.message))
+
+    def turn(episode: str, waiting_for: str | None) -> None:
+        activity.turn(episode, waiting_for)
+        trace.turn(episode, waiting_for)
+
+    trainer = await connected(assembly.trainer(config.algorithm))
     check_parts(config, assembly.engine, trainer)
     await check_environments(config, assembly.tasksets)
+    measured = config.monitoring.trace or not assembly.placement.holds_model
+    if measured:
+        assembly.engine, trainer = TracedEngine(assembly.engine, trace), TracedTrainer(trainer, trace)
     if weights is not None:
         await trainer.load(weights)
     elif config.warm_start is not None:
@@ -170,7 +185,7 @@ async def _prepare(
             settings=config.algorithm.difficulty_pools,
             pools=state.pools,
         ),
-        config.rollout.build(assembly, on_turn=activity.turn, watch=activity),
+        config.rollout.build(assembly, on_turn=turn, watch=activity),
         ledger,
         batch=math.ceil(config.rollout.groups_per_step * config.algorithm.oversample),
         steps=config.steps,
@@ -208,7 +223,9 @@ async def _prepare(
         phases=phases,
         replay=_replay(config, weights),
         probe=probe,
+        idle=trace.idle if measured else dict,
     )
+    trace.idle()  # the first step begins here
     return rl.Loop(parts, state)
 
 

@@ -1,6 +1,6 @@
 ENGINES = {
-    "http": "silva.engines.http_settings:HttpEngineSettings",
     "local": "silva.engines.settings:LocalEngineSettings",
-    "openai": "silva.engines.openai_settings:OpenAIEngineSettings",
+    "http": "silva.engines.http_settings:HttpEngineSettings",
     "vllm": "silva.engines.vllm_settings:VllmEngineSettings",
+    "openai": "silva.engines.openai_settings:OpenAIEngineSettings",
 }

@@ -56,7 +56,9 @@ KINDS: Mapping[str, type[SilvaError]] = {
 """Errors of a server that mean the same here."""
 
 
-def http_engine(settings: HttpEngineSettings, *, vocabulary: int = 0) -> HttpEngine:
+def http_engine(
+    settings: HttpEngineSettings, *, vocabulary: int = 0, say: Callable[[str], None] = lambda _: None
+) -> HttpEngine:
     """The engine of a configuration.
 
     Raises:
@@ -71,7 +73,8 @@ def http_engine(settings: HttpEngineSettings, *, vocabulary: int = 0) -> HttpEng
     dialect = dialect_of(
         settings.dialect, model=settings.model, vocabulary=vocabulary, top_logprobs=settings.top_logprobs
     )
-    return HttpEngine([Peer(url, name="inference", key=key) for url in settings.urls], settings, dialect)
+    peers = [Peer(url, name="inference", key=key) for url in settings.urls]
+    return HttpEngine(peers, settings, dialect, say=say)
 
 
 class HttpEngine:

@@ -66,4 +66,4 @@ class HttpEngineSettings(ClientSettings):
         from silva.engines.http import http_engine
 
         vocabulary = context.renderer.vocabulary if self.dialect == "vllm" else 0
-        return http_engine(self, vocabulary=vocabulary)
+        return http_engine(self, vocabulary=vocabulary, say=context.say)

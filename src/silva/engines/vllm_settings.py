@@ -49,7 +49,7 @@ class VllmEngineSettings(ClientSettings):
         from silva.engines.http_wire import VllmDialect
 
         dialect = VllmDialect(vocabulary=context.renderer.vocabulary, top_logprobs=self.top_logprobs)
-        return HttpEngine(peers, self, dialect)
+        return HttpEngine(peers, self, dialect, say=context.say)
 
     def build(self, context: Context) -> Engine:
         from silva.errors import CapabilityError

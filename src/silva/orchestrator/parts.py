@@ -46,6 +46,7 @@ class Parts:
     """Everything the loop joins; constructed in commands/train.py.
 
     evaluate: plays the held-out tasks; its argument says when, for messages.
+    idle: metrics of how idle parts were since it was asked last; none if they share a process.
     """
 
     settings: Settings
@@ -61,3 +62,4 @@ class Parts:
     phases: Phases
     replay: Replay | None = None
     probe: Probe | None = None  # None: the engine shares the trainer's parameters
+    idle: Callable[[], dict[str, float]] = dict

@@ -115,9 +115,10 @@ class Loop:
         done = await (self._overlapped if p.settings.overlap else self._in_turn)(step, interrupt)
         with p.phases("publish"):
             probed = await self._publish(step, trained=bool(done.updates))
+        found = done.diagnosis | probed | p.idle()
         samples = [sample for _, samples in done.rows for sample in samples]
         p.monitor.rollouts(step, training_rows(done.batch, samples))
-        self._advance(done.batch, samples, done.updates, done.diagnosis | probed)
+        self._advance(done.batch, samples, done.updates, found)
         await self._finish_step(self.state.pending or {}, interrupt)
 
     async def _in_turn(self, step: int, interrupt: Interrupt) -> Trained:

@@ -42,12 +42,10 @@ class LocalPlacement:
         engine: Engine = context.config.engine.build(context)
         return engine
 
-    def trainer(
-        self, context: Context, algorithm: Algorithm | None = None, *, say: Callable[[str], None]
-    ) -> Trainer:
+    def trainer(self, context: Context, algorithm: Algorithm | None = None) -> Trainer:
         """If the engine cannot read the trainer's own parameters, its snapshots are folders of the run."""
         config = context.config
-        trainer: Trainer = config.trainer.build(context, algorithm, say=say)
+        trainer: Trainer = config.trainer.build(context, algorithm)
         loads = context.engine.capabilities.loads
         if trainer.capabilities.publishes in loads:
             return trainer

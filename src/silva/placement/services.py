@@ -49,11 +49,9 @@ class ServicesPlacement:
         if settings.type == "vllm":
             return settings.client(peers, context)  # type: ignore[no-any-return]
         client = ClientSettings(context=settings.context, patience=self._settings.patience)
-        return HttpEngine(peers, client, dialect_of("silva"))
+        return HttpEngine(peers, client, dialect_of("silva"), say=context.say)
 
-    def trainer(
-        self, context: Context, algorithm: Algorithm | None = None, *, say: Callable[[str], None]
-    ) -> Trainer:
+    def trainer(self, context: Context, algorithm: Algorithm | None = None) -> Trainer:
         loads, config = context.engine.capabilities.loads, context.config
         asked = Open(
             config=plain_config(config.model_dump(mode="json")),
@@ -62,7 +60,7 @@ class ServicesPlacement:
             publishes="parameters" if "parameters" in loads else "folder",
         )
         peer = Peer(self._settings.trainer, name="trainer", key=self._key)
-        return RemoteTrainer(peer, asked, patience=self._settings.patience, say=say)
+        return RemoteTrainer(peer, asked, patience=self._settings.patience, say=context.say)
 
     def close(self, *, wait: bool = True) -> None:
         """Connections end with their event loop."""

@@ -28,6 +28,7 @@ class Layout:
         self.weights = path / "weights"
         self.broadcast = path / "broadcast"
         self.services = path / "services.log"
+        self.trace = path / "trace.json"
         self.tensorboard = path / "tensorboard"
 
 

@@ -48,7 +48,7 @@ class RemoteTrainer:
         """Wait for the server, and have it build the trainer.
 
         Raises:
-            PartLost: no answer for `patience` seconds.
+            Unreachable: no answer for `patience` seconds: unlike a lost trainer, the run does not go on.
             SilvaError: what building it raised there.
         """
         await self._awake()
@@ -142,7 +142,7 @@ class RemoteTrainer:
                 return
             except Unreachable as error:
                 if CLOCK.monotonic() - began > self._patience:
-                    raise PartLost(f"{error} (waited {self._patience:g} s)") from error
+                    raise Unreachable(f"{error} (waited {self._patience:g} s: placement.patience)") from error
                 if not told and CLOCK.monotonic() - began > DEAD_AFTER:
                     self._say(f"waiting for the trainer at {self._peer.address}")
                     told = True

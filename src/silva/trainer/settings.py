@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Literal
 
 from silva.config.sections import Critic, Optimizer, Positive, Section
@@ -28,13 +27,7 @@ class LocalTrainerSettings(Section):
     max_nonfinite: Positive = 3
     """Stop after this many updates in a row, of policy or critic, whose loss or gradient is not finite."""
 
-    def build(
-        self,
-        context: Context,
-        algorithm: Algorithm | None = None,
-        *,
-        say: Callable[[str], None] = lambda text: None,
-    ) -> Trainer:
+    def build(self, context: Context, algorithm: Algorithm | None = None) -> Trainer:
         """`algorithm`: what it needs beside the policy, a reference or a critic, is made too."""
         from silva.trainer.local import LocalTrainer
         from silva.trainer.reference import load_reference
@@ -46,5 +39,5 @@ class LocalTrainerSettings(Section):
             reference=load_reference(context, algorithm) if algorithm else False,
             critic=bool(algorithm and algorithm.critic),
             compute=context.placement.compute,
-            say=say,
+            say=context.say,
         )

@@ -1,0 +1,266 @@
+"""What does a border between processes cost? Steps, weight updates and requests, local against services.
+
+    .venv/bin/python benchmarks/border.py --json border.json                  tiny and SmolLM2-135M, 10 minutes
+    .venv/bin/python benchmarks/border.py --only SmolLM2 --threads 2
+    .venv/bin/python benchmarks/border.py --quick                             tiny only, little of it, a minute
+
+A step: `silva rl` with everything in one process, then with a trainer and an inference server of their own, at
+level 0, so that both compute the same and one after the other. Runs take turns; the first step of each is left
+out, and step i is compared with step i. Ratios are medians over these pairs. The metrics of both must be equal.
+A weight update: the trainer writes its parameters and names them with a digest; the server verifies, reads and
+copies them (load), then scores 32 tokens with them (probe, which also lays out the weights for its kernels);
+the trainer's numbers for 32 tokens are compared with the server's (compare).
+Requests: prompts of 64 tokens, new in each round, with answers of 16, to the engine in this process and to the
+same engine behind a Unix socket, in turns. The answers must be equal.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from common import CONFIGS, Row, machine, parser, results, write
+
+from silva.assembly import Assembly
+from silva.commands.common import loaded
+from silva.config.load import load
+from silva.engines.http import HttpEngine
+from silva.engines.http_settings import ClientSettings
+from silva.engines.http_wire import SilvaDialect
+from silva.models.snapshots import save_parameters, weight_folder
+from silva.orchestrator.probe import Probe
+from silva.process import PARENT
+from silva.protocols import Engine
+from silva.registries import REGISTRIES
+from silva.storage.metrics import read_metrics
+from silva.transport import Peer
+from silva.types import Completion, SamplingParams, Snapshot, TokenScores
+
+SHORT = ("--eval.every=0", "--eval.tasks=8", "--checkpoint.every=0", "--monitoring.terminal=off",
+         "--monitoring.report=false", "--monitoring.tensorboard=false")  # fmt: skip
+PHASES = ("rollout", "train", "publish")
+PROMPT, ANSWER = 64, 16  # tokens
+AT_ONCE = (1, 8, 64)
+NOTHING_LEARNED = 3  # exit code of a run that is too short to learn
+
+
+@dataclass(frozen=True)
+class Case:
+    """`steps`: timed ones of a run; `requests`: by how many more than are at once, in a round."""
+
+    name: str
+    flags: tuple[str, ...]
+    steps: int = 0
+    requests: int = 0
+
+
+CASES = (
+    Case("tiny", (f"@{CONFIGS / 'smoke.toml'}", "--warm-start.steps=20"), 6, 4),
+    Case("SmolLM2-135M", (f"@{CONFIGS / 'quickstart.toml'}",), 2, 1),
+    Case("SmolLM2-135M, LoRA", (f"@{CONFIGS / 'quickstart.toml'}", "--model.lora.rank=16")),
+)
+
+
+def main() -> int:
+    options = parser(__doc__)
+    options.add_argument("--quick", action="store_true", help="the tiny model, one pair of short runs")
+    options.add_argument("--only", default="", help="only cases whose name contains this")
+    options.add_argument("--repeats", type=int, default=2, help="pairs of runs, of rounds 3 more (default 2)")
+    options.add_argument("--threads", type=int, default=1, help="of each process (default 1)")
+    given = options.parse_args()
+    cases = [case for case in CASES if given.only in case.name]
+    if given.quick:
+        cases, given.repeats = [replace(CASES[0], steps=2, requests=1)], 1
+    os.environ["OMP_NUM_THREADS"] = str(given.threads)
+    speed, words = machine()
+    rows = [speed]
+    for case in cases:
+        print(f"... {case.name}", file=sys.stderr, flush=True)
+        with tempfile.TemporaryDirectory(prefix="border-") as work:
+            flags = (*case.flags, *SHORT, f"--output-dir={work}")
+            if case.steps:
+                rows += steps(case, flags, Path(work), given.repeats, given.threads)
+            rows += beside_a_server(case, flags, Path(work), given.repeats + 3, given.threads)
+        write(rows, given.json)
+    print(words, f"{given.threads} threads in each process", "", results(rows[1:]), sep="\n")
+    return 0
+
+
+def steps(case: Case, flags: Sequence[str], work: Path, repeats: int, threads: int) -> list[Row]:
+    """Whole runs in turns."""
+    found: dict[str, list[Mapping[str, float]]] = {"local": [], "services": []}
+    for repeat in range(repeats):
+        for kind in ("local", "services") if repeat % 2 == 0 else ("services", "local"):
+            found[kind] += run(f"{kind}_{repeat}", kind, case, flags, work, threads)
+    pairs = list(zip(found["local"], found["services"], strict=True))
+    differing = sum(_outside_perf(local) != _outside_perf(services) for local, services in pairs)
+    rows = [Row(case.name, "steps whose metrics differ", differing, f"of {len(pairs)}", target="0")]
+    for what in ("step", *PHASES):
+        mine, theirs = ([_seconds(row, what) for row in found[kind]] for kind in ("services", "local"))
+        ratio = statistics.median(b / a for a, b in zip(mine, theirs, strict=True))
+        rows += [
+            Row(case.name, f"{what}, services", statistics.median(mine), "s", "local", ratio),
+            Row(case.name, f"{what}, local", statistics.median(theirs), "s"),
+        ]
+    return rows
+
+
+def run(
+    name: str, kind: str, case: Case, flags: Sequence[str], work: Path, threads: int
+) -> list[Mapping[str, float]]:
+    """The metrics of a run's steps but the first."""
+    placed = (f"--placement.type={kind}", f"--placement.threads={threads}")
+    line = [
+        sys.executable,
+        "-m",
+        "silva",
+        "rl",
+        *flags,
+        f"--name={name}",
+        f"--steps={case.steps + 1}",
+        *placed,
+    ]
+    done = subprocess.run(line, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    if done.returncode not in (0, NOTHING_LEARNED):
+        sys.exit(f"{' '.join(line)} ended with status {done.returncode}:\n{done.stdout}")
+    return [row for row in read_metrics(work / name / "metrics.jsonl") if row["step"] > 1]
+
+
+def _seconds(row: Mapping[str, float], what: str) -> float:
+    return sum(row[f"perf/seconds/{phase}"] for phase in (PHASES if what == "step" else (what,)))
+
+
+def _outside_perf(row: Mapping[str, float]) -> Mapping[str, float]:
+    return {key: value for key, value in row.items() if not key.startswith("perf/")}
+
+
+class Timed(SilvaDialect):
+    """Notes how long loads and probes take."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seconds: defaultdict[str, list[float]] = defaultdict(list)
+
+    @contextmanager
+    def clock(self, what: str) -> Iterator[None]:
+        began = time.perf_counter()
+        yield
+        self.seconds[what].append(time.perf_counter() - began)
+
+    async def load(self, peer: Peer, snapshot: Snapshot, timeout: float) -> None:
+        with self.clock("load"):
+            await super().load(peer, snapshot, timeout)
+
+    async def score(
+        self, peer: Peer, tokens: Sequence[int], start: int, version: int, timeout: float
+    ) -> TokenScores:
+        with self.clock("probe"):
+            return await super().score(peer, tokens, start, version, timeout)
+
+
+def beside_a_server(case: Case, flags: Sequence[str], work: Path, rounds: int, threads: int) -> list[Row]:
+    """An engine and a trainer here, and a server of the same configuration."""
+    argv = [*flags, f"--placement.threads={threads}"]
+    config = load(argv, REGISTRIES).config
+    socket = work / "inference.sock"
+    line = [sys.executable, "-m", "silva", "inference", *argv, "--unix", str(socket)]
+    with (work / "inference.log").open("w") as log:
+        server = subprocess.Popen(line, stdout=log, stderr=log, env={**os.environ, PARENT: str(os.getpid())})
+    try:
+        with loaded(config) as assembly:
+            return asyncio.run(_measured(case, assembly, f"unix:{socket}", work, rounds))
+    finally:
+        server.terminate()
+        server.wait()
+
+
+async def _measured(case: Case, assembly: Assembly, address: str, work: Path, rounds: int) -> list[Row]:
+    dialect = Timed()
+    client = HttpEngine([Peer(address, name="inference")], ClientSettings(), dialect)
+    await client.connect()
+    try:
+        rows = []
+        for at_once in AT_ONCE if case.requests else ():
+            rows += await requests(case, assembly, client, at_once, rounds)
+        return rows + await updates(case, assembly, client, dialect, work, rounds)
+    finally:
+        await client.close()
+
+
+async def requests(case: Case, assembly: Assembly, client: Engine, at_once: int, rounds: int) -> list[Row]:
+    """Requests a second of both engines in turns, after a round that is left out."""
+    count, vocabulary = at_once * case.requests + 4, assembly.renderer.vocabulary
+    sides: tuple[Engine, Engine] = (assembly.engine, client)
+    rates: list[list[float]] = [[], []]
+    for number in range(rounds + 1):
+        prompts = np.random.default_rng((number, at_once)).integers(0, vocabulary, (count, PROMPT)).tolist()
+        answers: list[list[Completion]] = [[], []]
+        for side in (0, 1) if number % 2 else (1, 0):
+            began = time.perf_counter()
+            answers[side] = await _ask(sides[side], prompts, at_once)
+            rates[side].append(count / (time.perf_counter() - began))
+        if [each.tokens for each in answers[0]] != [each.tokens for each in answers[1]]:
+            sys.exit(f"{case.name}: the server's answers are other ones than the engine's in this process")
+    direct, http = (found[1:] for found in rates)
+    ratio = statistics.median(b / a for a, b in zip(direct, http, strict=True))
+    what = f"requests, {at_once} at once"
+    return [
+        Row(case.name, f"{what}, http", statistics.median(http), "/s", "called directly", ratio),
+        Row(case.name, f"{what}, direct", statistics.median(direct), "/s"),
+    ]
+
+
+async def _ask(engine: Engine, prompts: Sequence[Sequence[int]], at_once: int) -> list[Completion]:
+    slots = asyncio.Semaphore(at_once)
+
+    async def one(index: int) -> Completion:
+        async with slots:
+            return await engine.sample(prompts[index], SamplingParams(max_tokens=ANSWER, seed=index))
+
+    return await asyncio.gather(*(one(index) for index in range(len(prompts))))
+
+
+async def updates(
+    case: Case, assembly: Assembly, client: Engine, dialect: Timed, work: Path, rounds: int
+) -> list[Row]:
+    """From the trainer's parameters to a server that samples from them, by part; the first is left out."""
+    trainer: Any = assembly.trainer(assembly.config.algorithm)
+    compare = Probe(assembly.renderer.vocabulary, assembly.config.model.dtype)
+    dialect.seconds.clear()
+    size = 0
+    for _ in range(rounds + 1):
+        snapshot = await trainer.publish()
+        path = work / f"version_{snapshot.version}"
+        with dialect.clock("write"):
+            assembly.placement.run(save_parameters, assembly.model, path)
+        with dialect.clock("digest"):
+            folder = weight_folder(path)
+        await client.load(replace(snapshot, folder=folder))
+        probed = dialect.seconds["probe"][:]
+        with dialect.clock("compare"):
+            await compare.check(trainer, client)
+        dialect.seconds["probe"] = probed  # not the one that `compare` holds
+        size = sum(file.stat().st_size for file in path.iterdir())
+    parts = {part: dialect.seconds[part][1:] for part in ("write", "digest", "load", "probe", "compare")}
+    whole = statistics.median(map(sum, zip(*parts.values(), strict=True)))
+    return [
+        Row(case.name, "update, size", size / 2**20, "MiB"),
+        Row(case.name, "update", whole, "s"),
+        *(Row(case.name, f"update, {part}", statistics.median(each), "s") for part, each in parts.items()),
+    ]
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,379 @@
+"""Kill and stop the processes of a run at its worst moments, and compare its end with an undisturbed run.
+
+    run in one process ──> end state: metrics outside perf/, weights, rollouts, optimiser, who was trained
+    silva rl with placement.type = "services"
+        └── inference, trainer, orchestrator: SIGKILL or SIGSTOP for one of them ──> the same, bit for bit?
+
+Each of the three gets both signals at random times, and SIGKILL at the crash points of silva/ports.py that
+it comes through (proof is asked for). Silva leaves a stopped orchestrator alone: it is continued from here.
+In a few more runs the supervisor itself, `silva rl`, is killed: nothing of it may be left SECONDS_LEFT later,
+and the run is resumed. How long it takes until the supervisor says what it has lost is measured.
+
+    python benchmarks/chaos_services.py --kills 10 --seed 0 --json chaos_services.json
+
+A signal that hits nobody, because its process is not there at that time, is tried again in a new run. Exit
+code 1 unless every signal has hit, every end state is the same and no process is left.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import secrets
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import chaos
+import numpy as np
+
+import runs
+
+ROLES = ("inference", "trainer", "orchestrator")
+OF_TRAINER = ("backward", "optim")
+OF_ORCHESTRATOR = ("issue", "seal", "publish", "checkpoint_file", "rename", "latest", "prune", "ledger")
+SERVICES = ("--placement.type=services", "--placement.threads=1")
+MARK = "SILVA_CHAOS_RUN"
+"""Environment variable by which all processes of a run are known, whoever is their parent by now."""
+STOPPED = 6.0  # seconds that an orchestrator stays stopped
+SECONDS_LEFT = 10.0  # after which nothing of a run that has ended may be left
+MOST_TRIES = 8
+SUPERVISORS = 3  # runs whose supervisor is killed
+LIMIT = 600.0  # seconds for one run, many times what it needs
+
+
+@dataclass(frozen=True)
+class Fault:
+    """A signal for one role: after a share of the run's duration, or SIGKILL at a crash point "optim:2"."""
+
+    role: str
+    signal: str
+    share: float = 0.0
+    point: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.role} {self.signal} {f'at {self.point}' if self.point else f'after {self.share:.0%}'}"
+
+
+@dataclass
+class Trial:
+    """What came of a fault.
+
+    Attributes:
+        tries: runs that were started for it.
+        fired: whether it hit.
+        seconds: from the signal until the supervisor said so; None if it has nothing to say.
+        left: processes that were left SECONDS_LEFT after the end.
+    """
+
+    name: str
+    fault: Fault
+    tries: int = 0
+    fired: bool = False
+    seconds: float | None = None
+    left: int = 0
+    differences: list[str] = field(default_factory=list)
+
+    @property
+    def right(self) -> bool:
+        return self.fired and not self.left and not self.differences
+
+
+class Supervised:
+    """`silva rl` in processes of its own.
+
+    Attributes:
+        lines: what was written, each line with its time.
+    """
+
+    def __init__(self, argv: Sequence[str], env: Mapping[str, str] | None = None) -> None:
+        self.mark = secrets.token_hex(8)
+        self.lines: list[tuple[float, str]] = []
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "silva", *argv],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            env={**os.environ, "OMP_NUM_THREADS": "1", **(env or {}), MARK: self.mark},
+        )
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def _read(self) -> None:
+        assert self.process.stdout is not None
+        with self.process.stdout as stream:
+            for line in stream:
+                self.lines.append((time.time(), line.rstrip()))
+
+    @property
+    def output(self) -> str:
+        return "\n".join(line for _, line in self.lines)
+
+    def said(self, *words: str) -> float | None:
+        """When the first line with these words was written; None if there is none."""
+        return next((at for at, line in [*self.lines] if all(word in line for word in words)), None)
+
+    def pid(self, role: str) -> int | None:
+        """Of the process that has this role now."""
+        for pid in self.alive():
+            argv = _read(f"/proc/{pid}/cmdline").split(b"\0")
+            if argv[1:4] == [b"-m", b"silva", role.encode()] and _parent(pid) == self.process.pid:
+                return pid
+        return None
+
+    def alive(self) -> list[int]:
+        """All processes of this run, the supervisor included."""
+        mark = f"{MARK}={self.mark}".encode()
+        return [
+            int(path.name)
+            for path in Path("/proc").iterdir()
+            if path.name.isdecimal()
+            and mark in _read(path / "environ").split(b"\0")
+            and _state(int(path.name)) not in ("Z", "X", "")
+        ]
+
+    def wait(self, limit: float = LIMIT) -> int:
+        """The exit code; what was written has been read then.
+
+        Raises:
+            subprocess.TimeoutExpired: it does not end.
+        """
+        code = self.process.wait(limit)
+        self._reader.join(SECONDS_LEFT)
+        return code
+
+    def left(self) -> list[int]:
+        """What is still there SECONDS_LEFT after the end."""
+        wait_for(lambda: not self.alive(), SECONDS_LEFT)
+        return self.alive()
+
+    def kill(self) -> None:
+        """Whatever there is of it."""
+        for pid in self.alive():
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        self.process.wait()
+
+
+@contextmanager
+def supervised(argv: Sequence[str], env: Mapping[str, str] | None = None) -> Iterator[Supervised]:
+    """At the end of the block nothing is left of it."""
+    run = Supervised(argv, env)
+    try:
+        yield run
+    finally:
+        run.kill()
+
+
+def wait_for(condition: Callable[[], Any], seconds: float) -> bool:
+    """Whether it comes true in that time."""
+    end = time.monotonic() + seconds
+    while not (found := condition()) and time.monotonic() < end:
+        time.sleep(0.02)
+    return bool(found)
+
+
+def _read(path: str | Path) -> bytes:
+    try:
+        return Path(path).read_bytes()
+    except OSError:  # it has ended
+        return b""
+
+
+def _stat(pid: int) -> list[str]:
+    """From the state on; empty if it has ended."""
+    return _read(f"/proc/{pid}/stat").rpartition(b")")[2].decode().split()
+
+
+def _state(pid: int) -> str:
+    return next(iter(_stat(pid)), "")
+
+
+def _parent(pid: int) -> int:
+    return int((_stat(pid) or ["", "0"])[1])
+
+
+def perform(trial: Trial, folder: Path, duration: float, reference: dict[str, Any]) -> None:
+    """Run until the fault has hit, and fill in what came of it."""
+    fault, rng = trial.fault, random.Random(trial.name)
+    while trial.tries < MOST_TRIES and not trial.fired:
+        trial.tries += 1
+        _once(trial, fault, folder, duration, reference)
+        if not fault.point:  # another time: at this one there was nobody to hit
+            fault = Fault(fault.role, fault.signal, share=rng.random())
+    print("." if trial.right else "F", end="", flush=True)
+
+
+def _once(trial: Trial, fault: Fault, folder: Path, duration: float, reference: dict[str, Any]) -> None:
+    run, proof = folder / trial.name, folder / f"{trial.name}.proof"
+    for path in (run, proof):
+        shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(missing_ok=True)
+    env = {"SILVA_CRASH_PROOF": str(proof)}
+    if fault.point:
+        env["SILVA_CRASH" if fault.role == "orchestrator" else f"SILVA_CRASH_{fault.role.upper()}"] = (
+            fault.point
+        )
+    argv = ["rl", f"@{folder / 'chaos.toml'}", "--name", trial.name, "--output_dir", str(folder)]
+    argv += [*chaos.OPTIONS, *SERVICES]
+    with supervised(argv, env) as process:
+        hit = None if fault.point else _hit(process, fault, fault.share * duration)
+        if hit is None and not fault.point:
+            return
+        try:
+            code = process.wait()
+        except subprocess.TimeoutExpired:
+            trial.fired = True
+            trial.differences = [f"no end within {LIMIT:g} s: {process.output[-400:]}"]
+            return
+        if fault.point:
+            proven = proof.exists() and proof.read_text() == fault.point.partition(":")[0]
+            hit = proof.stat().st_mtime if proven else None
+        told = process.said(f"silva: {fault.role} ", _words(fault))
+        unsaid = fault.role == "supervisor" or (fault.role, fault.signal) == ("orchestrator", "SIGSTOP")
+        if hit is None or (told is None and not unsaid):
+            trial.differences = [] if code == 0 else [f"exit code {code}: {process.output[-400:]}"]
+            return
+        trial.fired, trial.seconds = True, told - hit if told is not None else None
+        trial.left = len(process.left())
+        output = process.output
+    if fault.role == "supervisor":
+        with supervised([*argv, "--resume"]) as process:
+            code, output = process.wait(), process.output
+    trial.differences = [f"exit code {code}: {output[-400:]}"] if code else runs.differences(run, reference)
+    shutil.rmtree(run, ignore_errors=True)
+
+
+def _words(fault: Fault) -> str:
+    return "was stopped (SIGSTOP)" if fault.signal == "SIGSTOP" else "was killed (SIGKILL)"
+
+
+def _hit(process: Supervised, fault: Fault, delay: float) -> float | None:
+    """Sends the signal after so many seconds: the time; None if nobody with that role was there."""
+    with suppress(subprocess.TimeoutExpired):
+        process.process.wait(delay)
+    pid = process.process.pid if fault.role == "supervisor" else process.pid(fault.role)
+    if pid is None or process.process.poll() is not None:
+        return None
+    hit = time.time()
+    try:
+        os.kill(pid, getattr(signal, fault.signal))
+        if (fault.role, fault.signal) == ("orchestrator", "SIGSTOP"):
+            stopped = wait_for(lambda: _state(pid) == "T", 1.0)
+            wait_for(lambda: process.process.poll() is not None, STOPPED)
+            os.kill(pid, signal.SIGCONT)
+            return hit if stopped else None
+    except ProcessLookupError:
+        return None
+    return hit
+
+
+def plan(kills: int, seed: int, counts: Mapping[str, int]) -> list[Trial]:
+    """`kills` of each kind for each role; crash points one after the other, at a random count."""
+    rng = random.Random(seed)
+    faults = []
+    for role in ROLES:
+        for name in ("SIGKILL", "SIGSTOP"):
+            faults += [Fault(role, name, share=rng.random()) for _ in range(kills)]
+        points = {"trainer": OF_TRAINER, "orchestrator": OF_ORCHESTRATOR}.get(role, ())
+        for point in (points * kills)[:kills]:
+            faults.append(Fault(role, "SIGKILL", point=f"{point}:{rng.randint(1, counts[point])}"))
+    faults += [Fault("supervisor", "SIGKILL", share=rng.random()) for _ in range(min(kills, SUPERVISORS))]
+    return [Trial(f"trial-{number}", fault) for number, fault in enumerate(faults)]
+
+
+def undisturbed(folder: Path, reference: dict[str, Any]) -> float:
+    """Seconds of a run as services, whose end state must be that of the run in one process."""
+    argv = ["rl", f"@{folder / 'chaos.toml'}", "--name", "services", "--output_dir", str(folder)]
+    began = time.monotonic()
+    with supervised([*argv, *chaos.OPTIONS, *SERVICES]) as process:
+        code, duration = process.wait(), time.monotonic() - began
+        if code or (problems := runs.differences(folder / "services", reference)):
+            sys.exit(
+                f"the undisturbed run as services ended with {code}, different: {problems}\n{process.output}"
+            )
+        if left := process.left():
+            sys.exit(f"the undisturbed run left processes: {left}")
+    return duration
+
+
+def result(trials: Sequence[Trial], seed: int) -> dict[str, Any]:
+    groups: dict[tuple[str, str], list[Trial]] = defaultdict(list)
+    for trial in trials:
+        groups[trial.fault.role, f"{trial.fault.signal}{' at a point' if trial.fault.point else ''}"].append(
+            trial
+        )
+    rows = []
+    for (role, name), members in groups.items():
+        seconds = [trial.seconds for trial in members if trial.seconds is not None]
+        p50, p99 = (float(np.percentile(seconds, q)) if seconds else None for q in (50, 99))
+        rows.append({
+            "role": role, "signal": name, "trials": len(members), "tries": sum(t.tries for t in members),
+            "fired": sum(t.fired for t in members),
+            "identical": sum(t.fired and not t.differences for t in members),
+            "seconds_p50": p50, "seconds_p99": p99, "left": sum(t.left for t in members),
+        })  # fmt: skip
+    faults = [
+        {"fault": str(t.fault), "fired": t.fired, "left": t.left, "differences": t.differences}
+        for t in trials
+        if not t.right
+    ]
+    return {"seed": seed, "rows": rows, "faults": faults}
+
+
+def show(rows: Sequence[Mapping[str, Any]]) -> None:
+    print(
+        f"{'role':<14}{'signal':<20}{'tries':>6}{'fired':>6}{'identical':>11}{'p50':>9}{'p99':>9}{'left':>6}"
+    )
+    for row in rows:
+        p50, p99 = (f"{s:.2f} s" if (s := row[f"seconds_{q}"]) is not None else "-" for q in ("p50", "p99"))
+        print(
+            f"{row['role']:<14}{row['signal']:<20}{row['tries']:>6}{row['fired']:>6}{row['identical']:>11}"
+            f"{p50:>9}{p99:>9}{row['left']:>6}"
+        )
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--kills", type=int, default=10, help="of each kind, for each role")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--jobs", type=int, default=max(1, (os.cpu_count() or 1) // 2), help="runs at a time")
+    parser.add_argument("--json", type=Path, help="write the result to this file")
+    options = parser.parse_args()
+    runs.prepare()
+    began = time.monotonic()
+    with tempfile.TemporaryDirectory(prefix="silva-chaos-") as name:
+        folder = Path(name)
+        (folder / "chaos.toml").write_text(runs.CONFIG)
+        reference, counts, _ = chaos.refer(folder)
+        duration = undisturbed(folder, reference)
+        trials = plan(options.kills, options.seed, counts)
+        with ThreadPoolExecutor(options.jobs) as pool:
+            list(pool.map(lambda trial: perform(trial, folder, duration, reference), trials))
+    print()
+    found = result(trials, options.seed) | {"seconds": round(time.monotonic() - began)}
+    if options.json:
+        options.json.write_text(json.dumps(found, indent=1) + "\n")
+    show(found["rows"])
+    fired, same = (sum(row[key] for row in found["rows"]) for key in ("fired", "identical"))
+    print(f"{len(trials)} faults, {fired} hit, {same} identical end states, {found['seconds']} s")
+    for fault in found["faults"]:
+        print(json.dumps(fault))
+    return int(bool(found["faults"]))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,234 @@
+"""A run in processes of its own ends as one in a single process, whoever of them is killed."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.runs import Server, differences, end_state, write_config
+
+from silva import cli
+from silva.commands import supervise
+from silva.config.load import load
+from silva.registries import REGISTRIES
+
+import chaos_services  # isort: skip (beside runs, whose folder tests.runs has put on the path)
+from chaos_services import SERVICES, Supervised, supervised, wait_for  # isort: skip
+
+SHORT = ("--steps=2", "--eval.every=2", "--eval.tasks=4", "--checkpoint.every=1")
+LIMIT = 240.0  # seconds for one run on a busy machine
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks for processes in /proc")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    made = tmp_path_factory.mktemp("services")
+    write_config(made)
+    return made
+
+
+@pytest.fixture(scope="module")
+def undisturbed(folder: Path) -> dict[str, Any]:
+    """The end state of the run in one process."""
+    server = Server(folder)
+    try:
+        ended = server.rl("local", *SHORT)
+    finally:
+        server.close()
+    assert ended.status == 0, ended.output
+    return end_state(ended.path)
+
+
+def argv(folder: Path, name: str, *options: str, command: str = "rl") -> list[str]:
+    config = folder / "run.toml"
+    return [command, f"@{config}", "--name", name, "--output_dir", str(folder), *SHORT, *options]
+
+
+def events(run: Path, event: str) -> int:
+    ledger = run / "ledger.jsonl"
+    return ledger.read_text().count(f'"{event}"') if ledger.exists() else 0
+
+
+@pytest.mark.same_bits
+def test_a_run_as_services_is_the_run_in_one_process_bit_for_bit(
+    folder: Path, undisturbed: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with tempfile.TemporaryDirectory(prefix="s-") as temporary:
+        env = {"TMPDIR": temporary}
+        with supervised(argv(folder, "plain", *SERVICES), env) as process:
+            assert wait_for(lambda: events(folder / "plain", "sealed"), LIMIT), process.output
+            (sockets,) = Path(temporary).glob("silva-*")
+            assert sockets.stat().st_mode & 0o777 == 0o700
+            assert {path.name: path.stat().st_mode & 0o777 for path in sockets.iterdir()} == {
+                "inference.sock": 0o600,
+                "trainer.sock": 0o600,
+            }
+            parts = [process.pid(role) for role in chaos_services.ROLES]
+            assert len({*parts, process.process.pid}) == 4 and None not in parts
+            assert process.wait(LIMIT) == 0, process.output
+            assert process.left() == []
+        assert [*Path(temporary).glob("silva-*")] == []
+    assert differences(folder / "plain", undisturbed) == []
+    assert process.said("silva: ") is None  # nobody was lost
+    log = (folder / "plain" / "services.log").read_text()
+    assert "inference: inference: tiny: listening at unix:" in log and "trainer: trainer: listening at" in log
+
+
+def killed(folder: Path, name: str, lost: str, **crash: str) -> list[str]:
+    """What the supervisor says of a run in which `lost` is killed after the first step's rollouts.
+
+    Args:
+        crash: who is killed where, and the proof of it.
+    """
+    slow = ["--environments.0.delay=200", "--environments.1.delay=200"]  # changes no number
+    with supervised(argv(folder, name, *SERVICES, *slow), crash) as process:
+        if lost:  # it plays the rollouts of the second step, or evaluates
+            assert wait_for(lambda: events(folder / name, "sealed"), LIMIT), process.output
+            pid = process.pid(lost)
+            assert pid is not None
+            os.kill(pid, signal.SIGKILL)
+        assert process.wait(LIMIT) == 0, process.output
+        assert process.left() == []
+    return [line for _, line in process.lines if line.startswith("silva: ") or "goes on" in line]
+
+
+@pytest.mark.slow
+@pytest.mark.same_bits
+def test_a_trainer_that_is_killed_in_an_update_changes_nothing(
+    folder: Path, undisturbed: dict[str, Any]
+) -> None:
+    proof = folder / "trainer.proof"
+    crash = {"SILVA_CRASH_TRAINER": "backward:3", "SILVA_CRASH_PROOF": str(proof)}
+    told, going_on = killed(folder, "trainer", "", **crash)
+    assert told == "silva: trainer was killed (SIGKILL): it is started again"
+    assert going_on.endswith("the run goes on from its last checkpoint")
+    assert proof.read_text() == "backward"
+    assert differences(folder / "trainer", undisturbed) == []
+
+
+@pytest.mark.slow
+@pytest.mark.same_bits
+def test_inference_and_then_the_orchestrator_are_killed_and_nothing_changes(
+    folder: Path, undisturbed: dict[str, Any]
+) -> None:
+    proof = folder / "orchestrator.proof"
+    crash = {"SILVA_CRASH": "seal:2", "SILVA_CRASH_PROOF": str(proof)}
+    told = [line for line in killed(folder, "both", "inference", **crash) if line.startswith("silva: ")]
+    assert sorted(told) == [
+        "silva: inference was killed (SIGKILL): it is started again",
+        "silva: orchestrator was killed (SIGKILL): it is started again",
+    ]
+    assert proof.read_text() == "seal"
+    assert differences(folder / "both", undisturbed) == []
+
+
+@pytest.mark.slow
+@pytest.mark.same_bits
+def test_three_processes_started_by_hand(folder: Path, undisturbed: dict[str, Any]) -> None:
+    with tempfile.TemporaryDirectory(prefix="s-") as sockets, ExitStack() as stack:
+        trainer, inference = f"unix:{sockets}/t.sock", f"unix:{sockets}/i.sock"
+        placed = [
+            *SERVICES, f"--placement.trainer={trainer}", f'--placement.inference=["{inference}"]',
+            "--placement.patience=120",
+        ]  # fmt: skip
+
+        def start(command: str, *options: str, **env: str) -> Supervised:
+            words = argv(folder, "by-hand", *placed, *options, command=command)
+            return stack.enter_context(supervised(words, env))
+
+        services = [start("trainer"), start("inference")]
+        first = start("orchestrator", SILVA_CRASH="seal:2")
+        assert first.wait(LIMIT) == -signal.SIGKILL, first.output
+        assert events(folder / "by-hand", "sealed") >= 1
+        second = start("orchestrator", "--resume")
+        assert second.wait(LIMIT) == 0, second.output
+        assert differences(folder / "by-hand", undisturbed) == []
+        for service, address in zip(services, (trainer, inference), strict=True):
+            assert service.process.poll() is None  # it outlives both
+            assert service.said("listening at " + address) is not None
+            service.process.send_signal(signal.SIGTERM)
+            assert service.wait(60) == 0, service.output
+            assert service.said(": stopped") is not None and service.left() == []
+        assert [*Path(sockets).iterdir()] == []
+
+
+def silva(*words: str, **env: str) -> tuple[int, str]:
+    """The exit code and what was written, of a command that is expected to fail soon."""
+    clean = {name: value for name, value in os.environ.items() if not name.startswith("SILVA_")}
+    ended = subprocess.run(
+        [sys.executable, "-m", "silva", *words],
+        env={**clean, **env},
+        capture_output=True,
+        text=True,
+        timeout=LIMIT,
+    )
+    assert "Traceback" not in ended.stderr
+    return ended.returncode, ended.stdout + ended.stderr
+
+
+@pytest.mark.parametrize("placement", [[], [*SERVICES], [*SERVICES, "--placement.trainer=unix:/t.sock"]])
+def test_an_orchestrator_without_addresses_is_refused(folder: Path, placement: Sequence[str]) -> None:
+    code, output = silva(*argv(folder, "none", *placement, command="orchestrator"))
+    assert code == 2 and "placement.trainer and placement.inference" in output
+    assert not (folder / "none").exists()
+
+
+@pytest.mark.parametrize("command", ["trainer", "inference"])
+def test_a_part_that_others_can_reach_needs_a_key(folder: Path, command: str) -> None:
+    code, output = silva(*argv(folder, "none", "--host", "0.0.0.0", command=command))
+    assert code == 2 and "other machines could use this server without a key" in output
+    assert "SILVA_API_KEY" in output
+
+
+@pytest.fixture
+def taken() -> Iterator[int]:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen()
+        yield listener.getsockname()[1]
+
+
+def test_a_port_in_use_is_named(folder: Path, taken: int) -> None:
+    code, output = silva(*argv(folder, "none", "--port", str(taken), command="trainer"))
+    assert code == 2 and f"cannot listen at http://127.0.0.1:{taken}: Address already in use" in output
+
+
+def test_an_address_where_nobody_listens_is_named_when_patience_ends(folder: Path) -> None:
+    placed = [
+        *SERVICES, "--placement.trainer=unix:/nowhere/t.sock", '--placement.inference=["unix:/nowhere/i.sock"]',
+        "--placement.patience=2",
+    ]  # fmt: skip
+    code, output = silva(*argv(folder, "nobody", *placed, command="orchestrator"))
+    assert code == 1 and "unix:/nowhere/i.sock" in output and "2 s" in output
+
+
+def test_a_resumed_run_without_a_file_gives_its_services_the_configuration_of_the_run(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from silva.config.saved import to_toml
+
+    run = folder / "saved"
+    run.mkdir()
+    words = [*argv(folder, "saved", *SERVICES)[1:]]
+    (run / "config.toml").write_text(to_toml(load(words, REGISTRIES)))
+    seen: list[tuple[list[str], tuple[str, ...]]] = []
+
+    def note(resolved: Any, argv: list[str], flags: tuple[str, ...]) -> int:
+        seen.append((argv, flags))
+        return 0
+
+    monkeypatch.setattr(supervise, "supervise", note)
+    assert cli.main(["rl", "--resume", "--name", "saved", "--output_dir", str(folder), "--steps=3"]) == 0
+    ((given, flags),) = seen
+    assert flags == ("--resume",)
+    expected = load([*words, "--steps=3"], REGISTRIES).config
+    assert load(given, REGISTRIES).config == expected
