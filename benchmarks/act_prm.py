@@ -33,8 +33,8 @@ from common import Row, Solved, interval, machine, mean, pooled, seeds_parser, s
 
 FILES = Path(__file__).parent / "environments" / "act_prm"
 ENVIRONMENTS = ("frozen_lake", "textworld")
-START = 400  # steps of cloning before all else
-DEMONSTRATIONS, EPISODES = 480, 16  # of each stage after it; of a step of cloning
+START = 100  # steps of cloning before all else
+EPISODES = 16  # of a step of cloning
 THINK = ["--rollout.type=thoughts", "--algorithm.type=act_prm", "--algorithm.early-stop=0"]
 UNWATCHED = ["--eval.tasks=2"]  # stages are measured afterwards, all in the same way
 STAGES = ("start", "actions", "thoughts", "actions, RL", "thoughts, RL")
@@ -57,12 +57,14 @@ class Job:
     out: Path
     resume: bool
     flags: Sequence[str]
+    demonstrations: int  # of each stage after the start
 
 
 def main() -> int:
     parser = seeds_parser(__doc__, 3, "runs/act_prm")
     parser.add_argument("--environments", nargs="+", choices=ENVIRONMENTS, default=list(ENVIRONMENTS))
     parser.add_argument("--jobs", type=int, default=1, help="runs at once, of one thread each (default 1)")
+    parser.add_argument("--demonstrations", type=int, default=480, help="of each stage (default 480)")
     parser.add_argument("--quick", action="store_true", help="a few steps of each stage: does it work?")
     options = parser.parse_args()
     out, flags = Path(options.output_dir), list[str]()
@@ -73,7 +75,7 @@ def main() -> int:
         speed, words = pool.submit(machine).result()
         print(words, "", sep="\n")
         pairs = itertools.product(options.environments, options.seeds)
-        jobs = [Job(environment, seed, out, options.resume, flags) for environment, seed in pairs]
+        jobs = [Job(*pair, out, options.resume, flags, options.demonstrations) for pair in pairs]
         runs = list(zip(jobs, pool.map(play, jobs), strict=True))
     rows = []
     for environment in options.environments:
@@ -86,9 +88,9 @@ def main() -> int:
 
 def play(job: Job) -> dict[str, Stage]:
     """All stages of one seed, each from the weights of the one before it."""
-    steps = DEMONSTRATIONS // groups_of(job)
+    steps = job.demonstrations // groups_of(job)
     start = clone(job, "start", START, None)
-    actions = clone(job, "actions", DEMONSTRATIONS // EPISODES, start)
+    actions = clone(job, "actions", job.demonstrations // EPISODES, start)
     thoughts = train(job, "thoughts", start, [f"--steps={steps}", *THINK, *rollout_of(job)])
     actions_rl = train(job, "actions, RL", actions, [])
     thoughts_rl = train(job, "thoughts, RL", thoughts, [])

@@ -43,12 +43,15 @@ def test_the_command_has_what_the_client_needs_and_never_the_key() -> None:
         "python", "-m", "vllm.entrypoints.openai.api_server", "--model", "/models/m",
         "--host", "127.0.0.1", "--port", "8000", "--dtype", "auto", "--max-num-seqs", "64",
         "--logprobs-mode", "processed_logprobs", "--max-logprobs", "20", "--generation-config", "vllm",
-        "--enable-prompt-tokens-details", "--gpu-memory-utilization", "0.9",
+        "--enable-prompt-tokens-details",
+        "--worker-extension-cls", "silva_vllm.Extension", "--gpu-memory-utilization", "0.9",
     ]  # fmt: skip
     assert environment == {
         "VLLM_SERVER_DEV_MODE": "1", "VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1",
-        "VLLM_API_KEY": "secret",
+        "VLLM_API_KEY": "secret", "PYTHONPATH": environment["PYTHONPATH"],
     }  # fmt: skip
+    (extension,) = Path(environment["PYTHONPATH"]).glob("*.py")  # and nothing that hides a module of vLLM's
+    assert extension.name == "silva_vllm.py"
 
 
 def test_every_setting_becomes_an_argument() -> None:
@@ -62,7 +65,7 @@ def test_every_setting_becomes_an_argument() -> None:
     assert arguments[9:] == [
         "--dtype", "float32", "--max-num-seqs", "8", "--logprobs-mode", "processed_logprobs",
         "--max-logprobs", "5", "--generation-config", "vllm", "--enable-prompt-tokens-details",
-        "--max-model-len", "512", "--tensor-parallel-size", "2", "--data-parallel-size", "4",
+        "--worker-extension-cls", "silva_vllm.Extension", "--max-model-len", "512", "--tensor-parallel-size", "2", "--data-parallel-size", "4",
         "--enforce-eager", "--speculative-config", '{"method": "ngram", "num_speculative_tokens": 3}',
         "--no-enable-chunked-prefill", "--block-size", "32",
     ]  # fmt: skip
@@ -155,7 +158,7 @@ def test_vllm_samples_scores_and_loads(
         engine = HttpEngine(
             [Peer(address, name="inference", key="secret")],
             ClientSettings(patience=STARTS),
-            VllmDialect(vocabulary=smollm2.model.config.vocab_size),
+            VllmDialect(vocabulary=smollm2.model.config.vocab_size, reload="silva_reload"),
         )
         began = time.monotonic()
         await engine.connect()
@@ -221,7 +224,7 @@ def test_vllm_samples_scores_and_loads(
         shutil.copytree(model, folder)
         weights, numbers = load_file(folder / "model.safetensors"), torch.Generator().manual_seed(0)
         for name, weight in weights.items():
-            if "mlp" in name:
+            if "mlp" in name or "embed" in name:  # the head shares its weights with the embeddings
                 weight += 0.02 * weight.std() * torch.randn(weight.shape, generator=numbers)
         save_file(weights, folder / "model.safetensors", {"format": "pt"})
         before = await engine.sample(PROMPT, SamplingParams(24, seed=1))

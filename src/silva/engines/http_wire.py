@@ -169,10 +169,18 @@ class VllmDialect:
         vocabulary: how many tokens the model has; 0: unknown.
         top_logprobs: of how many of the likeliest tokens to ask for log-probabilities, from which entropies
             are estimated; at least 2.
+        reload: what its workers call the loading of weights: `silva_reload` if Silva has launched it.
     """
 
-    def __init__(self, model: str = "", *, vocabulary: int = 0, top_logprobs: int = 20) -> None:
-        self._model, self._top = model, top_logprobs
+    def __init__(
+        self,
+        model: str = "",
+        *,
+        vocabulary: int = 0,
+        top_logprobs: int = 20,
+        reload: str = "reload_weights",
+    ) -> None:
+        self._model, self._top, self._reload = model, top_logprobs, reload
         self._vocabulary = vocabulary or LARGE_VOCABULARY
         self._models: dict[str, str] = {}
 
@@ -254,7 +262,7 @@ class VllmDialect:
         path = os.path.abspath(snapshot.folder.path)
         await peer.post("/pause?mode=keep", timeout=timeout)
         try:
-            body = {"method": "reload_weights", "kwargs": {"weights_path": path}}
+            body = {"method": self._reload, "kwargs": {"weights_path": path}}
             await peer.post("/collective_rpc", body, timeout=timeout)
             route = "/reset_prefix_cache?reset_running_requests=true"
             done = _read(peer, route, await peer.post(route, timeout=timeout), lambda a: a["success"])

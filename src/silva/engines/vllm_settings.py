@@ -48,7 +48,9 @@ class VllmEngineSettings(ClientSettings):
         from silva.engines.http import HttpEngine
         from silva.engines.http_wire import VllmDialect
 
-        dialect = VllmDialect(vocabulary=context.renderer.vocabulary, top_logprobs=self.top_logprobs)
+        dialect = VllmDialect(
+            vocabulary=context.renderer.vocabulary, top_logprobs=self.top_logprobs, reload="silva_reload"
+        )
         return HttpEngine(peers, self, dialect, say=context.say)
 
     def build(self, context: Context) -> Engine:
