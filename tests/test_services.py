@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -19,6 +20,7 @@ from tests.runs import Server, differences, end_state, write_config
 from silva import cli
 from silva.commands import supervise
 from silva.config.load import load
+from silva.ports import CRASH_POINTS
 from silva.registries import REGISTRIES
 
 import chaos_services  # isort: skip (beside runs, whose folder tests.runs has put on the path)
@@ -108,7 +110,7 @@ def test_a_trainer_that_is_killed_in_an_update_changes_nothing(
 ) -> None:
     proof = folder / "trainer.proof"
     crash = {"SILVA_CRASH_TRAINER": "backward:3", "SILVA_CRASH_PROOF": str(proof)}
-    told, going_on = killed(folder, "trainer", "", **crash)
+    told, going_on = sorted(killed(folder, "trainer", "", **crash))
     assert told == "silva: trainer was killed (SIGKILL): it is started again"
     assert going_on.endswith("the run goes on from its last checkpoint")
     assert proof.read_text() == "backward"
@@ -182,9 +184,8 @@ def test_an_orchestrator_without_addresses_is_refused(folder: Path, placement: S
     assert not (folder / "none").exists()
 
 
-@pytest.mark.parametrize("command", ["trainer", "inference"])
-def test_a_part_that_others_can_reach_needs_a_key(folder: Path, command: str) -> None:
-    code, output = silva(*argv(folder, "none", "--host", "0.0.0.0", command=command))
+def test_a_part_that_others_can_reach_needs_a_key(folder: Path) -> None:
+    code, output = silva(*argv(folder, "none", "--host", "0.0.0.0", command="trainer"))
     assert code == 2 and "other machines could use this server without a key" in output
     assert "SILVA_API_KEY" in output
 
@@ -204,8 +205,8 @@ def test_a_port_in_use_is_named(folder: Path, taken: int) -> None:
 
 def test_an_address_where_nobody_listens_is_named_when_patience_ends(folder: Path) -> None:
     placed = [
-        *SERVICES, "--placement.trainer=unix:/nowhere/t.sock", '--placement.inference=["unix:/nowhere/i.sock"]',
-        "--placement.patience=2",
+        *SERVICES, "--placement.trainer=unix:/nowhere/t.sock", "--placement.patience=2",
+        '--placement.inference=["unix:/nowhere/i.sock"]',
     ]  # fmt: skip
     code, output = silva(*argv(folder, "nobody", *placed, command="orchestrator"))
     assert code == 1 and "unix:/nowhere/i.sock" in output and "2 s" in output
@@ -232,3 +233,31 @@ def test_a_resumed_run_without_a_file_gives_its_services_the_configuration_of_th
     assert flags == ("--resume",)
     expected = load([*words, "--steps=3"], REGISTRIES).config
     assert load(given, REGISTRIES).config == expected
+
+
+def test_the_benchmark_hits_every_role_with_every_signal_and_at_all_of_its_crash_points() -> None:
+    counts = dict.fromkeys(CRASH_POINTS, 4)
+    trials = chaos_services.plan(8, 2, counts)
+    assert trials == chaos_services.plan(8, 2, counts) != chaos_services.plan(8, 3, counts)
+    kinds = Counter((t.fault.role, t.fault.signal, bool(t.fault.point)) for t in trials)
+    assert kinds == {
+        **{(role, name, False): 8 for role in chaos_services.ROLES for name in ("SIGKILL", "SIGSTOP")},
+        ("trainer", "SIGKILL", True): 8,
+        ("orchestrator", "SIGKILL", True): 8,
+        ("supervisor", "SIGKILL", False): chaos_services.SUPERVISORS,
+    }
+    points = {(t.fault.role, t.fault.point.partition(":")[0]) for t in trials if t.fault.point}
+    assert {point for _, point in points} == {*CRASH_POINTS} and len(points) == len(CRASH_POINTS)
+
+
+@pytest.mark.parametrize("wrong", [{"fired": False}, {"left": 1}, {"differences": ["metrics"]}])
+def test_the_benchmark_fails_unless_all_is_right(wrong: dict[str, Any]) -> None:
+    fault = chaos_services.Fault("trainer", "SIGKILL", share=0.5)
+    right: dict[str, Any] = {"tries": 2, "fired": True, "seconds": 0.25}
+    trials = [chaos_services.Trial("a", fault, **right), chaos_services.Trial("b", fault, **right | wrong)]
+    assert chaos_services.result(trials[:1], 0)["faults"] == []
+    found = chaos_services.result(trials, 0)
+    (row,), (named,) = found["rows"], found["faults"]
+    assert named["fault"] == "trainer SIGKILL after 50%"
+    assert (row["trials"], row["tries"], row["seconds_p50"]) == (2, 4, 0.25)
+    assert row["fired"] + row["identical"] - row["left"] < 4

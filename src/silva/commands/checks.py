@@ -105,6 +105,9 @@ def _check_overlap(config: RunConfig, trainer: Trainer) -> None:
         "algorithm.variance_filter compares all groups: expected null": recipe.variance_filter is not None,
         "algorithm.replay adds groups to a whole step: expected null": recipe.replay is not None,
         f"algorithm.whiten = {recipe.whiten!r} is over all groups: expected null": recipe.whiten is not None,
+        f"algorithm.entropy_advantage = {recipe.entropy_advantage:g} compares all tokens: expected 0": (
+            recipe.entropy_advantage > 0
+        ),
         f'algorithm.advantage_over = {recipe.advantage_over!r}: expected "group"': (
             recipe.advantage_over != "group"
         ),

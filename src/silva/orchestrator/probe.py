@@ -19,7 +19,7 @@ from silva.protocols import Engine, Trainer
 from silva.types import Sample
 
 LENGTH = 32  # tokens of the text
-MOST = {"float64": 1e-6, "float32": 0.05, "bfloat16": 0.5, "float16": 0.5}
+MOST = {"float64": 1e-6, "float32": 1e-3, "bfloat16": 0.5, "float16": 0.5}
 """By which log-probabilities of a token may differ, by the dtype of the model."""
 
 

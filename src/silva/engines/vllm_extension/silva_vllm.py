@@ -15,7 +15,7 @@ class Extension:
     def silva_reload(self: Any, weights_path: str) -> int:
         """`reload_weights`, and then the heads that share their weights with the embeddings.
 
-        On CPU vLLM multiplies by a packed copy of a layer's weights. `reload_weights` packs those again that it
+        On CPU vLLM multiplies by packed copies of weights. `reload_weights` packs those again that it
         loads by themselves. A tied head is not one of them, so it would keep the weights of the start.
 
         Returns:
