@@ -1,4 +1,4 @@
-"""A dialogue in which every reply waits for a slow tool, for overlap.py. Tasks differ in how many turns they have."""
+"""A dialogue in which every reply waits for a slow tool, for overlap.py. Tasks differ in their number of turns."""
 
 from __future__ import annotations
 
