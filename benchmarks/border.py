@@ -1,17 +1,18 @@
 """What does a border between processes cost? Steps, weight updates and requests, local against services.
 
-    .venv/bin/python benchmarks/border.py --json border.json                  tiny and SmolLM2-135M, 10 minutes
+    .venv/bin/python benchmarks/border.py --json border.json            tiny and SmolLM2-135M, 10 minutes
     .venv/bin/python benchmarks/border.py --only SmolLM2 --threads 2
-    .venv/bin/python benchmarks/border.py --quick                             tiny only, little of it, a minute
+    .venv/bin/python benchmarks/border.py --quick                       tiny only, a minute
 
-A step: `silva rl` with everything in one process, then with a trainer and an inference server of their own, at
-level 0, so that both compute the same and one after the other. Runs take turns; the first step of each is left
-out, and step i is compared with step i. Ratios are medians over these pairs. The metrics of both must be equal.
-A weight update: the trainer writes its parameters and names them with a digest; the server verifies, reads and
-copies them (load), then scores 32 tokens with them (probe, which also lays out the weights for its kernels);
-the trainer's numbers for 32 tokens are compared with the server's (compare).
-Requests: prompts of 64 tokens, new in each round, with answers of 16, to the engine in this process and to the
-same engine behind a Unix socket, in turns. The answers must be equal.
+A step: `silva rl` with everything in one process, then with a trainer and an inference server of their own,
+at level 0, so that both compute the same and one after the other. Runs take turns. The first step of each
+is left out, and step i is compared with step i; ratios are medians over these pairs. Both must have the
+same metrics.
+A weight update: the trainer writes its parameters (write) and makes a digest of them (digest); the server
+verifies, reads and copies them (load) and scores 32 tokens with them (probe, which also lays the weights
+out for its kernels); the trainer's numbers for 32 tokens are compared with the server's (compare).
+Requests: prompts of 64 tokens, new in each round, with answers of 16, to the engine in this process and to
+the same engine behind a Unix socket, in turns. The answers must be the same.
 """
 
 from __future__ import annotations
@@ -81,6 +82,9 @@ def main() -> int:
     options.add_argument("--threads", type=int, default=1, help="of each process (default 1)")
     given = options.parse_args()
     cases = [case for case in CASES if given.only in case.name]
+    if not cases:
+        names = ", ".join(repr(case.name) for case in CASES)
+        options.error(f"argument --only: no case contains {given.only!r} (names: {names})")
     if given.quick:
         cases, given.repeats = [replace(CASES[0], steps=2, requests=1)], 1
     os.environ["OMP_NUM_THREADS"] = str(given.threads)

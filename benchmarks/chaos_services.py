@@ -245,7 +245,8 @@ def _once(trial: Trial, fault: Fault, folder: Path, duration: float, reference: 
         told = process.said(f"silva: {fault.role} ", _words(fault))
         unsaid = fault.role == "supervisor" or (fault.role, fault.signal) == ("orchestrator", "SIGSTOP")
         if hit is None or (told is None and not unsaid):
-            trial.differences = [] if code == 0 else [f"exit code {code}: {process.output[-400:]}"]
+            if code:  # it hit something, if not what it was meant for: not to be tried again
+                trial.fired, trial.differences = True, [f"exit code {code}: {process.output[-400:]}"]
             return
         trial.fired, trial.seconds = True, told - hit if told is not None else None
         trial.left = len(process.left())

@@ -261,3 +261,17 @@ def test_the_benchmark_fails_unless_all_is_right(wrong: dict[str, Any]) -> None:
     assert named["fault"] == "trainer SIGKILL after 50%"
     assert (row["trials"], row["tries"], row["seconds_p50"]) == (2, 4, 0.25)
     assert row["fired"] + row["identical"] - row["left"] < 4
+
+
+def test_a_server_in_a_shells_background_ends_on_sigterm(folder: Path) -> None:
+    """Such a shell ignores Ctrl-C for it."""
+    with subprocess.Popen(
+        [sys.executable, "-m", "silva", "trainer", "@run.toml", "--unix", str(folder / "t.sock")],
+        cwd=folder, stderr=subprocess.PIPE, text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_IGN),
+    ) as server:  # fmt: skip
+        assert server.stderr is not None
+        assert "listening at unix:" in next(line for line in server.stderr if "trainer: " in line)
+        server.send_signal(signal.SIGTERM)
+        assert server.wait(30) == 0
+        assert server.stderr.read().endswith("trainer: stopped\n")

@@ -1,4 +1,4 @@
-"""A dialogue in which every reply waits for a slow tool, for overlap.py. Tasks differ in their number of turns."""
+"""A dialogue in which every reply waits for a slow tool, for overlap.py. Tasks have 2 to 6 turns."""
 
 from __future__ import annotations
 

@@ -2,12 +2,13 @@
 
 import dataclasses
 
+import pytest
 from tests.algorithms.by_hand import failed, group, one_turn
 
 from silva.evaluation.evaluator import Evaluation
 from silva.evaluation.statistics import Estimate
 from silva.orchestrator.buffer import Batch, Dropped, Piece
-from silva.orchestrator.metrics import batch_metrics, eval_metrics, forest_metrics
+from silva.orchestrator.metrics import batch_metrics, eval_metrics, forest_metrics, mean_of_updates
 from silva.types import Group, Message, Segment, Task, ToolCall, Trajectory, Turn
 
 
@@ -83,3 +84,18 @@ def test_a_forest_by_hand():
     assert forest_metrics([Group("g", Task("t", "lake", 0, {}), leaves[3:])]) == {
         "rollout/steps": 2, "rollout/sampled_tokens": 4,
     }  # fmt: skip
+
+
+def test_shares_of_ages_add_up_to_one_over_updates_that_tell_of_different_ages():
+    updates = [
+        {"clipped": 0.2},  # of age 0 only, so it tells of none
+        {"clipped": 0.4, "share/age0": 0.5, "share/age1": 0.5, "clipped/age0": 0.1, "clipped/age1": 0.3},
+        {"clipped": 0.6, "share/age1": 0.25, "share/age2": 0.75, "clipped/age1": 0.2, "clipped/age2": 0.4},
+        {"clipped": 0.0, "share/age2": 1.0, "clipped/age2": 0.0},
+    ]
+    assert mean_of_updates(updates) == pytest.approx({
+        "train/clipped": 0.3,
+        "train/share/age0": 0.375, "train/share/age1": 0.1875, "train/share/age2": 0.4375,
+        "train/clipped/age0": 0.075, "train/clipped/age1": 0.125, "train/clipped/age2": 0.1,
+    })  # fmt: skip
+    assert mean_of_updates(updates[:1]) == {"train/clipped": 0.2}

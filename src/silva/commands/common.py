@@ -84,6 +84,7 @@ async def opened(config: RunConfig, monitor: Monitor, phases: Phases) -> AsyncIt
             monitor.stage("load model")
             began = busy.sample()
             assembly = stack.enter_context(loaded(config, say=monitor.message))
+            monitor.stage("reach the engine")
             await assembly.connect()
         cores = len(busy.cores())
         slow = busy.hint(began, busy.sample(), cores, config.placement.threads or cores)

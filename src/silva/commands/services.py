@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import os
 import shutil
+import signal
 import sys
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, NoReturn
 
-from silva import process
+from silva import process, signals
 from silva.assembly import Assembly
 from silva.config.load import Resolved, load
 from silva.config.schema import RunConfig
@@ -172,12 +173,22 @@ class Builder:
 
 
 def _served(app: Any, bind: Any, what: str) -> int:
+    """Ctrl-C, SIGTERM and a closed terminal are how a server ends."""
     from silva.server.serving import serve
 
-    try:
-        asyncio.run(serve(app, bind, ready=lambda address: _say(f"{what}: listening at {address}")))
-    except KeyboardInterrupt:  # Ctrl-C and SIGTERM are how a server ends
-        _say(f"{what}: stopped")
+    async def run() -> None:
+        serving = asyncio.ensure_future(
+            serve(app, bind, ready=lambda address: _say(f"{what}: listening at {address}"))
+        )
+        for number in signals.NUMBERS:
+            if signal.getsignal(number) is not signal.SIG_IGN:  # as in a shell's background
+                asyncio.get_running_loop().add_signal_handler(number, serving.cancel)
+        try:
+            await serving
+        except asyncio.CancelledError:
+            _say(f"{what}: stopped")
+
+    asyncio.run(run())
     return 0
 
 

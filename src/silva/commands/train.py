@@ -161,6 +161,7 @@ async def _prepare(
         activity.turn(episode, waiting_for)
         trace.turn(episode, waiting_for)
 
+    monitor.stage("open the trainer")
     trainer = await connected(assembly.trainer(config.algorithm))
     check_parts(config, assembly.engine, trainer)
     await check_environments(config, assembly.tasksets)

@@ -119,6 +119,7 @@ def eval_metrics(evaluations: Sequence[Evaluation]) -> dict[str, float]:
 
 def mean_of_updates(updates: Sequence[dict[str, float]]) -> dict[str, float]:
     """`train/...`: sums for counts, else the mean over the step's updates."""
+    updates = _with_all_ages(updates)
     keys = dict.fromkeys(key for u in updates for key in u)
     out = {}
     for key in keys:
@@ -129,6 +130,25 @@ def mean_of_updates(updates: Sequence[dict[str, float]]) -> dict[str, float]:
             else _mean(values)
         )
     return out
+
+
+def _with_all_ages(updates: Sequence[dict[str, float]]) -> list[dict[str, float]]:
+    """Where an update has tokens of older versions, all have the same ages: 0 for those that they lack.
+
+    An update that tells of no age has tokens of age 0 only.
+    """
+    if not any("/age" in key for u in updates for key in u):
+        return list(updates)
+    told = [
+        u
+        if any("/age" in key for key in u)
+        else u
+        | {"share/age0": 1.0}
+        | {f"{name}/age0": u[name] for name in ("clipped", "masked") if name in u}
+        for u in updates
+    ]
+    nothing = {key: 0.0 for u in told for key in u if "/age" in key}
+    return [nothing | u for u in told]
 
 
 def perf_metrics(seconds: Mapping[str, float], generated: int = 0) -> dict[str, float]:
