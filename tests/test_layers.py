@@ -22,7 +22,7 @@ ROWS = [
     ["errors", "signals", "usage"],
     ["types", "ports", "compute", "transport"],
     ["protocols", "config", "codec"],
-    ["storage", "sandbox"],
+    ["storage", "sandbox", "wrapped"],
     ["algorithms", "rendering", "models", "tools", "monitoring"],
     ["rewards"],
     ["environments", "engines", "rollouts", "trainer"],

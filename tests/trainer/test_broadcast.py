@@ -278,6 +278,6 @@ def test_all_else_is_the_trainers_inside(make: Make, tiny: Tiny, make_samples: R
         assert update(trainer, rows) == update(plain, rows)
     assert trainer.capabilities.needs == plain.capabilities.needs
     trainer.version = 5
-    assert trainer._inner.version == 5 == asyncio.run(trainer.snapshot()).version
+    assert trainer.inner.version == 5 == asyncio.run(trainer.snapshot()).version
     asyncio.run(trainer.export(tmp_path / "model"))
     assert (tmp_path / "model" / "config.json").exists()

@@ -37,6 +37,7 @@ from silva.orchestrator.replay import Replay
 from silva.orchestrator.resume import restore
 from silva.orchestrator.state import RunState
 from silva.orchestrator.work import WorkQueue
+from silva.protocols import Trainer
 from silva.rollouts.actors import Policy
 from silva.storage.checkpoints import CheckpointStore
 from silva.storage.layout import Layout, steps_in
@@ -154,20 +155,8 @@ async def _prepare(
     trace: Trace,
 ) -> rl.Loop:
     """The loop with everything in it, its weights warm-started or restored."""
-    config = assembly.config
-    activity = Activity(monitor)
-
-    def turn(episode: str, waiting_for: str | None) -> None:
-        activity.turn(episode, waiting_for)
-        trace.turn(episode, waiting_for)
-
-    monitor.stage("open the trainer")
-    trainer = await connected(assembly.trainer(config.algorithm))
-    check_parts(config, assembly.engine, trainer)
-    await check_environments(config, assembly.tasksets)
-    measured = config.monitoring.trace or not assembly.placement.holds_model
-    if measured:
-        assembly.engine, trainer = TracedEngine(assembly.engine, trace), TracedTrainer(trainer, trace)
+    config, activity = assembly.config, Activity(monitor)
+    trainer = await _trainer(assembly, monitor, trace)
     if weights is not None:
         await trainer.load(weights)
     elif config.warm_start is not None:
@@ -178,7 +167,64 @@ async def _prepare(
     probe = Probe(assembly.renderer.vocabulary, config.model.dtype) if snapshot.folder else None
     if probe:
         await probe.check(trainer, assembly.engine)
-    work = WorkQueue(
+    parts = rl.Parts(
+        settings=rl.Settings(
+            steps=config.steps,
+            temperature=config.rollout.sampling.temperature,
+            trainer=config.trainer,
+            eval_every=config.eval.every,
+            collapse_every=config.monitoring.collapse_every,
+            checkpoint=config.checkpoint,
+            overlap=config.rollout.overlap_training,
+        ),
+        recipe=config.algorithm,
+        trainer=trainer,
+        engine=assembly.engine,
+        buffer=Buffer(
+            _work(assembly, state, ledger, activity, trace),
+            config.algorithm,
+            ledger,
+            size=config.rollout.groups_per_step,
+            longest=config.rollout.longest_answer,
+        ),
+        evaluate=partial(measure, assembly, _policy(assembly), activity, phases),
+        ledger=ledger,
+        store=store,
+        monitor=monitor,
+        notices=Notices(monitor, config.algorithm, config.rollout.group_size),
+        phases=phases,
+        replay=_replay(config, weights),
+        probe=probe,
+        idle=trace.idle if isinstance(trainer, TracedTrainer) else dict,
+    )
+    trace.idle()  # the first step begins here
+    return rl.Loop(parts, state)
+
+
+async def _trainer(assembly: Assembly, monitor: Monitor, trace: Trace) -> Trainer:
+    """The trainer, reached; what parts and environments cannot do together is refused.
+
+    Where somebody asks for a trace, or parts are elsewhere, trainer and engine tell when they are busy.
+    """
+    config = assembly.config
+    monitor.stage("open the trainer")
+    trainer = await connected(assembly.trainer(config.algorithm))
+    check_parts(config, assembly.engine, trainer)
+    await check_environments(config, assembly.tasksets)
+    if config.monitoring.trace or not assembly.placement.holds_model:
+        assembly.engine = TracedEngine(assembly.engine, trace)
+        return TracedTrainer(trainer, trace)
+    return trainer
+
+
+def _work(assembly: Assembly, state: RunState, ledger: Ledger, activity: Activity, trace: Trace) -> WorkQueue:
+    config = assembly.config
+
+    def turn(episode: str, waiting_for: str | None) -> None:
+        activity.turn(episode, waiting_for)
+        trace.turn(episode, waiting_for)
+
+    return WorkQueue(
         assembly.stream(
             "train",
             state.tasks,
@@ -195,39 +241,10 @@ async def _prepare(
         again=state.in_flight,
         on_played=activity.groups,
     )
-    policy = Policy(assembly.engine, assembly.renderer, config.eval.sampling)
-    parts = rl.Parts(
-        settings=rl.Settings(
-            steps=config.steps,
-            temperature=config.rollout.sampling.temperature,
-            trainer=config.trainer,
-            eval_every=config.eval.every,
-            collapse_every=config.monitoring.collapse_every,
-            checkpoint=config.checkpoint,
-            overlap=config.rollout.overlap_training,
-        ),
-        recipe=config.algorithm,
-        trainer=trainer,
-        engine=assembly.engine,
-        buffer=Buffer(
-            work,
-            config.algorithm,
-            ledger,
-            size=config.rollout.groups_per_step,
-            longest=config.rollout.longest_answer,
-        ),
-        evaluate=partial(measure, assembly, policy, activity, phases),
-        ledger=ledger,
-        store=store,
-        monitor=monitor,
-        notices=Notices(monitor, config.algorithm, config.rollout.group_size),
-        phases=phases,
-        replay=_replay(config, weights),
-        probe=probe,
-        idle=trace.idle if measured else dict,
-    )
-    trace.idle()  # the first step begins here
-    return rl.Loop(parts, state)
+
+
+def _policy(assembly: Assembly) -> Policy:
+    return Policy(assembly.engine, assembly.renderer, assembly.config.eval.sampling)
 
 
 def _replay(config: RunConfig, weights: Path | None) -> Replay | None:

@@ -3,21 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
+from contextlib import AbstractContextManager
 from typing import Any
 
 from silva.monitoring.trace import Trace
-from silva.protocols import Engine, EngineCapabilities, Trainer, TrainerCapabilities
-from silva.types import (
-    Completion,
-    LossSpec,
-    OptimParams,
-    Sample,
-    SamplingParams,
-    Signals,
-    Snapshot,
-    TokenScores,
-)
+from silva.protocols import Engine, EngineCapabilities, Trainer
+from silva.types import Completion, SamplingParams, Snapshot, TokenScores
+from silva.wrapped import WrappedTrainer
 
 
 class TracedEngine:
@@ -69,67 +61,12 @@ class TracedEngine:
         return self._inner.notes
 
 
-class TracedTrainer:
-    """Implements `protocols.Trainer` over another one."""
+class TracedTrainer(WrappedTrainer):
+    """Each call is a span."""
 
     def __init__(self, inner: Trainer, trace: Trace) -> None:
-        self._inner, self._trace = inner, trace
+        super().__init__(inner)
+        self._trace = trace
 
-    async def score(self, samples: Sequence[Sample], needs: frozenset[str]) -> Signals:
-        with self._trace.call("trainer", "score"):
-            return await self._inner.score(samples, needs)
-
-    async def forward_backward(self, samples: Sequence[Sample], loss: LossSpec) -> Mapping[str, float]:
-        with self._trace.call("trainer", "forward_backward"):
-            return await self._inner.forward_backward(samples, loss)
-
-    async def optim_step(self, policy: OptimParams, critic: OptimParams | None = None) -> Mapping[str, float]:
-        with self._trace.call("trainer", "optim_step"):
-            return await self._inner.optim_step(policy, critic)
-
-    async def publish(self) -> Snapshot:
-        with self._trace.call("trainer", "publish"):
-            return await self._inner.publish()
-
-    async def snapshot(self) -> Snapshot:
-        with self._trace.call("trainer", "snapshot"):
-            return await self._inner.snapshot()
-
-    async def refresh_reference(self) -> None:
-        with self._trace.call("trainer", "refresh_reference"):
-            await self._inner.refresh_reference()
-
-    async def restart(self) -> None:
-        with self._trace.call("trainer", "restart"):
-            await self._inner.restart()
-
-    async def save(self, path: Path) -> None:
-        with self._trace.call("trainer", "save"):
-            await self._inner.save(path)
-
-    async def load(self, path: Path) -> None:
-        with self._trace.call("trainer", "load"):
-            await self._inner.load(path)
-
-    async def export(self, path: Path) -> None:
-        with self._trace.call("trainer", "export"):
-            await self._inner.export(path)
-
-    async def close(self) -> None:
-        await self._inner.close()
-
-    @property
-    def version(self) -> int:
-        return self._inner.version
-
-    @version.setter
-    def version(self, version: int) -> None:
-        self._inner.version = version
-
-    @property
-    def capabilities(self) -> TrainerCapabilities:
-        return self._inner.capabilities
-
-    @capabilities.setter
-    def capabilities(self, capabilities: TrainerCapabilities) -> None:
-        self._inner.capabilities = capabilities
+    def around(self, method: str) -> AbstractContextManager[None]:
+        return self._trace.call("trainer", method)

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-from collections.abc import Mapping, Sequence
 from concurrent.futures import Executor
 from pathlib import Path
 from typing import Literal
@@ -19,14 +18,15 @@ from silva.models.loading import LoadedModel
 from silva.models.snapshots import save_parameters, weight_folder
 from silva.ports import FILES
 from silva.protocols import Trainer
-from silva.types import LossSpec, OptimParams, Sample, Signals, Snapshot
+from silva.types import Snapshot
+from silva.wrapped import WrappedTrainer
 
 KEPT = 2  # versions
 Kind = Literal["folder", "parameters"]
 
 
-class BroadcastTrainer:
-    """Implements `protocols.Trainer` over another one.
+class BroadcastTrainer(WrappedTrainer):
+    """Writes what it publishes.
 
     Args:
         inner: the trainer, which changes the weights of `loaded` on `compute`.
@@ -37,35 +37,36 @@ class BroadcastTrainer:
     def __init__(
         self, inner: Trainer, loaded: LoadedModel, compute: Executor, folder: Path, kind: Kind
     ) -> None:
-        self._inner, self._loaded, self._compute = inner, loaded, compute
+        super().__init__(inner)
+        self._loaded, self._compute = loaded, compute
         self._folder, self._kind = folder.absolute(), kind
         self._last: Snapshot | None = None
         self._paths: list[Path] = []  # in the order they were written: a load goes back to an earlier version
         self.capabilities = dataclasses.replace(inner.capabilities, publishes=kind)
         FILES.remove_tree(self._folder)
 
-    @property
-    def version(self) -> int:
-        return self._inner.version
-
-    @version.setter
-    def version(self, version: int) -> None:
-        self._inner.version = version
-
     async def publish(self) -> Snapshot:
-        return await self._written(await self._inner.publish())
+        return await self._written(await self.inner.publish())
 
     async def snapshot(self) -> Snapshot:
         if self._last is None:
-            return await self._written(await self._inner.snapshot())
+            return await self._written(await self.inner.snapshot())
         return self._last
+
+    async def restart(self) -> None:
+        self._last = None  # a warm start changes weights and no version
+        await self.inner.restart()
+
+    async def load(self, path: Path) -> None:
+        self._last = None
+        await self.inner.load(path)
 
     async def _written(self, snapshot: Snapshot) -> Snapshot:
         path = self._folder / f"version_{snapshot.version}"
         temporary = path.with_name(f".{path.name}.tmp")
         await asyncio.to_thread(FILES.remove_tree, temporary)
         if self._kind == "folder":
-            await self._inner.export(temporary)
+            await self.inner.export(temporary)
         else:
             await asyncio.wrap_future(self._compute.submit(save_parameters, self._loaded, temporary))
         found = await asyncio.to_thread(weight_folder, temporary)
@@ -76,32 +77,3 @@ class BroadcastTrainer:
         while len(self._paths) > KEPT:
             await asyncio.to_thread(FILES.remove_tree, self._paths.pop(0))
         return self._last
-
-    async def restart(self) -> None:
-        self._last = None  # a warm start changes weights and no version
-        await self._inner.restart()
-
-    async def load(self, path: Path) -> None:
-        self._last = None
-        await self._inner.load(path)
-
-    async def score(self, samples: Sequence[Sample], needs: frozenset[str]) -> Signals:
-        return await self._inner.score(samples, needs)
-
-    async def forward_backward(self, samples: Sequence[Sample], loss: LossSpec) -> Mapping[str, float]:
-        return await self._inner.forward_backward(samples, loss)
-
-    async def optim_step(self, policy: OptimParams, critic: OptimParams | None = None) -> Mapping[str, float]:
-        return await self._inner.optim_step(policy, critic)
-
-    async def refresh_reference(self) -> None:
-        await self._inner.refresh_reference()
-
-    async def save(self, path: Path) -> None:
-        await self._inner.save(path)
-
-    async def export(self, path: Path) -> None:
-        await self._inner.export(path)
-
-    async def close(self) -> None:
-        await self._inner.close()

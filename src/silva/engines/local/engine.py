@@ -22,8 +22,7 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Executor
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 import torch
@@ -32,10 +31,11 @@ import silva
 from silva.engines.local.check import check_steps
 from silva.engines.local.decode_graph import DecodeGraphs
 from silva.engines.local.decoder import decoder_of
-from silva.engines.local.kv_cache import KvCache, Row
+from silva.engines.local.kv_cache import KvCache
 from silva.engines.local.machine import describe
 from silva.engines.local.prepacked import PrepackedLinears
 from silva.engines.local.ragged_step import RaggedStep, Span
+from silva.engines.local.request import EngineStats, Request, future, ids, row_of
 from silva.engines.local.same_bits import RowRules, fill_up, probe
 from silva.engines.local.sampling import draw
 from silva.errors import ContextOverflow, EngineError, OutOfMemory, SilvaError
@@ -54,56 +54,6 @@ if TYPE_CHECKING:
 SCORED = 128  # places whose logits are computed at once
 PACK_FROM = 1000
 """Tokens that repay packing the weights they are computed with; the last version says how many to expect."""
-
-
-@dataclass(eq=False)
-class _Request:
-    """Tokens to be continued, or to be scored from place `score_from` on (0: continued)."""
-
-    prompt: np.ndarray
-    params: SamplingParams
-    future: asyncio.Future[Any]
-    score_from: int = 0
-    scores: TokenScores | None = None
-    row: Row | None = None
-    cached: int = 0
-    blocked: tuple[Row, int] | None = None  # waits until this row, now computing, is so far
-    cancelled: bool = False
-    stop_reason: CompletionStop | None = None
-    tokens: list[int] = field(default_factory=list)
-    logprobs: list[float] = field(default_factory=list)
-    raw_logprobs: list[float] = field(default_factory=list)
-    entropies: list[float] = field(default_factory=list)
-    versions: list[int] = field(default_factory=list)
-
-    @property
-    def done(self) -> bool:
-        return self.scores is not None or self.stop_reason is not None
-
-    def result(self) -> Completion | TokenScores:
-        if self.scores is not None:
-            return self.scores
-        assert self.stop_reason is not None
-        return Completion(
-            tuple(self.tokens),
-            tuple(self.logprobs),
-            tuple(self.raw_logprobs),
-            tuple(self.entropies),
-            tuple(self.versions),
-            self.stop_reason,
-            self.cached,
-        )
-
-
-@dataclass
-class EngineStats:
-    """Counts since the engine was made."""
-
-    steps: int = 0
-    prefill_tokens: int = 0
-    decode_tokens: int = 0
-    cached_tokens: int = 0
-    seconds: float = 0.0
 
 
 class LocalEngine:
@@ -144,8 +94,8 @@ class LocalEngine:
         graphs = loaded.device.type == "cuda" and self._decoder.recordable and loaded.dtype != torch.float64
         self._graphs = DecodeGraphs(self._decoder, self.cache) if graphs else None
         self._known = 0  # tokens computed before the weights changed last
-        self._waiting: deque[_Request] = deque()
-        self._running: list[_Request] = []
+        self._waiting: deque[Request] = deque()
+        self._running: list[Request] = []
         self._loop_task: asyncio.Task[None] | None = None
 
     async def sample(self, tokens: Sequence[int], params: SamplingParams, *, session: str = "") -> Completion:
@@ -162,7 +112,7 @@ class LocalEngine:
             raise ContextOverflow(
                 f"prompt of {len(tokens)} tokens leaves no room in a context of {self.capabilities.context}"
             )
-        return cast(Completion, await self._answered(_Request(_ids(tokens), params, _future())))
+        return cast(Completion, await self._answered(Request(ids(tokens), params, future())))
 
     async def score(self, tokens: Sequence[int], start: int) -> TokenScores:
         """Log-probabilities (temperature 1) of tokens[start:], start at least 1.
@@ -181,10 +131,10 @@ class LocalEngine:
             )
         if start == len(tokens):
             return TokenScores((), (), (), self.version)
-        request = _Request(_ids(tokens), SamplingParams(1), _future(), score_from=start)
+        request = Request(ids(tokens), SamplingParams(1), future(), score_from=start)
         return cast(TokenScores, await self._answered(request))
 
-    async def _answered(self, request: _Request) -> Completion | TokenScores:
+    async def _answered(self, request: Request) -> Completion | TokenScores:
         self._waiting.append(request)
         if self._loop_task is None or self._loop_task.done():
             self._loop_task = asyncio.get_running_loop().create_task(self._run())
@@ -298,7 +248,7 @@ class LocalEngine:
 
     # Everything below runs on the compute thread.
 
-    def _step(self) -> list[_Request]:
+    def _step(self) -> list[Request]:
         """Admit, run one packed forward, sample; returns the requests that are done."""
         try:
             with self._threads():
@@ -322,7 +272,7 @@ class LocalEngine:
                 torch.set_num_threads(before)
 
     @torch.inference_mode()
-    def _advance(self) -> list[_Request]:
+    def _advance(self) -> list[Request]:
         began = time.perf_counter()
         if self._pack and self._packed is not None:
             self._packed.refresh()
@@ -332,7 +282,7 @@ class LocalEngine:
         decode, prefill = self._schedule()
         if decode or prefill:
             self._forward(decode, prefill)
-        ready = [r for r in self._running if _row(r).computed == _row(r).length]
+        ready = [r for r in self._running if row_of(r).computed == row_of(r).length]
         for request in ready:
             if request.score_from:
                 self._score(request)
@@ -341,7 +291,7 @@ class LocalEngine:
         finished = [r for r in self._running if r.done]
         self._running = [r for r in self._running if not r.done]
         for request in finished:
-            self.cache.release(_row(request))
+            self.cache.release(row_of(request))
         self.stats.steps += 1
         self.stats.seconds += time.perf_counter() - began
         return finished
@@ -349,18 +299,18 @@ class LocalEngine:
     def _drop_cancelled(self) -> None:
         for request in self._running:
             if request.cancelled:
-                self.cache.release(_row(request))
+                self.cache.release(row_of(request))
         self._running = [r for r in self._running if not r.cancelled]
 
     def _admit(self) -> None:
-        blocked: list[_Request] = []
+        blocked: list[Request] = []
         while self._waiting and len(self._running) < self._settings.max_concurrent:
             request = self._waiting.popleft()
             if not request.cancelled and not self._place(request):
                 blocked.append(request)
         self._waiting.extendleft(reversed(blocked))
 
-    def _place(self, request: _Request) -> bool:
+    def _place(self, request: Request) -> bool:
         if request.blocked is not None:
             sibling, length = request.blocked
             if sibling.busy and sibling.computed < min(length, sibling.length):
@@ -377,40 +327,40 @@ class LocalEngine:
         self._running.append(request)
         return True
 
-    def _schedule(self) -> tuple[list[_Request], list[tuple[_Request, Span]]]:
+    def _schedule(self) -> tuple[list[Request], list[tuple[Request, Span]]]:
         """Who decodes one token, and which prompts advance by how much, the one with least left first.
 
         So a short prompt never waits for a long one that came before it.
         """
-        left = {r: _row(r).length - _row(r).computed for r in self._running}
+        left = {r: row_of(r).length - row_of(r).computed for r in self._running}
         decode = [r for r in self._running if r.tokens and left[r] == 1]
-        decode.sort(key=lambda r: _row(r).index)  # as they lie in the cache
+        decode.sort(key=lambda r: row_of(r).index)  # as they lie in the cache
         prompts = [r for r in self._running if left[r] and not (r.tokens and left[r] == 1)]
         prefill, budget = [], self._settings.prefill_tokens
         for request in sorted(prompts, key=left.__getitem__):
-            row, count = _row(request), min(left[request], budget)
+            row, count = row_of(request), min(left[request], budget)
             if count:
                 prefill.append((request, Span(row.index, row.computed, row.computed + count)))
             budget -= count
         return decode, prefill
 
-    def _forward(self, decode: list[_Request], prefill: list[tuple[_Request, Span]]) -> None:
+    def _forward(self, decode: list[Request], prefill: list[tuple[Request, Span]]) -> None:
         """Compute a token of each that decodes and these spans of prompts into the cache, in one step."""
-        steps = [Span(_row(r).index, _row(r).computed, _row(r).computed + 1) for r in decode]
+        steps = [Span(row_of(r).index, row_of(r).computed, row_of(r).computed + 1) for r in decode]
         requests, spans = [*decode, *(r for r, _ in prefill)], [*steps, *(span for _, span in prefill)]
         if self._graphs is not None and not prefill:
-            self._graphs([_row(r) for r in decode])
+            self._graphs([row_of(r) for r in decode])
         else:
-            parts = [_row(r).tokens[s.start : s.stop] for r, s in zip(requests, spans, strict=True)]
+            parts = [row_of(r).tokens[s.start : s.stop] for r, s in zip(requests, spans, strict=True)]
             RaggedStep(self.cache, spans).compute(self._decoder, np.concatenate(parts))
         for request, span in zip(requests, spans, strict=True):
-            _row(request).computed = span.stop
+            row_of(request).computed = span.stop
         self.stats.decode_tokens += len(decode)
         self.stats.prefill_tokens += sum(span.stop - span.start for _, span in prefill)
 
-    def _sample(self, ready: list[_Request]) -> None:
+    def _sample(self, ready: list[Request]) -> None:
         """One token for each of these requests, whose tokens are all computed."""
-        logits = self._logits([_row(r).index for r in ready], [_row(r).length - 1 for r in ready])
+        logits = self._logits([row_of(r).index for r in ready], [row_of(r).length - 1 for r in ready])
         numbers = uniform([r.params.seed for r in ready], [len(r.tokens) for r in ready])
         uniforms = torch.from_numpy(numbers).to(logits.device)
         drawn = draw(logits, [r.params for r in ready], uniforms)
@@ -423,7 +373,7 @@ class LocalEngine:
             request.versions.append(self.version)
             request.stop_reason = self._stopped(request)
             if request.stop_reason is None:
-                self.cache.append(_row(request), drawn.tokens[i])
+                self.cache.append(row_of(request), drawn.tokens[i])
 
     def _check_finite(self, logprobs: Sequence[float]) -> None:
         if not all(map(math.isfinite, logprobs)):
@@ -432,7 +382,7 @@ class LocalEngine:
                 f"infinity, or {self._loaded.dtype} is too narrow for it"
             )
 
-    def _stopped(self, request: _Request) -> CompletionStop | None:
+    def _stopped(self, request: Request) -> CompletionStop | None:
         params, tokens = request.params, request.tokens
         if tokens[-1] in params.stop_token_ids:
             return "stop_token"
@@ -447,9 +397,9 @@ class LocalEngine:
             return "context_overflow"
         return None
 
-    def _score(self, request: _Request) -> None:
+    def _score(self, request: Request) -> None:
         """From the hidden states that the cache holds of every token."""
-        row, targets = _row(request), torch.from_numpy(request.prompt[request.score_from :])
+        row, targets = row_of(request), torch.from_numpy(request.prompt[request.score_from :])
         places = range(request.score_from - 1, row.length - 1)
         parts = []
         for cut in range(0, len(places), SCORED):
@@ -467,16 +417,3 @@ class LocalEngine:
         filled = [0] * (self.rules.linear.padded(len(rows)) - len(rows))
         states = self.cache.outputs[0][[*rows, *filled], 0, [*places, *filled]]
         return logits_of(self._loaded.model, states)[: len(rows)]
-
-
-def _ids(tokens: Sequence[int]) -> np.ndarray:
-    return np.asarray(tokens, np.int64)
-
-
-def _future() -> asyncio.Future[Any]:
-    return asyncio.get_running_loop().create_future()
-
-
-def _row(request: _Request) -> Row:
-    assert request.row is not None
-    return request.row

@@ -1,0 +1,76 @@
+"""What the local engine knows of a request on its way, and counts of all of them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from silva.engines.local.kv_cache import Row
+from silva.types import Completion, CompletionStop, SamplingParams, TokenScores
+
+
+@dataclass(eq=False)
+class Request:
+    """Tokens to be continued, or to be scored from place `score_from` on (0: continued)."""
+
+    prompt: np.ndarray
+    params: SamplingParams
+    future: asyncio.Future[Any]
+    score_from: int = 0
+    scores: TokenScores | None = None
+    row: Row | None = None
+    cached: int = 0
+    blocked: tuple[Row, int] | None = None  # waits until this row, now computing, is so far
+    cancelled: bool = False
+    stop_reason: CompletionStop | None = None
+    tokens: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    raw_logprobs: list[float] = field(default_factory=list)
+    entropies: list[float] = field(default_factory=list)
+    versions: list[int] = field(default_factory=list)
+
+    @property
+    def done(self) -> bool:
+        return self.scores is not None or self.stop_reason is not None
+
+    def result(self) -> Completion | TokenScores:
+        if self.scores is not None:
+            return self.scores
+        assert self.stop_reason is not None
+        return Completion(
+            tuple(self.tokens),
+            tuple(self.logprobs),
+            tuple(self.raw_logprobs),
+            tuple(self.entropies),
+            tuple(self.versions),
+            self.stop_reason,
+            self.cached,
+        )
+
+
+@dataclass
+class EngineStats:
+    """Counts since the engine was made."""
+
+    steps: int = 0
+    prefill_tokens: int = 0
+    decode_tokens: int = 0
+    cached_tokens: int = 0
+    seconds: float = 0.0
+
+
+def ids(tokens: Sequence[int]) -> np.ndarray:
+    return np.asarray(tokens, np.int64)
+
+
+def future() -> asyncio.Future[Any]:
+    return asyncio.get_running_loop().create_future()
+
+
+def row_of(request: Request) -> Row:
+    assert request.row is not None
+    return request.row
