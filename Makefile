@@ -27,7 +27,7 @@ help:
 	@echo "make test         install, then run the tests"
 	@echo "make lint         install, then run ruff and mypy"
 	@echo "make chaos        kill a run 200 times and compare it with one that was left alone"
-	@echo "make peers        install what the benchmarks compare with into .peers/ (trl, vllm, llama, verifiers)"
+	@echo "make peers        install what the benchmarks compare with into .peers/ (trl, vllm, ...)"
 	@echo "make clean        remove .venv and caches; runs/ stays"
 	@echo
 	@echo "variables: PYTHON, TORCH_INSTALL, TORCH_INDEX, ARGS"
@@ -47,7 +47,7 @@ chaos: $(INSTALLED)
 	$(BIN)/python benchmarks/chaos.py --kills 200 $(ARGS)
 
 # What the benchmarks compare with, each in an environment of its own; PEERS=trl takes one of them.
-PEERS := trl vllm llama verifiers
+PEERS := trl vllm llama verifiers schemathesis
 
 peers: $(PEERS:%=.peers/%/.installed)
 

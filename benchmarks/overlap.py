@@ -21,6 +21,7 @@ Held-out success is that of all seeds' episodes; its interval resamples tasks.
 from __future__ import annotations
 
 import argparse
+import itertools
 import os
 import subprocess
 import sys
@@ -99,8 +100,7 @@ def main() -> int:
     rows, out = [speed], Path(options.output_dir)
     print(words, "", sep="\n")
     if "timing" in options.parts:
-        timings = [timing for level in LEVELS if (timing := timed(level, options, out / "timing"))]
-        rows += show_timings(timings, TOOL * options.scale)
+        rows += show_timings(timed(options, out / "timing"), TOOL * options.scale)
         write(rows, options.json)
     if "learning" in options.parts:
         found = learning(options, out / "learning")
@@ -138,10 +138,10 @@ def silva(*argv: str) -> None:
         sys.exit(f"silva {' '.join(argv)} ended with status {done.returncode}:\n{done.stdout}")
 
 
-def timed(level: str, options: argparse.Namespace, out: Path) -> Timing:
-    """Runs with the slow tool."""
-    steps: list[dict[str, float]] = []
-    for repeat in range(options.repeats):
+def timed(options: argparse.Namespace, out: Path) -> list[Timing]:
+    """Runs with the slow tool; the levels take turns."""
+    steps: dict[str, list[dict[str, float]]] = {level: [] for level in LEVELS}
+    for repeat, level in itertools.product(range(options.repeats), LEVELS):
         name = f"{level.replace(' ', '_')}_{repeat}"
         print(f"... {level}", file=sys.stderr, flush=True)
         silva(
@@ -149,7 +149,11 @@ def timed(level: str, options: argparse.Namespace, out: Path) -> Timing:
             f"--environments.0.seconds={TOOL * options.scale}", "--monitoring.trace=true",
             *SERVICES, *LEVELS[level], *options.flags,
         )  # fmt: skip
-        steps += steps_of(out / name)
+        steps[level] += steps_of(out / name)
+    return [timing(level, found) for level, found in steps.items()]
+
+
+def timing(level: str, steps: Sequence[Mapping[str, float]]) -> Timing:
     seconds = np.array([sum(row[f"perf/seconds/{phase}"] for phase in PHASES) for row in steps])
     idle = {
         part: float(np.average([row[f"perf/idle/{part}"] for row in steps], weights=seconds))

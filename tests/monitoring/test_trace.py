@@ -184,6 +184,16 @@ def test_a_killed_run_lacks_the_closing_bracket_only(clock: Hand, tmp_path: Path
     assert json.loads(killed + "]")[-1]["name"] == "load"
 
 
+def test_what_ends_after_the_run_is_not_in_its_file(clock: Hand, tmp_path: Path) -> None:
+    path = tmp_path / "trace.json"
+    with Trace(path) as trace:
+        request = trace.request()
+        request.__enter__()
+    request.__exit__(None, None, None)
+    trace.turn("s1g0/0", "engine")
+    assert counted(path, "requests") == [(0, {"in flight": 1})]
+
+
 @pytest.mark.parametrize("lost", [None, 0, 1, 30])
 def test_a_run_that_goes_on_adds_to_its_file(clock: Hand, tmp_path: Path, lost: int | None) -> None:
     """`lost`: bytes that a cut-off file lacks; None: it was closed."""

@@ -209,6 +209,6 @@ class Monitoring(Section):
     collapse_every: Natural = 0
     """Steps between diagnoses of whether replies still depend on their prompts (RAGEN-2); 0: never."""
     trace: bool = False
-    """Write trace.json: when loop, trainer and engine were busy; ui.perfetto.dev shows it."""
+    """Write trace.json (`silva rl`): when loop, trainer and engine were busy; ui.perfetto.dev shows it."""
     stall_after: Annotated[float, Field(gt=0)] = 120.0
     """Seconds without any progress after which stacks are printed."""

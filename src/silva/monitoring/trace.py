@@ -166,9 +166,9 @@ class TraceFile:
         self._event("C", name=name, ts=self._microseconds(CLOCK.monotonic()), args=values)
 
     def close(self) -> None:
+        """What comes after it is ignored: tasks that are cancelled at the end of a run end later."""
         self._write(b"\n]\n")
-        if self._file is not None:
-            self._file.close()
+        self._drop_file()
 
     def _event(self, kind: str, **fields: Any) -> None:
         event = json.dumps({"ph": kind, "pid": 1, **fields}).encode()
@@ -184,10 +184,13 @@ class TraceFile:
         except OSError as error:
             self._give_up(error)
 
-    def _give_up(self, error: OSError) -> None:
+    def _drop_file(self) -> None:
         if self._file is not None:
             self._file.close()
         self._file = None
+
+    def _give_up(self, error: OSError) -> None:
+        self._drop_file()
         self._complain(f"the trace ends here, its file cannot be written: {error}")
 
     def _microseconds(self, monotonic: float) -> int:
