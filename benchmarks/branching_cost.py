@@ -92,7 +92,8 @@ def main() -> int:
     once, again = Side(quick, cache=True), Side(quick, cache=False)
     rounds: list[tuple[float, ...]] = []
     leaves: list[Group] = []
-    for round in range(3 if given.quick else given.rounds):
+    count = 3 if given.quick else given.rounds
+    for round in range(count):
         print(f"... round {round + 1}", file=sys.stderr, flush=True)
         first, group = once.play(round)
         second, same = again.play(round)
@@ -115,7 +116,7 @@ def main() -> int:
         Row("sampling", "share of the token bound", ratio / bound, "", "token bound", ratio / bound),
     ]
     write(rows, given.json)
-    rows += measure(once.assembly.model, Case("training", to_samples(leaves[:1])), 3 if given.quick else 7)
+    rows += measure(once.assembly.model, Case("training", to_samples(leaves[:1])), count)
     write(rows, given.json)
     print(words, "", results(rows[1:]), sep="\n")
     return 0

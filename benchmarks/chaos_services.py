@@ -10,9 +10,13 @@ In a few more runs the supervisor itself, `silva rl`, is killed: nothing of it m
 and the run is resumed. How long it takes until the supervisor says what it has lost is measured.
 
     python benchmarks/chaos_services.py --kills 10 --seed 0 --json chaos_services.json
+    python benchmarks/chaos_services.py --kills 10 --level 1
+
+At level 0 the end must be the same to the last bit. Above it rollouts depend on the clock, so there the
+ledger must say that the run went to its end and trained or dropped each group exactly once.
 
 A signal that hits nobody, because its process is not there at that time, is tried again in a new run. Exit
-code 1 unless every signal has hit, every end state is the same and no process is left.
+code 1 unless every signal has hit, every end state is right and no process is left.
 """
 
 from __future__ import annotations
@@ -41,6 +45,8 @@ import chaos
 import numpy as np
 
 import runs
+from silva.errors import LedgerError
+from silva.storage.ledger import audit, read
 
 ROLES = ("inference", "trainer", "orchestrator")
 OF_TRAINER = ("backward", "optim")
@@ -207,18 +213,42 @@ def _parent(pid: int) -> int:
     return int((_stat(pid) or ["", "0"])[1])
 
 
-def perform(trial: Trial, folder: Path, duration: float, reference: dict[str, Any]) -> None:
+@dataclass(frozen=True)
+class Setting:
+    """`reference`: the end state that a run must have; None above level 0."""
+
+    folder: Path
+    level: int
+    reference: dict[str, Any] | None
+
+    def argv(self, name: str) -> list[str]:
+        folder = str(self.folder)
+        run = ["rl", f"@{self.folder / 'chaos.toml'}", "--name", name, "--output_dir", folder]
+        return [*run, *chaos.OPTIONS, *SERVICES, f"--rollout.max-async-level={self.level}"]
+
+    def wrong(self, run: Path) -> list[str]:
+        """What of a finished run is not as it must be."""
+        if self.reference is not None:
+            return runs.differences(run, self.reference)
+        try:
+            return audit(read(run / "ledger.jsonl"), finished=True)
+        except (OSError, LedgerError) as error:
+            return [f"unreadable: {error}"]
+
+
+def perform(trial: Trial, setting: Setting, duration: float) -> None:
     """Run until the fault has hit, and fill in what came of it."""
     fault, rng = trial.fault, random.Random(trial.name)
     while trial.tries < MOST_TRIES and not trial.fired:
         trial.tries += 1
-        _once(trial, fault, folder, duration, reference)
+        _once(trial, fault, setting, duration)
         if not fault.point:  # another time: at this one there was nobody to hit
             fault = Fault(fault.role, fault.signal, share=rng.random())
     print("." if trial.right else "F", end="", flush=True)
 
 
-def _once(trial: Trial, fault: Fault, folder: Path, duration: float, reference: dict[str, Any]) -> None:
+def _once(trial: Trial, fault: Fault, setting: Setting, duration: float) -> None:
+    folder = setting.folder
     run, proof = folder / trial.name, folder / f"{trial.name}.proof"
     for path in (run, proof):
         shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(missing_ok=True)
@@ -227,8 +257,7 @@ def _once(trial: Trial, fault: Fault, folder: Path, duration: float, reference: 
         env["SILVA_CRASH" if fault.role == "orchestrator" else f"SILVA_CRASH_{fault.role.upper()}"] = (
             fault.point
         )
-    argv = ["rl", f"@{folder / 'chaos.toml'}", "--name", trial.name, "--output_dir", str(folder)]
-    argv += [*chaos.OPTIONS, *SERVICES]
+    argv = setting.argv(trial.name)
     with supervised(argv, env) as process:
         hit = None if fault.point else _hit(process, fault, fault.share * duration)
         if hit is None and not fault.point:
@@ -254,7 +283,7 @@ def _once(trial: Trial, fault: Fault, folder: Path, duration: float, reference: 
     if fault.role == "supervisor":
         with supervised([*argv, "--resume"]) as process:
             code, output = process.wait(), process.output
-    trial.differences = [f"exit code {code}: {output[-400:]}"] if code else runs.differences(run, reference)
+    trial.differences = [f"exit code {code}: {output[-400:]}"] if code else setting.wrong(run)
     shutil.rmtree(run, ignore_errors=True)
 
 
@@ -296,13 +325,12 @@ def plan(kills: int, seed: int, counts: Mapping[str, int]) -> list[Trial]:
     return [Trial(f"trial-{number}", fault) for number, fault in enumerate(faults)]
 
 
-def undisturbed(folder: Path, reference: dict[str, Any]) -> float:
-    """Seconds of a run as services, whose end state must be that of the run in one process."""
-    argv = ["rl", f"@{folder / 'chaos.toml'}", "--name", "services", "--output_dir", str(folder)]
+def undisturbed(setting: Setting) -> float:
+    """Seconds of a run as services, whose end state must be right."""
     began = time.monotonic()
-    with supervised([*argv, *chaos.OPTIONS, *SERVICES]) as process:
+    with supervised(setting.argv("services")) as process:
         code, duration = process.wait(), time.monotonic() - began
-        if code or (problems := runs.differences(folder / "services", reference)):
+        if code or (problems := setting.wrong(setting.folder / "services")):
             sys.exit(
                 f"the undisturbed run as services ended with {code}, different: {problems}\n{process.output}"
             )
@@ -324,7 +352,7 @@ def result(trials: Sequence[Trial], seed: int) -> dict[str, Any]:
         rows.append({
             "role": role, "signal": name, "trials": len(members), "tries": sum(t.tries for t in members),
             "fired": sum(t.fired for t in members),
-            "identical": sum(t.fired and not t.differences for t in members),
+            "right": sum(t.fired and not t.differences for t in members),
             "seconds_p50": p50, "seconds_p99": p99, "left": sum(t.left for t in members),
         })  # fmt: skip
     faults = [
@@ -336,13 +364,11 @@ def result(trials: Sequence[Trial], seed: int) -> dict[str, Any]:
 
 
 def show(rows: Sequence[Mapping[str, Any]]) -> None:
-    print(
-        f"{'role':<14}{'signal':<20}{'tries':>6}{'fired':>6}{'identical':>11}{'p50':>9}{'p99':>9}{'left':>6}"
-    )
+    print(f"{'role':<14}{'signal':<20}{'tries':>6}{'fired':>6}{'right':>7}{'p50':>9}{'p99':>9}{'left':>6}")
     for row in rows:
         p50, p99 = (f"{s:.2f} s" if (s := row[f"seconds_{q}"]) is not None else "-" for q in ("p50", "p99"))
         print(
-            f"{row['role']:<14}{row['signal']:<20}{row['tries']:>6}{row['fired']:>6}{row['identical']:>11}"
+            f"{row['role']:<14}{row['signal']:<20}{row['tries']:>6}{row['fired']:>6}{row['right']:>7}"
             f"{p50:>9}{p99:>9}{row['left']:>6}"
         )
 
@@ -351,6 +377,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--kills", type=int, default=10, help="of each kind, for each role")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--level", type=int, default=0, help="rollout.max_async_level (default 0)")
     parser.add_argument("--jobs", type=int, default=max(1, (os.cpu_count() or 1) // 2), help="runs at a time")
     parser.add_argument("--json", type=Path, help="write the result to this file")
     options = parser.parse_args()
@@ -360,17 +387,18 @@ def main() -> int:
         folder = Path(name)
         (folder / "chaos.toml").write_text(runs.CONFIG)
         reference, counts, _ = chaos.refer(folder)
-        duration = undisturbed(folder, reference)
+        setting = Setting(folder, options.level, None if options.level else reference)
+        duration = undisturbed(setting)
         trials = plan(options.kills, options.seed, counts)
         with ThreadPoolExecutor(options.jobs) as pool:
-            list(pool.map(lambda trial: perform(trial, folder, duration, reference), trials))
+            list(pool.map(lambda trial: perform(trial, setting, duration), trials))
     print()
     found = result(trials, options.seed) | {"seconds": round(time.monotonic() - began)}
     if options.json:
         options.json.write_text(json.dumps(found, indent=1) + "\n")
     show(found["rows"])
-    fired, same = (sum(row[key] for row in found["rows"]) for key in ("fired", "identical"))
-    print(f"{len(trials)} faults, {fired} hit, {same} identical end states, {found['seconds']} s")
+    fired, same = (sum(row[key] for row in found["rows"]) for key in ("fired", "right"))
+    print(f"{len(trials)} faults, {fired} hit, {same} right end states, {found['seconds']} s")
     for fault in found["faults"]:
         print(json.dumps(fault))
     return int(bool(found["faults"]))
