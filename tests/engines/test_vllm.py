@@ -229,10 +229,10 @@ def test_vllm_samples_scores_and_loads(
         save_file(weights, folder / "model.safetensors", {"format": "pt"})
         before = await engine.sample(PROMPT, SamplingParams(24, seed=1))
         running = [
-            asyncio.ensure_future(engine.sample(PROMPT, SamplingParams(120, seed=i))) for i in range(4)
+            asyncio.ensure_future(engine.sample(PROMPT, SamplingParams(210, seed=i))) for i in range(4)
         ]
         start = await generated()
-        while await generated() < start + 40:
+        while await generated() < start + 8:
             pass
         began = time.monotonic()
         await engine.load(Snapshot(1, weight_folder(folder)))
@@ -252,7 +252,7 @@ def test_vllm_samples_scores_and_loads(
         probe = await engine.probe()
         assert furthest(probe.logprobs, logprobs(changed, list(PROBE), 1), PROBE[1:]) < 1e-3
         for found in over:
-            assert len(found.tokens) == 120 and set(found.versions) == {0}
+            assert len(found.tokens) == 210 and set(found.versions) == {0}
             expected = logprobs(changed, [*PROMPT, *found.tokens], len(PROMPT))
             assert furthest(found.logprobs[-5:], expected[-5:], found.tokens[-5:]) < 1e-3
 
