@@ -65,7 +65,8 @@ def test_every_setting_becomes_an_argument() -> None:
     assert arguments[9:] == [
         "--dtype", "float32", "--max-num-seqs", "8", "--logprobs-mode", "processed_logprobs",
         "--max-logprobs", "5", "--generation-config", "vllm", "--enable-prompt-tokens-details",
-        "--worker-extension-cls", "silva_vllm.Extension", "--max-model-len", "512", "--tensor-parallel-size", "2", "--data-parallel-size", "4",
+        "--worker-extension-cls", "silva_vllm.Extension",
+        "--max-model-len", "512", "--tensor-parallel-size", "2", "--data-parallel-size", "4",
         "--enforce-eager", "--speculative-config", '{"method": "ngram", "num_speculative_tokens": 3}',
         "--no-enable-chunked-prefill", "--block-size", "32",
     ]  # fmt: skip

@@ -1,4 +1,4 @@
-"""Updates that begin while the last groups of their step are played: time, order, the same rows, interrupts."""
+"""Updates that begin while the last groups of their step are played: time, order, rows, interrupts."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ def test_an_interrupt_never_leaves_half_a_step(
     tmp_path: Path, seconds: float, steps: int, updates: int
 ) -> None:
     """Before the first update it ends the step at once; after it, the step is played to its end."""
-    made, recorded, rollout = prepared(tmp_path, overlap=True, steps=3)
+    made, recorded, _ = prepared(tmp_path, overlap=True, steps=3)
 
     async def run() -> None:
         asyncio.get_running_loop().call_later(seconds, os.kill, os.getpid(), signal.SIGINT)

@@ -172,7 +172,7 @@ def test_a_snapshot_is_loaded_and_its_version_is_on_every_token(
             assert found["choices"][0]["silva"]["versions"] == [7, 7]
             answer = await peer.post("/update_weights", {"weight_dir": str(weights)})
             assert answer == {"status": "ok", "version": 8}
-            assert (await peer.post("/load", {"version": 3, "folder": None}))["version"] == 3
+            assert (await peer.post("/load", {"version": 3, "folder": folder}))["version"] == 3
             assert await peer.post("/sleep") == {}
             assert (await peer.get("/alive")) == {"role": "inference", "version": 3, "pid": os.getpid()}
             for body, status, words in (
@@ -187,8 +187,9 @@ def test_a_snapshot_is_loaded_and_its_version_is_on_every_token(
                     400,
                     "no folder|cannot be read",
                 ),
-                ({"version": -1}, 400, "version"),
-                ({"version": True}, 400, "version"),
+                ({"version": 9, "folder": None}, 400, "folder"),  # it would give old weights a new name
+                ({"version": -1, "folder": folder}, 400, "version"),
+                ({"version": True, "folder": folder}, 400, "version"),
                 ({}, 400, "version"),
             ):
                 with pytest.raises(Refused, match=words) as refused:
@@ -310,7 +311,7 @@ def test_capabilities_and_models_say_what_there_is(engine: LocalEngine, renderer
     assert able["memory_per_token"] == pytest.approx(engine.memory(1, CONTEXT) / CONTEXT)
     del able["memory_per_token"]
     assert able == {
-        "context": CONTEXT, "entropies": True, "loads": sorted(engine.capabilities.loads),
+        "context": CONTEXT, "entropies": True, "loads": ["folder", "parameters"],
         "machine": engine.machine, "notes": engine.notes, "version": 0, "model": MODEL,
     }  # fmt: skip
     assert [(m["id"], m["max_model_len"]) for m in models["data"]] == [(MODEL, CONTEXT)]
@@ -338,8 +339,9 @@ def test_the_openapi_document_has_every_route_and_the_limits_of_the_model(render
     assert references <= schemas.keys()
 
 
-def test_a_load_waits_for_the_one_before_it(renderer: Renderer) -> None:
+def test_a_load_waits_for_the_one_before_it(renderer: Renderer, tmp_path: Path) -> None:
     order: list[str] = []
+    folder = {"path": str(tmp_path), "digest": "0"}
 
     class Loading(ScriptedEngine):
         async def load(self, snapshot: Snapshot) -> None:
@@ -351,7 +353,8 @@ def test_a_load_waits_for_the_one_before_it(renderer: Renderer) -> None:
 
     async def ask() -> None:
         async with asking(guarded(Loading(lambda tokens, params: [1]), renderer)) as client:
-            await asyncio.gather(*(client.post("/load", json={"version": v}) for v in (1, 2)))
+            bodies = [{"version": version, "folder": folder} for version in (1, 2)]
+            await asyncio.gather(*(client.post("/load", json=body) for body in bodies))
 
     run(ask())
     assert order in (["begin 1", "end 1", "begin 2", "end 2"], ["begin 2", "end 2", "begin 1", "end 1"])

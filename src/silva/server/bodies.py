@@ -137,7 +137,7 @@ class FolderBody(Body):
 
 class LoadBody(Body):
     version: Annotated[int, Field(ge=0, lt=1 << 62)]
-    folder: FolderBody | None = None
+    folder: FolderBody
 
 
 class UpdateBody(Body):

@@ -41,7 +41,7 @@ from silva.server.parsing import Body, parse, read
 from silva.server.service import GONE, ServerLimits, Service, apart
 from silva.types import Snapshot, WeightFolder
 
-FOLDERS, SHARED = frozenset({"folder", "parameters"}), frozenset({"shared"})  # kinds of snapshots
+FOLDERS = frozenset({"folder", "parameters"})  # kinds of snapshots that can reach another process
 PROMETHEUS = "text/plain; version=0.0.4; charset=utf-8"
 T = TypeVar("T", bound=Body)
 
@@ -181,7 +181,7 @@ class _Server:
             {
                 "context": context,
                 "entropies": engine.capabilities.entropies,
-                "loads": sorted(engine.capabilities.loads),
+                "loads": sorted(FOLDERS & engine.capabilities.loads),
                 "machine": dict(engine.machine),
                 "notes": list(engine.notes),
                 "version": engine.version,
@@ -192,14 +192,11 @@ class _Server:
 
     async def load(self, request: Request) -> Response:
         body, _ = await self._read(request, LoadBody)
-        loads, kinds = self.service.engine.capabilities.loads, FOLDERS if body.folder else SHARED
-        if not kinds & loads:
-            got = f"a snapshot {'with' if body.folder else 'without'} a folder"
-            raise CapabilityError(f"load: got {got}, this engine loads {', '.join(sorted(loads))}")
+        loads = self.service.engine.capabilities.loads
+        if not FOLDERS & loads:
+            raise CapabilityError(f"load: got a folder, this engine loads {', '.join(sorted(loads))}")
 
         def snapshot() -> Snapshot:
-            if body.folder is None:
-                return Snapshot(body.version)
             path = self._folder(body.folder.path)
             return Snapshot(body.version, WeightFolder(str(path), body.folder.digest))
 
