@@ -73,7 +73,7 @@ def metrics(run):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ("evall", ["unknown command 'evall'", "did you mean eval?", "expected rl, sft, eval"]),
+        ("evall", ["unknown command 'evall'", "did you mean eval?", "expected rl, orchestrator, trainer"]),
         ("rl", ["silva rl: got no configuration", "silva rl @ configs/"]),
         ("rl bad.toml", ["unexpected argument 'bad.toml'", "@ bad.toml"]),
         ("rl @ bda.toml", ["bda.toml: no such file", "bad.toml"]),
