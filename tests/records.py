@@ -14,7 +14,7 @@ from hypothesis.extra.numpy import arrays
 
 from silva import types
 from silva.codec import hints
-from silva.types import Completion, Sample, SamplingParams, Segment, Trajectory
+from silva.types import Completion, Sample, SamplingParams, Segment, TokenScores, Trajectory
 
 RECORDS = [
     kind
@@ -77,6 +77,12 @@ def _completion(draw: st.DrawFn) -> dict[str, Any]:
 
 
 @st.composite
+def _scores(draw: st.DrawFn) -> dict[str, Any]:
+    n = draw(st.integers(0, 4))
+    return draw(_aligned("likeliest", int, n)) | draw(_aligned("logprobs likeliest_logprobs", float, n))
+
+
+@st.composite
 def _segment(draw: st.DrawFn) -> dict[str, Any]:
     sampled, reported = draw(_completion()), draw(st.none() | st.integers(0, 2**40))
     if reported is not None:
@@ -115,6 +121,7 @@ _FITTING: dict[Any, st.SearchStrategy[dict[str, Any]]] = {
          "top_p": st.floats(0, 1, exclude_min=True), "min_p": st.floats(0, 1, exclude_max=True)}
     ),
     Completion: _completion(),
+    TokenScores: _scores(),
     Segment: _segment(),
     Trajectory: _trajectory(),
     Sample: _sample(),

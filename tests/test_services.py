@@ -260,7 +260,7 @@ def test_the_benchmark_fails_unless_all_is_right(wrong: dict[str, Any]) -> None:
     (row,), (named,) = found["rows"], found["faults"]
     assert named["fault"] == "trainer SIGKILL after 50%"
     assert (row["trials"], row["tries"], row["seconds_p50"]) == (2, 4, 0.25)
-    assert row["fired"] + row["identical"] - row["left"] < 4
+    assert row["fired"] + row["right"] - row["left"] < 4
 
 
 def test_a_server_in_a_shells_background_ends_on_sigterm(folder: Path) -> None:
