@@ -13,7 +13,8 @@ timing: 8 groups of 4 episodes a step. In each episode the replies wait 2 s for 
 task. A tiny model of 4.3 million parameters. Seconds a step are the mean over the run, from the first
 rollout to the last publish: the first batch, in whose time nothing is trained, and the last, in whose time
 nothing else is played, are part of it. At level L, L + 1 batches are in flight. Idle shares are those of
-`perf/idle/...`. Every run leaves a trace.json, which ui.perfetto.dev opens.
+`perf/idle/...`. The trainer has the same work at every level: if its busy seconds differ much, the machine
+was not equally fast, and the ratios say little. Every run leaves a trace.json (ui.perfetto.dev opens it).
 learning: frozen_lake with the warm-started agent of recipes.py, 40 steps of `grpo`, 16 groups of 8.
 Held-out success is that of all seeds' episodes; its interval resamples tasks.
 """
@@ -74,6 +75,10 @@ class Timing:
     step: float  # seconds
     idle: Mapping[str, float]  # by part
     ages: Sequence[float]  # shares of trained tokens by age
+
+    def busy(self, part: str) -> float:
+        """Seconds a step."""
+        return self.step * (1 - self.idle[part])
 
 
 @dataclass(frozen=True)
@@ -181,10 +186,11 @@ def show_timings(timings: Sequence[Timing], tool: float) -> list[Row]:
     first = next(each for each in timings if each.level == FIRST)
     lines = [
         [each.level, f"{each.step:.1f}", f"{each.step / first.step:.2f}", f"{each.idle['trainer']:.0%}",
-         f"{each.idle['engine']:.0%}", _shown(each.ages)]
+         f"{each.idle['engine']:.0%}", f"{each.busy('trainer'):.1f}", _shown(each.ages)]
         for each in timings
     ]  # fmt: skip
-    head = ["", "s a step", "ratio to level 0", "trainer idle", "engine idle", "age 0 / 1 / 2 / 3+"]
+    head = ["", "s a step", "ratio to level 0", "trainer idle", "engine idle", "trainer busy, s a step",
+            "age 0 / 1 / 2 / 3+"]  # fmt: skip
     print(f"a tool of {tool:g} s:", "", table(head, lines), "", sep="\n")
     return [row for each in timings for row in rows_of_timing(each, first)]
 
@@ -194,6 +200,15 @@ def rows_of_timing(each: Timing, first: Timing) -> list[Row]:
     return [
         Row(case, "a step", each.step, "s", FIRST, first.step / each.step),
         *(Row(case, f"{part} idle", share, "share") for part, share in each.idle.items()),
+        Row(
+            case,
+            "trainer busy, of a step",
+            each.busy("trainer"),
+            "s",
+            FIRST,
+            first.busy("trainer") / each.busy("trainer"),
+            "about 1",
+        ),
         *(Row(case, f"tokens of age {age}", share, "share") for age, share in enumerate(each.ages)),
     ]
 

@@ -30,3 +30,18 @@ def test_every_episode_left_out_is_exit_code_3(tmp_path, monkeypatch, capsys, fo
             "parity: 3 of 3 held-out episodes gave no usable result and are left out: 3 x reset: ValueError"
             in text
         )
+
+
+def test_weights_are_played_here_and_never_by_servers_that_have_others(tmp_path, monkeypatch, capsys):
+    """Nobody listens at the addresses: whoever asked there would wait or fail."""
+    monkeypatch.chdir(tmp_path)
+    played = CONFIG.replace(', fails = "reset", share = 1.0', "")
+    Path("run.toml").write_text(played)
+    placed = ["--placement.type=services", "--placement.trainer=unix:no", '--placement.inference=["unix:no"]']
+    assert main(["eval", "@", "run.toml", "--json", *placed]) == 0
+    here = json.loads(capsys.readouterr().out)
+    assert main(["eval", "@", "run.toml", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == here
+    http = ["--engine.type=http", '--engine.urls=["unix:no"]', "--weights", str(tmp_path)]
+    assert main(["eval", "@", "run.toml", *http]) == 2
+    assert "its servers have weights of their own" in capsys.readouterr().err

@@ -23,6 +23,7 @@ from silva.monitoring.monitor import Monitor
 from silva.orchestrator.activity import Activity
 from silva.orchestrator.phases import Phases
 from silva.orchestrator.sft import Imitation, imitate
+from silva.placement.settings import ServicesPlacementSettings
 from silva.ports import FILES
 from silva.protocols import Actor, Trainer
 from silva.registries import REGISTRIES
@@ -39,6 +40,13 @@ def as_resolved(config: str | Path | Mapping[str, Any] | Resolved) -> Resolved:
     if isinstance(config, Mapping):
         return load([], REGISTRIES, values=config)
     return load([f"@{config}"], REGISTRIES)
+
+
+def here(config: RunConfig) -> RunConfig:
+    """The configuration with all parts in this process."""
+    placement = config.placement
+    local = placement.local if isinstance(placement, ServicesPlacementSettings) else placement
+    return config.model_copy(update={"placement": local})
 
 
 @contextmanager

@@ -10,7 +10,7 @@ from rich.progress import Progress
 
 from silva.assembly import Assembly, model_settings
 from silva.commands.checks import only_evaluates
-from silva.commands.common import loaded, say
+from silva.commands.common import here, loaded, say
 from silva.config.schema import RunConfig
 from silva.errors import ConfigError
 from silva.evaluation.evaluator import Evaluation, evaluate
@@ -29,8 +29,14 @@ def evaluate_config(
         policy: model, expert or random: who plays.
         weights: a run's folder or a model folder in place of `[model]`.
     """
+    config = here(config)  # services hold weights of their own
     if weights is not None:
         config = config.model_copy(update={"model": model_settings(weights)})
+        if getattr(config.engine, "elsewhere", False):
+            raise ConfigError(
+                f'--weights with engine.type = "{config.engine.type}": its servers have weights of their '
+                'own; expected engine.type = "local"'
+            )
     if policy not in ("model", "expert", "random"):
         raise ConfigError(f"--policy {policy}: expected model, expert or random")
     if only_evaluates(config):

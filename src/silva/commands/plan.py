@@ -20,7 +20,7 @@ from silva.algorithms.compose import without_signal
 from silva.algorithms.settings import Algorithm
 from silva.assembly import Assembly, connected
 from silva.commands.checks import check, check_environments
-from silva.commands.common import loaded
+from silva.commands.common import here, loaded
 from silva.config.schema import RunConfig
 from silva.config.sections import TinyModel
 from silva.errors import NoSignalError
@@ -102,6 +102,9 @@ def plan_run(config: RunConfig) -> Plan:
         SilvaError: whatever would stop the run at its start.
     """
     check(config)
+    config = here(config)
+    if getattr(config.engine, "elsewhere", False):  # a plan starts nothing and asks nobody
+        config = config.model_copy(update={"engine": type(config).model_fields["engine"].default})
     with loaded(config) as assembly:
         found = _summarise(config.algorithm, asyncio.run(_probe(assembly)))
         memory = _memory(assembly, found)

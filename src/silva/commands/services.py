@@ -14,6 +14,7 @@ from typing import Any, NoReturn
 
 from silva import process, signals
 from silva.assembly import Assembly
+from silva.commands.common import here
 from silva.config.load import Resolved, load
 from silva.config.schema import RunConfig
 from silva.config.sections import PretrainedModel
@@ -65,13 +66,6 @@ def bind_of(config: RunConfig, part: str, given: Mapping[str, str]) -> Any:
             f"placement.{part} = {named!r}: no address to listen at; give --host and --port, or --unix"
         )
     return Bind()
-
-
-def here(config: RunConfig) -> RunConfig:
-    """The configuration with all parts in this process."""
-    placement: Any = config.placement
-    local = placement.local if isinstance(placement, ServicesPlacementSettings) else placement
-    return config.model_copy(update={"placement": local})
 
 
 def serve_inference(resolved: Resolved, given: Mapping[str, str]) -> int:

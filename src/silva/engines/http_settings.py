@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 from pydantic import Field, field_validator
 
@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 
 class ClientSettings(Section):
     """How inference servers are asked, and when one of them counts as lost."""
+
+    elsewhere: ClassVar[bool] = True  # the model is not in this process
 
     timeout: Above0 = 600.0
     """Seconds that one request may take, and one load of weights."""
