@@ -90,7 +90,6 @@ class Learned:
     after: Estimate
     curves: Sequence[Curve]
     ages: Sequence[float]
-    seconds: float
 
     @property
     def seeds(self) -> list[float]:
@@ -247,20 +246,19 @@ def success(run: Path) -> Curve:
 def learned(level: str, runs: Sequence[Path]) -> Learned:
     solved: list[Mapping[int, Solved]] = [held_out(run) for run in runs]
     steps = [step for run in runs for step in steps_of(run)]
-    seconds = sum(row[f"perf/seconds/{phase}"] for row in steps for phase in PHASES) / len(runs)
     curves = [success(run) for run in runs]
     before = pooled([each[min(each)] for each in solved])
     after = pooled([each[max(each)] for each in solved])
-    return Learned(level, before, after, curves, ages(steps), seconds)
+    return Learned(level, before, after, curves, ages(steps))
 
 
 def show_learning(found: Sequence[Learned]) -> list[Row]:
     lines = [
         [each.level, interval(asdict(each.before)), interval(asdict(each.after)),
-         f"{each.seeds[0]:.0%} to {each.seeds[-1]:.0%}", _shown(each.ages), f"{each.seconds:.0f}"]
+         f"{each.seeds[0]:.0%} to {each.seeds[-1]:.0%}", _shown(each.ages)]
         for each in found
     ]  # fmt: skip
-    head = ["", "start", "after", "seeds", "age 0 / 1 / 2 / 3+", "seconds"]
+    head = ["", "start", "after", "seeds", "age 0 / 1 / 2 / 3+"]
     print(f"{WORLD}:", "", table(head, lines), "", sep="\n")
     first = next(each for each in found if each.level == FIRST)
     return [row for each in found for row in rows_of_learning(each, first)]
@@ -275,7 +273,6 @@ def rows_of_learning(each: Learned, first: Learned) -> list[Row]:
         Row(case, "gap to the start", each.after.ci_low - each.before.ci_high, "share", target="> 0"),
         Row(case, "lowest seed, after", each.seeds[0], "share"),
         Row(case, "highest seed, after", each.seeds[-1], "share"),
-        Row(case, "time of a seed, without evaluations", each.seconds, "s"),
         *(Row(case, f"tokens of age {age}", share, "share") for age, share in enumerate(each.ages)),
     ]  # fmt: skip
 
