@@ -2,6 +2,7 @@
 
     .venv/bin/python benchmarks/decode.py --json decode.json     an hour, with the peers of `make peers`
     .venv/bin/python benchmarks/decode.py --quick                no peers, one small shape, under a minute
+    .venv/bin/python benchmarks/decode.py --recorded             replies of trained policies, see recorded.py
 
 SmolLM2-135M-Instruct in fp32, prompts of 64 random tokens, 64 new ones at temperature 1. Every engine runs in
 a process of its own, one computes at a time, and all get the same prompts, new ones in every round, so that
@@ -14,6 +15,7 @@ Limits, for the tokens of the same run (`against` says which):
   the fastest of F.linear, MKL packed and oneDNN packed; in Silva's process, beside every run;
 - roofline: a step reads the weights and the keys and values of every request (a shared prompt once a
   request, as Silva reads it) at the machine's bandwidth, and multiplies at the rate of its fp32 GEMM.
+"Drafts" compares with a token of each request in each step; their targets are those of the recorded cases.
 "Outside kernels" is the share of a run in which no torch operator computes. "Linear layers" are those of the
 limit with each kernel, against F.linear. "Bits" compares with the same engine under MKL_CBWR=AUTO; with steps
 that are not filled up to the probed number of rows; and with nothing that keeps a row's bits: neither of
@@ -22,6 +24,7 @@ these, nor attention and activations of their own.
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import json
 import os
@@ -38,7 +41,9 @@ from typing import Any
 import numpy as np
 import torch
 from common import Row, machine, parser, results, write
-from decode_workers import CONTINUOUS, GENERATE, LOOSE, SILVA, UNFILLED, Answer, Tokens
+from decode_workers import CONTINUOUS, GENERATE, LOOSE, OFF, SILVA, UNFILLED, Answer, Tokens
+from recorded import EPISODES, POLICIES, recording
+from recorded import measure as measure_recorded
 
 from silva.models.loading import PACKAGE, PACKAGE_FILE, PACKAGED, resolve
 
@@ -46,8 +51,9 @@ PLAIN = "F.linear"
 PEERS = Path(__file__).parents[1] / ".peers"
 SCRIPTS = Path(__file__).parent / "peers"
 AUTO = "bits: MKL_CBWR=AUTO"
-OURS = (SILVA, AUTO, UNFILLED, LOOSE)
-VLLM, LLAMA = "vLLM", "llama.cpp"
+OURS = (SILVA, OFF, AUTO, UNFILLED, LOOSE)
+VLLM, VLLM_DRAFTS, LLAMA = "vLLM", "vLLM, n-gram drafts", "llama.cpp"
+N_GRAMS = {"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_max": 5, "prompt_lookup_min": 2}
 PEER_NAMES = {"generate": GENERATE, "continuous": CONTINUOUS, "vllm": VLLM, "llama.cpp": LLAMA}
 # MKL_CBWR empty is MKL's own default; left out, it would be set by importing silva.
 STRICT, ANY = {"MKL_CBWR": "AUTO,STRICT"}, {"MKL_CBWR": ""}
@@ -87,7 +93,18 @@ def main() -> int:
     options.add_argument(
         "--peers", nargs="*", choices=PEER_NAMES, default=list(PEER_NAMES), help="only these"
     )
+    options.add_argument(
+        "--recorded",
+        nargs="*",
+        choices=POLICIES,
+        help="in place of random tokens, with vLLM as the only peer",
+    )
+    options.add_argument(
+        "--slots", nargs="*", type=int, choices=EPISODES, default=list(EPISODES), help="of recorded cases"
+    )
     given = options.parse_args()
+    if given.recorded is not None:
+        return recorded_cases(given)
     chosen = [case for case in cases(given.quick) if not given.only or given.only in case.name]
     if not chosen:
         names = ", ".join(repr(case.name) for case in cases(given.quick))
@@ -95,7 +112,7 @@ def main() -> int:
     torch.set_num_threads(given.threads)
     speed, words = machine()
     rows = [speed]
-    engines = [SILVA, AUTO] if given.quick else [*OURS, *(PEER_NAMES[name] for name in given.peers)]
+    engines = [SILVA, OFF, AUTO] if given.quick else [*OURS, *(PEER_NAMES[name] for name in given.peers)]
     with started(engines, given.threads) as workers:
         for case in chosen:
             print(f"... {case.name}", file=sys.stderr, flush=True)
@@ -103,6 +120,22 @@ def main() -> int:
             write(rows, given.json)
         about = [f"{name}: {worker.about}" for name, worker in workers.items() if worker.about]
     print(words, *about, "", results(rows[1:]), sep="\n\n")
+    return 0
+
+
+def recorded_cases(given: argparse.Namespace) -> int:
+    torch.set_num_threads(given.threads)
+    recordings = [recording(name) for name in given.recorded or POLICIES]
+    speed, words = machine()
+    rows = [speed]
+    for each in recordings:
+        peers = [VLLM, VLLM_DRAFTS] if "vllm" in given.peers and each.name != "frozen_lake" else []
+        with started([SILVA, OFF, *peers], given.threads, each.model.resolve()) as workers:
+            for slots in given.slots:
+                print(f"... {each.name}, {slots} at once", file=sys.stderr, flush=True)
+                rows += measure_recorded(each, slots, workers, SILVA, OFF, given.rounds)
+                write(rows, given.json)
+    print(words, "", results(rows[1:]), sep="\n\n")
     return 0
 
 
@@ -154,6 +187,8 @@ def measure(case: Case, workers: Mapping[str, Worker], rounds: int) -> list[Row]
 
 
 def target(case: Case, against: str) -> str:
+    if against == OFF:
+        return ">= 0.98"
     if against in (GENERATE, CONTINUOUS, VLLM, LLAMA) and case.requests >= 8:
         return ">= 2.5" if against == GENERATE and case.requests == 64 else ">= 1"
     return {8: ">= 0.6", 64: ">= 0.55"}.get(case.requests, "") if against == "linears" else ""
@@ -202,18 +237,25 @@ class Worker:
 
 
 @contextlib.contextmanager
-def started(names: Sequence[str], threads: int) -> Iterator[dict[str, Worker]]:
-    """One after another; what is not installed or does not start is left out, in words."""
-    folder = resolve(PACKAGED)
+def started(names: Sequence[str], threads: int, model: Path | None = None) -> Iterator[dict[str, Worker]]:
+    """One after another; what is not installed or does not start is left out, in words.
+
+    Args:
+        model: a folder; None: SmolLM2 as it is packaged.
+    """
+    folder, own = model or resolve(PACKAGED), [] if model is None else [model]
     here = (sys.executable, Path(__file__).with_name("decode_workers.py"))
+    vllm = (PEERS / "vllm/bin/python", SCRIPTS / "vllm_server.py", folder)
     commands: dict[str, tuple[Sequence[str | Path], Mapping[str, str]]] = {
-        SILVA: ((*here, SILVA), STRICT),
+        SILVA: ((*here, SILVA, *own), STRICT),
+        OFF: ((*here, OFF, *own), STRICT),
         AUTO: ((*here, SILVA), {"MKL_CBWR": "AUTO"}),
         UNFILLED: ((*here, UNFILLED), STRICT),
         LOOSE: ((*here, LOOSE), ANY),
         GENERATE: ((*here, GENERATE), ANY),
         CONTINUOUS: ((*here, CONTINUOUS), ANY),
-        VLLM: ((PEERS / "vllm/bin/python", SCRIPTS / "vllm_server.py", folder), ANY),
+        VLLM: (vllm, ANY),
+        VLLM_DRAFTS: ((*vllm, json.dumps(N_GRAMS)), ANY),
         LLAMA: ((PEERS / "llama/bin/python", SCRIPTS / "llama_server.py", PEERS / "llama/model.gguf"), ANY),
     }
     with contextlib.ExitStack() as stack:

@@ -1,21 +1,22 @@
 """Worker of decode.py: engines that run in this environment, and how fast this machine can be.
 
-    decode_workers.py "Silva"
+    decode_workers.py "Silva" [MODEL_FOLDER]
 
-Answers {"do": "run", "prompts": [[token]], "new": n} with {"seconds": s, "tokens": n}, and "limits" and
+Answers {"do": "run", "prompts": [[token]], "new": n} with {"seconds": s, "tokens": n}; "play", "limits" and
 "outside" as their methods say.
 """
 
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import json
 import os
 import statistics
 import sys
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -27,14 +28,17 @@ from silva.config.sections import PretrainedModel
 from silva.engines.local import decoder, prepacked, ragged_step
 from silva.engines.local import engine as local
 from silva.engines.local.engine import LocalEngine
+from silva.engines.local.history import History, Trail
 from silva.engines.local.same_bits import RowRules
 from silva.engines.settings import LocalEngineSettings
 from silva.models import loading
 from silva.models.loading import PACKAGED, load_model, resolve
 from silva.models.memory import give_freed_memory_back, keep_freed_memory
-from silva.types import SamplingParams
+from silva.ports import derive
+from silva.types import Completion, SamplingParams
 
 SILVA, UNFILLED, LOOSE = "Silva", "bits: nothing filled up", "bits: any"
+OFF = "drafts: off"
 GENERATE, CONTINUOUS = "transformers generate", "transformers continuous batching"
 
 Tokens = list[int]
@@ -52,13 +56,15 @@ def serve(made: Callable[[], Any]) -> int:
 
 
 class SilvaWorker:
-    def __init__(self) -> None:
+    drafts: Literal["forest", "off"] = "forest"
+
+    def __init__(self, model: str = PACKAGED) -> None:
         if "STRICT" not in os.environ["MKL_CBWR"]:
             prepacked._exact = lambda group, rule: True  # packed without asking whether bits change
-        self.settings = LocalEngineSettings()
+        self.settings = LocalEngineSettings(drafts=self.drafts)
         keep_freed_memory()
         self.compute = ComputeThread()
-        self.loaded = self.compute.run(load_model, PretrainedModel(), seed=0)
+        self.loaded = self.compute.run(load_model, PretrainedModel(name=model), seed=0)
         self.engine = LocalEngine(self.loaded, self.settings, self.compute)
         self.about = f"torch {torch.__version__}, MKL_CBWR={os.environ['MKL_CBWR'] or 'off'}"
         self._linears: tuple[int, Kernels, Kernels] | None = None
@@ -72,6 +78,46 @@ class SilvaWorker:
         began = time.perf_counter()
         tokens = asyncio.run(sample())
         return {"seconds": time.perf_counter() - began, "tokens": tokens}
+
+    def remember(self, sequences: list[Tokens]) -> Answer:
+        """Begin with these as all that was played before; what drafts cost and bring stays known."""
+        drafts = self.engine._drafts
+        assert drafts is not None
+        drafts._history = History()
+        for tokens in sequences:
+            Trail(drafts._history).extend(tokens)
+        return {}
+
+    def play(self, episodes: list[list[Tokens]], slots: int, params: Answer, seed: int) -> Answer:
+        """Episodes by their prompts, turn by turn, so many at once."""
+        tuples = {key: tuple(value) if isinstance(value, list) else value for key, value in params.items()}
+        digest, before = hashlib.sha256(), self.engine.counts()
+
+        async def play() -> list[Completion]:
+            free, found = asyncio.Semaphore(slots), dict[tuple[int, int], Completion]()
+
+            async def episode(number: int, prompts: list[Tokens]) -> None:
+                async with free:
+                    for turn, prompt in enumerate(prompts):
+                        own = SamplingParams(**tuples, seed=derive(seed, number, turn))
+                        found[number, turn] = await self.engine.sample(prompt, own)
+
+            await asyncio.gather(*(episode(*each) for each in enumerate(episodes)))
+            return [found[key] for key in sorted(found)]
+
+        asyncio.run(self.engine.sleep())  # nothing cached
+        self.engine._pack = True
+        began = time.perf_counter()
+        completions = asyncio.run(play())
+        seconds = time.perf_counter() - began
+        for each in completions:
+            digest.update(repr((each.tokens, each.logprobs, each.raw_logprobs, each.entropies)).encode())
+        done = {key: count - before[key] for key, count in self.engine.counts().items()}
+        return {
+            "seconds": seconds, "tokens": sum(len(each.tokens) for each in completions),
+            "digest": digest.hexdigest(), "steps": done["steps"], "decoded": done["decode_tokens"],
+            "drafted": done["drafted_tokens"], "accepted": done["accepted_tokens"],
+        }  # fmt: skip
 
     def rest(self) -> Answer:
         """Forget what other cases have left: keys, values and freed memory, else none would be left."""
@@ -131,7 +177,13 @@ NO_COMPUTING = {
 }  # fmt: skip
 
 
-class UnfilledWorker(SilvaWorker):
+class OffWorker(SilvaWorker):
+    """A token of each request in each step."""
+
+    drafts = "off"
+
+
+class UnfilledWorker(OffWorker):
     """With steps that hold the tokens of requests and nothing else, as if no rule had been probed."""
 
     def __init__(self) -> None:
@@ -269,6 +321,7 @@ class ContinuousWorker(GenerateWorker):
 
 WORKERS: dict[str, Callable[[], Any]] = {
     SILVA: SilvaWorker,
+    OFF: OffWorker,
     UNFILLED: UnfilledWorker,
     LOOSE: LooseWorker,
     GENERATE: GenerateWorker,
@@ -276,4 +329,5 @@ WORKERS: dict[str, Callable[[], Any]] = {
 }
 
 if __name__ == "__main__":
-    sys.exit(serve(WORKERS[sys.argv[1]]))
+    name, *model = sys.argv[1:]
+    sys.exit(serve(lambda: WORKERS[name](*model)))

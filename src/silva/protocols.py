@@ -233,6 +233,7 @@ class Engine(Protocol):
     async def load(self, snapshot: Snapshot) -> None: ...
     async def sleep(self) -> None: ...  # gives its memory back until the next request
     def memory(self, sequences: int, length: int) -> float: ...  # bytes of their keys and values
+    def counts(self) -> Mapping[str, float]: ...  # sums of what it has done so far, for perf/
 
 
 @dataclass(frozen=True, slots=True)

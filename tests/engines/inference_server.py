@@ -114,7 +114,12 @@ class InferenceServer:
         engine = self.engine
         match path:
             case "/alive":
-                return {"role": "inference", "version": engine.version, "pid": self.process}
+                return {
+                    "role": "inference",
+                    "version": engine.version,
+                    "pid": self.process,
+                    "counts": dict(engine.counts()),
+                }
             case "/capabilities":
                 own = engine.capabilities
                 return {

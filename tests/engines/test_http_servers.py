@@ -54,7 +54,8 @@ class FakePeer:
     def good(self, path: str) -> Any:
         scores = {"logprobs": [-1.0], "likeliest": [3], "likeliest_logprobs": [-0.5], "version": self.version}
         return {
-            "/alive": {"version": self.version, "pid": 1}, "/capabilities": FACTS, "/score": scores,
+            "/alive": {"version": self.version, "pid": 1, "counts": {}},
+            "/capabilities": FACTS, "/score": scores,
             "/v1/completions": COMPLETION, "/load": {"version": self.version},
         }[path]  # fmt: skip
 

@@ -50,6 +50,9 @@ class Engine:
     async def sleep(self) -> None:
         self.slept += 1
 
+    def counts(self) -> dict[str, float]:
+        return {}
+
 
 class Trainer:
     """Three seconds an update; `trained`: by step, the versions its rows were sampled with."""

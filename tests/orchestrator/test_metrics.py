@@ -8,7 +8,13 @@ from tests.algorithms.by_hand import failed, group, one_turn
 from silva.evaluation.evaluator import Evaluation
 from silva.evaluation.statistics import Estimate
 from silva.orchestrator.buffer import Batch, Dropped, Piece
-from silva.orchestrator.metrics import batch_metrics, eval_metrics, forest_metrics, mean_of_updates
+from silva.orchestrator.metrics import (
+    batch_metrics,
+    draft_metrics,
+    eval_metrics,
+    forest_metrics,
+    mean_of_updates,
+)
 from silva.types import Group, Message, Segment, Task, ToolCall, Trajectory, Turn
 
 
@@ -99,3 +105,21 @@ def test_shares_of_ages_add_up_to_one_over_updates_that_tell_of_different_ages()
         "train/clipped/age0": 0.075, "train/clipped/age1": 0.125, "train/clipped/age2": 0.1,
     })  # fmt: skip
     assert mean_of_updates(updates[:1]) == {"train/clipped": 0.2}
+
+
+def test_drafts_are_counted_by_step_and_left_out_where_none_were_made():
+    before = {"drafted_tokens": 10, "accepted_tokens": 4, "decode_tokens": 100, "seconds_saved": 0.5}
+    after = {
+        "drafted_tokens": 40,
+        "accepted_tokens": 24,
+        "decode_tokens": 160,
+        "seconds_saved": 0.25,
+        "steps": 9,
+    }
+    assert draft_metrics(before, after) == {
+        "perf/drafts/drafted_tokens": 30, "perf/drafts/accepted_tokens": 20,
+        "perf/drafts/seconds_saved": -0.25, "perf/drafts/tokens_per_step": 60 / 40,
+    }  # fmt: skip
+    assert draft_metrics(after, after) == draft_metrics({}, {}) == draft_metrics({}, {"steps": 3}) == {}
+    begun_again = draft_metrics(after, before | {"drafted_tokens": 41})
+    assert begun_again["perf/drafts/accepted_tokens"] == 0 and begun_again["perf/drafts/tokens_per_step"] == 0

@@ -1,11 +1,12 @@
 """The same seed twice: the same bytes, whatever the clock, the hash seed and the engine's batching do."""
 
 import os
+import signal
 import subprocess
 import sys
 
 import pytest
-from tests.runs import differences, metrics, rollouts
+from tests.runs import differences, end_state, metrics, rollouts
 
 
 def test_another_process_of_the_same_seed_writes_the_same_bytes(server, undisturbed, tmp_path):
@@ -36,6 +37,27 @@ def test_how_the_engine_batches_and_where_environments_run_changes_nothing(
     ended = server.rl("run", *options, into=tmp_path)
     assert ended.status == 0, ended.output
     assert differences(ended.path, undisturbed) == []
+
+
+def test_drafts_change_nothing_killed_and_resumed_or_not(server, tmp_path):
+    """A policy that repeats itself, so that what it says is drafted."""
+    options = [
+        *("--rollout.sampling.temperature", "0.1"),
+        *("--rollout.limits.max_turn_tokens", "24"),
+        *("--engine.max_concurrent", "2"),  # where few requests run, drafts pay most
+    ]
+    plain = server.rl("plain", *options, "--engine.drafts", "off", into=tmp_path)
+    assert plain.status == 0, plain.output
+    drafted = server.rl("drafted", *options, into=tmp_path)
+    assert drafted.status == 0, drafted.output
+    assert sum(row.get("perf/drafts/accepted_tokens", 0) for row in metrics(drafted.path)) > 50
+    assert not any("perf/drafts/accepted_tokens" in row for row in metrics(plain.path))
+    killed = server.rl("killed", *options, into=tmp_path, crash="optim:5")
+    assert killed.status == -signal.SIGKILL
+    resumed = server.rl("killed", *options, "--resume", into=tmp_path)
+    assert resumed.status == 0, resumed.output
+    expected = end_state(plain.path)
+    assert differences(drafted.path, expected) == differences(resumed.path, expected) == []
 
 
 def test_another_seed_gives_another_run(server, undisturbed, tmp_path):

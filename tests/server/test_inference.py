@@ -174,7 +174,8 @@ def test_a_snapshot_is_loaded_and_its_version_is_on_every_token(
             assert answer == {"status": "ok", "version": 8}
             assert (await peer.post("/load", {"version": 3, "folder": folder}))["version"] == 3
             assert await peer.post("/sleep") == {}
-            assert (await peer.get("/alive")) == {"role": "inference", "version": 3, "pid": os.getpid()}
+            expected = {"role": "inference", "version": 3, "pid": os.getpid(), "counts": {}}
+            assert (await peer.get("/alive")) == expected
             for body, status, words in (
                 ({"version": 9, "folder": folder | {"digest": "0"}}, 409, "digest"),
                 ({"version": 9, "folder": {"path": "/etc", "digest": "0"}}, 400, "outside the folders"),

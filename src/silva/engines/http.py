@@ -23,6 +23,7 @@ import asyncio
 import dataclasses
 import os
 import sys
+from collections import Counter
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any, TypeVar
 
@@ -162,6 +163,13 @@ class HttpEngine:
 
     def memory(self, sequences: int, length: int) -> float:
         return max(each.memory_per_token for each in self._known("memory")) * sequences * length
+
+    def counts(self) -> Mapping[str, float]:
+        """Those of all servers, as they told them last."""
+        found: Counter[str] = Counter()
+        for server in self._servers.all:
+            found.update(server.counts)  # type: ignore[arg-type]
+        return found
 
     async def sample(self, tokens: Sequence[int], params: SamplingParams, *, session: str = "") -> Completion:
         """Continue `tokens`.

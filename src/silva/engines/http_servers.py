@@ -15,7 +15,7 @@ import asyncio
 import hashlib
 from array import array
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from typing import Any, TypeVar
 
 from silva.engines.http_settings import ClientSettings
@@ -40,6 +40,7 @@ class Server:
         live: requests may go there.
         version: of its weights.
         holds: the snapshot that this client loaded there since it joined; None: no one.
+        counts: what it has done so far, as it said last.
         probe: what it makes of the probe text, with those weights.
         words: why it is out, or the last fault.
         refusal: it answers, and cannot be used.
@@ -55,6 +56,7 @@ class Server:
         self.words = "not asked yet"
         self.refusal: Exception | None = None
         self.process: Any = None
+        self.counts: Mapping[str, float] = {}
         self.running = self.sent = self.loads = self.failures = 0
         self.heard = self.lost_at = self.join_at = 0.0
         self.was_live = False
@@ -264,7 +266,7 @@ class Servers:
                 server.heard = CLOCK.monotonic()
                 if server.live and (stale := _stale(server, pulse, loads)):
                     self.lose(server, Unreachable(stale))
-                server.process = pulse.process
+                server.process, server.counts = pulse.process, pulse.counts
                 if not server.live and server.joining is None and server.heard >= server.join_at:
                     server.joining = asyncio.ensure_future(self._joined(server))
             rest = asyncio.ensure_future(CLOCK.sleep(self._settings.check_every))

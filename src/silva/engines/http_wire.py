@@ -4,7 +4,7 @@
     sample          /v1/completions, field "silva"      /v1/completions, `logprobs` of the likeliest tokens
     score           /score                              /v1/completions with `prompt_logprobs`
     load            /load                               /pause, reload_weights, /reset_prefix_cache, /resume
-    alive           /alive: version and process         /ping, which is its /health
+    alive           /alive: version, process, counts       /ping, which is its /health
     versions        one per token, as it was sampled    that of the client when the request went out
     entropies       exact                               estimated (top_entropy.py)
 
@@ -51,6 +51,7 @@ class Pulse:
 
     version: int | None = None
     process: Any = None
+    counts: Mapping[str, float] = field(default_factory=dict)
 
 
 class Dialect(Protocol):
@@ -105,7 +106,12 @@ class SilvaDialect:
 
     async def alive(self, peer: Peer, timeout: float) -> Pulse:
         answer = await peer.get("/alive", timeout=timeout)
-        return _read(peer, "/alive", answer, lambda a: Pulse(int(a["version"]), int(a["pid"])))
+
+        def read(a: Any) -> Pulse:
+            counts = {str(name): float(count) for name, count in a["counts"].items()}
+            return Pulse(int(a["version"]), int(a["pid"]), counts)
+
+        return _read(peer, "/alive", answer, read)
 
     async def sample(
         self, peer: Peer, tokens: Sequence[int], params: SamplingParams, version: int, timeout: float

@@ -59,3 +59,6 @@ class ScriptedEngine:
 
     def memory(self, sequences: int, length: int) -> float:
         return 0.0
+
+    def counts(self) -> Mapping[str, float]:
+        return {}

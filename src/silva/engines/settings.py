@@ -26,6 +26,11 @@ class LocalEngineSettings(Section):
     prefill_tokens: Positive = 512
     """Prompt tokens computed in one step, so that long prompts do not stall decoding."""
 
+    drafts: Literal["forest", "off"] = "forest"
+    """`forest`: compute several tokens of a request in one step where prompts and earlier rollouts make them
+    likely. Completions are the same to the last bit, and come sooner. Works on CPU where a row's bits do not
+    depend on its company (`silva doctor` tells)."""
+
     def build(self, context: Context) -> Engine:
         from silva.engines.local.engine import LocalEngine
 

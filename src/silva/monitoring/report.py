@@ -47,6 +47,7 @@ CHARTS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("Seconds by phase", ("perf/seconds/",)),
     ("Groups", ("groups/",)),
     ("Tokens per second", ("perf/tokens_per_second",)),
+    ("Tokens of a request in a step of the engine", ("perf/drafts/tokens_per_step",)),
 )
 """Title and the metrics shown together: a key, all keys under a prefix/, or one * for an environment."""
 

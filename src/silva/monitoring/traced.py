@@ -36,6 +36,9 @@ class TracedEngine:
     def memory(self, sequences: int, length: int) -> float:
         return self._inner.memory(sequences, length)
 
+    def counts(self) -> Mapping[str, float]:
+        return self._inner.counts()
+
     @property
     def version(self) -> int:
         return self._inner.version

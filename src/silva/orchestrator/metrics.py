@@ -159,6 +159,24 @@ def perf_metrics(seconds: Mapping[str, float], generated: int = 0) -> dict[str, 
     return metrics | {"perf/peak_memory_bytes": peak_memory_bytes()}
 
 
+def draft_metrics(before: Mapping[str, float], after: Mapping[str, float]) -> dict[str, float]:
+    """What drafts did between two `Engine.counts`; nothing where none were made.
+
+    `seconds_saved` is an estimate: the time that steps without drafts would have taken for the same tokens,
+    less the time that was taken.
+    """
+    done = {name: max(0.0, after[name] - before.get(name, 0.0)) for name in _DRAFTS if name in after}
+    if not done.get("drafted_tokens"):
+        return {}
+    decoded, accepted = done.pop("decode_tokens"), done["accepted_tokens"]
+    done["seconds_saved"] = after["seconds_saved"] - before.get("seconds_saved", 0.0)
+    done["tokens_per_step"] = decoded / max(decoded - accepted, 1.0)  # of a request
+    return {f"perf/drafts/{name}": value for name, value in done.items()}
+
+
+_DRAFTS = ("drafted_tokens", "accepted_tokens", "decode_tokens")
+
+
 def peak_memory_bytes() -> int:
     """Highest resident memory of this process, or highest allocated on the GPU where there is one."""
     if torch.cuda.is_available() and torch.cuda.max_memory_allocated():

@@ -112,10 +112,12 @@ class Loop:
     async def _step(self, interrupt: Interrupt) -> None:
         p, step = self.parts, self.state.step + 1
         p.phases.step.clear()
+        before = dict(p.engine.counts())
         done = await (self._overlapped if p.settings.overlap else self._in_turn)(step, interrupt)
         with p.phases("publish"):
             probed = await self._publish(step, trained=bool(done.updates))
-        found = done.diagnosis | probed | p.idle()
+        drafts = metrics.draft_metrics(before, p.engine.counts())
+        found = done.diagnosis | probed | p.idle() | drafts
         samples = [sample for _, samples in done.rows for sample in samples]
         p.monitor.rollouts(step, training_rows(done.batch, samples))
         self._advance(done.batch, samples, done.updates, found)

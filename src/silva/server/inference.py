@@ -251,7 +251,9 @@ class _Server:
         return _json(await self.service.health())
 
     async def alive(self, request: Request) -> Response:
-        return _json({"role": "inference", "version": self.service.engine.version, "pid": os.getpid()})
+        engine = self.service.engine
+        state = {"version": engine.version, "pid": os.getpid(), "counts": engine.counts()}
+        return _json({"role": "inference", **state})
 
     async def metrics(self, request: Request) -> Response:
         service = self.service
@@ -260,7 +262,7 @@ class _Server:
             "requests_waiting": service.asked - service.running,
             "policy_version": service.engine.version,
         }
-        return Response(service.counts.text(gauges), media_type=PROMETHEUS)
+        return Response(service.counts.text(gauges, service.engine.counts()), media_type=PROMETHEUS)
 
     async def document(self, request: Request) -> Response:
         routes = {(r.method, r.path): (r.body, r.summary) for r in self.routes()}

@@ -22,12 +22,15 @@ class Counts:
     def total(self, name: str) -> float:
         return sum(self._sums.get(name, {}).values())
 
-    def text(self, gauges: Mapping[str, float]) -> str:
-        """All sums, and `gauges`, which are read now."""
+    def text(self, gauges: Mapping[str, float], engine: Mapping[str, float]) -> str:
+        """All sums; those of the `engine`; and `gauges`, which are read now."""
         lines = []
         for name, sums in sorted(self._sums.items()):
             lines.append(f"# TYPE {PREFIX}{name}_total counter")
             lines += [f"{PREFIX}{name}_total{_braced(labels)} {value:.17g}" for labels, value in sums.items()]
+        for name, value in engine.items():
+            name = f"{PREFIX}engine_{name}_total"
+            lines += [f"# TYPE {name} counter", f"{name} {value:.17g}"]
         for name, value in gauges.items():
             lines += [f"# TYPE {PREFIX}{name} gauge", f"{PREFIX}{name} {value:.17g}"]
         return "\n".join(lines) + "\n"

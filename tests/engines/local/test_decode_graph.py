@@ -61,7 +61,7 @@ def recorded(engine: LocalEngine) -> list[Replay]:
         return step
 
     engine.cache.rules = RowRules(lanes=BLOCK)
-    engine._graphs = DecodeGraphs(engine._decoder, engine.cache, record)
+    engine._graphs, engine._drafts = DecodeGraphs(engine._decoder, engine.cache, record), None
     return found
 
 

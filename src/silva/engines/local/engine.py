@@ -19,9 +19,10 @@ import asyncio
 import math
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from contextlib import contextmanager
+from dataclasses import asdict
 from typing import TYPE_CHECKING, cast
 
 import numpy as np
@@ -31,13 +32,14 @@ import silva
 from silva.engines.local.check import check_steps
 from silva.engines.local.decode_graph import DecodeGraphs
 from silva.engines.local.decoder import decoder_of
+from silva.engines.local.drafts import Drafts
 from silva.engines.local.kv_cache import KvCache
 from silva.engines.local.machine import describe
 from silva.engines.local.prepacked import PrepackedLinears
 from silva.engines.local.ragged_step import RaggedStep, Span
 from silva.engines.local.request import EngineStats, Request, future, ids, row_of
 from silva.engines.local.same_bits import RowRules, fill_up, probe
-from silva.engines.local.sampling import draw
+from silva.engines.local.sampling import Drawn, draw
 from silva.errors import ContextOverflow, EngineError, OutOfMemory, SilvaError
 from silva.models.head import logits_of
 from silva.models.loading import LoadedModel, copied
@@ -93,6 +95,8 @@ class LocalEngine:
         self._pack = self._packed is not None  # before the next step
         graphs = loaded.device.type == "cuda" and self._decoder.recordable and loaded.dtype != torch.float64
         self._graphs = DecodeGraphs(self._decoder, self.cache) if graphs else None
+        drafts = settings.drafts == "forest" and loaded.device.type == "cpu" and self.rules.hold
+        self._drafts = Drafts(context, self.stats) if drafts else None
         self._known = 0  # tokens computed before the weights changed last
         self._waiting: deque[Request] = deque()
         self._running: list[Request] = []
@@ -207,6 +211,9 @@ class LocalEngine:
         each = 2 * cache.layers * cache.kv_heads * cache.head_dim + cache.width
         return float(size * each * min(len(cache.rows), sequences) * cache.rules.positions(length))
 
+    def counts(self) -> Mapping[str, float]:
+        return asdict(self.stats)
+
     @property
     def running(self) -> int:
         """Requests that hold a row of the cache."""
@@ -280,21 +287,32 @@ class LocalEngine:
         self._drop_cancelled()
         self._admit()
         decode, prefill = self._schedule()
+        if self._drafts is not None:
+            self._drafts.plan(decode)
         if decode or prefill:
             self._forward(decode, prefill)
         ready = [r for r in self._running if row_of(r).computed == row_of(r).length]
         for request in ready:
             if request.score_from:
                 self._score(request)
+        drafted, accepted = sum(len(r.draft) for r in decode), 0
         if sampled := [r for r in ready if not r.score_from]:
-            self._sample(sampled)
+            accepted = self._sample(sampled)
         finished = [r for r in self._running if r.done]
         self._running = [r for r in self._running if not r.done]
         for request in finished:
             self.cache.release(row_of(request))
-        self.stats.steps += 1
-        self.stats.seconds += time.perf_counter() - began
+        seconds = time.perf_counter() - began
+        self._count(drafted, accepted, seconds)
+        if self._drafts is not None:
+            self._drafts.learn(sampled, 0 if prefill else len(decode), drafted, accepted, seconds)
         return finished
+
+    def _count(self, drafted: int, accepted: int, seconds: float) -> None:
+        self.stats.steps += 1
+        self.stats.seconds += seconds
+        self.stats.drafted_tokens += drafted
+        self.stats.accepted_tokens += accepted
 
     def _drop_cancelled(self) -> None:
         for request in self._running:
@@ -325,6 +343,8 @@ class LocalEngine:
         request.row, request.cached = got
         self.stats.cached_tokens += request.cached
         self._running.append(request)
+        if self._drafts is not None and not request.score_from:
+            self._drafts.begin(request)
         return True
 
     def _schedule(self) -> tuple[list[Request], list[tuple[Request, Span]]]:
@@ -345,35 +365,58 @@ class LocalEngine:
         return decode, prefill
 
     def _forward(self, decode: list[Request], prefill: list[tuple[Request, Span]]) -> None:
-        """Compute a token of each that decodes and these spans of prompts into the cache, in one step."""
-        steps = [Span(row_of(r).index, row_of(r).computed, row_of(r).computed + 1) for r in decode]
+        """Compute the last token of each that decodes, its draft, and these spans of prompts into the cache,
+        in one step."""
+        steps = [Span(row_of(r).index, row_of(r).computed, row_of(r).length + len(r.draft)) for r in decode]
         requests, spans = [*decode, *(r for r, _ in prefill)], [*steps, *(span for _, span in prefill)]
         if self._graphs is not None and not prefill:
             self._graphs([row_of(r) for r in decode])
         else:
-            parts = [row_of(r).tokens[s.start : s.stop] for r, s in zip(requests, spans, strict=True)]
+            parts = []
+            for request, span in zip(requests, spans, strict=True):
+                self.cache.reserve(row_of(request), span.stop)
+                parts.append(row_of(request).tokens[span.start : span.stop])
+                if request.draft:
+                    parts.append(ids(request.draft))
             RaggedStep(self.cache, spans).compute(self._decoder, np.concatenate(parts))
         for request, span in zip(requests, spans, strict=True):
-            row_of(request).computed = span.stop
+            row_of(request).computed = min(span.stop, row_of(request).length)
         self.stats.decode_tokens += len(decode)
         self.stats.prefill_tokens += sum(span.stop - span.start for _, span in prefill)
 
-    def _sample(self, ready: list[Request]) -> None:
-        """One token for each of these requests, whose tokens are all computed."""
-        logits = self._logits([row_of(r).index for r in ready], [row_of(r).length - 1 for r in ready])
-        numbers = uniform([r.params.seed for r in ready], [len(r.tokens) for r in ready])
+    def _sample(self, ready: list[Request]) -> int:
+        """A token for each of these requests, whose tokens are all computed, and one more for each token of
+        its draft that was drawn; returns how many of these there are."""
+        places = [(r, ahead) for r in ready for ahead in range(len(r.draft) + 1)]
+        at = [row_of(r).length - 1 + ahead for r, ahead in places]
+        logits = self._logits([row_of(r).index for r, _ in places], at)
+        numbers = uniform([r.params.seed for r, _ in places], [len(r.tokens) + ahead for r, ahead in places])
         uniforms = torch.from_numpy(numbers).to(logits.device)
-        drawn = draw(logits, [r.params for r in ready], uniforms)
-        self._check_finite(drawn.raw_logprobs)
-        for i, request in enumerate(ready):
-            request.tokens.append(drawn.tokens[i])
-            request.logprobs.append(drawn.logprobs[i])
-            request.raw_logprobs.append(drawn.raw_logprobs[i])
-            request.entropies.append(drawn.entropies[i])
-            request.versions.append(self.version)
-            request.stop_reason = self._stopped(request)
-            if request.stop_reason is None:
-                self.cache.append(row_of(request), drawn.tokens[i])
+        drawn = draw(logits, [r.params for r, _ in places], uniforms)
+        first = accepted = 0
+        for request in ready:
+            draft, request.draft = request.draft, []
+            self._take(request, drawn, first)
+            for place, token in enumerate(draft, first):
+                if request.done or drawn.tokens[place] != token:
+                    break
+                row_of(request).computed += 1
+                self._take(request, drawn, place + 1)
+                accepted += 1
+            first += len(draft) + 1
+        self.stats.decode_tokens += accepted
+        return accepted
+
+    def _take(self, request: Request, drawn: Drawn, place: int) -> None:
+        self._check_finite(drawn.raw_logprobs[place : place + 1])
+        request.tokens.append(drawn.tokens[place])
+        request.logprobs.append(drawn.logprobs[place])
+        request.raw_logprobs.append(drawn.raw_logprobs[place])
+        request.entropies.append(drawn.entropies[place])
+        request.versions.append(self.version)
+        request.stop_reason = self._stopped(request)
+        if request.stop_reason is None:
+            self.cache.append(row_of(request), drawn.tokens[place])
 
     def _check_finite(self, logprobs: Sequence[float]) -> None:
         if not all(map(math.isfinite, logprobs)):

@@ -147,8 +147,12 @@ class KvCache:
         row.busy = False
         row.last_used = self._clock
 
+    def reserve(self, row: Row, length: int) -> None:
+        """Memory for so many positions of a row, beyond its tokens too."""
+        self._reserve(row.index + 1, length)
+
     def append(self, row: Row, token: int) -> None:
-        self._reserve(row.index + 1, row.length + 1)
+        self.reserve(row, row.length + 1)
         self.tokens[row.index, row.length] = token
         row.length += 1
 

@@ -5,17 +5,23 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from silva.engines.local.kv_cache import Row
 from silva.types import Completion, CompletionStop, SamplingParams, TokenScores
 
+if TYPE_CHECKING:
+    from silva.engines.local.drafts import Ahead
+
 
 @dataclass(eq=False)
 class Request:
-    """Tokens to be continued, or to be scored from place `score_from` on (0: continued)."""
+    """Tokens to be continued, or to be scored from place `score_from` on (0: continued).
+
+    `draft`: tokens that are computed in this step as if they had been drawn (drafts.py).
+    """
 
     prompt: np.ndarray
     params: SamplingParams
@@ -32,6 +38,8 @@ class Request:
     raw_logprobs: list[float] = field(default_factory=list)
     entropies: list[float] = field(default_factory=list)
     versions: list[int] = field(default_factory=list)
+    draft: list[int] = field(default_factory=list)
+    ahead: Ahead | None = None
 
     @property
     def done(self) -> bool:
@@ -54,13 +62,19 @@ class Request:
 
 @dataclass
 class EngineStats:
-    """Counts since the engine was made."""
+    """Counts since the engine was made.
+
+    `seconds_saved` by drafts is an estimate, from the time that steps without drafts take.
+    """
 
     steps: int = 0
     prefill_tokens: int = 0
-    decode_tokens: int = 0
+    decode_tokens: int = 0  # of replies, computed and kept
     cached_tokens: int = 0
+    drafted_tokens: int = 0
+    accepted_tokens: int = 0
     seconds: float = 0.0
+    seconds_saved: float = 0.0
 
 
 def ids(tokens: Sequence[int]) -> np.ndarray:

@@ -1,0 +1,301 @@
+"""Drafts change how many steps a completion takes, and no bit of it: right or wrong, short or too long."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import random
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from silva.config.sections import TinyModel
+from silva.engines.local.drafts import AHEAD, Ahead, Chances, Drafts, StepTimes
+from silva.engines.local.engine import LocalEngine
+from silva.engines.local.history import Guess, Trail
+from silva.engines.local.request import EngineStats, Request, row_of
+from silva.models.loading import LoadedModel, load_model
+from silva.types import Completion, SamplingParams, Snapshot
+
+Stepped = Callable[..., tuple[LocalEngine, Any]]
+Job = tuple[list[int], SamplingParams]
+CONTEXT = 300  # two blocks of attention, and an edge that prompts come close to
+
+pytestmark = pytest.mark.same_bits
+
+
+class AnyDrafts:
+    """In place of `Drafts`: what will be drawn, with errors, of any length."""
+
+    def __init__(self, expected: Sequence[tuple[Job, Completion]], seed: int) -> None:
+        self._expected = {(tuple(tokens), params): found.tokens for (tokens, params), found in expected}
+        self._random = random.Random(seed)
+
+    def begin(self, request: Request) -> None:
+        pass
+
+    def plan(self, requests: Sequence[Request]) -> None:
+        for request in requests:
+            room = min(request.params.max_tokens - len(request.tokens), CONTEXT - row_of(request).length)
+            truth = self._expected.get((tuple(request.prompt.tolist()), request.params), ())
+            draft = list(truth[len(request.tokens) :])[: self._random.randrange(12)]
+            if draft and self._random.random() < 0.5:
+                draft[self._random.randrange(len(draft))] = self._random.randrange(256)
+            if self._random.random() < 0.2:  # beyond the end, too
+                draft += [self._random.randrange(256) for _ in range(5)]
+            request.draft = draft[: room - 1]
+
+    def learn(self, *_: Any) -> None:
+        pass
+
+
+@st.composite
+def jobs(draw: st.DrawFn) -> list[Job]:
+    """Some begin like others; some end at the edge of the context, on a token, or on a text across tokens."""
+    rng = random.Random(draw(st.integers(0, 2**32)))
+    made: list[Job] = []
+    for _ in range(draw(st.integers(1, 9))):
+        length = draw(st.sampled_from([1, 5, 30, 62, 250, 257, CONTEXT - 9, CONTEXT - 1]))
+        tokens = [rng.randrange(256) for _ in range(length)]
+        if made and draw(st.booleans()):
+            old = rng.choice(made)[0]
+            tokens = (old[: rng.randrange(1, len(old) + 1)] + tokens)[:length]
+        params = SamplingParams(
+            max_tokens=draw(st.integers(1, 20)),
+            temperature=draw(st.sampled_from([1.0, 0.3, 0.0, 1.7])),
+            top_k=draw(st.sampled_from([0, 3])),
+            top_p=draw(st.sampled_from([1.0, 0.8])),
+            min_p=draw(st.sampled_from([0.0, 0.1])),
+            stop_token_ids=frozenset(draw(st.sampled_from([(), tuple(range(0, 256, 9))]))),
+            stop=draw(st.sampled_from([(), ("e",), ("ab", "\n")])),
+            seed=draw(st.integers(0, 3)),
+        )
+        made.append((tokens, params))
+    return made
+
+
+def fields(completion: Completion, *, versions: bool = True) -> tuple[Any, ...]:
+    c = completion
+    bits = [np.array(numbers).tobytes() for numbers in (c.logprobs, c.raw_logprobs, c.entropies)]
+    return (c.tokens, *bits, c.versions if versions else (), c.stop_reason)
+
+
+def alone(stepped: Stepped, loaded: LoadedModel, job: Job) -> Completion:
+    engine, stepper = stepped(loaded, drafts="off", max_concurrent=1, cached_sequences=0, context=CONTEXT)
+
+    async def run() -> Completion:
+        task = asyncio.ensure_future(engine.sample(*job))
+        await stepper.settle()
+        while not task.done():
+            await stepper.tick()
+        return task.result()
+
+    return asyncio.run(run())
+
+
+@pytest.fixture(scope="module")
+def model() -> LoadedModel:
+    loaded = load_model(TinyModel(layers=2, width=32, heads=4, kv_heads=2, context=512), seed=0)
+    with torch.no_grad():  # as large as training makes them: the last bits of attention show
+        for weight in loaded.model.parameters():
+            if weight.ndim > 1:
+                weight.mul_(8)
+    return loaded
+
+
+@given(jobs=jobs(), data=st.data())
+@settings(
+    max_examples=40,
+    deadline=None,
+    derandomize=True,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
+def test_no_draft_changes_a_bit(model: LoadedModel, stepped: Stepped, jobs: list[Job], data: Any) -> None:
+    """Whatever is drafted, cancelled, evicted, and loaded again in between."""
+    expected = [alone(stepped, model, job) for job in jobs]
+    engine, stepper = stepped(
+        model,
+        context=CONTEXT,
+        max_concurrent=data.draw(st.sampled_from([1, 2, 64])),
+        cached_sequences=data.draw(st.sampled_from([0, 1, 64])),
+        prefill_tokens=data.draw(st.sampled_from([37, 512])),
+    )
+    engine._drafts = AnyDrafts(list(zip(jobs, expected, strict=True)), data.draw(st.integers(0, 99)))
+    loads = data.draw(st.booleans())
+
+    async def run() -> list[Completion]:
+        tasks = []
+        for number, job in enumerate(jobs):
+            tasks.append(asyncio.ensure_future(engine.sample(*job)))
+            for _ in range(data.draw(st.integers(0, 3))):
+                await stepper.settle()
+                if stepper.jobs:
+                    await stepper.tick()
+            if data.draw(st.booleans()):
+                noise = asyncio.ensure_future(engine.sample(*job))
+                await stepper.settle()
+                await stepper.tick()
+                noise.cancel()
+            if loads and number == 1:
+                again = asyncio.ensure_future(engine.load(Snapshot(version=1)))
+                await stepper.settle()
+                await stepper.tick(len(stepper.jobs))
+                await again
+        await stepper.settle()
+        while not all(task.done() for task in tasks):
+            await stepper.tick()
+        return [task.result() for task in tasks]
+
+    found = asyncio.run(run())
+    assert [fields(each, versions=not loads) for each in found] == [
+        fields(each, versions=not loads) for each in expected
+    ]
+    assert not any(row.busy for row in engine.cache.rows)
+    kept = engine.stats.decode_tokens
+    assert loads or kept >= sum(len(each.tokens) - 1 for each in expected)
+
+
+def test_right_drafts_save_steps(model: LoadedModel, stepped: Stepped) -> None:
+    job = ([5, 6, 7], SamplingParams(max_tokens=19, seed=1))
+    expected = alone(stepped, model, job)
+    engine, stepper = stepped(model, context=CONTEXT)
+    engine._drafts = drafts = AnyDrafts([(job, expected)], 0)
+    drafts.plan = (
+        lambda requests: [  # type: ignore[method-assign]
+            setattr(r, "draft", list(expected.tokens[len(r.tokens) : len(r.tokens) + 8])) for r in requests
+        ]
+    )
+
+    async def run() -> Completion:
+        task = asyncio.ensure_future(engine.sample(*job))
+        await stepper.tick(3)  # the prompt, then nine tokens a step
+        return await task
+
+    assert fields(asyncio.run(run())) == fields(expected)
+    stats = engine.stats
+    assert (stats.steps, stats.drafted_tokens, stats.accepted_tokens, stats.decode_tokens) == (3, 16, 16, 18)
+
+
+def test_a_reply_that_was_given_before_is_drafted(model: LoadedModel, make_engine: Any) -> None:
+    """The real thing: the same question with the same seed, in other company, has the same answer at once."""
+    asked = [([1, 2, 3, seed], SamplingParams(max_tokens=60, seed=seed)) for seed in range(6)]
+
+    async def play(engine: LocalEngine) -> list[Completion]:
+        return await asyncio.gather(*(engine.sample(*job) for job in asked))
+
+    expected = asyncio.run(play(make_engine(model, drafts="off")))
+    engine = make_engine(model)
+    for _ in range(4):
+        assert list(map(fields, asyncio.run(play(engine)))) == list(map(fields, expected))
+    stats = engine.stats
+    assert stats.accepted_tokens > 0.5 * stats.drafted_tokens > 100
+    assert stats.decode_tokens == 4 * 6 * 59
+
+
+def test_no_draft_is_longer_than_there_is_room_for(model: LoadedModel, stepped: Stepped) -> None:
+    """Neither max_tokens nor the context is passed, and the draft leaves a place for the token after it."""
+    drafts, text = Drafts(context=40, stats=EngineStats()), list(range(100, 160))
+    drafts._times.learn(1, 0, 1.0)
+    for _ in range(8):
+        Trail(drafts._history).extend(text)
+    engine, _ = stepped(model)
+    for length, tokens, most in ((10, 30, AHEAD), (10, 4, 3), (10, 1, 0), (34, 30, 5), (39, 30, 0)):
+        request = Request(np.array(text[:length]), SamplingParams(tokens), None)  # type: ignore[arg-type]
+        request.row, request.cached = engine.cache.acquire(None, 0, request.prompt)  # type: ignore[misc]
+        drafts.begin(request)
+        drafts.plan([request])
+        assert request.draft == text[length:][:most]
+
+
+def test_drafts_can_be_switched_off_and_need_rows_of_equal_bits(model: LoadedModel, make_engine: Any) -> None:
+    assert make_engine(model, drafts="off")._drafts is None
+    assert (make_engine(model)._drafts is None) == (not make_engine(model).rules.hold)
+
+
+# --- how many
+
+
+def test_times_of_steps_are_fitted() -> None:
+    """Against the numbers they were made of; a step that took long for another reason hardly counts."""
+    times, rng = StepTimes(), np.random.default_rng(0)
+    for _ in range(400):
+        requests, drafted = int(rng.integers(1, 65)), int(rng.integers(0, 40))
+        times.learn(requests, drafted, 0.040 + 0.002 * requests + 0.001 * drafted + rng.normal(0, 1e-4))
+    assert times.of(8) == pytest.approx(0.056, rel=0.02)
+    assert times.of(8, 20) == pytest.approx(0.076, rel=0.02)
+    assert times.token == pytest.approx(0.001, rel=0.05)
+    times.learn(8, 0, 60.0)
+    assert times.of(8) < 0.1
+
+
+def test_before_a_draft_is_measured_its_token_costs_a_fortieth_of_a_step() -> None:
+    times = StepTimes()
+    times.learn(8, 0, 0.080)
+    assert times.of(8) == pytest.approx(0.080, rel=0.1) and times.token == pytest.approx(0.002)
+
+
+def test_chances_are_shares_of_hits() -> None:
+    chances, sure, unsure = Chances(), Guess(1, 0, 8, 8), Guess(1, 3, 1, 1)
+    assert chances.of(sure) == pytest.approx(8 / 9) and chances.of(unsure) == pytest.approx(1 / 2)
+    for number in range(300):
+        chances.learn(sure, number % 10 != 0)
+        chances.learn(unsure, number % 10 == 0)
+    assert chances.of(sure) == pytest.approx(0.9, abs=0.01)
+    assert chances.of(unsure) == pytest.approx(0.1, abs=0.01)
+    for _ in range(1000):  # the policy has changed
+        chances.learn(sure, False)
+    assert chances.of(sure) < 0.15
+
+
+@given(
+    chances=st.lists(st.lists(st.floats(0, 1), max_size=4), min_size=1, max_size=4), token=st.floats(0.001, 1)
+)
+def test_the_drafts_chosen_give_the_most_tokens_a_second(chances: list[list[float]], token: float) -> None:
+    """Against all combinations of lengths."""
+    drafts = Drafts(context=100, stats=EngineStats())
+    drafts._times._fit = np.array([1.0, 0.1, token])
+    requests, offers, gains = [], [], []
+    for number, each in enumerate(chances):
+        likely = np.cumprod(each)
+        request = Request(np.array([1]), SamplingParams(50), None)  # type: ignore[arg-type]
+        request.ahead = Ahead(Trail(drafts._history), guesses=[Guess(9, 0, 1, 1)] * len(each))
+        requests.append(request)
+        offers += [(-float(chance), 0, number, length) for length, chance in enumerate(likely, 1)]
+        gains.append(np.append(0.0, np.cumsum(likely)))
+
+    def rate(lengths: Sequence[int]) -> float:
+        tokens = len(requests) + sum(gain[length] for gain, length in zip(gains, lengths, strict=True))
+        return tokens / (1 + 0.1 * len(requests) + token * sum(lengths))
+
+    drafts._choose(requests, sorted(offers))
+    best = max(map(rate, itertools.product(*(range(len(each) + 1) for each in chances))))
+    assert rate([len(request.draft) for request in requests]) == pytest.approx(best, rel=1e-12)
+
+
+def test_looking_ahead_pauses_where_it_costs_time_each_time_for_longer() -> None:
+    drafts, pauses, steps = Drafts(context=100, stats=EngineStats()), [], 0
+    while len(pauses) < 8:
+        drafts._spent = 0.0 if drafts._pause else 0.05  # of a step of 1 second: nothing is ever accepted
+        drafts.learn([], decoded=4, drafted=0, accepted=0, seconds=1 + drafts._spent)
+        steps += 1
+        if drafts._pause and (not pauses or steps > pauses[-1][0] + pauses[-1][1]):
+            pauses.append((steps, drafts._pause))
+    assert [length for _, length in pauses] == [64, 128, 256, 512, 1024, 2048, 2048, 2048]
+    assert drafts._stats.seconds_saved == pytest.approx(-0.05 * 64 * 8, rel=0.05)
+
+
+def test_drafts_that_pay_never_pause() -> None:
+    drafts = Drafts(context=100, stats=EngineStats())
+    for step in range(500):
+        drafts._spent = 0.05
+        drafted = step % 5
+        seconds = 1 + 0.01 * drafted + drafts._spent
+        drafts.learn([], decoded=4, drafted=drafted, accepted=drafted // 2, seconds=seconds)
+        assert not drafts._pause
+    # Of five steps of 4 tokens a second, two give one token more and one gives two.
+    assert drafts._stats.seconds_saved == pytest.approx(100 * (2 * 0.25 + 0.5 - 0.1 - 5 * 0.05), rel=0.1)
