@@ -90,7 +90,9 @@ class SilvaWorker:
 
     def play(self, episodes: list[list[Tokens]], slots: int, params: Answer, seed: int) -> Answer:
         """Episodes by their prompts, turn by turn, so many at once."""
-        tuples = {key: tuple(value) if isinstance(value, list) else value for key, value in params.items()}
+        tuples: Answer = {
+            key: tuple(value) if isinstance(value, list) else value for key, value in params.items()
+        }
         digest, before = hashlib.sha256(), self.engine.counts()
 
         async def play() -> list[Completion]:

@@ -3,7 +3,7 @@
     vllm_server.py MODEL_FOLDER [SPECULATIVE_CONFIG]
 
 Answers {"prompts": [[token]], "new": n} with {"seconds": s, "tokens": n}, and "play" as its function says.
-Not vLLM's defaults: all cores (it would keep one for its server), fp32, text only where a stop string needs it.
+Not vLLM's defaults: all cores (it would keep one for its server), fp32, text where a stop string needs it.
 """
 
 from __future__ import annotations

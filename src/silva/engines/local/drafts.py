@@ -30,6 +30,8 @@ _Offer = tuple[float, int, int, int]
 _WINDOW = 64  # steps after which the account is looked at
 _LOSS = 0.01  # share of the time that may be lost in a window
 _LONGEST_PAUSE = 2048  # steps
+_PRIOR, _REMEMBERED = 4.0, 512  # guesses of a kind: how much the votes weigh, and how many count
+_FORGET, _EVERY = 0.98, 8  # what a step's time weighs after another step, and steps from one fit to the next
 
 
 class Chances:
@@ -51,11 +53,8 @@ class Chances:
             seen[1] /= 2
 
 
-_PRIOR, _REMEMBERED = 4.0, 512  # guesses
-
-
 def _kind(guess: Guess) -> tuple[int, int, int]:
-    """The order, the quarter that the share of votes lies in, and whether there are 1, 2, 4 or 8 voters."""
+    """The order, the quarter that the share of votes lies in, and whether there are 1, 2, 4, 8 or 16 voters."""
     return guess.order, 4 * guess.votes // guess.voters, guess.voters.bit_length()
 
 
@@ -101,9 +100,6 @@ class StepTimes:
         weight = np.diag([0.1, 0.1, 10.0])
         base, request, token = np.linalg.solve(self._moments + weight, self._sums + weight @ prior)
         self._fit = np.array([max(base, mean / 10), max(request, 0.0), max(token, mean / 400)])
-
-
-_FORGET, _EVERY = 0.98, 8
 
 
 @dataclass

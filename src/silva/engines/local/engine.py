@@ -295,24 +295,21 @@ class LocalEngine:
         for request in ready:
             if request.score_from:
                 self._score(request)
-        drafted, accepted = sum(len(r.draft) for r in decode), 0
-        if sampled := [r for r in ready if not r.score_from]:
-            accepted = self._sample(sampled)
+        drafted = sum(len(r.draft) for r in decode)
+        sampled = [r for r in ready if not r.score_from]
+        accepted = self._sample(sampled) if sampled else 0
         finished = [r for r in self._running if r.done]
         self._running = [r for r in self._running if not r.done]
         for request in finished:
             self.cache.release(row_of(request))
         seconds = time.perf_counter() - began
-        self._count(drafted, accepted, seconds)
-        if self._drafts is not None:
-            self._drafts.learn(sampled, 0 if prefill else len(decode), drafted, accepted, seconds)
-        return finished
-
-    def _count(self, drafted: int, accepted: int, seconds: float) -> None:
         self.stats.steps += 1
         self.stats.seconds += seconds
         self.stats.drafted_tokens += drafted
         self.stats.accepted_tokens += accepted
+        if self._drafts is not None:
+            self._drafts.learn(sampled, 0 if prefill else len(decode), drafted, accepted, seconds)
+        return finished
 
     def _drop_cancelled(self) -> None:
         for request in self._running:

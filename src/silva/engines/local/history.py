@@ -5,7 +5,7 @@ that goes on with its text, so trails grow side by side. In a full ring the olde
 
     ring    | a: 32 tokens | b: 32 | a: 32 | c: 32 | b: 5 |       follow   0 -> 2, 1 -> 4
 
-A token is indexed under the last 32, 12, 5 and 2 tokens before it: each such context has a slot, by its hash,
+A token is indexed under the last 24, 8, 4 and 2 tokens before it: each such context has a slot, by its hash,
 with the newest place that followed it, and each place knows the one before it in its slot. For a guess the
 longest context that is known is looked up, and its newest places vote on the next token.
 
@@ -18,9 +18,9 @@ from array import array
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-ORDERS = (32, 12, 5, 2)
+ORDERS = (24, 8, 4, 2)
 """Lengths of the contexts, the longest first."""
-VOTERS = 8  # places that vote: the newest of a context
+VOTERS = 16  # places that vote: the newest of a context
 CAPACITY = 1 << 18  # tokens; they and their index take 17 MB
 _BLOCK = 32  # tokens
 _NONE = -1
