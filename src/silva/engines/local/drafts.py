@@ -54,7 +54,7 @@ class Chances:
 
 
 def _kind(guess: Guess) -> tuple[int, int, int]:
-    """The order, the quarter that the share of votes lies in, and whether there are 1, 2, 4, 8 or 16 voters."""
+    """The order, the quarter that the share of votes lies in, and the size of the vote: 1, 2, 4, 8 or 16."""
     return guess.order, 4 * guess.votes // guess.voters, guess.voters.bit_length()
 
 
