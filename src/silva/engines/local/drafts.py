@@ -23,15 +23,18 @@ import numpy as np
 
 from silva.engines.local.history import ORDERS, Guess, History, Trail
 from silva.engines.local.request import EngineStats, Request, row_of
+from silva.engines.local.same_bits import RowRule
 
 AHEAD = 8  # tokens of one request in one step, at most
+_LEAST = 0.02  # chance of a draft that is worth a thought
 _Offer = tuple[float, int, int, int]
 """-chance that all of the draft is drawn, -tokens of the request so far, its number, length of the draft."""
 _WINDOW = 64  # steps after which the account is looked at
 _LOSS = 0.01  # share of the time that may be lost in a window
 _LONGEST_PAUSE = 2048  # steps
 _PRIOR, _REMEMBERED = 4.0, 512  # guesses of a kind: how much the votes weigh, and how many count
-_FORGET, _EVERY = 0.98, 8  # what a step's time weighs after another step, and steps from one fit to the next
+_FORGET, _DOUBT = 0.99, 0.5  # what a step weighs after another one; how many the line weighs against a stair
+_EVERY = 8  # steps from one fit to the next
 
 
 class Chances:
@@ -59,47 +62,67 @@ def _kind(guess: Guess) -> tuple[int, int, int]:
 
 
 class StepTimes:
-    """Seconds of a decoding step: base + requests * a + drafted tokens * b, by least squares.
+    """Seconds of a step: base + rows * a + prompt tokens * b + what steps of about so many rows took besides,
+    where these were all.
 
-    Steps that are long past count less; before a draft has been measured its token is taken to cost a
-    fortieth of a step.
+    `rows` are the tokens that are drawn after: of requests and of drafts. Kernels compute several rows at
+    once, so times rise in stairs: on one machine 8 rows take 66 ms, 9 take 80, and 16 take 82. The longer
+    ago a step was, the less it counts. Before much is measured a row is taken to cost a fortieth of a step.
     """
 
     def __init__(self) -> None:
         self._moments, self._sums = np.zeros((3, 3)), np.zeros(3)
-        self._fit = np.zeros(3)
-        self._learned = 0
-
-    def of(self, requests: int, drafted: int = 0) -> float:
-        base, request, token = self._fit
-        return float(base + request * requests + token * drafted)
+        self._base = self.row = self._prompt = 0.0
+        self._stairs: dict[int, tuple[float, float, int]] = {}  # as of a step
+        self._steps = 0
 
     @property
     def known(self) -> bool:
-        return bool(self._fit[0])
+        return self._steps > 0
 
-    @property
-    def token(self) -> float:
-        """Of a drafted token."""
-        return float(self._fit[2])
+    def of(self, rows: int, prompt: float = 0) -> float:
+        if prompt:
+            return self._line(rows, prompt)
+        stair = _stair(rows)
+        besides, weight = self._on_stair(stair)
+        return self._line(stair) + besides / (weight + _DOUBT)
 
-    def learn(self, requests: int, drafted: int, seconds: float) -> None:
-        if self.known:  # a step during which the machine did something else
-            seconds = min(seconds, 3 * self.of(requests, drafted))
-        x = np.array([1.0, requests, drafted])
+    def learn(self, rows: int, prompt: int, seconds: float) -> None:
+        if self.known:  # in a longer step the machine did something else
+            seconds = min(seconds, 3 * self.of(rows, prompt))
+        x = np.array([1.0, rows, prompt])
         self._moments = _FORGET * self._moments + np.outer(x, x)
         self._sums = _FORGET * self._sums + seconds * x
-        if self._learned < _EVERY or not self._learned % _EVERY:
-            self._solve()
-        self._learned += 1
+        if self._steps < _EVERY or not self._steps % _EVERY:
+            self._fit()
+        self._steps += 1
+        if not prompt:
+            stair = _stair(rows)
+            besides, weight = self._on_stair(stair)
+            self._stairs[stair] = besides + seconds - self._line(stair), weight + 1, self._steps
 
-    def _solve(self) -> None:
-        """With a prior that weighs as much as a few steps, and no negative numbers."""
+    def _line(self, rows: float, prompt: float = 0) -> float:
+        return self._base + self.row * rows + self._prompt * prompt
+
+    def _on_stair(self, stair: int) -> tuple[float, float]:
+        """What its steps took besides the line, and how much they weigh together by now."""
+        besides, weight, step = self._stairs.get(stair, (0.0, 0.0, 0))
+        faded = _FORGET ** (self._steps - step)
+        return besides * faded, weight * faded
+
+    def _fit(self) -> None:
+        """By least squares, with a prior that weighs as much as a few steps, and no negative numbers."""
         mean = self._sums[0] / self._moments[0, 0]
-        prior = np.array([0.7 * mean, 0.0, mean / 40])
-        weight = np.diag([0.1, 0.1, 10.0])
-        base, request, token = np.linalg.solve(self._moments + weight, self._sums + weight @ prior)
-        self._fit = np.array([max(base, mean / 10), max(request, 0.0), max(token, mean / 400)])
+        prior = np.array([0.7 * mean, mean / 40, mean / 40])
+        weight = np.diag([0.1, 10.0, 10.0])
+        found = np.linalg.solve(self._moments + weight, self._sums + weight @ prior)
+        self._base, self.row, self._prompt = np.maximum(found, [mean / 10, 0.0, 0.0]).tolist()
+
+
+def _stair(rows: int) -> int:
+    """The most rows that count as equal to these: from 9 on four of them, from 65 on sixteen."""
+    width = 1 if rows <= 8 else 4 if rows <= 64 else 16
+    return -(-rows // width) * width
 
 
 @dataclass
@@ -117,10 +140,15 @@ class Ahead:
 
 
 class Drafts:
-    """Plans the draft of each request for a step, and learns from what became of it."""
+    """Plans the draft of each request for a step, and learns from what became of it.
 
-    def __init__(self, context: int, stats: EngineStats) -> None:
-        self._context, self._stats = context, stats
+    Args:
+        context: of the engine.
+        rule: how many rows a step has.
+    """
+
+    def __init__(self, context: int, rule: RowRule, stats: EngineStats) -> None:
+        self._context, self._rule, self._stats = context, rule, stats
         self._history, self._chances, self._times = History(), Chances(), StepTimes()
         self._spent = 0.0  # seconds that have gone into drafts themselves since the last step ended
         self._pause = 0  # steps to come without drafts
@@ -136,22 +164,29 @@ class Drafts:
             request.ahead = Ahead(Trail(self._history, known[-ORDERS[0] :].tolist()))
             request.ahead.trail.extend(request.prompt[request.cached :].tolist())
 
-    def plan(self, requests: Sequence[Request]) -> None:
-        """Set the `draft` of those that decode in this step."""
+    def plan(self, requests: Sequence[Request], prompt: int) -> None:
+        """Set the `draft` of those that decode in this step, which computes so many tokens of prompts too."""
         if self._pause or not requests or not self._times.known:
             return
         with self._at_work():
-            self._choose(requests, self._offers(requests))
+            self._choose(requests, self._offers(requests), prompt)
 
     def learn(
-        self, sampled: Sequence[Request], decoded: int, drafted: int, accepted: int, seconds: float
+        self,
+        sampled: Sequence[Request],
+        *,
+        decoded: int,
+        drafted: int,
+        accepted: int,
+        prompt: int,
+        seconds: float,
     ) -> None:
         """What a step has given.
 
         Args:
             sampled: the requests with new tokens.
-            decoded: how many of them decoded; 0: the step computed prompts too, and tells nothing of time.
-            drafted, accepted: tokens.
+            decoded: how many of them decoded.
+            drafted, accepted, prompt: tokens.
             seconds: of the whole step.
         """
         self._pause = max(0, self._pause - 1)
@@ -163,14 +198,14 @@ class Drafts:
         spent, self._spent = self._spent, 0.0
         if not decoded:
             return
-        self._times.learn(decoded, drafted, seconds - spent)
-        saved = self._times.of(decoded) * (1 + accepted / decoded) - seconds
+        self._times.learn(self._rule.padded(decoded + drafted), prompt, seconds - spent)
+        steps = 1 + accepted / decoded  # that would have been needed
+        saved = steps * self._times.of(self._rule.padded(decoded), prompt / steps) - seconds
         self._stats.seconds_saved += saved
         self._keep_account(saved, seconds)
 
     def _offers(self, requests: Sequence[Request]) -> list[_Offer]:
-        """All drafts that may pay, the likeliest first; of those as likely the one of the longest reply."""
-        least = self._times.token * len(requests) / self._times.of(len(requests))
+        """All drafts that may be drawn, the likeliest first; of those as likely that of the longest reply."""
         offers: list[_Offer] = []
         for number, request in enumerate(requests):
             room = self._context - row_of(request).length
@@ -180,22 +215,25 @@ class Drafts:
             chance = 1.0
             for length, guess in enumerate(ahead.guesses, 1):
                 chance *= self._chances.of(guess)
-                if chance < least:
+                if chance < _LEAST:
                     break
                 offers.append((-chance, -len(request.tokens), number, length))
         offers.sort()
         return offers
 
-    def _choose(self, requests: Sequence[Request], offers: Sequence[_Offer]) -> None:
-        """Take tokens as long as each raises how many tokens the step is expected to give in a second."""
-        tokens, seconds, cost = float(len(requests)), self._times.of(len(requests)), self._times.token
-        lengths = [0] * len(requests)
-        for opposite, _, number, length in offers:
-            if -opposite * seconds < cost * tokens:
+    def _choose(self, requests: Sequence[Request], offers: Sequence[_Offer], prompt: int) -> None:
+        """Take as many of the likeliest as give the most tokens a second."""
+        tokens, best, taken = float(len(requests)), 0.0, 0
+        for count, (opposite, *_) in enumerate([(0.0,), *offers]):
+            if count and -opposite < best * self._times.row / 2:
                 break
             tokens -= opposite
-            seconds += cost
-            lengths[number] = length
+            rate = tokens / self._times.of(self._rule.padded(len(requests) + count), prompt)
+            if rate > best:
+                best, taken = rate, count
+        lengths = [0] * len(requests)
+        for _, _, number, length in offers[:taken]:
+            lengths[number] = max(lengths[number], length)
         for request, length in zip(requests, lengths, strict=True):
             request.draft = [guess.token for guess in self._ahead(request).guesses[:length]]
 

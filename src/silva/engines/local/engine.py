@@ -96,7 +96,7 @@ class LocalEngine:
         graphs = loaded.device.type == "cuda" and self._decoder.recordable and loaded.dtype != torch.float64
         self._graphs = DecodeGraphs(self._decoder, self.cache) if graphs else None
         drafts = settings.drafts == "forest" and loaded.device.type == "cpu" and self.rules.hold
-        self._drafts = Drafts(context, self.stats) if drafts else None
+        self._drafts = Drafts(context, self.rules.linear, self.stats) if drafts else None
         self._known = 0  # tokens computed before the weights changed last
         self._waiting: deque[Request] = deque()
         self._running: list[Request] = []
@@ -287,8 +287,9 @@ class LocalEngine:
         self._drop_cancelled()
         self._admit()
         decode, prefill = self._schedule()
+        prompt = sum(span.stop - span.start for _, span in prefill)
         if self._drafts is not None:
-            self._drafts.plan(decode)
+            self._drafts.plan(decode, prompt)
         if decode or prefill:
             self._forward(decode, prefill)
         ready = [r for r in self._running if row_of(r).computed == row_of(r).length]
@@ -305,10 +306,18 @@ class LocalEngine:
         seconds = time.perf_counter() - began
         self.stats.steps += 1
         self.stats.seconds += seconds
+        self.stats.prefill_tokens += prompt
         self.stats.drafted_tokens += drafted
         self.stats.accepted_tokens += accepted
         if self._drafts is not None:
-            self._drafts.learn(sampled, 0 if prefill else len(decode), drafted, accepted, seconds)
+            self._drafts.learn(
+                sampled,
+                decoded=len(decode),
+                drafted=drafted,
+                accepted=accepted,
+                prompt=prompt,
+                seconds=seconds,
+            )
         return finished
 
     def _drop_cancelled(self) -> None:
@@ -379,7 +388,6 @@ class LocalEngine:
         for request, span in zip(requests, spans, strict=True):
             row_of(request).computed = min(span.stop, row_of(request).length)
         self.stats.decode_tokens += len(decode)
-        self.stats.prefill_tokens += sum(span.stop - span.start for _, span in prefill)
 
     def _sample(self, ready: list[Request]) -> int:
         """A token for each of these requests, whose tokens are all computed, and one more for each token of
