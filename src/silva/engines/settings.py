@@ -22,7 +22,8 @@ class LocalEngineSettings(Section):
     """Tokens of prompt and answer together; 0 takes the model's own limit."""
     prepack_weights: bool = True
     """On CPU in float32: sample from copies of the large weights laid out for its kernels (as much memory
-    again as the weights); made again for each version, with the same results to the last bit."""
+    again as the weights), made again for each version. The last bits are those of plain products, except on
+    AMD's processors."""
     prefill_tokens: Positive = 512
     """Prompt tokens computed in one step, so that long prompts do not stall decoding."""
 

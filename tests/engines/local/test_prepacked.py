@@ -1,4 +1,4 @@
-"""Copies of weights for MKL: the same bits, never stale, out of the way in training."""
+"""Copies of weights: bits that depend on nothing else, never stale, out of the way in training."""
 
 from __future__ import annotations
 
@@ -11,16 +11,17 @@ import torch.nn.functional as F
 from torch import nn
 
 from silva.engines.local import prepacked
-from silva.engines.local.prepacked import PrepackedLinears
-from silva.engines.local.same_bits import RowRule, probe
+from silva.engines.local.prepacked import ONEDNN, Kernel, PrepackedLinears
+from silva.engines.local.same_bits import RowRule, RowRules, probe
 
 pytestmark = pytest.mark.skipif(not torch.backends.mkl.is_available(), reason="this torch has no MKL")
 
 
 @pytest.fixture(autouse=True)
 def faster(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever the machine: where packed products are slower, nothing would be packed."""
+    """MKL's, whatever the machine: where packed products are slower, nothing would be packed."""
     monkeypatch.setattr(prepacked, "_faster", lambda groups, rule: True)
+    monkeypatch.setattr(prepacked, "_made_by_amd", lambda: False)
 
 
 def rule_of(model: nn.Module) -> RowRule:
@@ -99,6 +100,7 @@ def test_shapes_without_the_same_bits_stay_plain(monkeypatch: pytest.MonkeyPatch
 @pytest.mark.parametrize("faster", [True, False])
 def test_only_what_is_faster_is_packed(faster: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()
+    monkeypatch.setattr(prepacked, "_made_by_amd", lambda: False)
     seconds = (2.0, 0.0, 1.0, 0.0) if faster else (1.0, 0.0, 2.0, 0.0)  # plain, between, packed, between
     clock = itertools.accumulate(itertools.cycle(seconds), initial=0.0)
     monkeypatch.setattr(prepacked.time, "perf_counter", lambda: next(clock))
@@ -108,14 +110,72 @@ def test_only_what_is_faster_is_packed(faster: bool, monkeypatch: pytest.MonkeyP
     assert (packed.nbytes > 0) == faster
 
 
-def test_products_with_other_bits_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_products_with_other_bits_are_found() -> None:
     group = prepacked.JoinedLinear(nn.Linear(576, 192))
-    monkeypatch.setattr(prepacked, "_pack", lambda weight: weight)
     for error, same in ((0.0, True), (1e-6, False)):
 
-        def product(x: torch.Tensor, packed: torch.Tensor, weight: torch.Tensor, bias: Any) -> torch.Tensor:
+        def product(x: torch.Tensor, packed: torch.Tensor, shape: torch.Tensor, bias: Any) -> torch.Tensor:
             return F.linear(x, packed, bias) + error  # noqa: B023
 
-        monkeypatch.setattr(prepacked, "_product", product)
+        group.kernel = Kernel("test", True, lambda weight: weight, product)
         assert prepacked._exact(group, RowRule()) is same
         assert group.packed is None
+
+
+# --- oneDNN, whose products have bits of their own
+
+needs_onednn = pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="this torch has no oneDNN")
+
+
+@pytest.fixture
+def onednn(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prepacked, "_made_by_amd", lambda: True)
+    monkeypatch.setattr(prepacked, "_faster", lambda groups, rule: pytest.fail("a time was asked"))
+
+
+@needs_onednn
+@pytest.mark.parametrize("bias", [False, True])
+def test_a_row_has_the_same_bits_in_any_company(bias: bool, onednn: None) -> None:
+    model, packed = make(bias)
+    assert packed.kernel is ONEDNN
+    x = torch.randn(300, 576)
+    with torch.inference_mode():
+        together = model[0](x)
+        assert packed.nbytes >= 576 * 192 * 4
+        torch.testing.assert_close(together, F.linear(x, model[0].weight, model[0].bias))
+        for rows in (1, 2, 3, 5, 8, 9, 31, 64, 65, 257):
+            assert torch.equal(model[0](x[-rows:]), together[-rows:])
+
+
+@needs_onednn
+def test_a_changed_weight_is_packed_again_at_once(onednn: None) -> None:
+    """And after the copies were dropped: when it is packed must not decide on bits."""
+    model, packed = make(bias=True)
+    x = torch.randn(3, 576)
+    with torch.inference_mode():
+        before = model[0](x)
+        packed.drop()
+        assert torch.equal(model[0](x), before)
+    with torch.no_grad():
+        model[0].weight.mul_(2)
+        model[0].bias.mul_(2)
+    with torch.inference_mode():
+        assert torch.equal(model[0](x), 2 * before)
+
+
+@needs_onednn
+def test_shapes_whose_rows_depend_on_their_company_stay_plain(onednn: None) -> None:
+    group = prepacked.JoinedLinear(nn.Linear(576, 192))
+    for depends in (False, True):
+
+        def product(x: torch.Tensor, packed: torch.Tensor, shape: torch.Tensor, bias: Any) -> torch.Tensor:
+            return F.linear(x, packed, bias).mul_(1 + 1e-6 * (len(x) > 8) * depends)  # noqa: B023
+
+        group.kernel = Kernel("test", False, lambda weight: weight, product)
+        assert prepacked._steady(group, rule_of(group.layers[0])) is not depends
+        assert group.packed is None
+
+
+def test_rules_say_which_kernel_has_bits_of_its_own() -> None:
+    assert "linear layers packed by oneDNN: any number of rows" in RowRules(packed="oneDNN").describe()
+    assert "packed" not in RowRules().describe()

@@ -16,13 +16,13 @@ Not here: truncating prompts, retries, tokenising messages.
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import math
 import time
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from contextlib import contextmanager
-from dataclasses import asdict
 from typing import TYPE_CHECKING, cast
 
 import numpy as np
@@ -86,12 +86,14 @@ class LocalEngine:
         if loaded.device.type == "cpu":
             self.cache.rules = probe(loaded.model, head_dim=self.cache.head_dim, dtype=loaded.dtype)
             fill_up(loaded.model, self.cache.rules.alone)
-        self.machine = describe(loaded.device, self.rules)
         self._decoder = decoder_of(loaded.model)
         self._packed: PrepackedLinears | None = None
         if settings.prepack_weights:
             with self._threads():
                 self._packed = PrepackedLinears(loaded.model, self._decoder.linears, self.rules.linear)
+            if self._packed.kernel is not None and not self._packed.kernel.exact:
+                self.cache.rules = dataclasses.replace(self.rules, packed=self._packed.kernel.name)
+        self.machine = describe(loaded.device, self.rules)
         self._pack = self._packed is not None  # before the next step
         graphs = loaded.device.type == "cuda" and self._decoder.recordable and loaded.dtype != torch.float64
         self._graphs = DecodeGraphs(self._decoder, self.cache) if graphs else None
@@ -212,7 +214,7 @@ class LocalEngine:
         return float(size * each * min(len(cache.rows), sequences) * cache.rules.positions(length))
 
     def counts(self) -> Mapping[str, float]:
-        return asdict(self.stats)
+        return dataclasses.asdict(self.stats)
 
     @property
     def running(self) -> int:

@@ -1,9 +1,15 @@
-"""Linear layers on copies of their weights that MKL has laid out for its kernels: for sampling on CPU.
+"""Linear layers on copies of their weights that are laid out for fast kernels: for sampling on CPU.
 
-Layers of one input (the query, key and value projections, say) can share a copy and so a product. A packed
-product has the bits of the plain ones; shapes for which it has not, on the machine at hand, are left alone,
-and so are all if packed products are slower there. So a copy changes time and nothing else, and a layer whose
-weight has changed since just takes the plain way again.
+Layers of one input (the query, key and value projections, say) can share a copy and so a product.
+
+    kernel   processors   bits of a product                a weight that has changed since
+    MKL      others       those of the plain one           takes the plain way until it is packed again
+    oneDNN   AMD's        its own, for a row the same in   is packed again at once
+                          any company
+
+MKL is not made for AMD's processors: oneDNN takes half of its time there for 8 rows. A shape whose bits are
+not so on the machine at hand is left alone. Nothing is packed where MKL's packed products are not faster,
+which changes no bit; on oneDNN a measured time must not decide, so the processor's maker does.
 """
 
 from __future__ import annotations
@@ -12,12 +18,14 @@ import statistics
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
-from silva.engines.local.same_bits import ANY, RowRule
+from silva.engines.local.same_bits import ANY, RowRule, counts_of, holds, probed
 
 MIN_SIZE = 100_000  # numbers in a weight; small ones stay in the processor's cache anyway
 ROWS = 256  # what a copy is laid out for; it serves any number of rows
@@ -25,8 +33,39 @@ _TRIED, _TRIED_ROWS, _ROUNDS = 8, 8, 5  # layers and rows of a speed trial, and 
 _CHECKED = (1, 3, 8, 17, ROWS, ROWS + 1)
 
 
+@dataclass(frozen=True)
+class Kernel:
+    """A way to multiply by a packed weight [out, in].
+
+    `exact`: its products have the bits of plain ones.
+    """
+
+    name: str
+    exact: bool
+    pack: Callable[[torch.Tensor], torch.Tensor]
+    product: Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None], torch.Tensor]
+    """Of x [N, in], the packed weight, a tensor of the weight's shape, and a bias."""
+
+
+MKL = Kernel(
+    "MKL",
+    True,
+    lambda weight: torch.ops.mkl._mkl_reorder_linear_weight(weight, ROWS),
+    # The last argument says which number of rows takes the packed kernel: all of them do.
+    lambda x, packed, shape, bias: torch.ops.mkl._mkl_linear.default(x, packed, shape, bias, len(x)),
+)
+ONEDNN = Kernel(
+    "oneDNN",
+    False,
+    lambda weight: torch.ops.mkldnn._reorder_linear_weight(weight, ROWS),
+    lambda x, packed, _, bias: torch.ops.mkldnn._linear_pointwise.default(x, packed, bias, "none", [], ""),
+)
+
+
 class JoinedLinear:
     """Layers of the same input, called together: [..., in] -> [..., the sum of their outputs]."""
+
+    kernel: Kernel | None = None
 
     def __init__(self, *layers: nn.Module) -> None:
         self.layers = layers
@@ -35,12 +74,19 @@ class JoinedLinear:
         self._versions: list[int] = []  # torch counts the changes of a tensor
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        if self.packed is None or not torch.is_inference_mode_enabled() or self._changed():
+        if self.kernel is None or not torch.is_inference_mode_enabled():
             return self.plain(x)
+        if self.packed is None or self._changed():
+            if self.kernel.exact:
+                return self.plain(x)
+            self.pack()
         if x.ndim == 2:
-            return _product(x, self.packed, self._shape, self._bias)
-        flat = x.reshape(-1, x.shape[-1])
-        return _product(flat, self.packed, self._shape, self._bias).view(*x.shape[:-1], -1)
+            return self._product(x)
+        return self._product(x.reshape(-1, x.shape[-1])).view(*x.shape[:-1], -1)
+
+    def _product(self, x: torch.Tensor) -> torch.Tensor:
+        assert self.kernel is not None and self.packed is not None
+        return self.kernel.product(x, self.packed, self._shape, self._bias)
 
     def plain(self, x: torch.Tensor) -> torch.Tensor:
         made = [plain(x) for plain in self._plain]
@@ -54,11 +100,11 @@ class JoinedLinear:
 
     def pack(self) -> None:
         """Make the copy, or make it again if a weight has changed."""
-        if self.packed is not None and not self._changed():
+        if self.kernel is None or (self.packed is not None and not self._changed()):
             return
         linears: Any = self.layers  # only plain ones are packed
         weight = torch.cat([linear.weight.detach() for linear in linears])
-        self.packed, self._shape = _pack(weight), weight.new_empty(1).expand(weight.shape)
+        self.packed, self._shape = self.kernel.pack(weight), weight.new_empty(1).expand(weight.shape)
         biases = [linear.bias.detach() for linear in linears if linear.bias is not None]
         self._bias = torch.cat(biases) if biases else None
         self._versions = self._counts()
@@ -74,7 +120,8 @@ class JoinedLinear:
 class PrepackedLinears:
     """The large linear layers of a model in float32 on CPU. `refresh` makes the copies, `drop` frees them.
 
-    Holds none where packed products are not faster, or have other bits.
+    Attributes:
+        kernel: what multiplies; None: nothing is packed.
 
     Args:
         called: layers of the model that are called as these and not as modules.
@@ -86,11 +133,17 @@ class PrepackedLinears:
         taken = {layer for group in groups for layer in group.layers}
         singles = {m: JoinedLinear(m) for m in model.modules() if m not in taken and _packable([m])}
         groups += singles.values()
+        kernel, check = (ONEDNN, _steady) if _made_by_amd() else (MKL, _exact)
+        for group in groups:
+            group.kernel = kernel
         self._all: list[JoinedLinear] = []
-        if groups and _faster(groups, rule):
-            exact = {group.shapes: group for group in groups}
-            same = {shapes for shapes, group in exact.items() if _exact(group, rule)}
+        if groups and (not kernel.exact or _faster(groups, rule)):
+            of_shapes = {group.shapes: group for group in groups}
+            same = {shapes for shapes, group in of_shapes.items() if check(group, rule)}
             self._all = [group for group in groups if group.shapes in same]
+        self.kernel = kernel if self._all else None
+        for group in groups:
+            group.kernel = kernel if group in self._all else None
         for module, group in singles.items():
             if group in self._all:
                 module.forward = group.__call__  # type: ignore[method-assign,assignment]
@@ -120,14 +173,13 @@ def _packable(layers: Sequence[nn.Module]) -> bool:
     return large and len({linear.bias is None for linear in linears}) == 1
 
 
-def _pack(weight: torch.Tensor) -> torch.Tensor:
-    return torch.ops.mkl._mkl_reorder_linear_weight(weight, ROWS)
-
-
-def _product(x: torch.Tensor, packed: torch.Tensor, weight: torch.Tensor, bias: Any) -> torch.Tensor:
-    # Only the shape of `weight` is read. The last argument says which number of rows takes the packed
-    # kernel: all of them do.
-    return torch.ops.mkl._mkl_linear.default(x, packed, weight, bias, len(x))
+def _made_by_amd() -> bool:
+    """The processor, where torch has oneDNN for it."""
+    try:
+        maker = "AuthenticAMD" in Path("/proc/cpuinfo").read_text()
+    except OSError:  # not Linux
+        return False
+    return maker and torch.backends.mkldnn.is_available()
 
 
 @torch.inference_mode()
@@ -166,5 +218,18 @@ def _exact(group: JoinedLinear, rule: RowRule) -> bool:
             for rows in sorted({rule.padded(rows) for rows in _CHECKED})
         )
         return all(torch.equal(group(x), group.plain(x)) for x in inputs)
+    finally:
+        group.packed = None
+
+
+@torch.inference_mode()
+def _steady(group: JoinedLinear, rule: RowRule) -> bool:
+    """Whether a row of a packed product has the same bits here in any company, under the rule."""
+    outputs, inputs = sum(size for size, _ in group.shapes), group.shapes[0][1]
+    row = torch.randn(inputs, generator=torch.Generator().manual_seed(0))
+    group.pack()
+    try:
+        counts = counts_of(inputs, outputs)
+        return holds(rule, [probed(lambda rows: group(row.expand(rows, -1).contiguous()), counts)])
     finally:
         group.packed = None

@@ -75,6 +75,8 @@ class RowRules:
     """Positions come in multiples of it: a sum over others is cut at other places, though they count 0."""
     one_thread: bool = False
     """Sampling computes on one thread: with several no number of rows suffices."""
+    packed: str = ""
+    """The kernel of packed linear layers whose bits are not those of plain ones."""
     hold: bool = True
     """Whether bits are equal under these rules; False where no number of rows makes them so."""
 
@@ -89,7 +91,8 @@ class RowRules:
         matrices += f", multiples of {self.lanes} positions"
         alone = "".join(f", of {k} x {n} {rule}" for (k, n), rule in sorted(self.alone.items()))
         one = "; on one thread" if self.one_thread else ""
-        return f"linear layers: {self.linear}{alone}; attention: {self.attention}{matrices}{one}"
+        packed = f" packed by {self.packed}" if self.packed else ""
+        return f"linear layers{packed}: {self.linear}{alone}; attention: {self.attention}{matrices}{one}"
 
 
 # These tell kernels apart: few rows, what is left over of a kernel's tiles, uneven shares of several threads.
@@ -122,7 +125,7 @@ def _probe(model: nn.Module, head_dim: int, dtype: torch.dtype) -> RowRules:
     layers = {(_shape(m), m.bias is None): m for m in modules}
     families: dict[Shape, list[list[Probed]]] = {}  # with a bias and without
     for (shape, _), module in layers.items():
-        families.setdefault(shape, []).append([probed(_linear(module), _counts(*shape))])
+        families.setdefault(shape, []).append([probed(_linear(module), counts_of(*shape))])
     large = [shape for shape in families if math.prod(shape) >= SMALL] or list(families)
     linear = first_rule(family for shape in large for family in families[shape])
     small = {shape: first_rule(families[shape]) for shape in families if shape not in large}
@@ -136,7 +139,7 @@ def _probe(model: nn.Module, head_dim: int, dtype: torch.dtype) -> RowRules:
     for shape, rule in small.items():
         if rule is None:
             return RowRules(hold=False)
-        if not all(_holds(linear, family) for family in families[shape]):
+        if not all(holds(linear, family) for family in families[shape]):
             alone[shape] = rule
     lanes = _lanes(head_dim, dtype, attention.padded(1), matrices, threads)
     return RowRules(linear, alone, attention, matrices, lanes)
@@ -174,10 +177,11 @@ def probed(product: Product, counts: Sequence[int]) -> Probed:
 def first_rule(families: Iterable[Sequence[Probed]]) -> RowRule | None:
     """The cheapest rule under which all products of a family give a row the same bits, for every family."""
     families = list(families)
-    return next((rule for rule in CANDIDATES if all(_holds(rule, family) for family in families)), None)
+    return next((rule for rule in CANDIDATES if all(holds(rule, family) for family in families)), None)
 
 
-def _holds(rule: RowRule, family: Sequence[Probed]) -> bool:
+def holds(rule: RowRule, family: Sequence[Probed]) -> bool:
+    """Whether all products of a family give a row the same bits under the rule."""
     rows = (bits(rule.padded(n)) for bits, counts in family for n in counts)
     first = next(rows)
     return first is not None and all(row == first for row in rows)
@@ -188,7 +192,7 @@ def _attention(head_dim: int, dtype: torch.dtype, threads: int) -> tuple[RowRule
     """The rule for the products of queries and keys and of weights and values, and how many at once."""
 
     def product(kind: Callable[..., Product], length: int, matrices: int) -> Probed:
-        return probed(kind(head_dim, length, matrices, dtype), _counts(head_dim, matrices * length))
+        return probed(kind(head_dim, length, matrices, dtype), counts_of(head_dim, matrices * length))
 
     kinds = list(itertools.product((_scores, _values), (LANES, BLOCK)))
     many = [[product(kind, length, threads), product(kind, length, 4 * threads)] for kind, length in kinds]
@@ -197,7 +201,7 @@ def _attention(head_dim: int, dtype: torch.dtype, threads: int) -> tuple[RowRule
         return rule, 1
     # Fewer matrices than threads may take another path: then they are filled up to that number.
     single = [[*family, product(*kind, 1)] for family, kind in zip(many, kinds, strict=True)]
-    return rule, 1 if all(_holds(rule, family) for family in single) else threads
+    return rule, 1 if all(holds(rule, family) for family in single) else threads
 
 
 @functools.cache
@@ -209,7 +213,7 @@ def _lanes(head_dim: int, dtype: torch.dtype, rows: int, matrices: int, threads:
         return [probed(_values(head_dim, length, matrices, dtype, real), (rows,)) for length in lengths]
 
     for step in (LANES, BLOCK // 2):
-        if all(_holds(ANY, family(real, step)) for real in range(step, BLOCK, step)):
+        if all(holds(ANY, family(real, step)) for real in range(step, BLOCK, step)):
             return step
     return BLOCK
 
@@ -259,7 +263,7 @@ def _shape(module: Any) -> tuple[int, int]:
     return (rows, columns) if isinstance(module, Conv1D) else (columns, rows)
 
 
-def _counts(k: int, n: int) -> list[int]:
+def counts_of(k: int, n: int) -> list[int]:
     """Numbers of rows to try of a product of rows of k numbers that gives rows of n."""
     counts = [c for c in _COUNTS if c <= _ALWAYS or c * k * n <= _WORK]
     return [*counts, n + 1] if counts[-1] < n and n * k * n <= _SQUARE else counts
