@@ -18,6 +18,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from common import gemm_rate
@@ -107,8 +108,9 @@ class SilvaWorker:
             await asyncio.gather(*(episode(*each) for each in enumerate(episodes)))
             return [found[key] for key in sorted(found)]
 
-        asyncio.run(self.engine.sleep())  # nothing cached
-        self.engine._pack = True
+        for row in self.engine.cache.rows:  # nothing is known of a prompt; the memory stays
+            self.engine.cache._write(row, np.empty(0, np.int64))
+            row.computed, row.owners = 0, ()
         began = time.perf_counter()
         completions = asyncio.run(play())
         seconds = time.perf_counter() - began

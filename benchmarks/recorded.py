@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from decode import Worker
 
 FOLDER = Path("runs/decode")
-EPISODES = {1: 8, 8: 64, 32: 64, 64: 64}
+EPISODES = {1: 8, 8: 32, 32: 64, 64: 64}
 """Of how many episodes a round is made, by requests at once."""
 
 

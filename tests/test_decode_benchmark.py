@@ -61,7 +61,7 @@ def test_recorded_cases_compare_the_same_work() -> None:
     assert (step.value, share.value) == (30 / 20, 0.5)
     ours, theirs = ([what for do, what in workers[name].asked if do == "play"] for name in ("Silva", "vLLM"))
     assert ours == theirs and [what["seed"] for what in ours] == [0, 1, 2, 3]
-    assert len(ours[0]["episodes"]) == 64 and ours[0]["slots"] == 8
+    assert len(ours[0]["episodes"]) == 32 and ours[0]["slots"] == 8
     assert [do for do, _ in workers["Silva"].asked] == ["remember", "play"] * 4
 
 
