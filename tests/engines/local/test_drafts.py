@@ -169,13 +169,13 @@ def test_right_drafts_save_steps(model: LoadedModel, stepped: Stepped) -> None:
     class Right(AnyDrafts):
         def plan(self, requests: Sequence[Request], prompt: int) -> None:
             for request in requests:
-                request.draft = list(expected.tokens[len(request.tokens) :][:8])
+                request.draft = list(expected.tokens[len(request.tokens) : -1][:8])
 
     engine._drafts = Right([], 0)
 
     async def run() -> Completion:
         task = asyncio.ensure_future(engine.sample(*job))
-        await stepper.tick(3)  # the prompt, then nine tokens a step
+        await stepper.tick(3)  # nine tokens a step: with the prompt, and after it
         return await task
 
     assert fields(asyncio.run(run())) == fields(expected)
@@ -300,25 +300,37 @@ def test_the_drafts_chosen_give_the_most_tokens_a_second(
     assert rate([len(request.draft) for request in requests]) == pytest.approx(best, rel=1e-6)
 
 
-def test_looking_ahead_pauses_where_it_costs_time_each_time_for_longer() -> None:
+def silent(drafts: Drafts, count: int) -> list[Request]:
+    """Requests of which nothing is learned but time."""
+    made = [Request(np.array([1]), SamplingParams(50), None) for _ in range(count)]  # type: ignore[arg-type]
+    for request in made:
+        request.ahead = Ahead(Trail(drafts._history))
+    return made
+
+
+@pytest.mark.parametrize("requests", [0, 4])
+def test_looking_ahead_pauses_where_it_costs_time_each_time_for_longer(requests: int) -> None:
+    """Also if all that it does is to read prompts that take many steps."""
     drafts, pauses, steps = Drafts(100, ANY, EngineStats()), [], 0
-    while len(pauses) < 8:
+    sampled = silent(drafts, requests)
+    while len(pauses) < 9:
         drafts._spent = 0.0 if drafts._pause else 0.05  # of a step of 1 second: nothing is ever accepted
-        drafts.learn([], decoded=4, drafted=0, accepted=0, prompt=0, seconds=1 + drafts._spent)
+        drafts.learn(sampled, drafted=0, accepted=0, prompt=0, seconds=1 + drafts._spent)
         steps += 1
         if drafts._pause and (not pauses or steps > pauses[-1][0] + pauses[-1][1]):
             pauses.append((steps, drafts._pause))
-    assert [length for _, length in pauses] == [64, 128, 256, 512, 1024, 2048, 2048, 2048]
-    assert drafts._stats.seconds_saved == pytest.approx(-0.05 * 64 * 8, rel=0.05)
+    assert [length for _, length in pauses] == [32, 64, 128, 256, 512, 1024, 2048, 4096, 4096]
+    assert drafts._stats.seconds_saved == pytest.approx(-0.05 * 32 * 9, rel=0.05)
 
 
 def test_drafts_that_pay_never_pause() -> None:
     drafts = Drafts(100, ANY, EngineStats())
+    sampled = silent(drafts, 4)
     for step in range(500):
         drafts._spent = 0.05
         drafted = step % 5
         seconds = 1 + 0.01 * drafted + drafts._spent
-        drafts.learn([], decoded=4, drafted=drafted, accepted=drafted // 2, prompt=0, seconds=seconds)
+        drafts.learn(sampled, drafted=drafted, accepted=drafted // 2, prompt=0, seconds=seconds)
         assert not drafts._pause
     # Of five steps of 4 tokens a second, two give one token more and one gives two.
     assert drafts._stats.seconds_saved == pytest.approx(100 * (2 * 0.25 + 0.5 - 0.1 - 5 * 0.05), rel=0.1)

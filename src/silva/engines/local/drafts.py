@@ -29,9 +29,9 @@ AHEAD = 8  # tokens of one request in one step, at most
 _LEAST = 0.02  # chance of a draft that is worth a thought
 _Offer = tuple[float, int, int, int]
 """-chance that all of the draft is drawn, -tokens of the request so far, its number, length of the draft."""
-_WINDOW = 64  # steps after which the account is looked at
+_WINDOW = 32  # steps after which the account is looked at
 _LOSS = 0.01  # share of the time that may be lost in a window
-_LONGEST_PAUSE = 2048  # steps
+_LONGEST_PAUSE = 4096  # steps
 _PRIOR, _REMEMBERED = 4.0, 512  # guesses of a kind: how much the votes weigh, and how many count
 _FORGET, _DOUBT = 0.99, 0.5  # what a step weighs after another one; how many the line weighs against a stair
 _EVERY = 8  # steps from one fit to the next
@@ -89,7 +89,7 @@ class StepTimes:
 
     def learn(self, rows: int, prompt: int, seconds: float) -> None:
         if self.known:  # in a longer step the machine did something else
-            seconds = min(seconds, 3 * self.of(rows, prompt))
+            seconds = min(seconds, 1.5 * self.of(rows, prompt))
         x = np.array([1.0, rows, prompt])
         self._moments = _FORGET * self._moments + np.outer(x, x)
         self._sums = _FORGET * self._sums + seconds * x
@@ -165,7 +165,7 @@ class Drafts:
             request.ahead.trail.extend(request.prompt[request.cached :].tolist())
 
     def plan(self, requests: Sequence[Request], prompt: int) -> None:
-        """Set the `draft` of those that decode in this step, which computes so many tokens of prompts too."""
+        """Set the `draft` of those that get a token in a step, which computes so many tokens of prompts."""
         if self._pause or not requests or not self._times.known:
             return
         with self._at_work():
@@ -175,7 +175,6 @@ class Drafts:
         self,
         sampled: Sequence[Request],
         *,
-        decoded: int,
         drafted: int,
         accepted: int,
         prompt: int,
@@ -185,7 +184,6 @@ class Drafts:
 
         Args:
             sampled: the requests with new tokens.
-            decoded: how many of them decoded.
             drafted, accepted, prompt: tokens.
             seconds: of the whole step.
         """
@@ -196,11 +194,12 @@ class Drafts:
             for request in sampled:
                 self._learn_from(request)
         spent, self._spent = self._spent, 0.0
-        if not decoded:
-            return
-        self._times.learn(self._rule.padded(decoded + drafted), prompt, seconds - spent)
-        steps = 1 + accepted / decoded  # that would have been needed
-        saved = steps * self._times.of(self._rule.padded(decoded), prompt / steps) - seconds
+        saved = -spent
+        if sampled:
+            requests = len(sampled)
+            self._times.learn(self._rule.padded(requests + drafted), prompt, seconds - spent)
+            steps = 1 + accepted / requests  # that would have been needed
+            saved = steps * self._times.of(self._rule.padded(requests), prompt / steps) - seconds
         self._stats.seconds_saved += saved
         self._keep_account(saved, seconds)
 
@@ -211,7 +210,7 @@ class Drafts:
             room = self._context - row_of(request).length
             left = min(request.params.max_tokens - len(request.tokens), room)
             ahead = self._ahead(request)
-            ahead.guesses = ahead.trail.guesses(min(AHEAD, left - 1))
+            ahead.guesses = ahead.trail.guesses(min(AHEAD, left - 1)) if left > 1 else ()
             chance = 1.0
             for length, guess in enumerate(ahead.guesses, 1):
                 chance *= self._chances.of(guess)

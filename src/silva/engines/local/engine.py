@@ -291,15 +291,16 @@ class LocalEngine:
         decode, prefill = self._schedule()
         prompt = sum(span.stop - span.start for _, span in prefill)
         if self._drafts is not None:
-            self._drafts.plan(decode, prompt)
+            whole = [r for r, span in prefill if span.stop == row_of(r).length and not r.score_from]
+            self._drafts.plan([*decode, *whole], prompt)
         if decode or prefill:
             self._forward(decode, prefill)
         ready = [r for r in self._running if row_of(r).computed == row_of(r).length]
         for request in ready:
             if request.score_from:
                 self._score(request)
-        drafted = sum(len(r.draft) for r in decode)
         sampled = [r for r in ready if not r.score_from]
+        drafted = sum(len(r.draft) for r in sampled)
         accepted = self._sample(sampled) if sampled else 0
         finished = [r for r in self._running if r.done]
         self._running = [r for r in self._running if not r.done]
@@ -312,14 +313,7 @@ class LocalEngine:
         self.stats.drafted_tokens += drafted
         self.stats.accepted_tokens += accepted
         if self._drafts is not None:
-            self._drafts.learn(
-                sampled,
-                decoded=len(decode),
-                drafted=drafted,
-                accepted=accepted,
-                prompt=prompt,
-                seconds=seconds,
-            )
+            self._drafts.learn(sampled, drafted=drafted, accepted=accepted, prompt=prompt, seconds=seconds)
         return finished
 
     def _drop_cancelled(self) -> None:
@@ -373,10 +367,11 @@ class LocalEngine:
         return decode, prefill
 
     def _forward(self, decode: list[Request], prefill: list[tuple[Request, Span]]) -> None:
-        """Compute the last token of each that decodes, its draft, and these spans of prompts into the cache,
-        in one step."""
-        steps = [Span(row_of(r).index, row_of(r).computed, row_of(r).length + len(r.draft)) for r in decode]
-        requests, spans = [*decode, *(r for r, _ in prefill)], [*steps, *(span for _, span in prefill)]
+        """Compute the last token of each that decodes, these spans of prompts, and the drafts of all of them
+        into the cache, in one step."""
+        given = [(r, Span(row_of(r).index, row_of(r).computed, row_of(r).length)) for r in decode] + prefill
+        requests = [r for r, _ in given]
+        spans = [Span(span.row, span.start, span.stop + len(r.draft)) for r, span in given]
         if self._graphs is not None and not prefill:
             self._graphs([row_of(r) for r in decode])
         else:
