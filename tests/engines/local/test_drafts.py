@@ -315,7 +315,7 @@ def test_looking_ahead_pauses_where_it_costs_time_each_time_for_longer(requests:
     sampled = silent(drafts, requests)
     while len(pauses) < 9:
         drafts._spent = 0.0 if drafts._pause else 0.05  # of a step of 1 second: nothing is ever accepted
-        drafts.learn(sampled, drafted=0, accepted=0, prompt=0, seconds=1 + drafts._spent)
+        drafts.learn(sampled, computed=requests, drafted=0, accepted=0, prompt=0, seconds=1 + drafts._spent)
         steps += 1
         if drafts._pause and (not pauses or steps > pauses[-1][0] + pauses[-1][1]):
             pauses.append((steps, drafts._pause))
@@ -330,7 +330,7 @@ def test_drafts_that_pay_never_pause() -> None:
         drafts._spent = 0.05
         drafted = step % 5
         seconds = 1 + 0.01 * drafted + drafts._spent
-        drafts.learn(sampled, drafted=drafted, accepted=drafted // 2, prompt=0, seconds=seconds)
+        drafts.learn(sampled, computed=4, drafted=drafted, accepted=drafted // 2, prompt=0, seconds=seconds)
         assert not drafts._pause
     # Of five steps of 4 tokens a second, two give one token more and one gives two.
     assert drafts._stats.seconds_saved == pytest.approx(100 * (2 * 0.25 + 0.5 - 0.1 - 5 * 0.05), rel=0.1)

@@ -111,12 +111,12 @@ class StepTimes:
         return besides * faded, weight * faded
 
     def _fit(self) -> None:
-        """By least squares, with a prior that weighs as much as a few steps, and no negative numbers."""
+        """By least squares, with a prior that weighs as much as a few steps. No row is for nothing."""
         mean = self._sums[0] / self._moments[0, 0]
         prior = np.array([0.7 * mean, mean / 40, mean / 40])
         weight = np.diag([0.1, 10.0, 10.0])
         found = np.linalg.solve(self._moments + weight, self._sums + weight @ prior)
-        self._base, self.row, self._prompt = np.maximum(found, [mean / 10, 0.0, 0.0]).tolist()
+        self._base, self.row, self._prompt = np.maximum(found, [mean / 10, mean / 100, 0.0]).tolist()
 
 
 def _stair(rows: int) -> int:
@@ -175,6 +175,7 @@ class Drafts:
         self,
         sampled: Sequence[Request],
         *,
+        computed: int,
         drafted: int,
         accepted: int,
         prompt: int,
@@ -184,6 +185,7 @@ class Drafts:
 
         Args:
             sampled: the requests with new tokens.
+            computed: how many of them took part in its forward pass; a prompt that was known does not.
             drafted, accepted, prompt: tokens.
             seconds: of the whole step.
         """
@@ -195,11 +197,10 @@ class Drafts:
                 self._learn_from(request)
         spent, self._spent = self._spent, 0.0
         saved = -spent
-        if sampled:
-            requests = len(sampled)
-            self._times.learn(self._rule.padded(requests + drafted), prompt, seconds - spent)
-            steps = 1 + accepted / requests  # that would have been needed
-            saved = steps * self._times.of(self._rule.padded(requests), prompt / steps) - seconds
+        if computed and computed == len(sampled):
+            self._times.learn(self._rule.padded(computed + drafted), prompt, seconds - spent)
+            steps = 1 + accepted / computed  # that would have been needed
+            saved = steps * self._times.of(self._rule.padded(computed), prompt / steps) - seconds
         self._stats.seconds_saved += saved
         self._keep_account(saved, seconds)
 
@@ -217,6 +218,8 @@ class Drafts:
                 if chance < _LEAST:
                     break
                 offers.append((-chance, -len(request.tokens), number, length))
+                if guess.token in request.params.stop_token_ids:
+                    break
         offers.sort()
         return offers
 

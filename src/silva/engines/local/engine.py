@@ -290,8 +290,8 @@ class LocalEngine:
         self._admit()
         decode, prefill = self._schedule()
         prompt = sum(span.stop - span.start for _, span in prefill)
+        whole = [r for r, span in prefill if span.stop == row_of(r).length and not r.score_from]
         if self._drafts is not None:
-            whole = [r for r, span in prefill if span.stop == row_of(r).length and not r.score_from]
             self._drafts.plan([*decode, *whole], prompt)
         if decode or prefill:
             self._forward(decode, prefill)
@@ -313,7 +313,14 @@ class LocalEngine:
         self.stats.drafted_tokens += drafted
         self.stats.accepted_tokens += accepted
         if self._drafts is not None:
-            self._drafts.learn(sampled, drafted=drafted, accepted=accepted, prompt=prompt, seconds=seconds)
+            self._drafts.learn(
+                sampled,
+                computed=len(decode) + len(whole),
+                drafted=drafted,
+                accepted=accepted,
+                prompt=prompt,
+                seconds=seconds,
+            )
         return finished
 
     def _drop_cancelled(self) -> None:
