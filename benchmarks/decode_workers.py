@@ -80,13 +80,16 @@ class SilvaWorker:
         tokens = asyncio.run(sample())
         return {"seconds": time.perf_counter() - began, "tokens": tokens}
 
-    def remember(self, sequences: list[Tokens]) -> Answer:
+    def remember(self, trajectories: list[list[Tokens]]) -> Answer:
         """Begin with these as all that was played before; what drafts cost and bring stays known."""
         drafts = self.engine._drafts
         assert drafts is not None
         drafts._history = History()
-        for tokens in sequences:
-            Trail(drafts._history).extend(tokens)
+        for said in trajectories:
+            text: Tokens = []
+            for tokens in said:
+                Trail(drafts._history, text).extend(tokens)
+                text += tokens
         return {}
 
     def play(self, episodes: list[list[Tokens]], slots: int, params: Answer, seed: int) -> Answer:

@@ -48,16 +48,18 @@ POLICIES = {
 
 @dataclass(frozen=True)
 class Recording:
-    """Attributes:
+    """What a trained policy has played.
+
+    Attributes:
     model: folder of the weights.
-    before: token sequences of earlier steps, oldest first.
+    before: the trajectories of earlier steps, oldest first, each as what was said in turn.
     episodes: the prompts of each, turn by turn.
     params: of every request.
     """
 
     name: str
     model: Path
-    before: Sequence[Sequence[int]]
+    before: Sequence[Sequence[Sequence[int]]]
     episodes: Sequence[Sequence[Sequence[int]]]
     params: Mapping[str, Any]
 
@@ -104,7 +106,7 @@ def measure(
         digests = {}
         for name, worker in workers.items():
             if name == ours:
-                worker.ask("remember", sequences=recorded.before)
+                worker.ask("remember", trajectories=recorded.before)
             found = worker.ask("play", **recorded.work(slots, seed=number))
             digests[name] = found.get("digest")
             if number:  # the first round warms up
@@ -147,8 +149,8 @@ def _rows(path: Path) -> list[list[dict[str, Any]]]:
     return [row["turns"] for row in rows if row["status"] != "eval"]
 
 
-def _sequences(path: Path) -> list[list[int]]:
-    return [[t for turn in turns for s in turn["segments"] for t in s["tokens"]] for turns in _rows(path)]
+def _sequences(path: Path) -> list[list[list[int]]]:
+    return [[s["tokens"] for turn in turns for s in turn["segments"]] for turns in _rows(path)]
 
 
 def _prompts(path: Path) -> list[list[list[int]]]:

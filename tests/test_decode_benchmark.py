@@ -53,7 +53,9 @@ class Worker:
 
 
 def test_recorded_cases_compare_the_same_work() -> None:
-    policy = recorded.Recording("tool_use", Path("weights"), [[1, 2, 3]], [[[4], [4, 5]]], {"max_tokens": 9})
+    policy = recorded.Recording(
+        "tool_use", Path("weights"), [[[1, 2], [3]]], [[[4], [4, 5]]], {"max_tokens": 9}
+    )
     workers = {"Silva": Worker("a", 30, accepted=10), "drafts: off": Worker("a", 20), "vLLM": Worker("", 60)}
     off, vllm, step, share = recorded.measure(policy, 8, workers, "Silva", "drafts: off", rounds=3)
     assert (off.against, off.value, off.ratio, off.target) == ("drafts: off", 30 * 2**3 / 4, 1.5, ">= 1.5")

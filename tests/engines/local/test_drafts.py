@@ -213,6 +213,9 @@ def test_no_draft_is_longer_than_there_is_room_for(model: LoadedModel, stepped: 
         drafts.begin(request)
         drafts.plan([request], 0)
         assert request.draft == text[length:][:most]
+        request.params = SamplingParams(tokens, stop_token_ids=(112,))  # nothing comes after it
+        drafts.plan([request], 0)
+        assert request.draft == text[length:][: min(most, 3) if length == 10 else most]
 
 
 def test_drafts_can_be_switched_off_and_need_rows_of_equal_bits(model: LoadedModel, make_engine: Any) -> None:
