@@ -102,7 +102,12 @@ def load(shape: Shape, device: torch.device, dtype: torch.dtype, name: str) -> L
 def engine(loaded: LoadedModel, requests: int, compute: Executor) -> LocalEngine:
     """With settings of its own, as those in silva.engines.settings need pydantic."""
     settings: Any = SimpleNamespace(
-        max_concurrent=requests, cached_sequences=0, context=0, prefill_tokens=2048, prepack_weights=False
+        max_concurrent=requests,
+        cached_sequences=0,
+        context=0,
+        prefill_tokens=2048,
+        prepack_weights=False,
+        drafts="off",
     )
     return LocalEngine(loaded, settings, compute)
 

@@ -45,11 +45,11 @@ class Stepper(Executor):
 
 @pytest.fixture
 def stepped() -> Callable[..., tuple[LocalEngine, Stepper]]:
-    """`stepped(loaded, max_concurrent=2)`: an engine and what makes it step."""
+    """`stepped(loaded, max_concurrent=2)`: an engine without drafts, and what makes it step."""
 
     def make(loaded: LoadedModel, **settings: Any) -> tuple[LocalEngine, Stepper]:
         stepper = Stepper()
-        return LocalEngine(loaded, Settings(**settings), stepper), stepper
+        return LocalEngine(loaded, Settings(**{"drafts": "off"} | settings), stepper), stepper
 
     return make
 
