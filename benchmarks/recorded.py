@@ -5,7 +5,7 @@
         the replies of all steps before ──> what Silva remembers when a round begins
 
 An episode's turn is asked for when the one before is answered; a slot that is free takes the next episode.
-Prompts are the recorded ones, replies are sampled anew, with other seeds in every round.
+The prompts are the recorded ones. The replies are sampled anew, with other seeds in every round.
 """
 
 from __future__ import annotations

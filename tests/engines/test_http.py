@@ -531,6 +531,7 @@ def test_nothing_is_left_running_after_close(tmp_path) -> None:
     async def work() -> None:
         async with Park(tmp_path, [counting()]) as park:
             await park.ask([1])
-        await until(lambda: len(asyncio.all_tasks()) <= 2)  # this one, and the one that limits its time
+        await until(lambda: len(asyncio.all_tasks()) <= 2)
+        assert len(asyncio.all_tasks()) <= 2  # this one, and the one that limits its time
 
     run(work())

@@ -375,6 +375,7 @@ def test_a_part_that_once_worked_may_be_lost_again_and_again(folder: Path) -> No
             await park.until(lambda count=count: len(park.pids("trainer")) == count + 1, "it runs again")
 
     with_park(park, ask)
+    assert len(park.pids("trainer")) == supervisor.MOST_FAILURES + 3
 
 
 def test_a_command_that_does_not_exist_says_so(folder: Path) -> None:
@@ -444,6 +445,7 @@ def test_every_signal_is_passed_on(folder: Path) -> None:
             await park.until(lambda count=count: len(park.text("signals").split()) == count, "it was told")
 
     with_park(park, ask)
+    assert len(park.text("signals").split()) == 3
 
 
 def test_an_orchestrator_that_is_killed_starts_again_and_goes_on(folder: Path) -> None:
@@ -525,6 +527,7 @@ def test_a_child_that_left_its_group_and_holds_the_output_is_not_waited_for(fold
             os.kill(child, signal.SIGKILL)
 
     with_park(park, ask)
+    assert len(park.pids("trainer")) == 2
 
 
 def test_a_part_that_is_stopped_does_not_keep_the_end_from_coming(

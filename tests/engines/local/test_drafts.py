@@ -337,3 +337,13 @@ def test_drafts_that_pay_never_pause() -> None:
         assert not drafts._pause
     # Of five steps of 4 tokens a second, two give one token more and one gives two.
     assert drafts._stats.seconds_saved == pytest.approx(100 * (2 * 0.25 + 0.5 - 0.1 - 5 * 0.05), rel=0.1)
+
+
+def test_a_prompt_that_was_known_as_a_whole_tells_nothing_of_time() -> None:
+    """Its token is drawn without a forward pass, so the step looks faster than its rows are."""
+    drafts = Drafts(100, ANY, EngineStats())
+    for _ in range(20):
+        drafts.learn(silent(drafts, 1), computed=1, drafted=0, accepted=0, prompt=0, seconds=1.0)
+    before = drafts._times.of(1), drafts._times.of(9)
+    drafts.learn(silent(drafts, 9), computed=1, drafted=0, accepted=0, prompt=0, seconds=1.0)
+    assert (drafts._times.of(1), drafts._times.of(9)) == before

@@ -66,8 +66,8 @@ class StepTimes:
     where these were all.
 
     `rows` are the tokens that are drawn after: of requests and of drafts. Kernels compute several rows at
-    once, so times rise in stairs: on one machine 8 rows take 66 ms, 9 take 80, and 16 take 82. The longer
-    ago a step was, the less it counts. Before much is measured a row is taken to cost a fortieth of a step.
+    once, so times rise in stairs: 9 rows may take as long as 16, and longer than 8. The longer ago a step
+    was, the less it counts. Before much is measured a row is taken to cost a fortieth of a step.
     """
 
     def __init__(self) -> None:

@@ -19,12 +19,12 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
+from silva.engines.local.machine import processor
 from silva.engines.local.same_bits import ANY, RowRule, counts_of, holds, probed
 
 MIN_SIZE = 100_000  # numbers in a weight; small ones stay in the processor's cache anyway
@@ -175,11 +175,7 @@ def _packable(layers: Sequence[nn.Module]) -> bool:
 
 def _made_by_amd() -> bool:
     """The processor, where torch has oneDNN for it."""
-    try:
-        maker = "AuthenticAMD" in Path("/proc/cpuinfo").read_text()
-    except OSError:  # not Linux
-        return False
-    return maker and torch.backends.mkldnn.is_available()
+    return processor().startswith("AMD ") and torch.backends.mkldnn.is_available()
 
 
 @torch.inference_mode()
