@@ -282,7 +282,7 @@ def test_the_drafts_chosen_give_the_most_tokens_a_second(
     drafts = Drafts(100, ANY, EngineStats())
     times = drafts._times
     times._base, times.row, times._steps = 1.0, row, 1
-    times._stairs = {rows: (stair * 1e9, 1e9, 1) for rows in range(5, 65)}
+    times._stairs = {rows: ((1 + row * rows + stair) * 1e9, 1e9, 1) for rows in range(5, 65)}
     requests, offers, gains = [], [], []
     for number, each in enumerate(chances):
         likely = np.cumprod(each)
@@ -347,3 +347,22 @@ def test_a_prompt_that_was_known_as_a_whole_tells_nothing_of_time() -> None:
     before = drafts._times.of(1), drafts._times.of(9)
     drafts.learn(silent(drafts, 9), computed=1, drafted=0, accepted=0, prompt=0, seconds=1.0)
     assert (drafts._times.of(1), drafts._times.of(9)) == before
+
+
+def test_times_follow_a_machine_that_becomes_slower_or_faster() -> None:
+    times = StepTimes()
+    for factor in (1.0, 3.0, 0.5):
+        for step in range(600):
+            rows = (8, 12, 32)[step % 3]
+            times.learn(rows, 0, factor * (0.04 + 0.002 * rows))
+            assert all(times.of(rows) > 0 for rows in range(1, 100))
+        assert times.of(8) == pytest.approx(factor * 0.056, rel=0.1)
+
+
+def test_a_step_that_packs_weights_brings_no_pause() -> None:
+    drafts = Drafts(100, ANY, EngineStats())
+    for step in range(300):
+        seconds = 0.5 if step % 30 == 1 else 0.05
+        drafts.learn(silent(drafts, 8), computed=8, drafted=0, accepted=0, prompt=0, seconds=seconds)
+        assert not drafts._pause
+    assert abs(drafts._stats.seconds_saved) < 0.1

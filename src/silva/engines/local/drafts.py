@@ -62,8 +62,8 @@ def _kind(guess: Guess) -> tuple[int, int, int]:
 
 
 class StepTimes:
-    """Seconds of a step: base + rows * a + prompt tokens * b + what steps of about so many rows took besides,
-    where these were all.
+    """Seconds of a step: those of steps of about so many rows; where few are known or prompts were computed
+    too, base + rows * a + prompt tokens * b.
 
     `rows` are the tokens that are drawn after: of requests and of drafts. Kernels compute several rows at
     once, so times rise in stairs: 9 rows may take as long as 16, and longer than 8. The longer ago a step
@@ -84,11 +84,13 @@ class StepTimes:
         if prompt:
             return self._line(rows, prompt)
         stair = _stair(rows)
-        besides, weight = self._on_stair(stair)
-        return self._line(stair) + besides / (weight + _DOUBT)
+        seconds, weight = self._on_stair(stair)
+        return (seconds + _DOUBT * self._line(stair)) / (weight + _DOUBT)
 
-    def learn(self, rows: int, prompt: int, seconds: float) -> None:
-        if self.known:  # in a longer step the machine did something else
+    def learn(self, rows: int, prompt: int, seconds: float) -> float:
+        """Returns how many of the seconds count: in a much longer step the machine did something else too
+        (weights are packed, memory grows)."""
+        if self.known:
             seconds = min(seconds, 1.5 * self.of(rows, prompt))
         x = np.array([1.0, rows, prompt])
         self._moments = _FORGET * self._moments + np.outer(x, x)
@@ -98,17 +100,18 @@ class StepTimes:
         self._steps += 1
         if not prompt:
             stair = _stair(rows)
-            besides, weight = self._on_stair(stair)
-            self._stairs[stair] = besides + seconds - self._line(stair), weight + 1, self._steps
+            total, weight = self._on_stair(stair)
+            self._stairs[stair] = total + seconds, weight + 1, self._steps
+        return seconds
 
     def _line(self, rows: float, prompt: float = 0) -> float:
         return self._base + self.row * rows + self._prompt * prompt
 
     def _on_stair(self, stair: int) -> tuple[float, float]:
-        """What its steps took besides the line, and how much they weigh together by now."""
-        besides, weight, step = self._stairs.get(stair, (0.0, 0.0, 0))
+        """The seconds of its steps, and how much these weigh together by now."""
+        seconds, weight, step = self._stairs.get(stair, (0.0, 0.0, 0))
         faded = _FORGET ** (self._steps - step)
-        return besides * faded, weight * faded
+        return seconds * faded, weight * faded
 
     def _fit(self) -> None:
         """By least squares, with a prior that weighs as much as a few steps. No row is for nothing."""
@@ -198,9 +201,9 @@ class Drafts:
         spent, self._spent = self._spent, 0.0
         saved = -spent
         if computed and computed == len(sampled):
-            self._times.learn(self._rule.padded(computed + drafted), prompt, seconds - spent)
+            counted = self._times.learn(self._rule.padded(computed + drafted), prompt, seconds - spent)
             steps = 1 + accepted / computed  # that would have been needed
-            saved = steps * self._times.of(self._rule.padded(computed), prompt / steps) - seconds
+            saved += steps * self._times.of(self._rule.padded(computed), prompt / steps) - counted
         self._stats.seconds_saved += saved
         self._keep_account(saved, seconds)
 
