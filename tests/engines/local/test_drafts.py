@@ -250,6 +250,17 @@ def test_times_rise_in_stairs() -> None:
     assert found == pytest.approx([0.060, 0.076, 0.076, 0.092, 0.092, 0.108], rel=0.04)
 
 
+def test_a_step_with_drafts_has_a_price_of_its_own() -> None:
+    times, rng = StepTimes(), np.random.default_rng(0)
+    for step in range(600):
+        rows, prompt = int(rng.integers(1, 65)), 30 * (step % 2)
+        drafting = bool(rng.integers(2))
+        times.learn(rows, prompt, 0.04 + 0.001 * (rows + prompt) + 0.02 * drafting, drafting=drafting)
+    for prompt in (0, 30):
+        more = times.of(16, prompt, drafting=True) - times.of(16, prompt)
+        assert more == pytest.approx(0.02, rel=0.15)
+
+
 def test_before_much_is_measured_a_row_costs_a_fortieth_of_a_step() -> None:
     times = StepTimes()
     times.learn(8, 0, 0.080)
@@ -274,15 +285,20 @@ def test_chances_are_shares_of_hits() -> None:
     chances=st.lists(st.lists(st.floats(0, 1), max_size=4), min_size=1, max_size=4),
     row=st.floats(0.001, 1),
     stair=st.floats(0, 1),
+    own=st.floats(0, 1),
 )
 def test_the_drafts_chosen_give_the_most_tokens_a_second(
-    chances: list[list[float]], row: float, stair: float
+    chances: list[list[float]], row: float, stair: float, own: float
 ) -> None:
-    """Against all combinations of lengths, where a fifth row costs a stair as well."""
+    """Against all combinations of lengths, where a fifth row costs a stair as well, and a first draft."""
     drafts = Drafts(100, ANY, EngineStats())
     times = drafts._times
     times._base, times.row, times._steps = 1.0, row, 1
-    times._stairs = {rows: ((1 + row * rows + stair) * 1e9, 1e9, 1) for rows in range(5, 65)}
+    times._stairs = {
+        (rows, drafting): ((1 + row * rows + stair * (rows > 4) + own * drafting) * 1e9, 1e9, 1)
+        for rows in range(1, 65)
+        for drafting in (False, True)
+    }
     requests, offers, gains = [], [], []
     for number, each in enumerate(chances):
         likely = np.cumprod(each)
@@ -296,7 +312,7 @@ def test_the_drafts_chosen_give_the_most_tokens_a_second(
         tokens = len(requests) + sum(gain[length] for gain, length in zip(gains, lengths, strict=True))
         rows = len(requests) + sum(lengths)
         rows = rows if rows <= 8 else -(-rows // 4) * 4
-        return float(tokens) / (1 + row * rows + stair * (rows > 4))
+        return float(tokens) / (1 + row * rows + stair * (rows > 4) + own * (sum(lengths) > 0))
 
     drafts._choose(requests, sorted(offers), 0)
     best = max(map(rate, itertools.product(*(range(len(each) + 1) for each in chances))))

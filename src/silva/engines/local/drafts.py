@@ -62,37 +62,38 @@ def _kind(guess: Guess) -> tuple[int, int, int]:
 
 
 class StepTimes:
-    """Seconds of a step: those of steps of about so many rows; where few are known or prompts were computed
-    too, base + rows * a + prompt tokens * b.
+    """Seconds of a step: those of steps of about so many rows; where few are known, or prompts were computed
+    too, base + rows * a + prompt tokens * b + c if it has drafts.
 
     `rows` are the tokens that are drawn after: of requests and of drafts. Kernels compute several rows at
-    once, so times rise in stairs: 9 rows may take as long as 16, and longer than 8. The longer ago a step
-    was, the less it counts. Before much is measured a row is taken to cost a fortieth of a step.
+    once, so times rise in stairs: 9 rows may take as long as 16, and longer than 8. `drafting` steps attend
+    to several tokens of a request, which takes operations of its own. The longer ago a step was, the less it
+    counts. Before much is measured a row is taken to cost a fortieth of a step.
     """
 
     def __init__(self) -> None:
-        self._moments, self._sums = np.zeros((3, 3)), np.zeros(3)
-        self._base = self.row = self._prompt = 0.0
-        self._stairs: dict[int, tuple[float, float, int]] = {}  # as of a step
+        self._moments, self._sums = np.zeros((4, 4)), np.zeros(4)
+        self._base = self.row = self._prompt = self._drafting = 0.0
+        self._stairs: dict[tuple[int, bool], tuple[float, float, int]] = {}  # as of a step
         self._steps = 0
 
     @property
     def known(self) -> bool:
         return self._steps > 0
 
-    def of(self, rows: int, prompt: float = 0) -> float:
+    def of(self, rows: int, prompt: float = 0, *, drafting: bool = False) -> float:
         if prompt:
-            return self._line(rows, prompt)
+            return self._line(rows, prompt, drafting)
         stair = _stair(rows)
-        seconds, weight = self._on_stair(stair)
-        return (seconds + _DOUBT * self._line(stair)) / (weight + _DOUBT)
+        seconds, weight = self._on_stair(stair, drafting)
+        return (seconds + _DOUBT * self._line(stair, 0, drafting)) / (weight + _DOUBT)
 
-    def learn(self, rows: int, prompt: int, seconds: float) -> float:
+    def learn(self, rows: int, prompt: int, seconds: float, *, drafting: bool = False) -> float:
         """Returns how many of the seconds count: in a much longer step the machine did something else too
         (weights are packed, memory grows)."""
         if self.known:
-            seconds = min(seconds, 1.5 * self.of(rows, prompt))
-        x = np.array([1.0, rows, prompt])
+            seconds = min(seconds, 1.5 * self.of(rows, prompt, drafting=drafting))
+        x = np.array([1.0, rows, prompt, drafting])
         self._moments = _FORGET * self._moments + np.outer(x, x)
         self._sums = _FORGET * self._sums + seconds * x
         if self._steps < _EVERY or not self._steps % _EVERY:
@@ -100,26 +101,27 @@ class StepTimes:
         self._steps += 1
         if not prompt:
             stair = _stair(rows)
-            total, weight = self._on_stair(stair)
-            self._stairs[stair] = total + seconds, weight + 1, self._steps
+            total, weight = self._on_stair(stair, drafting)
+            self._stairs[stair, drafting] = total + seconds, weight + 1, self._steps
         return seconds
 
-    def _line(self, rows: float, prompt: float = 0) -> float:
-        return self._base + self.row * rows + self._prompt * prompt
+    def _line(self, rows: float, prompt: float, drafting: bool) -> float:
+        return self._base + self.row * rows + self._prompt * prompt + self._drafting * drafting
 
-    def _on_stair(self, stair: int) -> tuple[float, float]:
+    def _on_stair(self, stair: int, drafting: bool) -> tuple[float, float]:
         """The seconds of its steps, and how much these weigh together by now."""
-        seconds, weight, step = self._stairs.get(stair, (0.0, 0.0, 0))
+        seconds, weight, step = self._stairs.get((stair, drafting), (0.0, 0.0, 0))
         faded = _FORGET ** (self._steps - step)
         return seconds * faded, weight * faded
 
     def _fit(self) -> None:
         """By least squares, with a prior that weighs as much as a few steps. No row is for nothing."""
         mean = self._sums[0] / self._moments[0, 0]
-        prior = np.array([0.7 * mean, mean / 40, mean / 40])
-        weight = np.diag([0.1, 10.0, 10.0])
+        prior = np.array([0.7 * mean, mean / 40, mean / 40, 0.0])
+        weight = np.diag([0.1, 10.0, 10.0, 1.0])
         found = np.linalg.solve(self._moments + weight, self._sums + weight @ prior)
-        self._base, self.row, self._prompt = np.maximum(found, [mean / 10, mean / 100, 0.0]).tolist()
+        found = np.maximum(found, [mean / 10, mean / 100, 0.0, 0.0])
+        self._base, self.row, self._prompt, self._drafting = found.tolist()
 
 
 def _stair(rows: int) -> int:
@@ -201,7 +203,8 @@ class Drafts:
         spent, self._spent = self._spent, 0.0
         saved = -spent
         if computed and computed == len(sampled):
-            counted = self._times.learn(self._rule.padded(computed + drafted), prompt, seconds - spent)
+            rows = self._rule.padded(computed + drafted)
+            counted = self._times.learn(rows, prompt, seconds - spent, drafting=drafted > 0)
             steps = 1 + accepted / computed  # that would have been needed
             saved += steps * self._times.of(self._rule.padded(computed), prompt / steps) - counted
         self._stats.seconds_saved += saved
@@ -233,7 +236,8 @@ class Drafts:
             if count and -opposite < best * self._times.row / 2:
                 break
             tokens -= opposite
-            rate = tokens / self._times.of(self._rule.padded(len(requests) + count), prompt)
+            rows = self._rule.padded(len(requests) + count)
+            rate = tokens / self._times.of(rows, prompt, drafting=count > 0)
             if rate > best:
                 best, taken = rate, count
         lengths = [0] * len(requests)
