@@ -228,15 +228,17 @@ def test_vllm_samples_scores_and_loads(
             if "mlp" in name or "embed" in name:  # the head shares its weights with the embeddings
                 weight += 0.02 * weight.std() * torch.randn(weight.shape, generator=numbers)
         save_file(weights, folder / "model.safetensors", {"format": "pt"})
+        snapshot = Snapshot(1, weight_folder(folder))  # its digest takes longer than the requests may
         before = await engine.sample(PROMPT, SamplingParams(24, seed=1))
         running = [
             asyncio.ensure_future(engine.sample(PROMPT, SamplingParams(210, seed=i))) for i in range(4)
         ]
         start = await generated()
-        while await generated() < start + 8:
+        while await generated() < start + 16:
             pass
+        assert not any(each.done() for each in running)
         began = time.monotonic()
-        await engine.load(Snapshot(1, weight_folder(folder)))
+        await engine.load(snapshot)
         record_property("seconds of a load", time.monotonic() - began)
         over = await asyncio.gather(*running)
         after = await engine.sample(PROMPT, SamplingParams(24, seed=1))
@@ -254,6 +256,8 @@ def test_vllm_samples_scores_and_loads(
         assert furthest(probe.logprobs, logprobs(changed, list(PROBE), 1), PROBE[1:]) < 1e-3
         for found in over:
             assert len(found.tokens) == 210 and set(found.versions) == {0}
+            old = logprobs(smollm2.model, [*PROMPT, *found.tokens[:2]], len(PROMPT))
+            assert furthest(found.logprobs[:2], old, found.tokens[:2]) < 1e-3
             expected = logprobs(changed, [*PROMPT, *found.tokens], len(PROMPT))
             assert furthest(found.logprobs[-5:], expected[-5:], found.tokens[-5:]) < 1e-3
 
