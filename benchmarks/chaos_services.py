@@ -97,6 +97,10 @@ class Trial:
     def right(self) -> bool:
         return self.fired and not self.left and not self.differences
 
+    def fault_and_end(self) -> dict[str, Any]:
+        end = {"fired": self.fired, "left": self.left, "differences": self.differences}
+        return {"trial": self.name, "fault": str(self.fault)} | end
+
 
 class Supervised:
     """`silva rl` in processes of its own.
@@ -244,7 +248,7 @@ def perform(trial: Trial, setting: Setting, duration: float) -> None:
         _once(trial, fault, setting, duration)
         if not fault.point:  # another time: at this one there was nobody to hit
             fault = Fault(fault.role, fault.signal, share=rng.random())
-    print("." if trial.right else "F", end="", flush=True)
+    print("." if trial.right else f"\n{json.dumps(trial.fault_and_end())}", end="", flush=True)
 
 
 def _once(trial: Trial, fault: Fault, setting: Setting, duration: float) -> None:
@@ -311,8 +315,8 @@ def _hit(process: Supervised, fault: Fault, delay: float) -> float | None:
     return hit
 
 
-def plan(kills: int, seed: int, counts: Mapping[str, int]) -> list[Trial]:
-    """`kills` of each kind for each role; crash points one after the other, at a random count."""
+def plan(kills: int, seed: int, counts: Mapping[str, int], roles: Sequence[str]) -> list[Trial]:
+    """`kills` of each kind for each of the roles; crash points one after the other, at a random count."""
     rng = random.Random(seed)
     faults = []
     for role in ROLES:
@@ -322,7 +326,7 @@ def plan(kills: int, seed: int, counts: Mapping[str, int]) -> list[Trial]:
         for point in (points * kills)[:kills]:
             faults.append(Fault(role, "SIGKILL", point=f"{point}:{rng.randint(1, counts[point])}"))
     faults += [Fault("supervisor", "SIGKILL", share=rng.random()) for _ in range(min(kills, SUPERVISORS))]
-    return [Trial(f"trial-{number}", fault) for number, fault in enumerate(faults)]
+    return [Trial(f"trial-{number}", fault) for number, fault in enumerate(faults) if fault.role in roles]
 
 
 def undisturbed(setting: Setting) -> float:
@@ -355,12 +359,7 @@ def result(trials: Sequence[Trial], seed: int) -> dict[str, Any]:
             "right": sum(t.fired and not t.differences for t in members),
             "seconds_p50": p50, "seconds_p99": p99, "left": sum(t.left for t in members),
         })  # fmt: skip
-    faults = [
-        {"fault": str(t.fault), "fired": t.fired, "left": t.left, "differences": t.differences}
-        for t in trials
-        if not t.right
-    ]
-    return {"seed": seed, "rows": rows, "faults": faults}
+    return {"seed": seed, "rows": rows, "faults": [t.fault_and_end() for t in trials if not t.right]}
 
 
 def show(rows: Sequence[Mapping[str, Any]]) -> None:
@@ -376,6 +375,7 @@ def show(rows: Sequence[Mapping[str, Any]]) -> None:
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--kills", type=int, default=10, help="of each kind, for each role")
+    parser.add_argument("--roles", nargs="+", choices=(*ROLES, "supervisor"), default=(*ROLES, "supervisor"))
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--level", type=int, default=0, help="rollout.max_async_level (default 0)")
     parser.add_argument("--jobs", type=int, default=max(1, (os.cpu_count() or 1) // 2), help="runs at a time")
@@ -389,7 +389,7 @@ def main() -> int:
         reference, counts, _ = chaos.refer(folder)
         setting = Setting(folder, options.level, None if options.level else reference)
         duration = undisturbed(setting)
-        trials = plan(options.kills, options.seed, counts)
+        trials = plan(options.kills, options.seed, counts, options.roles)
         with ThreadPoolExecutor(options.jobs) as pool:
             list(pool.map(lambda trial: perform(trial, setting, duration), trials))
     print()
@@ -399,8 +399,6 @@ def main() -> int:
     show(found["rows"])
     fired, same = (sum(row[key] for row in found["rows"]) for key in ("fired", "right"))
     print(f"{len(trials)} faults, {fired} hit, {same} right end states, {found['seconds']} s")
-    for fault in found["faults"]:
-        print(json.dumps(fault))
     return int(bool(found["faults"]))
 
 

@@ -52,6 +52,11 @@ def _glibc() -> Any:
         return None
 
 
+def is_lazy(device: torch.device) -> bool:
+    """Whether `lazy_zeros` takes memory there only where something is written."""
+    return device.type == "cpu" and hasattr(mmap, "MAP_ANONYMOUS")
+
+
 def lazy_zeros(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
     """Zeros that on CPU, where the system can, take memory only where something is written to them.
 
@@ -59,7 +64,7 @@ def lazy_zeros(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -
         MemoryError: not even the addresses are to be had.
     """
     size = math.prod(shape) * dtype.itemsize
-    if device.type != "cpu" or not size or not hasattr(mmap, "MAP_ANONYMOUS"):
+    if not size or not is_lazy(device):
         return torch.zeros(tuple(shape), dtype=dtype, device=device)
     try:
         pages = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)

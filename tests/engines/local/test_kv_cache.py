@@ -5,8 +5,10 @@ from __future__ import annotations
 from types import SimpleNamespace
 
 import numpy as np
+import pytest
 import torch
 
+from silva.engines.local import kv_cache
 from silva.engines.local.kv_cache import KvCache, Row
 from silva.engines.local.same_bits import BLOCK, LANES
 
@@ -165,7 +167,7 @@ def test_clearing_forgets_numbers_and_memory_but_not_what_is_running() -> None:
     done, running = take(cache, 1, 2, 3), take(cache, 4, 5)
     cache.release(done)
     cache.append(running, 6)
-    assert cache.nbytes == 2 * LANES * (2 * 2 * 8 + 32) * 8
+    assert cache.nbytes == 4 * LANES * (2 * 2 * 8 + 32) * 8  # addresses for all rows at once
     cache.clear()
     assert (done.tokens.tolist(), running.tokens.tolist(), running.computed) == ([], [4, 5, 6], 0)
     cache.release(running)
@@ -181,3 +183,20 @@ def test_growing_keeps_what_is_there() -> None:
         take(cache, 20 + i)
     assert held(cache, first) == [[float(i) for i in range(10)]] * 3
     assert all(len(store) <= 8 for store in cache.keys)
+
+
+def test_addresses_are_taken_at_once_only_while_they_are_few(monkeypatch: pytest.MonkeyPatch) -> None:
+    row = 2 * LANES * 8 * 8  # bytes of a store
+    for most, expected in ((8 * row, 8), (3 * row, 3), (row, 1)):
+        monkeypatch.setattr(kv_cache, "ADDRESSES", most)
+        cache = make_cache(8)
+        take(cache, 1, 2, 3)
+        assert len(cache.keys[0]) == expected
+        take(cache, *range(100, 100 + 3 * LANES))
+        assert len(cache.keys[0]) == max(2, expected // 3)  # longer rows, so fewer of them
+    monkeypatch.setattr(kv_cache, "is_lazy", lambda device: False)  # memory that is taken is memory used
+    monkeypatch.setattr(kv_cache, "ADDRESSES", 8 * row)
+    cache = make_cache(8)
+    for i, expected in enumerate((1, 2, 4, 4, 8)):
+        take(cache, 20 + i)
+        assert len(cache.keys[0]) == expected

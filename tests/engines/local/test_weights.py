@@ -110,8 +110,8 @@ def test_new_weights_give_the_memory_back(
     engine = make_engine(tiny_model)
     assert engine.cache.nbytes == 0
     answer(engine, prompt(100), 20)
-    # Room for 128 tokens: keys and values of 2 layers with 2 heads of 8 each, outputs of width 32, float32.
-    assert engine.cache.nbytes == 128 * (2 * 2 * 2 * 8 + 32) * 4
+    # 128 tokens a row: keys and values of 2 layers with 2 heads of 8 each, outputs of width 32, float32.
+    assert engine.cache.nbytes == len(engine.cache.rows) * 128 * (2 * 2 * 2 * 8 + 32) * 4
     assert not freed
     asyncio.run(engine.load(Snapshot(1)))
     assert engine.cache.nbytes == 0 and len(freed) == 1  # what the trainer has left goes too

@@ -22,8 +22,11 @@ import numpy as np
 import torch
 
 from silva.engines.local.same_bits import BLOCK, LANES, RowRules
-from silva.models.memory import lazy_zeros
+from silva.models.memory import is_lazy, lazy_zeros
 
+ADDRESSES = 2**28
+"""Bytes that a store may take at once where only those written to take memory: moving to a larger place costs
+time, addresses do not."""
 # No tokens: where a row has none, and one that no row has.
 FREE, NOTHING = -1, -2
 
@@ -84,6 +87,7 @@ class KvCache:
         self.outputs = [self._zeros(0, 1, 0, self.width)]
         for row in self.rows:
             row.computed, row.owners = 0, ()
+        for row in self.rows:
             if row.busy:
                 self._reserve(row.index + 1, row.length)
             else:
@@ -184,16 +188,21 @@ class KvCache:
         have_rows, _, have_length, _ = self.keys[0].shape
         if rows <= have_rows and length <= have_length:
             return
-        if rows > have_rows:
-            rows = min(len(self.rows), max(rows, 2 * have_rows))
         if length > have_length:
             length = min(self.context, max(length, have_length * 3 // 2))
             length = self.rules.positions(length)
-        rows, length = max(rows, have_rows), max(length, have_length)
+        length = max(length, have_length)
+        used = max((row.index + 1 for row in self.rows if row.computed or row.busy), default=0)
+        rows = max(rows, 2 * have_rows if rows > have_rows else used)
+        if is_lazy(self.device):
+            rows = max(rows, ADDRESSES // (self.kv_heads * length * self.head_dim * self.dtype.itemsize))
+        else:
+            rows = max(rows, have_rows)
+        rows, used = min(rows, len(self.rows)), min(used, have_rows)
         for stores in (self.keys, self.values, self.outputs):
             for i, old in enumerate(stores):
                 stores[i] = self._zeros(rows, old.shape[1], length, old.shape[3])
-                stores[i][:have_rows, :, :have_length] = old
+                stores[i][:used, :, :have_length] = old[:used]
 
     def _zeros(self, *shape: int) -> torch.Tensor:
         """Zeros, not garbage: masked positions are multiplied by a weight of 0."""
