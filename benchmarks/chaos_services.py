@@ -375,7 +375,8 @@ def show(rows: Sequence[Mapping[str, Any]]) -> None:
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--kills", type=int, default=10, help="of each kind, for each role")
-    parser.add_argument("--roles", nargs="+", choices=(*ROLES, "supervisor"), default=(*ROLES, "supervisor"))
+    everyone = (*ROLES, "supervisor")
+    parser.add_argument("--roles", nargs="+", choices=everyone, default=everyone, help="only these are hit")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--level", type=int, default=0, help="rollout.max_async_level (default 0)")
     parser.add_argument("--jobs", type=int, default=max(1, (os.cpu_count() or 1) // 2), help="runs at a time")
