@@ -49,6 +49,7 @@ from silva.errors import LedgerError
 from silva.storage.ledger import audit, read
 
 ROLES = ("inference", "trainer", "orchestrator")
+HIT = (*ROLES, "supervisor")
 OF_TRAINER = ("backward", "optim")
 OF_ORCHESTRATOR = ("issue", "seal", "publish", "checkpoint_file", "rename", "latest", "prune", "ledger")
 SERVICES = ("--placement.type=services", "--placement.threads=1")
@@ -315,7 +316,7 @@ def _hit(process: Supervised, fault: Fault, delay: float) -> float | None:
     return hit
 
 
-def plan(kills: int, seed: int, counts: Mapping[str, int], roles: Sequence[str]) -> list[Trial]:
+def plan(kills: int, seed: int, counts: Mapping[str, int], roles: Sequence[str] = HIT) -> list[Trial]:
     """`kills` of each kind for each of the roles; crash points one after the other, at a random count."""
     rng = random.Random(seed)
     faults = []
@@ -375,8 +376,7 @@ def show(rows: Sequence[Mapping[str, Any]]) -> None:
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--kills", type=int, default=10, help="of each kind, for each role")
-    everyone = (*ROLES, "supervisor")
-    parser.add_argument("--roles", nargs="+", choices=everyone, default=everyone, help="only these are hit")
+    parser.add_argument("--roles", nargs="+", choices=HIT, default=HIT, help="only these are hit")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--level", type=int, default=0, help="rollout.max_async_level (default 0)")
     parser.add_argument("--jobs", type=int, default=max(1, (os.cpu_count() or 1) // 2), help="runs at a time")
