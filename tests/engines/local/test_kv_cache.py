@@ -200,3 +200,12 @@ def test_addresses_are_taken_at_once_only_while_they_are_few(monkeypatch: pytest
     for i, expected in enumerate((1, 2, 4, 4, 8)):
         take(cache, 20 + i)
         assert len(cache.keys[0]) == expected
+
+
+def test_longer_rows_leave_room_for_those_that_wait_to_be_computed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kv_cache, "ADDRESSES", 8 * 2 * LANES * 8 * 8)
+    cache = make_cache(8)
+    for i in range(4):
+        waits = take(cache, 20 + i, computed=False)
+    cache.reserve(cache.rows[0], 4 * LANES)  # two rows of that length are as many bytes
+    assert waits.index < len(cache.keys[0]) < 8
