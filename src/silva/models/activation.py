@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-_LANES = 64  # elements: a multiple of what any CPU takes at once
+LANES = 64  # elements: a multiple of what any CPU takes at once
 SERIAL = 32768  # from so many elements on torch shares a tensor among threads
 _PIECE = SERIAL // 2  # GELU already from 20,480 on
 _HOMES = ("torch.nn.modules.activation", "transformers.activations")
@@ -31,7 +31,7 @@ def steady_activations(model: nn.Module) -> None:
 def _steady(function: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor) -> torch.Tensor:
     if not torch.is_inference_mode_enabled() or x.device.type != "cpu":
         return function(x)
-    flat, left_over = x.flatten(), -x.numel() % _LANES
+    flat, left_over = x.flatten(), -x.numel() % LANES
     if left_over:
         flat = F.pad(flat, (0, left_over))
     if len(flat) <= _PIECE:

@@ -19,9 +19,9 @@ TINY = TinyModel(layers=2, width=32, heads=4, kv_heads=2, context=64)
 
 
 def test_steps_that_compute_something_else_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    norm, tiny = decoder._norm, load_model(TINY, seed=0)
+    norm, tiny = decoder._Norm.__call__, load_model(TINY, seed=0)
     check_steps(tiny)
-    monkeypatch.setattr(decoder, "_norm", lambda x, module: norm(x, module) * 1.001)
+    monkeypatch.setattr(decoder._Norm, "__call__", lambda self, x: norm(self, x) * 1.001)
     with pytest.raises(ModelError, match=r"gives other states in the engine's steps than with transformers"):
         check_steps(tiny)
 

@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from silva.config.sections import TinyModel
-from silva.engines.local.drafts import AHEAD, Ahead, Chances, Drafts, StepTimes
+from silva.engines.local.drafts import AHEAD, MARGIN, Ahead, Chances, Drafts, StepTimes
 from silva.engines.local.engine import LocalEngine
 from silva.engines.local.history import Guess, Trail
 from silva.engines.local.request import EngineStats, Request, row_of
@@ -250,6 +250,17 @@ def test_times_rise_in_stairs() -> None:
     assert found == pytest.approx([0.060, 0.076, 0.076, 0.092, 0.092, 0.108], rel=0.04)
 
 
+def test_rows_are_cheap_where_steps_are_long() -> None:
+    """Of 80 rows and 150 tokens of prompts, a row takes less than a two-hundredth of a step."""
+    times, rng = StepTimes(), np.random.default_rng(0)
+    for _ in range(600):
+        rows, prompt = int(rng.integers(60, 100)), int(rng.integers(100, 200))
+        seconds = 0.03 + 0.0013 * (rows + prompt) + rng.normal(0, 1e-4)
+        times.learn(rows, prompt, seconds, drafting=True)
+    assert times.row == pytest.approx(0.0013, rel=0.05)
+    assert times.of(32, drafting=True) == pytest.approx(0.03 + 0.0013 * 32, rel=0.1)
+
+
 def test_a_step_with_drafts_has_a_price_of_its_own() -> None:
     times, rng = StepTimes(), np.random.default_rng(0)
     for step in range(600):
@@ -261,11 +272,11 @@ def test_a_step_with_drafts_has_a_price_of_its_own() -> None:
         assert more == pytest.approx(0.02, rel=0.15)
 
 
-def test_before_much_is_measured_a_row_costs_a_fortieth_of_a_step() -> None:
+def test_before_much_is_measured_28_rows_cost_as_much_as_the_rest_of_a_step() -> None:
     times = StepTimes()
     times.learn(8, 0, 0.080)
     assert times.of(8) == pytest.approx(0.080, rel=0.1)
-    assert times.of(20) - times.of(9) == pytest.approx(11 * 0.080 / 40, rel=0.2)
+    assert times.of(20) - times.of(12) == pytest.approx(8 * 0.080 / 36)
 
 
 def test_chances_are_shares_of_hits() -> None:
@@ -315,8 +326,9 @@ def test_the_drafts_chosen_give_the_most_tokens_a_second(
         return float(tokens) / (1 + row * rows + stair * (rows > 4) + own * (sum(lengths) > 0))
 
     drafts._choose(requests, sorted(offers), 0)
+    none, found = rate([0] * len(requests)), rate([len(request.draft) for request in requests])
     best = max(map(rate, itertools.product(*(range(len(each) + 1) for each in chances))))
-    assert rate([len(request.draft) for request in requests]) == pytest.approx(best, rel=1e-6)
+    assert found == pytest.approx(best if best > MARGIN * none else none, rel=1e-6)
 
 
 def silent(drafts: Drafts, count: int) -> list[Request]:

@@ -8,6 +8,8 @@ up to rounding, and the bits of a token depend on its own history alone (ragged_
 
 from __future__ import annotations
 
+import functools
+import math
 from typing import Any, Protocol
 
 import torch
@@ -16,7 +18,7 @@ from transformers import PreTrainedModel
 
 from silva.engines.local.kv_cache import KvCache
 from silva.engines.local.prepacked import JoinedLinear
-from silva.models.activation import SERIAL
+from silva.models.activation import LANES, SERIAL
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
 _FIXED_ROTATIONS = ("default", "linear", "llama3", "yarn")  # that do not change with the longest position
@@ -74,59 +76,83 @@ class LlamaDecoder:
         self._decoder: Any = model.get_decoder()
         self.recordable = self._decoder.rotary_emb.rope_type in _FIXED_ROTATIONS
         self._layers = [_Layer(layer) for layer in self._decoder.layers]
+        self._norm = _Norm(self._decoder.norm)
+        first: Any = self._decoder.layers[0].self_attn
+        heads, kv_heads = model.config.num_attention_heads, model.config.num_key_value_heads
+        sizes = torch.tensor([first.scaling] * heads + [1.0] * kv_heads)[:, None]
+        self._sizes = sizes.to(first.q_proj.weight)  # of queries, which need no scaling later, and keys
         self.linears = tuple(linear for layer in self._layers for linear in layer.linears)
 
     def __call__(self, tokens_N: torch.Tensor, step: Step) -> torch.Tensor:
         x = self._decoder.embed_tokens(tokens_N)
-        cos, sin = (part[0, :, None] for part in self._decoder.rotary_emb(x[None], step.positions[None]))
+        rotation = self._decoder.rotary_emb(x[None], step.positions[None])
+        cos, sin = (part[0, :, None] * self._sizes for part in rotation)
         half = sin.shape[-1] // 2
-        sin = torch.cat((-sin[..., :half], sin[..., half:]), -1)
+        sin[..., :half].neg_()
         for layer in self._layers:
             layer(x, cos, sin, step)
-        return _norm(x, self._decoder.norm)
+        return self._norm(x)
 
 
 class _Layer:
     def __init__(self, layer: Any) -> None:
         attention, mlp = layer.self_attn, layer.mlp
-        self.norms = layer.input_layernorm, layer.post_attention_layernorm
+        self.norms = _Norm(layer.input_layernorm), _Norm(layer.post_attention_layernorm)
         self.qkv = JoinedLinear(attention.q_proj, attention.k_proj, attention.v_proj)
-        self.head_norms = (attention.q_norm, attention.k_norm) if hasattr(attention, "q_norm") else None
-        self.index, self.scaling = attention.layer_idx, attention.scaling
+        own = hasattr(attention, "q_norm")
+        self.head_norms = (_Norm(attention.q_norm), _Norm(attention.k_norm)) if own else None
+        self.index = attention.layer_idx
         self.out = JoinedLinear(attention.o_proj)
         self.gate_up = JoinedLinear(mlp.gate_proj, mlp.up_proj)
         self.down = JoinedLinear(mlp.down_proj)
         self.linears = self.qkv, self.out, self.gate_up, self.down
 
     def __call__(self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, step: Step) -> None:
-        """Adds to x [N, D]; cos and (with the sign of the rotation) sin: [N, 1, d]."""
+        """Adds to x [N, D]; cos, and sin with the sign of the rotation: [N, heads + kv_heads, d]."""
         tokens, (heads, kv_heads) = x.shape[0], (step.cache.heads, step.cache.kv_heads)
-        qkv = self.qkv(_norm(x, self.norms[0])).view(tokens, -1, step.cache.head_dim)
+        qkv = self.qkv(self.norms[0](x)).view(tokens, -1, step.cache.head_dim)
         qk, value = qkv.split_with_sizes((heads + kv_heads, kv_heads), 1)
         if self.head_norms:
             query, key = qk.split_with_sizes((heads, kv_heads), 1)
-            qk = torch.cat((_norm(query, self.head_norms[0]), _norm(key, self.head_norms[1])), 1)
+            qk = torch.cat((self.head_norms[0](query), self.head_norms[1](key)), 1)
         left, right = qk.chunk(2, -1)
         rotated = torch.cat((right, left), -1).mul_(sin).add_(qk * cos)
         query, key = rotated.split_with_sizes((heads, kv_heads), 1)
-        x += self.out(step.attend_rows(self.index, query, key, value, self.scaling).flatten(1))
-        gate, up = self.gate_up(_norm(x, self.norms[1])).chunk(2, -1)
+        x += self.out(step.attend_rows(self.index, query, key, value, 1.0).flatten(1))
+        gate, up = self.gate_up(self.norms[1](x)).chunk(2, -1)
         x += self.down(_silu_(gate) * up)
 
 
-def _norm(x: torch.Tensor, norm: Any) -> torch.Tensor:
-    """RMSNorm over the last dimension, in float32 or wider."""
-    wide = x if x.dtype in (torch.float32, torch.float64) else x.float()
-    squares = torch.linalg.vector_norm(wide, dim=-1, keepdim=True).square_()
-    scale = squares.div_(x.shape[-1]).add_(norm.variance_epsilon).rsqrt_()
-    return (wide * scale).to(x.dtype).mul_(norm.weight)
+class _Norm:
+    """RMSNorm over the last dimension, in float32 or wider. A number that is a tensor already saves torch
+    making one of it, which takes longer than what is done with it here."""
+
+    def __init__(self, norm: Any) -> None:
+        self._module, weight = norm, norm.weight
+        self._epsilon, self._share = (
+            torch.tensor(number, dtype=torch.promote_types(weight.dtype, torch.float32), device=weight.device)
+            for number in (norm.variance_epsilon, 1 / len(weight))
+        )
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        wide = x.to(self._epsilon.dtype)
+        squares = torch.linalg.vector_norm(wide, 2, -1, True).square_()
+        normed = wide.mul(squares.mul_(self._share).add_(self._epsilon).rsqrt_())
+        return normed.to(x.dtype).mul_(self._module.weight)
 
 
 def _silu_(x: torch.Tensor) -> torch.Tensor:
-    """In place, [N, width]. On CPU whole rows at a time, too few for torch to share among threads: an element
-    at the end of a share would get other bits (activation.py)."""
-    if x.device.type != "cpu" or x.numel() < SERIAL:
+    """In place, [N, width]. On CPU the last elements of a thread's share would have other bits where it does
+    not end with a whole vector (activation.py): there, few rows at a time, which torch does not share out."""
+    whole = x.shape[1] % _whole_shares(torch.get_num_threads()) == 0
+    if x.device.type != "cpu" or x.numel() < SERIAL or whole:
         return F.silu(x, inplace=True)
     for rows in x.split(max(1, (SERIAL - 1) // x.shape[1])):
         F.silu(rows, inplace=True)
     return x
+
+
+@functools.cache
+def _whole_shares(threads: int) -> int:
+    """A width in whole vectors for each of the threads, however few of them torch takes."""
+    return LANES * math.lcm(*range(1, threads + 1))

@@ -34,6 +34,8 @@ _LOSS = 0.01  # share of the time that may be lost in a window
 _LONGEST_PAUSE = 4096  # steps
 _PRIOR, _REMEMBERED = 4.0, 512  # guesses of a kind: how much the votes weigh, and how many count
 _FORGET, _DOUBT = 0.99, 0.5  # what a step weighs after another one; how many the line weighs against a stair
+MARGIN = 1.08  # tokens a second with drafts over those without: less is within the error of the times
+_ROWS = 28  # that cost as much as the rest of a step, until more is known
 _EVERY = 8  # steps from one fit to the next
 
 
@@ -68,7 +70,7 @@ class StepTimes:
     `rows` are the tokens that are drawn after: of requests and of drafts. Kernels compute several rows at
     once, so times rise in stairs: 9 rows may take as long as 16, and longer than 8. `drafting` steps attend
     to several tokens of a request, which takes operations of its own. The longer ago a step was, the less it
-    counts. Before much is measured a row is taken to cost a fortieth of a step.
+    counts. Before much is measured a step without rows is taken to cost as much as 28 rows.
     """
 
     def __init__(self) -> None:
@@ -117,10 +119,11 @@ class StepTimes:
     def _fit(self) -> None:
         """By least squares, with a prior that weighs as much as a few steps. No row is for nothing."""
         mean = self._sums[0] / self._moments[0, 0]
-        prior = np.array([0.7 * mean, mean / 40, mean / 40, 0.0])
+        row = mean / (_ROWS + self._moments[0, 1:3].sum() / self._moments[0, 0])
+        prior = row * np.array([_ROWS, 1.0, 1.0, 0.0])
         weight = np.diag([0.1, 10.0, 10.0, 1.0])
         found = np.linalg.solve(self._moments + weight, self._sums + weight @ prior)
-        found = np.maximum(found, [mean / 10, mean / 100, 0.0, 0.0])
+        found = np.maximum(found, prior * [0.15, 0.4, 0.0, 0.0])
         self._base, self.row, self._prompt, self._drafting = found.tolist()
 
 
@@ -230,7 +233,7 @@ class Drafts:
         return offers
 
     def _choose(self, requests: Sequence[Request], offers: Sequence[_Offer], prompt: int) -> None:
-        """Take as many of the likeliest as give the most tokens a second."""
+        """Take as many of the likeliest as give the most tokens a second, none where that is hardly more."""
         tokens, best, taken = float(len(requests)), 0.0, 0
         for count, (opposite, *_) in enumerate([(0.0,), *offers]):
             if count and -opposite < best * self._times.row / 2:
@@ -240,6 +243,8 @@ class Drafts:
             rate = tokens / self._times.of(rows, prompt, drafting=count > 0)
             if rate > best:
                 best, taken = rate, count
+            if not count:
+                best *= MARGIN
         lengths = [0] * len(requests)
         for _, _, number, length in offers[:taken]:
             lengths[number] = max(lengths[number], length)

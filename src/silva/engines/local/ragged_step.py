@@ -140,7 +140,10 @@ def blocked_attention(
         if bias.shape[2] > 1:
             bias = F.pad(bias, (0, 0, 0, missing))
     scores = [_product(query, key.transpose(-1, -2), rules.matrices) for key, _ in blocks]
-    weights = (scores[0] if len(scores) == 1 else torch.cat(scores, -1)).mul_(scaling).add_(bias)
+    weights = scores[0] if len(scores) == 1 else torch.cat(scores, -1)
+    if scaling != 1:
+        weights.mul_(scaling)
+    weights.add_(bias)
     weights = weights.softmax(-1, dtype=torch.promote_types(weights.dtype, torch.float32))
     parts = weights.to(query.dtype).split(BLOCK, -1)
     out = _product(parts[0], blocks[0][1], rules.matrices)
