@@ -79,7 +79,7 @@ class LlamaDecoder:
         self._norm = _Norm(self._decoder.norm)
         first: Any = self._decoder.layers[0].self_attn
         heads, kv_heads = model.config.num_attention_heads, model.config.num_key_value_heads
-        sizes = torch.tensor([first.scaling] * heads + [1.0] * kv_heads)[:, None]
+        sizes = torch.tensor([first.scaling] * heads + [1.0] * kv_heads, dtype=torch.float64)[:, None]
         self._sizes = sizes.to(first.q_proj.weight)  # of queries, which need no scaling later, and keys
         self.linears = tuple(linear for layer in self._layers for linear in layer.linears)
 
