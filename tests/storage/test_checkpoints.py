@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from silva.errors import CheckpointError
+from silva.errors import CheckpointError, PartLost
 from silva.ports import FILES, FaultyFiles, use_files
 from silva.storage.checkpoints import MANIFEST, CheckpointStore, read_manifest, verify
 
@@ -335,3 +335,17 @@ def test_pruning_killed_half_way_never_looks_like_damage(store, monkeypatch):
     assert names(store)[3].startswith("tmp-pruned-step_1-")
     fresh = CheckpointStore(store.directory)
     assert fresh.steps() == [2, 3] and fresh.newest() == (3, store.path(3)) and fresh.skipped == []
+
+
+def test_a_trainer_that_is_lost_while_it_saves_is_no_fault_of_the_disk(tmp_path: Path) -> None:
+    """So that the run goes on from the checkpoint before, as after any other call to a lost trainer."""
+
+    def lost(_: Path) -> None:
+        raise PartLost("the trainer is gone (while it was asked to save)")
+
+    store = CheckpointStore(tmp_path / "checkpoints", keep=2)
+    before = store.save(1, {"a": lambda path: path.write_bytes(b"1")}, {})
+    with pytest.raises(PartLost, match=r"^the trainer is gone \(while it was asked to save\)$"):
+        store.save(2, {"a": lost}, {})
+    assert [path.name for path in store.directory.glob("*step_*")] == [before.name]
+    verify(before)

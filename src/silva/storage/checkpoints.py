@@ -27,7 +27,7 @@ from typing import Any
 
 from safetensors import SafetensorError
 
-from silva.errors import CheckpointError
+from silva.errors import CheckpointError, PartLost
 from silva.ports import FILES, crash_point
 from silva.storage.layout import step_path, steps_in
 
@@ -269,6 +269,8 @@ def _failing(what: str, advice: str = "") -> Iterator[None]:
     """Faults of the disk become a CheckpointError that says where and what to do."""
     try:
         yield
+    except PartLost:  # a writer's trainer, in another process, and no disk
+        raise
     except (OSError, SafetensorError) as error:
         # a writer may have words of its own for what the disk said
         fault = error.__cause__ if isinstance(error, CheckpointError) else error
