@@ -145,6 +145,106 @@ def furthest(found: tuple[float, ...], expected: torch.Tensor, tokens: tuple[int
     return max(abs(a - b) for a, b in zip(found, own, strict=True))
 
 
+async def generated(address: str) -> float:
+    """Tokens so far, as the server counts them."""
+    text = await asyncio.to_thread(lambda: urlopen(f"{address}/metrics", timeout=30).read().decode())
+    return sum(
+        float(line.split()[-1])
+        for line in text.splitlines()
+        if line.startswith("vllm:generation_tokens_total")
+    )
+
+
+async def sampled(
+    engine: HttpEngine, smollm2: LoadedModel, record_property: Callable[[str, Any], None]
+) -> None:
+    assert engine.capabilities.context == 256 and engine.capabilities.loads == {"folder"}
+    params = SamplingParams(24, seed=(1 << 63) - 1)
+    first, again = await engine.sample(PROMPT, params), await engine.sample(PROMPT, params)
+    assert first.tokens == again.tokens and first.stop_reason == "length"
+    assert first.raw_logprobs == first.logprobs and first.versions == (0,) * 24
+    assert again.cached_tokens == 32
+    expected = logprobs(smollm2.model, [*PROMPT, *first.tokens], len(PROMPT))
+    mismatch = furthest(first.logprobs, expected, first.tokens)
+    record_property("mismatch of sampled tokens", mismatch)
+    assert mismatch < 1e-3
+    entropies = -(expected.exp() * expected).sum(-1)
+    off = (torch.tensor(first.entropies) - entropies).abs()
+    record_property("entropies off by", off.max().item())
+    assert off.max() < 2.0 and off.mean() < 0.5  # an estimate from 20 of 49,152
+
+    scores = await engine.score([*PROMPT, *first.tokens], len(PROMPT))
+    assert furthest(scores.logprobs, expected, first.tokens) < 1e-3
+    assert list(scores.likeliest) == expected.argmax(-1).tolist()
+
+    cooler = SamplingParams(24, temperature=0.5, seed=5)
+    found = await engine.sample(PROMPT, cooler)
+    with torch.no_grad():
+        logits = smollm2.model(torch.tensor([[*PROMPT, *found.tokens]])).logits[0, len(PROMPT) - 1 : -1]
+    cooled = (logits.float() / 0.5).log_softmax(-1)
+    assert furthest(found.logprobs, cooled, found.tokens) < 1e-3
+
+    stop = first.tokens[3]
+    stopped = await engine.sample(PROMPT, SamplingParams(24, seed=params.seed, stop_token_ids=(stop,)))
+    assert stopped.tokens == first.tokens[: first.tokens.index(stop) + 1]
+    assert stopped.stop_reason == "stop_token"
+    piece = smollm2.tokenizer.decode(first.tokens[5])
+    by_text = await engine.sample(PROMPT, SamplingParams(24, seed=params.seed, stop=(piece,)))
+    assert by_text.stop_reason == "stop_string" and len(by_text.tokens) <= 6
+    assert by_text.tokens == first.tokens[: len(by_text.tokens)]
+    full = await engine.sample(PROMPT * 6, SamplingParams(99))
+    assert (len(full.tokens), full.stop_reason) == (256 - 6 * len(PROMPT), "context_overflow")
+    greedy = await engine.sample(PROMPT, SamplingParams(2, temperature=0.0))
+    assert greedy.logprobs == greedy.entropies == (0.0, 0.0) and greedy.raw_logprobs[0] < 0
+
+
+async def loaded(
+    engine: HttpEngine,
+    address: str,
+    model: Path,
+    folder: Path,
+    smollm2: LoadedModel,
+    record_property: Callable[[str, Any], None],
+) -> None:
+    """Four requests run on over the load: from some token on they come from the new weights, in `folder`."""
+    shutil.copytree(model, folder)
+    weights, numbers = load_file(folder / "model.safetensors"), torch.Generator().manual_seed(0)
+    for name, weight in weights.items():
+        if "mlp" in name or "embed" in name:  # the head shares its weights with the embeddings
+            weight += 0.02 * weight.std() * torch.randn(weight.shape, generator=numbers)
+    save_file(weights, folder / "model.safetensors", {"format": "pt"})
+    snapshot = Snapshot(1, weight_folder(folder))  # its digest takes longer than the requests may
+    before = await engine.sample(PROMPT, SamplingParams(24, seed=1))
+    running = [asyncio.ensure_future(engine.sample(PROMPT, SamplingParams(210, seed=i))) for i in range(4)]
+    start = await generated(address)
+    while await generated(address) < start + 16:
+        pass
+    assert not any(each.done() for each in running)
+    began = time.monotonic()
+    await engine.load(snapshot)
+    record_property("seconds of a load", time.monotonic() - began)
+    over = await asyncio.gather(*running)
+    after = await engine.sample(PROMPT, SamplingParams(24, seed=1))
+    assert after.versions == (1,) * 24
+    moved = max(abs(a - b) for a, b in zip(before.logprobs, after.logprobs, strict=True))
+    record_property("log-probabilities moved by", moved)
+    assert moved > 1e-2
+
+    changed = type(smollm2.model).from_pretrained(folder, dtype=torch.float32).eval()
+    expected = logprobs(changed, [*PROMPT, *after.tokens], len(PROMPT))
+    mismatch = furthest(after.logprobs, expected, after.tokens)
+    record_property("mismatch after the load", mismatch)
+    assert mismatch < 1e-3
+    probe = await engine.probe()
+    assert furthest(probe.logprobs, logprobs(changed, list(PROBE), 1), PROBE[1:]) < 1e-3
+    for found in over:
+        assert len(found.tokens) == 210 and set(found.versions) == {0}
+        old = logprobs(smollm2.model, [*PROMPT, *found.tokens[:2]], len(PROMPT))
+        assert furthest(found.logprobs[:2], old, found.tokens[:2]) < 1e-3
+        expected = logprobs(changed, [*PROMPT, *found.tokens], len(PROMPT))
+        assert furthest(found.logprobs[-5:], expected[-5:], found.tokens[-5:]) < 1e-3
+
+
 @pytest.mark.vllm
 def test_vllm_samples_scores_and_loads(
     server: tuple[str, Path],
@@ -165,100 +265,9 @@ def test_vllm_samples_scores_and_loads(
         await engine.connect()
         record_property("seconds until it answers", time.monotonic() - began)
         try:
-            await sampled(engine)
-            await loaded(engine)
+            await sampled(engine, smollm2, record_property)
+            await loaded(engine, address, model, tmp_path / "changed", smollm2, record_property)
         finally:
             await engine.close()
-
-    async def generated() -> float:
-        """Tokens so far, as the server counts them."""
-        text = await asyncio.to_thread(lambda: urlopen(f"{address}/metrics", timeout=30).read().decode())
-        return sum(
-            float(line.split()[-1])
-            for line in text.splitlines()
-            if line.startswith("vllm:generation_tokens_total")
-        )
-
-    async def sampled(engine: HttpEngine) -> None:
-        assert engine.capabilities.context == 256 and engine.capabilities.loads == {"folder"}
-        params = SamplingParams(24, seed=(1 << 63) - 1)
-        first, again = await engine.sample(PROMPT, params), await engine.sample(PROMPT, params)
-        assert first.tokens == again.tokens and first.stop_reason == "length"
-        assert first.raw_logprobs == first.logprobs and first.versions == (0,) * 24
-        assert again.cached_tokens == 32
-        expected = logprobs(smollm2.model, [*PROMPT, *first.tokens], len(PROMPT))
-        mismatch = furthest(first.logprobs, expected, first.tokens)
-        record_property("mismatch of sampled tokens", mismatch)
-        assert mismatch < 1e-3
-        entropies = -(expected.exp() * expected).sum(-1)
-        off = (torch.tensor(first.entropies) - entropies).abs()
-        record_property("entropies off by", off.max().item())
-        assert off.max() < 2.0 and off.mean() < 0.5  # an estimate from 20 of 49,152
-
-        scores = await engine.score([*PROMPT, *first.tokens], len(PROMPT))
-        assert furthest(scores.logprobs, expected, first.tokens) < 1e-3
-        assert list(scores.likeliest) == expected.argmax(-1).tolist()
-
-        cooler = SamplingParams(24, temperature=0.5, seed=5)
-        found = await engine.sample(PROMPT, cooler)
-        with torch.no_grad():
-            logits = smollm2.model(torch.tensor([[*PROMPT, *found.tokens]])).logits[0, len(PROMPT) - 1 : -1]
-        cooled = (logits.float() / 0.5).log_softmax(-1)
-        assert furthest(found.logprobs, cooled, found.tokens) < 1e-3
-
-        stop = first.tokens[3]
-        stopped = await engine.sample(PROMPT, SamplingParams(24, seed=params.seed, stop_token_ids=(stop,)))
-        assert stopped.tokens == first.tokens[: first.tokens.index(stop) + 1]
-        assert stopped.stop_reason == "stop_token"
-        piece = smollm2.tokenizer.decode(first.tokens[5])
-        by_text = await engine.sample(PROMPT, SamplingParams(24, seed=params.seed, stop=(piece,)))
-        assert by_text.stop_reason == "stop_string" and len(by_text.tokens) <= 6
-        assert by_text.tokens == first.tokens[: len(by_text.tokens)]
-        full = await engine.sample(PROMPT * 6, SamplingParams(99))
-        assert (len(full.tokens), full.stop_reason) == (256 - 6 * len(PROMPT), "context_overflow")
-        greedy = await engine.sample(PROMPT, SamplingParams(2, temperature=0.0))
-        assert greedy.logprobs == greedy.entropies == (0.0, 0.0) and greedy.raw_logprobs[0] < 0
-
-    async def loaded(engine: HttpEngine) -> None:
-        """Four requests run on over the load: from some token on they come from the new weights."""
-        folder = tmp_path / "changed"
-        shutil.copytree(model, folder)
-        weights, numbers = load_file(folder / "model.safetensors"), torch.Generator().manual_seed(0)
-        for name, weight in weights.items():
-            if "mlp" in name or "embed" in name:  # the head shares its weights with the embeddings
-                weight += 0.02 * weight.std() * torch.randn(weight.shape, generator=numbers)
-        save_file(weights, folder / "model.safetensors", {"format": "pt"})
-        snapshot = Snapshot(1, weight_folder(folder))  # its digest takes longer than the requests may
-        before = await engine.sample(PROMPT, SamplingParams(24, seed=1))
-        running = [
-            asyncio.ensure_future(engine.sample(PROMPT, SamplingParams(210, seed=i))) for i in range(4)
-        ]
-        start = await generated()
-        while await generated() < start + 16:
-            pass
-        assert not any(each.done() for each in running)
-        began = time.monotonic()
-        await engine.load(snapshot)
-        record_property("seconds of a load", time.monotonic() - began)
-        over = await asyncio.gather(*running)
-        after = await engine.sample(PROMPT, SamplingParams(24, seed=1))
-        assert after.versions == (1,) * 24
-        moved = max(abs(a - b) for a, b in zip(before.logprobs, after.logprobs, strict=True))
-        record_property("log-probabilities moved by", moved)
-        assert moved > 1e-2
-
-        changed = type(smollm2.model).from_pretrained(folder, dtype=torch.float32).eval()
-        expected = logprobs(changed, [*PROMPT, *after.tokens], len(PROMPT))
-        mismatch = furthest(after.logprobs, expected, after.tokens)
-        record_property("mismatch after the load", mismatch)
-        assert mismatch < 1e-3
-        probe = await engine.probe()
-        assert furthest(probe.logprobs, logprobs(changed, list(PROBE), 1), PROBE[1:]) < 1e-3
-        for found in over:
-            assert len(found.tokens) == 210 and set(found.versions) == {0}
-            old = logprobs(smollm2.model, [*PROMPT, *found.tokens[:2]], len(PROMPT))
-            assert furthest(found.logprobs[:2], old, found.tokens[:2]) < 1e-3
-            expected = logprobs(changed, [*PROMPT, *found.tokens], len(PROMPT))
-            assert furthest(found.logprobs[-5:], expected[-5:], found.tokens[-5:]) < 1e-3
 
     asyncio.run(asyncio.wait_for(work(), STARTS + 200))

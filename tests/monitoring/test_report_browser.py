@@ -184,6 +184,14 @@ def test_hovering_a_curve_shows_raw_and_smoothed_values(page: Page) -> None:
     assert "smoothed" not in page.run("document.querySelector('.chart:nth-child(2) .tip').innerText")
 
 
+def test_marks_of_an_axis_differ(page: Page) -> None:
+    """Also where a curve hardly moves, as tokens of a request in a step near 1."""
+    assert page.run("[1, 1.0005, 1.001].map((v) => mark(v, 0.0005))") == ["1.0000", "1.0005", "1.0010"]
+    assert page.run("[0, 0.2, 0.4].map((v) => mark(v, 0.2))") == ["0", "0.2", "0.4"]
+    assert page.run("[99990, 100000].map((v) => mark(v, 10))") == ["99,990", "100,000"]
+    assert page.run("[-5e-7, 0].map((v) => mark(v, 5e-7))") == ["-5.0e-7", "0"]
+
+
 def test_curves_answer_the_keyboard(page: Page) -> None:
     page.run("document.querySelector('.chart svg').focus()")
     for _ in range(2):

@@ -30,10 +30,10 @@ def test_blocked_attention_equals_torch_s(count: int, length: int, dim: int) -> 
     bias = torch.zeros_like(hidden, dtype=torch.float64).masked_fill(hidden, float("-inf"))
     cuts = [slice(b, min(b + BLOCK, length)) for b in range(0, length, BLOCK)]
     pairs = [(key[:, :, c], value[:, :, c]) for c in cuts]
-    expected = F.scaled_dot_product_attention(query, key, value, attn_mask=~hidden, scale=0.3)
+    expected = F.scaled_dot_product_attention(query, key, value, attn_mask=~hidden, scale=1.0)
     four = same_bits.RowRule(4, 4)
     for rules in (same_bits.RowRules(), same_bits.RowRules(attention=four), same_bits.RowRules(matrices=7)):
-        got = blocked_attention(query, pairs, bias, 0.3, rules)
+        got = blocked_attention(query, pairs, bias, rules)
         torch.testing.assert_close(got, expected, rtol=0, atol=1e-12)
 
 
@@ -49,7 +49,7 @@ def test_queries_have_the_same_bits_in_any_number(dim: int, kv_heads: int) -> No
 
     def attend(rows: int, queries: slice) -> torch.Tensor:
         pairs = [(key[:rows, :, block], value[:rows, :, block]) for block in blocks]
-        return blocked_attention(query[:rows, :, queries], pairs, bias, 0.3, rules)
+        return blocked_attention(query[:rows, :, queries], pairs, bias, rules)
 
     expected = attend(5, slice(0, 70))
     for rows, count in itertools.product((1, 2, 5), (1, 2, 3, 17, 64)):
@@ -66,8 +66,8 @@ def test_shared_blocks_have_the_bits_of_copies() -> None:
     key[:, :, :BLOCK], value[:, :, :BLOCK] = key[:1, :, :BLOCK].clone(), value[:1, :, :BLOCK].clone()
     bias = torch.zeros(1, 1, 1, 320)
     own = (key[:, :, BLOCK:], value[:, :, BLOCK:])
-    copied = blocked_attention(query, [(key[:, :, :BLOCK], value[:, :, :BLOCK]), own], bias, 0.3, rules)
-    shared = blocked_attention(query, [(key[0, :, :BLOCK], value[0, :, :BLOCK]), own], bias, 0.3, rules)
+    copied = blocked_attention(query, [(key[:, :, :BLOCK], value[:, :, :BLOCK]), own], bias, rules)
+    shared = blocked_attention(query, [(key[0, :, :BLOCK], value[0, :, :BLOCK]), own], bias, rules)
     assert torch.equal(shared, copied)
 
 

@@ -115,9 +115,9 @@ class DecodeStep:
         )
 
     def attend_rows(
-        self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scaling: float
+        self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
     ) -> torch.Tensor:
-        """query [B, heads, d], key and value [B, kv_heads, d] -> [B, heads, d]."""
+        """query, scaled already, [B, heads, d], key and value [B, kv_heads, d] -> [B, heads, d]."""
         keys, values = self.cache.store(layer, self.rows, self.positions, key, value)
         requests, heads, d = query.shape
         kv = key.shape[1]
@@ -126,7 +126,7 @@ class DecodeStep:
             keys.view(1, 1, -1, d),
             values.view(1, 1, -1, d),
             block_mask=self._mask,
-            scale=scaling,
+            scale=1.0,
         )
         return out.reshape(requests, heads, d)
 

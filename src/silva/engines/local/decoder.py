@@ -31,7 +31,7 @@ class Step(Protocol):
     positions: torch.Tensor
 
     def attend_rows(
-        self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scaling: float
+        self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
     ) -> torch.Tensor: ...
 
 
@@ -79,14 +79,14 @@ class LlamaDecoder:
         self._norm = _Norm(self._decoder.norm)
         first: Any = self._decoder.layers[0].self_attn
         heads, kv_heads = model.config.num_attention_heads, model.config.num_key_value_heads
-        sizes = torch.tensor([first.scaling] * heads + [1.0] * kv_heads, dtype=torch.float64)[:, None]
-        self._sizes = sizes.to(first.q_proj.weight)  # of queries, which need no scaling later, and keys
+        scales = torch.tensor([first.scaling] * heads + [1.0] * kv_heads, dtype=torch.float64)[:, None]
+        self._scales = scales.to(first.q_proj.weight)  # of queries and keys: the rotation scales queries too
         self.linears = tuple(linear for layer in self._layers for linear in layer.linears)
 
     def __call__(self, tokens_N: torch.Tensor, step: Step) -> torch.Tensor:
         x = self._decoder.embed_tokens(tokens_N)
         rotation = self._decoder.rotary_emb(x[None], step.positions[None])
-        cos, sin = (part[0, :, None] * self._sizes for part in rotation)
+        cos, sin = (part[0, :, None] * self._scales for part in rotation)
         half = sin.shape[-1] // 2
         sin[..., :half].neg_()
         for layer in self._layers:
@@ -118,7 +118,7 @@ class _Layer:
         left, right = qk.chunk(2, -1)
         rotated = torch.cat((right, left), -1).mul_(sin).add_(qk * cos)
         query, key = rotated.split_with_sizes((heads, kv_heads), 1)
-        x += self.out(step.attend_rows(self.index, query, key, value, 1.0).flatten(1))
+        x += self.out(step.attend_rows(self.index, query, key, value).flatten(1))
         gate, up = self.gate_up(self.norms[1](x)).chunk(2, -1)
         x += self.down(_silu_(gate) * up)
 

@@ -26,6 +26,7 @@ from silva.engines.local.request import EngineStats, Request, row_of
 from silva.engines.local.same_bits import RowRule
 
 AHEAD = 8  # tokens of one request in one step, at most
+MARGIN = 1.08  # tokens a second with drafts over those without: less is within the error of the times
 _LEAST = 0.02  # chance of a draft that is worth a thought
 _Offer = tuple[float, int, int, int]
 """-chance that all of the draft is drawn, -tokens of the request so far, its number, length of the draft."""
@@ -34,7 +35,6 @@ _LOSS = 0.01  # share of the time that may be lost in a window
 _LONGEST_PAUSE = 4096  # steps
 _PRIOR, _REMEMBERED = 4.0, 512  # guesses of a kind: how much the votes weigh, and how many count
 _FORGET, _DOUBT = 0.99, 0.5  # what a step weighs after another one; how many the line weighs against a stair
-MARGIN = 1.08  # tokens a second with drafts over those without: less is within the error of the times
 _ROWS = 28  # that cost as much as the rest of a step, until more is known
 _EVERY = 8  # steps from one fit to the next
 

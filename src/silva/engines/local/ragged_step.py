@@ -74,21 +74,21 @@ class RaggedStep:
         self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scaling: float
     ) -> torch.Tensor:
         """query [1, heads, size, d], key and value [1, kv_heads, size, d] -> [1, size, heads, d]."""
-        query, key, value = (part[0].transpose(0, 1) for part in (query, key, value))
-        return self.attend_rows(layer, query, key, value, scaling)[None]
+        query, key, value = (part[0].transpose(0, 1) for part in (query * scaling, key, value))
+        return self.attend_rows(layer, query, key, value)[None]
 
     def attend_rows(
-        self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scaling: float
+        self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
     ) -> torch.Tensor:
-        """query [size, heads, d], key and value [size, kv_heads, d] -> [size, heads, d]."""
+        """query, scaled already, [size, heads, d], key and value [size, kv_heads, d] -> [size, heads, d]."""
         filled, real = self.size - self.count, slice(self.count)
         if filled:
             query, key, value = query[real], key[real], value[real]
-        out = self._attend(layer, query, key, value, scaling)
+        out = self._attend(layer, query, key, value)
         return F.pad(out, (0, 0, 0, 0, 0, filled)) if filled else out
 
     def _attend(
-        self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scaling: float
+        self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
     ) -> torch.Tensor:
         keys, values = self.cache.store(layer, self.rows, self.positions[: self.count], key, value)
         heads, d = query.shape[1:]
@@ -106,7 +106,7 @@ class RaggedStep:
             for b in range(run.own, run.bias.shape[-1], BLOCK):
                 block = slice(b, min(b + BLOCK, run.bias.shape[-1]))
                 pairs.append((keys[run.rows, :, block], values[run.rows, :, block]))
-            o = blocked_attention(mine, pairs, run.bias, scaling, self.cache.rules)
+            o = blocked_attention(mine, pairs, run.bias, self.cache.rules)
             o = o.view(rows, kv, heads // kv, count, d).permute(0, 3, 1, 2, 4).reshape(-1, heads, d)
             if run.whole:
                 return o
@@ -118,13 +118,12 @@ def blocked_attention(
     query: torch.Tensor,
     blocks: Sequence[tuple[torch.Tensor, torch.Tensor]],
     bias: torch.Tensor,
-    scaling: float,
     rules: RowRules,
 ) -> torch.Tensor:
     """Softmax attention whose every query row has the same bits for any batch, padding or chunking.
 
     Args:
-        query: [B, kv, Q, d].
+        query: [B, kv, Q, d], scaled already.
         blocks: keys and values of BLOCK positions each (the last: a multiple of `rules.lanes`),
             [B, kv, L, d], or [kv, L, d] where all of the batch share them: then they are read once.
         bias: [B or 1, 1, Q or 1, T] of 0 and -inf.
@@ -140,10 +139,7 @@ def blocked_attention(
         if bias.shape[2] > 1:
             bias = F.pad(bias, (0, 0, 0, missing))
     scores = [_product(query, key.transpose(-1, -2), rules.matrices) for key, _ in blocks]
-    weights = scores[0] if len(scores) == 1 else torch.cat(scores, -1)
-    if scaling != 1:
-        weights.mul_(scaling)
-    weights.add_(bias)
+    weights = (scores[0] if len(scores) == 1 else torch.cat(scores, -1)).add_(bias)
     weights = weights.softmax(-1, dtype=torch.promote_types(weights.dtype, torch.float32))
     parts = weights.to(query.dtype).split(BLOCK, -1)
     out = _product(parts[0], blocks[0][1], rules.matrices)

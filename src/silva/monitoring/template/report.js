@@ -34,6 +34,11 @@ function number(v) {
   if (Number.isInteger(v)) return String(v);
   return size < 0.001 ? v.toExponential(1) : String(Number(v.toPrecision(3)));
 }
+/** A mark of an axis with marks every `size`: with as many digits as tell them apart. */
+function mark(v, size) {
+  if (size >= 1 || Math.abs(v) < 200 * size) return number(Number(v.toPrecision(6)));
+  return v.toFixed(Math.ceil(-Math.log10(size) - 1e-9));
+}
 const isShare = (metric) => /success|pass@|accuracy|avg@/.test(metric);
 const percent = (v) => (v == null ? "–" : (100 * v).toFixed(1) + " %");
 function duration(s) {
@@ -206,7 +211,7 @@ function plot(root, spec, points) {
   for (let i = 0; low + i * size <= high + size / 2; i++) {
     const t = low + i * size;
     root.append(svg("line", { x1: MARGIN.left, x2: width - MARGIN.right, y1: y(t), y2: y(t), class: "grid" }));
-    root.append(svg("text", { x: MARGIN.left - 7, y: y(t) + 4, "text-anchor": "end", text: number(Number(t.toPrecision(6))) }));
+    root.append(svg("text", { x: MARGIN.left - 7, y: y(t) + 4, "text-anchor": "end", text: mark(t, size) }));
   }
   for (const t of last === first ? [first] : ticks(first, last, Math.max(2, Math.floor(inner / 80))).filter(Number.isInteger)) {
     root.append(svg("text", { x: x(t), y: HEIGHT - 5, "text-anchor": "middle", text: t }));
