@@ -49,7 +49,6 @@ from silva.errors import LedgerError
 from silva.storage.ledger import audit, read
 
 ROLES = ("inference", "trainer", "orchestrator")
-HIT = (*ROLES, "supervisor")
 OF_TRAINER = ("backward", "optim")
 OF_ORCHESTRATOR = ("issue", "seal", "publish", "checkpoint_file", "rename", "latest", "prune", "ledger")
 SERVICES = ("--placement.type=services", "--placement.threads=1")
@@ -316,8 +315,11 @@ def _hit(process: Supervised, fault: Fault, delay: float) -> float | None:
     return hit
 
 
-def plan(kills: int, seed: int, counts: Mapping[str, int], roles: Sequence[str] = HIT) -> list[Trial]:
-    """`kills` of each kind for each of the roles; crash points one after the other, at a random count."""
+def plan(kills: int, seed: int, counts: Mapping[str, int], only: Sequence[str] = ("",)) -> list[Trial]:
+    """`kills` of each kind for each of the roles; crash points one after the other, at a random count.
+
+    Of these the ones with one of the texts of `only` in "trial-7: trainer SIGKILL at optim:2".
+    """
     rng = random.Random(seed)
     faults = []
     for role in ROLES:
@@ -327,7 +329,8 @@ def plan(kills: int, seed: int, counts: Mapping[str, int], roles: Sequence[str] 
         for point in (points * kills)[:kills]:
             faults.append(Fault(role, "SIGKILL", point=f"{point}:{rng.randint(1, counts[point])}"))
     faults += [Fault("supervisor", "SIGKILL", share=rng.random()) for _ in range(min(kills, SUPERVISORS))]
-    return [Trial(f"trial-{number}", fault) for number, fault in enumerate(faults) if fault.role in roles]
+    trials = [Trial(f"trial-{number}", fault) for number, fault in enumerate(faults)]
+    return [each for each in trials if any(text in f"{each.name}: {each.fault}" for text in only)]
 
 
 def undisturbed(setting: Setting) -> float:
@@ -376,7 +379,13 @@ def show(rows: Sequence[Mapping[str, Any]]) -> None:
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--kills", type=int, default=10, help="of each kind, for each role")
-    parser.add_argument("--roles", nargs="+", choices=HIT, default=HIT, help="only these are hit")
+    parser.add_argument(
+        "--only",
+        nargs="+",
+        default=[""],
+        metavar="TEXT",
+        help='faults that contain one of these: "trial-7:", orchestrator, "trainer SIGKILL at"',
+    )
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--level", type=int, default=0, help="rollout.max_async_level (default 0)")
     parser.add_argument("--jobs", type=int, default=max(1, (os.cpu_count() or 1) // 2), help="runs at a time")
@@ -390,7 +399,9 @@ def main() -> int:
         reference, counts, _ = chaos.refer(folder)
         setting = Setting(folder, options.level, None if options.level else reference)
         duration = undisturbed(setting)
-        trials = plan(options.kills, options.seed, counts, options.roles)
+        trials = plan(options.kills, options.seed, counts, options.only)
+        if not trials:
+            parser.error(f"argument --only: no fault contains any of {options.only}")
         with ThreadPoolExecutor(options.jobs) as pool:
             list(pool.map(lambda trial: perform(trial, setting, duration), trials))
     print()

@@ -241,6 +241,9 @@ def test_the_benchmark_hits_every_role_with_every_signal_and_at_all_of_its_crash
     assert trials == chaos_services.plan(8, 2, counts) != chaos_services.plan(8, 3, counts)
     only = [trial for trial in trials if trial.fault.role == "trainer"]
     assert only and only == chaos_services.plan(8, 2, counts, ["trainer"])
+    assert chaos_services.plan(8, 2, counts, ["trial-1:", "optim:"]) == [
+        trial for trial in trials if trial.name == "trial-1" or trial.fault.point.startswith("optim:")
+    ]
     kinds = Counter((t.fault.role, t.fault.signal, bool(t.fault.point)) for t in trials)
     assert kinds == {
         **{(role, name, False): 8 for role in chaos_services.ROLES for name in ("SIGKILL", "SIGSTOP")},

@@ -10,7 +10,7 @@ from silva.errors import CheckpointError
 from silva.orchestrator.resume import restore
 from silva.orchestrator.state import RunState
 from silva.storage.checkpoints import CheckpointStore
-from silva.storage.ledger import Ledger, read
+from silva.storage.ledger import Ledger, audit, read
 
 
 @pytest.fixture
@@ -33,6 +33,19 @@ def test_the_newest_checkpoint_and_its_place_in_the_ledger(tmp_path: Path, ledge
     store = saved(tmp_path, 2, state)
     assert restore(store, ledger) == (state, store.path(2) / "trainer")
     assert read(ledger.path)[-1].fields == {"to": 2, "step": 2}
+
+
+def test_work_in_flight_at_the_checkpoint_is_issued_again_also_if_nothing_was_recorded_since(
+    tmp_path: Path,
+) -> None:
+    ledger = Ledger.create(tmp_path / "ledger.jsonl")
+    work = {"work": "s0g0", "task": "t", "environment": "e", "step": 0, "attempt": 0}
+    ledger.record("issued", **work)
+    ledger.commit()
+    restore(saved(tmp_path, 1, RunState(step=1, ledger=1)), ledger)
+    ledger.record("issued", **work)
+    ledger.commit()
+    assert audit(read(ledger.path)) == []
 
 
 def test_without_a_checkpoint_it_begins_again(tmp_path: Path, ledger: Ledger) -> None:
