@@ -82,7 +82,7 @@ class Trial:
         tries: runs that were started for it.
         fired: whether it hit.
         seconds: from the signal until the supervisor said so; None if it has nothing to say.
-        left: processes that were left SECONDS_LEFT after the end.
+        left: the commands of processes that were left SECONDS_LEFT after the end.
     """
 
     name: str
@@ -90,7 +90,7 @@ class Trial:
     tries: int = 0
     fired: bool = False
     seconds: float | None = None
-    left: int = 0
+    left: list[str] = field(default_factory=list)
     differences: list[str] = field(default_factory=list)
 
     @property
@@ -166,10 +166,10 @@ class Supervised:
         self._reader.join(SECONDS_LEFT)
         return code
 
-    def left(self) -> list[int]:
-        """What is still there SECONDS_LEFT after the end."""
+    def left(self) -> list[str]:
+        """The commands of what is still there SECONDS_LEFT after the end."""
         wait_for(lambda: not self.alive(), SECONDS_LEFT)
-        return self.alive()
+        return [_read(f"/proc/{pid}/cmdline").replace(b"\0", b" ").decode() for pid in self.alive()]
 
     def kill(self) -> None:
         """Whatever there is of it."""
@@ -282,7 +282,7 @@ def _once(trial: Trial, fault: Fault, setting: Setting, duration: float) -> None
                 trial.fired, trial.differences = True, [f"exit code {code}: {process.output[-400:]}"]
             return
         trial.fired, trial.seconds = True, told - hit if told is not None else None
-        trial.left = len(process.left())
+        trial.left = process.left()
         output = process.output
     if fault.role == "supervisor":
         with supervised([*argv, "--resume"]) as process:
@@ -361,7 +361,7 @@ def result(trials: Sequence[Trial], seed: int) -> dict[str, Any]:
             "role": role, "signal": name, "trials": len(members), "tries": sum(t.tries for t in members),
             "fired": sum(t.fired for t in members),
             "right": sum(t.fired and not t.differences for t in members),
-            "seconds_p50": p50, "seconds_p99": p99, "left": sum(t.left for t in members),
+            "seconds_p50": p50, "seconds_p99": p99, "left": sum(len(t.left) for t in members),
         })  # fmt: skip
     return {"seed": seed, "rows": rows, "faults": [t.fault_and_end() for t in trials if not t.right]}
 

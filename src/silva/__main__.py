@@ -1,15 +1,16 @@
-"""The console command, also `python -m silva`: before anything else it says what a signal does."""
+"""The console command, also `python -m silva`: before anything else it says what ends it."""
 
 import os
 import sys
 
-from silva import signals
+from silva import process, signals
 
 
 def entry() -> None:
     """`cli.main`, and no waiting for the compute thread once the user wants out."""
     signals.end_at_once()
-    from silva.cli import main  # after it: these imports take the longest
+    process.tie_to_parent()
+    from silva.cli import main  # after them: these imports take the longest
 
     code = main()
     sys.stdout.flush()

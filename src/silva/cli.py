@@ -180,9 +180,6 @@ def _run_rl(command: str, found: dict[str, str], rest: list[str]) -> int:
             resolved, rest if saved is None else [f"@{_saved_at(resolved)}", *rest], tuple(found)
         )
     if command == "orchestrator":
-        from silva import process
-
-        process.tie_to_parent()
         _check_addresses(placement)
     from silva.commands.train import train
 
@@ -223,10 +220,8 @@ def _serve(command: str, arguments: list[str]) -> int:
     given, rest = _options(arguments, "--host", "--port", "--unix")
     resolved = _resolve(command, rest)
     _check_crash_point()
-    from silva import process
     from silva.commands import services
 
-    process.tie_to_parent()
     signals.be_caught()
     serve = services.serve_trainer if command == "trainer" else services.serve_inference
     return serve(resolved, given)

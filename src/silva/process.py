@@ -34,7 +34,7 @@ def loaded() -> Iterator[None]:
 
 def prepare() -> None:
     """Before anything is loaded."""
-    from silva.models.memory import keep_freed_memory  # imports torch, and tie_to_parent must not wait for it
+    from silva.models.memory import keep_freed_memory  # imports torch
 
     keep_freed_memory()
 
