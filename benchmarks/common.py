@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
+import os
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from silva.types import Trajectory
 
 CONFIGS = Path(__file__).parents[1] / "configs"
+SET_BY_SILVA = ("MKL_CBWR", "TOKENIZERS_PARALLELISM", "GOMP_SPINCOUNT")
 Curve = Sequence[tuple[int, float]]  # (step, value)
 Solved = Mapping[str, Sequence[float]]  # by task, the success of its episodes
 
@@ -43,6 +45,11 @@ class Row:
     against: str = ""
     ratio: float | None = None
     target: str = ""
+
+
+def peers_environment() -> dict[str, str]:
+    """Without the variables that importing silva sets, which must not slow others down."""
+    return {name: value for name, value in os.environ.items() if name not in SET_BY_SILVA}
 
 
 def parser(doc: str | None) -> argparse.ArgumentParser:

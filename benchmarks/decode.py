@@ -27,7 +27,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
-import os
 import statistics
 import subprocess
 import sys
@@ -40,7 +39,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from common import Row, machine, parser, results, write
+from common import Row, machine, parser, peers_environment, results, write
 from decode_workers import CONTINUOUS, GENERATE, LOOSE, OFF, SILVA, UNFILLED, Answer, Tokens
 from recorded import EPISODES, POLICIES, recording
 from recorded import measure as measure_recorded
@@ -55,7 +54,7 @@ OURS = (SILVA, OFF, AUTO, UNFILLED, LOOSE)
 VLLM, VLLM_DRAFTS, LLAMA = "vLLM", "vLLM, n-gram drafts", "llama.cpp"
 N_GRAMS = {"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_max": 5, "prompt_lookup_min": 2}
 PEER_NAMES = {"generate": GENERATE, "continuous": CONTINUOUS, "vllm": VLLM, "llama.cpp": LLAMA}
-# MKL_CBWR empty is MKL's own default; left out, it would be set by importing silva.
+# MKL_CBWR empty is MKL's own default; left out, importing silva would set it.
 STRICT, ANY = {"MKL_CBWR": "AUTO,STRICT"}, {"MKL_CBWR": ""}
 
 
@@ -204,7 +203,7 @@ class Worker:
         self._log = tempfile.TemporaryFile("w+")  # noqa: SIM115
         self._process = subprocess.Popen(
             [str(part) for part in command],
-            env=os.environ | environment,
+            env=peers_environment() | environment,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._log,

@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from common import Row, machine, parser, results, write
+from common import Row, machine, parser, peers_environment, results, write
 from peers.pipe import Work
 from transformers import AutoTokenizer
 
@@ -35,8 +35,6 @@ from silva.models.loading import PACKAGED, resolve
 
 HERE = Path(__file__).parent / "peers"
 PEER = HERE.parents[1] / ".peers" / "trl" / "bin" / "python"
-SET_BY_SILVA = ("MKL_CBWR", "TOKENIZERS_PARALLELISM")
-"""Environment variables that importing silva sets, and that must not slow TRL down."""
 MEASURES = (("step", "s"), ("rollout", "s"), ("train", "s"), ("peak", "MiB"))
 Answer = Mapping[str, Any]
 
@@ -138,7 +136,7 @@ def measure(case: Case, pairs: int, micro_batch_rows: int, threads: int, *, quic
         lora=case.lora,
         threads=threads,
     )
-    theirs_env = {name: value for name, value in os.environ.items() if name not in SET_BY_SILVA}
+    theirs_env = peers_environment()
     with tempfile.TemporaryDirectory() as scratch:
         file = Path(scratch) / "work.json"
         work.write(file)

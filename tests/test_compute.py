@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 import threading
 
 import pytest
@@ -33,3 +36,15 @@ def test_work_runs_there_and_errors_come_back() -> None:
         with pytest.raises(ZeroDivisionError):
             compute.run(lambda: 1 // 0)
         assert compute.run(pow, 2, 3) == 8
+
+
+@pytest.mark.parametrize(
+    ("chosen", "spins"),
+    [({}, "2000"), ({"GOMP_SPINCOUNT": "7"}, "7"), ({"OMP_WAIT_POLICY": "passive"}, "None")],
+)
+def test_threads_that_wait_leave_their_core_soon_unless_the_user_has_chosen(chosen, spins) -> None:
+    names = ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")
+    env = {name: value for name, value in os.environ.items() if name not in names}
+    code = "import silva, os; print(os.environ.get('GOMP_SPINCOUNT'))"
+    found = subprocess.run([sys.executable, "-c", code], env=env | chosen, capture_output=True, check=True)
+    assert found.stdout.decode().strip() == spins

@@ -255,7 +255,9 @@ def test_the_benchmark_hits_every_role_with_every_signal_and_at_all_of_its_crash
     assert {point for _, point in points} == {*CRASH_POINTS} and len(points) == len(CRASH_POINTS)
 
 
-@pytest.mark.parametrize("wrong", [{"fired": False}, {"left": ["silva trainer"]}, {"differences": ["metrics"]}])
+@pytest.mark.parametrize(
+    "wrong", [{"fired": False}, {"left": ["silva trainer"]}, {"differences": ["metrics"]}]
+)
 def test_the_benchmark_fails_unless_all_is_right(wrong: dict[str, Any]) -> None:
     fault = chaos_services.Fault("trainer", "SIGKILL", share=0.5)
     right: dict[str, Any] = {"tries": 2, "fired": True, "seconds": 0.25}

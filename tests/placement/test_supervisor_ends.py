@@ -1,0 +1,196 @@
+"""How the supervisor and its processes end: by themselves, by a signal, killed; and that nothing is left."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.placement.processes import SOON, Park, gone, lives, with_park
+
+from silva.placement import supervisor
+
+pytestmark = pytest.mark.usefixtures("handlers")
+DRIVER = """
+import asyncio, json, pathlib, sys
+from silva.placement.supervisor import Part, Supervisor
+
+parts = [Part(**each) for each in json.loads(sys.argv[1])]
+say = lambda text: print(text, flush=True)
+sys.exit(asyncio.run(Supervisor(parts, log=lambda line: None, say=say).run()))
+"""
+
+
+@pytest.mark.parametrize("code", [0, 1, 3, 130])
+def test_the_exit_code_of_the_orchestrator_comes_through(folder: Path, code: int) -> None:
+    park = Park(folder, "trainer", "inference")
+
+    async def ask(task: asyncio.Task[int]) -> int:
+        await park.until(lambda: park.up, "all is up")
+        park.end(code)
+        return await asyncio.wait_for(asyncio.shield(task), SOON)
+
+    assert with_park(park, ask) == code
+    assert park.said == [] and {*park.lines} == {"trainer: trainer begins", "inference: inference begins"}
+    assert park.text("arguments") == "first 1\n"
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_reaches_the_orchestrator_once_and_everything_ends(
+    folder: Path, number: signal.Signals
+) -> None:
+    park = Park(folder)
+
+    async def ask(task: asyncio.Task[int]) -> int:
+        await park.until(lambda: park.up, "all is up")
+        os.kill(os.getpid(), number)
+        return await asyncio.wait_for(asyncio.shield(task), SOON)
+
+    assert with_park(park, ask) == 130
+    assert park.text("signals").split() == [number.name]
+    assert park.said == []
+
+
+def test_an_orchestrator_that_is_killed_while_it_ends_is_not_started_again(folder: Path) -> None:
+    park = Park(folder)
+    park.touch("stubborn")
+
+    async def ask(task: asyncio.Task[int]) -> int:
+        await park.until(lambda: park.up, "all is up")
+        os.kill(os.getpid(), signal.SIGINT)
+        await park.until(lambda: park.text("signals"), "it was told")
+        os.kill(park.pids("orchestrator")[0], signal.SIGKILL)
+        return await asyncio.wait_for(asyncio.shield(task), SOON)
+
+    assert with_park(park, ask) == 128 + signal.SIGKILL
+    assert len(park.pids("orchestrator")) == 1
+
+
+def test_every_signal_is_passed_on(folder: Path) -> None:
+    """The second Ctrl-C means something else than the first."""
+    park = Park(folder)
+    park.touch("stubborn")
+
+    async def ask(task: asyncio.Task[int]) -> None:
+        await park.until(lambda: park.up, "all is up")
+        for count in (1, 2, 3):
+            os.kill(os.getpid(), signal.SIGINT)
+            await park.until(lambda count=count: len(park.text("signals").split()) == count, "it was told")
+
+    with_park(park, ask)
+    assert len(park.text("signals").split()) == 3
+
+
+@pytest.mark.parametrize("how", ["killed", "ended"])
+def test_a_part_that_ends_leaves_no_children(folder: Path, how: str) -> None:
+    park = Park(folder)
+
+    async def ask(task: asyncio.Task[int]) -> None:
+        await park.until(lambda: park.up and park.text("trainer.child"), "all is up")
+        child = int(park.text("trainer.child"))
+        assert lives(child)
+        if how == "killed":
+            os.kill(park.pids("trainer")[0], signal.SIGKILL)
+        else:
+            park.end()
+        await park.until(lambda: not lives(child), "the child is gone")
+
+    with_park(park, ask)
+
+
+def test_a_child_that_left_its_group_and_holds_the_output_is_not_waited_for(folder: Path) -> None:
+    park = Park(folder)
+    park.touch("trainer.daemon")
+
+    async def ask(task: asyncio.Task[int]) -> None:
+        await park.until(lambda: park.up and park.text("trainer.child"), "all is up")
+        child = int(park.text("trainer.child"))
+        (folder / "trainer.daemon").unlink()
+        os.kill(park.pids("trainer")[0], signal.SIGKILL)
+        try:
+            await park.until(lambda: len(park.pids("trainer")) == 2, "it runs again")
+        finally:
+            os.kill(child, signal.SIGKILL)
+
+    with_park(park, ask)
+    assert len(park.pids("trainer")) == 2
+
+
+def test_a_part_that_is_stopped_does_not_keep_the_end_from_coming(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(supervisor, "GRACE", 0.5)
+    monkeypatch.setattr(supervisor, "TICK", 0.5)
+    park = Park(folder)
+
+    async def ask(task: asyncio.Task[int]) -> int:
+        await park.until(lambda: park.up, "all is up")
+        park.end(0)
+        os.kill(park.pids("trainer")[0], signal.SIGSTOP)
+        return await asyncio.wait_for(asyncio.shield(task), SOON)
+
+    assert with_park(park, ask) == 0
+
+
+def driven(park: Park) -> subprocess.Popen[str]:
+    """The supervisor in a process of its own."""
+    parts = [
+        {
+            name: value
+            for name in ("name", "argv", "again", "address")
+            if (value := getattr(part, name)) is not None
+        }
+        for part in park.parts()
+    ]
+    argv = [sys.executable, "-c", DRIVER, json.dumps(parts)]
+    return subprocess.Popen(argv, stdout=subprocess.PIPE, text=True)
+
+
+def wait_for(condition: Callable[[], Any]) -> None:
+    until = time.monotonic() + SOON
+    while not condition():
+        assert time.monotonic() < until
+        time.sleep(0.01)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux kills a stopped process with its parent")
+@pytest.mark.parametrize("stopped", [(), ("orchestrator",), ("trainer", "inference", "orchestrator")])
+def test_a_supervisor_that_is_killed_takes_everything_with_it(folder: Path, stopped: Sequence[str]) -> None:
+    park = Park(folder, "trainer", "inference")
+    process = driven(park)
+    try:
+        wait_for(lambda: park.up)
+        if stopped:  # and not yet noticed
+            process.send_signal(signal.SIGSTOP)
+        for name in stopped:
+            os.kill(park.pids(name)[-1], signal.SIGSTOP)
+        process.kill()
+        parts = [pid for name in (*park.services, "orchestrator") for pid in park.pids(name)]
+        until = time.monotonic() + 10
+        while any(map(lives, parts)) and time.monotonic() < until:
+            time.sleep(0.01)
+        assert [pid for pid in parts if lives(pid)] == []
+    finally:
+        process.kill()
+        process.wait()
+        assert process.stdout is not None
+        process.stdout.close()
+
+
+def test_a_terminal_that_is_closed_or_ctrl_c_in_it_ends_everything(folder: Path) -> None:
+    park = Park(folder)
+    process = driven(park)
+    wait_for(lambda: park.up)
+    process.send_signal(signal.SIGTERM)
+    output, _ = process.communicate(timeout=SOON)
+    assert process.returncode == 130 and output == ""
+    assert park.text("signals").split() == ["SIGTERM"]
+    assert gone(park, 10)

@@ -1,0 +1,191 @@
+"""The trainer behind HTTP: how its errors reach the client, and what is refused."""
+
+from __future__ import annotations
+
+import json
+import pickle
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.server.running import asking, listening, run
+from tests.server.scripted_trainer import KEY, LOSS, Asked, Park, told
+
+from silva.codec import decode, encode
+from silva.errors import CheckpointError, NonFiniteError, OutOfMemory, PartLost, RecordError, SilvaError
+from silva.trainer.remote import RemoteTrainer
+from silva.trainer.wire import METHODS, Call, Open, Reply
+from silva.transport import Peer, Refused
+from silva.types import Sample, Snapshot
+
+
+@pytest.mark.parametrize("method", ["save", "load", "export"])
+@pytest.mark.parametrize(
+    "path",
+    [
+        "",
+        "/etc",
+        "{run}/..",
+        "{run}/../other",
+        "{run}/checkpoints/../../other",
+        "{run}2",
+        "relative",
+        "{run}/link",
+    ],
+)
+def test_a_path_outside_the_runs_folder_is_refused(park: Park, method: str, path: str) -> None:
+    (park.folder / "link").symlink_to("/etc")
+
+    async def ask(asked: Asked) -> Any:
+        return await asked(method, path=path.format(run=park.folder))
+
+    error = told(park, ask)
+    assert error["type"] == "CheckpointError" and "expected one in the run's folder" in error["message"]
+    assert park.built[0].calls == []
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        NonFiniteError("the loss of update 7 was not finite"),
+        CheckpointError("step_2/weights.safetensors: not there"),
+        OutOfMemory("lower trainer.micro_batch_tokens: HTTP 500: out of memory"),
+        RecordError("advantages must align"),
+    ],
+)
+def test_an_error_comes_back_as_the_same_class_with_the_same_words(park: Park, fault: SilvaError) -> None:
+    async def work() -> SilvaError:
+        async with listening(park.guard) as address:
+            peer = Peer(address, name="trainer", key=KEY)
+            asked = decode(Open, park.open())
+            trainer = RemoteTrainer(peer, asked, patience=10)
+            await trainer.connect()
+            park.built[0].fault = fault
+            with pytest.raises(SilvaError) as caught:
+                await trainer.restart()
+            park.built[0].fault = None
+            await trainer.restart()  # the session goes on
+            await trainer.close()
+            return caught.value
+
+    caught = run(work())
+    assert type(caught) is type(fault) and str(caught) == str(fault)
+
+
+def test_an_error_nobody_planned_gives_its_name_and_no_more(tmp_path: Path) -> None:
+    lines: list[str] = []
+    park = Park(tmp_path, lines)
+
+    async def ask(asked: Asked) -> Any:
+        park.built[0].fault = ZeroDivisionError("at /secret/place")
+        return await asked("restart")
+
+    error = told(park, ask)
+    assert (error["status"], error["type"]) == (500, "ZeroDivisionError")
+    assert "/secret/place" not in error["message"] and "/secret/place" in lines[0]
+
+
+def test_a_trainer_that_cannot_be_built_leaves_no_session_and_may_be_asked_for_again(park: Park) -> None:
+    async def ask(asked: Asked) -> Any:
+        park.fault = OutOfMemory("lower something")
+        response = await asked.client.post("/open", content=park.open())
+        lost = await asked("restart")
+        park.fault = None
+        await asked.open()
+        return response, lost, await asked("restart")
+
+    response, lost, reply = told(park, ask)
+    assert response.status_code == 500 and response.json()["error"]["type"] == "OutOfMemory"
+    assert lost["type"] == "PartLost" and isinstance(reply, Reply)
+    assert park.built[0].closed
+
+
+def test_every_route_needs_the_key(park: Park) -> None:
+    routes = [("GET", "/alive"), ("POST", "/open"), ("GET", "/nothing")]
+    routes += [("POST", f"/sessions/x/{method}") for method in METHODS]
+
+    async def work() -> None:
+        for header in ({}, {"authorization": "Bearer wrong"}, {"authorization": KEY}):
+            async with asking(park.guard, **header) as client:
+                for method, path in routes:
+                    response = await client.request(method, path, content=park.open())
+                    assert response.status_code == 401, (path, header)
+
+    run(work())
+    assert park.built == []
+
+
+def test_an_unknown_method_or_path_or_verb_is_refused(park: Park) -> None:
+    async def ask(asked: Asked) -> Any:
+        named = [
+            await asked(name) for name in ("close", "_restart", "capabilities", "__init__", "optim step")
+        ]
+        others = [
+            await asked.client.request(verb, path)
+            for verb, path in (("GET", "/open"), ("POST", "/alive"), ("POST", "/sessions/x"), ("GET", "/"))
+        ]
+        return named, [response.status_code for response in others]
+
+    named, statuses = told(park, ask)
+    assert {error["status"] for error in named} == {404}
+    assert "expected one of score, forward_backward" in named[0]["message"]
+    assert {*statuses} <= {404, 405}
+    assert not park.built[0].closed
+
+
+@pytest.mark.parametrize("method", ["forward_backward", "optim_step"])
+def test_missing_arguments_are_refused(park: Park, method: str) -> None:
+    async def ask(asked: Asked) -> Any:
+        return await asked(method)
+
+    assert told(park, ask)["status"] == 400 and park.built[0].calls == []
+
+
+class Bomb:
+    """Unpickled, it would leave a file behind."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> Any:
+        return (Path.touch, (self.path,))
+
+
+def test_bytes_that_are_no_record_are_refused_and_nothing_in_them_is_run(
+    park: Park, rows: tuple[Sample, ...], tmp_path: Path
+) -> None:
+    whole = encode(Call(samples=rows, loss=LOSS))
+    line, _, arrays = whole.partition(b"\n")
+    touched = tmp_path / "touched"
+    bodies = [
+        b"", b"\n", b"{}", b"null\n", b"\xff\xfe\n", whole[: len(whole) // 2], whole[:-1], line + b"\n",
+        line + b"\n" + arrays[::-1], whole.replace(b'"needs"', b'"nedes"'),
+        whole.replace(b'"path":""', b'"path":1'), encode(Snapshot(1)),
+        pickle.dumps(Bomb(touched)), line + b"\n" + pickle.dumps(Bomb(touched)),
+        json.dumps({"record": {}, "turns": []}).encode() + b"\n",
+    ]  # fmt: skip
+
+    async def ask(asked: Asked) -> Any:
+        paths = [f"/sessions/{asked.session}/forward_backward", "/open"]
+        found = []
+        for path in paths:
+            for body in bodies:
+                response = await asked.client.post(path, content=body)
+                found.append((response.status_code, response.json()["error"]["type"], path, body[:40]))
+        return found, await asked("snapshot")
+
+    found, _ = told(park, ask)
+    assert {(status, kind) for status, kind, *_ in found} == {(400, "RecordError")}, found
+    assert park.built[0].calls == [] and len(park.built) == 1 and not touched.exists()
+
+
+def test_the_client_says_what_is_wrong_with_its_key(park: Park) -> None:
+    async def work() -> None:
+        async with listening(park.guard) as address:
+            peer = Peer(address, name="trainer", key="wrong")
+            with pytest.raises(Refused, match="a key is needed") as refused:
+                await RemoteTrainer(peer, decode(Open, park.open()), patience=10).connect()
+            assert refused.value.status == 401 and not isinstance(refused.value, PartLost)
+            await peer.close()
+
+    run(work())
