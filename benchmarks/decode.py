@@ -203,7 +203,7 @@ class Worker:
         self._log = tempfile.TemporaryFile("w+")  # noqa: SIM115
         self._process = subprocess.Popen(
             [str(part) for part in command],
-            env=peers_environment() | environment,
+            env={**peers_environment(), **environment},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._log,
