@@ -7,7 +7,8 @@
 SmolLM2-135M-Instruct in fp32, prompts of 64 random tokens, 64 new ones at temperature 1. Every engine runs in
 a process of its own, one computes at a time, and all get the same prompts, new ones in every round, so that
 no cache knows them. A round runs every engine once, in turn; ratios are medians over rounds of theirs over
-Silva's seconds in the same round. The seconds run from a list of prompts to a list of tokens. Silva also
+Silva's seconds in the same round. Silva without drafts is the same process, as two processes of one program
+differ by more than drafts bring. The seconds run from a list of prompts to a list of tokens. Silva also
 returns log-probabilities and entropies, which the peers are not asked for.
 
 Limits, for the tokens of the same run (`against` says which):
@@ -35,13 +36,13 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
 from common import Row, machine, parser, peers_environment, results, write
-from decode_workers import CONTINUOUS, GENERATE, LOOSE, OFF, SILVA, UNFILLED, Answer, Tokens
-from recorded import EPISODES, POLICIES, recording
+from decode_workers import CONTINUOUS, GENERATE, LOOSE, SILVA, UNFILLED, Answer, Tokens
+from recorded import EPISODES, POLICIES, by_turns, recording
 from recorded import measure as measure_recorded
 
 from silva.models.loading import PACKAGE, PACKAGE_FILE, PACKAGED, resolve
@@ -50,6 +51,7 @@ PLAIN = "F.linear"
 PEERS = Path(__file__).parents[1] / ".peers"
 SCRIPTS = Path(__file__).parent / "peers"
 AUTO = "bits: MKL_CBWR=AUTO"
+OFF = "drafts: off"
 OURS = (SILVA, OFF, AUTO, UNFILLED, LOOSE)
 VLLM, VLLM_DRAFTS, LLAMA = "vLLM", "vLLM, n-gram drafts", "llama.cpp"
 N_GRAMS = {"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_max": 5, "prompt_lookup_min": 2}
@@ -145,14 +147,14 @@ def cases(quick: bool) -> list[Case]:
     return [*shapes, Case(32, True, prompt=448)]  # the last one long enough for attention in several blocks
 
 
-def measure(case: Case, workers: Mapping[str, Worker], rounds: int) -> list[Row]:
+def measure(case: Case, workers: Mapping[str, Engine], rounds: int) -> list[Row]:
     chosen = {n: w for n, w in workers.items() if case.prompt <= 64 or n in OURS}
     for name in OURS:
-        if name in chosen:
+        if name in chosen and name != OFF:
             chosen[name].ask("rest")
     seconds: dict[str, list[float]] = {name: [] for name in [*chosen, "linears", "roofline"]}
     for number in range(rounds + 1):
-        for name, worker in chosen.items():
+        for name, worker in by_turns(chosen, number):
             found = worker.ask(prompts=case.prompts(number), new=case.new)
             if found["tokens"] != case.requests * case.new:
                 raise SystemExit(f"{name}: got {found['tokens']} tokens, expected {case.requests * case.new}")
@@ -196,6 +198,12 @@ def target(case: Case, against: str) -> str:
 # ------------------------------------------------------------------------------------------ processes
 
 
+class Engine(Protocol):
+    @property
+    def about(self) -> str: ...
+    def ask(self, do: str = "run", **what: Any) -> Answer: ...
+
+
 class Worker:
     """The other end of peers/pipe.py."""
 
@@ -235,8 +243,22 @@ class Worker:
             self._process.kill()
 
 
+@dataclass(frozen=True)
+class WithoutDrafts:
+    """The same process, which has drafts before and after."""
+
+    worker: Engine
+    about = ""
+
+    def ask(self, do: str = "run", **what: Any) -> Answer:
+        self.worker.ask("switch", drafts=False)
+        found = self.worker.ask(do, **what)
+        self.worker.ask("switch", drafts=True)
+        return found
+
+
 @contextlib.contextmanager
-def started(names: Sequence[str], threads: int, model: Path | None = None) -> Iterator[dict[str, Worker]]:
+def started(names: Sequence[str], threads: int, model: Path | None = None) -> Iterator[dict[str, Engine]]:
     """One after another; what is not installed or does not start is left out, in words.
 
     Args:
@@ -247,7 +269,6 @@ def started(names: Sequence[str], threads: int, model: Path | None = None) -> It
     vllm = (PEERS / "vllm/bin/python", SCRIPTS / "vllm_server.py", folder)
     commands: dict[str, tuple[Sequence[str | Path], Mapping[str, str]]] = {
         SILVA: ((*here, SILVA, *own), STRICT),
-        OFF: ((*here, OFF, *own), STRICT),
         AUTO: ((*here, SILVA), {"MKL_CBWR": "AUTO"}),
         UNFILLED: ((*here, UNFILLED), STRICT),
         LOOSE: ((*here, LOOSE), ANY),
@@ -258,8 +279,11 @@ def started(names: Sequence[str], threads: int, model: Path | None = None) -> It
         LLAMA: ((PEERS / "llama/bin/python", SCRIPTS / "llama_server.py", PEERS / "llama/model.gguf"), ANY),
     }
     with contextlib.ExitStack() as stack:
-        workers = {}
+        workers: dict[str, Engine] = {}
         for name in names:
+            if name == OFF:
+                workers[OFF] = WithoutDrafts(workers[SILVA])
+                continue
             command, environment = commands[name]
             if not Path(command[0]).exists():
                 print(f"left out: {name} (`make peers` installs it)")

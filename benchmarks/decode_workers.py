@@ -39,7 +39,6 @@ from silva.ports import derive
 from silva.types import Completion, SamplingParams
 
 SILVA, UNFILLED, LOOSE = "Silva", "bits: nothing filled up", "bits: any"
-OFF = "drafts: off"
 GENERATE, CONTINUOUS = "transformers generate", "transformers continuous batching"
 
 Tokens = list[int]
@@ -67,6 +66,7 @@ class SilvaWorker:
         self.compute = ComputeThread()
         self.loaded = self.compute.run(load_model, PretrainedModel(name=model), seed=0)
         self.engine = LocalEngine(self.loaded, self.settings, self.compute)
+        self._drafts = self.engine._drafts
         self.about = f"torch {torch.__version__}, MKL_CBWR={os.environ['MKL_CBWR'] or 'off'}"
         self._linears: tuple[int, Kernels, Kernels] | None = None
 
@@ -80,9 +80,21 @@ class SilvaWorker:
         tokens = asyncio.run(sample())
         return {"seconds": time.perf_counter() - began, "tokens": tokens}
 
+    def switch(self, drafts: bool) -> Answer:
+        """Sample with drafts or without; what they cost and bring stays known, and nothing of prompts."""
+        self.engine._drafts = self._drafts if drafts else None
+        self._forget_prompts()
+        return {}
+
+    def _forget_prompts(self) -> None:
+        """The memory of the cache stays."""
+        for row in self.engine.cache.rows:
+            self.engine.cache._write(row, np.empty(0, np.int64))
+            row.computed, row.owners = 0, ()
+
     def remember(self, trajectories: list[list[Tokens]]) -> Answer:
         """Begin with these as all that was played before; what drafts cost and bring stays known."""
-        drafts = self.engine._drafts
+        drafts = self._drafts
         assert drafts is not None
         drafts._history = History()
         for said in trajectories:
@@ -111,9 +123,7 @@ class SilvaWorker:
             await asyncio.gather(*(episode(*each) for each in enumerate(episodes)))
             return [found[key] for key in sorted(found)]
 
-        for row in self.engine.cache.rows:  # nothing is known of a prompt; the memory stays
-            self.engine.cache._write(row, np.empty(0, np.int64))
-            row.computed, row.owners = 0, ()
+        self._forget_prompts()
         began = time.perf_counter()
         completions = asyncio.run(play())
         seconds = time.perf_counter() - began
@@ -184,14 +194,10 @@ NO_COMPUTING = {
 }  # fmt: skip
 
 
-class OffWorker(SilvaWorker):
-    """A token of each request in each step."""
-
-    drafts = "off"
-
-
-class UnfilledWorker(OffWorker):
+class UnfilledWorker(SilvaWorker):
     """With steps that hold the tokens of requests and nothing else, as if no rule had been probed."""
+
+    drafts = "off"  # they need the same bits
 
     def __init__(self) -> None:
         local.probe = lambda *_, **__: RowRules(hold=False)
@@ -328,7 +334,6 @@ class ContinuousWorker(GenerateWorker):
 
 WORKERS: dict[str, Callable[[], Any]] = {
     SILVA: SilvaWorker,
-    OFF: OffWorker,
     UNFILLED: UnfilledWorker,
     LOOSE: LooseWorker,
     GENERATE: GenerateWorker,

@@ -18,13 +18,14 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from common import CONFIGS, Row
 
 if TYPE_CHECKING:
-    from decode import Worker
+    from decode import Engine
 
+T = TypeVar("T")
 FOLDER = Path("runs/decode")
 EPISODES = {1: 8, 8: 32, 32: 64, 64: 64}
 """Of how many episodes a round is made, by requests at once."""
@@ -92,7 +93,12 @@ def recording(name: str) -> Recording:
 
 
 def measure(
-    recorded: Recording, slots: int, workers: Mapping[str, Worker], ours: str, off: str, rounds: int
+    recorded: Recording,
+    slots: int,
+    workers: Mapping[str, Engine],
+    ours: str,
+    off: str,
+    rounds: int,
 ) -> list[Row]:
     """Tokens a second of each engine; `ours` against all the others.
 
@@ -104,7 +110,7 @@ def measure(
     drafts = {"steps": 0.0, "drafted": 0.0, "accepted": 0.0, "decoded": 0.0}
     for number in range(rounds + 1):
         digests = {}
-        for name, worker in workers.items():
+        for name, worker in by_turns(workers, number):
             if name == ours:
                 worker.ask("remember", trajectories=recorded.before)
             found = worker.ask("play", **recorded.work(slots, seed=number))
@@ -129,6 +135,11 @@ def measure(
         Row(case, "tokens of a request in a step", drafts["decoded"] / requests, ""),
         Row(case, "drafted tokens that were drawn", drafts["accepted"] / max(drafts["drafted"], 1), "share"),
     ]
+
+
+def by_turns(workers: Mapping[str, T], number: int) -> list[tuple[str, T]]:
+    """In their order in one round, the other way round in the next."""
+    return list(workers.items())[:: -1 if number % 2 else 1]
 
 
 def target(name: str, slots: int, off: bool) -> str:
