@@ -104,6 +104,10 @@ def prepare() -> None:
     """Import what every child would; one thread each, so that forks are safe."""
     os.environ["OMP_NUM_THREADS"] = "1"
     import silva.commands.train  # noqa: F401
+    from silva.config.schema import run_config
+    from silva.registries import REGISTRIES
+
+    run_config(REGISTRIES)
 
 
 def start(job: Job) -> int:

@@ -31,7 +31,11 @@ def _recipe(type: str, says: str, base: type[Algorithm] = Algorithm, **defaults:
         info.default = default
         fields[name] = (info.annotation, info)
     words = "".join(part.capitalize() for part in type.split("_"))
-    return create_model(words, __base__=base, __doc__=says, __module__=__name__, **fields)
+    # else pydantic looks through the source for docstrings of these fields, which have none: 30 ms each
+    quick = {"use_attribute_docstrings": False}
+    return create_model(
+        words, __base__=base, __doc__=says, __module__=__name__, __cls_kwargs__=quick, **fields
+    )
 
 
 Reinforce = _recipe(
