@@ -9,7 +9,7 @@ it always does, and keeps what it has drawn as long as the draft says the same. 
 tokens a step gives, and never a token: these depend on logits, seed and position (engine.py). DAS
 (arXiv:2511.13841) and SRT take drafts from earlier rollouts as well, and keep the distribution.
 
-Where the looking ahead does not pay, it pauses.
+Where the looking ahead hardly pays, it pauses.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _LEAST = 0.02  # chance of a draft that is worth a thought
 _Offer = tuple[float, int, int, int]
 """-chance that all of the draft is drawn, -tokens of the request so far, its number, length of the draft."""
 _WINDOW = 32  # steps after which the account is looked at
-_LOSS = 0.01  # share of the time that may be lost in a window
+_GAIN = 0.03  # share of the time that a window must save: what is less is within the account's error
 _LONGEST_PAUSE = 4096  # steps
 _PRIOR, _REMEMBERED = 4.0, 512  # guesses of a kind: how much the votes weigh, and how many count
 _FORGET, _DOUBT = 0.99, 0.5  # what a step weighs after another one; how many the line weighs against a stair
@@ -272,13 +272,13 @@ class Drafts:
         return ahead
 
     def _keep_account(self, saved: float, seconds: float) -> None:
-        """Pause if a window has cost time, each time for longer."""
+        """Pause if a window has hardly saved time, each time for longer."""
         self._saved += saved
         self._passed += seconds
         self._steps += 1
         if self._steps < _WINDOW:
             return
-        if self._saved < -_LOSS * self._passed:
+        if self._saved < _GAIN * self._passed:
             self._pause = self._longer_pause
             self._longer_pause = min(2 * self._longer_pause, _LONGEST_PAUSE)
         else:
