@@ -354,6 +354,20 @@ def test_looking_ahead_pauses_where_it_costs_time_each_time_for_longer(requests:
     assert drafts._stats.seconds_saved == pytest.approx(-0.05 * 32 * 9, rel=0.05)
 
 
+@pytest.mark.parametrize(("gain", "pauses"), [(0.01, True), (0.1, False), (None, False)])
+def test_drafts_that_bring_next_to_nothing_pause_and_steps_without_any_do_not(
+    gain: float | None, pauses: bool
+) -> None:
+    drafts, paused = Drafts(100, ANY, EngineStats()), False
+    for step in range(500):
+        drafted = step % 2 if gain else 0  # and drawn: of 4 requests, so that it saves a quarter of a step
+        seconds = 1 + drafted * (0.25 - (gain or 0))
+        sampled = silent(drafts, 4)
+        drafts.learn(sampled, computed=4, drafted=drafted, accepted=drafted, prompt=0, seconds=seconds)
+        paused = paused or drafts._pause > 0
+    assert paused == pauses
+
+
 def test_drafts_that_pay_never_pause() -> None:
     drafts = Drafts(100, ANY, EngineStats())
     sampled = silent(drafts, 4)

@@ -31,7 +31,8 @@ _LEAST = 0.02  # chance of a draft that is worth a thought
 _Offer = tuple[float, int, int, int]
 """-chance that all of the draft is drawn, -tokens of the request so far, its number, length of the draft."""
 _WINDOW = 32  # steps after which the account is looked at
-_GAIN = 0.03  # share of the time that a window must save: what is less is within the account's error
+_LOSS = 0.01  # share of the time that may be lost in a window
+_GAIN = 0.03  # share of the time of steps with drafts that they must save: less is within the account's error
 _LONGEST_PAUSE = 4096  # steps
 _PRIOR, _REMEMBERED = 4.0, 512  # guesses of a kind: how much the votes weigh, and how many count
 _FORGET, _DOUBT = 0.99, 0.5  # what a step weighs after another one; how many the line weighs against a stair
@@ -161,7 +162,7 @@ class Drafts:
         self._spent = 0.0  # seconds that have gone into drafts themselves since the last step ended
         self._pause = 0  # steps to come without drafts
         self._longer_pause = _WINDOW
-        self._steps, self._saved, self._passed = 0, 0.0, 0.0  # in this window: seconds
+        self._steps, self._saved, self._expected = 0, 0.0, 0.0  # in this window: seconds
 
     def begin(self, request: Request) -> None:
         """The request has got its row; what the cache did not know of its prompt is new."""
@@ -211,7 +212,7 @@ class Drafts:
             steps = 1 + accepted / computed  # that would have been needed
             saved += steps * self._times.of(self._rule.padded(computed), prompt / steps) - counted
         self._stats.seconds_saved += saved
-        self._keep_account(saved, seconds)
+        self._keep_account(saved, seconds * (_GAIN if drafted else -_LOSS))
 
     def _offers(self, requests: Sequence[Request]) -> list[_Offer]:
         """All drafts that may be drawn, the likeliest first; of those as likely that of the longest reply."""
@@ -271,19 +272,19 @@ class Drafts:
             ahead.written = len(request.tokens)
         return ahead
 
-    def _keep_account(self, saved: float, seconds: float) -> None:
-        """Pause if a window has hardly saved time, each time for longer."""
+    def _keep_account(self, saved: float, expected: float) -> None:
+        """Pause if a window has saved less than it must, each time for longer."""
         self._saved += saved
-        self._passed += seconds
+        self._expected += expected
         self._steps += 1
         if self._steps < _WINDOW:
             return
-        if self._saved < _GAIN * self._passed:
+        if self._saved < self._expected:
             self._pause = self._longer_pause
             self._longer_pause = min(2 * self._longer_pause, _LONGEST_PAUSE)
         else:
             self._longer_pause = _WINDOW
-        self._steps, self._saved, self._passed = 0, 0.0, 0.0
+        self._steps, self._saved, self._expected = 0, 0.0, 0.0
 
     @contextmanager
     def _at_work(self) -> Iterator[None]:
