@@ -282,3 +282,12 @@ def test_a_server_in_a_shells_background_ends_on_sigterm(folder: Path) -> None:
         server.send_signal(signal.SIGTERM)
         assert server.wait(30) == 0
         assert server.stderr.read().endswith("trainer: stopped\n")
+
+
+@pytest.mark.parametrize(("parent", "code"), [(1, 1), (os.getpid(), 2)])
+def test_a_part_whose_parent_is_gone_ends_before_it_reads_anything(parent: int, code: int) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "silva", "no-such-command"],
+        env={**os.environ, "SILVA_PARENT": str(parent)}, capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode == code and ("no-such-command" in done.stderr) == (code == 2)
