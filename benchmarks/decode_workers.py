@@ -66,7 +66,7 @@ class SilvaWorker:
         self.compute = ComputeThread()
         self.loaded = self.compute.run(load_model, PretrainedModel(name=model), seed=0)
         self.engine = LocalEngine(self.loaded, self.settings, self.compute)
-        self._drafts = self.engine._drafts
+        self._drafts = self.engine.batch.drafts
         self.about = f"torch {torch.__version__}, MKL_CBWR={os.environ['MKL_CBWR'] or 'off'}"
         self._linears: tuple[int, Kernels, Kernels] | None = None
 
@@ -82,7 +82,7 @@ class SilvaWorker:
 
     def switch(self, drafts: bool) -> Answer:
         """Sample with drafts or without; what they cost and bring stays known, and nothing of prompts."""
-        self.engine._drafts = self._drafts if drafts else None
+        self.engine.batch.drafts = self._drafts if drafts else None
         self._forget_prompts()
         return {}
 

@@ -216,9 +216,10 @@ class EngineCapabilities:
 class Engine(Protocol):
     """Samples tokens from tokens. `session` is a routing hint only."""
 
-    version: int
     capabilities: EngineCapabilities
 
+    @property
+    def version(self) -> int: ...  # of the weights
     @property
     def machine(
         self,

@@ -122,7 +122,7 @@ def test_it_is_refused_and_the_server_is_well(engine: LocalEngine, renderer: Ren
     assert 400 <= answer.status_code < 500, answer.text[:500]
     error = answer.json()["error"]
     assert set(error) == {"message", "type", "code"} and len(error["message"]) <= 1000
-    assert not engine._waiting and engine.running == 0
+    assert not engine.batch.waiting and engine.running == 0
 
 
 @pytest.mark.parametrize(

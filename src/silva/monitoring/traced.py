@@ -43,10 +43,6 @@ class TracedEngine:
     def version(self) -> int:
         return self._inner.version
 
-    @version.setter
-    def version(self, version: int) -> None:
-        self._inner.version = version
-
     @property
     def capabilities(self) -> EngineCapabilities:
         return self._inner.capabilities

@@ -61,7 +61,7 @@ def recorded(engine: LocalEngine) -> list[Replay]:
         return step
 
     engine.cache.rules = RowRules(lanes=BLOCK)
-    engine._graphs, engine._drafts = DecodeGraphs(engine._decoder, engine.cache, record), None
+    engine.batch.graphs, engine.batch.drafts = DecodeGraphs(engine.batch.decoder, engine.cache, record), None
     return found
 
 
@@ -89,7 +89,7 @@ def test_one_record_serves_all_steps_of_a_size_until_the_cache_moves(
     play(engine)
     assert len(records) == at_first
     asyncio.run(engine.sleep())
-    assert not engine._graphs._recorded  # type: ignore[union-attr]
+    assert not engine.batch.graphs._recorded  # type: ignore[union-attr]
     assert [c.tokens for c in play(engine)] == [c.tokens for c in first]
     assert len(records) > at_first
 
@@ -103,8 +103,8 @@ def test_a_recorded_step_on_a_gpu(
     settings = TinyModel(layers=2, width=96, heads=6, kv_heads=2, context=1024)  # kernels need 16 a head
     loaded = load_model(settings, seed=0, device="cuda")
     engine, plain = make_engine(loaded), make_engine(loaded)
-    assert engine._graphs is not None
-    plain._graphs = None
+    assert engine.batch.graphs is not None
+    plain.batch.graphs = None
     for ours, theirs in zip(play(engine), play(plain), strict=True):
         assert ours.tokens == theirs.tokens
         np.testing.assert_allclose(ours.logprobs, theirs.logprobs, rtol=0, atol=1e-4)

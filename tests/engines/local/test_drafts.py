@@ -126,7 +126,7 @@ def test_no_draft_changes_a_bit(model: LoadedModel, stepped: Stepped, jobs: list
         cached_sequences=data.draw(st.sampled_from([0, 1, 64])),
         prefill_tokens=data.draw(st.sampled_from([37, 512])),
     )
-    engine._drafts = AnyDrafts(list(zip(jobs, expected, strict=True)), data.draw(st.integers(0, 99)))
+    engine.batch.drafts = AnyDrafts(list(zip(jobs, expected, strict=True)), data.draw(st.integers(0, 99)))
     loads = data.draw(st.booleans())
 
     async def run() -> list[Completion]:
@@ -148,7 +148,7 @@ def test_no_draft_changes_a_bit(model: LoadedModel, stepped: Stepped, jobs: list
                 await stepper.tick(len(stepper.jobs))
                 await again
         await stepper.settle()
-        while not all(task.done() for task in tasks):
+        while stepper.jobs:  # also those that only drop a cancelled request
             await stepper.tick()
         return [task.result() for task in tasks]
 
@@ -171,7 +171,7 @@ def test_right_drafts_save_steps(model: LoadedModel, stepped: Stepped) -> None:
             for request in requests:
                 request.draft = list(expected.tokens[len(request.tokens) : -1][:8])
 
-    engine._drafts = Right([], 0)
+    engine.batch.drafts = Right([], 0)
 
     async def run() -> Completion:
         task = asyncio.ensure_future(engine.sample(*job))
@@ -219,8 +219,8 @@ def test_no_draft_is_longer_than_there_is_room_for(model: LoadedModel, stepped: 
 
 
 def test_drafts_can_be_switched_off_and_need_rows_of_equal_bits(model: LoadedModel, make_engine: Any) -> None:
-    assert make_engine(model, drafts="off")._drafts is None
-    assert (make_engine(model)._drafts is None) == (not make_engine(model).rules.hold)
+    assert make_engine(model, drafts="off").batch.drafts is None
+    assert (make_engine(model).batch.drafts is None) == (not make_engine(model).rules.hold)
 
 
 # --- how many

@@ -337,7 +337,7 @@ def test_a_failed_step_fails_its_requests_and_no_later_one(
 ) -> None:
     async def run() -> None:
         engine, stepper = stepped(tiny_model, max_concurrent=5)
-        forward, calls = engine._decoder, []
+        forward, calls = engine.batch.decoder, []
 
         def failing(*args: Any, **kwargs: Any) -> Any:
             calls.append(1)
@@ -347,7 +347,7 @@ def test_a_failed_step_fails_its_requests_and_no_later_one(
 
         expected = ask(engine, prompt(20), 6)
         await stepper.tick(6)
-        engine._decoder = failing
+        engine.batch.decoder = failing
         tasks = [ask(engine, prompt(10, i), 50) for i in range(8)]  # five run, three wait
         await stepper.tick(3)
         for task in tasks:
@@ -370,7 +370,7 @@ def test_weights_that_are_not_numbers_are_an_error(make_engine: Make) -> None:
     with pytest.raises(EngineError, match=r"the model's logits are not finite \(version 0\)"):
         answer(engine, prompt(5))
     with pytest.raises(EngineError, match="sampling failed: AttributeError"):
-        engine._loaded = None
+        engine.batch._loaded = None
         asyncio.run(engine.score(prompt(5), 2))
 
 

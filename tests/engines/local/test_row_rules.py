@@ -58,7 +58,7 @@ def test_sampling_under_any_rules(
         threads.add(torch.get_num_threads())
         return decoder(tokens, step)
 
-    decoder, engine._decoder = engine._decoder, seen  # type: ignore[assignment]
+    decoder, engine.batch.decoder = engine.batch.decoder, seen  # type: ignore[assignment]
     got = sample(engine)
     for ours, theirs in zip(got, expected, strict=True):
         assert ours.tokens == theirs.tokens

@@ -6,7 +6,7 @@
 
 The engine computes a request's last token and its draft in one step, draws the token after each place as
 it always does, and keeps what it has drawn as long as the draft says the same. So a draft changes how many
-tokens a step gives, and never a token: these depend on logits, seed and position (engine.py). DAS
+tokens a step gives, and never a token: these depend on logits, seed and position (batch.py). DAS
 (arXiv:2511.13841) and SRT take drafts from earlier rollouts as well, and keep the distribution.
 
 Where the looking ahead hardly pays, it pauses.

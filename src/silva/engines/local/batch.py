@@ -1,0 +1,269 @@
+"""Continuous batching: who waits, who runs, and one packed forward pass a step for all that run.
+
+    waiting ──admit──> running ──step──> finished
+               │          a token for every decoding request, then prompt tokens up to a budget
+               └─ a row of the KV cache, its longest known prefix reused
+
+A request waits for a row, or for the prompt of a sibling that is just being computed; it is admitted at the
+next step boundary after either is there.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import deque
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from silva.engines.local.decode_graph import DecodeGraphs
+from silva.engines.local.decoder import Decoder
+from silva.engines.local.drafts import Drafts
+from silva.engines.local.kv_cache import KvCache
+from silva.engines.local.ragged_step import RaggedStep, Span
+from silva.engines.local.request import EngineStats, Request, ids, row_of
+from silva.engines.local.sampling import Drawn, draw
+from silva.errors import EngineError
+from silva.models.head import logits_of
+from silva.models.loading import LoadedModel
+from silva.ports import uniform
+from silva.types import CompletionStop, TokenScores
+
+if TYPE_CHECKING:
+    from silva.engines.settings import LocalEngineSettings
+
+SCORED = 128  # places whose logits are computed at once
+
+
+class Batch:
+    """The requests of an engine; all but `waiting` belongs to the compute thread.
+
+    Args:
+        context: of the engine, which may be shorter than the model's.
+
+    Attributes:
+        version: of the weights.
+        drafts, graphs: None without them.
+    """
+
+    def __init__(
+        self,
+        loaded: LoadedModel,
+        settings: LocalEngineSettings,
+        *,
+        context: int,
+        cache: KvCache,
+        decoder: Decoder,
+        drafts: Drafts | None,
+        graphs: DecodeGraphs | None,
+        stats: EngineStats,
+    ) -> None:
+        self.cache, self.decoder, self.drafts, self.graphs, self.stats = cache, decoder, drafts, graphs, stats
+        self.version = 0
+        self.waiting: deque[Request] = deque()
+        self.running: list[Request] = []
+        self._loaded, self._settings, self._context = loaded, settings, context
+
+    def fail(self) -> list[Request]:
+        """Give up all requests, and return them."""
+        requests = [*self.running, *self.waiting]
+        self.running.clear()
+        self.waiting.clear()
+        return requests
+
+    def forget(self) -> None:
+        """After an error: nobody knows what the cache holds."""
+        for row in self.cache.rows:
+            row.busy = False
+        self.cache.clear()
+
+    @torch.inference_mode()
+    def step(self) -> list[Request]:
+        """Admit, run one packed forward, sample; returns the requests that are done."""
+        began = time.perf_counter()
+        self._drop_cancelled()
+        self._admit()
+        decode, prefill = self._schedule()
+        prompt = sum(span.stop - span.start for _, span in prefill)
+        whole = [r for r, span in prefill if span.stop == row_of(r).length and not r.score_from]
+        if self.drafts is not None:
+            self.drafts.plan([*decode, *whole], prompt)
+        if decode or prefill:
+            self._forward(decode, prefill)
+        ready = [r for r in self.running if row_of(r).computed == row_of(r).length]
+        for request in ready:
+            if request.score_from:
+                self._score(request)
+        sampled = [r for r in ready if not r.score_from]
+        drafted = sum(len(r.draft) for r in sampled)
+        accepted = self._sample(sampled) if sampled else 0
+        finished = [r for r in self.running if r.done]
+        self.running = [r for r in self.running if not r.done]
+        for request in finished:
+            self.cache.release(row_of(request))
+        seconds = time.perf_counter() - began
+        self.stats.steps += 1
+        self.stats.seconds += seconds
+        self.stats.prefill_tokens += prompt
+        self.stats.drafted_tokens += drafted
+        self.stats.accepted_tokens += accepted
+        if self.drafts is not None:
+            self.drafts.learn(
+                sampled,
+                computed=len(decode) + len(whole),
+                drafted=drafted,
+                accepted=accepted,
+                prompt=prompt,
+                seconds=seconds,
+            )
+        return finished
+
+    def _drop_cancelled(self) -> None:
+        for request in self.running:
+            if request.cancelled:
+                self.cache.release(row_of(request))
+        self.running = [r for r in self.running if not r.cancelled]
+
+    def _admit(self) -> None:
+        blocked: list[Request] = []
+        while self.waiting and len(self.running) < self._settings.max_concurrent:
+            request = self.waiting.popleft()
+            if not request.cancelled and not self._place(request):
+                blocked.append(request)
+        self.waiting.extendleft(reversed(blocked))
+
+    def _place(self, request: Request) -> bool:
+        if request.blocked is not None:
+            sibling, length = request.blocked
+            if sibling.busy and sibling.computed < min(length, sibling.length):
+                return False
+        source, shared = self.cache.longest_prefix(request.prompt)
+        if source is not None and shared > source.computed:
+            request.blocked = source, shared  # a sibling is computing this prefix right now
+            return False
+        got = self.cache.acquire(source, shared, request.prompt)
+        if got is None:
+            return False
+        request.row, request.cached = got
+        self.stats.cached_tokens += request.cached
+        self.running.append(request)
+        if self.drafts is not None and not request.score_from:
+            self.drafts.begin(request)
+        return True
+
+    def _schedule(self) -> tuple[list[Request], list[tuple[Request, Span]]]:
+        """Who decodes one token, and which prompts advance by how much, the one with least left first.
+
+        So a short prompt never waits for a long one that came before it.
+        """
+        left = {r: row_of(r).length - row_of(r).computed for r in self.running}
+        decode = [r for r in self.running if r.tokens and left[r] == 1]
+        decode.sort(key=lambda r: row_of(r).index)  # as they lie in the cache
+        prompts = [r for r in self.running if left[r] and not (r.tokens and left[r] == 1)]
+        prefill, budget = [], self._settings.prefill_tokens
+        for request in sorted(prompts, key=left.__getitem__):
+            row, count = row_of(request), min(left[request], budget)
+            if count:
+                prefill.append((request, Span(row.index, row.computed, row.computed + count)))
+            budget -= count
+        return decode, prefill
+
+    def _forward(self, decode: list[Request], prefill: list[tuple[Request, Span]]) -> None:
+        """Compute the last token of each that decodes, these spans of prompts, and the drafts of all of them
+        into the cache, in one step."""
+        given = [(r, Span(row_of(r).index, row_of(r).computed, row_of(r).length)) for r in decode] + prefill
+        requests = [r for r, _ in given]
+        spans = [Span(span.row, span.start, span.stop + len(r.draft)) for r, span in given]
+        if self.graphs is not None and not prefill:
+            self.graphs([row_of(r) for r in decode])
+        else:
+            parts = []
+            for request, span in zip(requests, spans, strict=True):
+                self.cache.reserve(row_of(request), span.stop)
+                parts.append(row_of(request).tokens[span.start : span.stop])
+                if request.draft:
+                    parts.append(ids(request.draft))
+            RaggedStep(self.cache, spans).compute(self.decoder, np.concatenate(parts))
+        for request, span in zip(requests, spans, strict=True):
+            row_of(request).computed = min(span.stop, row_of(request).length)
+        self.stats.decode_tokens += len(decode)
+
+    def _sample(self, ready: list[Request]) -> int:
+        """A token for each of these requests, whose tokens are all computed, and one more for each token of
+        its draft that was drawn; returns how many of these there are."""
+        places = [(r, ahead) for r in ready for ahead in range(len(r.draft) + 1)]
+        at = [row_of(r).length - 1 + ahead for r, ahead in places]
+        logits = self._logits([row_of(r).index for r, _ in places], at)
+        numbers = uniform([r.params.seed for r, _ in places], [len(r.tokens) + ahead for r, ahead in places])
+        uniforms = torch.from_numpy(numbers).to(logits.device)
+        drawn = draw(logits, [r.params for r, _ in places], uniforms)
+        first = accepted = 0
+        for request in ready:
+            draft, request.draft = request.draft, []
+            self._take(request, drawn, first)
+            for place, token in enumerate(draft, first):
+                if request.done or drawn.tokens[place] != token:
+                    break
+                row_of(request).computed += 1
+                self._take(request, drawn, place + 1)
+                accepted += 1
+            first += len(draft) + 1
+        self.stats.decode_tokens += accepted
+        return accepted
+
+    def _take(self, request: Request, drawn: Drawn, place: int) -> None:
+        self._check_finite(drawn.raw_logprobs[place : place + 1])
+        request.tokens.append(drawn.tokens[place])
+        request.logprobs.append(drawn.logprobs[place])
+        request.raw_logprobs.append(drawn.raw_logprobs[place])
+        request.entropies.append(drawn.entropies[place])
+        request.versions.append(self.version)
+        request.stop_reason = self._stopped(request)
+        if request.stop_reason is None:
+            self.cache.append(row_of(request), drawn.tokens[place])
+
+    def _check_finite(self, logprobs: Sequence[float]) -> None:
+        if not all(map(math.isfinite, logprobs)):
+            raise EngineError(
+                f"the model's logits are not finite (version {self.version}): its weights hold NaN or "
+                f"infinity, or {self._loaded.dtype} is too narrow for it"
+            )
+
+    def _stopped(self, request: Request) -> CompletionStop | None:
+        params, tokens = request.params, request.tokens
+        if tokens[-1] in params.stop_token_ids:
+            return "stop_token"
+        if params.stop:
+            # A token can be less than a character (bytes), so look back far enough for the longest string.
+            tail = self._loaded.tokenizer.decode(tokens[-4 * max(map(len, params.stop)) - 4 :])
+            if any(s in tail for s in params.stop):
+                return "stop_string"
+        if len(tokens) >= params.max_tokens:
+            return "length"
+        if len(request.prompt) + len(tokens) >= self._context:
+            return "context_overflow"
+        return None
+
+    def _score(self, request: Request) -> None:
+        """From the hidden states that the cache holds of every token."""
+        row, targets = row_of(request), torch.from_numpy(request.prompt[request.score_from :])
+        places = range(request.score_from - 1, row.length - 1)
+        parts = []
+        for cut in range(0, len(places), SCORED):
+            part = places[cut : cut + SCORED]
+            logprobs = self._logits([row.index] * len(part), part).log_softmax(-1)
+            chosen = targets[cut : cut + SCORED].to(logprobs.device)
+            best = logprobs.max(-1)
+            parts.append((logprobs.gather(1, chosen[:, None])[:, 0], best.indices, best.values))
+        found, likeliest, theirs = (torch.cat(part).tolist() for part in zip(*parts, strict=True))
+        self._check_finite(found)
+        request.scores = TokenScores(tuple(found), tuple(likeliest), tuple(theirs), self.version)
+
+    def _logits(self, rows: Sequence[int], places: Sequence[int]) -> torch.Tensor:
+        """[N, V] of the token after each place, filled up for equal bits."""
+        filled = [0] * (self.cache.rules.linear.padded(len(rows)) - len(rows))
+        states = self.cache.outputs[0][[*rows, *filled], 0, [*places, *filled]]
+        return logits_of(self._loaded.model, states)[: len(rows)]
