@@ -68,7 +68,7 @@ def test_an_engine_that_kept_its_weights_is_refused_however_small_the_update(mad
         await trainer.forward_backward(make_samples([9, 14]), LossSpec("reinforce"))
         await trainer.optim_step(OptimParams(lr=1e-6))
         await trainer.publish()
-        engine.version = 1  # it says so, and has loaded nothing
+        engine.batch.version = 1  # it says so, and has loaded nothing
         with pytest.raises(EngineError, match="those of the version before, to the last bit"):
             await probe.check(trainer, engine)
 
@@ -81,7 +81,7 @@ def test_an_engine_with_another_model_or_version_is_refused(made) -> None:
         with pytest.raises(EngineError, match=r"differ from the trainer's by up to \d"):
             await Probe(256, "float32").check(trainer, engine)  # of another seed
         await engine.load(await trainer.snapshot())
-        engine.version = 5
+        engine.batch.version = 5
         with pytest.raises(EngineError, match="it computes with version 5"):
             await Probe(256, "float32").check(trainer, engine)
 
