@@ -19,6 +19,8 @@ from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 import numpy as np
+
+import silva  # noqa: F401  # isort: skip  (before torch, which reads at its start what this sets)
 import torch
 import torch.nn.functional as F
 from common import gemm_rate

@@ -19,6 +19,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+
+import silva  # noqa: F401  # isort: skip  (before torch, which reads at its start what this sets)
 import torch
 from common import Row, machine, parser, results, write
 from forests import drawn, flops, group, turn_tree

@@ -36,6 +36,8 @@ from dataclasses import dataclass
 from unittest import mock
 
 import numpy as np
+
+import silva  # noqa: F401  # isort: skip  (before torch, which reads at its start what this sets)
 import torch
 from common import Row, parser, results, write
 from forests import drawn, flops, group, linear_parameters, rows_flops, turn_tree

@@ -10,6 +10,8 @@ from concurrent.futures import ThreadPoolExecutor
 from unittest import mock
 
 import numpy as np
+
+import silva  # noqa: F401  # isort: skip  (before torch, which reads at its start what this sets)
 import torch
 from common import Row
 from forests import drawn, group, row, turn_tree

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
+import silva  # noqa: F401  # isort: skip  (before torch, which reads at its start what this sets)
 import torch
 from transformers import AutoModelForCausalLM, Qwen3Config
 

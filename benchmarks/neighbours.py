@@ -4,7 +4,7 @@
 
 Two processes sample 8 answers of 48 tokens from SmolLM2-135M, first one of them alone, then both at once. The
 ratio is twice the time alone over the time of both: 1 where sharing the cores costs nothing. "Silva" is what
-importing silva sets, "OpenMP" what libgomp does unless it is told.
+importing silva sets, "OpenMP" what libgomp does unless it is told, "passive" threads that never wait awake.
 """
 
 from __future__ import annotations
@@ -19,8 +19,9 @@ import torch
 from common import Row, machine, parser, results, write
 from decode import STRICT, Case, Worker
 from decode_workers import SILVA
+from recorded import by_turns
 
-KINDS = {"Silva": {}, "OpenMP": {"GOMP_SPINCOUNT": "300000"}, "passive": {"OMP_WAIT_POLICY": "passive"}}
+KINDS = {"Silva": {}, "OpenMP": {"GOMP_SPINCOUNT": ""}, "passive": {"OMP_WAIT_POLICY": "passive"}}
 CASE = Case(8, shared=False, new=48)
 
 
@@ -31,30 +32,40 @@ def main() -> int:
     given = options.parse_args()
     torch.set_num_threads(given.threads)
     speed, words = machine()
-    rows = [speed]
-    for name, kind in KINDS.items():
-        print(f"... {name}", file=sys.stderr, flush=True)
-        rows.append(measure(name, {"OMP_NUM_THREADS": str(given.threads), **STRICT, **kind}, given.rounds))
-        write(rows, given.json)
+    rows = [speed, *measure(given.threads, given.rounds)]
+    write(rows, given.json)
     print(words, "", results(rows[1:]), sep="\n\n")
     return 0
 
 
-def measure(name: str, environment: dict[str, str], rounds: int) -> Row:
+def measure(threads: int, rounds: int) -> list[Row]:
     command: list[str | Path] = [sys.executable, Path(__file__).with_name("decode_workers.py"), SILVA]
-    with contextlib.ExitStack() as stack, ThreadPoolExecutor(2) as threads:
-        pair = [stack.enter_context(contextlib.closing(Worker(command, environment))) for _ in range(2)]
-        ratios, seconds = [], []
+    ratios, seconds = ({name: list[float]() for name in KINDS} for _ in range(2))
+    with contextlib.ExitStack() as stack, ThreadPoolExecutor(2) as pool:
+        pairs = {}
+        for name, kind in KINDS.items():
+            print(f"... starting {name}", file=sys.stderr, flush=True)
+            env = {"OMP_NUM_THREADS": str(threads), **STRICT, **kind}
+            pairs[name] = [stack.enter_context(contextlib.closing(Worker(command, env))) for _ in range(2)]
         for number in range(rounds + 1):
-            alone = run(pair[0], 2 * number)
-            both = statistics.mean(threads.map(run, pair, [2 * number + 1] * 2))
-            if number:  # the first round warms up
-                ratios.append(2 * alone / both)
-                seconds.append(both)
-    return Row(
-        f"{name}: two at once", "seconds", statistics.median(seconds), "s", "one after the other",
-        statistics.median(ratios),
-    )  # fmt: skip
+            for name, pair in by_turns(pairs, number):
+                alone = run(pair[0], 2 * number)
+                both = statistics.mean(pool.map(run, pair, [2 * number + 1] * 2))
+                if number:  # the first round warms up
+                    ratios[name].append(2 * alone / both)
+                    seconds[name].append(both)
+    median = statistics.median
+    return [
+        Row(
+            f"{name}: two at once",
+            "seconds",
+            median(seconds[name]),
+            "s",
+            "one after the other",
+            median(ratios[name]),
+        )
+        for name in KINDS
+    ]
 
 
 def run(worker: Worker, seed: int) -> float:

@@ -28,6 +28,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+import silva  # noqa: F401  # isort: skip  (before torch, which reads at its start what this sets)
 import torch
 from common import Row, machine, parser, results, write
 from orchestrator_lag import lag

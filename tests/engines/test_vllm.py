@@ -145,7 +145,7 @@ def furthest(found: tuple[float, ...], expected: torch.Tensor, tokens: tuple[int
     return max(abs(a - b) for a, b in zip(found, own, strict=True))
 
 
-async def generated(address: str) -> float:
+async def tokens_generated(address: str) -> float:
     """Tokens so far, as the server counts them."""
     text = await asyncio.to_thread(lambda: urlopen(f"{address}/metrics", timeout=30).read().decode())
     return sum(
@@ -155,7 +155,7 @@ async def generated(address: str) -> float:
     )
 
 
-async def sampled(
+async def check_samples(
     engine: HttpEngine, smollm2: LoadedModel, record_property: Callable[[str, Any], None]
 ) -> None:
     assert engine.capabilities.context == 256 and engine.capabilities.loads == {"folder"}
@@ -198,7 +198,7 @@ async def sampled(
     assert greedy.logprobs == greedy.entropies == (0.0, 0.0) and greedy.raw_logprobs[0] < 0
 
 
-async def loaded(
+async def check_load(
     engine: HttpEngine,
     address: str,
     model: Path,
@@ -216,8 +216,8 @@ async def loaded(
     snapshot = Snapshot(1, weight_folder(folder))  # its digest takes longer than the requests may
     before = await engine.sample(PROMPT, SamplingParams(24, seed=1))
     running = [asyncio.ensure_future(engine.sample(PROMPT, SamplingParams(210, seed=i))) for i in range(4)]
-    start = await generated(address)
-    while await generated(address) < start + 16:
+    start = await tokens_generated(address)
+    while await tokens_generated(address) < start + 16:
         pass
     assert not any(each.done() for each in running)
     began = time.monotonic()
@@ -265,8 +265,8 @@ def test_vllm_samples_scores_and_loads(
         await engine.connect()
         record_property("seconds until it answers", time.monotonic() - began)
         try:
-            await sampled(engine, smollm2, record_property)
-            await loaded(engine, address, model, tmp_path / "changed", smollm2, record_property)
+            await check_samples(engine, smollm2, record_property)
+            await check_load(engine, address, model, tmp_path / "changed", smollm2, record_property)
         finally:
             await engine.close()
 
