@@ -33,17 +33,19 @@ EPISODES = {1: 8, 8: 32, 32: 64, 64: 64}
 
 @dataclass(frozen=True)
 class Policy:
-    """How a policy is trained, and on which texts its turns end besides its end of turn."""
+    """How a policy is trained, on which texts its turns end besides its end of turn, and how often a round
+    plays its episodes: a second of a tiny model's work is less than what disturbs it."""
 
     config: str
     flags: tuple[str, ...] = ()
     stop: tuple[str, ...] = ()
+    times: int = 1
 
 
 POLICIES = {
     "quickstart": Policy("quickstart.toml"),
     "tool_use": Policy("tool_use.toml", stop=("</calculator>",)),
-    "frozen_lake": Policy("frozen_lake_tiny.toml", ("--steps=60", "--eval.every=0")),
+    "frozen_lake": Policy("frozen_lake_tiny.toml", ("--steps=60", "--eval.every=0"), times=8),
 }
 
 
@@ -66,7 +68,7 @@ class Recording:
 
     def work(self, slots: int, seed: int) -> dict[str, Any]:
         """For the workers' `play`."""
-        count = EPISODES[slots]
+        count = EPISODES[slots] * POLICIES[self.name].times
         episodes = [self.episodes[i % len(self.episodes)] for i in range(count)]
         return {"episodes": episodes, "slots": slots, "params": dict(self.params), "seed": seed}
 
