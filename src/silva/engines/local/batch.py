@@ -39,7 +39,7 @@ SCORED = 128  # places whose logits are computed at once
 
 
 class Batch:
-    """The requests of an engine; all but `waiting` belongs to the compute thread.
+    """The requests of an engine. They come by `waiting` and go by `step`, which runs on the compute thread.
 
     Args:
         context: of the engine, which may be shorter than the model's.
@@ -67,8 +67,8 @@ class Batch:
         self.running: list[Request] = []
         self._loaded, self._settings, self._context = loaded, settings, context
 
-    def fail(self) -> list[Request]:
-        """Give up all requests, and return them."""
+    def abandon(self) -> list[Request]:
+        """Give up all requests between two steps, and return them."""
         requests = [*self.running, *self.waiting]
         self.running.clear()
         self.waiting.clear()

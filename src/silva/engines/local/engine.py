@@ -234,7 +234,7 @@ class LocalEngine:
 
     def _fail(self, error: Exception) -> None:
         """Every request of the moment fails with the forward pass; later ones find an empty engine."""
-        for request in self.batch.fail():
+        for request in self.batch.abandon():
             if not request.future.done():
                 wrapped = self._explained("sampling", error)
                 wrapped.__cause__ = error
