@@ -132,21 +132,49 @@ def test_a_start_that_takes_long_and_fails_counts_too(folder: Path, monkeypatch:
     assert len(park.pids("trainer")) == supervisor.MOST_FAILURES
 
 
-def test_a_part_that_once_worked_may_be_lost_again_and_again(folder: Path) -> None:
+async def lose(park: Park, count: int) -> None:
+    """Kill the trainer so many times, each time after it has answered."""
+    for _ in range(count):
+        said = len(park.said)
+        await kill(park)
+        await park.until(lambda said=said: len(park.said) > said, "it is started again")
+
+
+async def kill(park: Park) -> None:
+    await park.until(lambda: (park.folder / "trainer.asked").exists(), "it answers")
+    os.kill(park.pids("trainer")[-1], signal.SIGKILL)
+    (park.folder / "trainer.asked").unlink()
+
+
+def test_a_part_may_be_lost_again_and_again_as_long_as_the_run_gets_further(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(supervisor, "MOST_LOSSES", 5)
+    park, steps = Park(folder), [0]
+
+    async def ask(task: asyncio.Task[int]) -> None:
+        await lose(park, 4)
+        steps.append(1)
+        await lose(park, 4)
+        assert not task.done()
+
+    with_park(park, ask, checkpoints=lambda: list(steps))
+    assert [text for _, text in park.said] == ["trainer was killed (SIGKILL): it is started again"] * 8
+
+
+def test_a_part_that_is_always_lost_before_the_next_checkpoint_ends_everything(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(supervisor, "MOST_LOSSES", 5)
     park = Park(folder)
 
     async def ask(task: asyncio.Task[int]) -> None:
-        for count in range(1, supervisor.MOST_FAILURES + 3):
-            await park.until(lambda: (folder / "trainer.asked").exists(), "it answers")
-            (folder / "trainer.asked").unlink()
-            saying = asyncio.create_task(park.until_said("trainer was killed (SIGKILL)"))
-            await asyncio.sleep(0)
-            os.kill(park.pids("trainer")[-1], signal.SIGKILL)
-            await saying
-            await park.until(lambda count=count: len(park.pids("trainer")) == count + 1, "it runs again")
+        await lose(park, 4)
+        await kill(park)
+        with pytest.raises(SilvaError, match=r"SIGKILL\), lost 5 times without a new checkpoint; its last"):
+            await asyncio.wait_for(asyncio.shield(task), SOON)
 
-    with_park(park, ask)
-    assert len(park.pids("trainer")) == supervisor.MOST_FAILURES + 3
+    with_park(park, ask, checkpoints=lambda: [0])
 
 
 def test_a_command_that_does_not_exist_says_so(folder: Path) -> None:

@@ -17,7 +17,7 @@ from silva.config.load import Resolved
 from silva.config.schema import RunConfig
 from silva.placement.settings import ADDRESSES, ServicesPlacementSettings
 from silva.placement.supervisor import Part, Supervisor, line_writer
-from silva.storage.layout import Layout
+from silva.storage.layout import Layout, steps_in
 
 CRASH = ("SILVA_CRASH", "SILVA_CRASH_PROOF")
 
@@ -37,7 +37,10 @@ def supervise(resolved: Resolved, argv: Sequence[str], flags: Sequence[str]) -> 
     try:
         parts = parts_of(config, Path(folder), argv, flags, key)
         log = line_writer(run.services, run.ledger)
-        return asyncio.run(Supervisor(parts, log=log, say=_say, key=key).run())
+        supervisor = Supervisor(
+            parts, log=log, say=_say, key=key, checkpoints=lambda: list(steps_in(run.checkpoints))
+        )
+        return asyncio.run(supervisor.run())
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 

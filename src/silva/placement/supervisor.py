@@ -34,7 +34,8 @@ CHECK = 1.0  # seconds between two questions whether a part is alive
 DEAD_AFTER = 4.0  # seconds without an answer
 GRACE = 5.0  # seconds that a process has to end when it is told to
 SHORT = 20.0  # an orchestrator that lives for less than these seconds has failed at its start
-MOST_FAILURES = 3  # starts in a row that may fail
+MOST_FAILURES = 3  # starts in a row that fail, and the run ends
+MOST_LOSSES = 10  # of one part since the newest checkpoint: it would be lost in the same place for ever
 KEPT = 30  # lines of a part that are shown when it fails for good
 
 
@@ -65,6 +66,8 @@ class Running:
     began: float
     heard: float | None = None
     failures: int = 0  # starts in a row that failed
+    losses: int = 0  # since these checkpoints were the newest
+    checkpoints: object = None
     reader: asyncio.Task[None] | None = None
     watcher: asyncio.Task[None] | None = None
     lines: deque[str] = field(default_factory=lambda: deque(maxlen=KEPT))
@@ -78,12 +81,20 @@ class Supervisor:
         log: takes every line that a part writes.
         say: takes what people should know.
         key: that the parts ask for.
+        checkpoints: what there are; any value that changes with the next one.
     """
 
     def __init__(
-        self, parts: Sequence[Part], *, log: Callable[[str], None], say: Callable[[str], None], key: str = ""
+        self,
+        parts: Sequence[Part],
+        *,
+        log: Callable[[str], None],
+        say: Callable[[str], None],
+        key: str = "",
+        checkpoints: Callable[[], object] = lambda: None,
     ) -> None:
         self._parts, self._log, self._say, self._key = parts, log, say, key
+        self._checkpoints = checkpoints
         self._running: dict[str, Running] = {}
         self._asked = 0  # signals that ask to end
 
@@ -91,7 +102,7 @@ class Supervisor:
         """The exit code of the orchestrator.
 
         Raises:
-            SilvaError: a part fails again and again.
+            SilvaError: a part fails at every start, or is lost again and again before the next checkpoint.
         """
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
@@ -120,11 +131,15 @@ class Supervisor:
         await self._kill(running)
         await self._no_more(running)
         failures = running.failures + 1 if self._failed(running) else 0
-        if failures >= MOST_FAILURES or self._asked:
+        checkpoints = self._checkpoints()
+        losses = running.losses + 1 if checkpoints == running.checkpoints else 1
+        if losses >= MOST_LOSSES:
+            why += f", lost {losses} times without a new checkpoint"
+        if failures >= MOST_FAILURES or losses >= MOST_LOSSES or self._asked:
             raise SilvaError("\n  ".join([f"{part.name} {why}; its last lines:", *running.lines]))
         self._say(f"{part.name} {why}: it is started again")
-        self._running[part.name] = await self._start(part, first=False)
-        self._running[part.name].failures = failures
+        again = self._running[part.name] = await self._start(part, first=False)
+        again.failures, again.losses, again.checkpoints = failures, losses, checkpoints
         return None
 
     def _failed(self, running: Running) -> bool:
