@@ -10,7 +10,7 @@ from silva.evaluation.statistics import Estimate
 from silva.orchestrator.buffer import Batch, Dropped, Piece
 from silva.orchestrator.metrics import (
     batch_metrics,
-    draft_metrics,
+    engine_metrics,
     eval_metrics,
     forest_metrics,
     mean_of_updates,
@@ -107,7 +107,7 @@ def test_shares_of_ages_add_up_to_one_over_updates_that_tell_of_different_ages()
     assert mean_of_updates(updates[:1]) == {"train/clipped": 0.2}
 
 
-def test_drafts_are_counted_by_step_and_left_out_where_none_were_made():
+def test_sharing_and_drafts_are_counted_by_step_and_left_out_where_they_did_nothing():
     before = {"drafted_tokens": 10, "accepted_tokens": 4, "decode_tokens": 100, "seconds_saved": 0.5}
     after = {
         "drafted_tokens": 40,
@@ -116,10 +116,14 @@ def test_drafts_are_counted_by_step_and_left_out_where_none_were_made():
         "seconds_saved": 0.25,
         "steps": 9,
     }
-    assert draft_metrics(before, after) == {
+    drafts = {
         "perf/drafts/drafted_tokens": 30, "perf/drafts/accepted_tokens": 20,
         "perf/drafts/seconds_saved": -0.25, "perf/drafts/tokens_per_step": 60 / 40,
     }  # fmt: skip
-    assert draft_metrics(after, after) == draft_metrics({}, {}) == draft_metrics({}, {"steps": 3}) == {}
-    begun_again = draft_metrics(after, before | {"drafted_tokens": 41})
+    assert engine_metrics(before, after) == drafts
+    assert engine_metrics(after, after) == engine_metrics({}, {}) == engine_metrics({}, {"steps": 3}) == {}
+    begun_again = engine_metrics(after, before | {"drafted_tokens": 41})
     assert begun_again["perf/drafts/accepted_tokens"] == 0 and begun_again["perf/drafts/tokens_per_step"] == 0
+    shared = {"shared_tokens": 5}, {"shared_tokens": 20}
+    assert engine_metrics(before | shared[0], after | shared[1]) == drafts | {"perf/shared_tokens": 0.25}
+    assert engine_metrics(after | shared[0], after | shared[1]) == {}

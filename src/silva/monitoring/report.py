@@ -48,6 +48,7 @@ CHARTS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("Groups", ("groups/",)),
     ("Tokens per second", ("perf/tokens_per_second",)),
     ("Tokens of a request in a step of the engine", ("perf/drafts/tokens_per_step",)),
+    ("Share of reply tokens that another reply had computed", ("perf/shared_tokens",)),
 )
 """Title and the metrics shown together: a key, all keys under a prefix/, or one * for an environment."""
 

@@ -159,22 +159,28 @@ def perf_metrics(seconds: Mapping[str, float], generated: int = 0) -> dict[str, 
     return metrics | {"perf/peak_memory_bytes": peak_memory_bytes()}
 
 
-def draft_metrics(before: Mapping[str, float], after: Mapping[str, float]) -> dict[str, float]:
-    """What drafts did between two `Engine.counts`; nothing where none were made.
+def engine_metrics(before: Mapping[str, float], after: Mapping[str, float]) -> dict[str, float]:
+    """What sharing and drafts did between two `Engine.counts`; nothing where they did nothing.
 
+    `shared_tokens` is a share of the tokens of replies but their first ones, which prompts give.
     `seconds_saved` is an estimate: the time that steps without drafts would have taken for the same tokens,
     less the time that was taken.
     """
-    done = {name: max(0.0, after[name] - before.get(name, 0.0)) for name in _DRAFTS if name in after}
+    done = {name: max(0.0, after[name] - before.get(name, 0.0)) for name in _COUNTS if name in after}
+    decoded, shared = done.get("decode_tokens", 0.0), done.get("shared_tokens", 0.0)
+    metrics = {"perf/shared_tokens": shared / decoded} if shared and decoded else {}
     if not done.get("drafted_tokens"):
-        return {}
-    decoded, accepted = done.pop("decode_tokens"), done["accepted_tokens"]
-    done["seconds_saved"] = after["seconds_saved"] - before.get("seconds_saved", 0.0)
-    done["tokens_per_step"] = decoded / max(decoded - accepted, 1.0)  # of a request
-    return {f"perf/drafts/{name}": value for name, value in done.items()}
+        return metrics
+    saved = after["seconds_saved"] - before.get("seconds_saved", 0.0)
+    return metrics | {
+        "perf/drafts/drafted_tokens": done["drafted_tokens"],
+        "perf/drafts/accepted_tokens": done["accepted_tokens"],
+        "perf/drafts/tokens_per_step": decoded / max(decoded - done["accepted_tokens"], 1.0),  # of a request
+        "perf/drafts/seconds_saved": saved,
+    }
 
 
-_DRAFTS = ("drafted_tokens", "accepted_tokens", "decode_tokens")
+_COUNTS = ("drafted_tokens", "accepted_tokens", "decode_tokens", "shared_tokens")
 
 
 def peak_memory_bytes() -> int:

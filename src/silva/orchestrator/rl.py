@@ -116,8 +116,7 @@ class Loop:
         done = await (self._overlapped if p.settings.overlap else self._in_turn)(step, interrupt)
         with p.phases("publish"):
             probed = await self._publish(step, trained=bool(done.updates))
-        drafts = metrics.draft_metrics(before, p.engine.counts())
-        found = done.diagnosis | probed | p.idle() | drafts
+        found = done.diagnosis | probed | p.idle() | metrics.engine_metrics(before, p.engine.counts())
         samples = [sample for _, samples in done.rows for sample in samples]
         p.monitor.rollouts(step, training_rows(done.batch, samples))
         self._advance(done.batch, samples, done.updates, found)

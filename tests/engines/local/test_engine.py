@@ -77,7 +77,7 @@ def test_a_group_computes_its_prompt_once(tiny_model: LoadedModel, stepped: Step
     async def run() -> list[Completion]:
         engine, stepper = stepped(tiny_model)
         tasks = [ask(engine, prompt(100), 5, seed=i) for i in range(8)]
-        await stepper.tick(6)
+        await stepper.tick(5)
         assert engine.stats.prefill_tokens == 100
         assert engine.stats.cached_tokens == 7 * 100
         assert engine.stats.decode_tokens == 8 * 4  # the last of 5 tokens is never fed back

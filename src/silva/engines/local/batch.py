@@ -5,7 +5,7 @@
                └─ a row of the KV cache, its longest known prefix reused
 
 A request waits for a row, or for the prompt of a sibling that is just being computed; it is admitted at the
-next step boundary after either is there.
+next step boundary after either is there. What several have said alike is computed once (following.py).
 """
 
 from __future__ import annotations
@@ -13,24 +13,25 @@ from __future__ import annotations
 import math
 import time
 from collections import deque
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Collection, Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
 from silva.engines.local.decode_graph import DecodeGraphs
 from silva.engines.local.decoder import Decoder
-from silva.engines.local.drafts import Drafts
+from silva.engines.local.drafts import Drafts, Work
+from silva.engines.local.following import follow, hand_on, look_ahead
 from silva.engines.local.kv_cache import KvCache
 from silva.engines.local.ragged_step import RaggedStep, Span
-from silva.engines.local.request import EngineStats, Request, ids, row_of
+from silva.engines.local.request import EngineStats, Request, ids, is_ready, row_of, source_of
 from silva.engines.local.sampling import Drawn, draw
 from silva.errors import EngineError
 from silva.models.head import logits_of
 from silva.models.loading import LoadedModel
 from silva.ports import uniform
-from silva.types import CompletionStop, TokenScores
+from silva.types import CompletionStop, SamplingParams, TokenScores
 
 if TYPE_CHECKING:
     from silva.engines.settings import LocalEngineSettings
@@ -86,56 +87,56 @@ class Batch:
         began = time.perf_counter()
         self._drop_cancelled()
         self._admit()
+        self._follow(self.running)
         decode, prefill = self._schedule()
         prompt = sum(span.stop - span.start for _, span in prefill)
         whole = [r for r, span in prefill if span.stop == row_of(r).length and not r.score_from]
+        followers = [r for r in self.running if r.source is not None]
         if self.drafts is not None:
-            self.drafts.plan([*decode, *whole], prompt)
+            look_ahead(followers)
+            self.drafts.plan([*decode, *whole], followers, prompt)
+            hand_on(decode, followers)
+        work = Work(len(decode) + len(whole), sum(len(r.draft) for r in [*decode, *whole]), prompt)
         if decode or prefill:
             self._forward(decode, prefill)
-        ready = [r for r in self.running if row_of(r).computed == row_of(r).length]
+        if whole:  # those who waited for these prompts draw with them
+            before = len(self.running)
+            self._admit(spared={source_of(r).index for r in followers})
+            self._follow(self.running[before:])
+        ready = [r for r in self.running if is_ready(r)]
         for request in ready:
             if request.score_from:
                 self._score(request)
         sampled = [r for r in ready if not r.score_from]
-        drafted = sum(len(r.draft) for r in sampled)
-        accepted = self._sample(sampled) if sampled else 0
+        self._sample(sampled, work)
         finished = [r for r in self.running if r.done]
         self.running = [r for r in self.running if not r.done]
         for request in finished:
-            self.cache.release(row_of(request))
+            self.cache.release(row_of(request), request.source)
         seconds = time.perf_counter() - began
         self.stats.steps += 1
         self.stats.seconds += seconds
         self.stats.prefill_tokens += prompt
-        self.stats.drafted_tokens += drafted
-        self.stats.accepted_tokens += accepted
         if self.drafts is not None:
-            self.drafts.learn(
-                sampled,
-                computed=len(decode) + len(whole),
-                drafted=drafted,
-                accepted=accepted,
-                prompt=prompt,
-                seconds=seconds,
-            )
+            self.drafts.learn(sampled, work, seconds)
         return finished
 
     def _drop_cancelled(self) -> None:
         for request in self.running:
             if request.cancelled:
-                self.cache.release(row_of(request))
+                self.cache.release(row_of(request), request.source)
         self.running = [r for r in self.running if not r.cancelled]
 
-    def _admit(self) -> None:
+    def _admit(self, spared: Collection[int] = ()) -> None:
+        """Requests come in as long as there are rows, the spared ones left out."""
         blocked: list[Request] = []
         while self.waiting and len(self.running) < self._settings.max_concurrent:
             request = self.waiting.popleft()
-            if not request.cancelled and not self._place(request):
+            if not request.cancelled and not self._place(request, spared):
                 blocked.append(request)
         self.waiting.extendleft(reversed(blocked))
 
-    def _place(self, request: Request) -> bool:
+    def _place(self, request: Request, spared: Collection[int]) -> bool:
         if request.blocked is not None:
             sibling, length = request.blocked
             if sibling.busy and sibling.computed < min(length, sibling.length):
@@ -144,7 +145,7 @@ class Batch:
         if source is not None and shared > source.computed:
             request.blocked = source, shared  # a sibling is computing this prefix right now
             return False
-        got = self.cache.acquire(source, shared, request.prompt)
+        got = self.cache.acquire(source, shared, request.prompt, spared)
         if got is None:
             return False
         request.row, request.cached = got
@@ -154,15 +155,18 @@ class Batch:
             self.drafts.begin(request)
         return True
 
+    def _follow(self, requests: Sequence[Request]) -> None:
+        follow(self.cache, [r for r in requests if not r.score_from and (r.tokens or is_ready(r))])
+
     def _schedule(self) -> tuple[list[Request], list[tuple[Request, Span]]]:
         """Who decodes one token, and which prompts advance by how much, the one with least left first.
 
         So a short prompt never waits for a long one that came before it.
         """
-        left = {r: row_of(r).length - row_of(r).computed for r in self.running}
-        decode = [r for r in self.running if r.tokens and left[r] == 1]
+        left = {r: row_of(r).length - row_of(r).computed for r in self.running if r.source is None}
+        decode = [r for r in left if r.tokens and left[r] == 1]
         decode.sort(key=lambda r: row_of(r).index)  # as they lie in the cache
-        prompts = [r for r in self.running if left[r] and not (r.tokens and left[r] == 1)]
+        prompts = [r for r in left if left[r] and not (r.tokens and left[r] == 1)]
         prefill, budget = [], self._settings.prefill_tokens
         for request in sorted(prompts, key=left.__getitem__):
             row, count = row_of(request), min(left[request], budget)
@@ -189,30 +193,53 @@ class Batch:
             RaggedStep(self.cache, spans).compute(self.decoder, np.concatenate(parts))
         for request, span in zip(requests, spans, strict=True):
             row_of(request).computed = min(span.stop, row_of(request).length)
-        self.stats.decode_tokens += len(decode)
 
-    def _sample(self, ready: list[Request]) -> int:
-        """A token for each of these requests, whose tokens are all computed, and one more for each token of
-        its draft that was drawn; returns how many of these there are."""
-        places = [(r, ahead) for r in ready for ahead in range(len(r.draft) + 1)]
-        at = [row_of(r).length - 1 + ahead for r, ahead in places]
-        logits = self._logits([row_of(r).index for r, _ in places], at)
-        numbers = uniform([r.params.seed for r, _ in places], [len(r.tokens) + ahead for r, ahead in places])
-        uniforms = torch.from_numpy(numbers).to(logits.device)
-        drawn = draw(logits, [r.params for r, _ in places], uniforms)
-        first = accepted = 0
+    def _sample(self, ready: Sequence[Request], work: Work) -> None:
+        """A token for each of these requests, and one more for each token of its draft that was drawn."""
+        states: dict[Any, list[tuple[Request, int]]] = {}  # what to draw from, and for whom
         for request in ready:
-            draft, request.draft = request.draft, []
-            self._take(request, drawn, first)
-            for place, token in enumerate(draft, first):
-                if request.done or drawn.tokens[place] != token:
-                    break
-                row_of(request).computed += 1
-                self._take(request, drawn, place + 1)
-                accepted += 1
-            first += len(draft) + 1
-        self.stats.decode_tokens += accepted
-        return accepted
+            row, last = source_of(request).index, row_of(request).length - 1
+            for ahead in range(len(request.draft) + 1):
+                states.setdefault((row, last + ahead, _law(request.params)), []).append((request, ahead))
+        if not states:
+            return
+        draws = [each for drawing in states.values() for each in drawing]
+        logits = self._logits([row for row, _, _ in states], [place for _, place, _ in states])
+        numbers = uniform([r.params.seed for r, _ in draws], [len(r.tokens) + ahead for r, ahead in draws])
+        uniforms = torch.from_numpy(numbers).to(logits.device)
+        params = [drawing[0][0].params for drawing in states.values()]
+        drawn = draw(logits, params, uniforms, [len(drawing) for drawing in states.values()])
+        work.draws = len(draws)
+        places = {each: number for number, each in enumerate(draws)}
+        known = {r for r in ready if r.source is not None and not r.source.busy}
+        for request in ready:
+            begun, drafted = bool(request.tokens), len(request.draft)
+            kept = self._take_all(request, drawn, [places[request, n] for n in range(drafted + 1)])
+            self.stats.drafted_tokens += drafted
+            self.stats.accepted_tokens += kept
+            self.stats.decode_tokens += kept + begun
+            if request.source is not None:
+                self.stats.shared_tokens += kept + begun
+            if request in known:
+                work.known += kept
+            else:
+                work.accepted += kept
+
+    def _take_all(self, request: Request, drawn: Drawn, places: Sequence[int]) -> int:
+        """Take what was drawn at these places for as long as the draft says the same; returns how many of
+        its tokens that were."""
+        draft, request.draft = request.draft, []
+        row, source, kept = row_of(request), request.source, 0
+        stop = row.length
+        self._take(request, drawn, places[0])
+        while kept < len(draft) and not request.done and request.tokens[-1] == draft[kept]:
+            kept += 1
+            self._take(request, drawn, places[kept])
+        if source is None:
+            row.computed += kept
+        elif source.computed < stop + kept:  # it has drawn something else before
+            self.cache.copy(source, row, stop + kept)
+        return kept
 
     def _take(self, request: Request, drawn: Drawn, place: int) -> None:
         self._check_finite(drawn.raw_logprobs[place : place + 1])
@@ -267,3 +294,8 @@ class Batch:
         filled = [0] * (self.cache.rules.linear.padded(len(rows)) - len(rows))
         states = self.cache.outputs[0][[*rows, *filled], 0, [*places, *filled]]
         return logits_of(self._loaded.model, states)[: len(rows)]
+
+
+def _law(params: SamplingParams) -> tuple[float, ...]:
+    """What of them makes probabilities out of logits."""
+    return params.temperature, params.top_k, params.top_p, params.min_p

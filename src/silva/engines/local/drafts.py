@@ -15,6 +15,7 @@ Where the looking ahead hardly pays, it pauses.
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -22,14 +23,14 @@ from dataclasses import dataclass
 import numpy as np
 
 from silva.engines.local.history import ORDERS, Guess, History, Trail
-from silva.engines.local.request import EngineStats, Request, row_of
+from silva.engines.local.request import EngineStats, Request, is_ready, row_of, source_of
 from silva.engines.local.same_bits import RowRule
 
 AHEAD = 8  # tokens of one request in one step, at most
 MARGIN = 1.08  # tokens a second with drafts over those without: less is within the error of the times
 _LEAST = 0.02  # chance of a draft that is worth a thought
 _Offer = tuple[float, int, int, int]
-"""-chance that all of the draft is drawn, -tokens of the request so far, its number, length of the draft."""
+"""-tokens that it gives on average, -tokens of the request so far, its number, length of the draft."""
 _WINDOW = 32  # steps after which the account is looked at
 _LOSS = 0.01  # share of the time that may be lost in a window
 _GAIN = 0.03  # share of the time of steps with drafts that they must save: less is within the account's error
@@ -66,17 +67,18 @@ def _kind(guess: Guess) -> tuple[int, int, int]:
 
 class StepTimes:
     """Seconds of a step: those of steps of about so many rows; where few are known, or prompts were computed
-    too, base + rows * a + prompt tokens * b + c if it has drafts.
+    too, base + rows * a + prompt tokens * b + others * d + c if it has drafts.
 
-    `rows` are the tokens that are drawn after: of requests and of drafts. Kernels compute several rows at
-    once, so times rise in stairs: 9 rows may take as long as 16, and longer than 8. `drafting` steps attend
-    to several tokens of a request, which takes operations of its own. The longer ago a step was, the less it
-    counts. Before much is measured a step without rows is taken to cost as much as 28 rows.
+    `rows` are the tokens that are computed and drawn after: of requests and of drafts. `others` are all
+    further draws from what these rows or earlier ones have given (following.py). Kernels compute several rows
+    at once, so times rise in stairs: 9 rows may take as long as 16, and longer than 8. `drafting` steps
+    attend to several tokens of a request, which takes operations of its own. The longer ago a step was, the
+    less it counts. Before much is measured a step without rows is taken to cost as much as 28 rows.
     """
 
     def __init__(self) -> None:
-        self._moments, self._sums = np.zeros((4, 4)), np.zeros(4)
-        self._base = self.row = self._prompt = self._drafting = 0.0
+        self._moments, self._sums = np.zeros((5, 5)), np.zeros(5)
+        self._base = self.row = self._prompt = self._drafting = self._other = 0.0
         self._stairs: dict[tuple[int, bool], tuple[float, float, int]] = {}  # as of a step
         self._steps = 0
 
@@ -84,19 +86,22 @@ class StepTimes:
     def known(self) -> bool:
         return self._steps > 0
 
-    def of(self, rows: int, prompt: float = 0, *, drafting: bool = False) -> float:
+    def of(self, rows: int, prompt: float = 0, *, others: int = 0, drafting: bool = False) -> float:
         if prompt:
-            return self._line(rows, prompt, drafting)
+            return self._line(rows, prompt, drafting) + self._other * others
         stair = _stair(rows)
         seconds, weight = self._on_stair(stair, drafting)
-        return (seconds + _DOUBT * self._line(stair, 0, drafting)) / (weight + _DOUBT)
+        mean = (seconds + _DOUBT * self._line(stair, 0, drafting)) / (weight + _DOUBT)
+        return mean + self._other * others
 
-    def learn(self, rows: int, prompt: int, seconds: float, *, drafting: bool = False) -> float:
+    def learn(
+        self, rows: int, prompt: int, seconds: float, *, others: int = 0, drafting: bool = False
+    ) -> float:
         """Returns how many of the seconds count: in a much longer step the machine did something else too
         (weights are packed, memory grows)."""
         if self.known:
-            seconds = min(seconds, 1.5 * self.of(rows, prompt, drafting=drafting))
-        x = np.array([1.0, rows, prompt, drafting])
+            seconds = min(seconds, 1.5 * self.of(rows, prompt, others=others, drafting=drafting))
+        x = np.array([1.0, rows, prompt, drafting, others])
         self._moments = _FORGET * self._moments + np.outer(x, x)
         self._sums = _FORGET * self._sums + seconds * x
         if self._steps < _EVERY or not self._steps % _EVERY:
@@ -105,7 +110,8 @@ class StepTimes:
         if not prompt:
             stair = _stair(rows)
             total, weight = self._on_stair(stair, drafting)
-            self._stairs[stair, drafting] = total + seconds, weight + 1, self._steps
+            own = seconds - self._other * others
+            self._stairs[stair, drafting] = total + own, weight + 1, self._steps
         return seconds
 
     def _line(self, rows: float, prompt: float, drafting: bool) -> float:
@@ -121,17 +127,38 @@ class StepTimes:
         """By least squares, with a prior that weighs as much as a few steps. No row is for nothing."""
         mean = self._sums[0] / self._moments[0, 0]
         row = mean / (_ROWS + self._moments[0, 1:3].sum() / self._moments[0, 0])
-        prior = row * np.array([_ROWS, 1.0, 1.0, 0.0])
-        weight = np.diag([0.1, 10.0, 10.0, 1.0])
+        prior = row * np.array([_ROWS, 1.0, 1.0, 0.0, 0.1])
+        weight = np.diag([0.1, 10.0, 10.0, 1.0, 10.0])
         found = np.linalg.solve(self._moments + weight, self._sums + weight @ prior)
-        found = np.maximum(found, prior * [0.15, 0.4, 0.0, 0.0])
-        self._base, self.row, self._prompt, self._drafting = found.tolist()
+        found = np.maximum(found, prior * [0.15, 0.4, 0.0, 0.0, 0.0])
+        self._base, self.row, self._prompt, self._drafting, self._other = found.tolist()
 
 
 def _stair(rows: int) -> int:
     """The most rows that count as equal to these: from 9 on four of them, from 65 on sixteen."""
     width = 1 if rows <= 8 else 4 if rows <= 64 else 16
     return -(-rows // width) * width
+
+
+@dataclass
+class Work:
+    """Of one step.
+
+    Attributes:
+        requests: whose last tokens it computes, to draw from.
+        drafted: tokens that it computes ahead for them.
+        prompt: tokens of prompts that it computes.
+        draws: tokens drawn, of drafts too.
+        accepted: computed ahead and drawn, by those who follow a running request too.
+        known: drawn as a reply that has ended said (following.py).
+    """
+
+    requests: int
+    drafted: int
+    prompt: int
+    draws: int = 0
+    accepted: int = 0
+    known: int = 0
 
 
 @dataclass
@@ -173,31 +200,25 @@ class Drafts:
             request.ahead = Ahead(Trail(self._history, known[-ORDERS[0] :].tolist()))
             request.ahead.trail.extend(request.prompt[request.cached :].tolist())
 
-    def plan(self, requests: Sequence[Request], prompt: int) -> None:
-        """Set the `draft` of those that get a token in a step, which computes so many tokens of prompts."""
+    def plan(self, requests: Sequence[Request], followers: Sequence[Request], prompt: int) -> None:
+        """Set the `draft` of those that get a token in a step.
+
+        Args:
+            requests: whose last tokens it computes.
+            followers: that draw from what others compute or have computed (following.py).
+            prompt: tokens of prompts that it computes.
+        """
         if self._pause or not requests or not self._times.known:
             return
         with self._at_work():
-            self._choose(requests, self._offers(requests), prompt)
+            # Those a token behind take what it keeps of its draft in the next step.
+            following = Counter(source_of(r).index for r in followers)
+            drawing = [1 + following[row_of(r).index] for r in requests]
+            others = sum(1 + len(r.draft) for r in followers if is_ready(r))
+            self._choose(requests, self._offers(requests, drawing), drawing, prompt, others)
 
-    def learn(
-        self,
-        sampled: Sequence[Request],
-        *,
-        computed: int,
-        drafted: int,
-        accepted: int,
-        prompt: int,
-        seconds: float,
-    ) -> None:
-        """What a step has given.
-
-        Args:
-            sampled: the requests with new tokens.
-            computed: how many of them took part in its forward pass; a prompt that was known does not.
-            drafted, accepted, prompt: tokens.
-            seconds: of the whole step.
-        """
+    def learn(self, sampled: Sequence[Request], work: Work, seconds: float) -> None:
+        """What a step of so many seconds has given these requests."""
         self._pause = max(0, self._pause - 1)
         if self._pause:
             return
@@ -205,19 +226,28 @@ class Drafts:
             for request in sampled:
                 self._learn_from(request)
         spent, self._spent = self._spent, 0.0
-        saved = -spent
-        if computed and computed == len(sampled):
-            rows = self._rule.padded(computed + drafted)
-            counted = self._times.learn(rows, prompt, seconds - spent, drafting=drafted > 0)
-            steps = 1 + accepted / computed  # that would have been needed
-            saved += steps * self._times.of(self._rule.padded(computed), prompt / steps) - counted
-        self._stats.seconds_saved += saved
-        self._keep_account(saved, seconds * (_GAIN if drafted else -_LOSS))
+        saved, known = -spent, 0.0
+        if work.requests:
+            rows = self._rule.padded(work.requests + work.drafted)
+            others = work.draws - work.requests - work.drafted
+            counted = self._times.learn(
+                rows, work.prompt, seconds - spent, others=others, drafting=work.drafted > 0
+            )
+            steps = 1 + work.accepted / len(sampled)  # that would have been needed
+            plain = self._times.of(self._rule.padded(work.requests), work.prompt / steps, others=others)
+            saved += steps * plain - counted
+            known = work.known / len(sampled) * plain
+        self._stats.seconds_saved += saved + known
+        self._keep_account(saved, seconds * (_GAIN if work.drafted else -_LOSS))
 
-    def _offers(self, requests: Sequence[Request]) -> list[_Offer]:
-        """All drafts that may be drawn, the likeliest first; of those as likely that of the longest reply."""
+    def _offers(self, requests: Sequence[Request], drawing: Sequence[int]) -> list[_Offer]:
+        """All drafts that may be drawn, best first; of those as good that of the longest reply.
+
+        Args:
+            drawing: how many requests draw from what each computes.
+        """
         offers: list[_Offer] = []
-        for number, request in enumerate(requests):
+        for number, (request, count) in enumerate(zip(requests, drawing, strict=True)):
             room = self._context - row_of(request).length
             left = min(request.params.max_tokens - len(request.tokens), room)
             ahead = self._ahead(request)
@@ -225,23 +255,32 @@ class Drafts:
             chance = 1.0
             for length, guess in enumerate(ahead.guesses, 1):
                 chance *= self._chances.of(guess)
-                if chance < _LEAST:
+                # After a token that ends the reply nothing is drawn.
+                if chance < _LEAST or guess.token in request.params.stop_token_ids:
                     break
-                offers.append((-chance, -len(request.tokens), number, length))
-                if guess.token in request.params.stop_token_ids:
-                    break
+                offers.append((-chance * count, -len(request.tokens), number, length))
         offers.sort()
         return offers
 
-    def _choose(self, requests: Sequence[Request], offers: Sequence[_Offer], prompt: int) -> None:
-        """Take as many of the likeliest as give the most tokens a second, none where that is hardly more."""
-        tokens, best, taken = float(len(requests)), 0.0, 0
-        for count, (opposite, *_) in enumerate([(0.0,), *offers]):
-            if count and -opposite < best * self._times.row / 2:
-                break
+    def _choose(
+        self,
+        requests: Sequence[Request],
+        offers: Sequence[_Offer],
+        drawing: Sequence[int],
+        prompt: int,
+        others: int,
+    ) -> None:
+        """Take as many of the best as give the most tokens a second, none where that is hardly more."""
+        tokens, best, taken = float(sum(drawing) + others), 0.0, 0
+        others += sum(drawing) - len(requests)
+        for count, (opposite, _, number, _) in enumerate([(0.0, 0, -1, 0), *offers]):
+            if count:
+                if -opposite < best * self._times.row / 2:
+                    break
+                others += drawing[number] - 1
             tokens -= opposite
             rows = self._rule.padded(len(requests) + count)
-            rate = tokens / self._times.of(rows, prompt, drafting=count > 0)
+            rate = tokens / self._times.of(rows, prompt, others=others, drafting=count > 0)
             if rate > best:
                 best, taken = rate, count
             if not count:

@@ -190,7 +190,7 @@ class LocalEngine:
     @property
     def _computed(self) -> int:
         """Tokens that have gone through the model."""
-        return self.stats.prefill_tokens + self.stats.decode_tokens
+        return self.stats.prefill_tokens + self.stats.decode_tokens - self.stats.shared_tokens
 
     def _packing_repays(self) -> bool:
         return self._pack or self._computed - self._known >= PACK_FROM

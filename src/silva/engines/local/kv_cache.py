@@ -16,6 +16,7 @@ time, never results.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any
 
 import numpy as np
@@ -98,22 +99,32 @@ class KvCache:
         return sum(store.nbytes for store in (*self.keys, *self.values, *self.outputs))
 
     def longest_prefix(self, tokens: np.ndarray) -> tuple[Row | None, int]:
-        """The row sharing the longest prefix with `tokens` (planned tokens count), and its length."""
+        """The row sharing the longest prefix with `tokens` (planned tokens count), and its length.
+
+        Of several the one that has computed the most of it."""
+        planned, known = self.prefixes(tokens)
+        best = int((planned * (self.context + 1) + known).argmax())
+        return (self.rows[best], int(planned[best])) if planned[best] else (None, 0)
+
+    def prefixes(self, tokens: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """How many of the first tokens each row has, and how many of those it has computed: [rows] each."""
         width = min(len(tokens), self.tokens.shape[1] - 1)
         equal = self.tokens[:, : width + 1] == np.append(tokens[:width], NOTHING)
-        shared = equal.argmin(1)  # the first that differs; the last one does in any case
-        best = int(shared.argmax())
-        return (self.rows[best], int(shared[best])) if shared[best] else (None, 0)
+        planned = equal.argmin(1)  # the first that differs; the last one does in any case
+        return planned, np.minimum(planned, [row.computed for row in self.rows])
 
-    def acquire(self, source: Row | None, shared: int, tokens: np.ndarray) -> tuple[Row, int] | None:
-        """A row for `tokens` whose first `shared` positions come from `source`; None while all are busy.
+    def acquire(
+        self, source: Row | None, shared: int, tokens: np.ndarray, spared: Collection[int] = ()
+    ) -> tuple[Row, int] | None:
+        """A row for `tokens` whose first `shared` positions come from `source`; None while all others are
+        busy or spared.
 
         Returns the row and how many positions it already has. A finished sequence that `tokens`
         continues is taken over in place; of any other prefix whole blocks are shared, the rest is copied.
         """
         self._clock += 1
         continued = source is not None and not source.busy and shared == source.length
-        row = source if continued else self._idle_row(source)
+        row = source if continued else self._idle_row(source, spared)
         if row is None:
             return None
         self._reserve(row.index + 1, len(tokens))
@@ -135,25 +146,43 @@ class KvCache:
         row.computed, row.busy, row.last_used = shared, True, self._clock
         return row, shared
 
-    def _idle_row(self, source: Row | None) -> Row | None:
+    def _idle_row(self, source: Row | None, spared: Collection[int]) -> Row | None:
         """The row to give up: an empty one, else the one unused for longest; `source` itself as the last.
 
-        Never one that holds blocks of others. Among rows that nobody uses, there is always one that holds
-        none: the newest.
+        Never one that is spared or holds blocks of others. Among rows that nobody uses, there is always one
+        that holds none: the newest.
         """
         held = {owner for row in self.rows if row.length for owner in row.owners}
-        idle = [r for r in self.rows if not r.busy and r.index not in held]
+        idle = [r for r in self.rows if not r.busy and r.index not in held and r.index not in spared]
         return min(idle, key=lambda r: (r is source, r.length > 0, r.last_used, r.index), default=None)
 
-    def release(self, row: Row) -> None:
-        """The sequence has ended; what was computed stays for reuse until the row is needed."""
+    def release(self, row: Row, source: Row | None = None) -> None:
+        """The sequence has ended; what was computed stays for reuse until the row is needed.
+
+        Args:
+            source: the row that holds the rest of what it was made from.
+        """
         self._write(row, row.tokens[: row.computed])
         row.busy = False
         row.last_used = self._clock
+        if source is not None:
+            self._clock += 1
+            source.last_used = self._clock
 
     def reserve(self, row: Row, length: int) -> None:
         """Memory for so many positions of a row, beyond its tokens too."""
         self._reserve(row.index + 1, length)
+
+    def copy(self, source: Row, row: Row, stop: int) -> None:
+        """Go on with what `source` holds of positions up to `stop`, where `row` has the same tokens."""
+        start = row.computed
+        for first in range(start - start % BLOCK, stop, BLOCK):
+            part = slice(max(start, first), min(stop, first + BLOCK))
+            holder = source.owner(first // BLOCK)
+            for store in (*self.keys, *self.values):
+                store[row.index, :, part] = store[holder, :, part]
+        self.outputs[0][row.index, :, start:stop] = self.outputs[0][source.index, :, start:stop]
+        row.computed = stop
 
     def append(self, row: Row, token: int) -> None:
         self.reserve(row, row.length + 1)

@@ -20,7 +20,10 @@ if TYPE_CHECKING:
 class Request:
     """Tokens to be continued, or to be scored from place `score_from` on (0: continued).
 
-    `draft`: tokens that are computed in this step as if they had been drawn (drafts.py).
+    Attributes:
+        draft: tokens that are computed in this step as if they had been drawn (drafts.py).
+        source: the row that its next token is drawn from; None: its own (following.py).
+        leads: nobody else has its text.
     """
 
     prompt: np.ndarray
@@ -40,6 +43,8 @@ class Request:
     versions: list[int] = field(default_factory=list)
     draft: list[int] = field(default_factory=list)
     ahead: Ahead | None = None
+    source: Row | None = None
+    leads: bool = False
 
     @property
     def done(self) -> bool:
@@ -69,7 +74,8 @@ class EngineStats:
 
     steps: int = 0
     prefill_tokens: int = 0
-    decode_tokens: int = 0  # of replies, computed and kept
+    decode_tokens: int = 0  # of replies, but the first ones, which prompts give
+    shared_tokens: int = 0  # of these: drawn from what another request has computed
     cached_tokens: int = 0
     drafted_tokens: int = 0
     accepted_tokens: int = 0
@@ -88,3 +94,13 @@ def future() -> asyncio.Future[Any]:
 def row_of(request: Request) -> Row:
     assert request.row is not None
     return request.row
+
+
+def source_of(request: Request) -> Row:
+    """The row that its next token is drawn from."""
+    return request.source or row_of(request)
+
+
+def is_ready(request: Request) -> bool:
+    """Whether that row has computed all of the request's tokens."""
+    return source_of(request).computed >= row_of(request).length

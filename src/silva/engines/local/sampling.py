@@ -1,4 +1,4 @@
-"""From logits to sampled tokens: one uniform number a row, pure functions of tensors.
+"""From logits to sampled tokens: one uniform number a token, pure functions of tensors.
 
 torch.multinomial draws one random number a vocabulary entry and is serial on CPU (83 ms for 64 rows of
 49k); the two-level inverse of the cumulative distribution takes 3 ms. Each row depends on its own logits
@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 
@@ -31,23 +32,37 @@ class Drawn:
     entropies: list[float]
 
 
-def draw(logits: torch.Tensor, params: Sequence[SamplingParams], uniforms: torch.Tensor) -> Drawn:
-    """Sample one token a row.
+def draw(
+    logits: torch.Tensor,
+    params: Sequence[SamplingParams],
+    uniforms: torch.Tensor,
+    counts: Sequence[int] | None = None,
+) -> Drawn:
+    """Sample so many tokens of each row, one if nothing is said.
 
     Args:
         logits: [B, V] of the model, in float32 or float64.
         params: temperature, top-k, top-p and min-p of each row (applied in that order).
-        uniforms: [B] float64 in [0, 1).
+        uniforms: [N] float64 in [0, 1), a number for each token.
+        counts: [B], N in sum: how many tokens of each row.
+
+    Returns:
+        N tokens, those of a row one after the other.
     """
-    count = max(1, AT_ONCE // logits.shape[1]) if logits.device.type == "cpu" else len(params)
-    parts = [
-        _draw(logits[i : i + count], params[i : i + count], uniforms[i : i + count])
-        for i in range(0, len(params), count)
-    ]
+    counts = [1] * len(params) if counts is None else counts
+    size = max(1, AT_ONCE // logits.shape[1]) if logits.device.type == "cpu" else len(params)
+    parts, first = [], 0
+    for i in range(0, len(params), size):
+        here = slice(i, i + size)
+        last = first + sum(counts[here])
+        parts.append(_draw(logits[here], params[here], uniforms[first:last], counts[here]))
+        first = last
     return Drawn(*(list(chain.from_iterable(lists)) for lists in zip(*parts, strict=True)))
 
 
-def _draw(logits: torch.Tensor, params: Sequence[SamplingParams], uniforms: torch.Tensor) -> _Lists:
+def _draw(
+    logits: torch.Tensor, params: Sequence[SamplingParams], uniforms: torch.Tensor, counts: Sequence[int]
+) -> _Lists:
     temperatures = torch.tensor([p.temperature for p in params], dtype=logits.dtype, device=logits.device)
     greedy = temperatures == 0
     untempered = bool((temperatures == 1).all())
@@ -65,45 +80,50 @@ def _draw(logits: torch.Tensor, params: Sequence[SamplingParams], uniforms: torc
             weights[i].masked_fill_(~keep, 0)
             sums[i] = _blocks(weights[i : i + 1]).sum(2)[0]
             normaliser[i] = sums[i].sum().log() + largest[i]
-    tokens = inverse_cdf(weights, uniforms, sums)
+    rows = torch.from_numpy(np.repeat(np.arange(len(params)), counts)).to(logits.device)
+    tokens = inverse_cdf(weights, uniforms, sums, rows)
     if bool(greedy.any()):
-        tokens = torch.where(greedy, logits.argmax(-1), tokens)
-    rows = torch.arange(len(tokens), device=logits.device)
-    logprobs = torch.where(greedy, 0, scaled[rows, tokens] - normaliser)
+        tokens = torch.where(greedy[rows], logits.argmax(-1)[rows], tokens)
+    logprobs = torch.where(greedy[rows], 0, scaled[rows, tokens] - normaliser[rows])
     # E[-log p] = normaliser - E[scaled]; entries of probability 0 must not give 0 * inf.
     means = _sum(weights.mul_(scaled.clamp_min(torch.finfo(scaled.dtype).min))) / sums.sum(1)
     entropies = torch.where(greedy, 0, normaliser - means).clamp_min_(0)
-    raw_logprobs = logits[rows, tokens] - raw_normaliser
-    return tokens.tolist(), logprobs.tolist(), raw_logprobs.tolist(), entropies.tolist()
+    raw_logprobs = logits[rows, tokens] - raw_normaliser[rows]
+    return tokens.tolist(), logprobs.tolist(), raw_logprobs.tolist(), entropies[rows].tolist()
 
 
 def inverse_cdf(
-    weights: torch.Tensor, uniforms: torch.Tensor, sums: torch.Tensor | None = None
+    weights: torch.Tensor,
+    uniforms: torch.Tensor,
+    sums: torch.Tensor | None = None,
+    rows: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Token of each row at which the cumulative distribution passes `uniforms`: first the block, then inside.
+    """Tokens at which the cumulative distribution of a row passes `uniforms`: first the block, then inside.
 
     Args:
         weights: [B, V], probabilities up to a factor of each row.
-        uniforms: [B] in [0, 1).
+        uniforms: [N] in [0, 1).
         sums: [B, ceil(V / BLOCK)] of the weights' blocks, where they are known already.
+        rows: [N] the row of each number; None: N is B.
 
     Returns:
-        [B] int64, never a token of weight 0.
+        [N] int64, never a token of weight 0.
     """
-    rows = torch.arange(len(weights), device=weights.device)
+    rows = torch.arange(len(weights), device=weights.device) if rows is None else rows
     vocabulary = weights.shape[1]
     blocks = _blocks(weights)
     # float64: near 1 float32 numbers are 6e-8 apart, wider than many a token's share.
-    upto = (blocks.sum(2) if sums is None else sums).double().cumsum(1)
+    upto = (blocks.sum(2) if sums is None else sums).double().cumsum(1)[rows]
+    at = torch.arange(len(rows), device=weights.device)
     target = uniforms.to(upto.dtype)[:, None] * upto[:, -1:]
     block = torch.searchsorted(upto, target, right=True).clamp_max_(upto.shape[1] - 1)[:, 0]
-    before = torch.where(block > 0, upto[rows, (block - 1).clamp_min(0)], 0)
+    before = torch.where(block > 0, upto[at, (block - 1).clamp_min(0)], 0)
     inner = blocks[rows, block].double().cumsum(1)
     offset = torch.searchsorted(inner, target - before[:, None], right=True).clamp_max_(BLOCK - 1)[:, 0]
     tokens = (block * BLOCK + offset).clamp_max_(vocabulary - 1)
     # Rounding can push the target past the last possible token of a block.
     impossible = weights[rows, tokens] == 0
-    return torch.where(impossible, weights.argmax(-1), tokens) if bool(impossible.any()) else tokens
+    return torch.where(impossible, weights.argmax(-1)[rows], tokens) if bool(impossible.any()) else tokens
 
 
 def _blocks(x: torch.Tensor) -> torch.Tensor:
