@@ -157,6 +157,35 @@ def test_followers_wait_for_their_leader_when_new_weights_have_come(model: Loade
     assert [bits(each) for each in asyncio.run(run())] == expected
 
 
+def test_siblings_come_in_with_the_last_token_of_their_prompt_and_move_no_draft(
+    model: LoadedModel, stepped: Any
+) -> None:
+    """The first one computes the prompt and a draft behind it in one step, in which the others begin."""
+    asked = [params(seed, 6) for seed in range(4)]
+    expected = [alone(stepped, model, PROMPT, each) for each in asked]
+    engine, stepper = stepped(model)
+
+    class Right:
+        def begin(self, request: Request) -> None: ...
+
+        def plan(self, requests: Sequence[Request], followers: Sequence[Request], prompt: int) -> None:
+            for request in requests:
+                request.draft = list(expected[request.params.seed][0][len(request.tokens) : 5])
+
+        def learn(self, *_: Any) -> None: ...
+
+    engine.batch.drafts = Right()
+
+    async def run() -> list[Completion]:
+        tasks = [sample(engine, PROMPT, each) for each in asked]
+        await stepper.tick()
+        assert tasks[0].done() and engine.running == 3
+        return await finish(stepper, tasks)
+
+    assert [bits(each) for each in asyncio.run(run())] == expected
+    assert engine.stats.steps == 2 and engine.stats.prefill_tokens == len(PROMPT)
+
+
 def test_a_row_that_was_given_to_others_is_no_source(model: LoadedModel, stepped: Any) -> None:
     """The only idle row is the one that a reply is being read from."""
     engine, stepper = stepped(model, max_concurrent=2, cached_sequences=0)

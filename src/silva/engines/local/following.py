@@ -15,12 +15,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from silva.engines.local.drafts import AHEAD
 from silva.engines.local.kv_cache import KvCache, Row
 from silva.engines.local.request import Request, is_ready, row_of, source_of
-
-AHEAD = (
-    8  # tokens; where a reply says something else, those behind it are for nothing, and mostly it then leads
-)
 
 
 def follow(cache: KvCache, requests: Sequence[Request]) -> None:
