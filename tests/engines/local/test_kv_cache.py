@@ -114,6 +114,37 @@ def test_no_row_where_all_are_busy_but_the_last_idle_one_is_cut_to_the_shared_pa
     assert cache.acquire(*cache.longest_prefix(tokens), tokens) is None
 
 
+def test_of_rows_with_the_same_tokens_the_one_that_has_computed_more_is_found() -> None:
+    cache = make_cache()
+    for computed in (1, 3, 2):
+        row, _ = cache.acquire(None, 0, np.array([1, 2, 3]))  # type: ignore[misc]
+        row.computed = computed
+    assert cache.longest_prefix(np.array([1, 2, 3, 4])) == (cache.rows[1], 3)
+    planned, known = cache.prefixes(np.array([1, 2, 9]))
+    assert planned.tolist() == [2, 2, 2, 0] and known.tolist() == [1, 2, 2, 0]
+
+
+def test_a_row_that_is_spared_is_not_given_up() -> None:
+    cache = make_cache(2)
+    cache.release(take(cache, 5))
+    take(cache, 1, 2, 3)
+    stranger = np.array([9])
+    assert cache.acquire(None, 0, stranger, spared={0}) is None
+    assert cache.rows[0].tokens.tolist() == [5]
+    assert cache.acquire(None, 0, stranger, spared={1}) == (cache.rows[0], 0)
+
+
+def test_a_row_that_was_followed_outlives_its_follower() -> None:
+    """What the follower had of its own is part of it."""
+    cache = make_cache(2)
+    source = take(cache, 1, 2, 3, 4)
+    cache.release(source)
+    follower = take(cache, 1, 2)
+    cache.release(follower, source)
+    assert take(cache, 9) is follower
+    assert source.tokens.tolist() == [1, 2, 3, 4]
+
+
 def test_whole_blocks_of_a_prefix_stay_where_they_are() -> None:
     cache = make_cache(5)
     tokens = list(range(2 * BLOCK + 10))

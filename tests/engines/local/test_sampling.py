@@ -167,6 +167,26 @@ def test_a_row_does_not_see_the_others(at_once: int, monkeypatch: pytest.MonkeyP
             assert getattr(one, name) == [getattr(together, name)[i]], (i, name)
 
 
+@pytest.mark.parametrize("at_once", [sampling.AT_ONCE, 1400])
+def test_several_draws_of_a_row_are_those_of_as_many_rows(
+    at_once: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where the rows are not drawn from all at once."""
+    monkeypatch.setattr(sampling, "AT_ONCE", at_once)
+    kinds = [
+        params_of(),
+        params_of(temperature=0.0),
+        params_of(top_k=7),
+        params_of(temperature=0.5, top_p=0.8),
+    ]
+    logits, counts = logits_of(700, rows=4), [3, 1, 5, 2]
+    uniforms = torch.from_numpy(np.random.default_rng(1).random(sum(counts)))
+    rows = np.repeat(np.arange(4), counts)
+    expected = draw(logits[rows], [kinds[row] for row in rows], uniforms)
+    assert draw(logits, kinds, uniforms, counts) == expected
+    assert len(set(expected.tokens)) > 4
+
+
 def test_masked_vocabulary_entries_do_not_spoil_the_entropy() -> None:
     """Some models give -inf to entries that pad their vocabulary."""
     logits = logits_of(300)

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from silva.engines.local.history import ORDERS, Guess, History, Trail
-from silva.engines.local.request import EngineStats, Request, is_ready, row_of, source_of
+from silva.engines.local.request import EngineStats, Request, row_of, source_of
 from silva.engines.local.same_bits import RowRule
 
 AHEAD = 8  # tokens of one request in one step, at most
@@ -214,7 +214,7 @@ class Drafts:
             # Those a token behind take what it keeps of its draft in the next step.
             following = Counter(source_of(r).index for r in followers)
             drawing = [1 + following[row_of(r).index] for r in requests]
-            others = sum(1 + len(r.draft) for r in followers if is_ready(r))
+            others = sum(1 + len(r.draft) for r in followers)
             self._choose(requests, self._offers(requests, drawing), drawing, prompt, others)
 
     def learn(self, sampled: Sequence[Request], work: Work, seconds: float) -> None:
@@ -244,7 +244,7 @@ class Drafts:
         """All drafts that may be drawn, best first; of those as good that of the longest reply.
 
         Args:
-            drawing: how many requests draw from what each computes.
+            drawing: how many requests draw from what each computes, now or a step later.
         """
         offers: list[_Offer] = []
         for number, (request, count) in enumerate(zip(requests, drawing, strict=True)):
@@ -271,8 +271,7 @@ class Drafts:
         others: int,
     ) -> None:
         """Take as many of the best as give the most tokens a second, none where that is hardly more."""
-        tokens, best, taken = float(sum(drawing) + others), 0.0, 0
-        others += sum(drawing) - len(requests)
+        tokens, best, taken = float(len(requests) + others), 0.0, 0
         for count, (opposite, _, number, _) in enumerate([(0.0, 0, -1, 0), *offers]):
             if count:
                 if -opposite < best * self._times.row / 2:
