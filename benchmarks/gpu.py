@@ -12,7 +12,7 @@ Random weights in bf16. Needs torch, transformers and numpy; where silva is not 
   sampled tokens (in recorded steps, with shared prefixes) against the trainer's, in float32, within 1e-4
   nats. Where this fails the exit code is 1 and nothing else is measured.
 - forest: forward and backward over the trie (FlexAttention) against flat packing of the same rows (the same
-  code with nothing shared, in the micro-batches that are fastest for it) and against attention by segment.
+  code with nothing shared, in the micro-batches that are fastest for it) and against one product with a mask.
   Interleaved pairs, medians. Bounds: flat tokens, and flat FLOPs, over those of the trie. Memory is the peak
   of the allocator above weights and gradients.
 - training: packing, forward, backward and a fused AdamW step. MFU is 3 x the FLOPs of a forward pass (linear
@@ -57,9 +57,10 @@ from gpu_setup import (
 )
 
 from silva.engines.local.engine import LocalEngine
+from silva.models import trie_attention
 from silva.models.loading import LoadedModel
 from silva.models.trie import MIN_SHARED, NEVER
-from silva.trainer import head, policy
+from silva.trainer import policy
 from silva.trainer.head import CHUNK_ROWS
 from silva.trainer.policy import pack, token_logprobs
 from silva.types import Sample, SamplingParams
@@ -155,8 +156,11 @@ def _sharing(
     def ours() -> None:
         _forward_backward(loaded, samples, MIN_SHARED)
 
-    def segments() -> None:
-        with mock.patch.object(policy, "FLEX_MIN_TOKENS", sys.maxsize):
+    def one_product() -> None:
+        with (
+            mock.patch.object(policy, "FLEX_MIN_TOKENS", sys.maxsize),
+            mock.patch.object(trie_attention, "ONE_PRODUCT", {"cuda": sys.maxsize}),
+        ):
             _forward_backward(loaded, samples, MIN_SHARED)
 
     def flat(at_once: int) -> Step:
@@ -177,11 +181,13 @@ def _sharing(
     if gpu:
         used, theirs = peak_memory(ours, device), peak_memory(flat(at_once), device)
         yield Row(name, "peak memory, trie", used / 2**30, "GiB", against, theirs / used)
-        with memory_may_run_out(f"{name}, by segment"):
-            seconds, ratio = paired(ours, segments, pairs, device)
-            yield Row(name, "step, trie", seconds, "s", "attention by segment", ratio)
-            theirs = peak_memory(segments, device)
-            yield Row(name, "peak memory, trie", used / 2**30, "GiB", "attention by segment", theirs / used)
+        with memory_may_run_out(f"{name}, in one product"):
+            seconds, ratio = paired(ours, one_product, pairs, device)
+            yield Row(name, "step, trie", seconds, "s", "one product with a mask", ratio)
+            theirs = peak_memory(one_product, device)
+            yield Row(
+                name, "peak memory, trie", used / 2**30, "GiB", "one product with a mask", theirs / used
+            )
 
 
 def _forward_backward(loaded: LoadedModel, samples: Sequence[Sample], least: int) -> None:
@@ -207,10 +213,12 @@ def training(there: Machine, loaded: LoadedModel, scale: Scale) -> Iterator[Row]
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-6, fused=True)
     optimizer.zero_grad(set_to_none=True)
     model.train()  # without it transformers ignores checkpointing
-    # Larger chunks of the head, for as many logits at once, tell what the default ones cost on a GPU.
+    # Other chunks of the head tell what the default ones cost on a GPU.
+    rows = CHUNK_ROWS[there.device.type]
     ways = {
-        "": (False, CHUNK_ROWS),
-        ", checkpointing": (True, CHUNK_ROWS),
+        "": (False, rows),
+        ", checkpointing": (True, rows),
+        ", head 128 at once": (False, 128),
         ", head 2048 at once": (False, 2048),
     }
     for length in scale.lengths:
@@ -220,7 +228,7 @@ def training(there: Machine, loaded: LoadedModel, scale: Scale) -> Iterator[Row]
             name = f"training, {len(samples)} x {length}{way}"
 
             def step(samples: list[Sample] = samples, at_once: int = at_once) -> None:
-                with mock.patch.object(head, "CHUNK_ROWS", at_once):
+                with mock.patch.dict(CHUNK_ROWS, {there.device.type: at_once}):
                     _forward_backward(loaded, samples, MIN_SHARED)
                 optimizer.step()
                 optimizer.zero_grad(set_to_none=True)

@@ -18,6 +18,7 @@ from forests import drawn, group, row, turn_tree
 from gpu_setup import SHAPES, Machine, engine, load
 
 from silva.engines.local.engine import LocalEngine
+from silva.models import trie_attention
 from silva.models.loading import LoadedModel
 from silva.trainer import policy
 from silva.trainer.policy import pack, token_logprobs
@@ -44,10 +45,18 @@ def numerics(there: Machine) -> tuple[list[Row], bool]:
         good &= value <= limit  # false for NaN
         rows.append(Row("numerics", metric, value, unit, target=f"<= {limit:.3g}"))
 
-    ways = {"trie": policy.FLEX_MIN_TOKENS, **({"trie, by segment": sys.maxsize} if gpu else {})}
-    for way, flex_least in ways.items():
-        with mock.patch.object(policy, "FLEX_MIN_TOKENS", flex_least):
-            ours = _logprobs_gradient(wide, [samples], weights)
+    default = policy.FLEX_MIN_TOKENS, trie_attention.ONE_PRODUCT, None
+    ways: dict[str, tuple[int, dict[str, int], int | None]] = {"trie": default}
+    if gpu:
+        ways["trie, in one product"] = sys.maxsize, {"cuda": sys.maxsize}, None
+        ways["trie, by segment"] = sys.maxsize, {}, None
+        ways["trie, chunk by chunk"] = *default[:2], 500
+    for way, (flex_least, one_product, budget) in ways.items():
+        with (
+            mock.patch.object(policy, "FLEX_MIN_TOKENS", flex_least),
+            mock.patch.object(trie_attention, "ONE_PRODUCT", one_product),
+        ):
+            ours = _logprobs_gradient(wide, [samples], weights, budget)
         held(
             f"fp32, {way} and one row at a time: log-probabilities",
             float((ours[0] - exact[0]).abs().max()),
@@ -68,13 +77,16 @@ Computed = tuple[torch.Tensor, list[torch.Tensor]]
 
 
 def _logprobs_gradient(
-    loaded: LoadedModel, batches: Sequence[Sequence[Sample]], weights: torch.Tensor
+    loaded: LoadedModel,
+    batches: Sequence[Sequence[Sample]],
+    weights: torch.Tensor,
+    budget: int | None = None,
 ) -> Computed:
     """Log-probabilities [N] in float32, and the gradient of their weighted sum."""
     loaded.model.zero_grad(set_to_none=True)
     parts, start = [], 0
     for samples in batches:
-        logprobs = token_logprobs(loaded, pack(loaded, samples)).logprobs
+        logprobs = token_logprobs(loaded, pack(loaded, samples), budget=budget).logprobs
         (logprobs * weights[start : start + len(logprobs)]).sum().backward()
         start += len(logprobs)
         parts.append(logprobs.detach())

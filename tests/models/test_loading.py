@@ -184,6 +184,7 @@ def write_gguf(path: Path, seed: int = 0, *, without: str = "") -> Path:
     writer.add_token_list([*alphabet, "ab", "<|end|>", "<|pad|>"])
     writer.add_token_types([1] * 257 + [3] * 2)
     writer.add_token_merges(["a b"])
+    writer.add_bos_token_id(257)  # transformers 5.17 wants one
     writer.add_eos_token_id(257)
     rng = np.random.default_rng(seed)
     shapes = {

@@ -7,7 +7,9 @@ import pytest
 import torch
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
+from silva.config.sections import TinyModel
 from silva.models import trie_attention
+from silva.models.loading import load_model
 from silva.models.trie import Trie, build
 from silva.models.trie_attention import FlexTrieAttention, TrieAttention, chunks
 
@@ -63,3 +65,43 @@ def test_flex_and_segments_agree(trie: Trie, monkeypatch: pytest.MonkeyPatch) ->
     expected = segments.attend(0, query, key, value, 0.25)
     found = FlexTrieAttention(trie, CPU).attend(0, query, key, value, 0.25)
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU: python -m pytest -m gpu")
+@pytest.mark.parametrize("trie", TRIES[:4], ids=len)
+def test_all_ways_agree_on_a_gpu(trie: Trie, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Forwards and back, with fewer heads of keys than of queries, against the first way on the CPU."""
+    gpu = torch.device("cuda")
+    generator = torch.Generator().manual_seed(0)
+    given = [torch.randn(1, heads, len(trie), 16, generator=generator) for heads in (4, 2, 2)]
+    weights = torch.randn(1, len(trie), 4, 16, generator=generator)
+    (whole,) = chunks(trie)
+
+    def run(attention: FlexTrieAttention | TrieAttention, device: torch.device) -> list[torch.Tensor]:
+        inputs = [x.to(device).detach().requires_grad_() for x in given]
+        out = attention.attend(0, *inputs, 0.25)
+        return [
+            x.detach().cpu() for x in (out, *torch.autograd.grad((out * weights.to(device)).sum(), inputs))
+        ]
+
+    expected = run(TrieAttention(whole, {}, dtype=torch.float32, device=CPU), CPU)
+    ways: dict[str, FlexTrieAttention | TrieAttention] = {
+        "flex": FlexTrieAttention(trie, gpu),
+        "one product": TrieAttention(whole, {}, dtype=torch.float32, device=gpu),
+    }
+    monkeypatch.setattr(trie_attention, "ONE_PRODUCT", {})
+    ways["segments"] = TrieAttention(whole, {}, dtype=torch.float32, device=gpu)
+    for way, attention in ways.items():
+        found = run(attention, gpu)
+        for ours, theirs in zip(found, expected, strict=True):
+            torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-4, msg=lambda m, w=way: f"{w}: {m}")
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU: python -m pytest -m gpu")
+def test_heads_too_narrow_for_flex_go_without_it_on_a_gpu() -> None:
+    for width, expected in ((32, False), (64, True)):
+        settings = TinyModel(layers=1, width=width, heads=4, kv_heads=2, context=128)
+        assert load_model(settings, seed=0, device="cuda").flex is expected
+        assert not load_model(settings, seed=0).flex

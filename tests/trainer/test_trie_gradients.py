@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -26,6 +27,7 @@ from transformers import (
 )
 
 from silva.config.sections import Lora
+from silva.models import trie_attention
 from silva.models.loading import LoadedModel, load_model
 from silva.trainer.gradients import summed_in_place
 from silva.trainer.policy import pack, token_logprobs
@@ -73,6 +75,15 @@ def test_chunk_by_chunk(
     models: dict[str, LoadedModel], naive: Callable, samples: list[Sample], name: str, budget: int
 ) -> None:
     check(models[name], samples, budget, naive)
+
+
+@settings(deadline=None, max_examples=60)
+@given(samples=forests(), name=st.sampled_from(sorted(MODELS)), budget=st.none() | st.integers(1, 20))
+def test_in_one_product_as_on_a_gpu(
+    models: dict[str, LoadedModel], naive: Callable, samples: list[Sample], name: str, budget: int | None
+) -> None:
+    with mock.patch.dict(trie_attention.ONE_PRODUCT, cpu=2**22):
+        check(models[name], samples, budget, naive)
 
 
 @settings(deadline=None, max_examples=15)

@@ -16,6 +16,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
+import torch
+
 from silva.algorithms.compose import without_signal
 from silva.algorithms.settings import Algorithm
 from silva.assembly import Assembly, connected
@@ -38,6 +40,7 @@ from silva.types import Group, Task, Trajectory
 
 PROBE_EPISODES = 48
 PROCESS_BYTES = 0.55 * 2**30  # interpreter, torch and transformers on a CPU, measured
+CUDA_BYTES = 0.3 * 2**30  # that torch's CUDA builds take more, also without a GPU
 LOGIT_ROWS = 3 * 340  # log-softmax and its gradient keep about three times the rows of logits that stay whole
 FEW_STEPS = 5  # too few for a policy to change what a step costs
 SAME_REWARDS = (
@@ -244,7 +247,9 @@ def _memory(assembly: Assembly, found: Probe) -> float:
     micro_batch = min(config.trainer.micro_batch_tokens, found.unique * rows)
     logits = max(4, each) * text.vocab_size * min(LOGIT_ROWS, 3 * micro_batch)
     cached = assembly.engine.memory(max(rollouts, _eval_episodes(config)), found.longest)
-    process = PROCESS_BYTES if loaded.device.type == "cpu" else 0
+    process = PROCESS_BYTES + (CUDA_BYTES if torch.version.cuda else 0)
+    if loaded.device.type != "cpu":
+        process = 0  # what counts is the device's memory
     return process + each * (parameters + reference + 3 * updated + per_token * micro_batch) + cached + logits
 
 

@@ -4,8 +4,11 @@
     above   the pieces over it, all of them        their keys and values are put in front of the piece's own
 
 A trie is attended whole, or chunk by chunk in packed order: a chunk sees the keys and values that earlier
-chunks have left in `outside`. On a GPU a whole trie goes through FlexAttention instead, whose block mask says
-the same.
+chunks have left in `outside`.
+
+On a GPU many small products take as long as their launches, ten times what the model takes. So there a
+chunk is one product with a mask of all pairs, and a whole trie goes through FlexAttention, whose block mask
+says the same.
 """
 
 from __future__ import annotations
@@ -25,6 +28,9 @@ from silva.models.trie import Trie
 KeyValue = tuple[torch.Tensor, torch.Tensor]  # [1, kv_heads, tokens, d] each
 FLEX_MIN_TOKENS = 1024
 """Tokens of a trie below which FlexAttention's set-up costs more than it saves."""
+ONE_PRODUCT = {"cuda": 2**26}
+"""Pairs of a query and a key up to which a chunk is attended in one product, by the type of the device: in
+float32 a mask of 256 MiB."""
 FLEX_BLOCK = 128
 """Tokens of a side of FlexAttention's blocks, what its kernels are tuned for."""
 FILL = 1.25
@@ -111,7 +117,9 @@ class TrieAttention:
     ) -> None:
         self.chunk, self.outside = chunk, outside
         self.found: dict[int, dict[int, KeyValue]] = {n: {} for n in chunk.kept}
-        self._runs = _runs(chunk, dtype, device)
+        outer, length = sum(len(chunk.pieces[n]) for n in chunk.outside), chunk.stop - chunk.start
+        one = length * (outer + length) <= ONE_PRODUCT.get(device.type, 0) and chunk.last > chunk.first + 1
+        self._runs = [_one_run(chunk, dtype, device)] if one else _runs(chunk, dtype, device)
 
     def attend(
         self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scaling: float
@@ -129,6 +137,9 @@ class TrieAttention:
                 shared_k, shared_v = (torch.cat([p[i] for p in pairs], 2) for i in (0, 1))
                 k = torch.cat([shared_k.expand(len(q), -1, -1, -1), k], 2)
                 v = torch.cat([shared_v.expand(len(q), -1, -1, -1), v], 2)
+            groups = q.shape[1] // k.shape[1]
+            if run.bias is not None and q.device.type == "cuda":  # its kernels know masks or groups, not both
+                k, v, groups = k.repeat_interleave(groups, 1), v.repeat_interleave(groups, 1), 1
             o = F.scaled_dot_product_attention(
                 q,
                 k,
@@ -136,7 +147,7 @@ class TrieAttention:
                 attn_mask=run.bias,
                 is_causal=run.bias is None,
                 scale=scaling,
-                enable_gqa=q.shape[1] != k.shape[1],
+                enable_gqa=groups > 1,
             ).transpose(1, 2)  # [rows, length, heads, d]
             outs.append(o.flatten(0, 1) if run.real is None else o.flatten(0, 1)[run.real])
         return torch.cat(outs)[None]
@@ -217,7 +228,7 @@ def _listed(blocks: np.ndarray, device: torch.device) -> tuple[torch.Tensor, tor
 
 @dataclass(frozen=True)
 class _Run:
-    """Siblings attended together: [start, stop) of the chunk, `count` rows of `length` tokens."""
+    """Siblings attended together, or a whole chunk: its [start, stop), `count` rows of `length` tokens."""
 
     start: int
     stop: int
@@ -232,6 +243,24 @@ class _Run:
         """[1, heads, N, d] -> [count, heads, length, d]."""
         mine = x[0, :, self.start : self.stop] if self.index is None else x[0].index_select(1, self.index)
         return mine.unflatten(1, (self.count, self.length)).transpose(0, 1)
+
+
+def _one_run(chunk: Chunk, dtype: torch.dtype, device: torch.device) -> _Run:
+    """All of a chunk as one row, with what it looks at outside above it."""
+    outside = chunk.outside
+    seen = [*outside, *range(chunk.first, chunk.last)]
+    column = {number: place for place, number in enumerate(seen)}
+    above = np.eye(len(seen), dtype=bool)[len(outside) :]  # [own pieces, pieces], or the same
+    for row, piece in zip(above, chunk.pieces[chunk.first : chunk.last], strict=True):
+        row[[column[number] for number in piece.above]] = True
+    lengths = [len(chunk.pieces[number]) for number in seen]
+    pieces = torch.from_numpy(np.repeat(np.arange(len(seen)), lengths)).to(device)
+    length, places = chunk.stop - chunk.start, torch.arange(len(pieces), device=device)
+    own = slice(len(pieces) - length, None)
+    hidden = ~torch.from_numpy(above).to(device)[pieces[own] - len(outside)][:, pieces]
+    hidden |= places > places[own, None]
+    bias = torch.zeros(hidden.shape, dtype=dtype, device=device).masked_fill_(hidden, float("-inf"))
+    return _Run(0, length, 1, length, tuple(outside), bias[None, None], None, None)
 
 
 def _runs(chunk: Chunk, dtype: torch.dtype, device: torch.device) -> list[_Run]:

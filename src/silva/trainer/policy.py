@@ -143,8 +143,7 @@ def through(
 def _hidden(loaded: LoadedModel, batch: Pack) -> torch.Tensor:
     """[U, H]: the last hidden state of every token of the trie."""
     attention: TrieAttention | FlexTrieAttention
-    flex = loaded.device.type == "cuda" and loaded.dtype != torch.float64  # which its kernels do not know
-    if flex and len(batch.trie) >= FLEX_MIN_TOKENS:
+    if loaded.flex and len(batch.trie) >= FLEX_MIN_TOKENS:
         attention = FlexTrieAttention(batch.trie, loaded.device)
     else:
         (whole,) = chunks(batch.trie)

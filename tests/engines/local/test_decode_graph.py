@@ -95,7 +95,7 @@ def test_one_record_serves_all_steps_of_a_size_until_the_cache_moves(
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU: python -m pytest -m gpu")
 def test_a_recorded_step_on_a_gpu(
     monkeypatch: pytest.MonkeyPatch, make_engine: Callable[..., LocalEngine]
 ) -> None:

@@ -83,7 +83,7 @@ class LocalEngine:
                 self.cache.rules = dataclasses.replace(self.rules, packed=self._packed.kernel.name)
         self.machine = describe(loaded.device, self.rules)
         self._pack = self._packed is not None  # before the next step
-        graphs = loaded.device.type == "cuda" and decoder.recordable and loaded.dtype != torch.float64
+        graphs = loaded.flex and decoder.recordable
         drafts = settings.drafts == "forest" and loaded.device.type == "cpu" and self.rules.hold
         self.batch = Batch(
             loaded,
