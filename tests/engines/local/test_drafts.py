@@ -359,14 +359,19 @@ def test_looking_ahead_pauses_where_it_costs_time_each_time_for_longer(requests:
     assert drafts._stats.seconds_saved == pytest.approx(-0.05 * 32 * 9, rel=0.05)
 
 
-@pytest.mark.parametrize(("gain", "pauses"), [(0.01, True), (0.1, False), (None, False)])
+@pytest.mark.parametrize(
+    ("gain", "spent", "pauses"),
+    [(0.01, 0, True), (0.1, 0, False), (0.1, 0.01, False), (0.1, 0.04, True), (None, 0, False)],
+)
 def test_drafts_that_bring_next_to_nothing_pause_and_steps_without_any_do_not(
-    gain: float | None, pauses: bool
+    gain: float | None, spent: float, pauses: bool
 ) -> None:
+    """Every second step gains so much of a second; looking ahead takes so much of each."""
     drafts, paused = Drafts(100, ANY, EngineStats()), False
     for step in range(500):
+        drafts._spent = spent
         drafted = step % 2 if gain else 0  # and drawn: of 4 requests, so that it saves a quarter of a step
-        seconds = 1 + drafted * (0.25 - (gain or 0))
+        seconds = 1 + drafted * (0.25 - (gain or 0)) + spent
         work = Work(4, drafted, 0, draws=4 + drafted, accepted=drafted)
         drafts.learn(silent(drafts, 4), work, seconds)
         paused = paused or drafts._pause > 0
@@ -385,6 +390,16 @@ def test_drafts_that_pay_never_pause() -> None:
         assert not drafts._pause
     # Of five steps of 4 tokens a second, two give one token more and one gives two.
     assert drafts._stats.seconds_saved == pytest.approx(100 * (2 * 0.25 + 0.5 - 0.1 - 5 * 0.05), rel=0.1)
+
+
+def test_a_window_that_pays_halves_the_next_pause() -> None:
+    drafts, halves = Drafts(100, ANY, EngineStats()), []
+    sampled, drafts._longer_pause = silent(drafts, 4), 128
+    for step in range(160):
+        drafts.learn(sampled, Work(4, step % 2, 0, draws=4 + step % 2, accepted=step % 2), 1.0)
+        if step % 32 == 31:
+            halves.append(drafts._longer_pause)
+    assert halves == [64, 32, 32, 32, 32]
 
 
 def test_those_that_draw_from_what_is_known_have_a_price_of_their_own() -> None:

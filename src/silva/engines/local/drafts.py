@@ -34,6 +34,7 @@ _Offer = tuple[float, int, int, int]
 _WINDOW = 32  # steps after which the account is looked at
 _LOSS = 0.01  # share of the time that may be lost in a window
 _GAIN = 0.03  # share of the time of steps with drafts that they must save: less is within the account's error
+_OVER = 0.5  # of the seconds that looking ahead takes itself: that much more must come back
 _LONGEST_PAUSE = 4096  # steps
 _PRIOR, _REMEMBERED = 4.0, 512  # guesses of a kind: how much the votes weigh, and how many count
 _FORGET, _DOUBT = 0.99, 0.5  # what a step weighs after another one; how many the line weighs against a stair
@@ -238,7 +239,7 @@ class Drafts:
             saved += steps * plain - counted
             known = work.known / len(sampled) * plain
         self._stats.seconds_saved += saved + known
-        self._keep_account(saved, seconds * (_GAIN if work.drafted else -_LOSS))
+        self._keep_account(saved, _OVER * spent + seconds * (_GAIN if work.drafted else -_LOSS))
 
     def _offers(self, requests: Sequence[Request], drawing: Sequence[int]) -> list[_Offer]:
         """All drafts that may be drawn, best first; of those as good that of the longest reply.
@@ -311,7 +312,7 @@ class Drafts:
         return ahead
 
     def _keep_account(self, saved: float, expected: float) -> None:
-        """Pause if a window has saved less than it must, each time for longer."""
+        """Pause if a window has saved less than it must, each time for longer; one that pays halves that."""
         self._saved += saved
         self._expected += expected
         self._steps += 1
@@ -321,7 +322,7 @@ class Drafts:
             self._pause = self._longer_pause
             self._longer_pause = min(2 * self._longer_pause, _LONGEST_PAUSE)
         else:
-            self._longer_pause = _WINDOW
+            self._longer_pause = max(_WINDOW, self._longer_pause // 2)
         self._steps, self._saved, self._expected = 0, 0.0, 0.0
 
     @contextmanager

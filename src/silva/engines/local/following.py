@@ -46,6 +46,8 @@ def look_ahead(followers: Sequence[Request]) -> None:
     """Give those whose source knows more what it says as drafts, which cost no computing."""
     for request in followers:
         source, params, length = source_of(request), request.params, row_of(request).length
+        if source.computed <= length:  # most of them: what is here counts in a small model's step
+            continue
         most = min(AHEAD, source.computed - length, params.max_tokens - len(request.tokens) - 1)
         draft = source.tokens[length : length + max(0, most)].tolist()
         ends = (place for place, token in enumerate(draft) if token in params.stop_token_ids)
@@ -54,8 +56,8 @@ def look_ahead(followers: Sequence[Request]) -> None:
 
 def hand_on(leaders: Sequence[Request], followers: Sequence[Request]) -> None:
     """Give those who follow one of these, which compute now, its draft as well."""
-    drafts = {row_of(leader).index: leader.draft for leader in leaders}
-    for request in followers:
+    drafts = {row_of(leader).index: leader.draft for leader in leaders if leader.draft}
+    for request in followers if drafts else ():
         if not is_ready(request):
             request.draft = drafts.get(source_of(request).index, [])
 
