@@ -95,6 +95,9 @@ def main() -> int:
         "--peers", nargs="*", choices=PEER_NAMES, default=list(PEER_NAMES), help="only these"
     )
     options.add_argument(
+        "--drafts", action="store_true", help="of all engines Silva with drafts and without alone"
+    )
+    options.add_argument(
         "--recorded",
         nargs="*",
         choices=POLICIES,
@@ -114,6 +117,7 @@ def main() -> int:
     speed, words = machine()
     rows = [speed]
     engines = [SILVA, OFF, AUTO] if given.quick else [*OURS, *(PEER_NAMES[name] for name in given.peers)]
+    engines = engines[:2] if given.drafts else engines
     with started(engines, given.threads) as workers:
         for case in chosen:
             print(f"... {case.name}", file=sys.stderr, flush=True)
@@ -130,7 +134,8 @@ def recorded_cases(given: argparse.Namespace) -> int:
     speed, words = machine()
     rows = [speed]
     for each in recordings:
-        peers = [VLLM, VLLM_DRAFTS] if "vllm" in given.peers and each.name != "frozen_lake" else []
+        alone = given.drafts or "vllm" not in given.peers or each.name == "frozen_lake"
+        peers = [] if alone else [VLLM, VLLM_DRAFTS]
         with started([SILVA, OFF, *peers], given.threads, each.model.resolve()) as workers:
             for slots in given.slots:
                 print(f"... {each.name}, {slots} at once", file=sys.stderr, flush=True)

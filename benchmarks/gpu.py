@@ -41,7 +41,7 @@ import silva  # noqa: F401  # isort: skip  (before torch, which reads at its sta
 import torch
 from common import Row, parser, results, write
 from forests import drawn, flops, group, linear_parameters, rows_flops, turn_tree
-from gpu_numerics import numerics
+from gpu_numerics import WITHOUT_FLEX, attending, numerics
 from gpu_setup import (
     SHAPES,
     Machine,
@@ -57,10 +57,8 @@ from gpu_setup import (
 )
 
 from silva.engines.local.engine import LocalEngine
-from silva.models import trie_attention
 from silva.models.loading import LoadedModel
 from silva.models.trie import MIN_SHARED, NEVER
-from silva.trainer import policy
 from silva.trainer.head import CHUNK_ROWS
 from silva.trainer.policy import pack, token_logprobs
 from silva.types import Sample, SamplingParams
@@ -139,6 +137,25 @@ def forest(there: Machine, loaded: LoadedModel, scale: Scale) -> Iterator[Row]:
     for name, samples in cases.items():
         with memory_may_run_out(name):
             yield from _sharing(there, loaded, name, samples, scale.pairs)
+    if there.device.type == "cuda":
+        yield from _small_pieces(there, loaded, [s for _ in range(7) for s in group(tokens, 48, 8, 12)])
+
+
+def _small_pieces(there: Machine, loaded: LoadedModel, samples: Sequence[Sample]) -> Iterator[Row]:
+    """As answers to sums are: a trie too small for FlexAttention by default, in many pieces."""
+    name, ways = "7 x (48 + 8 x 12)", {"one product with a mask": WITHOUT_FLEX, "FlexAttention": (0, {})}
+    for way, (flex_least, one_product) in ways.items():
+
+        def ours(flex_least: int = flex_least, one_product: dict[str, int] = one_product) -> None:
+            with attending(flex_least, one_product):
+                _forward_backward(loaded, samples, MIN_SHARED)
+
+        def segments() -> None:
+            with attending(sys.maxsize, {}):
+                _forward_backward(loaded, samples, MIN_SHARED)
+
+        seconds, ratio = paired(ours, segments, 3, there.device)
+        yield Row(name, f"step, {way}", seconds, "s", "attention by segment", ratio)
 
 
 def _sharing(
@@ -157,10 +174,7 @@ def _sharing(
         _forward_backward(loaded, samples, MIN_SHARED)
 
     def one_product() -> None:
-        with (
-            mock.patch.object(policy, "FLEX_MIN_TOKENS", sys.maxsize),
-            mock.patch.object(trie_attention, "ONE_PRODUCT", {"cuda": sys.maxsize}),
-        ):
+        with attending(*WITHOUT_FLEX):
             _forward_backward(loaded, samples, MIN_SHARED)
 
     def flat(at_once: int) -> Step:

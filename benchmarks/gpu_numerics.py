@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from unittest import mock
 
 import numpy as np
@@ -23,6 +24,18 @@ from silva.models.loading import LoadedModel
 from silva.trainer import policy
 from silva.trainer.policy import pack, token_logprobs
 from silva.types import Completion, Sample, SamplingParams
+
+WITHOUT_FLEX: tuple[int, dict[str, int]] = sys.maxsize, {"cuda": sys.maxsize}
+
+
+@contextmanager
+def attending(flex_least: int, one_product: dict[str, int]) -> Iterator[None]:
+    """Tries of so many tokens through FlexAttention, other ones of so many pairs as one product."""
+    with (
+        mock.patch.object(policy, "FLEX_MIN_TOKENS", flex_least),
+        mock.patch.object(trie_attention, "ONE_PRODUCT", one_product),
+    ):
+        yield
 
 
 def numerics(there: Machine) -> tuple[list[Row], bool]:
@@ -48,14 +61,11 @@ def numerics(there: Machine) -> tuple[list[Row], bool]:
     default = policy.FLEX_MIN_TOKENS, trie_attention.ONE_PRODUCT, None
     ways: dict[str, tuple[int, dict[str, int], int | None]] = {"trie": default}
     if gpu:
-        ways["trie, in one product"] = sys.maxsize, {"cuda": sys.maxsize}, None
+        ways["trie, in one product"] = *WITHOUT_FLEX, None
         ways["trie, by segment"] = sys.maxsize, {}, None
         ways["trie, chunk by chunk"] = *default[:2], 500
     for way, (flex_least, one_product, budget) in ways.items():
-        with (
-            mock.patch.object(policy, "FLEX_MIN_TOKENS", flex_least),
-            mock.patch.object(trie_attention, "ONE_PRODUCT", one_product),
-        ):
+        with attending(flex_least, one_product):
             ours = _logprobs_gradient(wide, [samples], weights, budget)
         held(
             f"fp32, {way} and one row at a time: log-probabilities",

@@ -3,6 +3,7 @@
     make peers                                                          once: TRL in an environment of its own
     .venv/bin/python benchmarks/step.py --json step.json                SmolLM2-135M-Instruct, over an hour
     .venv/bin/python benchmarks/step.py --only "256 + 64, LoRA"         one case
+    .venv/bin/python benchmarks/step.py --drafts                        Silva with drafts and without, no TRL
     .venv/bin/python benchmarks/step.py --quick                         a tiny model, no TRL, under a minute
 
 8 prompts x 8 samples of exactly 64 tokens, one update, fp32, no KL. Each side is a process of its own; they
@@ -13,6 +14,7 @@ Peak memory is the largest resident set within a step, of the whole process.
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import random
@@ -103,13 +105,14 @@ class Side:
 def main() -> int:
     options = parser(__doc__)
     options.add_argument("--quick", action="store_true", help="a tiny model, small shapes, without TRL")
+    options.add_argument("--drafts", action="store_true", help="against Silva without drafts, not TRL")
     options.add_argument("--pairs", type=int, default=5, help="interleaved pairs a case (default 5)")
     options.add_argument("--only", default="", help="only cases whose name contains this")
     options.add_argument("--rows", type=int, default=8, help="rows of TRL's micro-batch; Silva's has as many "
                          "tokens (default 8)")  # fmt: skip
     options.add_argument("--threads", type=int, default=torch.get_num_threads(), help="of each side")
     given = options.parse_args()
-    if not given.quick and not PEER.exists():
+    if not given.quick and not given.drafts and not PEER.exists():
         sys.exit(f"{PEER} is missing: run `make peers` first, or use --quick")
     torch.set_num_threads(given.threads)
     speed, words = machine()
@@ -117,13 +120,17 @@ def main() -> int:
     for case in QUICK if given.quick else CASES:
         if given.only in case.name:
             print(f"... {case.name}", file=sys.stderr, flush=True)
-            rows += measure(case, given.pairs, given.rows, given.threads, quick=given.quick)
+            rows += measure(
+                case, given.pairs, given.rows, given.threads, quick=given.quick, drafts=given.drafts
+            )
             write(rows, given.json)
     print(words, "", results(rows[1:]), sep="\n")
     return 0
 
 
-def measure(case: Case, pairs: int, micro_batch_rows: int, threads: int, *, quick: bool) -> list[Row]:
+def measure(
+    case: Case, pairs: int, micro_batch_rows: int, threads: int, *, quick: bool, drafts: bool
+) -> list[Row]:
     folder = "tiny" if quick else resolve(PACKAGED)
     work = Work(
         model=folder,
@@ -142,17 +149,25 @@ def measure(case: Case, pairs: int, micro_batch_rows: int, threads: int, *, quic
         work.write(file)
         common = {"OMP_NUM_THREADS": str(threads), "HF_HUB_OFFLINE": "1"}
         ours = Side(Path(sys.executable), "silva_step.py", file, {**os.environ, **common})
-        sides = [ours] if quick else [ours, Side(PEER, "trl_step.py", file, {**theirs_env, **common})]
+        sides = [ours]
+        if drafts:
+            off = Path(scratch) / "off.json"
+            dataclasses.replace(work, drafts="off").write(off)
+            sides.append(Side(Path(sys.executable), "silva_step.py", off, {**os.environ, **common}))
+        elif not quick:
+            sides.append(Side(PEER, "trl_step.py", file, {**theirs_env, **common}))
         for side in sides:
             print(f"    {side.hello['about']}", file=sys.stderr, flush=True)
             if side.hello["prompt_lengths"] != [case.prompt_tokens]:
                 sys.exit(f"{side.hello['name']}: got prompts of {side.hello['prompt_lengths']} tokens, "
                          f"expected {case.prompt_tokens}")  # fmt: skip
         steps = in_turns(sides, pairs, {case.answer_tokens})
-        updates = [(ours.ask("rl")["seconds"], ours.ask("sft")["seconds"]) for _ in range(pairs + 1)][1:]
+        updates = [
+            (ours.ask("rl")["seconds"], ours.ask("sft")["seconds"]) for _ in range(0 if drafts else pairs + 1)
+        ][1:]
         for side in sides:
             side.close()
-    return [*_compared(case, sides, steps), *_against_sft(case, updates)]
+    return [*_compared(case, sides, steps), *(_against_sft(case, updates) if updates else [])]
 
 
 def in_turns(sides: Sequence[Side], pairs: int, lengths: set[int]) -> list[list[dict[str, float]]]:
@@ -175,6 +190,7 @@ def _compared(case: Case, sides: Sequence[Side], steps: Sequence[Sequence[Mappin
         peer = sides[1].hello["name"]
         ratio = statistics.median(b[metric] / max(a[metric], 1e-9) for a, b in zip(*steps, strict=True))
         target = {"step": ">= 2" if case.prompt_tokens >= 256 else "", "peak": ">= 1"}.get(metric, "")
+        target = target if "TRL" in peer else ""
         rows.append(Row(case.name, metric, mine, unit, peer, ratio, target))
         rows.append(Row(case.name, f"{metric}, {peer}", statistics.median(b[metric] for b in steps[1]), unit))
     return rows

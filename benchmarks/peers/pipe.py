@@ -31,6 +31,7 @@ class Work:
         micro_batch: tokens of one forward and backward pass.
         lora: adapters on every linear layer in place of full fine-tuning.
         threads: of torch.
+        drafts: `engine.drafts` of Silva.
     """
 
     model: str
@@ -42,6 +43,7 @@ class Work:
     micro_batch: int
     lora: bool
     threads: int
+    drafts: str = "forest"
     lora_rank: int = 16
     lora_alpha: int = 32
     lora_targets: Sequence[str] = (

@@ -55,7 +55,7 @@ class Worker:
         self.prompts: list[tuple[int, ...]] = [
             tuple(tokens) for tokens in self.loaded.tokenizer(list(work.prompts))["input_ids"]
         ]
-        self.engine = LocalEngine(self.loaded, LocalEngineSettings(), self.compute)
+        self.engine = LocalEngine(self.loaded, LocalEngineSettings(drafts=work.drafts), self.compute)
         self.optim = OptimParams(work.lr, max_grad_norm=work.max_grad_norm)
         settings = LocalTrainerSettings(micro_batch_tokens=work.micro_batch)
         self.trainer = LocalTrainer(self.loaded, settings, seed=0, compute=self.compute, say=_say)
@@ -155,7 +155,7 @@ async def serve(work: Work, pipe: Pipe) -> None:
     worker = Worker(work)
     pipe.send(
         {
-            "name": f"Silva {silva.__version__}",
+            "name": f"Silva, drafts: {work.drafts}",
             "about": f"Silva {silva.__version__}, torch {torch.__version__}, "
             f"{work.threads} threads, {worker.loaded.dtype}",
             "prompt_lengths": sorted({len(prompt) for prompt in worker.prompts}),

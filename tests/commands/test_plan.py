@@ -9,6 +9,7 @@ import tomllib
 from pathlib import Path
 
 import pytest
+import torch
 
 from silva.algorithms.recipes import Grpo
 from silva.cli import main
@@ -78,6 +79,17 @@ def test_a_plan_that_trains_nothing_says_so_first(tmp_path, monkeypatch, capsys)
     assert main(["rl", "@", "a.toml", "--rollout.group_size", "1", "--dry-run"]) == 0
     (line,) = [line for line in capsys.readouterr().out.splitlines() if "WARNING" in line]
     assert line.startswith("# WARNING: 0 tokens would be trained. rollout.group_size = 1 leaves nothing")
+
+
+def test_torch_built_for_cuda_takes_more_memory(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    Path("a.toml").write_text(CONFIG)
+    found = []
+    for version in (None, "13.0"):
+        monkeypatch.setattr(torch.version, "cuda", version)
+        assert main(["rl", "@", "a.toml", "--dry-run"]) == 0
+        found.append(number(re.search(r"memory: about (\S+ \S+) at most", capsys.readouterr().out)[1]))
+    assert found[1] - found[0] == pytest.approx(0.3 * 2**30, rel=0.05)
 
 
 def number(text: str) -> float:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import pytest
 import torch
@@ -98,10 +100,47 @@ def test_all_ways_agree_on_a_gpu(trie: Trie, monkeypatch: pytest.MonkeyPatch) ->
             torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-4, msg=lambda m, w=way: f"{w}: {m}")
 
 
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU: python -m pytest -m gpu")
-def test_heads_too_narrow_for_flex_go_without_it_on_a_gpu() -> None:
-    for width, expected in ((32, False), (64, True)):
-        settings = TinyModel(layers=1, width=width, heads=4, kv_heads=2, context=128)
-        assert load_model(settings, seed=0, device="cuda").flex is expected
-        assert not load_model(settings, seed=0).flex
+def test_a_chunk_is_one_product_where_that_is_allowed_and_its_mask_is_not_too_large(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    trie = TRIES[2]
+    generator = torch.Generator().manual_seed(0)
+    given = [torch.randn(1, heads, len(trie), 16, generator=generator).double() for heads in (4, 2, 2)]
+    first, second = chunks(trie, len(trie) - 200)
+    assert second.outside
+
+    def attend(most: int) -> list[tuple[int, torch.Tensor]]:
+        """How many products each chunk takes, and what comes of them."""
+        monkeypatch.setattr(trie_attention, "ONE_PRODUCT", {"cpu": most})
+        found, outside = [], {}
+        for chunk in (first, second):
+            own = [x[:, :, chunk.start : chunk.stop] for x in given]
+            attention = TrieAttention(chunk, outside, dtype=torch.float64, device=CPU)
+            found.append((len(attention._runs), attention.attend(0, *own, 0.25)))
+            outside.update({number: [layers[0]] for number, layers in attention.found.items()})
+        return found
+
+    pairs = 200 * (200 + sum(len(second.pieces[n]) for n in second.outside))
+    for (several, expected), (one, ours) in zip(attend(0), attend(len(trie) ** 2), strict=True):
+        assert several > 1 and one == 1
+        torch.testing.assert_close(ours, expected, rtol=0, atol=1e-12)
+    assert attend(pairs)[1][0] == 1 and attend(pairs - 1)[1][0] > 1
+
+
+def test_a_single_piece_needs_no_mask(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trie_attention, "ONE_PRODUCT", {"cpu": 10**6})
+    (whole,) = chunks(build([np.arange(50)]))
+    (run,) = TrieAttention(whole, {}, dtype=torch.float64, device=CPU)._runs
+    assert run.bias is None
+
+
+@pytest.mark.parametrize(
+    ("width", "device", "dtype", "expected"),
+    [(64, "cuda", "float32", True), (32, "cuda", "float32", False), (64, "cuda", "float64", False),
+     (64, "cpu", "float32", False)],
+)  # fmt: skip
+def test_flex_attention_serves_heads_of_16_on_a_gpu(
+    width: int, device: str, dtype: str, expected: bool
+) -> None:
+    loaded = load_model(TinyModel(layers=1, width=width, heads=4, kv_heads=2, dtype=dtype), seed=0)
+    assert dataclasses.replace(loaded, device=torch.device(device)).flex is expected

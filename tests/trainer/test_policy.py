@@ -15,6 +15,7 @@ from transformers import Gemma2Config, Gemma2ForCausalLM
 from silva.errors import RecordError
 from silva.models import attention
 from silva.models.loading import LoadedModel
+from silva.trainer.head import CHUNK_ROWS, Head
 from silva.trainer.policy import pack, token_logprobs, trained
 from silva.types import Sample
 
@@ -121,6 +122,23 @@ def test_chunks_keep_no_logits_for_the_backward_pass(tiny: Make, make_samples: R
 
     assert kept(2**40) > 256
     assert kept(0) == 0
+
+
+def test_rows_of_the_head_at_once_are_those_of_the_device(
+    tiny: Make, make_samples: Rows, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loaded, samples = tiny(), make_samples([120] * 5)
+    batch, seen = pack(loaded, samples), list[int]()
+
+    def whole(self: Head, hidden: torch.Tensor, *_: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        seen.append(len(hidden))
+        return hidden[:, 0], hidden[:, 1]
+
+    monkeypatch.setattr(Head, "_whole", whole)
+    monkeypatch.setitem(CHUNK_ROWS, "cpu", 100)
+    with torch.no_grad():
+        token_logprobs(loaded, batch, chunk_bytes=0)
+    assert sum(seen) == len(batch.predictors) and set(seen[:-1]) == {100} and seen[-1] <= 100
 
 
 def test_entropy_gradient_by_finite_differences(tiny: Make, make_samples: Rows) -> None:

@@ -247,9 +247,9 @@ def _memory(assembly: Assembly, found: Probe) -> float:
     micro_batch = min(config.trainer.micro_batch_tokens, found.unique * rows)
     logits = max(4, each) * text.vocab_size * min(LOGIT_ROWS, 3 * micro_batch)
     cached = assembly.engine.memory(max(rollouts, _eval_episodes(config)), found.longest)
-    process = PROCESS_BYTES + (CUDA_BYTES if torch.version.cuda else 0)
-    if loaded.device.type != "cpu":
-        process = 0  # what counts is the device's memory
+    process = 0.0  # on a GPU it is not in the memory that counts
+    if loaded.device.type == "cpu":
+        process = PROCESS_BYTES + (CUDA_BYTES if torch.version.cuda else 0)
     return process + each * (parameters + reference + 3 * updated + per_token * micro_batch) + cached + logits
 
 

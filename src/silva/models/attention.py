@@ -73,6 +73,12 @@ def attend(
     return out.transpose(1, 2), None
 
 
+def head_dim(config: Any) -> int:
+    """Numbers of a head, by a model's configuration."""
+    text = config.get_text_config()
+    return getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
+
+
 def _refuse_unknown(module: torch.nn.Module, **arguments: Any) -> None:
     for name, value in arguments.items():
         if value is None or name in HARMLESS:

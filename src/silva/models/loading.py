@@ -60,9 +60,8 @@ class LoadedModel:
     @property
     def flex(self) -> bool:
         """Whether FlexAttention has kernels for it: on a GPU, not in float64, heads of 16 numbers or more."""
-        config = self.model.config.get_text_config()
-        head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-        return self.device.type == "cuda" and self.dtype != torch.float64 and head_dim >= 16
+        wide_enough = attention.head_dim(self.model.config) >= 16
+        return self.device.type == "cuda" and self.dtype != torch.float64 and wide_enough
 
 
 def load_model(settings: PretrainedModel | TinyModel, *, seed: int, device: str = "cpu") -> LoadedModel:

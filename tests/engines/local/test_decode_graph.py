@@ -110,6 +110,20 @@ def test_a_recorded_step_on_a_gpu(
         np.testing.assert_allclose(ours.logprobs, theirs.logprobs, rtol=0, atol=1e-4)
 
 
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU: python -m pytest -m gpu")
+def test_heads_too_narrow_for_kernels_are_sampled_without_records(
+    make_engine: Callable[..., LocalEngine],
+) -> None:
+    settings = TinyModel(layers=2, width=32, heads=4, kv_heads=2, context=1024)
+    engine = make_engine(load_model(settings, seed=0, device="cuda"))
+    assert engine.batch.graphs is None
+    expected = play(make_engine(load_model(settings, seed=0)))
+    for ours, theirs in zip(play(engine), expected, strict=True):
+        assert ours.tokens == theirs.tokens
+        np.testing.assert_allclose(ours.logprobs, theirs.logprobs, rtol=0, atol=1e-4)
+
+
 def test_the_table_lists_the_blocks_that_the_mask_shows(wide_model: LoadedModel) -> None:
     cache = KvCache(wide_model.model.config, rows=4, context=1024, dtype=torch.float64, device=CPU)
     cache.rules = RowRules(lanes=BLOCK)

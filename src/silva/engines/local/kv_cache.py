@@ -23,6 +23,7 @@ import numpy as np
 import torch
 
 from silva.engines.local.same_bits import BLOCK, LANES, RowRules
+from silva.models.attention import head_dim
 from silva.models.memory import is_lazy, lazy_zeros
 
 ADDRESSES = 2**28
@@ -65,7 +66,7 @@ class KvCache:
         text = config.get_text_config()
         self.heads = text.num_attention_heads
         self.kv_heads = getattr(text, "num_key_value_heads", None) or self.heads
-        self.head_dim = getattr(text, "head_dim", None) or text.hidden_size // self.heads
+        self.head_dim = head_dim(config)
         self.layers = text.num_hidden_layers
         self.width = text.hidden_size
         self.context = context
