@@ -147,7 +147,7 @@ def test_looking_ahead_pauses_where_it_costs_time_each_time_for_longer(requests:
 
 @pytest.mark.parametrize(
     ("gain", "spent", "pauses"),
-    [(0.01, 0, True), (0.1, 0, False), (0.1, 0.01, False), (0.1, 0.04, True), (None, 0, False)],
+    [(0.01, 0, True), (0.1, 0, False), (0.1, 0.01, False), (0.1, 0.033, True), (None, 0, False)],
 )
 def test_drafts_that_bring_next_to_nothing_pause_and_steps_without_any_do_not(
     gain: float | None, spent: float, pauses: bool
