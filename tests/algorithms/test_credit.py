@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from typing import Any
 
 import numpy as np
@@ -8,12 +9,13 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.algorithms.by_hand import advantages, group, trained_advantages, trajectory, turn
+from tests.algorithms.by_hand import advantages, group, recipe, trained_advantages, trajectory, turn
 from tests.golden.read import read
 from torch import Tensor
 
 from silva.algorithms.advantages import ADVANTAGES
 from silva.algorithms.assign import assign, whiten_samples
+from silva.algorithms.compose import with_advantages
 from silva.algorithms.credit import (
     TREE_CREDIT,
     assign_gae,
@@ -25,7 +27,7 @@ from silva.algorithms.credit import (
 )
 from silva.errors import ConfigError, RecordError
 from silva.rollouts.samples import to_samples
-from silva.types import Group, StopReason, Trajectory
+from silva.types import Group, Segment, Signals, StopReason, Trajectory, Turn
 
 GOLDEN = read("advantages_verl")
 
@@ -334,6 +336,20 @@ def test_scale_by_entropy_is_over_the_whole_batch() -> None:
     own = entropies[np.isfinite(entropies)]
     expected = 3 * (1 + 0.2 * (own - own.mean()) / own.std(ddof=1))
     assert trained_advantages(one)[0] == pytest.approx(expected.tolist(), rel=1e-6)
+
+
+def test_tokens_that_nobody_sampled_have_no_entropy_to_compare() -> None:
+    """An expert's tokens are trained and have none: they keep their advantage, the others are compared."""
+    thought = Segment("policy", (1, 1), logprobs=(-1.0,) * 2, versions=(0, 0), entropies=(1.0, 3.0))
+    given = Segment("expert", (1, 1), logprobs=(-1.0,) * 2, versions=(0, 0))
+    played = Turn("a/0", (Segment("environment", (0,)), thought, given), rewards={"score": 2.0}, fresh=True)
+    groups = [group("g", Trajectory("a", (played,), "terminated", rewards={"score": 2.0}))]
+    (sample,) = with_advantages(
+        recipe("reinforce_pp", whiten=None, entropy_advantage=0.5), to_samples(groups), groups, Signals(), {}
+    )
+    z = 1 / math.sqrt(2)
+    (found,) = trained_advantages([sample])
+    assert found == pytest.approx([2 - z, 2 + z, 2, 2], rel=1e-6)
 
 
 def test_scale_by_entropy_refuses_what_does_not_fit() -> None:

@@ -303,17 +303,25 @@ def test_corrected_kl_by_hand() -> None:
     assert metrics["kl"].tolist() == pytest.approx([math.log(2) - 0.5])
 
 
+@pytest.mark.parametrize("scored", [False, True])
 @pytest.mark.parametrize("estimator", ["k1", "k3"])
-def test_corrected_kl_has_the_gradient_of_the_reverse_kl_off_policy(estimator: str) -> None:
-    """Over all four tokens, weighted by the probability with which an older policy sampled them."""
+def test_corrected_kl_has_the_gradient_of_the_reverse_kl_off_policy(estimator: str, scored: bool) -> None:
+    """Over all four tokens, weighted by the probability with which an older policy sampled them, also if the
+    trainer has scored them since with newer weights."""
     logits = tensor(0.3, -1.0, 0.8, 0.1).requires_grad_()
-    old, reference = (
-        tensor(*values).log_softmax(0) for values in [(0.0, 0.5, -0.2, 0.9), (-0.5, 0.4, 0.2, 1.0)]
+    sampler, newer, reference = (
+        tensor(*values).log_softmax(0)
+        for values in [(0.0, 0.5, -0.2, 0.9), (0.2, -0.5, 0.4, 0.6), (-0.5, 0.4, 0.2, 1.0)]
     )
     logprobs = logits.log_softmax(0)
-    inputs = LossInputs(logprobs, old, torch.zeros_like(old), torch.arange(4), reference)
-    spec = LossSpec("reinforce", {"kl_coef": 1.0, "kl_estimator": estimator, "kl_bias_correction": True})
-    expected = torch.autograd.grad((old.exp() * compute(spec, inputs)[0]).sum(), logits, retain_graph=True)
+    old, known = (newer, sampler) if scored else (sampler, None)
+    inputs = LossInputs(
+        logprobs, old, torch.zeros_like(old), torch.arange(4), reference, sampler_logprobs=known
+    )
+    correction = {"rollout_correction": {}} if scored else {}
+    spec = LossSpec("reinforce", {"kl_coef": 1.0, "kl_estimator": estimator, **correction})
+    loss = (sampler.exp() * compute(spec, inputs)[0]).sum()
+    expected = torch.autograd.grad(loss, logits, retain_graph=True)
     reverse = torch.autograd.grad((logprobs.exp() * (logprobs - reference)).sum(), logits)
     torch.testing.assert_close(expected, reverse, rtol=1e-12, atol=1e-15)
 

@@ -81,6 +81,10 @@ def test_loss_gradient_and_metrics(case: str, make_sample: Callable[..., Sample]
     logprobs = table("logprobs").requires_grad_()
     rows = torch.arange(len(trained))[:, None].expand_as(trained)
     advantages = torch.tensor(GOLDEN["advantages"]["mean_std"], dtype=torch.float64)
+    spec = spec_of(golden["settings"])
+    corrected = (
+        "rollout_correction" in spec.params
+    )  # as in a run: who sampled is given if it is corrected for
     inputs = LossInputs(
         logprobs[trained],
         old_logprobs=table("old_logprobs")[trained],
@@ -88,9 +92,8 @@ def test_loss_gradient_and_metrics(case: str, make_sample: Callable[..., Sample]
         rows=rows[trained],
         reference_logprobs=table("reference_logprobs")[trained],
         entropies=table("entropies")[trained],
-        sampler_logprobs=table("sampler_logprobs")[trained],
+        sampler_logprobs=table("sampler_logprobs")[trained] if corrected else None,
     )
-    spec = spec_of(golden["settings"])
     loss, metrics = compute(spec, inputs)
     weights = weights_of(make_sample, golden["settings"]["loss_type"])[trained]
     total = (weights * loss).sum()

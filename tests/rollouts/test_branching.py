@@ -6,7 +6,7 @@ import asyncio
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 from hypothesis import given, settings
@@ -17,6 +17,7 @@ from tests.rollouts.conftest import Talk, World, a_task
 from silva.config.sections import Limits
 from silva.engines.scripted import ScriptedEngine
 from silva.models.tiny import tiny_tokenizer
+from silva.ports import derive, uniform
 from silva.protocols import Work
 from silva.rendering.renderer import Renderer
 from silva.rollouts.branching import Branching, branch_probability, shares
@@ -294,6 +295,74 @@ def test_an_episode_without_a_result_is_played_again_as_a_root() -> None:
     kept = grow(redo=0, **keys)
     assert [t.failure for t in kept] == [None, "redo", None, "redo"]
     assert [t.parent for t in kept] == [None, "s1g0/0", None, "s1g0/1"]
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    size=st.integers(4, 12),
+    roots=st.integers(1, 3),
+    rate=st.sampled_from([0.15, 0.3, 0.5]),
+    redo=st.integers(1, 3),
+    variant=st.sampled_from(["paper", "code"]),
+    seed=st.integers(0, 99),
+)
+def test_a_path_that_is_played_again_shares_no_name_and_no_seed_with_its_first_attempt(
+    size: int, roots: int, rate: float, redo: int, variant: str, seed: int
+) -> None:
+    """Branches of a failed attempt stay; those of the next one begin at the same turns."""
+
+    @dataclass
+    class Shaky(Fork):
+        luck: int = 0
+
+        async def reset(self) -> Observation:
+            self.luck = self.task.seed
+            return await super().reset()
+
+        async def step(self, message: Any) -> Step:
+            if uniform(derive(self.luck, self.taken), [0])[0] < rate:
+                raise OSError("the tool is gone")
+            return await super().step(message)
+
+        async def fork(self, seed: int) -> Shaky:
+            return replace(self, heard=[*self.heard], closed=0, luck=seed)
+
+    seeds: list[tuple[tuple[int, ...], int]] = []
+
+    class Noted(Unsure):
+        async def sample(
+            self, tokens: Sequence[int], params: SamplingParams, *, session: str = ""
+        ) -> Completion:
+            seeds.append((tuple(tokens), params.seed))
+            return await super().sample(tokens, params, session=session)
+
+    leaves = grow(
+        Noted(1.0, 0.5), Shaky, seed=seed, group_size=size, initial_rollouts=min(roots, size), redo=redo,
+        branch_probability=0.7, beam_size=3, variant=variant,
+    )  # fmt: skip
+    assert len(leaves) == size == len({t.id for t in leaves})
+    turns = {id(turn): turn.id for t in leaves for turn in t.turns}
+    assert len(turns) == len(set(turns.values())), "two different turns have one id"
+    assert len(seeds) == len({seed for _, seed in seeds}), (
+        "two replies were drawn with the same random numbers"
+    )
+
+
+def test_branches_of_a_second_attempt_are_named_after_it() -> None:
+    class Breaks(Talks):
+        broken: ClassVar[list[str]] = []
+
+        async def step(self, message: Any) -> Step:
+            if self.taken == 1 and not self.broken:
+                self.broken.append("once")
+                raise OSError("the tool is gone")
+            return await super().step(message)
+
+    Breaks.broken.clear()
+    leaves = grow(group_size=3, initial_rollouts=1, branch_probability=1.0, turns=2, make=Breaks)
+    assert forks(leaves) == [
+        ("0.again.1", None, None), ("0.again.1.1.1", "0.again.1", 1), ("0.1.1", "0", 1),
+    ]  # fmt: skip
 
 
 def test_whoever_watches_is_told_of_every_episode_and_of_its_end() -> None:

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 Level = Literal["token", "geometric", "sequence"]
 RejectLevel = Literal["token", "geometric", "sequence", "any"]
 BOUNDS = {"truncate": (0.0, 2.0), "mask": (0.5, 5.0)}  # as published, for ratios of tokens
+LARGEST = 20.0  # log-ratio: e^20 is 5e8. From 88 on float32 has no number left, and inf * 0 ends an update
 
 
 class RolloutCorrection(Section):
@@ -54,6 +55,11 @@ class RolloutCorrection(Section):
         """Of w."""
         low, high = BOUNDS[self.weight or "truncate"]
         return low if self.low is None else self.low, high if self.high is None else self.high
+
+
+def bounded_ratio(log_ratios: Tensor) -> Tensor:
+    """exp of log-ratios, at most e^20 as in verl; above it a constant, which has no gradient."""
+    return log_ratios.clamp(max=LARGEST).exp()
 
 
 def importance_weights(log_ratios: Tensor, rows: Tensor, settings: RolloutCorrection) -> Tensor:

@@ -141,16 +141,17 @@ def entropy_scaled(advantages: Tensor, entropies: Tensor, trained: Tensor, *, sc
 
     Args:
         advantages: [N] of a whole batch: mean and std must not depend on how it is cut later.
-        entropies: [N] in nats, without gradient; anything where not trained.
+        entropies: [N] in nats, without gradient; NaN where nobody sampled (an expert's tokens), and anything
+            where not trained.
         trained: [N] bool.
         scale: 0.2 is the authors' own.
 
     Returns:
-        [N], unchanged where not trained.
+        [N], unchanged where not trained or not sampled.
     """
-    z_N = torch.zeros_like(advantages)
-    own = entropies[trained].detach().to(advantages.dtype)
-    z_N[trained] = whiten(own, torch.ones_like(own))
+    z_N, sampled_N = torch.zeros_like(advantages), trained & ~entropies.isnan()
+    own = entropies[sampled_N].detach().to(advantages.dtype)
+    z_N[sampled_N] = whiten(own, torch.ones_like(own))
     return advantages * (1 + scale * z_N)
 
 

@@ -11,16 +11,18 @@ and k2 is biased but of low variance. As *loss terms* (what happens when they ar
 | k2 | (log r)^2 / 2 | -log r | of KL(policy || reference) |
 | k3 | r - log r - 1 | 1 - r | of KL(reference || policy) |
 
-Multiplied by the probability ratio policy / sampling policy (`kl_bias_correction`, objective.py), the
-expected gradient of an estimator becomes that of its expected value, also off-policy: of
-KL(policy || reference) for k1 and k3 (DeepSeek-V3.2, arXiv:2512.02556), of a second-order approximation of
-it for k2.
+Multiplied by the probability ratio policy / sampling policy (`weighted`), the expected gradient of an
+estimator becomes that of its expected value, also off-policy: of KL(policy || reference) for k1 and k3
+(DeepSeek-V3.2, arXiv:2512.02556), of a second-order approximation of it for k2.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING
+
+from silva.algorithms.correction import LARGEST, bounded_ratio
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -51,14 +53,32 @@ def k3(logprobs: Tensor, reference_logprobs: Tensor) -> Tensor:
     """r - log r - 1 >= 0: unbiased, low variance (GRPO, arXiv:2402.03300, eq. 4).
 
     The factor 1 - r of its gradient is below 1 where the policy is above the reference, and grows with r
-    where it is under it. Shapes as `k1`.
+    where it is under it. Above e^20 r goes on as its tangent, which stays finite. Shapes as `k1`.
     """
     log_ratio_N = reference_logprobs - logprobs
+    above_N = math.exp(LARGEST) * (log_ratio_N - LARGEST).clamp(min=0)
     # expm1, not exp - 1: near the reference the terms cancel to second order
-    return log_ratio_N.expm1() - log_ratio_N
+    return log_ratio_N.clamp(max=LARGEST).expm1() + above_N - log_ratio_N
 
 
 KL_ESTIMATORS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {"k1": k1, "k2": k2, "k3": k3}
+
+
+def weighted(name: str, logprobs: Tensor, reference_logprobs: Tensor, behaviour_logprobs: Tensor) -> Tensor:
+    """An estimator times policy / behaviour, which is at most e^20; a token above has no gradient.
+
+    Args:
+        name: in `KL_ESTIMATORS`.
+        behaviour_logprobs: [N] of the policy that sampled the tokens. Other shapes as `k1`.
+    """
+    log_weight_N = (logprobs - behaviour_logprobs).clamp(max=LARGEST)
+    weight_N, logprobs = log_weight_N.exp(), behaviour_logprobs + log_weight_N
+    if name == "k3":
+        # weight * r is the constant reference / behaviour. In the product its gradient has to cancel, which
+        # leaves nothing of the other terms in float32 once r is above e^17.
+        constant_N = bounded_ratio(reference_logprobs - behaviour_logprobs)
+        return constant_N - weight_N * (1 + reference_logprobs - logprobs)
+    return weight_N * KL_ESTIMATORS[name](logprobs, reference_logprobs)
 
 
 def kl_rewards(logprobs: Tensor, reference_logprobs: Tensor, coef: float) -> Tensor:

@@ -19,6 +19,8 @@ trainer, so this module must import neither torch nor numpy: help has to be inst
 | cispo | -A clip(r) | bounded |
 | aipo | -A r | 0 |
 | dro | -A + kl_beta log r | pulled back, the further the more |
+
+Where a ratio is above e^20 it counts as e^20, and has no gradient.
 """
 
 from __future__ import annotations
@@ -30,7 +32,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from silva.algorithms.correction import over_rows
+from silva.algorithms.correction import bounded_ratio, over_rows
 from silva.config.sections import Fraction, NotNegative, Section
 from silva.errors import ConfigError, RecordError
 
@@ -66,6 +68,11 @@ class LossInputs:
     entropies: Tensor | None = None
     sampler_logprobs: Tensor | None = None
     ages: Tensor | None = None
+
+    @property
+    def behaviour_logprobs(self) -> Tensor:
+        """[N] of the policy that sampled the tokens."""
+        return self.old_logprobs if self.sampler_logprobs is None else self.sampler_logprobs
 
     def __post_init__(self) -> None:
         if self.logprobs.ndim != 1:
@@ -182,7 +189,7 @@ def clipped(
         RecordError: `balanced_clip_min_entropy` above 0 without entropies.
     """
     high, dual, least = settings.clip_high, settings.clip_dual, settings.balanced_clip_min_entropy
-    ratio_N = (logprobs - old_logprobs).exp()
+    ratio_N = bounded_ratio(logprobs - old_logprobs)
     loss_N, clipped_N = _clip(ratio_N, advantages, settings.clip_low, high)
     if least is not None:
         balanced_N = (advantages > 0) & (ratio_N > 1 + high)
@@ -226,7 +233,7 @@ def gspo(
         loss [N]; metric `clipped` (1 on the tokens of a row where the clip took the gradient away).
     """
     mean_N = over_rows((logprobs - old_logprobs).detach(), rows, "geometric")
-    ratio_N = (mean_N + (logprobs - logprobs.detach())).exp()
+    ratio_N = bounded_ratio(mean_N + (logprobs - logprobs.detach()))
     loss_N, clipped_N = _clip(ratio_N, advantages, settings.clip_low, settings.clip_high)
     return loss_N, {"clipped": clipped_N.to(loss_N.dtype)}
 
@@ -252,7 +259,7 @@ def cispo(
     Returns:
         loss [N]; metric `clipped` (1 where the weight was bounded).
     """
-    ratio_N = (logprobs - old_logprobs).exp()
+    ratio_N = bounded_ratio(logprobs - old_logprobs)
     weight_N = ratio_N.detach().clamp(1 - settings.clip_low, 1 + settings.clip_high)
     return -weight_N * advantages * logprobs, {"clipped": (weight_N != ratio_N).to(weight_N.dtype)}
 
@@ -279,7 +286,7 @@ def aipo(
     Returns:
         loss [N]; metric `clipped` (1 where r is above max_ratio).
     """
-    ratio_N = (logprobs - old_logprobs).exp()
+    ratio_N = bounded_ratio(logprobs - old_logprobs)
     loss_N = -ratio_N.clamp(max=settings.max_ratio) * advantages
     if settings.kl_tau:
         loss_N = loss_N + settings.kl_tau * (logprobs - old_logprobs).square()

@@ -1,6 +1,7 @@
 """What an update minimises, per token: the loss a spec names, with what all losses have in common.
 
-    w * loss  +  kl_coef * r * KL to the reference  -  entropy_coef * entropy        (w: correction.py)
+    w * loss  +  kl_coef * r * KL to the reference  -  entropy_coef * entropy
+    w: correction.py; r = policy / sampler, see kl.py
 
 `LossSpec` is what crosses to a trainer: the name of the loss, and as plain data its settings and `Terms`.
 """
@@ -9,12 +10,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from pydantic import ValidationError
 
-from silva.algorithms.correction import RolloutCorrection, importance_weights, kept
-from silva.algorithms.kl import KL_ESTIMATORS
+from silva.algorithms.correction import RolloutCorrection, bounded_ratio, importance_weights, kept
+from silva.algorithms.kl import KL_ESTIMATORS, k3, weighted
 from silva.algorithms.losses import LOSSES, Loss, LossInputs, LossSettings
 from silva.config.field_types import describe
 from silva.config.sections import NotNegative, Section
@@ -59,7 +61,7 @@ def compute(spec: LossSpec, inputs: LossInputs) -> tuple[Tensor, Metrics]:
 
     Returns:
         loss [N] with gradient, and metrics [N] each, detached: those of the loss, of `_ratio` unless the loss
-        imitates, `kl` if the reference is known, `entropy` if entropies are, those of `_corrected` and of
+        imitates, `kl` if the reference is known, `entropy` if entropies are, those of `_of_weights` and of
         `_by_age`.
 
     Raises:
@@ -68,17 +70,23 @@ def compute(spec: LossSpec, inputs: LossInputs) -> tuple[Tensor, Metrics]:
     """
     loss, settings, terms = parse(spec)
     metrics: Metrics = {} if loss.imitates else _ratio(inputs)
-    loss_N, own = loss.function(**_arguments(spec.name, loss, settings, inputs))
+    weights_N = _weights(inputs, terms.rollout_correction)
+    known = inputs if weights_N is None else _without(inputs, weights_N == 0)
+    loss_N, own = loss.function(**_arguments(spec.name, loss, settings, known))
     metrics |= own
-    loss_N = _corrected(loss_N, metrics, inputs, terms.rollout_correction)
+    if weights_N is not None:
+        loss_N = (weights_N * loss_N).masked_fill(weights_N == 0, 0.0)
+        metrics |= _of_weights(weights_N, terms.rollout_correction)
 
     if inputs.reference_logprobs is not None:
         kl_N = KL_ESTIMATORS[terms.kl_estimator](inputs.logprobs, inputs.reference_logprobs)
         metrics["kl"] = kl_N.detach()
         if terms.kl_coef:  # not 0 * kl_N: an infinite KL that is only watched must not turn the loss into NaN
-            sampled = terms.kl_bias_correction and not loss.imitates  # else there may be no old_logprobs
-            ratio_N = (inputs.logprobs - inputs.old_logprobs).exp() if sampled else 1.0
-            loss_N = loss_N + terms.kl_coef * ratio_N * kl_N
+            if terms.kl_bias_correction and not loss.imitates:  # else it may be unknown who sampled
+                kl_N = weighted(
+                    terms.kl_estimator, inputs.logprobs, inputs.reference_logprobs, inputs.behaviour_logprobs
+                )
+            loss_N = loss_N + terms.kl_coef * kl_N
     elif terms.kl_coef:
         raise RecordError(
             f"loss {spec.name} with kl_coef {terms.kl_coef}: got no reference_logprobs, expected [N]"
@@ -152,40 +160,47 @@ def _ratio(inputs: LossInputs) -> Metrics:
     The latter is `mismatch_kl` if p_old is the sampler. If it is not it is `approx_kl`, what updates
     have moved, and `mismatch_kl` is that of p_old / p_sampler.
     """
-    log_ratio_N = (inputs.logprobs - inputs.old_logprobs).detach()
-    metrics = {"ratio": log_ratio_N.exp()}
+    new_N, old_N = inputs.logprobs.detach(), inputs.old_logprobs
+    metrics = {"ratio": bounded_ratio(new_N - old_N)}
     if inputs.sampler_logprobs is None:
-        return metrics | {"mismatch_kl": _k3(log_ratio_N)}
-    mismatch_N = (inputs.old_logprobs - inputs.sampler_logprobs).detach()
-    return metrics | {"approx_kl": _k3(log_ratio_N), "mismatch_kl": _k3(mismatch_N)}
+        return metrics | {"mismatch_kl": k3(old_N, new_N)}
+    return metrics | {"approx_kl": k3(old_N, new_N), "mismatch_kl": k3(inputs.sampler_logprobs, old_N)}
 
 
-def _k3(log_ratio_N: Tensor) -> Tensor:
-    return log_ratio_N.expm1() - log_ratio_N
-
-
-def _corrected(
-    loss_N: Tensor, metrics: Metrics, inputs: LossInputs, settings: RolloutCorrection | None
-) -> Tensor:
-    """The loss times w, 0 if rejected; adds metrics.
-
-    `masked` is 1 where w is 0. The means of `correction_weight` and `correction_weight_squared` over an
-    update give its effective sample size as a share of its tokens: mean(w)^2 / mean(w^2).
-    """
+def _weights(inputs: LossInputs, settings: RolloutCorrection | None) -> Tensor | None:
+    """[N] by which the loss is multiplied: w, or 1; 0 where rejected. None: by nothing."""
     if settings is None or not (settings.weight or settings.reject):
-        return loss_N
-    sampler_N, weights_N = inputs.sampler_logprobs, loss_N.new_ones(loss_N.shape)
+        return None
+    sampler_N, weights_N = inputs.sampler_logprobs, inputs.logprobs.new_ones(inputs.logprobs.shape)
     if settings.weight:
         if sampler_N is None:
             raise RecordError(f"rollout_correction {settings.weight}: got no sampler_logprobs, expected [N]")
         weights_N = importance_weights(inputs.old_logprobs - sampler_N, inputs.rows, settings)
     if settings.reject:
-        behaviour_N = inputs.old_logprobs if sampler_N is None else sampler_N
-        weights_N = weights_N.where(kept(inputs.logprobs - behaviour_N, inputs.rows, settings), 0.0)
-    metrics["masked"] = (weights_N == 0).to(loss_N.dtype)
-    if settings.weight:
+        log_ratios_N = inputs.logprobs - inputs.behaviour_logprobs
+        weights_N = weights_N.where(kept(log_ratios_N, inputs.rows, settings), 0.0)
+    return weights_N
+
+
+def _without(inputs: LossInputs, dropped_N: Tensor) -> LossInputs:
+    """The inputs, with a number in place of every NaN among the dropped tokens' `old_logprobs`.
+
+    The gradient of what is multiplied by 0 is 0 only where it is finite.
+    """
+    unknown_N = dropped_N & inputs.old_logprobs.isnan()
+    return replace(inputs, old_logprobs=inputs.logprobs.detach().where(unknown_N, inputs.old_logprobs))
+
+
+def _of_weights(weights_N: Tensor, settings: RolloutCorrection | None) -> Metrics:
+    """`masked` is 1 where the weight is 0.
+
+    The means of `correction_weight` and `correction_weight_squared` over an update give its effective sample
+    size as a share of its tokens: mean(w)^2 / mean(w^2).
+    """
+    metrics = {"masked": (weights_N == 0).to(weights_N.dtype)}
+    if settings is not None and settings.weight:
         metrics |= {"correction_weight": weights_N, "correction_weight_squared": weights_N.square()}
-    return weights_N * loss_N
+    return metrics
 
 
 def _by_age(metrics: Metrics, ages_N: Tensor, like_N: Tensor) -> Metrics:

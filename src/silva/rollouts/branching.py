@@ -46,16 +46,23 @@ class _Path:
     """A path from a root on, as it grows.
 
     Attributes:
-        name: unique in the forest; (3, 2, 1) is the first branch of root 3 after its second turn.
+        place: (3, 2, 1) is the first branch of root 3 after its second turn.
         budget: branches that may still grow from it.
         first: entropy of its root's first reply.
         row: turns in a row that have branched.
+        attempt: how often its place was played before without a result.
     """
 
-    name: tuple[int | str, ...]
+    place: tuple[int | str, ...]
     budget: int
     first: float = math.nan
     row: int = 0
+    attempt: int = 0
+
+    @property
+    def name(self) -> tuple[int | str, ...]:
+        """Unique in the forest, and inherited by branches: those of a failed attempt stay in it."""
+        return (*self.place, "again", self.attempt) if self.attempt else self.place
 
 
 class _Forest:
@@ -86,15 +93,15 @@ class _Forest:
         gap = found[0] - sum(found[1:]) / len(found[1:]) if found[1:] else 0.0
         return max(2, min(size, round(size / (1 + math.exp(-weight * gap)))))
 
-    async def _root(self, path: _Path, attempt: int = 0) -> list[Trajectory]:
+    async def _root(self, path: _Path) -> list[Trajectory]:
         work, strategy = self.work, self.strategy
         episode = Episode(
             work.task, work.taskset, self.actor, strategy.renderer, self.settings.limits,
-            watch=strategy.watch, context=self.settings.context, **self._own(path.name, attempt),
+            watch=strategy.watch, context=self.settings.context, **self._own(path),
         )  # fmt: skip
-        return await self._play(episode, path, attempt)
+        return await self._play(episode, path)
 
-    async def _play(self, episode: Episode, path: _Path, attempt: int = 0) -> list[Trajectory]:
+    async def _play(self, episode: Episode, path: _Path) -> list[Trajectory]:
         """Play an episode to its end: its trajectory, then those of its branches and of new roots."""
         settings, grown = self.settings, list[asyncio.Task[list[Trajectory]]]()
         try:
@@ -111,8 +118,8 @@ class _Forest:
             await episode.close()
             self.strategy.on_turn(episode.id, None)
         trajectory = episode.trajectory()
-        if trajectory.failure == "redo" and attempt < settings.redo:
-            leaves = await self._root(_Path(path.name, path.budget), attempt + 1)
+        if trajectory.failure == "redo" and path.attempt < settings.redo:
+            leaves = await self._root(_Path(path.place, path.budget, attempt=path.attempt + 1))
         else:
             new = [self._root(_Path((*path.name, "new", i), 0)) for i in range(1, path.budget + 1)]
             grown += [self.tasks.create_task(root) for root in new]
@@ -138,7 +145,7 @@ class _Forest:
         path.budget, grown = own, list[asyncio.Task[list[Trajectory]]]()
         for i, budget in enumerate(budgets, 1):
             branch = _Path((*path.name, len(episode.state.turns), i), budget, path.first, path.row)
-            twin = await episode.fork(**self._own(branch.name))
+            twin = await episode.fork(**self._own(branch))
             grown.append(self.tasks.create_task(self._play(twin, branch)))
         if grown:
             await asyncio.sleep(0)  # each has begun, and so will close its environment
@@ -152,13 +159,12 @@ class _Forest:
             return count * sum(found) / len(found) / self.unit
         return sum(found) / self.unit
 
-    def _own(self, name: tuple[int | str, ...], attempt: int = 0) -> dict[str, Any]:
+    def _own(self, path: _Path) -> dict[str, Any]:
         """Id, seed and callback of an episode. A root has those of an episode of `linear`."""
-        again = ("again", attempt) if attempt else ()  # what branched from the first attempt names that one
-        id = f"{self.work.id}/{'.'.join(map(str, (*name, *again)))}"
+        id = f"{self.work.id}/{'.'.join(map(str, path.name))}"
         return {
             "id": id,
-            "seed": derive(self.strategy.seed, self.work.id, *name, attempt),
+            "seed": derive(self.strategy.seed, self.work.id, *path.place, path.attempt),
             "on_turn": lambda waiting_for: self.strategy.on_turn(id, waiting_for),
         }
 
