@@ -13,8 +13,11 @@ import torch
 
 from silva.algorithms.recipes import Grpo
 from silva.cli import main
-from silva.commands.plan import Plan, Probe, _summarise, describe
-from silva.types import Group, Segment, Task, Trajectory, Turn
+from silva.commands.plan import Plan, Probe, _summarise, describe, learning_bytes
+from silva.config.sections import Lora, TinyModel
+from silva.models.loading import load_model
+from silva.trainer.optimizer import Stepper
+from silva.types import Group, OptimParams, Segment, Task, Trajectory, Turn
 
 ROOT = Path(__file__).parents[2]
 TASK = Task("w/train/0", "w", 0, {})
@@ -90,6 +93,20 @@ def test_torch_built_for_cuda_takes_more_memory(tmp_path, monkeypatch, capsys):
         assert main(["rl", "@", "a.toml", "--dry-run"]) == 0
         found.append(number(re.search(r"memory: about (\S+ \S+) at most", capsys.readouterr().out)[1]))
     assert found[1] - found[0] == pytest.approx(0.3 * 2**30, rel=0.05)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float64"])
+@pytest.mark.parametrize("lora", [None, Lora(rank=4)])
+def test_what_learning_takes_is_what_a_trainer_then_holds(dtype, lora):
+    loaded = load_model(TinyModel(layers=1, width=32, dtype=dtype, lora=lora), seed=0)
+    stepper = Stepper({n: p for n, p in loaded.model.named_parameters() if p.requires_grad})
+    for parameter in stepper.parameters.values():
+        (parameter * 1.0).sum().backward()
+    held = sum(gradient.nbytes for gradient in stepper.gradients)
+    stepper.step(1.0, OptimParams(lr=1e-3, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.0))
+    held += sum(x.nbytes for state in stepper.optimizer.state.values() for x in state.values() if x.ndim)
+    held += sum(m.nbytes for n, m in stepper.masters.items() if m is not stepper.parameters[n])
+    assert held == learning_bytes(loaded)
 
 
 def number(text: str) -> float:

@@ -6,8 +6,9 @@ import math
 
 import pytest
 import torch
+from torch import nn
 
-from silva.trainer.optimizer import adamw, clip_gradients, gradient_norm, step
+from silva.trainer.optimizer import Stepper, clip, norm_of
 from silva.types import OptimParams
 
 
@@ -20,46 +21,57 @@ def test_adamw_by_hand() -> None:
     """
     weight = torch.nn.Parameter(torch.tensor([1.0], dtype=torch.float64))
     params = OptimParams(lr=0.1, betas=(0.9, 0.99), eps=1e-12, weight_decay=0.1)
-    optimizer = adamw([weight])
+    stepper = Stepper({"weight": weight})
     weight.grad = torch.tensor([0.5], dtype=torch.float64)
-    assert step(optimizer, [weight], 0.5, params)
+    assert stepper.step(0.5, params)
     assert weight.item() == pytest.approx(0.89, abs=1e-10)
     weight.grad = torch.tensor([-0.25], dtype=torch.float64)
-    assert step(optimizer, [weight], 0.25, params)
+    assert stepper.step(0.25, params)
     assert weight.item() == pytest.approx(
         0.8811 - 0.1 * (0.02 / 0.19) / math.sqrt(0.0031 / 0.0199), abs=1e-10
     )
 
 
-def parameters_with_gradients() -> list[torch.nn.Parameter]:
-    parameters = [
-        torch.nn.Parameter(torch.zeros(2)),
-        torch.nn.Parameter(torch.zeros(1)),
-        torch.nn.Parameter(torch.zeros(1)),
-    ]
-    parameters[0].grad, parameters[1].grad = torch.tensor([2.0, 3.0]), torch.tensor([6.0])
-    return parameters  # the last one has none
+def gradients() -> list[torch.Tensor]:
+    return [torch.tensor([2.0, 3.0]), torch.tensor([6.0])]
 
 
 def test_norm_is_over_all_gradients() -> None:
-    assert gradient_norm(parameters_with_gradients()) == pytest.approx(7.0)  # 4 + 9 + 36 = 49
-    assert gradient_norm([torch.nn.Parameter(torch.zeros(1))]) == 0.0
+    assert norm_of(gradients()) == pytest.approx(7.0)  # 4 + 9 + 36 = 49
+    assert norm_of([]) == 0.0
 
 
-def test_clipping_scales_all_gradients_alike() -> None:
-    parameters = parameters_with_gradients()
-    clip_gradients(parameters, 7.0, 3.5)
-    assert [p.grad.tolist() for p in parameters if p.grad is not None] == [[1.0, 1.5], [3.0]]
+@pytest.mark.parametrize(
+    ("limit", "expected"),
+    [(3.5, [[1.0, 1.5], [3.0]]), (None, [[2.0, 3.0], [6.0]]), (7.0, [[2.0, 3.0], [6.0]])],
+)
+def test_clipping_scales_all_gradients_alike(limit: float | None, expected: list[list[float]]) -> None:
+    found = gradients()
+    clip(found, 7.0, limit)
+    assert [gradient.tolist() for gradient in found] == expected
 
 
-@pytest.mark.parametrize("limit", [None, 7.0, 100.0])
-def test_small_gradients_are_left_alone(limit: float | None) -> None:
-    parameters = parameters_with_gradients()
-    clip_gradients(parameters, 7.0, limit)
-    assert [p.grad.tolist() for p in parameters if p.grad is not None] == [[2.0, 3.0], [6.0]]
+def test_norm_of_bfloat16_numbers_is_taken_in_float32() -> None:
+    assert norm_of([torch.ones(1001, dtype=torch.bfloat16)]) == pytest.approx(math.sqrt(1001), rel=1e-6)
 
 
-def test_norm_of_bfloat16_gradients_is_taken_in_float32() -> None:
-    parameter = torch.nn.Parameter(torch.zeros(1001, dtype=torch.bfloat16))
-    parameter.grad = torch.ones(1001, dtype=torch.bfloat16)
-    assert gradient_norm([parameter]) == pytest.approx(math.sqrt(1001), rel=1e-6)
+def test_a_bfloat16_weight_moves_as_a_float32_one_does() -> None:
+    """A gradient of 1, then many of 0.01: the second moment decays from 1e-3 towards 1e-4. In bfloat16 it
+    would stay, and an update of 1e-6 is a hundredth of what changes a weight of 0.02."""
+    params = OptimParams(lr=1e-6, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.0)
+    found = []
+    for dtype in (torch.float32, torch.bfloat16):
+        weight = nn.Parameter(torch.full((4,), 0.02).to(torch.bfloat16).to(dtype))
+        stepper = Stepper({"weight": weight})
+        for update in range(2000):
+            weight.grad = torch.full((4,), 0.01 if update else 1.0)
+            assert stepper.step(1.0, params)
+            stepper.drop_gradients()
+        (state,) = stepper.optimizer.state.values()
+        found.append((weight.detach(), stepper.masters["weight"].detach(), state["exp_avg_sq"]))
+    (exact, master, moment), (rounded, narrow_master, narrow_moment) = found
+    assert torch.equal(master, exact)
+    assert torch.equal(narrow_master, exact) and torch.equal(narrow_moment, moment)
+    assert torch.equal(rounded, exact.to(torch.bfloat16)) and float(rounded[0]) < 0.0197
+    decay = 0.999**1999
+    assert float(moment[0]) == pytest.approx(decay * 1e-3 + (1 - decay) * 1e-4, rel=1e-4)

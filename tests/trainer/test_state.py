@@ -41,7 +41,9 @@ def train(
     return history
 
 
-@pytest.mark.parametrize(("lora", "dtype"), [(False, "float32"), (True, "float32"), (False, "bfloat16")])
+@pytest.mark.parametrize(
+    ("lora", "dtype"), [(False, "float32"), (True, "float32"), (False, "bfloat16"), (True, "bfloat16")]
+)
 def test_training_goes_on_bit_for_bit(
     tiny: Make, make_samples: Rows, tmp_path: Path, lora: bool, dtype: str
 ) -> None:

@@ -26,6 +26,7 @@ from silva.commands.common import here, loaded
 from silva.config.schema import RunConfig
 from silva.config.sections import TinyModel
 from silva.errors import NoSignalError
+from silva.models.loading import LoadedModel
 from silva.models.trie import build
 from silva.monitoring.monitor import Monitor
 from silva.orchestrator.sft import imitate
@@ -135,7 +136,7 @@ def plan_run(config: RunConfig) -> Plan:
         parameters=sum(p.numel() for p in model.parameters()),
         trained_parameters=updated,
         memory_bytes=memory,
-        checkpoint_bytes=3.0 * updated * assembly.model.dtype.itemsize,
+        checkpoint_bytes=3.0 * updated * _wide(assembly.model),
         checkpoints=config.checkpoint.keep + config.checkpoint.keep_best,
         directory=f"{config.output_dir}/{config.name}",
         warning=lonely(config.algorithm, rollout.group_size) or ("" if kept else SAME_REWARDS),
@@ -225,17 +226,18 @@ def _summarise(recipe: Algorithm, groups: Sequence[Group]) -> Probe:
 
 
 def _memory(assembly: Assembly, found: Probe) -> float:
-    """Weights, gradients, two moments, activations of the largest micro-batch, cached keys and values, and
-    the process itself: all at once, since rows stay cached until new weights are published."""
+    """Weights, what learning takes, activations of the largest micro-batch, cached keys and values, and the
+    process itself: all at once, since rows stay cached until new weights are published."""
     config, loaded = assembly.config, assembly.model
     each = loaded.dtype.itemsize
-    parameters = sum(p.numel() for p in loaded.model.parameters())
-    updated = sum(p.numel() for p in loaded.model.parameters() if p.requires_grad)
-    reference = 0  # a copy of the weights that are trained, or a model of its own
-    if config.algorithm.refers:
-        reference = parameters if config.algorithm.reference is not None else updated
+    weights = sum(p.nbytes for p in loaded.model.parameters())
+    models = weights + learning_bytes(loaded)
+    if config.algorithm.refers and config.algorithm.reference is not None:  # a model of its own
+        models += weights
+    elif config.algorithm.refers:  # a copy of the weights that are trained
+        models += sum(p.nbytes for p in loaded.model.parameters() if p.requires_grad)
     if config.algorithm.critic and config.trainer.critic.trunk == "own":
-        reference += parameters + 3 * updated  # learns as the policy does
+        models += weights + learning_bytes(loaded)
     text: Any = loaded.model.config.get_text_config()
     # Kept of one layer and token for the backward pass: about 14 vectors of `hidden` and 5 of `intermediate`.
     layer = 14 * text.hidden_size + 5 * text.intermediate_size
@@ -250,7 +252,18 @@ def _memory(assembly: Assembly, found: Probe) -> float:
     process = 0.0  # on a GPU it is not in the memory that counts
     if loaded.device.type == "cpu":
         process = PROCESS_BYTES + (CUDA_BYTES if torch.version.cuda else 0)
-    return process + each * (parameters + reference + 3 * updated + per_token * micro_batch) + cached + logits
+    return process + models + each * per_token * micro_batch + cached + logits
+
+
+def learning_bytes(loaded: LoadedModel) -> int:
+    """Gradients and two moments; of weights narrower than float32 a master as well."""
+    wide, trained = _wide(loaded), [p for p in loaded.model.parameters() if p.requires_grad]
+    return sum(p.numel() * (3 if p.itemsize == wide else 4) * wide for p in trained)
+
+
+def _wide(loaded: LoadedModel) -> int:
+    """Bytes of a number in what learns: float32, or float64 for a float64 model."""
+    return max(4, loaded.dtype.itemsize)
 
 
 def _eval_episodes(config: RunConfig) -> int:

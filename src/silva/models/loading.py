@@ -296,6 +296,8 @@ def _inject_lora(model: PreTrainedModel, lora: Lora) -> None:
         raise ModelError(f"model.lora.targets = {list(lora.targets)}: {error}") from error
     for name, parameter in model.named_parameters():
         parameter.requires_grad_("lora_" in name)
+        if "lora_" in name:  # peft makes them in the type of the layer, which may be too narrow to learn in
+            parameter.data = parameter.data.to(torch.promote_types(parameter.dtype, torch.float32))
 
 
 def _keep_float64_norms(model: PreTrainedModel) -> None:

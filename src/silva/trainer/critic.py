@@ -23,7 +23,7 @@ from silva.models.loading import LoadedModel, copied
 from silva.trainer.explained_errors import not_finite
 from silva.trainer.gradients import summed_in_place
 from silva.trainer.head import wide
-from silva.trainer.optimizer import adamw, gradient_norm, step
+from silva.trainer.optimizer import Stepper, norm_of
 from silva.trainer.policy import Pack, through
 from silva.trainer.randomness import Randomness
 from silva.trainer.state import Counters, State
@@ -64,13 +64,17 @@ class Critic:
         parameters = {n: p for n, p in self._trunk.model.named_parameters() if p.requires_grad and own}
         unused = self._trunk.model.get_output_embeddings().weight  # but where it is the input's as well
         used = {n: p for n, p in parameters.items() if p is not unused or _tied(self._trunk)}
-        self.parameters = used | {f"value_head.{n}": p for n, p in self._head.named_parameters()}
-        self._optimizer = adamw(list(self.parameters.values()))
+        self._stepper = Stepper(used | {f"value_head.{n}": p for n, p in self._head.named_parameters()})
         self._counters = Counters()
         self._bad_loss: list[str] = []  # trajectories whose loss was not finite since the last step
 
+    @property
+    def parameters(self) -> dict[str, nn.Parameter]:
+        """What learns, by name."""
+        return self._stepper.parameters
+
     def state(self, randomness: Randomness) -> State:
-        return State(self.parameters, self._optimizer, self._counters, randomness)
+        return State(self._stepper, self._counters, randomness)
 
     @property
     def warming_up(self) -> bool:
@@ -112,9 +116,8 @@ class Critic:
         Raises:
             NonFiniteError: too many in a row were skipped.
         """
-        parameters, counters = list(self.parameters.values()), self._counters
-        norm = gradient_norm(parameters)
-        finite = not self._bad_loss and step(self._optimizer, parameters, norm, params)
+        counters, norm = self._counters, norm_of(self._stepper.gradients)
+        finite = not self._bad_loss and self._stepper.step(norm, params)
         counters.nonfinite = 0 if finite else counters.nonfinite + 1
         problem = ""
         if not finite:
@@ -135,7 +138,7 @@ class Critic:
         return {"critic/grad_norm": norm, "critic/lr": params.lr, "critic/nonfinite": float(not finite)}
 
     def drop_gradients(self) -> None:
-        self._optimizer.zero_grad(set_to_none=True)
+        self._stepper.drop_gradients()
         self._bad_loss = []
 
 

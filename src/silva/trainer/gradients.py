@@ -80,7 +80,7 @@ class _Linear(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, out: torch.Tensor) -> tuple[torch.Tensor | None, None]:  # type: ignore[override]
         (x,), weight = ctx.saved_tensors, ctx.weight
-        rows, inputs = out.flatten(0, -2), x.flatten(0, -2)
+        rows, inputs = (part.flatten(0, -2).to(weight.grad_dtype) for part in (out, x))
         if weight.grad is None:
             weight.grad = rows.T @ inputs
         else:
@@ -99,8 +99,8 @@ class _Embedding(torch.autograd.Function):
     def backward(ctx: Any, out: torch.Tensor) -> tuple[None, None, None]:  # type: ignore[override]
         (tokens,), weight = ctx.saved_tensors, ctx.weight
         if weight.grad is None:
-            weight.grad = torch.zeros_like(weight)
-        tokens, rows = tokens.flatten(), out.flatten(0, -2)
+            weight.grad = torch.zeros_like(weight, dtype=weight.grad_dtype)
+        tokens, rows = tokens.flatten(), out.flatten(0, -2).to(weight.grad_dtype)
         if ctx.padding is not None:  # whose vector torch does not train
             real = tokens != ctx.padding
             tokens, rows = tokens[real], rows[real]

@@ -33,7 +33,7 @@ from silva.trainer.export import export_model
 from silva.trainer.gradients import summed_in_place
 from silva.trainer.head import wide
 from silva.trainer.loss_inputs import flat, loss_inputs, needed
-from silva.trainer.optimizer import adamw, gradient_norm, norm_of, step
+from silva.trainer.optimizer import Stepper, norm_of
 from silva.trainer.plan import plan
 from silva.trainer.policy import Pack, pack, token_logprobs, trained
 from silva.trainer.randomness import Randomness
@@ -86,8 +86,8 @@ class LocalTrainer:
         self._compute, self._say = compute, say
         self._least = MIN_SHARED  # shortest prefix that rows share
         self._checked = not settings.self_check
-        self._parameters = {n: p for n, p in loaded.model.named_parameters() if p.requires_grad}
-        if not self._parameters:
+        self._stepper = Stepper({n: p for n, p in loaded.model.named_parameters() if p.requires_grad})
+        if not self._stepper.parameters:
             raise CapabilityError(
                 f"model {loaded.name}: no parameter requires a gradient, expected at least one"
             )
@@ -107,7 +107,7 @@ class LocalTrainer:
             self._critic = Critic(
                 self.loaded, self.settings.critic, max_nonfinite=self.settings.max_nonfinite
             )
-        self._optimizer = adamw(list(self._parameters.values()))
+        self._stepper.forget()
         self._counters = Counters()
         self._bad_loss: list[str] = []  # trajectories whose loss was not finite since the last step
         self._randomness = Randomness(self._seed, self.loaded.device)
@@ -333,11 +333,11 @@ class LocalTrainer:
         few = next((m for m in self._plan(samples) if len(m) > 1), [])[:CHECKED]
         if not few:
             return
-        parameters = list(self._parameters.values())
+        parameters = list(self._stepper.parameters.values())
         kept, gradients = [p.grad for p in parameters], []
         try:
             for parts in ([few], [[index] for index in few]):
-                self._optimizer.zero_grad()
+                self._stepper.drop_gradients()
                 for part in parts:
                     mine = [references[i] for i in part] if references else None
                     with explained_memory(self.settings, "checking the trie"):
@@ -373,20 +373,24 @@ class LocalTrainer:
     def _optim_step(self, policy: OptimParams, critic: OptimParams | None) -> dict[str, float]:
         if self._critic_learnt and critic is None:
             raise CapabilityError("optim_step: got no numbers for the critic, expected OptimParams")
-        parameters, counters = list(self._parameters.values()), self._counters
-        norm = gradient_norm(parameters)
+        counters, norm = self._counters, norm_of(self._stepper.gradients)
         crash_point("optim")
         finite = not self._bad_loss
         if finite:
             # The first step allocates both moments.
             with explained_memory(self.settings, "stepping the optimizer"):
-                finite = step(self._optimizer, parameters, norm, policy)
+                finite = self._stepper.step(norm, policy)
         counters.updates += 1
         counters.nonfinite = 0 if finite else counters.nonfinite + 1
         most, problem = self.settings.max_nonfinite, ""
         if not finite:
             problem = not_finite(
-                counters.updates - 1, counters.nonfinite, self._bad_loss, self._parameters, most, policy
+                counters.updates - 1,
+                counters.nonfinite,
+                self._bad_loss,
+                self._stepper.parameters,
+                most,
+                policy,
             )
         try:
             of_critic = self._critic.step(critic) if self._critic and critic else {}
@@ -411,7 +415,7 @@ class LocalTrainer:
         return plan(tokens, self.settings.micro_batch_tokens, least=self._least)[0]
 
     def _drop_gradients(self) -> None:
-        self._optimizer.zero_grad(set_to_none=True)
+        self._stepper.drop_gradients()
         self._critic_learnt = False
         if self._critic:
             self._critic.drop_gradients()
@@ -420,7 +424,7 @@ class LocalTrainer:
     def _state(self) -> State:
         critic = self._critic.state(self._randomness) if self._critic else None
         reference = self._reference.parameters
-        return State(self._parameters, self._optimizer, self._counters, self._randomness, reference, critic)
+        return State(self._stepper, self._counters, self._randomness, reference, critic)
 
 
 def _size(samples: Sequence[Sample]) -> str:

@@ -1,9 +1,9 @@
 """What of a trainer goes into a checkpoint: safetensors and JSON, no pickle.
 
-`weights.safetensors` (trainable parameters), `optimizer.safetensors` (`<parameter>/exp_avg`, ...),
-`rng.safetensors`, `trainer.json` (counters, optimiser steps) and, if the reference is a frozen copy of these
-parameters, `reference.safetensors`; the same of a critic in the folder `critic`. Not here: atomic writing,
-hashes and pruning, which belong to the checkpoint.
+`weights.safetensors` (trainable parameters, of narrow ones their float32 masters), `optimizer.safetensors`
+(`<parameter>/exp_avg`, ...), `rng.safetensors`, `trainer.json` (counters, optimiser steps) and, if the
+reference is a frozen copy of these parameters, `reference.safetensors`; the same of a critic in the folder
+`critic`. Not here: atomic writing, hashes and pruning, which belong to the checkpoint.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from safetensors.torch import load_file, save_file
 
 from silva.errors import CheckpointError
 from silva.ports import FILES
+from silva.trainer.optimizer import Stepper
 from silva.trainer.randomness import Randomness
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
@@ -38,8 +39,7 @@ class Counters:
 class State:
     """Live objects of one trainer: saving reads them, loading writes into the same storage."""
 
-    parameters: Mapping[str, torch.nn.Parameter]  # trainable ones, by name
-    optimizer: torch.optim.Optimizer
+    stepper: Stepper
     counters: Counters
     randomness: Randomness
     reference: Mapping[str, torch.nn.Parameter] | None = None
@@ -55,11 +55,11 @@ def save_state(state: State, path: Path) -> None:
     path.mkdir(parents=True, exist_ok=True)
     moments: Tensors = {}
     steps: dict[str, int] = {}
-    for name, parameter in state.parameters.items():
-        if of_parameter := state.optimizer.state.get(parameter):
+    for name, master in state.stepper.masters.items():
+        if of_parameter := state.stepper.optimizer.state.get(master):
             steps[name] = int(of_parameter["step"])
             moments |= {f"{name}/{moment}": of_parameter[moment] for moment in MOMENTS}
-    _write(path / "weights.safetensors", state.parameters)
+    _write(path / "weights.safetensors", state.stepper.masters)
     _write(path / "optimizer.safetensors", moments)
     _write(path / "rng.safetensors", state.randomness.states)
     if state.reference is not None:
@@ -87,9 +87,9 @@ def _read_state(state: State, path: Path) -> Callable[[], None]:
     """What brings `state` to what `path` holds, all of it checked."""
     weights, moments, rng = (_read(path / f"{name}.safetensors") for name in ("weights", "optimizer", "rng"))
     numbers = _read_json(path / "trainer.json")
-    steps = numbers["steps"]
-    _compare(path / "weights.safetensors", weights, state.parameters)
-    expected = {f"{n}/{m}": p for n, p in state.parameters.items() if n in steps for m in MOMENTS}
+    masters, steps = state.stepper.masters, numbers["steps"]
+    _compare(path / "weights.safetensors", weights, masters)
+    expected = {f"{n}/{m}": master for n, master in masters.items() if n in steps for m in MOMENTS}
     _compare(path / "optimizer.safetensors", moments, expected)
     _compare(path / "rng.safetensors", rng, state.randomness.states)
     reference = {}
@@ -99,16 +99,17 @@ def _read_state(state: State, path: Path) -> Callable[[], None]:
 
     @torch.no_grad()
     def apply() -> None:
-        for name, parameter in state.parameters.items():
-            parameter.copy_(weights[name])
+        for name, master in masters.items():
+            master.copy_(weights[name])
+        state.stepper.round()
         for name, frozen in (state.reference or {}).items():
             frozen.copy_(reference[name])
-        state.optimizer.state.clear()
+        state.stepper.forget()
         for name, step in steps.items():
-            parameter = state.parameters[name]
-            state.optimizer.state[parameter] = {
-                "step": torch.tensor(float(step), dtype=torch.float32, device=parameter.device),
-                **{moment: moments[f"{name}/{moment}"].to(parameter.device) for moment in MOMENTS},
+            master = masters[name]
+            state.stepper.optimizer.state[master] = {
+                "step": torch.tensor(float(step), dtype=torch.float32, device=master.device),
+                **{moment: moments[f"{name}/{moment}"].to(master.device) for moment in MOMENTS},
             }
         for field in dataclasses.fields(Counters):
             setattr(state.counters, field.name, int(numbers[field.name]))

@@ -122,9 +122,9 @@ def probe(model: nn.Module, *, head_dim: int, dtype: torch.dtype) -> RowRules:
 
 def _probe(model: nn.Module, head_dim: int, dtype: torch.dtype) -> RowRules:
     modules = (m for m in model.modules() if isinstance(m, nn.Linear | Conv1D))
-    layers = {(_shape(m), m.bias is None): m for m in modules}
-    families: dict[Shape, list[list[Probed]]] = {}  # with a bias and without
-    for (shape, _), module in layers.items():
+    layers = {(_shape(m), m.bias is None, m.weight.dtype): m for m in modules}
+    families: dict[Shape, list[list[Probed]]] = {}  # with a bias and without, of each type
+    for (shape, *_), module in layers.items():
         families.setdefault(shape, []).append([probed(_linear(module), counts_of(*shape))])
     large = [shape for shape in families if math.prod(shape) >= SMALL] or list(families)
     linear = first_rule(family for shape in large for family in families[shape])
