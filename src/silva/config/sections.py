@@ -38,6 +38,7 @@ class PretrainedModel(Section):
     revision: str | None = None
     """Hub revision (branch, tag or commit)."""
     dtype: Literal["float32", "bfloat16"] = "float32"
+    """What is computed in. What learns (masters of trained weights, adapters, moments) is float32 at least."""
     lora: Lora | None = None
     """Adapters of low rank instead of full fine-tuning."""
 
