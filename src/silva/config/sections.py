@@ -38,7 +38,7 @@ class PretrainedModel(Section):
     revision: str | None = None
     """Hub revision (branch, tag or commit)."""
     dtype: Literal["float32", "bfloat16"] = "float32"
-    """What is computed in. What learns (masters of trained weights, adapters, moments) is float32 at least."""
+    """What is computed in; masters of trained weights, adapters and moments are float32 in any case."""
     lora: Lora | None = None
     """Adapters of low rank instead of full fine-tuning."""
 
