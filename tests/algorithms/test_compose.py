@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 from tests.algorithms.by_hand import assigned, batch, failed, group, one_turn, recipe, trajectory, turn
 
 from silva.algorithms.compose import compare, drop_reason, next_state, with_penalties
 from silva.algorithms.control import AdaptiveEntropy, AdaptiveKl, AdaptiveTemperature
 from silva.algorithms.filters import VarianceFilter
-from silva.types import Group
+from silva.config.sections import Limits
+from silva.types import CompletionStop, Group, Segment, Trajectory, Turn
+
+LIMITS = Limits(max_turn_tokens=20)
 
 # Shaped rewards.
 
@@ -21,7 +26,7 @@ def test_shaping_by_hand() -> None:
         one_turn(f"g/{i}", n, r, penalty=-0.5) for i, (n, r) in enumerate(zip(lengths, rewards, strict=True))
     ]
     made = recipe("grpo", overlong_buffer=0.5, length_penalty=0.25)
-    *scored, left_out = with_penalties(made, group("g", *played, failed("g/3")), 20).trajectories
+    *scored, left_out = with_penalties(made, group("g", *played, failed("g/3")), LIMITS).trajectories
     assert [t.shaped["overlong"] for t in scored] == [0, -0.5, -1]
     assert [t.shaped["length"] for t in scored] == pytest.approx([-1 / 15, -1 / 10, -1 / 6], rel=1e-12)
     assert [t.shaped["format"] for t in scored] == [-0.5] * 3  # what the world said stays
@@ -32,16 +37,48 @@ def test_shaping_by_hand() -> None:
 
 def test_without_penalties_or_results_a_group_stays_as_it_is() -> None:
     whole, broken = batch(1.0, 0.0), group("g", failed("g/0"))
-    assert with_penalties(recipe("grpo"), whole, 20) is whole
-    assert with_penalties(recipe("dapo"), broken, 20) is broken
+    assert with_penalties(recipe("grpo"), whole, LIMITS) is whole
+    assert with_penalties(recipe("dapo"), broken, LIMITS) is broken
 
 
-def test_the_buffer_of_a_short_answer_is_a_token_at_least() -> None:
-    """0.01 of 20 tokens is none: 19 tokens are free, the 20th costs 1."""
-    played = with_penalties(
-        recipe("grpo", overlong_buffer=0.01), group("g", one_turn("a", 19, 0), one_turn("b", 20, 0)), 20
-    )
-    assert [t.shaped["overlong"] for t in played.trajectories] == [0, -1]
+def test_a_reply_is_overlong_by_the_room_that_its_limits_left_it() -> None:
+    """A buffer of a fifth, 100 tokens a reply and 150 of context. Shown are 2 tokens, so that a second reply
+    after one of 90 has 150 - 94 = 56. The worst reply counts."""
+
+    def penalty(*turns: Turn, limits: Limits = Limits(max_turn_tokens=100, max_episode_tokens=150)) -> float:
+        played = group("g", trajectory("a", turns))
+        return with_penalties(recipe("dapo"), played, limits).trajectories[0].shaped["overlong"]
+
+    def said(count: int, stop: CompletionStop = "stop_token", fresh: bool = False) -> Turn:
+        return dataclasses.replace(turn("t", 2, count, fresh=fresh), stop_reason=stop)
+
+    cases: list[tuple[list[Turn], float]] = [
+        ([said(80)], 0),
+        ([said(90)], -0.5),  # half of the last fifth of 100
+        ([said(100, "length")], -1),
+        ([said(20)] * 5, 0),  # together 100, each of them short
+        ([said(20), said(100, "length"), said(5)], -1),  # one was cut
+        ([said(90), said(10)], -0.5),
+        ([said(60), said(86, "length")], -1),  # 150 - 64: what the context had left
+        ([said(60), said(77)], -(77 - 0.8 * 86) / (0.2 * 86)),
+        ([said(60), said(77, fresh=True)], 0),  # in a context of its own it could have had 100
+        ([said(30, "context_overflow")], -1),  # the engine's own limit is below
+    ]
+    for turns, expected in cases:
+        assert penalty(*turns) == pytest.approx(expected, abs=1e-12), turns
+    lots = Limits(max_turn_tokens=4096, max_episode_tokens=2048)
+    prompt = dataclasses.replace(turn("t", 600, 1448), stop_reason="length")
+    assert penalty(prompt, limits=lots) == -1
+    assert penalty(turn("t", 600, 1300), limits=lots) == pytest.approx(-(1300 - 0.8 * 1448) / (0.2 * 1448))
+
+
+def test_a_thought_is_overlong_by_the_room_beside_the_action() -> None:
+    """100 tokens a reply, of which the expert's action takes 20: a thought of 72 is halfway from 64 to 80."""
+    thought = Segment("policy", (1,) * 72, logprobs=(-1.0,) * 72, versions=(0,) * 72)
+    reply = Turn("t", (Segment("environment", (0, 0)), thought, Segment("expert", (1,) * 20)), fresh=True)
+    played = group("g", Trajectory("a", (reply,), "terminated"))
+    shaped = with_penalties(recipe("dapo"), played, Limits(max_turn_tokens=100)).trajectories[0].shaped
+    assert shaped["overlong"] == pytest.approx(-0.5)
 
 
 # Which groups are trained.

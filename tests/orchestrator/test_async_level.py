@@ -29,6 +29,7 @@ from silva.orchestrator.state import RunState
 from silva.orchestrator.tasks import Source, TaskStream
 from silva.orchestrator.work import WorkQueue
 from silva.protocols import Work
+from silva.rollouts.settings import LinearRolloutSettings
 from silva.storage.checkpoints import CheckpointStore
 from silva.storage.ledger import Ledger, audit, history, read
 from silva.trainer.settings import LocalTrainerSettings
@@ -122,7 +123,7 @@ def loop(path: Path, level: int, *, steps: int = 5, stuck: bool = False) -> rl.L
         recipe=made,
         trainer=cast(Any, trainer),
         engine=cast(Any, engine),
-        buffer=Buffer(work, made, ledger, size=4, longest=99),
+        buffer=Buffer(work, made, ledger, LinearRolloutSettings(groups_per_step=4)),
         evaluate=evaluate,
         ledger=ledger,
         store=store,

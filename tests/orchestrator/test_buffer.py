@@ -7,12 +7,14 @@ import pytest
 
 from silva.algorithms.filters import DifficultyPools, VarianceFilter
 from silva.algorithms.recipes import Dapo, Grpo, Ppo, StarpoS
+from silva.config.sections import Limits
 from silva.errors import NoSignalError
 from silva.orchestrator.buffer import Buffer
 from silva.orchestrator.rl import split
 from silva.orchestrator.rollout_rows import training_rows
 from silva.orchestrator.tasks import Source, TaskStream
 from silva.orchestrator.work import WorkQueue
+from silva.rollouts.settings import LinearRolloutSettings
 from silva.storage.ledger import Ledger, audit, read
 from silva.types import Group, Segment, Task, Trajectory, Turn
 
@@ -58,7 +60,8 @@ def collect(
         steps=10,
         on_played=(lambda done, total: seen.append((done, total))) if seen is not None else lambda *_: None,
     )
-    return asyncio.run(Buffer(work, recipe, ledger, size=groups, longest=100).collect(7, 1.0))
+    settings = LinearRolloutSettings(groups_per_step=groups, limits=Limits(max_turn_tokens=100))
+    return asyncio.run(Buffer(work, recipe, ledger, settings).collect(7, 1.0))
 
 
 def keys(groups):

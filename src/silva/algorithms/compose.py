@@ -11,6 +11,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 from functools import partial
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -22,15 +23,18 @@ from silva.algorithms.settings import Algorithm
 from silva.errors import CapabilityError, RecordError
 from silva.types import Group, Sample, Signals, Trajectory
 
+if TYPE_CHECKING:
+    from silva.config.sections import Limits
+
 ControllerState = Mapping[str, float]
 BASELINE = "baseline/"  # and the environment: key of a running baseline
 
 
-def with_penalties(recipe: Algorithm, group: Group, longest: int) -> Group:
+def with_penalties(recipe: Algorithm, group: Group, limits: Limits) -> Group:
     """The group with the penalties on length among its trajectories' shaped rewards.
 
     Args:
-        longest: tokens of the longest answer that limits allow.
+        limits: under which it was played.
     """
     if not group.scored or not (recipe.overlong_buffer or recipe.length_penalty):
         return group
@@ -38,8 +42,7 @@ def with_penalties(recipe: Algorithm, group: Group, longest: int) -> Group:
     lengths_B = torch.tensor([t.tokens("policy") for t in scored], dtype=torch.float64)
     added: dict[str, torch.Tensor] = {}
     if recipe.overlong_buffer:
-        buffer = max(1, round(recipe.overlong_buffer * longest))
-        added["overlong"] = shaping.overlong(lengths_B, longest=longest, buffer=buffer)
+        added["overlong"] = torch.stack([_overlong(recipe.overlong_buffer, t, limits) for t in scored])
     if recipe.length_penalty:
         rewards_B = torch.tensor([t.raw_reward for t in scored], dtype=torch.float64)
         scores = Scores(rewards_B, torch.zeros(len(scored), dtype=torch.int64), lengths_B)
@@ -52,6 +55,26 @@ def with_penalties(recipe: Algorithm, group: Group, longest: int) -> Group:
         return dataclasses.replace(t, shaped={**t.shaped, **by_id[t.id]}) if t.id in by_id else t
 
     return dataclasses.replace(group, trajectories=tuple(map(penalised, group.trajectories)))
+
+
+def _overlong(buffer: float, trajectory: Trajectory, limits: Limits) -> torch.Tensor:
+    """The punishment of the reply that came closest to being cut off.
+
+    A reply may have what its limits leave it: fewer tokens where the context has less room. One that was cut
+    off has had all of its room, whatever limit cut it.
+    """
+    lengths, rooms, context = [0], [1], 0
+    for turn in trajectory.turns:
+        context = turn.segments[0].count + (0 if turn.fresh else context)
+        sampled = sum(s.count for s in turn.reply if s.source == "policy")
+        given = sum(s.count for s in turn.reply) - sampled  # an expert's action, after a thought
+        room = min(limits.max_turn_tokens, limits.max_episode_tokens - context) - given
+        cut = turn.stop_reason in ("length", "context_overflow")
+        lengths.append(sampled)
+        rooms.append(max(1, sampled if cut else room))
+        context += sampled + given
+    lengths_K, rooms_K = (torch.tensor(numbers, dtype=torch.float64) for numbers in (lengths, rooms))
+    return shaping.overlong(lengths_K, rooms_K, buffer=buffer).min()
 
 
 def drop_reason(recipe: Algorithm, group: Group) -> filters.Reason | None:

@@ -73,7 +73,7 @@ class AdvantageKeys(Section):
     kl_reward_gamma: Fraction = 0.0
     """Discount with which a token also answers for the KL of later ones; 0: for its own alone."""
     overlong_buffer: Fraction = 0.0
-    """Share of the longest answer, at its end, over which length costs up to a reward of 1 (DAPO: 0.2)."""
+    """Share of the room of a reply, at its end, over which length costs up to a reward of 1 (DAPO: 0.2)."""
     length_penalty: NotNegative = 0.0
     """Share of a group's mean reward that its longest answer loses (PRIME-RL: 0.25)."""
 

@@ -6,29 +6,23 @@ import torch
 from torch import Tensor
 
 from silva.algorithms.advantages import Scores
-from silva.errors import ConfigError, RecordError
+from silva.errors import RecordError
 
 
-def overlong(lengths: Tensor, *, longest: int, buffer: int, coef: float = 1.0) -> Tensor:
+def overlong(lengths: Tensor, rooms: Tensor, *, buffer: float) -> Tensor:
     """DAPO's soft overlong punishment (arXiv:2503.14476, eq. 13).
 
-    0 up to longest - buffer tokens, from there falling evenly to -coef at `longest`, and -coef above.
+    0 up to (1 - buffer) L tokens, from there falling evenly to -1 at L, what an answer that is cut off loses.
 
     Args:
-        lengths: [B] sampled tokens.
-        longest: the limit; 16384 + 4096 in the paper.
-        buffer: tokens over which it falls, at most `longest`; 4096 in the paper.
-        coef: what an answer that is cut off loses.
+        lengths: [B] sampled tokens of answers.
+        rooms: [B] L, the most tokens that each could have had, at least 1; 16384 + 4096 in the paper.
+        buffer: above 0, share of L over which it falls; 0.2 in the paper.
 
     Returns:
         [B] in the dtype of the lengths if that is a float one, else float32.
-
-    Raises:
-        ConfigError: a buffer that is no part of `longest`.
     """
-    if not 0 < buffer <= longest:
-        raise ConfigError(f"overlong buffer: got {buffer} tokens, expected 1 to longest ({longest})")
-    return coef * ((longest - buffer - lengths) / buffer).clamp(-1, 0)
+    return ((rooms - lengths) / (buffer * rooms) - 1).clamp(-1, 0)
 
 
 def length_penalty(scores: Scores, *, coef: float) -> Tensor:

@@ -21,6 +21,7 @@ from silva.errors import NoSignalError
 from silva.orchestrator.work import Played, WorkQueue
 from silva.ports import crash_point
 from silva.rollouts.faults import tally
+from silva.rollouts.settings import RolloutSettings
 from silva.storage.ledger import Ledger, token_digest
 from silva.types import Group
 
@@ -77,12 +78,12 @@ class Buffer:
 
     Args:
         work: `work.batch` pieces are played first, which may be more than are trained.
-        size: pieces of a batch.
-        longest: tokens of the longest answer that limits allow.
+        rollout: how they are played: a batch has `groups_per_step` pieces.
     """
 
-    def __init__(self, work: WorkQueue, recipe: Algorithm, ledger: Ledger, *, size: int, longest: int):
-        self.work, self.recipe, self.ledger, self.size, self.longest = work, recipe, ledger, size, longest
+    def __init__(self, work: WorkQueue, recipe: Algorithm, ledger: Ledger, rollout: RolloutSettings):
+        self.work, self.recipe, self.ledger, self.rollout = work, recipe, ledger, rollout
+        self.size = rollout.groups_per_step
 
     async def collect(self, step: int, temperature: float) -> Batch:
         """Play at this temperature until the batch is full or may not be refilled any more.
@@ -134,7 +135,7 @@ class Buffer:
             self.ledger.record("dropped", group=dropped.group.key, reason=dropped.reason)
 
     def _sealed(self, step: int, played: Played) -> Piece:
-        groups = [with_penalties(self.recipe, group, self.longest) for group in played.groups]
+        groups = [with_penalties(self.recipe, group, self.rollout.limits) for group in played.groups]
         for group in groups:
             self.work.stream.remember(group)
         self.ledger.record(

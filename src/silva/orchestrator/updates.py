@@ -112,4 +112,4 @@ class Updates:
         if recipe.aggregation != "constant":
             return None
         trajectories = sum(len(group.scored) for group in groups)
-        return recipe.aggregation_constant or float(trajectories * self.parts.buffer.longest)
+        return recipe.aggregation_constant or float(trajectories * self.parts.buffer.rollout.longest_answer)
