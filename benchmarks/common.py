@@ -178,11 +178,11 @@ def held_out(run: Path) -> dict[int, Solved]:
 
 def solved_in(played: Iterable[tuple[str, Trajectory]]) -> Solved:
     """From (task, episode)."""
-    from silva.evaluation.evaluator import counts, success
+    from silva.evaluation.evaluator import success
 
     found: dict[str, list[float]] = {}
     for task, trajectory in played:
-        if counts(trajectory):
+        if trajectory.has_result:
             found.setdefault(task, []).append(success(trajectory))
     return found
 

@@ -266,12 +266,13 @@ def _eval(arguments: list[str]) -> int:
 
     table = Table("environment", "metric", "mean", "95 % interval", "n", "left out", "bounds with them")
     for row in rows:
-        interval = f"[{number(row['ci_low'])}, {number(row['ci_high'])}]"
+        known = row["ci_low"] is not None or row["mean"] is None
+        interval = f"[{number(row['ci_low'])}, {number(row['ci_high'])}]" if known else "all equal"
         bounds = f"[{number(row['bound_low'])}, {number(row['bound_high'])}]" if row["left_out"] else ""
         table.add_row(row["environment"], row["metric"], number(row["mean"]), interval, str(row["n"]),
                       str(row["left_out"]), bounds)  # fmt: skip
     Console().print(table)
-    for note in filter(None, (e.note() for e in evaluations)):
+    for note in (note for e in evaluations for note in e.notes()):
         print(note)
     return code
 

@@ -226,6 +226,11 @@ class Turn:
     stop_reason: CompletionStop = "stop_token"
 
     @property
+    def cut(self) -> bool:
+        """Whether the answer ended for lack of room."""
+        return self.stop_reason in ("length", "context_overflow")
+
+    @property
     def reply(self) -> tuple[Segment, ...]:
         """The segments of the answer."""
         return self.segments[1:]
@@ -276,6 +281,11 @@ class Trajectory:
         Such an episode is masked in training and counts as not solved in evaluation.
         """
         return self.failure == "mask" and self.stop_reason != "error"
+
+    @property
+    def has_result(self) -> bool:
+        """Whether the episode says something about the policy."""
+        return self.failure is None or self.limited
 
     def tokens(self, source: Source | None = None) -> int:
         return sum(s.count for t in self.turns for s in t.segments if source in (None, s.source))

@@ -252,7 +252,7 @@ def test_a_fault_that_stays_is_no_result_and_never_a_reward(
     ((_, trajectory),) = found.episodes
     assert (trajectory.failure, trajectory.stop_reason, trajectory.turns) == ("redo", "error", ())
     assert trajectory.error.startswith(error), trajectory.error
-    assert (found.left_out, found.estimates) == (1, {}) and "1 x reply" in found.note()
+    assert (found.left_out, found.estimates) == (1, {}) and "1 x reply" in found.notes()[0]
     once = isinstance(fault, tuple) and (fault[0] in (200, 400) or "Retry-After" in fault[1])
     assert len(server.bodies) == (
         2 if once else 6
@@ -270,7 +270,7 @@ def test_an_unreachable_api_is_no_result(clock) -> None:
         return found
 
     found = asyncio.run(go())
-    assert found.left_out == 1 and "reply: connection: ConnectError" in found.note()
+    assert found.left_out == 1 and "reply: connection: ConnectError" in found.notes()[0]
 
 
 def test_a_call_without_arguments_is_answered_by_the_world(clock) -> None:
@@ -352,7 +352,7 @@ def test_what_a_chat_api_cannot_do_is_refused(monkeypatch: pytest.MonkeyPatch) -
 def test_the_key_is_in_no_log(clock, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.DEBUG):
         (found,), _, actor = play(lambda number, body: (400, {}, {"error": {"message": f"odd {KEY}"}}))
-    told = "\n".join([caplog.text, found.note(), repr(actor.settings), *actor.notes])
+    told = "\n".join([caplog.text, *found.notes(), repr(actor.settings), *actor.notes])
     assert "odd ***" in told and KEY not in told
 
 

@@ -1,6 +1,7 @@
 """Held-out numbers by hand: avg@k, pass@k, failures left out and counted, seeds that pair."""
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 
@@ -9,7 +10,7 @@ from silva.errors import EngineError
 from silva.evaluation import evaluator
 from silva.evaluation.evaluator import Standing, evaluate, standing, success
 from silva.storage.summary import EVALUATION_KEYS
-from silva.types import Task, Trajectory
+from silva.types import Segment, Task, Trajectory, Turn
 
 
 class Tasks:
@@ -21,8 +22,8 @@ class Tasks:
         return [Task(f"{self.label}/{i}", self.label, 100 + i, {}) for i in range(self.count)]
 
 
-def ended(stop_reason="terminated", **fields):
-    return Trajectory("e", (), stop_reason, **fields)
+def ended(stop_reason="terminated", turns=(), **fields):
+    return Trajectory("e", turns, stop_reason, **fields)
 
 
 def run(monkeypatch, outcome, *, k=1, tasks=4, worlds=("a",), seed=0, concurrency=256, seen=None, **how):
@@ -91,7 +92,7 @@ def test_episodes_without_a_result_enter_no_mean_and_leave_bounds(monkeypatch):
     rows = {row["metric"]: row for row in e.rows()}
     assert [rows["success"][key] for key in ("left_out", "bound_low", "bound_high")] == [3, 0.375, 0.75]
     assert [rows["reward"][key] for key in ("left_out", "bound_low", "bound_high")] == [3, None, None]
-    assert e.note() == ("a: 3 of 8 held-out episodes gave no usable result and are left out: 3 x broken")
+    assert e.notes() == ["a: 3 of 8 held-out episodes gave no usable result and are left out: 3 x broken"]
 
 
 def test_where_everything_fails_there_is_no_number(monkeypatch):
@@ -117,7 +118,20 @@ def test_what_the_policy_is_answerable_for_is_not_solved(monkeypatch, stop_reaso
 
     (e,) = run(monkeypatch, outcome)
     assert (e.estimates["success"].mean, e.estimates["reward"].mean) == (0.5, 2.0)
-    assert (e.left_out, e.note(), e.bounds["success"]) == (0, "", (0.5, 0.5))
+    assert (e.left_out, e.notes(), e.bounds["success"]) == (0, [], (0.5, 0.5))
+
+
+def test_replies_that_are_cut_off_are_said(monkeypatch):
+    """Half of the episodes end in the middle of a reply."""
+    turn = Turn("t", (Segment("environment", (1,)),), fresh=True)
+    ends = {"a/0": "length", "a/1": "context_overflow", "a/2": "stop_token", "a/3": "stop_string"}
+
+    def outcome(task, sample):
+        return ended(rewards={"r": 0.0}, turns=(replace(turn, stop_reason=ends[task]),))
+
+    (e,) = run(monkeypatch, outcome)
+    (note,) = e.notes()
+    assert note.startswith("a: 2 of 4 held-out episodes ended with a reply that was cut off for lack of room")
 
 
 def test_a_result_that_must_not_be_used_is_left_out(monkeypatch):

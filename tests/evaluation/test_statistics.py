@@ -7,7 +7,16 @@ import numpy as np
 import pytest
 import scipy.stats
 
-from silva.evaluation.statistics import Estimate, clustered_bootstrap, estimate, mean_at_k, pass_at_k, wilson
+from silva.evaluation.statistics import (
+    Estimate,
+    clustered_wilson,
+    estimate,
+    mean_at_k,
+    pass_at_k,
+    student,
+    student_quantile,
+    wilson,
+)
 
 
 def columns(*values: float) -> list[np.ndarray]:
@@ -83,65 +92,94 @@ def test_wilson_refuses(arguments: tuple[int, int]) -> None:
         wilson(1, 2, 95)
 
 
-def test_bootstrap_equals_scipy_s_percentile() -> None:
-    """Tasks with one sample each are scipy's plain bootstrap; both are random, so equal within noise."""
-    values = np.random.default_rng(5).normal(2.0, 1.0, 60)
-    theirs = scipy.stats.bootstrap((values,), np.mean, n_resamples=20_000, method="percentile", rng=1)
-    low, high = clustered_bootstrap([values[i : i + 1] for i in range(60)], resamples=20_000)
-    interval = theirs.confidence_interval
-    assert (low, high) == pytest.approx((interval.low, interval.high), abs=0.01)  # width 0.5
+@pytest.mark.parametrize("df", [1, 2, 3, 4, 7, 10, 127, 1000])
+@pytest.mark.parametrize("p", [0.5, 0.9, 0.975, 0.9995])
+def test_student_quantile_equals_scipy(p: float, df: int) -> None:
+    assert student_quantile(p, df) == pytest.approx(scipy.stats.t.ppf(p, df), rel=1e-9, abs=1e-12)
 
 
-def test_bootstrap_resamples_tasks_and_not_samples() -> None:
-    """40 tasks, 8 equal samples each: as wide as 40 values, not as narrow as 320."""
+def test_student_equals_scipy() -> None:
+    values = np.random.default_rng(5).normal(2.0, 1.0, 9)
+    theirs = scipy.stats.ttest_1samp(values, 0).confidence_interval(0.95)
+    assert student(columns(*values)) == pytest.approx((theirs.low, theirs.high), rel=1e-9)
+
+
+def test_clustered_wilson_by_hand() -> None:
+    """Four tasks x 2 samples with means 1, 0.5, 0, 0.5: p = 0.5, var = 1/6, so d = 2/3; three tasks are not
+    all 1 and three not all 0, so d = (3 * 2/3 + 1) / 4 = 3/4 and n / d = 16/3. t(0.975, 3) = 3.182446."""
+    tasks = [np.array(each, float) for each in ([1, 1], [1, 0], [0, 0], [0, 1])]
+    z, n = 3.182446, 16 / 3
+    half = z / (1 + z * z / n) * math.sqrt(0.25 / n + z * z / (4 * n * n))
+    assert clustered_wilson(tasks) == pytest.approx((0.5 - half, 0.5 + half), abs=1e-6)
+
+
+def test_equal_samples_of_a_task_count_once() -> None:
+    """40 tasks, 8 equal samples each: as wide as 40 values (the normal approximation: 0.155), not as narrow
+    as 320 (0.055)."""
     means = (np.arange(40) % 2).astype(float)
-    low, high = clustered_bootstrap([np.full(8, mean) for mean in means])
-    half = 1.96 * 0.5 / math.sqrt(40)  # normal approximation: 0.155; by samples it would be 0.055
-    assert (low, high) == pytest.approx((0.5 - half, 0.5 + half), abs=0.02)
-    assert (low, high) == clustered_bootstrap([np.array([mean]) for mean in means])
+    low, high = clustered_wilson([np.full(8, mean) for mean in means])
+    assert (low, high) == pytest.approx((0.5 - 0.155, 0.5 + 0.155), abs=0.006)
+    assert (low, high) != clustered_wilson(columns(*means))  # Student's quantile: d is estimated
 
 
-def test_bootstrap_covers() -> None:
-    """Of 200 data sets of 50 tasks x 4 correlated samples about 95 % of intervals hold the true mean."""
+@pytest.mark.parametrize("tasks", [4, 8, 16, 64])
+@pytest.mark.parametrize("mean", [0.02, 0.25, 0.9])
+def test_intervals_of_shares_cover(tasks: int, mean: float) -> None:
+    """Of 300 data sets of 2, 4 or 16 samples a task, alike a little or much, at least 89 % of the intervals
+    hold the true share: 93 % and more, less three standard errors of the simulation."""
     rng = np.random.default_rng(11)
-    covered = 0
-    for _ in range(200):
-        chances = rng.beta(1.0, 2.0, 50)  # mean 1/3
-        tasks = [(rng.random(4) < chance).astype(float) for chance in chances]
-        low, high = clustered_bootstrap(tasks, resamples=300)
-        covered += low <= 1 / 3 <= high
-    assert 0.90 <= covered / 200 <= 0.98
+    for samples, alike in ((2, 0.8), (4, 0.3), (16, 0.8)):
+        strength = 1 / alike - 1
+        covered = 0
+        for _ in range(300):
+            chances = rng.beta(mean * strength, (1 - mean) * strength, (tasks, 1))
+            found = estimate(list((rng.random((tasks, samples)) < chances).astype(float)))
+            covered += found.ci_low - 1e-12 <= mean <= found.ci_high + 1e-12
+        assert covered / 300 >= 0.89, (samples, alike)
 
 
-def test_bootstrap_is_a_function_of_its_seed() -> None:
-    tasks = columns(*np.random.default_rng(3).random(30))
-    assert clustered_bootstrap(tasks) == clustered_bootstrap(tasks)
-    assert clustered_bootstrap(tasks, seed=1) != clustered_bootstrap(tasks, seed=2)
+def test_intervals_of_rewards_cover() -> None:
+    """Normal rewards of 4 tasks x 4 samples: Student's interval is exact."""
+    rng, covered = np.random.default_rng(11), 0
+    for _ in range(1000):
+        low, high = student(list(rng.normal(0, 1, (4, 1)) + rng.normal(0, 1, (4, 4))))
+        covered += low <= 0 <= high
+    assert covered / 1000 == pytest.approx(0.95, abs=0.021)
 
 
 def test_estimate_of_one_binary_sample_per_task_is_wilson() -> None:
     assert estimate(columns(1, 1, 1, 1, 1, 1, 1, 1, 0, 0)) == Estimate(0.8, *wilson(8, 10), 10)
 
 
-def test_estimate_of_several_samples_per_task_is_the_bootstrap() -> None:
+def test_estimate_of_several_samples_per_task() -> None:
     """The mean is over tasks: (1 + 0 + 0.5) / 3 = 0.5, though 2 of 6 samples are 1."""
     tasks = [np.array([1.0]), np.array([0.0, 0.0, 0.0]), np.array([1.0, 0.0])]
-    result = estimate(tasks)
-    assert result == Estimate(0.5, *clustered_bootstrap(tasks), 3)
-    assert result.ci_low < 0.5 < result.ci_high
+    assert estimate(tasks) == Estimate(0.5, *clustered_wilson(tasks), 3)
 
 
-def test_estimate_of_rewards_that_are_not_binary_is_the_bootstrap() -> None:
+def test_estimate_of_rewards_that_are_not_binary_is_student_s() -> None:
     tasks = columns(0.2, 0.9, 0.4, 1.0, 0.0)
-    assert estimate(tasks) == Estimate(pytest.approx(0.5), *clustered_bootstrap(tasks), 5)
+    low, high = student(tasks)
+    assert estimate(tasks) == Estimate(pytest.approx(0.5), low, high, 5)
+
+
+def test_equal_rewards_have_no_interval() -> None:
+    """8 rewards of -1 do not say that the mean is between -1.000 and -1.000."""
+    found = estimate(columns(*[-1.0] * 8))
+    assert found.mean == -1 and math.isnan(found.ci_low) and math.isnan(found.ci_high)
+
+
+def test_a_share_that_is_no_share_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"values_by_task\[1\]: got \[1.5\], expected shares from 0 to 1"):
+        estimate(columns(1.0, 1.5), share=True)
 
 
 @pytest.mark.parametrize(("value", "successes"), [(0.0, 0), (1.0, 100)])
 def test_estimate_of_unanimous_samples_has_a_width(value: float, successes: int) -> None:
-    """100 tasks x 4 samples that all fail say "at most 3.7 %", not "exactly 0"."""
-    result = estimate([np.full(4, value)] * 100)
-    assert result == Estimate(value, *wilson(successes, 100), 100)
-    assert result.ci_high - result.ci_low == pytest.approx(0.037, abs=5e-4)
+    """100 tasks that all fail say "at most 3.7 %", not "exactly 0", and 4 samples of each hardly more."""
+    assert estimate([np.full(1, value)] * 100) == Estimate(value, *wilson(successes, 100), 100)
+    several = estimate([np.full(4, value)] * 100)
+    assert several.ci_high - several.ci_low == pytest.approx(0.038, abs=5e-4)
 
 
 def test_estimate_of_one_task_speaks_of_that_task() -> None:

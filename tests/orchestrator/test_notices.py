@@ -43,6 +43,10 @@ def test_failures_are_counted_over_all_steps_and_said_at_the_end() -> None:
     before = len(said(monitor))
     notices.end()
     assert said(monitor)[before:] == ["2 of 4 training episodes failed and were left out: 2 x late"]
+    assert notices.failing(0.4).startswith(
+        "more than 40% of the episodes gave no result in each of the last steps (rollout.max_failed = 0.4): "
+        "2 of 4 training episodes failed and were left out: 2 x late. "
+    )
     quiet = MagicMock()
     Notices(quiet, recipe("grpo"), 2).end()
     assert said(quiet) == []

@@ -26,7 +26,8 @@ def test_steps_without_any_difference_are_empty_and_the_run_goes_on(server, tmp_
     options = (*SHORT, "--environments.0.paid", "constant", "--environments.1.paid", "constant")
     ended = server.rl("run", *options, into=tmp_path)
     assert ended.status == 3, ended.output  # at its end: nothing was learned
-    assert ended.output.count("all 15 groups were left out (15 zero_variance). The episodes of a task") == 1
+    assert ended.output.count("all 15 groups were left out (15 zero_variance). ") == 1
+    assert "of the replies were cut off" in ended.output and "The episodes of a task" in ended.output
     assert "nothing was learned from rewards" in ended.output
     assert json.loads((ended.path / "summary.json").read_text())["steps_trained"] == 0
     assert server.rl("run", *options, "--resume", into=tmp_path).status == 3  # a finished run
@@ -98,6 +99,26 @@ def test_episodes_that_never_end_are_cut_by_the_time_limit(server, tmp_path):
     failed = [row for row in rollouts(ended.path, 1) if row["status"] == "failed"]
     assert failed and {row["failure"] for row in failed} == {"redo"}  # a reset knows nothing of the policy
     assert "timeout = 0.5 s" in failed[0]["reason"]
+
+
+def test_a_run_in_which_most_episodes_fail_stops_with_a_checkpoint(server, tmp_path):
+    """Both worlds fail in half of their episodes and more than 20 % are too many: step 3 is the last."""
+    worlds = [f"--environments.{i}.share=0.5" for i in (0, 1)]
+    options = (*worlds, "--steps", "9", "--eval.every", "0", "--rollout.redo", "0")
+    ended = server.rl("run", *options, "--rollout.max_failed", "0.2", into=tmp_path)
+    assert ended.status == 3 and "Traceback" not in ended.output
+    assert "more than 20% of the episodes gave no result in each of the last steps" in ended.output
+    rows = metrics(ended.path)
+    assert rows[-1]["step"] == 3 and all(
+        r["trajectories/failed"] > 0.2 * r["trajectories/played"] for r in rows[1:]
+    )
+    assert (
+        f"{rows[-1]['trajectories/failed']} of {rows[-1]['trajectories/played']} episodes failed"
+        in ended.output
+    )
+    assert (ended.path / "checkpoints" / "step_3").is_dir()
+    again = server.rl("run", *options, "--resume", "--rollout.max_failed", "1", into=tmp_path)
+    assert again.status == 0 and metrics(ended.path)[-1]["step"] == 9
 
 
 def test_episodes_that_fail_are_counted_and_stay_out_of_every_baseline(server, tmp_path):

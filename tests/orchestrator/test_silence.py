@@ -1,8 +1,10 @@
 """Whether a step taught something, and the advice where it did not."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
-from tests.algorithms.by_hand import batch, group, one_turn, recipe
+from tests.algorithms.by_hand import batch, group, one_turn, recipe, trajectory
 
 from silva.orchestrator.buffer import Batch, Dropped, Piece
 from silva.orchestrator.silence import explain, lonely, teaches
@@ -57,5 +59,8 @@ def test_why_a_step_taught_nothing(reason, rewards, given, words):
     text = explain(recipe("grpo", **given), left_out, 4)
     assert text.startswith(f"step 3 trained nothing, since all 2 groups were left out (2 {reason}). ")
     assert words in text
+    cut = replace(group("g", one_turn("a", 2, 0.0)).trajectories[0].turns[0], stop_reason="length")
+    short = Batch(3, [Piece([], [Dropped(group("g", trajectory("a", (cut,))), "zero_variance")])])
+    assert "100% of the replies were cut off" in explain(recipe("grpo"), short, 4)
     kept = explain(recipe("grpo"), Batch(3, [Piece([batch(1.0, 1.0)])]), 4)
     assert kept.startswith("step 3 trained on rows whose advantages are all 0. The episodes of a task all")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
@@ -11,6 +12,7 @@ import pytest
 
 from silva.engines.scripted import ScriptedEngine
 from silva.models.tiny import tiny_tokenizer
+from silva.rollouts import episode, state
 from silva.types import Message, Observation, Step
 
 
@@ -87,10 +89,26 @@ def test_max_episode_tokens_bound_the_longest_context(run, world, talk, speaker,
     assert trajectory.rewards == {"talk": float(len(replies))}  # what was earned so far is real
 
 
+def test_long_texts_become_tokens_in_a_thread(run, world, talk, monkeypatch) -> None:
+    """Nobody else waits for them, and the tokens are the same; the first observation has 8 characters."""
+    usual, threads = run(world(talk)), []
+
+    def render(*arguments: Any) -> None:
+        threads.append(threading.current_thread() is threading.main_thread())
+        state.render(*arguments)
+
+    monkeypatch.setattr(episode, "render", render)
+    monkeypatch.setattr(episode, "LONG_TEXT", 7)
+    assert run(world(talk)) == usual
+    assert threads == [False, True, True]  # "hello t0", "go on 1", "go on 2"
+
+
 @pytest.mark.parametrize("most", [5, 11])
-def test_a_prompt_without_room_for_an_answer_is_no_score(run, world, talk, most: int) -> None:
+def test_a_prompt_without_room_for_an_answer_is_no_result(run, world, talk, most: int) -> None:
+    """The policy said nothing, so an evaluation leaves it out."""
     trajectory = run(world(talk), max_episode_tokens=most)
-    assert (trajectory.stop_reason, trajectory.failure, trajectory.turns) == ("max_tokens", "mask", ())
+    assert (trajectory.stop_reason, trajectory.failure, trajectory.turns) == ("error", "mask", ())
+    assert not trajectory.has_result
     assert "11 tokens" in trajectory.error and f"max_episode_tokens = {most}" in trajectory.error
 
 

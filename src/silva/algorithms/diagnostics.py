@@ -113,7 +113,7 @@ def response_metrics(turns: Iterable[Turn]) -> dict[str, float]:
     return {
         "tokens_mean": _mean([len(reply) for reply in replies]),
         "tokens_max": float(max(len(reply) for reply in replies)),
-        "cut": _mean([turn.stop_reason in ("length", "context_overflow") for turn in turns]),
+        "cut": _mean([turn.cut for turn in turns]),
         "thoughts": thought_share(turns),
         "repetition": _mean([repetition(reply) for reply in replies]),
     }

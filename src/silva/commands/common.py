@@ -123,7 +123,7 @@ async def measure(
             watch=activity,
             context=assembly.config.rollout.context,
         )
-    for note in filter(None, (e.note() for e in evaluations)):
+    for note in (note for e in evaluations for note in e.notes()):
         monitor.message(f"{when}: {note}", "warning")
     return evaluations
 

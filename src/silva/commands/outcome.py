@@ -10,6 +10,7 @@ from typing import Any
 import silva
 from silva.assembly import Assembly
 from silva.models.loading import name_of
+from silva.monitoring.fall import with_interval
 from silva.monitoring.monitor import Monitor
 from silva.monitoring.report import write_report
 from silva.orchestrator.metrics import peak_memory_bytes
@@ -84,7 +85,7 @@ def _shown(row: Row | None, reward: Row | None) -> str:
     if row is None or row["mean"] is None:
         return f"no result ({left_out} episodes left out)" if left_out else "not reported"
     form = ".1%" if row["metric"] == "success" else ".3f"
-    text = f"{row['mean']:{form}} [{row['ci_low']:{form}}, {row['ci_high']:{form}}] of {row['n']}"
+    text = f"{with_interval(row, form)} of {row['n']}"
     if not left_out:
         return text
     bounds = ""

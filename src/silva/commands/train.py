@@ -175,6 +175,7 @@ async def _prepare(
             eval_every=config.eval.every,
             collapse_every=config.monitoring.collapse_every,
             checkpoint=config.checkpoint,
+            max_failed=config.rollout.max_failed,
             overlap=config.rollout.overlap_training,
         ),
         recipe=config.algorithm,

@@ -26,6 +26,7 @@ MAY_CHANGE = frozenset(
         "trainer.micro_batch_tokens",
         "trainer.gradient_checkpointing",
         "trainer.max_nonfinite",
+        "rollout.max_failed",
         "engine.drafts",
         "engine.max_concurrent",
         "engine.cached_sequences",

@@ -6,7 +6,8 @@ are paired. How an episode counts:
     it came to an end, or to its last turn        its success and its reward
     it met a limit (context, tokens, time of      not solved, with the reward it had collected until then
     a step) that the policy is responsible for
-    no result, or one that must not be used       tried again as in training (`redo`), then left out
+    no result, or one that must not be used; a    tried again where that may help (`redo`), then left out
+    prompt longer than an episode may be
 
 Episodes that are left out are counted, and every share comes with two bounds: its value
 if all of them had failed, and if all of them had been solved. Not here: when to evaluate.
@@ -15,6 +16,7 @@ if all of them had failed, and if all of them had been solved. Not here: when to
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -30,6 +32,9 @@ from silva.rollouts.context import FULL
 from silva.rollouts.episode import play
 from silva.rollouts.faults import UNWATCHED, Watch, tally
 from silva.types import Task, Trajectory
+
+MANY_CUT = 0.1
+"""A larger share of episodes that end with a reply cut off is said."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +53,7 @@ class Evaluation:
 
     @property
     def left_out(self) -> int:
-        return sum(not counts(t) for _, t in self.episodes)
+        return sum(not t.has_result for _, t in self.episodes)
 
     def rows(self) -> list[dict[str, Any]]:
         """As they stand in summary.json."""
@@ -56,22 +61,30 @@ class Evaluation:
             return [self._row("reward", None)]
         return [self._row(metric, estimate) for metric, estimate in self.estimates.items()]
 
-    def note(self) -> str:
-        """How many episodes are left out and why; "" if none is."""
-        if not self.left_out:
-            return ""
-        why = tally(t.error for _, t in self.episodes if not counts(t))
-        return (
-            f"{self.environment}: {self.left_out} of {len(self.episodes)} held-out episodes gave no usable "
-            f"result and are left out: {why}"
-        )
+    def notes(self) -> list[str]:
+        """How many episodes are left out and why, and how many ended in the middle of a reply."""
+        found, count = [], len(self.episodes)
+        if self.left_out:
+            why = tally(t.error for _, t in self.episodes if not t.has_result)
+            found.append(
+                f"{self.left_out} of {count} held-out episodes gave no usable result and are left out: {why}"
+            )
+        cut = sum(bool(t.has_result and t.turns and t.turns[-1].cut) for _, t in self.episodes)
+        if cut > MANY_CUT * count:
+            found.append(
+                f"{cut} of {count} held-out episodes ended with a reply that was cut off for lack of room, "
+                "perhaps before its answer: raise rollout.limits.max_turn_tokens (or max_episode_tokens)"
+            )
+        return [f"{self.environment}: {note}" for note in found]
 
     def _row(self, metric: str, found: Estimate | None) -> dict[str, Any]:
         low, high = self.bounds.get(metric, (None, None))
+        known = found and not math.isnan(found.ci_low)
         return {
             "environment": self.environment, "metric": metric,
-            "mean": found and found.mean, "ci_low": found and found.ci_low,
-            "ci_high": found and found.ci_high, "n": found.n if found else 0,
+            "mean": found and found.mean, "n": found.n if found else 0,
+            "ci_low": found.ci_low if found and known else None,
+            "ci_high": found.ci_high if found and known else None,
             "left_out": self.left_out, "bound_low": low, "bound_high": high,
         }  # fmt: skip
 
@@ -108,11 +121,6 @@ def standing(evaluations: Sequence[Evaluation]) -> Standing | None:
     others = [e for e in evaluations if "success" not in e.estimates]
     values = shares + [e.estimates["reward"].mean for e in others]
     return Standing(len(shares), sum(values) / len(values), sum(e.left_out for e in others))
-
-
-def counts(trajectory: Trajectory) -> bool:
-    """Whether the episode says something about the policy."""
-    return trajectory.failure is None or trajectory.limited
 
 
 def success(trajectory: Trajectory) -> float:
@@ -203,7 +211,7 @@ def _evaluation(label: str, episodes: Sequence[tuple[Task, Trajectory]], k: int)
     by_task: dict[str, list[Trajectory]] = {}
     for task, trajectory in episodes:
         by_task.setdefault(task.id, []).append(trajectory)
-    usable = [[t for t in ts if counts(t)] for ts in by_task.values() if any(map(counts, ts))]
+    usable = [[t for t in ts if t.has_result] for ts in by_task.values() if any(t.has_result for t in ts)]
     if not usable:
         return Evaluation(label, {}, {}, tuple(episodes))
     rewards = {"reward": estimate([np.array([t.raw_reward for t in ts]) for ts in usable])}
@@ -211,10 +219,10 @@ def _evaluation(label: str, episodes: Sequence[tuple[Task, Trajectory]], k: int)
         return Evaluation(label, rewards, {}, tuple(episodes))
     shares = _shares([[success(t) for t in ts] for ts in usable], k)
     low, high = (
-        _shares([[success(t) if counts(t) else left for t in ts] for ts in by_task.values()], k)
+        _shares([[success(t) if t.has_result else left for t in ts] for ts in by_task.values()], k)
         for left in (0.0, 1.0)
     )
-    found = {metric: estimate(values) for metric, values in shares.items()}
+    found = {metric: estimate(values, share=True) for metric, values in shares.items()}
     bounds = {metric: (_mean(low[metric]), _mean(high[metric])) for metric in found}
     return Evaluation(label, {"success": found.pop("success"), **rewards, **found}, bounds, tuple(episodes))
 

@@ -5,6 +5,7 @@ Samples of one task resemble each other, so intervals count tasks, never samples
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import NormalDist
@@ -14,7 +15,10 @@ import numpy as np
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """A mean over `n` tasks with its confidence interval."""
+    """A mean over `n` tasks with its confidence interval.
+
+    The interval is NaN where nothing can be said: all rewards are equal, and their range is not known.
+    """
 
     mean: float
     ci_low: float
@@ -22,30 +26,28 @@ class Estimate:
     n: int
 
 
-def estimate(values_by_task: Sequence[np.ndarray], confidence: float = 0.95) -> Estimate:
-    """Mean over tasks of each task's mean, with an interval.
+def estimate(
+    values_by_task: Sequence[np.ndarray], confidence: float = 0.95, *, share: bool | None = None
+) -> Estimate:
+    """Mean over tasks of each task's mean, with an interval: `clustered_wilson` of a share, else `student`.
 
-    Wilson where every task has one sample of 0 or 1; else the bootstrap over tasks. Where samples of 0
-    and 1 are all 0 or all 1 resampling would give an interval of width zero; there it is Wilson too, with
-    each task counted once (on the safe side).
+    A single task leaves only its own samples: the interval then speaks of that task alone.
 
     Args:
         values_by_task: for each task its samples [k_i], k_i >= 1.
         confidence: coverage of the interval.
+        share: whether values lie between 0 and 1 by their nature; None: if each is 0 or 1.
 
     Raises:
-        ValueError: no task, a task without samples, or a value that is not finite.
+        ValueError: no task, a task without samples, or a value that is not finite (or no share).
     """
     tasks = _checked(values_by_task)
-    means = np.array([values.mean() for values in tasks])
-    binary = all(np.isin(values, (0.0, 1.0)).all() for values in tasks)
-    once = all(len(values) == 1 for values in tasks)
-    unanimous = bool((means == 0).all() or (means == 1).all())
-    if binary and (once or unanimous):
-        low, high = wilson(round(means.sum()), len(tasks), confidence)
-    else:
-        low, high = clustered_bootstrap(tasks, confidence)
-    return Estimate(float(means.mean()), low, high, len(tasks))
+    if share is None:
+        share = all(np.isin(values, (0.0, 1.0)).all() for values in tasks)
+    mean = float(np.mean([values.mean() for values in tasks]))
+    units = tasks if len(tasks) > 1 else [tasks[0][i : i + 1] for i in range(len(tasks[0]))]
+    low, high = (clustered_wilson if share else student)(units, confidence)
+    return Estimate(mean, low, high, len(tasks))
 
 
 def pass_at_k(n: int, c: int, k: int) -> float:
@@ -86,38 +88,84 @@ def wilson(successes: int, n: int, confidence: float = 0.95) -> tuple[float, flo
     if not (n >= 1 and 0 <= successes <= n):
         raise ValueError(f"wilson: got {successes} successes of {n}, expected 0 <= successes <= n and n >= 1")
     _check_confidence(confidence)
-    z = NormalDist().inv_cdf(0.5 + confidence / 2)
-    p = successes / n
+    return _wilson(successes / n, n, NormalDist().inv_cdf(0.5 + confidence / 2))
+
+
+def _wilson(p: float, n: float, z: float) -> tuple[float, float]:
     centre = (p + z * z / (2 * n)) / (1 + z * z / n)
     half = z / (1 + z * z / n) * (p * (1 - p) / n + z * z / (4 * n * n)) ** 0.5
     # At 0 and n the exact bounds are 0 and 1; rounding must not leave [0, 1].
-    return (0.0 if successes == 0 else centre - half), (1.0 if successes == n else centre + half)
+    return (0.0 if p == 0 else centre - half), (1.0 if p == 1 else centre + half)
 
 
-def clustered_bootstrap(
-    values_by_task: Sequence[np.ndarray], confidence: float = 0.95, resamples: int = 2000, seed: int = 0
-) -> tuple[float, float]:
-    """Percentile bootstrap of the mean over tasks of each task's mean, whole tasks resampled: (low, high).
+def clustered_wilson(values_by_task: Sequence[np.ndarray], confidence: float = 0.95) -> tuple[float, float]:
+    """Wilson's interval of a share where a task has several samples: (low, high).
 
-    A single task leaves nothing to resample but its own samples: the interval then speaks of that task
-    alone. The same input and seed give the same bits.
+    The share is the mean over tasks of each task's mean m, as informative as n / d independent tasks with one
+    sample each: d = var(m) / (p (1 - p)) is the design effect (Kish 1965), between 1 / k (samples are
+    independent) and 1 (those of a task are equal). Few tasks say little of d, and least where most of them
+    are unanimous, so one imagined task with d = 1 is averaged in. The quantile is Student's, since d is an
+    estimate. With one sample of 0 or 1 for each task this is Wilson's interval. Simulated coverage with 2 to
+    16 samples and shares of 2 to 90 %: 93 % and more from 4 to 128 tasks, 95 to 99 % in the mean.
 
     Args:
-        values_by_task: for each task its samples [k_i], k_i >= 1.
+        values_by_task: for each task its samples [k_i], k_i >= 1, from 0 to 1.
         confidence: coverage of the interval.
-        resamples: number of bootstrap draws.
-        seed: of the draws.
 
     Raises:
-        ValueError: no task, a task without samples, a value that is not finite, or a bad confidence.
+        ValueError: no task, a task without samples, a value outside 0 to 1, or a bad confidence.
     """
     tasks = _checked(values_by_task)
     _check_confidence(confidence)
-    units = np.array([values.mean() for values in tasks]) if len(tasks) > 1 else tasks[0]
-    rng = np.random.default_rng(seed)
-    draws = [units[rng.integers(0, len(units), len(units))].mean() for _ in range(resamples)]
-    low, high = np.quantile(draws, [0.5 - confidence / 2, 0.5 + confidence / 2])
-    return float(low), float(high)
+    for i, values in enumerate(tasks):
+        if not ((values >= 0) & (values <= 1)).all():
+            raise ValueError(f"values_by_task[{i}]: got {values.tolist()}, expected shares from 0 to 1")
+    means, n = np.array([values.mean() for values in tasks]), len(tasks)
+    p, most = float(means.mean()), max(len(values) for values in tasks)
+    if n == 1 or (most == 1 and np.isin(means, (0.0, 1.0)).all()):
+        return _wilson(p, n, NormalDist().inv_cdf(0.5 + confidence / 2))
+    effect = np.clip(means.var(ddof=1) / (p * (1 - p)), 1 / most, 1) if 0 < p < 1 else 1
+    told = min(int((means > 0).sum()), int((means < 1).sum()))
+    effect = (told * effect + 1) / (told + 1)
+    return _wilson(p, n / effect, student_quantile(0.5 + confidence / 2, n - 1))
+
+
+def student(values_by_task: Sequence[np.ndarray], confidence: float = 0.95) -> tuple[float, float]:
+    """Student's t interval of the mean over tasks of each task's mean: (low, high); NaN if all are equal.
+
+    Args and raises: as `clustered_wilson`, with any finite values.
+    """
+    means = np.array([values.mean() for values in _checked(values_by_task)])
+    _check_confidence(confidence)
+    if np.ptp(means) == 0:
+        return math.nan, math.nan
+    half = student_quantile(0.5 + confidence / 2, len(means) - 1) * means.std(ddof=1) / len(means) ** 0.5
+    return float(means.mean() - half), float(means.mean() + half)
+
+
+def student_quantile(p: float, df: int) -> float:
+    """The quantile of Student's t distribution with df degrees of freedom, for 0.5 <= p < 1.
+
+    By bisection on the distribution function for whole df, a finite sum of powers of cosines (Abramowitz and
+    Stegun 1964, 26.7.3 and 26.7.4).
+    """
+    low, high = 0.0, math.pi / 2  # t = sqrt(df) tan(theta)
+    for _ in range(100):
+        theta = (low + high) / 2
+        low, high = (theta, high) if _student_within(theta, df) < 2 * p - 1 else (low, theta)
+    return math.sqrt(df) * math.tan(low)
+
+
+def _student_within(theta: float, df: int) -> float:
+    """P(|T| <= sqrt(df) tan(theta))."""
+    term = math.cos(theta) if df % 2 else 1.0
+    total = term if df > 1 else 0.0
+    for i in range(2 + df % 2, df - 1, 2):
+        term *= (i - 1) / i * math.cos(theta) ** 2
+        total += term
+    if df % 2 == 0:
+        return math.sin(theta) * total
+    return 2 / math.pi * (theta + math.sin(theta) * total)
 
 
 def _checked(values_by_task: Sequence[np.ndarray]) -> list[np.ndarray]:

@@ -26,7 +26,7 @@ def fall(now: Rows, peaks: Sequence[tuple[int, Rows]], checkpoint: Callable[[int
         if not earlier:
             continue
         step, best = max(earlier, key=lambda pair: pair[1]["mean"])
-        if row["ci_high"] < best["ci_low"]:
+        if _end(row, "ci_high") < _end(best, "ci_low"):
             path = checkpoint(step)
             where = f"its checkpoint is {path}" if path.is_dir() else "no checkpoint of that step is kept"
             what = f"held-out {row['metric']} of {row['environment']} fell"
@@ -47,6 +47,17 @@ def _same(a: Mapping[str, Any], b: Mapping[str, Any]) -> bool:
     return (a["environment"], a["metric"]) == (b["environment"], b["metric"])
 
 
+def with_interval(row: Mapping[str, Any], form: str) -> str:
+    """The mean of a record with its interval; equal rewards have none."""
+    known = row["ci_low"] is not None
+    interval = f"[{row['ci_low']:{form}}, {row['ci_high']:{form}}]" if known else "(all equal)"
+    return f"{row['mean']:{form}} {interval}"
+
+
+def _end(row: Mapping[str, Any], key: str) -> float:
+    """An end of the interval; equal rewards have none."""
+    return row["mean"] if row[key] is None else row[key]
+
+
 def _shown(row: Mapping[str, Any]) -> str:
-    form = ".1%" if row["metric"] == "success" else ".3f"
-    return f"{row['mean']:{form}} [{row['ci_low']:{form}}, {row['ci_high']:{form}}]"
+    return with_interval(row, ".1%" if row["metric"] == "success" else ".3f")

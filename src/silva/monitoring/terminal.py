@@ -248,7 +248,7 @@ def _step_parts(p: Progress) -> Iterator[str]:
             yield f"{label} {m[key]:.3g}"
     failed = m.get("trajectories/failed", 0)
     if failed:
-        yield f"{failed:.0f} failed"
+        yield f"{failed:.0f} of {m.get('trajectories/played', 0):.0f} episodes failed"
     if "perf/tokens_per_second" in m:
         yield f"{m['perf/tokens_per_second']:,.0f} tokens/s"
     left = p.seconds_left()

@@ -23,7 +23,7 @@ from silva.ports import crash_point
 from silva.rollouts.faults import tally
 from silva.rollouts.settings import RolloutSettings
 from silva.storage.ledger import Ledger, token_digest
-from silva.types import Group
+from silva.types import Group, Trajectory
 
 
 @dataclass(frozen=True)
@@ -66,6 +66,15 @@ class Batch:
     @property
     def groups(self) -> list[Group]:
         return [*self.kept, *(d.group for d in self.dropped)]
+
+    @property
+    def failed(self) -> list[Trajectory]:
+        """Episodes without a result."""
+        return [t for g in self.groups for t in g.trajectories if not t.has_result]
+
+    @property
+    def played(self) -> int:
+        return sum(len(group.trajectories) for group in self.groups)
 
     @property
     def filled(self) -> list[Piece]:

@@ -26,6 +26,7 @@ def batch_metrics(batch: Batch) -> dict[str, float]:
     metrics: dict[str, float] = {
         "groups/trained": len(batch.kept),
         **{f"groups/{reason}": reasons[reason] for reason in ("zero_variance", "failed", *sorted(reasons))},
+        "trajectories/played": len(played),
         "trajectories/failed": len(played) - len(used),
     }
     if used:
@@ -102,11 +103,9 @@ def eval_metrics(evaluations: Sequence[Evaluation]) -> dict[str, float]:
     for e in evaluations:
         for metric, estimate in e.estimates.items():
             key = f"eval/{e.environment}/{metric}"
-            metrics |= {
-                key: estimate.mean,
-                f"{key}_ci_low": estimate.ci_low,
-                f"{key}_ci_high": estimate.ci_high,
-            }
+            metrics[key] = estimate.mean
+            if not math.isnan(estimate.ci_low):
+                metrics |= {f"{key}_ci_low": estimate.ci_low, f"{key}_ci_high": estimate.ci_high}
             if e.left_out and metric in e.bounds:
                 low, high = e.bounds[metric]
                 metrics |= {f"{key}_bound_low": low, f"{key}_bound_high": high}

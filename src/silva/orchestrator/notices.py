@@ -40,10 +40,21 @@ class Notices:
 
     def end(self) -> None:
         if self._failures:
-            self._warn(
-                f"{self._failures.total()} of {self._played} training episodes failed and were left out: "
-                f"{tally(self._failures.elements())}"
-            )
+            self._warn(self._failed())
+
+    def failing(self, most: float) -> str:
+        """Why a run ends in which too many episodes give no result."""
+        return (
+            f"more than {most:.0%} of the episodes gave no result in each of the last steps "
+            f"(rollout.max_failed = {most:g}): {self._failed()}. What is trained on the rest is not what was "
+            "asked for. The last step has a checkpoint: mend the cause, then --resume"
+        )
+
+    def _failed(self) -> str:
+        return (
+            f"{self._failures.total()} of {self._played} training episodes failed and were left out: "
+            f"{tally(self._failures.elements())}"
+        )
 
     def _warn(self, text: str) -> None:
         self.monitor.message(text, "warning")

@@ -30,6 +30,7 @@ class Settings:
     eval_every: int
     collapse_every: int
     checkpoint: Checkpoint
+    max_failed: float = 1.0  # share of episodes of a step without a result
     overlap: bool = False  # updates begin while the last groups of their step are played
 
     @property

@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from silva.algorithms.compose import next_state
+from silva.errors import NoSignalError
 from silva.evaluation.evaluator import Evaluation, records
 from silva.orchestrator import metrics
 from silva.orchestrator.buffer import Batch
@@ -41,6 +42,8 @@ from silva.types import Group, Sample
 
 __all__ = ["Loop", "Parts", "Settings", "split"]
 T = TypeVar("T")
+FAILING_STEPS = 3
+"""So many steps in a row with too many failures are no accident."""
 
 
 @dataclass
@@ -66,21 +69,26 @@ class Loop:
 
         Raises:
             Interrupted: after Ctrl-C, with a checkpoint of the last whole step on disk.
+            NoSignalError: too many episodes gave no result (`rollout.max_failed`), with a checkpoint as well.
         """
+        p = self.parts
         with Interrupt() as interrupt:
             try:
                 await self._begin(interrupt)
                 begun()
-                while self.state.step < self.parts.settings.steps and not self._stops_early():
+                while self.state.step < p.settings.steps and not self._stops_early():
                     await self._step(interrupt)
                     interrupt.check()
+                    if self.state.failing >= FAILING_STEPS:
+                        await self.save()
+                        raise NoSignalError(p.notices.failing(p.settings.max_failed))
             except Interrupted:
                 await self.save()
                 raise
             finally:
-                await self.parts.buffer.work.close()
+                await p.buffer.work.close()
         await self.save()
-        self.parts.notices.end()
+        p.notices.end()
         return self.state
 
     def _stops_early(self) -> bool:
@@ -231,6 +239,7 @@ class Loop:
             tokens_generated=self.state.tokens_generated + generated,
             tokens_trained=self.state.tokens_trained + sum(len(s) for s in samples),
             steps_trained=self.state.steps_trained + p.notices.step(batch, samples),
+            failing=self.state.failing + 1 if self._fails(batch) else 0,
             updates=self.state.updates + len(updates),
             seconds=dict(p.phases.total),
             pending=metrics.batch_metrics(batch)
@@ -240,6 +249,9 @@ class Loop:
             | {f"control/{name}": value for name, value in controllers.items()}
             | metrics.perf_metrics(p.phases.step, generated),
         )
+
+    def _fails(self, batch: Batch) -> bool:
+        return len(batch.failed) > self.parts.settings.max_failed * batch.played
 
     async def _finish_step(self, pending: dict[str, float], interrupt: Interrupt) -> None:
         """Evaluate when due, log the step, save when due."""

@@ -12,6 +12,9 @@ from silva.types import Sample
 
 NOTHING = "no token had an advantage other than 0 in any step"
 
+MANY_CUT = 0.25
+"""If a larger share of the replies is cut off, that comes first."""
+
 
 def teaches(recipe: Algorithm, samples: Sequence[Sample]) -> bool:
     """Whether the loss of these rows depends on what was played.
@@ -52,9 +55,15 @@ def _advice(recipe: Algorithm, batch: Batch, group_size: int, counts: Counter[Re
         return f"algorithm.difficulty_range = {list(recipe.difficulty_range or ())} may be too narrow."
     if counts["failed"] and len(counts) == 1:
         return "Every episode failed."
+    turns = [turn for group in batch.groups for turn in group.turns]
+    cut = sum(turn.cut for turn in turns) / max(1, len(turns))
+    first = (
+        f"{cut:.0%} of the replies were cut off for lack of room (response/cut), perhaps before an answer: "
+        "first raise rollout.limits.max_turn_tokens (or max_episode_tokens). "
+    )
     rewards = [t.raw_reward for group in batch.groups for t in group.scored]
     mean = sum(rewards) / max(1, len(rewards))
-    return (
+    return (first if cut > MANY_CUT else "") + (
         f"The episodes of a task all earned the same reward ({mean:.3g} on average): raise "
         "rollout.group_size or algorithm.max_refills, choose easier or harder tasks, or begin with "
         "[warm_start]."

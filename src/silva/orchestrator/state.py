@@ -29,6 +29,7 @@ class RunState:
     tokens_trained: int = 0
     seconds: dict[str, float] = field(default_factory=dict)
     steps_trained: int = 0  # steps that taught something, see silence.py
+    failing: int = 0  # steps in a row, up to this one, with more than `rollout.max_failed` without a result
     best: dict[str, Any] | None = None  # evaluation.evaluator.Standing
     best_step: int | None = None
     eval_before: list[dict[str, Any]] | None = None

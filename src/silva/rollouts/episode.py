@@ -38,6 +38,10 @@ T = TypeVar("T")
 _AT_ONCE: nullcontext[None] = nullcontext()
 
 
+LONG_TEXT = 50_000
+"""Characters that take about a tenth of a second to tokenise."""
+
+
 class _EpisodeFault(Exception):
     """Ends an episode without a usable result."""
 
@@ -130,12 +134,11 @@ class Episode:
             self.left -= loop.time() - began
             first = await self._timed("reset", self.environment.reset, check=_check_observation)
             self._show(started, first)
-            if (size := self._size()) >= self.limits.max_episode_tokens:
-                raise _EpisodeFault(
+            if (size := await self._size()) >= self.limits.max_episode_tokens:
+                raise _EpisodeFault(  # nothing was asked of the policy, and to play it again would not help
                     f"the first observation has {size} tokens, expected fewer than "
                     f"rollout.limits.max_episode_tokens = {self.limits.max_episode_tokens}",
                     "mask",
-                    "max_tokens",
                 )
         except _EpisodeFault as fault:
             self._fail(fault)
@@ -165,12 +168,12 @@ class Episode:
             if step.terminated:
                 self.end = End("terminated")
             elif step.truncated:
-                self.end = End("truncated", next_context=self._next_context())
+                self.end = End("truncated", next_context=await self._next_context())
             elif reply.stop_reason == "context_overflow":
                 self.end = End("context_overflow")
             elif len(self.state.turns) >= self.limits.max_turns:
-                self.end = End("max_turns", next_context=self._next_context())
-            elif self._size() >= self.limits.max_episode_tokens:
+                self.end = End("max_turns", next_context=await self._next_context())
+            elif await self._size() >= self.limits.max_episode_tokens:
                 self.end = End("max_tokens", next_context=tuple(self.state.context))
         except _EpisodeFault as fault:
             self._fail(fault)
@@ -245,7 +248,7 @@ class Episode:
         self.on_turn("engine")
         if self.overdue:
             raise self._late()
-        size = self._size()
+        size = await self._size()
         request = Request(
             label=self.task.environment,
             environment=environment,
@@ -310,33 +313,45 @@ class Episode:
 
     # --- what it becomes
 
-    def _size(self) -> int:
+    async def _size(self) -> int:
         """Tokens of the context: counted, or as the actor reported them after the last turn.
 
         With `overflow = "drop_oldest"` the oldest turns are dropped here, until a whole reply has room.
         """
         room = self.limits.max_episode_tokens - self.limits.max_turn_tokens
         while True:
-            size = len(self._tokens()) if self.actor.reads_tokens else self.state.reported
+            size = len(await self._context()) if self.actor.reads_tokens else self.state.reported
             fits = size <= room or self.context.overflow == "end"
             if fits or (less := shorter(self.state, self.context)) is None:
                 return size
             self.state = less
 
+    async def _context(self) -> Sequence[int]:
+        """The tokens of the context; long texts become tokens in a thread, so that no other episode waits."""
+        state = self.state
+        new = new_messages(state.observation) if state.shown is None else ()
+        if sum(len(m.content) for m in new if isinstance(m.content, str)) > LONG_TEXT:
+            mine = replace(state)  # forks share the state, and may render it meanwhile
+            await asyncio.to_thread(self._render, mine)
+            state.context, state.fresh, state.shown = mine.context, mine.fresh, mine.shown
+        return self._tokens()
+
     def _tokens(self) -> Sequence[int]:
-        if self.state.shown is not None:
-            return self.state.context
+        if self.state.shown is None:
+            self._render(self.state)
+        return self.state.context
+
+    def _render(self, state: State) -> None:
         if self.renderer is None:
             raise CapabilityError("an actor that reads tokens needs a renderer")
         try:
-            render(self.state, self.renderer)
+            render(state, self.renderer)
         except RenderingError as fault:
             raise _EpisodeFault(f"rendering: {fault}", "mask") from fault
         except Exception as fault:  # a message whose content is no text, say
             raise _fault("observation", fault, self.environment) from fault
-        return self.state.context
 
-    def _next_context(self) -> tuple[int, ...]:
+    async def _next_context(self) -> tuple[int, ...]:
         """What the policy would have answered next, for a critic; nothing if nothing more is shown.
 
         An observation that cannot be rendered is no error here.
@@ -344,7 +359,7 @@ class Episode:
         observation = self.state.observation
         if self.actor.reads_tokens and (observation.messages or observation.context is not None):
             with suppress(_EpisodeFault):
-                self._size()
+                await self._size()
                 return tuple(self.state.context)
         return ()
 

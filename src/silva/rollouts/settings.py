@@ -51,6 +51,9 @@ class RolloutSettings(Section):
     """What the model is shown of an episode so far, in training and evaluation."""
     redo: Annotated[int, Field(ge=0)] = 1
     """How often an episode that gave no result (its environment failed) is tried again."""
+    max_failed: Fraction = 0.5
+    """The run stops after three steps in a row in which more than this share of episodes gave no result. 1: a
+    run stops only where no episode of a step has one."""
 
     @model_validator(mode="after")
     def _a_reply_has_room(self) -> Self:

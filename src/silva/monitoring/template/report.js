@@ -69,7 +69,8 @@ function results() {
 
 function evaluation(first, last) {
   const show = isShare(last.metric) ? percent : number;
-  const interval = (e) => `${show(e.ci_low)} to ${show(e.ci_high)}` + (e.n ? `, ${e.n} tasks` : "") + leftOut(e, show);
+  const range = (e) => (e.ci_low == null && e.mean != null ? "all equal" : `${show(e.ci_low)} to ${show(e.ci_high)}`);
+  const interval = (e) => range(e) + (e.n ? `, ${e.n} tasks` : "") + leftOut(e, show);
   const lines = el("div", { class: "intervals" });
   if (first) lines.append(el("span", { text: "before" }), el("span", { text: interval(first) }));
   lines.append(el("span", { text: first ? "after" : "now" }), el("span", { text: interval(last) }));
