@@ -24,9 +24,10 @@ from transformers import (
     PreTrainedConfig,
     Qwen2Config,
     Qwen3Config,
+    Qwen3MoeConfig,
 )
 
-from silva.config.sections import Lora, PretrainedModel
+from silva.config.sections import PretrainedModel
 from silva.errors import ModelError
 from silva.models import loading
 from silva.models.loading import LoadedModel, load_model, resolve
@@ -86,34 +87,6 @@ def test_float64_is_kept_by_the_norms() -> None:
     expected = x / (x.square().mean(-1, keepdim=True) + norm.variance_epsilon).sqrt() * norm.weight
     torch.testing.assert_close(norm(x), expected, rtol=1e-14, atol=1e-15)
     assert (type(norm).forward(norm, x) - expected).abs().max() > 1e-9
-
-
-# --- LoRA
-
-
-def test_lora_puts_adapters_in_and_freezes_the_rest() -> None:
-    plain = load_model(TINY, seed=0)
-    loaded = load_model(TINY.model_copy(update={"lora": Lora(rank=2, targets=("q_proj", "up_proj"))}), seed=0)
-    trained = {n: p for n, p in weights(loaded).items() if p.requires_grad}
-    layer = "model.layers.0"
-    assert {n.split(".lora_")[0] for n in trained} == {f"{layer}.self_attn.q_proj", f"{layer}.mlp.up_proj"}
-    assert loaded.lora and len(trained) == 4
-    tokens = torch.arange(9)[None]
-    with torch.no_grad():  # B starts at 0
-        assert torch.equal(loaded.model(input_ids=tokens).logits, plain.model(input_ids=tokens).logits)
-
-
-@pytest.mark.parametrize("targets", [("nothing_like_it",), ("q_proj", "nothing_like_it")])
-def test_lora_targets_that_match_nothing_are_refused(targets: tuple[str, ...]) -> None:
-    with pytest.raises(
-        ModelError, match=r"model\.lora\.targets: got nothing_like_it, expected .*down_proj.*q_proj"
-    ):
-        load_model(TINY.model_copy(update={"lora": Lora(targets=targets)}), seed=0)
-
-
-def test_lora_targets_that_cannot_be_adapted_are_refused() -> None:
-    with pytest.raises(ModelError, match=r"model\.lora\.targets = \['mlp'\]"):
-        load_model(TINY.model_copy(update={"lora": Lora(targets=("mlp",))}), seed=0)
 
 
 # --- folders
@@ -374,7 +347,12 @@ def test_models_that_mix_neighbours_are_refused(config: PreTrainedConfig, tmp_pa
 
 @pytest.mark.parametrize(
     "config",
-    [Qwen2Config(**SIZES), Qwen3Config(**SIZES), Gemma3TextConfig(**SIZES, sliding_window=64)],
+    [
+        Qwen2Config(**SIZES),
+        Qwen3Config(**SIZES),
+        Gemma3TextConfig(**SIZES, sliding_window=64),
+        Qwen3MoeConfig(**SIZES, num_experts=2, num_experts_per_tok=1, moe_intermediate_size=16),
+    ],
     ids=lambda config: config.model_type,
 )
 def test_families_that_attend_are_taken(config: PreTrainedConfig, tmp_path: Path) -> None:

@@ -28,7 +28,7 @@ class Lora(Section):
     alpha: float = 32.0
     dropout: Fraction = 0.0
     targets: tuple[str, ...] = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
-    """Names of the linear layers that get an adapter."""
+    """Names of the linear layers that get an adapter; not the head of a model whose embeddings it shares."""
 
 
 class PretrainedModel(Section):

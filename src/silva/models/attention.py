@@ -26,6 +26,7 @@ HARMLESS = {
     "sliding_window": "the context is at most the window (loading.py)",
     "use_cache": "keys and values stay with `packed`",
     "output_attentions": "nothing here asks for them",
+    "output_router_logits": "of experts, after attention",
 }
 """Arguments that change nothing here, with the reason."""
 

