@@ -160,6 +160,27 @@ def test_requests_on_their_way_count_with_the_most_they_can_cost(clock) -> None:
     assert sent.most == 2 and one.counts.cost == pytest.approx(0.6)
 
 
+def test_costs_that_no_float_holds_exactly_end_at_the_limit_all_the_same(clock) -> None:
+    """0.1 + 0.2 + 0.3 - 0.1 - 0.2 - 0.3 is not 0 in floats."""
+    one = service(output_price=1000.0, max_cost=0.65)
+    prices = (100, 200, 300, 400)  # tokens
+
+    async def go() -> list[Any]:
+        async def send(index: int) -> tuple[int, Usage]:
+            for _ in range(3 + index):  # settled in another order than reserved
+                await asyncio.sleep(0)
+            return index, Usage(0, prices[index])
+
+        calls = (
+            one.call(lambda i=i: send(i), tokens=(0, most), seed=i) for i, most in enumerate(prices)
+        )
+        return await asyncio.wait_for(asyncio.gather(*calls, return_exceptions=True), 30)
+
+    answers = asyncio.run(go())
+    assert answers[:3] == [0, 1, 2] and isinstance(answers[3], CostLimit)
+    assert one.counts.cost == pytest.approx(0.6)
+
+
 def test_what_may_have_been_charged_counts_in_full(clock) -> None:
     one = service(input_price=1000.0, output_price=1000.0, max_cost=1.0, retries=1)
     lost = Transient("cut", charged=True)

@@ -74,7 +74,8 @@ class Service:
         self.settings, self.counts = settings, Counts()
         self._places = asyncio.Semaphore(settings.max_concurrent)
         self._next_start = 0.0
-        self._held = 0.0  # the most that requests on their way can cost
+        self._under_way = 0  # requests that may still cost something, and the most that they can cost
+        self._held = 0.0
         self._settled = asyncio.Event()
 
     async def call(
@@ -127,7 +128,9 @@ class Service:
             self.counts.failed += isinstance(fault, NoReply)
             raise
         finally:
-            self._held -= most
+            self._under_way -= 1
+            # Sums of fractions leave a rest; without requests there is none.
+            self._held = self._held - most if self._under_way else 0.0
             self.counts.unknown_cost += unknown
             self._settled.set()
 
@@ -135,13 +138,14 @@ class Service:
         """Waits for requests on their way if only they stand against it."""
         limit, counts = self.settings.max_cost, self.counts
         while limit is not None and (spent := counts.cost + counts.unknown_cost) + self._held + most > limit:
-            if not self._held:
+            if not self._under_way:
                 raise CostLimit(
                     f"engine.max_cost = {limit:g} would be exceeded: {spent:.4g} spent so far, and the next "
                     f"request may cost up to {most:.4g}. Raise max_cost, or evaluate fewer tasks (eval.tasks)"
                 )
             self._settled.clear()
             await self._settled.wait()
+        self._under_way += 1
         self._held += most
 
     async def _pace(self) -> None:
