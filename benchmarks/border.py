@@ -39,7 +39,7 @@ from silva.commands.common import loaded
 from silva.config.load import load
 from silva.engines.http import HttpEngine
 from silva.engines.http_settings import ClientSettings
-from silva.engines.http_wire import SilvaDialect
+from silva.engines.http_wire import Answer, SilvaDialect
 from silva.models.snapshots import save_parameters, weight_folder
 from silva.orchestrator.probe import Probe
 from silva.process import PARENT
@@ -167,11 +167,9 @@ class Timed(SilvaDialect):
         with self.clock("load"):
             await super().load(peer, snapshot, timeout)
 
-    async def score(
-        self, peer: Peer, tokens: Sequence[int], start: int, version: int, timeout: float
-    ) -> TokenScores:
+    async def score(self, peer: Peer, tokens: Sequence[int], start: int, version: int) -> Answer[TokenScores]:
         with self.clock("probe"):
-            return await super().score(peer, tokens, start, version, timeout)
+            return await super().score(peer, tokens, start, version)
 
 
 def beside_a_server(case: Case, flags: Sequence[str], work: Path, rounds: int, threads: int) -> list[Row]:

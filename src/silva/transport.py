@@ -15,8 +15,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+import resource
 from collections.abc import Mapping
 from typing import Any
+from urllib.parse import urlsplit
 
 from silva.errors import CapabilityError, ConfigError, SilvaError
 
@@ -55,7 +57,17 @@ def checked_address(address: str) -> str:
         raise ValueError("expected http://HOST:PORT, https://HOST or unix:PATH")
     if "@" in rest.partition("/")[0]:
         raise ValueError("expected an address without a name or password; a key has an option of its own")
+    try:
+        urlsplit(address).port  # noqa: B018 (it is read, and refused)
+    except ValueError as error:
+        raise ValueError(f"{error}, expected a port from 0 to 65535") from error
     return address.rstrip("/")
+
+
+def open_files() -> int:
+    """How many files and connections this process may have open."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return 1 << 20 if soft == resource.RLIM_INFINITY else soft
 
 
 class Peer:

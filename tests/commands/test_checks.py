@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from silva.commands.checks import check_environments, check_parts
+from silva.commands.checks import check, check_environments, check_parts
 from silva.config.load import load
 from silva.errors import CapabilityError
 from silva.protocols import EngineCapabilities, TrainerCapabilities
@@ -83,6 +83,17 @@ def test_rollouts_ahead_need_weights_of_their_own(
     level: int, trainer: TrainerCapabilities, message: str
 ) -> None:
     assert refused(ENGINE, trainer, level, type="grpo") == message
+
+
+def test_servers_of_the_engine_and_of_the_placement_are_not_both_taken() -> None:
+    given = {
+        "environments": [{"type": "bandit"}],
+        "engine": {"type": "http", "urls": ["http://gpu1"]},
+        "placement": {"type": "services"},
+    }
+    config = load([], REGISTRIES, values=given, env={}).config
+    with pytest.raises(CapabilityError, match=r'engine\.type = "http" with placement\.type = "services"'):
+        check(config)
 
 
 def test_a_strategy_that_reads_entropies_needs_them() -> None:

@@ -10,6 +10,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from silva import __version__
 from silva.errors import SilvaError
 from silva.protocols import Engine
 from silva.types import SamplingParams, Snapshot, WeightFolder
@@ -33,6 +34,7 @@ class InferenceServer:
         self.calls: list[tuple[str, dict[str, Any]]] = []
         self.fault: Callable[[str, dict[str, Any]], Fault] = lambda path, body: None
         self.cancelled, self.process = 0, 1
+        self.held, self.model = ["start"], "tiny"
         self._writers: set[asyncio.StreamWriter] = set()
         self._listening: asyncio.Server | None = None
 
@@ -53,7 +55,7 @@ class InferenceServer:
         await asyncio.sleep(0)
 
     async def restart(self, engine: Engine) -> None:
-        self.engine, self.process = engine, self.process + 1
+        self.engine, self.process, self.held = engine, self.process + 1, ["start"]
         await self.start()
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -64,7 +66,7 @@ class InferenceServer:
                 line, *headers = head.split("\r\n")
                 sizes = [h.split(":")[1] for h in headers if h.lower().startswith("content-length")]
                 content = await reader.readexactly(int(sizes[0])) if sizes else b""
-                path, body = line.split(" ")[1], json.loads(content) if content else {}
+                path, body = line.split(" ")[1].partition("?")[0], json.loads(content) if content else {}
                 if path != "/alive":
                     self.calls.append((path, body))
                 if not await self._answer(path, body, reader, writer):
@@ -117,6 +119,7 @@ class InferenceServer:
                 return {
                     "role": "inference",
                     "version": engine.version,
+                    "weights": self.held[-1],
                     "pid": self.process,
                     "counts": dict(engine.counts()),
                 }
@@ -125,17 +128,20 @@ class InferenceServer:
                 return {
                     "context": own.context, "entropies": own.entropies, "loads": sorted(own.loads),
                     "machine": dict(engine.machine), "notes": list(engine.notes), "version": engine.version,
-                    "model": "tiny", "memory_per_token": engine.memory(1, 1),
+                    "weights": self.held[-1], "silva": __version__,
+                    "model": self.model, "memory_per_token": engine.memory(1, 1),
                 }  # fmt: skip
             case "/score":
                 found = await engine.score(body["tokens"], body["start"])
                 return {
                     "logprobs": found.logprobs, "likeliest": found.likeliest,
                     "likeliest_logprobs": found.likeliest_logprobs, "version": found.version,
+                    "weights": self.held[-1:],
                 }  # fmt: skip
             case "/load":
                 folder = body["folder"] and WeightFolder(body["folder"]["path"], body["folder"]["digest"])
                 await engine.load(Snapshot(body["version"], folder))
+                self.held.append(folder.digest if folder else "")
                 return {"version": engine.version}
             case "/sleep":
                 await engine.sleep()
@@ -143,12 +149,13 @@ class InferenceServer:
         return await self._completion(body)
 
     async def _completion(self, body: dict[str, Any]) -> dict[str, Any]:
-        assert body["model"] == "tiny" and body["n"] == 1 and body["return_token_ids"]
+        assert body["model"] == self.model and body["n"] == 1 and body["return_token_ids"]
         names = ("max_tokens", "temperature", "top_p", "top_k", "min_p", "seed")
         params = SamplingParams(
             **{name: body[name] for name in names},
             stop=tuple(body["stop"]), stop_token_ids=tuple(body["stop_token_ids"]),
         )  # fmt: skip
+        began = len(self.held) - 1
         found = await self.engine.sample(body["prompt"], params)
         own = {
             "raw_logprobs": found.raw_logprobs, "entropies": found.entropies, "versions": found.versions,
@@ -158,7 +165,7 @@ class InferenceServer:
             "index": 0, "text": "", "finish_reason": "length", "token_ids": found.tokens,
             "logprobs": {"token_logprobs": found.logprobs}, "silva": own,
         }  # fmt: skip
-        return {"choices": [choice]}
+        return {"choices": [choice], "weights": self.held[began:]}
 
 
 async def _send(writer: asyncio.StreamWriter, status: int, content: dict[str, Any]) -> None:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from tests.engines.http_park import Park, Slow, counting, run, until
 from tests.engines.inference_server import CUT, HANG
+from tests.virtual_clock import InLine
 
 from silva.engines.http import http_engine
 from silva.engines.http_settings import HttpEngineSettings
@@ -23,9 +22,8 @@ PROMPT = list(range(40, 60))
 
 
 @pytest.fixture
-def local(tiny_model: LoadedModel) -> Iterator[LocalEngine]:
-    with ThreadPoolExecutor(1) as compute:
-        yield LocalEngine(tiny_model, LocalEngineSettings(context=64), compute)
+def local(tiny_model: LoadedModel) -> LocalEngine:
+    return LocalEngine(tiny_model, LocalEngineSettings(context=64), InLine())
 
 
 def test_answers_are_those_of_the_engine_behind_it_to_the_last_bit(local, tmp_path) -> None:

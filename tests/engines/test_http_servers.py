@@ -10,35 +10,29 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 from tests import virtual_clock
-from tests.virtual_clock import now
+from tests.virtual_clock import LoopClock, now
 
-from silva.engines.http import FIRST_PAUSE, HttpEngine, http_engine
+from silva import __version__
+from silva.engines.http import FIRST_PAUSE, LONGEST_PAUSE, HttpEngine, http_engine
 from silva.engines.http_servers import UNEVEN, Router, Server
 from silva.engines.http_settings import ClientSettings, HttpEngineSettings
-from silva.engines.http_wire import SilvaDialect
+from silva.engines.http_wire import Answer, SilvaDialect
 from silva.errors import ConfigError, EngineError, NoReply
-from silva.ports import Clock, derive, uniform, use_clock
-from silva.transport import Unreachable
-from silva.types import SamplingParams, Snapshot, WeightFolder
+from silva.ports import derive, uniform, use_clock
+from silva.transport import Refused, Unreachable
+from silva.types import Completion, SamplingParams, Snapshot, WeightFolder
 
 FACTS = {
     "context": 100, "entropies": True, "loads": ["folder"], "machine": {}, "notes": [], "version": 0,
-    "model": "m", "memory_per_token": 0,
+    "model": "m", "memory_per_token": 0, "weights": "start", "silva": __version__,
 }  # fmt: skip
 COMPLETION = {
     "choices": [{
         "token_ids": [1], "logprobs": {"token_logprobs": [-0.5]},
         "silva": {"raw_logprobs": [-0.5], "entropies": [1.0], "versions": [0], "stop_reason": "length",
                   "cached_tokens": 0},
-    }]
+    }],
 }  # fmt: skip
-
-
-class LoopClock(Clock):
-    ahead = 0.0  # of the loop's time
-
-    def monotonic(self) -> float:
-        return now() + self.ahead
 
 
 class FakePeer:
@@ -48,29 +42,32 @@ class FakePeer:
 
     def __init__(self, address: str) -> None:
         self.address = address
-        self.version, self.times = 0, list[tuple[str, float]]()
+        self.version, self.weights, self.times = 0, "start", list[tuple[str, float]]()
+        self.counts: dict[str, float] = {}
         self.script: Callable[[str], Any] = self.good
 
     def good(self, path: str) -> Any:
         scores = {"logprobs": [-1.0], "likeliest": [3], "likeliest_logprobs": [-0.5], "version": self.version}
+        weights = {"weights": [self.weights]}
         return {
-            "/alive": {"version": self.version, "pid": 1, "counts": {}},
-            "/capabilities": FACTS, "/score": scores,
-            "/v1/completions": COMPLETION, "/load": {"version": self.version},
+            "/alive": {"version": self.version, "weights": self.weights, "pid": 1, "counts": self.counts},
+            "/capabilities": FACTS, "/score": scores | weights,
+            "/v1/completions": COMPLETION | weights, "/load": {"version": self.version},
         }[path]  # fmt: skip
 
-    async def get(self, path: str, *, timeout: float) -> Any:
+    async def get(self, path: str, *, timeout: float | None = None) -> Any:
         return await self.post(path, None, timeout=timeout)
 
-    async def post(self, path: str, body: Any, *, timeout: float) -> Any:
+    async def post(self, path: str, body: Any, *, timeout: float | None = None) -> Any:
+        path = path.partition("?")[0]
         self.times.append((path, now()))
         if path == "/load":
-            self.version = body["version"]
+            self.version, self.weights = body["version"], body["folder"]["digest"]
         answer = self.script(path)
         if isinstance(answer, Exception):
             raise answer
         if answer is None:
-            await asyncio.sleep(timeout)
+            await asyncio.sleep(1e9 if timeout is None else timeout)
             raise Unreachable(f"the inference at {self.address}: no answer to {path} within {timeout:g} s")
         return answer
 
@@ -172,6 +169,80 @@ def test_a_server_that_cannot_join_is_tried_less_and_less_often() -> None:
     run(work, 2)
 
 
+def test_a_server_that_has_enough_to_do_is_asked_again_until_it_has_less() -> None:
+    async def work(peers: list[FakePeer], engine: HttpEngine, said: list[str]) -> None:
+        peer = peers[0]
+        full = lambda path: Refused("HTTP 429", 429) if path == "/v1/completions" else peer.good(path)  # noqa: E731
+        peer.script = full
+        asked = asyncio.ensure_future(engine.sample([5], SamplingParams(1)))
+        await asyncio.sleep(3000.0)
+        times = [at for path, at in peer.times if path == "/v1/completions"]
+        assert len(times) > 300 and max(b - a for a, b in pairwise(times)) <= LONGEST_PAUSE
+        assert not asked.done() and said == []
+        peer.script = peer.good
+        assert (await asked).tokens == (1,)
+
+    run(work, retries=2)
+
+
+@pytest.mark.parametrize("computes", [True, False])
+def test_a_request_may_take_long_as_long_as_its_server_computes(computes) -> None:
+    async def work(peers: list[FakePeer], engine: HttpEngine, said: list[str]) -> None:
+        peer, began = peers[0], now()
+
+        def busy(path: str) -> Any:
+            if path == "/v1/completions":
+                return None
+            peer.counts = {"steps": now()} if computes else {}
+            return peer.good(path)
+
+        peer.script = busy
+        asked = asyncio.ensure_future(engine.sample([5], SamplingParams(1)))
+        if computes:
+            await asyncio.sleep(50_000.0)
+            assert not asked.done()
+            asked.cancel()
+        else:
+            with pytest.raises(NoReply, match=r"nothing computed there for 600 s \(engine\.timeout\)"):
+                await asked
+            assert now() - began == pytest.approx(1200.0, abs=2.0)  # it was tried twice
+
+    run(work, retries=1)
+
+
+def test_no_more_requests_are_under_way_than_there_may_be_connections(monkeypatch) -> None:
+    monkeypatch.setattr("silva.engines.http_servers.open_files", lambda: 64)
+
+    async def work(peers: list[FakePeer], engine: HttpEngine, said: list[str]) -> None:
+        under_way = most = 0
+
+        async def slow(*args: Any) -> Any:
+            nonlocal under_way, most
+            under_way += 1
+            most = max(most, under_way)
+            await asyncio.sleep(1.0)
+            under_way -= 1
+            return Answer(Completion((1,), (0.0,), (0.0,), (0.0,), (0,), "length"), ("start",))
+
+        engine._dialect.sample = slow  # type: ignore[method-assign]
+        found = await asyncio.gather(*(engine.sample([5], SamplingParams(1)) for _ in range(1000)))
+        assert (len(found), most) == (1000, 32)
+
+    run(work, 2)
+
+
+def test_a_check_that_fails_for_whatever_reason_is_told_and_made_again() -> None:
+    async def work(peers: list[FakePeer], engine: HttpEngine, said: list[str]) -> None:
+        peers[0].script = lambda path: OverflowError("port must be 0-65535")
+        await asyncio.sleep(5.0)
+        assert "is out (port must be 0-65535)" in said[0]
+        peers[0].script = peers[0].good
+        await asyncio.sleep(5.0)
+        assert "is back" in said[1]
+
+    run(work)
+
+
 def servers(*running: int) -> list[Server]:
     found = [Server(number, FakePeer(f"s{number}")) for number in range(len(running))]  # type: ignore[arg-type]
     for server, count in zip(found, running, strict=True):
@@ -218,6 +289,8 @@ def test_settings_say_what_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
         (("ftp://x",), "'ftp://x': expected http://HOST:PORT"),
         (("http://me:secret@x",), "without a name or password"),
         (("http://x", "http://x/"), "'http://x' is listed twice"),
+        (("http://x:99999",), "expected a port from 0 to 65535"),
+        (("http://x:many",), "expected a port from 0 to 65535"),
     ]:
         with pytest.raises(ValidationError, match=words):
             HttpEngineSettings(urls=urls)

@@ -10,7 +10,7 @@ import pytest
 from tests.engines.http_park import Park, Slow, counting, run, until
 from tests.engines.inference_server import HANG
 
-from silva.engines.http import PROBE
+from silva.engines.http_weights import PROBE
 from silva.engines.scripted import ScriptedEngine
 from silva.errors import CapabilityError, EngineError, ModelError
 from silva.types import SamplingParams, Snapshot, TokenScores, WeightFolder
@@ -56,9 +56,8 @@ def test_a_restart_that_no_check_saw_is_noticed_by_its_process(tmp_path) -> None
             server.process += 1
             await until(lambda: len(park.said) == 2)
             assert "was started again" in park.said[0] and "is back" in park.said[1]
-            assert server.called("/load") == [
-                {"version": 0, "folder": {"path": str(tmp_path), "digest": "d"}}
-            ]
+            (load,) = server.called("/load")
+            assert load["version"] == 0 and load["folder"] == {"path": str(tmp_path), "digest": "d"}
 
     run(work())
 
@@ -225,5 +224,70 @@ def test_what_other_processes_cannot_read_is_refused(tmp_path) -> None:
             with pytest.raises(CapabilityError, match="a snapshot without a folder"):
                 await park.engine.load(Snapshot(1))
             assert park.servers[0].called("/load") == []
+
+    run(work())
+
+
+def test_weights_that_somebody_else_loads_as_the_same_version_are_noticed(tmp_path) -> None:
+    """The check comes once a minute here, so the answer itself must tell."""
+
+    async def work() -> None:
+        async with Park(tmp_path, [counting()], check_every=60.0) as park:
+            server = park.servers[0]
+            await park.engine.load(weights(3))
+            server.held.append("somebody else's")
+            assert (await park.engine.sample([1], SamplingParams(1))).versions == (3,)
+            assert "were not loaded from here" in park.said[0] and "is back" in park.said[1]
+            assert [body["version"] for body in server.called("/load")] == [3, 3]
+            assert park.sent() == [2]
+
+    run(work())
+
+
+def test_a_check_notices_them_too(tmp_path) -> None:
+    async def work() -> None:
+        async with Park(tmp_path, [counting()]) as park:
+            await park.engine.load(weights(3))
+            park.servers[0].held.append("somebody else's")
+            await until(lambda: len(park.said) == 2)
+            assert "holds other weights as version 3" in park.said[0]
+            assert park.servers[0].held[-1] == "digest"
+
+    run(work())
+
+
+def test_an_answer_that_lives_through_a_load_has_both(tmp_path) -> None:
+    async def work() -> None:
+        slow = Slow()
+        async with Park(tmp_path, [slow]) as park:
+            await park.engine.load(weights(1))
+            asked = asyncio.ensure_future(park.engine.sample([1], SamplingParams(1)))
+            await until(lambda: park.sent() == [1])
+            await park.engine.load(Snapshot(2, WeightFolder("/weights", "next")))
+            slow.go.set()
+            await asked
+            assert park.sent() == [1] and park.said == []
+
+    run(work())
+
+
+@pytest.mark.parametrize(("versions", "shift", "model", "words"), [
+    ((3, 7), 0.0, "tiny", "tiny, version 3, and .* holds tiny, version 7: expected the same"),
+    ((3, 3), 0.5, "tiny", "holds other weights than the other servers"),
+    ((3, 3), 0.0, "other", "holds other, version 3: expected the same"),
+])  # fmt: skip
+def test_without_a_load_servers_must_hold_the_same_before_the_first_answer(
+    versions, shift, model, words, tmp_path
+) -> None:
+    async def work() -> None:
+        engines = [counting(), Stuck(shift=shift)]
+        for engine, version in zip(engines, versions, strict=True):
+            engine.version = version
+        park = Park(tmp_path, engines)
+        park.servers[1].model = model
+        async with park:
+            with pytest.raises(EngineError, match=words):
+                await park.ask([1])
+            assert park.sent() == [0, 0]
 
     run(work())

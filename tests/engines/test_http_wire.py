@@ -9,9 +9,16 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests import virtual_clock
+from tests.virtual_clock import LoopClock, now
 
-from silva.engines.http_wire import VllmDialect, dialect_of, estimated_entropies
+from silva.engines.http import HttpEngine
+from silva.engines.http_settings import ClientSettings
+from silva.engines.http_vllm import VllmDialect, estimated_entropies
+from silva.engines.http_weights import PROBE
+from silva.engines.http_wire import dialect_of
 from silva.errors import CapabilityError, EngineError
+from silva.ports import use_clock
 from silva.transport import Peer, Refused, Unreachable
 from silva.types import SamplingParams, Snapshot, TokenScores, WeightFolder
 
@@ -30,10 +37,10 @@ class VllmPeer:
             "/v1/completions": completion([5], [0.0], [{"token_id:5": 0.0}]),
         } | {"/" + name.replace("__", "/"): answer for name, answer in answers.items()}
 
-    async def get(self, path: str, *, timeout: float) -> Any:
+    async def get(self, path: str, *, timeout: float | None = None) -> Any:
         return await self.post(path, None, timeout=timeout)
 
-    async def post(self, path: str, body: Any = None, *, timeout: float) -> Any:
+    async def post(self, path: str, body: Any = None, *, timeout: float | None = None) -> Any:
         self.calls.append((path, body))
         answer = self.answers.get(path.partition("?")[0], {})
         if isinstance(answer, Exception):
@@ -74,7 +81,7 @@ def sampled(answer: Any, params: SamplingParams | None = None, version: int = 3)
 
     async def work(dialect: VllmDialect, _: Peer) -> Any:
         peer.answers["/v1/completions"] = answer
-        return await dialect.sample(peer, [1, 2, 3], params or SamplingParams(2), version, 1.0)  # type: ignore[arg-type]
+        return (await dialect.sample(peer, [1, 2, 3], params or SamplingParams(2), version)).found  # type: ignore[arg-type]
 
     return asked(peer, work), peer
 
@@ -142,7 +149,7 @@ def test_scores_are_read_from_the_prompt() -> None:
 
     async def work(dialect: VllmDialect, _: Peer) -> Any:
         peer.answers["/v1/completions"] = completion([1], [0.0], [{}], prompt_logprobs=rows)
-        return await dialect.score(peer, [1, 2, 3], 1, 6, 1.0)  # type: ignore[arg-type]
+        return (await dialect.score(peer, [1, 2, 3], 1, 6)).found  # type: ignore[arg-type]
 
     assert asked(peer, work) == TokenScores((-3.0, -0.5), (8, 3), (-1.0, -0.5), 6)
 
@@ -237,3 +244,45 @@ def test_rounding_is_put_right_and_nonsense_is_not() -> None:
         estimated_entropies([[0.0, -0.1]], 2, 100)
     with pytest.raises(ValueError, match="do not belong to a distribution"):
         estimated_entropies([[-1.0, -9.0]], 2, 10)
+
+
+class HungVllm(VllmPeer):
+    """Its front answers, and what computes behind it does not, from `hangs` on."""
+
+    hangs = False
+
+    async def get(self, path: str, *, timeout: float | None = None) -> Any:
+        if path == "/is_paused" and self.hangs:
+            await asyncio.sleep(timeout or 1e9)
+            raise Unreachable(f"no answer to {path} within {timeout} s")
+        return await super().get(path, timeout=timeout)
+
+    async def close(self) -> None:
+        pass
+
+
+def test_a_core_that_hangs_behind_a_front_that_answers_is_noticed_within_ten_seconds() -> None:
+    peer, said = HungVllm(), list[tuple[float, str]]()
+    rows = [None] + [{str(token): {"logprob": 0.0, "rank": 1}} for token in PROBE[1:]]
+    peer.answers["/v1/completions"]["choices"][0]["prompt_logprobs"] = rows
+
+    async def work() -> None:
+        engine = HttpEngine(
+            [peer],  # type: ignore[list-item]
+            ClientSettings(),
+            VllmDialect(vocabulary=300),
+            say=lambda text: said.append((now(), text)),
+        )
+        await engine.connect()
+        await asyncio.sleep(100.0)
+        assert said == []
+        peer.hangs = True
+        await asyncio.sleep(10.0)
+        assert said and "requests wait until it is back" in said[0][1]
+        peer.hangs = False
+        await asyncio.sleep(40.0)
+        assert "is back" in said[-1][1]
+        await engine.close()
+
+    with use_clock(LoopClock()):
+        virtual_clock.run(work())

@@ -171,9 +171,7 @@ def test_costs_that_no_float_holds_exactly_end_at_the_limit_all_the_same(clock) 
                 await asyncio.sleep(0)
             return index, Usage(0, prices[index])
 
-        calls = (
-            one.call(lambda i=i: send(i), tokens=(0, most), seed=i) for i, most in enumerate(prices)
-        )
+        calls = (one.call(lambda i=i: send(i), tokens=(0, most), seed=i) for i, most in enumerate(prices))
         return await asyncio.wait_for(asyncio.gather(*calls, return_exceptions=True), 30)
 
     answers = asyncio.run(go())

@@ -20,9 +20,10 @@ import torch
 from pydantic import ValidationError
 from safetensors.torch import load_file, save_file
 
-from silva.engines.http import PROBE, HttpEngine
+from silva.engines.http import HttpEngine
 from silva.engines.http_settings import ClientSettings
-from silva.engines.http_wire import VllmDialect
+from silva.engines.http_vllm import VllmDialect
+from silva.engines.http_weights import PROBE
 from silva.engines.vllm_launch import command
 from silva.engines.vllm_settings import VllmEngineSettings
 from silva.errors import CapabilityError, ConfigError

@@ -207,7 +207,7 @@ def test_all_bodies_together_have_a_limit(monkeypatch: pytest.MonkeyPatch) -> No
             answers = [*await asyncio.gather(*waiting), await client.post("/", content=b"a" * 900)]
             return [refused.status_code, *(answer.status_code for answer in answers)]
 
-    assert run(ask()) == [503, 200, 200, 200]
+    assert run(ask()) == [429, 200, 200, 200]
     assert app._held == 0
 
 

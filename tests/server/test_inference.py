@@ -14,6 +14,7 @@ import pytest
 from safetensors.torch import save_file
 from tests.server.running import CONTEXT, MODEL, asking, connected, guarded, listening, run, says, until
 
+from silva import __version__
 from silva.engines.http import http_engine
 from silva.engines.http_settings import HttpEngineSettings
 from silva.engines.local.engine import LocalEngine
@@ -176,7 +177,10 @@ def test_a_snapshot_is_loaded_and_its_version_is_on_every_token(
             assert await peer.post("/sleep") == {}
             alive = await peer.get("/alive")
             assert alive.pop("counts")["decode_tokens"] == engine.stats.decode_tokens > 0
-            assert alive == {"role": "inference", "version": 3, "pid": os.getpid()}
+            assert alive.pop("weights") == weight_folder(weights).digest
+            assert alive == {
+                "role": "inference", "version": 3, "pid": os.getpid(), "silva": __version__,
+            }  # fmt: skip
             for body, status, words in (
                 ({"version": 9, "folder": folder | {"digest": "0"}}, 409, "digest"),
                 ({"version": 9, "folder": {"path": "/etc", "digest": "0"}}, 400, "outside the folders"),
@@ -311,10 +315,11 @@ def test_capabilities_and_models_say_what_there_is(engine: LocalEngine, renderer
 
     able, models = run(ask())
     assert able["memory_per_token"] == pytest.approx(engine.memory(1, CONTEXT) / CONTEXT)
-    del able["memory_per_token"]
+    del able["memory_per_token"], able["weights"]
     assert able == {
         "context": CONTEXT, "entropies": True, "loads": ["folder", "parameters"],
         "machine": engine.machine, "notes": engine.notes, "version": 0, "model": MODEL,
+        "silva": __version__,
     }  # fmt: skip
     assert [(m["id"], m["max_model_len"]) for m in models["data"]] == [(MODEL, CONTEXT)]
 

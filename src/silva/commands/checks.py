@@ -40,6 +40,11 @@ def check_engine(config: RunConfig) -> None:
     Raises:
         CapabilityError: with the reason.
     """
+    if config.placement.type == "services" and config.engine.type == "http":
+        raise CapabilityError(
+            'engine.type = "http" with placement.type = "services": the servers are those of '
+            'placement.inference, or of `silva rl`; expected engine.type = "local" or "vllm"'
+        )
     if reason := only_evaluates(config):
         raise CapabilityError(
             f'engine.type = "{config.engine.type}": {reason}, so it cannot be trained; expected '

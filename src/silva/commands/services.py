@@ -86,7 +86,8 @@ def serve_inference(resolved: Resolved, given: Mapping[str, str]) -> int:
         engine, renderer = assembly.engine, assembly.renderer
         for note in engine.notes:
             _say(note)
-        limits = ServerLimits(folders=(Path(config.output_dir).resolve(),))
+        output = Path(config.output_dir)  # a run's folder may be a link to another disk
+        limits = ServerLimits(folders=(output.resolve(), (output / config.name).resolve()))
         name, reload = name_of(config.model), initial_weights(config, engine)
         app = inference_app(engine, renderer, model=name, limits=limits, reload=reload, log=_say)
         with process.loaded():

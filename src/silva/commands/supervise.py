@@ -13,6 +13,7 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
+from silva.commands.checks import check
 from silva.config.load import Resolved
 from silva.config.schema import RunConfig
 from silva.placement.settings import ADDRESSES, ServicesPlacementSettings
@@ -30,6 +31,7 @@ def supervise(resolved: Resolved, argv: Sequence[str], flags: Sequence[str]) -> 
         flags: of `silva rl`, such as --resume.
     """
     config, placement = resolved.config, resolved.config.placement
+    check(config)
     run = Layout(Path(config.output_dir) / config.name)
     # Parts that run already have the user's key, and all have the same.
     key = os.environ.get(placement.key_variable, "") or secrets.token_urlsafe(24)

@@ -5,8 +5,9 @@
       └──────────┴──── out, with its last words <─────────────┘ its requests are cancelled and go to others
 
 A task per server asks "are you alive?", also while requests run and weights are loaded. A server that is out
-joins again when it answers; what joining means is the caller's (http.py). Not here: what is said to a server
-(http_wire.py), and how often a request is sent again (http.py).
+joins again when it answers; what joining means is the caller's (http_weights.py). A server gets no more
+requests at once than this process may have connections; the others wait here. Not here: what is said to a
+server (http_wire.py), and how often a request is sent again (http.py).
 """
 
 from __future__ import annotations
@@ -20,9 +21,9 @@ from typing import Any, TypeVar
 
 from silva.engines.http_settings import ClientSettings
 from silva.engines.http_wire import Dialect, Pulse
-from silva.errors import EngineError, SilvaError
+from silva.errors import EngineError
 from silva.ports import CLOCK
-from silva.transport import Peer, Refused, Unreachable
+from silva.transport import Peer, Refused, Unreachable, open_files
 from silva.types import Snapshot, TokenScores
 
 T = TypeVar("T")
@@ -30,6 +31,8 @@ T = TypeVar("T")
 SESSIONS, PREFIXES = 1 << 14, 1 << 16  # remembered by the router
 FIRST_PREFIX = 64  # tokens; longer ones are looked at in doubled lengths
 UNEVEN = 16  # requests by which the server with the prefix may be ahead of the least loaded one
+AT_ONCE = 2048  # requests to a server; fewer if the process may open fewer files
+CORE = 2.0  # times `dead_after`: what computes may be busy with a step when it is asked for a sign of life
 LONGEST_REST = 30.0  # seconds between tries to join of a server that answers and fails at it
 
 
@@ -40,25 +43,29 @@ class Server:
         live: requests may go there.
         version: of its weights.
         holds: the snapshot that this client loaded there since it joined; None: no one.
+        given: what its weights are called (`Pulse.weights`), since it joined: at first what it had, then what
+            this client has loaded, from the beginning of the load on.
         counts: what it has done so far, as it said last.
         probe: what it makes of the probe text, with those weights.
         words: why it is out, or the last fault.
         refusal: it answers, and cannot be used.
         running, sent: requests now and so far.
         loads: begun and ended loads, so odd while one runs.
+        progressed: when it was last seen to compute, or to answer.
     """
 
     def __init__(self, number: int, peer: Peer) -> None:
         self.number, self.peer = number, peer
         self.live, self.version = False, 0
         self.holds: Snapshot | None = None
+        self.given: list[str | None] = [None]
         self.probe: TokenScores | None = None
         self.words = "not asked yet"
         self.refusal: Exception | None = None
         self.process: Any = None
         self.counts: Mapping[str, float] = {}
         self.running = self.sent = self.loads = self.failures = 0
-        self.heard = self.lost_at = self.join_at = 0.0
+        self.heard = self.lost_at = self.join_at = self.progressed = 0.0
         self.was_live = False
         self.bind()
 
@@ -67,6 +74,7 @@ class Server:
         self.lock = asyncio.Lock()  # one load at a time
         self.wake = asyncio.Event()  # check now
         self.checked = asyncio.Event()  # it has joined, or is out for a reason
+        self.places = asyncio.Semaphore(AT_ONCE)
         self.lost: asyncio.Future[None] | None = None
         self.joining: asyncio.Task[None] | None = None
         self.running = 0
@@ -166,8 +174,10 @@ class Servers:
         if self._loop is loop:
             return
         self._loop, self._changed = loop, asyncio.Event()
+        share = open_files() // 2 // len(self.all)  # the other half is for episodes
         for server in self.all:
             server.bind()
+            server.places = asyncio.Semaphore(max(1, min(AT_ONCE, share)))
             server.lost = loop.create_future()
         self._watches = [loop.create_task(self._watch(server)) for server in self.all]
 
@@ -208,7 +218,8 @@ class Servers:
                 return live
         except TimeoutError:
             raise EngineError(
-                f"no inference server for {patience:g} s (engine.patience). {self._all_words()}"
+                f"no inference server for {patience:g} s ({self._settings.key('patience')}). "
+                f"{self._all_words()}"
             ) from None
 
     async def choose(self, tokens: Sequence[int], session: str, avoid: Server | None = None) -> Server:
@@ -217,17 +228,31 @@ class Servers:
         others = [server for server in live if server is not avoid]
         return self._router.choose(others or live, tokens, session)
 
-    async def run(self, server: Server, work: Coroutine[Any, Any, T]) -> T:
-        """The result of a request to `server`, which ends as Unreachable when the server is lost."""
+    async def run(self, server: Server, ask: Callable[[], Coroutine[Any, Any, T]]) -> T:
+        """The result of a request to `server`.
+
+        Raises:
+            Unreachable: the server was lost, or has neither answered anybody nor computed anything for
+                `timeout` seconds. A request that only waits for its turn takes as long as it takes.
+        """
         assert server.lost is not None
-        task, both = asyncio.ensure_future(work), set[asyncio.Future[Any]]()
-        both |= {task, server.lost}
         server.running, server.sent = server.running + 1, server.sent + 1
+        task, began = asyncio.ensure_future(_in_turn(server, ask)), CLOCK.monotonic()
+        both: set[asyncio.Future[Any]] = {task, server.lost}
         try:
-            await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
-            if not task.done():
-                raise Unreachable(server.words)
-            return task.result()
+            while True:
+                left = max(began, server.progressed) + self._settings.timeout - CLOCK.monotonic()
+                await asyncio.wait(both, timeout=max(0.0, left), return_when=asyncio.FIRST_COMPLETED)
+                if task.done():
+                    server.progressed = CLOCK.monotonic()
+                    return task.result()
+                if server.lost.done():
+                    raise Unreachable(server.words)
+                if left <= 0:
+                    raise Unreachable(
+                        f"{server}: no answer, and nothing computed there for {self._settings.timeout:g} s "
+                        f"({self._settings.key('timeout')})"
+                    )
         finally:
             server.running -= 1
             if not task.done():
@@ -255,20 +280,7 @@ class Servers:
     async def _watch(self, server: Server) -> None:
         while True:
             server.wake.clear()
-            loads, began, patience = server.loads, CLOCK.monotonic(), self._settings.dead_after
-            try:
-                pulse = await self._dialect.alive(server.peer, patience)
-            except (SilvaError, OSError) as fault:
-                if CLOCK.monotonic() - began > 1.5 * patience:
-                    continue  # this process slept or was busy, and may have missed the answer
-                self.lose(server, fault, silent=isinstance(fault, Unreachable))
-            else:
-                server.heard = CLOCK.monotonic()
-                if server.live and (stale := _stale(server, pulse, loads)):
-                    self.lose(server, Unreachable(stale))
-                server.process, server.counts = pulse.process, pulse.counts
-                if not server.live and server.joining is None and server.heard >= server.join_at:
-                    server.joining = asyncio.ensure_future(self._joined(server))
+            await self._check(server)
             rest = asyncio.ensure_future(CLOCK.sleep(self._settings.check_every))
             woken = asyncio.ensure_future(server.wake.wait())
             try:
@@ -277,10 +289,31 @@ class Servers:
                 rest.cancel()
                 woken.cancel()
 
+    async def _check(self, server: Server) -> None:
+        loads, began, patience = server.loads, CLOCK.monotonic(), self._settings.dead_after
+        core = 0.0 if loads % 2 else CORE * patience  # what loads weights answers nobody
+        try:
+            pulse = await self._dialect.alive(server.peer, patience, core)
+        except Exception as fault:  # whatever it is: a watch that ends would leave everybody waiting
+            if CLOCK.monotonic() - began > 1.5 * (patience + core):
+                return  # this process slept or was busy, and may have missed the answer
+            if core and server.loads != loads:
+                return  # a load has begun meanwhile
+            self.lose(server, fault, silent=isinstance(fault, Unreachable))
+            return
+        server.heard = CLOCK.monotonic()
+        if server.live and (stale := _stale(server, pulse, loads)):
+            self.lose(server, Unreachable(stale))
+        if pulse.computes or pulse.counts != server.counts:
+            server.progressed = server.heard
+        server.process, server.counts = pulse.process, pulse.counts
+        if not server.live and server.joining is None and server.heard >= server.join_at:
+            server.joining = asyncio.ensure_future(self._joined(server))
+
     async def _joined(self, server: Server) -> None:
         try:
             await self._join(server)
-        except (SilvaError, OSError) as fault:
+        except Exception as fault:
             server.failures += 1
             server.join_at = CLOCK.monotonic() + min(LONGEST_REST, 2.0 ** (server.failures - 1))
             server.joining = None
@@ -306,6 +339,11 @@ class Servers:
         return "; ".join(server.words for server in self.all)
 
 
+async def _in_turn(server: Server, ask: Callable[[], Coroutine[Any, Any, T]]) -> T:
+    async with server.places:
+        return await ask()
+
+
 def may_pass(fault: Exception) -> bool:
     """Whether the same request may succeed later."""
     if isinstance(fault, Refused):
@@ -318,6 +356,10 @@ def _stale(server: Server, pulse: Pulse, loads: int) -> str:
     if server.process != pulse.process and server.process is not None:
         return f"{server} was started again"
     loading = server.loads % 2 == 1 or server.loads != loads
-    if not loading and pulse.version is not None and pulse.version != server.version:
+    if loading:
+        return ""
+    if pulse.version not in (None, server.version):
         return f"{server} holds version {pulse.version}, expected {server.version}"
+    if pulse.weights not in (None, server.given[-1]):
+        return f"{server} holds other weights as version {pulse.version} than this client has loaded there"
     return ""

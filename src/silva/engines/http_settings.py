@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 from pydantic import Field, field_validator
@@ -17,9 +18,11 @@ class ClientSettings(Section):
     """How inference servers are asked, and when one of them counts as lost."""
 
     elsewhere: ClassVar[bool] = True  # the model is not in this process
+    section: ClassVar[str] = "engine"  # where these keys stand
 
     timeout: Above0 = 600.0
-    """Seconds that one request may take, and one load of weights."""
+    """Seconds that a load of weights may take, and that a server may compute nothing while it is asked for
+    something. A request may wait for its turn, and be computed, for as long as that takes."""
     retries: Natural = 8
     """How often a request is sent again after a fault that may pass."""
     context: Natural = 0
@@ -33,6 +36,16 @@ class ClientSettings(Section):
     probe_tolerance: Above0 = 1e-3
     """How far the log-probabilities of the probe text may differ between servers that hold the same weights.
     Models in bfloat16 need about 0.1."""
+
+    def key(self, name: str) -> str:
+        """As it stands in the configuration."""
+        return f"{self.section}.{name}"
+
+
+class PlacedClientSettings(ClientSettings):
+    """Of servers that the placement knows."""
+
+    section: ClassVar[str] = "placement"
 
 
 class HttpEngineSettings(ClientSettings):
@@ -68,4 +81,5 @@ class HttpEngineSettings(ClientSettings):
         from silva.engines.http import http_engine
 
         vocabulary = context.renderer.vocabulary if self.dialect == "vllm" else 0
-        return http_engine(self, vocabulary=vocabulary, say=context.say)
+        owner = str((Path(context.config.output_dir) / context.config.name).absolute())
+        return http_engine(self, owner=owner, vocabulary=vocabulary, say=context.say)

@@ -4,8 +4,9 @@
     sample          /v1/completions, field "silva"      /v1/completions, `logprobs` of the likeliest tokens
     score           /score                              /v1/completions with `prompt_logprobs`
     load            /load                               /pause, reload_weights, /reset_prefix_cache, /resume
-    alive           /alive: version, process, counts       /ping, which is its /health
+    alive           /alive: weights, process, counts    /ping, which is its /health; /is_paused asks its core
     versions        one per token, as it was sampled    that of the client when the request went out
+    weights         digests in every answer             not told
     entropies       exact                               estimated (top_entropy.py)
 
 A dialect asks one server once. Not here: which server, and what happens after a fault (http_servers.py).
@@ -13,31 +14,33 @@ A dialect asks one server once. Not here: which server, and what happens after a
 
 from __future__ import annotations
 
-import asyncio
-import math
 import os
+import secrets
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Protocol, TypeVar
+from urllib.parse import quote
 
+from silva import __version__
 from silva.errors import CapabilityError, EngineError
-from silva.transport import Peer, Refused, Unreachable
-from silva.types import Completion, CompletionStop, SamplingParams, Snapshot, TokenScores
+from silva.transport import Peer, Unreachable
+from silva.types import Completion, SamplingParams, Snapshot, TokenScores
+
+if TYPE_CHECKING:
+    from silva.engines.http_vllm import VllmDialect
 
 T = TypeVar("T")
-
-IMPOSSIBLE = -9000.0  # vLLM writes -9999 for a log-probability of minus infinity
-ROUNDING = 1e-4  # by which the likeliest probabilities of a row may add up to too much or too little
-RESUME = 10.0  # seconds; nobody waits longer for a server that is gone, and `facts` resumes it later
-LARGE_VOCABULARY = 1 << 18  # where the real size is unknown; it moves the estimate of an entropy little
 
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What a server says of itself. `memory_per_token`: bytes of keys and values, 0 if unknown."""
+    """What a server says of itself. `memory_per_token`: bytes of keys and values, 0 if unknown. `weights`: as
+    in `Pulse`."""
 
     context: int
     version: int
+    model: str = ""
+    weights: str | None = None
     entropies: bool = True
     loads: frozenset[str] = frozenset()
     machine: Mapping[str, Any] = field(default_factory=dict)
@@ -47,54 +50,84 @@ class Facts:
 
 @dataclass(frozen=True, slots=True)
 class Pulse:
-    """The answer to "are you alive?", as far as the dialect gives one: another process has other weights."""
+    """The answer to "are you alive?", as far as the dialect gives one: another process has other weights.
+
+    `weights`: the digest of the folder that was loaded last, or a name for those it began with.
+    `computes`: not only the server answers, but also what computes behind it.
+    """
 
     version: int | None = None
+    weights: str | None = None
     process: Any = None
     counts: Mapping[str, float] = field(default_factory=dict)
+    computes: bool = False
+
+
+class Answer(NamedTuple, Generic[T]):
+    """What was found, and with which weights: all that the server held meanwhile."""
+
+    found: T
+    weights: tuple[str, ...] = ()
 
 
 class Dialect(Protocol):
-    """`version` is what the client knows the server to hold; `timeout` in seconds.
+    """`version` is what the client knows the server to hold; `timeout` in seconds. Sampling and scoring have
+    none: how long they take depends on what else is asked. `core`: seconds that what computes may take to
+    give a sign of life; 0: it is not asked.
 
     Raises:
         Unreachable, Refused: from `Peer`; Unreachable also for an answer that makes no sense.
     """
 
     async def facts(self, peer: Peer, timeout: float) -> Facts: ...
-    async def alive(self, peer: Peer, timeout: float) -> Pulse: ...
+    async def alive(self, peer: Peer, timeout: float, core: float) -> Pulse: ...
     async def sample(
-        self, peer: Peer, tokens: Sequence[int], params: SamplingParams, version: int, timeout: float
-    ) -> Completion: ...
+        self, peer: Peer, tokens: Sequence[int], params: SamplingParams, version: int
+    ) -> Answer[Completion]: ...
     async def score(
-        self, peer: Peer, tokens: Sequence[int], start: int, version: int, timeout: float
-    ) -> TokenScores: ...
+        self, peer: Peer, tokens: Sequence[int], start: int, version: int
+    ) -> Answer[TokenScores]: ...
     async def load(self, peer: Peer, snapshot: Snapshot, timeout: float) -> None: ...
     async def sleep(self, peer: Peer, timeout: float) -> None: ...
 
 
 def dialect_of(
-    name: str, *, model: str = "", vocabulary: int = 0, top_logprobs: int = 20
+    name: str, *, model: str = "", owner: str = "", vocabulary: int = 0, top_logprobs: int = 20
 ) -> SilvaDialect | VllmDialect:
     """By the name that settings have. `vocabulary`: how many tokens the model has; 0: unknown."""
     if name == "silva":
-        return SilvaDialect(model)
+        return SilvaDialect(model, owner)
+    from silva.engines.http_vllm import VllmDialect
+
     return VllmDialect(model, vocabulary=vocabulary, top_logprobs=top_logprobs)
 
 
 class SilvaDialect:
-    """That of `silva inference`. `model`: its name there; "" takes what a server calls it."""
+    """That of `silva inference`.
 
-    def __init__(self, model: str = "") -> None:
-        self._model = model
+    Args:
+        model: its name there; "" takes what a server calls it.
+        owner: for whom weights are loaded, such as the folder of a run. While an owner gives signs of life,
+            a server loads nothing for another one.
+    """
+
+    def __init__(self, model: str = "", owner: str = "") -> None:
+        self._model, self._owner = model, owner or secrets.token_hex(8)
         self._models: dict[str, str] = {}
 
     async def facts(self, peer: Peer, timeout: float) -> Facts:
         def read(answer: Any) -> Facts:
+            if (theirs := answer.get("silva")) != __version__:
+                raise CapabilityError(
+                    f"the {peer.name} at {peer.address} is of Silva {theirs or 'before 0.1.0'}, this is "
+                    f"{__version__}: install the same version at both ends"
+                )
             self._models[peer.address] = self._model or str(answer["model"])
             return Facts(
                 context=int(answer["context"]),
                 version=int(answer["version"]),
+                model=str(answer["model"]),
+                weights=str(answer["weights"]),
                 entropies=bool(answer["entropies"]),
                 loads=frozenset(answer["loads"]) - {"shared"},  # another process shares no parameters
                 machine=dict(answer["machine"]),
@@ -102,27 +135,27 @@ class SilvaDialect:
                 memory_per_token=float(answer["memory_per_token"]),
             )
 
-        return _read(peer, "/capabilities", await peer.get("/capabilities", timeout=timeout), read)
+        return read_answer(peer, "/capabilities", await peer.get("/capabilities", timeout=timeout), read)
 
-    async def alive(self, peer: Peer, timeout: float) -> Pulse:
-        answer = await peer.get("/alive", timeout=timeout)
+    async def alive(self, peer: Peer, timeout: float, core: float) -> Pulse:
+        answer = await peer.get(f"/alive?owner={quote(self._owner, safe='')}", timeout=timeout)
 
         def read(a: Any) -> Pulse:
             counts = {str(name): float(count) for name, count in a["counts"].items()}
-            return Pulse(int(a["version"]), int(a["pid"]), counts)
+            return Pulse(int(a["version"]), str(a["weights"]), int(a["pid"]), counts)
 
-        return _read(peer, "/alive", answer, read)
+        return read_answer(peer, "/alive", answer, read)
 
     async def sample(
-        self, peer: Peer, tokens: Sequence[int], params: SamplingParams, version: int, timeout: float
-    ) -> Completion:
-        body = _sampling(tokens, params) | {"model": self._models[peer.address], "logprobs": 0}
-        answer = await peer.post("/v1/completions", body, timeout=timeout)
+        self, peer: Peer, tokens: Sequence[int], params: SamplingParams, version: int
+    ) -> Answer[Completion]:
+        body = sampling_fields(tokens, params) | {"model": self._models[peer.address], "logprobs": 0}
+        answer = await peer.post("/v1/completions", body)
 
-        def read(answer: Any) -> Completion:
+        def read(answer: Any) -> Answer[Completion]:
             (choice,) = answer["choices"]
             own = choice["silva"]
-            return Completion(
+            found = Completion(
                 tuple(choice["token_ids"]),
                 tuple(choice["logprobs"]["token_logprobs"]),
                 tuple(own["raw_logprobs"]),
@@ -131,27 +164,28 @@ class SilvaDialect:
                 own["stop_reason"],
                 own["cached_tokens"],
             )
+            return Answer(found, tuple(answer["weights"]))
 
-        return _read(peer, "/v1/completions", answer, read)
+        return read_answer(peer, "/v1/completions", answer, read)
 
-    async def score(
-        self, peer: Peer, tokens: Sequence[int], start: int, version: int, timeout: float
-    ) -> TokenScores:
-        answer = await peer.post("/score", {"tokens": list(tokens), "start": start}, timeout=timeout)
+    async def score(self, peer: Peer, tokens: Sequence[int], start: int, version: int) -> Answer[TokenScores]:
+        answer = await peer.post("/score", {"tokens": list(tokens), "start": start})
 
-        def read(a: Any) -> TokenScores:
+        def read(a: Any) -> Answer[TokenScores]:
             likeliest = tuple(a["likeliest"]), tuple(a["likeliest_logprobs"])
-            return TokenScores(tuple(a["logprobs"]), *likeliest, int(a["version"]))
+            found = TokenScores(tuple(a["logprobs"]), *likeliest, int(a["version"]))
+            return Answer(found, tuple(a["weights"]))
 
-        return _read(peer, "/score", answer, read)
+        return read_answer(peer, "/score", answer, read)
 
     async def load(self, peer: Peer, snapshot: Snapshot, timeout: float) -> None:
         folder = snapshot.folder and {
             "path": os.path.abspath(snapshot.folder.path),
             "digest": snapshot.folder.digest,
         }
-        answer = await peer.post("/load", {"version": snapshot.version, "folder": folder}, timeout=timeout)
-        version = _read(peer, "/load", answer, lambda a: int(a["version"]))
+        body = {"version": snapshot.version, "folder": folder, "owner": self._owner}
+        answer = await peer.post("/load", body, timeout=timeout)
+        version = read_answer(peer, "/load", answer, lambda a: int(a["version"]))
         if version != snapshot.version:
             raise EngineError(
                 f"the {peer.name} at {peer.address} holds version {version} after a load, expected "
@@ -162,180 +196,7 @@ class SilvaDialect:
         await peer.post("/sleep", timeout=timeout)
 
 
-class VllmDialect:
-    """That of vLLM's stock server (0.32), started with --logprobs-mode processed_logprobs.
-
-    Loading weights needs VLLM_SERVER_DEV_MODE=1. The version of a token is the one that the client knew the
-    server to hold when the request went out: if weights were loaded meanwhile, that is too old for the last
-    tokens, and never too new. Requests in flight are paused for a load and computed again with the new
-    weights, as those of the local engine are.
-
-    Args:
-        model: its name there; "" takes the first one.
-        vocabulary: how many tokens the model has; 0: unknown.
-        top_logprobs: of how many of the likeliest tokens to ask for log-probabilities, from which entropies
-            are estimated; at least 2.
-        reload: what its workers call the loading of weights: `silva_reload` if Silva has launched it.
-    """
-
-    def __init__(
-        self,
-        model: str = "",
-        *,
-        vocabulary: int = 0,
-        top_logprobs: int = 20,
-        reload: str = "reload_weights",
-    ) -> None:
-        self._model, self._top, self._reload = model, top_logprobs, reload
-        self._vocabulary = vocabulary or LARGE_VOCABULARY
-        self._models: dict[str, str] = {}
-
-    async def facts(self, peer: Peer, timeout: float) -> Facts:
-        """Also lets a server go on that was left paused by a client which died while it loaded weights."""
-
-        def read(answer: Any) -> tuple[str, int]:
-            models = {str(each["id"]): int(each["max_model_len"]) for each in answer["data"]}
-            if self._model and self._model not in models:
-                raise CapabilityError(
-                    f"the {peer.name} at {peer.address} has no model {self._model!r}; it has "
-                    f"{', '.join(models)}"
-                )
-            name = self._model or next(iter(models))
-            return name, models[name]
-
-        answer = await peer.get("/v1/models", timeout=timeout)
-        self._models[peer.address], context = _read(peer, "/v1/models", answer, read)
-        number = (await peer.get("/version", timeout=timeout))["version"]
-        notes = ["vLLM: entropies are estimates, and the last bits of log-probabilities do not repeat"]
-        try:
-            if (await peer.get("/is_paused", timeout=timeout))["is_paused"]:
-                await peer.post("/resume", timeout=timeout)
-            loads = frozenset({"folder"})
-        except Refused as refused:
-            if refused.status != 404:
-                raise
-            loads = frozenset()
-            notes.append("vLLM: it cannot load weights; VLLM_SERVER_DEV_MODE=1 in its environment allows it")
-        await self._check_mode(peer, timeout)
-        return Facts(context, 0, loads=loads, machine={"server": f"vLLM {number}"}, notes=tuple(notes))
-
-    async def alive(self, peer: Peer, timeout: float) -> Pulse:
-        await peer.send("/ping", b"", timeout=timeout)
-        return Pulse()
-
-    async def sample(
-        self, peer: Peer, tokens: Sequence[int], params: SamplingParams, version: int, timeout: float
-    ) -> Completion:
-        answer = await self._complete(peer, _sampling(tokens, params) | {"logprobs": self._top}, timeout)
-
-        def read(answer: Any) -> Completion:
-            (choice,) = answer["choices"]
-            found = tuple(choice["token_ids"])
-            sampled = tuple(choice["logprobs"]["token_logprobs"])
-            details = answer["usage"].get("prompt_tokens_details") or {}
-            if params.temperature == 0:  # a greedy choice is certain; vLLM gives the model's own numbers
-                logprobs, raw, entropies = (0.0,) * len(found), sampled, (0.0,) * len(found)
-            else:
-                logprobs, raw = sampled, sampled if _whole(params) else (math.nan,) * len(found)
-                rows = [list(row.values()) for row in choice["logprobs"]["top_logprobs"]]
-                entropies = estimated_entropies(rows, self._top, self._vocabulary)
-            stop = _stop(choice["finish_reason"], choice.get("stop_reason"))
-            cached = int(details.get("cached_tokens") or 0)
-            return Completion(found, logprobs, raw, entropies, (version,) * len(found), stop, cached)
-
-        return _read(peer, "/v1/completions", answer, read)
-
-    async def score(
-        self, peer: Peer, tokens: Sequence[int], start: int, version: int, timeout: float
-    ) -> TokenScores:
-        """vLLM samples a token more, so the text must be shorter than the context by one."""
-        body = {"prompt": list(tokens), "max_tokens": 1, "temperature": 0.0, "prompt_logprobs": 1}
-        answer = await self._complete(peer, body, timeout)
-
-        def read(answer: Any) -> TokenScores:
-            rows = answer["choices"][0]["prompt_logprobs"][start:]
-            own = tuple(row[str(token)]["logprob"] for row, token in zip(rows, tokens[start:], strict=True))
-            best = [max(row.items(), key=lambda each: each[1]["logprob"]) for row in rows]
-            return TokenScores(
-                own, tuple(int(token) for token, _ in best), tuple(e["logprob"] for _, e in best), version
-            )
-
-        return _read(peer, "/v1/completions", answer, read)
-
-    async def load(self, peer: Peer, snapshot: Snapshot, timeout: float) -> None:
-        if snapshot.folder is None:
-            raise CapabilityError("vLLM loads weights from a folder; got a snapshot without one")
-        path = os.path.abspath(snapshot.folder.path)
-        await peer.post("/pause?mode=keep", timeout=timeout)
-        try:
-            body = {"method": self._reload, "kwargs": {"weights_path": path}}
-            await peer.post("/collective_rpc", body, timeout=timeout)
-            route = "/reset_prefix_cache?reset_running_requests=true"
-            done = _read(peer, route, await peer.post(route, timeout=timeout), lambda a: a["success"])
-            if not done:
-                raise EngineError(
-                    f"the {peer.name} at {peer.address} did not drop the keys and values of earlier weights"
-                )
-        finally:  # whatever happened, cancellation included: paused, it would never answer again
-            resumed = peer.post("/resume", timeout=min(timeout, RESUME))
-            await asyncio.shield(asyncio.ensure_future(resumed))
-
-    async def sleep(self, peer: Peer, timeout: float) -> None:
-        """vLLM keeps its memory: waking it up would need weights, which sleep mode keeps on GPUs only."""
-
-    async def _complete(self, peer: Peer, body: Mapping[str, Any], timeout: float) -> Any:
-        more = {
-            "return_token_ids": True,
-            "return_tokens_as_token_ids": True,  # as text, two tokens may be the same
-            "ignore_eos": True,  # `stop_token_ids` say all
-            "skip_special_tokens": False,  # stop strings see them, as those of the local engine do
-        }
-        asked = {"model": self._models[peer.address], **body, **more}
-        return await peer.post("/v1/completions", asked, timeout=timeout)
-
-    async def _check_mode(self, peer: Peer, timeout: float) -> None:
-        """The only token that top_k = 1 leaves is certain, unless these are the model's own numbers."""
-        body = {"prompt": [40, 41, 42], "max_tokens": 1, "temperature": 1.0, "top_k": 1, "logprobs": 1}
-        answer = await self._complete(peer, body, timeout)
-        (found,) = _read(
-            peer, "/v1/completions", answer, lambda a: a["choices"][0]["logprobs"]["token_logprobs"]
-        )
-        if found < -1e-3:
-            raise CapabilityError(
-                f"the {peer.name} at {peer.address} gives log-probabilities of the model, and not of the "
-                "distribution sampled from: start vLLM with --logprobs-mode processed_logprobs"
-            )
-
-
-def estimated_entropies(rows: Sequence[Sequence[float]], top: int, vocabulary: int) -> tuple[float, ...]:
-    """Entropies in nats, each from the log-probabilities of the likeliest tokens.
-
-    Args:
-        rows: `top` of each place and, if it was none of them, the token that was sampled. Fewer possible
-            ones are all there are: sampling was limited to them.
-    """
-    import numpy as np
-
-    from silva.engines.top_entropy import top_entropy
-
-    possible = [
-        sorted((logprob for logprob in row if logprob > IMPOSSIBLE), reverse=True)[:top] for row in rows
-    ]
-    found = np.zeros(len(rows))
-    for k in {len(row) for row in possible}:
-        places = [i for i, row in enumerate(possible) if len(row) == k]
-        known = np.exp(np.array([possible[i] for i in places], np.float64))
-        size = k if k < top else vocabulary  # as many as there can be
-        # Rounding leaves sums above 1, or a rest that is too large for tokens below the least of these.
-        rest = np.clip(1 - known.sum(1), 0, (size - k) * known.min(1))
-        if (np.abs(1 - known.sum(1) - rest) > ROUNDING).any():
-            raise ValueError("log-probabilities of the likeliest tokens that do not belong to a distribution")
-        known *= ((1 - rest) / known.sum(1))[:, None]
-        found[places] = top_entropy(np.log(known), size)[0]
-    return tuple(float(each) for each in np.maximum(found, 0))
-
-
-def _sampling(tokens: Sequence[int], params: SamplingParams) -> dict[str, Any]:
+def sampling_fields(tokens: Sequence[int], params: SamplingParams) -> dict[str, Any]:
     """Every parameter: a server's defaults are no part of a run."""
     return {
         "prompt": list(tokens),
@@ -352,20 +213,7 @@ def _sampling(tokens: Sequence[int], params: SamplingParams) -> dict[str, Any]:
     }
 
 
-def _whole(params: SamplingParams) -> bool:
-    """The distribution sampled from is the model's own."""
-    return (params.temperature, params.top_p, params.top_k, params.min_p) == (1.0, 1.0, 0, 0.0)
-
-
-def _stop(finish: str, reason: int | str | None) -> CompletionStop:
-    if finish == "length":
-        return "length"
-    if finish == "stop":
-        return "stop_string" if isinstance(reason, str) else "stop_token"
-    raise ValueError(f"finish_reason {finish!r}")  # aborted
-
-
-def _read(peer: Peer, path: str, answer: Any, read: Callable[[Any], T]) -> T:
+def read_answer(peer: Peer, path: str, answer: Any, read: Callable[[Any], T]) -> T:
     try:
         return read(answer)
     except CapabilityError:

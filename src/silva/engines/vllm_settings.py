@@ -46,7 +46,7 @@ class VllmEngineSettings(ClientSettings):
     def client(self, peers: Sequence[Peer], context: Context) -> Engine:
         """The engine that asks such servers."""
         from silva.engines.http import HttpEngine
-        from silva.engines.http_wire import VllmDialect
+        from silva.engines.http_vllm import VllmDialect
 
         dialect = VllmDialect(
             vocabulary=context.renderer.vocabulary, top_logprobs=self.top_logprobs, reload="silva_reload"

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from silva.engines.http import HttpEngine
-from silva.engines.http_settings import ClientSettings
+from silva.engines.http_settings import PlacedClientSettings
 from silva.engines.http_wire import dialect_of
 from silva.errors import CapabilityError
 from silva.trainer.remote import RemoteTrainer, plain_config
@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from silva.placement.settings import ServicesPlacementSettings
     from silva.protocols import Context, Engine, Trainer
 
+NARROW_TOLERANCE = 0.1
+"""By which servers on different machines may differ in 16 bits, see `ClientSettings.probe_tolerance`."""
 P = ParamSpec("P")
 T = TypeVar("T")
 
@@ -48,19 +50,29 @@ class ServicesPlacement:
         peers = [Peer(url, name="inference", key=self._key) for url in self._settings.inference]
         if settings.type == "vllm":
             return settings.client(peers, context)  # type: ignore[no-any-return]
-        client = ClientSettings(context=settings.context, patience=self._settings.patience)
-        return HttpEngine(peers, client, dialect_of("silva"), say=context.say)
+        narrow = context.config.model.dtype in ("bfloat16", "float16")
+        client = PlacedClientSettings(
+            context=settings.context,
+            patience=self._settings.patience,
+            timeout=self._settings.timeout,
+            probe_tolerance=NARROW_TOLERANCE if narrow else PlacedClientSettings().probe_tolerance,
+        )
+        dialect = dialect_of("silva", owner=self._folder(context))
+        return HttpEngine(peers, client, dialect, say=context.say)
 
     def trainer(self, context: Context, algorithm: Algorithm | None = None) -> Trainer:
         loads, config = context.engine.capabilities.loads, context.config
         asked = Open(
             config=plain_config(config.model_dump(mode="json")),
             recipe=algorithm is not None,
-            folder=str((Path(config.output_dir) / config.name).absolute()),
+            folder=self._folder(context),
             publishes="parameters" if "parameters" in loads else "folder",
         )
         peer = Peer(self._settings.trainer, name="trainer", key=self._key)
         return RemoteTrainer(peer, asked, patience=self._settings.patience, say=context.say)
+
+    def _folder(self, context: Context) -> str:
+        return str((Path(context.config.output_dir) / context.config.name).absolute())
 
     def close(self, *, wait: bool = True) -> None:
         """Connections end with their event loop."""

@@ -138,6 +138,7 @@ class FolderBody(Body):
 class LoadBody(Body):
     version: Annotated[int, Field(ge=0, lt=1 << 62)]
     folder: FolderBody
+    owner: Annotated[str, Field(max_length=4096)] = ""
 
 
 class UpdateBody(Body):

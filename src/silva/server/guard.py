@@ -190,7 +190,7 @@ class Guard:
                     if size > self._max_body:
                         raise self._too_large()
                     if self._held > AT_ONCE * self._max_body:
-                        raise HttpError(503, "too many bodies at once", headers={"retry-after": "1"})
+                        raise HttpError(429, "too many bodies at once", headers={"retry-after": "1"})
                     parts.append(part)
                     if not message.get("more_body", False):
                         return b"".join(parts)

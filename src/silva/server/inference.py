@@ -21,6 +21,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from silva import __version__
 from silva.errors import CapabilityError, ConfigError, ContextOverflow
 from silva.models.snapshots import weight_folder
 from silva.ports import CLOCK
@@ -139,16 +140,28 @@ class _Server:
     async def complete(self, request: Request) -> Response:
         body, size = await self._read(request, CompletionBody)
         self._check_model(body)
+        weights = self._weights()
         answer = await completions.complete(self.service, body, request.receive, size)
         answer["model"] = self.model
+        if body.return_token_ids:
+            answer["weights"] = weights()
         return _streamed(completions.chunks(answer, body)) if body.stream else _json(answer)
 
     async def chat(self, request: Request) -> Response:
         body, size = await self._read(request, ChatBody)
         self._check_model(body)
+        weights = self._weights()
         answer = await chat.chat(self.service, body, request.receive, size)
         answer["model"] = self.model
+        if body.return_token_ids:
+            answer["weights"] = weights()
         return _streamed(chat.chunks(answer, body)) if body.stream else _json(answer)
+
+    def _weights(self) -> Callable[[], list[str]]:
+        """What names all weights that the server has held since now."""
+        held = self.service.held
+        now = len(held) - 1
+        return lambda: held[now:]
 
     async def models(self, request: Request) -> Response:
         model = {"id": self.model, "object": "model", "created": self.started, "owned_by": "silva",
@@ -164,6 +177,7 @@ class _Server:
             raise ContextOverflow(f"tokens: got {len(tokens)}, expected at most {context}")
         if body.start > len(tokens):
             raise HttpError(400, f"start: got {body.start}, expected 1 to {len(tokens)}")
+        weights = self._weights()
         (scores,) = await self.service.score(request.receive, [tokens], body.start)
         return _json(
             {
@@ -171,6 +185,7 @@ class _Server:
                 "likeliest": scores.likeliest,
                 "likeliest_logprobs": scores.likeliest_logprobs,
                 "version": scores.version,
+                "weights": weights(),
             }
         )
 
@@ -185,7 +200,9 @@ class _Server:
                 "machine": dict(engine.machine),
                 "notes": list(engine.notes),
                 "version": engine.version,
+                "weights": self.service.held[-1],
                 "model": self.model,
+                "silva": __version__,
                 "memory_per_token": engine.memory(1, context) / context,
             }
         )
@@ -200,7 +217,7 @@ class _Server:
             path = self._folder(body.folder.path)
             return Snapshot(body.version, WeightFolder(str(path), body.folder.digest))
 
-        return _json({"version": await self._loaded(snapshot)})
+        return _json({"version": await self._loaded(snapshot, body.owner)})
 
     async def sleep(self, request: Request) -> Response:
         await self._read(request, EmptyBody)
@@ -221,12 +238,12 @@ class _Server:
         await self._read(request, EmptyBody)
         if self.reload is None:
             raise ConfigError("reload_weights: this server does not know the weights that it began with")
-        await self.service.alone(self.reload)
+        await self.service.begin_again(self.reload)
         self.log(f"weights: the first ones again, as version {self.service.engine.version}")
         return _json({"status": "ok", "version": self.service.engine.version})
 
-    async def _loaded(self, make: Callable[[], Snapshot]) -> int:
-        version = await self.service.load(make)
+    async def _loaded(self, make: Callable[[], Snapshot], owner: str = "") -> int:
+        version = await self.service.load(make, owner)
         self.log(f"weights: version {version}")
         return version
 
@@ -251,8 +268,11 @@ class _Server:
         return _json(await self.service.health())
 
     async def alive(self, request: Request) -> Response:
-        engine = self.service.engine
-        state = {"version": engine.version, "pid": os.getpid(), "counts": engine.counts()}
+        """Asked with `?owner=`, it is also the owner's sign of life."""
+        engine, service = self.service.engine, self.service
+        service.heard_of(request.query_params.get("owner", ""))
+        state = {"version": engine.version, "weights": service.held[-1], "pid": os.getpid(),
+                 "silva": __version__, "counts": engine.counts()}  # fmt: skip
         return _json({"role": "inference", **state})
 
     async def metrics(self, request: Request) -> Response:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import secrets
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -31,6 +32,7 @@ CHARACTERS = 32  # of a text, for each token of the context; longer texts are re
 GONE = 499  # as in nginx: no client is left to read the answer
 P = ParamSpec("P")
 T = TypeVar("T")
+LEASE = 10.0  # seconds without a sign of life, after which the owner of the weights has lost them
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +63,8 @@ class Service:
     Attributes:
         counts: for `/metrics`.
         asked: completions and scorings asked for and not answered yet.
+        held: names of the weights so far, the newest last: the digest of a folder that was loaded, or that of
+            what the engine began with. From the beginning of a load on, answers may be of either.
     """
 
     def __init__(self, engine: Engine, renderer: Renderer, limits: ServerLimits) -> None:
@@ -70,7 +74,9 @@ class Service:
         self._held = 0  # tokens of their prompts
         self._proved = 0.0  # when the last token came
         self._probe: asyncio.Task[dict[str, Any]] | None = None
+        self.held = [f"start-{secrets.token_hex(8)}"]
         self._weights = asyncio.Lock()
+        self._owner, self._heard, self._sign = "", 0.0, asyncio.Event()
 
     @property
     def running(self) -> int:
@@ -168,25 +174,66 @@ class Service:
             self.asked -= count
             self._held -= tokens
 
-    async def load(self, make: Callable[[], Snapshot]) -> int:
+    async def load(self, make: Callable[[], Snapshot], owner: str = "") -> int:
         """Load the weights that `make` names (it may take long); loads come one after the other.
 
         Returns:
             The version.
+
+        Raises:
+            HttpError: the weights belong to another owner, who is alive.
         """
+        self.heard_of(owner)
         async with self._weights:
+            await self._take_over(owner)
             try:
-                await self.engine.load(await asyncio.to_thread(make))
+                snapshot = await asyncio.to_thread(make)
+                assert snapshot.folder is not None
+                with self._changing(snapshot.folder.digest):
+                    await self.engine.load(snapshot)
             except SilvaError:
                 raise
             except OSError as error:
                 raise ModelError(f"the weights cannot be read: {error}") from error
             return self.engine.version
 
-    async def alone(self, work: Callable[[], Awaitable[None]]) -> None:
-        """Do something else to the weights, with no load at the same time."""
+    async def begin_again(self, load: Callable[[], Awaitable[None]]) -> None:
+        """Load what the engine began with."""
         async with self._weights:
-            await work()
+            await self._take_over("")
+            with self._changing(self.held[0]):
+                await load()
+
+    @contextlib.contextmanager
+    def _changing(self, name: str) -> Iterator[None]:
+        before = self.held[-1]
+        self.held.append(name)
+        try:
+            yield
+        except Exception:  # the engine keeps what it had
+            self.held.append(before)
+            raise
+
+    def heard_of(self, owner: str) -> None:
+        """Whoever asks on behalf of `owner` is alive."""
+        if owner and owner == self._owner:
+            self._heard = CLOCK.monotonic()
+            self._sign.set()
+
+    async def _take_over(self, owner: str) -> None:
+        """The weights are `owner`'s from now on, unless somebody else's who gives a sign of life in time."""
+        if self._owner not in ("", owner):
+            self._sign.clear()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self._heard + LEASE - CLOCK.monotonic()):
+                    await self._sign.wait()
+                raise HttpError(
+                    409,
+                    f"this server's weights belong to {self._owner}, which is alive: stop it, "
+                    "or start another server",
+                    code="in_use",
+                )
+        self._owner, self._heard = owner, CLOCK.monotonic()
 
     async def health(self) -> dict[str, Any]:
         """Samples one token; all who ask at the same time share it.
