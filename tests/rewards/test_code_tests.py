@@ -4,41 +4,85 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
+from pydantic import ValidationError
+from tests.rewards.programs import DOUBLE, RIGHT, WRONG, Code
 
 from silva.errors import RecordError
 from silva.protocols import Attempt, Score
-from silva.rewards.code_tests import CodeTests, find_code, read_cases, same_output, same_value
+from silva.rewards import code_tests
+from silva.rewards.code_tests import CodeTests, read_cases, same_output, same_value
+from silva.sandbox.process import Sandbox, SandboxFault
 from silva.sandbox.walls import _chosen
 from silva.types import Message
 
 AUTO = _chosen("auto")
 needs_walls = pytest.mark.skipif(isinstance(AUTO, str), reason=str(AUTO))
-DOUBLE = [{"input": f"{n}\n", "output": f"{2 * n}\n"} for n in range(1, 5)]
-ADD = {"fn_name": "add", "inputs": [[1, 2], [3, 4]], "outputs": [3, 7]}
+
+
+def attempt(code: str, tests: Any) -> Attempt:
+    reply = Message("assistant", f"Here it is:\n```python\n{code}\n```\nDone.")
+    return Attempt((Message("user", "?"), reply), tests)
 
 
 def score(code: str, tests: Any, **settings: Any) -> Score:
-    reply = Message("assistant", f"Here it is:\n```python\n{code}\n```\nDone.")
-    reward = CodeTests(**({"seconds": 2.0} | settings)).build()
-    return asyncio.run(reward.score(Attempt((Message("user", "?"), reply), tests)))
+    reward = CodeTests(**({"seconds": 20.0} | settings)).build()
+    return asyncio.run(reward.score(attempt(code, tests)))
+
+
+class Shared(Sandbox):
+    """Serves one attempt after the other: a start of its own for each would be most of the tests' time."""
+
+    async def close(self) -> None:
+        pass
+
+
+def scores(codes: Mapping[str, Code], **settings: Any) -> dict[str, Score]:
+    reward = CodeTests(**settings).build()
+
+    async def go() -> dict[str, Score]:
+        shared = Shared(reward.settings, reward.walls)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(code_tests, "Sandbox", lambda *given: shared)
+            found = {name: await reward.score(attempt(*code)) for name, code in codes.items()}
+        await Sandbox.close(shared)
+        return found
+
+    return asyncio.run(go())
+
+
+@pytest.fixture(scope="module")
+def right() -> dict[str, Score]:
+    return scores(RIGHT, seconds=30.0)
+
+
+@pytest.fixture(scope="module")
+def wrong() -> dict[str, Score]:
+    return scores(WRONG, seconds=0.6)
+
+
+def test_the_tables_are_large() -> None:
+    assert len(RIGHT) >= 100 and len(WRONG) >= 40
 
 
 @needs_walls
-@pytest.mark.parametrize("tests", [DOUBLE, json.dumps(DOUBLE)], ids=["list", "text"])
-def test_a_program_that_passes_all_tests_solves(tests: Any) -> None:
-    assert score("print(2 * int(input()))", tests) == Score(
-        1.0, True, {"tests_passed": 1.0, "code_found": 1.0}
-    )
+@pytest.mark.parametrize("name", RIGHT)
+def test_what_python_would_print_solves(name: str, right: dict[str, Score]) -> None:
+    assert right[name] == Score(1.0, True, {"tests_passed": 1.0, "code_found": 1.0})
 
 
 @needs_walls
-def test_functions_and_methods_are_called() -> None:
-    assert score("def add(a, b):\n    print('noise')\n    return a + b", ADD).solved
-    assert score("class Solution:\n    def add(self, a, b):\n        return a + b", ADD).solved
-    assert not score("def add(a, b):\n    return a - b", ADD).solved
+@pytest.mark.parametrize("name", WRONG)
+def test_what_does_not_compute_the_answer_earns_nothing(name: str, wrong: dict[str, Score]) -> None:
+    assert wrong[name].value == 0.0 and not wrong[name].solved
+
+
+@needs_walls
+def test_tests_may_be_text() -> None:
+    assert score("print(2 * int(input()))", json.dumps(DOUBLE)).solved
 
 
 @needs_walls
@@ -46,32 +90,7 @@ def test_one_failed_test_is_no_solution_and_credit_stays_below_one() -> None:
     code = "n = int(input())\nprint(2 * n if n < 4 else 0)"
     assert score(code, DOUBLE).value == 0.0
     partial = score(code, DOUBLE, partial=0.9)
-    assert partial.value == pytest.approx(0.9 * 3 / 4) and not partial.solved
-
-
-@needs_walls
-@pytest.mark.parametrize(
-    "code",
-    [
-        "import sys; sys.exit(0)",
-        "import os; os._exit(0)",
-        "def add(a, b):\n    import os; os._exit(0)",
-        "class E(int):\n    __eq__ = lambda s, o: True\ndef add(a, b): return E(0)",
-        "class D(dict):\n    pass\nimport json\njson.dumps = lambda v: '3'\ndef add(a, b): return 1",
-        "import builtins\nbuiltins.print = lambda *a: None\ndef add(a, b): return 0",
-        "def add(a, b):\n    while True: pass",
-        "def add(a, b):\n    print('x' * 10**6)\n    return a + b",
-        "def add(a, b): return '3'",
-        "def add(a, b): return [a + b]",
-        "raise SystemExit",
-        "",
-        "add = None",
-        "print(3); print(7)",
-    ],
-)
-def test_what_does_not_compute_the_answer_earns_nothing(code: str) -> None:
-    found = score(code, ADD, seconds=0.5)
-    assert found.value == 0.0 and not found.solved
+    assert partial.value == pytest.approx(0.9 / 2) and not partial.solved
 
 
 @needs_walls
@@ -83,19 +102,15 @@ def test_the_expected_output_is_nowhere_inside() -> None:
     assert not score(code, [{"input": "", "output": "4242" + "42"}]).solved
 
 
-@pytest.mark.parametrize(
-    ("reply", "code"),
-    [
-        ("```python\na\n```", "a\n"),
-        ("```\na\n```\nor\n```py\nb\n```", "b\n"),
-        ("x = 1\nprint(x)", "x = 1\nprint(x)"),
-        ("I cannot do that.", None),
-        ("```python\nunclosed", None),
-        ("", None),
-    ],
-)
-def test_the_last_block_is_the_code(reply: str, code: str | None) -> None:
-    assert find_code(reply) == code
+@needs_walls
+def test_input_that_the_sandbox_has_no_room_for_is_no_wrong_answer() -> None:
+    with pytest.raises(SandboxFault, match="expected at most 1 MiB; raise file_mb"):
+        score("print(len(input()))", [{"input": "x" * (1 << 21), "output": "1"}], file_mb=1)
+
+
+def test_state_cannot_be_kept_from_test_to_test() -> None:
+    with pytest.raises(ValidationError, match="keep_state"):
+        CodeTests(keep_state=True)
 
 
 @pytest.mark.parametrize(
@@ -116,6 +131,7 @@ def test_outputs_are_compared_by_words_and_values_as_json() -> None:
     )
     assert not same_value(True, 1) and not same_value("1", 1) and not same_value([1], [1, 2])
     assert not same_value(1e-12, 0.0) and not same_value(None, 0)
+    assert not same_output("1", "1e99999999999999999999") and not same_output("1\n1", "1")
 
 
 def test_integers_are_compared_to_their_last_digit():

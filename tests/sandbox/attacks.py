@@ -103,7 +103,7 @@ READING = {
         "import os\nprint('WON' if os.uname().nodename == HOST['name'] else '')"
     ),
     "the control groups": Attack("import os\nprint('WON' if os.listdir('/sys/fs/cgroup') else '')"),
-    "the devices": Attack("import os\nprint('WON' if len(os.listdir('/dev')) > 8 else '')"),
+    "the devices": Attack("import os\nprint('WON' if len(os.listdir('/dev')) > 9 else '')"),
     "the network interfaces": Attack("print('WON' if len(open('/proc/net/dev').readlines()) > 3 else '')"),
 }
 WRITING = {
@@ -148,6 +148,9 @@ NETWORK = {
     "a netlink socket": opens("AF_NETLINK"),
     "a raw socket": opens("AF_INET", protocol=1),
     "packets": opens("AF_PACKET"),
+    "a pair of sockets": Attack(
+        "import socket\nsocket.socketpair(socket.AF_INET); print('WON')", network=True
+    ),
     "a socket by a system call": Attack(SYSCALL + "won(*call(41, 198, 2, 1, 0))", network=True),
     "a Unix socket of the host": connects("AF_UNIX", "HOST['unix']", network=False),
     "an abstract socket of the host": connects("AF_UNIX", "'\\0' + HOST['abstract']", network=False),
@@ -194,6 +197,11 @@ KERNEL = {
         "number, code = call(29, 194, 0, 4096, 0o600)", "call(31, 195, number, 0, 0)", "won(number, code)"),
     "a queue of System V": system(
         "number, code = call(68, 186, 0, 0o600)", "call(71, 187, number, 0, 0)", "won(number, code)"),
+    "semaphores of System V": system(
+        "number, code = call(64, 190, 0, 32, 0o600)", "call(66, 191, number, 0, 0)", "won(number, code)"),
+    "larger buffers of a socket": Attack(
+        "import socket\nfor s in socket.socketpair():\n"
+        "    s.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 22)\nprint('WON')"),
     "BPF": system("won(*call(321, 280, 5, 0, 0))"),
     "performance counters": system("won(*call(298, 241, 0, 0, -1, -1, 0))"),
     "userfaultfd": system("won(*call(323, 282, 0))"),
@@ -246,6 +254,29 @@ for i in range(6):
     os.unlink(f"/tmp/{HOST['shared']}.{i}")
 print("WON")
 """
+SMALL_FILES = """
+import os
+folder = f"/tmp/{HOST['shared']}.many/"
+os.mkdir(folder)
+for i in range(3000):
+    open(folder + str(i), "w").close()
+print("WON")
+"""
+WAITING = """
+import os, socket, time
+path = f"/tmp/{HOST['shared']}.listening"
+with socket.socket(socket.AF_UNIX) as listening:
+    listening.bind(path)
+    listening.listen(1 << 16)
+    for i in range(1500):
+        with socket.socket(socket.AF_UNIX) as s:
+            s.setblocking(False)
+            s.connect(path)
+            s.send(b"x")
+    os.unlink(path)
+    time.sleep(1.0)  # what is gone at once does no harm
+    print("WON")
+"""
 LOOP = """
 import time
 end = time.time() + 1.0
@@ -277,6 +308,8 @@ LIMITS = {
     "memory of many processes": Attack(CHILDREN, up={"memory_mb": 128, "seconds": 2.0}),
     "a large file": Attack(BIG, down={"file_mb": 64}, up={"file_mb": 8}),
     "many files": Attack(FILES, down={"file_mb": 64}, up={"file_mb": 8}),
+    "many small files": Attack(SMALL_FILES, up={"file_mb": 8}),
+    "sockets that wait in a queue": Attack(WAITING),
     "endless output": Attack(OUTPUT, down={"output_chars": 500_000}, up={"output_chars": 5000}),
     "an endless loop": Attack(LOOP, SLOW, FAST),
     "sleeping": Attack("import time; time.sleep(1.0); print('WON')", SLOW, FAST),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import platform
+import shutil
 import socket
 import subprocess
 import threading
@@ -85,6 +86,7 @@ def host(tmp_path: Path, server: int, monkeypatch: pytest.MonkeyPatch) -> Iterat
     abstract.close()
     for left in (home / name, path, f"/tmp/{name}.big", f"/tmp/{name}"):
         Path(left).unlink(missing_ok=True)
+    shutil.rmtree(f"/tmp/{name}.many", ignore_errors=True)
 
 
 def played(attack: Attack, host: dict[str, Any], walls: Walls) -> tuple[bool, Result]:

@@ -14,7 +14,7 @@ import pytest
 from silva.errors import ConfigError
 from silva.sandbox import cgroups
 from silva.sandbox import walls as module
-from silva.sandbox.process import Result, Sandbox, SandboxFault
+from silva.sandbox.process import Result, Sandbox, SandboxFault, works
 from silva.sandbox.settings import SandboxSettings
 from silva.sandbox.walls import Walls, _chosen, _problem, chosen, describe
 
@@ -50,6 +50,13 @@ def children() -> set[str]:
         except OSError:
             pass
     return found
+
+
+def states(process: int) -> list[str]:
+    """Of a process and of all that descend from it: S sleeps, R runs, T is stopped."""
+    found = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0]
+    below = Path(f"/proc/{process}/task/{process}/children").read_text().split()
+    return [found, *(state for child in below for state in states(int(child)))]
 
 
 @pytest.mark.parametrize(
@@ -124,6 +131,21 @@ def test_forks_that_run_on_do_not_confuse_kept_state() -> None:
     assert [r.how for r in results] == ["ok", "ok"] and results[1].output == "2\n"
 
 
+# Code finds the memory in which the sandbox is told who holds the state, and names a process that runs on.
+FORGED = """
+import os, struct, sys
+frame = sys._getframe()
+while frame and "board" not in frame.f_locals:
+    frame = frame.f_back
+child = os.fork()
+while child == 0:
+    pass
+if frame:
+    struct.pack_into("<i", frame.f_locals["board"], 4, child)
+os._exit(0)
+"""
+
+
 @pytest.mark.parametrize("keep_state", [False, True])
 def test_nothing_that_a_call_started_outlives_it(keep_state: bool) -> None:
     daemon = (
@@ -144,12 +166,135 @@ def test_nothing_that_a_call_started_outlives_it(keep_state: bool) -> None:
         "import os, signal; os.getpid() < 100 and os.kill(-1, signal.SIGKILL)",
         "import os\nfor fd in range(3, 200):\n    try: os.write(fd, b'\\0' * 64)\n    except OSError: pass",
         "import os\nos.closerange(0, 200)",
+        FORGED,
     ],
 )
 @pytest.mark.parametrize("keep_state", [False, True])
 def test_whatever_a_call_does_to_its_sandbox_the_next_sandbox_works(code: str, keep_state: bool) -> None:
     *_, after = runs(code, "1", "6 * 7", seconds=0.5, keep_state=keep_state)
     assert after == Result("ok", "42\n")
+
+
+def test_code_cannot_tell_that_its_call_has_ended() -> None:
+    tell = (
+        "import os, time\nfor fd in range(3, 200):\n    for word in (0, 1, 2, 1 << 20):\n"
+        "        try: os.write(fd, word.to_bytes(4, 'little'))\n        except OSError: pass\n"
+        "time.sleep(0.2)\nx = 1\nprint('the end')"
+    )
+    told, kept = runs(tell, "x", keep_state=True)
+    assert told.how == "ok" and told.output.endswith("the end\n") and kept.output == "1\n"
+
+
+def test_code_has_no_descriptor_but_its_own_input_and_output() -> None:
+    code = (
+        "import os\nfound = [f for f in range(3, 200) if os.path.exists(f'/proc/self/fd/{f}')]\n"
+        "print({os.fstat(f).st_ino for f in found} - {os.fstat(1).st_ino})"
+    )
+    for keep_state in (False, True):
+        assert runs(code, keep_state=keep_state)[0].output == "set()\n"
+
+
+@pytest.mark.parametrize("code", ["x = 1", FORGED])
+def test_who_holds_the_state_is_stopped_between_calls(code: str) -> None:
+    async def story(sandbox: Sandbox) -> tuple[Result, str]:
+        result = await sandbox.run(code)
+        process = sandbox._process.process.pid  # type: ignore[union-attr]
+        return result, "".join(states(process))
+
+    result, found = play(story, keep_state=True)
+    assert result.how == "ok" and len(found) == 4 and found.index("T") == 3
+
+
+@pytest.mark.parametrize("keep_state", [False, True])
+def test_classes_of_the_code_are_in_the_module_main(keep_state: bool) -> None:
+    code = (
+        "import pickle, sys\nclass P: pass\npickle.loads(pickle.dumps(P)) is sys.modules['__main__'].P is P"
+    )
+    assert runs(code, keep_state=keep_state)[0].output == "True\n"
+
+
+def test_a_program_ends_as_python_ends_it_and_its_errors_are_apart() -> None:
+    code = (
+        "import atexit, sys, threading, time\natexit.register(print, 'last')\n"
+        "threading.Thread(target=lambda: (time.sleep(0.1), print('thread'))).start()\n"
+        "print('wrong', file=sys.stderr)\n{}\nlen(sys.stdin.read())"
+    )
+
+    async def story(sandbox: Sandbox) -> list[Result]:
+        given: dict[str, Any] = {"program": True, "output_chars": 12}
+        ok, raised = [await sandbox.run(code.format(line), "x", **given) for line in ("0", "1 / 0")]
+        return [ok, raised, await sandbox.run("print('x' * 13)", **given)]
+
+    ok, raised, cut = play(story, output_chars=100)
+    assert ok == Result("ok", "thread\nlast\n", errors="wrong\n")
+    assert (raised.how, raised.output) == ("raised", "thread\nlast\n")
+    assert raised.errors.startswith("wrong\nTraceback") and raised.errors.endswith("division by zero\n")
+    assert (cut.how, cut.output, cut.cut) == ("ok", "x" * 12, True)
+
+
+def test_kept_state_takes_no_program_and_no_call_without_bounds() -> None:
+    async def story(sandbox: Sandbox) -> None:
+        with pytest.raises(ValueError, match="got a program"):
+            await sandbox.run("1", program=True)
+        with pytest.raises(ValueError, match="got 1,000,001 characters"):
+            await sandbox.run("1", "x" * 1_000_000)
+        assert (await sandbox.run("import sys; len(sys.stdin.read())", "ż" * 900_000)).output == "900000\n"
+
+    play(story, keep_state=True)
+
+
+WRITABLE = """
+import os
+found = []
+for folder in ("/proc/sys", "/proc/irq", "/proc/bus", "/proc/fs"):
+    for path, _, names in os.walk(folder):
+        found += [f"{path}/{name}" for name in names]
+for path in ["/proc/sysrq-trigger", *found]:
+    try:
+        os.close(os.open(path, os.O_WRONLY))
+        print(path)
+    except OSError:
+        pass
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may write settings of the kernel")
+@pytest.mark.parametrize("kind", ["bubblewrap", "userns"])
+def test_root_without_landlock_writes_no_settings_of_the_kernel(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    walls = Walls(kind)
+    if problem := _problem(walls):
+        pytest.skip(problem)
+    monkeypatch.setattr(module, "landlock_version", lambda: 0)
+    assert "needs Landlock" in _problem(walls)  # a second wall behind the first
+
+    async def go() -> Result:
+        sandbox = Sandbox(SandboxSettings(), walls)
+        try:
+            return await sandbox.run(WRITABLE)
+        finally:
+            await sandbox.close()
+
+    assert asyncio.run(go()) == Result("ok", "")
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may write settings of the kernel")
+def test_walls_through_which_settings_of_the_kernel_are_written_do_not_stand(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    if problem := _problem(Walls("bubblewrap")):
+        pytest.skip(problem)
+    whole = module._bubblewrap
+
+    def without(*given: Any) -> list[str]:
+        found = whole(*given)
+        place = found.index("/proc", found.index("--remount-ro"))
+        return found[: place - 1] + found[place + 1 :]
+
+    monkeypatch.setattr(module, "landlock_version", lambda: 0)
+    monkeypatch.setattr(module, "_bubblewrap", without)
+    assert "/proc/sys/kernel/core_pattern" in works(Walls("bubblewrap"), True)
 
 
 def test_many_calls_and_sandboxes_leave_no_process() -> None:

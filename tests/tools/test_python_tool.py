@@ -50,7 +50,7 @@ def test_an_attempt_to_reach_the_network_is_told_and_counted_once() -> None:
         (Result("signal", "", 9), "[ended by SIGKILL]\n[limits: 1024 MiB of memory, 10 s of computing]"),
         (Result("signal", "", 99), "[ended by signal 99]"),
         (Result("exit", "bye\n", 3), "bye\n[exit status 3]"),
-        (Result("lost"), "[the interpreter was ended from within, and starts again]"),
+        (Result("lost"), "[the interpreter was ended, by the code or by its limits, and starts again]"),
         (Result("ok", "", 0, False, 2), "[there is no network]"),
     ],
 )

@@ -1,8 +1,9 @@
 """Code against hidden tests: 1 if it passes all of them, else 0, or a share below 1.
 
 The tests are the task's answer: a list of {"input", "output"}, or {"inputs", "outputs"} with, for functions,
-"fn_name" (the form of APPS and TACO), as JSON or as text of it. With "input" as text the program reads it and
-prints; with a list the function is called with its items.
+"fn_name" (the form of APPS and TACO), as JSON or as text of it. Without a function the code is run as
+`python file.py < input` is; input and output are text or lists of lines. With one, the code is imported as a
+module is, and the function called with the items of the list that the input is.
 
 The code runs in a sandbox of its own, apart from the one that the attempt used. What is expected never goes
 into it: outputs are compared outside, as text that may say anything.
@@ -10,26 +11,29 @@ into it: outputs are compared outside, as text that may say anything.
 
 from __future__ import annotations
 
-import ast
 import json
 import math
 import re
 import secrets
 from collections.abc import Mapping, Sequence
+from decimal import Decimal
 from typing import Annotated, Any, Literal, NamedTuple
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from silva.config.sections import Positive
 from silva.errors import RecordError
 from silva.protocols import Attempt, Score
+from silva.rewards.fences import find_code
 from silva.rewards.settings import RewardSettings
 from silva.sandbox.process import Sandbox
 from silva.sandbox.settings import SandboxSettings
 from silva.sandbox.walls import Walls, chosen
 from silva.tools.function import cut
 
-_BLOCK = re.compile(r"```[ \t]*(?:python|py|python3)?[ \t]*\n(.*?)```", re.DOTALL | re.IGNORECASE)
+_INTEGER = re.compile(r"[+-]?[0-9]+")
+_NUMBER = re.compile(r"[+-]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]+)?")
+_PRECISION, _NOISE = Decimal("1e-6"), Decimal("1e-9")
 
 
 class CodeTests(RewardSettings, SandboxSettings):
@@ -41,16 +45,24 @@ class CodeTests(RewardSettings, SandboxSettings):
     max_tests: Positive = 32
     """Tests that are run, evenly spread over all of them."""
 
+    @model_validator(mode="after")
+    def _no_state(self) -> CodeTests:
+        if self.keep_state:
+            raise ValueError("keep_state: each test runs the code from its start. Leave it out")
+        return self
+
     def build(self) -> CodeTestsReward:
         return CodeTestsReward(self, chosen(self))
 
 
 class Case(NamedTuple):
-    """`function` is empty for a program that reads `given` and prints."""
+    """`function` is empty for a program that reads `given` and prints. `wrapped`: each output of the task is
+    a list of one item, in which APPS and TACO often put what the function returns."""
 
     given: Any
     expected: Any
     function: str = ""
+    wrapped: bool = False
 
 
 class CodeTestsReward:
@@ -62,7 +74,7 @@ class CodeTestsReward:
         if len(cases) > self.settings.max_tests:
             last = self.settings.max_tests - 1 or 1
             cases = [cases[i * (len(cases) - 1) // last] for i in range(self.settings.max_tests)]
-        code = find_code(attempt.reply)
+        code = find_code(attempt.reply, cases[0].function)
         if code is None:
             return Score(0.0, False, {"tests_passed": 0.0, "code_found": 0.0})
         sandbox, passed = Sandbox(self.settings, self.walls), 0
@@ -79,32 +91,21 @@ class CodeTestsReward:
         return Score(value, solved, {"tests_passed": share, "code_found": 1.0})
 
     async def _passes(self, sandbox: Sandbox, code: str, case: Case) -> bool:
-        if not case.function:
-            result = await sandbox.run(code, case.given)
-            return result.how == "ok" and not result.cut and same_output(result.output, case.expected)
+        expected = case.expected if isinstance(case.expected, str) else json.dumps(case.expected)
+        limit = max(self.settings.output_chars, 2 * len(expected))
         mark = secrets.token_hex(8)
-        result = await sandbox.run(_calling(code, case, mark))
+        source, stdin = (_calling(code, case, mark), "") if case.function else (code, case.given)
+        result = await sandbox.run(source, stdin, program=True, output_chars=limit)
         if result.how != "ok" or result.cut:
             return False
+        if not case.function:
+            return same_output(result.output, expected)
         try:
             returned = json.loads(result.output.rpartition(mark)[2])
         except (ValueError, RecursionError):
             return False
-        return same_value(returned, case.expected)
-
-
-def find_code(reply: str) -> str | None:
-    """The last block of code in a reply, or the whole reply if it is Python; None if there is no code."""
-    blocks = _BLOCK.findall(reply)
-    if blocks:
-        return blocks[-1]
-    if not reply.strip() or "```" in reply:
-        return None
-    try:
-        ast.parse(reply)
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
-        return None
-    return reply
+        wanted = [case.expected, *(case.expected if case.wrapped else [])]
+        return any(same_value(returned, each) for each in wanted)
 
 
 def read_cases(answer: Any) -> list[Case]:
@@ -132,25 +133,58 @@ def read_cases(answer: Any) -> list[Case]:
         given = [{"input": i, "output": o} for i, o in zip(inputs, outputs, strict=True)]
     if not isinstance(given, Sequence) or isinstance(given, str) or not given:
         raise _wrong(answer)
+    if not all(isinstance(entry, Mapping) and {"input", "output"} <= set(entry) for entry in given):
+        raise _wrong(answer)
+    wrapped = all(isinstance(entry["output"], list) and len(entry["output"]) == 1 for entry in given)
     cases = []
     for entry in given:
-        if not isinstance(entry, Mapping) or not {"input", "output"} <= set(entry):
+        function, case = entry.get("fn_name") or name, (entry["input"], entry["output"])
+        if not function:
+            case = (_lines(entry["input"]), _lines(entry["output"]))
+            fits = None not in case
+        else:
+            fits = isinstance(function, str) and function.isidentifier() and isinstance(entry["input"], list)
+        if not fits:
             raise _wrong(answer)
-        function = entry.get("fn_name") or name
-        if not function and not (isinstance(entry["input"], str) and isinstance(entry["output"], str)):
-            raise _wrong(answer)
-        if function and not (isinstance(function, str) and function.isidentifier()):
-            raise _wrong(answer)
-        if function and not isinstance(entry["input"], list):
-            raise _wrong(answer)
-        cases.append(Case(entry["input"], entry["output"], function))
+        cases.append(Case(*case, function, wrapped))
     return cases
 
 
+def _lines(text: Any) -> str | None:
+    """Of a program's input or output: text, or a list of lines."""
+    if isinstance(text, list) and all(isinstance(line, str) for line in text):
+        return "\n".join(text)
+    return text if isinstance(text, str) else None
+
+
 def same_output(output: str, expected: str) -> bool:
-    """The same words, line by line; space at the ends of lines and of the text does not matter."""
-    lines = [line.split() for line in output.strip().splitlines()]
-    return lines == [line.split() for line in expected.strip().splitlines()]
+    """The same words, line by line. Space at the ends of lines and of the text does not matter, nor do the
+    last digits of decimal numbers."""
+    lines, right = ([line.split() for line in text.strip().splitlines()] for text in (output, expected))
+    return [len(line) for line in lines] == [len(line) for line in right] and all(
+        _same_word(word, wanted)
+        for pair in zip(lines, right, strict=True)
+        for word, wanted in zip(*pair, strict=True)
+    )
+
+
+def _same_word(word: str, expected: str) -> bool:
+    """Equal, or numbers of which one has a point or an exponent. A decimal number may be off by a millionth
+    of itself, or by what rounding to its digits took away; an integer by the noise of floats alone."""
+    if word == expected:
+        return True
+    if not (_NUMBER.fullmatch(word) and _NUMBER.fullmatch(expected)) or not math.isfinite(float(word)):
+        return False
+    integer = _INTEGER.fullmatch(expected)
+    if integer and _INTEGER.fullmatch(word):
+        return False  # to the last digit, and leading zeros count
+    try:
+        found, wanted = Decimal(word), Decimal(expected)
+        rounding = min(_PRECISION, Decimal((0, (5,), int(wanted.as_tuple().exponent) - 1)))
+        within = _NOISE if integer else max(abs(wanted) * _PRECISION, rounding)
+        return abs(found - wanted) <= within
+    except ArithmeticError:  # an exponent of twenty digits
+        return False
 
 
 def same_value(returned: Any, expected: Any) -> bool:
@@ -176,20 +210,46 @@ def same_value(returned: Any, expected: Any) -> bool:
     return type(returned) is type(expected) and bool(returned == expected)
 
 
+# What the code does after its definitions, as reading input that is not there, is not what is tested.
+_CALLING = """\
+import json, sys
+dumps = json.JSONEncoder(default=lambda value: value.tolist()).encode
+solution = type(sys)("solution")
+sys.modules["solution"] = solution
+exec({names!r}, solution.__dict__)
+try:
+    exec(compile({code!r}, "solution.py", "exec"), solution.__dict__)
+except (Exception, SystemExit):
+    if not {{{function!r}, "Solution"}} & set(solution.__dict__):
+        raise
+function = getattr(solution, {function!r}, None) or getattr(solution.Solution(), {function!r})
+returned = dumps(function(*json.loads({given!r})))
+sys.stdout.flush()
+sys.stdout.write({mark!r} + returned)
+"""
+# What APPS' own tests put before each solution, and where functions are asked for, code is written for it.
+_NAMES = """\
+import bisect, collections, functools, heapq, itertools, math, re, string, sys
+from bisect import *
+from collections import *
+from functools import *
+from heapq import *
+from itertools import *
+from math import *
+from typing import *
+from builtins import *
+"""
+
+
 def _calling(code: str, case: Case, mark: str) -> str:
-    """The code, and a call of its function (or of the method of its class Solution) at the end."""
-    arguments = json.dumps(json.dumps(case.given))
-    return (
-        f"{code}\n\nimport json as _json, sys as _sys\n"
-        f"_f = {case.function} if '{case.function}' in globals() else Solution().{case.function}\n"
-        f"_v = _json.dumps(_f(*_json.loads({arguments})))\n"
-        f"_sys.stdout.flush()\nprint('\\n{mark}' + _v)\n"
-    )
+    """A program that calls the function of the code, or the method of its class Solution."""
+    given = json.dumps(case.given)
+    return _CALLING.format(code=code, function=case.function, given=given, mark=mark, names=_NAMES)
 
 
 def _wrong(answer: Any) -> RecordError:
     return RecordError(
         f"answer of the task: got {cut(str(answer), 100)}, expected tests: a list of "
-        '{"input", "output"} that is not empty, or {"inputs", "outputs"} of equal length, with "fn_name" and '
-        "lists of arguments for a function"
+        '{"input", "output"} that is not empty, or {"inputs", "outputs"} of equal length; text or lists '
+        'of lines for a program, and for a function "fn_name" and lists of arguments'
     )

@@ -42,7 +42,7 @@ def main() -> None:
         os.waitpid(first, 0)
         os._exit(1)
     LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    make_root(plan["binds"], plan["size"])
+    make_root(plan["binds"], plan["size"], plan["files"])
     worker = os.fork()
     if worker:  # process 1: takes over whatever loses its parent
         while True:
@@ -65,7 +65,7 @@ def main() -> None:
     os.execve(command[0], command, plan["environment"])
 
 
-def make_root(binds, size: int) -> None:
+def make_root(binds, size: int, files: int) -> None:
     # Mounted over a folder that hides nothing which is needed below.
     places = ["/mnt", "/media", "/srv", "/opt", "/tmp"]
     root = next(p for p in places if os.path.isdir(p) and not any(f"{b}/".startswith(f"{p}/") for b in binds))
@@ -80,8 +80,11 @@ def make_root(binds, size: int) -> None:
         put(f"{root}/dev/{name}", "")
         mount(f"/dev/{name}", f"{root}/dev/{name}", None, BIND)
     os.symlink("/tmp", f"{root}/dev/shm")
-    mount("proc", f"{root}/proc", "proc", NOSUID | NODEV)
-    mount("tmpfs", f"{root}/tmp", "tmpfs", NOSUID | NODEV, f"size={size},mode=1777")
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        os.symlink(f"/proc/self/fd/{number}", f"{root}/dev/{name}")
+    # A process of root may write settings of the kernel there without any capability.
+    mount("proc", f"{root}/proc", "proc", NOSUID | NODEV | RDONLY)
+    mount("tmpfs", f"{root}/tmp", "tmpfs", NOSUID | NODEV, f"size={size},nr_inodes={files},mode=1777")
     for path in binds:
         target = root + path
         if os.path.isdir(path):

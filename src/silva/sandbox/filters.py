@@ -1,11 +1,12 @@
 """Filters of system calls (seccomp BPF), as bytes for the kernel.
 
 `denied`: what a program that computes does not need and what has been a way out of sandboxes: tracing,
-mounts, namespaces, keys, BPF, io_uring, files without a name that can be executed, and shared memory and
-queues of System V and POSIX, which no resource limit counts. They fail with EPERM.
+mounts, namespaces, keys, BPF, io_uring, files without a name that can be executed, and what no resource limit
+counts: shared memory, semaphores and queues of System V, queues of POSIX, larger buffers of sockets. They
+fail with EPERM.
 
-`network`: sockets of any family but AF_UNIX. With `notify` the kernel asks a supervisor outside about each,
-so that no attempt goes unseen; otherwise they fail with EACCES.
+`network`: sockets, and pairs of them, of any family but AF_UNIX. With `notify` the kernel asks a supervisor
+outside about each, so that no attempt goes unseen; otherwise they fail with EACCES.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from collections.abc import Sequence
 ALLOW, ERRNO, NOTIFY, KILL = 0x7FFF0000, 0x00050000, 0x7FC00000, 0x80000000  # SECCOMP_RET_*
 NEW_NAMESPACES = 0x7E020000  # CLONE_NEW*: NS, CGROUP, UTS, IPC, USER, PID, NET
 AF_UNIX = 1
+SEND_BUFFER = (7, 32)  # SO_SNDBUF, SO_SNDBUFFORCE
 LOAD, EQUAL, AT_LEAST, ANY_BIT, RETURN = 0x20, 0x15, 0x35, 0x45, 0x06  # BPF opcodes
 
 X86_64 = {
@@ -34,7 +36,7 @@ X86_64 = {
     "quotactl": 179, "syslog": 103, "personality": 135, "name_to_handle_at": 303, "open_by_handle_at": 304,
     "settimeofday": 164, "clock_settime": 227, "clock_adjtime": 305, "adjtimex": 159, "vhangup": 153,
     "sethostname": 170, "setdomainname": 171, "migrate_pages": 256, "move_pages": 279, "vmsplice": 278,
-    "shmget": 29, "shmat": 30, "msgget": 68, "mq_open": 240,
+    "shmget": 29, "shmat": 30, "msgget": 68, "semget": 64, "mq_open": 240,
 }  # fmt: skip
 AARCH64 = {
     "ptrace": 117, "process_vm_readv": 270, "process_vm_writev": 271, "kcmp": 272, "pidfd_getfd": 438,
@@ -50,12 +52,13 @@ AARCH64 = {
     "quotactl": 60, "syslog": 116, "personality": 92, "name_to_handle_at": 264, "open_by_handle_at": 265,
     "settimeofday": 170, "clock_settime": 112, "clock_adjtime": 266, "adjtimex": 171, "vhangup": 58,
     "sethostname": 161, "setdomainname": 162, "migrate_pages": 238, "move_pages": 239, "vmsplice": 75,
-    "shmget": 194, "shmat": 196, "msgget": 186, "mq_open": 180,
+    "shmget": 194, "shmat": 196, "msgget": 186, "semget": 190, "mq_open": 180,
 }  # fmt: skip
-# Name of the machine -> (AUDIT_ARCH, denied calls, clone, clone3, socket).
+# Name of the machine -> (AUDIT_ARCH, denied calls, numbers of the calls whose arguments are looked at).
+NAMES = ("clone", "clone3", "socket", "socketpair", "setsockopt")
 MACHINES = {
-    "x86_64": (0xC000003E, X86_64, 56, 435, 41),
-    "aarch64": (0xC00000B7, AARCH64, 220, 435, 198),
+    "x86_64": (0xC000003E, X86_64, dict(zip(NAMES, (56, 435, 41, 53, 54), strict=True))),
+    "aarch64": (0xC00000B7, AARCH64, dict(zip(NAMES, (220, 435, 198, 199, 208), strict=True))),
 }
 
 
@@ -66,21 +69,25 @@ def known() -> bool:
 
 def denied() -> bytes:
     """The filter of what nobody needs."""
-    _, calls, clone, clone3, _ = MACHINES[platform.machine()]
+    _, calls, others = MACHINES[platform.machine()]
+    refused = (RETURN, 0, 0, ERRNO | errno.EPERM)
     rules = [_refuse(number, errno.EPERM) for number in calls.values()]
     # The flags of clone3 are behind a pointer that a filter cannot follow: without it, libc uses clone.
-    rules.append(_refuse(clone3, errno.ENOSYS))
-    flags = [(LOAD, 0, 0, _argument(0)), (ANY_BIT, 0, 1, NEW_NAMESPACES), (RETURN, 0, 0, ERRNO | errno.EPERM)]
-    rules.append([(EQUAL, 0, len(flags) + 1, clone), *flags, (RETURN, 0, 0, ALLOW)])
+    rules.append(_refuse(others["clone3"], errno.ENOSYS))
+    rules.append(_of(others["clone"], [(LOAD, 0, 0, _argument(0)), (ANY_BIT, 0, 1, NEW_NAMESPACES), refused]))
+    # Whatever the level is: no protocol that Unix sockets know has options of these numbers.
+    sizes = [(EQUAL, 0, 1, option) for option in SEND_BUFFER]
+    option = [instruction for test in sizes for instruction in (test, refused)]
+    rules.append(_of(others["setsockopt"], [(LOAD, 0, 0, _argument(2)), *option]))
     return _program(rules)
 
 
 def network(notify: bool) -> bytes:
     """The filter of sockets that lead out."""
-    number = MACHINES[platform.machine()][4]
+    _, _, others = MACHINES[platform.machine()]
     verdict = NOTIFY if notify else ERRNO | errno.EACCES
     family = [(LOAD, 0, 0, _argument(0)), (EQUAL, 1, 0, AF_UNIX), (RETURN, 0, 0, verdict)]
-    return _program([[(EQUAL, 0, len(family) + 1, number), *family, (RETURN, 0, 0, ALLOW)]])
+    return _program([_of(others[name], family) for name in ("socket", "socketpair")])
 
 
 Instruction = tuple[int, int, int, int]  # opcode, jump if true, jump if false, value
@@ -88,6 +95,11 @@ Instruction = tuple[int, int, int, int]  # opcode, jump if true, jump if false, 
 
 def _refuse(number: int, code: int) -> list[Instruction]:
     return [(EQUAL, 0, 1, number), (RETURN, 0, 0, ERRNO | code)]
+
+
+def _of(number: int, test: Sequence[Instruction]) -> list[Instruction]:
+    """A test of the arguments of one call, which is allowed at its end."""
+    return [(EQUAL, 0, len(test) + 1, number), *test, (RETURN, 0, 0, ALLOW)]
 
 
 def _argument(index: int) -> int:

@@ -1,16 +1,20 @@
 """The interpreter inside the walls: runs this module, compiled outside, with SETTINGS and a socket as fd 0.
 
 It imports nothing of Silva, and little else, to start fast: `posix` and `_ctypes` are what `os` and `ctypes`
-are made of. It answers each request (its length in 4 bytes, then code, stdin and seed) with how the call
-ended (1 byte), a detail (4 bytes), the length of the output (4 bytes) and the output. For each call it forks,
-so that a call finds a warm interpreter and leaves nothing behind; with `keep_state` a call is forked from the
-one before it. Whatever a call can do to this process, it does to itself: the walls are outside.
+are made of. It answers each request (its length in 4 bytes, then its fields, marshalled) with how the call
+ended (1 byte), a detail (4 bytes), the lengths of output and errors (4 bytes each), and both. For each call
+it forks, so that a call finds a warm interpreter and leaves nothing behind; with `keep_state` a call is
+forked from the one before it. That a call has ended is told by the kernel, never by the call: no descriptor
+of the protocol is open in it. Whatever a call can do to this process, it does to itself: the walls are
+outside.
 """
 
 import _ast
 import _ctypes
 import _signal as signal
+import _sitebuiltins
 import _struct as struct
+import builtins
 import marshal
 import posix as os
 import resource
@@ -21,7 +25,11 @@ import time
 OK, RAISED, TIMEOUT, OUTPUT, SIGNAL, EXIT = range(6)
 NAME = "<python>"  # of the code, in tracebacks
 RAISED_STATUS = 200  # exit status of a call that raised
-DONE, DONE_RAISED, STATUS = 1, 2, 1 << 20  # words of the holder: a status is told as STATUS plus it
+MOST_ERRORS = 4000  # bytes of a program's standard error that are kept, the last ones
+BOARD = 1 << 22  # bytes of memory that a request for a kept state is written on, behind
+HEAD = struct.Struct("<iiI")  # the copies of the holder that the call made, and the size of the request
+TICK = 0.05  # seconds between two looks at what no limit of the kernel holds
+MOST_SOCKETS = 1000
 PR_SET_DUMPABLE, PR_SET_CHILD_SUBREAPER, PR_SET_NO_NEW_PRIVS = 4, 36, 38
 SECCOMP_SET_MODE_FILTER, NEW_LISTENER = 1, 8
 TYPE_CHECKING = False
@@ -50,6 +58,9 @@ def main() -> None:
     settings = marshal.loads(bytes.fromhex(sys.argv[1]))
     sys.path.extend(settings["paths"])
     sys.argv = [""]
+    for name in ("exit", "quit"):  # the builtins of `site`, which is not imported
+        setattr(builtins, name, _sitebuiltins.Quitter(name, "Ctrl-D (i.e. EOF)"))
+    builtins.help = _sitebuiltins._Helper()
     prctl(PR_SET_DUMPABLE, 0, 0, 0, 0)
     prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     control = Control()
@@ -99,158 +110,220 @@ class Control:
         body = read(self.fd)
         return marshal.loads(body) if body else None
 
-    def answer(self, how: int, detail: int, output: bytes) -> None:
-        write_all(self.fd, struct.pack("<BiI", how, detail, len(output)) + output)
+    def answer(self, how: int, detail: int, output: bytes, errors: bytes) -> None:
+        write_all(self.fd, struct.pack("<BiII", how, detail, len(output), len(errors)) + output + errors)
 
 
 class Calls:
     """Each call is a fork of this process, and all that it started ends with it."""
 
     def __init__(self, settings) -> None:
-        self.seconds, self.most, self.walls = settings["seconds"], settings["output_bytes"], settings["walls"]
+        self.seconds, self.walls, self.files = settings["seconds"], settings["walls"], settings["files"]
 
-    def run(self, code: str, stdin: bytes, seed: int):
-        output, theirs = os.pipe()
+    def run(self, code: str, stdin: bytes, seed: int, program: bool, most: int):
+        output, out = os.pipe()
+        errors, err = os.pipe()
         child = os.fork()
         if child == 0:
-            play(code, stdin, seed, theirs, {"__name__": "__main__"})
-        os.close(theirs)
-        end = os.pidfd_open(child)
-        stopped, data = collect(output, end, self.seconds, self.most)
+            os.dup2(out, 1)
+            os.dup2(err if program else out, 2)
+            close_all_but()
+            status = play(code, stdin, seed, 1, 2, own_main(), echo=not program)
+            if not program:
+                os._exit(status)
+            sys.exit(status)  # as any program ends: threads are waited for, `atexit` runs, files are flushed
+        os.close(out)
+        os.close(err)
+        found = self.outcome(child, output, errors, most)
         os.close(output)
+        os.close(errors)
+        self.end_others(child)
+        return found
+
+    def outcome(self, child: int, output: int, errors: int, most: int):
+        """How the child ended, or was ended; with its output."""
+        end = os.pidfd_open(child)
+        stopped, data, said = self.collect(output, errors, end, most)
         os.close(end)
         if stopped is not None:
             os.kill(child, signal.SIGKILL)
         status = os.waitpid(child, 0)[1]
-        self.end_others(child)
-        return (*(verdict(status) if stopped is None else (stopped, 0)), data)
+        return (*(stopped or verdict(status)), data, said)
+
+    def collect(self, output: int, errors: int, end: int, most: int):
+        """(Why it must be stopped, or None; output; errors) of a call that has ended if `end` can be read."""
+        texts = {output: bytearray(), errors: bytearray()}
+        watched = {output, errors, end}
+        now = time.monotonic()
+        ends, look, stopped = now + self.seconds, now + TICK, None
+        while True:
+            ready = select.select(watched, [], [], max(0.0, min(ends, look) - now))[0]
+            for fd in texts.keys() & ready:
+                part = os.read(fd, 1 << 16)
+                texts[fd] += part
+                if not part:
+                    watched.discard(fd)
+            del texts[errors][:-MOST_ERRORS]
+            now = time.monotonic()
+            if len(texts[output]) > most:
+                stopped = OUTPUT, 0
+            # What processes of its own still write is not waited for.
+            ended = stopped or (end in ready and (now >= ends or len(ready) == 1))
+            if not ended and now >= ends:
+                ended = stopped = TIMEOUT, 0
+            if ended or now >= look:
+                look = now + TICK
+                if self.walls and overgrown(self.files):
+                    os._exit(1)  # only the end of the whole sandbox gives the memory back
+            if ended:
+                break
+        return stopped, bytes(texts[output][:most]), bytes(texts[errors])
 
     def end_others(self, group: int, keep: int = 0) -> None:
         """End all that calls have started, except `keep`."""
         if self.walls:
             end_all({1, os.getpid(), keep})
-        elif group and group != os.getpgid(0):  # group 0 would be this process's own
+        else:
             try:  # noqa: SIM105
                 os.killpg(group, signal.SIGKILL)
             except OSError:
                 pass
+            reap_all()
 
 
 class Kept(Calls):
-    """A chain of processes: each call is a fork of the last one that ended well, which it then replaces."""
+    """The state is a process that is stopped, the holder. For a call it makes a copy of itself and runs the
+    code. If the code ends well it makes another copy, and exits: the copy is the next holder. If not, the
+    first copy is. Copies and calls are children of this process, once their parents are gone; it learns their
+    numbers from memory that all share, where they may write what they like: it is their own state.
+    """
 
     def __init__(self, settings) -> None:
+        import mmap
+
         super().__init__(settings)
-        order, self.orders = os.pipe()  # from here to the holder of the state
-        self.told, tell = os.pipe()  # back
+        self.board = mmap.mmap(-1, BOARD)
         self.output, output = os.pipe()
+        self.nothing, closed = os.pipe()
+        os.close(closed)
         os.set_blocking(self.output, False)
-        os.set_blocking(self.told, False)
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
         self.holder = os.fork()
         if self.holder == 0:
-            hold(order, tell, output)
+            try:
+                os.close(self.output)
+                hold(self.board, output)
+            finally:
+                os._exit(1)
+        os.close(output)
 
-    def run(self, code: str, stdin: bytes, seed: int):
-        ends = time.monotonic() + self.seconds
-        while drained(self.output) or drained(self.told):
+    def run(self, code: str, stdin: bytes, seed: int, program: bool, most: int):
+        if program:
+            raise ValueError("a program has no state that is kept")
+        while drained(self.output):
             pass  # what processes of an earlier call wrote late
-        write(self.orders, marshal.dumps((code, stdin, seed)))
-        child = self.word(ends)
-        if child <= 0:
-            os._exit(1)  # the holder is gone: the host starts another sandbox
-        stopped, data = collect(self.output, self.told, ends - time.monotonic(), self.most)
-        word = self.word(time.monotonic()) if stopped is None else 0
-        if word in (DONE, DONE_RAISED):
-            self.holder = child
-            self.end_others(0, keep=child)
-            return (OK if word == DONE else RAISED), 0, data
+        child, body = self.holder, marshal.dumps((code, stdin, seed))
+        self.board[: HEAD.size + len(body)] = HEAD.pack(0, 0, len(body)) + body
+        os.kill(child, signal.SIGUSR1)
+        os.kill(child, signal.SIGCONT)
+        found = self.outcome(child, self.output, self.nothing, most)
+        before, after, _ = HEAD.unpack_from(self.board)
+        copies = [copy for copy in (before, after) if is_child(copy)]
+        ended = found[0] in (OK, RAISED)
+        if not copies:
+            os._exit(1)  # the state is gone: the host starts another sandbox
+        self.holder = after if ended and after in copies else copies[0]
+        for copy in copies:
+            os.kill(copy, signal.SIGSTOP if copy == self.holder else signal.SIGKILL)
+            os.waitid(os.P_PID, copy, os.WSTOPPED | os.WEXITED | os.WNOWAIT)  # nothing runs between calls
         self.end_others(child, keep=self.holder)
-        if stopped is None:
-            return (*verdict(word - STATUS), data)
-        self.word(time.monotonic() + 1.0)  # of its parent, who goes on as the holder
-        return stopped, 0, data
-
-    def word(self, until: float) -> int:
-        """A number that was told; -1 if none is in time."""
-        ready, _, _ = select.select([self.told], [], [], max(0.0, until - time.monotonic()))
-        data = os.read(self.told, 4) if ready else b""
-        return int.from_bytes(data, "little") if len(data) == 4 else -1
+        return found
 
 
-def hold(order: int, tell: int, output: int) -> None:
-    """Take orders; each is done by a child, which goes on from here if it ends well."""
-    names = {"__name__": "__main__"}
-    close_all_but(order, tell, output)
-
-    def say(number: int) -> None:
-        os.write(tell, number.to_bytes(4, "little"))
-
-    while body := read(order):
+def hold(board, output: int) -> None:
+    """Wait for a request; what is forked here waits for the next one."""
+    names = own_main()
+    close_all_but(output)
+    while True:
+        signal.sigwait({signal.SIGUSR1})
         reap_all()  # what the code before this one started and did not wait for
-        code, stdin, seed = marshal.loads(body)
-        mine, childs = os.pipe()
-        random = sys.modules.get("random")
-        try:
-            drawn = random.getstate() if random else None
-        except BaseException:  # the code has put something else there
-            drawn = None
-        child = os.fork()
-        if child:
-            os.close(childs)
-            if os.read(mine, 1):
-                os._exit(0)
-            os.close(mine)
-            say(STATUS + os.waitpid(child, 0)[1])
-            continue
-        os.close(mine)
-        say(os.getpid())
+        size = HEAD.unpack_from(board)[2]
+        code, stdin, seed = marshal.loads(board[HEAD.size : HEAD.size + size])
         own = os.getpid()
-        if random is not None and drawn is not None:
-            random.setstate(drawn)  # a fork has changed it
-        raised = play(code, stdin, seed, output, names, stay=True)
+        if not copied(board, 0):
+            continue
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGUSR1})
+        status = play(code, stdin, seed, output, output, names)
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
         if os.getpid() != own:
             os._exit(0)  # a fork that the code made and did not end
-        os.write(childs, b"!")  # the parent may go
-        os.close(childs)
-        say(DONE_RAISED if raised else DONE)
-    os._exit(0)
+        os.dup2(output, 1)  # fails if the code has closed what the next call needs: then this one dies
+        sys.stderr = None  # a fork beside threads gets a warning
+        if copied(board, 4):
+            os._exit(RAISED_STATUS if status else 0)
 
 
-def play(code: str, stdin: bytes, seed: int, output: int, names, stay: bool = False):
-    """Run the code in this process, a child. Ends the process; to `stay`, says whether the code raised."""
+def copied(board, place: int) -> int:
+    """Fork; 0 in the child, which draws the same random numbers as this process: a fork reseeds `random`."""
+    random = sys.modules.get("random")
+    try:
+        drawn = random.getstate() if random else None
+    except BaseException:  # the code has put something else there
+        drawn = None
+    child = os.fork()
+    if child:
+        os.setpgid(child, child)
+        struct.pack_into("<i", board, place, child)  # of HEAD
+    elif random is not None and drawn is not None:
+        random.setstate(drawn)
+    return child
+
+
+def is_child(process: int) -> bool:
+    """Whether it is one of this process, and lives."""
+    try:
+        return process > 0 and os.waitid(os.P_PID, process, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None
+    except OSError:
+        return False
+
+
+def own_main():
+    """The names of a module `__main__` that is the code's own."""
+    sys.modules["__main__"] = main = type(sys)("__main__")
+    main.__builtins__ = builtins  # type: ignore[attr-defined]
+    return main.__dict__
+
+
+def play(code: str, stdin: bytes, seed: int, output: int, errors: int, names, echo: bool = True) -> int:
+    """Run the code in this process, a child; the status that it is to exit with. `echo` prints the value of
+    a last expression."""
     source = os.open("/tmp", os.O_TMPFILE | os.O_RDWR, 0o600)
     write_all(source, stdin)
     os.lseek(source, 0, 0)
-    null = os.open("/dev/null", os.O_RDWR)
-    for fd, target in ((source, 0), (output, 1), (output, 2)):
+    for fd, target in ((source, 0), (output, 1), (errors, 2)):
         os.dup2(fd, target)
     os.close(source)
-    if not stay:
-        close_all_but()
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     os.setpgid(0, 0)
-    sys.stdin = open(0, encoding="utf-8", errors="replace", closefd=False)  # noqa: SIM115
-    sys.stdout = open(1, "w", encoding="utf-8", errors="replace", closefd=False)  # noqa: SIM115
-    sys.stderr = open(2, "w", 1, encoding="utf-8", errors="replace", closefd=False)  # noqa: SIM115
-    raised, status = False, 0
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        mode, buffered = ("w" if number else "r"), (1 if name == "stderr" else -1)
+        file = open(number, mode, buffered, encoding="utf-8", errors="replace", closefd=False)  # noqa: SIM115
+        setattr(sys, name, file)
+        setattr(sys, f"__{name}__", file)
+    status = 0
     try:
         seed_modules(code, seed)
-        execute(code, names)
+        execute(code, names, echo)
     except SystemExit as end:
-        status = end.code if isinstance(end.code, int) else int(end.code is not None)
+        status = end.code & 255 if isinstance(end.code, int) else int(end.code is not None)
         if isinstance(end.code, str):
             print(end.code, file=sys.stderr)
     except BaseException as error:
         flush()
         explain(error, code)
-        raised = True
+        status = RAISED_STATUS
     flush()
-    if not stay:
-        os._exit(RAISED_STATUS if raised else status & 255)
-    for fd in (0, 1, 2):
-        os.dup2(null, fd)
-    os.close(null)
-    return raised or bool(status)
+    return status
 
 
 def seed_modules(code: str, seed: int) -> None:
@@ -264,10 +337,10 @@ def seed_modules(code: str, seed: int) -> None:
             sys.modules[name].seed(seed)
 
 
-def execute(code: str, names) -> None:
-    """As an interactive interpreter does: the value of a last expression is printed."""
+def execute(code: str, names, echo: bool) -> None:
+    """With `echo` as an interactive interpreter does: the value of a last expression is printed."""
     tree: Any = compile(code, NAME, "exec", 0x400)  # ast.PyCF_ONLY_AST
-    last = tree.body.pop() if tree.body and isinstance(tree.body[-1], _ast.Expr) else None
+    last = tree.body.pop() if echo and tree.body and isinstance(tree.body[-1], _ast.Expr) else None
     exec(compile(tree, NAME, "exec"), names)
     if last is not None:
         value = eval(compile(_ast.Expression(last.value), NAME, "eval"), names)
@@ -298,23 +371,13 @@ def flush() -> None:
             pass
 
 
-def collect(output: int, end: int, seconds: float, most: int):
-    """(why it must be stopped, or None; the output) of a call that has ended when `end` can be read."""
-    data, ends = bytearray(), time.monotonic() + seconds
-    watched = {output, end}
-    while True:
-        ready, _, _ = select.select(watched, [], [], max(0.0, ends - time.monotonic()))
-        if output in ready:
-            part = os.read(output, 1 << 16)
-            data += part
-            if len(data) > most:
-                return OUTPUT, bytes(data[:most])
-            if not part:
-                watched.discard(output)
-        elif ready:
-            return None, bytes(data)  # what processes of its own still write is not waited for
-        elif time.monotonic() >= ends:
-            return TIMEOUT, bytes(data)
+def overgrown(files: int) -> bool:
+    """Whether there are more files, or sockets, than fit into memory that nothing else counts. Bubblewrap
+    cannot limit the number of files, and no limit counts sockets that wait in a queue."""
+    tmp = os.statvfs("/tmp")
+    with open("/proc/net/sockstat") as file:
+        sockets = int(file.readline().removeprefix("sockets: used "))
+    return tmp.f_files - tmp.f_ffree > files or sockets > MOST_SOCKETS
 
 
 def verdict(status: int):

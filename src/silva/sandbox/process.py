@@ -5,6 +5,7 @@ from __future__ import annotations
 import array
 import asyncio
 import contextlib
+import dataclasses
 import fcntl
 import marshal
 import os
@@ -13,7 +14,6 @@ import socket
 import struct
 import subprocess
 import weakref
-from dataclasses import dataclass
 from typing import Literal
 
 from silva.errors import SilvaError
@@ -25,28 +25,46 @@ from silva.sandbox.walls import MIB, Walls, chosen, command
 How = Literal["ok", "raised", "timeout", "output", "signal", "exit", "lost"]
 HOW: tuple[How, ...] = ("ok", "raised", "timeout", "output", "signal", "exit")  # in the order of inside.py
 START = 20.0  # seconds that a start may take on a busy machine
+MOST_ERRORS = 1 << 16  # bytes; inside.py sends fewer
+MOST_KEPT = 1_000_000  # characters of a call that keeps state: what inside.py has room for
 GRACE = 2.0  # seconds after its own limit that a call may still be silent
-HEADER = struct.Struct("<BiI")
+HEADER = struct.Struct("<BiII")
 NOTICE, NOTICE_SIZE = 0xC0502100, 80  # SECCOMP_IOCTL_NOTIF_RECV
 VERDICT = 0xC0182101  # SECCOMP_IOCTL_NOTIF_SEND
 EACCES = 13
 MOST_ATTEMPTS = 1000  # of one sandbox that are counted; more would only keep the event loop busy
 
 
+# A process of root may write settings of the kernel, whatever it has no capability for.
+PROBE = """
+import os
+written = []
+for path in ("/proc/sys/kernel/core_pattern", "/proc/sys/vm/overcommit_memory", "/proc/sysrq-trigger"):
+    try:
+        os.close(os.open(path, os.O_WRONLY))
+        written.append(path)
+    except OSError:
+        pass
+print(os.getuid(), written)
+"""
+
+
 class SandboxFault(SilvaError, OSError):
     """A sandbox could not be started: it is the machine's fault, not the code's."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclasses.dataclass(frozen=True, slots=True)
 class Result:
     """Of one call.
 
     Attributes:
         how: ok; raised an exception; was stopped after its time or its output; ended by a signal (`detail`)
             or with an exit status (`detail`); lost: the whole sandbox was ended.
-        output: standard output and error in the order of writing, at most `output_chars` long.
+        output: standard output and error in the order of writing, at most `output_chars` long. Of a program:
+            standard output alone.
         cut: there was more output.
         network_attempts: sockets that the code tried to open.
+        errors: the end of a program's standard error.
     """
 
     how: How
@@ -54,6 +72,7 @@ class Result:
     detail: int = 0
     cut: bool = False
     network_attempts: int = 0
+    errors: str = ""
 
 
 class Sandbox:
@@ -69,32 +88,54 @@ class Sandbox:
         self._process: _Process | None = None
         self._alone = asyncio.Lock()
 
-    async def run(self, code: str, stdin: str = "") -> Result:
+    async def run(
+        self, code: str, stdin: str = "", *, program: bool = False, output_chars: int | None = None
+    ) -> Result:
         """Run code and wait for it. Cancelling it ends the whole sandbox, as does a call that cannot be
         stopped from within; the next call starts another one, without state.
 
+        Args:
+            program: run it as `python file.py` does: standard error is apart, the value of a last expression
+                is not shown, threads are waited for, and the interpreter ends in order. Otherwise it is run
+                as by an interactive interpreter.
+            output_chars: instead of the settings' own.
+
         Raises:
-            SandboxFault: it cannot be started.
+            SandboxFault: it cannot be started, or `stdin` is larger than its files may be.
+            ValueError: a program is to keep state, or a call that does is larger than 1,000,000 characters.
         """
+        settings, data = self.settings, stdin.encode()
+        limit = output_chars or settings.output_chars
+        if settings.keep_state and (program or len(code) + len(stdin) > MOST_KEPT):
+            got = "a program" if program else f"{len(code) + len(stdin):,} characters"
+            raise ValueError(
+                f"call of a sandbox with keep_state: got {got}, expected at most {MOST_KEPT:,} characters of "
+                "code and input, and no program"
+            )
+        if len(data) > settings.file_mb * MIB:
+            raise SandboxFault(
+                f"the input of a call: got {len(data)} bytes, expected at most {settings.file_mb} MiB; "
+                "raise file_mb"
+            )
         async with self._alone:
             if self._process is None:
-                self._process = await _Process.start(self.walls, self.settings)
+                self._process = await _Process.start(self.walls, settings)
             process, attempts = self._process, self._process.attempts
             seed = derive(self.seed, self.calls) % 2**32  # numpy takes no larger one
             self.calls += 1
             try:
-                async with asyncio.timeout(self.settings.seconds + GRACE):
-                    result = await process.call(code, stdin, seed)
+                async with asyncio.timeout(settings.seconds + GRACE):
+                    result = await process.call((code, data, seed, program, 4 * limit))
             except (TimeoutError, OSError, EOFError) as error:
                 await self.close()
                 result = Result("timeout" if isinstance(error, TimeoutError) else "lost")
             except BaseException:
                 await asyncio.shield(self.close())
                 raise
-            network = process.attempts - attempts
-            limit = self.settings.output_chars
-            return Result(result.how, result.output[:limit], result.detail,
-                          result.cut or len(result.output) > limit, network)  # fmt: skip
+            return dataclasses.replace(
+                result, output=result.output[:limit], cut=result.cut or len(result.output) > limit,
+                network_attempts=process.attempts - attempts,
+            )  # fmt: skip
 
     async def close(self) -> None:
         process, self._process = self._process, None
@@ -108,12 +149,12 @@ def works(walls: Walls, packages: bool) -> str:
     async def probe() -> str:
         sandbox = Sandbox(SandboxSettings(packages=packages), walls)
         try:
-            result = await sandbox.run("import os; print(os.getuid(), len(os.listdir('/proc/self/fd')) > 0)")
+            result = await sandbox.run(PROBE)
         except SandboxFault as error:
             return str(error)
         finally:
             await sandbox.close()
-        return "" if result.output == "65534 True\n" else f"{result.how}: {result.output[-300:].strip()}"
+        return "" if result.output == "65534 []\n" else f"{result.how}: {result.output[-300:].strip()}"
 
     from concurrent.futures import ThreadPoolExecutor
 
@@ -181,15 +222,19 @@ class _Process:
             raise
         return started
 
-    async def call(self, code: str, stdin: str, seed: int) -> Result:
-        """Raises EOFError or OSError if the sandbox ends, or answers what nothing inside.py would."""
-        body = marshal.dumps((code, stdin.encode(), seed))
+    async def call(self, request: tuple[str, bytes, int, bool, int]) -> Result:
+        """A call of code, input, seed, whether it is a program, and its most bytes of output.
+
+        Raises:
+            EOFError, OSError: the sandbox ends, or answers what nothing inside.py would.
+        """
+        body = marshal.dumps(request)
         await self._loop.sock_sendall(self.channel, len(body).to_bytes(4, "little") + body)
-        how, detail, size = HEADER.unpack(await self._bytes(HEADER.size))
-        if how >= len(HOW) or size > 1 << 26:
+        how, detail, *sizes = HEADER.unpack(await self._bytes(HEADER.size))
+        if how >= len(HOW) or sizes[0] > request[-1] or sizes[1] > MOST_ERRORS:
             raise EOFError("not an answer")
-        output = (await self._bytes(size)).decode(errors="replace")
-        return Result(HOW[how], output, detail, HOW[how] == "output")
+        output, errors = [(await self._bytes(size)).decode(errors="replace") for size in sizes]
+        return Result(HOW[how], output, detail, HOW[how] == "output", errors=errors)
 
     async def end(self) -> None:
         self._stop_listening()

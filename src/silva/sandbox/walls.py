@@ -24,6 +24,7 @@ from silva.sandbox.settings import SandboxSettings
 NOBODY = 65534
 MIB = 1 << 20
 HERE = Path(__file__).parent
+FILES_PER_MIB = 256  # of /tmp: each needs memory that its size does not count
 SECCOMP_CALL = {"x86_64": 317, "aarch64": 277}
 LANDLOCK_CREATE = 444
 LOADER = "import marshal, sys; exec(marshal.loads(bytes.fromhex(sys.argv.pop(1))))"
@@ -111,7 +112,8 @@ def command(
     before = drop if walls.as_nobody else []
     doors = [gate.tell, gate.wait] if gate else []
     if walls.kind == "userns":
-        plan = {"binds": visible, "size": settings.file_mb * MIB, "denied": filters.denied().hex(),
+        plan = {"binds": visible, "size": settings.file_mb * MIB,
+                "files": settings.file_mb * FILES_PER_MIB, "denied": filters.denied().hex(),
                 "seccomp_call": SECCOMP_CALL[platform.machine()], "environment": ENVIRONMENT,
                 "gate": doors}  # fmt: skip
         enter = [python, "-I", "-S", "-c", _source("enter.py"), json.dumps(plan)]
@@ -130,6 +132,8 @@ def _bubblewrap(settings: SandboxSettings, visible: list[str], seccomp: int) -> 
              for part in ("--symlink", f"usr/{name}", f"/{name}")]  # fmt: skip
     devices = [part for name in ("null", "zero", "full", "random", "urandom")
                for part in ("--dev-bind", f"/dev/{name}", f"/dev/{name}")]  # fmt: skip
+    links += [part for number, name in enumerate(("stdin", "stdout", "stderr"))
+              for part in ("--symlink", f"/proc/self/fd/{number}", f"/dev/{name}")]  # fmt: skip
     variables = [part for name, value in ENVIRONMENT.items() for part in ("--setenv", name, value)]
     return [
         shutil.which("bwrap") or "bwrap",
@@ -137,7 +141,7 @@ def _bubblewrap(settings: SandboxSettings, visible: list[str], seccomp: int) -> 
         "--uid", str(NOBODY), "--gid", str(NOBODY), "--hostname", "sandbox",
         "--die-with-parent", "--new-session", "--clearenv", *variables,
         "--size", str(settings.file_mb * MIB), "--tmpfs", "/tmp",  # before what may be bound within it
-        *binds, *links, "--proc", "/proc", *devices, "--symlink", "/tmp", "/dev/shm",
+        *binds, *links, "--proc", "/proc", "--remount-ro", "/proc", *devices, "--symlink", "/tmp", "/dev/shm",
         "--remount-ro", "/", "--chdir", "/tmp", "--seccomp", str(seccomp),
     ]  # fmt: skip
 
@@ -155,7 +159,7 @@ def _told(walls: Walls, settings: SandboxSettings) -> dict[str, Any]:
     walled = walls.kind != "none"
     return {
         "walls": walled, "keep_state": settings.keep_state, "seconds": settings.seconds,
-        "output_bytes": 4 * settings.output_chars, "limits": limits, "writable": ["/tmp"],
+        "files": settings.file_mb * FILES_PER_MIB, "limits": limits, "writable": ["/tmp"],
         "landlock": landlock_version() if walled else 0, "paths": _packages() if settings.packages else [],
         "notify": filters.network(notify=True).hex() if walled else "",
         "refuse": filters.network(notify=False).hex() if walled else "",
@@ -224,6 +228,8 @@ def _problem(walls: Walls, packages: bool = True) -> str:
         return f"no filter of system calls for {platform.machine()}"
     if walls.kind == "bubblewrap" and shutil.which("bwrap") is None:
         return "bwrap is not installed"
+    if os.geteuid() == 0 and not walls.as_nobody and not landlock_version():
+        return "started as root it needs Landlock, which this kernel does not have"
     from silva.sandbox.process import works  # it builds on this module
 
     return works(walls, packages)

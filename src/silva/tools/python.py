@@ -108,7 +108,7 @@ def shown(result: Result, settings: SandboxSettings) -> str:
         "output": f"stopped: more than {settings.output_chars} characters of output",
         "signal": f"ended by {_signal(result.detail)}",
         "exit": f"exit status {result.detail}",
-        "lost": "the interpreter was ended from within, and starts again",
+        "lost": "the interpreter was ended, by the code or by its limits, and starts again",
     }
     notes = [ends[result.how]] if result.how in ends else []
     if result.network_attempts:
