@@ -13,7 +13,7 @@ from silva.config.schema import RunConfig
 from silva.config.sections import PretrainedModel
 from silva.environments.tasks import check_splits
 from silva.environments.workers import Workers
-from silva.errors import ConfigError, ModelError, SilvaError
+from silva.errors import ConfigError, Escaped, ModelError, SilvaError, contained
 from silva.models.loading import LoadedModel, load_model, load_tokenizer, name_of
 from silva.orchestrator.tasks import Source, TaskStream
 from silva.ports import derive
@@ -158,7 +158,10 @@ async def connected(part: T) -> T:
 def _taskset(environment: Any) -> TaskSet:
     """Raises ConfigError with the environment's name where its own code fails."""
     try:
-        taskset: TaskSet = Workers(environment) if environment.workers else environment.taskset()
+        with contained():
+            taskset: TaskSet = Workers(environment) if environment.workers else environment.taskset()
+    except Escaped as error:
+        raise ConfigError(f"environment {environment.label}: its taskset() raised {error}") from error
     except SilvaError:
         raise
     except Exception as error:

@@ -6,6 +6,9 @@ command line returns: 1 a run failed, 2 the input was wrong, 3 training gave up,
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -117,3 +120,42 @@ def error_named(name: str, message: str) -> SilvaError | None:
     if not (isinstance(kind, type) and issubclass(kind, SilvaError)):
         return None
     return kind(message)
+
+
+class Escaped(SilvaError, RuntimeError):
+    """Code that is not Silva's raised what would end a program: SystemExit, a panic of Rust, ..."""
+
+
+@contextmanager
+def contained() -> Iterator[None]:
+    """Makes what other people's code raises an Exception: `exit()` in an environment must not end a run.
+
+    What is Silva's own passes: a cancellation that was asked for, and Ctrl-C, which Python raises in the main
+    thread alone.
+
+    Raises:
+        Escaped: for any other BaseException.
+    """
+    try:
+        yield
+    except (Exception, GeneratorExit):
+        raise
+    except BaseException as error:
+        if _is_ours(error):
+            raise
+        text = f"{type(error).__name__}: {error}"
+        raise Escaped(text).with_traceback(error.__traceback__) from error
+
+
+def _is_ours(error: BaseException) -> bool:
+    from asyncio import CancelledError, current_task  # late, so that help stays quick
+
+    if isinstance(error, KeyboardInterrupt):
+        return threading.current_thread() is threading.main_thread()
+    if not isinstance(error, CancelledError):
+        return False
+    try:
+        task = current_task()
+    except RuntimeError:  # no event loop in this thread
+        return False
+    return task is not None and task.cancelling() > 0

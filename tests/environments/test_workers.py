@@ -14,7 +14,9 @@ import pytest
 from tests.contracts.test_environments import message, play
 
 from silva.config.sections import Limits
+from silva.environments.dataset import Dataset
 from silva.environments.frozen_lake import FrozenLake
+from silva.environments.variables import named_in
 from silva.environments.worker import settings_of
 from silva.environments.workers import Workers
 from silva.errors import CapabilityError, ConfigError
@@ -56,6 +58,11 @@ class Counter:
             raise KeyError(said)
         if said == "print":
             print("noise on stdout")
+        if said == "leave":
+            raise SystemExit(0)
+        if said == "keys":
+            secrets = {n: 1.0 for n in os.environ if os.environ[n] == "secret"}
+            return Step(Observation((Message("user", ""),)), metrics=secrets)
         return Step(Observation((Message("user", f"{self.sum}"),)), {"sum": float(self.sum)},
                     terminated=said == "end", metrics={"pid": float(os.getpid()), "nice": float(os.nice(0))})
     def first(self):
@@ -80,8 +87,9 @@ def counting(tmp_path: Path) -> Iterator[Any]:
     type_ = f"{file}:Counting"
     made: list[Workers] = []
 
-    def make(workers: int) -> Any:
-        settings = settings_of(type_)(type=type_, workers=workers, mark=str(tmp_path / "died"), eval_size=4)  # type: ignore[call-arg]
+    def make(workers: int, **keys: Any) -> Any:
+        given = {"type": type_, "workers": workers, "mark": str(tmp_path / "died"), "eval_size": 4, **keys}
+        settings = settings_of(type_)(**given)
         if not workers:
             return settings.taskset()
         made.append(Workers(settings))
@@ -153,18 +161,22 @@ def test_an_episode_that_kills_every_worker_has_no_result(counting, said, error)
     assert (trajectory.failure, trajectory.error) == ("redo", error)
 
 
-def test_a_fault_names_the_place_in_the_environments_own_file(counting, tmp_path):
-    line = 1 + COUNTING.splitlines().index("            raise KeyError(said)")
-    trajectory = asyncio.run(through_the_rollout(counting(1), "raise"))
+@pytest.mark.parametrize("said, what", [("raise", "KeyError: 'raise'"), ("leave", "SystemExit: 0")])
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_fault_names_the_place_in_the_environments_own_file(counting, tmp_path, workers, said, what):
+    """`exit()` too is a fault of the environment, and ends neither the worker nor the run."""
+    raised = {"raise": "raise KeyError(said)", "leave": "raise SystemExit(0)"}[said]
+    line = 1 + COUNTING.splitlines().index(f"            {raised}")
+    trajectory = asyncio.run(through_the_rollout(counting(workers), said))
     assert trajectory.failure == "redo"
-    assert trajectory.error == f"step: KeyError: 'raise' ({tmp_path}/counting.py:{line})"
+    assert trajectory.error == f"step: {what} ({tmp_path}/counting.py:{line})"
 
 
 def test_a_step_that_never_ends_is_ended(counting):
     taskset = counting(1)
 
     async def check() -> Any:
-        hung = await through_the_rollout(taskset, "hang", timeout=1.5)
+        hung = await through_the_rollout(taskset, "hang", left=0.05)
         return hung, await played(taskset, ["a"])
 
     hung, after = asyncio.run(check())
@@ -176,24 +188,26 @@ def test_waiting_for_a_worker_is_not_the_environments_time(counting):
     """One worker, held by somebody else for a while."""
     taskset = counting(1)
 
-    async def check() -> tuple[float, float]:
+    async def check() -> None:
         other = taskset.environment(taskset.tasks("train")[0])
         await other.reset()
         renderer, loop = Renderer(tiny_tokenizer()), asyncio.get_running_loop()
         task = taskset.tasks("train")[1]
-        episode = Episode(task, taskset, Script(renderer), renderer, Limits(timeout=60), "a", 1)
-        began = loop.time()
+        episode = Episode(task, taskset, Script(renderer), renderer, Limits(timeout=600), "a", 1)
+        began, lock = loop.time(), taskset._workers[0].alone
         async with other.worker_slot():
             starting = asyncio.create_task(episode.start())
-            done, _ = await asyncio.wait([starting], timeout=0.5)
-            assert not done
-            held = loop.time() - began
+            while not lock._waiters:
+                await asyncio.sleep(0)
+            waits = loop.time()
+            await asyncio.sleep(0.05)
+            waited = loop.time() - waits
         await starting
+        spent = 600 - episode.left
         await episode.close()
-        return held, 60 - episode.left
+        assert spent <= loop.time() - began - waited
 
-    held, spent = asyncio.run(check())
-    assert spent < held
+    asyncio.run(check())
 
 
 def test_a_fork_goes_on_in_another_process_if_its_own_dies(counting):
@@ -256,14 +270,30 @@ def test_processes_end_with_the_task_set(counting):
         os.kill(found, 0)
 
 
+def test_a_worker_has_only_the_keys_that_the_settings_name(counting, monkeypatch):
+    for name in ("OPENAI_API_KEY", "HF_TOKEN", "ODD_SECRET", "NAMED_KEY", "SERPER_API_KEY"):
+        monkeypatch.setenv(name, "secret")
+    told = asyncio.run(played(counting(1, variables=("NAMED_KEY",)), ["keys"]))
+    assert told[1].metrics == {"NAMED_KEY": 1.0}
+
+
+def test_keys_of_tools_and_judges_are_named_by_their_settings():
+    settings = Dataset.model_validate({
+        "path": "x.jsonl", "variables": ("A",),
+        "tools": ({"type": "mcp", "command": ("x",), "variables": ("B",)},),
+        "reward": {"type": "judge", "model": "m", "key_variable": "C"},
+    })  # fmt: skip
+    assert {*named_in(settings)} == {"A", "B", "C"}
+
+
 def test_settings_without_a_type_are_refused(counting):
     settings = counting(0)._settings.model_copy(update={"type": "", "workers": 1})
     with pytest.raises(ConfigError, match="environment counting: workers need its `type`, got none"):
         Workers(settings)
 
 
-async def through_the_rollout(taskset: Any, said: str, timeout: float = 60) -> Any:
-    """The trajectory of an episode whose every reply is `said`."""
+async def through_the_rollout(taskset: Any, said: str, left: float = 600.0) -> Any:
+    """The trajectory of an episode whose every reply is `said`; `left`: seconds after its reset."""
     renderer = Renderer(tiny_tokenizer())
 
     class Says:
@@ -272,10 +302,11 @@ async def through_the_rollout(taskset: Any, said: str, timeout: float = 60) -> A
         async def reply(self, request: Any) -> Any:
             return await Script(renderer).reply(_Asked(request, said))
 
-    limits = Limits(timeout=timeout, max_turns=3)
+    limits = Limits(timeout=600, max_turns=3)
     episode = Episode(taskset.tasks("train")[0], taskset, Says(), renderer, limits, "a", 1)
     try:
         await episode.start()
+        episode.left = left
         while not episode.over:
             await episode.advance()
     finally:

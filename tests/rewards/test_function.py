@@ -187,6 +187,27 @@ def test_an_exception_is_no_reward() -> None:
         grade(own(timeout), "x")
 
 
+class Panic(BaseException):
+    pass
+
+
+@pytest.mark.parametrize(
+    "error", [SystemExit(0), KeyboardInterrupt(), asyncio.CancelledError(), Panic("boom")]
+)
+@pytest.mark.parametrize("is_async", [False, True])
+def test_what_would_end_a_program_is_no_reward(error, is_async) -> None:
+    def reward(reply):
+        raise error
+
+    async def later(reply):
+        raise error
+
+    if is_async and isinstance(error, KeyboardInterrupt):
+        pytest.skip("in the main thread it is Ctrl-C")
+    with pytest.raises(RewardError, match=type(error).__name__):
+        grade(own(later if is_async else reward), "x")
+
+
 def test_a_column_that_is_missing_is_named() -> None:
     with pytest.raises(RewardError, match="needs level: got a row with kind"):
         grade(own(lambda reply, level: 1), "x", kind="easy")

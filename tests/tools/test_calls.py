@@ -10,11 +10,12 @@ from contextlib import suppress
 
 import pytest
 
+from silva.errors import Escaped
 from silva.tools import calls as module
-from silva.tools.calls import Calls, Limits, Result
+from silva.tools.calls import Calls, Limits, Result, ToolLate
 from silva.tools.fixed import Fixed
 from silva.tools.function import ToolError, cut, tool
-from silva.types import ToolCall
+from silva.types import ToolCall, ToolSpec
 
 
 class Meeting:
@@ -101,6 +102,27 @@ def test_a_slow_call_is_cancelled_and_the_others_are_not() -> None:
     ((slow, wrong),) = made(limits(timeout=0.02), meeting, [meet(), ToolCall("refuse", {})])
     assert slow == Result("Error: meet took longer than 0.02 s", "timeout") and wrong.how == "error"
     assert meeting.cancelled == 1
+
+
+def test_a_slow_call_of_a_session_that_it_would_spoil_is_a_fault() -> None:
+    spoilt = limits(timeout=0.02)._replace(late_is_fault=True)
+    with pytest.raises(ToolLate, match=r"meet took longer than 0\.02 s"):
+        made(spoilt, Meeting(people=2), [ToolCall("meet", {})])
+
+
+def test_a_tool_of_a_users_own_class_that_exits_ends_no_loop() -> None:
+    class Exits:
+        spec = ToolSpec("exits", "Exits.", {})
+
+        async def __call__(self, arguments) -> str:
+            raise SystemExit(0)
+
+    async def run() -> None:
+        calls = [ToolCall("exits", {})] * 2
+        await Calls(limits(), 8).run(calls, {"exits": Exits()})
+
+    with pytest.raises(Escaped, match="SystemExit: 0"):
+        asyncio.run(run())
 
 
 def test_a_broken_tool_ends_the_others() -> None:

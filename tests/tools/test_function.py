@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 import pytest
 from pydantic import Field
 
-from silva.errors import ConfigError, RecordError
+from silva.errors import ConfigError, Escaped, RecordError
 from silva.tools.function import ToolError, ToolException, ToolStuck, tool
 
 
@@ -157,6 +157,10 @@ def test_functions_run_beside_the_event_loop() -> None:
     assert asyncio.run(both()) == ["true", "true"]
 
 
+class Panic(BaseException):
+    pass
+
+
 def fails(kind: str) -> None:
     """Raise what `kind` says."""
     if kind == "wrapped":
@@ -168,6 +172,12 @@ def fails(kind: str) -> None:
         next(iter(()))
     if kind == "exit":
         raise SystemExit(3)
+    if kind == "interrupt":
+        raise KeyboardInterrupt
+    if kind == "cancelled":
+        raise asyncio.CancelledError
+    if kind == "panic":
+        raise Panic("of a library in Rust")
     if kind == "set":
         return {1, 2}  # type: ignore[return-value]
     raise {
@@ -204,9 +214,13 @@ def test_an_exception_of_the_function_is_an_answer(function, kind: str, text: st
     assert str(raised.value) == text
 
 
-def test_exit_does_not_end_the_run() -> None:
-    with pytest.raises(ToolException, match="RuntimeError: SystemExit: 3"):
-        run(fails, {"kind": "exit"})
+@pytest.mark.parametrize("function", [fails, fails_async])
+@pytest.mark.parametrize("kind", ["exit", "interrupt", "cancelled", "panic"])
+def test_what_would_end_a_program_is_a_fault_of_the_tool(function, kind: str) -> None:
+    if kind == "interrupt" and function is fails_async:
+        pytest.skip("in the main thread it is Ctrl-C")
+    with pytest.raises(Escaped):
+        run(function, {"kind": kind})
 
 
 @pytest.mark.parametrize("function", [fails, fails_async])

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from silva.config.plugins import names_in
 from silva.config.schema import import_settings
 from silva.environments.settings import EnvironmentSettings
-from silva.errors import ConfigError
+from silva.errors import ConfigError, contained
 
 if TYPE_CHECKING:
     from silva.environments.check_findings import Check
@@ -104,8 +104,9 @@ def _row(name: str, target: str) -> dict[str, Any]:
         "here": False,
     }
     try:
-        settings = import_settings(target)
-        module = importlib.import_module(target.partition(":")[0])
+        with contained():
+            settings = import_settings(target)
+            module = importlib.import_module(target.partition(":")[0])
     except Exception as error:  # an installed package of somebody else: the others are listed all the same
         return {**row, "about": f"cannot be loaded: {type(error).__name__}: {error}", "settings": target}
     # What the class says of itself in its first line, else what its module says.

@@ -29,7 +29,7 @@ from silva.environments.check_play import (
     random_replies,
 )
 from silva.environments.settings import EnvironmentSettings
-from silva.errors import CapabilityError, ConfigError
+from silva.errors import CapabilityError, ConfigError, contained
 from silva.protocols import Forkable, Scripted
 from silva.types import Message, Observation, Split, Step, Task, ToolCall
 
@@ -81,7 +81,8 @@ class Examination:
         self.check = Check(name)
         self.checks.append(self.check)
         try:
-            check()
+            with contained():
+                check()
         except TimeoutError:
             self._wrong(f"no end after {PATIENCE:g} s", self._at("step"))
         except CapabilityError as error:
@@ -222,7 +223,8 @@ class Examination:
         for what, message in NONSENSE.items():
             environment = self._watched(task)
             try:
-                played = await play(environment, functools.partial(_always, message))
+                with contained():
+                    played = await play(environment, functools.partial(_always, message))
             except CapabilityError:
                 raise
             except Exception as error:
@@ -355,7 +357,9 @@ def _always(message: Message, turn: int) -> Message:
 
 def _limited(check: Callable[[], Awaitable[None]]) -> None:
     async def run() -> None:
-        await asyncio.wait_for(check(), PATIENCE)
+        with contained():
+            async with asyncio.timeout(PATIENCE):  # in this task: exit() in another one ends the loop
+                await check()
 
     asyncio.run(run())
 

@@ -39,6 +39,8 @@ class EnvironmentSettings(Section):
     workers: Natural = 0
     """Processes that run its episodes, so that a step that blocks or computes holds up nothing else; 0: this
     one."""
+    variables: tuple[str, ...] = ()
+    """Environment variables that its workers get besides those of the machine, such as one with a key."""
     seed: Natural = 0
     """Moves the whole task set, apart from the run's seed."""
 

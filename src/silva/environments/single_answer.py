@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Awaitable
 from typing import NamedTuple
 
 from silva.environments.episode import Episode
@@ -28,7 +29,7 @@ class SingleAnswer(Episode, ABC):
         """The question."""
 
     @abstractmethod
-    def grade(self, reply: str) -> Grade:
+    def grade(self, reply: str) -> Grade | Awaitable[Grade]:
         """Grades the text of the reply (without its thoughts)."""
 
     @abstractmethod
@@ -45,6 +46,8 @@ class SingleAnswer(Episode, ABC):
         self._check_running()
         self._end()
         grade = self.grade(message.content.rpartition("</think>")[2])
+        if not isinstance(grade, Grade):
+            grade = await grade
         return Step(
             rewards={"correct": 1.0 if grade.solved else self.partial_weight * grade.partial},
             shaped={"format": 0.0 if grade.valid else self.format_penalty},

@@ -23,7 +23,7 @@ from silva.config.plugins import find_environment
 from silva.config.schema import import_settings, tagged
 from silva.environments import ENVIRONMENTS
 from silva.environments.settings import EnvironmentSettings
-from silva.errors import CapabilityError
+from silva.errors import CapabilityError, Escaped, contained
 from silva.protocols import Scripted, TaskSet
 from silva.types import Message, Observation, Step, Task
 
@@ -81,7 +81,8 @@ def serve(channel: socket.socket, taskset: Callable[[], TaskSet]) -> None:
     loop, live = asyncio.new_event_loop(), dict[int, Any]()
     with channel, channel.makefile("rb") as stream:
         try:
-            make = taskset().environment
+            with contained():
+                make = taskset().environment
         except Exception as error:
             channel.sendall(frame(encode(Answer(fault=_fault(error)))))
             return
@@ -96,6 +97,11 @@ def serve(channel: socket.socket, taskset: Callable[[], TaskSet]) -> None:
 
 
 async def _run(call: Call, live: dict[int, Any], make: Callable[[Task], Any]) -> Any:
+    with contained():
+        return await _called(call, live, make)
+
+
+async def _called(call: Call, live: dict[int, Any], make: Callable[[Task], Any]) -> Any:
     if call.name == "make":
         live[call.episode] = make(call.task)  # type: ignore[arg-type]
         return None
@@ -127,7 +133,7 @@ def _answer(result: Any) -> Answer:
 def _fault(error: Exception) -> Fault:
     frames = [(f.filename, f.lineno or 0) for f in traceback.extract_tb(error.__traceback__)]
     return Fault(
-        f"{type(error).__name__}: {error}",
+        str(error) if isinstance(error, Escaped) else f"{type(error).__name__}: {error}",
         "".join(traceback.format_exception(error)).rstrip(),
         tuple(f for f in frames if f[0] != __file__),
         isinstance(error, CapabilityError),

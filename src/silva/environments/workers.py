@@ -6,7 +6,8 @@ Tasks are drawn here; an episode lives in one worker, which runs one call at a t
 those of one process. If a worker dies, another is started, and each of its episodes is played again up to
 where it was when it is called next: what it was called with is kept. An episode whose call kills two
 workers gets a fault. A call that is cancelled (`rollout.limits.timeout`) ends its worker, as nothing else
-ends code that does not return.
+ends code that does not return. A worker has no keys of the run (variables.py), but it is no sandbox: it may
+do what the user may.
 """
 
 from __future__ import annotations
@@ -14,7 +15,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
-import os
 import socket
 import subprocess
 import sys
@@ -24,6 +24,7 @@ from dataclasses import replace
 
 from silva.codec import decode, encode
 from silva.environments.settings import EnvironmentSettings
+from silva.environments.variables import named_in, variables
 from silva.environments.worker import Answer, Call, frame
 from silva.errors import CapabilityError, ConfigError, RemoteFault
 from silva.protocols import Environment, Forkable, TaskSet
@@ -75,6 +76,7 @@ class _Worker:
 
     def __init__(self, settings: EnvironmentSettings) -> None:
         self.type, self.settings = settings.type, settings.model_dump_json()
+        self.named = [*named_in(settings)]
         self.generation = self.episodes = 0
         self.status = "it was never started"
         self._lock = asyncio.Lock()
@@ -130,8 +132,7 @@ class _Worker:
                 [sys.executable, "-m", "silva.environments.worker", number, self.type, self.settings],
                 stdin=subprocess.DEVNULL,
                 pass_fds=[theirs.fileno()],
-                # What can be imported here can be imported there.
-                env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+                env=variables(self.named),
             )
         self.generation += 1
         self._ended = weakref.finalize(self, _end, self._process, ours)

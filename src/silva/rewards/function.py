@@ -26,7 +26,7 @@ from pydantic import Field
 
 from silva.config.plugins import load_object
 from silva.config.sections import Above0
-from silva.errors import ConfigError, RewardError
+from silva.errors import ConfigError, RewardError, contained
 from silva.protocols import Attempt, Reward, Score
 from silva.rewards.settings import RewardSettings
 from silva.tools.function import in_thread
@@ -81,7 +81,8 @@ class FunctionReward:
         arguments = self._arguments(attempt)
         try:
             async with limit:
-                result = await self._call(arguments)
+                with contained():
+                    result = await self._call(arguments)
         except TimeoutError as error:
             if not limit.expired():
                 raise RewardError(f"reward {name} raised TimeoutError: {error}") from error

@@ -8,7 +8,7 @@ from random import Random
 from typing import ClassVar
 
 from silva.config.sections import Sampling
-from silva.errors import CapabilityError
+from silva.errors import CapabilityError, contained
 from silva.ports import derive
 from silva.protocols import Engine, Reply, Request, Scripted
 from silva.rendering.renderer import Renderer
@@ -92,8 +92,9 @@ class Script:
         wrong = Random(derive(seed, "mistake")).random() < self.mistakes
         astray = wrong or Random(derive(seed, "noise")).random() < self.noise
         try:
-            said = environment.random_reply(seed) if astray else environment.expert_reply()
-            text = await said if isinstance(said, Awaitable) else said
+            with contained():
+                said = environment.random_reply(seed) if astray else environment.expert_reply()
+                text = await said if isinstance(said, Awaitable) else said
             if not isinstance(text, str):
                 raise TypeError(f"returned {type(text).__name__}, expected the text of a reply (str)")
             text = self.renderer.scripted(text.removeprefix(request.prefill))

@@ -24,7 +24,7 @@ from numbers import Real
 from typing import TypeVar
 
 from silva.config.sections import ContextSettings, Limits
-from silva.errors import CapabilityError, ContextOverflow, NoReply, RenderingError
+from silva.errors import CapabilityError, ContextOverflow, NoReply, RenderingError, contained
 from silva.ports import CLOCK, derive
 from silva.protocols import Actor, Environment, Forkable, Reply, Request, TaskSet
 from silva.rendering.renderer import Renderer
@@ -211,7 +211,8 @@ class Episode:
         self.calling = "close"
         try:
             async with asyncio.timeout(self.limits.timeout):
-                await watched(environment.close, tell=self._tell)
+                with contained():
+                    await watched(environment.close, tell=self._tell)
         except Exception as fault:
             found = _fault("close", fault, environment)
             self.watch.fault(self.task.environment, str(found), found.trace)
@@ -238,7 +239,8 @@ class Episode:
     def _construct(self) -> Environment:
         self.calling, began = "construction", CLOCK.monotonic()
         try:
-            return self.taskset.environment(replace(self.task, seed=derive(self.seed, "luck")))
+            with contained():
+                return self.taskset.environment(replace(self.task, seed=derive(self.seed, "luck")))
         except Exception as fault:
             raise _fault("construction", fault, self.taskset) from fault
         finally:
@@ -285,9 +287,10 @@ class Episode:
             try:
                 async with timer:
                     try:
-                        result = await watched(method, *arguments, tell=self._tell)
-                        check(result)
-                        return result
+                        with contained():
+                            result = await watched(method, *arguments, tell=self._tell)
+                            check(result)
+                            return result
                     except _EpisodeFault:
                         raise
                     except Exception as fault:
@@ -345,7 +348,8 @@ class Episode:
         if self.renderer is None:
             raise CapabilityError("an actor that reads tokens needs a renderer")
         try:
-            render(state, self.renderer)
+            with contained():
+                render(state, self.renderer)
         except RenderingError as fault:
             raise _EpisodeFault(f"rendering: {fault}", "mask") from fault
         except Exception as fault:  # a message whose content is no text, say
@@ -366,10 +370,11 @@ class Episode:
     def _show(self, make: Callable[..., State], *parts: object) -> None:
         """Go on in the state that `make` gives: one with a new observation, in which anything may stand."""
         try:
-            new = make(*parts)
-            if not self.actor.reads_tokens:  # rendering would find it
-                for message in new_messages(new.observation):
-                    _expect(str, message.content)
+            with contained():
+                new = make(*parts)
+                if not self.actor.reads_tokens:  # rendering would find it
+                    for message in new_messages(new.observation):
+                        _expect(str, message.content)
             self.state = new
         except Exception as fault:
             raise _fault("observation", fault, self.environment) from fault

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import silva
-from silva.errors import RemoteFault
+from silva.errors import Escaped, RemoteFault
 from silva.ports import CLOCK
 
 T = TypeVar("T")
@@ -59,8 +59,8 @@ def place(fault: BaseException, environment: object) -> str:
 
 
 def described(fault: BaseException) -> str:
-    """Type and text of an exception; one of another process brings both in its text."""
-    return str(fault) if isinstance(fault, RemoteFault) else f"{type(fault).__name__}: {fault}"
+    """Type and text of an exception; one of another process brings both in its text, as `Escaped` does."""
+    return str(fault) if isinstance(fault, RemoteFault | Escaped) else f"{type(fault).__name__}: {fault}"
 
 
 def trace(fault: BaseException) -> str:

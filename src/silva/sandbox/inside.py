@@ -67,9 +67,11 @@ def main() -> None:
     if settings["walls"]:
         prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
         landlock(settings["landlock"], settings["writable"])
+        import_all(settings["ready"])
         listener = watch_network(settings)
         control.hello(listener)
     else:
+        import_all(settings["ready"])
         control.hello(-1)
     for name, (soft, hard) in settings["limits"].items():
         number = getattr(resource, name)
@@ -81,6 +83,11 @@ def main() -> None:
     while request := control.request():
         control.answer(*calls.run(*request))
         import traceback  # noqa: F401  # while nobody waits: the next calls find it and `os`
+
+
+def import_all(names) -> None:
+    for name in names:
+        __import__(name)
 
 
 class Control:

@@ -14,6 +14,7 @@ import socket
 import struct
 import subprocess
 import weakref
+from collections.abc import Sequence
 from typing import Literal
 
 from silva.errors import SilvaError
@@ -25,6 +26,7 @@ from silva.sandbox.walls import MIB, Walls, chosen, command
 How = Literal["ok", "raised", "timeout", "output", "signal", "exit", "lost"]
 HOW: tuple[How, ...] = ("ok", "raised", "timeout", "output", "signal", "exit")  # in the order of inside.py
 START = 20.0  # seconds that a start may take on a busy machine
+START_IMPORTS = 60.0  # more, to import what it is to have ready
 MOST_ERRORS = 1 << 16  # bytes; inside.py sends fewer
 MOST_KEPT = 1_000_000  # characters of a call that keeps state: what inside.py has room for
 GRACE = 2.0  # seconds after its own limit that a call may still be silent
@@ -79,10 +81,19 @@ class Sandbox:
     """Started by its first call. One call runs at a time, others wait.
 
     Random numbers of a call are those of `seed` and of `calls`, the number of calls before it.
+
+    Args:
+        ready: modules that are imported once, so that each call finds them.
     """
 
-    def __init__(self, settings: SandboxSettings, walls: Walls | None = None, seed: int = 0) -> None:
-        self.settings, self.seed = settings, seed
+    def __init__(
+        self,
+        settings: SandboxSettings,
+        walls: Walls | None = None,
+        seed: int = 0,
+        ready: Sequence[str] = (),
+    ) -> None:
+        self.settings, self.seed, self.ready = settings, seed, ready
         self.walls = walls or chosen(settings)
         self.calls = 0
         self._process: _Process | None = None
@@ -119,7 +130,7 @@ class Sandbox:
             )
         async with self._alone:
             if self._process is None:
-                self._process = await _Process.start(self.walls, settings)
+                self._process = await _Process.start(self.walls, settings, self.ready)
             process, attempts = self._process, self._process.attempts
             seed = derive(self.seed, self.calls) % 2**32  # numpy takes no larger one
             self.calls += 1
@@ -178,10 +189,10 @@ class _Process:
         self._ended = weakref.finalize(self, _end, process, channel, group)
 
     @classmethod
-    async def start(cls, walls: Walls, settings: SandboxSettings) -> _Process:
+    async def start(cls, walls: Walls, settings: SandboxSettings, ready: Sequence[str]) -> _Process:
         ours, theirs = socket.socketpair()
         gate = cgroups.Gate() if walls.kind != "none" and cgroups.parents() else None
-        arguments, inherited = command(walls, settings, gate)
+        arguments, inherited = command(walls, settings, gate, ready)
         group = None
         try:
             if gate is not None:
@@ -206,7 +217,7 @@ class _Process:
         ours.setblocking(False)
         started = cls(process, ours, group)
         try:
-            async with asyncio.timeout(START):
+            async with asyncio.timeout(START + START_IMPORTS * bool(ready)):
                 if gate is not None and group is not None:
                     # Not cancelled with this: the thread closes the gate, if need be when the process ends.
                     await asyncio.shield(asyncio.to_thread(gate.let_in, group))

@@ -13,6 +13,7 @@ import site
 import subprocess
 import sys
 import sysconfig
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -95,7 +96,7 @@ def describe() -> str:
 
 
 def command(
-    walls: Walls, settings: SandboxSettings, gate: cgroups.Gate | None
+    walls: Walls, settings: SandboxSettings, gate: cgroups.Gate | None, ready: Sequence[str] = ()
 ) -> tuple[list[str], list[int]]:
     """The command line of an interpreter within the walls, and descriptors that it inherits.
 
@@ -103,7 +104,7 @@ def command(
     """
     python, prefix = _python(walls.as_nobody)
     visible = _visible(prefix, settings)
-    told = marshal.dumps(_told(walls, settings)).hex()
+    told = marshal.dumps({**_told(walls, settings), "ready": list(ready)}).hex()
     # Not -I: it ignores PYTHONHASHSEED, and sets would print in another order in each sandbox.
     interpreter = [python, "-P", "-s", "-S", "-c", LOADER, _compiled("inside.py"), told]
     if walls.kind == "none":

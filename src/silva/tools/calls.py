@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from silva.errors import SilvaError, contained
 from silva.protocols import Tool
 from silva.tools.function import ToolError, ToolException, cut
 from silva.types import ToolCall
@@ -24,6 +25,8 @@ class Limits(NamedTuple):
         timeout: seconds one call may take; a tool's own attribute `timeout` goes before it.
         max_chars: characters of a result that are shown; a tool's own `max_chars` goes before it.
         concurrent: calls of one reply that run at the same time.
+        late_is_fault: a call that takes too long leaves a session that cannot be used further, so the episode
+            has no result. Otherwise the model reads that it took too long.
     """
 
     calls: int
@@ -31,6 +34,11 @@ class Limits(NamedTuple):
     timeout: float
     max_chars: int
     concurrent: int
+    late_is_fault: bool = False
+
+
+class ToolLate(SilvaError, OSError):
+    """No answer of a tool in time, where only the tool can be at fault."""
 
 
 class Result(NamedTuple):
@@ -54,6 +62,7 @@ class Calls:
         Raises:
             Exception: what a tool raised that is no ToolError: it is broken, not its use. Calls that still
                 run are cancelled.
+            ToolLate: one took too long, and `late_is_fault`.
         """
         results = [self._refusal(call, tools) for call in calls]
         admitted = [i for i, refusal in enumerate(results) if refusal is None]
@@ -94,10 +103,17 @@ class Calls:
         try:
             return Result(cut(await _within(seconds, tool(call.arguments)), max_chars))
         except _TooLong:
+            if self.limits.late_is_fault:
+                raise ToolLate(f"{call.name} took longer than {seconds:g} s") from None
             return Result(f"Error: {call.name} took longer than {seconds:g} s", "timeout")
         except ToolError as error:
             how = "exception" if isinstance(error, ToolException) else "error"
             return Result(cut(f"Error: {error}", max_chars), how)
+
+
+async def _contained(call: Awaitable[str]) -> str:
+    with contained():  # in the task: exit() there would end the event loop
+        return await call
 
 
 class _TooLong(Exception):
@@ -110,7 +126,7 @@ async def _within(seconds: float, call: Awaitable[str]) -> str:
     Raises:
         _TooLong: there is none after `seconds`.
     """
-    task = asyncio.ensure_future(call)
+    task = asyncio.ensure_future(_contained(call))
     try:
         done, _ = await asyncio.wait({task}, timeout=seconds)
         if not done:

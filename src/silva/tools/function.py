@@ -24,7 +24,7 @@ from typing import Any, NotRequired
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 from typing_extensions import TypedDict
 
-from silva.errors import ConfigError, SilvaError
+from silva.errors import ConfigError, SilvaError, contained
 from silva.types import ToolSpec
 
 FAULTS = (OSError, MemoryError, ImportError, NameError, NotImplementedError, SilvaError)
@@ -114,7 +114,8 @@ class FunctionTool:
         except ValidationError as error:
             raise ToolError(_explain(self.spec.name, error)) from None
         try:
-            result = await self._call(checked)
+            with contained():
+                result = await self._call(checked)
         except Exception as error:
             if _is_fault(error):
                 raise
@@ -182,11 +183,10 @@ async def in_thread(
         result: Any = None
         error: Exception | None = None
         try:
-            result = context.run(function, **arguments)
+            with contained():  # exit() in a tool must not silently end this thread
+                result = context.run(function, **arguments)
         except Exception as caught:
             error = caught
-        except SystemExit as caught:  # exit() in a tool must not end the run, or silently end this thread
-            error = RuntimeError(f"SystemExit: {caught}")
         if not loop.is_closed():
             loop.call_soon_threadsafe(settle, result, error)
 

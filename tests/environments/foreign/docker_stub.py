@@ -1,13 +1,18 @@
 #!/usr/bin/env python3
-"""Stands in for `docker`: a container is a folder, and paths in commands and scripts are led into it."""
+"""Stands in for `docker`: a container is a folder, and paths in commands and scripts are led into it.
 
+DOCKER_STUB_FAULT is a verb that fails, DOCKER_STUB_LATE a command that takes too long. DOCKER_STUB_KILLS is a
+point at which who called dies of SIGKILL.
+"""
+
+import fcntl
 import json
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
-import tempfile
 from pathlib import Path
 
 HOME = Path(os.environ["DOCKER_STUB"])
@@ -27,6 +32,13 @@ def copied(source: Path, target: Path, root: Path) -> None:
         file.write_text(led(file.read_text(), root))
 
 
+def point(name: str) -> None:
+    if name == os.environ.get("DOCKER_STUB_KILLS"):
+        os.kill(os.getppid(), signal.SIGKILL)
+
+
+running = (HOME / "running").open("a")
+fcntl.flock(running, fcntl.LOCK_SH)  # who gets it exclusively knows that no stub runs any more
 verb, *rest = sys.argv[1:]
 with (HOME / "calls.jsonl").open("a") as log:
     log.write(json.dumps(sys.argv[1:]) + "\n")
@@ -35,9 +47,16 @@ if verb == os.environ.get("DOCKER_STUB_FAULT"):
 if verb == "build":
     print("sha256:0")
 elif verb == "run":
-    root = Path(tempfile.mkdtemp(prefix="box", dir=HOME))
-    (root / "app").mkdir()
-    print(root.name)
+    point("before run")
+    root = HOME / rest[rest.index("--name") + 1]
+    (root / "app").mkdir(parents=True)
+    (root / "owner").write_text(rest[rest.index("--label") + 1].partition("=")[2])
+    point("in run")
+    subprocess.run(rest[-3:], check=True)
+    shutil.rmtree(root, ignore_errors=True)
+elif verb == "ps":
+    for root in HOME.glob("silva-*"):
+        print(root.name, (root / "owner").read_text())
 elif verb == "exec":
     variables = {}
     while rest[0] == "--env":
@@ -46,10 +65,16 @@ elif verb == "exec":
         rest = rest[2:]
     root = HOME / rest[0]
     *limit, command = rest[1:]
+    point("exec")
     done = subprocess.run([*limit, led(command, root)], cwd=root / "app", env={**os.environ, **variables})
-    sys.exit(done.returncode)
+    sys.exit(124 if command == os.environ.get("DOCKER_STUB_LATE") else done.returncode)
 elif verb == "cp":
+    point("cp")
     box, _, target = rest[1].partition(":")
     copied(Path(rest[0]), Path(led(target, HOME / box)), HOME / box)
 elif verb == "rm":
-    shutil.rmtree(HOME / rest[-1])
+    point("rm")
+    for name in rest[1:]:
+        if not (HOME / name).exists():
+            sys.exit(f"Error response from daemon: No such container: {name}")
+        shutil.rmtree(HOME / name)

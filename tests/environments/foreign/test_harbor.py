@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import json
 import os
 import shutil
+import signal
+import socket
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -15,7 +19,8 @@ from hypothesis import strategies as st
 
 from silva.environments import check as check_module
 from silva.environments.check import examine
-from silva.environments.foreign.harbor import Harbor, HarborFault
+from silva.environments.foreign.docker import Docker, DockerFault, owner
+from silva.environments.foreign.harbor import Harbor
 from silva.environments.foreign.harbor_tasks import HarborTask, read_task, read_tasks, reward_of
 from silva.errors import CapabilityError, ConfigError
 from silva.types import Message, ToolCall
@@ -149,6 +154,11 @@ def test_folders_are_found_at_any_depth_in_order(tmp_path) -> None:
         ("task.toml", "[verifier]\nenvironment_mode = 'separate'\n", "expected a shared one"),
         ("task.toml", "[verifier]\nenv = { KEY = '${OPENAI_API_KEY}' }\n", "env.KEY"),
         ("task.toml", "agent = 3\n", "agent: got 3, expected a table"),
+        ("task.toml", "[environment]\ngpus = 1\n", "environment.gpus: got 1; Silva has none"),
+        ("task.toml", "[[environment.mcp_servers]]\nname = 'x'\n", "environment.mcp_servers: got"),
+        ("task.toml", "[environment.healthcheck]\ncommand = 'x'\n", "environment.healthcheck: got"),
+        ("task.toml", "[solution.env]\nKEY = 'x'\n", "solution.env: got"),
+        ("task.toml", "[agent]\nuser = 'me'\n", "agent.user: got me"),
         ("instruction.md", " \n", "instruction.md: it is empty"),
         ("environment/docker-compose.yaml", "services: {}", "several containers"),
     ],
@@ -215,7 +225,7 @@ def test_an_episode_from_the_container_to_the_reward(tmp_path, docker) -> None:
     assert steps[-1].rewards == {"reward": 0.0} and steps[-1].metrics["success"] == 0.0
     run = next(call for call in calls(docker) if call[0] == "run")
     assert run[run.index("--network") + 1] == "none" and run[run.index("--memory") + 1] == "4096m"
-    assert [call[0] for call in calls(docker)].count("rm") == 3 and not list(docker.glob("box*"))
+    assert [call[0] for call in calls(docker)].count("rm") == 3 and not list(docker.glob("silva-*"))
 
 
 def test_a_reward_that_the_policy_writes_itself_is_not_read(tmp_path, docker) -> None:
@@ -228,6 +238,9 @@ def test_a_reward_that_the_policy_writes_itself_is_not_read(tmp_path, docker) ->
 
 def test_the_expert_is_the_solution_and_nothing_is_wrong(tmp_path, docker, monkeypatch) -> None:
     monkeypatch.setattr(check_module, "NONSENSE", dict([*check_module.NONSENSE.items()][-2:]))
+    monkeypatch.setattr(
+        check_module, "SLOW", 1e9
+    )  # the programs of this machine decide how long a step takes
     checks = examine(settings(tmp_path / "tasks", train_size=1))
     assert [finding for check in checks if not check.ok for finding in check.findings] == []
     assert next(check for check in checks if check.name == "expert").done == "succeeds in 1 of 1 episodes"
@@ -245,14 +258,93 @@ def test_a_task_of_terminal_bench_is_graded_by_its_summary(tmp_path, docker) -> 
 @pytest.mark.parametrize("verb", ["build", "run", "cp"])
 def test_docker_that_fails_gives_no_result(tmp_path, docker, monkeypatch, verb) -> None:
     monkeypatch.setenv("DOCKER_STUB_FAULT", verb)
-    with pytest.raises(HarborFault, match=f"docker {verb}: exit status 1: 'the daemon is away"):
+    with pytest.raises(DockerFault, match=f"docker {verb}: exit status 1: 'the daemon is away"):
         played(settings(tmp_path / "tasks"), DONE)
-    assert not list(docker.glob("box*"))
+    assert not list(docker.glob("silva-*"))
 
 
-def test_a_command_that_takes_too_long_is_stopped(tmp_path, docker) -> None:
-    _, steps = played(settings(tmp_path / "tasks", tool_timeout=1.0), bash("echo begun; sleep 20"))
+def test_a_daemon_that_does_not_answer_is_found_at_the_start(tmp_path, docker, monkeypatch) -> None:
+    monkeypatch.setenv("DOCKER_STUB_FAULT", "ps")
+    with pytest.raises(ConfigError, match="environment harbor: docker ps: the daemon is away"):
+        settings(tmp_path / "tasks").taskset()
+
+
+def left(docker: Path) -> list[str]:
+    """Containers, once no stub runs any more."""
+    with (docker / "running").open("a") as running:
+        fcntl.flock(running, fcntl.LOCK_EX)
+        return [path.name for path in docker.glob("silva-*")]
+
+
+@pytest.mark.parametrize("point", ["before run", "in run", "exec", "cp", "rm"])
+def test_no_container_outlives_the_process_that_started_it(tmp_path, docker, monkeypatch, point) -> None:
+    monkeypatch.setenv("DOCKER_STUB_KILLS", point)
+    machine = Docker(read_task(harbor_task(tmp_path / "hello")), internet=False)
+
+    async def play() -> None:
+        await machine.start()
+        await machine.run("true", 5.0, {})
+        await machine.put(tmp_path / "hello" / "tests", "/tests")
+        await machine.close()
+
+    child = os.fork()
+    if child == 0:
+        with suppress(BaseException):
+            asyncio.run(play())
+        os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
+    assert left(docker) == []
+
+
+def test_a_start_that_is_cut_off_leaves_no_container(tmp_path, docker) -> None:
+    """Whether the container is there already or not."""
+    machine = Docker(read_task(harbor_task(tmp_path / "hello")), internet=False)
+
+    async def play() -> None:
+        starting = asyncio.create_task(machine.start())
+        while machine._main is None:
+            await asyncio.sleep(0)
+        starting.cancel()
+        await asyncio.wait([starting])
+        await machine.close()
+
+    asyncio.run(play())
+    assert [call[0] for call in calls(docker)] == ["build", "run", "rm"] and left(docker) == []
+
+
+def test_a_container_that_cannot_be_removed_is_told(tmp_path, docker, monkeypatch) -> None:
+    machine = Docker(read_task(harbor_task(tmp_path / "hello")), internet=False)
+
+    async def play() -> None:
+        await machine.start()
+        monkeypatch.setenv("DOCKER_STUB_FAULT", "rm")
+        await machine.close()
+
+    with pytest.raises(DockerFault, match=f"the container {machine.name} stays: 'the daemon is away"):
+        asyncio.run(play())
+
+
+def test_containers_of_the_dead_are_removed_at_the_start(tmp_path, docker) -> None:
+    own, here = owner(), socket.gethostname()
+    pid = own.split(":")[1]
+    owners = {
+        "alive": own,
+        "reused": f"{here}:{pid}:1",
+        "dead": f"{here}:{2**22 + 1}:5",
+        "elsewhere": "far:1:1",
+    }
+    for name, who in owners.items():
+        write(docker / f"silva-{name}", owner=who)
+    settings(tmp_path / "tasks").taskset()
+    assert sorted(left(docker)) == ["silva-alive", "silva-elsewhere"]
+
+
+def test_a_command_that_takes_too_long_is_stopped(tmp_path, docker, monkeypatch) -> None:
+    monkeypatch.setenv("DOCKER_STUB_LATE", "echo begun")
+    _, steps = played(settings(tmp_path / "tasks", tool_timeout=7.0), bash("echo begun"))
     assert steps[0].observation.messages[0].content == "begun\n\n[stopped: it took too long]"
+    limit = next(call for call in calls(docker) if call[0] == "exec")[2:-1]
+    assert limit == ["timeout", "--kill-after=5", "7", "bash", "-c"]
 
 
 def test_a_container_cannot_be_forked_and_docker_must_be_there(tmp_path, docker, monkeypatch) -> None:

@@ -67,8 +67,8 @@ class Server(http.server.BaseHTTPRequestHandler):
         last = body["response"]["output"][-1]
         text = last["content"][0]["text"] if last["type"] == "message" else ""
         told = {**body, "reward": float(text.strip() == session["expected"]), "length": len(text)}
-        if self.fault == "mask":
-            told |= {"mask_sample": True, "failure_reason": "the judge is away"}
+        if self.fault.startswith("{"):
+            told |= json.loads(self.fault)
         return self.answer(200, told)
 
     def answer(self, status: int, body: dict, cookie: str = "") -> None:
@@ -163,12 +163,29 @@ def test_a_wrong_answer_and_a_call_that_the_server_refuses(path) -> None:
     [
         ("/seed_session", "/seed_session: status 500"),
         ("/verify", "/verify: status 500"),
-        ("mask", "measured nothing: the judge is away"),
+        ('{"mask_sample": true, "failure_reason": "the judge is away"}', "nothing: the judge is away"),
+        ('{"_ng_failure_class": "judge_failed"}', "measured nothing: .*judge_failed"),
+        ('{"_ng_terminal": "any other key of theirs"}', "measured nothing: .*any other"),
+        ('{"infrastructure_error": "no container"}', "measured nothing: .*no container"),
+        ('{"reward": null}', None),
+        ('{"reward": "0"}', None),
     ],
 )
 def test_a_server_that_fails_gives_no_result(path, fault, words) -> None:
-    with running(fault) as (url, _), pytest.raises(NemoGymFault, match=words):
+    kind = NemoGymFault if words else ValueError
+    with running(fault) as (url, _), pytest.raises(kind, match=words):
         played(NemoGym(url=url, path=path, eval_size=4), answer("warm"))
+
+
+def test_signs_of_failure_that_say_no_are_none(path) -> None:
+    with running('{"mask_sample": false, "_ng_failure_class": null, "judge_error": ""}') as (url, _):
+        _, _, steps = played(NemoGym(url=url, path=path, eval_size=4), answer("warm"))
+    assert steps[0].rewards == {"reward": 0.0}
+
+
+def test_a_tool_of_a_server_that_fails_is_no_answer(path) -> None:
+    with running("/get_weather") as (url, _), pytest.raises(NemoGymFault, match="/get_weather: status 500"):
+        played(NemoGym(url=url, path=path, eval_size=4), weather(city="here"))
 
 
 def test_no_server_is_said(path) -> None:

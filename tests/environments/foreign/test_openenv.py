@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 
 import pytest
 from tests.environments.foreign.openenv_server import RECORDED, guessing, observed, replaying, server
@@ -106,6 +107,78 @@ def test_a_server_that_fails_gives_no_result(answer, words) -> None:
 
     with server(TEXT, connected) as url, pytest.raises(OpenEnvFault, match=words):
         played(url, "1")
+
+
+@pytest.mark.parametrize("kind", ["act", "mcp"])
+def test_an_answer_that_comes_late_answers_nothing(kind) -> None:
+    """The server answers the first action only when the client has given it up."""
+    asked, gone = threading.Event(), threading.Event()
+
+    def connected():
+        def answer(sent):
+            if sent["type"] == "reset":
+                return observed("Go.", None)
+            if sent["data"].get("type") == "list_tools":
+                return RECORDED["mcp"]["exchanges"][1]["received"]
+            assert not asked.is_set(), "another request on the same connection"
+            asked.set()
+            gone.wait(60)
+            return observed("late", 1.0)
+
+        return answer
+
+    async def run(url):
+        environment = OpenEnv(url=url, eval_size=4, train_size=20).taskset().environment(TASK)
+        message = call("act", direction="right", steps=1) if kind == "act" else call("add", a=1, b=2)
+        try:
+            await environment.reset()
+            step = asyncio.create_task(environment.step(message))
+            await asyncio.to_thread(asked.wait, 60)
+            step.cancel()
+            await asyncio.wait([step])
+            gone.set()
+            with pytest.raises(OpenEnvFault, match="an earlier request was cut off"):
+                await environment.step(message)
+        finally:
+            gone.set()
+            await environment.close()
+
+    with server(RECORDED[kind]["action"], connected) as url:
+        asyncio.run(run(url))
+
+
+@pytest.mark.parametrize(
+    ("data", "words"),
+    [
+        ({"observation": {}, "reward": None, "done": True}, "no answer had a reward"),
+        ({"observation": {}, "reward": 1.0, "done": "yes"}, "got done = 'yes'"),
+    ],
+)
+def test_an_end_that_says_nothing_is_no_result(data, words) -> None:
+    def connected():
+        return lambda sent: (
+            observed("Go.", None) if sent["type"] == "reset" else {"type": "observation", "data": data}
+        )
+
+    with server(TEXT, connected) as url, pytest.raises(OpenEnvFault, match=words):
+        played(url, "1")
+
+
+@pytest.mark.parametrize("kind", ["transport_error", "timeout", "something_new"])
+def test_an_error_of_a_tool_that_is_the_servers_is_no_answer(kind) -> None:
+    def connected():
+        def answer(sent):
+            if sent["type"] == "reset":
+                return observed("Go.", None)
+            if sent["data"]["type"] == "list_tools":
+                return RECORDED["mcp"]["exchanges"][1]["received"]
+            told = {"observation": {"error": {"error_type": kind, "message": "boom"}}, "done": False}
+            return {"type": "observation", "data": told}
+
+        return answer
+
+    with server(RECORDED["mcp"]["action"], connected) as url, pytest.raises(OpenEnvFault, match="boom"):
+        played(url, call("add", a=1, b=2))
 
 
 def test_a_reward_that_is_no_number_is_no_result() -> None:

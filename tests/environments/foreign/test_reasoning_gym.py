@@ -1,8 +1,10 @@
-"""Problems of reasoning-gym: graded by the library, solved only at 1.0."""
+"""Problems of reasoning-gym: graded by the library in a sandbox, solved only at 1.0."""
 
 from __future__ import annotations
 
+import asyncio
 import json
+import random
 import sys
 from pathlib import Path
 
@@ -11,8 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from silva.environments.check import examine
+from silva.environments.foreign import reasoning_gym as module
 from silva.environments.foreign.reasoning_gym import ReasoningGym, ReasoningGymEpisode
-from silva.errors import ConfigError
+from silva.environments.single_answer import Grade
+from silva.errors import ConfigError, RewardError
 from silva.types import Task
 
 RECORDED = json.loads((Path(__file__).parent / "recordings" / "reasoning_gym.json").read_text())
@@ -24,32 +28,26 @@ class Recorded:
     def create_dataset(self, name: str, seed: int, size: int, **config):
         assert (name, size) == ("leg_counting", 1)
         known = RECORDED["problems"].get(str(seed))
-        entry = (
+        return [
             known["entry"]
             if known
             else {"question": f"How many legs have {seed} men?", "answer": str(2 * seed)}
-        )
-        scores = known["scores"] if known else {entry["answer"]: 1.0}
-
-        def score_answer(answer: str, given: dict) -> float:
-            assert given is entry
-            return scores.get(answer, 0.01)
-
-        return _Set(entry, score_answer)
+        ]
 
 
-class _Set:
-    def __init__(self, entry, score_answer) -> None:
-        self.entry, self.score_answer = entry, score_answer
+class RecordedGrader:
+    def __init__(self, settings) -> None:
+        pass
 
-    def __getitem__(self, index: int):
-        assert index == 0
-        return self.entry
+    async def __call__(self, answer: str, task: Task) -> float:
+        known = RECORDED["problems"].get(str(task.data["seed"]))
+        return (known["scores"] if known else {task.answer: 1.0}).get(answer, 0.01)
 
 
 @pytest.fixture
 def recorded(monkeypatch):
     monkeypatch.setitem(sys.modules, "reasoning_gym", Recorded())
+    monkeypatch.setattr(module, "Grader", RecordedGrader)
 
 
 def task(number: int) -> Task:
@@ -81,28 +79,104 @@ def test_without_a_weight_a_part_earns_nothing(recorded, replies_to) -> None:
     assert replies_to(settings, task(0), [f"x {task(0).answer}"])[0].rewards == {"correct": 0.0}
 
 
+def graded(score: float, **keys) -> Grade:
+    async def grader(answer: str, task: Task) -> float:
+        return score
+
+    episode = ReasoningGymEpisode(ReasoningGym(task="leg_counting", **keys), task(0), Recorded(), grader)
+    return asyncio.run(episode.grade("anything"))
+
+
 @given(st.floats(-5, 5), st.floats(0, 0.999))
 def test_no_partial_credit_reaches_the_reward_of_a_solution(score: float, weight: float) -> None:
-    class Scores(Recorded):
-        def create_dataset(self, *args, **keys):
-            made = super().create_dataset(*args, **keys)
-            made.score_answer = lambda answer, entry: score
-            return made
-
-    settings = ReasoningGym(task="leg_counting", partial_weight=weight)
-    grade = ReasoningGymEpisode(settings, task(0), Scores()).grade("anything")
+    grade = graded(score, partial_weight=weight)
     assert grade.solved == (score >= 1.0)
     assert grade.solved or weight * grade.partial < 1.0
 
 
-def test_a_score_that_is_no_number_is_no_result(recorded, monkeypatch) -> None:
-    library = Recorded()
-    made = library.create_dataset("leg_counting", 0, 1)
-    made.score_answer = lambda answer, entry: float("nan")
-    library.create_dataset = lambda *a, **k: made  # type: ignore[method-assign]
-    episode = ReasoningGymEpisode(ReasoningGym(task="leg_counting"), task(0), library)
+def test_a_score_that_is_no_number_is_no_result() -> None:
     with pytest.raises(ValueError, match="expected a finite number"):
-        episode.grade("7")
+        graded(float("nan"))
+
+
+def test_a_seed_that_the_library_cannot_make_is_drawn_again() -> None:
+    class Unlucky(Recorded):
+        def create_dataset(self, *arguments, **keys):
+            seeds.append(keys["seed"])
+            if len(seeds) < 4:
+                raise RuntimeError("Could not find suitable path cell")
+            return super().create_dataset(*arguments, **keys)
+
+    seeds: list[int] = []
+    seed, entry = module.problem(Unlucky(), ReasoningGym(task="leg_counting"), random.Random(1))
+    assert len(set(seeds)) == 4 and seeds[-1] == seed and str(seed) in entry["question"]
+
+
+# A library with graders as the real one has them. 42 is right, and any list that holds 42 earns a part.
+LIBRARY = """
+import sys, types
+fake = sys.modules["reasoning_gym"] = types.ModuleType("reasoning_gym")
+class Set(list):
+    def score_answer(self, answer, entry):
+        oracle_answer = entry["answer"]
+        if answer == "crash":
+            raise KeyError("the grader is broken")
+        try:
+            return 1.0 if answer == oracle_answer else float(eval(answer))
+        except Exception:
+            return 0.01
+fake.create_dataset = lambda name, seed, size: Set([{"question": f"q{seed}", "answer": "42"}])
+"""
+
+
+def scores(*answers: str, question: str = "q7") -> list[float | str]:
+    """What the answers to one problem earn, one after the other, through one sandbox."""
+    asked = Task("t", "made_up", 0, {"seed": 7, "question": question}, "42")
+
+    async def run() -> list[float | str]:
+        grade = module.Grader(ReasoningGym(task="made_up"), LIBRARY + module.GRADER.read_text(), ready=())
+        found: list[float | str] = []
+        for answer in answers:
+            try:
+                found.append(await grade(answer, asked))
+            except RewardError as error:
+                found.append(str(error))
+        return found
+
+    return asyncio.run(run())
+
+
+PROGRAMS = [
+    "1.0 if __import__('os').getpid() else 0",
+    "[1.0, setattr(Set, 'score_answer', lambda *given: 1.0)][0]",
+    "().__class__.__base__.__subclasses__() and 1.0",
+    "exec('import os') or 1.0",
+    "open('/etc/passwd') and 1.0",
+    "oracle_answer == '42'",
+    "entry and 1.0",
+    "(lambda: 1.0)()",
+    "[1.0 for x in (1,)][0]",
+    "exit(0)",
+    "print(1.0) or 1.0",
+    "1.0 if (f := 1) else 0",
+    "f'{oracle_answer}' and 1.0",
+]
+
+
+def test_an_answer_that_is_a_program_earns_nothing_and_changes_no_other_grade() -> None:
+    assert scores(*PROGRAMS, "1", "42", "[0.5][0]", "max(0.25, 0.5)", "2 - 1.5", "words") == [
+        *[0.0] * len(PROGRAMS), 1.0, 1.0, 0.5, 0.5, 0.5, 0.0,
+    ]  # fmt: skip
+
+
+def test_a_grader_that_fails_gives_no_result() -> None:
+    assert "the grader is broken" in str(scores("crash")[0])
+    assert "another problem in another process" in str(scores("1", question="q8")[0])
+
+
+def test_what_takes_too_long_is_not_solved(monkeypatch) -> None:
+    monkeypatch.setattr(module, "CPU_SECONDS", 1)
+    assert scores("9**9**9**9", "42") == [0.0, 1.0]
 
 
 def test_nothing_is_wrong_with_the_recorded_one(recorded) -> None:

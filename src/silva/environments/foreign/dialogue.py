@@ -46,7 +46,8 @@ class ForeignSession(ABC):
 
 
 class ForeignDialogue(ToolDialogue):
-    """Until a reply calls no tool: then the library grades.
+    """Until a reply calls no tool: then the library grades. A call that takes too long ends the episode
+    without a result.
 
     Args:
         open_session: starts the library's episode, given the seed of what happens by chance.
@@ -61,6 +62,8 @@ class ForeignDialogue(ToolDialogue):
         open_session: Callable[[int], Awaitable[ForeignSession]],
     ) -> None:
         super().__init__(settings, task, [_Opened(open_session)])
+        # What a call that was cut off still does in the library's state, nobody knows.
+        self.calls.limits = settings.limits._replace(late_is_fault=True)
 
     @property
     def session(self) -> Any:

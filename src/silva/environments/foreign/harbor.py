@@ -3,7 +3,7 @@
     type = "harbor"
     path = "tasks/"
 
-    reset      docker build, docker run     a container for each episode, without what grades it
+    reset      docker build, docker run     a container for each episode, without what grades it (docker.py)
     bash(...)  docker exec                  the only tool
     the end    docker cp tests, docker exec test.sh, then the reward is read and the container removed
 
@@ -13,16 +13,13 @@ internet gets there only with `internet = true`.
 
 from __future__ import annotations
 
-import asyncio
 import base64
-import contextlib
-import hashlib
 import json
 import random
 import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from silva.config.sections import Above0, Positive
 from silva.environments.foreign.dialogue import (
@@ -31,6 +28,7 @@ from silva.environments.foreign.dialogue import (
     ForeignSession,
     Graded,
 )
+from silva.environments.foreign.docker import LATE, Docker, DockerFault, remove_orphans
 from silva.environments.foreign.harbor_tasks import HarborTask, read_tasks, reward_of
 from silva.environments.tasks import Draft, listed
 from silva.errors import CapabilityError, ConfigError, SilvaError
@@ -41,9 +39,6 @@ from silva.types import Message, Task, ToolCall, ToolSpec
 if TYPE_CHECKING:
     from silva.protocols import TaskSet
 
-BUILD_SECONDS = 1800.0
-MOST_OUTPUT = 1 << 20  # bytes of a command's output that are read
-LATE = 124  # exit status of `timeout`
 BASH = ToolSpec(
     "bash",
     "Runs a command in the task's container. Files stay; variables and the folder do not.",
@@ -52,7 +47,7 @@ BASH = ToolSpec(
 
 
 class HarborFault(SilvaError, OSError):
-    """Docker failed: the episode has no result."""
+    """The tests of a task did not run: the episode has no result."""
 
 
 class Harbor(ForeignDialogueSettings):
@@ -80,6 +75,10 @@ class Harbor(ForeignDialogueSettings):
         tasks = read_tasks(self.path)
         if shutil.which("docker") is None:
             raise ConfigError(f"environment {self.label}: needs the program docker, which is not installed")
+        try:
+            remove_orphans()
+        except DockerFault as error:
+            raise ConfigError(f"environment {self.label}: {error}") from None
         by_folder = {task.folder: task for task in tasks}
 
         def build(task: Task) -> HarborEpisode:
@@ -124,28 +123,14 @@ class HarborEpisode(ForeignDialogue):
         return (*super()._shared(), self.chosen)
 
 
-class Ran(NamedTuple):
-    status: int
-    output: str
-
-
-class Machine(Protocol):
-    """Where a task runs."""
-
-    async def start(self) -> None: ...
-    async def run(self, command: str, seconds: float, variables: Mapping[str, str]) -> Ran: ...
-    async def put(self, source: Path, target: str) -> None: ...
-    async def close(self) -> None: ...
-
-
 class HarborSession(ForeignSession):
-    def __init__(self, settings: Harbor, task: HarborTask, machine: Machine) -> None:
+    def __init__(self, settings: Harbor, task: HarborTask, machine: Docker) -> None:
         self.settings, self.task, self.machine = settings, task, machine
         self.opening = [("user", task.instruction)]
         self.tools = [_Bash(self)]
 
     @classmethod
-    async def started(cls, settings: Harbor, task: HarborTask, machine: Machine) -> HarborSession:
+    async def started(cls, settings: Harbor, task: HarborTask, machine: Docker) -> HarborSession:
         try:
             await machine.start()
         except BaseException:
@@ -193,91 +178,17 @@ class _Bash:
 
     def __init__(self, session: HarborSession) -> None:
         self.session = session
+        # The command's own limit is kept inside; what takes longer is Docker.
+        self.timeout = session.settings.tool_timeout + 60.0
 
     async def __call__(self, arguments: Mapping[str, object]) -> str:
         command = arguments.get("command")
         if not isinstance(command, str) or set(arguments) != {"command"} or "\0" in command:
             raise ToolError(f"bash: expected one text called command, got {json.dumps(arguments)[:100]}")
-        seconds = self.session.settings.tool_timeout
-        ran = await self.session.machine.run(command, max(seconds - 1.0, 0.5 * seconds), {})
+        ran = await self.session.machine.run(command, self.session.settings.tool_timeout, {})
         if ran.status == LATE:
             return f"{ran.output}\n[stopped: it took too long]".strip()
         return ran.output if ran.status == 0 else f"{ran.output}\n[exit status {ran.status}]".strip()
-
-
-class Docker:
-    """A container, by the program `docker`: a `Machine`."""
-
-    def __init__(self, task: HarborTask, *, internet: bool) -> None:
-        self.task, self.internet = task, internet and task.internet
-        self.container = ""
-
-    async def start(self) -> None:
-        image = self.task.image
-        if not image:
-            digest = hashlib.sha256(str(Path(self.task.folder).resolve()).encode()).hexdigest()[:16]
-            image = f"silva-harbor-{digest}"
-            folder = str(Path(self.task.folder) / self.task.build)
-            await self._docker("build", "--quiet", "--tag", image, folder, seconds=BUILD_SECONDS)
-        memory = ["--memory", f"{self.task.memory_mb}m"] if self.task.memory_mb else []
-        network = [] if self.internet else ["--network", "none"]
-        started = await self._docker(
-            "run", "--detach", "--init", "--rm", "--cpus", f"{self.task.cpus:g}", *memory, *network,
-            "--pids-limit", "512", "--security-opt", "no-new-privileges", *_flags(self.task.variables),
-            image, "sleep", "infinity", seconds=BUILD_SECONDS,
-        )  # fmt: skip
-        self.container = started.output.strip().rpartition("\n")[2]
-
-    async def run(self, command: str, seconds: float, variables: Mapping[str, str]) -> Ran:
-        return await self._docker(
-            "exec", *_flags(variables), self.container, "timeout", "--kill-after=5", f"{seconds:g}",
-            "bash", "-c", command, seconds=seconds + 30.0, must=False,
-        )  # fmt: skip
-
-    async def put(self, source: Path, target: str) -> None:
-        await self._docker("cp", str(source), f"{self.container}:{target}")
-
-    async def close(self) -> None:
-        container, self.container = self.container, ""
-        if container:
-            await self._docker("rm", "--force", container, must=False)
-
-    async def _docker(self, *arguments: str, seconds: float = 120.0, must: bool = True) -> Ran:
-        """
-        Raises:
-            HarborFault: it failed (if it `must` not), or gave no answer in time.
-        """
-        process = await asyncio.create_subprocess_exec(
-            "docker", *arguments, stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.STDOUT,
-        )  # fmt: skip
-        try:
-            async with asyncio.timeout(seconds):
-                output = await _read(process)
-                status = await process.wait()
-        except TimeoutError:
-            raise HarborFault(f"harbor: docker {arguments[0]}: no answer after {seconds:g} s") from None
-        finally:
-            if process.returncode is None:
-                with contextlib.suppress(ProcessLookupError):
-                    process.kill()
-                await process.wait()
-        if must and status:
-            raise HarborFault(f"harbor: docker {arguments[0]}: exit status {status}: {output[-300:]!r}")
-        return Ran(status, output)
-
-
-async def _read(process: asyncio.subprocess.Process) -> str:
-    """Its output; what is too much is read and dropped, so that it does not wait for us."""
-    assert process.stdout is not None
-    kept = bytearray()
-    while part := await process.stdout.read(1 << 16):
-        kept += part[: MOST_OUTPUT - len(kept)]
-    return kept.decode("utf-8", "replace")
-
-
-def _flags(variables: Mapping[str, str]) -> list[str]:
-    return [part for name, value in variables.items() for part in ("--env", f"{name}={value}")]
 
 
 def _files(listing: str) -> dict[str, str]:

@@ -23,6 +23,16 @@ from silva.errors import ConfigError
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(?:i?B)?", re.IGNORECASE)
 _MIB = {"K": 1 / 1024, "": 1, "M": 1, "G": 1024, "T": 1024 * 1024}  # a bare number is MiB
 _OUTCOME = re.compile(r"^(PASSED|FAILED|ERROR|XFAIL|XPASS|SKIPPED)\s", re.MULTILINE)
+KNOWN_KEYS = {
+    "environment": {
+        "docker_image", "cpus", "memory", "memory_mb", "allow_internet", "network_mode", "env", "workdir",
+        "build_timeout_sec", "storage", "storage_mb",
+    },
+    "agent": {"timeout_sec"},
+    "verifier": {"timeout_sec", "env", "environment_mode"},
+    "solution": set(),
+}  # fmt: skip
+"""Of task.toml. Storage is not limited; a longer time to build hurts nobody."""
 PASSED = ("PASSED", "XFAIL", "SKIPPED")
 
 
@@ -53,6 +63,7 @@ class HarborTask:
     internet: bool
     variables: Mapping[str, str] = field(default_factory=dict)
     verifier_variables: Mapping[str, str] = field(default_factory=dict)
+    workdir: str = ""  # of commands and tests; "": the image's own
 
     def plain(self) -> dict[str, Any]:
         return asdict(self)
@@ -103,7 +114,11 @@ def reward_of(task: HarborTask, files: Mapping[str, str], output: str, key: str 
             raise ValueError(f"{task.name}: reward.json: got {str(values)[:100]}, expected {key!r} in it")
         return finite(values[key], f"{task.name}: reward.json")
     if "reward.txt" in files:
-        return finite(files["reward.txt"].strip(), f"{task.name}: reward.txt")
+        text = files["reward.txt"].strip()
+        try:
+            return finite(float(text), f"{task.name}: reward.txt")
+        except ValueError:
+            raise ValueError(f"{task.name}: reward.txt: got {text!r}, expected a finite number") from None
     raise ValueError(f"{task.name}: {task.test} wrote no reward to /logs/verifier: {output[-200:]!r}")
 
 
@@ -122,6 +137,7 @@ def _harbor(folder: Path) -> HarborTask:
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"{file}: {error}") from error
     box, agent, verifier = (_table(file, told, key) for key in ("environment", "agent", "verifier"))
+    _refuse_what_matters(file, told)
     if verifier.get("environment_mode", "shared") != "shared":
         raise ConfigError(f"{file}: verifier.environment_mode: got a separate box, expected a shared one")
     build = "environment" if (folder / "environment" / "Dockerfile").exists() else ""
@@ -148,7 +164,16 @@ def _harbor(folder: Path) -> HarborTask:
         internet=box.get("allow_internet", True) is True and box.get("network_mode") != "no-network",
         variables=_variables(file, box.get("env", {})),
         verifier_variables=_variables(file, verifier.get("env", {})),
+        workdir=str(box.get("workdir") or ""),
     )
+
+
+def _refuse_what_matters(file: Path, told: Mapping[str, Any]) -> None:
+    """Keys that are read, and those that only describe a task, may stand in its tables. Others change it."""
+    for table, known in KNOWN_KEYS.items():
+        for key, value in _table(file, told, table).items():
+            if key not in known and value not in (None, "", 0, False, [], {}):
+                raise ConfigError(f"{file}: {table}.{key}: got {str(value)[:80]}; Silva has none for a task")
 
 
 def _terminal(folder: Path) -> HarborTask:

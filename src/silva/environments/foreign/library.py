@@ -53,7 +53,7 @@ def finite(reward: Any, who: str) -> float:
         ValueError: it is none, or not finite: then there is no result.
     """
     try:
-        number = float(reward)
+        number = math.nan if isinstance(reward, str | bytes) else float(reward)
     except (TypeError, ValueError):
         number = math.nan
     if not math.isfinite(number):

@@ -8,12 +8,14 @@
     POST /<tool>        the arguments      for each call of a tool; the answer is shown as it is
     POST /verify        row and dialogue   {"reward": ...}
 
-NeMo-Gym itself runs elsewhere: it needs a newer Python. A server that says `mask_sample` measured nothing:
-the episode has no result.
+NeMo-Gym itself runs elsewhere: it needs a newer Python. A server that says `mask_sample`, or anything under a
+key that NeMo-Gym keeps for failures (`_ng_failure_class`, ...), measured nothing: the episode has no result.
 """
 
 from __future__ import annotations
 
+import asyncio
+import functools
 import json
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
@@ -46,6 +48,10 @@ ROLES: Mapping[str, Role] = {
 }
 JSON = {"Content-Type": "application/json"}
 SHOWN = 300  # characters of an answer in a message
+
+
+REFUSED = (400, 422)  # what a server answers to arguments that it does not accept
+FAILURES = ("mask_sample", "infrastructure_error", "judge_error")  # besides all that begin with _ng_
 
 
 class NemoGymFault(SilvaError, OSError):
@@ -95,7 +101,10 @@ class NemoGymSession(ForeignSession):
 
     @classmethod
     async def started(cls, settings: NemoGym, library: Any, row: Mapping[str, Any]) -> NemoGymSession:
-        client = library.AsyncClient(timeout=settings.timeout, base_url=settings.url.rstrip("/"))
+        # What checks certificates takes 20 ms to make: not in every episode, and not for plain HTTP.
+        verify = _certificates(library) if settings.url.startswith("https:") else False
+        url = settings.url.rstrip("/")
+        client = library.AsyncClient(timeout=settings.timeout, base_url=url, verify=verify)
         session = cls(settings, client, library, row)
         try:
             session._read(await session.post("/seed_session", row), "/seed_session")
@@ -111,17 +120,18 @@ class NemoGymSession(ForeignSession):
             NemoGymFault: there is none.
         """
         try:
-            return await self.client.post(path, content=as_json(body), headers=JSON)
-        except self.library.HTTPError as error:
+            async with asyncio.timeout(self.settings.timeout):
+                return await self.client.post(path, content=as_json(body), headers=JSON)
+        except (self.library.HTTPError, TimeoutError) as error:
             name = type(error).__name__
             raise NemoGymFault(f"nemo_gym: {self.settings.url}{path}: {name}: {error}") from error
 
     async def grade(self, messages: Sequence[Message]) -> Graded:
         body = {**self.row, "response": response_of(messages, self.row["responses_create_params"])}
         told = self._read(await self.post("/verify", body), "/verify")
-        if told.get("mask_sample"):
-            why = told.get("failure_reason") or told.get("failure_kind") or "no reason given"
-            raise NemoGymFault(f"nemo_gym: /verify measured nothing: {why}")
+        if signs := {key: told[key] for key in told if _is_failure(key) and told[key]}:
+            why = told.get("failure_reason") or told.get("failure_kind") or signs
+            raise NemoGymFault(f"nemo_gym: /verify measured nothing: {str(why)[:SHOWN]}")
         if "reward" not in told:
             raise NemoGymFault(f"nemo_gym: /verify: got {sorted(told)}, expected `reward`")
         numbers = {
@@ -166,12 +176,28 @@ class _Tool:
     async def __call__(self, arguments: Mapping[str, object]) -> str:
         """
         Raises:
-            ToolError: the server refuses the call; NeMo-Gym's own agent shows that to the model too.
+            ToolError: the server refuses the arguments.
+            NemoGymFault: it failed. (NeMo-Gym's own agent shows that to the model too.)
         """
-        response = await self.session.post(f"/{self.spec.name}", dict(arguments))
-        if not response.is_success:
+        path = f"/{self.spec.name}"
+        response = await self.session.post(path, dict(arguments))
+        if response.status_code in REFUSED:
             raise ToolError(response.text[:SHOWN] or f"status {response.status_code}")
-        return response.text
+        if not response.is_success:
+            raise NemoGymFault(
+                f"nemo_gym: {self.session.settings.url}{path}: status {response.status_code}: "
+                f"{response.text[:SHOWN]!r}"
+            )
+        return str(response.text)
+
+
+def _is_failure(key: str) -> bool:
+    return key in FAILURES or key.startswith("_ng_")
+
+
+@functools.cache
+def _certificates(library: Any) -> Any:
+    return library.create_ssl_context()
 
 
 def messages_of(given: Any) -> list[tuple[Role, str]]:

@@ -44,6 +44,8 @@ if TYPE_CHECKING:
 PACKAGE = "websockets>=14"
 TOOL_ACTIONS = ("Action", "CallToolAction", "ListToolsAction")  # titles of an action schema
 LARGEST = 16 << 20  # bytes of a message
+MODELS_ERRORS = ("execution_error", "invalid_args", "tool_not_found")
+"""Errors of tools that the model reads; all others, such as transport_error and timeout, are the server's."""
 NOT_SHOWN = ("metadata", "done", "reward")
 
 
@@ -125,6 +127,8 @@ class OpenEnvSession(ForeignSession):
         self.done = False
         self.total = self._untaken = 0.0
         self._alone = asyncio.Lock()  # answers come in the order of the requests
+        self._owed = False  # an answer to a request that was cut off: it would answer the next one
+        self._graded = False
 
     @classmethod
     async def started(cls, settings: OpenEnv, library: Any, seed: int) -> OpenEnvSession:
@@ -159,8 +163,15 @@ class OpenEnvSession(ForeignSession):
         closed = imported("websockets.exceptions", self.settings.type, PACKAGE).WebSocketException
         try:
             async with self._alone, asyncio.timeout(self.settings.timeout):
+                if self._owed:
+                    raise OpenEnvFault(f"openenv: {kind}: an earlier request was cut off")
+                self._owed = True
                 await self.connection.send(as_json({"type": kind, "data": dict(data)}).decode())
-                answer = json.loads(await self.connection.recv())
+                text = await self.connection.recv()
+                self._owed = False
+                answer = json.loads(text)
+        except OpenEnvFault:
+            raise
         except (OSError, TimeoutError, ValueError, closed) as error:
             raise OpenEnvFault(f"openenv: {kind}: no answer: {type(error).__name__}: {error}") from error
         told = answer.get("data") if isinstance(answer, dict) else None
@@ -185,9 +196,10 @@ class OpenEnvSession(ForeignSession):
         told = await self._played({"type": "call_tool", "tool_name": tool, "arguments": dict(arguments)})
         observation = told["observation"]
         if error := observation.get("error"):
-            if isinstance(error, dict) and error.get("error_type") == "transport_error":
-                raise OpenEnvFault(f"openenv: {tool}: {error.get('message')}")
-            raise ToolError(str(error.get("message") if isinstance(error, dict) else error))
+            kind = error.get("error_type") if isinstance(error, dict) else None
+            if kind in MODELS_ERRORS:
+                raise ToolError(str(error.get("message")))
+            raise OpenEnvFault(f"openenv: {tool}: {str(error)[:300]}")
         return _result(observation.get("result"))
 
     async def grade(self, messages: Sequence[Message]) -> Graded:
@@ -209,9 +221,14 @@ class OpenEnvSession(ForeignSession):
         told = await self.ask("step", action)
         reward = told.get("reward")
         if reward is not None:
+            self._graded = True
             self.total += (reward := finite(reward, f"environment {self.settings.label}"))
             self._untaken += reward
-        self.done = bool(told.get("done"))
+        if not isinstance(told.get("done", False), bool):
+            raise OpenEnvFault(f"openenv: step: got done = {told['done']!r}, expected true or false")
+        self.done = told.get("done", False)
+        if self.done and not self._graded:
+            raise OpenEnvFault("openenv: step: the episode is over, and no answer had a reward")
         return told
 
     async def _offer(self, schema: Mapping[str, Any]) -> None:

@@ -78,8 +78,9 @@ class TextArenaEpisode(ForeignGame):
         rewards, about = self.game.close()
         about = (about or {}).get(0, {})
         reason = str(about.get("reason") or "")
-        reward = (rewards or {}).get(0, 0.0)
-        return Told(text or reason, reward, True, valid=valid and not about.get("invalid_move"))
+        if not rewards or 0 not in rewards:
+            raise RuntimeError(f"environment {self.settings.label}: the game ended without a reward: {about}")
+        return Told(text or reason, rewards[0], True, valid=valid and not about.get("invalid_move"))
 
     def expert_reply(self) -> str:
         """

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from silva.environments.tasks import held_out
+from silva.environments.variables import variables
 from silva.errors import ConfigError
 
 IN_VAIN = 24  # seeds without a new game that is needed, before the settings are called too small
@@ -154,7 +155,7 @@ def _maker(wanted: Wanted, folder: Path, seeds: Sequence[int]) -> subprocess.Pop
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        env={**os.environ, "PYTHONHASHSEED": "0", "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+        env={**variables(), "PYTHONHASHSEED": "0"},
     )
 
 

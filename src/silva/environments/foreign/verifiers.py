@@ -112,6 +112,8 @@ class V1Session(ForeignSession):
         self.trace.stop("agent_completed")
         await _called(self.task.finalize, self._given())
         await self.task.score(self.trace, None)
+        if self.trace.errors:
+            raise RuntimeError(f"environment {self.settings.label}: {self.trace.errors[-1]}")
         missing = [name for name, reward in self.trace.rewards.items() if reward is None]
         if missing or not self.trace.rewards:
             raise TypeError(
