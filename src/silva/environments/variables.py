@@ -46,7 +46,7 @@ def named_in(settings: Any) -> Iterator[str]:
         for key, value in settings:
             if key == "variables":
                 yield from value
-            elif key == "key_variable":
+            elif key == "key_variable" and value:
                 yield value
             else:
                 yield from named_in(value)
