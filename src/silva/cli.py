@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from silva import __version__, signals
 from silva.errors import ConfigError, NoSignalError, SilvaError
+from silva.monitoring.printable import guard_logs, printable, put
 from silva.usage import COMMANDS, EXIT_CODES, POLICIES, USAGE, VALUES
 
 if TYPE_CHECKING:
@@ -28,10 +29,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         return _run(arguments)
     except SilvaError as error:
-        print(f"silva: {error}", file=sys.stderr)
+        put(f"silva: {error}", error=True)
         return error.exit_code
     except KeyboardInterrupt:
-        print("silva: interrupted", file=sys.stderr)
+        put("silva: interrupted", error=True)
         return 130
     except BrokenPipeError:  # `silva envs | head -1`: nobody reads on, and nothing is left to flush
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -40,10 +41,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _run(arguments: list[str]) -> int:
     if not arguments or arguments[0] in ("-h", "--help", "help"):
-        print(_overview())
+        put(_overview())
         return 0
     if arguments[0] in ("-V", "--version"):
-        print(f"silva {__version__}")
+        put(f"silva {__version__}")
         return 0
     command, rest = arguments[0], arguments[1:]
     if command not in COMMANDS:
@@ -52,11 +53,12 @@ def _run(arguments: list[str]) -> int:
         raise ConfigError(f"unknown command {command!r}{meant}; expected {', '.join(COMMANDS)}")
     for argument, following in itertools.zip_longest(rest, rest[1:], fillvalue=""):
         if argument in ("-h", "--help"):
-            print(_help(command, "" if following.startswith(("-", "@")) else following))
+            put(_help(command, "" if following.startswith(("-", "@")) else following))
             return 0
     from silva.config.dotenv import load_dotenv
 
     load_dotenv(Path(".env"))
+    guard_logs()
     return _HANDLERS[command](rest)
 
 
@@ -170,7 +172,7 @@ def _run_rl(command: str, found: dict[str, str], rest: list[str]) -> int:
         except Interrupted:  # in the probe's warm start
             raise KeyboardInterrupt from None
         print(to_toml(resolved))
-        print(*(f"# {line}" for line in plan.splitlines()), sep="\n")  # so that all of it is TOML
+        put("\n".join(f"# {line}" for line in plan.splitlines()))  # so that all of it is TOML
         return 0
     placement = resolved.config.placement
     if command == "rl" and getattr(placement, "starts", False):
@@ -256,7 +258,7 @@ def _eval(arguments: list[str]) -> int:
     rows = records(evaluations)
     code = 0 if any(e.estimates for e in evaluations) else NoSignalError.exit_code
     if "--json" in found:
-        print(json.dumps(rows, indent=1))
+        put(json.dumps(rows, indent=1))
         return code
     from rich.console import Console
     from rich.table import Table
@@ -269,11 +271,11 @@ def _eval(arguments: list[str]) -> int:
         known = row["ci_low"] is not None or row["mean"] is None
         interval = f"[{number(row['ci_low'])}, {number(row['ci_high'])}]" if known else "all equal"
         bounds = f"[{number(row['bound_low'])}, {number(row['bound_high'])}]" if row["left_out"] else ""
-        table.add_row(row["environment"], row["metric"], number(row["mean"]), interval, str(row["n"]),
-                      str(row["left_out"]), bounds)  # fmt: skip
+        table.add_row(printable(row["environment"]), printable(row["metric"]), number(row["mean"]), interval,
+                      str(row["n"]), str(row["left_out"]), bounds)  # fmt: skip
     Console().print(table)
     for note in (note for e in evaluations for note in e.notes()):
-        print(note)
+        put(note)
     return code
 
 
@@ -297,7 +299,7 @@ def _envs(arguments: list[str]) -> int:
     from silva.config.plugins import entry_points
 
     rows = listed({**entry_points(), **_registries().environments})
-    print(json.dumps(rows, indent=1) if "--json" in found else table(rows))
+    put(json.dumps(rows, indent=1) if "--json" in found else table(rows))
     return 0
 
 
@@ -323,12 +325,12 @@ def _play(arguments: list[str]) -> int:
     taskset = _environment("play", arguments).taskset()
     tasks = taskset.tasks("train")
     for note in getattr(taskset, "notes", ()):
-        print(note)
+        put(note)
     signals.be_caught()
     try:
-        asyncio.run(play(taskset, tasks[randrange(len(tasks))], input, print))
+        asyncio.run(play(taskset, tasks[randrange(len(tasks))], input, put))
     except EOFError:
-        print()
+        put()
     return 0
 
 
@@ -340,7 +342,7 @@ def _check(arguments: list[str], *, as_json: bool) -> int:
     signals.be_caught()
     checks = examine(settings)
     found = as_data(settings.label, checks)
-    print(json.dumps(found, indent=1) if as_json else shown(settings.label, checks))
+    put(json.dumps(found, indent=1) if as_json else shown(settings.label, checks))
     return 0 if found["ok"] else 1
 
 
@@ -350,7 +352,7 @@ def _new(arguments: list[str]) -> int:
     from silva.commands.new import write_environment
 
     for line in write_environment(arguments[1], Path.cwd()):
-        print(line)
+        put(line)
     return 0
 
 
@@ -367,7 +369,7 @@ def _demonstrations(arguments: list[str]) -> int:
     from silva.commands.demonstrations import write_demonstrations
 
     output = Path(found["--output"]) if "--output" in found else None
-    print(write_demonstrations(Path(rest[0]), output, number))
+    put(write_demonstrations(Path(rest[0]), output, number))
     return 0
 
 
@@ -378,7 +380,7 @@ def _attack(arguments: list[str]) -> int:
     from silva.commands.attack import EXAMPLES, attack, examples_of, reward_of, show
 
     report = attack(reward_of(rest), examples_of(found["--data"]) if "--data" in found else EXAMPLES)
-    print(json.dumps(report.plain(), indent=1) if "--json" in found else show(report))
+    put(json.dumps(report.plain(), indent=1) if "--json" in found else show(report))
     return 1 if report.holes else 0
 
 
@@ -388,7 +390,7 @@ def _doctor(arguments: list[str]) -> int:
     from silva.commands.doctor import examine, show
 
     findings = examine()
-    print(json.dumps(findings, indent=1) if "--json" in found else show(findings))
+    put(json.dumps(findings, indent=1) if "--json" in found else show(findings))
     return 0
 
 
@@ -396,7 +398,7 @@ def _schema(arguments: list[str]) -> int:
     _nothing_more("schema", arguments, "no arguments")
     from silva.config.schema_json import json_schema
 
-    print(json.dumps(json_schema(_registries()), indent=1))
+    put(json.dumps(json_schema(_registries()), indent=1))
     return 0
 
 
@@ -407,7 +409,7 @@ def _diff(arguments: list[str]) -> int:
     from silva.config.diff import diff, format_diff
 
     a, b = (Path(each).expanduser() for each in rest)
-    print(format_diff(diff(a, b, _registries()), rest[0], rest[1], as_json="--json" in found))
+    put(format_diff(diff(a, b, _registries()), rest[0], rest[1], as_json="--json" in found))
     return 0
 
 

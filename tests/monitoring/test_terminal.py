@@ -11,7 +11,6 @@ from silva.monitoring.terminal import (
     Silent,
     duration,
     make_terminal,
-    printable,
 )
 
 EVAL = {"eval/lake/success": 0.43, "eval/lake/success_ci_low": 0.351, "eval/lake/success_ci_high": 0.512}
@@ -122,7 +121,6 @@ def test_markup_and_control_characters_have_no_effect() -> None:
     terminal = PlainTerminal(Progress("walk", 4), Console(file=out, width=60, force_terminal=True))
     terminal.message("[red]x[/red] \x1b]0;owned\x07 [link=file:///]y[/link]", "info")
     assert out.getvalue() == "[red]x[/red] \ufffd]0;owned\ufffd [link=file:///]y[/link]\n"
-    assert printable("a\x00b\rc\td\ne") == "a\ufffdb\ufffdc    d\ne"
 
 
 def test_off_is_silent_even_in_a_terminal() -> None:

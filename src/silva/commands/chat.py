@@ -11,13 +11,12 @@ from silva.assembly import Assembly, model_settings
 from silva.commands.common import loaded
 from silva.config.schema import run_config
 from silva.errors import ConfigError
+from silva.monitoring.printable import put
 from silva.registries import REGISTRIES
 from silva.types import Message, SamplingParams
 
 
-def chat(
-    path: str | None, *, read: Callable[[str], str] = input, write: Callable[[str], None] = print
-) -> int:
+def chat(path: str | None, *, read: Callable[[str], str] = input, write: Callable[[str], None] = put) -> int:
     """Answer line by line until an empty line, end of input or Ctrl-C.
 
     Args:

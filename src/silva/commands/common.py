@@ -20,6 +20,7 @@ from silva.errors import SilvaError
 from silva.evaluation.evaluator import Evaluation, evaluate
 from silva.monitoring import busy
 from silva.monitoring.monitor import Monitor
+from silva.monitoring.printable import printable
 from silva.orchestrator.activity import Activity
 from silva.orchestrator.phases import Phases
 from silva.orchestrator.sft import Imitation, imitate
@@ -165,4 +166,4 @@ async def export(trainer: Trainer, folder: Path) -> None:
 
 
 def say(text: str, console: Console | None) -> None:
-    (console or Console()).print(text, soft_wrap=True, highlight=False, markup=False)
+    (console or Console()).print(printable(text), soft_wrap=True, highlight=False, markup=False)

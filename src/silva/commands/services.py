@@ -6,7 +6,6 @@ import asyncio
 import os
 import shutil
 import signal
-import sys
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import ExitStack
 from pathlib import Path
@@ -22,6 +21,7 @@ from silva.engines.vllm_launch import command
 from silva.errors import CapabilityError, ConfigError
 from silva.models.loading import name_of, resolve
 from silva.models.snapshots import weight_folder
+from silva.monitoring.printable import put
 from silva.placement.settings import ServicesPlacementSettings
 from silva.protocols import Engine, Trainer
 from silva.registries import REGISTRIES
@@ -188,4 +188,4 @@ def _served(app: Any, bind: Any, what: str) -> int:
 
 
 def _say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
+    put(text, error=True)

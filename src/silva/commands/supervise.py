@@ -16,6 +16,7 @@ from pathlib import Path
 from silva.commands.checks import check
 from silva.config.load import Resolved
 from silva.config.schema import RunConfig
+from silva.monitoring.printable import put
 from silva.placement.settings import ADDRESSES, ServicesPlacementSettings
 from silva.placement.supervisor import Part, Supervisor, line_writer
 from silva.storage.layout import Layout, steps_in
@@ -97,4 +98,4 @@ def _crash(command: str) -> dict[str, str]:
 
 
 def _say(text: str) -> None:
-    print(f"silva: {text}", file=sys.stderr, flush=True)
+    put(f"silva: {text}", error=True)

@@ -18,6 +18,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from silva.monitoring.printable import printable
 from silva.ports import CLOCK
 from silva.storage.metrics import EVAL_DETAILS
 
@@ -272,14 +273,6 @@ def duration(seconds: float) -> str:
     if whole < 3600:
         return f"{whole // 60}m {whole % 60:02d}s"
     return f"{whole // 3600}h {whole % 3600 // 60:02d}m"
-
-
-def printable(text: str) -> str:
-    """Without control characters (they could move the cursor or set the title), tabs as spaces."""
-    text = text.replace("\t", "    ")
-    return "".join(
-        c if c == "\n" or c.isprintable() or c == " " else "\N{REPLACEMENT CHARACTER}" for c in text
-    )
 
 
 def _first_line(text: str) -> str:

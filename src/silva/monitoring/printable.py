@@ -1,0 +1,34 @@
+"""Text on its way to a terminal: control characters could move the cursor, set the title or clear the screen.
+
+Models, rows, tools and servers write what is shown, errors and logs included, so all of it goes through
+`printable`. Only the standard library is imported here, because `silva --help` comes this way.
+"""
+
+from __future__ import annotations
+
+import sys
+
+
+def printable(text: str) -> str:
+    """Without control characters, tabs as spaces."""
+    text = text.replace("\t", "    ")
+    return "".join(
+        c if c == "\n" or c.isprintable() or c == " " else "\N{REPLACEMENT CHARACTER}" for c in text
+    )
+
+
+def put(text: object = "", *, error: bool = False) -> None:
+    """`print`, to standard error if asked."""
+    print(printable(str(text)), file=sys.stderr if error else sys.stdout, flush=error)
+
+
+def guard_logs() -> None:
+    """Make what Python prints of warnings that are logged printable."""
+    import logging
+
+    class Printable(logging.Formatter):
+        def format(self, record: logging.LogRecord) -> str:
+            return printable(super().format(record))
+
+    if logging.lastResort is not None:
+        logging.lastResort.setFormatter(Printable())
