@@ -35,7 +35,8 @@ AGENT = "Mozilla/5.0 (compatible; silva)"
 MAX_URL = 2000  # characters
 KEPT = 200_000  # characters of a page in the cache
 VERSION = 1  # of the extraction: a new one reads pages again
-_EMBEDDED = (ipaddress.ip_network("64:ff9b::/96"), ipaddress.ip_network("64:ff9b:1::/48"))  # NAT64
+_NAT64 = ipaddress.ip_network("64:ff9b::/96")
+_UNICAST = ipaddress.ip_network("2000::/3")  # all of IPv6 that is given out; other forms may carry IPv4
 _TEXTUAL = ("application/json", "application/xml", "application/javascript", "application/ld+json")
 _TAG = re.compile(r"<!--|<(?P<name>/?[a-z][a-z0-9-]{0,20})|<[!?/]", re.I | re.A)
 _SKIPPED = ("script", "style", "noscript", "template", "svg", "iframe", "textarea")
@@ -226,10 +227,11 @@ def is_public(address: str) -> bool:
     ip = ipaddress.ip_address(address.partition("%")[0])
     if isinstance(ip, ipaddress.IPv6Address):
         carried = ip.ipv4_mapped or ip.sixtofour or (ip.teredo and ip.teredo[1])
-        if any(ip in network for network in _EMBEDDED):
+        if ip in _NAT64:
             carried = ipaddress.IPv4Address(int(ip) & 0xFFFFFFFF)
         if carried:
             return is_public(str(carried))
+        return ip in _UNICAST and ip.is_global
     return ip.is_global and not ip.is_multicast
 
 
