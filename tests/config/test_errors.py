@@ -93,6 +93,11 @@ bad.toml:2: stepz = 20
             "--environments: environments = []\n"
             "    expected at least one [[environments]] table with a type",
         ),
+        (
+            "@ a.toml --seed=18446744073709551616",
+            "--seed: seed = 18446744073709551616\n    expected an integer of at most 64 bits, as TOML has them",
+        ),
+        ("@ a.toml --trainer.optimizer.lr inf", "--trainer.optimizer.lr: trainer.optimizer.lr = inf\n    expected a number > 0"),
         ("@", "@ needs a file name, as in @ run.toml"),
         ("@ --steps 3", "@ needs a file name, as in @ run.toml"),
         ("a.toml", "unexpected argument 'a.toml': expected @ file.toml or --key value; a file is given as @ a.toml"),
@@ -123,10 +128,10 @@ bad.toml:2: stepz = 20
          '    unknown type; did you mean "tiny"? known: "pretrained", "tiny"'),
         ("@ a.toml --steps.x 3", "--steps.x: steps = a table\n    expected an integer > 0"),
         ("@ a.toml --model.lora 3", "--model.lora: model.lora = 3\n    expected a section (table) or null"),
-        ("@ a.toml --trainer.optimizer.betas [1]", "--trainer.optimizer.betas: trainer.optimizer.betas.1\n"
-         "    missing; expected a number >= 0 and <= 1"),
+        ("@ a.toml --trainer.optimizer.betas [0]", "--trainer.optimizer.betas: trainer.optimizer.betas.1\n"
+         "    missing; expected a number >= 0 and < 1"),
         ("@ a.toml --trainer.optimizer.betas 1", "--trainer.optimizer.betas: trainer.optimizer.betas = 1\n"
-         "    expected a list of 2: a number >= 0 and <= 1, a number >= 0 and <= 1"),
+         "    expected a list of 2: a number >= 0 and < 1, a number >= 0 and < 1"),
         ("@ a.toml --rollout.sampling.stop [a]", '--rollout.sampling.stop: rollout.sampling.stop = "[a]"\n'
          "    expected a list, each a string that is not empty"),
         ('@ a.toml --rollout.sampling.stop ["x",""]', "--rollout.sampling.stop: rollout.sampling.stop.1 = \"\"\n"

@@ -79,7 +79,7 @@ type = "tiny"
 lora = {rank = 3}
 [[environments]]
 type = "maze.py:Maze"
-start = [[1, inf], [2, "null"], [3, 1e-7]]
+start = [[1, 1e300], [2, "null"], [3, 1e-7]]
 [[environments]]
 type = "grid"
 name = "g"
@@ -92,7 +92,7 @@ label = "null"
 """,
     )
     first = resolve("@ a.toml --algorithm.kl null --trainer.optimizer.max-grad-norm null")
-    assert first.config.environments[0].start == ((1, float("inf")), (2, None), (3, 1e-7))
+    assert first.config.environments[0].start == ((1, 1e300), (2, None), (3, 1e-7))
     (tmp_path / "saved").mkdir()
     write("saved/config.toml", to_toml(first))
     second = resolve("@ saved/config.toml")

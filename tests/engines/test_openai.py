@@ -240,7 +240,7 @@ def test_a_fault_that_passes_costs_a_pause_and_nothing_else(
         (
             (200, {}, said(None, finish="content_filter")),
             {},
-            "reply: the API's content filter cut the answer",
+            "reply: the API cut the answer: its finish_reason is 'content_filter'",
         ),
     ],
     ids=["429", "long-wait", "500", "cut", "malformed", "time-out", "400", "filter"],
@@ -292,12 +292,33 @@ def test_a_call_without_arguments_is_answered_by_the_world(clock) -> None:
     [
         {"error": {"message": "too long", "code": "context_length_exceeded"}},
         {"error": {"message": "This model's maximum context length is 4096 tokens.", "code": 400}},
+        {"detail": "Input length 900 exceeds the maximum allowed length"},
+        {"error": {"message": "prompt is too long: 208310 tokens > 200000 maximum"}},
+        {"error": {"message": "The input token count (9) exceeds the maximum number of tokens allowed (8)."}},
+        {"error": {"message": "The input (9 tokens) is longer than the model's context length (8 tokens)."}},
+        {"error": {"message": "`inputs` tokens + `max_new_tokens` must be <= 4096"}},
+        {"error": {"message": "Too many tokens: 9"}},
     ],
 )
 def test_a_full_context_counts_as_not_solved(clock, body: Any) -> None:
     (found,), _, _ = play(lambda number, request: (400, {}, body))
     ((_, trajectory),) = found.episodes
     assert (trajectory.failure, trajectory.stop_reason, found.left_out) == ("mask", "context_overflow", 0)
+
+
+@pytest.mark.parametrize(
+    "words",
+    ["max_tokens is too large: 9. This model supports at most 8 completion tokens", "temperature exceeds 2"],
+)
+def test_other_refusals_give_no_result_and_are_shown(clock, words: str) -> None:
+    (found,), _, _ = play(lambda number, request: (400, {}, {"detail": words}))
+    assert found.left_out == 1 and words in found.notes()[0]
+
+
+@pytest.mark.parametrize("finish", ["error", "content_filter", "insufficient_system_resource"])
+def test_an_answer_that_the_api_broke_off_is_no_result(clock, finish: str) -> None:
+    (found,), _, _ = play(lambda number, request: said("", finish=finish))
+    assert found.left_out == 1 and f"its finish_reason is '{finish}'" in found.notes()[0]
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ NOW = ToolSpec("now", "the time", {"type": "object", "properties": {}})
 
 
 def read(**parts):
-    return read_answer(json.dumps(said(**parts)), (ADD, NOW))
+    return read_answer(json.dumps(said(**parts)), (ADD, NOW))[:3]
 
 
 def test_a_dialogue_with_calls_and_results() -> None:
@@ -75,6 +75,52 @@ def test_an_answer_is_the_message_that_the_same_text_is() -> None:
     assert (apart.reasoning, apart.content, apart.raw) == ("First.", "Up", "<think>\nFirst.\n</think>\n\nUp")
     assert read(content=None, refusal="No.")[0].content == "No."
     assert read(content=None)[0] == Message("assistant", "", raw="")
+
+
+@pytest.mark.parametrize(
+    "usage",
+    [
+        None,
+        {},
+        {"prompt_tokens": None, "completion_tokens": 4},
+        {"prompt_tokens": 1, "completion_tokens": -1},
+    ],
+)
+def test_a_usage_that_cannot_be_read_is_as_none(usage: object) -> None:
+    answer = read_answer(json.dumps(said(usage=None) | {"usage": usage}))
+    assert answer == (Message("assistant", "yes", raw="yes"), "stop", None, "")
+
+
+def test_forms_that_some_servers_give() -> None:
+    """Text in parts, thoughts in an object, details of the usage that are null."""
+    body = said(content=[{"type": "text", "text": "Up"}, {"type": "text", "text": "!"}], reasoning={"a": 1})
+    body["usage"] |= {"prompt_tokens_details": {"cached_tokens": None}}
+    answer = read_answer(json.dumps(body))
+    assert (answer.message.content, answer.message.reasoning, answer.usage) == ("Up!", None, Usage(10, 4))
+
+
+@pytest.mark.parametrize("field", ["reasoning_content", "reasoning"])
+def test_thoughts_go_back_with_their_calls_in_the_field_they_came_in(field: str) -> None:
+    body = said(content=None, tool_calls=called(("now", "{}")), **{field: "First, the time."})
+    answer = read_answer(json.dumps(body), (NOW,))
+    assert answer.thoughts_in == field
+    later = Message("assistant", "noon", reasoning="Easy.")
+    dialogue = [Message("user", "go"), answer.message, Message("tool", "noon", name="now"), later]
+    sent = chat_messages(dialogue, thoughts_in=answer.thoughts_in)
+    assert sent[1][field] == "First, the time." and field not in sent[3]
+    assert field not in chat_messages(dialogue)[1]
+
+
+def test_repeated_ids_of_calls_become_unique() -> None:
+    calls = (ToolCall("now", {}, "call_0"), ToolCall("now", {}, "call_0"))
+    turn = [
+        Message("assistant", "", tool_calls=calls),
+        Message("tool", "1", name="now"),
+        Message("tool", "2", name="now"),
+    ]
+    sent = chat_messages([*turn, *turn])
+    ids = [call["id"] for entry in sent for call in entry.get("tool_calls", ())]
+    assert len(set(ids)) == 4 and [e["tool_call_id"] for e in sent if e["role"] == "tool"] == ids
 
 
 def test_cached_tokens_are_part_of_the_input() -> None:

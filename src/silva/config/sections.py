@@ -8,11 +8,13 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 Positive = Annotated[int, Field(gt=0)]
 Natural = Annotated[int, Field(ge=0)]
 Fraction = Annotated[float, Field(ge=0, le=1)]
+Decay = Annotated[float, Field(ge=0, lt=1)]
+"""Of a moving average: 1 would never take up anything new."""
 NotNegative = Annotated[float, Field(ge=0)]
 Above0 = Annotated[float, Field(gt=0)]
 
@@ -20,7 +22,16 @@ Above0 = Annotated[float, Field(gt=0)]
 class Section(BaseModel):
     """Strict: unknown keys and silent conversions ("8" for 8) are errors; integers do for floats."""
 
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, use_attribute_docstrings=True)
+    model_config = ConfigDict(
+        extra="forbid", strict=True, frozen=True, use_attribute_docstrings=True, allow_inf_nan=False
+    )
+
+    @field_validator("*")
+    @classmethod
+    def _has_64_bits(cls, value: object) -> object:
+        if isinstance(value, int) and not -(2**63) <= value < 2**63:
+            raise ValueError("expected an integer of at most 64 bits, as TOML has them")
+        return value
 
 
 class Lora(Section):
@@ -146,7 +157,7 @@ EpisodeContext = Annotated[
 
 class Optimizer(Section):
     lr: Annotated[float, Field(gt=0)] = 1e-5
-    betas: tuple[Fraction, Fraction] = (0.9, 0.999)
+    betas: tuple[Decay, Decay] = (0.9, 0.999)
     eps: Annotated[float, Field(gt=0)] = 1e-8
     weight_decay: Annotated[float, Field(ge=0)] = 0.0
     schedule: Literal["constant", "linear", "cosine"] = "constant"

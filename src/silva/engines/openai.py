@@ -3,7 +3,8 @@
     fault                                          what becomes of the request
     429, 408, 409, 5xx, cut connection, no answer  sent again, after what Retry-After says; then NoReply
     in time, a body that is no answer
-    400, 413, 422, an answer cut by a filter       NoReply: its episode has no result (`redo`)
+    400, 413, 422, an answer that ended otherwise  NoReply: its episode has no result (`redo`)
+    than by itself, its calls or its length
     400: the context is too long                   ContextOverflow: not solved, as with a local model
     429: the account has no money; 401, 403, 404   EngineError: ends the evaluation
     the next request may cost too much             CostLimit: ends the evaluation
@@ -16,25 +17,32 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 from collections.abc import Mapping
 from email.utils import parsedate_to_datetime
 from typing import Any, ClassVar
 
 from silva.config.sections import Sampling
-from silva.engines.openai_messages import chat_messages, chat_tools, most_tokens, read_answer
+from silva.engines.openai_messages import Answer, chat_messages, chat_tools, most_tokens, read_answer
 from silva.engines.openai_settings import OpenAIEngineSettings
 from silva.engines.service import Service, Transient, Usage
 from silva.errors import CapabilityError, ConfigError, ContextOverflow, EngineError, NoReply
 from silva.ports import CLOCK
 from silva.protocols import Reply, Request
-from silva.types import CompletionStop, Message, Segment
+from silva.types import CompletionStop, Segment
 
 AGAIN = (408, 409, 429)  # and all from 500
 REFUSED = (400, 413, 422)  # this request, not others
-OVERFLOW = ("context_length_exceeded", "maximum context length", "context size", "context length")
+WHOLE = ("stop", "tool_calls", "function_call", "length", "max_tokens")
+"""Why an answer ends that is one; filters, errors and what is not known leave none."""
+OVERFLOW = re.compile(
+    r"(context|prompt)[ _](length|window|size|too[ _]long)|too many (input )?tokens|"
+    r"\b(inputs?|prompt|context|sequence|conversation|tokens?|text)\b.{0,80}"
+    r"(too (long|large)|longer than|exceed|must be <=)|reduce the length of the (messages|prompt|input)"
+)
+"""The words of APIs for a dialogue that is too long. "max_tokens is too large" is not among them: that is a
+fault of the configuration."""
 SHOWN = 300  # characters of a message of the API
-
-Answer = tuple[Message, str, Usage | None]
 
 
 class ChatPolicy:
@@ -62,6 +70,7 @@ class ChatPolicy:
         self._key = _key(settings.key_variable)
         self._client = _client(settings, self._key)
         self._service = Service(settings)
+        self._thoughts_in = ""  # the field in which this server gives thoughts, once it has given some
 
     async def reply(self, request: Request) -> Reply:
         if request.prefill:
@@ -70,17 +79,19 @@ class ChatPolicy:
                 "cannot continue it; set prefill = false there"
             )
         body = self._body(request)
-        message, finish, usage = await self._service.call(
+        answer = await self._service.call(
             lambda: self._send(body, request),
             tokens=(most_tokens(body), request.max_tokens),
             seed=request.seed,
         )
-        if finish == "content_filter":
+        if answer.finish not in WHOLE:
             self._service.counts.failed += 1
-            raise NoReply("the API's content filter cut the answer")
+            raise NoReply(f"the API cut the answer: its finish_reason is {answer.finish!r}")
+        self._thoughts_in = answer.thoughts_in or self._thoughts_in
+        usage = answer.usage
         segment = Segment("policy", (), reported=usage.output if usage else 0)
-        stop: CompletionStop = "length" if finish == "length" else "stop_token"
-        return Reply((segment,), message, stop, usage.input if usage else 0)
+        stop: CompletionStop = "length" if answer.finish in ("length", "max_tokens") else "stop_token"
+        return Reply((segment,), answer.message, stop, usage.input if usage else 0)
 
     @property
     def notes(self) -> list[str]:
@@ -95,7 +106,7 @@ class ChatPolicy:
         sampling = self.sampling
         body: dict[str, Any] = {
             "model": self.settings.model,
-            "messages": chat_messages(request.messages, self.system),
+            "messages": chat_messages(request.messages, self.system, self._thoughts_in),
             self.settings.limit_name: request.max_tokens,
             "seed": request.seed & 0x7FFFFFFF,  # some servers read 32 bits
         }
@@ -134,12 +145,14 @@ class ChatPolicy:
             answer = read_answer(response.http_response.text, request.tools)
         except ValueError as error:
             raise Transient(f"malformed answer: {self._hidden(str(error))}", charged=True) from None
-        return answer, answer[2]
+        return answer, answer.usage
 
     def _refusal(
         self, status: int, headers: Mapping[str, str], body: object, message: str
     ) -> Transient | EngineError | ContextOverflow:
         code = str(body.get("code")) if isinstance(body, Mapping) else ""
+        if isinstance(body, Mapping) and body.get("detail"):  # FastAPI's
+            message = str(body["detail"])
         message = message.removeprefix(f"Error code: {status} - ")
         text = f"HTTP {status}: {self._hidden(message)}"
         if status == 429 and code == "insufficient_quota":
@@ -147,8 +160,7 @@ class ChatPolicy:
         if status in AGAIN or status >= 500:
             return Transient(text, after=_retry_after(headers))
         if status in REFUSED:
-            words = f"{code} {message}".lower()
-            overflow = any(part in words for part in OVERFLOW)
+            overflow = OVERFLOW.search(f"{code} {message}".lower())
             return ContextOverflow(text) if overflow else NoReply(text)
         hints = {
             401: f"the key in {self.settings.key_variable or 'engine.key_variable'} is not accepted",

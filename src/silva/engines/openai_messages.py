@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from pydantic import BaseModel, Field, ValidationError
 
@@ -26,12 +26,27 @@ class _Call(BaseModel):
     function: _Function
 
 
+class _Part(BaseModel):
+    text: str = ""
+
+
 class _Said(BaseModel):
-    content: str | None = None
+    content: str | list[_Part] | None = None
     refusal: str | None = None
-    reasoning_content: str | None = None  # DeepSeek, vLLM
-    reasoning: str | None = None  # OpenRouter, newer vLLM
+    reasoning_content: Any = None  # DeepSeek, vLLM
+    reasoning: Any = None  # OpenRouter, newer vLLM
     tool_calls: list[_Call] | None = None
+
+    @property
+    def text(self) -> str:
+        parts = self.content if isinstance(self.content, list) else [_Part(text=self.content or "")]
+        return "".join(part.text for part in parts) or self.refusal or ""
+
+    @property
+    def thoughts(self) -> tuple[str, str] | None:
+        """Name and text of the field that holds them; forms that are not known are left out."""
+        found = ((name, getattr(self, name)) for name in ("reasoning_content", "reasoning"))
+        return next(((name, value) for name, value in found if value and isinstance(value, str)), None)
 
 
 class _Choice(BaseModel):
@@ -39,30 +54,39 @@ class _Choice(BaseModel):
     finish_reason: str | None = None
 
 
-class _Details(BaseModel):
-    cached_tokens: int | None = None
-
-
-class _Usage(BaseModel):
-    prompt_tokens: int = Field(ge=0)
-    completion_tokens: int = Field(ge=0)
-    prompt_tokens_details: _Details | None = None
-
-
 class _Answer(BaseModel):
     choices: list[_Choice] = Field(min_length=1)
-    usage: _Usage | None = None
+    usage: Any = None
 
 
-def chat_messages(messages: Sequence[Message], system: str | None = None) -> list[dict[str, Any]]:
-    """The dialogue as the API wants it: each call has one result, right after it.
+class Answer(NamedTuple):
+    """What a response holds.
 
-    Thoughts are left out. An answer with malformed calls is sent as text, and so are results that belong to
-    no call. For a call without a result, `NO_RESULT` is sent.
+    finish: why it ended, in the API's word.
+    usage: None where the API gives none that can be read.
+    thoughts_in: the field in which the server gave thoughts; "" where it gave none.
+    """
+
+    message: Message
+    finish: str
+    usage: Usage | None
+    thoughts_in: str
+
+
+def chat_messages(
+    messages: Sequence[Message], system: str | None = None, thoughts_in: str = ""
+) -> list[dict[str, Any]]:
+    """The dialogue as the API wants it: each call has an id of its own and one result, right after it.
+
+    An answer with malformed calls is sent as text, and so are results that belong to no call. For a call
+    without a result, `NO_RESULT` is sent.
 
     Args:
         system: used where the messages hold no system message.
+        thoughts_in: the field in which thoughts go back with their calls (DeepSeek refuses calls without
+            them); "": thoughts are left out, as they are from answers without calls.
     """
+    used: set[str] = set()
     found: list[dict[str, Any]] = []
     calls: list[tuple[str, str]] = []  # id and name of those without a result
     loose: list[dict[str, Any]] = []  # results without a call
@@ -89,18 +113,23 @@ def chat_messages(messages: Sequence[Message], system: str | None = None) -> lis
         if message.role != "assistant":
             found.append({"role": message.role, "content": message.content})
             continue
-        entry, calls = _assistant(message, number)
+        entry, calls = _assistant(message, number, used)
+        if "tool_calls" in entry and thoughts_in and message.reasoning:
+            entry[thoughts_in] = message.reasoning
         found.append(entry)
     settle()
     return found
 
 
-def _assistant(message: Message, number: int) -> tuple[dict[str, Any], list[tuple[str, str]]]:
+def _assistant(message: Message, number: int, used: set[str]) -> tuple[dict[str, Any], list[tuple[str, str]]]:
     if message.errors and message.raw is not None:
         return {"role": "assistant", "content": split_reasoning(message.raw)[1]}, []
     if not message.tool_calls:
         return {"role": "assistant", "content": message.content}, []
-    ids = [call.id or f"call_{number}_{i}" for i, call in enumerate(message.tool_calls)]
+    ids = []
+    for i, call in enumerate(message.tool_calls):  # servers repeat ids, in one answer or over a dialogue
+        ids.append(call.id if call.id and call.id not in used else f"call_{number}_{i}")
+        used.add(ids[-1])
     calls = [
         {
             "id": id,
@@ -122,8 +151,8 @@ def most_tokens(body: Mapping[str, Any]) -> int:
     return len(json.dumps([body.get("messages"), body.get("tools")], ensure_ascii=False).encode())
 
 
-def read_answer(text: str, tools: Sequence[ToolSpec] = ()) -> tuple[Message, str, Usage | None]:
-    """The message, why it ended, and what it used, from the body of a response.
+def read_answer(text: str, tools: Sequence[ToolSpec] = ()) -> Answer:
+    """From the body of a response. What is not needed, such as the usage, may be missing or have any form.
 
     Calls that are malformed or lack their arguments become `errors` of the message, in the words for text.
 
@@ -136,20 +165,28 @@ def read_answer(text: str, tools: Sequence[ToolSpec] = ()) -> tuple[Message, str
         fault = error.errors(include_url=False, include_input=False)[0]
         where = ".".join(map(str, fault["loc"]))
         raise ValueError(f"{where + ': ' if where else ''}{fault['msg']}") from None
-    choice, used = answer.choices[0], answer.usage
-    details = used.prompt_tokens_details if used else None
-    cached = (details.cached_tokens if details else None) or 0
-    usage = None
-    if used is not None:
-        usage = Usage(used.prompt_tokens, used.completion_tokens, min(cached, used.prompt_tokens))
-    return _message(choice.message, tools), choice.finish_reason or "stop", usage
+    choice = answer.choices[0]
+    thoughts_in, _ = choice.message.thoughts or ("", "")
+    return Answer(
+        _message(choice.message, tools), choice.finish_reason or "stop", _usage(answer.usage), thoughts_in
+    )
+
+
+def _usage(given: Any) -> Usage | None:
+    used = given if isinstance(given, Mapping) else {}
+    details = used.get("prompt_tokens_details")
+    asked, answered = _count(used.get("prompt_tokens")), _count(used.get("completion_tokens"))
+    cached = _count(details.get("cached_tokens")) if isinstance(details, Mapping) else 0
+    return None if asked is None or answered is None else Usage(asked, answered, min(cached or 0, asked))
+
+
+def _count(given: object) -> int | None:
+    return given if isinstance(given, int) and given >= 0 else None
 
 
 def _message(said: _Said, tools: Sequence[ToolSpec]) -> Message:
-    text = said.content or said.refusal or ""
-    reasoning, content = said.reasoning_content or said.reasoning, text
-    if reasoning is None:
-        reasoning, content = split_reasoning(text)
+    text = said.text
+    reasoning, content = (said.thoughts[1], text) if said.thoughts else split_reasoning(text)
     calls, errors, written = [], [], []
     for number, each in enumerate(said.tool_calls or (), 1):
         name, arguments = each.function.name or "", _arguments(each.function, tools)
