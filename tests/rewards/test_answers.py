@@ -28,6 +28,9 @@ from silva.types import Message
         ("\\boxed{\\{1, 2\\}}", "\\{1, 2\\}"),
         ("\\fbox{42} and then", "42"),
         ("$\\boxed 42$", "42"),
+        ("<answer>\\boxed{\\text{Paris}}</answer>", "Paris"),
+        ("<answer>$\\mathbf{1990}$</answer>", "1990"),
+        ("\\boxed{\\text{a} \\text{b}}", "\\text{a} \\text{b}"),
         ("Final Answer: 42\nI hope it is correct.", "42"),
         ("The answer is 41. The answer is 42.", "42."),
         ("**Answer:** 42", "42"),
@@ -68,6 +71,11 @@ PLACES = "<answer>a \\boxed{b}</answer>\nAnswer: d\ne"
 )
 def test_each_place(how, answer: str) -> None:
     assert find_answer(PLACES, how) == answer
+
+
+def test_a_box_around_all_of_a_place_is_dress() -> None:
+    assert find_answer("<answer>\\boxed{\\textbf{Paris}}</answer>", "answer_tag") == "Paris"
+    assert find_answer("\\(x\\)", "whole") == "x"
 
 
 def test_no_other_place_is_tried() -> None:

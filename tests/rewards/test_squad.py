@@ -51,6 +51,11 @@ PAIRS = [
     ("1,500", "1500", 1.0, True),
     ("$1.5", "1.5", 1.0, True),
     ("3.14.", "3.14", 1.0, True),
+    # The dress of LaTeX and of typography.
+    ("\\text{Paris}", "Paris", 1.0, True),
+    ("\\textbf{New York} City", "new york", 2 * 2 / (3 + 2), False),
+    ("“Paris”", "Paris", 1.0, True),
+    ("cafe\u0301", "café", 1.0, True),
 ]
 
 

@@ -22,7 +22,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Literal
 
 from silva.errors import RecordError
-from silva.rewards.text import tagged_answer
+from silva.rewards.text import group_end, tagged_answer, unframed
 
 if TYPE_CHECKING:
     from silva.protocols import Attempt
@@ -42,11 +42,14 @@ _UNSEEN = re.compile(
 
 
 def find_answer(reply: str, how: Extract = "auto") -> str | None:
-    """The final answer, stripped; None if there is none, or if it is too long or has invisible characters."""
+    r"""The final answer, without $...$ or \text{...} around all of it; None if there is none.
+
+    One that is too long or has invisible characters is none.
+    """
     answer = FINDERS[how](reply.partition("<think>")[0])  # what never closes is a thought too
     if answer is None or not (answer := answer.strip()):
         return None
-    return None if len(answer) > MAX_ANSWER or _UNSEEN.search(answer) else answer
+    return None if len(answer) > MAX_ANSWER or _UNSEEN.search(answer) else unframed(answer)
 
 
 def references(attempt: Attempt) -> list[str]:
@@ -81,12 +84,8 @@ def boxed(text: str) -> str | None:
     rest = text[start + length : start + length + 2 * MAX_ANSWER].lstrip()
     if not rest.startswith("{"):
         return rest.split(maxsplit=1)[0].rstrip("$.") if rest else ""
-    depth = 0
-    for found in re.finditer(r"\\[\s\S]|[{}]", rest):
-        depth += {"{": 1, "}": -1}.get(found[0], 0)
-        if depth == 0 and found[0] == "}":
-            return rest[1 : found.start()]
-    return ""  # it never closes
+    end = group_end(rest, 0)
+    return "" if end is None else rest[1:end]  # it may never close
 
 
 def last_line(text: str) -> str:

@@ -1,10 +1,10 @@
 """Multiple choice: 1 for the right letter, else 0.
 
-The final answer must name one letter: alone (`B`, `(B)`, `b`), with the option's text (`B. Paris`) or in a
-sentence (`It is B`). An answer that names two different letters, such as "A B C D" or "A or B", names none.
-So does "B. Vitamin C": a letter that stands alone in the option's text cannot be told from a second choice.
+The final answer must name one letter: alone (`B`, `(B)`, `b`), with the option's text (`B. Paris`,
+`D. Vitamin C`) or in a sentence (`It is B`). An answer that names two different letters, such as "A B C D" or
+"A or B", names none. Letters that it rules out do not count: "B, not A", "B is right; A and C are wrong".
 Before a word in lower case, "I" is a pronoun ("I think B"), and "A" after another letter is an article
-("B. A river"). An answer with "not" names none.
+("B. A river").
 """
 
 from __future__ import annotations
@@ -16,12 +16,20 @@ from silva.errors import RecordError
 from silva.protocols import Attempt, Reward, Score
 from silva.rewards.answers import Extract, find_answer
 from silva.rewards.settings import RewardSettings
+from silva.rewards.text import plain
 
 _ALONE = re.compile(r"\W*([A-Za-z])\W*", re.ASCII)
 _NAMED = re.compile(r"(?<![\w'’])([A-Z])(?![\w'’])")
 _WORD = re.compile(r"\s+(?!(?:or|and|nor)\b)[a-z]")  # after "A" or "I": an article, a pronoun
+_OPTION = re.compile(r"\W{0,3}([A-Z])[.):]+\W{0,3}(?=[^\W\d_]{2})")  # B. and the text of the option
+_CHOICE = re.compile(
+    r"(?:^|[,;/(&]|\b(?:or|and|nor|but|is))\s*[(\"'*]*[A-Z](?![\w'’])|(?<![\w'’])[A-Z][.):]", re.I
+)
+_LIST = r"[(]?[A-Z]\b[)]?(?:\s*(?:,|/|,?\s*\b(?:and|or|nor)\b)\s*[(]?[A-Z]\b[)]?)*"
+_RULED_OUT = re.compile(
+    rf"[,;(]\s*(?:and\s+)?not\s+{_LIST}|{_LIST}\s+(?:is|are)\s+(?:wrong|incorrect|false)\b"
+)
 _NEGATION = re.compile(r"\b(?:not|never|neither|nor|cannot|except)\b|n['’]t\b", re.I)
-_DRESS = re.compile(r"\\(?:text|textbf|mathrm|mathbf)\s*\{([^{}]*)\}")
 
 
 class Letter(RewardSettings):
@@ -50,11 +58,14 @@ class LetterReward:
 
 def named_letter(answer: str) -> str | None:
     """The only letter that an answer names, in upper case; None if there is none or more than one."""
-    answer = _DRESS.sub(r"\1", answer)
+    answer = _RULED_OUT.sub("", plain(answer))
     if _NEGATION.search(answer):
         return None
     if alone := _ALONE.fullmatch(answer):
         return alone[1].upper()
+    option = _OPTION.match(answer)
+    if option and not _CHOICE.search(answer, option.end()):
+        return option[1]
     named: list[str] = []
     for found in _NAMED.finditer(answer):
         is_word = _WORD.match(answer, found.end()) and (found[1] == "I" or (found[1] == "A" and named))

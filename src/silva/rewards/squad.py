@@ -16,7 +16,7 @@ import re
 import string
 from collections import Counter
 
-from silva.rewards import text as plain
+from silva.rewards.text import normalise, plain
 
 _ARTICLES = {"a", "an", "the"}
 _CLOSED = {"yes", "no", "noanswer"}
@@ -26,13 +26,13 @@ _PUNCTUATION = re.compile(rf"(?!(?<!\w)-\.?[\d\\]|(?<![^\W\d])\.\d)[{re.escape(s
 
 def words(text: str) -> list[str]:
     """The words that count, in order."""
-    return [w for w in _PUNCTUATION.sub("", text.lower().replace("−", "-")).split() if w not in _ARTICLES]
+    return [w for w in _PUNCTUATION.sub("", plain(text).lower()).split() if w not in _ARTICLES]
 
 
 def same(answer: str, reference: str) -> bool:
     """Exact match: the same words in the same order."""
     expected = words(reference)
-    return words(answer) == expected if expected else plain.normalise(answer) == plain.normalise(reference)
+    return words(answer) == expected if expected else normalise(answer) == normalise(reference)
 
 
 def f1(answer: str, reference: str) -> float:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import unicodedata
 from difflib import SequenceMatcher
 from fractions import Fraction
 
@@ -12,7 +13,17 @@ _NUMERAL = re.compile(rf"[-+]?{_DECIMAL}")
 _NUMBER = re.compile(rf"(?<![\w.])(-?{_DECIMAL})([eE][-+]?\d|\s?%)?")
 _CODE = re.compile(r"[-+]?0\d")
 _INTEGER = re.compile(r"-?\d+")
-_QUOTES = (('"', '"'), ("'", "'"), ("`", "`"), ("“", "”"), ("‘", "’"), ("«", "»"), ("**", "**"))
+_FRAMES = (('"', '"'), ("'", "'"), ("`", "`"), ("**", "**"))
+_FORMULAS = (("$$", "$$"), ("$", "$"), ("\\(", "\\)"), ("\\[", "\\]"))
+STYLES = "text|textbf|textit|textrm|textsf|texttt|emph|mbox|mathrm|mathbf|mathsf|operatorname"  # of words
+_STYLE = rf"\\(?:{STYLES}|boxed|fbox)\s*\{{"
+_STYLED = re.compile(_STYLE)
+_WORDS_STYLED = re.compile(_STYLE + r"([^{}]*[^{}\s][^{}]*)\}")
+_ESCAPED = re.compile(r"\\([%$&#_])")
+_TYPOGRAPHY = str.maketrans("“”„‟«»‘’‚‛−–‐‑", '""""""\'\'\'\'----')
+_BRACES = re.compile(r"\\[\s\S]|[{}]")
+_FORMULA_SIGN = re.compile(r"(?<!\\)\$|\\[()\[\]]")
+MAX_FRAMES = 8  # around an answer
 _SENTENCE_END = re.compile(r"(?<![.\s])\s?\.$|(?<=[^\W\d_]{2})!$")  # of "Paris!", not of "5!" or "n!"
 MAX_DIGITS = 60  # longer ones are no answers
 
@@ -57,12 +68,39 @@ def tagged_answer(text: str) -> str | None:
     return answer.partition("</answer>")[0].strip() if tag else None
 
 
+def group_end(text: str, start: int) -> int | None:
+    """Where the brace closes that opens at `start`; None if it does not."""
+    depth = 0
+    for found in _BRACES.finditer(text, start):
+        depth += {"{": 1, "}": -1}.get(found[0], 0)
+        if depth == 0:
+            return found.start()
+    return None
+
+
+def unframed(text: str) -> str:
+    r"""Without the dress of LaTeX around all of it: $...$, \text{...}, \textbf{...}, \boxed{...}."""
+    for _ in range(MAX_FRAMES):
+        text = text.strip()
+        inner = _unframed_once(text).strip()
+        if not inner or inner == text:
+            break
+        text = inner
+    return text
+
+
+def plain(text: str) -> str:
+    r"""In the plainest dress: \text{so} is so, 5\% is 5%, and é, quotes and dashes have one form each."""
+    text = unicodedata.normalize("NFC", unframed(text)).translate(_TYPOGRAPHY)
+    return _WORDS_STYLED.sub(r"\1", _ESCAPED.sub(r"\1", text))
+
+
 def normalise(text: str) -> str:
-    """Lower case and single spaces, without quotes or ** around the text and without its last full stop.
+    """`plain`, in lower case, with single spaces, without quotes or ** around it and its last full stop.
 
     Everything else may be part of an answer: -5, .5, 5%, C++, (a). Nothing becomes empty.
     """
-    text = " ".join(text.casefold().replace("−", "-").split())
+    text = " ".join(plain(text).casefold().split())
     while (shorter := _without_frame(text)) and shorter != text:
         text = shorter
     return text
@@ -73,7 +111,7 @@ def exact_match(reply: str, answer: str) -> bool:
     expected = as_number(answer)
     if expected is None:
         return normalise(reply) == normalise(answer)
-    return _read_number(normalise(reply)) == expected
+    return as_number(reply) == expected
 
 
 def same_number(reply: str, answer: str) -> bool:
@@ -95,8 +133,18 @@ def _fraction(numeral: str) -> Fraction | None:
     return Fraction(numeral.replace(",", "")) if len(numeral) <= MAX_DIGITS else None
 
 
+def _unframed_once(text: str) -> str:
+    for opening, closing in _FORMULAS:
+        inner = text[len(opening) : -len(closing)]
+        whole = len(text) > len(opening + closing) and text.startswith(opening) and text.endswith(closing)
+        if whole and not text.endswith("\\$") and not _FORMULA_SIGN.search(inner):
+            return inner
+    found = _STYLED.match(text)
+    return text[found.end() : -1] if found and group_end(text, found.end() - 1) == len(text) - 1 else text
+
+
 def _without_frame(text: str) -> str:
-    for opening, closing in _QUOTES:
+    for opening, closing in _FRAMES:
         if text.startswith(opening) and text.endswith(closing) and len(text) > len(opening + closing):
             return text[len(opening) : -len(closing)].strip()
-    return _SENTENCE_END.sub("", text)
+    return _unframed_once(_SENTENCE_END.sub("", text))
