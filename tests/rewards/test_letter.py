@@ -22,8 +22,9 @@ from silva.rewards.letter import Letter, named_letter
         ("D. Vitamin C", "D"), ("(D) Plan B from outer space", "D"), ("It is B, not A", "B"),
         ("B (not A or C)", "B"), ("B is right; A, C and D are wrong", "B"), ("A is wrong; B is right.", "B"),
         # None, or more than one.
-        ("D. Vitamin C or A", None), ("D. Vitamin, C", None), ("B. Paris C. Rome", None), ("A is wrong", None),
-        ("B. Paris (A)", None), ("It is not B, not A", None), ("B, A is wrong", None), ("A or B, not C", None),
+        ("D. Vitamin C or A", None), ("D. Vitamin, C", None), ("B. Paris C. Rome", None),
+        ("A is wrong", None), ("B. Paris (A)", None), ("It is not B, not A", None), ("B, A is wrong", None),
+        ("A or B, not C", None),
         ("A B C D", None), ("A, B", None), ("A or B", None), ("B or A", None), ("A/B", None),
         ("B and A", None), ("either A or else B", None), ("I or B", None), ("ABCD", None), ("", None),
         ("Paris", None), ("2", None), ("not B", None), ("It isn't B", None),

@@ -2,13 +2,14 @@ r"""Mathematical answers, compared by value: 1 for the right one, else 0.
 
     1/2 = 0.5 = \frac12 = \dfrac{1}{2}      x = 5 is 5      \{2, 1\} = \{1, 2\}      2x + 2 = 2(x + 1)
 
-Where answer and reference are the same text, or both plain numbers, that decides, exactly. Everything else is
-compared by math-verify (sympy) in processes of its own, which are killed if an answer takes too long: what a
-model writes must not hold up the run, and `9^{9^{9^9}}` is short. Such an answer is not solved, because it is
-the model's doing; a comparison that fails for another reason is no result.
+maths_form.py reads what an answer says: its dress (maths_text.py), the words around a number
+(maths_words.py), and whether it is one value, a list, a point or an interval. Same texts and plain numbers
+are compared here, exactly. The expressions in it are compared by math-verify (sympy) in processes of its own,
+which are killed if an answer takes too long: what a model writes must not hold up the run, and `9^{9^{9^9}}`
+is short. Such an answer is not solved, because it is the model's doing; a comparison that fails for another
+reason is no result.
 
-What has the right value must also be an answer: "41 or 42" and, for 42, the question's own "17 + 25" are none
-(maths_form.py).
+What has the right value must also be an answer: neither "41 or 42" nor the question's own "17 + 25" is 42.
 """
 
 from __future__ import annotations
@@ -18,7 +19,6 @@ import contextlib
 import importlib.util
 import json
 import os
-import re
 import select
 import signal
 import subprocess
@@ -26,23 +26,21 @@ import sys
 import threading
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from fractions import Fraction
 from pathlib import Path
 from typing import Literal
 
 from silva.config.sections import Above0, Positive
 from silva.errors import ConfigError, RewardError
 from silva.protocols import Attempt, Reward, Score
-from silva.rewards import text
-from silva.rewards.answers import Extract, find_answer, references
-from silva.rewards.maths_form import commits
+from silva.rewards.answers import Extract, boxed, find_answer, references
+from silva.rewards.maths_form import Form, Tree, is_decimal, number, read, scaled, worked_out
 from silva.rewards.settings import RewardSettings
+from silva.rewards.text import exact_match
 
 WORKER = Path(__file__).with_name("maths_worker.py")
 MAX_CHARS = 1_000  # of an answer that is compared by value
 WAIT = 60.0  # seconds of real time beyond those of CPU time, after which the machine is at fault
-_ASSIGNED = re.compile(r"^[a-zA-Z]\s*=\s*")
-_HEDGE = re.compile(r"\b(?:not|never|cannot|neither|nor|or|either|except|unless)\b|n['’]t\b")
-_DRESS = re.compile(r"\$\$?((?:[^$]|\\\$)+)\$\$?|\\(?:text|textbf|mathrm|mbox)\{([^{}]+)\}")
 
 
 class Math(RewardSettings):
@@ -74,19 +72,32 @@ class MathReward:
         expected, answer = references(attempt), find_answer(attempt.reply, self.settings.extract)
         if answer is None:
             return _score(False, answered=False)
-        if (solved := compare(answer, expected)) is not None:
-            return _score(solved)
-        if self.settings.worked_out:
-            expected = [each for each in expected if commits(answer, each)]
-        if not expected:
+        if any(exact_match(answer, each) for each in expected):
+            return _score(True)
+        if len(answer) > MAX_CHARS or ("\n" in answer and "\\begin" not in answer):
             return _score(False)
+        given, right = read(answer), [read(boxed(each) or each) for each in expected]
+        if any(given.text == each.text for each in right):
+            return _score(True)
+        trees = [tree for each in right for tree in self._comparable(given, each)]
+        if given.tree is None or not trees:
+            return _score(False, answered=given.tree is not None)
+        if given.tree in trees:
+            return _score(True)
+        if all(isinstance(each, str) and is_decimal(each) for each in (given.tree, *trees)):
+            return _score(any(number(str(each)) == number(str(given.tree)) for each in trees))
         loop = asyncio.get_running_loop()
-        found = await loop.run_in_executor(self._pool, self._ask, answer, expected)
-        if found is None:
-            return _score(False, too_hard=True)
-        return _score(found["same"], answered=found["parsed"])
+        solved = await loop.run_in_executor(self._pool, self._ask, given.tree, trees)
+        return _score(bool(solved), too_hard=solved is None)
 
-    def _ask(self, answer: str, expected: Sequence[str]) -> dict[str, bool] | None:
+    def _comparable(self, given: Form, right: Form) -> list[Tree]:
+        if given.tree is None or right.tree is None:
+            return []
+        if self.settings.worked_out and not worked_out(given.tree, right):
+            return []
+        return in_unit_of(given, right)
+
+    def _ask(self, answer: Tree, expected: Sequence[Tree]) -> bool | None:
         if not hasattr(self._own, "worker"):
             self._own.worker = Worker(self.settings.seconds)
         worker: Worker = self._own.worker
@@ -100,8 +111,8 @@ class Worker:
         self.seconds = seconds
         self._process: subprocess.Popen[bytes] | None = None
 
-    def ask(self, answer: str, expected: Sequence[str]) -> dict[str, bool] | None:
-        """What math-verify says; None if it takes too long.
+    def ask(self, answer: Tree, expected: Sequence[Tree]) -> bool | None:
+        """Whether the answer is one of those expected; None if that takes too long.
 
         Raises:
             RewardError: the process ended or hung for another reason.
@@ -114,11 +125,10 @@ class Worker:
         except BrokenPipeError:
             line = None
         if line:
-            found: dict[str, bool] = json.loads(line)
-            return found
+            return bool(json.loads(line))
         if self._end() == -signal.SIGPROF:
             return None
-        raise RewardError(f"reward math: no comparison of {answer[:100]!r}: {_why(process)}")
+        raise RewardError(f"reward math: no comparison of {str(answer)[:100]!r}: {_why(process)}")
 
     def _start(self) -> subprocess.Popen[bytes]:
         """A process without the run's secrets, in which sympy's sets have the same order every time."""
@@ -148,34 +158,26 @@ class Worker:
         return status
 
 
-def compare(answer: str, expected: Sequence[str]) -> bool | None:
-    """What can be said without reading an expression; None for nothing.
+def in_unit_of(given: Form, right: Form) -> list[Tree]:
+    """What an answer in this unit must be; nothing if the units are of different kinds.
 
-    "41 or 42", "not 42" and several lines are no answers, unless a reference has such words.
+    An answer need not repeat the unit of the reference. 28% is 28 where the reference has no unit, and 0.28.
     """
-    given, right = undressed(answer), [undressed(each) for each in expected]
-    if any(text.exact_match(given, each) for each in right):
-        return True
-    numbers = [text.as_number(each) for each in right]
-    value = text.as_number(_ASSIGNED.sub("", given))  # x = 5 for 5, but not for y = 5
-    if value is not None and value in numbers:
-        return True
-    plain = value is not None and None not in numbers
-    hedges = _hedges(answer) - set().union(*map(_hedges, expected))
-    lines = "\n" in answer.strip() and "\\begin" not in answer
-    return False if plain or hedges or lines or len(answer) > MAX_CHARS else None
-
-
-def _hedges(answer: str) -> set[str]:
-    return set(_HEDGE.findall(answer.lower()))
-
-
-def undressed(answer: str) -> str:
-    r"""Without the $...$ or \text{...} around all of it, and a number without \$ and the like."""
-    answer = answer.strip().removesuffix(".")
-    found = _DRESS.fullmatch(answer)
-    answer = next(filter(None, found.groups())).strip() if found else answer
-    return answer.removeprefix("\\$").replace(",\\!", ",").replace("{,}", ",")
+    assert right.tree is not None
+    theirs, ours = right.quantity, given.quantity
+    if theirs.unit and ours.unit:
+        if theirs.unit != ours.unit:
+            return []
+        return [scaled(right.tree, theirs.factor / ours.factor)]
+    if theirs.percent == ours.percent:
+        return [right.tree]
+    if theirs.unit or ours.unit:
+        return []
+    if theirs.percent:
+        return [right.tree, scaled(right.tree, Fraction(1, 100))]
+    value = number(right.tree) if isinstance(right.tree, str) else None
+    is_share = value is not None and abs(value) <= 1  # 0.28 is 28%, and not 0.28%
+    return [scaled(right.tree, Fraction(100)), *([] if is_share else [right.tree])]
 
 
 def _score(solved: bool, *, answered: bool = True, too_hard: bool = False) -> Score:

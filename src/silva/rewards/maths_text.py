@@ -1,0 +1,202 @@
+r"""One way to write what has many: tables of symbols and of dress, for answers and references alike.
+
+    2π, √2, x², ½        2\pi , \sqrt{2}, x^{2}, \frac{1}{2}
+    10\,000, 1~000       10000, 1000              $x = 5$, \mathbf{5}, {5}   x = 5, 5, 5
+    $5, 5€, 90°          5\text{dollar}, ...      sqrt(2), 1e3, x^12         \sqrt{2}, 1\times 10^{3}, x^{12}
+
+Words stand in \text{...} after that, and nothing else does. Pure functions.
+"""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections.abc import Callable
+from fractions import Fraction
+
+from silva.rewards.maths_words import UNITS, VOCABULARY
+from silva.rewards.text import STYLES, unframed
+
+_ONES = (
+    "zero|one|two|three|four|five|six|seven|eight|nine|ten|"
+    "eleven|twelve|thirteen|fourteen|fifteen|sixteen|seventeen|eighteen|nineteen"
+)
+_TENS = "twenty|thirty|forty|fifty|sixty|seventy|eighty|ninety"
+_GREEK = {
+    **{"α": "alpha", "β": "beta", "γ": "gamma", "δ": "delta", "ε": "epsilon", "θ": "theta", "λ": "lambda"},
+    **{"μ": "mu", "π": "pi", "ρ": "rho", "σ": "sigma", "φ": "phi", "ω": "omega", "Δ": "Delta", "Σ": "Sigma"},
+}
+_MATHS = {
+    **{"×": "times", "·": "cdot", "⋅": "cdot", "÷": "div", "∞": "infty", "≤": "le", "≥": "ge", "≠": "ne"},
+    **{"⩽": "le", "⩾": "ge", "≈": "approx", "∪": "cup", "∩": "cap", "∈": "in", "±": "pm", "∓": "mp"},
+    **{"∅": "emptyset", "∠": "angle", "√": "root", "∛": "cuberoot", "≡": "equiv", "→": "to", "ℝ": "real"},
+}
+_SYMBOLS = str.maketrans(
+    {
+        **{sign: f"\\{name} " for sign, name in (_GREEK | _MATHS).items()},
+        **{chr(code + 0xFEE0): chr(code) for code in range(0x21, 0x7F)},  # full width
+        **{sign: "-" for sign in "−–‐‑"},
+        **{sign: " " for sign in "\u00a0\u2002\u2003\u2009\u200a\u202f\u3000"},
+        **{"°": "^\\circ ", "º": "^\\circ ", "¢": "\\text{cent}", "…": "...", "⁄": "/", "’": "'", "″": '"'},
+        **{"、": ",", "。": "."},
+    }
+)
+_REAL = "(-\\infty,\\infty)"
+_COMMANDS = {
+    **dict.fromkeys(["left", "right", "big", "Big", "bigl", "bigr", "Bigl", "Bigr"], ""),
+    **dict.fromkeys(["displaystyle", "textstyle", "limits", "bf", "rm", "it", "sf", "boldmath"], ""),
+    **dict.fromkeys(["normalsize", "small", "large", "Large", "LARGE", "huge", "underline", "uline"], ""),
+    **dict.fromkeys(["mathbf", "mathtt", "boldsymbol", "bm", "mathit"], ""),
+    **dict.fromkeys(["dfrac", "tfrac", "cfrac", "sfrac", "nicefrac"], "\\frac"),
+    **dict.fromkeys(["le", "leq", "leqslant"], "\\le "),
+    **dict.fromkeys(["ge", "geq", "geqslant"], "\\ge "),
+    **dict.fromkeys(["ne", "neq"], "\\ne "),
+    **dict.fromkeys(["lor", "vee"], "\\text{or}"),
+    **{"lt": "<", "gt": ">", "in": "\\in ", "colon": ":", "langle": "(", "rangle": ")", "real": _REAL},
+    **{"lbrace": "\\{", "rbrace": "\\}", "varnothing": "\\emptyset ", "degree": "^\\circ "},
+}
+"""Commands that have a simpler form, or that only change the look."""
+_RAISED = {**{unicodedata.normalize("NFKC", c): c for c in "⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻ⁿˣ"}, "-": "⁻"}
+_RAISED = {raised: sign for sign, raised in _RAISED.items()}
+_LOWERED = {chr(0x2080 + digit): str(digit) for digit in range(10)}
+_MONEY = {"$": "dollar", "€": "euro", "£": "gbp", "¥": "yen", "₹": "rupee"}
+_FUNCTIONS = "sin|cos|tan|cot|sec|csc|arcsin|arccos|arctan|sinh|cosh|tanh|log|ln|exp|pi|theta|alpha|beta"
+_LAST_STOP = re.compile(r"(?<!\.)\.$")
+_FORMULA = re.compile(
+    r"\$\$(.+?)\$\$|(?<![\\$])\$(?!\s)([^$]+?)(?<![\\\s])\$(?!\d)|(?<![\\$])\$ ([^$]+?) \$|"
+    r"\\\[(.+?)\\\]|\\\((.+?)\\\)",
+    re.S,
+)
+_SPACE = r"(?<!\\)\\[,;:! ]|\\q?quad(?![a-zA-Z])|~"
+_THOUSANDS = re.compile(r"(?<![\d.,}])(\d{1,3})((?:(?:,?(?:\\[,! ]|~)\s*|\{,\}| )\d{3})+)(?![\d,])")
+_PLAIN_THOUSANDS = re.compile(r"(?:(?<![\d.,(\[{])|(?<=frac\{)|(?<=\}\{))(\d{1,3}(?:,\d{3})+)(?![\d,])")
+
+
+def _degrouped(found: re.Match[str]) -> str:
+    return found[1] + re.sub(r"\D", "", found[2])
+
+
+def _styled(found: re.Match[str]) -> str:
+    """Words stay words; numbers and formulas in the dress of words are none."""
+    inside = found[1].strip()
+    if re.search(r"[\d\\$=+<>]", inside):
+        return f" {inside} "
+    if inside in _FUNCTIONS.split("|"):
+        return f"\\{inside} "
+    return inside if inside in ("e", "i") else f"\\text{{{inside}}}"
+
+
+def _recurring(found: re.Match[str]) -> str:
+    whole, fixed, repeated = found[1] or "0", found[2], found[3]
+    nines = 10 ** len(fixed) * (10 ** len(repeated) - 1)
+    value = Fraction(int(whole + fixed + repeated) - int(whole + fixed), nines)
+    return f"\\frac{{{value.numerator}}}{{{value.denominator}}}"
+
+
+def _counted(found: re.Match[str]) -> str:
+    """twenty-five as 25."""
+    tens, ones = ((word or "").lower() for word in found.groups())
+    value = 10 * _TENS.split("|").index(tens) + 20 if tens else 0
+    return str(value + (_ONES.split("|").index(ones) if ones else 0))
+
+
+_NUMERAL = r"\d[\d,]*(?:\.\d+)?|\.\d+"
+_UNIT_LETTER = "|".join(name for name in [*UNITS, "min"] if len(name) == 1 or name == "min")
+_DRESS: tuple[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]], ...] = tuple(
+    (re.compile(pattern), new)
+    for pattern, new in (
+        (rf"(?i)\b(?=[a-z])(?:({_TENS})(?![a-z])[- ]?)?(?:({_ONES})(?![a-z]))?(?<=[a-z])", _counted),
+        (r"\\(?:(?:text)?color|[hv]space|[hv]?phantom)\*?\s*\{[^{}]*\}", ""),
+        (r"\{([^{}]*)\\over(?![a-zA-Z])([^{}]*)\}", r"\\frac{\1}{\2}"),
+        (r"\\[a-zA-Z]+", lambda found: _COMMANDS.get(found[0][1:], found[0])),
+        (r"<=|=<", r"\\le "),
+        (r">=", r"\\ge "),
+        (r"(?<=[\w ])!=(?!=)|\\not\s*=", r"\\ne "),
+        (r"\\\{\s*\\\}", r"\\emptyset "),
+        (r"\\mathbb\s*\{?R\}?|\ball real numbers\b|\\text\{all real numbers\}", _REAL.replace("\\", r"\\")),
+        (rf"\\(?:{STYLES})\s*\{{([^{{}}]*)\}}", _styled),
+        (r"\\?\$", "$"),
+        (rf"([$€£¥₹])\s*(-?(?:{_NUMERAL}))", lambda found: f"{found[2]}\\text{{{_MONEY[found[1]]}}}"),
+        (rf"(?<![\w^])({_NUMERAL})\s*([€£¥₹$])", lambda found: f"{found[1]}\\text{{{_MONEY[found[2]]}}}"),
+        (r"\^\s*\{?\s*\\circ\s*\}?\s*(?:\\text\{)?([CF])\b\}?",
+         lambda found: f"\\text{{{'celsius' if found[1] == 'C' else 'fahrenheit'}}}"),
+        (r"\^\s*\{?\s*\\circ(?![a-zA-Z])\s*\}?", r"\\text{degree}"),
+        (r"\\?%", r"\\text{percent}"),
+        (_SPACE, " "),
+        (r"\*\*([^*]+)\*\*", r"\1"),
+        (r"\*\*", "^"),
+        (r"\\root\s*\(([^()]*)\)|(?<![\\a-zA-Z])sqrt\s*\(([^()]*)\)",
+         lambda found: f"\\sqrt{{{found[1] or found[2]}}}"),
+        (r"(?:\\root|(?<![\\a-zA-Z])sqrt)\s*(\d+|[a-z](?![a-z])|\\[a-z]+)", r"\\sqrt{\1}"),
+        (r"\\cuberoot\s*\(?([^()\s]+)\)?", r"\\sqrt[3]{\1}"),
+        (r"(?<![\\a-zA-Z])(?:infinity|infty|inf)(?![a-zA-Z])", r"\\infty "),
+        (rf"(?<![\\a-zA-Z])({_FUNCTIONS})(?![a-zA-Z])", r"\\\1 "),
+        (r"\b(\d+(?:\.\d+)?)[eE]([-+]?\d{1,3})\b", r"\1\\times 10^{\2}"),
+        (r"(?<=[\d ])[xX](?= ?10\s*\^)", r"\\times "),
+        (r"\^\s*(-?\d+)", r"^{\1}"),
+        (r"\^\s*\(([^()]*)\)", r"^{\1}"),
+        (r"(?<![\d.])(\d*)\.(\d*)\\(?:overline|bar)\s*\{(\d+)\}", _recurring),
+        (r"(?<![\d.])(\d*)\.(\d*?)(\d{1,6}?)\3+(?:\.{3}|\\[lc]?dots)", _recurring),
+        (r"\\text\{([^{}]*)\}\s*\^\s*\{?([23])\}?", r"\\text{\1^\2}"),
+        (r"\\frac\s*\{\s*\\text\{([^{}]*)\}\s*\}\s*\{\s*\\text\{([^{}]*)\}\s*\}", r"\\text{\1 per \2}"),
+    )
+)  # fmt: skip
+_PIECE = re.compile(r"\\(?:begin|end)\{\w+\*?\}|\\text\{[^{}]*\}|\\[a-zA-Z]+|([^\W\d_]+(?:'[^\W\d_]+)*)")
+_TOUCHED = re.compile(r"[\d)}^_(]")
+_UNIT_END = re.compile(
+    rf"(?<=[\d}}])\s+({_UNIT_LETTER})((?:\s*\^\s*\{{?[23]\}}?)?)(?=\s*(?:/|$|[.,;]|\\text))"
+)
+_RATE = re.compile(r"\\text\{([^{}]*)\}\s*/\s*(?:\\text\{\s*)?([a-zA-Z]+(?:\s*\^\s*\{?[23]\}?)?)\}?")
+_NEIGHBOURS = re.compile(
+    r"\\text\{([^{}]*)\}([\s.,;:]*(?:(?<![a-zA-Z])[aA]n?(?![a-zA-Z])\s*)?)\\text\{([^{}]*)\}"
+)
+_COPULA = re.compile(r"(?<=[\w})|])\s*\\text\{\s*(?:is|are|was|equals|is equal to)\s*\}(?=\s*[^\s.])")
+_ASIDE = re.compile(r"(?<=[\s\d}])\(\s*\\text\{([^{}]*)\}\s*\)")
+_SIGN = re.compile(r"\\text\{([^{}]*?)\b(?:minus|negative)\s*\}\s*(?=\\?\w)", re.I)
+
+
+def canonical(text: str) -> str:
+    """An answer in the one dress."""
+    text = unframed(_LAST_STOP.sub("", unicodedata.normalize("NFC", text).strip().strip("*`")))
+    text = _LAST_STOP.sub("", text)
+    text = _raised(text.translate(_SYMBOLS))
+    text = _THOUSANDS.sub(_degrouped, text.rstrip("\\"))
+    text = _FORMULA.sub(lambda found: f" {next(filter(None, found.groups()))} ", text)
+    for pattern, new in _DRESS:
+        text = pattern.sub(new, text)
+    text = _UNIT_END.sub(lambda found: f"\\text{{{found[1]}{re.sub('[ {}]', '', found[2])}}}", text)
+    text = _PIECE.sub(_worded, text)
+    text = re.sub(r"\\text\{([^{}]*)\}\s*\^\s*\{?([23])\}?", r"\\text{\1^\2}", text)
+    text = _RATE.sub(
+        lambda found: f"\\text{{{found[1]} per {found[2].replace('{', '').replace('}', '')}}}", text
+    )
+    text = _SIGN.sub(lambda found: (f"\\text{{{found[1]}}}" if found[1].strip() else "") + "-", text)
+    count = 1
+    while count:
+        text, count = _NEIGHBOURS.subn(r"\\text{\1 \2 \3}", text)
+    text = _COPULA.sub(" = ", _ASIDE.sub(r"\\text{\1}", text))
+    text = _PLAIN_THOUSANDS.sub(lambda found: found[1].replace(",", ""), text)
+    return " ".join(text.split())
+
+
+def _worded(found: re.Match[str]) -> str:
+    """A run of letters that is a word and no product of variables."""
+    word = found[1]
+    if not word or len(word) == 1:
+        return found[0]
+    known = word.lower() in VOCABULARY or word in UNITS
+    known = known or (len(word) > 2 and bool({word.lower(), word.lower().removesuffix("s")} & UNITS.keys()))
+    if len(word) == 2 and word not in UNITS:  # "at", and not that of at^2 or 2at
+        known = known and not _TOUCHED.search(found.string[max(found.start() - 1, 0) : found.end() + 1])
+    return f"\\text{{{word}}}" if known or len(word) > 3 else word
+
+
+def _raised(text: str) -> str:
+    """x² as x^{2}, x₁ as x_{1}, ½ as \\frac{1}{2}."""
+    for signs, mark in ((_RAISED, "^"), (_LOWERED, "_")):
+        run = re.compile(f"[{''.join(signs)}]+")
+        text = run.sub(lambda found: f"{mark}{{{''.join(signs[c] for c in found[0])}}}", text)  # noqa: B023
+    fractions = re.compile("[¼-¾⅐-⅞]")
+    return fractions.sub(
+        lambda found: "\\frac{{{}}}{{{}}}".format(*unicodedata.normalize("NFKC", found[0]).split("⁄")), text
+    )
