@@ -279,6 +279,18 @@ def test_arpos_cache_answers_before_the_service(tmp_path) -> None:
         assert len(server.requests) == 1
 
 
+def test_kept_answers_are_replayed_without_a_key(tmp_path, monkeypatch) -> None:
+    path = tmp_path / "arpo.json"
+    path.write_text(json.dumps({"who is x": "Page 1: One"}))
+    made = settings({"type": "brightdata"}, arpo_cache=str(path), cache=str(tmp_path))
+    monkeypatch.delenv("BRIGHTDATA_API_KEY")
+    replayed, other = searched(made, "who is x", "other")
+    assert replayed == "1. Page 1\n> One" and isinstance(other, ServiceFault)
+    assert "'other' is not in the cache, and search.backend (brightdata): BRIGHTDATA_API_KEY is not" in str(
+        other
+    )
+
+
 def test_lengths_are_limited() -> None:
     long = {"organic": [{"title": "t" * 500, "link": "https://a.org", "snippet": "s" * 5000}] * 9}
     with serving(lambda n, request: long) as server:

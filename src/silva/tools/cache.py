@@ -68,6 +68,11 @@ class Cache:
         found = await asyncio.to_thread(self._run, lambda db: _answer(db, _key(request)))
         return None if found is _MISSING else found
 
+    @property
+    def empty(self) -> bool:
+        """Whether no answer is kept."""
+        return self._run(lambda db: db.execute("SELECT 1 FROM answers").fetchone()) is None
+
     async def get_or_make(self, request: Any, make: Callable[[], Awaitable[Any]]) -> Any:
         """The kept answer; without one, what `make` returns, which is kept.
 

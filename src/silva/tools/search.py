@@ -268,22 +268,31 @@ class Web:
 
         self._name, self._cache, self._arpo = settings.type, cache, bool(arpo_cache)
         self._form = FORMS[self._name](settings)
-        self._key = key_of(settings.key_variable, f"search.backend ({self._name})")
-        self._service = Service(self._name, settings, cache, self._key)
-        self.enter, self.leave = self._service.enter, self._service.leave
         if arpo_cache:
             digest, answers = arpo_answers(arpo_cache)
             cache.import_answers(digest, ((["arpo", query], texts) for query, texts in answers))
+        self._key, self._missing = "", ""  # why nothing can be asked
+        try:
+            self._key = key_of(settings.key_variable, f"search.backend ({self._name})")
+        except ConfigError as error:  # kept answers can be replayed
+            if cache.empty:
+                raise
+            self._missing = str(error)
+        self._service = Service(self._name, settings, cache, self._key)
+        self.enter, self.leave = self._service.enter, self._service.leave
 
     async def search(self, query: str, k: int) -> list[Hit]:
         from silva.tools.bm25 import Hit
         from silva.tools.cache import arpo_query
+        from silva.tools.service import ServiceFault
 
         if self._arpo and (texts := await self._cache.get(["arpo", arpo_query(query)])) is not None:
             return [Hit("", f"Page {i}", text) for i, text in enumerate(texts, 1)][:k]
         request = [self._name, self._form.parameters, query, k]  # all that an answer depends on, and no key
 
         async def ask() -> list[Hit]:
+            if self._missing:
+                raise ServiceFault(f"the query {query!r} is not in the cache, and {self._missing}")
             hits: list[Hit] = await self._service.ask(self._form.call(query, k, self._key), self._form.read)
             return hits
 
