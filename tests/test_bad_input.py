@@ -178,7 +178,7 @@ def test_crash_point_that_does_not_exist(tmp_path):
         ),
         ("--placement.device cuda", ['placement.device = "cuda"', "no GPU", '"cpu"']),
         (
-            "--environments.0.type frozen_lake --environments.0.size 2",
+            "--environments.0.type frozen_lake --environments.0.size 2 --environments.0.eval_size 256",
             ["eval_size is 256", "lower eval_size"],
         ),
     ],
@@ -266,11 +266,17 @@ def test_prompt_longer_than_the_limit_is_named(silva):
     assert code == 3 and "expected fewer than rollout.limits.max_episode_tokens = 6" in err
 
 
-@pytest.mark.parametrize(("tasks", "said"), [(5000, 1), (2, 0)])
-def test_more_evaluation_tasks_than_are_held_out_are_said_to_be_missing(silva, tasks, said):
-    assert rl(silva, "--eval.tasks", tasks, "--environments.0.eval_size", 4)[0] == 0
-    text = Path("runs/bad/run.log").read_text()
-    assert text.count(f"eval.tasks = {tasks}: parity has 4 held-out tasks, so 4 are played") == said
+@pytest.mark.parametrize(
+    ("tasks", "played"), [(5000, "all of which"), (4, "all of which"), (2, "of which 2")]
+)
+@pytest.mark.parametrize("command", [("rl",), ("rl", "--dry-run"), ("eval",)], ids=" ".join)
+def test_how_many_held_out_tasks_are_played_is_said(silva, capsys, command, tasks, played):
+    code, out, err = silva(
+        command[0], "@", "bad.toml", *command[1:], "--eval.tasks", tasks, "--environments.0.eval_size", 4
+    )
+    said = " ".join(f"{out} {err}".split())
+    assert code == 0 and said.count("4 held-out tasks, ") == 1
+    assert f"4 held-out tasks, {played} are played at each evaluation (eval.tasks = {tasks})" in said
 
 
 def test_micro_batch_smaller_than_a_row_is_fine(silva):
@@ -337,7 +343,10 @@ def test_run_that_exists_is_not_touched_unasked(silva, two_steps):
     [
         ("--model.type pretrained --model.name ./empty", "no config.json"),
         ("--environments.0.type mine.py:Mine", "its taskset() raised"),
-        ("--environments.0.type frozen_lake --environments.0.size 2", "lower eval_size"),
+        (
+            "--environments.0.type frozen_lake --environments.0.size 2 --environments.0.eval_size 256",
+            "lower eval_size",
+        ),
         ("--rollout.sampling.temperature 0", "expected > 0"),
     ],
 )

@@ -110,39 +110,36 @@ class Assembly:
                 f"rollout.limits.max_turn_tokens = {limits.max_turn_tokens} is never reached: "
                 f"max_episode_tokens = {limits.max_episode_tokens} ends the episode before"
             )
-        return [*found, *self.task_notes]
+        return found
 
     @property
     def data_notes(self) -> list[str]:
-        """How data sets were understood."""
-        return [note for taskset in self.tasksets.values() for note in getattr(taskset, "notes", ())]
-
-    @property
-    def task_notes(self) -> list[str]:
-        """The same, of the tasks alone: no model is loaded for it."""
-        if "tasks" not in self.config.eval.model_fields_set:
-            return []
-        wanted = self.config.eval.tasks
-        sizes = {label: len(taskset.tasks("eval")) for label, taskset in self.tasksets.items()}
-        return [
-            f"eval.tasks = {wanted}: {label} has {held_out} held-out tasks, so {held_out} are played "
-            "(its key eval_size says how many are held out)"
-            for label, held_out in sizes.items()
-            if held_out < wanted
-        ]
+        """How data sets were understood, and how much of each environment is trained and evaluated on."""
+        found, wanted = list[str](), self.config.eval.tasks
+        for label, taskset in self.tasksets.items():
+            train, held_out = (len(taskset.tasks(split)) for split in ("train", "eval"))
+            most = "at most " if getattr(taskset, "made_up", False) else ""
+            played = "all of which" if held_out <= wanted else f"of which {wanted:,}"
+            found += [
+                *getattr(taskset, "notes", ()),
+                f"{label}: {most}{train:,} training tasks, {held_out:,} held-out tasks, {played} are played "
+                f"at each evaluation (eval.tasks = {wanted})",
+            ]
+        return found
 
     def stream(
         self,
         purpose: str,
         position: Mapping[str, int] | None = None,
         *,
+        step: int = 1,
         passed: Mapping[str, int] | None = None,
         settings: DifficultyPools | None = None,
         pools: Mapping[str, str] | None = None,
     ) -> TaskStream:
         sources = [Source(e.label, self.tasksets[e.label], e.weight) for e in self.config.environments]
         seed = derive(self.config.seed, purpose)
-        return TaskStream(sources, seed, position, passed=passed, settings=settings, pools=pools)
+        return TaskStream(sources, seed, position, step=step, passed=passed, settings=settings, pools=pools)
 
     def close(self, *, wait: bool = True) -> None:
         self.placement.close(wait=wait)

@@ -51,7 +51,7 @@ def test_a_missing_package_is_named_with_the_line_that_installs_it(tmp_path, mon
 def test_a_check_that_finds_nothing(capsys) -> None:
     assert cli.main(["envs", "check", "guess_number", "--numbers", "5", "--eval_size", "1"]) == 0
     text = capsys.readouterr().out
-    assert text.startswith("guess_number\n  ok     task set     1000 train tasks, 1 eval tasks\n")
+    assert text.startswith("guess_number\n  ok     task set     220 train tasks, 1 eval tasks\n")
     assert text.endswith("nothing is wrong\n")
 
 

@@ -63,7 +63,7 @@ def test_without_a_fault_nothing_is_found_and_what_was_seen_is_said() -> None:
     checks = examine(Faulty())
     assert wrong(Faulty()) == []
     assert {check.name: check.done for check in checks} == {
-        "task set": "1000 train tasks, 4 eval tasks",
+        "task set": "27 train tasks, 4 eval tasks",
         "episodes": "8 at random, 8 turns",
         "equal seeds": "4 episodes three times, once side by side",
         "nonsense": "6 kinds of replies that are none",

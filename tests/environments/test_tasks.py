@@ -69,28 +69,55 @@ def test_tasks_are_the_same_in_another_process_and_plain_json() -> None:
 
 
 def test_training_tasks_are_lazy_and_depend_on_their_index_alone() -> None:
-    tasks = GuessNumber(train_size=10**9, eval_size=7).taskset().tasks("train")
+    tasks = FrozenLake(train_size=10**9, eval_size=7).taskset().tasks("train")
     assert len(tasks) == 10**9
     assert tasks[123_456_789] == tasks[123_456_789]
-    assert tasks[-1].id == "guess_number/train/999999999"
-    assert [task.id for task in tasks[2:4]] == ["guess_number/train/2", "guess_number/train/3"]
+    assert tasks[-1].id == "frozen_lake/train/999999999"
+    assert [task.id for task in tasks[2:4]] == ["frozen_lake/train/2", "frozen_lake/train/3"]
     with pytest.raises(IndexError):
         tasks[10**9]
 
 
 def list_of(config: Sizes, names) -> dict[str, list]:
-    """What each split of a list of names holds, training in one lap."""
+    """What each split of a list of names holds."""
     taskset = listed(config, [Draft({"n": n}) for n in names], lambda task: None)  # type: ignore
     return {split: [task.data["n"] for task in taskset.tasks(split)] for split in ("train", "eval")}  # type: ignore
 
 
-def test_a_list_is_gone_through_completely_before_it_repeats() -> None:
-    drafts = [Draft({"n": n}) for n in range(10)]
-    tasks = listed(Sizes(eval_size=2, train_size=24), drafts, lambda task: None).tasks("train")  # type: ignore
-    laps = [[task.data["n"] for task in tasks[lap * 8 : lap * 8 + 8]] for lap in range(3)]
-    assert all(sorted(lap) == sorted(laps[0]) and len(set(lap)) == 8 for lap in laps)
-    assert laps[0] != laps[1]
-    assert [tasks[index].data["n"] for index in (23, 0, 9)] == [laps[2][7], laps[0][0], laps[1][1]]
+@pytest.mark.parametrize("rows", [1, 8, 85, 7473])
+def test_a_list_has_as_many_tasks_as_distinct_rows(rows: int) -> None:
+    drafts = [Draft({"n": n % rows}) for n in range(2 * rows)]
+    apart = listed(Sizes(), drafts, lambda task: None, evaluation=[Draft({"n": -1}), Draft({"n": -2})])  # type: ignore
+    assert sorted(task.data["n"] for task in apart.tasks("train")) == list(range(rows))
+    assert len(apart.tasks("eval")) == 2 and apart.notes == []
+
+
+def test_a_list_that_is_cut_says_how_much_of_it_is_used() -> None:
+    drafts, rest = [Draft({"n": n}) for n in range(7473)], [Draft({"n": -1})]
+    cut, same, more = (
+        listed(Sizes(train_size=size), drafts, lambda task: None, evaluation=rest, notes=["read"])  # type: ignore
+        for size in (4096, 7473, 9000)
+    )
+    used = {task.data["n"] for task in cut.tasks("train")}
+    assert len(used) == 4096 and not used <= set(range(4096))
+    assert cut.notes == ["read", "sizes: 4,096 of 7,473 training tasks are used (train_size = 4096)"]
+    assert same.notes == ["read"] and len(more.tasks("train")) == 7473
+    assert more.notes[1:] == ["sizes: 7,473 of 7,473 training tasks are used (train_size = 9000)"]
+    assert used == {task.data["n"] for task in listed(Sizes(train_size=4096), reversed(drafts),  # type: ignore
+                                                      lambda task: None, evaluation=rest).tasks("train")}  # fmt: skip
+
+
+def test_all_that_is_held_out_of_a_list_is_kept_unless_eval_size_says_how_much() -> None:
+    held_out_ones = [n for n in range(150) if Draft({"n": n}).split(0.25) == "eval"]
+    assert sorted(list_of(Sizes(), range(150))["eval"]) == held_out_ones and len(held_out_ones) > 30
+    given = [Draft({"n": n}) for n in range(300)]
+    for size, count in ((0, 180), (100, 100)):
+        apart = listed(Sizes(eval_size=size), given, lambda task: None, evaluation=given[:180])  # type: ignore
+        assert (len(apart.tasks("eval")), len(apart.tasks("train"))) == (count, 120)
+    with pytest.raises(
+        ConfigError, match="sizes: 300 distinct problems are given for evaluation, and 0 others for training"
+    ):
+        listed(Sizes(), given, lambda task: None, evaluation=given).tasks("train")  # type: ignore
 
 
 def test_about_the_share_of_a_list_is_held_out() -> None:
@@ -108,7 +135,7 @@ def test_about_the_share_of_a_list_is_held_out() -> None:
 )
 def test_no_change_of_list_size_or_seed_moves_a_problem_across(old, new, sizes, seeds) -> None:
     before, after = (
-        list_of(Sizes(eval_size=size, seed=seed, train_size=80), random.Random(list).sample(range(400), 80))
+        list_of(Sizes(eval_size=size, seed=seed), random.Random(list).sample(range(400), 80))
         for list, size, seed in zip((old, new), sizes, seeds, strict=True)
     )
     assert not set(before["train"]) & set(after["eval"]) and not set(before["eval"]) & set(after["train"])
@@ -167,9 +194,10 @@ def test_too_few_held_out_names_the_share_that_gives_enough() -> None:
     with pytest.raises(ConfigError, match=", 1 ask what belongs to both and are left out"):
         listed(Sizes(eval_size=3), both, lambda task: None).tasks("eval")  # type: ignore
     check_splits(Bandit().taskset(), "bandit")
-    for few in (Bandit(eval_size=600), FrozenLake(size=2)):
+    for few in (Bandit(eval_size=600), FrozenLake(size=2, eval_size=256)):
         with pytest.raises(ConfigError, match=r"eval_size is (600|256), but "):
             check_splits(few.taskset(), "w")
+    assert 0 < len(FrozenLake(size=2).taskset().tasks("eval")) < 20, "all there are, where none are asked for"
 
 
 @settings(max_examples=25, deadline=None, derandomize=True)

@@ -23,7 +23,7 @@ VARIED, EQUAL, FAILED, PARTLY, ONE = (0.0, 1.0), (1.0, 1.0), (None, None), (None
 
 class Tasks:
     def tasks(self, split):
-        return [Task(f"t{i}", "world", i, {}) for i in range(100)]
+        return [Task(f"t{i}", "world", i, {"n": i}) for i in range(100)]
 
 
 class Played:

@@ -1,6 +1,9 @@
-"""The order of training tasks: shares by weight, seeded epochs, and going on in the middle."""
+"""The order of training tasks: shares by weight, seeded passes, and going on in the middle."""
 
 import pytest
+from hypothesis import example, given
+from hypothesis import settings as examples
+from hypothesis import strategies as st
 
 from silva.algorithms.filters import DifficultyPools
 from silva.orchestrator.state import RunState
@@ -10,7 +13,7 @@ from silva.types import Group, Segment, Task, Trajectory, Turn
 
 class Listed:
     def __init__(self, label, size):
-        self.all = [Task(f"{label}{i}", label, i, {}) for i in range(size)]
+        self.all = [Task(f"{label}{i}", label, i, {"n": i}) for i in range(size)]
 
     def tasks(self, split):
         assert split == "train"
@@ -34,11 +37,54 @@ def test_environments_take_turns_by_weight(weights, order):
     assert "".join(id[0] for id in drawn(stream(weights=weights), 8)) == order
 
 
-def test_every_epoch_has_each_task_once_in_an_order_of_its_own():
-    ids = [id for id in drawn(stream(weights=(1.0, 1.0)), 42) if id[0] == "b"]
-    epochs = [ids[i : i + 7] for i in (0, 7, 14)]
-    assert all(sorted(epoch) == [f"b{i}" for i in range(7)] for epoch in epochs)
-    assert len({tuple(epoch) for epoch in epochs}) == 3
+@examples(max_examples=40, deadline=None, derandomize=True)
+@given(
+    size=st.one_of(st.integers(1, 40), st.integers(41, 800)),
+    step=st.integers(1, 60),
+    seed=st.integers(0, 99),
+    done=st.integers(0, 2000),
+    others=st.integers(1, 30),
+    weights=st.tuples(st.sampled_from([0.5, 1.0, 3.0]), st.sampled_from([1.0, 2.0])),
+)
+@example(size=20_000, step=24, seed=0, done=31_007, others=3, weights=(3.0, 1.0))
+@example(size=7_473, step=24, seed=1, done=7_473, others=3, weights=(3.0, 1.0))
+def test_each_pass_has_every_row_once_and_no_step_has_one_twice(size, step, seed, done, others, weights):
+    sources = [Source(n, Listed(n, s), w) for n, s, w in zip("ab", (size, others), weights, strict=True)]
+
+    def going_on(position=None):
+        return TaskStream(sources, seed, position, step=step)
+
+    whole = going_on()
+    drawn_of_a, draws = [], 0
+    while len(drawn_of_a) < 3 * size:
+        if draws == done:
+            resumed = going_on(RunState.decode(RunState(tasks=whole.position).encode()).tasks)
+        source, task = whole.draw()
+        draws += 1
+        if draws > done:
+            assert resumed.draw()[1] == task
+        drawn_of_a += [task.id] if source.label == "a" else []
+    laps = [drawn_of_a[i * size : (i + 1) * size] for i in range(3)]
+    assert all(len(set(lap)) == size for lap in laps)
+    if size > 9:
+        assert laps[0] != laps[1] != laps[2] != laps[0]
+    last = {}
+    for place, id in enumerate(drawn_of_a):
+        assert place - last.get(id, -size) >= min(max(step, size // 2), size - 1)
+        last[id] = place
+
+
+def test_what_repeats_in_a_world_is_drawn_once_a_pass():
+    """Of 3,000 indices of a made-up world only 50 differ."""
+    made = Listed("a", 3000)
+    made.all = [Task(f"a{i}", "a", i, {"n": i % 50}) for i in range(3000)]
+    made = TaskStream([Source("a", made, 1.0)], 0, step=8)
+    draws = [made.draw()[1] for _ in range(200)]
+    numbers = [task.data["n"] for task in draws]
+    assert all(sorted(numbers[i : i + 50]) == list(range(50)) for i in (0, 50, 100, 150))
+    assert all(len(set(numbers[i : i + 25])) == 25 for i in range(175))
+    assert made.position == {"a": 200}
+    assert len({(task.id, task.seed) for task in draws}) == 200, "a later pass has another noise"
 
 
 def test_the_seed_decides_the_order():

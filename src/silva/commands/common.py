@@ -136,7 +136,8 @@ async def warm_start(
     assert warm is not None
     with phases("warm_start"):
         monitor.stage("warm start", 0, warm.steps)
-        done = await imitate(trainer, assembly.engine, assembly.stream("warm"), assembly.renderer, warm,
+        stream = assembly.stream("warm", step=warm.episodes_per_step)
+        done = await imitate(trainer, assembly.engine, stream, assembly.renderer, warm,
                              config.rollout.limits, seed=config.seed, monitor=monitor,
                              watch=activity, context=config.rollout.context)  # fmt: skip
     ledger.record("imitated", contents=done.contents)

@@ -69,7 +69,7 @@ async def _evaluate_service(config: RunConfig) -> list[Evaluation]:
     console, assembly = Console(stderr=True), Assembly(config)
     try:
         actor = config.engine.policy(assembly, config.eval.sampling)
-        for note in (*assembly.data_notes, *assembly.task_notes):
+        for note in assembly.data_notes:
             say(note, console)
         try:
             return await _play(assembly, actor, None, console)

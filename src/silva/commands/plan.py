@@ -72,6 +72,7 @@ class Plan:
     checkpoint_bytes: float
     checkpoints: int
     directory: str
+    data: tuple[str, ...] = ()  # how rows were read and how many tasks there are
     warning: str = ""  # why nothing would be trained
 
     @property
@@ -111,7 +112,7 @@ def plan_run(config: RunConfig) -> Plan:
         config = config.model_copy(update={"engine": type(config).model_fields["engine"].default})
     with loaded(config) as assembly:
         found = _summarise(config.algorithm, asyncio.run(_probe(assembly)))
-        memory = _memory(assembly, found)
+        memory, data, eval_episodes = _memory(assembly, found), assembly.data_notes, _eval_episodes(assembly)
     rollout, evaluation, model = config.rollout, config.eval, assembly.model.model
     updated = sum(p.numel() for p in model.parameters() if p.requires_grad)
     # Mean shares of groups that are still without signal after 0, 1, ... refills.
@@ -131,7 +132,7 @@ def plan_run(config: RunConfig) -> Plan:
         rows=found.rows * kept * rollout.group_size,
         longest=found.longest,
         warm_steps=config.warm_start.steps if config.warm_start else 0,
-        eval_episodes=_eval_episodes(config),
+        eval_episodes=eval_episodes,
         evaluations=2 if not evaluation.every else 1 + -(-config.steps // evaluation.every),
         parameters=sum(p.numel() for p in model.parameters()),
         trained_parameters=updated,
@@ -139,6 +140,7 @@ def plan_run(config: RunConfig) -> Plan:
         checkpoint_bytes=3.0 * updated * _wide(assembly.model),
         checkpoints=config.checkpoint.keep + config.checkpoint.keep_best,
         directory=f"{config.output_dir}/{config.name}",
+        data=tuple(data),
         warning=lonely(config.algorithm, rollout.group_size) or ("" if kept else SAME_REWARDS),
     )
 
@@ -166,7 +168,7 @@ def describe(plan: Plan) -> str:
         "weights/, summary.json, report.html}",
     ]
     warning = [f"WARNING: 0 tokens would be trained. {plan.warning}"] if plan.warning else []
-    return "\n".join([*warning, "plan:", *(f"  {line}" for line in lines)])
+    return "\n".join([*warning, *plan.data, "plan:", *(f"  {line}" for line in lines)])
 
 
 class _Silent:
@@ -181,7 +183,8 @@ async def _probe(assembly: Assembly) -> list[Group]:
     actor: Actor = Policy(assembly.engine, assembly.renderer, rollout.sampling)
     if warm is not None and isinstance(config.model, TinyModel):
         trainer = await connected(assembly.trainer())
-        await imitate(trainer, assembly.engine, assembly.stream("warm"), assembly.renderer, warm,
+        shown = assembly.stream("warm", step=warm.episodes_per_step)
+        await imitate(trainer, assembly.engine, shown, assembly.renderer, warm,
                       rollout.limits, seed=config.seed, monitor=cast(Monitor, _Silent()),
                       context=rollout.context)  # fmt: skip
         await assembly.engine.load(await trainer.publish())
@@ -248,7 +251,7 @@ def _memory(assembly: Assembly, found: Probe) -> float:
                config.warm_start.episodes_per_step if config.warm_start else 0)  # fmt: skip
     micro_batch = min(config.trainer.micro_batch_tokens, found.unique * rows)
     logits = max(4, each) * text.vocab_size * min(LOGIT_ROWS, 3 * micro_batch)
-    cached = assembly.engine.memory(max(rollouts, _eval_episodes(config)), found.longest)
+    cached = assembly.engine.memory(max(rollouts, _eval_episodes(assembly)), found.longest)
     process = 0.0  # on a GPU it is not in the memory that counts
     if loaded.device.type == "cpu":
         process = PROCESS_BYTES + (CUDA_BYTES if torch.version.cuda else 0)
@@ -266,9 +269,10 @@ def _wide(loaded: LoadedModel) -> int:
     return max(4, loaded.dtype.itemsize)
 
 
-def _eval_episodes(config: RunConfig) -> int:
-    tasks = sum(min(config.eval.tasks, environment.eval_size) for environment in config.environments)
-    return tasks * config.eval.samples_per_task
+def _eval_episodes(assembly: Assembly) -> int:
+    settings = assembly.config.eval
+    played = sum(len(taskset.tasks("eval")[: settings.tasks]) for taskset in assembly.tasksets.values())
+    return played * settings.samples_per_task
 
 
 def _count(number: float) -> str:

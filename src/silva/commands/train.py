@@ -219,6 +219,7 @@ async def _trainer(assembly: Assembly, monitor: Monitor, trace: Trace) -> Traine
 
 def _work(assembly: Assembly, state: RunState, ledger: Ledger, activity: Activity, trace: Trace) -> WorkQueue:
     config = assembly.config
+    batch = math.ceil(config.rollout.groups_per_step * config.algorithm.oversample)
 
     def turn(episode: str, waiting_for: str | None) -> None:
         activity.turn(episode, waiting_for)
@@ -228,13 +229,14 @@ def _work(assembly: Assembly, state: RunState, ledger: Ledger, activity: Activit
         assembly.stream(
             "train",
             state.tasks,
+            step=batch * (1 + config.algorithm.max_refills),
             passed=state.passed,
             settings=config.algorithm.difficulty_pools,
             pools=state.pools,
         ),
         config.rollout.build(assembly, on_turn=turn, watch=activity),
         ledger,
-        batch=math.ceil(config.rollout.groups_per_step * config.algorithm.oversample),
+        batch=batch,
         steps=config.steps,
         level=config.rollout.max_async_level,
         max_updates=config.rollout.max_off_policy_steps,

@@ -198,7 +198,7 @@ class Eval(Section):
     every: Natural = 10
     """Steps between evaluations on held-out tasks; 0 leaves only the first and the last."""
     tasks: Positive = 128
-    """Held-out tasks of each environment."""
+    """Held-out tasks of each environment that are played; all of them where there are fewer."""
     samples_per_task: Positive = 1
     sampling: Sampling = Sampling()
 

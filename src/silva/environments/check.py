@@ -122,7 +122,12 @@ class Examination:
                 self._wrong("two tasks have the same id", self._at("taskset"))
         for note in getattr(self.taskset, "notes", ()):
             self._note(note)
-        self.check.done = ", ".join(f"{len(seen[split])} {split} tasks" for split in SPLITS)
+        self.check.done = ", ".join(self._counted(split, seen[split]) for split in SPLITS)
+
+    def _counted(self, split: Split, tasks: Sequence[Task]) -> str:
+        """How many different tasks there are, or among the first ones that were looked at."""
+        found = f"{len({repr((task.data, task.answer)) for task in tasks})} {split} tasks"
+        return found if len(tasks) == len(self.taskset.tasks(split)) else f"{found} in the first {len(tasks)}"
 
     def _task(self, task: Task, split: Split) -> None:
         try:

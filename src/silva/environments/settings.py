@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar
 
 from pydantic import Field
 
-from silva.config.sections import Natural, Positive, Section
+from silva.config.sections import Natural, Section
 
 if TYPE_CHECKING:
     from silva.protocols import TaskSet
@@ -29,10 +29,12 @@ class EnvironmentSettings(Section):
     """Name in metrics and reports; the type where empty."""
     weight: Annotated[float, Field(gt=0)] = 1.0
     """Share of training tasks against the other environments."""
-    train_size: Positive = 4096
-    """Training tasks (drawn lazily, in a seeded order)."""
-    eval_size: Positive = 256
-    """Held-out tasks, disjoint from the training tasks by content."""
+    train_size: Natural = 0
+    """Training tasks of a pass; 0: all of a list (of rows, games, words), up to 4096 of a world that makes
+    its own."""
+    eval_size: Natural = 0
+    """Held-out tasks, of which `eval.tasks` are played; 0: all of a list, up to 256 of a world that makes its
+    own."""
     eval_share: Annotated[float, Field(gt=0, lt=1)] = 0.25
     """Share of all problems that is held out. A problem's content decides, so the share is approximate; no
     other setting moves a problem to the other side."""

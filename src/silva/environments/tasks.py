@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 MAX_DRAWS = 2000  # in vain, before an environment is called too small
 MAX_COMPARED = 10_000  # training tasks compared with the held-out ones, at most
+TRAIN_SIZE, EVAL_SIZE = 4096, 256  # of a generator, where the settings say 0
 
 
 class Draft(NamedTuple):
@@ -78,16 +79,16 @@ def listed(
     evaluation: Iterable[Draft] | None = None,
     notes: Sequence[str] = (),
 ) -> Tasks:
-    """Tasks from a list. Evaluation takes `eval_size` of those that are held out.
+    """Tasks from a list: each distinct draft of training once, and all that are held out, or `train_size`
+    and `eval_size` of them.
 
     Args:
         evaluation: what is held out, in place of a share of `drafts`; drafts with a key of theirs are left
             out of training.
         notes: see `Tasks`.
-
-    Training goes through its part again and again, in a new order each time.
     """
-    return Tasks(settings, build, _Listed(settings, drafts, evaluation), notes)
+    source = _Listed(settings, drafts, evaluation)
+    return Tasks(settings, build, source, [*notes, *source.notes()])
 
 
 def check_splits(taskset: TaskSet, label: str) -> None:
@@ -115,9 +116,10 @@ def check_splits(taskset: TaskSet, label: str) -> None:
 
 class Tasks:
     """A `silva.protocols.TaskSet`. `tasks("eval")` is drawn at once and `tasks("train")` is started, so
-    that an environment that is too small raises ConfigError early. Training tasks are created when used.
+    that an environment that is too small raises ConfigError early. Tasks are created when used.
 
-    `notes`: what the user should know of how its data were read.
+    `notes`: what the user should know of how its data were read. `made_up`: its tasks come from a generator,
+    so that some may be equal.
     """
 
     def __init__(
@@ -128,6 +130,7 @@ class Tasks:
         notes: Sequence[str] = (),
     ) -> None:
         self.notes = notes
+        self.made_up = isinstance(source, _Drawn)
         self._settings = settings
         self._build = build
         self._source = source
@@ -135,9 +138,9 @@ class Tasks:
     def tasks(self, split: Split) -> Sequence[Task]:
         if split == "eval":
             drafts = self._source.evaluation()
-            return [self._task("eval", i, draft) for i, draft in enumerate(drafts)]
+            return _Lazy(len(drafts), lambda i: self._task("eval", i, drafts[i]))
         self._source.training(0)  # raises where nothing is left to train on
-        return _Lazy(self._settings.train_size, lambda i: self._task("train", i, self._source.training(i)))
+        return _Lazy(self._source.size, lambda i: self._task("train", i, self._source.training(i)))
 
     def environment(self, task: Task) -> Environment:
         return self._build(task)
@@ -152,6 +155,7 @@ class _Drawn:
     def __init__(self, settings: EnvironmentSettings, draw: Callable[[random.Random], Draft]) -> None:
         self.settings = settings
         self.draw = draw
+        self.size = settings.train_size or TRAIN_SIZE
         self._evaluation: list[Draft] | None = None
 
     def training(self, index: int) -> Draft:
@@ -175,7 +179,7 @@ class _Drawn:
         wanted = self.settings.eval_size
         drafts: dict[str, Draft] = {}
         in_vain, attempt = 0, 0
-        while len(drafts) < wanted:
+        while len(drafts) < (wanted or EVAL_SIZE):
             draft = self._attempt("eval", 0, attempt)
             attempt += 1
             content = draft.content()
@@ -185,10 +189,12 @@ class _Drawn:
                 drafts[content] = draft
                 in_vain = 0
             if in_vain == MAX_DRAWS:
+                if drafts and not wanted:
+                    break
                 raise ConfigError(
-                    f"environment {self.settings.label}: eval_size is {wanted}, but {attempt} draws gave "
-                    f"only {len(drafts)} distinct held-out problems: lower eval_size, raise eval_share or "
-                    "make the environment larger"
+                    f"environment {self.settings.label}: eval_size is {wanted or EVAL_SIZE}, but {attempt} "
+                    f"draws gave only {len(drafts)} distinct held-out problems: lower eval_size, raise "
+                    "eval_share or make the environment larger"
                 )
         return list(drafts.values())
 
@@ -217,51 +223,66 @@ class _Listed:
             for content, draft in sorted(distinct.items()):
                 parts[draft.split(settings.eval_share)].append(content)
         self._all = list(distinct.values())
-        self._train = [distinct[content] for content in parts["train"]]
-        # Other problems do not change the order either.
-        chosen = sorted(parts["eval"], key=lambda content: _digest([settings.label, settings.seed, content]))
-        self._held_out = [distinct[content] for content in chosen]
-        self._lap = -1  # the one whose order is kept
-        self._order: list[int] = []
+
+        def chosen(part: Split, size: int) -> list[Draft]:
+            """Other problems change neither the choice nor the order."""
+            order = sorted(parts[part], key=lambda content: _digest([settings.label, settings.seed, content]))
+            return [distinct[content] for content in order[: size or None]]
+
+        self._found = {split: len(contents) for split, contents in parts.items()}
+        self._train = chosen("train", settings.train_size)
+        self._held_out = chosen("eval", settings.eval_size)
+
+    @property
+    def size(self) -> int:
+        return len(self._train)
+
+    def notes(self) -> list[str]:
+        settings, found = self.settings, self._found["train"]
+        if settings.train_size in (0, found):
+            return []
+        return [
+            f"{settings.label}: {self.size:,} of {found:,} training tasks are used "
+            f"(train_size = {settings.train_size})"
+        ]
 
     def training(self, index: int) -> Draft:
         if not self._train:
             raise self._too_small()
-        lap, place = divmod(index, len(self._train))
-        if lap != self._lap:
-            self._lap, self._order = lap, list(range(len(self._train)))
-            random.Random(f"{self.settings.label}/{self.settings.seed}/train/{lap}").shuffle(self._order)
-        return self._train[self._order[place]]
+        return self._train[index]
 
     def evaluation(self) -> list[Draft]:
-        if len(self._held_out) < self.settings.eval_size:
+        if len(self._held_out) < (self.settings.eval_size or 1):
             raise self._too_small()
-        return self._held_out[: self.settings.eval_size]
+        return self._held_out
 
     def _too_small(self) -> ConfigError:
         settings, problems = self.settings, len(self._all)
+        held_out, left, mixed = (self._found[part] for part in ("eval", "train", None))
+        wanted = f"eval_size is {settings.eval_size}, but " if settings.eval_size else ""
         if self._apart:
             return ConfigError(
-                f"environment {settings.label}: eval_size is {settings.eval_size}, but {len(self._held_out)} "
-                f"distinct problems are given for evaluation, and {len(self._train)} others for training"
+                f"environment {settings.label}: {wanted}{held_out} distinct problems are given for "
+                f"evaluation, and {left} others for training; expected at least {settings.eval_size or 1} and 1"
             )
-        mixed = problems - len(self._train) - len(self._held_out)
         left_out = f", {mixed} ask what belongs to both and are left out" if mixed else ""
         return ConfigError(
-            f"environment {settings.label}: eval_size is {settings.eval_size}, but of {problems} distinct "
-            f"problems eval_share = {settings.eval_share:g} holds out {len(self._held_out)} and leaves "
-            f"{len(self._train)} for training{left_out}: {_advice(settings, self._all)}"
+            f"environment {settings.label}: {wanted}of {problems} distinct problems eval_share = "
+            f"{settings.eval_share:g} holds out {held_out} and leaves {left} for training{left_out}: "
+            f"{_advice(settings, self._all)}"
         )
 
 
 def _advice(settings: EnvironmentSettings, drafts: Sequence[Draft]) -> str:
     """Advises the smallest share, in hundredths, that holds out enough and leaves some to train on."""
+    advice = ["lower eval_size"] if settings.eval_size else []
     ends = [(min(places), max(places)) for places in (draft.places() for draft in drafts)]
     for percent in range(1, 100):
         held_out = sum(high < percent / 100 for _, high in ends)
-        if held_out >= settings.eval_size and any(low >= percent / 100 for low, _ in ends):
-            return f"set eval_share to {percent / 100:g}, or lower eval_size, or add problems"
-    return "lower eval_size, or add problems"
+        if held_out >= (settings.eval_size or 1) and any(low >= percent / 100 for low, _ in ends):
+            advice.insert(0, f"set eval_share to {percent / 100:g}")
+            break
+    return ", or ".join([*advice, "add problems"])
 
 
 class _Lazy(Sequence[Task]):

@@ -45,6 +45,7 @@ class Workers:
             raise ConfigError(f"environment {settings.label}: workers need its `type`, got none")
         self.inner: TaskSet = settings.taskset()
         self.notes: Sequence[str] = getattr(self.inner, "notes", ())
+        self.made_up: bool = getattr(self.inner, "made_up", False)
         self._workers = [_Worker(settings) for _ in range(settings.workers)]
         self._numbers = itertools.count()
         self._proxy: type[_Proxy] | None = None

@@ -169,7 +169,7 @@ async def evaluate(
     jobs = [
         (label, taskset, task, sample)
         for label, taskset in tasksets.items()
-        for task in list(taskset.tasks("eval"))[: settings.tasks]
+        for task in taskset.tasks("eval")[: settings.tasks]
         for sample in range(k)
     ]
     places, done = asyncio.Semaphore(concurrency), 0

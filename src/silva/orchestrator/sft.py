@@ -78,8 +78,12 @@ async def imitate(
     losses: deque[float] = deque(maxlen=WINDOW)
     played, failed, contents = 0, list[str](), set[str]()
 
-    async def episodes(actor: Actor, count: int, key: str) -> list[Group]:
-        draws = [stream.draw() for _ in range(count)]
+    trials = TaskStream(
+        stream.sources, derive(stream.seed, "trials"), step=TRIED
+    )  # `stream` is imitated whole
+
+    async def episodes(tasks: TaskStream, actor: Actor, count: int, key: str) -> list[Group]:
+        draws = [tasks.draw() for _ in range(count)]
         playing = [
             play(task, source.taskset, actor, renderer, limits, id=f"{key}/{i}", seed=derive(seed, key, i),
                  watch=watch, context=context)
@@ -90,7 +94,7 @@ async def imitate(
 
     with Interrupt() as interrupt:
         for step in range(settings.steps):
-            groups = await episodes(script, settings.episodes_per_step, f"w{step}")
+            groups = await episodes(stream, script, settings.episodes_per_step, f"w{step}")
             played += len(groups)
             contents |= {group.task.content() for group in groups}
             failed += [t.error or "" for g in groups for t in g.trajectories if t.failure is not None]
@@ -109,7 +113,7 @@ async def imitate(
             interrupt.check()
             if settings.stop_success is not None and (step + 1) % WINDOW == 0:
                 await engine.load(await trainer.publish())
-                tried = await episodes(Policy(engine, renderer, Sampling()), TRIED, f"t{step}")
+                tried = await episodes(trials, Policy(engine, renderer, Sampling()), TRIED, f"t{step}")
                 if sum(success(t) for g in tried for t in g.trajectories) >= settings.stop_success * TRIED:
                     break
     if not losses:

@@ -1,12 +1,14 @@
-"""Which task comes next: environments mixed by weight, each in its own seeded order, epoch after epoch.
+"""Which task comes next: environments mixed by weight, each in its own seeded order, pass after pass.
 
-With pools, tasks that were easy or hard when they were last played come again only now and then.
+A pass has each distinct task of an environment once, and every pass has another order. With pools, tasks that
+were easy or hard when they were last played come again only now and then.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import count, islice
 from random import Random
 
 from silva.algorithms.filters import DifficultyPools, difficulty
@@ -27,6 +29,7 @@ class Source:
 class TaskStream:
     """An endless sequence of training tasks. `position`, `passed` and `pools` are all its state.
 
+    step: draws that may belong to one step, in which no task comes twice if there are more tasks.
     position: tasks drawn or skipped per environment, which is its place in the order of its tasks.
     passed: tasks skipped because of their pool; they do not count towards the environment's share.
     pools: "easy" or "hard", by environment and task; the others are normal.
@@ -38,6 +41,7 @@ class TaskStream:
         seed: int,
         position: Mapping[str, int] | None = None,
         *,
+        step: int = 1,
         passed: Mapping[str, int] | None = None,
         settings: DifficultyPools | None = None,
         pools: Mapping[str, str] | None = None,
@@ -46,13 +50,17 @@ class TaskStream:
         self.position = {w.label: int((position or {}).get(w.label, 0)) for w in sources}
         self.passed = {w.label: int((passed or {}).get(w.label, 0)) for w in sources}
         self.pools: dict[str, str] = dict(pools or {})
-        self._orders: dict[tuple[str, int], list[int]] = {}
+        self._tasks = {w.label: w.taskset.tasks("train") for w in sources}
+        self._orders = {
+            label: islice(passes(tasks, derive(seed, "order", label), step), self.position[label], None)
+            for label, tasks in self._tasks.items()
+        }
 
     def draw(self) -> tuple[Source, Task]:
         """The environment furthest behind its share is next (the earlier one listed on a tie)."""
         source = min(self.sources, key=lambda w: (self._drawn(w) + 1) / w.weight)
         task = self._next(source)
-        for _ in range(len(source.taskset.tasks("train")) - 1):  # if all are skipped, the last one is drawn
+        for _ in range(len(self._tasks[source.label]) - 1):  # if all are skipped, the last one is drawn
             if not self._passed_over(source, task):
                 break
             self.passed[source.label] += 1
@@ -75,10 +83,10 @@ class TaskStream:
         return self.position[source.label] - self.passed[source.label]
 
     def _next(self, source: Source) -> Task:
-        tasks = source.taskset.tasks("train")
-        epoch, index = divmod(self.position[source.label], len(tasks))
         self.position[source.label] += 1
-        return tasks[self._order(source.label, epoch, len(tasks))[index]]
+        number, task = next(self._orders[source.label])
+        # Played again, a task has another seed, so another noise.
+        return replace(task, seed=derive(task.seed, "pass", number)) if number else task
 
     def _passed_over(self, source: Source, task: Task) -> bool:
         pool = self.pools.get(f"{task.environment}/{task.id}") if self.settings else None
@@ -88,9 +96,30 @@ class TaskStream:
         seed = derive(self.seed, "pool", source.label)
         return float(uniform([seed], [self.position[source.label]])[0]) >= share
 
-    def _order(self, label: str, epoch: int, size: int) -> list[int]:
-        if (label, epoch) not in self._orders:
-            order = list(range(size))
-            Random(derive(self.seed, "order", label, epoch)).shuffle(order)
-            self._orders = {k: v for k, v in self._orders.items() if k[0] != label} | {(label, epoch): order}
-        return self._orders[label, epoch]
+
+def passes(tasks: Sequence[Task], seed: int, step: int) -> Iterator[tuple[int, Task]]:
+    """An endless order of tasks, each with the number of its pass.
+
+    The first pass leaves out tasks with the content of an earlier one; every later pass is the one before it in
+    another order. Between two draws of a task come half of the others at least, and `step - 1` of them if there
+    are more than `step`.
+    """
+    contents, order, first = set[str](), list[int](), list(range(len(tasks)))
+    Random(derive(seed, 0)).shuffle(first)
+    for index in first:
+        task = tasks[index]
+        if (content := task.content()) not in contents:
+            contents.add(content)
+            order.append(index)
+            yield 0, task
+    for number in count(1):
+        rng = Random(derive(seed, number))
+        apart = max(1, min(max(step, len(order) // 2), len(order) - 1))
+        ready, waiting = order[: len(order) - apart + 1], iter(order[len(order) - apart + 1 :])
+        order = []
+        while ready:
+            place = rng.randrange(len(ready))
+            ready[place], ready[-1] = ready[-1], ready[place]
+            order.append(ready.pop())
+            ready += islice(waiting, 1)
+            yield number, tasks[order[-1]]

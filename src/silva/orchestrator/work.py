@@ -91,9 +91,12 @@ class WorkQueue:
         """What has been issued and not been taken, as plain JSON."""
         waiting = [*((f.environment, f.work) for f in self._flights), *self._again]
         return [
-            {"id": w.id, "environment": label, "task": w.task.id, "temperature": w.temperature}
+            {
+                "id": w.id, "environment": label, "task": w.task.id, "seed": w.task.seed,
+                "temperature": w.temperature,
+            }
             for label, w in waiting
-        ]
+        ]  # fmt: skip
 
     async def take(
         self, count: int, step: int, *, attempt: int, temperature: float, ahead: int = 0
@@ -177,6 +180,7 @@ class WorkQueue:
             if source.label == label:
                 for task in source.taskset.tasks("train"):
                     if task.id == name:
+                        task = dataclasses.replace(task, seed=entry["seed"])
                         return label, Work(id, task, source.taskset, entry["temperature"])
         raise CheckpointError(
             f"work {id} was in flight at the checkpoint: got no task {name!r} of environment {label!r}, "
