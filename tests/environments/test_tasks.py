@@ -103,8 +103,9 @@ def test_a_list_that_is_cut_says_how_much_of_it_is_used() -> None:
     assert cut.notes == ["read", "sizes: 4,096 of 7,473 training tasks are used (train_size = 4096)"]
     assert same.notes == ["read"] and len(more.tasks("train")) == 7473
     assert more.notes[1:] == ["sizes: 7,473 of 7,473 training tasks are used (train_size = 9000)"]
-    assert used == {task.data["n"] for task in listed(Sizes(train_size=4096), reversed(drafts),  # type: ignore
-                                                      lambda task: None, evaluation=rest).tasks("train")}  # fmt: skip
+    drafts.reverse()
+    again = listed(Sizes(train_size=4096), drafts, lambda task: None, evaluation=rest)  # type: ignore
+    assert used == {task.data["n"] for task in again.tasks("train")}
 
 
 def test_all_that_is_held_out_of_a_list_is_kept_unless_eval_size_says_how_much() -> None:

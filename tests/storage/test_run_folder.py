@@ -64,7 +64,7 @@ def test_a_new_run_makes_its_folder_and_names_its_files(path):
         assert (run.state, run.notes) == ("new", [])
         run.save_config('name = "r"\n', CONFIG | {"betas": (0.9, 0.95), "model": None})
         assert os.listdir(path) and run.config_toml.read_text() == 'name = "r"\n'
-        assert json.loads(run.config_json.read_text()) == CONFIG | {"model": None}
+        assert json.loads(run.config_json.read_text()) == CONFIG | {"model": None, "(files)": {}}
         paths = [
             run.metrics,
             run.ledger,
@@ -358,3 +358,31 @@ def test_a_full_disk_keeps_the_old_configuration(path):
             run.save_config("new", CONFIG)
         assert disk.fired == 1
         assert run.config_toml.read_text() == "old"
+
+
+def test_other_files_than_those_it_began_with_are_named_and_refused(path):
+    def begin(files, resume=False):
+        return RunFolder.open(
+            path, resume=resume, overwrite=False, config=CONFIG, may_change=frozen, files=files
+        )
+
+    before = {"/d/rows.jsonl": "9 bytes, sha256 a", "/d/gone.py": "1 bytes, sha256 b", "/d/same": "2 bytes"}
+    with begin(before) as run:
+        Ledger.create(run.ledger)
+        run.save_config('name = "r"\n', CONFIG)
+        run.metrics.write_text('{"step": 1}\n')
+    with begin(before, resume=True) as run:
+        assert run.state == "resumed"
+    now = {"/d/rows.jsonl": "12 bytes, sha256 c", "/d/new.py": "3 bytes, sha256 d", "/d/same": "2 bytes"}
+    with pytest.raises(RunFolderError) as caught:
+        begin(now, resume=True)
+    assert str(caught.value) == (
+        f"cannot resume {path}: files that its configuration points at have changed:\n"
+        "  /d/gone.py: was 1 bytes, sha256 b, now not there\n"
+        "  /d/new.py: was not there, now 3 bytes, sha256 d\n"
+        "  /d/rows.jsonl: was 9 bytes, sha256 a, now 12 bytes, sha256 c\n"
+        "Put them back, or choose another --name."
+    )
+    many = {f"/d/{i:02}": "1 bytes" for i in range(12)}
+    with pytest.raises(RunFolderError, match=r"/d/09: was not there.*\n  and 2 more\n"):
+        begin(before | many, resume=True)

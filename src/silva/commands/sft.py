@@ -12,6 +12,7 @@ from silva.commands.checks import check_engine
 from silva.commands.common import as_resolved, explained, export, measure, opened, warm_start
 from silva.commands.outcome import Outcome, finish
 from silva.config.diff import forbidden_changes
+from silva.config.inputs import input_files
 from silva.config.load import Resolved
 from silva.config.saved import to_toml
 from silva.errors import ConfigError
@@ -41,8 +42,13 @@ def supervise(config: str | Path | Mapping[str, Any] | Resolved, *, overwrite: b
     path = Path(resolved.config.output_dir) / resolved.config.name
     with (
         RunFolder.open(
-            path, resume=False, overwrite=overwrite, config=resolved.data, may_change=forbidden_changes
-        ) as run,
+            path,
+            resume=False,
+            overwrite=overwrite,
+            config=resolved.data,
+            may_change=forbidden_changes,
+            files=input_files(resolved.data),
+        ) as run,  # fmt: skip
         explained(run, "start again with --overwrite"),
     ):
         try:

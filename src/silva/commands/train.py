@@ -18,6 +18,7 @@ from silva.commands.checks import check, check_environments, check_parts
 from silva.commands.common import as_resolved, explained, export, measure, opened, say, warm_start
 from silva.commands.outcome import Outcome, finish, write_last_report
 from silva.config.diff import forbidden_changes
+from silva.config.inputs import input_files
 from silva.config.load import Resolved
 from silva.config.saved import to_toml
 from silva.config.schema import RunConfig
@@ -70,8 +71,9 @@ def train(
         before = newest_step(path)
         try:
             with RunFolder.open(
-                path, resume=resume, overwrite=overwrite, config=resolved.data, may_change=forbidden_changes
-            ) as run:
+                path, resume=resume, overwrite=overwrite, config=resolved.data, may_change=forbidden_changes,
+                files=input_files(resolved.data),
+            ) as run:  # fmt: skip
                 if run.state == "finished":
                     return _finished(run, console)
                 with explained(run, "--resume goes on", console):

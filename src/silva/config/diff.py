@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from silva.config.field_types import Key, dotted, leaves, show
+from silva.config.inputs import input_files, saved_files
 from silva.config.load import load
 from silva.config.saved import read_saved, saved_values
 from silva.config.schema import Registries
@@ -100,8 +101,8 @@ def _same(old: Any, new: Any) -> bool:
 
 @dataclass(frozen=True)
 class Difference:
-    """One key in two runs. A side that lacks the key has value None and origin ""; a value nobody gave
-    has origin "default"."""
+    """One key in two runs, or one file that they read. A side that lacks it has value None and origin ""; a
+    value nobody gave has origin "default"."""
 
     path: str
     a: Any
@@ -111,7 +112,7 @@ class Difference:
 
 
 def diff(run_a: Path, run_b: Path, registries: Registries) -> list[Difference]:
-    """What differs between two configurations, sorted by key.
+    """What differs between two configurations, sorted by key, and between the files that they point at.
 
     Args:
         run_a, run_b: folders of runs, which hold their whole configuration, or TOML files, which are resolved
@@ -120,7 +121,7 @@ def diff(run_a: Path, run_b: Path, registries: Registries) -> list[Difference]:
     Raises:
         ConfigError: one of them cannot be read or is wrong.
     """
-    (a, origins_a), (b, origins_b) = _read(run_a, registries), _read(run_b, registries)
+    (a, origins_a, files_a), (b, origins_b, files_b) = _read(run_a, registries), _read(run_b, registries)
     found = []
     for path in sorted({**a, **b}, key=dotted):
         left, right = a.get(path, _ABSENT), b.get(path, _ABSENT)
@@ -128,16 +129,21 @@ def diff(run_a: Path, run_b: Path, registries: Registries) -> list[Difference]:
             name = dotted(path)
             sides = (*_side(left, origins_a.get(name)), *_side(right, origins_b.get(name)))
             found.append(Difference(name, *sides))
+    for file in sorted({**files_a, **files_b}):
+        if files_a.get(file) != files_b.get(file):
+            sides = (*_side(files_a.get(file, _ABSENT), "file"), *_side(files_b.get(file, _ABSENT), "file"))
+            found.append(Difference(file, *sides))
     return found
 
 
-def _read(path: Path, registries: Registries) -> tuple[dict[Key, Any], Mapping[str, str]]:
-    """All values by path, and the origins of those that are no defaults by dotted path."""
+def _read(path: Path, registries: Registries) -> tuple[dict[Key, Any], Mapping[str, str], dict[str, str]]:
+    """All values by path, the origins of those that are no defaults by dotted path, and the files."""
     if path.is_dir() or not path.is_file() or (path.parent / "config.json").is_file():
         data, origins = read_saved(path)
-        return leaves(data), {dotted(key): origin for key, origin in origins.items()}
+        folder = path if path.is_dir() else path.parent
+        return leaves(data), {dotted(key): origin for key, origin in origins.items()}, saved_files(folder)
     resolved = load([f"@{path}"], registries, env={})
-    return leaves(saved_values(resolved.config)), resolved.provenance
+    return leaves(saved_values(resolved.config)), resolved.provenance, input_files(resolved.data)
 
 
 def _side(value: Any, origin: str | None) -> tuple[Any, str]:

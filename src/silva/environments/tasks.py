@@ -263,7 +263,7 @@ class _Listed:
         if self._apart:
             return ConfigError(
                 f"environment {settings.label}: {wanted}{held_out} distinct problems are given for "
-                f"evaluation, and {left} others for training; expected at least {settings.eval_size or 1} and 1"
+                f"evaluation, and {left} others for training; expected {settings.eval_size or 1} and 1"
             )
         left_out = f", {mixed} ask what belongs to both and are left out" if mixed else ""
         return ConfigError(

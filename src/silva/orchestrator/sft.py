@@ -77,10 +77,8 @@ async def imitate(
     script, tokens, updates = Script(renderer, settings.mistakes, settings.noise), 0, 0
     losses: deque[float] = deque(maxlen=WINDOW)
     played, failed, contents = 0, list[str](), set[str]()
-
-    trials = TaskStream(
-        stream.sources, derive(stream.seed, "trials"), step=TRIED
-    )  # `stream` is imitated whole
+    # Of their own, so that every task of `stream` is imitated.
+    trials = TaskStream(stream.sources, derive(stream.seed, "trials"), step=TRIED)
 
     async def episodes(tasks: TaskStream, actor: Actor, count: int, key: str) -> list[Group]:
         draws = [tasks.draw() for _ in range(count)]

@@ -100,9 +100,9 @@ class TaskStream:
 def passes(tasks: Sequence[Task], seed: int, step: int) -> Iterator[tuple[int, Task]]:
     """An endless order of tasks, each with the number of its pass.
 
-    The first pass leaves out tasks with the content of an earlier one; every later pass is the one before it in
-    another order. Between two draws of a task come half of the others at least, and `step - 1` of them if there
-    are more than `step`.
+    The first pass leaves out tasks with the content of an earlier one; every later pass is the one before it
+    in another order. Between two draws of a task come half of the others at least, and `step - 1` of them if
+    there are more than `step`.
     """
     contents, order, first = set[str](), list[int](), list(range(len(tasks)))
     Random(derive(seed, 0)).shuffle(first)

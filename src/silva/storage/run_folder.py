@@ -24,6 +24,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal, TextIO
 
+from silva.config.inputs import FILES_KEY
 from silva.errors import LedgerError, RunFolderError
 from silva.ports import FILES
 from silva.storage import replaced
@@ -34,6 +35,7 @@ from silva.storage.summary import read_summary
 
 State = Literal["new", "resumed", "finished"]
 LOCK = ".silva.lock"
+SHOWN_FILES = 10  # in an error
 WRITTEN = frozenset(
     {LOCK, *replaced.FOLDERS, ".DS_Store", *(path.name for path in vars(Layout(Path())).values())}
 )
@@ -47,8 +49,9 @@ class RunFolder(Layout):
     Close it, or use `with`.
     """
 
-    def __init__(self, path: Path, lock: TextIO) -> None:
+    def __init__(self, path: Path, lock: TextIO, files: Mapping[str, str]) -> None:
         super().__init__(path)
+        self.files = files
         self.state: State = "new"
         self.notes: list[str] = []
         self._lock = lock
@@ -63,11 +66,13 @@ class RunFolder(Layout):
         overwrite: bool,
         config: Mapping[str, Any],
         may_change: Callable[[dict, dict], Mapping[str, str]],
+        files: Mapping[str, str] = {},
     ) -> RunFolder:
         """Lock the folder and decide between new, resumed and finished.
 
         `config` is the resolved configuration as plain data; `may_change(old, new)` gives the dotted
-        keys that differ but may not in a resumed run. In state `new` the caller creates the ledger and
+        keys that differ but may not in a resumed run; `files` are the digests of what the configuration
+        points at, which must be the same. In state `new` the caller creates the ledger and
         calls `save_config`. RunFolderError where the folder is in the way, in use, cannot be
         written, or belongs to another configuration; LedgerError where a resumed run has no ledger.
         """
@@ -80,7 +85,7 @@ class RunFolder(Layout):
                     f"{path} is not empty and not a run of Silva (it has no ledger.jsonl), so it is left "
                     "alone: choose another --name or --output_dir."
                 )
-            run = cls(path, _lock(path))
+            run = cls(path, _lock(path), files)
         try:
             with _failing(path):
                 run._decide(resume, overwrite, config, may_change)
@@ -139,8 +144,11 @@ class RunFolder(Layout):
         return f"{self.path}: the earlier run is back, since the new one did not begin" if back else ""
 
     def save_config(self, toml_text: str, data: Mapping[str, Any]) -> None:
-        """Write config.toml, for people, and config.json, which `--resume` compares with (it has null)."""
-        encoded = json.dumps(data, indent=1, allow_nan=False) + "\n"
+        """Write config.toml, for people, and config.json, which `--resume` compares with.
+
+        That one has null, and the digests of files.
+        """
+        encoded = json.dumps({**data, FILES_KEY: self.files}, indent=1, allow_nan=False) + "\n"
         with _failing(self.path):
             FILES.write_atomic(self.config_toml, toml_text.encode())
             FILES.write_atomic(self.config_json, encoded.encode())
@@ -180,6 +188,7 @@ class RunFolder(Layout):
                 f"cannot resume {self.path}: config.json is missing or damaged, so nobody knows what it was "
                 "started with. Put it back, or start again with --overwrite."
             )
+        known = old.pop(FILES_KEY, {})
         new = json.loads(json.dumps(config))
         changed = may_change(old, new)
         if changed:
@@ -191,6 +200,7 @@ class RunFolder(Layout):
                 f"cannot resume {self.path}: these keys may not change in a run:\n" + "\n".join(lines) + "\n"
                 "Put them back, or choose another --name."
             )
+        self._check_files(known)
         summary = _summary(self)
         steps = new.get("steps", 0)
         if summary is not None and summary.get("steps", -1) >= steps:
@@ -203,6 +213,21 @@ class RunFolder(Layout):
             FILES.remove_tree(leftover)
         if not steps_in(self.checkpoints):
             self.notes.append(f"{self.path} has no checkpoint yet: its steps are done again from the first")
+
+    def _check_files(self, known: Mapping[str, str]) -> None:
+        """Refuse to go on with other data or code than those with which the run began."""
+        lines = [
+            f"  {file}: was {known.get(file, 'not there')}, now {self.files.get(file, 'not there')}"
+            for file in sorted({**known, **self.files})
+            if known.get(file) != self.files.get(file)
+        ]
+        if lines:
+            more = [f"  and {len(lines) - SHOWN_FILES} more"] if len(lines) > SHOWN_FILES else []
+            raise RunFolderError(
+                f"cannot resume {self.path}: files that its configuration points at have changed:\n"
+                + "\n".join([*lines[:SHOWN_FILES], *more])
+                + "\nPut them back, or choose another --name."
+            )
 
 
 def _untouched(path: Path) -> bool:

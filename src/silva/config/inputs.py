@@ -1,0 +1,77 @@
+"""Digests of the files that a configuration points at, so that a resumed run reads what it began with.
+
+A value points at a file if there is one of that name: rows, corpora, models, programs, "file.py:name".
+Folders stand for all files in them. Not here: what a run writes itself (caches, its own folder), and Python
+packages.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from silva.config.field_types import Key, leaves
+
+FILES_KEY = "(files)"  # in a run's config.json; no key of a configuration
+WRITTEN = frozenset({"output_dir", "cache", "cache_path", "lock"})  # keys of what a run writes
+WHOLE = 1 << 30  # bytes: of larger files, a sample of blocks is read
+BLOCK, BLOCKS = 1 << 16, 1024
+
+
+def input_files(data: Mapping[str, Any]) -> dict[str, str]:
+    """Size and digest of every file that a resolved configuration (`Resolved.data`) points at, by path.
+
+    Folders around the run are left out: they change by themselves.
+    """
+    own = [Path(data["output_dir"]).resolve(), Path.cwd()]
+    found: dict[str, str] = {}
+    for key, value in leaves(dict(data)).items():
+        for text in value if isinstance(value, list) else [value]:
+            if isinstance(text, str) and key[-1] not in WRITTEN and "rows" not in key:
+                found |= {str(file): _digest(file) for file in _files(key, text, own)}
+    return found
+
+
+def saved_files(run: Path) -> dict[str, str]:
+    """Those with which the run in a folder began; none if the folder does not say."""
+    try:
+        found: dict[str, str] = json.loads((run / "config.json").read_bytes()).get(FILES_KEY, {})
+    except (OSError, ValueError):
+        return {}
+    return found
+
+
+def _files(key: Key, text: str, own: list[Path]) -> Iterator[Path]:
+    file = text.rpartition(":")[0] if ".py:" in text else text
+    if not 0 < len(file) < 4096 or "\0" in file or "\n" in file:
+        return
+    path = Path(os.path.expanduser(file))
+    model = key[0] in ("model", "algorithm") and key[-1] == "name"
+    folder = "/" in file or model or key[-1] == "corpus"  # another word may be that of a folder by chance
+    try:
+        if path.is_file():
+            yield path
+        elif folder and path.is_dir() and not any(each.is_relative_to(path.resolve()) for each in own):
+            yield from sorted(each for each in path.rglob("*") if each.is_file() and _is_read(each))
+    except OSError:  # a text that is too long for a name, or what may not be read
+        return
+
+
+def _is_read(file: Path) -> bool:
+    return not any(part.startswith(".") or part == "__pycache__" for part in file.parts[1:])
+
+
+def _digest(file: Path) -> str:
+    size, digest = file.stat().st_size, hashlib.sha256()
+    with file.open("rb") as content:
+        if size <= WHOLE:
+            digest = hashlib.file_digest(content, "sha256")
+        else:
+            for number in range(BLOCKS):
+                content.seek((size - BLOCK) * number // (BLOCKS - 1))
+                digest.update(content.read(BLOCK))
+    return f"{size} bytes, sha256 {digest.hexdigest()[:16]}"
