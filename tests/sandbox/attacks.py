@@ -26,12 +26,14 @@ def won(result, code):
 
 
 class Attack(NamedTuple):
-    """`down`: limits that let it win without walls, `up`: with them. `network`: an attempt is counted."""
+    """`down`: limits that let it win without walls, `up`: with them. `network`: an attempt is counted.
+    `together`: only control groups can stop it, because each of its processes keeps its own limits."""
 
     code: str
     down: Mapping[str, object] = MappingProxyType({})
     up: Mapping[str, object] = MappingProxyType({})
     network: bool = False
+    together: bool = False
 
 
 def system(*lines: str) -> Attack:
@@ -305,7 +307,7 @@ LIMITS = {
     "a fork bomb": Attack(FORKS, down=MANY, up={"processes": 20}),
     "a bomb of threads": Attack(THREADS, down=MANY, up={"processes": 20}),
     "memory": Attack("x = bytearray(200 << 20); print('WON')", up={"memory_mb": 100}),
-    "memory of many processes": Attack(CHILDREN, up={"memory_mb": 128, "seconds": 2.0}),
+    "memory of many processes": Attack(CHILDREN, up={"memory_mb": 128, "seconds": 2.0}, together=True),
     "a large file": Attack(BIG, down={"file_mb": 64}, up={"file_mb": 8}),
     "many files": Attack(FILES, down={"file_mb": 64}, up={"file_mb": 8}),
     "many small files": Attack(SMALL_FILES, up={"file_mb": 8}),

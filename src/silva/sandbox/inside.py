@@ -1,15 +1,14 @@
-"""The interpreter inside the walls: runs this module, compiled outside, with SETTINGS and a socket as fd 0.
+"""The interpreter inside the walls: runs `main`, compiled outside, with SETTINGS and a socket as fd 0.
 
-It imports nothing of Silva, and little else, to start fast: `posix` and `_ctypes` are what `os` and `ctypes`
-are made of. It answers each request (its length in 4 bytes, then its fields, marshalled) with how the call
-ended (1 byte), a detail (4 bytes), the lengths of output and errors (4 bytes each), and both. For each call
-it forks, so that a call finds a warm interpreter and leaves nothing behind; with `keep_state` a call is
-forked from the one before it. That a call has ended is told by the kernel, never by the call: no descriptor
-of the protocol is open in it. Whatever a call can do to this process, it does to itself: the walls are
-outside.
+It imports nothing of Silva but running.py, which is sent with it, and little else, to start fast: `posix` and
+`_ctypes` are what `os` and `ctypes` are made of. It answers each request (its length in 4 bytes, then its
+fields, marshalled) with how the call ended (1 byte), a detail (4 bytes), the lengths of output and errors (4
+bytes each), and both. For each call it forks, so that a call finds a warm interpreter and leaves nothing
+behind; with `keep_state` a call is forked from the one before it. That a call has ended is told by the
+kernel, never by the call: no descriptor of the protocol is open in it. Whatever a call can do to this
+process, it does to itself: the walls are outside.
 """
 
-import _ast
 import _ctypes
 import _signal as signal
 import _sitebuiltins
@@ -22,9 +21,9 @@ import select
 import sys
 import time
 
+from silva.sandbox.running import RAISED_STATUS, own_main, play, write_all
+
 OK, RAISED, TIMEOUT, OUTPUT, SIGNAL, EXIT = range(6)
-NAME = "<python>"  # of the code, in tracebacks
-RAISED_STATUS = 200  # exit status of a call that raised
 MOST_ERRORS = 4000  # bytes of a program's standard error that are kept, the last ones
 BOARD = 1 << 22  # bytes of memory that a request for a kept state is written on, behind
 HEAD = struct.Struct("<iiI")  # the copies of the holder that the call made, and the size of the request
@@ -32,9 +31,6 @@ TICK = 0.05  # seconds between two looks at what no limit of the kernel holds
 MOST_SOCKETS = 1000
 PR_SET_DUMPABLE, PR_SET_CHILD_SUBREAPER, PR_SET_NO_NEW_PRIVS = 4, 36, 38
 SECCOMP_SET_MODE_FILTER, NEW_LISTENER = 1, 8
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Any
 
 
 class Int(_ctypes._SimpleCData):
@@ -294,90 +290,6 @@ def is_child(process: int) -> bool:
         return False
 
 
-def own_main():
-    """The names of a module `__main__` that is the code's own."""
-    sys.modules["__main__"] = main = type(sys)("__main__")
-    main.__builtins__ = builtins  # type: ignore[attr-defined]
-    return main.__dict__
-
-
-def play(code: str, stdin: bytes, seed: int, output: int, errors: int, names, echo: bool = True) -> int:
-    """Run the code in this process, a child; the status that it is to exit with. `echo` prints the value of
-    a last expression."""
-    source = os.open("/tmp", os.O_TMPFILE | os.O_RDWR, 0o600)
-    write_all(source, stdin)
-    os.lseek(source, 0, 0)
-    for fd, target in ((source, 0), (output, 1), (errors, 2)):
-        os.dup2(fd, target)
-    os.close(source)
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
-    os.setpgid(0, 0)
-    for number, name in enumerate(("stdin", "stdout", "stderr")):
-        mode, buffered = ("w" if number else "r"), (1 if name == "stderr" else -1)
-        file = open(number, mode, buffered, encoding="utf-8", errors="replace", closefd=False)  # noqa: SIM115
-        setattr(sys, name, file)
-        setattr(sys, f"__{name}__", file)
-    status = 0
-    try:
-        seed_modules(code, seed)
-        execute(code, names, echo)
-    except SystemExit as end:
-        status = end.code & 255 if isinstance(end.code, int) else int(end.code is not None)
-        if isinstance(end.code, str):
-            print(end.code, file=sys.stderr)
-    except BaseException as error:
-        flush()
-        explain(error, code)
-        status = RAISED_STATUS
-    flush()
-    return status
-
-
-def seed_modules(code: str, seed: int) -> None:
-    """Equal seeds give equal random numbers, where the code itself names what makes them."""
-    for name in ("random", "numpy.random"):
-        if name.partition(".")[0] in code and name not in sys.modules:
-            try:
-                __import__(name)
-            except ImportError:  # not installed; the code will see that itself
-                continue
-            sys.modules[name].seed(seed)
-
-
-def execute(code: str, names, echo: bool) -> None:
-    """With `echo` as an interactive interpreter does: the value of a last expression is printed."""
-    tree: Any = compile(code, NAME, "exec", 0x400)  # ast.PyCF_ONLY_AST
-    last = tree.body.pop() if echo and tree.body and isinstance(tree.body[-1], _ast.Expr) else None
-    exec(compile(tree, NAME, "exec"), names)
-    if last is not None:
-        value = eval(compile(_ast.Expression(last.value), NAME, "eval"), names)
-        if value is not None:
-            print(repr(value))
-
-
-def explain(error: BaseException, code: str) -> None:
-    """The traceback, from the model's own code on."""
-    import linecache
-    import traceback
-
-    linecache.cache[NAME] = (len(code), None, code.splitlines(True), NAME)
-    trace = error.__traceback__
-    while trace is not None and trace.tb_frame.f_code.co_filename != NAME:
-        trace = trace.tb_next
-    try:
-        print("".join(traceback.format_exception(type(error), error, trace)), end="", file=sys.stderr)
-    except BaseException:  # an exception that cannot be shown
-        print(type(error).__name__, file=sys.stderr)
-
-
-def flush() -> None:
-    for stream in (sys.stdout, sys.stderr):
-        try:  # noqa: SIM105
-            stream.flush()
-        except Exception:
-            pass
-
-
 def overgrown(files: int) -> bool:
     """Whether there are more files, or sockets, than fit into memory that nothing else counts. Bubblewrap
     cannot limit the number of files, and no limit counts sockets that wait in a queue."""
@@ -442,11 +354,6 @@ def write(fd: int, body: bytes) -> None:
     write_all(fd, len(body).to_bytes(4, "little") + body)
 
 
-def write_all(fd: int, data: bytes) -> None:
-    while data:
-        data = data[os.write(fd, data) :]
-
-
 def drained(fd: int) -> bytes:
     try:
         return os.read(fd, 1 << 16)
@@ -493,7 +400,3 @@ def watch_network(settings) -> int:
         if listener >= 0:
             return listener if flags else -1
     raise OSError(_ctypes.get_errno(), "seccomp: no filter of sockets")
-
-
-if __name__ == "__main__":
-    main()

@@ -28,7 +28,14 @@ HERE = Path(__file__).parent
 FILES_PER_MIB = 256  # of /tmp: each needs memory that its size does not count
 SECCOMP_CALL = {"x86_64": 317, "aarch64": 277}
 LANDLOCK_CREATE = 444
-LOADER = "import marshal, sys; exec(marshal.loads(bytes.fromhex(sys.argv.pop(1))))"
+INSIDE = ("running.py", "inside.py")  # modules of the interpreter within, in this order
+LOADER = """
+import marshal, sys
+for name, code in marshal.loads(bytes.fromhex(sys.argv.pop(1))):
+    module = sys.modules[name] = type(sys)(name)
+    exec(code, module.__dict__)
+module.main()
+"""
 ENVIRONMENT = {
     "PATH": "/usr/bin:/bin", "HOME": "/tmp", "TMPDIR": "/tmp", "LANG": "C.UTF-8", "PYTHONHASHSEED": "0",
     "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1",
@@ -106,7 +113,7 @@ def command(
     visible = _visible(prefix, settings)
     told = marshal.dumps({**_told(walls, settings), "ready": list(ready)}).hex()
     # Not -I: it ignores PYTHONHASHSEED, and sets would print in another order in each sandbox.
-    interpreter = [python, "-P", "-s", "-S", "-c", LOADER, _compiled("inside.py"), told]
+    interpreter = [python, "-P", "-s", "-S", "-c", LOADER, _compiled(), told]
     if walls.kind == "none":
         return interpreter, []
     drop = ["setpriv", f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups", "--inh-caps=-all", "--"]
@@ -206,9 +213,10 @@ def _source(name: str) -> str:
 
 
 @functools.cache
-def _compiled(name: str) -> str:
+def _compiled() -> str:
     """Bytecode is the same in all releases of a minor version, which `_python` keeps to."""
-    return marshal.dumps(compile(_source(name), name, "exec")).hex()
+    modules = [(f"silva.sandbox.{name[:-3]}", compile(_source(name), name, "exec")) for name in INSIDE]
+    return marshal.dumps(modules).hex()
 
 
 @functools.cache
