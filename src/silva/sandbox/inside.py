@@ -14,6 +14,7 @@ import _signal as signal
 import _sitebuiltins
 import _struct as struct
 import builtins
+import gc
 import marshal
 import posix as os
 import resource
@@ -21,7 +22,7 @@ import select
 import sys
 import time
 
-from silva.sandbox.running import RAISED_STATUS, own_main, play, write_all
+from silva.sandbox.running import RAISED_STATUS, finish, own_main, play, write_all
 
 OK, RAISED, TIMEOUT, OUTPUT, SIGNAL, EXIT = range(6)
 MOST_ERRORS = 4000  # bytes of a program's standard error that are kept, the last ones
@@ -76,6 +77,7 @@ def main() -> None:
         resource.setrlimit(number, (min(soft, hard), hard))
     sys.dont_write_bytecode = True
     calls = Kept(settings) if settings["keep_state"] else Calls(settings)
+    gc.freeze()  # what calls share costs a collection in them nothing
     while request := control.request():
         control.answer(*calls.run(*request))
         import traceback  # noqa: F401  # while nobody waits: the next calls find it and `os`
@@ -131,10 +133,13 @@ class Calls:
             os.dup2(out, 1)
             os.dup2(err if program else out, 2)
             close_all_but()
-            status = play(code, stdin, seed, 1, 2, own_main(), echo=not program)
-            if not program:
+            names = own_main()
+            status = play(code, stdin, seed, 1, 2, names, echo=not program)
+            try:
+                if program:
+                    finish(names)
+            finally:
                 os._exit(status)
-            sys.exit(status)  # as any program ends: threads are waited for, `atexit` runs, files are flushed
         os.close(out)
         os.close(err)
         found = self.outcome(child, output, errors, most)
