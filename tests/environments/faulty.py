@@ -9,6 +9,7 @@ from typing import Any
 
 from silva.environments.settings import EnvironmentSettings
 from silva.environments.tasks import Draft, listed
+from silva.errors import CapabilityError
 from silva.types import Message, Observation, Step
 
 SHARED: list[int] = []
@@ -23,6 +24,8 @@ class Faulty(EnvironmentSettings):
     def taskset(self) -> Any:
         if self.fault == "taskset":
             raise KeyError("no data")
+        if self.fault == "refused":
+            raise CapabilityError("no images")
         key = (lambda n: {n: "x"}) if self.fault == "json" else (lambda n: {"n": n})
         drafts = [Draft(key(n), n) for n in range(40)]
         tasks = listed(self, drafts, lambda task: Episode(self, task))
@@ -65,6 +68,9 @@ class Episode:
         if self.fault == "endless":
             return Step()
         right = message.content.strip() == str(self.task.answer)
+        if self.fault == "pays":
+            said = message.content.isdigit()
+            return self.end(float(right) or -float(said), {"success": float(right)})
         if self.fault == "nan":
             return self.end(float("nan"), {"success": 0.0})
         if self.fault == "success":

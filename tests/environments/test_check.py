@@ -33,6 +33,7 @@ FAULTS = {
         "step() raised IndexError: list index out of range, after an empty reply",
         "split()[0]",
     ),
+    "pays": ("nonsense", "earns 0, more than any of 8 episodes at random", "async def step"),
     "close": ("closing", "close() raised AttributeError", "del self.task"),
     "expert": ("expert", "its expert succeeds in none of 8 episodes", "def expert_reply"),
     "partial": ("rewards", "an episode that failed earned 1, one that succeeded 1", "async def step"),
@@ -57,6 +58,11 @@ def test_a_fault_is_found_and_its_line_is_named(fault: str) -> None:
     assert any(check == name and words in text for check, text, _ in found), found
     file, _, number = next(where for check, text, where in found if words in text).rpartition(":")
     assert file == faulty.__file__ and line in LINES[int(number) - 1]
+
+
+def test_what_is_refused_is_said_once_and_checked_no_further() -> None:
+    (check,) = examine(Faulty(fault="refused"))
+    assert [(finding.kind, finding.text) for finding in check.findings] == [("wrong", "refused: no images")]
 
 
 def test_without_a_fault_nothing_is_found_and_what_was_seen_is_said() -> None:

@@ -81,6 +81,13 @@ def test_partial_credit_and_bonus_stay_below_a_solution() -> None:
     assert (score.value, score.solved) == (1.0, True)
 
 
+@pytest.mark.parametrize("inside", ["", " "])
+def test_an_empty_box_is_a_wrong_answer_in_the_right_form(inside) -> None:
+    """As in ARPO."""
+    score = grade(*PYTHON, *SEARCH, said(f"<answer>\\boxed{{{inside}}}</answer>", reasoning="b"))
+    assert (score.value, score.solved, score.metrics["format"]) == (0.0, False, 1.0)
+
+
 @pytest.mark.parametrize(
     ("messages", "rule"),
     [
@@ -95,7 +102,6 @@ def test_partial_credit_and_bonus_stay_below_a_solution() -> None:
         ([said("<answer>a</answer>", reasoning="b"), *PYTHON, RIGHT], "answer"),
         ([RIGHT, said("more", reasoning="b")], "answer"),
         ([said("<answer>a</answer> \\boxed{a}", reasoning="b")], "box"),
-        ([said("<answer>\\boxed{ }</answer>", reasoning="b")], "box"),
         ([said("<answer>\\boxed{a</answer>}", reasoning="b")], "box"),
         ([said("", errors=("malformed",)), RIGHT], "call"),
         ([said("<search>tower"), RIGHT], "call"),

@@ -94,7 +94,11 @@ class Examination:
         return self.check.ok
 
     def _tasks(self) -> None:
-        self.taskset = self.settings.taskset()
+        try:
+            self.taskset = self.settings.taskset()
+        except CapabilityError as error:
+            self._wrong(f"refused: {error}")
+            return
         again = self.settings.taskset()
         seen: dict[Split, list[Task]] = {}
         for split in SPLITS:
@@ -239,6 +243,11 @@ class Examination:
                 self._wrong(f"{what}, repeated, never ends the episode", self._at("step"))
             elif played.success:
                 self._note(f"{what} counts as a success")
+            elif self.played and played.reward > max(each.reward for each in self.played):
+                self._wrong(
+                    f"{what}, repeated, earns {played.reward:g}, more than any of {len(self.played)} "
+                    "episodes at random: it must cost what the worst action costs", self._at("step"),
+                )  # fmt: skip
         self.check.done = f"{len(NONSENSE)} kinds of replies that are none"
 
     async def _closing(self) -> None:

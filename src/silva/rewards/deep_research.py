@@ -39,6 +39,7 @@ else:
     )
 
 _THOUGHT = re.compile(r"<think>.*?(?:</think>|\Z)", re.S)
+_EMPTY_BOX = re.compile(r"\\boxed\s*\{\s*\}")  # a wrong answer in the right form
 _FORGED = re.compile(r"</?(?:result|tool_response)>")
 
 
@@ -105,7 +106,7 @@ def broken_rules(
     answer = _answer(said)
     if answer is None:
         broken.append("answer")
-    if box and not (answer and (boxed(answer) or "").strip()):
+    if box and not (answer and ((boxed(answer) or "").strip() or _EMPTY_BOX.search(answer))):
         broken.append("box")
     tags = [tag for tool in tools for tag in (f"<{tool}>", f"</{tool}>")]
     if any(message.errors for message in own) or any(tag in text for tag in tags for text in said):

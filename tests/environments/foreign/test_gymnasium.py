@@ -96,6 +96,15 @@ def test_a_seed_gives_the_episode_of_gymnasium_with_the_chance_of_the_task(repli
     assert replies_to(settings, task, [theirs.unwrapped.word])[-1].metrics["success"] == 1.0
 
 
+@pytest.mark.parametrize(
+    ("name", "worst"), [("CliffWalking-v1", -100.0), ("Taxi-v4", -10.0), ("Blackjack-v1", -1.0)]
+)
+def test_nonsense_costs_what_the_worst_action_costs(replies_to, name, worst) -> None:
+    settings = Gymnasium(id=name, eval_size=2, max_actions=5)
+    steps = replies_to(settings, Task("t", "g", 0, {"seed": 3}), ["Hello."] * 5)
+    assert [step.rewards["score"] for step in steps] == [worst] * 5 and steps[-1].truncated
+
+
 def test_text_that_the_space_does_not_contain_is_no_action_and_limits_hold(replies_to) -> None:
     settings = Gymnasium(id="SilvaRiddle-v0", eval_size=4, max_actions=3)
     task = Task("t", "riddle", 1, {"seed": 11})

@@ -146,3 +146,9 @@ def test_what_cannot_be_played_is_said_at_the_start(name, words) -> None:
     pytest.importorskip("textarena", reason="pip install textarena")
     with pytest.raises(ConfigError, match=words):
         TextArena(id=name).taskset()
+
+
+def test_a_game_that_counts_needs_to_know_what_a_success_is() -> None:
+    with pytest.raises(ConfigError, match="Set-v0 pays the sets found in 20 turns: set solved_at"):
+        TextArena(id="Set-v0").taskset()
+    assert TextArena(id="Set-v0", solved_at=3.0, eval_size=4).taskset().tasks("eval")

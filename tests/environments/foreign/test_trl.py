@@ -151,6 +151,22 @@ def test_what_is_no_environment_is_said_at_the_start(name, error, words) -> None
         settings(name).taskset()
 
 
+def test_equal_rows_are_tasks_with_random_numbers_of_their_own() -> None:
+    rows = ({"prompt": "Guess."},) * 64
+    tasks = settings(rows=rows, train_size=40).taskset()
+    training, held_out = tasks.tasks("train"), tasks.tasks("eval")
+    contents = {task.content() for task in [*training, *held_out]}
+    assert len({task.content() for task in training}) > 30 and len(contents) > 34
+    assert all(task.data["row"] == rows[0] for task in training)
+
+
+def test_copies_of_one_row_of_many_stay_on_one_side() -> None:
+    rows = tuple({"prompt": f"Guess {n % 20}."} for n in range(60))
+    tasks = settings(rows=rows, train_size=60).taskset()
+    sides = [{task.data["row"]["prompt"] for task in tasks.tasks(split)} for split in ("train", "eval")]
+    assert all(sides) and not sides[0] & sides[1]
+
+
 def test_nothing_to_show_is_said() -> None:
     with pytest.raises(
         ConfigError, match="nothing to show: expected a row with `prompt`, or text from reset"

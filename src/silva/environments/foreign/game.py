@@ -21,7 +21,8 @@ class ForeignGameSettings(EnvironmentSettings):
     max_actions: Positive = 50
     """Replies of one episode, also those that are no action; the game may end earlier."""
     format_penalty: Annotated[float, Field(le=0)] = -0.1
-    """Shaped reward of a reply from which no action could be read."""
+    """Shaped reward of a reply from which no action could be read, which also costs what the worst action
+    does."""
     workers: Natural = 1
     """Processes that run its episodes: other libraries block. 0: this process."""
 
@@ -43,7 +44,8 @@ class ForeignGame(Episode, ABC):
     def __init__(self, settings: ForeignGameSettings, task: Task) -> None:
         super().__init__(settings, task)
         self.actions_left = settings.max_actions
-        self.total = 0.0  # of the rewards
+        self.total = 0.0  # of the game's rewards
+        self.worst = 0.0  # the lowest reward of an action that is known, from 0 down
 
     # What a library's episode defines.
 
@@ -66,6 +68,10 @@ class ForeignGame(Episode, ABC):
         told = await self.play(message.content.rpartition("</think>")[2].strip())
         reward = finite(told.reward, f"environment {self.settings.label}")
         self.total += reward
+        if told.valid:
+            self.worst = min(self.worst, reward)
+        else:  # otherwise it would pay to say nothing where every action costs something
+            reward += self.worst
         self.actions_left -= 1
         truncated = not told.done and (told.truncated or self.actions_left == 0)
         metrics = {**told.metrics, "action_is_valid": float(told.valid)}

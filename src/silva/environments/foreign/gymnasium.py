@@ -24,6 +24,7 @@ from silva.types import Task
 if TYPE_CHECKING:
     from silva.protocols import TaskSet
 
+TRIED = 200  # actions, to learn what the worst one costs
 PACKAGE = "gymnasium>=1.0"
 
 
@@ -60,14 +61,16 @@ class Gymnasium(ForeignGameSettings):
                 observation, _ = probe.reset(seed=seed)
                 return [plain(as_text(observation)), _drawing(self, probe)]
 
-        return seeded(self, begins, lambda task: GymnasiumEpisode(self, task, library, reads))
+        worst = _worst(probe)
+        return seeded(self, begins, lambda task: GymnasiumEpisode(self, task, library, reads, worst))
 
 
 class GymnasiumEpisode(ForeignGame):
     settings: Gymnasium
 
-    def __init__(self, settings: Gymnasium, task: Task, library: Any, actions: Actions) -> None:
+    def __init__(self, settings: Gymnasium, task: Task, library: Any, actions: Actions, worst: float) -> None:
         super().__init__(settings, task)
+        self.worst = worst
         self.library, self.actions = library, actions
         self.own = OwnRandomness(task.data["seed"])
         self.inner: Any = None
@@ -154,6 +157,19 @@ def _made(library: Any, settings: Gymnasium) -> Any:
     if settings.show == "drawing" and made.render_mode != "ansi":
         raise ConfigError(f'environment {settings.label}: it has no render_mode "ansi" for show = "drawing"')
     return made
+
+
+def _worst(probe: Any) -> float:
+    """The lowest reward, from 0 down, of `TRIED` actions at random."""
+    worst, over = 0.0, True
+    probe.action_space.seed(0)
+    with OwnRandomness(0):
+        for number in range(TRIED):
+            if over:
+                probe.reset(seed=number)
+            _, reward, done, truncated, _ = probe.step(probe.action_space.sample())
+            worst, over = min(worst, float(reward)), bool(done or truncated)
+    return worst
 
 
 def _render_modes(library: Any, spec: Any) -> Any:

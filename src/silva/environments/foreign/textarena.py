@@ -4,7 +4,7 @@
     id = "Mastermind-v0"
 
 The game's own texts are shown as they are, and it says itself how to reply (often [in brackets]). The reward
-comes at the end; 1 is a win in all of them.
+comes at the end; 1 is a win, except in games that count (`COUNTS`).
 """
 
 from __future__ import annotations
@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from silva.protocols import TaskSet
 
 PACKAGE = "textarena>=0.7.4"
+COUNTS = {"Set": "the sets found in 20 turns", "Klondike": "the cards laid down, 52 for all"}
+"""Games whose reward is a count, so that 1 is no win."""
 
 
 class TextArena(ForeignGameSettings):
@@ -47,6 +49,12 @@ class TextArena(ForeignGameSettings):
 
     def taskset(self) -> TaskSet:
         library = imported("textarena", self.type, PACKAGE)
+        counts = COUNTS.get(self.id.partition("-")[0])
+        if counts and "solved_at" not in self.model_fields_set:
+            raise ConfigError(
+                f"environment {self.label}: {self.id} pays {counts}: set solved_at to the number that is a "
+                "success"
+            )
 
         def begins(seed: int) -> Any:
             game, text = started(library, self, seed, OwnRandomness(seed))

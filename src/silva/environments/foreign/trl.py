@@ -25,7 +25,8 @@ import functools
 import inspect
 import json
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 from pydantic import model_validator
@@ -103,7 +104,7 @@ class Trl(ForeignDialogueSettings):
             return generated(self, _seed, build)
         rows = [Row(f"rows[{i}]", values) for i, values in enumerate(self.rows)]
         found = rows or read_rows(self.path or self.hub, split=self.split, subset=self.subset)
-        return listed(self, [Draft({"row": dict(row.values)}) for row in _checked(self, found)], build)
+        return listed(self, _drafts(_checked(self, found)), build)
 
 
 class TrlSession(ForeignSession):
@@ -190,6 +191,22 @@ def _reward(instance: Any) -> Any:
         f"{type(instance).__name__} has no reward: expected a method get_reward(), or `reward`, which is a "
         "method or is set when the episode is over"
     )
+
+
+def _drafts(rows: Iterable[Row]) -> list[Draft]:
+    """A task for each row. Equal rows, as TRL's scripts often have them, are tasks with other random numbers.
+
+    All tasks of a row are on one side of the split, unless it is the only one.
+    """
+    values = [dict(row.values) for row in rows]
+    keys = [json.dumps(each, sort_keys=True) for each in values]
+    seen: Counter[str] = Counter()
+    drafts = []
+    for row, key in zip(values, keys, strict=True):
+        copy_, seen[key] = seen[key], seen[key] + 1
+        data = {"row": row, "copy": copy_} if copy_ else {"row": row}
+        drafts.append(Draft(data, None, [key if keys.count(key) < len(keys) else [key, copy_]]))
+    return drafts
 
 
 def _seed(rng: random.Random) -> Draft:
