@@ -50,6 +50,12 @@ def test_done_and_interrupted(monkeypatch):
     assert cli.main(["doctor"]) == 130
 
 
+def test_exit_in_somebodys_code_is_a_failure(monkeypatch, capsys):
+    monkeypatch.setitem(cli._HANDLERS, "doctor", raising(SystemExit(0)))
+    assert cli.main(["doctor"]) == 1
+    assert capsys.readouterr().err == "silva: SystemExit: 0\n"
+
+
 @pytest.mark.parametrize("command", ["rl", "sft"])
 def test_an_interrupted_run(monkeypatch, command):
     target = {"rl": "silva.commands.train.train", "sft": "silva.commands.sft.supervise"}[command]

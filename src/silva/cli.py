@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from silva import __version__, signals
-from silva.errors import ConfigError, NoSignalError, SilvaError
+from silva.errors import ConfigError, NoSignalError, SilvaError, contained
 from silva.monitoring.printable import guard_logs, printable, put
 from silva.usage import COMMANDS, EXIT_CODES, POLICIES, USAGE, VALUES
 
@@ -59,7 +59,8 @@ def _run(arguments: list[str]) -> int:
 
     load_dotenv(Path(".env"))
     guard_logs()
-    return _HANDLERS[command](rest)
+    with contained():  # exit(0) in somebody's code is no success of a run
+        return _HANDLERS[command](rest)
 
 
 def _overview() -> str:

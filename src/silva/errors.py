@@ -7,12 +7,11 @@ command line returns: 1 a run failed, 2 the input was wrong, 3 training gave up,
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
 
 class SilvaError(Exception):
