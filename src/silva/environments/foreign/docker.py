@@ -46,6 +46,7 @@ class Docker:
     def __init__(self, task: HarborTask, *, internet: bool) -> None:
         self.task, self.internet = task, internet and task.internet
         self.name = f"silva-{uuid.uuid4().hex}"
+        self._begun = False  # there may be a container
         self._main: asyncio.subprocess.Process | None = None
 
     async def start(self) -> None:
@@ -58,6 +59,7 @@ class Docker:
         memory = ["--memory", f"{self.task.memory_mb}m"] if self.task.memory_mb else []
         network = [] if self.internet else ["--network", "none"]
         inside = ["--workdir", self.task.workdir] if self.task.workdir else []
+        self._begun = True
         self._main = await asyncio.create_subprocess_exec(
             "docker", "run", "--interactive", "--init", "--rm", "--name", self.name,
             "--label", f"{LABEL}={owner()}", *memory, *network, *inside, "--cpus", f"{self.task.cpus:g}",
@@ -93,18 +95,17 @@ class Docker:
         Raises:
             DockerFault: the container may still be there.
         """
-        main, self._main = self._main, None
-        if main is None:
+        if not self._begun:
             return
-        assert main.stdin is not None
-        main.stdin.close()  # the container ends, or will as soon as it has begun
-        try:
-            async with asyncio.timeout(LEAVE_SECONDS):
-                await main.wait()
-        except TimeoutError:
-            pass
-        finally:
-            await _killed(main)
+        main, self._main, self._begun = self._main, None, False
+        if main is not None and main.stdin is not None:
+            main.stdin.close()  # the container ends, or will as soon as it has begun
+            try:
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(LEAVE_SECONDS):
+                        await main.wait()
+            finally:
+                await _killed(main)
         ran = await self._docker("rm", "--force", self.name, must=False)
         if ran.status and "No such container" not in ran.output:
             raise DockerFault(f"docker rm: the container {self.name} stays: {ran.output[-300:]!r}")

@@ -16,6 +16,7 @@ import functools
 import json
 import random
 import secrets
+import signal
 import weakref
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
@@ -43,6 +44,7 @@ LONGEST = 10_000  # characters of an answer that are graded: some graders take q
 DRAWS = 20  # seeds that are tried for one problem: some data sets fail with a few of them
 GRADER = Path(__file__).with_name("reasoning_gym_grader.py")
 CPU_SECONDS = 5  # of one grading; an answer that needs more is not solved
+ANSWERS_DOING = (signal.SIGXCPU, signal.SIGSEGV)  # 9**9**9, a hundred thousand brackets
 REAL_SECONDS = 60.0  # after which the machine is at fault
 FORM = "Reply in this form: <answer>your answer</answer>"
 
@@ -94,13 +96,7 @@ Grades = Callable[[str, Task], Awaitable[float]]
 class ReasoningGymEpisode(SingleAnswer):
     settings: ReasoningGym
 
-    def __init__(
-        self,
-        settings: ReasoningGym,
-        task: Task,
-        library: Any,
-        grader: Grades,
-    ) -> None:
+    def __init__(self, settings: ReasoningGym, task: Task, library: Any, grader: Grades) -> None:
         super().__init__(settings, task)
         self.library, self.grader = library, grader
         self.partial_weight = settings.partial_weight
@@ -168,7 +164,7 @@ class Grader:
         result = await self._sandboxes[loop].run(self.code, json.dumps({**asked, **task.data}))
         if result.how == "ok" and mark in result.output:
             return float(json.loads(result.output.rpartition(mark)[2]))
-        if result.how == "signal":  # too much CPU time, say for 9**9**9: the answer's doing
+        if result.how == "signal" and result.detail in ANSWERS_DOING:
             return 0.0
         raise RewardError(
             f"environment {self.settings.label}: the grader: {result.how}: {result.output[-300:]!r}"
