@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 from silva.environments.episode import Episode
 from silva.environments.foreign.library import finite, imported, plain, solved
 from silva.environments.tasks import Draft, listed
-from silva.errors import CapabilityError, ConfigError
+from silva.errors import CapabilityError, ConfigError, contained
 from silva.types import Message, Observation, Role, Step, Task, ToolSpec
 
 if TYPE_CHECKING:
@@ -119,7 +119,8 @@ class V0Episode(Episode):
             "group_inputs": [dict(self.row)],
         }  # fmt: skip
         names = inspect.signature(self.environment.run_group).parameters
-        states = await self.environment.run_group(**{k: v for k, v in given.items() if k in names})
+        with contained():  # in the task: exit() there would end the event loop
+            states = await self.environment.run_group(**{k: v for k, v in given.items() if k in names})
         return states[0]
 
     async def _next(self) -> dict[str, Any] | None:
