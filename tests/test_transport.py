@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import pytest
+from tests import virtual_clock
 
 from silva.errors import ConfigError
 from silva.transport import SHOWN, Peer, Refused, Unreachable, checked_address
@@ -22,7 +23,7 @@ SECRET = "k3y-of-mine"
 
 
 def run(work: Coroutine[Any, Any, T]) -> T:
-    return asyncio.run(asyncio.wait_for(work, 30))
+    return virtual_clock.run(asyncio.wait_for(work, 30))  # a slow machine changes nothing
 
 
 def answer(body: bytes, status: int = 200, **headers: str) -> bytes:

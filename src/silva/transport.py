@@ -25,6 +25,7 @@ from silva.errors import CapabilityError, ConfigError, SilvaError
 CONNECT = 5.0  # seconds for a connection
 SHOWN = 2000  # characters of an answer in a message
 UNIX = "unix:"
+DISK = "disk"  # code of an error whose cause is the operating system's
 
 
 class Unreachable(SilvaError, ConnectionError):
@@ -37,11 +38,12 @@ class Refused(SilvaError, RuntimeError):
     Attributes:
         status: of HTTP.
         kind: the server's name of the error, such as that of an exception; "" if it gives none.
+        code: a short name for programs; "" if it gives none.
     """
 
-    def __init__(self, message: str, status: int, kind: str = "") -> None:
+    def __init__(self, message: str, status: int, kind: str = "", code: str = "") -> None:
         super().__init__(message)
-        self.status, self.kind = status, kind
+        self.status, self.kind, self.code = status, kind, code
 
 
 def checked_address(address: str) -> str:
@@ -133,9 +135,9 @@ class Peer:
             words = str(error) or type(error).__name__
             raise Unreachable(f"{where}: {words} ({type(error).__name__} at {path})") from error
         if response.status_code >= 300:  # it is asked nowhere else than at its address
-            message, kind = _error_of(response.content)
+            message, kind, code = _error_of(response.content)
             raise Refused(
-                f"{where}: {path}: HTTP {response.status_code}: {message}", response.status_code, kind
+                f"{where}: {path}: HTTP {response.status_code}: {message}", response.status_code, kind, code
             )
         return bytes(response.content)
 
@@ -168,10 +170,10 @@ def _json_of(peer: Peer, path: str, body: bytes) -> Any:
         ) from error
 
 
-def _error_of(body: bytes) -> tuple[str, str]:
-    """The message and the kind of {"error": {"message": ..., "type": ...}}, the form of OpenAI's API."""
+def _error_of(body: bytes) -> tuple[str, str, str]:
+    """Message, kind and code of {"error": {"message": ..., "type": ..., "code": ...}}, as in OpenAI's API."""
     try:
         error = json.loads(body)["error"]
-        return str(error["message"])[:SHOWN], str(error.get("type") or "")
+        return str(error["message"])[:SHOWN], str(error.get("type") or ""), str(error.get("code") or "")
     except (ValueError, LookupError, TypeError, AttributeError):
-        return body[:SHOWN].decode(errors="replace"), ""
+        return body[:SHOWN].decode(errors="replace"), "", ""

@@ -11,7 +11,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from tests.models.tiny import TINY
 
-from silva.config.sections import Lora
+from silva import __version__
+from silva.config.sections import Lora, TinyModel
 from silva.errors import ModelError
 from silva.models.loading import LoadedModel, load_model
 from silva.models.snapshots import load_weights, save_parameters, weight_folder
@@ -50,10 +51,11 @@ def test_a_tied_head_is_written_once(tmp_path: Path) -> None:
 
 
 def test_adapters_leave_the_base_model_alone(tmp_path: Path) -> None:
-    trained, other = model(1, lora=True), model(2, lora=True)
+    trained, other = model(1, lora=True), model(1, lora=True)
     with torch.no_grad():
-        for parameter in trained.model.parameters():
-            parameter.add_(0.5)
+        for name, parameter in trained.model.named_parameters():
+            if "lora_" in name:
+                parameter.add_(0.5)
     before = state(other)
     save_parameters(trained, tmp_path / "w")
     load_weights(other, weight_folder(tmp_path / "w"))
@@ -61,6 +63,48 @@ def test_adapters_leave_the_base_model_alone(tmp_path: Path) -> None:
     assert any(".lora_" in name for name in after) and any(".lora_" not in name for name in after)
     for name in after:
         assert torch.equal(after[name], (own if ".lora_" in name else before)[name]), name
+
+
+def changed(model: TinyModel, lora: Lora | None, **seed: int) -> LoadedModel:
+    return load_model(model.model_copy(update={"lora": lora}), seed=seed.get("seed", 1))
+
+
+ADAPTERS = Lora(rank=2, alpha=4.0)
+
+
+@pytest.mark.parametrize(
+    ("model", "lora", "seed", "words"),
+    [
+        (TINY, ADAPTERS, 1, ""),
+        (TINY, ADAPTERS.model_copy(update={"dropout": 0.5}), 1, ""),  # nothing that sampling does
+        (TINY, ADAPTERS, 2, "another digest of what is not trained"),
+        (TINY, ADAPTERS.model_copy(update={"alpha": 8.0}), 1, r"another adapters.*scaled by 2.*scaled by 4"),
+        (TINY, ADAPTERS.model_copy(update={"targets": ("q_proj",)}), 1, "another adapters"),
+        (TINY.model_copy(update={"dtype": "bfloat16"}), ADAPTERS, 1, "another dtype: got float32"),
+        # as many numbers of the same shapes, and another model
+        (TINY.model_copy(update={"heads": 4, "kv_heads": 2}), ADAPTERS, 1, "another architecture"),
+    ],
+)  # fmt: skip
+def test_adapters_of_another_base_are_refused(
+    model: TinyModel, lora: Lora, seed: int, words: str, tmp_path: Path
+) -> None:
+    save_parameters(changed(TINY, ADAPTERS), tmp_path / "w")
+    engine = changed(model, lora, seed=seed)
+    before = state(engine)
+    if not words:
+        return load_weights(engine, weight_folder(tmp_path / "w"))
+    with pytest.raises(ModelError, match=words):
+        load_weights(engine, weight_folder(tmp_path / "w"))
+    assert equal(before, state(engine))
+
+
+def test_parameters_that_another_version_of_silva_has_written_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save_parameters(model(1), tmp_path / "w")
+    monkeypatch.setattr("silva.models.snapshots.__version__", "9.9.9")
+    with pytest.raises(ModelError, match=f"another version of Silva: got {__version__}, expected 9.9.9"):
+        load_weights(model(1), weight_folder(tmp_path / "w"))
 
 
 def test_a_folder_is_never_written_over(tmp_path: Path) -> None:
@@ -96,7 +140,7 @@ def test_adapters_do_without_a_base_and_nothing_does_without_adapters(tmp_path: 
     save_parameters(model(1), tmp_path / "whole")
     adapted = model(2, lora=True)
     before = state(adapted)
-    with pytest.raises(ModelError, match=r"lora_.*expected the weights of .* with its adapters"):
+    with pytest.raises(ModelError, match="another adapters"):
         load_weights(adapted, weight_folder(tmp_path / "whole"))
     save_parameters(adapted, tmp_path / "adapters")
     with pytest.raises(ModelError, match="missing or of another shape"):

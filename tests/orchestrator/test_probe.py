@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from scipy.special import rel_entr
 from tests.trainer.conftest import make_samples, tiny
 
@@ -73,6 +74,41 @@ def test_an_engine_that_kept_its_weights_is_refused_however_small_the_update(mad
             await probe.check(trainer, engine)
 
     asyncio.run(run())
+
+
+@pytest.mark.parametrize(("lr", "updates"), [(1e-3, 1), (1e-5, 2), (1e-6, 10)])
+@pytest.mark.parametrize("half", [False, True])
+def test_weights_of_which_half_arrive_are_seen_at_any_learning_rate(
+    tiny, compute, make_samples, tmp_path: Path, lr: float, updates: int, half: bool
+) -> None:
+    """Of adapters, those of the second layer stay as they were."""
+    policy, other = tiny(seed=0, lora=True), tiny(seed=0, lora=True)
+    trainer = LocalTrainer(policy, LocalTrainerSettings(), seed=0, compute=compute)
+    engine = LocalEngine(other, LocalEngineSettings(), compute)
+
+    def arrive() -> None:
+        theirs = dict(other.model.named_parameters())
+        with torch.no_grad():
+            for name, parameter in policy.model.named_parameters():
+                if not (half and "layers.1." in name):
+                    theirs[name].copy_(parameter)
+
+    async def run() -> None:
+        probe = Probe(256, "float32")
+        await probe.check(trainer, engine)
+        for _ in range(updates):
+            await trainer.forward_backward(make_samples([9, 14]), LossSpec("reinforce"))
+            await trainer.optim_step(OptimParams(lr=lr))
+            snapshot = await trainer.publish()
+            arrive()
+            await engine.load(Snapshot(snapshot.version))
+            await probe.check(trainer, engine)
+
+    if half:
+        with pytest.raises(EngineError, match=r"Some of its weights are old|It has other weights"):
+            asyncio.run(run())
+    else:
+        asyncio.run(run())
 
 
 def test_an_engine_with_another_model_or_version_is_refused(made) -> None:

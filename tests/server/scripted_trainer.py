@@ -96,7 +96,7 @@ class Park:
         self.built: list[Scripted] = []
         self.asked: list[Open] = []
         self.fault: Exception | None = None
-        self.server = TrainerServer(self.build)
+        self.server = TrainerServer(self.build, folder.parent)
         log = (lines if lines is not None else []).append
         self.guard = Guard(self.server.app(), Bind(), key=KEY, log=log)
 

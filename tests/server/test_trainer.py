@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import os
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import httpx2
 import numpy as np
+import pytest
 from tests.server.running import asking, listening, run, until
 from tests.server.scripted_trainer import KEY, LOSS, Asked, Park, told
 
+from silva import __version__
 from silva.errors import CheckpointError
+from silva.storage.run_folder import LOCK
 from silva.trainer.wire import METHODS, Opened, Reply
 from silva.types import OptimParams, Sample, Snapshot, WeightFolder
 
@@ -109,6 +114,48 @@ def test_a_call_of_the_session_before_waits_in_vain(park: Park) -> None:
     assert park.built[0].closed and not park.built[1].calls
 
 
+def test_another_run_gets_the_trainer_only_when_nobody_runs_the_one_before(park: Park) -> None:
+    other = park.folder.parent / "other"
+
+    async def ask(asked: Asked) -> Any:
+        (park.folder / LOCK).write_text("4711")
+        with open(park.folder / LOCK) as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            refused = await asked.client.post("/open", content=park.open(folder=str(other)))
+            went_on = await asked("publish")
+            await asked.open()  # the same run again
+        await asked.open(folder=str(other))
+        return refused.json()["error"], went_on, await asked("publish")
+
+    refused, went_on, reply = told(park, ask)
+    assert refused["type"] == "ConfigError" and "in which process 4711 runs" in refused["message"]
+    assert isinstance(went_on, Reply) and isinstance(reply, Reply)
+
+
+@pytest.mark.parametrize("folder", ["", "/etc", "{runs}", "{runs}/..", "{runs}/../elsewhere", "{runs}2/run"])
+def test_a_run_outside_the_trainers_own_output_dir_is_refused(park: Park, folder: str) -> None:
+    async def ask(asked: Asked) -> Any:
+        where = folder.format(runs=park.folder.parent)
+        return (await asked.client.post("/open", content=park.open(folder=where))).json()["error"]
+
+    error = told(park, ask)
+    assert error["type"] == "ConfigError" and "output_dir of this trainer" in error["message"]
+    assert len(park.built) == 1 and not park.built[0].closed
+
+
+def test_a_run_whose_folder_is_a_link_is_trained_where_it_leads(park: Park) -> None:
+    link = park.folder.parent / f"{park.folder.name}-link"
+
+    async def ask(asked: Asked) -> Any:
+        await asked.open(folder=str(link))
+        return await asked("save", path=str(link / "step_1"))
+
+    with TemporaryDirectory() as scratch:
+        link.symlink_to(scratch)
+        assert isinstance(told(park, ask), Reply)
+        assert park.built[1].calls == [("save", Path(scratch).resolve() / "step_1")]
+
+
 def test_a_session_of_nobody_is_lost(park: Park) -> None:
     async def ask(asked: Asked) -> Any:
         return [await asked("publish", session=name) for name in ("x", "0" * 16, "ü", "%00")]
@@ -203,7 +250,8 @@ def test_alive_answers_while_a_call_computes(park: Park) -> None:
         return idle, busy, await alive()
 
     idle, busy, after = told(park, ask)
-    expected = {"role": "trainer", "pid": os.getpid(), "open": True, "doing": "", "seconds": 0.0}
+    expected = {"role": "trainer", "pid": os.getpid(), "open": True, "doing": "", "seconds": 0.0,
+                "silva": __version__}  # fmt: skip
     assert idle == after == expected
     assert busy | {"seconds": 0.0} == expected | {"doing": "restart"} and 0 <= busy["seconds"] < 60
 

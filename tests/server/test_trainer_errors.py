@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import errno
 import json
 import pickle
 from pathlib import Path
@@ -13,6 +15,7 @@ from tests.server.scripted_trainer import KEY, LOSS, Asked, Park, told
 
 from silva.codec import decode, encode
 from silva.errors import CheckpointError, NonFiniteError, OutOfMemory, PartLost, RecordError, SilvaError
+from silva.storage.checkpoints import CheckpointStore
 from silva.trainer.remote import RemoteTrainer
 from silva.trainer.wire import METHODS, Call, Open, Reply
 from silva.transport import Peer, Refused
@@ -70,6 +73,37 @@ def test_an_error_comes_back_as_the_same_class_with_the_same_words(park: Park, f
 
     caught = run(work())
     assert type(caught) is type(fault) and str(caught) == str(fault)
+
+
+def test_a_full_disk_is_told_with_the_advice_of_who_asked(park: Park, tmp_path: Path) -> None:
+    full = OSError(errno.ENOSPC, "No space left on device")
+    store = CheckpointStore(tmp_path / "checkpoints", 1)
+
+    async def work() -> list[str]:
+        async with listening(park.guard) as address:
+            peer = Peer(address, name="trainer", key=KEY)
+            trainer = RemoteTrainer(peer, decode(Open, park.open()), patience=10)
+            await trainer.connect()
+            park.built[0].fault = full
+            loop, said = asyncio.get_running_loop(), []
+
+            def write(path: Path) -> None:
+                asyncio.run_coroutine_threadsafe(trainer.save(path), loop).result()
+
+            for doing in (asyncio.to_thread(store.save, 1, {"trainer": write}, {}), trainer.publish()):
+                with pytest.raises(CheckpointError) as caught:
+                    await doing
+                said.append(str(caught.value))
+            park.built[0].fault = ZeroDivisionError()
+            with pytest.raises(Refused) as refused:
+                await trainer.publish()
+            await trainer.close()
+            assert trainer._session and trainer._session not in str(refused.value)
+            return said
+
+    saved, published = run(work())
+    assert "No space left on device" in saved and "free some space, then --resume" in saved
+    assert "No space left on device" in published
 
 
 def test_an_error_nobody_planned_gives_its_name_and_no_more(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from tests.server.running import run, until
 
+from silva import __version__
 from silva.codec import decode, encode
 from silva.errors import CheckpointError, ModelError, NonFiniteError, PartLost, SilvaError
 from silva.ports import CLOCK, Clock, use_clock
@@ -20,6 +21,7 @@ from silva.transport import Peer, Refused, Unreachable
 from silva.types import OptimParams, Snapshot
 
 ADDRESS = "unix:/nowhere/trainer.sock"
+ALIVE = {"silva": __version__}
 PARAMS = OptimParams(lr=0.1)
 
 
@@ -48,7 +50,7 @@ class FakePeer(Peer):
 
     def __init__(self) -> None:
         super().__init__(ADDRESS, name="trainer")
-        self.alive: Callable[[int], object] = lambda number: {}
+        self.alive: Callable[[int], object] = lambda number: ALIVE
         self.questions = itertools.count()
         self.sent: list[tuple[str, Any]] = []
         self.answer: Callable[[str, Call], Awaitable[bytes]] = self.usual
@@ -133,7 +135,7 @@ def test_calls_carry_the_session_and_the_version_comes_back() -> None:
 
 def test_a_server_that_is_not_there_yet_is_waited_for() -> None:
     peer = FakePeer()
-    peer.alive = lambda number: Unreachable("no") if number < 13 else {}
+    peer.alive = lambda number: Unreachable("no") if number < 13 else ALIVE
 
     async def ask(trainer: RemoteTrainer) -> None:
         await trainer.connect()
@@ -183,7 +185,7 @@ def test_a_call_takes_as_long_as_it_takes_while_the_server_lives() -> None:
     def alive(number: int) -> object:
         if number > 40 * missing:
             go.set()
-        return {} if number % missing == 0 else Unreachable("no")
+        return ALIVE if number % missing == 0 else Unreachable("no")
 
     peer.alive = alive
 
@@ -199,7 +201,7 @@ def test_a_call_takes_as_long_as_it_takes_while_the_server_lives() -> None:
 def test_silence_ends_a_call(fault: SilvaError) -> None:
     peer = FakePeer()
     peer.answer = hanging
-    peer.alive = lambda number: fault if number else {}
+    peer.alive = lambda number: fault if number else ALIVE
 
     async def ask(trainer: RemoteTrainer) -> tuple[str, float]:
         await trainer.connect()

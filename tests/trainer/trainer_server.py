@@ -37,7 +37,7 @@ def serving(build: Build) -> Iterator[str]:
         ready, loop, tasks = threading.Event(), asyncio.new_event_loop(), list[asyncio.Task[None]]()
 
         async def listen() -> None:
-            server = TrainerServer(build)
+            server = TrainerServer(build, Path("/"))
             guard = Guard(server.app(), bind, key=KEY, log=lambda line: None)
             tasks.append(asyncio.create_task(serve(guard, bind, ready=lambda address: ready.set())))
             await asyncio.gather(*tasks, return_exceptions=True)

@@ -140,9 +140,15 @@ def serve_trainer(resolved: Resolved, given: Mapping[str, str]) -> int:
 
     bind, key = bind_of(resolved.config, "trainer", given), key_of(resolved.config)
     check_bind(bind, key)
+    if not key and not bind.unix:
+        raise ConfigError(
+            f"{bind.address}: everybody on this machine could use this trainer without a key, and write "
+            "files with your rights. Set the environment variable SILVA_API_KEY, or listen at a Unix socket "
+            '(--unix, or placement.trainer = "unix:PATH")'
+        )
     process.prepare()
     with ExitStack() as stack:
-        server = TrainerServer(Builder(here(resolved.config), stack))
+        server = TrainerServer(Builder(here(resolved.config), stack), Path(resolved.config.output_dir))
         guard = Guard(server.app(), bind, key=key, log=_say, max_body=MAX_BODY, body_seconds=BODY_SECONDS)
         return _served(guard, bind, "trainer")
 

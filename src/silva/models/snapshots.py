@@ -6,16 +6,24 @@ A folder holds a whole model, or only the parameters that training changes (with
 from __future__ import annotations
 
 import hashlib
+import json
+from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
+from weakref import WeakKeyDictionary
 
 import torch
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 
+from silva import __version__
 from silva.errors import ModelError
 from silva.models.loading import LoadedModel
 from silva.models.weight_files import some
 from silva.types import WeightFolder
+
+BASE = "silva_base"
+"""Key of the metadata of a file. One key, because several come in any order, and the file has a digest."""
 
 
 def weight_folder(path: Path) -> WeightFolder:
@@ -33,7 +41,39 @@ def save_parameters(loaded: LoadedModel, path: Path) -> None:
         name: x.detach().contiguous() for name, x in loaded.model.named_parameters() if x.requires_grad
     }
     path.mkdir(parents=True)
-    save_file(tensors, path / "model.safetensors")
+    save_file(tensors, path / "model.safetensors", metadata={BASE: json.dumps(base_of(loaded))})
+
+
+def base_of(loaded: LoadedModel) -> Mapping[str, str]:
+    """What must be equal wherever the parameters that training changes are used, by names for people."""
+    model = loaded.model
+    if model not in _BASES:
+        architecture = {
+            name: value
+            for name, value in model.config.to_dict().items()
+            if not name.startswith("_") and name not in ("transformers_version", "torch_dtype", "dtype")
+        }
+        adapters = {
+            f"{name.rpartition('.')[2]}: rank {module.r['default']}, scaled by {module.scaling['default']:g}"
+            for name, module in model.named_modules()
+            if hasattr(module, "lora_A")
+        }
+        digest = hashlib.sha256()
+        for name, parameter in model.named_parameters():
+            if not parameter.requires_grad:
+                digest.update(name.encode())
+                digest.update(parameter.detach().cpu().contiguous().view(torch.uint8).numpy())
+        _BASES[model] = {
+            "version of Silva": __version__,
+            "architecture": json.dumps(architecture, sort_keys=True, default=str),
+            "dtype": str(loaded.dtype).removeprefix("torch."),
+            "adapters (model.lora)": "; ".join(sorted(adapters)) or "none",
+            "digest of what is not trained": digest.hexdigest(),
+        }
+    return _BASES[model]
+
+
+_BASES: WeakKeyDictionary[torch.nn.Module, Mapping[str, str]] = WeakKeyDictionary()
 
 
 @torch.no_grad()
@@ -45,6 +85,7 @@ def load_weights(loaded: LoadedModel, folder: WeightFolder) -> None:
             a parameter that training changes is missing, or one has another shape.
     """
     path = Path(folder.path)
+    _check_base(loaded, path)
     if (found := _digest(path)) != folder.digest:
         raise ModelError(f"{path}: the weights have the digest {found}, expected {folder.digest}")
     try:
@@ -62,6 +103,29 @@ def load_weights(loaded: LoadedModel, folder: WeightFolder) -> None:
         )
     for name in parameters.keys() & tensors:
         parameters[name].copy_(tensors[name])
+    if tensors.keys() - {*changing}:
+        _BASES.pop(loaded.model, None)
+
+
+def _check_base(loaded: LoadedModel, path: Path) -> None:
+    """Adapters on another base, or scaled in another way, would be another policy without any error."""
+    written: dict[str, str] = {}
+    for file in _files(path):
+        with suppress(SafetensorError, OSError), safe_open(file, "pt") as content:  # read again, and told
+            written |= json.loads((content.metadata() or {}).get(BASE, "{}"))
+    if not written:  # a whole model that somebody else has written
+        return
+    for name, mine in base_of(loaded).items():
+        if (theirs := written.get(name)) != mine:
+            raise ModelError(
+                f"{path}: these are parameters of a model with another {name}: got {_short(theirs)}, "
+                f"expected {_short(mine)}, as in this process. Give trainer and inference the same [model] "
+                "and the same Silva"
+            )
+
+
+def _short(text: str | None) -> str:
+    return "none" if text is None else text if len(text) <= 200 else f"{text[:197]}..."
 
 
 def _digest(path: Path) -> str:

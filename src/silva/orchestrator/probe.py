@@ -4,9 +4,12 @@
                                                     │
                               equal to the last bit to the engine's answer before, although
                               the trainer's answer has moved: the engine has kept old weights
+                              larger than rounding, and than a share of how far the trainer's
+                              answer has moved: some of the weights did not arrive
 
-Both compute with kernels of their own, so their log-probabilities differ by rounding. Engines that share the
-trainer's parameters are not asked.
+Both compute with kernels of their own, so their log-probabilities differ by rounding, which does not grow
+with the updates. Weights that do not arrive leave a difference that grows as the trainer's answer moves.
+docs/services.md has the numbers. Engines that share the trainer's parameters are not asked.
 """
 
 from __future__ import annotations
@@ -21,6 +24,10 @@ from silva.types import Sample
 LENGTH = 32  # tokens of the text
 MOST = {"float64": 1e-6, "float32": 1e-3, "bfloat16": 0.5, "float16": 0.5}
 """By which log-probabilities of a token may differ, by the dtype of the model."""
+LEAST = {"float64": 1e-14, "float32": 5e-7, "bfloat16": 1e-3, "float16": 1e-4}
+"""Rounding (root of the mean square) to count on if the first probe shows less."""
+ROUNDING = 8.0  # times the first probe's difference
+SHARE = 0.1  # of how far the trainer's answer has moved since the first probe
 
 
 class Probe:
@@ -33,7 +40,8 @@ class Probe:
 
     def __init__(self, vocabulary: int, dtype: str) -> None:
         self._tokens = (uniform(0, np.arange(LENGTH)) * vocabulary).astype(np.int64)
-        self._most = MOST[dtype]
+        self._most, self._rounding = MOST[dtype], LEAST[dtype]
+        self._first: np.ndarray | None = None  # the trainer's answer to the first probe
         self._engines: tuple[float, ...] = ()
         self._trainers = np.empty(0)
 
@@ -70,6 +78,19 @@ class Probe:
                 f"{where}: its log-probabilities of a fixed text differ from the trainer's by up to "
                 f"{worst:.3g}, expected at most {self._most:g}. It has other weights, or another model"
             )
+        if self._first is None:
+            self._first, self._rounding = trainers, max(self._rounding, _size(gap))
+        moved = _size(trainers - self._first)
+        if _size(gap) > (most := ROUNDING * self._rounding + SHARE * moved):
+            raise EngineError(
+                f"{where}: its log-probabilities of a fixed text differ from the trainer's by "
+                f"{_size(gap):.3g} (root of the mean square), expected at most {most:.3g}: the "
+                f"trainer's have moved by {moved:.3g}, and rounding makes {self._rounding:.3g}. Some of its weights are old"
+            )
+
+
+def _size(differences: np.ndarray) -> float:
+    return float(np.sqrt(np.mean(differences**2)))
 
 
 def _row(tokens: np.ndarray, version: int) -> Sample:

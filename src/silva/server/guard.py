@@ -34,6 +34,7 @@ from silva.errors import (
     SilvaError,
 )
 from silva.server.serving import Bind
+from silva.transport import DISK
 
 MAX_BODY = 8 << 20  # bytes
 BODY_SECONDS = 30.0
@@ -88,7 +89,7 @@ def fault_of(error: Exception) -> Fault:
     if isinstance(error, ModelError):
         return Fault(409, name, str(error))
     if isinstance(error, SilvaError):
-        return Fault(500, name, str(error))
+        return Fault(500, name, str(error), DISK if isinstance(error.__cause__, OSError) else None)
     return Fault(500, name, f"the server failed ({name}); its log says more")
 
 

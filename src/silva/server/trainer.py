@@ -21,11 +21,14 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
+from silva import __version__
 from silva.codec import decode, encode
-from silva.errors import CheckpointError, PartLost
+from silva.errors import CheckpointError, ConfigError, PartLost
 from silva.ports import CLOCK
 from silva.protocols import Trainer
 from silva.server.guard import Application, HttpError
+from silva.storage.checkpoints import disk_faults
+from silva.storage.run_folder import holder
 from silva.trainer.wire import METHODS, Call, Open, Opened, Reply
 
 MAX_BODY = 4 << 30
@@ -39,10 +42,11 @@ class TrainerServer:
 
     Args:
         build: makes a trainer; called with each `open`, after the one before it has been closed.
+        runs: the folder whose runs it may train. It reads and writes nowhere else.
     """
 
-    def __init__(self, build: Build) -> None:
-        self._build = build
+    def __init__(self, build: Build, runs: Path) -> None:
+        self._build, self._runs = build, Path(os.path.abspath(runs))
         self._trainer: Trainer | None = None
         self._session, self._folder = "", Path()
         self._lock = asyncio.Lock()
@@ -68,22 +72,46 @@ class TrainerServer:
         seconds = CLOCK.monotonic() - self._since if self._doing else 0.0
         return JSONResponse({
             "role": "trainer", "pid": os.getpid(), "open": bool(self._session), "doing": self._doing,
-            "seconds": round(seconds, 3),
+            "seconds": round(seconds, 3), "silva": __version__,
         })  # fmt: skip
 
     async def _open(self, request: Request) -> Response:
         asked = decode(Open, await request.body())
+        folder = self._run_folder(asked.folder)
+        self._check_free(folder)
         self._session = ""  # from now on: the session before gets no call through
-        return await _whole(self._opened(asked))
+        return await _whole(self._opened(asked, folder))
 
-    async def _opened(self, asked: Open) -> Response:
+    def _run_folder(self, given: str) -> Path:
+        """The folder of a run, which may itself be a link to another disk."""
+        path = Path(os.path.abspath(given))
+        inside = path.is_relative_to(self._runs) or path.resolve().is_relative_to(self._runs.resolve())
+        if not given or not inside or path.resolve() == self._runs.resolve():
+            raise ConfigError(
+                f"open: got the run {given!r}, expected a folder in {self._runs}, which is output_dir of "
+                "this trainer's configuration"
+            )
+        return path.resolve()
+
+    def _check_free(self, folder: Path) -> None:
+        """A run in another folder may take the trainer only if nobody runs the one that has it.
+
+        In the same folder it is the next process of the same run: the folder's lock lets no two run at once.
+        """
+        if self._session and folder != self._folder and (owner := holder(self._folder)):
+            raise ConfigError(
+                f"this trainer trains {self._folder}, in which process {owner} runs: wait for it, stop "
+                "it, or start another trainer"
+            )
+
+    async def _opened(self, asked: Open, folder: Path) -> Response:
         async with self._lock:
             with self._at("open"):
                 if self._trainer is not None:
                     await self._trainer.close()
                     self._trainer = None
                 self._said.clear()
-                self._folder = Path(asked.folder).resolve()
+                self._folder = folder
                 self._trainer = await self._build(asked, self._said.append)
                 self._session = secrets.token_hex(8)
             able = self._trainer.capabilities
@@ -108,7 +136,7 @@ class TrainerServer:
     async def _answered(self, session: str, method: str, call: Call) -> Response:
         async with self._lock:
             self._check(session)
-            with self._at(method):
+            with self._at(method), disk_faults(f"{method} failed in {self._folder}"):
                 result = await self._result(method, call)
             assert self._trainer is not None
             reply = Reply(self._trainer.version, self._heard(), **result)

@@ -119,7 +119,7 @@ class CheckpointStore:
         self.directory, self.keep, self.read_only = directory, keep, read_only
         self.skipped: list[str] = []
         if not read_only:
-            with _failing(f"cannot use the checkpoint folder {directory}"):
+            with disk_faults(f"cannot use the checkpoint folder {directory}"):
                 if not directory.is_dir():
                     directory.mkdir(parents=True)
                     FILES.fsync_dir(directory.parent)
@@ -136,7 +136,7 @@ class CheckpointStore:
         temporary = self.directory / f"tmp-step_{step}-{secrets.token_hex(4)}"
         target = self.path(step)
         advice = "Earlier checkpoints are untouched; free some space, then --resume."
-        with _failing(f"cannot save the checkpoint of step {step} in {self.directory}", advice):
+        with disk_faults(f"cannot save the checkpoint of step {step} in {self.directory}", advice):
             try:
                 temporary.mkdir()
                 self._fill(temporary, step, files, meta)
@@ -146,7 +146,7 @@ class CheckpointStore:
                 with contextlib.suppress(OSError):
                     self._recover()
                 raise
-        with _failing(f"the checkpoint {target} is safe, but tidying up after it failed"):
+        with disk_faults(f"the checkpoint {target} is safe, but tidying up after it failed"):
             crash_point("latest")
             FILES.write_atomic(self.directory / "latest", f"{target.name}\n".encode())
             crash_point("prune")
@@ -177,7 +177,7 @@ class CheckpointStore:
         self._writable()
         if not (self.path(step) / MANIFEST).exists():
             raise CheckpointError(f"cannot mark step {step} as best: no checkpoint at {self.path(step)}")
-        with _failing(f"cannot mark step {step} as best in {self.directory}"):
+        with disk_faults(f"cannot mark step {step} as best in {self.directory}"):
             FILES.write_atomic(self.directory / "best", f"step_{step}\n".encode())
 
     def best(self) -> tuple[int, Path] | None:
@@ -265,7 +265,7 @@ class CheckpointStore:
 
 
 @contextlib.contextmanager
-def _failing(what: str, advice: str = "") -> Iterator[None]:
+def disk_faults(what: str, advice: str = "") -> Iterator[None]:
     """Faults of the disk become a CheckpointError that says where and what to do."""
     try:
         yield

@@ -262,6 +262,19 @@ def _lock(path: Path) -> TextIO:
     return file
 
 
+def holder(path: Path) -> str:
+    """The id of the process that has the run open; "" if none has."""
+    try:
+        with open(path / LOCK) as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return file.read().strip() or "unknown"
+    except OSError:  # no lock, no run
+        pass
+    return ""
+
+
 def _is_run(path: Path) -> bool:
     """A lock or a ledger. A config.toml is no sign: many a foreign project has one."""
     return (path / LOCK).is_file() or Layout(path).ledger.is_file()

@@ -18,6 +18,7 @@ from silva.models.loading import LoadedModel
 from silva.models.snapshots import save_parameters, weight_folder
 from silva.ports import FILES
 from silva.protocols import Trainer
+from silva.storage.checkpoints import disk_faults
 from silva.types import Snapshot
 from silva.wrapped import WrappedTrainer
 
@@ -62,6 +63,11 @@ class BroadcastTrainer(WrappedTrainer):
         await self.inner.load(path)
 
     async def _written(self, snapshot: Snapshot) -> Snapshot:
+        advice = "Checkpoints are untouched; free some space on the disk, then --resume."
+        with disk_faults(f"cannot write version {snapshot.version} in {self._folder}", advice):
+            return await self._write(snapshot)
+
+    async def _write(self, snapshot: Snapshot) -> Snapshot:
         path = self._folder / f"version_{snapshot.version}"
         temporary = path.with_name(f".{path.name}.tmp")
         await asyncio.to_thread(FILES.remove_tree, temporary)

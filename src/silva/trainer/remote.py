@@ -14,12 +14,13 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from silva import __version__
 from silva.codec import decode, encode
-from silva.errors import PartLost, SilvaError, error_named
+from silva.errors import CapabilityError, PartLost, SilvaError, error_named
 from silva.ports import CLOCK
 from silva.protocols import TrainerCapabilities
 from silva.trainer.wire import Call, Open, Opened, Reply
-from silva.transport import Peer, Refused, Unreachable
+from silva.transport import DISK, Peer, Refused, Unreachable
 from silva.types import LossSpec, OptimParams, Sample, Signals, Snapshot
 
 CHECK = 0.5  # seconds between questions whether it is alive
@@ -114,9 +115,10 @@ class RemoteTrainer:
                 return call.result()
             raise Unreachable(watch.result())
         except Unreachable as error:
-            raise PartLost(f"{error} (while it was asked to {doing})") from error
+            raise PartLost(f"{self._without_session(error)} (while it was asked to {doing})") from error
         except Refused as error:
-            raise self._raised(error) from error
+            raised = self._raised(error)
+            raise raised from raised.__cause__ or error
         finally:
             for each in (call, watch):
                 each.cancel()
@@ -138,7 +140,12 @@ class RemoteTrainer:
         began, told = CLOCK.monotonic(), False
         while True:
             try:
-                await self._peer.get("/alive", timeout=DEAD_AFTER)
+                theirs = (await self._peer.get("/alive", timeout=DEAD_AFTER)).get("silva")
+                if theirs != __version__:
+                    raise CapabilityError(
+                        f"the trainer at {self._peer.address} is of Silva {theirs or 'before 0.1.0'}, "
+                        f"this is {__version__}: install the same version at both ends"
+                    )
                 return
             except Unreachable as error:
                 if CLOCK.monotonic() - began > self._patience:
@@ -151,9 +158,17 @@ class RemoteTrainer:
             await CLOCK.sleep(CHECK)
 
     def _raised(self, refused: Refused) -> SilvaError:
-        """What the trainer raised, as here."""
-        text = str(refused)
-        return error_named(refused.kind, text.partition(f"HTTP {refused.status}: ")[2] or text) or refused
+        """What the trainer raised, as here; a fault of its disk is the cause of it here too."""
+        text = self._without_session(refused)
+        words = text.partition(f"HTTP {refused.status}: ")[2]
+        error = error_named(refused.kind, words or text) or Refused(text, refused.status, refused.kind)
+        if refused.code == DISK:
+            error.__cause__ = OSError(words)
+        return error
+
+    def _without_session(self, error: Exception) -> str:
+        """Whoever knows the session can use the trainer."""
+        return str(error).replace(self._session, "...") if self._session else str(error)
 
     def _repeat(self, said: Sequence[str]) -> None:
         for line in said:
