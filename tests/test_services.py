@@ -188,6 +188,8 @@ def test_a_part_that_others_can_reach_needs_a_key(folder: Path) -> None:
     code, output = silva(*argv(folder, "none", "--host", "0.0.0.0", command="trainer"))
     assert code == 2 and "other machines could use this server without a key" in output
     assert "SILVA_API_KEY" in output
+    code, output = silva(*argv(folder, "none", "--host", "127.0.0.1", command="trainer"))
+    assert code == 2 and "everybody on this machine could use this trainer without a key" in output
 
 
 @pytest.fixture
@@ -199,7 +201,7 @@ def taken() -> Iterator[int]:
 
 
 def test_a_port_in_use_is_named(folder: Path, taken: int) -> None:
-    code, output = silva(*argv(folder, "none", "--port", str(taken), command="trainer"))
+    code, output = silva(*argv(folder, "none", "--port", str(taken), command="inference"))
     assert code == 2 and f"cannot listen at http://127.0.0.1:{taken}: Address already in use" in output
 
 

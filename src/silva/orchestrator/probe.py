@@ -85,7 +85,8 @@ class Probe:
             raise EngineError(
                 f"{where}: its log-probabilities of a fixed text differ from the trainer's by "
                 f"{_size(gap):.3g} (root of the mean square), expected at most {most:.3g}: the "
-                f"trainer's have moved by {moved:.3g}, and rounding makes {self._rounding:.3g}. Some of its weights are old"
+                f"trainer's have moved by {moved:.3g}, and rounding makes {self._rounding:.3g}. "
+                "Some of its weights are old"
             )
 
 
