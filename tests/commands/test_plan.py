@@ -13,10 +13,11 @@ import torch
 
 from silva.algorithms.recipes import Grpo
 from silva.cli import main
-from silva.commands.plan import Plan, Probe, _summarise, describe, learning_bytes
+from silva.commands.plan import Plan, Probe, _summarise, describe
 from silva.config.sections import Lora, TinyModel
+from silva.models import memory
 from silva.models.loading import load_model
-from silva.trainer.optimizer import Stepper
+from silva.trainer.optimizer import Stepper, learning_bytes
 from silva.types import Group, OptimParams, Segment, Task, Trajectory, Turn
 
 ROOT = Path(__file__).parents[2]
@@ -84,6 +85,17 @@ def test_a_plan_that_trains_nothing_says_so_first(tmp_path, monkeypatch, capsys)
     assert line.startswith("# WARNING: 0 tokens would be trained. rollout.group_size = 1 leaves nothing")
 
 
+def test_a_dry_run_refuses_what_the_memory_cannot_train(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    Path("a.toml").write_text(CONFIG)
+    monkeypatch.setattr(
+        memory, "memory_limit", lambda: 2**18
+    )  # its 20,000 parameters take 80 kB, trained 320
+    assert main(["rl", "@", "a.toml", "--dry-run"]) == 2
+    words = capsys.readouterr().err
+    assert "gradients and moments alone take" in words and "256 KiB of memory here" in words
+
+
 def test_torch_built_for_cuda_takes_more_memory(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     Path("a.toml").write_text(CONFIG)
@@ -106,7 +118,7 @@ def test_what_learning_takes_is_what_a_trainer_then_holds(dtype, lora):
     stepper.step(1.0, OptimParams(lr=1e-3, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.0))
     held += sum(x.nbytes for state in stepper.optimizer.state.values() for x in state.values() if x.ndim)
     held += sum(m.nbytes for n, m in stepper.masters.items() if m is not stepper.parameters[n])
-    assert held == learning_bytes(loaded)
+    assert held == learning_bytes(loaded.model.parameters())
 
 
 def number(text: str) -> float:

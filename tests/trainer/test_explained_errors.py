@@ -12,6 +12,7 @@ from tests.trainer.updates import REINFORCE, Make, Rows, gradients, make_trainer
 
 from silva.config.sections import Optimizer
 from silva.errors import CapabilityError, NonFiniteError, OutOfMemory
+from silva.models import memory
 from silva.trainer import local
 
 
@@ -99,4 +100,17 @@ def test_nothing_to_train_is_refused(tiny: Make) -> None:
     loaded = tiny()
     loaded.model.requires_grad_(False)
     with pytest.raises(CapabilityError, match="no parameter requires a gradient"):
+        make_trainer(loaded)
+
+
+@pytest.mark.parametrize(("dtype", "each"), [("float32", 16), ("bfloat16", 18)])
+def test_a_model_that_cannot_be_trained_in_the_memory_here_is_refused(
+    tiny: Make, monkeypatch: pytest.MonkeyPatch, dtype: str, each: int
+) -> None:
+    loaded = tiny(dtype)
+    needed = each * sum(p.numel() for p in loaded.model.parameters())
+    monkeypatch.setattr(memory, "memory_limit", lambda: needed)
+    make_trainer(loaded)
+    monkeypatch.setattr(memory, "memory_limit", lambda: needed - 1)
+    with pytest.raises(CapabilityError, match=f"alone take {needed / 1024:.3g} KiB, and there are .* here"):
         make_trainer(loaded)

@@ -38,7 +38,7 @@ def examine() -> dict[str, Any]:
         "python": platform.python_version(),
         "platform": platform.platform(),
         "cores": os.cpu_count(),
-        "memory_gib": _memory_gib(),
+        "memory_gib": _memory_gib() if packages["torch"] is not None else None,
         "disk_free_gib": round(shutil.disk_usage(Path.cwd()).free / 2**30, 1),
         "sandbox": describe(),
         "packages": packages,
@@ -103,7 +103,7 @@ def _version(name: str) -> str | None:
 
 
 def _memory_gib() -> float | None:
-    try:
-        return round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1)
-    except (ValueError, OSError):
-        return None
+    from silva.models.memory import memory_limit
+
+    limit = memory_limit()
+    return None if limit is None else round(limit / 2**30, 1)

@@ -27,6 +27,7 @@ from silva.config.schema import RunConfig
 from silva.config.sections import TinyModel
 from silva.errors import NoSignalError
 from silva.models.loading import LoadedModel
+from silva.models.memory import in_words
 from silva.models.trie import build
 from silva.monitoring.monitor import Monitor
 from silva.orchestrator.sft import imitate
@@ -37,6 +38,8 @@ from silva.rollouts.actors import Policy, Script
 from silva.rollouts.episode import play
 from silva.rollouts.faults import tally
 from silva.rollouts.samples import trajectory_samples
+from silva.trainer.explained_errors import refuse_too_large
+from silva.trainer.optimizer import learning_bytes
 from silva.types import Group, Task, Trajectory
 
 PROBE_EPISODES = 48
@@ -111,6 +114,7 @@ def plan_run(config: RunConfig) -> Plan:
     if getattr(config.engine, "elsewhere", False):  # a plan starts nothing and asks nobody
         config = config.model_copy(update={"engine": type(config).model_fields["engine"].default})
     with loaded(config) as assembly:
+        refuse_too_large(assembly.model)
         found = _summarise(config.algorithm, asyncio.run(_probe(assembly)))
         memory, data, eval_episodes = _memory(assembly, found), assembly.data_notes, _eval_episodes(assembly)
     rollout, evaluation, model = config.rollout, config.eval, assembly.model.model
@@ -162,8 +166,9 @@ def describe(plan: Plan) -> str:
         f"in all: about {_count(plan.steps * generated)} tokens sampled and "
         f"{_count(plan.steps * trained)} trained, if answers stay as long as in a probe",
         f"{plan.evaluations} evaluations of {plan.eval_episodes} held-out episodes",
-        f"memory: about {_size(plan.memory_bytes)} at most, for {_count(plan.parameters)} parameters{share}",
-        f"disk: checkpoints of about {_size(plan.checkpoint_bytes)}, at most {plan.checkpoints} kept",
+        f"memory: about {in_words(plan.memory_bytes)} at most, "
+        f"for {_count(plan.parameters)} parameters{share}",
+        f"disk: checkpoints of about {in_words(plan.checkpoint_bytes)}, at most {plan.checkpoints} kept",
         f"files: {plan.directory}/{{config.toml, metrics.jsonl, ledger.jsonl, rollouts/, checkpoints/, "
         "weights/, summary.json, report.html}",
     ]
@@ -234,13 +239,13 @@ def _memory(assembly: Assembly, found: Probe) -> float:
     config, loaded = assembly.config, assembly.model
     each = loaded.dtype.itemsize
     weights = sum(p.nbytes for p in loaded.model.parameters())
-    models = weights + learning_bytes(loaded)
+    models = weights + learning_bytes(loaded.model.parameters())
     if config.algorithm.refers and config.algorithm.reference is not None:  # a model of its own
         models += weights
     elif config.algorithm.refers:  # a copy of the weights that are trained
         models += sum(p.nbytes for p in loaded.model.parameters() if p.requires_grad)
     if config.algorithm.critic and config.trainer.critic.trunk == "own":
-        models += weights + learning_bytes(loaded)
+        models += weights + learning_bytes(loaded.model.parameters())
     text: Any = loaded.model.config.get_text_config()
     # Kept of one layer and token for the backward pass: about 14 vectors of `hidden` and 5 of `intermediate`.
     layer = 14 * text.hidden_size + 5 * text.intermediate_size
@@ -256,12 +261,6 @@ def _memory(assembly: Assembly, found: Probe) -> float:
     if loaded.device.type == "cpu":
         process = PROCESS_BYTES + (CUDA_BYTES if torch.version.cuda else 0)
     return process + models + each * per_token * micro_batch + cached + logits
-
-
-def learning_bytes(loaded: LoadedModel) -> int:
-    """Gradients and two moments; of weights narrower than float32 a master as well."""
-    wide, trained = _wide(loaded), [p for p in loaded.model.parameters() if p.requires_grad]
-    return sum(p.numel() * (3 if p.itemsize == wide else 4) * wide for p in trained)
 
 
 def _wide(loaded: LoadedModel) -> int:
@@ -280,10 +279,3 @@ def _count(number: float) -> str:
         if number >= size:
             return f"{number / size:.3g}{unit}"
     return f"{number:.0f}"
-
-
-def _size(number: float) -> str:
-    for size, unit in ((2**30, "GiB"), (2**20, "MiB")):
-        if number >= size:
-            return f"{number / size:.3g} {unit}"
-    return f"{number / 2**10:.3g} KiB"

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
-from transformers import PreTrainedModel
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from silva.errors import ModelError
 from silva.models import trie, trie_attention
@@ -88,6 +88,23 @@ def _disagreement(loaded: LoadedModel) -> str | None:
             "logit_scale and final_logit_softcapping, and nothing else behind a head"
         )
     return None
+
+
+def misfit(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> str:
+    """How a tokenizer does not fit a model, in words; empty if it does.
+
+    Only what no text becomes may lack weights: transformers adds padding and unknown tokens of its own.
+    """
+    rows = min(m.weight.shape[0] for m in (model.get_input_embeddings(), model.get_output_embeddings()))
+    unused = {tokenizer.pad_token, tokenizer.unk_token} - {tokenizer.eos_token}
+    used = ((token, number) for token, number in tokenizer.get_vocab().items() if token not in unused)
+    token, last = max(used, key=lambda pair: pair[1])
+    if last < rows:
+        return ""
+    return (
+        f"the tokenizer has ids up to {last} ({token!r}), and the model has weights for {rows} tokens, 0 to "
+        f"{rows - 1}; take the tokenizer that the model was trained with, or resize the model to this one"
+    )
 
 
 def apart(found: torch.Tensor, expected: torch.Tensor) -> str:

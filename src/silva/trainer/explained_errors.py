@@ -7,10 +7,28 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 
-from silva.errors import OutOfMemory
-from silva.models.memory import is_out_of_memory
+from silva.errors import CapabilityError, OutOfMemory
+from silva.models.loading import LoadedModel
+from silva.models.memory import is_out_of_memory, too_large
+from silva.trainer.optimizer import learning_bytes
 from silva.trainer.settings import LocalTrainerSettings
 from silva.types import OptimParams
+
+
+def refuse_too_large(loaded: LoadedModel) -> None:
+    """Raise CapabilityError if what is there from the first update on does not fit into the CPU's memory.
+
+    Linux would end the process without a word.
+    """
+    if loaded.device.type != "cpu":  # elsewhere torch says that memory ran out
+        return
+    parameters = list(loaded.model.parameters())
+    needed = sum(p.nbytes for p in parameters) + learning_bytes(parameters)
+    if why := too_large(needed):
+        raise CapabilityError(
+            f"model {loaded.name}: to train it, its weights, gradients and moments alone take {why}; "
+            "take [model.lora] or a smaller model"
+        )
 
 
 @contextlib.contextmanager

@@ -28,7 +28,7 @@ from silva.models.trie import MIN_SHARED, NEVER
 from silva.ports import crash_point
 from silva.protocols import TrainerCapabilities
 from silva.trainer.critic import Critic
-from silva.trainer.explained_errors import explained_memory, not_finite
+from silva.trainer.explained_errors import explained_memory, not_finite, refuse_too_large
 from silva.trainer.export import export_model
 from silva.trainer.gradients import summed_in_place
 from silva.trainer.head import wide
@@ -68,7 +68,7 @@ class LocalTrainer:
         say: takes what people should know.
 
     Raises:
-        CapabilityError: a model whose log-probabilities cannot be computed here, or nothing to train.
+        CapabilityError: there is nothing to train, or too much for the memory here.
     """
 
     def __init__(
@@ -86,11 +86,13 @@ class LocalTrainer:
         self._compute, self._say = compute, say
         self._least = MIN_SHARED  # shortest prefix that rows share
         self._checked = not settings.self_check
-        self._stepper = Stepper({n: p for n, p in loaded.model.named_parameters() if p.requires_grad})
-        if not self._stepper.parameters:
+        parameters = {n: p for n, p in loaded.model.named_parameters() if p.requires_grad}
+        if not parameters:
             raise CapabilityError(
                 f"model {loaded.name}: no parameter requires a gradient, expected at least one"
             )
+        refuse_too_large(loaded)
+        self._stepper = Stepper(parameters)
         self._reference = Reference(loaded, reference)
         if settings.gradient_checkpointing:
             enable_gradient_checkpointing(loaded.model)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import torch
 from torch import nn
@@ -71,6 +71,12 @@ def _master(parameter: nn.Parameter) -> nn.Parameter:
         return parameter
     parameter.grad_dtype = wide  # of the gradients that autograd and trainer/gradients.py add up
     return nn.Parameter(parameter.detach().to(wide))
+
+
+def learning_bytes(parameters: Iterable[nn.Parameter]) -> int:
+    """Gradients, two moments and the masters of narrow ones, of all parameters that are trained."""
+    trained = [(p, torch.promote_types(p.dtype, torch.float32)) for p in parameters if p.requires_grad]
+    return sum(p.numel() * wide.itemsize * (3 if p.dtype == wide else 4) for p, wide in trained)
 
 
 def norm_of(tensors: Sequence[torch.Tensor]) -> float:
