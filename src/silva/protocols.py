@@ -141,6 +141,13 @@ class Reward(Protocol):
     async def score(self, attempt: Attempt) -> Score: ...
 
 
+@runtime_checkable
+class ChecksTasks(Protocol):
+    """A reward that knows before any attempt whether it can grade a task."""
+
+    def check(self, answer: Any, data: Mapping[str, Any]) -> None: ...  # RecordError, RewardError: it cannot
+
+
 @dataclass(frozen=True, slots=True)
 class Request:
     """One turn to be taken: the whole context as messages and, for an actor that reads them, as tokens."""

@@ -351,6 +351,16 @@ class Sample:
         return dataclasses.replace(self, **changes)
 
 
+def plain_number(value: Any) -> Any:
+    """A number of numpy or torch as Python's own; anything else as it is, also an array of several."""
+    if not hasattr(value, "item"):
+        return value
+    try:
+        return value.item()
+    except (ValueError, RuntimeError, TypeError):
+        return value
+
+
 def _same_length(what: str, tokens: Sequence | np.ndarray, **others: Sequence | np.ndarray) -> None:
     count = len(tokens)
     for name, values in others.items():

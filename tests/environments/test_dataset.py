@@ -34,6 +34,9 @@ async def lengths(prompts, completions, level, **columns):
 
 def broken(reply, answer):
     return float("nan")
+
+def needs_more(completions, trainer_state):
+    return [1.0]
 '''
 
 
@@ -158,7 +161,7 @@ def test_an_answer_beside_a_call_too_many_earns_nothing(configured) -> None:
     [
         ({"path": None}, "expected one of path, hub and rows, got none"),
         ({"hub": "a/b"}, "expected one of path, hub and rows, got path and hub"),
-        ({"expert": "x"}, "expected {answer} in `expert`"),
+        ({"expert": "x"}, "expected a column in `expert`"),
         ({"reward": None}, "reward"),
         ({"reward": "nope"}, 'unknown type; known: .*"exact_match".*file.py:function'),
         ({"tools": ["nope"]}, 'unknown type; known: .*"calculator"'),
@@ -176,6 +179,15 @@ def test_wrong_keys_are_named(configured, keys: dict[str, Any], message: str) ->
         ({"prompt": "text"}, r"rows.jsonl:1: no 'text': got 'question'"),
         ({"tools": ["own.py:gone"]}, "own.py has no gone; it defines"),
         ({"reward": "own.py:gone"}, "own.py has no gone"),
+        (
+            {"expert": "{solution} {answer}"},
+            r"expert: got \{solution\}, expected columns of the rows: a",
+        ),
+        (
+            {"reward": "own.py:needs_more"},
+            r"rows.jsonl:1: answer: .*needs_more needs trainer_state",
+        ),
+        ({"reward": "letter"}, r"rows.jsonl:1: answer: answer of the task: got '0', expected one letter"),
     ],
 )
 def test_what_is_not_there_is_named(configured, keys: dict[str, Any], message: str) -> None:
@@ -187,6 +199,28 @@ def test_a_wrong_row_is_named_by_file_line_and_key(configured, tmp_path: Path) -
     write(tmp_path / "rows.jsonl", [*rows(2), {"question": "", "answer": "1"}])
     with pytest.raises(ConfigError, match=r"rows.jsonl:3: .*question"):
         configured().taskset()
+
+
+@pytest.mark.parametrize("answer", [[], "  ", {"a": 1}, ["a", ""]])
+def test_an_answer_that_cannot_be_graded_ends_the_start(configured, tmp_path: Path, answer: Any) -> None:
+    for reward in ("exact_match", "token_f1", "math", "deep_research"):
+        write(tmp_path / "rows.jsonl", [*rows(2), {"question": "q", "answer": answer}])
+        with pytest.raises(ConfigError, match=r"rows.jsonl:3: answer: "):
+            configured(reward=reward).taskset()
+
+
+@pytest.mark.parametrize(("answer", "said"), [(True, "yes"), (72.0, "72"), (["x", "y"], "y")])
+def test_answers_that_are_no_texts_are_graded(configured, tmp_path: Path, answer: Any, said: str) -> None:
+    write(tmp_path / "rows.jsonl", [row | {"answer": answer} for row in rows(40)])
+    (step,) = play(configured(reward="token_f1"), said)
+    assert step.rewards == {"reward": 1.0}
+
+
+def test_the_expert_may_say_any_column(configured) -> None:
+    taskset = configured(expert="{level}: <answer>{answer}</answer>").taskset()
+    task = taskset.tasks("train")[0]
+    level = task.data["columns"]["level"]
+    assert taskset.environment(task).expert_reply() == f"{level}: <answer>{task.answer}</answer>"
 
 
 def test_system_and_instructions_stand_first(configured) -> None:

@@ -158,6 +158,14 @@ def test_a_wrong_row_is_named(tmp_path: Path, row: dict[str, Any], message: str)
         Demonstrations(path=written(tmp_path / "rows.jsonl", row)).taskset()
 
 
+def test_a_worked_solution_is_imitated_whole_and_how_rows_were_read_is_told(tmp_path: Path) -> None:
+    rows = [{"question": f"What is {n} + 1?", "answer": f"It is {n + 1}.\n#### {n + 1}"} for n in range(40)]
+    path = written(tmp_path / "rows.jsonl", *rows)
+    assert all("\n#### " in each[1] for each in expert(path))
+    (note, *_) = Demonstrations(path=path).taskset().notes
+    assert note == "demonstrations: 40 rows, read as table: prompt in `question`, answer in `answer`"
+
+
 def test_one_source_is_expected() -> None:
     with pytest.raises(ValueError, match="expected one of path and hub, got none"):
         Demonstrations()

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from silva.environments.row_shapes import Problem, Shape, problem, recognised
+from silva.environments.row_shapes import Problem, Shape, problem, recognised, shown
 from silva.environments.rows import Row, read_rows
 from silva.errors import ConfigError
 from silva.types import Message
@@ -78,12 +78,97 @@ def test_sharegpt_and_dialogues_expect_their_last_answer():
         ({"instruction": "Add 2 and 2.", "input": "", "output": "4"}, "Add 2 and 2.", "4"),
         ({"question": "q", "answer": ["a", "A"]}, "q", ["a", "A"]),
         ({"question": "q", "answer": "2 + 2 = <<2+2=4>>4\n#### 4"}, "q", "4"),
+        ({"question": "q", "answer": "It is 19.\n####19"}, "q", "19"),
         ({"question": "q", "answer": "none of #### them"}, "q", "none of #### them"),
     ],
 )
 def test_plain_tables(row, question, answer):
     found = understood(row)
     assert (found.messages, found.answer) == (asked(question), answer)
+
+
+def test_columns_that_come_before_the_prompt_are_shown():
+    alpaca = {"instruction": "do 1", "input": "", "output": "o", "system": "You are a pirate.",
+              "history": [["hi", "hello"]]}  # fmt: skip
+    said = [("system", "You are a pirate."), ("user", "hi"), ("assistant", "hello"), ("user", "do 1")]
+    found = understood(alpaca)
+    assert [(m.role, m.content) for m in found.messages] == said and found.columns == {}
+    assert "prompt in `system and history and instruction and input`" in str(recognised(Row("r:1", alpaca)))
+    dialogue = {"conversations": SHAREGPT["conversations"][1:3], "system": "Be brief."}
+    assert [m.content for m in understood(dialogue).messages] == ["Be brief.", "Hi"]
+    assert understood(SHAREGPT | {"system": "Other."}).messages[0].content == "Be brief."
+    assert understood({"question": "q", "answer": "a", "history": 3}).columns == {"history": 3}
+
+
+def test_an_answer_of_messages_is_what_the_last_one_says():
+    row = {
+        "prompt": [{"role": "user", "content": "2 + 2?"}],
+        "completion": [{"role": "assistant", "content": "4"}],
+    }
+    assert understood(row)[:2] == (asked("2 + 2?"), "4")
+
+
+CALL = {"id": "1", "type": "function", "function": {"name": "add", "arguments": '{"a": 1}'}}
+WRITTEN = '<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>'
+
+
+@pytest.mark.parametrize(
+    "entry",
+    [
+        {"content": None, "tool_calls": [CALL]},
+        {"content": "", "tool_calls": json.dumps([CALL])},
+        {"content": None, "tool_calls": [{"function": {"name": "add", "arguments": {"a": 1}}}]},
+        {"content": None, "function_call": {"name": "add", "arguments": '{"a": 1}'}},
+    ],
+)
+def test_recorded_calls_become_text(entry):
+    user = {"role": "user", "content": "q"}
+    row = {"messages": [user, {"role": "assistant", **entry}, {"role": "tool", "content": "1"},
+                        {"role": "assistant", "content": "one"}]}  # fmt: skip
+    assert [m.content for m in understood(row).messages] == ["q", WRITTEN, "1"]
+    assert understood({"messages": [user, {"role": "assistant", **entry}]}).answer == WRITTEN
+
+
+@pytest.mark.parametrize(
+    ("calls", "words"),
+    [
+        ("[{bad", "messages.1.tool_calls: got '[{bad', expected JSON"),
+        (
+            [{"function": None}],
+            "messages.1.tool_calls.0: got {'function': None}, expected a call with the name",
+        ),
+        (
+            [{"function": {"name": "f", "arguments": "{bad"}}],
+            "tool_calls.0.arguments: got '{bad', expected JSON",
+        ),
+        (
+            [{"function": {"name": "f", "arguments": [1]}}],
+            "tool_calls.0.arguments: got [1], expected an object",
+        ),
+        (7, "messages.1.tool_calls: got 7, expected a list of calls"),
+    ],
+)
+def test_calls_that_cannot_be_read_are_named(calls, words):
+    row = {
+        "messages": [
+            {"role": "user", "content": "q"},
+            {"role": "assistant", "content": None, "tool_calls": calls},
+        ]
+    }
+    with pytest.raises(ConfigError) as raised:
+        understood(row)
+    assert str(raised.value).startswith("rows.jsonl:1: ") and words in str(raised.value)
+
+
+def test_what_looks_wrong_is_told():
+    rows = [
+        {"prompt": "Put it in \x08oxed{}", "answer": "4", "tools": "[...]"},
+        {"prompt": "q", "answer": "4"},
+    ]
+    read = [understood(row) for row in rows]
+    lines = shown("w", recognised(Row("r:1", rows[0])), read)
+    assert lines[-2] == "w: 1 prompts hold control characters, such as '\\x08oxed{}'"
+    assert "column `tools` is not offered" in lines[-1]
 
 
 def test_content_in_parts_is_joined():

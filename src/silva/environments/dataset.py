@@ -14,16 +14,19 @@ from __future__ import annotations
 
 import itertools
 import random
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 from pydantic import model_validator
 
-from silva.environments.row_shapes import Problem, Shape, problem, recognised
+from silva.environments.row_shapes import Problem, problem, recognised, shown
 from silva.environments.rows import Row, read_rows
 from silva.environments.tasks import Draft, listed
 from silva.environments.tool_dialogue import RewardedDialogue, ToolDialogueSettings
-from silva.errors import CapabilityError, ConfigError
+from silva.errors import CapabilityError, ConfigError, RecordError, RewardError
+from silva.protocols import ChecksTasks
+from silva.rewards.answers import references
 from silva.rewards.choice import AnyReward
 from silva.tools.choice import AnyTool
 from silva.types import Message, Task
@@ -31,8 +34,7 @@ from silva.types import Message, Task
 if TYPE_CHECKING:
     from silva.protocols import Reward, TaskSet, Toolset
 
-SHOWN_ROWS = 3
-SHOWN_CHARS = 100  # of a prompt or an answer
+_COLUMN = re.compile(r"\{([A-Za-z_]\w*)\}")  # {answer}, {solution}
 
 
 class Dataset(ToolDialogueSettings):
@@ -66,15 +68,15 @@ class Dataset(ToolDialogueSettings):
     tools: tuple[AnyTool, ...] = ()
     """Tools on offer: tables with `type`, names, or "file.py:function"."""
     expert: str = "{answer}"
-    """What an expert replies, for a warm start: "<answer>{answer}</answer>"."""
+    """What an expert replies, for a warm start: "<answer>{answer}</answer>"; any column in braces."""
 
     @model_validator(mode="after")
     def _has_one_source(self) -> Self:
         given = [key for key in ("path", "hub", "rows") if getattr(self, key)]
         if len(given) != 1:
             raise ValueError(f"expected one of path, hub and rows, got {' and '.join(given) or 'none'}")
-        if "{answer}" not in self.expert:
-            raise ValueError('expected {answer} in `expert`, as in "<answer>{answer}</answer>"')
+        if not _COLUMN.search(self.expert):
+            raise ValueError('expected a column in `expert`, as in "<answer>{answer}</answer>"')
         return self
 
     def taskset(self) -> TaskSet:
@@ -85,16 +87,15 @@ class Dataset(ToolDialogueSettings):
             source = self.path or self.hub
             rows = read_rows(source, split=self.split, subset=self.subset)
             held_out = self._held_out()
-        drafts, shown = self._drafts(rows)
-        evaluation = None if held_out is None else self._drafts(held_out)[0]
         reward, toolsets = self.reward.build(), [tool.build() for tool in self.tools]
-        answers = [draft.answer for draft in drafts[:1000] if draft.answer is not None]
+        drafts, notes = self._drafts(rows, reward)
+        evaluation = None if held_out is None else self._drafts(held_out, reward)[0]
         return listed(
             self,
             drafts,
-            lambda task: DatasetEpisode(self, task, toolsets, reward, answers),
+            lambda task: DatasetEpisode(self, task, toolsets, reward, drafts[:1000]),
             evaluation=evaluation,
-            notes=shown,
+            notes=notes,
         )
 
     def _held_out(self) -> Iterator[Row] | None:
@@ -104,14 +105,32 @@ class Dataset(ToolDialogueSettings):
             return read_rows(self.hub, split=self.eval_split, subset=self.subset)
         return None
 
-    def _drafts(self, rows: Iterator[Row]) -> tuple[list[Draft], list[str]]:
-        """What the rows ask, and how they were understood."""
+    def _drafts(self, rows: Iterator[Row], reward: Reward) -> tuple[list[Draft], list[str]]:
+        """What the rows ask, and how they were understood.
+
+        Raises:
+            ConfigError: a row cannot be read or graded, or `expert` names a column that is not there.
+        """
         first = next(rows, None)
         if first is None:
             raise ConfigError(f"environment {self.label}: {self.path or self.hub} holds no rows")
         shape = recognised(first, self.prompt, self.answer, self.answer_after)
-        problems = [problem(row, shape) for row in itertools.chain([first], rows)]
-        return [_draft(each) for each in problems], _shown(self.label, shape, problems)
+        problems = []
+        for row in itertools.chain([first], rows):
+            each = problem(row, shape)
+            problems.append(each)
+            if isinstance(reward, ChecksTasks):
+                try:
+                    reward.check(each.answer, each.columns)
+                except (RecordError, RewardError) as error:
+                    raise ConfigError(f"{row.where}: {shape.answer or 'no answer'}: {error}") from None
+        known = {"answer", *problems[0].columns}
+        if unknown := [name for name in _COLUMN.findall(self.expert) if name not in known]:
+            raise ConfigError(
+                f"environment {self.label}: expert: got {{{unknown[0]}}}, expected columns of the rows: "
+                f"{', '.join(sorted(known))}"
+            )
+        return [_draft(each) for each in problems], shown(self.label, shape, problems)
 
 
 class DatasetEpisode(RewardedDialogue):
@@ -125,10 +144,10 @@ class DatasetEpisode(RewardedDialogue):
         task: Task,
         toolsets: Sequence[Toolset],
         reward: Reward,
-        answers: Sequence[Any],
+        others: Sequence[Draft],
     ) -> None:
         super().__init__(settings, task, toolsets, reward)
-        self.answers = answers
+        self.others = others
 
     def opening(self) -> Sequence[Message]:
         said = [(entry["role"], entry["content"]) for entry in self.task.data["messages"]]
@@ -151,38 +170,30 @@ class DatasetEpisode(RewardedDialogue):
         """
         if self.settings.tool_required:
             raise CapabilityError(f"environment {self.settings.label}: no expert knows which tools to call")
-        return self.settings.expert.replace("{answer}", self._as_text(self.task.answer))
+        return self._filled(self.task.answer, self.columns())
 
     def random_reply(self, seed: int) -> str:
-        """The answer of another row."""
-        if not self.answers:
-            raise CapabilityError(f"environment {self.settings.label}: rows have no answers to guess from")
-        answer = self._as_text(random.Random(seed).choice(self.answers))
-        return self.settings.expert.replace("{answer}", answer)
+        """What the expert says of another row."""
+        other = random.Random(seed).choice(self.others)
+        return self._filled(other.answer, other.data["columns"])
 
-    def _as_text(self, answer: Any) -> str:
-        if isinstance(answer, bool) or not isinstance(answer, str | int | float):
-            kind = "no answer" if answer is None else f"an answer that is a {type(answer).__name__}"
-            raise CapabilityError(f"environment {self.settings.label}: no expert for a row with {kind}")
-        return str(answer)
+    def _filled(self, answer: Any, columns: Mapping[str, Any]) -> str:
+        def text(found: re.Match[str]) -> str:
+            value = answer if found[1] == "answer" else columns.get(found[1])
+            try:
+                return references(value)[0]
+            except RecordError:
+                kind = "no value" if value is None else f"a {type(value).__name__}"
+                raise CapabilityError(
+                    f"environment {self.settings.label}: no expert for a row with {kind} in {found[0]}"
+                ) from None
+
+        return _COLUMN.sub(text, self.settings.expert)
 
     def _shared(self) -> tuple[Any, ...]:
-        return (*super()._shared(), self.answers)
+        return (*super()._shared(), self.others)
 
 
 def _draft(problem: Problem) -> Draft:
     messages = [{"role": message.role, "content": message.content} for message in problem.messages]
     return Draft({"messages": messages, "columns": dict(problem.columns)}, problem.answer, [messages])
-
-
-def _shown(label: str, shape: Shape, problems: Sequence[Problem]) -> list[str]:
-    lines = [f"{label}: {len(problems):,} rows, read as {shape}"]
-    for each in problems[:SHOWN_ROWS]:
-        answer = "" if each.answer is None else f" -> {_short(str(each.answer))}"
-        lines.append(f"  {_short(each.messages[-1].content)}{answer}")
-    return lines
-
-
-def _short(text: str) -> str:
-    text = " ".join(text.split())
-    return text if len(text) <= SHOWN_CHARS else f"{text[: SHOWN_CHARS - 3]}..."

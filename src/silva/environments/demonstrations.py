@@ -12,21 +12,21 @@ Rows are those that `dataset` reads (ShareGPT, `messages`, a prompt with an answ
 
 from __future__ import annotations
 
-import json
 import random
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 from pydantic import model_validator
 
 from silva.environments.episode import Episode
-from silva.environments.row_shapes import problem, recognised
+from silva.environments.row_shapes import Problem, Shape, problem, recognised, shown
 from silva.environments.rows import Row, read_rows
 from silva.environments.settings import EnvironmentSettings
 from silva.environments.tasks import Draft, listed
 from silva.errors import ConfigError
 from silva.rendering.reasoning import split_reasoning
-from silva.rendering.tool_calls import parse_hermes, write_calls
+from silva.rendering.tool_calls import parse_hermes
 from silva.types import Message, Observation, Step, Task, ToolCall
 
 if TYPE_CHECKING:
@@ -60,31 +60,37 @@ class Demonstrations(EnvironmentSettings):
 
     def taskset(self) -> TaskSet:
         rows = read_rows(self.path or self.hub, split=self.split, subset=self.subset)
-        dialogues = list(self._dialogues(rows))
-        if not dialogues:
+        shape, problems = self._problems(rows)
+        if shape is None:
             raise ConfigError(f"environment {self.label}: {self.path or self.hub} holds no demonstration")
+        dialogues = [self._dialogue(each) for each in problems]
         # Two recordings of one problem are on the same side.
         drafts = [Draft({"messages": each}, None, [_shown_first(each)]) for each in dialogues]
         replies = [m["content"] for each in dialogues[:1000] for m in each if m["role"] == "assistant"]
-        return listed(self, drafts, lambda task: Demonstration(self, task, replies))
+        notes = shown(self.label, shape, problems)
+        return listed(self, drafts, lambda task: Demonstration(self, task, replies), notes=notes)
 
-    def _dialogues(self, rows: Iterator[Row]) -> Iterator[list[dict[str, str]]]:
-        shape = None
+    def _problems(self, rows: Iterator[Row]) -> tuple[Shape | None, list[Problem]]:
+        """What was recorded, each with its last reply whole: that is what is imitated."""
+        shape, found = None, []
         for row in rows:
             if "state" in row.values and "action" in row.values:
                 if not row.values.get("done") or row.values.get("return_", 1.0) <= self.min_return:
                     continue
                 row = _whole(row)
-                shape = shape or recognised(row)
-            row = Row(row.where, {key: _with_calls(value) for key, value in row.values.items()})
-            shape = shape or recognised(row)
-            messages, answer, _ = problem(row, shape)
-            if not isinstance(answer, str):
-                raise ConfigError(f"{row.where}: {shape.answer or 'answer'}: got {answer!r}, expected text")
-            said = [*messages, Message("assistant", answer)]
-            if said[0].role == "assistant":
+            shape = shape or replace(recognised(row), after="")
+            each = problem(row, shape)
+            if not isinstance(each.answer, str):
+                key = shape.answer or "answer"
+                raise ConfigError(f"{row.where}: {key}: got {each.answer!r}, expected text")
+            if each.messages[0].role == "assistant":
                 raise ConfigError(f"{row.where}: {shape.prompt}: got a dialogue that begins with a reply")
-            yield [{"role": m.role, "content": self._recorded(m)} for m in said]
+            found.append(each)
+        return shape, found
+
+    def _dialogue(self, recorded: Problem) -> list[dict[str, str]]:
+        said = [*recorded.messages, Message("assistant", recorded.answer)]
+        return [{"role": m.role, "content": self._recorded(m)} for m in said]
 
     def _recorded(self, message: Message) -> str:
         if message.role != "assistant" or self.thoughts:
@@ -176,22 +182,3 @@ def _whole(row: Row) -> Row:
         raise ConfigError(f"{row.where}: state, action: expected a list of messages and a message")
     begins = [system] if isinstance(system, Mapping) and system.get("content") else []
     return Row(row.where, {"messages": [*begins, *state, action]})
-
-
-def _with_calls(value: Any) -> Any:
-    """Messages whose `tool_calls` (OpenAI's form) have become text, as a model would write them."""
-    if not isinstance(value, Sequence) or isinstance(value, str):
-        return value
-    return [_written(entry) if isinstance(entry, Mapping) and entry.get("tool_calls") else entry
-            for entry in value]  # fmt: skip
-
-
-def _written(entry: Mapping[str, Any]) -> dict[str, Any]:
-    calls = []
-    for each in entry["tool_calls"]:
-        function = each.get("function", each)
-        arguments = function.get("arguments") or {}
-        given = json.loads(arguments) if isinstance(arguments, str) else arguments
-        calls.append(ToolCall(function["name"], given))
-    text = "\n".join(part for part in (entry.get("content") or "", write_calls(calls, "hermes")) if part)
-    return {**entry, "content": text}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import math
 import re
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -35,7 +36,11 @@ def read_rows(source: str, *, split: str = "train", subset: str = "") -> Iterato
     """
     path = Path(source).expanduser()
     if path.is_dir():
-        files = sorted(file for file in path.iterdir() if file.suffix.lower() in READERS)
+        files = sorted(
+            file
+            for file in path.iterdir()
+            if file.suffix.lower() in READERS and not file.name.startswith(".")  # "._train.jsonl" of macOS
+        )
         if not files:
             raise ConfigError(f"{source}: no file in this folder ends with {_suffixes()}")
         for file in files:
@@ -89,13 +94,16 @@ def _csv(path: Path) -> Iterator[Row]:
     with path.open(encoding="utf-8-sig", newline="") as file:
         reader = csv.DictReader(file, delimiter="\t" if path.suffix.lower() == ".tsv" else ",", strict=True)
         try:
+            names = reader.fieldnames or ()
+            if twice := sorted({name for name in names if names.count(name) > 1}):
+                raise ConfigError(f"{path}:1: several columns are called {', '.join(map(repr, twice))}")
             for values in reader:
                 where = f"{path}:{reader.line_num}"
                 if None in values or None in values.values():
                     got = len([v for v in values.values() if isinstance(v, str)]) + len(
                         values.get(None) or ()
                     )
-                    expected = len(reader.fieldnames or ())
+                    expected = len(names)
                     raise ConfigError(f"{where}: got {got} cells, expected {expected} as in the first line")
                 yield Row(where, values)
         except csv.Error as error:
@@ -161,16 +169,24 @@ def _row(where: str, values: Any) -> Row:
 def _parsed(text: str, where: str) -> Any:
     try:
         # Not strict: control characters stand in the strings of published data sets.
-        return json.loads(text, strict=False, parse_constant=_no_constant)
+        return json.loads(text, strict=False, parse_constant=_no_constant, parse_float=_finite)
     except json.JSONDecodeError as error:
         line = f", line {error.lineno}" if error.lineno > 1 else ""
         raise ConfigError(f"{where}: not JSON: {error.msg}{line}, column {error.colno}") from error
     except ValueError as error:
         raise ConfigError(f"{where}: not JSON: {error}") from error
+    except RecursionError:
+        raise ConfigError(f"{where}: objects or lists are nested too deeply to be read") from None
 
 
 def _no_constant(name: str) -> Any:
     raise ValueError(f"{name} is no JSON value, expected a finite number or null")
+
+
+def _finite(text: str) -> float:
+    if math.isinf(value := float(text)):
+        raise ValueError(f"{text} is no number that a computer can hold")
+    return value
 
 
 def _plain(value: Any, where: str, key: str) -> Any:

@@ -19,10 +19,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from silva.errors import RecordError
 from silva.rewards.text import group_end, tagged_answer, unframed
+from silva.types import plain_number
 
 if TYPE_CHECKING:
     from silva.protocols import Attempt
@@ -52,20 +53,39 @@ def find_answer(reply: str, how: Extract = "auto") -> str | None:
     return None if len(answer) > MAX_ANSWER or _UNSEEN.search(answer) else unframed(answer)
 
 
-def references(attempt: Attempt) -> list[str]:
-    """The right answers of a task as texts: its answer, or each of a list.
+def references(answer: Any) -> list[str]:
+    """The right answers of a task as texts: its answer, or each of a list; true is also "yes", false "no".
 
     Raises:
         RecordError: there is none, or one is neither text nor a number: the task cannot be graded.
     """
-    given = attempt.answer if isinstance(attempt.answer, list | tuple) else [attempt.answer]
-    wrong = [each for each in given if isinstance(each, bool) or not isinstance(each, str | int | float)]
-    if not given or wrong or not all(str(each).strip() for each in given):
+    given = answer
+    if isinstance(answer, Mapping) and [*answer] == ["target"]:  # Search-R1's
+        given = answer["target"]
+    every = given if isinstance(given, list | tuple) else [given]
+    found = [text for each in every for text in _texts(each)]
+    if not found or not all(text.strip() for text in found):
         raise RecordError(
-            f"answer of the task: got {attempt.answer!r}, expected text that is not empty, a number, or a "
-            "list of these"
+            f"answer of the task: got {answer!r:.200}, expected text that is not empty, a number, true or "
+            "false, or a list of these"
         )
-    return [str(each) for each in given]
+    return found
+
+
+class GradesByAnswer:
+    """Base of rewards that compare with the task's answer. `check`: see `silva.protocols.ChecksTasks`."""
+
+    def check(self, answer: Any, data: Mapping[str, Any]) -> None:
+        references(answer)
+
+
+def _texts(answer: Any) -> list[str]:
+    answer = plain_number(answer)
+    if isinstance(answer, bool):
+        return ["true", "yes"] if answer else ["false", "no"]
+    if isinstance(answer, float) and answer.is_integer() and abs(answer) < 2**53:
+        return [str(int(answer))]  # 72.0 is written 72
+    return [str(answer)] if isinstance(answer, str | int | float) else [""]
 
 
 def question(attempt: Attempt) -> str:

@@ -69,6 +69,10 @@ class CodeTestsReward:
     def __init__(self, settings: CodeTests, walls: Walls) -> None:
         self.settings, self.walls = settings, walls
 
+    def check(self, answer: Any, data: Mapping[str, Any]) -> None:
+        """See `silva.protocols.ChecksTasks`."""
+        read_cases(answer)
+
     async def score(self, attempt: Attempt) -> Score:
         cases = read_cases(attempt.answer)
         if len(cases) > self.settings.max_tests:

@@ -16,15 +16,15 @@ it, and only messages of tools count as their use, so that neither can be forged
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated, Literal
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field
 
 from silva.config.schema import union
 from silva.config.sections import NotNegative
 from silva.errors import RewardError
-from silva.protocols import Attempt, Reward, Score
+from silva.protocols import Attempt, ChecksTasks, Reward, Score
 from silva.rewards import REWARDS
 from silva.rewards.answers import boxed
 from silva.rewards.settings import RewardSettings
@@ -71,6 +71,11 @@ class DeepResearch(RewardSettings):
 class DeepResearchReward:
     def __init__(self, settings: DeepResearch, correctness: Reward) -> None:
         self.settings, self.correctness = settings, correctness
+
+    def check(self, answer: Any, data: Mapping[str, Any]) -> None:
+        """See `silva.protocols.ChecksTasks`."""
+        if isinstance(self.correctness, ChecksTasks):
+            self.correctness.check(answer, data)
 
     async def score(self, attempt: Attempt) -> Score:
         """Raises RewardError if the correctness is not between 0 and 1."""

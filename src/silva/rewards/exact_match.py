@@ -6,7 +6,7 @@ from typing import Literal
 
 from silva.protocols import Attempt, Reward, Score
 from silva.rewards import squad, text
-from silva.rewards.answers import Extract, find_answer, references
+from silva.rewards.answers import Extract, GradesByAnswer, find_answer, references
 from silva.rewards.settings import RewardSettings
 
 
@@ -24,12 +24,12 @@ class ExactMatch(RewardSettings):
         return ExactMatchReward(self)
 
 
-class ExactMatchReward:
+class ExactMatchReward(GradesByAnswer):
     def __init__(self, settings: ExactMatch) -> None:
         self.settings = settings
         self._same = text.exact_match if settings.rules == "plain" else squad.same
 
     async def score(self, attempt: Attempt) -> Score:
-        expected, answer = references(attempt), find_answer(attempt.reply, self.settings.extract)
+        expected, answer = references(attempt.answer), find_answer(attempt.reply, self.settings.extract)
         solved = answer is not None and any(self._same(answer, each) for each in expected)
         return Score(float(solved), solved, {"answered": float(answer is not None)})

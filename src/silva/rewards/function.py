@@ -14,15 +14,12 @@ else is an error. Nothing ends a function that does not return: it is given up, 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import inspect
 import math
 import threading
 from collections.abc import Callable, Mapping
 from numbers import Real
-from typing import Annotated, Any, Literal
-
-from pydantic import Field
+from typing import Any, Literal
 
 from silva.config.plugins import load_object
 from silva.config.sections import Above0
@@ -30,7 +27,7 @@ from silva.errors import ConfigError, RewardError, contained
 from silva.protocols import Attempt, Reward, Score
 from silva.rewards.settings import RewardSettings
 from silva.tools.function import in_thread
-from silva.types import Message
+from silva.types import Message, plain_number
 
 Completions = Literal["messages", "text"]
 
@@ -47,7 +44,7 @@ class Function(RewardSettings):
     type: Literal["function"] = "function"
     function: str
     """ "file.py:name" or "package.module:name"."""
-    solved_at: Annotated[float, Field(allow_inf_nan=False)] = 1.0
+    solved_at: float = 1.0
     """Reward from which an attempt is solved, where the function does not say it."""
     completions: Completions = "messages"
     """How a function of TRL's form reads a completion: as a list of messages, or as one text."""
@@ -74,6 +71,10 @@ class FunctionReward:
         self._names, self._required, self._takes_all = _parameters(settings.function, function)
         self._form = _form(settings.function, self._names)
         self._given_up: list[threading.Thread] = []
+
+    def check(self, answer: Any, data: Mapping[str, Any]) -> None:
+        """See `silva.protocols.ChecksTasks`: whether the row has all that the function takes."""
+        self._arguments(Attempt((), answer, data))
 
     async def score(self, attempt: Attempt) -> Score:
         """Raises RewardError, with the name of the function, for whatever is no reward."""
@@ -144,7 +145,7 @@ def read_score(result: Any, solved_at: float, name: str) -> Score:
         if "score" not in result:
             raise RewardError(f"{name} returned a table with {_keys(result)}: expected a key score")
         value = _number(result["score"], name)
-        said = result.get("solved")
+        said = plain_number(result.get("solved"))
         if said is not None and not isinstance(said, bool):
             raise RewardError(f"{name} returned solved = {said!r}: expected true or false")
         score = Score(value, value >= solved_at if said is None else said, _metrics(result))
@@ -209,6 +210,8 @@ def _with_thoughts(message: Message) -> str:
 
 
 def _only_one(result: Any, name: str) -> Any:
+    if hasattr(result, "tolist"):  # an array of numpy, a tensor of torch
+        result = result.tolist()
     if not isinstance(result, list | tuple) or len(result) != 1:
         got = f"{len(result)} rewards" if isinstance(result, list | tuple) else type(result).__name__
         raise RewardError(f"reward {name} returned {got}: expected a list with one reward for one completion")
@@ -216,9 +219,7 @@ def _only_one(result: Any, name: str) -> Any:
 
 
 def _number(value: Any, name: str) -> float:
-    if hasattr(value, "item"):  # of numpy or torch; one with several elements stays what it is
-        with contextlib.suppress(ValueError, RuntimeError, TypeError):
-            value = value.item()
+    value = plain_number(value)
     if not isinstance(value, Real):
         raise RewardError(
             f"{name} returned {type(value).__name__}: expected a number, a bool, a table with score, or a "
@@ -231,12 +232,12 @@ def _number(value: Any, name: str) -> float:
 
 def _metrics(result: Mapping[Any, Any]) -> dict[str, float]:
     """The other numbers of a table."""
+    numbers = {key: plain_number(value) for key, value in result.items() if isinstance(key, str)}
     return {
         key: float(value)
-        for key, value in result.items()
-        if key not in ("score", "solved") and isinstance(key, str)
-        and isinstance(value, Real) and math.isfinite(value)
-    }  # fmt: skip
+        for key, value in numbers.items()
+        if key not in ("score", "solved") and isinstance(value, Real) and math.isfinite(value)
+    }
 
 
 def _keys(table: Mapping[Any, Any]) -> str:

@@ -24,7 +24,7 @@ from pydantic import Field, field_validator
 from silva.config.sections import Above0, Natural, NotNegative, Positive
 from silva.errors import ConfigError, RewardError
 from silva.protocols import Attempt, Reward, Score
-from silva.rewards.answers import Extract, find_answer, question, references
+from silva.rewards.answers import Extract, GradesByAnswer, find_answer, question, references
 from silva.rewards.settings import RewardSettings
 from silva.tools.quote import defuse
 
@@ -111,14 +111,14 @@ class Judge(RewardSettings):
         return JudgeReward(self, Cache(Path(self.cache) / "judge.sqlite" if self.cache else ""), key)
 
 
-class JudgeReward:
+class JudgeReward(GradesByAnswer):
     def __init__(self, settings: Judge, cache: Cache, key: str) -> None:
         self.settings, self._cache, self._key = settings, cache, key
         self._loop: asyncio.AbstractEventLoop | None = None
 
     async def score(self, attempt: Attempt) -> Score:
         """Raises RewardError if there are not enough verdicts."""
-        expected, answer = references(attempt), find_answer(attempt.reply, self.settings.extract)
+        expected, answer = references(attempt.answer), find_answer(attempt.reply, self.settings.extract)
         if answer is None or len(answer) > self.settings.max_chars:
             return Score(0.0, False, {"answered": 0.0, "votes": 0.0})
         messages = prompt(question(attempt), expected, answer, self.settings.rubric)

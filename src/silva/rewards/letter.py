@@ -10,7 +10,8 @@ Before a word in lower case, "I" is a pronoun ("I think B"), and "A" after anoth
 from __future__ import annotations
 
 import re
-from typing import Literal
+from collections.abc import Mapping
+from typing import Any, Literal
 
 from silva.errors import RecordError
 from silva.protocols import Attempt, Reward, Score
@@ -47,13 +48,22 @@ class LetterReward:
     def __init__(self, settings: Letter) -> None:
         self.settings = settings
 
+    def check(self, answer: Any, data: Mapping[str, Any]) -> None:
+        """See `silva.protocols.ChecksTasks`."""
+        _right(answer)
+
     async def score(self, attempt: Attempt) -> Score:
-        if not isinstance(attempt.answer, str) or (right := named_letter(attempt.answer)) is None:
-            raise RecordError(f"answer of the task: got {attempt.answer!r}, expected one letter from A to Z")
+        right = _right(attempt.answer)
         answer = find_answer(attempt.reply, self.settings.extract)
         chosen = None if answer is None else named_letter(answer)
         solved = chosen == right
         return Score(float(solved), solved, {"answered": float(chosen is not None)})
+
+
+def _right(answer: Any) -> str:
+    if not isinstance(answer, str) or (letter := named_letter(answer)) is None:
+        raise RecordError(f"answer of the task: got {answer!r}, expected one letter from A to Z")
+    return letter
 
 
 def named_letter(answer: str) -> str | None:

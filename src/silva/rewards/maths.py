@@ -33,7 +33,7 @@ from typing import Literal
 from silva.config.sections import Above0, Positive
 from silva.errors import ConfigError, RewardError
 from silva.protocols import Attempt, Reward, Score
-from silva.rewards.answers import Extract, boxed, find_answer, references
+from silva.rewards.answers import Extract, GradesByAnswer, boxed, find_answer, references
 from silva.rewards.maths_form import Form, Tree, is_decimal, number, read, scaled, worked_out
 from silva.rewards.settings import RewardSettings
 from silva.rewards.text import exact_match
@@ -62,14 +62,14 @@ class Math(RewardSettings):
         return MathReward(self)
 
 
-class MathReward:
+class MathReward(GradesByAnswer):
     def __init__(self, settings: Math) -> None:
         self.settings = settings
         self._pool = ThreadPoolExecutor(settings.workers, "silva-math")
         self._own = threading.local()  # each thread has a process
 
     async def score(self, attempt: Attempt) -> Score:
-        expected, answer = references(attempt), find_answer(attempt.reply, self.settings.extract)
+        expected, answer = references(attempt.answer), find_answer(attempt.reply, self.settings.extract)
         if answer is None:
             return _score(False, answered=False)
         if any(exact_match(answer, each) for each in expected):

@@ -9,7 +9,7 @@ from pydantic import Field
 from silva.config.sections import Fraction
 from silva.protocols import Attempt, Reward, Score
 from silva.rewards import squad
-from silva.rewards.answers import Extract, find_answer, references
+from silva.rewards.answers import Extract, GradesByAnswer, find_answer, references
 from silva.rewards.settings import RewardSettings
 
 
@@ -28,12 +28,12 @@ class TokenF1(RewardSettings):
         return TokenF1Reward(self)
 
 
-class TokenF1Reward:
+class TokenF1Reward(GradesByAnswer):
     def __init__(self, settings: TokenF1) -> None:
         self.settings = settings
 
     async def score(self, attempt: Attempt) -> Score:
-        expected, answer = references(attempt), find_answer(attempt.reply, self.settings.extract)
+        expected, answer = references(attempt.answer), find_answer(attempt.reply, self.settings.extract)
         f1 = 0.0 if answer is None else max(squad.f1(answer, each) for each in expected)
         exact = answer is not None and any(squad.same(answer, each) for each in expected)
         solved = f1 >= self.settings.solved_at

@@ -10,15 +10,15 @@ reaches it: format, length and politeness help on the way, and never instead.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated, Literal, Self
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
 from silva.config.schema import union
 from silva.config.sections import Above0, Section
 from silva.errors import RewardError
-from silva.protocols import Attempt, Reward, Score
+from silva.protocols import Attempt, ChecksTasks, Reward, Score
 from silva.rewards import REWARDS
 from silva.rewards.settings import RewardSettings
 
@@ -70,6 +70,12 @@ class WeightedReward:
     def __init__(self, settings: Weighted, rewards: Sequence[Reward]) -> None:
         self.settings, self.rewards = settings, rewards
         self._deciding = next((i for i, part in enumerate(settings.parts) if part.decides), 0)
+
+    def check(self, answer: Any, data: Mapping[str, Any]) -> None:
+        """See `silva.protocols.ChecksTasks`."""
+        for reward in self.rewards:
+            if isinstance(reward, ChecksTasks):
+                reward.check(answer, data)
 
     async def score(self, attempt: Attempt) -> Score:
         """Raises RewardError if a part's value is not between 0 and 1."""

@@ -32,7 +32,7 @@ from silva.rollouts.actors import ScriptFault
 from silva.rollouts.context import FULL
 from silva.rollouts.faults import UNWATCHED, Watch, described, place, tell_if_long, trace, watched
 from silva.rollouts.state import End, State, answered, new_messages, render, result, shorter, started
-from silva.types import Failure, Observation, Step, StopReason, Task, Trajectory
+from silva.types import Failure, Observation, Step, StopReason, Task, Trajectory, plain_number
 
 T = TypeVar("T")
 _AT_ONCE: nullcontext[None] = nullcontext()
@@ -410,5 +410,6 @@ def _check_step(step: Step) -> None:
                 f"{field_} of the Step is {values!r}, expected named numbers, such as {field_}={example}"
             )
         for name, value in values.items():
-            if not isinstance(value, Real) or not math.isfinite(value):
+            number = plain_number(value)
+            if not isinstance(number, Real) or not math.isfinite(number):
                 raise _EpisodeFault(f"step: {what} {name!r} is {value!r}, expected a finite number", "mask")

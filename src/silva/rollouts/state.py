@@ -106,9 +106,9 @@ def answered(
         id=message.id,
         segments=(Segment("environment", state.shown or (), reported=count), *reply.segments),
         messages=(*new_messages(before), message),
-        rewards=step.rewards,
-        shaped=step.shaped,
-        metrics=step.metrics,
+        rewards=_floats(step.rewards),
+        shaped=_floats(step.shaped),
+        metrics=_floats(step.metrics),
         fresh=fresh,
         stop_reason=reply.stop_reason,
     )
@@ -193,6 +193,10 @@ def _sampled(state: State, renderer: Renderer) -> Mapping[str, Sequence[int]]:
         for turn, prefill in zip(state.turns, state.prefills, strict=True)
         if shown.get(turn.id) == turn.messages[-1] and turn.reply[-1].reported is None
     }
+
+
+def _floats(numbers: Mapping[str, float]) -> dict[str, float]:
+    return {name: float(value) for name, value in numbers.items()}
 
 
 def _sum(parts: Iterable[Mapping[str, float]]) -> dict[str, float]:
