@@ -52,6 +52,16 @@ def test_the_last_number_is_the_answer(reply: str, reward: float, replies_to) ->
     assert step.terminated and step.rewards == {"correct": reward} and step.metrics["success"] == reward
 
 
+@pytest.mark.parametrize("style", ["full", "compact"])
+@pytest.mark.parametrize("operators", ["*", "+-", "+-*"])
+def test_a_copied_question_is_no_answer(style, operators: str) -> None:
+    settings = Calculator(style=style, tool=False, digits=1, operators=operators, chain=1 + (style == "full"))
+    for task in settings.taskset().tasks("train")[:150]:
+        for text, answer in zip(task.data["questions"], task.answer, strict=True):
+            assert not settings.grade(text, answer) and settings.grade(answer, answer)
+            assert not settings.grade(f"<answer>{text}</answer>", answer)
+
+
 def test_with_the_tool(replies_to) -> None:
     call = Message("assistant", "", tool_calls=(ToolCall("calculator", {"expression": "3 + 7"}),))
     steps = replies_to(Calculator(), SUM, ["10", call, "10"])

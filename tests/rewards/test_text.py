@@ -13,9 +13,10 @@ from silva.rewards.text import (
     exact_match,
     extract_answer,
     integers,
+    is_right,
     last_number,
+    lone_number,
     normalise,
-    same_number,
     similarity,
 )
 
@@ -25,18 +26,25 @@ from silva.rewards.text import (
     [
         ("The answer is 10.", 10),
         ("3 + 7 = 10", 10),
-        ("12-5", 5),
+        ("12-5", None),
+        ("14 - 7", None),
+        ("1 * 7", None),
+        ("Multiply your result by 7.", None),
+        ("Subtract 5 from your result.", None),
+        ("What is 3 + 7?", None),
+        ("We add 3 and 7, so the answer is 10.", 10),
+        ("3 and 7.\n10", 10),
         ("= -5", -5),
         ("−5", -5),
         ("1,234,567", 1234567),
-        ("1,2", 2),
+        ("1,2", None),
         ("0.5", Fraction(1, 2)),
-        ("about 3.25 m", Fraction(13, 4)),
+        ("it is 3.25 m", Fraction(13, 4)),
         ("**42**", 42),
         ("\\boxed{7}", 7),
-        ("6/3", 3),
+        ("6/3", None),
         ("10km", 10),
-        ("007", 7),
+        ("007", None),
         ("x2", None),
         ("none", None),
         (".5", Fraction(1, 2)),
@@ -55,11 +63,33 @@ def test_last_number(text: str, number: int | Fraction | None) -> None:
     assert last_number(text) == number
 
 
-def test_same_number_is_exact() -> None:
-    assert same_number("it is 0.50", "0.5")
-    assert not same_number("0.5000001", "0.5")
-    assert not same_number("no number", "0.5")
-    assert not same_number("5", "five")
+@pytest.mark.parametrize(
+    "given",
+    ["10", "10.0", "It is 10.", "x = 10", "10 km", "10 apples", "$10", "**10**", "$10$", "\\boxed{10}",
+     "= 10", "so the answer is 10", "10 dollars"],
+)  # fmt: skip
+def test_a_tag_holds_a_number_alone(given: str) -> None:
+    assert lone_number(given) == 10
+    assert is_right(f"41 <answer>{given}</answer>", "10") and not is_right(f"<answer>{given}</answer>", "11")
+
+
+@pytest.mark.parametrize(
+    "given",
+    ["1/10", "x^10", "10^10", "10!", "sqrt 10", "5 - 10", "20 - 10", "not 10", "10 is wrong", "10 thousand",
+     "10 or 11", "11 10", "9, 10", "3 + 7 = 10",
+     "half of 10", "-10", "-x = 10", "x^2 = 10", "10%", "10?",
+     "ten", "at least 10", "10 + x", "10x = 10", "1e10", "(10, 11)", "10 squared", "minus 10", "10.10",
+     "10:10", "", "010"],
+)  # fmt: skip
+def test_other_things_in_a_tag_are_no_number(given: str) -> None:
+    assert lone_number(given) != 10
+    assert not is_right(f"<answer>{given}</answer>", "10")
+
+
+def test_without_a_tag_a_reply_ends_with_the_number() -> None:
+    assert is_right("<think>9</think>3 + 7 = 10.", "10") and is_right("it is 0.50", "0.5")
+    assert not is_right("0.5000001", "0.5") and not is_right("no number", "0.5") and not is_right("5", "five")
+    assert not is_right("10 <answer></answer>", "10") and is_right("five", "Five")
 
 
 @settings(max_examples=100, deadline=None, derandomize=True)

@@ -19,7 +19,6 @@ from pydantic import Field
 from silva.config.sections import Positive
 from silva.environments.tasks import Draft, generated, held_out
 from silva.environments.tool_qa import Question, ToolEpisode, ToolQA, draft
-from silva.rewards.text import same_number
 from silva.tools.calculator import calculator, evaluate, show
 from silva.tools.fixed import Fixed
 from silva.types import Task, ToolCall
@@ -59,9 +58,6 @@ class Calculator(ToolQA):
 
     def tools(self) -> list[Callable[..., Any]]:
         return [calculator] if self.tool else []
-
-    def grade(self, reply: str, answer: str) -> bool:
-        return same_number(reply, answer)
 
     def builder(self) -> Callable[[Task], ToolEpisode]:
         toolsets = [Fixed(self.tools())] if self.tool else []

@@ -22,7 +22,7 @@ from silva.environments.rows import read_rows
 from silva.environments.settings import EnvironmentSettings
 from silva.environments.tasks import Draft, generated, listed
 from silva.errors import ConfigError
-from silva.rewards.text import as_number, exact_match, extract_answer, same_number
+from silva.rewards.text import extract_answer, is_right
 from silva.tools.calculator import evaluate
 from silva.types import Task
 
@@ -110,10 +110,9 @@ class MetaMathEpisode(SeveralAttempts):
         return f"{question}\nReply with the answer in this form: <answer>5</answer>"
 
     def judge(self, reply: str) -> Verdict:
-        given, answer = extract_answer(reply), self.task.answer
-        right = exact_match(given, answer) if as_number(answer) is None else same_number(given, answer)
+        right, valid = is_right(reply, self.task.answer), bool(extract_answer(reply))
         compact = self.settings.style == "compact"
-        return Verdict(right, "no" if compact else "That is not right. Try again.", valid=bool(given))
+        return Verdict(right, "no" if compact else "That is not right. Try again.", valid=valid)
 
     def expert_reply(self) -> str:
         return self._reply(self.task.answer)

@@ -15,7 +15,7 @@ from silva.environments.tool_dialogue import ToolDialogue, ToolDialogueSettings
 from silva.protocols import Toolset
 from silva.rendering.tool_calls import write_calls
 from silva.rewards.answers import find_answer
-from silva.rewards.text import as_number, exact_match, normalise, same_number
+from silva.rewards.text import normalise, same_answer
 from silva.types import Message, Step, Task, ToolCall
 
 LETTERS = "ABCDEFGHIJ"
@@ -64,9 +64,7 @@ class MultipleChoice(ToolDialogue):
         if self.choices:
             named = named_choice(given, self.choices)
             return self._final(solved=named == self.task.answer, valid=named is not None)
-        answer = self.task.answer
-        right = exact_match(given, answer) if as_number(answer) is None else same_number(given, answer)
-        return self._final(solved=right, valid=bool(given))
+        return self._final(solved=same_answer(given, self.task.answer), valid=bool(given))
 
     async def out_of_calls(self, message: Message) -> Step:
         return self._final(solved=False, valid=False, truncated=True)

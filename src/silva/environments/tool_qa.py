@@ -31,7 +31,7 @@ from silva.environments.tasks import Draft, listed
 from silva.environments.tool_dialogue import ToolDialogue, ToolDialogueSettings
 from silva.errors import CapabilityError
 from silva.rendering.tool_calls import write_calls
-from silva.rewards.text import as_number, exact_match, extract_answer, same_number
+from silva.rewards.text import as_number, is_right
 from silva.tools.fixed import Fixed
 from silva.types import Message, Step, Task, ToolCall
 
@@ -65,10 +65,10 @@ class ToolQA(ToolDialogueSettings):
 
     def grade(self, reply: str, answer: str) -> bool:
         """Whether a reply is right. The text inside <answer>...</answer> is graded, or the whole reply if it
-        has no such tag. If the answer is a number, the last number there must be equal to it. Otherwise the
-        texts must be the same; case, spaces, quotes around them and a full stop at the end do not matter."""
-        given = extract_answer(reply)
-        return exact_match(given, answer) if as_number(answer) is None else same_number(given, answer)
+        has no such tag. If the answer is a number, a tag must hold that number alone, perhaps with a unit,
+        and a reply without a tag must end with it. Otherwise the texts must be the same; case, spaces, quotes
+        around them and a full stop at the end do not matter."""
+        return is_right(reply, answer)
 
     def taskset(self) -> TaskSet:
         chains = [[entry] if isinstance(entry, Question) else list(entry) for entry in self.questions()]

@@ -7,10 +7,16 @@ import unicodedata
 from difflib import SequenceMatcher
 from fractions import Fraction
 
+from silva.rewards.maths_words import leads, quantity
+
 _DECIMAL = r"(?:(?:\d{1,3}(?:,\d{3})+(?!\d)|\d++)(?:\.\d+)?|\.\d+)"
 _NUMERAL = re.compile(rf"[-+]?{_DECIMAL}")
 # In a text; the second part (an exponent or a percent sign) changes the number.
 _NUMBER = re.compile(rf"(?<![\w.])(-?{_DECIMAL})([eE][-+]?\d|\s?%)?")
+_BREAK = re.compile(r"=|\n|[.:;]\s")
+_HARMLESS = re.compile(r"(?:[\s.,;:'*$€£°`\"]|[^\W\d_])*")
+_MARKS = re.compile(r"[$€£°*`'\"]")
+_NAME = re.compile(r"^\s*[A-Za-z]?\s*=(?!=)")
 _CODE = re.compile(r"[-+]?0\d")
 _INTEGER = re.compile(r"-?\d+")
 _FRAMES = (('"', '"'), ("'", "'"), ("`", "`"), ("**", "**"))
@@ -29,12 +35,29 @@ MAX_DIGITS = 60  # longer ones are no answers
 
 
 def last_number(text: str) -> Fraction | None:
-    """The last number of a text, exactly: 1,234 or -0.5; None if there is none, or if it is 5% or 1e5.
+    """The last number of a text, exactly: 1,234 or -0.5; None if there is none.
 
-    A quotient such as 6/3 is two numbers: repeating a question must not count as computing it.
+    What stands next to it must leave it what it is ("so it is 5 km.", "3 + 2 = 5"). In 12-5, 10/2, x^5, 5!,
+    "by 5", "5 thousand" and "5 is wrong" there is none: repeating a question must not count as computing it.
     """
-    found = _NUMBER.findall(text.replace("−", "-"))
-    return None if not found or found[-1][1] else _fraction(found[-1][0])
+    text = plain(text)
+    found = list(_NUMBER.finditer(text))
+    if not found or found[-1][2] or _CODE.match(found[-1][1]):
+        return None
+    before, after = text[: found[-1].start()], text[found[-1].end() :]
+    *others, before = _BREAK.split(before[found[-2].end() if len(found) > 1 else 0 :])
+    if not _HARMLESS.fullmatch(before + after):
+        return None
+    before, words = _MARKS.sub(" ", before), quantity(_MARKS.sub(" ", after))
+    is_alone = len(found) == 1 or others or before.strip(" ,")  # "41, 42" are two numbers
+    changed = words is None or words.percent or words.plus or words.scale != 1
+    return _fraction(found[-1][1]) if is_alone and leads(before) and not changed else None
+
+
+def lone_number(text: str) -> Fraction | None:
+    """The number that all of a text says: 5, "5 km", "x = 5" or "It is 5."; None if it says anything else."""
+    text = _NAME.sub("", plain(text))
+    return None if "=" in text or len(_NUMBER.findall(text)) != 1 else last_number(text)
 
 
 def as_number(answer: str) -> Fraction | None:
@@ -114,10 +137,21 @@ def exact_match(reply: str, answer: str) -> bool:
     return as_number(reply) == expected
 
 
-def same_number(reply: str, answer: str) -> bool:
-    """Whether the last number of the reply is exactly the answer."""
+def same_answer(given: str, answer: str) -> bool:
+    """Whether an answer is that of the task: the same number, if that is one, and otherwise the same text."""
     expected = as_number(answer)
-    return expected is not None and last_number(reply) == expected
+    return exact_match(given, answer) if expected is None else lone_number(given) == expected
+
+
+def is_right(reply: str, answer: str) -> bool:
+    """Whether a reply gives the answer of the task, in <answer>...</answer> or else as all of it.
+
+    Without the tag, the last number of the reply counts if the answer is a number.
+    """
+    expected, untagged = as_number(answer), tagged_answer(reply.rpartition("</think>")[2]) is None
+    if expected is not None and untagged:
+        return last_number(extract_answer(reply)) == expected
+    return same_answer(extract_answer(reply), answer)
 
 
 def similarity(text: str, other: str) -> float:
