@@ -39,6 +39,8 @@ def reward(reply: str, **changes) -> float:
         "7 × 3 − 5",
         "-5 + 3 * 7",
         "(3 * 7) - (5)",
+        "3 * 7 - 5.",
+        "<answer>3 * 7 - 5.</answer>",
     ],
 )
 def test_a_solution_earns_one(reply: str) -> None:

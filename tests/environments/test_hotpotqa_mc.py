@@ -121,6 +121,49 @@ def test_made_up_questions_have_the_answer_that_reading_gives() -> None:
     assert min(letters.values()) > 150  # no letter is a good guess
 
 
+def named_choices(task: Task) -> list[str]:
+    """The choices whose words stand in the question."""
+    question = re.sub(r"\W+", " ", task.data["question"].casefold())
+    names = {
+        text: re.sub(r"\W+", " ", re.sub(r"\(.*\)", "", text).casefold()).strip()
+        for text in task.data["choices"]
+    }
+    return [text for text, name in names.items() if f" {name} " in f" {question} "]
+
+
+def test_what_a_made_up_question_compares_are_choices_together() -> None:
+    for task in HotpotQA().taskset().tasks("eval"):
+        born_first = "born first" in task.data["question"]
+        assert len(named_choices(task)) == (2 if born_first else 0)
+
+
+@pytest.mark.skipif(not DATA.is_dir(), reason="there is no shared/data beside the project")
+@pytest.mark.parametrize("choices", [2, 4])
+def test_no_choice_of_the_real_rows_is_the_only_one_that_is_named(choices: int) -> None:
+    taskset = HotpotQA(
+        path=str(DATA / "hotpotqa_distractor_100.json"), eval_size=20, train_size=400, choices=choices
+    ).taskset()
+    tasks = [*taskset.tasks("train"), *taskset.tasks("eval")]
+    found = Counter(
+        len(named_choices(task)) for task in tasks if task.data["choices"][0] not in ("yes", "no")
+    )
+    assert found[1] == 0 and found[2] + found[3] >= 7 and len(tasks) > 90
+
+
+def test_a_row_that_names_its_answer_alone_is_left_out_and_choices_answer_the_same_question(tmp_path) -> None:
+    made = rows()
+    for i, row in enumerate(made):
+        row["question"] = f"Which {'state' if i < 30 else 'river'} is meant in number {i}?"
+    made[5]["question"] = "Which state is meant, Answer 5 or something else?"
+    (tmp_path / "rows.json").write_text(json.dumps(made))
+    taskset = HotpotQA(path=str(tmp_path / "rows.json"), eval_size=5, train_size=400).taskset()
+    tasks = [task for split in ("train", "eval") for task in taskset.tasks(split)]
+    assert not any("Answer 5 or" in task.data["question"] for task in tasks)
+    for task in tasks:
+        numbers = [int(text.split()[1]) for text in task.data["choices"] if text.startswith("Answer")]
+        assert len({number < 30 for number in numbers}) <= 1
+
+
 def rows() -> list[dict]:
     hub = [
         {

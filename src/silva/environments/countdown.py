@@ -105,7 +105,7 @@ class CountdownEpisode(SeveralAttempts):
         )
 
     def judge(self, reply: str) -> Verdict:
-        text = extract_answer(reply).partition("=")[0].translate(_SIGNS).strip()
+        text = extract_answer(reply).partition("=")[0].translate(_SIGNS).strip().removesuffix(".")
         problem = self._unreadable(text)
         value = None if problem else _value(text)
         if value is None:

@@ -1,16 +1,20 @@
 """Questions that take two documents to answer: titles are given, `visit(title)` shows a document.
 
 The rows come from `path`: files of HotpotQA (`question`, `answer`, `context`, and `supporting_facts`, which
-the expert visits). HotpotQA asks for a text. Here the answer is one of `choices` texts. The others are titles
-of documents that are not needed, if the answer is a title, and otherwise answers of the same kind to other
-questions. `choices = 0` asks for the text itself, compared exactly. Without `path` there are documents about
-people and towns, made up.
+the expert visits). HotpotQA asks for a text. Here the answer is one of `choices` texts. The others are
+answers to questions that ask for the same ("which state"), titles of documents that are not needed, if the
+answer is a title, and otherwise answers of the same kind to other questions. What a question compares are
+choices together, and nothing else that it names is one; a row that names its answer alone is left out.
+`choices = 0` asks for the text itself, compared exactly. Without `path` there are documents about people and
+towns, made up.
 """
 
 from __future__ import annotations
 
 import itertools
 import random
+import re
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple
 
@@ -68,16 +72,23 @@ class HotpotQA(ToolDialogueSettings):
         return listed(self, self._drafts(rows), lambda task: HotpotEpisode(self, task))
 
     def _drafts(self, rows: Sequence[QA]) -> Iterator[Draft]:
-        answers = sorted({row.answer for row in rows})
-        by_kind: dict[str, list[str]] = {}
-        for answer in answers:
-            by_kind.setdefault(_kind(answer), []).append(answer)
+        by_kind: defaultdict[str, set[str]] = defaultdict(set)  # answers of a kind, and those asked for alike
         for row in rows:
-            pools = [by_kind[_kind(row.answer)], answers]
-            if _kind(row.answer) == YES_OR_NO:
+            for key in ("", _kind(row.answer), _kind(row.answer) + _asked(row.question)):
+                by_kind[key].add(row.answer)
+        pool = {key: sorted(answers) for key, answers in by_kind.items()}
+        for row in rows:
+            kind = _kind(row.answer)
+            pools = [pool[kind], pool[""]]
+            if kind == YES_OR_NO:
                 pools = [["yes", "no"]]
-            elif row.answer in row.documents:
-                pools.insert(0, sorted(set(row.documents) - set(row.needs)))
+            else:
+                if row.answer in row.documents:
+                    pools.insert(0, sorted(set(row.documents) - set(row.needs)))
+                if asked := _asked(row.question):
+                    pools.insert(0, pool[kind + asked])
+                if self.choices and _names(row.question, row.answer) and not _compared(row):
+                    continue
             yield self._draft(row, pools, random.Random(row.question), [row.question])
 
     def _draft(
@@ -86,7 +97,7 @@ class HotpotQA(ToolDialogueSettings):
         """`pools`: wrong answers are drawn from the first of them, and then from the next."""
         choices, answer = [], row.answer
         if self.choices:
-            choices = [row.answer, *_others(row.answer, pools, self.choices - 1, rng)]
+            choices = [row.answer, *_others(row, pools, self.choices - 1, rng)]
             if len(choices) < 2:
                 raise ConfigError(
                     f"environment {self.label}: {row.question[:80]!r}: no other answers to choose from; "
@@ -199,12 +210,39 @@ def _kind(answer: str) -> str:
     return "name" if answer[:1].isupper() else "words"
 
 
-def _others(answer: str, pools: Sequence[Sequence[str]], count: int, rng: random.Random) -> list[str]:
-    """Up to `count` different texts that are not the answer."""
-    chosen = {normalise(answer): answer}
+def _asked(question: str) -> str:
+    """What a question asks for, such as "which state"; "" if that is not clear."""
+    found = re.search(r"\b(?:who|when|where|how (?:many|much)|(?:which|what) [a-z]+)\b", question.lower())
+    return found[0] if found else ""
+
+
+def _names(question: str, text: str) -> bool:
+    """Whether a text stands in a question, word by word; "(film)" in a title is no part of it."""
+    return f" {_words(text)} " in f" {_words(question)} "
+
+
+def _words(text: str) -> str:
+    return " ".join(re.findall(r"\w+", re.sub(r"\([^()]*\)", "", text).casefold()))
+
+
+def _compared(row: QA) -> list[str]:
+    """The other titles that a question names."""
+    answer = _words(row.answer)
+    return [title for title in row.documents if _names(row.question, title) and _words(title) != answer]
+
+
+def _others(row: QA, pools: Sequence[Sequence[str]], count: int, rng: random.Random) -> list[str]:
+    """Up to `count` different texts that are not the answer. Of those that the question names, all, as far as
+    there is room, if it names the answer, and otherwise none: one named choice would give itself away."""
+    chosen = {normalise(row.answer): row.answer}
+    named: Sequence[str] = ()
+    if _kind(row.answer) != YES_OR_NO:
+        named = _compared(row) if _names(row.question, row.answer) else ()
+        for title in rng.sample(named, min(len(named), count)):
+            chosen.setdefault(normalise(title), title)
     for pool in pools:
         for text in rng.sample(pool, min(len(pool), 4 * count + 4)):  # more than needed: some may be the same
-            if len(chosen) <= count:
+            if len(chosen) <= count and not _names(row.question, text):
                 chosen.setdefault(normalise(text), text)
     return list(chosen.values())[1:]
 
