@@ -154,6 +154,10 @@ RIGHT = {
         "import os, sys\nif os.path.exists('input.txt'):\n    sys.stdin = open('input.txt')\n"
         "print(2 * int(input()))"
     ),
+    "a file that may lie beside it": Code(
+        "import os\nbeside = os.path.join(os.path.dirname(os.path.abspath(__file__)), 'input.txt')\n"
+        "print(2 * int(open(beside if os.path.exists(beside) else 0).read()))"
+    ),
     # Input and output in other shapes.
     "no new line at the end": Code("print(2 * int(input()), end='')"),
     "space at the ends": Code("print(2 * int(input()), '', '\\n\\n')"),

@@ -134,6 +134,8 @@ class Calls:
             os.dup2(err if program else out, 2)
             close_all_but()
             names = own_main()
+            if program:
+                names["__file__"] = "/tmp/main.py"
             status = play(code, stdin, seed, 1, 2, names, echo=not program)
             try:
                 if program:
