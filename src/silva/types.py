@@ -325,7 +325,7 @@ class Sample:
     versions: np.ndarray  # [T] int64, -1 where nothing was sampled
     trajectory: str
     group: str
-    advantages: np.ndarray | None = None  # [T] float32
+    advantages: np.ndarray | None = None  # [T] float64
     entropies: np.ndarray | None = None  # [T] nats, NaN where nothing was sampled; None: the engine gave none
     old_logprobs: np.ndarray | None = None  # [T] of the trainer before the update; None: those of the sampler
     values: np.ndarray | None = None  # [T] of the critic before the update, NaN where nothing is trained

@@ -31,7 +31,7 @@ def test_assign_gives_every_token_its_trajectory_s_advantage(
     assert [sample.trajectory for sample in assigned] == ["b/1", "a/0", "a/1", "a/0"]
     values = [sample.advantages for sample in assigned]
     assert [v.tolist() for v in values if v is not None] == [[1, 1], [0.75] * 3, [-0.75] * 2, [0.75] * 4]
-    assert all(v is not None and v.dtype == np.float32 for v in values)
+    assert all(v is not None and v.dtype == np.float64 for v in values)
     assert all(sample.advantages is None for sample in samples)  # the input is as it was
 
 

@@ -113,7 +113,7 @@ def test_distillation_is_the_log_ratio_to_the_bit() -> None:
         recipe("distillation"), samples, [given], Signals(reference_logprobs=references), {}
     )
     for after, sample, reference in zip(found, samples, references, strict=True):
-        expected = np.where(sample.loss_weights > 0, -(sample.logprobs - reference), 0).astype(np.float32)
+        expected = np.where(sample.loss_weights > 0, -(sample.logprobs - reference), 0)
         np.testing.assert_array_equal(after.advantages, expected)
         assert expected.any()
 

@@ -47,7 +47,7 @@ def assign(
         baselines: for `running`, by environment, 0 where missing; `next_baselines` gives the next ones.
 
     Returns:
-        The samples of scored trajectories in their order, with `advantages` [T] float32.
+        The samples of scored trajectories in their order, with `advantages` [T] float64.
 
     Raises:
         ConfigError: unknown kind or over.
@@ -69,7 +69,7 @@ def assign(
     advantages = {
         t.id: a for (_, _, t), a in zip(scored, ADVANTAGES[kind].function(scores).tolist(), strict=True)
     }
-    return [s.replace(advantages=np.full(len(s), advantages[s.trajectory], dtype=np.float32)) for s in kept]
+    return [s.replace(advantages=np.full(len(s), advantages[s.trajectory])) for s in kept]
 
 
 def next_baselines(groups: Sequence[Group], baselines: Mapping[str, float]) -> dict[str, float]:
@@ -150,7 +150,7 @@ def map_advantages(samples: Sequence[Sample], function: Callable[[Tensor], Tenso
     if not samples:
         return []
     rows = [advantages_of(s) for s in samples]
-    changed = function(_joined(rows)).numpy().astype(np.float32)
+    changed = function(_joined(rows)).numpy()
     parts = np.split(changed, np.cumsum([len(row) for row in rows])[:-1])
     return [s.replace(advantages=part) for s, part in zip(samples, parts, strict=True)]
 

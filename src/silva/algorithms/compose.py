@@ -220,7 +220,7 @@ def _with_penalties(
         total[trained] = sums.numpy()
         if recipe.use_rewards:
             total += assign.advantages_of(sample)
-        result.append(sample.replace(advantages=total.astype(np.float32)))
+        result.append(sample.replace(advantages=total))
     return result
 
 

@@ -168,7 +168,7 @@ def assign_turns(
         over: a name in `OVER`: the k-th turns of a group, of an environment or of all are compared.
 
     Returns:
-        The samples of scored trajectories in their order, with `advantages` [T] float32.
+        The samples of scored trajectories in their order, with `advantages` [T] float64.
 
     Raises:
         ConfigError: unknown kind or over, or `running`, which knows whole trajectories only.
@@ -193,7 +193,7 @@ def assign_turns(
     trained = [row[sample.loss_weights > 0] for sample, row in zip(kept, rows, strict=True)]
     lengths = np.bincount(np.concatenate([np.zeros(0, np.int64), *trained]), minlength=len(turns))
     scores = Scores(as_float64(returns), as_ids(keys), as_float64(lengths.tolist()), raw=as_float64(raw))
-    advantages_B = ADVANTAGES[kind].function(scores).numpy().astype(np.float32)
+    advantages_B = ADVANTAGES[kind].function(scores).numpy()
     return [sample.replace(advantages=advantages_B[row]) for sample, row in zip(kept, rows, strict=True)]
 
 
@@ -221,7 +221,7 @@ def assign_gae(
         extra: rewards of single tokens beside those of turns, one [T] per sample, 0 where not trained.
 
     Returns:
-        The samples of scored trajectories in their order, with `advantages` and `returns` [T] float32, 0
+        The samples of scored trajectories in their order, with `advantages` and `returns` [T] float64, 0
         where not trained.
 
     Raises:
@@ -254,7 +254,7 @@ def assign_gae(
                 gamma=gamma, lam=lam, turn_gamma=turn_gamma, turn_lam=turn_lam, bootstrap=end,
             )  # fmt: skip
         cuts = np.cumsum([len(turns[i]) for i in own])[:-1]
-        advantages, returns = (np.split(array.numpy().astype(np.float32), cuts) for array in found)
+        advantages, returns = (np.split(array.numpy(), cuts) for array in found)
         for i, advantages_T, returns_T in zip(own, advantages, returns, strict=True):
             result[i] = samples[i].replace(advantages=advantages_T, returns=returns_T)
     return [result[i] for i in turns]
