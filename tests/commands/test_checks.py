@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from silva.commands.checks import check, check_environments, check_parts
+from silva.commands.checks import bias_notes, check, check_environments, check_parts
 from silva.config.load import load
-from silva.errors import CapabilityError
+from silva.errors import CapabilityError, ConfigError
 from silva.protocols import EngineCapabilities, TrainerCapabilities
 from silva.registries import REGISTRIES
 
@@ -160,3 +161,48 @@ def test_environments_that_cannot_do_what_a_strategy_needs_are_refused() -> None
     ):
         asyncio.run(check_environments(config("thoughts"), {"forking": tasks(Forking)}))
     assert made[-1].closed == 1
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (
+            {"algorithm": {"type": "rloo"}, "rollout": {"max_async_level": 1}},
+            'rollout.max_async_level = 1: algorithm.loss = "reinforce" takes stale samples for its own',
+        ),
+        ({"algorithm": {"type": "rloo", "rollout_correction": {}}, "rollout": {"max_async_level": 1}}, ""),
+        ({"algorithm": {"type": "grpo"}, "rollout": {"max_async_level": 1, "max_off_policy_steps": 0}}, ""),
+        ({"algorithm": {"type": "cross_entropy"}, "rollout": {"max_async_level": 1}}, ""),
+        (
+            {"rollout": {"max_off_policy_steps": 0}},
+            "rollout.max_off_policy_steps = 0: with max_async_level = 0 no rollout is in flight",
+        ),
+        (
+            {"algorithm": {"type": "arpo", "tree_credit": "hard"}},
+            'algorithm.tree_credit = "hard": rollout.type = "linear" has no branches that share turns',
+        ),
+        ({"algorithm": {"type": "arpo", "tree_credit": "hard"}, "rollout": {"type": "branching"}}, ""),
+        (
+            {"algorithm": {"early_stop": 2}, "eval": {"every": 0}},
+            "algorithm.early_stop = 2: counts evaluations",
+        ),
+        ({"algorithm": {"type": "act_prm"}, "eval": {"every": 0}}, ""),
+    ],
+)
+def test_what_does_nothing_beside_other_sections_is_refused(given: dict[str, Any], message: str) -> None:
+    config = load([], REGISTRIES, values={"environments": [{"type": "bandit"}], **given}, env={}).config
+    if not message:
+        return check(config)
+    with pytest.raises(ConfigError, match=f"^{re.escape(message)}"):
+        check(config)
+
+
+@pytest.mark.parametrize(
+    ("recipe", "updates", "said"), [("rloo", 1, 0), ("rloo", 2, 1), ("grpo", 2, 0), ("cross_entropy", 2, 0)]
+)
+def test_later_updates_of_a_loss_without_a_ratio_are_told(recipe: str, updates: int, said: int) -> None:
+    given = {"algorithm": {"type": recipe}, "trainer": {"updates_per_step": updates}}
+    config = load([], REGISTRIES, values={"environments": [{"type": "bandit"}], **given}, env={}).config
+    assert [note.partition(" is exact for the first update")[0] for note in bias_notes(config)] == (
+        ['algorithm.loss = "reinforce"'] * said
+    )

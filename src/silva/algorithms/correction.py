@@ -46,6 +46,10 @@ class RolloutCorrection(Section):
     def _bounds_hold_something(self) -> RolloutCorrection:
         if self.weight is not None:
             _check(self.weight, *self.bounds)
+        elif given := [name for name in ("low", "high") if getattr(self, name) is not None]:
+            raise ValueError(f"{given[0]}: got {getattr(self, given[0])} with weight = null, expected null")
+        elif self.level != "token":
+            raise ValueError(f'level: got "{self.level}" with weight = null, expected "token"; see `reject`')
         for level, pair in self.reject.items():
             _check(f"reject {level}", *_open(pair))
         return self

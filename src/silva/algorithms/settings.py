@@ -151,8 +151,16 @@ class Algorithm(Terms, AdvantageKeys):  # pydantic lists the keys of the last ba
             raise ValueError(
                 "use_rewards: got false with kl_reward_coef = 0, expected something to learn from"
             )
-        if self.critic and not self.use_rewards:
+        if self.credit != "trajectory" and not self.use_rewards:
             raise ValueError(f'use_rewards: got false with credit = "{self.credit}", expected "trajectory"')
+        if self.critic and self.imitates:
+            raise ValueError(
+                f'credit: got "{self.credit}" with loss.type = "{self.loss.type}", expected "trajectory": '
+                "this loss reads no advantages, and needs no critic"
+            )
+        low, high = self.advantage_clip or (0.0, 1.0)
+        if not low < high:
+            raise ValueError(f"advantage_clip: got [{low}, {high}], expected a lower and a higher bound")
         return self
 
     @model_validator(mode="after")
@@ -181,11 +189,46 @@ class Algorithm(Terms, AdvantageKeys):  # pydantic lists the keys of the last ba
         return self
 
     @model_validator(mode="after")
+    def _every_key_does_something(self) -> Algorithm:
+        for key, why in self._idle.items():
+            usual = {repr(default_of(of.model_fields[key])) for of in (Algorithm, type(self))}
+            if repr(plain(value := getattr(self, key))) not in usual:
+                raise ValueError(f"{key}: got {plain(value)!r}, which does nothing with {why}; leave it out")
+        return self
+
+    @property
+    def _idle(self) -> dict[str, str]:
+        """Keys that the others leave nothing to do, and which others."""
+        credit, loss = f'credit = "{self.credit}"', f'loss.type = "{self.loss.type}"'
+        of_advantages = (
+            "gamma", "tree_credit", "entropy_advantage", "whiten", "advantage_clip", "advantage_over",
+            "kl_reward_coef", "overlong_buffer", "length_penalty",
+        )  # fmt: skip
+        correction = self.rollout_correction
+        empty = correction is not None and not (correction.weight or correction.reject)
+        found = [
+            (self.credit == "trajectory", credit, ("gamma",)),
+            (not self.critic, credit, ("lam", "bootstrap")),
+            (self.credit != "bi_level_gae", credit, ("turn_gamma", "turn_lam")),
+            (self.critic, credit, ("advantage_over", "kl_reward_gamma")),
+            (self.advantage == "running", 'advantage = "running"', ("advantage_over",)),
+            (self.advantage == "reward", 'advantage = "reward"', ("advantage_over",)),
+            (not self.kl_reward_coef, "kl_reward_coef = 0", ("kl_reward_gamma",)),
+            (not self.refers, "kl_coef = 0 and kl_reward_coef = 0", ("reference",)),
+            (not self.kl_coef, "kl_coef = 0", ("kl_estimator", "kl_bias_correction")),
+            (not self.use_rewards, "use_rewards = false",
+             ("advantage", "advantage_over", "overlong_buffer", "length_penalty")),
+            (empty and self.on_policy, f"neither weight nor reject, and {loss}", ("rollout_correction",)),
+            (self.imitates, loss, (*of_advantages, "kl_bias_correction")),
+        ]  # fmt: skip
+        return {key: why for holds, why, keys in found if holds for key in keys}
+
+    @model_validator(mode="after")
     def _replay_is_corrected(self) -> Algorithm:
-        if self.replay is not None and self.loss.type == "reinforce" and self.rollout_correction is None:
+        if self.replay is not None and self.on_policy and self.rollout_correction is None:
             raise ValueError(
-                'replay: got loss.type = "reinforce", which takes stale samples for its own; expected '
-                "[algorithm.rollout_correction], or a loss with a ratio"
+                f'replay: got loss.type = "{self.loss.type}", which takes stale samples for its own; '
+                "expected [algorithm.rollout_correction], or a loss with a ratio"
             )
         return self
 
@@ -216,6 +259,11 @@ class Algorithm(Terms, AdvantageKeys):  # pydantic lists the keys of the last ba
             and self.credit in ("trajectory", "turn")
             and not self.kl_reward_coef
         )
+
+    @property
+    def on_policy(self) -> bool:
+        """Whether the loss takes every token for the policy's own: it has no ratio to who sampled it."""
+        return not self.imitates and "old_logprobs" not in LOSSES[self.loss.type].takes
 
     @property
     def imitates(self) -> bool:

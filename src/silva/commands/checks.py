@@ -32,6 +32,44 @@ def check(config: RunConfig) -> None:
             "algorithm.use_rewards = false without [algorithm.reference]: the policy would only be held to "
             "itself; name another model there"
         )
+    _check_idle(config)
+
+
+def _check_idle(config: RunConfig) -> None:
+    """Refuse keys that do nothing, or nothing that is right, with the keys of other sections."""
+    algorithm, rollout, level = config.algorithm, config.rollout, config.rollout.max_async_level
+    if level and algorithm.on_policy and algorithm.rollout_correction is None:
+        raise ConfigError(
+            f'rollout.max_async_level = {level}: algorithm.loss = "{algorithm.loss.type}" takes stale samples '
+            "for its own; expected 0, [algorithm.rollout_correction], or a loss with a ratio"
+        )
+    if algorithm.tree_credit == "hard" and not rollout.forks:
+        raise ConfigError(
+            f'algorithm.tree_credit = "hard": rollout.type = "{rollout.type}" has no branches that share '
+            'turns; expected "soft", or rollout.type = "branching"'
+        )
+    if rollout.max_off_policy_steps is not None and not level:
+        raise ConfigError(
+            f"rollout.max_off_policy_steps = {rollout.max_off_policy_steps}: with max_async_level = 0 no "
+            "rollout is in flight when the policy changes; expected null"
+        )
+    if algorithm.early_stop != type(algorithm).model_fields["early_stop"].default and not config.eval.every:
+        raise ConfigError(
+            f"algorithm.early_stop = {algorithm.early_stop}: counts evaluations, of which eval.every = 0 "
+            "leaves only the last; expected eval.every above 0"
+        )
+
+
+def bias_notes(config: RunConfig) -> list[str]:
+    """What is only approximately right with these settings."""
+    updates, algorithm = config.trainer.updates_per_step, config.algorithm
+    if updates == 1 or not algorithm.on_policy:
+        return []
+    return [
+        f'algorithm.loss = "{algorithm.loss.type}" is exact for the first update of a step only: the others of '
+        f"trainer.updates_per_step = {updates} take samples of the policy before it for their own. Set 1, or a "
+        "loss with a ratio"
+    ]
 
 
 def check_engine(config: RunConfig) -> None:

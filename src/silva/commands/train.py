@@ -14,7 +14,7 @@ from rich.console import Console
 
 from silva import process
 from silva.assembly import Assembly, connected
-from silva.commands.checks import check, check_environments, check_parts
+from silva.commands.checks import bias_notes, check, check_environments, check_parts
 from silva.commands.common import as_resolved, explained, export, measure, opened, say, warm_start
 from silva.commands.outcome import Outcome, finish, write_last_report
 from silva.config.diff import forbidden_changes
@@ -108,7 +108,7 @@ async def _train(resolved: Resolved, run: RunFolder, console: Console | None) ->
             Monitor(run.path, config.monitoring, name=config.name, total_steps=config.steps,
                     resume_step=kept, console=console)
         )  # fmt: skip
-        for note in (*resolved.notes, *config.algorithm.notes, *run.notes):
+        for note in (*resolved.notes, *config.algorithm.notes, *bias_notes(config), *run.notes):
             monitor.message(note)
         for damaged in store.skipped:
             monitor.message(f"passed over: {damaged}", "warning")
