@@ -40,8 +40,8 @@ def _check_idle(config: RunConfig) -> None:
     algorithm, rollout, level = config.algorithm, config.rollout, config.rollout.max_async_level
     if level and algorithm.on_policy and algorithm.rollout_correction is None:
         raise ConfigError(
-            f'rollout.max_async_level = {level}: algorithm.loss = "{algorithm.loss.type}" takes stale samples '
-            "for its own; expected 0, [algorithm.rollout_correction], or a loss with a ratio"
+            f'rollout.max_async_level = {level}: algorithm.loss = "{algorithm.loss.type}" takes stale '
+            "samples for its own; expected 0, [algorithm.rollout_correction], or a loss with a ratio"
         )
     if algorithm.tree_credit == "hard" and not rollout.forks:
         raise ConfigError(
@@ -66,9 +66,9 @@ def bias_notes(config: RunConfig) -> list[str]:
     if updates == 1 or not algorithm.on_policy:
         return []
     return [
-        f'algorithm.loss = "{algorithm.loss.type}" is exact for the first update of a step only: the others of '
-        f"trainer.updates_per_step = {updates} take samples of the policy before it for their own. Set 1, or a "
-        "loss with a ratio"
+        f'algorithm.loss = "{algorithm.loss.type}" is exact for the first update of a step only: the others '
+        f"of trainer.updates_per_step = {updates} take samples of the policy before it for their own. Set 1, "
+        "or a loss with a ratio"
     ]
 
 
