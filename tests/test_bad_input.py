@@ -359,7 +359,7 @@ def test_overwrite_with_a_mistake_keeps_the_earlier_run(silva, two_steps, tmp_pa
     assert code == 2 and word in err
     assert {path: path.read_bytes() for path in two_steps.rglob("*") if path.suffix} == before
     code, out, err = rl(silva, "--overwrite")
-    assert (code, err) == (0, "") and "it is removed when the first step begins" in out
+    assert (code, err) == (0, "") and "it is removed when the first step is done" in out
     assert [m["step"] for m in metrics(two_steps)] == [0, 1]
 
 

@@ -20,7 +20,8 @@ from silva.registries import REGISTRIES
 # evaluation; a plan refuses what a launch does.
 ROWS = [
     ["errors", "signals", "usage"],
-    ["types", "ports", "compute", "transport"],
+    ["types", "ports", "scratch"],
+    ["compute", "transport"],
     ["protocols", "config", "codec"],
     ["storage", "sandbox", "wrapped"],
     ["algorithms", "rendering", "models", "tools", "monitoring"],

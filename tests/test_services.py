@@ -66,6 +66,8 @@ def test_a_run_as_services_is_the_run_in_one_process_bit_for_bit(
 ) -> None:
     with tempfile.TemporaryDirectory(prefix="s-") as temporary:
         env = {"TMPDIR": temporary}
+        (folder / "elsewhere").mkdir()  # a large disk, as users of a cluster have one
+        (folder / "plain").symlink_to(folder / "elsewhere")
         with supervised(argv(folder, "plain", *SERVICES), env) as process:
             assert wait_for(lambda: events(folder / "plain", "sealed"), LIMIT), process.output
             (sockets,) = Path(temporary).glob("silva-*")
@@ -200,8 +202,10 @@ def taken() -> Iterator[int]:
         yield listener.getsockname()[1]
 
 
-def test_a_port_in_use_is_named(folder: Path, taken: int) -> None:
-    code, output = silva(*argv(folder, "none", "--port", str(taken), command="inference"))
+@pytest.mark.parametrize("part", ["trainer", "inference"])
+def test_a_port_in_use_is_named_before_a_model_is_loaded(folder: Path, taken: int, part: str) -> None:
+    no_model = ["--model.type=pretrained", f"--model.name={folder}"]
+    code, output = silva(*argv(folder, "none", "--port", str(taken), *no_model, command=part), SILVA_API_KEY="k")
     assert code == 2 and f"cannot listen at http://127.0.0.1:{taken}: Address already in use" in output
 
 
@@ -284,6 +288,38 @@ def test_a_server_in_a_shells_background_ends_on_sigterm(folder: Path) -> None:
         server.send_signal(signal.SIGTERM)
         assert server.wait(30) == 0
         assert server.stderr.read().endswith("trainer: stopped\n")
+
+
+COMPUTES = """
+import threading
+from silva import cli, signals
+from silva.commands import services
+from silva.server import trainer
+
+class Updating(trainer.TrainerServer):
+    def app(self):
+        threading.Thread(target=threading.Event().wait).start()  # as an update computes, for minutes
+        return super().app()
+
+trainer.TrainerServer = Updating
+signals.end_at_once()
+cli.main()
+"""
+
+
+def test_a_server_that_is_told_to_end_does_not_wait_for_what_it_computes(folder: Path) -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", COMPUTES, "trainer", "@run.toml", "--unix", str(folder / "u.sock")],
+        cwd=folder, stderr=subprocess.PIPE, text=True,
+    ) as server:  # fmt: skip
+        assert server.stderr is not None
+        assert "listening at unix:" in next(line for line in server.stderr if "trainer: " in line)
+        server.send_signal(signal.SIGTERM)
+        try:
+            assert server.wait(30) == 0
+        finally:
+            server.kill()
+        assert server.stderr.read().endswith("trainer: stopped\n") and not (folder / "u.sock").exists()
 
 
 @pytest.mark.parametrize("gone", [True, False])

@@ -16,7 +16,8 @@ import pytest
 from tests import virtual_clock
 
 from silva.errors import ConfigError
-from silva.transport import SHOWN, Peer, Refused, Unreachable, checked_address
+from silva.ports import Clock, use_clock
+from silva.transport import SHOWN, Peer, Refused, Unreachable, checked_address, silence
 
 T = TypeVar("T")
 SECRET = "k3y-of-mine"
@@ -362,3 +363,82 @@ def test_a_password_in_an_address_is_refused_and_not_repeated() -> None:
         with pytest.raises(ConfigError) as refused:
             Peer(given, name="trainer")
         assert "pass@" not in str(refused.value)
+
+
+class Paused(asyncio.SelectorEventLoop):
+    """Its process is stopped (Ctrl-Z) for as long as a test says."""
+
+    paused = 0.0
+
+    def time(self) -> float:
+        return super().time() + self.paused
+
+
+@pytest.mark.parametrize("paused", [0.0, 5.0, 3600.0])
+def test_the_time_for_an_answer_does_not_run_while_this_process_is_stopped(paused: float) -> None:
+    loop = Paused()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        loop.paused = paused
+        await asyncio.sleep(0)  # a timer that is due ends the call now
+        writer.write(answer(b"[]"))
+        writer.close()
+
+    async def ask() -> Any:
+        async with await asyncio.start_server(serve, "127.0.0.1", 0) as listener:
+            peer = Peer(f"http://127.0.0.1:{listener.sockets[0].getsockname()[1]}", name="trainer")
+            try:
+                return await peer.get("/alive", timeout=4.0)
+            finally:
+                await peer.close()
+
+    with asyncio.Runner(loop_factory=lambda: loop) as runner:
+        assert runner.run(ask()) == []
+
+
+class Moved(Clock):
+    now = 0.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+    async def sleep(self, seconds: float) -> None:
+        self.now += seconds
+
+
+class Answers(Peer):
+    """Each answer takes some seconds, or never comes, or is a refusal; `asked` counts."""
+
+    def __init__(self, clock: Moved, *answers: float | Refused | Unreachable | None) -> None:
+        super().__init__("unix:/nowhere", name="trainer")
+        self.clock, self.answers, self.asked = clock, answers, 0
+
+    async def get(self, path: str, *, timeout: float | None = None) -> Any:
+        found = self.answers[min(self.asked, len(self.answers) - 1)]
+        self.asked += 1
+        assert timeout is not None
+        if isinstance(found, Exception):
+            raise found
+        self.clock.now += timeout if found is None else found
+        if found is None:
+            raise Unreachable("no answer")
+        return {}
+
+
+@pytest.mark.parametrize(
+    ("answers", "seconds", "asked"),
+    [
+        ([None], 5.0, 1),  # it hangs: the rest of 1 s, then 4 s for its answer
+        ([0.0, 0.0, None], 7.0, 3),
+        ([3.9] * 20 + [None], 20 * 4.9 + 5.0, 21),  # late, but in time
+        ([Refused("HTTP 404", 404)] * 9 + [None], 14.0, 10),  # it lives
+        ([Unreachable("refused")], 4.0, 4),  # nobody listens
+    ],
+)
+def test_silence(answers: list[Any], seconds: float, asked: int) -> None:
+    clock = Moved()
+    peer = Answers(clock, *answers)
+    with use_clock(clock):
+        run(silence(peer, patience=4.0, every=1.0))
+    assert clock.now == pytest.approx(seconds) and peer.asked == asked

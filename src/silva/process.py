@@ -39,20 +39,21 @@ def prepare() -> None:
     keep_freed_memory()
 
 
-def tie_to_parent() -> None:
-    """Die with the process that began this one and said so (SILVA_PARENT), whatever ends it.
+def tie_to_parent() -> bool:
+    """Die with the process that began this one and said so (SILVA_PARENT), whatever ends it; whether one did.
 
     Linux kills this process then, even if it is stopped; elsewhere it looks every second.
     """
     parent = os.environ.pop(PARENT, "")  # not for the children of this process
     if not parent:
-        return
+        return False
     if sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != int(parent):  # it died before that
         os._exit(1)
     if sys.platform != "linux":
         threading.Thread(target=_watch, args=(int(parent),), daemon=True).start()
+    return True
 
 
 def _watch(parent: int) -> None:

@@ -1,10 +1,15 @@
 """What Ctrl-C, SIGTERM and SIGHUP (the terminal was closed) do to a command.
 
     entry ──end_at_once──> imports, configuration ──be_caught──> the command ──> orchestrator/interrupt.py
+            end_as_a_part
 
 While modules are imported, a signal ends the process: there is nothing to save, and libraries would turn an
 exception into one of their own ("Could not import module"). After that, each of the three raises
 KeyboardInterrupt. During training, `Interrupt` handles them and ends the run with a checkpoint.
+
+A part of `silva rl` listens to SIGINT alone, which its supervisor sends it. The others may be sent to all
+processes of a service or a job at once: trainer and inference have to last until the orchestrator has its
+checkpoint, and the orchestrator would take its own and the supervisor's for two.
 """
 
 from __future__ import annotations
@@ -19,8 +24,19 @@ NUMBERS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 def end_at_once() -> None:
     """A signal that was ignored when the process began (nohup, a shell's background job) stays ignored."""
     for number in NUMBERS:
-        if signal.getsignal(number) is not signal.SIG_IGN:
+        if is_heard(number):
             signal.signal(number, _end)
+
+
+def end_as_a_part() -> None:
+    """The same for a process of `silva rl`."""
+    for number in NUMBERS:  # a shell's background job ignores SIGINT, and so would its children
+        signal.signal(number, _end if number == signal.SIGINT else _ignore)
+
+
+def is_heard(number: int) -> bool:
+    """Whether this process listens to a signal, or may begin to."""
+    return signal.getsignal(number) not in (signal.SIG_IGN, _ignore)
 
 
 def be_caught() -> None:
@@ -35,6 +51,10 @@ def _end(number: int, frame: FrameType | None) -> None:
         os.write(2, b"silva: interrupted\n")
     finally:  # the terminal may be gone
         os._exit(130)
+
+
+def _ignore(number: int, frame: FrameType | None) -> None:
+    """A handler, as children would inherit SIG_IGN, and could not be told to end."""
 
 
 def _as_ctrl_c(number: int, frame: FrameType | None) -> None:

@@ -16,16 +16,19 @@ from __future__ import annotations
 import asyncio
 import json
 import resource
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Coroutine, Mapping
+from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 from silva.errors import CapabilityError, ConfigError, SilvaError
+from silva.ports import CLOCK
 
 CONNECT = 5.0  # seconds for a connection
 SHOWN = 2000  # characters of an answer in a message
+SLICES = 8  # of a time limit
 UNIX = "unix:"
 DISK = "disk"  # code of an error whose cause is the operating system's
+T = TypeVar("T")
 
 
 class Unreachable(SilvaError, ConnectionError):
@@ -103,7 +106,12 @@ class Peer:
         self._loop: asyncio.AbstractEventLoop | None = None
 
     async def get(self, path: str, *, timeout: float | None = None) -> Any:
-        """The JSON at `path`; without `timeout` (seconds) it waits for the answer for ever."""
+        """The JSON at `path`; without `timeout` it waits for the answer for ever.
+
+        Args:
+            timeout: seconds that this process is awake: that it heard nothing while it was stopped (Ctrl-Z),
+                or too busy to look, says nothing about the peer.
+        """
         return _json_of(self, path, await self._call("GET", path, None, {}, timeout))
 
     async def post(self, path: str, body: Any = None, *, timeout: float | None = None) -> Any:
@@ -127,8 +135,8 @@ class Peer:
     ) -> bytes:
         where = f"the {self.name} at {self.address}"
         try:
-            async with asyncio.timeout(timeout):
-                response = await self._connected().request(method, path, content=content, headers=headers)
+            asked = self._connected().request(method, path, content=content, headers=headers)
+            response = await _awake(asked, timeout)
         except TimeoutError:
             raise Unreachable(f"{where}: no answer to {path} within {timeout:g} s") from None
         except (self._http.RequestError, OSError) as error:
@@ -158,6 +166,39 @@ class Peer:
             )
             self._loop = loop
         return self._client
+
+
+async def silence(peer: Peer, *, patience: float, every: float) -> None:
+    """Returns when `peer` has given no sign of life for `patience` seconds; a refusal is one.
+
+    Args:
+        every: seconds between a sign and the next question.
+    """
+    silent = 0.0
+    while silent < patience:
+        await CLOCK.sleep(every)
+        began = CLOCK.monotonic()
+        try:
+            await peer.get("/alive", timeout=patience)
+        except Unreachable:  # `patience` at most, as this process may have been stopped for longer
+            silent += every + min(CLOCK.monotonic() - began, patience)
+        except Refused:
+            silent = 0.0
+        else:
+            silent = 0.0
+
+
+async def _awake(work: Coroutine[Any, Any, T], seconds: float | None) -> T:
+    """TimeoutError after so many seconds, of which a pause of this process counts for an eighth at most."""
+    task = asyncio.ensure_future(work)
+    try:
+        for _ in range(SLICES):
+            if (await asyncio.wait({task}, timeout=seconds and seconds / SLICES))[0]:
+                return task.result()
+        raise TimeoutError
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
 
 
 def _json_of(peer: Peer, path: str, body: bytes) -> Any:

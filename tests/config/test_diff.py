@@ -13,6 +13,7 @@ from silva.config.diff import (
 )
 from silva.config.load import load
 from silva.config.saved import to_toml
+from silva.config.schema import import_settings
 from silva.errors import ConfigError
 from silva.registries import REGISTRIES
 
@@ -117,6 +118,40 @@ def test_what_may_change_on_resume(write, resolve):
     assert not may_change("steps_more")
 
 
+HTTP = "--engine.type http --engine.urls "
+VLLM = "--placement.type services --engine.type vllm "
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("", "--placement.type services --placement.servers 2 --placement.patience 9"),
+        ("--placement.type services --placement.trainer unix:/a", "--placement.type local"),
+        (
+            '--placement.type services --placement.trainer http://a:1 --placement.inference ["http://a:2"]',
+            "--placement.type services --placement.trainer http://b:1 --placement.key_variable OTHER "
+            '--placement.inference ["unix:/b","unix:/c"]',
+        ),
+        (f'{HTTP} ["http://a:1"]', f'{HTTP} ["http://b:1","unix:/b"] --engine.timeout 9 --engine.retries 1'),
+        (VLLM, f"{VLLM} --engine.python /b/python --engine.tensor_parallel 2 --engine.gpu_memory 0.5"),
+    ],
+)
+def test_a_resumed_run_may_be_elsewhere(old, new):
+    before, after = (
+        load([*words.split(), "--environments.0.type=bandit"], REGISTRIES, env={}).data
+        for words in (old, new)
+    )
+    assert changed_keys(before, after) and forbidden_changes(before, after) == {}
+
+
+def test_a_resumed_run_keeps_its_model_wherever_it_is():
+    before, after = (
+        load([*words.split(), "--environments.0.type=bandit"], REGISTRIES, env={}).data
+        for words in (f'{HTTP} ["http://a:1"] --engine.model a', f'{HTTP} ["http://a:1"] --engine.model b')
+    )
+    assert [*forbidden_changes(before, after)] == ["engine.model"]
+
+
 @pytest.mark.parametrize(
     ("given", "why"),
     [
@@ -143,14 +178,12 @@ def test_steps_may_change_unless_a_schedule_depends_on_them(given, why):
 
 
 def test_keys_that_may_change_exist(write, resolve):
+    """In the default configuration, or in that of another engine."""
     write("a.toml", TOY)
     data = resolve("@ a.toml").data
-    for path in MAY_CHANGE - {
-        "engine.cached_sequences",
-        "engine.drafts",
-        "engine.prefill_tokens",
-        "rollout.max_failed",
-    }:  # of the real engine and the real strategies
+    engines = map(import_settings, REGISTRIES.engines.values())
+    elsewhere = {f"engine.{key}" for engine in engines for key in engine.model_fields} | {"rollout.max_failed"}
+    for path in MAY_CHANGE - elsewhere:
         value = data
         for part in path.split("."):
             assert part in value, path

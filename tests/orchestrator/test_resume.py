@@ -63,7 +63,7 @@ def test_a_run_in_the_way_is_not_touched_without_a_flag(server, alone, undisturb
 
 def test_overwrite_begins_again(server, copy, undisturbed, tmp_path):
     ended = server.rl("alone", "--overwrite", into=tmp_path)
-    assert ended.status == 0 and "it is removed when the first step begins" in ended.output
+    assert ended.status == 0 and "it is removed when the first step is done" in ended.output
     assert differences(copy, undisturbed) == []
 
 

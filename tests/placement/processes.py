@@ -14,10 +14,11 @@ from silva.placement.supervisor import Part, Supervisor
 
 SOON = 30.0  # seconds within which everything happens, or the test fails
 SERVICE = """
-import http.server, os, pathlib, socketserver, subprocess, sys, time
+import http.server, os, pathlib, signal, socketserver, subprocess, sys, time
 from silva.process import tie_to_parent
 
 tie_to_parent()
+signal.signal(signal.SIGINT, signal.SIG_DFL)
 folder, name, path = pathlib.Path(sys.argv[1]), sys.argv[2], sys.argv[3]
 with open(folder / f"{name}.pids", "a") as file:
     file.write(f"{os.getpid()}\\n")
@@ -100,7 +101,7 @@ class Park:
             for name in self.services
         ]
         line = [python, "-c", ORCHESTRATOR, str(self.folder)]
-        return [*made, Part("orchestrator", [*line, "first"], [*line, "again"], once={"ONCE": "1"})]
+        return [*made, Part("orchestrator", [*line, "first"], lambda: [*line, "again"], once={"ONCE": "1"})]
 
     def pids(self, name: str) -> list[int]:
         """Of the process of that name and of those before it."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,7 +14,7 @@ from pydantic import ValidationError
 
 from silva.commands import supervise
 from silva.commands.services import bind_of, here, key_of
-from silva.commands.supervise import parts_of
+from silva.commands.supervise import OwnRun, parts_of
 from silva.config.load import Resolved, load
 from silva.engines.http import HttpEngine
 from silva.errors import CapabilityError, ConfigError
@@ -23,6 +24,8 @@ from silva.placement.settings import ADDRESSES, LocalPlacementSettings, Services
 from silva.protocols import EngineCapabilities
 from silva.registries import REGISTRIES
 from silva.server.serving import Bind
+from silva.storage import replaced
+from silva.storage.layout import Layout
 
 TRAINER, INFERENCE = "unix:/run/trainer.sock", ("http://127.0.0.1:8000", "unix:/run/i.sock")
 
@@ -171,13 +174,15 @@ def test_the_parts_of_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SILVA_CRASH_PROOF", "/tmp/proof")
     argv = ["@", "run.toml", "--steps", "4"]
     config = resolved("--placement.type", "services", "--placement.servers", "2").config
-    parts = parts_of(config, Path("/tmp/s"), argv, ["--overwrite"], "k3y")
+    flags = iter([["--overwrite"], ["--resume"]])
+    parts = parts_of(config, Path("/tmp/s"), argv, lambda: next(flags), "k3y")
     silva = [sys.executable, "-m", "silva"]
     assert [part.name for part in parts] == ["inference", "inference1", "trainer", "orchestrator"]
     assert parts[0].argv == [*silva, "inference", *argv, "--unix", "/tmp/s/inference.sock"]
     assert parts[2].argv == [*silva, "trainer", *argv, "--unix", "/tmp/s/trainer.sock"]
     assert parts[3].argv == [*silva, "orchestrator", *argv, "--overwrite"]
-    assert parts[3].again == [*silva, "orchestrator", *argv, "--resume"]
+    assert parts[3].again is not None
+    assert parts[3].again() == [*silva, "orchestrator", *argv, "--resume"]
     sockets = [f"unix:/tmp/s/{name}.sock" for name in ("inference", "inference1", "trainer")]
     assert [part.address for part in parts] == [*sockets, ""]
     assert json.loads(parts[3].env[ADDRESSES]) == {"trainer": sockets[2], "inference": sockets[:2]}
@@ -210,9 +215,56 @@ def test_parts_that_run_already_have_the_users_key(own: str, monkeypatch: pytest
 
 
 def test_what_has_an_address_is_not_started() -> None:
-    parts = parts_of(resolved(trainer=TRAINER).config, Path("/tmp/s"), [], [], "k")
+    parts = parts_of(resolved(trainer=TRAINER).config, Path("/tmp/s"), [], list, "k")
     assert [part.name for part in parts] == ["inference", "orchestrator"]
     assert json.loads(parts[1].env[ADDRESSES])["trainer"] == TRAINER
-    parts = parts_of(resolved(inference=INFERENCE).config, Path("/tmp/s"), [], [], "k")
+    parts = parts_of(resolved(inference=INFERENCE).config, Path("/tmp/s"), [], list, "k")
     assert [part.name for part in parts] == ["trainer", "orchestrator"]
     assert json.loads(parts[1].env[ADDRESSES])["inference"] == [*INFERENCE]
+
+
+def begin(run: Layout) -> None:
+    """What an orchestrator does first."""
+    run.ledger.touch()
+    run.config_toml.touch()
+
+
+FOLDERS: dict[str, tuple[Callable[[Layout], object], str]] = {
+    "the earlier run is not touched yet": (lambda run: None, "same"),
+    "it is being put aside": (lambda run: _made(run.path / ".replacing"), "same"),
+    "it is aside": (lambda run: replaced.put_aside(run.path, ()), "same"),
+    "the new run has begun": (lambda run: (replaced.put_aside(run.path, ()), begin(run)), "same"),
+    "it has a checkpoint": (
+        lambda run: (replaced.put_aside(run.path, ()), begin(run), _made(run.checkpoints / "step_0")),
+        "--resume",
+    ),
+    "the earlier run is removed": (
+        lambda run: (replaced.put_aside(run.path, ()), begin(run), replaced.remove(run.path)), "--resume",
+    ),
+}  # fmt: skip
+
+
+def _made(path: Path) -> Path:
+    path.mkdir(parents=True)
+    return path
+
+
+@pytest.mark.parametrize("flags", [[], ["--overwrite"], ["--resume"]])
+@pytest.mark.parametrize("found", FOLDERS)
+def test_an_orchestrator_that_is_started_again_resumes_only_the_run_of_its_command(
+    tmp_path: Path, found: str, flags: list[str]
+) -> None:
+    run = Layout(tmp_path)
+    begin(run)
+    own = OwnRun(run, flags)
+    assert own.flags() == flags
+    happens, then = FOLDERS[found]
+    happens(run)
+    assert own.flags() == (["--resume"] if then == "--resume" else flags)
+
+
+def test_an_orchestrator_that_is_started_again_resumes_a_run_in_a_new_folder(tmp_path: Path) -> None:
+    own = OwnRun(Layout(tmp_path), [])
+    assert own.flags() == [] and not own.exists()
+    begin(Layout(tmp_path))
+    assert own.flags() == ["--resume"] and own.exists()

@@ -230,6 +230,22 @@ def test_an_orchestrator_that_dies_at_every_start_ends_everything(folder: Path) 
     assert len(park.pids("orchestrator")) == supervisor.MOST_FAILURES
 
 
+def test_an_orchestrator_that_dies_late_again_and_again_ends_everything(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(supervisor, "SHORT", 0.0)
+    monkeypatch.setattr(supervisor, "MOST_LOSSES", 4)
+    park = Park(folder)
+    park.touch("dies")
+
+    async def ask(task: asyncio.Task[int]) -> None:
+        with pytest.raises(SilvaError, match="lost 4 times without a new checkpoint"):
+            await asyncio.wait_for(asyncio.shield(task), SOON)
+
+    with_park(park, ask, checkpoints=lambda: [2])
+    assert len(park.pids("orchestrator")) == 4
+
+
 def test_a_stopped_orchestrator_is_left_as_it_is(folder: Path) -> None:
     """Somebody wanted that, and may want it to go on."""
     park = Park(folder)
@@ -250,7 +266,7 @@ def test_a_stopped_orchestrator_is_left_as_it_is(folder: Path) -> None:
 
 def test_lines_wait_until_the_run_has_begun(tmp_path: Path) -> None:
     ready = tmp_path / "run" / "ledger.jsonl"
-    write = line_writer(tmp_path / "run" / "services.log", ready)
+    write = line_writer(tmp_path / "run" / "services.log", ready.exists)
     write("trainer: one")
     write("trainer: zwölf")
     assert not ready.parent.exists()  # a folder that is not empty and no run would be refused

@@ -55,8 +55,78 @@ def test_a_signal_reaches_the_orchestrator_once_and_everything_ends(
         return await asyncio.wait_for(asyncio.shield(task), SOON)
 
     assert with_park(park, ask) == 130
-    assert park.text("signals").split() == [number.name]
+    assert park.text("signals").split() == ["SIGINT"]  # a part listens to no other
     assert park.said == []
+
+
+def test_a_terminal_that_closes_may_say_so_twice(folder: Path) -> None:
+    park = Park(folder)
+    park.touch("stubborn")
+
+    async def ask(task: asyncio.Task[int]) -> None:
+        await park.until(lambda: park.up, "all is up")
+        for count, numbers in ((1, [signal.SIGHUP]), (2, [signal.SIGHUP, signal.SIGINT])):
+            for number in numbers:
+                os.kill(os.getpid(), number)
+            await park.until(lambda count=count: len(park.text("signals").split()) == count, "it was told")
+
+    with_park(park, ask)
+    assert park.text("signals").split() == ["SIGINT", "SIGINT"]
+
+
+@pytest.mark.parametrize("at", ["trainer", "inference", "orchestrator", "orchestrator again"])
+def test_a_signal_while_parts_are_started_is_not_lost(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, at: str
+) -> None:
+    """It comes when the process is there, and nobody has noted it down yet."""
+    original = asyncio.create_subprocess_exec
+    park, starts = Park(folder, "trainer", "inference"), iter(["trainer", "inference", "orchestrator"])
+
+    async def start(*argv: str, **options: Any) -> asyncio.subprocess.Process:
+        process = await original(*argv, **options)
+        if next(starts, "orchestrator again") == at:
+            told = asyncio.Event()
+            asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, told.set)
+            os.kill(os.getpid(), signal.SIGINT)  # the loop sees signals in their order
+            os.kill(os.getpid(), signal.SIGUSR1)
+            await told.wait()
+        return process
+
+    monkeypatch.setattr(asyncio, "create_subprocess_exec", start)
+
+    async def ask(task: asyncio.Task[int]) -> int:
+        if at == "orchestrator again":
+            await park.until(lambda: park.up, "all is up")
+            os.kill(park.pids("orchestrator")[0], signal.SIGKILL)
+        return await asyncio.wait_for(asyncio.shield(task), SOON)
+
+    async def work() -> int:
+        async with park.running() as task:
+            return await ask(task)
+
+    assert asyncio.run(work()) == 130
+    assert gone(park, 10)
+    ran = [name for name in (*park.services, "orchestrator") if park.pids(name)]
+    assert len(ran) <= ["trainer", "inference", "orchestrator"].index(at.split()[0]) + 1
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="looks for states of processes in /proc")
+def test_ctrl_z_stops_everybody_and_nobody_is_lost_when_they_go_on(folder: Path) -> None:
+    park = Park(folder, "trainer", "inference")
+    process = driven(park)
+    wait_for(lambda: park.up)
+    everyone = [process.pid, *park.everyone()]
+    process.send_signal(signal.SIGTSTP)
+    wait_for(lambda: all(map(supervisor._is_stopped, everyone)))
+    process.send_signal(signal.SIGCONT)
+    wait_for(lambda: not any(map(supervisor._is_stopped, everyone)))
+    for name in park.services:  # and they are asked again
+        (folder / f"{name}.asked").unlink()
+    wait_for(lambda: park.up)
+    park.end(0)
+    output, _ = process.communicate(timeout=SOON)
+    assert (process.returncode, output) == (0, "")
+    assert {name: len(park.pids(name)) for name in park.services} == {"trainer": 1, "inference": 1}
 
 
 def test_an_orchestrator_that_is_killed_while_it_ends_is_not_started_again(folder: Path) -> None:
@@ -143,11 +213,7 @@ def test_a_part_that_is_stopped_does_not_keep_the_end_from_coming(
 def driven(park: Park) -> subprocess.Popen[str]:
     """The supervisor in a process of its own."""
     parts = [
-        {
-            name: value
-            for name in ("name", "argv", "again", "address")
-            if (value := getattr(part, name)) is not None
-        }
+        {name: value for name in ("name", "argv", "address") if (value := getattr(part, name)) is not None}
         for part in park.parts()
     ]
     argv = [sys.executable, "-c", DRIVER, json.dumps(parts)]
@@ -192,5 +258,5 @@ def test_a_terminal_that_is_closed_or_ctrl_c_in_it_ends_everything(folder: Path)
     process.send_signal(signal.SIGTERM)
     output, _ = process.communicate(timeout=SOON)
     assert process.returncode == 130 and output == ""
-    assert park.text("signals").split() == ["SIGTERM"]
+    assert park.text("signals").split() == ["SIGINT"]
     assert gone(park, 10)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
 import socket
@@ -18,6 +19,7 @@ from tests.server.running import connected, listening, run
 from silva.errors import ConfigError
 from silva.server import serving
 from silva.server.serving import Bind, check_bind, serve
+from silva.transport import Unreachable
 
 
 async def hello(scope: Scope, receive: Receive, send: Send) -> None:
@@ -127,6 +129,28 @@ def test_it_stops_within_seconds_while_a_stream_is_open() -> None:
         return took
 
     assert run(stop()) < 4
+
+
+def test_a_request_that_does_not_end_is_cut_and_not_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A client must not read of a mistake of its own; the work that was asked for goes on in a thread."""
+    monkeypatch.setattr(serving, "GRACE", 0)
+
+    async def stop() -> None:
+        asked = asyncio.Event()
+
+        async def hanging(scope: Scope, receive: Receive, send: Send) -> None:
+            asked.set()
+            await asyncio.Event().wait()
+
+        async with contextlib.AsyncExitStack() as client:
+            async with listening(hanging) as address:
+                peer = await client.enter_async_context(connected(address))
+                call = asyncio.ensure_future(peer.get("/"))
+                await asked.wait()
+            with pytest.raises(Unreachable):
+                await call
+
+    run(stop())
 
 
 @pytest.mark.parametrize("sent", [b"", b"GET / HTTP/1.1\r\nhost: local", b"x"])

@@ -123,7 +123,7 @@ def test_overwrite_removes_the_earlier_run_once_the_new_one_has_begun(path):
     trained(path, 3)
     with start(path, overwrite=True) as run:
         assert run.state == "new"
-        assert run.notes == [f"{path} holds an earlier run: it is removed when the first step begins"]
+        assert run.notes == [f"{path} holds an earlier run: it is removed when the first step is done"]
         assert not run.ledger.exists() and not run.checkpoints.exists()
         run.save_config("new", CONFIG)
         run.begun()

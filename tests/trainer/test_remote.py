@@ -197,11 +197,10 @@ def test_a_call_takes_as_long_as_it_takes_while_the_server_lives() -> None:
     assert metrics == {"lr": 0.1} and clock.now - 100 > 10 * DEAD_AFTER and peer.cancelled == 0
 
 
-@pytest.mark.parametrize("fault", [Unreachable("no"), Refused("HTTP 503", 503)])
-def test_silence_ends_a_call(fault: SilvaError) -> None:
+def test_silence_ends_a_call() -> None:
     peer = FakePeer()
     peer.answer = hanging
-    peer.alive = lambda number: fault if number else ALIVE
+    peer.alive = lambda number: Unreachable("no") if number else ALIVE
 
     async def ask(trainer: RemoteTrainer) -> tuple[str, float]:
         await trainer.connect()
@@ -211,7 +210,7 @@ def test_silence_ends_a_call(fault: SilvaError) -> None:
 
     (text, seconds), _, _ = with_trainer(peer, ask)
     assert text == (
-        f"the trainer at {ADDRESS}: no sign of life for {seconds:.1f} s (while it was asked to optim_step)"
+        f"the trainer at {ADDRESS}: no sign of life for {DEAD_AFTER:g} s (while it was asked to optim_step)"
     )
     assert DEAD_AFTER <= seconds <= DEAD_AFTER + CHECK
     assert peer.cancelled == 1

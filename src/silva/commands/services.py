@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import shutil
-import signal
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import ExitStack
 from pathlib import Path
@@ -68,16 +67,28 @@ def bind_of(config: RunConfig, part: str, given: Mapping[str, str]) -> Any:
     return Bind()
 
 
+def checked_bind(config: RunConfig, part: str, given: Mapping[str, str]) -> tuple[Any, str]:
+    """Where to listen and the key, before a model is loaded.
+
+    Raises:
+        ConfigError: nobody can listen there, or others could use it without a key.
+    """
+    from silva.server.serving import check_bind, check_free
+
+    bind, key = bind_of(config, part, given), key_of(config)
+    check_bind(bind, key)
+    check_free(bind)
+    return bind, key
+
+
 def serve_inference(resolved: Resolved, given: Mapping[str, str]) -> int:
     """Serve the model of a configuration until the process is told to end."""
     from silva.server.guard import Guard
     from silva.server.inference import inference_app
     from silva.server.service import ServerLimits
-    from silva.server.serving import check_bind
 
     config = here(resolved.config)
-    bind, key = bind_of(resolved.config, "inference", given), key_of(resolved.config)
-    check_bind(bind, key)
+    bind, key = checked_bind(resolved.config, "inference", given)
     if config.engine.type == "vllm":
         become_vllm(config, bind, key)
     process.prepare()
@@ -135,11 +146,9 @@ def become_vllm(config: RunConfig, bind: Any, key: str) -> NoReturn:
 def serve_trainer(resolved: Resolved, given: Mapping[str, str]) -> int:
     """Serve a trainer, which orchestrators open, until the process is told to end."""
     from silva.server.guard import Guard
-    from silva.server.serving import check_bind
     from silva.server.trainer import BODY_SECONDS, MAX_BODY, TrainerServer
 
-    bind, key = bind_of(resolved.config, "trainer", given), key_of(resolved.config)
-    check_bind(bind, key)
+    bind, key = checked_bind(resolved.config, "trainer", given)
     if not key and not bind.unix:
         raise ConfigError(
             f"{bind.address}: everybody on this machine could use this trainer without a key, and write "
@@ -174,7 +183,8 @@ class Builder:
 
 
 def _served(app: Any, bind: Any, what: str) -> int:
-    """Ctrl-C, SIGTERM and a closed terminal are how a server ends."""
+    """Ctrl-C, SIGTERM and a closed terminal are how a server ends. It does not wait for what computes in a
+    thread, such as an update, and cannot be cut short: nobody gets its result any more."""
     from silva.server.serving import serve
 
     async def run() -> None:
@@ -182,12 +192,13 @@ def _served(app: Any, bind: Any, what: str) -> int:
             serve(app, bind, ready=lambda address: _say(f"{what}: listening at {address}"))
         )
         for number in signals.NUMBERS:
-            if signal.getsignal(number) is not signal.SIG_IGN:  # as in a shell's background
+            if signals.is_heard(number):
                 asyncio.get_running_loop().add_signal_handler(number, serving.cancel)
         try:
             await serving
         except asyncio.CancelledError:
             _say(f"{what}: stopped")
+            os._exit(0)
 
     asyncio.run(run())
     return 0

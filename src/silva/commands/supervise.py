@@ -6,11 +6,9 @@ import asyncio
 import json
 import os
 import secrets
-import shutil
 import socket
 import sys
-import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from silva.commands.checks import check
@@ -19,9 +17,14 @@ from silva.config.schema import RunConfig
 from silva.monitoring.printable import put
 from silva.placement.settings import ADDRESSES, ServicesPlacementSettings
 from silva.placement.supervisor import Part, Supervisor, line_writer
+from silva.scratch import private_folder
+from silva.storage import replaced
 from silva.storage.layout import Layout, steps_in
+from silva.storage.run_folder import owner
 
 CRASH = ("SILVA_CRASH", "SILVA_CRASH_PROOF")
+LONGEST = 103  # bytes of a socket's path, on every system
+SOCKET = "/inference9999.sock"
 
 
 def supervise(resolved: Resolved, argv: Sequence[str], flags: Sequence[str]) -> int:
@@ -36,22 +39,58 @@ def supervise(resolved: Resolved, argv: Sequence[str], flags: Sequence[str]) -> 
     run = Layout(Path(config.output_dir) / config.name)
     # Parts that run already have the user's key, and all have the same.
     key = os.environ.get(placement.key_variable, "") or secrets.token_urlsafe(24)
-    folder = tempfile.mkdtemp(prefix="silva-")  # the path of a socket must be short
-    try:
-        parts = parts_of(config, Path(folder), argv, flags, key)
-        log = line_writer(run.services, run.ledger)
+    own = OwnRun(run, flags)
+
+    def writes() -> bool:  # another `silva rl` may have the folder
+        return own.exists() and owner(run.path) == supervisor.pid("orchestrator")
+
+    with private_folder("sockets", longest=LONGEST - len(SOCKET)) as folder:
+        parts = parts_of(config, folder, argv, own.flags, key)
         supervisor = Supervisor(
-            parts, log=log, say=_say, key=key, checkpoints=lambda: list(steps_in(run.checkpoints))
+            parts,
+            log=line_writer(run.services, writes),
+            say=_say,
+            key=key,
+            checkpoints=lambda: list(steps_in(run.checkpoints)),
         )
         return asyncio.run(supervisor.run())
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
+
+
+class OwnRun:
+    """Tells the run of this command from an earlier one, which lay in its folder before.
+
+    Args:
+        flags: of the command.
+    """
+
+    def __init__(self, run: Layout, flags: Sequence[str]) -> None:
+        self._run, self._flags = run, flags
+        self._earlier = self._ledger()
+
+    def exists(self) -> bool:
+        return "--resume" in self._flags or self._ledger() not in (None, self._earlier)
+
+    def flags(self) -> Sequence[str]:
+        """Of the orchestrator's next start: a run that nobody asked to resume is not resumed."""
+        goes_on = self.exists() and not replaced.returns(self._run.path)
+        return ["--resume"] if goes_on else self._flags
+
+    def _ledger(self) -> tuple[int, int] | None:
+        try:
+            found = self._run.ledger.stat()
+        except OSError:
+            return None
+        return found.st_ino, found.st_mtime_ns
 
 
 def parts_of(
-    config: RunConfig, folder: Path, argv: Sequence[str], flags: Sequence[str], key: str
+    config: RunConfig, folder: Path, argv: Sequence[str], flags: Callable[[], Sequence[str]], key: str
 ) -> list[Part]:
-    """The processes to start: those services that have no address, then the orchestrator."""
+    """The processes to start: those services that have no address, then the orchestrator.
+
+    Args:
+        flags: says those of the orchestrator, at each of its starts.
+    """
     placement: ServicesPlacementSettings = config.placement
     silva = [sys.executable, "-m", "silva"]
     # What is in the environment of this process is for first starts only (`once`).
@@ -70,10 +109,12 @@ def parts_of(
     if not trainer:
         trainer = service("trainer", "trainer")
     addresses = json.dumps({"trainer": trainer, "inference": inference})
-    line = [*silva, "orchestrator", *argv]
-    again = [*line, "--resume"]
+
+    def orchestrator() -> Sequence[str]:
+        return [*silva, "orchestrator", *argv, *flags()]
+
     parts.append(
-        Part("orchestrator", [*line, *flags], again, env={**shared, ADDRESSES: addresses},
+        Part("orchestrator", orchestrator(), orchestrator, env={**shared, ADDRESSES: addresses},
              once=_crash("orchestrator"))
     )  # fmt: skip
     return parts

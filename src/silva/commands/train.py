@@ -84,8 +84,9 @@ def train(
             lost = 1 if newest_step(path) != before else lost + 1
             if lost > MOST_LOST:
                 raise
-            say(f"{error}: the run goes on from its last checkpoint", console)
-        resume, overwrite = True, False
+            goes_on = "begins again" if run.back else "goes on from its last checkpoint"
+            say(f"{error}: the run {goes_on}", console)
+            resume, overwrite = not run.back, run.back
 
 
 def newest_step(path: Path) -> int:

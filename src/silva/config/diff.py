@@ -21,8 +21,21 @@ MAY_CHANGE = frozenset(
         "checkpoint",
         "monitoring",
         "eval.every",
-        "placement.threads",
-        "placement.device",
+        # Where the parts are: a machine may be lost, and others take its place.
+        "placement",
+        "engine.urls",
+        "engine.key_variable",
+        "engine.timeout",
+        "engine.retries",
+        "engine.check_every",
+        "engine.dead_after",
+        "engine.patience",
+        "engine.probe_tolerance",
+        "engine.python",
+        "engine.tensor_parallel",
+        "engine.data_parallel",
+        "engine.gpu_memory",
+        "engine.kv_cache_gib",
         # Memory and speed, to go on after running out of memory: the gradient does not depend on the cut.
         "trainer.micro_batch_tokens",
         "trainer.gradient_checkpointing",
@@ -34,7 +47,7 @@ MAY_CHANGE = frozenset(
         "engine.prefill_tokens",
     }
 )
-"""Prefixes of keys that leave what the run learns from as it is. Threads, device and the cuts change
+"""Prefixes of keys that leave what the run learns from as it is. Placement, parallelism and the cuts change
 rounding: a run resumed with others is valid, but not bit-identical to the uninterrupted one."""
 
 _ABSENT: Any = object()

@@ -8,20 +8,22 @@ from collections.abc import Coroutine
 from types import FrameType, TracebackType
 from typing import Any, TypeVar
 
-from silva.signals import NUMBERS
+from silva.errors import PartLost
+from silva.signals import NUMBERS, is_heard
 
 T = TypeVar("T")
 
 
 class Interrupted(Exception):
-    """The user asked to stop; raised where stopping loses nothing."""
+    """The user asked to stop; raised where stopping loses no more than it must."""
 
 
 class Interrupt:
-    """Listens for SIGINT, SIGTERM and SIGHUP while entered; a SIGHUP that is ignored (nohup) stays ignored.
+    """Listens for SIGINT, SIGTERM and SIGHUP while entered; what is ignored (nohup) stays ignored.
 
     `during(work)` gives up the work when the signal comes (rollouts can be played again); work that must not
-    be cut (an update, a checkpoint) is simply awaited, and `check()` afterwards stops.
+    be cut (an update, a checkpoint) is simply awaited, and `check()` afterwards stops. If a part is lost
+    meanwhile, the run ends too, instead of beginning again.
     """
 
     def __init__(self) -> None:
@@ -32,7 +34,7 @@ class Interrupt:
 
     def __enter__(self) -> Interrupt:
         for number in NUMBERS:
-            if number == signal.SIGHUP and signal.getsignal(number) is signal.SIG_IGN:
+            if not is_heard(number):
                 continue
             try:  # not the loop's own handlers: these also end work that blocks the loop
                 self._before[number] = signal.signal(number, self._ask)
@@ -45,7 +47,7 @@ class Interrupt:
     ) -> None:
         for number, handler in self._before.items():
             signal.signal(number, handler)
-        if kind is None:
+        if kind is None or issubclass(kind, PartLost):
             self.check()
 
     def _ask(self, number: int, frame: FrameType | None) -> None:

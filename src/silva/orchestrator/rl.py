@@ -65,7 +65,7 @@ class Loop:
         self._saved: RunState | None = None  # that of the newest checkpoint written by this process
 
     async def run(self, begun: Callable[[], None] = lambda: None) -> RunState:
-        """Train to the last step; `begun` is called before the first one.
+        """Train to the last step; `begun` is called when a step is done: now the run has something to lose.
 
         Raises:
             Interrupted: after Ctrl-C, with a checkpoint of the last whole step on disk.
@@ -75,9 +75,9 @@ class Loop:
         with Interrupt() as interrupt:
             try:
                 await self._begin(interrupt)
-                begun()
                 while self.state.step < p.settings.steps and not self._stops_early():
                     await self._step(interrupt)
+                    begun()
                     interrupt.check()
                     if self.state.failing >= FAILING_STEPS:
                         await self.save()

@@ -6,11 +6,16 @@
     a part is lost if it                       noticed within
     has ended, however                         TICK
     is stopped (SIGSTOP)                       TICK (Linux)
-    does not answer /alive                     DEAD_AFTER, once it has answered before
+    does not answer /alive                     CHECK + DEAD_AFTER, once it has answered before
 
 A lost part is killed and started again at the same address. What it knew the orchestrator gives it again, out
-of a checkpoint. Every process dies with this one (process.tie_to_parent). Signals are passed on to the
-orchestrator, which ends with a checkpoint. Not here: what the parts do, and torch.
+of a checkpoint. Every process dies with this one (process.tie_to_parent).
+
+    this process gets                          the orchestrator gets
+    SIGINT, SIGTERM, the first SIGHUP          SIGINT: it ends with a checkpoint, or at the second at once
+    SIGTSTP (Ctrl-Z), then SIGCONT             SIGSTOP, then SIGCONT, and so does every part
+
+Parts listen to no other signal (signals.end_as_a_part). Not here: what the parts do, and torch.
 """
 
 from __future__ import annotations
@@ -26,7 +31,8 @@ from pathlib import Path
 
 from silva.errors import SilvaError
 from silva.ports import CLOCK
-from silva.transport import Peer, Refused, Unreachable
+from silva.signals import NUMBERS, is_heard
+from silva.transport import Peer, Refused, Unreachable, silence
 
 TICK = 0.2  # seconds between two looks at the processes
 SOON = 0.02  # seconds between two looks at a process that has been told to end
@@ -36,6 +42,7 @@ GRACE = 5.0  # seconds that a process has to end when it is told to
 SHORT = 20.0  # an orchestrator that lives for less than these seconds has failed at its start
 MOST_FAILURES = 3  # starts in a row that fail, and the run ends
 MOST_LOSSES = 10  # of one part since the newest checkpoint: it would be lost in the same place for ever
+INTERRUPTED = 130  # exit code
 KEPT = 30  # lines of a part that are shown when it fails for good
 
 
@@ -44,14 +51,14 @@ class Part:
     """A process to run.
 
     Attributes:
-        again: its arguments when it is started again; None for the same.
+        again: says its arguments when it is started again; None for the same.
         address: where it listens; "" for the orchestrator, whose end is the end of all.
         once: environment variables of the first start only.
     """
 
     name: str
     argv: Sequence[str]
-    again: Sequence[str] | None = None
+    again: Callable[[], Sequence[str]] | None = None
     address: str = ""
     env: Mapping[str, str] = field(default_factory=dict)
     once: Mapping[str, str] = field(default_factory=dict)
@@ -59,12 +66,13 @@ class Part:
 
 @dataclass
 class Running:
-    """A part's process and what is known of it. `heard`: when it last answered, None before it ever did."""
+    """A part's process and what is known of it. `heard`: it has answered; `silent`: it does so no more."""
 
     part: Part
     process: asyncio.subprocess.Process
     began: float
-    heard: float | None = None
+    heard: bool = False
+    silent: bool = False
     failures: int = 0  # starts in a row that failed
     losses: int = 0  # since these checkpoints were the newest
     checkpoints: object = None
@@ -105,12 +113,16 @@ class Supervisor:
             SilvaError: a part fails at every start, or is lost again and again before the next checkpoint.
         """
         loop = asyncio.get_running_loop()
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            if signal.getsignal(number) is not signal.SIG_IGN:
+        for number in NUMBERS:
+            if is_heard(number):
                 loop.add_signal_handler(number, self._pass_on, number)
+        if is_heard(signal.SIGTSTP):
+            loop.add_signal_handler(signal.SIGTSTP, self._pause)
         try:
             for part in self._parts:
-                self._running[part.name] = await self._start(part, first=True)
+                await self._start(part, first=True)
+                if self._asked:  # there was no orchestrator to tell
+                    return INTERRUPTED
             while True:
                 for running in list(self._running.values()):
                     code = await self._look(running)
@@ -135,17 +147,17 @@ class Supervisor:
         losses = running.losses + 1 if checkpoints == running.checkpoints else 1
         if losses >= MOST_LOSSES:
             why += f", lost {losses} times without a new checkpoint"
-        if failures >= MOST_FAILURES or losses >= MOST_LOSSES or self._asked:
+        if failures >= MOST_FAILURES or losses >= MOST_LOSSES:
             raise SilvaError("\n  ".join([f"{part.name} {why}; its last lines:", *running.lines]))
         self._say(f"{part.name} {why}: it is started again")
-        again = self._running[part.name] = await self._start(part, first=False)
+        again = await self._start(part, first=False)
         again.failures, again.losses, again.checkpoints = failures, losses, checkpoints
-        return None
+        return INTERRUPTED if self._asked and not part.address else None
 
     def _failed(self, running: Running) -> bool:
         """Whether it never came so far as to work: loading a model may take minutes before it fails."""
         if running.part.address:
-            return running.heard is None
+            return not running.heard
         return CLOCK.monotonic() - running.began < SHORT
 
     def _lost(self, running: Running) -> str:
@@ -158,11 +170,10 @@ class Supervisor:
         if _is_stopped(running.process.pid):
             # An orchestrator that somebody stopped may go on; it holds locks and has the terminal.
             return "was stopped (SIGSTOP)" if running.part.address else ""
-        silent = 0.0 if running.heard is None else CLOCK.monotonic() - running.heard
-        return f"has not answered for {silent:.1f} s" if silent > DEAD_AFTER else ""
+        return f"has not answered for {DEAD_AFTER:g} s" if running.silent else ""
 
     async def _start(self, part: Part, *, first: bool) -> Running:
-        argv = part.argv if first or part.again is None else part.again
+        argv = part.argv if first or part.again is None else part.again()
         env = {**os.environ, **part.env, **(part.once if first else {}), "SILVA_PARENT": str(os.getpid())}
         output = asyncio.subprocess.PIPE if part.address else None
         process = await asyncio.create_subprocess_exec(
@@ -173,7 +184,7 @@ class Supervisor:
             stderr=asyncio.subprocess.STDOUT if part.address else None,
             process_group=0,  # Ctrl-C reaches this process alone, which passes it on
         )
-        running = Running(part, process, CLOCK.monotonic())
+        running = self._running[part.name] = Running(part, process, CLOCK.monotonic())
         if part.address:
             running.reader = asyncio.create_task(self._read(running))
             running.watcher = asyncio.create_task(self._watch(running))
@@ -196,15 +207,17 @@ class Supervisor:
     async def _watch(self, running: Running) -> None:
         peer = Peer(running.part.address, name=running.part.name, key=self._key)
         try:
-            while True:
+            while not running.heard:
                 try:
                     await peer.get("/alive", timeout=DEAD_AFTER)
-                    running.heard = CLOCK.monotonic()
-                except Refused:
-                    running.heard = CLOCK.monotonic()  # a server of somebody else's has no such route
                 except Unreachable:
+                    await CLOCK.sleep(CHECK)
+                    continue
+                except Refused:  # a server of somebody else's has no such route
                     pass
-                await CLOCK.sleep(CHECK)
+                running.heard = True
+            await silence(peer, patience=DEAD_AFTER, every=CHECK)
+            running.silent = True
         finally:
             await peer.close()
 
@@ -219,10 +232,12 @@ class Supervisor:
                 await asyncio.gather(task, return_exceptions=True)
 
     async def _kill(self, running: Running) -> None:
-        """The process and all that it has started in its group."""
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(running.process.pid, signal.SIGKILL)
+        _signal_group(running, signal.SIGKILL)
         await _ended(running.process)
+
+    def pid(self, name: str) -> int:
+        """Of a part's process; 0 before it is started."""
+        return self._running[name].process.pid if name in self._running else 0
 
     async def _end(self) -> None:
         """Orchestrator first, if it still lives: it uses the others."""
@@ -230,17 +245,33 @@ class Supervisor:
         for running in everyone:
             if running.process.returncode is None:
                 with contextlib.suppress(ProcessLookupError):
-                    running.process.terminate()
+                    running.process.send_signal(signal.SIGINT)
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(_ended(running.process), GRACE)
             await self._kill(running)
             await self._no_more(running)
 
     def _pass_on(self, number: int) -> None:
+        if number == signal.SIGHUP and self._asked:  # a terminal that closes may send it more than once
+            return
         self._asked += 1
         for running in self._running.values():
             if not running.part.address and running.process.returncode is None:
-                running.process.send_signal(number)
+                running.process.send_signal(signal.SIGINT)
+
+    def _pause(self) -> None:
+        """Everybody stops, until this process is continued."""
+        for running in self._running.values():
+            _signal_group(running, signal.SIGSTOP)
+        os.kill(os.getpid(), signal.SIGSTOP)
+        for running in self._running.values():
+            _signal_group(running, signal.SIGCONT)
+
+
+def _signal_group(running: Running, number: int) -> None:
+    """The process and all that it has started in its group."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(running.process.pid, number)
 
 
 async def _ended(process: asyncio.subprocess.Process) -> None:
@@ -257,13 +288,13 @@ def _is_stopped(pid: int) -> bool:
     return state in (b"T", b"t")
 
 
-def line_writer(path: Path, ready: Path) -> Callable[[str], None]:
-    """Appends lines to `path` once `ready` exists; those before are kept until then."""
+def line_writer(path: Path, ready: Callable[[], bool]) -> Callable[[str], None]:
+    """Appends lines to `path` while it is `ready`; the others wait until then."""
     waiting: list[str] = []
 
     def write(line: str) -> None:
         waiting.append(line)
-        if ready.exists():
+        if ready():
             with contextlib.suppress(OSError), open(path, "a", encoding="utf-8", errors="replace") as file:
                 file.write("".join(f"{each}\n" for each in waiting))
                 waiting.clear()

@@ -1,6 +1,6 @@
 """Serves an ASGI app at an address: on loopback, on a host that has a key, or on a Unix socket.
 
-    listen ──> ready(address) ──> requests ... ──cancelled──> GRACE seconds for open ones, the end
+    listen ──> ready(address) ──> requests ... ──cancelled──> GRACE seconds for open ones, which are cut then
 
 A connection that does not finish the head of a request in time is closed, and so is one that stays idle; too
 many connections are answered with 503. Signals belong to the caller. Not here: keys, bodies and errors of
@@ -80,6 +80,16 @@ def check_bind(bind: Bind, key: str) -> None:
         )
 
 
+def check_free(bind: Bind) -> None:
+    """Refuse an address that is in use, before a model is loaded.
+
+    Raises:
+        ConfigError: the address cannot be used.
+    """
+    with _listening(bind):
+        pass
+
+
 async def serve(app: Any, bind: Bind, *, ready: Callable[[str], None]) -> None:
     """Serve `app` until cancelled.
 
@@ -120,6 +130,16 @@ class _Server(uvicorn.Server):
     def __init__(self, config: uvicorn.Config, ready: Callable[[], None]) -> None:
         super().__init__(config)
         self._ready = ready
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """A cut connection tells a client that nobody knows how far its request came. Those that uvicorn
+        cancels would be answered with 500, as if the request were at fault."""
+        asyncio.get_running_loop().call_later(GRACE, self._cut)  # uvicorn waits a little longer
+        await super().shutdown(sockets)
+
+    def _cut(self) -> None:
+        for connection in list(self.server_state.connections):
+            connection.transport.abort()
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)

@@ -1,4 +1,4 @@
-"""The earlier run in a folder while a new one replaces it. It is removed only after the new one has begun.
+"""The earlier run in a folder while a new one replaces it. It is removed once the new one has done a step.
 
     put_aside   a, b, c -> .replacing/ one by one, then .replacing/ -> .replaced/: now it holds everything
     remove      .replaced/ -> .removed/: from here on the run is removed; then .removed/ is deleted
@@ -44,13 +44,20 @@ def remove(path: Path) -> None:
     FILES.remove_tree(path / REMOVED)
 
 
+def returns(path: Path) -> bool:
+    """Whether `recover` would put the earlier run back."""
+    if (path / REPLACED).is_dir():
+        return not steps_in(Layout(path).checkpoints)
+    return (path / REPLACING).is_dir()
+
+
 def recover(path: Path, keep: Collection[str]) -> Literal["restored", "removed"] | None:
     """Complete what was begun: the earlier run is back or removed; None if there is none."""
     if (path / REMOVED).is_dir():
         FILES.remove_tree(path / REMOVED)
         return "removed"
     if (path / REPLACED).is_dir():
-        if steps_in(Layout(path).checkpoints):
+        if not returns(path):
             remove(path)
             return "removed"
         for entry in sorted(path.iterdir()):

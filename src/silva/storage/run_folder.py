@@ -56,6 +56,7 @@ class RunFolder(Layout):
         self.notes: list[str] = []
         self._lock = lock
         self._replaces = False
+        self.back = False  # an earlier run is in the folder again, since this one came to nothing
 
     @classmethod
     def open(
@@ -114,12 +115,12 @@ class RunFolder(Layout):
             _check_contents(path)
             self._replaces = True
             replaced.put_aside(path, (LOCK,))
-            self.notes.append(f"{path} holds an earlier run: it is removed when the first step begins")
+            self.notes.append(f"{path} holds an earlier run: it is removed when the first step is done")
         elif resume:
             self._resume(config, may_change)
 
     def begun(self) -> None:
-        """The run has begun its first step: remove the earlier run that it replaces."""
+        """The run has something of its own: remove the earlier run that it replaces."""
         if self._replaces:
             with _failing(self.path):
                 replaced.remove(self.path)
@@ -135,13 +136,14 @@ class RunFolder(Layout):
             return ""
         self._replaces = False
         try:
-            back = replaced.recover(self.path, (LOCK,)) == "restored"
+            self.back = replaced.recover(self.path, (LOCK,)) == "restored"
         except OSError as error:
+            self.back = True
             return (
                 f"{self.path}: the earlier run could not be put back ({error.strerror or error}). It is not "
                 "lost: the next start in this folder puts it back."
             )
-        return f"{self.path}: the earlier run is back, since the new one did not begin" if back else ""
+        return f"{self.path}: the earlier run is back, since the new one did not begin" if self.back else ""
 
     def save_config(self, toml_text: str, data: Mapping[str, Any]) -> None:
         """Write config.toml, for people, and config.json, which `--resume` compares with.
@@ -228,6 +230,14 @@ class RunFolder(Layout):
                 + "\n".join([*lines[:SHOWN_FILES], *more])
                 + "\nPut them back, or choose another --name."
             )
+
+
+def owner(path: Path) -> int:
+    """The process that opened the run's folder last; 0 if nobody has."""
+    try:
+        return int((path / LOCK).read_text())
+    except (OSError, ValueError):
+        return 0
 
 
 def _untouched(path: Path) -> bool:

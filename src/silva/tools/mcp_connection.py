@@ -20,6 +20,7 @@ from collections.abc import Mapping
 from typing import IO, Any
 
 from silva.errors import ConfigError, SilvaError
+from silva.scratch import private_folder
 from silva.tools.function import ToolError
 from silva.tools.mcp import McpSettings
 from silva.tools.quote import defuse, one_line
@@ -147,9 +148,7 @@ class Connection:
             )
             await stack.enter_async_context(client)
             return streamable_http_client(settings.url, http_client=client)
-        folder = stack.enter_context(
-            tempfile.TemporaryDirectory(prefix="silva-mcp-", ignore_cleanup_errors=True)
-        )
+        folder = str(stack.enter_context(private_folder("mcp")))
         self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115 (read once more when the server is gone)
         environment = {"HOME": folder, "TMPDIR": folder}
         environment |= {name: os.environ[name] for name in settings.variables}

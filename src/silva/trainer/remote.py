@@ -20,7 +20,7 @@ from silva.errors import CapabilityError, PartLost, SilvaError, error_named
 from silva.ports import CLOCK
 from silva.protocols import TrainerCapabilities
 from silva.trainer.wire import Call, Open, Opened, Reply
-from silva.transport import DISK, Peer, Refused, Unreachable
+from silva.transport import DISK, Peer, Refused, Unreachable, silence
 from silva.types import LossSpec, OptimParams, Sample, Signals, Snapshot
 
 CHECK = 0.5  # seconds between questions whether it is alive
@@ -108,12 +108,14 @@ class RemoteTrainer:
 
     async def _asking(self, doing: str, path: str, body: bytes) -> bytes:
         """The answer, as long as the server lives."""
-        call, watch = asyncio.ensure_future(self._peer.send(path, body)), asyncio.ensure_future(self._watch())
+        call = asyncio.ensure_future(self._peer.send(path, body))
+        watch = asyncio.ensure_future(silence(self._peer, patience=DEAD_AFTER, every=CHECK))
         try:
             await asyncio.wait({call, watch}, return_when=asyncio.FIRST_COMPLETED)
             if call.done():
                 return call.result()
-            raise Unreachable(watch.result())
+            where = f"the trainer at {self._peer.address}"
+            raise Unreachable(f"{where}: no sign of life for {DEAD_AFTER:g} s")
         except Unreachable as error:
             raise PartLost(f"{self._without_session(error)} (while it was asked to {doing})") from error
         except Refused as error:
@@ -123,18 +125,6 @@ class RemoteTrainer:
             for each in (call, watch):
                 each.cancel()
             await asyncio.gather(call, watch, return_exceptions=True)
-
-    async def _watch(self) -> str:
-        """Returns when the server has not answered for too long, with words for it."""
-        heard = CLOCK.monotonic()
-        while (silent := CLOCK.monotonic() - heard) < DEAD_AFTER:
-            await CLOCK.sleep(CHECK)
-            try:
-                await self._peer.get("/alive", timeout=DEAD_AFTER - silent)
-            except (Unreachable, Refused):
-                continue
-            heard = CLOCK.monotonic()
-        return f"the trainer at {self._peer.address}: no sign of life for {silent:.1f} s"
 
     async def _awake(self) -> None:
         began, told = CLOCK.monotonic(), False

@@ -1,0 +1,85 @@
+"""Private folders among the temporary files, and what becomes of them when their process is killed.
+
+    silva-sockets-x3k1v9qa/    mode 0700; locked (flock) as long as its process lives
+
+A killed process cannot tidy up, but its lock goes with it. So the first folder that a process makes here
+removes all that nobody holds any more.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import functools
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from silva.errors import ConfigError
+
+KINDS = ("sockets", "mcp")
+
+
+@contextlib.contextmanager
+def private_folder(kind: str, *, longest: int = 4096) -> Iterator[Path]:
+    """A folder that is removed at the end, with all that is in it.
+
+    Args:
+        kind: one of `KINDS`, which stands in its name.
+        longest: bytes that its path may have; if TMPDIR is too long for them, it lies elsewhere.
+
+    Raises:
+        ConfigError: there is no place for so short a path.
+    """
+    assert kind in KINDS
+    prefix = f"silva-{kind}-"
+    parent = _parent(longest - len(f"/{prefix}12345678"))
+    _tidy(parent)
+    while True:
+        path = Path(tempfile.mkdtemp(prefix=prefix, dir=parent))
+        with contextlib.ExitStack() as stack:
+            try:
+                stack.enter_context(_locked(path))
+            except (BlockingIOError, FileNotFoundError):  # another process tidied up between these two lines
+                continue
+            except OSError:  # a file system without locks: what a kill leaves there stays
+                pass
+            stack.callback(shutil.rmtree, path, ignore_errors=True)
+            yield path
+            return
+
+
+def _parent(longest: int) -> Path:
+    given = tempfile.gettempdir()
+    for name in (given, os.environ.get("XDG_RUNTIME_DIR", ""), "/tmp"):
+        if name and len(os.fsencode(name)) <= longest and os.access(name, os.W_OK | os.X_OK):
+            return Path(name)
+    raise ConfigError(
+        f"TMPDIR = {given}: got a path of {len(os.fsencode(given))} bytes, expected at most {longest}, as "
+        "the path of a socket must be short; neither XDG_RUNTIME_DIR nor /tmp can be used instead"
+    )
+
+
+@functools.cache
+def _tidy(parent: Path) -> None:
+    """Remove the folders of this user's processes that are gone."""
+    for kind in KINDS:
+        for path in parent.glob(f"silva-{kind}-*"):
+            with contextlib.suppress(OSError), _locked(path):
+                shutil.rmtree(path, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    """OSError if the folder is not there any more, another's, or locked by another process."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        found = os.fstat(descriptor)
+        if found.st_uid != os.getuid() or not os.path.samestat(found, os.lstat(path)):
+            raise PermissionError(f"{path} is another's")
+        yield
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,77 @@
+"""Private folders of processes that end by themselves, or are killed."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from silva import scratch
+from silva.errors import ConfigError
+
+HOLDS = """
+import sys
+from silva.scratch import private_folder
+with private_folder("sockets") as folder:
+    (folder / "trainer.sock").touch()
+    print(folder, flush=True)
+    sys.stdin.read()
+"""
+
+
+def holder(folder: Path) -> tuple[subprocess.Popen[str], Path]:
+    """A process with a private folder, which it keeps until its stdin ends."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", HOLDS], env={**os.environ, "TMPDIR": str(folder)}, text=True,
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+    )  # fmt: skip
+    assert process.stdout is not None
+    return process, Path(process.stdout.readline().strip())
+
+
+def killed(folder: Path) -> Path:
+    process, made = holder(folder)
+    process.kill()
+    process.communicate()
+    return made
+
+
+def test_what_killed_processes_leave_is_removed_by_the_next_and_nothing_else(tmp_path: Path) -> None:
+    others = [tmp_path / "silva-x3k1", tmp_path / "silva-socket", tmp_path / "sockets"]
+    for other in others:
+        other.mkdir()
+    living, held = holder(tmp_path)
+    for _ in range(10):
+        left = killed(tmp_path)
+        assert {*tmp_path.iterdir()} == {*others, held, left} and (held / "trainer.sock").exists()
+    last, own = holder(tmp_path)
+    assert {*tmp_path.iterdir()} == {*others, held, own} and own.stat().st_mode & 0o777 == 0o700
+    for process in (last, living):
+        process.communicate()
+    assert {*tmp_path.iterdir()} == {*others}
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Temporary files lie in a folder with a long name."""
+    monkeypatch.setattr(scratch.tempfile, "tempdir", str(tmp_path))
+    return tmp_path
+
+
+def test_a_short_path_lies_elsewhere_if_the_folder_of_temporary_files_is_long(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    longest = len(str(place)) + len("/silva-sockets-12345678")
+    with scratch.private_folder("sockets", longest=longest) as folder:
+        assert folder.parent == place and len(str(folder)) == longest
+    monkeypatch.delenv("XDG_RUNTIME_DIR", raising=False)
+    with scratch.private_folder("sockets", longest=longest - 1) as folder:
+        assert folder.parent == Path("/tmp") and folder.stat().st_mode & 0o777 == 0o700
+    assert not folder.exists()
+    with pytest.raises(
+        ConfigError, match=f"TMPDIR = {place}: got a path of {len(str(place))} bytes, expected"
+    ):
+        scratch.private_folder("sockets", longest=24).__enter__()
