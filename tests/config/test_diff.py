@@ -182,7 +182,9 @@ def test_keys_that_may_change_exist(write, resolve):
     write("a.toml", TOY)
     data = resolve("@ a.toml").data
     engines = map(import_settings, REGISTRIES.engines.values())
-    elsewhere = {f"engine.{key}" for engine in engines for key in engine.model_fields} | {"rollout.max_failed"}
+    elsewhere = {f"engine.{key}" for engine in engines for key in engine.model_fields} | {
+        "rollout.max_failed"
+    }
     for path in MAY_CHANGE - elsewhere:
         value = data
         for part in path.split("."):

@@ -13,6 +13,7 @@ from silva.errors import PartLost
 from silva.orchestrator.interrupt import Interrupted
 from silva.storage.checkpoints import CheckpointStore
 from silva.storage.run_folder import LOCK
+from silva.tools.mcp_connection import McpFault
 from silva.trainer.local import LocalTrainer
 
 
@@ -93,3 +94,25 @@ def test_a_run_that_was_told_to_end_does_not_wait_for_another_trainer(tmp_path, 
     with pytest.raises(Interrupted):
         train(tmp_path)
     assert CheckpointStore(tmp_path / "run" / "checkpoints", read_only=True).steps() == [1]
+
+
+def test_tools_that_cannot_be_opened_end_a_run_before_anything_is_played_or_lost(tmp_path):
+    train(tmp_path)
+    before = content(tmp_path / "run")
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text("".join(f'{{"prompt": "1 + {n}", "answer": "{n + 1}"}}\n' for n in range(9)))
+    tools = [{"type": "mcp", "command": ["/nowhere/server"], "lock": str(tmp_path / "lock.json")}]
+    world = {
+        "type": "dataset",
+        "path": str(rows),
+        "eval_size": 2,
+        "tools": tools,
+        "reward": {"type": "exact_match"},
+    }
+    with pytest.raises(McpFault, match="/nowhere/server"):
+        train(tmp_path, overwrite=True, environments=[world])
+    assert content(tmp_path / "run") == before
+    with pytest.raises(McpFault):
+        train(tmp_path / "other", environments=[world])
+    log = (tmp_path / "other" / "run" / "run.log").read_text()
+    assert "/nowhere/server" in log and "eval at step" not in log

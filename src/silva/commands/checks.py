@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 
+from silva.assembly import offers_tools
 from silva.config.schema import RunConfig
-from silva.errors import CapabilityError, ConfigError
+from silva.errors import CapabilityError, ConfigError, SilvaError
 from silva.protocols import Engine, Forkable, Scripted, TaskSet, Trainer
 
 
@@ -163,15 +164,28 @@ def _check_overlap(config: RunConfig, trainer: Trainer) -> None:
 
 
 async def check_environments(config: RunConfig, tasksets: Mapping[str, TaskSet]) -> None:
-    """Refuse environments that cannot do what the strategy needs: be forked, or play themselves.
+    """Refuse environments that cannot do what the strategy needs: open tools, be forked, play themselves.
 
     Args:
         tasksets: by label of their environment.
 
     Raises:
         CapabilityError: with the keys to change.
+        SilvaError: a server of tools cannot be reached, or has other tools than it had.
     """
     rollout = config.rollout
+    for label in (each.label for each in config.environments if offers_tools(each)):
+        episode = tasksets[label].environment(tasksets[label].tasks("train")[0])
+        try:
+            await episode.reset()
+        except SilvaError:
+            raise
+        except Exception as error:
+            raise CapabilityError(
+                f"environment {label}: its tools cannot be opened: {type(error).__name__}: {error}"
+            ) from error
+        finally:
+            await episode.close()
     if not (rollout.forks or rollout.imitates):
         return
     for label, taskset in tasksets.items():
