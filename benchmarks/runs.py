@@ -88,7 +88,10 @@ SIGNALS_AT = {
 
 @dataclass(frozen=True)
 class Job:
-    """`crash` and `interrupt` are "place:k"; `proof` is a file that gets the name of the place reached."""
+    """`crash` and `interrupt` are "place:k"; `proof` is a file that gets the name of the place reached.
+
+    `signals`: how many are sent at `interrupt`, and `signal` which. A run that stops itself is continued.
+    """
 
     argv: Sequence[str]
     output: str = os.devnull
@@ -96,6 +99,7 @@ class Job:
     interrupt: str = ""
     proof: str = ""
     signals: int = 1
+    signal: str = "SIGINT"
     counts: str = ""  # a file that gets how often each place was come through
     faults: int = 0  # every k-th write to the disk fails; `proof` gets how many did
 
@@ -133,7 +137,9 @@ def start(job: Job) -> int:
 
 def wait(pid: int) -> int:
     """The exit status as of `subprocess`: negative for a signal."""
-    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    while os.WIFSTOPPED(status := os.waitpid(pid, os.WUNTRACED)[1]):
+        os.kill(pid, signal.SIGCONT)
+    return os.waitstatus_to_exitcode(status)
 
 
 def _child(job: Job) -> int:
@@ -160,7 +166,7 @@ def _child(job: Job) -> int:
 
 
 def _noting(reached: Counter[str], job: Job) -> Callable[[str], None]:
-    """Counts the places gone through, and sends this process SIGINT at the one asked for."""
+    """Counts the places gone through, and sends this process a signal at the one asked for."""
     place, _, count = job.interrupt.partition(":")
 
     def reach(name: str) -> None:
@@ -169,7 +175,7 @@ def _noting(reached: Counter[str], job: Job) -> Callable[[str], None]:
             Path(job.proof).write_text(name)
             for number in range(job.signals):
                 time.sleep(0.1 * number)  # the loop has seen the one before
-                os.kill(os.getpid(), signal.SIGINT)
+                os.kill(os.getpid(), signal.Signals[job.signal])
 
     return reach
 

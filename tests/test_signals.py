@@ -48,3 +48,32 @@ def test_what_was_ignored_stays_ignored():
 def test_a_program_that_uses_the_library_keeps_its_own_handlers():
     code = "signal.signal(signal.SIGTERM, lambda *_: print('mine')); signals.be_caught(); hit(signal.SIGTERM)"
     assert run(code).stdout == "mine\n"
+
+
+PART = "signals.end_at_once(); signals.end_as_a_part(); signals.be_caught()\n"
+
+
+@pytest.mark.parametrize("ignored", [signal.SIGTERM, signal.SIGHUP])
+def test_a_part_listens_to_its_supervisor_alone(ignored):
+    code = f"""
+import subprocess, sys
+os.kill(os.getpid(), {int(ignored)})
+from silva.orchestrator.interrupt import Interrupt
+import asyncio
+async def work():
+    with Interrupt() as interrupt:
+        os.kill(os.getpid(), {int(ignored)})
+        interrupt.check()
+asyncio.run(work())
+child = subprocess.Popen([sys.executable, "-c", "import time; print(1, flush=True); time.sleep(60)"],
+                         stdout=subprocess.PIPE)
+child.stdout.read(1)
+child.send_signal({int(ignored)})  # its children listen
+print(child.wait() == -{int(ignored)})
+try:
+    os.kill(os.getpid(), signal.SIGINT)
+except KeyboardInterrupt:
+    print("caught")
+"""
+    background = {"preexec_fn": lambda: signal.signal(signal.SIGINT, signal.SIG_IGN)}  # a shell's `&`
+    assert run(PART + code, **background).stdout == "True\ncaught\n"

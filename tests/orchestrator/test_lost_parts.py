@@ -9,11 +9,10 @@ import pytest
 from tests.runs import differences, end_state
 
 import silva
-from silva.errors import PartLost
+from silva.errors import ConfigError, PartLost
 from silva.orchestrator.interrupt import Interrupted
 from silva.storage.checkpoints import CheckpointStore
 from silva.storage.run_folder import LOCK
-from silva.tools.mcp_connection import McpFault
 from silva.trainer.local import LocalTrainer
 
 
@@ -105,14 +104,14 @@ def test_tools_that_cannot_be_opened_end_a_run_before_anything_is_played_or_lost
     world = {
         "type": "dataset",
         "path": str(rows),
-        "eval_size": 2,
+        "eval_size": 1,
         "tools": tools,
         "reward": {"type": "exact_match"},
     }
-    with pytest.raises(McpFault, match="/nowhere/server"):
+    with pytest.raises(ConfigError, match="/nowhere/server"):
         train(tmp_path, overwrite=True, environments=[world])
     assert content(tmp_path / "run") == before
-    with pytest.raises(McpFault):
+    with pytest.raises(ConfigError):
         train(tmp_path / "other", environments=[world])
     log = (tmp_path / "other" / "run" / "run.log").read_text()
     assert "/nowhere/server" in log and "eval at step" not in log
