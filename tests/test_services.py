@@ -205,7 +205,8 @@ def taken() -> Iterator[int]:
 @pytest.mark.parametrize("part", ["trainer", "inference"])
 def test_a_port_in_use_is_named_before_a_model_is_loaded(folder: Path, taken: int, part: str) -> None:
     no_model = ["--model.type=pretrained", f"--model.name={folder}"]
-    code, output = silva(*argv(folder, "none", "--port", str(taken), *no_model, command=part), SILVA_API_KEY="k")
+    words = argv(folder, "none", "--port", str(taken), *no_model, command=part)
+    code, output = silva(*words, SILVA_API_KEY="k")
     assert code == 2 and f"cannot listen at http://127.0.0.1:{taken}: Address already in use" in output
 
 
