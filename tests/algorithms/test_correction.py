@@ -147,7 +147,3 @@ def test_over_rows_keeps_the_dtype_and_takes_any_row_ids() -> None:
 def test_wrong_settings_are_refused(given: dict, message: str) -> None:
     with pytest.raises(ValidationError, match=message):
         RolloutCorrection(**given)
-
-
-def test_bounds_of_a_weight_that_is_off_are_not_looked_at() -> None:
-    assert RolloutCorrection(weight=None, low=3.0).reject == {}

@@ -94,8 +94,8 @@ def importance_weights(log_ratios: Tensor, rows: Tensor, settings: RolloutCorrec
 def kept(log_ratios: Tensor, rows: Tensor, settings: RolloutCorrection) -> Tensor:
     """Which tokens have a ratio pi / mu inside all bounds of `reject`; one that is NaN is not.
 
-    `any` drops all tokens of a row with one token outside. PRIME-RL's masks are
-    {"token": [0.125, 8], "geometric": [0.1, 10], "any": [0, 100]}; its mask by a row's least ratio is
+    `any` drops all tokens of a row with one token outside. PRIME-RL's masks of December 2025
+    are {"token": [0.125, 8], "geometric": [0.1, 10], "any": [0, 100]}; its mask by a row's least ratio is
     {"any": [low, None]}.
 
     Args:

@@ -271,7 +271,7 @@ class AipoLoss(LossSettings):
     max_ratio: Annotated[float, Field(ge=1)] = 8.0
     """Tokens with a larger ratio lose their gradient."""
     kl_tau: NotNegative = 0.0
-    """Weight of (log r)^2, which pulls back to the policy that sampled (PRIME-RL: 1e-3)."""
+    """Weight of (log r)^2, which pulls back to the policy that sampled (PRIME-RL, later: 1e-3)."""
 
 
 def aipo(
@@ -279,9 +279,10 @@ def aipo(
 ) -> tuple[Tensor, Metrics]:
     """-min(r, max_ratio) A + kl_tau (log r)^2: clipped on one side (AIPO, LlamaRL, arXiv:2505.24034).
 
-    As PRIME-RL has it, so that tokens above max_ratio lose their gradient (the paper keeps it, times
-    max_ratio, which is `cispo` with clip_low 1 and clip_high max_ratio - 1); 8 is PRIME-RL's. Its later form
-    masks instead of clipping: `reject` {"token": [0.125, 8]}, see correction.py; its kl_tau is 1e-3 then.
+    As PRIME-RL had it at first, so that tokens above max_ratio lose their gradient (the paper keeps it, times
+    max_ratio, which is `cispo` with clip_low 1 and clip_high max_ratio - 1); 8 is PRIME-RL's. From December
+    2025 it masked by the ratio: `reject` {"token": [0.125, 8]}, see correction.py, with a kl_tau of 1e-3. Now
+    it masks tokens whose probability has moved by over 0.2 the way A wants, which no setting here does.
 
     Returns:
         loss [N]; metric `clipped` (1 where r is above max_ratio).

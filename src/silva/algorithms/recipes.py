@@ -91,7 +91,7 @@ Opo = _recipe(
 )  # fmt: skip
 
 Aipo = _recipe(
-    "aipo", "For stale samples: the ratio clipped on one side (LlamaRL, arXiv:2505.24034; PRIME-RL).",
+    "aipo", "For stale samples: the ratio clipped on one side (LlamaRL, arXiv:2505.24034).",
     advantage="mean", loss=AipoLoss(), aggregation="token_mean",
 )  # fmt: skip
 
