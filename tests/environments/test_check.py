@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.environment_cases import OWN, small
 from tests.environments import faulty
 from tests.environments.faulty import Faulty
 
-from silva.environments.check import examine
+from silva.environments.check import Examination, examine
 from silva.environments.check_play import guessed, value_for
-from silva.types import ToolSpec
+from silva.environments.check_state import called
+from silva.environments.tasks import Draft, listed
+from silva.environments.tool_dialogue import ToolDialogue, ToolDialogueSettings
+from silva.protocols import Toolset
+from silva.rendering.tool_calls import write_calls
+from silva.tools.fixed import Fixed
+from silva.types import Message, Step, Task, ToolCall, ToolSpec
 
 FAULTS = {
     "taskset": ("task set", "taskset() raised KeyError: 'no data'", "raise KeyError"),
@@ -74,7 +83,8 @@ def test_without_a_fault_nothing_is_found_and_what_was_seen_is_said() -> None:
         "equal seeds": "4 episodes three times, once side by side",
         "nonsense": "6 kinds of replies that are none",
         "closing": "before reset(), and twice",
-        "forks": "same state, own noise",
+        "forks": "same state, own noise; 8 played to their end",
+        "tools": "none are offered",
         "expert": "succeeds in 8 of 8 episodes",
         "rewards": checks[-1].done,
     }
@@ -84,6 +94,97 @@ def test_without_a_fault_nothing_is_found_and_what_was_seen_is_said() -> None:
 def test_nothing_is_wrong_with_environments_of_silva(name: str) -> None:
     assert name in OWN
     assert wrong(small(name, eval_size=4, train_size=20)) == []
+
+
+class Bank(ToolDialogueSettings):
+    """Move money. The tools have a state, which `how` shares between an episode and its forks, or not."""
+
+    how: str = "own"
+    eval_size: int = 4
+
+    def taskset(self) -> Any:
+        drafts = [Draft({"amount": n}, n) for n in range(1, 41)]
+        return listed(self, drafts, lambda task: BankEpisode(self, task, []))
+
+
+class BankEpisode(ToolDialogue):
+    settings: Bank
+
+    def __init__(self, settings: Bank, task: Task, toolsets: Sequence[Toolset]) -> None:
+        super().__init__(settings, task, toolsets)
+        self.account, self.moved = [100], False
+        if settings.how == "methods":
+            self.toolsets = [Fixed([self.move])]
+        if settings.how == "closure":
+            account = self.account
+
+            async def move(amount: int) -> str:
+                """Take money out."""
+                account[0] -= amount
+                return str(account[0])
+
+            self.toolsets = [Fixed([move])]
+
+    def opening(self) -> Sequence[Message]:
+        return [self.say(f"Take out {self.task.answer}.")]
+
+    def own_tools(self) -> Sequence[Callable[..., Any]]:
+        return [self.move] if self.settings.how == "own" else []
+
+    async def move(self, amount: int) -> str:
+        """Take money out."""
+        self.account[0] -= amount
+        return str(self.account[0])
+
+    async def answered(self, message: Message) -> Step:
+        self._end()
+        right = float(self.account[0] == 100 - self.task.answer)
+        return Step(rewards={"moved": right}, terminated=True, metrics={"success": right})
+
+    async def out_of_calls(self, message: Message) -> Step:
+        self._end()
+        return Step(rewards={"moved": 0.0}, truncated=True, metrics={"success": 0.0})
+
+    def expert_reply(self) -> str:
+        if self.calls.left < self.settings.max_tool_calls:
+            return "done"
+        return write_calls([ToolCall("move", {"amount": self.task.answer})], "hermes")
+
+    def random_reply(self, seed: int) -> str:
+        return "done"
+
+
+def test_tools_with_a_state_belong_to_a_fork_of_their_own() -> None:
+    assert wrong(Bank()) == []
+    assert {check.name: check.done for check in examine(Bank())}["tools"] == "1 called"
+
+
+@pytest.mark.parametrize("how", ["methods", "closure"])
+def test_tools_whose_state_a_fork_shares_are_found(how: str) -> None:
+    findings = [(check.name, f.kind, f.text) for check in examine(Bank(how=how)) for f in check.findings]
+    if how == "methods":
+        words = "tool move is a method of the episode BankEpisode, so a fork would use the original's state"
+        assert any(name == "forks" and words in text for name, _, text in findings), findings
+    else:
+        faults = [text for name, kind, text in findings if name == "forks" and kind == "wrong"]
+        assert any("it earned 0 in place of 1" in text for text in faults), findings
+
+
+def test_a_tool_that_always_raises_is_named() -> None:
+    class Broken(BankEpisode):
+        async def move(self, amount: int) -> str:
+            """Take money out."""
+            raise KeyError("no bank")
+
+    settings = Bank()
+    examination = Examination(settings)
+    examination.taskset = listed(
+        settings, [Draft({"n": n}, n) for n in range(40)], lambda task: Broken(settings, task, [])
+    )
+    count, notes = asyncio.run(called(examination._watched, examination._some_tasks(1)[0]))
+    assert count == 1 and notes == [
+        "the tool move raised in 3 of 3 made-up calls: Error: KeyError: 'no bank'"
+    ]
 
 
 class Bare:

@@ -20,7 +20,11 @@ from silva.types import Message
 PAGE = (Path(__file__).parents[2] / "docs" / "environments.md").read_text()
 BLOCKS = dict(
     (
-        re.findall(r"^class (\w+)\((?:ToolQA|TextGameSettings|EnvironmentSettings)\)", text, re.MULTILINE)[0],
+        re.findall(
+            r"^class (\w+)\((?:ToolQA|ToolDialogueSettings|TextGameSettings|EnvironmentSettings)\)",
+            text,
+            re.MULTILINE,
+        )[0],
         text,
     )
     for text in re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
@@ -28,7 +32,7 @@ BLOCKS = dict(
 
 
 def test_the_page_shows_a_world_of_each_kind() -> None:
-    assert list(BLOCKS) == ["Towns", "Treasure", "Colours"]
+    assert list(BLOCKS) == ["Towns", "Bank", "Treasure", "Colours"]
 
 
 @pytest.mark.parametrize("name", BLOCKS)

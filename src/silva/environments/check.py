@@ -28,6 +28,7 @@ from silva.environments.check_play import (
     play,
     random_replies,
 )
+from silva.environments.check_state import called, forked
 from silva.environments.settings import EnvironmentSettings
 from silva.errors import CapabilityError, ConfigError, contained
 from silva.protocols import Forkable, Scripted
@@ -69,6 +70,7 @@ class Examination:
                 ("nonsense", self._nonsense),
                 ("closing", self._closing),
                 ("forks", self._forks),
+                ("tools", self._tools),
                 ("expert", self._expert),
             ):
                 self._checked(name, functools.partial(_limited, check))
@@ -264,30 +266,21 @@ class Examination:
         self.check.done = "before reset(), and twice"
 
     async def _forks(self) -> None:
-        task = self._some_tasks(1)[0]
-        plain, forked = self._watched(task), self._watched(task)
-        if not isinstance(plain.inner, Forkable):
+        tasks = self._some_tasks(4)
+        if not isinstance(self.taskset.environment(tasks[0]), Forkable):
             self._note("it has no fork(seed): recipes that branch cannot use it")
             return
-        opened: list[Any] = [plain, forked]
-        try:
-            await plain.reset()
-            await forked.reset()
-            for seed in (task.seed, task.seed + 1):
-                opened.append(await forked.inner.fork(seed))
-            same, other = opened[2:]
-            replies = random_replies(forked, 1)
-            message = await as_message(replies(0), 0)
-            await other.step(await as_message(replies(7), 0))
-            steps = [repr(await each.step(message)) for each in (plain, same, forked)]
-            if steps[0] != steps[1]:
-                self._wrong("a fork with the episode's own seed goes on differently", self._at("fork"))
-            if steps[0] != steps[2]:
-                self._wrong("a step of a fork changes the episode it was forked from", self._at("fork"))
-        finally:
-            for each in opened:
-                await each.close()
-        self.check.done = "same state, own noise"
+        for seed, task in enumerate(tasks):
+            for begun in (0, 1):
+                for fault in await forked(self._watched, task, begun, seed):
+                    self._wrong(fault, self._at("fork"))
+        self.check.done = f"same state, own noise; {2 * len(tasks)} played to their end"
+
+    async def _tools(self) -> None:
+        count, notes = await called(self._watched, self._some_tasks(1)[0])
+        for note in notes:
+            self._note(note)
+        self.check.done = f"{count} called" if count else "none are offered"
 
     async def _expert(self) -> None:
         tasks = self._some_tasks(EPISODES)

@@ -56,20 +56,34 @@ class Played:
 
 async def play(environment: Environment, replies: Replies, turns: int = MOST_TURNS) -> Played:
     """An episode until it ends or has had so many turns; it is closed afterwards."""
-    played = Played()
     try:
-        played.told.append(await environment.reset())
-        for turn in range(turns):
-            message = await as_message(replies(turn), turn)
-            started = time.perf_counter()
-            step = await environment.step(message)
-            played.slowest = max(played.slowest, time.perf_counter() - started)
-            played.told.append(step)
-            if not isinstance(step, Step) or step.terminated or step.truncated:
-                played.ended = True
-                break
+        played = await begin(environment, replies, 0)
+        rest = await go_on(environment, replies, 0, turns)
+        return Played([*played.told, *rest.told], rest.ended, rest.slowest)
     finally:
         await environment.close()
+
+
+async def begin(environment: Environment, replies: Replies, turns: int) -> Played:
+    """The start of an episode and its first turns."""
+    first = await environment.reset()
+    played = await go_on(environment, replies, 0, turns)
+    played.told.insert(0, first)
+    return played
+
+
+async def go_on(environment: Environment, replies: Replies, begun: int, turns: int = MOST_TURNS) -> Played:
+    """The next turns of an episode that has had `begun` ones, at most to its end."""
+    played = Played()
+    for turn in range(begun, begun + turns):
+        message = await as_message(replies(turn), turn)
+        started = time.perf_counter()
+        step = await environment.step(message)
+        played.slowest = max(played.slowest, time.perf_counter() - started)
+        played.told.append(step)
+        if not isinstance(step, Step) or step.terminated or step.truncated:
+            played.ended = True
+            break
     return played
 
 
@@ -87,9 +101,9 @@ async def as_message(reply: Any, turn: int) -> Message:
 class Watched:
     """An environment whose offered tools are remembered, so that they can be called at random."""
 
-    def __init__(self, inner: Any) -> None:
+    def __init__(self, inner: Any, tools: Sequence[ToolSpec] = ()) -> None:
         self.inner = inner
-        self.tools: Sequence[ToolSpec] = ()
+        self.tools = tools
 
     async def reset(self) -> Observation:
         observation = await self.inner.reset()
@@ -125,9 +139,17 @@ def random_replies(environment: Watched, seed: int) -> Replies:
     return reply
 
 
-def expert_replies(environment: Any) -> Replies:
+def expert_replies(environment: Any, seed: int | None = None) -> Replies:
+    """The expert's; with a seed random ones where there is no expert after all."""
+
     async def reply(turn: int) -> str:
-        said = environment.expert_reply()
+        try:
+            said = environment.expert_reply()
+            return await said if inspect.isawaitable(said) else said
+        except CapabilityError:
+            if seed is None:
+                raise
+        said = environment.random_reply(derive(seed, turn))
         return await said if inspect.isawaitable(said) else said
 
     return reply

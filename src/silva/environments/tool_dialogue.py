@@ -6,7 +6,7 @@ import dataclasses
 import math
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any, Self
 
 from pydantic import Field
@@ -17,6 +17,7 @@ from silva.environments.settings import EnvironmentSettings
 from silva.errors import CapabilityError, RecordError
 from silva.protocols import Attempt, ForkableTools, Reward, Tool, ToolSession, Toolset
 from silva.tools.calls import Calls, Limits, Result
+from silva.tools.fixed import Fixed
 from silva.tools.function import ToolDefinitionError
 from silva.types import Message, Observation, Step, Task, ToolSpec
 
@@ -82,6 +83,10 @@ class ToolDialogue(Episode, ABC):
     async def out_of_calls(self, message: Message) -> Step:
         """The last step: a reply calls, or should have called, though no calls are left."""
 
+    def own_tools(self) -> Sequence[Callable[..., Any]]:
+        """Methods of this episode that are tools. Their state is in its attributes, which a fork copies."""
+        return ()
+
     # The environment.
 
     async def reset(self) -> Observation:
@@ -90,6 +95,7 @@ class ToolDialogue(Episode, ABC):
         self.sessions = sessions  # so that `close` finds those that were opened before one fails
         for toolset in self.toolsets:
             sessions.append(await toolset.open(self.task.seed))
+        sessions.append(Fixed(self.own_tools()))
         self._offered = self._specs()
         return self.show(*self.opening())
 
@@ -109,12 +115,14 @@ class ToolDialogue(Episode, ABC):
         return await self.answered(message)
 
     async def fork(self, seed: int) -> Self:
-        for session in self.sessions:
+        *sessions, _ = self.sessions  # the last one holds the tools that are methods of this episode
+        for session in sessions:
             if not isinstance(session, ForkableTools):
                 name = type(session).__name__
                 raise CapabilityError(f"environment {self.settings.label}: {name} cannot be forked")
         twin = await super().fork(seed)
-        twin.sessions = [await session.fork(seed) for session in self.sessions]  # type: ignore[attr-defined]
+        forks = [await session.fork(seed) for session in sessions]  # type: ignore[attr-defined]
+        twin.sessions = [*forks, Fixed(twin.own_tools())]
         return twin
 
     async def close(self) -> None:

@@ -1,4 +1,7 @@
-"""Tools that remember nothing of an episode: functions, and whatever else is a `Tool`."""
+"""Tools that remember nothing of an episode: functions, and whatever else is a `Tool`.
+
+Tools with a state of the episode are its methods: see `own_tools` in environments/tool_dialogue.py.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,7 @@ from pydantic import Field
 
 from silva.config.plugins import load_object
 from silva.config.sections import Positive
-from silva.errors import ConfigError
+from silva.errors import CapabilityError, ConfigError
 from silva.protocols import Tool
 from silva.tools.function import tool
 from silva.tools.settings import ToolSettings
@@ -44,6 +47,14 @@ class Fixed:
         return self
 
     async def fork(self, seed: int) -> Fixed:
+        """Raises CapabilityError for methods of an episode: the fork's would change the original."""
+        for each in self.tools:
+            owner = getattr(getattr(each, "function", None), "__self__", None)
+            if hasattr(owner, "reset") and hasattr(owner, "step"):
+                raise CapabilityError(
+                    f"tool {each.spec.name} is a method of the episode {type(owner).__name__}, so a fork "
+                    "would use the original's state: return such methods from own_tools() of a ToolDialogue"
+                )
         return self
 
     def metrics(self) -> Mapping[str, float]:
