@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from tests.trainer.updates import optim_step
 from silva.config.sections import Critic, Optimizer
 from silva.errors import CheckpointError
 from silva.models.loading import LoadedModel
+from silva.models.snapshots import save_parameters
 from silva.trainer.local import LocalTrainer
 from silva.trainer.settings import LocalTrainerSettings
 from silva.types import LossSpec, Sample
@@ -118,6 +120,22 @@ def test_files_are_safetensors_and_json(tiny: Make, make_samples: Rows, tmp_path
     assert (numbers["version"], numbers["updates"], numbers["nonfinite"]) == (2, 2, 0)
     assert set(numbers["steps"].values()) == {2} and set(numbers["steps"]) == set(weights)
     assert load_file(tmp_path / "new" / "rng.safetensors")["cpu"].dtype == torch.uint8
+
+
+@pytest.mark.parametrize("mask", [0o022, 0o027])
+def test_files_are_for_whom_the_umask_says(tiny: Make, make_samples: Rows, tmp_path: Path, mask: int) -> None:
+    trainer = make_trainer(tiny(), reference=True)
+    train(trainer, make_samples([9]), 1)
+    before = os.umask(mask)
+    try:
+        asyncio.run(trainer.save(tmp_path / "checkpoint"))
+        asyncio.run(trainer.export(tmp_path / "export"))
+        save_parameters(trainer.loaded, tmp_path / "published")
+    finally:
+        os.umask(before)
+    files = [path for path in tmp_path.rglob("*") if path.is_file()]
+    assert sum(file.suffix == ".safetensors" for file in files) == 6
+    assert {file.stat().st_mode & 0o777 for file in files} == {0o666 & ~mask}
 
 
 def test_a_checkpoint_before_the_first_update_loads(tiny: Make, make_samples: Rows, tmp_path: Path) -> None:

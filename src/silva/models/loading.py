@@ -10,9 +10,9 @@ import importlib.util
 import io
 import json
 import os
+import secrets
 import shutil
 import sys
-import tempfile
 import types
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -261,7 +261,8 @@ def _converted(gguf: Path) -> Path:
     scratch: Path | None = None
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
-        scratch = Path(tempfile.mkdtemp(dir=folder.parent, prefix="converting-"))
+        scratch = folder.parent / f"converting-{secrets.token_hex(4)}"
+        scratch.mkdir()
         _convert(gguf, scratch)
         os.rename(scratch, folder)
     except Exception as error:  # readers of foreign formats raise anything
@@ -294,6 +295,7 @@ def _convert(gguf: Path, folder: Path) -> None:
     plain.load_state_dict(quantised.state_dict())
     plain.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
+    weight_files.let_read(folder)
     _drop_tokens(folder / "tokenizer.json", config.get_text_config().vocab_size)
 
 

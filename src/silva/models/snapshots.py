@@ -19,7 +19,7 @@ from safetensors.torch import load_file, save_file
 from silva import __version__
 from silva.errors import ModelError
 from silva.models.loading import LoadedModel
-from silva.models.weight_files import some
+from silva.models.weight_files import let_read, some
 from silva.types import WeightFolder
 
 BASE = "silva_base"
@@ -42,6 +42,7 @@ def save_parameters(loaded: LoadedModel, path: Path) -> None:
     }
     path.mkdir(parents=True)
     save_file(tensors, path / "model.safetensors", metadata={BASE: json.dumps(base_of(loaded))})
+    let_read(path)
 
 
 def base_of(loaded: LoadedModel) -> Mapping[str, str]:

@@ -1,8 +1,9 @@
-"""Checks of a model's files: each describes what is wrong, and is empty if nothing is."""
+"""A model's files: their mode, and checks that describe what is wrong and are empty if nothing is."""
 
 from __future__ import annotations
 
 import json
+import stat
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,16 @@ from safetensors import SafetensorError, safe_open
 from transformers import PreTrainedModel
 
 _TEXTS = ("config.json", "model.safetensors.index.json", "tokenizer.json", "tokenizer_config.json")
+
+
+def let_read(folder: Path) -> None:
+    """Give safetensors files the mode of any new file (umask): the library makes them for the owner alone."""
+    new = folder / ".mode"
+    new.touch()
+    mode = stat.S_IMODE(new.stat().st_mode)
+    new.unlink()
+    for file in folder.glob("*.safetensors"):
+        file.chmod(mode)
 
 
 def damage(folder: Path) -> str:

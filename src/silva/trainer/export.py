@@ -13,6 +13,7 @@ from silva.errors import ModelError
 from silva.models.adapters import merged
 from silva.models.checks import gap_of, own_states, sequences
 from silva.models.loading import LoadedModel
+from silva.models.weight_files import let_read
 
 MOST_GAP = {
     torch.bfloat16: 0.5
@@ -38,6 +39,7 @@ def export_model(loaded: LoadedModel, path: Path) -> None:
         )
     plain.save_pretrained(path)
     loaded.tokenizer.save_pretrained(path)
+    let_read(path)
 
 
 def _plain(loaded: LoadedModel) -> PreTrainedModel:

@@ -20,6 +20,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from silva.errors import CheckpointError
+from silva.models.weight_files import let_read
 from silva.ports import FILES
 from silva.trainer.optimizer import Stepper
 from silva.trainer.randomness import Randomness
@@ -64,6 +65,7 @@ def save_state(state: State, path: Path) -> None:
     _write(path / "rng.safetensors", state.randomness.states)
     if state.reference is not None:
         _write(path / "reference.safetensors", state.reference)
+    let_read(path)
     text = json.dumps({**dataclasses.asdict(state.counters), "steps": steps}, indent=1)
     FILES.write(path / "trainer.json", (text + "\n").encode())
     if state.critic is not None:

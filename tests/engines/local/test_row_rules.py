@@ -20,6 +20,7 @@ FORCED = [
     RowRules(),
     RowRules(linear=RowRule(4), attention=RowRule(4)),
     RowRules(linear=RowRule(4, 4), attention=RowRule(4, 4), matrices=3, lanes=128),
+    RowRules(lanes=256),
     RowRules(one_thread=True),
     RowRules(hold=False),
 ]

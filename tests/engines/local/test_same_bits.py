@@ -98,3 +98,22 @@ def test_one_thread_is_tried_where_several_give_no_rule(
         assert (rules.hold, rules.one_thread, torch.get_num_threads()) == (*expected, 3)
     finally:
         torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize(("odd", "expected"), [((), 64), ((64,), 128), ((192,), 128), ((64, 128), 256)])
+@pytest.mark.parametrize("share", [1, 200])
+def test_scores_that_depend_on_how_many_keys_there_are_need_more_of_them(
+    monkeypatch: pytest.MonkeyPatch, odd: tuple[int, ...], expected: int, share: int
+) -> None:
+    """A product of queries of 24 numbers and `odd` keys has other last bits in one score of `share`."""
+    plain = torch.bmm
+
+    def bmm(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        scores = plain(x, y)
+        if y.shape[1] != 24 or y.shape[2] not in odd:
+            return scores
+        chosen = (scores * 1e6).long() % share == 0
+        return torch.where(chosen, scores * (1 + 2**-40), scores)
+
+    monkeypatch.setattr(torch, "bmm", bmm)
+    assert same_bits._lanes.__wrapped__(24, torch.float64, 4, 1, 1) == expected
