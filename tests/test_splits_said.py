@@ -123,3 +123,15 @@ def test_tasks_that_were_trained_on_are_named_by_eval_and_by_resume(silva):
     assert changed in notes()
     assert silva("rl", "--resume", "--name", "said", "--steps", "2")[0] == 0
     assert Path("runs/said/run.log").read_text().count(changed) == 1
+
+
+def test_a_run_does_not_go_on_with_other_code(silva):
+    assert silva("rl", "@", "said.toml")[0] == 0
+    before = Path("runs/said/ledger.jsonl").read_bytes()
+    Path("letters.py").write_text(WORLD + "# another reward\n")
+    code, _, err = silva("rl", "--resume", "--name", "said", "--steps", "2")
+    assert code == 2 and "files that its configuration points at have changed" in err
+    assert f"letters.py: was {len(WORLD)} bytes, sha256 " in err
+    assert Path("runs/said/ledger.jsonl").read_bytes() == before
+    Path("letters.py").write_text(WORLD)
+    assert silva("rl", "--resume", "--name", "said", "--steps", "2")[0] == 0

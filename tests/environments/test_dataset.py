@@ -7,7 +7,9 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pyarrow
 import pytest
+from pyarrow import parquet
 
 from silva.config.load import load
 from silva.environments.dataset import Dataset
@@ -273,3 +275,11 @@ def test_a_score_must_be_finite() -> None:
 
     with pytest.raises(ValueError, match="the reward is inf, expected a finite number"):
         asyncio.run(go())
+
+
+def test_a_column_that_is_left_out_is_said(tmp_path) -> None:
+    rows = [{"question": f"{n}?", "answer": str(n), "image": b"\x89"} for n in range(20)]
+    parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "rows.parquet")
+    taskset = Dataset(path=str(tmp_path / "rows.parquet"), reward=ExactMatch()).taskset()
+    assert list(taskset.notes)[-1] == "  columns that are left out: image (bytes)"
+    assert [task.data["columns"] for task in taskset.tasks("train")[:2]] == [{}, {}]

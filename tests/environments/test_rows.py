@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from decimal import Decimal
 from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from silva.environments.row_shapes import recognised
 from silva.environments.rows import read_rows
 from silva.errors import ConfigError
 
@@ -113,11 +115,20 @@ def test_a_wrong_row_is_named_by_file_and_line(tmp_path, name, data, error):
     assert str(refused.value).startswith(f"{tmp_path}/{error}")
 
 
-def test_a_parquet_value_that_json_cannot_hold_is_named(tmp_path):
+def test_columns_that_json_cannot_hold_are_left_out_and_named_if_they_are_needed(tmp_path):
     path = tmp_path / "rows.parquet"
-    pq.write_table(pa.Table.from_pylist([{"image": {"bytes": b"\x00"}}]), path)
-    with pytest.raises(ConfigError, match=r"row 1: image\.bytes holds bytes, expected text, numbers, lists"):
-        list(read_rows(str(path)))
+    rows = [
+        {"question": "How much?", "answer": Decimal(text), "images": [{"bytes": b"\x89", "path": "a.png"}]}
+        for text in ("72.00", "1.25")
+    ]
+    pq.write_table(pa.Table.from_pylist(rows), path)
+    first, second = read_rows(str(path))
+    assert dict(first.values) == {"question": "How much?", "answer": 72}
+    assert first.left_out == {"images": "bytes"}
+    assert second.values["answer"] == 1.25 and json.dumps(second.values)
+    for key in ("images", "images.0.bytes"):
+        with pytest.raises(ConfigError, match=rf"row 1: {key} holds bytes, expected text, numbers, lists"):
+            recognised(first, key)
 
 
 @pytest.mark.parametrize(

@@ -11,12 +11,14 @@ import silva
 from silva.assembly import Assembly
 from silva.models.loading import name_of
 from silva.monitoring.fall import with_interval
+from silva.monitoring.gap import gap
 from silva.monitoring.monitor import Monitor
 from silva.monitoring.report import write_report
 from silva.orchestrator.metrics import peak_memory_bytes
 from silva.orchestrator.phases import Phases
 from silva.orchestrator.silence import NOTHING
 from silva.orchestrator.state import RunState
+from silva.storage.metrics import read_metrics
 from silva.storage.run_folder import RunFolder
 from silva.storage.summary import write_summary
 
@@ -60,6 +62,8 @@ def finish(
     report = write_last_report(run, monitor, assembly)
     for line in last_words(before, after):
         monitor.message(line)
+    for line in gap(read_metrics(run.metrics), after):
+        monitor.message(line, "warning")
     if not state.steps_trained:
         monitor.message(f"nothing was learned from rewards: {NOTHING}", "warning")
     if report:

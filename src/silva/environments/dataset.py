@@ -130,7 +130,11 @@ class Dataset(ToolDialogueSettings):
                 f"environment {self.label}: expert: got {{{unknown[0]}}}, expected columns of the rows: "
                 f"{', '.join(sorted(known))}"
             )
-        return [_draft(each) for each in problems], shown(self.label, shape, problems)
+        said = shown(self.label, shape, problems)
+        if first.left_out:
+            columns = ", ".join(f"{key} ({kind})" for key, kind in first.left_out.items())
+            said.append(f"  columns that are left out: {columns}")
+        return [_draft(each) for each in problems], said
 
 
 class DatasetEpisode(RewardedDialogue):

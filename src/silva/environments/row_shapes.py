@@ -208,6 +208,8 @@ def _at(row: Row, key: str) -> Any:
     value: Any = row.values
     if key in row.values:  # a column may have a dot in its name
         return row.values[key]
+    if kind := row.left_out.get(key) or row.left_out.get(key.partition(".")[0]):
+        raise ConfigError(f"{row.where}: {key} holds {kind}, expected text, numbers, lists or objects")
     for part in key.split("."):
         if not isinstance(value, Mapping) or part not in value:
             raise ConfigError(

@@ -7,7 +7,9 @@ import json
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping
+from decimal import Decimal
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from silva.errors import ConfigError
@@ -17,10 +19,12 @@ LONGEST_CELL = 1 << 30  # characters of a CSV cell; Python's own limit is 128 Ki
 
 
 class Row(NamedTuple):
-    """`where` names the row in messages, such as "train.jsonl:12"; `values` are plain JSON."""
+    """`where` names the row in messages, such as "train.jsonl:12"; `values` are plain JSON. `left_out` are
+    columns that JSON cannot hold, such as images, with the type of what they hold."""
 
     where: str
     values: Mapping[str, Any]
+    left_out: Mapping[str, str] = MappingProxyType({})
 
 
 def read_rows(source: str, *, split: str = "train", subset: str = "") -> Iterator[Row]:
@@ -119,8 +123,7 @@ def _parquet(path: Path) -> Iterator[Row]:
         for batch in parquet.ParquetFile(path).iter_batches(batch_size=1024):
             for values in batch.to_pylist():
                 number += 1
-                where = f"{path}: row {number}"
-                yield Row(where, {key: _plain(value, where, key) for key, value in values.items()})
+                yield _columns(f"{path}: row {number}", values)
     except pyarrow.ArrowInvalid as error:
         raise ConfigError(f"{path}: not a parquet file: {error}") from error
 
@@ -142,8 +145,7 @@ def _hub(name: str, split: str, subset: str) -> Iterator[Row]:
             "where there is one, and set `path` to a file in that folder."
         ) from error
     for number, values in enumerate(rows, 1):
-        where = f"{name} ({split}): row {number}"
-        yield Row(where, {key: _plain(value, where, key) for key, value in values.items()})
+        yield _columns(f"{name} ({split}): row {number}", values)
 
 
 READERS: Mapping[str, Callable[[Path], Iterator[Row]]] = {
@@ -189,18 +191,28 @@ def _finite(text: str) -> float:
     return value
 
 
-def _plain(value: Any, where: str, key: str) -> Any:
-    """The same as JSON can hold it."""
+def _columns(where: str, values: Mapping[str, Any]) -> Row:
+    plain, left_out = {}, {}
+    for key, value in values.items():
+        try:
+            plain[key] = _plain(value)
+        except TypeError as error:
+            left_out[key] = str(error)
+    return Row(where, plain, left_out)
+
+
+def _plain(value: Any) -> Any:
+    """The same as JSON can hold it. TypeError with the name of a type that JSON cannot hold."""
     if value is None or isinstance(value, (str, bool, int)):
         return value
+    if isinstance(value, Decimal):
+        return int(value) if value == value.to_integral_value() else float(value)
     if isinstance(value, float):
         return value if value == value and abs(value) != float("inf") else None
     if isinstance(value, Mapping):
-        return {str(k): _plain(v, where, f"{key}.{k}") for k, v in value.items()}
+        return {str(k): _plain(v) for k, v in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_plain(v, where, f"{key}.{i}") for i, v in enumerate(value)]
+        return [_plain(v) for v in value]
     if hasattr(value, "isoformat"):
         return value.isoformat()
-    raise ConfigError(
-        f"{where}: {key} holds {type(value).__name__}, expected text, numbers, lists or objects"
-    )
+    raise TypeError(type(value).__name__)
