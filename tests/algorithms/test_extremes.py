@@ -124,7 +124,8 @@ def test_corrections_weigh_or_drop_what_is_far(level: str, correction: dict[str,
     """pi = pi_old, mu further and further away: the factor is -A w."""
     gaps = torch.tensor(GAPS)
     inputs = at(torch.zeros_like(gaps), 1.5, sampler_logprobs=OLD - gaps)
-    found = factors(LossSpec("clipped", {"rollout_correction": {"level": level, **correction}}), inputs)
+    levels = {"level": level} if correction["weight"] else {}
+    found = factors(LossSpec("clipped", {"rollout_correction": {**levels, **correction}}), inputs)
     expected = torch.tensor([-1.5 * weight(math.exp(gap)) for gap in GAPS], dtype=torch.float64)
     torch.testing.assert_close(found, expected, rtol=3e-5, atol=1e-12)
 
