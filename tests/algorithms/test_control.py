@@ -43,7 +43,7 @@ def test_adaptive_temperature_with_other_settings() -> None:
 
 def test_adaptive_temperature_refuses() -> None:
     for wrong in ({"reference_std": 0.0}, {"low": 0.0}, {"high": float("nan")}):
-        with pytest.raises(ValidationError, match="greater than 0|finite number"):
+        with pytest.raises(ValidationError, match=r"greater than 0|finite number"):
             AdaptiveTemperature(**wrong)
     with pytest.raises(ValidationError, match=r"low: got 2\.5 with high = 2\.0, expected at most that"):
         AdaptiveTemperature(low=2.5)
