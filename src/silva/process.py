@@ -5,12 +5,13 @@ from __future__ import annotations
 import ctypes
 import gc
 import os
+import resource
 import signal
 import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 PARENT = "SILVA_PARENT"
 """Environment variable: the process with which this one ends."""
@@ -33,7 +34,11 @@ def loaded() -> Iterator[None]:
 
 
 def prepare() -> None:
-    """Before anything is loaded."""
+    """Before anything is loaded: as many open files as the system allows, since each request takes one."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        with suppress(ValueError, OSError):  # some systems allow less than they say
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     from silva.models.memory import keep_freed_memory  # imports torch
 
     keep_freed_memory()

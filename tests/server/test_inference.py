@@ -335,7 +335,9 @@ def test_the_openapi_document_has_every_route_and_the_limits_of_the_model(render
     assert document["openapi"] == "3.1.0"
     routes = {(method, path) for path, found in document["paths"].items() for method in found}
     served = {
-        (method.lower(), route.path) for route in app._app.routes for method in route.methods - {"HEAD"}
+        (method.lower(), route.path.replace(":path", ""))
+        for route in app._app.routes
+        for method in route.methods - {"HEAD"}
     }
     assert routes == served
     schemas = document["components"]["schemas"]

@@ -14,7 +14,7 @@ from typing import Any
 import httpx2
 import pytest
 from starlette.types import Receive, Scope, Send
-from tests.server.running import connected, listening, run
+from tests.server.running import connected, listening, run, until
 
 from silva.errors import ConfigError
 from silva.server import serving
@@ -192,21 +192,48 @@ def test_a_huge_head_is_refused() -> None:
     assert run(ask()) in (b"HTTP/1.1 400", b"")
 
 
-def test_too_many_connections_are_answered_with_503(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_many_connections_are_closed_and_those_before_are_served(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(serving, "_most_connections", lambda: 3)
 
-    async def ask() -> list[int]:
-        async with listening(hello) as address:
+    async def ask() -> None:
+        async with listening(hello) as address, httpx2.AsyncClient() as client:
+            assert (await client.get(address)).status_code == 200
             port = int(address.rpartition(":")[2])
-            idle: list[Any] = [await asyncio.open_connection("127.0.0.1", port) for _ in range(2)]
-            async with httpx2.AsyncClient() as client:
-                found = [(await client.get(address)).status_code]
+            idle: list[Any] = [await asyncio.open_connection("127.0.0.1", port) for _ in range(40)]
+            refused = [asyncio.ensure_future(reader.read()) for reader, _ in idle[2:]]
+            gone = await asyncio.gather(*refused, return_exceptions=True)
+            assert all(each == b"" or isinstance(each, ConnectionError) for each in gone)
+            assert (await client.get(address)).status_code == 200  # on the connection that it has
             for _, writer in idle:
                 writer.close()
-                await writer.wait_closed()
-            async with httpx2.AsyncClient() as client:
-                while (again := (await client.get(address)).status_code) == 503:
+            await asyncio.gather(*(writer.wait_closed() for _, writer in idle), return_exceptions=True)
+            while True:  # until the server has noticed, too
+                try:
+                    async with httpx2.AsyncClient() as other:
+                        assert (await other.get(address)).status_code == 200
+                    return
+                except httpx2.TransportError:
                     await asyncio.sleep(0.01)
-            return [*found, again]
 
-    assert run(ask()) == [503, 200]
+    run(ask())
+
+
+def test_a_client_that_takes_nothing_of_its_answer_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(serving, "UNREAD_SECONDS", 0.2)
+    ended: list[bool] = []
+
+    async def large(scope: Scope, receive: Receive, send: Send) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b"." * (64 << 20)})
+        ended.append((await receive())["type"] == "http.disconnect")
+
+    async def wait() -> None:
+        async with listening(large) as address:
+            _, writer = await asyncio.open_connection("127.0.0.1", int(address.rpartition(":")[2]), limit=1)
+            writer.write(b"GET / HTTP/1.1\r\nhost: localhost\r\n\r\n")
+            await until(lambda: ended == [True], "the connection is cut")
+            writer.close()
+
+    run(wait())

@@ -153,7 +153,7 @@ class Guard:
         hosts, origins = _values(scope, b"host"), _values(scope, b"origin")
         if len(hosts) != 1 or not self._is_ours(f"//{hosts[0]}"):
             raise HttpError(403, f"Host: got {', '.join(hosts) or 'none'}, expected a name of this server")
-        if not all(self._is_ours(origin) for origin in origins):
+        if not all(origin.partition("://")[2] == hosts[0] for origin in origins):  # the port counts too
             raise HttpError(403, f"Origin: got {', '.join(origins)}, which is another site")
         tokens = [token.encode("latin-1") for token in _values(scope, b"authorization")]
         if self._token and not (len(tokens) == 1 and hmac.compare_digest(tokens[0], self._token)):

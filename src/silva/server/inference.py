@@ -33,7 +33,6 @@ from silva.server.bodies import (
     CompletionBody,
     EmptyBody,
     LoadBody,
-    SamplingBody,
     ScoreBody,
     UpdateBody,
 )
@@ -90,6 +89,7 @@ class _Server:
             _Served("POST", "/v1/completions", self.complete, CompletionBody, "continues prompts"),
             _Served("POST", "/v1/chat/completions", self.chat, ChatBody, "answers a dialogue"),
             _Served("GET", "/v1/models", self.models, None, "the model"),
+            _Served("GET", "/v1/models/{model:path}", self.one_model, None, "the same, by its name"),
             _Served("POST", "/score", self.score, ScoreBody, "log-probabilities of given tokens"),
             _Served("GET", "/capabilities", self.capabilities, None, "what the engine can do"),
             _Served("POST", "/load", self.load, LoadBody, "loads a snapshot"),
@@ -130,16 +130,16 @@ class _Server:
             data = b"{}"
         return await apart(len(data), lambda: read(kind, parse(data))), len(data)
 
-    def _check_model(self, body: SamplingBody) -> None:
-        if body.model not in (None, self.model):
-            message = f"model: got {body.model!r}, this server has {self.model!r}"
+    def _check_name(self, model: str | None) -> None:
+        if model not in (None, self.model):
+            message = f"model: got {model!r}, this server has {self.model!r}"
             raise HttpError(404, message, code="model_not_found")
 
     # --- OpenAI's API
 
     async def complete(self, request: Request) -> Response:
         body, size = await self._read(request, CompletionBody)
-        self._check_model(body)
+        self._check_name(body.model)
         weights = self._weights()
         answer = await completions.complete(self.service, body, request.receive, size)
         answer["model"] = self.model
@@ -149,7 +149,7 @@ class _Server:
 
     async def chat(self, request: Request) -> Response:
         body, size = await self._read(request, ChatBody)
-        self._check_model(body)
+        self._check_name(body.model)
         weights = self._weights()
         answer = await chat.chat(self.service, body, request.receive, size)
         answer["model"] = self.model
@@ -164,9 +164,16 @@ class _Server:
         return lambda: held[now:]
 
     async def models(self, request: Request) -> Response:
-        model = {"id": self.model, "object": "model", "created": self.started, "owned_by": "silva",
-                 "max_model_len": self.service.engine.capabilities.context}  # fmt: skip
-        return _json({"object": "list", "data": [model]})
+        return _json({"object": "list", "data": [self._model()]})
+
+    async def one_model(self, request: Request) -> Response:
+        self._check_name(request.path_params["model"])
+        return _json(self._model())
+
+    def _model(self) -> dict[str, Any]:
+        context = self.service.engine.capabilities.context
+        return {"id": self.model, "object": "model", "created": self.started, "owned_by": "silva",
+                "max_model_len": context}  # fmt: skip
 
     # --- Silva's own client
 

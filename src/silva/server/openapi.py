@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -52,6 +53,11 @@ def document(
             schemas |= _schemas(body)
             content = _json({"$ref": f"{REFERENCE}{body.__name__}"})
             operation["requestBody"] = {"required": bool(body.model_fields), "content": content}
+        path = path.replace(":path}", "}")  # Starlette's way to say that a name may hold slashes
+        if names := re.findall(r"{(\w+)}", path):
+            operation["parameters"] = [
+                {"name": name, "in": "path", "required": True, "schema": {"type": "string"}} for name in names
+            ]
         paths.setdefault(path, {})[method.lower()] = operation
     for node in _nodes(schemas):
         if node.get("format") == TOKEN_FORMAT:

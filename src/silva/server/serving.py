@@ -2,9 +2,10 @@
 
     listen ──> ready(address) ──> requests ... ──cancelled──> GRACE seconds for open ones, which are cut then
 
-A connection that does not finish the head of a request in time is closed, and so is one that stays idle; too
-many connections are answered with 503. Signals belong to the caller. Not here: keys, bodies and errors of
-requests (guard.py), and what is served.
+A connection that does not finish the head of a request in time is closed, and so is one that stays idle, or
+that takes nothing of its answer. What is above the number of connections is closed as soon as it comes, so
+those before it are served whatever others do. Signals belong to the caller. Not here: keys, bodies and errors
+of requests (guard.py), and what is served.
 """
 
 from __future__ import annotations
@@ -14,7 +15,6 @@ import contextlib
 import ipaddress
 import logging
 import os
-import resource
 import socket
 import stat
 from collections.abc import Callable, Iterator
@@ -26,12 +26,15 @@ import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from silva.errors import ConfigError
+from silva.transport import open_files
 
 HEAD_SECONDS = 10.0  # for the head of a request, from its first byte or from the connection on
 IDLE_SECONDS = 60  # a connection may wait for its next request
 HEAD_BYTES = 16384
+UNREAD_SECONDS = 60.0  # a client may take nothing of its answer
 CONNECTIONS = 4096  # fewer if the process may open fewer files
-FILES_KEPT = 64  # open files that are no connections
+BACKLOG = 2048  # connections that the system keeps until they are accepted
+ACCEPTED = 16  # at once; those above the limit are open for so long
 GRACE = 1  # seconds that open requests get at the end
 
 
@@ -112,7 +115,7 @@ async def serve(app: Any, bind: Bind, *, ready: Callable[[str], None]) -> None:
             access_log=False,
             proxy_headers=False,  # nobody may claim to be another client
             server_header=False,
-            limit_concurrency=_most_connections(),
+            backlog=ACCEPTED,
             timeout_keep_alive=IDLE_SECONDS,
             timeout_graceful_shutdown=GRACE,
             h11_max_incomplete_event_size=HEAD_BYTES,
@@ -143,6 +146,8 @@ class _Server(uvicorn.Server):
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
+        for listener in sockets or ():
+            listener.listen(BACKLOG)
         self._ready()
 
     @contextlib.contextmanager
@@ -151,11 +156,18 @@ class _Server(uvicorn.Server):
 
 
 class _Connection(H11Protocol):
-    """Closes itself if a request begins and its head does not end: uvicorn would wait for ever."""
+    """Closes itself if there are too many, if a request begins and its head does not end, and if its client
+    takes nothing of an answer: uvicorn would wait for ever."""
 
     _timer: asyncio.TimerHandle | None = None
+    _unread: asyncio.TimerHandle | None = None
+    _refused = False
 
     def connection_made(self, transport: Any) -> None:
+        if len(self.connections) >= _most_connections():
+            self._refused = True
+            transport.abort()
+            return
         super().connection_made(transport)
         self._timer = self.loop.call_later(HEAD_SECONDS, transport.close)
 
@@ -167,8 +179,39 @@ class _Connection(H11Protocol):
             self._timer = self.loop.call_later(HEAD_SECONDS, self.transport.close)
 
     def connection_lost(self, exc: Exception | None) -> None:
+        if self._refused:
+            return
         self._stop_timer()
+        self._stop_unread()
         super().connection_lost(exc)
+
+    def eof_received(self) -> None:
+        if not self._refused:
+            super().eof_received()
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._stop_unread()
+        self._unread = self.loop.call_later(UNREAD_SECONDS, self._check_unread, self._waiting)
+
+    def resume_writing(self) -> None:
+        self._stop_unread()
+        super().resume_writing()
+
+    @property
+    def _waiting(self) -> int:
+        return self.transport.get_write_buffer_size()
+
+    def _check_unread(self, before: int) -> None:
+        if (left := self._waiting) >= before:
+            self.transport.abort()
+        else:
+            self._unread = self.loop.call_later(UNREAD_SECONDS, self._check_unread, left)
+
+    def _stop_unread(self) -> None:
+        if self._unread is not None:
+            self._unread.cancel()
+            self._unread = None
 
     def _stop_timer(self) -> None:
         if self._timer is not None:
@@ -177,8 +220,7 @@ class _Connection(H11Protocol):
 
 
 def _most_connections() -> int:
-    files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return CONNECTIONS if files == resource.RLIM_INFINITY else max(16, min(CONNECTIONS, files - FILES_KEPT))
+    return max(16, min(CONNECTIONS, open_files() * 3 // 4))
 
 
 @contextlib.contextmanager

@@ -36,6 +36,7 @@ from silva.types import CompletionStop, SamplingParams, TokenScores
 if TYPE_CHECKING:
     from silva.engines.settings import LocalEngineSettings
 
+LATE = 8  # characters at the end of a stop string that are looked for first
 SCORED = 128  # places whose logits are computed at once
 
 
@@ -264,15 +265,21 @@ class Batch:
         if tokens[-1] in params.stop_token_ids:
             return "stop_token"
         if params.stop:
-            # A token can be less than a character (bytes), so look back far enough for the longest string.
-            tail = self._loaded.tokenizer.decode(tokens[-4 * max(map(len, params.stop)) - 4 :])
-            if any(s in tail for s in params.stop):
+            late = self._ending(tokens, params.stop, LATE)  # a long tail is decoded if a string may just end
+            if late and self._ending(tokens, late, max(map(len, late))):
                 return "stop_string"
         if len(tokens) >= params.max_tokens:
             return "length"
         if len(request.prompt) + len(tokens) >= self._context:
             return "context_overflow"
         return None
+
+    def _ending(self, tokens: Sequence[int], stop: Sequence[str], most: int) -> list[str]:
+        """Those strings of which the last `most` characters are among the last ones of the tokens."""
+        # A token can be less than a character (bytes), so look back far enough for the longest string.
+        length = min(most, max(map(len, stop)))
+        tail = self._loaded.tokenizer.decode(tokens[-4 * length - 4 :])
+        return [each for each in stop if each[-length:] in tail]
 
     def _score(self, request: Request) -> None:
         """From the hidden states that the cache holds of every token."""

@@ -16,7 +16,7 @@ import dataclasses
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Executor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, cast
 
 import torch
@@ -143,6 +143,8 @@ class LocalEngine:
             return result
         except asyncio.CancelledError:
             request.cancelled = True
+            with suppress(ValueError):  # it runs, or a step is just looking at it
+                self.batch.waiting.remove(request)
             raise
 
     async def load(self, snapshot: Snapshot) -> None:
