@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import signal
 import subprocess
 import sys
 from fractions import Fraction
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -21,6 +23,7 @@ from silva.rewards.maths import Math, Worker
 
 pytest.importorskip("math_verify", reason="needs math-verify: pip install 'silva[math]'")
 
+DATA = Path(__file__).resolve().parents[3] / "shared" / "data"
 REWARD = Math(workers=1).build()
 HURRIED = Math(workers=1, seconds=0.5).build()
 RIGHT = Score(1.0, True, {"answered": 1.0, "too_hard": 0.0})
@@ -241,6 +244,34 @@ def test_what_is_missing_is_said(monkeypatch) -> None:
     monkeypatch.setattr(maths.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(ConfigError, match=r"needs math-verify: pip install 'silva\[math\]'"):
         Math().build()
+
+
+@pytest.mark.skipif(not DATA.is_dir(), reason="there is no shared/data beside the project")
+def test_answers_of_math_500_equal_themselves_and_no_others() -> None:
+    """Each in four spellings; against the next but a few, of which some may be equal but for a unit."""
+    lines = (DATA / "math500_test.jsonl").read_text(encoding="utf-8").splitlines()
+    answers = [json.loads(line)["answer"] for line in lines]
+    replies = [
+        ("\\boxed{%s}", 0),
+        ("<answer>$%s$</answer>", 0),
+        ("The answer is $%s$.", 0),
+        ("<answer>%s</answer>", 0),
+    ]
+    replies += [("\\boxed{%s}", 7), ("\\boxed{%s}", 50)]
+    pairs = [
+        (form % answers[(i + shift) % 500], answer, not shift)
+        for i, answer in enumerate(answers)
+        for form, shift in replies
+        if not shift or answers[(i + shift) % 500] != answer
+    ]
+
+    async def graded() -> list[Score]:
+        reward = Math(seconds=20).build()
+        return await asyncio.gather(*(reward.score(attempt(reply, answer)) for reply, answer, _ in pairs))
+
+    scores = zip(pairs, asyncio.run(graded()), strict=True)
+    mistaken = [(reply, answer, same) for (reply, answer, same), score in scores if score.solved != same]
+    assert not [each for each in mistaken if each[2]] and len(mistaken) <= 1
 
 
 FORMS = ["{n}/{d}", "\\frac{{{n}}}{{{d}}}", "{n} \\div {d}"]

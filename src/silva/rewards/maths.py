@@ -36,7 +36,6 @@ from silva.protocols import Attempt, Reward, Score
 from silva.rewards.answers import Extract, GradesByAnswer, boxed, find_answer, references
 from silva.rewards.maths_form import Form, Tree, is_decimal, number, read, scaled, worked_out
 from silva.rewards.settings import RewardSettings
-from silva.rewards.text import exact_match
 
 WORKER = Path(__file__).with_name("maths_worker.py")
 MAX_CHARS = 1_000  # of an answer that is compared by value
@@ -72,7 +71,7 @@ class MathReward(GradesByAnswer):
         expected, answer = references(attempt.answer), find_answer(attempt.reply, self.settings.extract)
         if answer is None:
             return _score(False, answered=False)
-        if any(exact_match(answer, each) for each in expected):
+        if any(answer == each.strip() for each in expected):
             return _score(True)
         if len(answer) > MAX_CHARS or ("\n" in answer and "\\begin" not in answer):
             return _score(False)
@@ -173,11 +172,10 @@ def in_unit_of(given: Form, right: Form) -> list[Tree]:
         return [right.tree]
     if theirs.unit or ours.unit:
         return []
-    if theirs.percent:
-        return [right.tree, scaled(right.tree, Fraction(1, 100))]
     value = number(right.tree) if isinstance(right.tree, str) else None
-    is_share = value is not None and abs(value) <= 1  # 0.28 is 28%, and not 0.28%
-    return [scaled(right.tree, Fraction(100)), *([] if is_share else [right.tree])]
+    is_share = value is not None and abs(value) <= 1  # 0.28 is 28% and not 0.28%, nor is 0.5% 0.5
+    converted = scaled(right.tree, Fraction(1, 100) if theirs.percent else Fraction(100))
+    return [converted] if is_share else [converted, right.tree]
 
 
 def _score(solved: bool, *, answered: bool = True, too_hard: bool = False) -> Score:

@@ -47,10 +47,11 @@ _RELATION = re.compile(r"\\(?:le|ge)(?![a-zA-Z])|<|>")
 _SIGNS = {"\\le": "<=", "\\ge": ">="}
 _VARIABLE = re.compile(r"[a-zA-Z]|\\[a-zA-Z]+")
 _ARGUMENTS = re.compile(
-    r"(?<=[a-zA-Z}])\s*(?:\^\s*\{-1\}\s*)?\([^()]*\)|_\s*(?:\{[^{}]*\}|\w)|'|\^\s*\{(?:-1|\\prime)\}"
+    r"(?<=[a-zA-Z}'])\s*(?:\^\s*\{-1\}\s*)?(?:\([^()]*\)|\[[^\[\]]*\])|_\s*(?:\{(?:[^{}]|\{[^{}]*\})*\}|\w)|"
+    r"\^\s*(?:\{(?:-1|\\prime|\*)\}|\*)"
 )
 _NAME = re.compile(
-    r"(?:[a-zA-Z]|\\(?!sqrt|ln|log|exp|frac|sum|int|prod|lim|pm|mp)[a-zA-Z]+|\\text\{[^{}]*\}|[|{}\s]|"
+    r"(?:[a-zA-Z']|\\frac\{[a-zA-Z]\}\{[a-zA-Z]\}|\\(?!sqrt|ln|log|exp|frac|sum|int|prod|lim|pm|mp)[a-zA-Z]+|\\text\{[^{}]*\}|[|{}\s]|"
     r"(?<=[a-zA-Z}\s])[-+/](?=[\sa-zA-Z\\]))+|\(\s*[a-zA-Z](?:\s*,\s*[a-zA-Z])+\s*\)"
 )
 _BUILT = re.compile(r"\\\{\s*[a-zA-Z]\s*(?:\\mid|:|\|)(.+)\\\}")
@@ -83,10 +84,13 @@ def read(answer: str) -> Form:
     if said is None:
         return Form(text, None)
     maths, joined, words = said
-    trees = [tree(each) for each in maths]
-    if len(trees) > MAX_ITEMS or "" in trees:
+    if len(maths) > MAX_ITEMS:
         return Form(text, None)
-    whole = _listed([item for each in trees for item in _items(each)], joined) if len(trees) > 1 else trees[0]
+    whole = (
+        _listed([item for each in maths for item in _items(each)], joined)
+        if len(maths) > 1
+        else tree(maths[0])
+    )
     return Form(text, scaled(whole, words.scale, words.plus), words) if whole else Form(text, None)
 
 
@@ -157,7 +161,7 @@ def tree(maths: str) -> Tree:
     for separator in (";", ","):
         parts = _split(maths, separator)
         if len(parts) > 1:
-            return _listed([item for part in parts[:MAX_ITEMS] for item in _items(tree(part))], "")
+            return _listed([item for part in parts[:MAX_ITEMS] for item in _items(part)], "")
     if (parts := _split(maths, "\\in ")) and len(parts) == 2 and _VARIABLE.fullmatch(parts[0].strip()):
         return ["=", parts[0].strip(), tree(parts[1])]
     if inequality := _inequality(maths):
@@ -181,7 +185,7 @@ def _said(pieces: list[tuple[str, bool]]) -> tuple[list[str], str, Quantity] | N
     open_ = True  # whether a formula may come next
     for index, (piece, is_words) in enumerate(pieces):
         if not is_words:
-            if not open_:
+            if not open_ and piece.lstrip()[:1] not in (",", ";"):
                 return None
             maths.append(piece)
             open_ = False
@@ -193,9 +197,10 @@ def _said(pieces: list[tuple[str, bool]]) -> tuple[list[str], str, Quantity] | N
                 return None
             continue
         unit, joint = words, re.search(r"(?:^|\s)(or|and)$", words)
+        following = pieces[index + 1][0].lstrip() if index + 1 < len(pieces) else ","
         if joint and index + 1 < len(pieces):
             unit, joined, open_ = words[: joint.start()], joint[1], True
-        elif index + 1 < len(pieces):
+        elif following[:1] not in (",", ";"):
             return None
         if unit.strip() or index + 1 == len(pieces):
             now = quantity(unit)
@@ -259,8 +264,11 @@ def _closes(text: str) -> bool:
     return False
 
 
-def _items(tree: Tree) -> list[Tree]:
-    return tree[1:] if isinstance(tree, list) and tree[0] == "{}" else [tree]
+def _items(maths: str) -> list[Tree]:
+    """The values of a part of a list: 1 and -1 of \\pm 1, but one of a set."""
+    found = tree(maths)
+    is_list = isinstance(found, list) and found[0] == "{}" and not maths.lstrip().startswith("\\{")
+    return list(found[1:]) if is_list else [found]
 
 
 def _listed(items: list[Tree], joined: str) -> Tree:
@@ -276,7 +284,8 @@ def _listed(items: list[Tree], joined: str) -> Tree:
 
 
 def _equation(maths: str, parts: list[str]) -> Tree:
-    if _NAME.fullmatch(_ARGUMENTS.sub("", parts[0])) and re.match(r"[a-zA-Z|\\({]", parts[0]):
+    bare = _ARGUMENTS.sub("", _ARGUMENTS.sub("", parts[0]))  # f(g(2)) has two
+    if _NAME.fullmatch(bare) and re.match(r"[a-zA-Z|\\({]", parts[0]):
         name = re.sub(r"\s", "", parts[0])
         values = [each for each in parts[1:-1] if not _NAME.fullmatch(each)] + parts[-1:]
     elif not any(re.search(r"[a-zA-Z]", re.sub(r"\\[a-zA-Z]+", "", part)) for part in parts):
@@ -311,7 +320,7 @@ def _bracketed(maths: str) -> Tree:
     if built := _BUILT.fullmatch(maths):
         return tree(built[1])
     if maths.startswith("\\{") and maths.endswith("\\}") and _closes(maths[1:-2] + "}"):
-        items = [item for part in _split(maths[2:-2], ",") for item in _items(tree(part))]
+        items = [item for part in _split(maths[2:-2], ",") for item in _items(part)]
         return ["{}", *items]
     if maths[:1] in _CLOSED and maths[-1:] in (")", "]") and _closes(maths):
         parts = _split(maths[1:-1], ",")
@@ -335,9 +344,11 @@ def _written(value: Fraction, fraction: bool = False) -> str:
 
 
 def _flat(text: str) -> str:
-    """As a text whose dress does not matter: spaces (not between numbers), case, dots of a.m."""
-    text = _TEXT.sub(r" \1 ", text)
+    """As a text whose dress does not matter: spaces (not between numbers), case of words, dots of a.m."""
+    text = _TEXT.sub(lambda found: f" {found[1].casefold()} ", text)
+    text = re.sub(r"(?<![\\a-zA-Z])(?:[a-zA-Z]{3,}|[AP]\.?M\b)", lambda found: found[0].casefold(), text)
     text = re.sub(r"(?<=[a-zA-Z])\.|[$`]", "", text)
-    text = re.sub(r"^\s*(?:it is\s+)?(?:an?|the)\s+(?=[a-z]{4})", "", text, flags=re.I)
+    text = re.sub(r"^\s*(?:it is\s+)?(?:an?|the)\s+(?=[a-z]{4})", "", text)
     text = re.sub(r"(?<!\d)\s+|\s+(?!\d)", "", text.strip())
-    return text.strip("() ").casefold() if re.fullmatch(r"\([a-zA-Z]\)", text) else text.casefold()
+    choice = re.fullmatch(r"\(?([a-zA-Z])\)?", text)
+    return choice[1] if choice else text

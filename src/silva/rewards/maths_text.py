@@ -45,7 +45,7 @@ _REAL = "(-\\infty,\\infty)"
 _COMMANDS = {
     **dict.fromkeys(["left", "right", "big", "Big", "bigl", "bigr", "Bigl", "Bigr"], ""),
     **dict.fromkeys(["displaystyle", "textstyle", "limits", "bf", "rm", "it", "sf", "boldmath"], ""),
-    **dict.fromkeys(["normalsize", "small", "large", "Large", "LARGE", "huge", "underline", "uline"], ""),
+    **dict.fromkeys(["normalsize", "small", "large", "Large", "LARGE", "huge", "underline", "therefore"], ""),
     **dict.fromkeys(["mathbf", "mathtt", "boldsymbol", "bm", "mathit"], ""),
     **dict.fromkeys(["dfrac", "tfrac", "cfrac", "sfrac", "nicefrac"], "\\frac"),
     **dict.fromkeys(["le", "leq", "leqslant"], "\\le "),
@@ -97,7 +97,8 @@ def _counted(found: re.Match[str]) -> str:
     """twenty-five as 25."""
     tens, ones = ((word or "").lower() for word in found.groups())
     value = 10 * _TENS.split("|").index(tens) + 20 if tens else 0
-    return str(value + (_ONES.split("|").index(ones) if ones else 0))
+    value += _ONES.split("|").index(ones) if ones else 0
+    return f"{value} " if found[0].endswith("-") else str(value)
 
 
 _NUMERAL = r"\d[\d,]*(?:\.\d+)?|\.\d+"
@@ -105,7 +106,8 @@ _UNIT_LETTER = "|".join(name for name in [*UNITS, "min"] if len(name) == 1 or na
 _DRESS: tuple[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]], ...] = tuple(
     (re.compile(pattern), new)
     for pattern, new in (
-        (rf"(?i)\b(?=[a-z])(?:({_TENS})(?![a-z])[- ]?)?(?:({_ONES})(?![a-z]))?(?<=[a-z])", _counted),
+        (rf"(?i)\b(?=[a-z])(?:({_TENS})(?![a-z])[- ]?)?(?:({_ONES})(?![a-z]))?(?<=[a-z])(?:-(?=[a-z]{{3}}))?",
+         _counted),
         (r"\\(?:(?:text)?color|[hv]space|[hv]?phantom)\*?\s*\{[^{}]*\}", ""),
         (r"\{([^{}]*)\\over(?![a-zA-Z])([^{}]*)\}", r"\\frac{\1}{\2}"),
         (r"\\[a-zA-Z]+", lambda found: _COMMANDS.get(found[0][1:], found[0])),
@@ -144,7 +146,7 @@ _DRESS: tuple[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]], ...]
 _PIECE = re.compile(r"\\(?:begin|end)\{\w+\*?\}|\\text\{[^{}]*\}|\\[a-zA-Z]+|([^\W\d_]+(?:'[^\W\d_]+)*)")
 _TOUCHED = re.compile(r"[\d)}^_(]")
 _UNIT_END = re.compile(
-    rf"(?<=[\d}}])\s+({_UNIT_LETTER})((?:\s*\^\s*\{{?[23]\}}?)?)(?=\s*(?:/|$|[.,;]|\\text))"
+    rf"(?:(?<=[\d}}])|(?<= sq))\s+({_UNIT_LETTER})((?:\s*\^\s*\{{?[23]\}}?)?)(?=\s*(?:/|$|[.,;]|\\text))"
 )
 _RATE = re.compile(r"\\text\{([^{}]*)\}\s*/\s*(?:\\text\{\s*)?([a-zA-Z]+(?:\s*\^\s*\{?[23]\}?)?)\}?")
 _NEIGHBOURS = re.compile(
@@ -157,7 +159,7 @@ _SIGN = re.compile(r"\\text\{([^{}]*?)\b(?:minus|negative)\s*\}\s*(?=\\?\w)", re
 
 def canonical(text: str) -> str:
     """An answer in the one dress."""
-    text = unframed(_LAST_STOP.sub("", unicodedata.normalize("NFC", text).strip().strip("*`")))
+    text = unframed(_LAST_STOP.sub("", unicodedata.normalize("NFC", text).strip().strip('*`"')))
     text = _LAST_STOP.sub("", text)
     text = _raised(text.translate(_SYMBOLS))
     text = _THOUSANDS.sub(_degrouped, text.rstrip("\\"))

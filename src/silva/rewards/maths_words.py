@@ -85,8 +85,8 @@ mass 1 g gram gramme
 mass 1000 kg kilogram kilo
 mass 45359237/100000 lb lbs pound
 mass 45359237/1600000 oz ounce
-length^3 1/1000000 ml milliliter millilitre cc
-length^3 1/1000 l liter litre
+length^3 1/1000000 ml milliliter millilitre cc mL
+length^3 1/1000 l L liter litre
 length^3 473176473/125000000000 gal gallon
 length^3 473176473/500000000000 qt quart
 length^3 473176473/1000000000000 pt pint
@@ -115,10 +115,10 @@ fahrenheit 1 fahrenheit
 kelvin 1 kelvin
 force 1 newton
 energy 1 joule
-energy 1000 kilojoule kj
+energy 1000 kilojoule kj kJ
 power 1 watt
-power 1000 kilowatt kw
-frequency 1 hz hertz
+power 1000 kilowatt kw kW
+frequency 1 hz Hz hertz
 information 1 bit
 information 8 byte
 unit 1 unit
@@ -140,7 +140,7 @@ _NO_NOUNS = _set(
     triples ones halves nones misses fails maybes"""
 )
 VOCABULARY = (
-    _set("not or nor no but minus to old")
+    _set("not or nor no yes but minus to old")
     | _LEADS
     | _NOUNS
     | _PER
@@ -166,13 +166,15 @@ NOTHING = Quantity()
 
 def leads(words: str, *, named: bool = False) -> bool:
     """Whether a number, or name = number, may follow these words and stay the same number."""
-    read = re.sub(r"\b(equal|comes) to\b", r"\1_to", re.sub(r"[.,;:*]", " ", words.lower())).split()
+    words = re.sub(r"\bnumber of [a-z]{3,}s\b", "number", re.sub(r"[.,;:*]", " ", words.lower()))
+    read = re.sub(r"\b(equal|comes) to\b", r"\1_to", words).split()
     return set(read) <= _LEADS and (named or not read or read[-1] in _LAST)
 
 
 def quantity(words: str) -> Quantity | None:
     """What the words after a number do to it; None if they are not known."""
     words = re.sub(r"\s*\^\s*\{?([23])\}?", r" ^\1", words.lower())
+    words = re.sub(r"\bdegrees? (?=celsius|fahrenheit)", "", words)
     words = re.sub(r"\s+", " ", _AFTER.sub(" ", words.replace("/", " per "))).strip()
     added = _AND.match(words)
     plus = SCALES[added[1]] if added else Fraction(0)
@@ -210,7 +212,8 @@ def _unit(word: str) -> tuple[str, int, Fraction] | None:
     single = _singular(word)
     if found := UNITS.get(word) or UNITS.get(single):
         return found
-    is_noun = len(word) > 3 and word.isalpha() and single != word and word not in _NO_NOUNS
+    is_part = word.endswith("ths") or word in _NO_NOUNS  # "eighteenths"
+    is_noun = len(word) > 3 and word.isalpha() and single != word and not is_part
     return (single, 1, Fraction(1)) if is_noun or word in _NOUNS else None
 
 
