@@ -143,9 +143,11 @@ def wait(pid: int) -> int:
 
 
 def _child(job: Job) -> int:
-    from silva import cli, ports
+    from silva import cli, ports, signals
 
-    signal.signal(signal.SIGINT, signal.default_int_handler)
+    for number in signals.NUMBERS:  # whatever this process inherited
+        signal.signal(number, signal.SIG_DFL)
+    signals.end_at_once()
     if job.crash:
         os.environ["SILVA_CRASH_PROOF"] = job.proof
         os.environ["SILVA_CRASH"] = ports._crash = job.crash  # read at import, which is over
