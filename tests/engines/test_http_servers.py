@@ -297,3 +297,17 @@ def test_settings_say_what_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("NO_SUCH_KEY", raising=False)
     with pytest.raises(ConfigError, match=r"engine\.key_variable: NO_SUCH_KEY is not set"):
         http_engine(HttpEngineSettings(urls=("http://x",), key_variable="NO_SUCH_KEY"))
+
+
+def test_a_server_of_another_version_of_silva_is_refused() -> None:
+    async def work(peers: list[FakePeer], engine: HttpEngine, said: list[str]) -> None:
+        second = peers[1]
+        second.script = lambda path: Unreachable("gone")
+        await asyncio.sleep(2.0)
+        newer = FACTS | {"silva": "9.9.9"}
+        second.script = lambda path: newer if path == "/capabilities" else second.good(path)
+        await asyncio.sleep(2.0)
+        assert f"is of Silva 9.9.9, this is {__version__}: install the same version" in said[-1]
+        assert "cannot be used" in said[-1]
+
+    run(work, 2)

@@ -13,7 +13,7 @@ from tests.server.running import run, until
 
 from silva import __version__
 from silva.codec import decode, encode
-from silva.errors import CheckpointError, ModelError, NonFiniteError, PartLost, SilvaError
+from silva.errors import CapabilityError, CheckpointError, ModelError, NonFiniteError, PartLost, SilvaError
 from silva.ports import CLOCK, Clock, use_clock
 from silva.trainer.remote import CHECK, DEAD_AFTER, RemoteTrainer, plain_config
 from silva.trainer.wire import Call, Open, Opened, Reply
@@ -143,6 +143,20 @@ def test_a_server_that_is_not_there_yet_is_waited_for() -> None:
     _, said, _ = with_trainer(peer, ask, patience=60)
     assert peer.asked_at == 100 + 13 * CHECK
     assert said == [f"waiting for the trainer at {ADDRESS}", "hello"]  # said once
+
+
+@pytest.mark.parametrize("theirs", [{}, {"silva": "9.9.9"}])
+def test_a_trainer_of_another_version_of_silva_is_told_before_anything_is_sent(theirs: object) -> None:
+    peer = FakePeer()
+    peer.alive = lambda number: theirs
+
+    async def ask(trainer: RemoteTrainer) -> str:
+        with pytest.raises(CapabilityError) as refused:
+            await trainer.connect()
+        return str(refused.value)
+
+    text, *_ = with_trainer(peer, ask)
+    assert "install the same version at both ends" in text and peer.sent == []
 
 
 def test_patience_ends() -> None:
