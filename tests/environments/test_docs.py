@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from silva.config.load import load
-from silva.config.plugins import find_environment
+from silva.config.plugins import find_settings
 from silva.environments.settings import EnvironmentSettings
 from silva.environments.tasks import check_splits
 from silva.protocols import Scripted
@@ -39,7 +39,7 @@ def test_the_page_shows_a_world_of_each_kind() -> None:
 def test_a_shown_environment_works(name: str, tmp_path: Path, play_out) -> None:
     file = tmp_path / f"{name.lower()}.py"
     file.write_text(BLOCKS[name])
-    found = find_environment(f"{file}:{name}", EnvironmentSettings)
+    found = find_settings(f"{file}:{name}", EnvironmentSettings)
     assert found is not None
     settings = found()
     taskset = settings.taskset()

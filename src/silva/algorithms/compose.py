@@ -19,7 +19,7 @@ import torch
 from silva.algorithms import assign, control, credit, filters, shaping
 from silva.algorithms.advantages import Scores
 from silva.algorithms.kl import kl_rewards
-from silva.algorithms.settings import Algorithm
+from silva.algorithms.settings import CREDITS, Algorithm
 from silva.errors import CapabilityError, RecordError
 from silva.types import Group, Sample, Signals, Trajectory
 
@@ -133,7 +133,9 @@ def with_advantages(
             turn_lam=recipe.turn_lam, bootstrap=bootstrap, extra=penalties,
         )  # fmt: skip
     else:
-        if recipe.credit == "turn":
+        if own := CREDITS[recipe.credit]:
+            rows = own(rows, groups, recipe)
+        elif recipe.credit == "turn":
             rows = credit.assign_turns(
                 rows, groups, recipe.advantage, gamma=recipe.gamma, over=recipe.advantage_over
             )

@@ -9,9 +9,10 @@ applies them; docs/algorithms.md has formulas and sources.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import reduce
 from operator import or_
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
@@ -23,19 +24,26 @@ from silva.algorithms.objective import Terms
 from silva.config.field_types import default_of, plain
 from silva.config.sections import Above0, Fraction, Natural, NotNegative, Positive, PretrainedModel, Section
 
+CREDITS: dict[str, Callable[..., Any] | None] = {
+    "trajectory": None, "turn": None, "gae": None, "bi_level_gae": None,
+}  # fmt: skip
+"""How advantages differ within a trajectory. None: compose.py knows it. A function is of a user's own: from
+samples, groups and the recipe to the samples of scored trajectories with `advantages` [T]."""
+
 if TYPE_CHECKING:
     from silva.algorithms.compose import ControllerState
     from silva.types import LossSpec
 
     AdvantageName = str
     OverName = str
+    CreditName = str
     AnyLoss = LossSettings
 else:
     AdvantageName, OverName = Literal[tuple(ADVANTAGES)], Literal[tuple(OVER)]
+    CreditName = Literal[tuple(CREDITS)]
     AnyLoss = Annotated[reduce(or_, (loss.settings for loss in LOSSES.values())), Field(discriminator="type")]
 
 Aggregation = Literal["token_mean", "sequence_mean_token_mean", "sequence_mean_token_sum", "constant"]
-Credit = Literal["trajectory", "turn", "gae", "bi_level_gae"]
 
 
 class AdvantageKeys(Section):
@@ -45,7 +53,7 @@ class AdvantageKeys(Section):
     """Baseline of a trajectory's reward."""
     advantage_over: OverName = "group"
     """What the baseline is taken over."""
-    credit: Credit = "trajectory"
+    credit: CreditName = "trajectory"
     """One advantage a trajectory, one a turn (discounted returns), or one a token, with a critic."""
     gamma: Fraction = 1.0
     """Discount: per turn with credit = "turn", per token with a critic."""
@@ -256,7 +264,7 @@ class Algorithm(Terms, AdvantageKeys):  # pydantic lists the keys of the last ba
         return (
             self.advantage_over == "group"
             and ADVANTAGES[self.advantage].zero_if_equal
-            and self.credit in ("trajectory", "turn")
+            and not self.critic
             and not self.kl_reward_coef
         )
 

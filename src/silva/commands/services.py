@@ -174,7 +174,7 @@ class Builder:
 
     def _build(self, asked: Open, say: Callable[[str], None]) -> Trainer:
         values = {**asked.config, "environments": NO_ENVIRONMENT}
-        config = load([], REGISTRIES, values=values, env={}).config
+        config = load([], REGISTRIES, values=values, env={}, own_code=False).config
         process.forget()  # the model of the session before
         assembly = Assembly(config, self._placement, say=say)
         trainer = config.trainer.build(assembly, config.algorithm if asked.recipe else None)

@@ -122,8 +122,8 @@ def _mismatch(item: Any, annotation: Any, path: Key, bare: bool) -> str:
 
 def _unknown_type(annotation: Any, path: Key, value: Any) -> str:
     known = [name for model in field_types.sections(annotation) if (name := field_types.tag(model))]
-    own = f", or {OWN}" if path[0] == "environments" and len(path) <= 3 else (
-        f", or {OWN_FUNCTION}" if "function" in known else "")  # fmt: skip
+    of_parts = path[0] in ("environments", "algorithm", "rollout") and len(path) <= 3
+    own = f", or {OWN}" if of_parts else f", or {OWN_FUNCTION}" if "function" in known else ""
     names = ", ".join(show(name) for name in known) + own
     if value is _MISSING:
         return f"missing; expected one of {names}"

@@ -14,6 +14,7 @@ SILVA_A__B  <  a.toml (its `extends` first)  <  b.toml  <  --a.b value  <  keys 
 from __future__ import annotations
 
 import copy
+import importlib
 import json
 import os
 from collections.abc import Mapping, Sequence
@@ -27,7 +28,7 @@ from pydantic.fields import FieldInfo
 from silva.config import explain, field_types, plugins
 from silva.config.explain import Problem
 from silva.config.field_types import NULL, Key, dotted
-from silva.config.schema import Registries, RunConfig, import_settings, run_config
+from silva.config.schema import UNIONS, Own, Registries, RunConfig, import_settings, run_config
 from silva.config.sections import Section
 from silva.config.sources import command_line, file_layers, place_files, python_values, variables
 from silva.config.tree import Items, Layer, Node, Text, Tree, implied_types, typed
@@ -54,6 +55,7 @@ def load(
     values: Mapping[str, Any] | None = None,
     env: Mapping[str, str] | None = None,
     cwd: Path | None = None,
+    own_code: bool = True,
 ) -> Resolved:
     """Read files and overrides, merge, check.
 
@@ -63,6 +65,8 @@ def load(
         values: keys from Python, nested or dotted; they override the files and `argv`.
         env: variables to read SILVA_A__B from; the process's own where None.
         cwd: what relative files are relative to; the working folder where None.
+        own_code: whether code may be loaded that the configuration names; if not, what this process has
+            loaded already will do.
 
     Raises:
         ConfigError: with one readable message: a syntax error, or everything else that is wrong at once.
@@ -81,15 +85,18 @@ def load(
     lowest, *highest = (place_files(layer, cwd) for layer in own)
     for layer in (lowest, *(layer for _, layer in files), *highest):
         tree.lay(layer)
-    config = _check(tree, registries)
+    config = _check(tree, registries, own_code)
     data = field_types.plain(config)
     provenance = {dotted(path): node.origin for path in field_types.leaves(data) if (node := tree.at(path))}
     return Resolved(config, data, provenance, tuple(path for path, _ in files), tuple(tree.notes))
 
 
-def _check(tree: Tree, registries: Registries) -> RunConfig:
-    own, unknown = _own_environments(tree, registries)
-    model = run_config(registries, own)
+def _check(tree: Tree, registries: Registries, own_code: bool) -> RunConfig:
+    own, unknown = _own_parts(tree, registries, own_code)
+    adopted, wrong = _adopted(tree, registries, own_code)
+    unknown += wrong
+    widen = importlib.import_module(registries.algorithm_parts).widened if adopted else None
+    model = run_config(registries, own, widen)
     gaps: list[Problem] = []
     data = settle(tree.root, model, gaps)
     problems = [*gaps, *explain.secrets(tree), *explain.dates(tree), *unknown]
@@ -109,24 +116,63 @@ def _check(tree: Tree, registries: Registries) -> RunConfig:
     return config
 
 
-def _own_environments(tree: Tree, registries: Registries) -> tuple[dict[str, type[Section]], list[Problem]]:
-    own: dict[str, type[Section]] = {}
-    problems: list[Problem] = []
+def _own_parts(tree: Tree, registries: Registries, own_code: bool) -> tuple[Own, list[Problem]]:
+    """Classes of the user's own behind `type`: environments, recipes, strategies of rollouts."""
     environments = tree.at(("environments",))
-    for index in environments.value if environments and isinstance(environments.value, Items) else ():
-        path: Key = ("environments", index, "type")
-        given = tree.at(path)
-        name = typed(given.value) if given else None
-        if not isinstance(name, str) or name in registries.environments or name in own:
+    count = len(environments.value) if environments and isinstance(environments.value, Items) else 0
+    places: list[tuple[Key, str]] = [(("environments", i), registries.environment_base) for i in range(count)]
+    places += [(("rollout",), registries.rollout_base), (("algorithm",), registries.algorithm_base)]
+    own: dict[str, dict[str, type[Section]]] = {}
+    problems: list[Problem] = []
+    for path, base in places:
+        key = str(path[0])
+        name, given = _name_at(tree, path)
+        if name is None or name in getattr(registries, UNIONS[key]) or name in own.get(key, {}):
             continue
         try:
-            settings = plugins.find_environment(name, import_settings(registries.environment_base))
+            _may_load(name, own_code)
+            settings = plugins.find_settings(name, import_settings(base), installed=key == "environments")
         except ConfigError as error:
-            problems.append(Problem(path, str(error), tree.origin(path), field_types.show(name, 1000)))
+            problems.append(Problem(given, str(error), tree.origin(given), field_types.show(name, 1000)))
             continue
         if settings is not None:
-            own[name] = settings
+            own.setdefault(key, {})[name] = settings
     return own, problems
+
+
+def _adopted(tree: Tree, registries: Registries, own_code: bool) -> tuple[bool, list[Problem]]:
+    """Takes in losses, advantages and credit of the user's own; whether the configuration names any."""
+    adopted, problems = False, []
+    for key in ("loss", "advantage", "credit"):
+        name, given = _name_at(tree, ("algorithm", key))
+        if name is None or ":" not in name:
+            continue
+        parts = importlib.import_module(registries.algorithm_parts)
+        try:
+            if own_code:
+                parts.adopt(key, name)
+            elif name not in parts.TABLES[key]:
+                _may_load(name, own_code)
+            adopted = True
+        except ConfigError as error:
+            problems.append(Problem(given, str(error), tree.origin(given), field_types.show(name, 1000)))
+    return adopted, problems
+
+
+def _may_load(name: str, own_code: bool) -> None:
+    if ":" in name and not own_code and not plugins.is_loaded(name):
+        raise ConfigError(
+            "this process loads no code that others name: set it in the configuration it is started with"
+        )
+
+
+def _name_at(tree: Tree, path: Key) -> tuple[str | None, Key]:
+    """What stands under `type` of a section, or in place of the section; and where."""
+    for place in ((*path, "type"), path):
+        node = tree.at(place)
+        if node is not None and isinstance(name := typed(node.value), str):
+            return name, place
+    return None, path
 
 
 def _with_default(field: FieldInfo, default: Any) -> FieldInfo:

@@ -22,23 +22,32 @@ from silva.errors import ConfigError
 ENTRY_POINTS = "silva.environments"
 
 
-def find_environment(name: str, base: type[Section]) -> type[Section] | None:
-    """The settings class that `type = name` means; None where `name` is no outside environment.
+def find_settings(name: str, base: type[Section], *, installed: bool = False) -> type[Section] | None:
+    """The settings class that `type = name` means; None where `name` is no part from outside.
 
     Args:
-        name: "/path/to/file.py:Class", "package.module:Class" or the name of an entry point.
-        base: what the class must derive from (EnvironmentSettings).
+        name: "/path/to/file.py:Class", "package.module:Class" or, of `installed` ones, an entry point.
+        base: what the class must derive from (EnvironmentSettings, say).
 
     Raises:
         ConfigError: the file, module or class is missing, is of another kind, or raised on import.
     """
-    target = name if ":" in name else entry_points().get(name)
+    target = name if ":" in name else entry_points().get(name) if installed else None
     if target is None:
         return None
     found: type[Section] = load_object(
         target, lambda value: _fits(value, base), f"subclass of {base.__name__}"
     )
     return found
+
+
+def is_loaded(target: str) -> bool:
+    """Whether the file or module of "file.py:name" or "package.module:name" has been imported as it is."""
+    place = target.rpartition(":")[0]
+    try:
+        return (_module_name(Path(place)) if place.endswith(".py") else place) in sys.modules
+    except OSError:
+        return False
 
 
 def load_object(target: str, fits: Callable[[Any], bool], kind: str) -> Any:
@@ -100,16 +109,13 @@ def _module(place: str) -> ModuleType:
 
 def _file(path: Path) -> ModuleType:
     try:
-        content = path.read_bytes()
+        name = _module_name(path)
     except FileNotFoundError:
         near = near_file(path)
         hint = f"; did you mean {near}?" if near else ""
         raise ConfigError(f"no such file{hint}") from None
     except OSError as error:
         raise ConfigError(f"the file cannot be read: {error.strerror}") from None
-    # A changed file is a new module; an unchanged one is imported once.
-    digest = hashlib.sha256(str(path).encode() + b"\0" + content).hexdigest()[:12]
-    name = f"silva_own_{path.stem}_{digest}"
     if name not in sys.modules:
         spec = importlib.util.spec_from_file_location(name, path)
         assert spec is not None and spec.loader is not None
@@ -120,6 +126,12 @@ def _file(path: Path) -> ModuleType:
             del sys.modules[name]
             raise
     return sys.modules[name]
+
+
+def _module_name(path: Path) -> str:
+    """A changed file is a new module; an unchanged one is imported once."""
+    digest = hashlib.sha256(str(path).encode() + b"\0" + path.read_bytes()).hexdigest()[:12]
+    return f"silva_own_{path.stem}_{digest}"
 
 
 def _raised(place: str, error: BaseException) -> str:

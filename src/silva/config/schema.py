@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import importlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from operator import or_
 from pathlib import Path
@@ -58,6 +58,10 @@ class Registries:
     trainers: Mapping[str, str]
     placements: Mapping[str, str]
     environment_base: str = "silva.environments.settings:EnvironmentSettings"
+    rollout_base: str = "silva.rollouts.settings:RolloutSettings"
+    algorithm_base: str = "silva.algorithms.settings:Algorithm"
+    algorithm_parts: str = "silva.algorithms.own"
+    """Module with `TABLES`, `adopt` and `widened`: parts of an algorithm that a configuration names."""
 
 
 class RunConfig(Section):
@@ -134,24 +138,42 @@ class RunConfig(Section):
         return environments
 
 
+Own = Mapping[str, Mapping[str, type[Section]]]
+"""Classes from files and packages: by key of `UNIONS` and name."""
+
+
 def run_config(
-    registries: Registries, own_environments: Mapping[str, type[Section]] | None = None
+    registries: Registries, own: Own | None = None, widen: Callable[[Any], Any] | None = None
 ) -> type[RunConfig]:
-    """The strict model for these registries; `own_environments` adds classes from files and packages."""
+    """The strict model for these registries.
+
+    Args:
+        widen: what makes recipes take the user's own losses and the like.
+    """
     tables = {key: tuple(getattr(registries, table).items()) for key, table in UNIONS.items()}
-    return _closed(tuple(tables.items()), tuple((own_environments or {}).items()))
+    if widen is not None:  # what it does depends on what has been adopted so far
+        return _closed.__wrapped__(tuple(tables.items()), _frozen(own or {}), widen)
+    return _closed(tuple(tables.items()), _frozen(own or {}))
+
+
+def _frozen(own: Own) -> tuple[tuple[str, tuple[tuple[str, type[Section]], ...]], ...]:
+    return tuple((key, tuple(classes.items())) for key, classes in own.items())
 
 
 @functools.lru_cache(maxsize=32)
 def _closed(
-    tables: tuple[tuple[str, tuple[tuple[str, str], ...]], ...], own: tuple[tuple[str, type[Section]], ...]
+    tables: tuple[tuple[str, tuple[tuple[str, str], ...]], ...],
+    own: tuple[tuple[str, tuple[tuple[str, type[Section]], ...]], ...],
+    widen: Callable[[Any], Any] | None = None,
 ) -> type[RunConfig]:
     changes: dict[str, Any] = {}
     for key, table in tables:
         variants = {name: tagged(import_settings(target), name) for name, target in table}
+        variants |= {name: tagged(settings, name) for name, settings in dict(own).get(key, ())}
+        if key == "algorithm" and widen is not None:
+            variants = {name: widen(recipe) for name, recipe in variants.items()}
         about = RunConfig.model_fields[key].description
         if key == "environments":
-            variants |= {name: tagged(settings, name) for name, settings in own}
             field = Field(min_length=1, max_length=MAX_ENVIRONMENTS, description=about)
             changes[key] = (tuple[_union(variants), ...], field)  # type: ignore[misc]
         else:
@@ -178,10 +200,10 @@ def tagged(settings: type[Section], name: str) -> type[Section]:
     if field is not None and name in field_types.literals(field.annotation):
         return settings
     changes: dict[str, Any] = {"type": (Literal[name], name)}
-    if ":" in name and settings.model_fields["name"].default == "":  # a path is no name for a metric
-        label = field_types.tag(settings) or name.rpartition(":")[2]
-        description = settings.model_fields["name"].description
-        changes["name"] = (str, Field(default=label, description=description))
+    label = settings.model_fields.get("name")
+    if ":" in name and label is not None and label.default == "":  # a path is no name for a metric
+        said = field_types.tag(settings) or name.rpartition(":")[2]
+        changes["name"] = (str, Field(default=said, description=label.description))
     return create_model(settings.__name__, __base__=settings, __module__=settings.__module__, **changes)
 
 

@@ -116,11 +116,11 @@ def _plain(value: Any, path: str) -> Any:
 
 
 def place_files(layer: Layer, folder: Path) -> Layer:
-    """The layer with files of environments written out from `folder`, so that they mean the same from
+    """The layer with files of the user's own written out from `folder`, so that they mean the same from
     anywhere: `file.py:name`, and the keys `path` and `*_path`."""
     for path, given in layer:
         for inner, node in walk(given, path):
-            if inner[:1] == ("environments",):
+            if inner[:1] in (("environments",), ("algorithm",), ("rollout",)):
                 value, is_path = node.value, inner[-1] == "path" or str(inner[-1]).endswith("_path")
                 if isinstance(value, Text):
                     node.value = Text(

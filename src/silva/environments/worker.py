@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from silva.codec import decode, encode
-from silva.config.plugins import find_environment
+from silva.config.plugins import find_settings
 from silva.config.schema import import_settings, tagged
 from silva.environments import ENVIRONMENTS
 from silva.environments.settings import EnvironmentSettings
@@ -71,7 +71,8 @@ def frame(data: bytes) -> bytes:
 
 def settings_of(type_: str) -> type[EnvironmentSettings]:
     """The settings class that a `type` in the configuration names."""
-    found: Any = find_environment(type_, EnvironmentSettings) or import_settings(ENVIRONMENTS[type_])
+    own = find_settings(type_, EnvironmentSettings, installed=True)
+    found: Any = own or import_settings(ENVIRONMENTS[type_])
     settings: Any = tagged(found, type_)
     return settings
 
