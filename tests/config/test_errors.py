@@ -68,7 +68,7 @@ bad.toml:17: environments.2.type
 bad.toml:22: rollout.sampling.temperature = -1
     expected a number >= 0
 bad.toml:10: algorithm.type = "grpoo"
-    unknown type; did you mean "grpo"? known: "reinforce", "grpo"
+    unknown type; did you mean "grpo"? known: "reinforce", "grpo", or your own as "file.py:Class" or "package.module:Class"
 --trainer.optimizer.lr: trainer.optimizer.lr
     got no value, expected a number > 0
 bad.toml:7: trainer.lr = 0.001
