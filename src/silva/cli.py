@@ -251,7 +251,7 @@ def _eval(arguments: list[str]) -> int:
     config = _resolve("eval", rest).config
     if weights is not None and not Path(weights).expanduser().exists():
         raise ConfigError(f"--weights {weights}: no such file or folder; expected {VALUES['--weights']}")
-    from silva.commands.evaluate import evaluate_config
+    from silva.commands.evaluate import evaluate_config, print_table
     from silva.evaluation.evaluator import records
 
     signals.be_caught()
@@ -261,20 +261,7 @@ def _eval(arguments: list[str]) -> int:
     if "--json" in found:
         put(json.dumps(rows, indent=1))
         return code
-    from rich.console import Console
-    from rich.table import Table
-
-    def number(value: float | None) -> str:
-        return "-" if value is None else f"{value:.3f}"
-
-    table = Table("environment", "metric", "mean", "95 % interval", "n", "left out", "bounds with them")
-    for row in rows:
-        known = row["ci_low"] is not None or row["mean"] is None
-        interval = f"[{number(row['ci_low'])}, {number(row['ci_high'])}]" if known else "all equal"
-        bounds = f"[{number(row['bound_low'])}, {number(row['bound_high'])}]" if row["left_out"] else ""
-        table.add_row(printable(row["environment"]), printable(row["metric"]), number(row["mean"]), interval,
-                      str(row["n"]), str(row["left_out"]), bounds)  # fmt: skip
-    Console().print(table)
+    print_table(rows)
     for note in (note for e in evaluations for note in e.notes()):
         put(note)
     return code

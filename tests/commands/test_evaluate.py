@@ -1,11 +1,14 @@
 """`silva eval` where nothing can be measured: no numbers are printed, and the exit code says so."""
 
+import io
 import json
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from silva.cli import main
+from silva.commands.evaluate import print_table
 
 CONFIG = f"""
 model = {{type = "tiny", layers = 1, width = 32, context = 64}}
@@ -45,3 +48,18 @@ def test_weights_are_played_here_and_never_by_servers_that_have_others(tmp_path,
     http = ["--engine.type=http", '--engine.urls=["unix:no"]', "--weights", str(tmp_path)]
     assert main(["eval", "@", "run.toml", *http]) == 2
     assert "its servers have weights of their own" in capsys.readouterr().err
+
+
+def test_the_table_fits_80_columns_and_has_no_empty_one():
+    row = {"environment": "frozen_lake", "metric": "pass@8", "mean": -12.5, "ci_low": -13.125,
+           "ci_high": -11.875, "n": 1024, "left_out": 0, "bound_low": None, "bound_high": None}  # fmt: skip
+    shown = []
+    for rows in ([row], [row, row | {"left_out": 12, "bound_low": -20.5, "bound_high": -10.25}]):
+        console = Console(file=io.StringIO(), width=80)
+        print_table(rows, console)
+        shown.append(console.file.getvalue().splitlines())
+    without, with_lost = shown
+    assert "with them" not in without[1] and "with them" in with_lost[1]
+    for lines, count in ((without, 1), (with_lost, 2)):
+        assert len(lines) == 4 + count and max(map(len, lines)) <= 80  # one line a row
+        assert "frozen_lake" in lines[3] and "[-13.125, -11.875]" in lines[3]

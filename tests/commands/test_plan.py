@@ -40,10 +40,10 @@ def test_smoke_needs_what_its_plan_says(tmp_path):
     assert list(tmp_path.iterdir()) == []  # a dry run writes nothing
     silva("--monitoring.terminal", "off")
     summary = json.loads((tmp_path / "runs" / "smoke" / "summary.json").read_text())
-    found = re.search(r"in all: about (\S+) tokens sampled and (\S+) trained", plan)
+    found = re.search(r"in all: about (\S+) tokens sampled and (\S+) in rows", plan)
     memory = re.search(r"memory: about (\S+ \S+) at most", plan)
     assert number(found[1]) == pytest.approx(summary["tokens_generated"], rel=0.2)
-    assert number(found[2]) == pytest.approx(summary["tokens_trained"], rel=0.2)
+    assert number(found[2]) == pytest.approx(summary["tokens_in_rows"], rel=0.2)
     assert number(memory[1]) == pytest.approx(summary["peak_memory_bytes"], rel=0.3)
 
 
@@ -77,12 +77,33 @@ def test_dry_run_prints_toml_that_says_the_same(tmp_path, monkeypatch, capsys, w
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a.toml", "b.toml"]
 
 
-def test_a_plan_that_trains_nothing_says_so_first(tmp_path, monkeypatch, capsys):
+@pytest.mark.parametrize("options", [("--steps", "100"), ("--no-algorithm.drop_zero_variance",)])
+def test_a_plan_that_teaches_nothing_says_so_first(tmp_path, monkeypatch, capsys, options):
+    """Whatever the number of steps: replies of 4 tokens call no calculator, nor do its expert's fit in."""
+    monkeypatch.chdir(tmp_path)
+    Path("a.toml").write_text(CONFIG.replace('"bandit", style = "compact"', '"calculator"'))
+    assert main(["rl", "@", "a.toml", "--dry-run", *options]) == 0
+    text = capsys.readouterr().out
+    expert, nothing = [line for line in text.splitlines() if "WARNING" in line]
+    assert (
+        "the expert's own first reply has up to 88 tokens, more than rollout.limits.max_turn_tokens = 4"
+        in (expert)
+    )
+    assert nothing.startswith("# WARNING: nothing would be learned from the episodes of a probe. 100% of the")
+    assert "The episodes of a task all earned the same reward (0 on average)" in nothing
+    assert "#   0 of 12 groups in a probe have episodes that earned different rewards" in text
+    # What the model reads, with the description of the tool, and where it is to speak.
+    assert '#   | {"type": "function", "function": {"name": "calculator", ' in text
+    assert re.search(r"What is .*<\|assistant\|>\n# a reply to it:\n#   \| ", text)
+
+
+@pytest.mark.parametrize("arguments", [(), ("--dry-run",)])
+def test_groups_of_one_are_refused_before_anything_is_loaded(tmp_path, monkeypatch, capsys, arguments):
     monkeypatch.chdir(tmp_path)
     Path("a.toml").write_text(CONFIG)
-    assert main(["rl", "@", "a.toml", "--rollout.group_size", "1", "--dry-run"]) == 0
-    (line,) = [line for line in capsys.readouterr().out.splitlines() if "WARNING" in line]
-    assert line.startswith("# WARNING: 0 tokens would be trained. rollout.group_size = 1 leaves nothing")
+    assert main(["rl", "@", "a.toml", "--rollout.group_size", "1", *arguments]) == 2
+    assert "rollout.group_size = 1 leaves nothing to compare" in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == ["a.toml"]
 
 
 def test_a_dry_run_refuses_what_the_memory_cannot_train(tmp_path, monkeypatch, capsys):
@@ -147,7 +168,7 @@ def test_probe_counts_usable_episodes():
     # The first two have 22 tokens in common (20 + 2), the last two are the same row: 24 + 8 + 24.
     found = _summarise(Grpo(), groups)
     assert found == Probe(
-        generated=5.0, trained=25.5, rows=1.0, unique=14.0, longest=30, hopeless=0.5, mastered=0.0
+        generated=5.0, row_tokens=25.5, rows=1.0, unique=14.0, longest=30, groups=2, silent=1
     )
 
 
@@ -158,7 +179,7 @@ def test_probe_counts_the_rows_of_a_rewritten_context():
         episode("a", 4, 6), turns=(first, dataclasses.replace(second, fresh=True))
     )
     found = _summarise(Grpo(), [Group("a", TASK, (rewritten, episode("b", 4)))])
-    assert (found.rows, found.trained, found.longest) == (1.5, 28.0, 24)
+    assert (found.rows, found.row_tokens, found.longest) == (1.5, 28.0, 24)
 
 
 def test_probe_sees_what_the_credit_sees():
@@ -172,16 +193,7 @@ def test_probe_sees_what_the_credit_sees():
         for t, rewards in ((early, (1.0, 0.0)), (late, (0.0, 1.0)))
     ]  # fmt: skip
     groups = [Group("a", TASK, tuple(paid))]
-    assert _summarise(Grpo(), groups).hopeless == 1.0
-    found = _summarise(Grpo(credit="turn"), groups)
-    assert (found.hopeless, found.mastered) == (0.0, 0.0)
-
-
-def test_groups_without_signal_fade_as_a_policy_learns():
-    """From 0.8 evenly to 0.2: mean 0.5, mean square (0.8^3 - 0.2^3) / (3 * 0.6) = 0.28; else 0.8 and 0.64."""
-    probe = Probe(generated=1.0, trained=1.0, rows=1.0, unique=1.0, longest=1, hopeless=0.6, mastered=0.2)
-    assert [probe.silent(n, True) for n in (1, 2)] == pytest.approx([0.5, 0.28])
-    assert [probe.silent(n, False) for n in (1, 2)] == pytest.approx([0.8, 0.64])
+    assert [_summarise(recipe, groups).silent for recipe in (Grpo(), Grpo(credit="turn"))] == [1, 0]
 
 
 def test_probe_without_a_usable_episode_says_why():
@@ -195,19 +207,29 @@ def test_probe_without_a_usable_episode_says_why():
 def test_plan_in_words():
     plan = Plan(
         steps=20, groups=64, group_size=8, updates=4, refills=12.5, tokens_generated=61_234.0,
-        tokens_trained=150_000.0, rows=1536.0, longest=301, warm_steps=50, eval_episodes=128, evaluations=3,
+        row_tokens=150_000.0, rows=1536.0, longest=301, warm_steps=50, eval_episodes=128, evaluations=3,
         parameters=134_515_008, trained_parameters=2_442_240, memory_bytes=1.99 * 2**30,
-        checkpoint_bytes=30 * 2**20, checkpoints=3, directory="runs/x",
+        checkpoint_bytes=30 * 2**20, checkpoints=3, directory="runs/x", signal="3 of 6",
+        shown=("Say a\nnow", "b" * 4_000),
     )  # fmt: skip
-    nothing = describe(dataclasses.replace(plan, warning="rollout.group_size = 1 ..."))
-    assert nothing == "WARNING: 0 tokens would be trained. rollout.group_size = 1 ...\n" + describe(plan)
-    assert describe(plan).splitlines()[:8] == [
+    warned = describe(dataclasses.replace(plan, warnings=("one", "two")))
+    assert warned == "WARNING: one\nWARNING: two\n" + describe(plan)
+    assert describe(plan).splitlines()[:16] == [
+        "a prompt, as the model reads it:",
+        "  | Say a",
+        "  | now",
+        "a reply to it:",
+        "  | " + "b" * 1_500,
+        "  | ... (1,000 more characters) ...",
+        "  | " + "b" * 1_500,
         "plan:",
         "  20 steps, each 64 tasks x 8 = 512 rollouts, and about 12.5 tasks more for groups without signal, "
         "4 updates of 128",
         "  before them up to 50 supervised steps on scripted play",
-        "  a step: about 61.2k tokens sampled and 150k trained in 1.54k rows, of which the longest has 301",
-        "  in all: about 1.22M tokens sampled and 3M trained, if answers stay as long as in a probe",
+        "  3 of 6 groups in a probe have episodes that earned different rewards, as learning needs",
+        "  a step: about 61.2k tokens sampled and 1.54k rows trained, of 150k tokens with their prompts; the "
+        "longest row has 301",
+        "  in all: about 1.22M tokens sampled and 3M in rows, if all stays as in a probe",
         "  3 evaluations of 128 held-out episodes",
         "  memory: about 1.99 GiB at most, for 135M parameters, 2.44M trained",
         "  disk: checkpoints of about 30 MiB, at most 3 kept",

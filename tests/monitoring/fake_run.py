@@ -204,6 +204,8 @@ def make_run(directory: Path, steps: int = 40, rollouts: int = 16, seed: int = 0
                 evaluations.append(evaluation(rng, skill))
                 monitor.step(step, evaluations[-1])
                 monitor.rollouts(step, [rollout(step, i, rng, skill, evaluation=True) for i in range(6)])
+        for _ in range(2):
+            monitor.message(f"a stage said {HOSTILE}", "warning")
         monitor.message("run finished")
     (directory / "config.toml").write_text(CONFIG)
     write_summary(directory / "summary.json", _summary(evaluations[0], evaluations[-1], steps))
@@ -226,7 +228,8 @@ def _summary(before: dict[str, float], after: dict[str, float], steps: int) -> d
         "steps": steps,
         "steps_trained": steps,
         "tokens_generated": 61_440,
-        "tokens_trained": 58_112,
+        "tokens_in_rows": 58_112,
+        "tokens_trained": 20_480,
         "seconds": {"rollout": 268.0, "train": 181.5, "eval": 62.25, "checkpoint": 4.0},
         "peak_memory_bytes": 2_254_857_830,
         "seed": 7,

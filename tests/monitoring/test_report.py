@@ -83,9 +83,13 @@ def test_only_the_script_of_the_page_may_run(run_directory: Path) -> None:
 def test_headline_comes_from_the_summary(data: dict[str, Any]) -> None:
     headline = data["headline"]
     assert headline["finished"]
-    assert [fact[:2] for fact in headline["facts"]] == [
+    assert [label for label, _, _ in headline["facts"][8:]] == [
+        "began", "last message", "command", "host", "Silva",
+    ]  # fmt: skip
+    assert [fact[:2] for fact in headline["facts"][:8]] == [
         ("model", "SmolLM2-135M-Instruct"), ("steps", 40), ("time", 515.75), ("tokens generated", 61440),
-        ("tokens trained", 58112), ("peak memory", 2254857830), ("seed", 7), ("Silva", "0.1.0"),
+        ("tokens in rows", 58112), ("tokens trained (with a loss)", 20480), ("peak memory", 2254857830),
+        ("seed", 7),
     ]  # fmt: skip
     assert {e["environment"] for e in headline["after"]} == {"frozen_lake", "calculator"}
 

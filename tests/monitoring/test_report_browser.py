@@ -76,6 +76,68 @@ def test_a_clicked_rollout_shows_its_whole_dialogue(page: Page) -> None:
     assert page.run("document.querySelectorAll('main img, main script').length") == 0
 
 
+def card(page: Page, **changed: object) -> str:
+    """What the card of a result says that was [0.3, 0.5] before."""
+    before = {"environment": "a", "metric": "success", "mean": 0.4, "ci_low": 0.3, "ci_high": 0.5, "n": 9}
+    script = f"evaluation({json.dumps(before)}, {json.dumps(before | changed)})"
+    return page.run(f"(() => {{ const c = {script}; byId('evals').replaceChildren(c);"
+                    " return c.querySelector('.verdict')?.textContent + ' '"
+                    " + getComputedStyle(c.querySelector('.after')).color; })()")  # fmt: skip
+
+
+def test_what_got_worse_is_not_praised(page: Page) -> None:
+    good, bad, ink = "rgb(31, 122, 77)", "rgb(163, 74, 8)", "rgb(27, 33, 28)"
+    assert card(page, mean=0.7, ci_low=0.6, ci_high=0.8) == f"better {good}"
+    assert card(page, mean=0.5, ci_low=0.4, ci_high=0.6) == f"higher, within the intervals {good}"
+    assert card(page, mean=0.3, ci_low=0.2, ci_high=0.4) == f"lower, within the intervals {bad}"
+    assert card(page, mean=0.1, ci_low=0.0, ci_high=0.2) == f"worse {bad}"
+    assert card(page) == f"undefined {ink}"
+    assert card(page, metric="turns", mean=0.1, ci_low=0.0, ci_high=0.2) == f"undefined {ink}"  # who knows
+
+
+@pytest.mark.parametrize(
+    ("title", "values", "lowest", "highest"),
+    [
+        ("Held-out success (95 % interval)", [0, 0, 0], "0", "1"),
+        ("success/a", [1, 1], "0", "1"),
+        ("train/kl", [0, 0], "0", "1"),
+        ("train/loss", [0.55116, 0.55118], "0.551160", "0.551180"),
+        ("train/lr", [0.00125, 0.00125], "0.0011", "0.0014"),
+    ],
+)
+def test_marks_of_the_y_axis_are_whole_and_sensible(
+    page: Page, title: str, values: list[float], lowest: str, highest: str
+) -> None:
+    page.look(390, 900)
+    series = {"name": "a", "x": list(range(len(values))), "y": values, "every": 1}
+    spec = json.dumps({"title": title, "more": True, "series": [series]})
+    page.run(f"byId('charts').replaceChildren(chart({spec}))")
+    page.look(390, 901)  # waits for the drawing
+    marks = page.run(
+        "[...document.querySelectorAll('#charts text[text-anchor=end]')].map(t => t.textContent)"
+    )
+    out = page.run("(() => { const left = document.querySelector('#charts svg').getBoundingClientRect().left;"
+                   " return [...document.querySelectorAll('#charts text')]"
+                   ".filter(t => t.getBoundingClientRect().left < left).length; })()")  # fmt: skip
+    assert out == 0
+    assert (marks[0], marks[-1]) == (lowest, highest)
+
+
+def test_the_text_that_the_model_reads_is_shown_on_request(page: Page) -> None:
+    choose(page, kind="good", environment="calculator")
+    page.click(*place(page, ".rollout > summary"))
+    page.run("(() => { const s = document.querySelector('.rollout[open] .views select'); s.value = 'text';"
+             " s.dispatchEvent(new Event('change')); })()")  # fmt: skip
+    texts = page.run("[...document.querySelectorAll('.rollout[open] .turn .text')].map(t => t.textContent)")
+    assert texts[0].startswith("What is ") and texts[1].startswith('<tool_call>{"name": "calculator"')
+
+
+def test_warnings_of_the_run_are_listed(page: Page) -> None:
+    assert page.run("byId('warnings').hidden") is False
+    items = page.run("[...document.querySelectorAll('#warnings li')].map(item => item.textContent)")
+    assert items == [f"a stage said {HOSTILE} (2 of this kind)"]
+
+
 def test_reasoning_turn_rewards_and_stop_reason_are_shown(page: Page) -> None:
     choose(page, kind="good", environment="frozen_lake")
     page.click(*place(page, ".rollout > summary"))
@@ -175,7 +237,7 @@ def test_hovering_a_curve_shows_raw_and_smoothed_values(page: Page) -> None:
     page.move(*place(page, ".chart:nth-child(2) svg"))
     tip = page.run("document.querySelector('.chart:nth-child(2) .tip').innerText")
     step = page.run("document.querySelector('.chart:nth-child(2) .tip b').innerText")
-    assert step == "step 18"  # the axis takes 50 pixels on the left
+    assert step == "step 19"  # the axis takes 34 pixels on the left
     value = page.run(f"number(data.charts[1].series[0].y[{step.split()[1]} - 1])")
     assert f"raw {value} (smoothed " in tip
     page.run("byId('smoothing').value = 0; byId('smoothing').dispatchEvent(new Event('input'))")

@@ -116,6 +116,26 @@ def test_live_keeps_warnings_above_the_view() -> None:
     assert "only in the panel" not in out.getvalue()
 
 
+def test_nothing_is_cut_at_80_columns() -> None:
+    """Lines in the panel wrap; a result stays above it, and the last frame waits for nothing."""
+    out = io.StringIO()
+    terminal = LiveTerminal(Progress("walk", 4), Console(file=out, width=80, force_terminal=True))
+    result = (
+        "held-out success, frozen_lake: 38.0% [29.1%, 47.8%] of 100 before, 27.0% [19.3%, 36.4%] of 100 after"
+    )
+    news = " ".join(f"word{i}" for i in range(40))
+    terminal.start()
+    terminal._progress.messages += [("info", news), ("result", result)]
+    terminal.message(result, "result")
+    terminal.close()
+    assert result in out.getvalue()
+    record = Console(file=io.StringIO(), width=80, record=True)
+    record.print(terminal.render())
+    text = record.export_text()
+    assert " ".join(text.replace("│", " ").split()).count(news) == 1
+    assert "…" not in text and "now" not in text and "held-out" not in text
+
+
 def test_markup_and_control_characters_have_no_effect() -> None:
     out = io.StringIO()
     terminal = PlainTerminal(Progress("walk", 4), Console(file=out, width=60, force_terminal=True))

@@ -7,7 +7,7 @@ import pytest
 from tests.algorithms.by_hand import batch, group, one_turn, recipe, trajectory
 
 from silva.orchestrator.buffer import Batch, Dropped, Piece
-from silva.orchestrator.silence import explain, lonely, teaches
+from silva.orchestrator.silence import explain, teaches
 from silva.rollouts.samples import to_samples
 
 
@@ -36,11 +36,6 @@ def test_imitation_needs_no_advantage():
     assert not teaches(recipe("cross_entropy"), [])
 
 
-def test_groups_of_one_are_lonely_where_a_group_is_compared():
-    assert "rollout.group_size = 1" in lonely(recipe("grpo"), 1)
-    assert lonely(recipe("grpo"), 2) == lonely(recipe("ppo"), 1) == lonely(recipe("distillation"), 1) == ""
-
-
 @pytest.mark.parametrize(
     ("reason", "rewards", "given", "words"),
     [
@@ -56,11 +51,11 @@ def test_groups_of_one_are_lonely_where_a_group_is_compared():
 )
 def test_why_a_step_taught_nothing(reason, rewards, given, words):
     left_out = Batch(3, [Piece([], [Dropped(batch(*rewards, key=key), reason)]) for key in "gh"])
-    text = explain(recipe("grpo", **given), left_out, 4)
+    text = explain(recipe("grpo", **given), left_out)
     assert text.startswith(f"step 3 trained nothing, since all 2 groups were left out (2 {reason}). ")
     assert words in text
     cut = replace(group("g", one_turn("a", 2, 0.0)).trajectories[0].turns[0], stop_reason="length")
     short = Batch(3, [Piece([], [Dropped(group("g", trajectory("a", (cut,))), "zero_variance")])])
-    assert "100% of the replies were cut off" in explain(recipe("grpo"), short, 4)
-    kept = explain(recipe("grpo"), Batch(3, [Piece([batch(1.0, 1.0)])]), 4)
+    assert "100% of the replies were cut off" in explain(recipe("grpo"), short)
+    kept = explain(recipe("grpo"), Batch(3, [Piece([batch(1.0, 1.0)])]))
     assert kept.startswith("step 3 trained on rows whose advantages are all 0. The episodes of a task all")

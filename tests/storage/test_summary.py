@@ -22,7 +22,8 @@ EVALUATION = {
 }
 DATA = {
     "eval_before": [EVALUATION], "eval_after": [EVALUATION | {"mean": float("nan")}], "steps": 4,
-    "steps_trained": 3, "tokens_generated": np.int64(100), "tokens_trained": 90, "seconds": {"train": 1.5},
+    "steps_trained": 3, "tokens_generated": np.int64(100), "tokens_in_rows": 90, "tokens_trained": 40,
+    "seconds": {"train": 1.5},
     "peak_memory_bytes": 10, "seed": 1, "model": "tiny", "version": "0.1.0", "extra": (1, 2),
 }  # fmt: skip
 

@@ -33,6 +33,12 @@ def check(config: RunConfig) -> None:
             "algorithm.use_rewards = false without [algorithm.reference]: the policy would only be held to "
             "itself; name another model there"
         )
+    if config.rollout.group_size == 1 and config.algorithm.relative:
+        raise ConfigError(
+            "rollout.group_size = 1 leaves nothing to compare an episode with, but advantage = "
+            f'"{config.algorithm.advantage}" compares the episodes of one task, so nothing would be learned: '
+            "set it to 2 or more, or choose an algorithm.type with a critic (ppo)"
+        )
     _check_idle(config)
 
 

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.progress import Progress
+from rich.table import Table
 
 from silva.assembly import Assembly, model_settings
 from silva.commands.checks import only_evaluates
@@ -14,6 +17,7 @@ from silva.commands.common import here, loaded, say
 from silva.config.schema import RunConfig
 from silva.errors import ConfigError
 from silva.evaluation.evaluator import Evaluation, evaluate
+from silva.monitoring.printable import printable
 from silva.orchestrator import held_out
 from silva.protocols import Actor
 from silva.rendering.renderer import Renderer
@@ -47,6 +51,28 @@ def evaluate_config(
         usual = type(config).model_fields["engine"].default  # scripted play samples nothing
         config = config.model_copy(update={"engine": usual})
     return asyncio.run(_evaluate(config, policy, Path(weights) if weights else None))
+
+
+def print_table(rows: Sequence[Mapping[str, Any]], console: Console | None = None) -> None:
+    """Rows of an evaluation; what was left out has columns only if something was."""
+    lost = any(row["left_out"] for row in rows)
+
+    def number(value: float | None) -> str:
+        return "-" if value is None else f"{value:.3f}"
+
+    def interval(row: Mapping[str, Any], key: str) -> str:
+        return f"[{number(row[f'{key}_low'])}, {number(row[f'{key}_high'])}]"
+
+    table = Table("environment", "metric", "mean", "95 % interval", "n",
+                  *(("left out", "with them") if lost else ()))  # fmt: skip
+    for column in table.columns[2:]:
+        column.no_wrap = True
+    for row in rows:
+        known = row["ci_low"] is not None or row["mean"] is None
+        more = (str(row["left_out"]), interval(row, "bound") if row["left_out"] else "") if lost else ()
+        table.add_row(printable(row["environment"]), printable(row["metric"]), number(row["mean"]),
+                      interval(row, "ci") if known else "all equal", str(row["n"]), *more)  # fmt: skip
+    (console or Console()).print(table)
 
 
 async def _evaluate(config: RunConfig, policy: str, run: Path | None) -> list[Evaluation]:

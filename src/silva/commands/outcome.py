@@ -51,6 +51,7 @@ def finish(
         "steps": state.step,
         "steps_trained": state.steps_trained,
         "tokens_generated": state.tokens_generated,
+        "tokens_in_rows": state.tokens_in_rows,
         "tokens_trained": state.tokens_trained,
         "seconds": dict(phases.total),
         "peak_memory_bytes": peak_memory_bytes(),
@@ -59,16 +60,16 @@ def finish(
         "version": silva.__version__,
     }
     write_summary(run.summary, summary)
-    report = write_last_report(run, monitor, assembly)
     for line in last_words(before, after):
-        monitor.message(line)
+        monitor.message(line, "result")
     for line in gap(read_metrics(run.metrics), after):
         monitor.message(line, "warning")
     if not state.steps_trained:
         monitor.message(f"nothing was learned from rewards: {NOTHING}", "warning")
+    report = write_last_report(run, monitor, assembly)  # with the warnings above
     if report:
-        monitor.message(f"report: {report}")
-    monitor.message(f"weights: {weights}")
+        monitor.message(f"report: {report}", "result")
+    monitor.message(f"weights: {weights}", "result")
     return Outcome(run.path, summary, report, weights)
 
 

@@ -31,12 +31,14 @@ from silva.models.memory import in_words
 from silva.models.trie import build
 from silva.monitoring.monitor import Monitor
 from silva.orchestrator.sft import imitate
-from silva.orchestrator.silence import lonely
+from silva.orchestrator.silence import MANY_CUT, same_rewards, share_cut
 from silva.ports import derive
 from silva.protocols import Actor
+from silva.rendering.renderer import Renderer
 from silva.rollouts.actors import Policy, Script
 from silva.rollouts.episode import play
 from silva.rollouts.faults import tally
+from silva.rollouts.openings import misfits, openings
 from silva.rollouts.samples import trajectory_samples
 from silva.trainer.explained_errors import refuse_too_large
 from silva.trainer.optimizer import learning_bytes
@@ -46,11 +48,7 @@ PROBE_EPISODES = 48
 PROCESS_BYTES = 0.55 * 2**30  # interpreter, torch and transformers on a CPU, measured
 CUDA_BYTES = 0.3 * 2**30  # that torch's CUDA builds take more, also without a GPU
 LOGIT_ROWS = 3 * 340  # log-softmax and its gradient keep about three times the rows of logits that stay whole
-FEW_STEPS = 5  # too few for a policy to change what a step costs
-SAME_REWARDS = (
-    "The episodes of a task all earned the same reward in a probe, so there is nothing to learn from: raise "
-    "rollout.group_size, choose easier or harder tasks, or begin with [warm_start]."
-)
+MAX_TEXT = 3_000  # characters shown of a prompt, or of a reply
 
 
 @dataclass(frozen=True)
@@ -61,9 +59,9 @@ class Plan:
     groups: int
     group_size: int
     updates: int
-    refills: float  # groups played in place of those without signal, on average over the run
+    refills: float  # groups played in place of those without signal
     tokens_generated: float
-    tokens_trained: float
+    row_tokens: float  # of the rows that are trained, prompts included
     rows: float  # trained
     longest: int  # tokens of the longest row
     warm_steps: int
@@ -76,7 +74,9 @@ class Plan:
     checkpoints: int
     directory: str
     data: tuple[str, ...] = ()  # how rows were read and how many tasks there are
-    warning: str = ""  # why nothing would be trained
+    warnings: tuple[str, ...] = ()
+    signal: str = ""  # how many groups of the probe had something to learn from
+    shown: tuple[str, str] = ("", "")  # a prompt as the model reads it, and what it answered
 
     @property
     def rollouts(self) -> int:
@@ -85,22 +85,15 @@ class Plan:
 
 @dataclass(frozen=True)
 class Probe:
-    """What some groups of episodes came to; numbers are of one episode, except the share of groups."""
+    """What some groups of episodes came to; numbers are of one episode, except those of groups."""
 
     generated: float
-    trained: float
+    row_tokens: float
     rows: float  # more than one if its context is rewritten
     unique: float  # of the trained ones, what is left once a group's shared tokens count once
     longest: int
-    hopeless: float  # groups without signal whose reward is below the mean: they pass as the policy learns
-    mastered: float  # other groups without signal
-
-    def silent(self, power: int, fades: bool) -> float:
-        """Mean over the run of (share of groups without signal)^power, the hopeless falling evenly to 0."""
-        start, end = self.hopeless + self.mastered, self.mastered
-        if not fades or self.hopeless == 0:
-            return start**power
-        return (start ** (power + 1) - end ** (power + 1)) / (self.hopeless * (power + 1))
+    groups: int
+    silent: int  # groups whose episodes all earned the same
 
 
 def plan_run(config: RunConfig) -> Plan:
@@ -115,16 +108,26 @@ def plan_run(config: RunConfig) -> Plan:
         config = config.model_copy(update={"engine": type(config).model_fields["engine"].default})
     with loaded(config) as assembly:
         refuse_too_large(assembly.model)
-        found = _summarise(config.algorithm, asyncio.run(_probe(assembly)))
+        groups, warnings = asyncio.run(_probe(assembly))
+        scripted = config.warm_start is not None and not isinstance(config.model, TinyModel)
+        compared = config.algorithm.relative and not scripted  # what an expert earns tells nothing
+        found = _summarise(config.algorithm, groups)
         memory, data, eval_episodes = _memory(assembly, found), assembly.data_notes, _eval_episodes(assembly)
+        shown = _shown(assembly.renderer, groups)
     rollout, evaluation, model = config.rollout, config.eval, assembly.model.model
     updated = sum(p.numel() for p in model.parameters() if p.requires_grad)
-    # Mean shares of groups that are still without signal after 0, 1, ... refills.
+    silent_share = found.silent / found.groups if compared else 0.0
+    # Shares of groups that are still without signal after 0, 1, ... refills.
     tries = range(1, config.algorithm.max_refills + 2 if config.algorithm.drop_zero_variance else 1)
-    silent = [found.silent(n, config.steps > FEW_STEPS) for n in tries] or [0.0]
+    silent = [silent_share**n for n in tries] or [0.0]
     issued = rollout.groups_per_step * config.algorithm.oversample
     refilled = issued * sum(silent[:-1])
     kept = min(issued * (1 - silent[-1]), rollout.groups_per_step)
+    if silent_share == 1:
+        warnings.append(f"nothing would be learned from the episodes of a probe. {same_rewards(groups)}")
+    elif (cut := share_cut(groups)) > MANY_CUT:
+        limit = f"rollout.limits.max_turn_tokens = {rollout.limits.max_turn_tokens}"
+        warnings.append(f"{cut:.0%} of the replies in a probe were cut off for lack of room ({limit})")
     return Plan(
         steps=config.steps,
         groups=rollout.groups_per_step,
@@ -132,7 +135,7 @@ def plan_run(config: RunConfig) -> Plan:
         updates=config.trainer.updates_per_step,
         refills=refilled,
         tokens_generated=found.generated * (issued + refilled) * rollout.group_size,
-        tokens_trained=found.trained * kept * rollout.group_size,
+        row_tokens=found.row_tokens * kept * rollout.group_size,
         rows=found.rows * kept * rollout.group_size,
         longest=found.longest,
         warm_steps=config.warm_start.steps if config.warm_start else 0,
@@ -145,26 +148,32 @@ def plan_run(config: RunConfig) -> Plan:
         checkpoints=config.checkpoint.keep + config.checkpoint.keep_best,
         directory=f"{config.output_dir}/{config.name}",
         data=tuple(data),
-        warning=lonely(config.algorithm, rollout.group_size) or ("" if kept else SAME_REWARDS),
+        warnings=tuple(warnings),
+        signal=f"{found.groups - found.silent} of {found.groups}" if compared else "",
+        shown=shown,
     )
 
 
 def describe(plan: Plan) -> str:
-    several, generated, trained = plan.updates > 1, plan.tokens_generated, plan.tokens_trained
+    several, generated, trained = plan.updates > 1, plan.tokens_generated, plan.row_tokens
     share = (
         "" if plan.trained_parameters == plan.parameters else f", {_count(plan.trained_parameters)} trained"
     )
     refills = f", and about {plan.refills:.1f} tasks more for groups without signal" if plan.refills else ""
     first = f"before them up to {plan.warm_steps} supervised steps on scripted play"
     warm = [first] if plan.warm_steps else []
+    learning = (
+        f"{plan.signal} groups in a probe have episodes that earned different rewards, as learning needs"
+    )
     lines = [
         f"{plan.steps} steps, each {plan.groups} tasks x {plan.group_size} = {plan.rollouts} rollouts"
         f"{refills}, {plan.updates} update{'s' if several else ''} of {plan.rollouts // plan.updates}",
         *warm,
-        f"a step: about {_count(generated)} tokens sampled and {_count(trained)} trained "
-        f"in {_count(plan.rows)} rows, of which the longest has {plan.longest}",
+        *([learning] if plan.signal else []),
+        f"a step: about {_count(generated)} tokens sampled and {_count(plan.rows)} rows trained, of "
+        f"{_count(trained)} tokens with their prompts; the longest row has {plan.longest}",
         f"in all: about {_count(plan.steps * generated)} tokens sampled and "
-        f"{_count(plan.steps * trained)} trained, if answers stay as long as in a probe",
+        f"{_count(plan.steps * trained)} in rows, if all stays as in a probe",
         f"{plan.evaluations} evaluations of {plan.eval_episodes} held-out episodes",
         f"memory: about {in_words(plan.memory_bytes)} at most, "
         f"for {_count(plan.parameters)} parameters{share}",
@@ -172,8 +181,20 @@ def describe(plan: Plan) -> str:
         f"files: {plan.directory}/{{config.toml, metrics.jsonl, ledger.jsonl, rollouts/, checkpoints/, "
         "weights/, summary.json, report.html}",
     ]
-    warning = [f"WARNING: 0 tokens would be trained. {plan.warning}"] if plan.warning else []
-    return "\n".join([*warning, *plan.data, "plan:", *(f"  {line}" for line in lines)])
+    return "\n".join([
+        *(f"WARNING: {warning}" for warning in plan.warnings),
+        *plan.data,
+        "a prompt, as the model reads it:", *_quoted(plan.shown[0]),
+        "a reply to it:", *_quoted(plan.shown[1]),
+        "plan:", *(f"  {line}" for line in lines),
+    ])  # fmt: skip
+
+
+def _quoted(text: str) -> list[str]:
+    if len(text) > MAX_TEXT:
+        half = MAX_TEXT // 2
+        text = f"{text[:half]}\n... ({len(text) - MAX_TEXT:,} more characters) ...\n{text[-half:]}"
+    return [f"  | {line}" for line in text.split("\n")]
 
 
 class _Silent:
@@ -181,10 +202,12 @@ class _Silent:
         """Nobody watches a probe."""
 
 
-async def _probe(assembly: Assembly) -> list[Group]:
-    """The first groups of the run, played."""
+async def _probe(assembly: Assembly) -> tuple[list[Group], list[str]]:
+    """The first groups of the run, played, and what does not fit its limits."""
     config, rollout, warm = assembly.config, assembly.config.rollout, assembly.config.warm_start
     await check_environments(config, assembly.tasksets)
+    found = await openings(assembly.tasksets, assembly.renderer, rollout.limits, rollout.context,
+                           seed=config.seed)  # fmt: skip
     actor: Actor = Policy(assembly.engine, assembly.renderer, rollout.sampling)
     if warm is not None and isinstance(config.model, TinyModel):
         trainer = await connected(assembly.trainer())
@@ -208,7 +231,13 @@ async def _probe(assembly: Assembly) -> list[Group]:
         episodes = [one(task, source.label, number, i) for i in range(rollout.group_size)]
         return Group(f"probe{number}", task, tuple(await asyncio.gather(*episodes)))
 
-    return [await group(number) for number in range(count)]
+    return [await group(number) for number in range(count)], misfits(found, rollout.limits)
+
+
+def _shown(renderer: Renderer, groups: Sequence[Group]) -> tuple[str, str]:
+    """The first turn that was played: what the model reads, and what was answered."""
+    turn = next(t.turns[0] for group in groups for t in group.trajectories if t.turns)
+    return renderer.decode(turn.segments[0].tokens), renderer.decode(turn.reply_tokens)
 
 
 def _summarise(recipe: Algorithm, groups: Sequence[Group]) -> Probe:
@@ -219,17 +248,14 @@ def _summarise(recipe: Algorithm, groups: Sequence[Group]) -> Probe:
         raise NoSignalError(f"every episode of the plan's probe failed: {tally(errors)}")
     rows = [[row.tokens for t in g.scored for row in trajectory_samples(t, "")] for g in groups if g.scored]
     lengths = [len(row) for group in rows for row in group]
-    rewards = [t.raw_reward for t in played]
-    high = max(sum(rewards) / len(rewards), min(rewards) + 1e-9)
-    silent = [g.scored[0].raw_reward for g in groups if g.scored and without_signal(recipe, g)]
     return Probe(
         generated=sum(len(turn.reply_tokens) for t in played for turn in t.turns) / len(played),
-        trained=sum(lengths) / len(played),
+        row_tokens=sum(lengths) / len(played),
         rows=len(lengths) / len(played),
         unique=sum(len(build(group)) for group in rows if group) / len(played),
         longest=max(lengths, default=1),
-        hopeless=sum(reward < high for reward in silent) / len(groups),
-        mastered=sum(reward >= high for reward in silent) / len(groups),
+        groups=len(groups),
+        silent=sum(not g.scored or without_signal(recipe, g) for g in groups),
     )
 
 

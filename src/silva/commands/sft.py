@@ -79,7 +79,8 @@ async def _supervise(resolved: Resolved, run: RunFolder) -> Outcome:
             run.begun()
             await export(trainer, weights)
             state = RunState(
-                steps_trained=done.steps, tokens_trained=done.tokens,
+                steps_trained=done.steps, tokens_in_rows=done.tokens_in_rows,
+                tokens_trained=done.tokens_trained,
                 eval_before=records(before), eval_last=records(after),
             )  # fmt: skip
             return finish(assembly, state, phases, run, monitor, weights)

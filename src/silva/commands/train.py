@@ -40,6 +40,7 @@ from silva.orchestrator.state import RunState
 from silva.orchestrator.work import WorkQueue
 from silva.protocols import Trainer
 from silva.rollouts.actors import Policy
+from silva.rollouts.openings import misfits, openings
 from silva.storage.checkpoints import CheckpointStore
 from silva.storage.layout import Layout, steps_in
 from silva.storage.ledger import Ledger
@@ -194,7 +195,7 @@ async def _prepare(
         ledger=ledger,
         store=store,
         monitor=monitor,
-        notices=Notices(monitor, config.algorithm, config.rollout.group_size),
+        notices=Notices(monitor, config.algorithm),
         phases=phases,
         replay=_replay(config, weights),
         probe=probe,
@@ -214,6 +215,10 @@ async def _trainer(assembly: Assembly, monitor: Monitor, trace: Trace) -> Traine
     trainer = await connected(assembly.trainer(config.algorithm))
     check_parts(config, assembly.engine, trainer)
     await check_environments(config, assembly.tasksets)
+    limits, context = config.rollout.limits, config.rollout.context
+    begun = await openings(assembly.tasksets, assembly.renderer, limits, context, seed=config.seed)
+    for line in misfits(begun, limits):
+        monitor.message(line, "warning")
     if config.monitoring.trace or not assembly.placement.holds_model:
         assembly.engine = TracedEngine(assembly.engine, trace)
         return TracedTrainer(trainer, trace)

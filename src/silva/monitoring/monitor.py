@@ -22,6 +22,7 @@ from typing import Literal
 from rich.console import Console
 
 from silva.config.sections import Monitoring
+from silva.monitoring.run_log import start_line
 from silva.monitoring.tensorboard import TensorBoard
 from silva.monitoring.terminal import Progress, Silent, make_terminal, stage_text
 from silva.monitoring.watchdog import Watchdog
@@ -30,7 +31,7 @@ from silva.storage.layout import Layout
 from silva.storage.metrics import append_metrics
 from silva.storage.rollouts import RolloutRow, rollouts_path, truncate_rollouts, write_rollouts
 
-Level = Literal["info", "warning", "error"]
+Level = Literal["info", "result", "warning", "error"]
 
 
 class Monitor:
@@ -64,6 +65,7 @@ class Monitor:
 
     def __enter__(self) -> Monitor:
         self._run.path.mkdir(parents=True, exist_ok=True)
+        self.log(start_line())
         if self._resume_step is not None:
             truncate_rollouts(self._run.rollouts, self._resume_step)
         self._show(lambda: self._terminal.start())

@@ -4,7 +4,8 @@ The page needs no network: style and script are inside, curves are SVG drawn by 
 wrote is hostile text: it travels as JSON in which `<`, `>` and `&` are escaped, the script shows it as
 text nodes only, and the page's content security policy runs no script but the one whose hash it names.
 
-Any of config.toml, metrics.jsonl, rollouts/ and summary.json may be missing; the page shows the rest.
+Any of config.toml, metrics.jsonl, rollouts/, run.log and summary.json may be missing; the page shows the
+rest.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from typing import Any
 from silva.errors import RecordError
 from silva.monitoring.report_forests import sample_forests
 from silva.monitoring.report_rollouts import sample_rollouts
+from silva.monitoring.run_log import Log, read_log
 from silva.ports import FILES
 from silva.storage.layout import Layout
 from silva.storage.metrics import BOUNDS, EVAL_DETAILS, read_metrics
@@ -72,9 +74,12 @@ def report_data(directory: Path, decode: Decode | None = None) -> dict[str, Any]
     summary = _read(run.summary, read_summary, problems)
     config = _read(run.config_toml, lambda p: p.read_text("utf-8", "replace"), problems) or ""
     settings = _read(run.config_toml, lambda _: tomllib.loads(config), problems) or {}
+    log = _read(run.log, read_log, problems)
+    headline = _headline(metrics, summary, settings)
     return {
         "name": settings.get("name") or directory.resolve().name,
-        "headline": _headline(metrics, summary, settings),
+        "headline": {**headline, "facts": [*headline["facts"], *_circumstances(log)]},
+        "warnings": log.warnings if log else [],
         "charts": _charts(metrics),
         "rollouts": sample_rollouts(run.rollouts, decode, problems),
         "forests": sample_forests(run.rollouts, problems),
@@ -139,10 +144,10 @@ def _headline(metrics: Sequence[Row], summary: Row | None, settings: Row) -> dic
         ("steps", summary.get("steps"), "count"),
         ("time", seconds.get("total", math.fsum(seconds.values())), "seconds"),
         ("tokens generated", summary.get("tokens_generated"), "count"),
-        ("tokens trained", summary.get("tokens_trained"), "count"),
+        ("tokens in rows", summary.get("tokens_in_rows"), "count"),
+        ("tokens trained (with a loss)", summary.get("tokens_trained"), "count"),
         ("peak memory", summary.get("peak_memory_bytes"), "bytes"),
         ("seed", summary.get("seed"), "text"),
-        ("Silva", summary.get("version"), "text"),
     ]
     return {
         "finished": True,
@@ -150,6 +155,13 @@ def _headline(metrics: Sequence[Row], summary: Row | None, settings: Row) -> dic
         "after": summary.get("eval_after") or [],
         "facts": [fact for fact in facts if fact[1] is not None],
     }
+
+
+def _circumstances(log: Log | None) -> list[tuple[str, str, str]]:
+    if log is None:
+        return []
+    when = [("began", log.began), ("last message", log.ended)]
+    return [(label, value, "text") for label, value in (*when, *log.started.items())]
 
 
 def _evaluations(row: Row) -> list[dict[str, Any]]:

@@ -148,6 +148,8 @@ class _Budget:
         }
         if self._decode is not None:
             shown["tokens"] = self._token_view(turn.segments)
+            shown["read"] = self._cut(self._decode(turn.segments[0].tokens))
+            shown["said"] = self._cut(self._decode(turn.reply_tokens))
         return shown
 
     def _message(self, message: Message) -> dict[str, Any]:

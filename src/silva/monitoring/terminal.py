@@ -23,7 +23,7 @@ from silva.ports import CLOCK
 from silva.storage.metrics import EVAL_DETAILS
 
 Mode = Literal["auto", "live", "plain", "off"]
-STYLES = {"info": "", "warning": "yellow", "error": "bold red"}
+STYLES = {"info": "", "result": "bold", "warning": "yellow", "error": "bold red"}
 QUIET_STAGE = 30.0  # seconds a stage may take before plain output says so
 
 
@@ -156,7 +156,7 @@ class PlainTerminal:
             self._print(f"eval at step {step}: " + ", ".join(p.eval_texts()))
 
     def message(self, text: str, level: str) -> None:
-        self._print(text if level == "info" else f"{level}: {text}")
+        self._print(_labelled(text, level))
 
     def close(self) -> None:
         pass
@@ -167,11 +167,12 @@ class PlainTerminal:
 
 
 class LiveTerminal:
-    """A panel that redraws itself; warnings and errors also stay above it."""
+    """A panel that redraws itself; results, warnings and errors stay above it, whole."""
 
     def __init__(self, progress: Progress, console: Console) -> None:
         self._progress = progress
         self._console = console
+        self._ended = False
         self._live = Live(
             get_renderable=self.render,
             console=console,
@@ -191,11 +192,11 @@ class LiveTerminal:
 
     def message(self, text: str, level: str) -> None:
         if level != "info":
-            self._console.print(
-                Text(f"{level}: {printable(text)}", style=STYLES.get(level, "")), soft_wrap=True
-            )
+            words = Text(_labelled(printable(text), level), style=STYLES.get(level, ""))
+            self._console.print(words, soft_wrap=True)
 
     def close(self) -> None:
+        self._ended = True
         self._live.stop()
 
     def render(self) -> RenderableType:
@@ -211,19 +212,20 @@ class LiveTerminal:
         facts = Table.grid(padding=(0, 2))
         facts.add_column(style="dim", no_wrap=True)
         facts.add_column()
+        if not self._ended:
+            facts.add_row("now", Text(printable(stage_text(p))))
         for label, value in _facts(p):
             facts.add_row(label, value)
         parts: list[RenderableType] = [head, Text(), facts]
-        if p.messages:
+        news = [(level, text) for level, text in p.messages if level != "result"]
+        if news:
             parts.append(Text())
-            parts += [Text(_first_line(text), style=STYLES.get(level, ""), no_wrap=True, overflow="ellipsis")
-                      for level, text in p.messages]  # fmt: skip
+            parts += [Text(_first_line(text), style=STYLES.get(level, "")) for level, text in news]
         title = Text(printable(p.name), style="bold green")
         return Panel(Group(*parts), title=title, title_align="left", border_style="green")
 
 
 def _facts(p: Progress) -> Iterator[tuple[str, Text]]:
-    yield "now", Text(printable(stage_text(p)))
     reward = _number(p.metrics, "reward/raw")
     if reward:
         shaped = _number(p.metrics, "reward/shaped")
@@ -273,6 +275,10 @@ def duration(seconds: float) -> str:
     if whole < 3600:
         return f"{whole // 60}m {whole % 60:02d}s"
     return f"{whole // 3600}h {whole % 3600 // 60:02d}m"
+
+
+def _labelled(text: str, level: str) -> str:
+    return text if level in ("info", "result") else f"{level}: {text}"
 
 
 def _first_line(text: str) -> str:

@@ -14,10 +14,10 @@ from silva.types import Sample
 
 
 class Notices:
-    """Of one process: `group_size` is that of the configuration, for advice."""
+    """Of one process."""
 
-    def __init__(self, monitor: Monitor, recipe: Algorithm, group_size: int):
-        self.monitor, self.recipe, self.group_size = monitor, recipe, group_size
+    def __init__(self, monitor: Monitor, recipe: Algorithm):
+        self.monitor, self.recipe = monitor, recipe
         self._failures: Counter[str] = Counter()  # errors of training episodes
         self._played = 0
         self._silent = False  # whether a step that taught nothing has been explained
@@ -30,7 +30,7 @@ class Notices:
         taught = silence.teaches(self.recipe, samples)
         if not taught and not self._silent:
             self._silent = True
-            self._warn(silence.explain(self.recipe, batch, self.group_size))
+            self._warn(silence.explain(self.recipe, batch))
         return taught
 
     def update(self, step: int, metrics: Mapping[str, float]) -> None:

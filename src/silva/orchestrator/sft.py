@@ -40,11 +40,13 @@ JUDGED_FROM = 16  # scripted episodes; with fewer, the share of failed ones says
 
 @dataclass(frozen=True)
 class Imitation:
-    """What a warm start came to: its mean loss over the last steps, the tokens it trained on."""
+    """What a warm start came to: its mean loss over the last steps, the tokens of its rows and those of them
+    with a loss."""
 
     steps: int
     loss: float
-    tokens: int
+    tokens_in_rows: int
+    tokens_trained: int
     played: int  # episodes of the script
     failed: tuple[str, ...]  # errors of the episodes that gave no demonstration
     contents: tuple[str, ...]  # of the tasks that were imitated, each once
@@ -74,7 +76,8 @@ async def imitate(
         Interrupted: after Ctrl-C; the steps so far are lost.
         NoSignalError: most scripted episodes failed, or they hold nothing to imitate.
     """
-    script, tokens, updates = Script(renderer, settings.mistakes, settings.noise), 0, 0
+    script, updates = Script(renderer, settings.mistakes, settings.noise), 0
+    in_rows = trained = 0
     losses: deque[float] = deque(maxlen=WINDOW)
     played, failed, contents = 0, list[str](), set[str]()
     # Of their own, so that every task of `stream` is imitated.
@@ -106,7 +109,8 @@ async def imitate(
                 await trainer.optim_step(optim_params(updates, settings.optimizer, settings.steps))
                 updates += 1
                 losses.append(metrics["loss"])
-                tokens += sum(map(len, rows))
+                in_rows += sum(map(len, rows))
+                trained += sum(int((row.loss_weights > 0).sum()) for row in rows)
             monitor.stage("warm start", step + 1, settings.steps)
             interrupt.check()
             if settings.stop_success is not None and (step + 1) % WINDOW == 0:
@@ -120,4 +124,4 @@ async def imitate(
             f"reply is empty, or a mistake (warm_start.mistakes = {settings.mistakes:g}, expected less)"
         )
     loss = sum(losses) / len(losses)
-    return Imitation(step + 1, loss, tokens, played, tuple(failed), tuple(sorted(contents)))
+    return Imitation(step + 1, loss, in_rows, trained, played, tuple(failed), tuple(sorted(contents)))

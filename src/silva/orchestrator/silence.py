@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from silva.algorithms.filters import Reason
 from silva.algorithms.settings import Algorithm
 from silva.orchestrator.buffer import Batch
-from silva.types import Sample
+from silva.types import Group, Sample
 
 NOTHING = "no token had an advantage other than 0 in any step"
 
@@ -26,7 +26,7 @@ def teaches(recipe: Algorithm, samples: Sequence[Sample]) -> bool:
     return any(s.advantages is not None and bool(s.advantages[s.loss_weights > 0].any()) for s in samples)
 
 
-def explain(recipe: Algorithm, batch: Batch, group_size: int) -> str:
+def explain(recipe: Algorithm, batch: Batch) -> str:
     """One or two sentences on why the rows of a batch teach nothing."""
     counts = Counter(d.reason for d in batch.dropped)
     if batch.kept:
@@ -34,34 +34,31 @@ def explain(recipe: Algorithm, batch: Batch, group_size: int) -> str:
     else:
         reasons = ", ".join(f"{count} {reason}" for reason, count in counts.most_common())
         what = f"trained nothing, since all {len(batch.dropped)} groups were left out ({reasons})"
-    return f"step {batch.step} {what}. {_advice(recipe, batch, group_size, counts)}"
+    return f"step {batch.step} {what}. {_advice(recipe, batch, counts)}"
 
 
-def lonely(recipe: Algorithm, group_size: int) -> str:
-    """The advice for groups of one, if the recipe compares the episodes of a group; otherwise ""."""
-    if group_size > 1 or not recipe.relative:
-        return ""
-    return (
-        f"rollout.group_size = 1 leaves nothing to compare an episode with, but advantage = "
-        f'"{recipe.advantage}" compares the episodes of one task: set it to 2 or more, or choose an '
-        "algorithm.type with a critic (ppo)."
-    )
-
-
-def _advice(recipe: Algorithm, batch: Batch, group_size: int, counts: Counter[Reason]) -> str:
-    if advice := lonely(recipe, group_size):
-        return advice
+def _advice(recipe: Algorithm, batch: Batch, counts: Counter[Reason]) -> str:
     if counts["too_easy"] or counts["too_hard"]:
         return f"algorithm.difficulty_range = {list(recipe.difficulty_range or ())} may be too narrow."
     if counts["failed"] and len(counts) == 1:
         return "Every episode failed."
-    turns = [turn for group in batch.groups for turn in group.turns]
-    cut = sum(turn.cut for turn in turns) / max(1, len(turns))
+    return same_rewards(batch.groups)
+
+
+def share_cut(groups: Sequence[Group]) -> float:
+    """Of the replies: how many ended for lack of room."""
+    turns = [turn for group in groups for turn in group.turns]
+    return sum(turn.cut for turn in turns) / max(1, len(turns))
+
+
+def same_rewards(groups: Sequence[Group]) -> str:
+    """What to change if the episodes of each of these groups earned the same."""
+    cut = share_cut(groups)
     first = (
         f"{cut:.0%} of the replies were cut off for lack of room (response/cut), perhaps before an answer: "
         "first raise rollout.limits.max_turn_tokens (or max_episode_tokens). "
     )
-    rewards = [t.raw_reward for group in batch.groups for t in group.scored]
+    rewards = [t.raw_reward for group in groups for t in group.scored]
     mean = sum(rewards) / max(1, len(rewards))
     return (first if cut > MANY_CUT else "") + (
         f"The episodes of a task all earned the same reward ({mean:.3g} on average): raise "

@@ -26,7 +26,8 @@ class RunState:
     pools: dict[str, str] = field(default_factory=dict)  # TaskStream.pools
     controllers: dict[str, float] = field(default_factory=dict)  # see algorithms/compose.py
     tokens_generated: int = 0
-    tokens_trained: int = 0
+    tokens_in_rows: int = 0
+    tokens_trained: int = 0  # those with a loss
     seconds: dict[str, float] = field(default_factory=dict)
     steps_trained: int = 0  # steps that taught something, see silence.py
     failing: int = 0  # steps in a row, up to this one, with more than `rollout.max_failed` without a result

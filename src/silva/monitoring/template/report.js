@@ -62,6 +62,10 @@ function results() {
     byId("evals").append(evaluation(first, last));
   }
   if (!after.length) byId("evals").append(el("p", { class: "muted", text: "No evaluation so far." }));
+  const { warnings } = data;
+  byId("warnings").hidden = !warnings.length;
+  byId("warnings-count").textContent = warnings.length === 1 ? "1 warning of this run" : `${warnings.length} warnings of this run`;
+  byId("warnings-list").append(...warnings.map(([level, text, count]) => el("li", { class: level, text: text + (count > 1 ? ` (${count} of this kind)` : "") })));
   for (const [label, value, kind] of facts) {
     byId("facts").append(el("div", {}, el("dt", { text: label }), el("dd", { text: fact(value, kind) })));
   }
@@ -71,15 +75,24 @@ function evaluation(first, last) {
   const show = isShare(last.metric) ? percent : number;
   const range = (e) => (e.ci_low == null && e.mean != null ? "all equal" : `${show(e.ci_low)} to ${show(e.ci_high)}`);
   const interval = (e) => range(e) + (e.n ? `, ${e.n} tasks` : "") + leftOut(e, show);
-  const lines = el("div", { class: "intervals" });
+  const lines = el("div", { class: "intervals" }), verdict = first ? judged(first, last) : "";
   if (first) lines.append(el("span", { text: "before" }), el("span", { text: interval(first) }));
   lines.append(el("span", { text: first ? "after" : "now" }), el("span", { text: interval(last) }));
-  return el("article", { class: "card" },
+  return el("article", { class: `card ${verdict}` },
     el("h3", { text: `${last.environment}, held-out ${last.metric}` }),
     el("p", { class: "change" },
       first && el("span", { class: "before", text: show(first.mean) }), first && el("span", { class: "before", text: "→", "aria-label": "to" }),
-      el("span", { class: "after", text: show(last.mean) })),
+      el("span", { class: "after", text: show(last.mean) }), verdict && el("span", { class: "verdict", text: VERDICTS[verdict] })),
     whiskers(first, last), lines);
+}
+
+const VERDICTS = { better: "better", "maybe-better": "higher, within the intervals", "maybe-worse": "lower, within the intervals", worse: "worse", "": "" };
+/** What came of it, where more is better: clear only if the intervals do not overlap. */
+function judged(first, last) {
+  if (!(isShare(last.metric) || last.metric === "reward") || first.mean == null || last.mean == null || first.mean === last.mean) return "";
+  const end = (e, key) => e[key] ?? e.mean;
+  if (last.mean > first.mean) return end(last, "ci_low") > end(first, "ci_high") ? "better" : "maybe-better";
+  return end(last, "ci_high") < end(first, "ci_low") ? "worse" : "maybe-worse";
 }
 
 function leftOut(e, show) {
@@ -97,7 +110,7 @@ function whiskers(first, last) {
   root.append(svg("line", { x1: 8, x2: 292, y1: 17, y2: 17, class: "grid" }));
   root.append(svg("text", { x: 8, y: 43, text: isShare(last.metric) ? "0 %" : number(low) }), svg("text", { x: 292, y: 43, "text-anchor": "end", text: isShare(last.metric) ? "100 %" : number(high) }));
   all.forEach((e, i) => {
-    const colour = e === last ? "var(--brand)" : "var(--soft)";
+    const colour = e === last ? "var(--after)" : "var(--soft)";
     const y = all.length === 1 ? 17 : 10 + 14 * i;
     if (e.ci_low != null) root.append(svg("line", { x1: x(e.ci_low), x2: x(e.ci_high), y1: y, y2: y, stroke: colour, "stroke-width": 4, "stroke-linecap": "round", opacity: 0.45 }));
     if (e.mean != null) root.append(svg("circle", { cx: x(e.mean), cy: y, r: 5, fill: colour }));
@@ -106,7 +119,8 @@ function whiskers(first, last) {
 }
 
 // ---- curves --------------------------------------------------------------------------------------
-const MARGIN = { left: 50, right: 12, top: 8, bottom: 22 };
+const MARGIN = { right: 12, top: 8, bottom: 22 };
+const DIGIT = 6.8; // width of one in a mark of the y axis
 const HEIGHT = 190;
 let smoothing = 0.6;
 
@@ -199,20 +213,22 @@ function plot(root, spec, points) {
   const values = spec.series.flatMap((s) => [...s.y, ...(s.low || []), ...(s.high || [])]).filter((v) => v != null);
   let low = Math.min(...values), high = Math.max(...values);
   if (low > 0 && low < high * 0.5) low = 0;
-  if (low === high) { low -= Math.abs(low) * 0.1 || 0.5; high += Math.abs(high) * 0.1 || 0.5; }
+  if (low === high && (isShare(spec.title.toLowerCase()) ? low >= 0 && high <= 1 : low === 0)) { low = 0; high = 1; }
+  else if (low === high) { low -= Math.abs(low) * 0.1; high += Math.abs(high) * 0.1; }
   const size = tickSize(low, high, 5);
   low = Math.floor(low / size + 1e-9) * size;
   high = Math.ceil(high / size - 1e-9) * size;
   const first = points[0], last = points[points.length - 1];
-  const inner = width - MARGIN.left - MARGIN.right, tall = HEIGHT - MARGIN.top - MARGIN.bottom;
-  const x = (step) => MARGIN.left + (last === first ? inner / 2 : (inner * (step - first)) / (last - first));
+  const marks = Array.from({ length: Math.round((high - low) / size) + 1 }, (_, i) => low + i * size);
+  const left = 14 + DIGIT * Math.max(3, ...marks.map((t) => mark(t, size).length));
+  const inner = width - left - MARGIN.right, tall = HEIGHT - MARGIN.top - MARGIN.bottom;
+  const x = (step) => left + (last === first ? inner / 2 : (inner * (step - first)) / (last - first));
   const y = (v) => MARGIN.top + tall * (1 - (v - low) / (high - low));
   root.setAttribute("viewBox", `0 0 ${width} ${HEIGHT}`);
   root.replaceChildren();
-  for (let i = 0; low + i * size <= high + size / 2; i++) {
-    const t = low + i * size;
-    root.append(svg("line", { x1: MARGIN.left, x2: width - MARGIN.right, y1: y(t), y2: y(t), class: "grid" }));
-    root.append(svg("text", { x: MARGIN.left - 7, y: y(t) + 4, "text-anchor": "end", text: mark(t, size) }));
+  for (const t of marks) {
+    root.append(svg("line", { x1: left, x2: width - MARGIN.right, y1: y(t), y2: y(t), class: "grid" }));
+    root.append(svg("text", { x: left - 7, y: y(t) + 4, "text-anchor": "end", text: mark(t, size) }));
   }
   for (const t of last === first ? [first] : ticks(first, last, Math.max(2, Math.floor(inner / 80))).filter(Number.isInteger)) {
     root.append(svg("text", { x: x(t), y: HEIGHT - 5, "text-anchor": "middle", text: t }));
@@ -229,7 +245,7 @@ function plot(root, spec, points) {
       path(line(s.x, smooth(s.y)), 2, 1);
     } else path(line(s.x, s.y), 1.6, 1);
   }
-  return { x, step: (pixel) => first + ((pixel - MARGIN.left) / inner) * (last - first) };
+  return { x, step: (pixel) => first + ((pixel - left) / inner) * (last - first) };
 }
 
 function band(root, s, x, y) {
@@ -423,6 +439,7 @@ function dialogue(row) {
   const show = (view) => turns.replaceChildren(...row.turns.map((t, i) => turn(t, i, view)), ...(row.last.length ? [ending(row)] : []));
   if (row.turns.some((t) => t.tokens)) {
     const select = el("select", { onchange: (event) => show(event.target.value) }, el("option", { value: "", text: "dialogue" }),
+      el("option", { value: "text", text: "text as the model reads it" }),
       el("option", { value: "logprob", text: "sampled tokens by log-probability" }), el("option", { value: "entropy", text: "sampled tokens by entropy" }));
     body.append(el("label", { class: "views" }, "View ", select, "stronger colour: less likely, or less certain"));
   }
@@ -437,9 +454,15 @@ function turn(t, index, view) {
     Object.keys(t.shaped).length > 0 && el("span", { text: `shaped ${named(t.shaped)}` }),
     t.stop_reason !== "stop_token" && el("span", { text: `ended by ${t.stop_reason.replace("_", " ")}` }),
     index > 0 && t.fresh && el("span", { text: "context rewritten" }));
+  if (view === "text") return el("div", { class: "turn" }, head, exact("shown", "user", t.read), exact("sampled", "assistant", t.said));
   const last = t.messages.length - 1;
   const messages = t.messages.map((m, i) => message(m, view && i === last && m.role === "assistant" ? tokens(t.tokens, view) : null));
   return el("div", { class: "turn" }, head, ...messages);
+}
+
+/** Tokens as text, with the marks of the chat template and the descriptions of tools. */
+function exact(label, role, text) {
+  return el("div", { class: `message ${role}` }, el("div", { class: "role", text: label }), el("p", { class: "text", text }));
 }
 
 function ending(row) {
