@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from silva import __version__, signals
 from silva.errors import ConfigError, NoSignalError, SilvaError, contained
-from silva.monitoring.printable import guard_logs, printable, put
+from silva.monitoring.printable import guard_logs, put
 from silva.usage import COMMANDS, EXIT_CODES, POLICIES, USAGE, VALUES
 
 if TYPE_CHECKING:

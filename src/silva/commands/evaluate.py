@@ -54,8 +54,8 @@ def evaluate_config(
 
 
 def print_table(rows: Sequence[Mapping[str, Any]], console: Console | None = None) -> None:
-    """Rows of an evaluation; what was left out has columns only if something was."""
-    lost = any(row["left_out"] for row in rows)
+    """Rows of an evaluation, and under them what the episodes left out could change."""
+    console = console or Console()
 
     def number(value: float | None) -> str:
         return "-" if value is None else f"{value:.3f}"
@@ -63,16 +63,18 @@ def print_table(rows: Sequence[Mapping[str, Any]], console: Console | None = Non
     def interval(row: Mapping[str, Any], key: str) -> str:
         return f"[{number(row[f'{key}_low'])}, {number(row[f'{key}_high'])}]"
 
-    table = Table("environment", "metric", "mean", "95 % interval", "n",
-                  *(("left out", "with them") if lost else ()))  # fmt: skip
-    for column in table.columns[2:]:
-        column.no_wrap = True
+    table, lines = Table("environment", "metric", "mean", "95 % interval", "n"), []
     for row in rows:
-        known = row["ci_low"] is not None or row["mean"] is None
-        more = (str(row["left_out"]), interval(row, "bound") if row["left_out"] else "") if lost else ()
-        table.add_row(printable(row["environment"]), printable(row["metric"]), number(row["mean"]),
-                      interval(row, "ci") if known else "all equal", str(row["n"]), *more)  # fmt: skip
-    (console or Console()).print(table)
+        name, known = printable(row["environment"]), row["ci_low"] is not None or row["mean"] is None
+        table.add_row(name, printable(row["metric"]), number(row["mean"]),
+                      interval(row, "ci") if known else "all equal", str(row["n"]))  # fmt: skip
+        if row["left_out"]:
+            lines.append(
+                f"{name} {row['metric']}: {interval(row, 'bound')} with the {row['left_out']} left out"
+            )
+    console.print(table)
+    for line in lines:
+        console.print(line, markup=False, highlight=False, soft_wrap=True)
 
 
 async def _evaluate(config: RunConfig, policy: str, run: Path | None) -> list[Evaluation]:
