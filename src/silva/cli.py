@@ -308,6 +308,7 @@ def _play(arguments: list[str]) -> int:
     import asyncio
     from random import randrange
 
+    from silva.commands.environments import prompt_text
     from silva.environments.play import play
 
     taskset = _environment("play", arguments).taskset()
@@ -316,7 +317,7 @@ def _play(arguments: list[str]) -> int:
         put(note)
     signals.be_caught()
     try:
-        asyncio.run(play(taskset, tasks[randrange(len(tasks))], input, put))
+        asyncio.run(play(taskset, tasks[randrange(len(tasks))], input, put, prompt_text))
     except EOFError:
         put()
     return 0

@@ -8,12 +8,19 @@ from collections.abc import Sequence
 from silva.environments.calculator import Calculator
 from silva.environments.frozen_lake import FrozenLake
 from silva.environments.guess_number import GuessNumber
-from silva.environments.play import play
+from silva.environments.play import HELP, play
+from silva.models.tiny import tiny_tokenizer
+from silva.rendering.renderer import Renderer
 from silva.types import Task
 
 LAKE = Task("l", "frozen_lake", 0, {"map": ["SF", "HG"]})
 CALL = {"name": "calculator", "arguments": {"expression": "3 + 7"}}
 SUM = Task("c", "calculator", 0, {"questions": ["What is 3 + 7?"], "calls": [[CALL]]}, ["10"])
+
+
+def as_read(messages, tools, prefill) -> str:
+    renderer = Renderer(tiny_tokenizer())
+    return renderer.decode(renderer.context(messages, tools, prefill=prefill))
 
 
 def session(settings, task: Task, lines: Sequence[str]) -> tuple[dict[str, float], list[str], list[str]]:
@@ -26,7 +33,7 @@ def session(settings, task: Task, lines: Sequence[str]) -> tuple[dict[str, float
             raise EOFError
         return rest.pop(0)
 
-    rewards = asyncio.run(play(settings.taskset(), task, read, written.append))
+    rewards = asyncio.run(play(settings.taskset(), task, read, written.append, as_read))
     return rewards, written, rest
 
 
@@ -41,6 +48,19 @@ def test_bare_actions_are_put_into_the_format() -> None:
         "__\nO√\n2",
         "The episode is over: goal 1; success 1",
     ]
+
+
+def test_a_tool_is_called_by_its_name_and_no_command_is_taken_for_an_answer() -> None:
+    lines = ["/account", '/tool calculator {"expression": "3+7"}', "/prompt", "/expert", "unused"]
+    rewards, written, rest = session(Calculator(), SUM, lines)
+    assert '/tool NAME {"argument": "value"}' in written[0] and "/expert" in written[0]
+    assert written[3].startswith("/account is no command, and was not sent.")
+    assert written[4] == "[tool] 10"
+    assert written[5].startswith("<|system|>You can call these tools") and written[5].endswith(
+        "<|assistant|>"
+    )
+    assert "<tool_response>\n10\n</tool_response>" in written[5]
+    assert rewards == {"correct": 1.0} and rest == ["unused"]
 
 
 def test_tools_can_be_called_by_hand() -> None:
@@ -70,14 +90,11 @@ def test_the_expert_can_take_over_and_a_player_can_leave() -> None:
 
 def test_only_what_the_world_has_is_offered() -> None:
     rewards, written, _ = session(FrozenLake(size=2, eval_size=1), LAKE, ["/tool {}", "r||d"])
-    assert written[0] == "Write a reply. /expert plays an expert's reply, /quit leaves."
+    assert written[0] == f"Write a reply. /expert plays an expert's reply, {HELP}"
     assert written[2] == "This environment has no tools." and rewards == {"goal": 1.0}
-    assert session(Calculator(), SUM, [])[1][0] == (
-        "Write a reply. /tool {...} calls a tool, /expert plays an expert's reply, /quit leaves."
-    )
     bare = Task("c", "calculator", 0, {"questions": ["What is 3 + 7?"]}, ["10"])
     written = session(Calculator(), bare, ["/expert", "/quit"])[1]
-    assert written[-1].startswith("environment calculator: no expert for the question 'What is 3 + 7?'")
+    assert "/expert" not in written[0] and written[-1] == "This environment has no expert."
 
 
 def test_an_episode_that_is_cut_short_says_so() -> None:

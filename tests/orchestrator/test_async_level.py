@@ -128,7 +128,7 @@ def loop(path: Path, level: int, *, steps: int = 5, stuck: bool = False) -> rl.L
         ledger=ledger,
         store=store,
         monitor=monitor,
-        notices=Notices(monitor, made, 2),
+        notices=Notices(monitor, made),
         phases=Phases(),
     )
     return rl.Loop(parts, state)

@@ -16,7 +16,7 @@ def said(monitor: MagicMock) -> list[str]:
 
 def test_only_the_first_step_that_taught_nothing_is_explained() -> None:
     monitor = MagicMock()
-    notices = Notices(monitor, recipe("grpo"), 2)
+    notices = Notices(monitor, recipe("grpo"))
     for step in (1, 2):
         dropped = Batch(step, [Piece([], [Dropped(batch(1.0, 1.0), "zero_variance")])])
         assert notices.step(dropped, []) is False
@@ -26,7 +26,7 @@ def test_only_the_first_step_that_taught_nothing_is_explained() -> None:
 
 def test_every_skipped_update_is_named() -> None:
     monitor = MagicMock()
-    notices = Notices(monitor, recipe("ppo"), 2)
+    notices = Notices(monitor, recipe("ppo"))
     notices.update(3, {"nonfinite": 0.0, "critic/nonfinite": 0.0})
     notices.update(4, {"nonfinite": 1.0, "critic/nonfinite": 1.0})
     assert said(monitor) == [
@@ -37,7 +37,7 @@ def test_every_skipped_update_is_named() -> None:
 
 def test_failures_are_counted_over_all_steps_and_said_at_the_end() -> None:
     monitor = MagicMock()
-    notices = Notices(monitor, recipe("grpo"), 2)
+    notices = Notices(monitor, recipe("grpo"))
     for step in (1, 2):
         notices.step(Batch(step, [Piece([group("g", one_turn("a", 1, 1.0), failed("b"))])]), [])
     before = len(said(monitor))
@@ -48,5 +48,5 @@ def test_failures_are_counted_over_all_steps_and_said_at_the_end() -> None:
         "2 of 4 training episodes failed and were left out: 2 x late. "
     )
     quiet = MagicMock()
-    Notices(quiet, recipe("grpo"), 2).end()
+    Notices(quiet, recipe("grpo")).end()
     assert said(quiet) == []

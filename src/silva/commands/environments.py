@@ -7,16 +7,20 @@ import importlib.util
 import os
 import shutil
 from collections.abc import Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from silva.config.plugins import names_in
 from silva.config.schema import import_settings
+from silva.config.sections import PretrainedModel
 from silva.environments.settings import EnvironmentSettings
 from silva.errors import ConfigError, contained
 
 if TYPE_CHECKING:
     from silva.environments.check_findings import Check
+    from silva.rendering.renderer import Renderer
+    from silva.types import Message, ToolSpec
 
 
 def listed(targets: Mapping[str, str]) -> list[dict[str, Any]]:
@@ -72,6 +76,20 @@ def shown(label: str, checks: Sequence[Check]) -> str:
     wrong = sum(finding.kind == "wrong" for check in checks for finding in check.findings)
     lines.append(f"{wrong} {'fault' if wrong == 1 else 'faults'}" if wrong else "nothing is wrong")
     return "\n".join(lines)
+
+
+def prompt_text(messages: Sequence[Message], tools: Sequence[ToolSpec], prefill: str) -> str:
+    """A dialogue as the packaged model reads it."""
+    tokens = _renderer().context(messages, tools, prefill=prefill)
+    return f"{PretrainedModel().name} reads {len(tokens):,} tokens:\n{_renderer().decode(tokens)}"
+
+
+@cache
+def _renderer() -> Renderer:
+    from silva.models.loading import load_tokenizer
+    from silva.rendering.renderer import Renderer
+
+    return Renderer(load_tokenizer(PretrainedModel()))  # type: ignore[arg-type]
 
 
 def as_data(label: str, checks: Sequence[Check]) -> dict[str, Any]:

@@ -10,12 +10,20 @@ from silva.errors import CapabilityError
 from silva.protocols import Environment, Scripted, TaskSet
 from silva.types import Message, Observation, Step, Task, ToolCall, ToolSpec
 
-TOOL_HELP = "/tool {...} calls a tool, "
+TOOL_HELP = '/tool NAME {"argument": "value"} calls a tool, '
 EXPERT_HELP = "/expert plays an expert's reply, "
+HELP = "/prompt shows what a model would read, /quit leaves; // begins a reply with /."
+
+Render = Callable[[Sequence[Message], Sequence[ToolSpec], str], str]
+"""What a model reads: of the dialogue so far, the tools on offer and the given beginning of the reply."""
 
 
 async def play(
-    taskset: TaskSet, task: Task, read: Callable[[str], str], write: Callable[[str], None]
+    taskset: TaskSet,
+    task: Task,
+    read: Callable[[str], str],
+    write: Callable[[str], None],
+    render: Render,
 ) -> dict[str, float]:
     """Plays one episode.
 
@@ -30,13 +38,18 @@ async def play(
     rewards: dict[str, float] = {}
     try:
         observation = await environment.reset()
-        tools = observation.tools
-        expert = EXPERT_HELP if isinstance(environment, Scripted) else ""
-        write(f"Write a reply. {TOOL_HELP if tools else ''}{expert}/quit leaves.")
+        tools, shown = observation.tools, _shown(observation, ())
+        expert = EXPERT_HELP if await _expert(environment) is not None else ""
+        write(f"Write a reply. {TOOL_HELP if tools else ''}{expert}{HELP}")
         _show(observation, write, tools)
+
+        def prompt() -> str:
+            return render(shown, tools, observation.prefill)
+
         turn = 0
-        while (message := await _reply(environment, tools, turn, read, write)) is not None:
+        while (message := await _reply(environment, tools, turn, read, write, prompt)) is not None:
             step = await environment.step(message)
+            observation, shown = step.observation, _shown(step.observation, (*shown, message))
             for name, value in step.rewards.items():
                 rewards[name] = rewards.get(name, 0.0) + value
             tools = step.observation.tools or tools
@@ -56,6 +69,7 @@ async def _reply(
     turn: int,
     read: Callable[[str], str],
     write: Callable[[str], None],
+    prompt: Callable[[], str],
 ) -> Message | None:
     try:
         line = read("> ").strip()
@@ -63,21 +77,21 @@ async def _reply(
         return None
     if line == "/quit":
         return None
-    if line.startswith("/tool") and not tools:
-        write("This environment has no tools.")
-        return await _reply(environment, tools, turn, read, write)
-    if line == "/expert":
-        try:
-            line = await _expert(environment)
-        except CapabilityError as error:
-            write(str(error))
-            return await _reply(environment, tools, turn, read, write)
-        write(line)
+    command, _, rest = line.partition(" ")
+    if line.startswith("//"):
+        line = line[1:]
+    elif line.startswith("/") and not (command == "/tool" and tools):
+        said = await _expert(environment) if command == "/expert" else None
+        if said is None:
+            write(prompt() if command == "/prompt" else _no_command(command))
+            return await _reply(environment, tools, turn, read, write, prompt)
+        write(line := said)
+        command = ""
     text = line
     calls: tuple[ToolCall, ...] = ()
     errors: tuple[str, ...] = ()
-    if line.startswith("/tool"):
-        text, (calls, errors) = "", _tool_call(line.removeprefix("/tool").strip(), tools)
+    if command == "/tool":
+        text, (calls, errors) = "", _tool_call(rest.strip(), tools)
     elif line.startswith("<tool_call>"):
         body = line.removeprefix("<tool_call>").removesuffix("</tool_call>")
         text, (calls, errors) = "", _tool_call(body, tools)
@@ -86,19 +100,39 @@ async def _reply(
     return Message("assistant", text, tool_calls=calls, raw=line, id=f"player-{turn}", errors=errors)
 
 
-async def _expert(environment: Environment) -> str:
+def _no_command(command: str) -> str:
+    if command in ("/tool", "/expert"):
+        return f"This environment has no {command[1:]}{'s' if command == '/tool' else ''}."
+    return f"{command} is no command, and was not sent. {HELP}"
+
+
+async def _expert(environment: Environment) -> str | None:
+    """What the expert says; None without one."""
     if not isinstance(environment, Scripted):
-        raise CapabilityError("This environment has no expert.")
-    said = environment.expert_reply()
-    return said if isinstance(said, str) else await said
+        return None
+    try:
+        said = environment.expert_reply()
+        return said if isinstance(said, str) else await said
+    except CapabilityError:
+        return None
+
+
+def _shown(observation: Observation, before: Sequence[Message]) -> tuple[Message, ...]:
+    """The dialogue with an observation."""
+    return observation.context if observation.context is not None else (*before, *observation.messages)
 
 
 def _tool_call(text: str, tools: Sequence[ToolSpec]) -> tuple[tuple[ToolCall, ...], tuple[str, ...]]:
-    """{"name": ..., "arguments": {...}}, or the arguments alone where there is only one tool."""
+    """NAME {...}, {"name": ..., "arguments": {...}}, or the arguments alone where there is only one tool."""
+    name, _, rest = text.partition(" ")
+    named = next((tool for tool in tools if tool.name == name), None)
+    if named is not None:
+        text, tools = rest or "{}", (named,)
     try:
         call = json.loads(text)
     except ValueError as error:
-        return (), (f"malformed tool call: {error}",)
+        form = 'expected NAME {"argument": "value"}'
+        return (), (f"malformed tool call: {error}; {form}",)
     if (
         isinstance(call, dict)
         and isinstance(call.get("arguments"), dict)
@@ -107,7 +141,8 @@ def _tool_call(text: str, tools: Sequence[ToolSpec]) -> tuple[tuple[ToolCall, ..
         return (ToolCall(call["name"], call["arguments"]),), ()
     if isinstance(call, dict) and len(tools) == 1:
         return (ToolCall(tools[0].name, call),), ()
-    return (), ('malformed tool call: expected {"name": ..., "arguments": {...}}',)
+    names = ", ".join(tool.name for tool in tools)
+    return (), (f'malformed tool call: expected /tool NAME {{"argument": "value"}}, NAME one of {names}',)
 
 
 def _show(observation: Observation, write: Callable[[str], None], tools: Sequence[ToolSpec]) -> None:
