@@ -14,6 +14,7 @@ from silva.config.saved import to_toml
 from silva.config.schema_json import json_schema
 from silva.environments.settings import EnvironmentSettings
 from silva.errors import ConfigError
+from silva.registries import REGISTRIES
 
 WORLD = '''
 from silva.environments.settings import EnvironmentSettings
@@ -44,6 +45,25 @@ def test_file_on_the_command_line_is_relative_to_the_working_folder(write, resol
     write("maze.py", WORLD)
     config = resolve("--environments.0.type maze.py:Maze --environments.0.name m").config
     assert (config.environments[0].walls, config.environments[0].label) == (3, "m")
+
+
+def test_files_of_tools_are_relative_to_the_toml(tmp_path):
+    (tmp_path / "sub").mkdir()
+    for name in ("c.jsonl", "server.py"):
+        (tmp_path / "sub" / name).write_text("")
+    (tmp_path / "sub" / "run.toml").write_text(
+        '[[environments]]\ntype = "dataset"\nrows = [{prompt = "q", answer = "a"}]\nreward = "exact_match"\n'
+        'tools = [{type = "search", arpo_cache = "a.json", backend = {type = "bm25", corpus = "c.jsonl"}},\n'
+        '         {type = "mcp", command = ["python", "server.py", "--port"], lock = "pins.json"}]\n'
+    )
+    other = "--environments.0.tools.0.backend.corpus=c.jsonl"
+    for options, folder in (((), tmp_path / "sub"), ((other,), tmp_path)):
+        line = ["@sub/run.toml", *options]
+        search, mcp = load(line, REGISTRIES, env={}, cwd=tmp_path).config.environments[0].tools
+        assert search.backend.corpus == str(folder / "c.jsonl")
+    assert search.arpo_cache == str(tmp_path / "sub" / "a.json") and search.cache == "~/.cache/silva"
+    assert mcp.command == ("python", str(tmp_path / "sub" / "server.py"), "--port")
+    assert mcp.lock == str(tmp_path / "sub" / "pins.json")
 
 
 def test_changed_file_is_read_again(write, resolve):

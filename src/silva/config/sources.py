@@ -23,6 +23,7 @@ from silva.config.tree import Layer, Node, Text, nodes, walk
 from silva.errors import ConfigError
 
 PYTHON = "Python"
+FILES = frozenset({"path", "corpus", "arpo_cache", "lock"})  # keys of environments that name a file
 """The origin of values that were given in Python."""
 _NUMBER = r"[+-]?([0-9][0-9_]*(\.[0-9_]+)?([eE][+-]?[0-9]+)?|inf|nan)$|0[xob]\w+$"
 
@@ -117,24 +118,23 @@ def _plain(value: Any, path: str) -> Any:
 
 def place_files(layer: Layer, folder: Path) -> Layer:
     """The layer with files of the user's own written out from `folder`, so that they mean the same from
-    anywhere: `file.py:name`, and the keys `path` and `*_path`."""
+    anywhere: `file.py:name`, the keys of FILES and `*_path`, and files in a `command`."""
     for path, given in layer:
         for inner, node in walk(given, path):
             if inner[:1] in (("environments",), ("algorithm",), ("rollout",)):
-                value, is_path = node.value, inner[-1] == "path" or str(inner[-1]).endswith("_path")
+                value, key = node.value, next(str(part) for part in reversed(inner) if isinstance(part, str))
                 if isinstance(value, Text):
-                    node.value = Text(
-                        *(_absolute(each, folder, is_path) for each in (value.text, value.value))
-                    )
+                    node.value = Text(*(_absolute(each, folder, key) for each in (value.text, value.value)))
                 else:
-                    node.value = _absolute(value, folder, is_path)
+                    node.value = _absolute(value, folder, key)
     return layer
 
 
-def _absolute(value: Any, folder: Path, is_path: bool) -> Any:
+def _absolute(value: Any, folder: Path, key: str) -> Any:
     if not isinstance(value, str) or not value:
         return value
-    if is_path:
+    of_command = key == "command" and len(value) < 4096 and (folder / value).is_file()
+    if of_command or key in FILES or key.endswith("_path"):
         return str((folder / Path(value).expanduser()).resolve())
     if ".py:" not in value:
         return value
