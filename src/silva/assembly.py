@@ -14,7 +14,7 @@ from silva.config.sections import PretrainedModel
 from silva.environments.tasks import check_splits
 from silva.environments.workers import Workers
 from silva.errors import ConfigError, Escaped, ModelError, SilvaError, contained
-from silva.models.loading import LoadedModel, load_model, load_tokenizer, name_of
+from silva.models.loading import LoadedModel, generation_stops, load_model, load_tokenizer, name_of
 from silva.orchestrator.tasks import Source, TaskStream
 from silva.ports import derive
 from silva.protocols import Engine, Placement, Remote, TaskSet, Trainer
@@ -72,6 +72,8 @@ class Assembly:
             history=settings.history,
             tools=settings.tools,
             system=settings.system,
+            result=settings.result,
+            stops=generation_stops(self.config.model),
         )
 
     @cached_property

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+from tests.rendering.family_templates import ADDED, ENDS, FAMILIES, SPECIAL
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
@@ -121,18 +122,27 @@ TEMPLATES = {
     "llama31": LLAMA31,
     "gemma": GEMMA,
     "r1": R1,
+    **FAMILIES,
 }
 
-_ENDS = {"llama3": "<|eot_id|>", "llama31": "<|eot_id|>", "gemma": "<end_of_turn>", "r1": "<|eot_id|>"}
+_ENDS = {
+    "llama3": "<|eot_id|>",
+    "llama31": "<|eot_id|>",
+    "gemma": "<end_of_turn>",
+    "r1": "<|eot_id|>",
+    **ENDS,
+}
 _SPECIAL = [
     "<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>",
     "<|eot_id|>", "<start_of_turn>", "<end_of_turn>", "<|User|>", "<|Assistant|>",
+    *SPECIAL,
 ]  # fmt: skip
 _MARKUP = [
     "<think>",
     "</think>",
     "<tool_call>",
     "</tool_call>",
+    *ADDED,
 ]  # in the vocabulary, but not special, as in Qwen
 
 

@@ -1,9 +1,11 @@
 from __future__ import annotations
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.rendering.templates import byte_tokenizer
-from tokenizers import AddedToken
+from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
 
 from silva.rendering.codec import MARK, Codec
 
@@ -63,3 +65,22 @@ def test_tokens_that_swallow_whitespace():
     )
     text = "a<|end|>\n b"
     assert Codec(tokenizer).encode_escaped(text) == tokenizer.encode(text)
+
+
+@pytest.mark.parametrize("scheme", ["first", "always", "never"])
+@pytest.mark.parametrize("nested", [False, True])
+def test_pieces_after_a_special_token_are_those_of_the_whole_dialogue(scheme: str, nested: bool):
+    """Some tokenizers (SentencePiece) put a space before a text, and before what comes after a token only if
+    they do so always."""
+    words = {c: i for i, c in enumerate(["<unk>", "▁", *"abu"])}
+    backend = Tokenizer(models.BPE(vocab=words, merges=[], unk_token="<unk>"))
+    space = pre_tokenizers.Metaspace(prepend_scheme=scheme)
+    backend.pre_tokenizer = pre_tokenizers.Sequence([space]) if nested else space
+    backend.add_special_tokens([AddedToken("<s>", special=True, normalized=False)])
+    whole = PreTrainedTokenizerFast(tokenizer_object=backend)
+    codec = Codec(whole)
+    for text in ("a<s>b a<s>u", "<s>a", "a b"):
+        own = whole.encode(text, add_special_tokens=False)
+        assert codec.encode_escaped(text, first=True) == own
+        assert whole.encode(text, add_special_tokens=False) == own  # the tokenizer itself is left as it was
+    assert codec.encode("b a") == codec.encode_escaped("<s>b a")[1:]

@@ -67,6 +67,7 @@ def reply(content, **fields):
         ("llama31", "<|start_header_id|>assistant<|end_header_id|>\n\n", "<|eot_id|>", ["<|eot_id|>"]),
         ("gemma", "<start_of_turn>model\n", "<end_of_turn>\n", ["<end_of_turn>"]),
         ("r1", "<|Assistant|><think>\n", "<|eot_id|>", ["<|eot_id|>"]),
+        ("glm", "<|assistant|>", "", ["<|user|>", "<|observation|>", "<|endoftext|>"]),
     ],
 )
 def test_glue_is_derived_from_the_template(name, opening, closing, stops):
@@ -234,7 +235,7 @@ def test_history_is_decided_at_the_start():
         dropped in note and "rendered again" in note for note in renderer("qwen3", history="template").notes
     )
     rebuilds = {name for name in TEMPLATES if renderer(name, history="template").rebuilds_context}
-    assert rebuilds == {"qwen3", "r1"}
+    assert rebuilds == {"qwen3", "r1", "qwen_xml", "deepseek", "glm"}
     assert not any(renderer(name).rebuilds_context for name in TEMPLATES)
 
 

@@ -37,8 +37,8 @@ def test_tools_are_described_by_us_where_the_template_does_not():
     }
     native = text("qwen25", renderer("qwen25").context([user("a")], [CALC]))
     assert native.startswith("<|im_start|>system\nYou are Qwen.\n\n# Tools\n<tools>\n")
-    foreign = text("llama31", renderer("llama31").context([user("a")], [CALC]))
-    assert "You can call these tools" in foreign
+    asked = text("llama31", renderer("llama31", tools="hermes").context([user("a")], [CALC]))
+    assert "You can call these tools" in asked and "<tool_call>" in asked
 
 
 def test_plain_tags():

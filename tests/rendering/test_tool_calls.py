@@ -4,10 +4,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from silva.rendering.call_forms import FORMS, MARKERS, foreign
 from silva.rendering.tool_calls import (
-    PARSERS,
     Parsed,
-    describe_tools,
+    describe_tags,
     error_observation,
     parse_hermes,
     parse_tags,
@@ -73,7 +73,9 @@ def test_hermes_keeps_good_calls_beside_bad_ones():
         f"tool call 2: <tool_call> is never closed; expected <tool_call>{EXPECTED}</tool_call>",
     )
     stray = parse_hermes("Hi</tool_call>")
-    assert stray.content == "Hi" and stray.errors[0].startswith("</tool_call> without <tool_call>")
+    assert stray.content == "Hi" and stray.errors[0].startswith(
+        "tool call 1: </tool_call> without <tool_call>"
+    )
 
 
 def test_tags_use_the_one_required_text_parameter():
@@ -91,7 +93,9 @@ def test_tags_are_text_unless_the_tool_is_on_offer():
 
 def test_tags_unclosed():
     parsed = parse_tags("Hm <search>Rome", [SEARCH])
-    assert parsed == Parsed("Hm", (), ("<search> is never closed; expected <search>...</search>",))
+    assert parsed == Parsed(
+        "Hm", (), ("tool call 1: <search> is never closed; expected <search>...</search>",)
+    )
 
 
 def test_error_observation_names_error_and_form():
@@ -127,7 +131,7 @@ def test_what_is_written_is_read_back(arguments):
 def test_tags_are_read_back_and_described():
     calls = (ToolCall("search", {"query": "Rome"}), ToolCall("python", {"input": "1"}))
     assert parse_tags(write_calls(calls, "tags"), [SEARCH, PYTHON]).calls == calls
-    described = describe_tools([SEARCH, PYTHON], "tags")
+    described = describe_tags([SEARCH, PYTHON])
     assert "- <search>query</search>: Does search.\n- <python>input</python>: Does python.\n" in described
 
 
@@ -143,6 +147,18 @@ pieces = st.sampled_from(
         "{",
         "[",
         "\\ud800",
+        *MARKERS,
+        "<function=f>",
+        "</function>",
+        "<parameter=x>",
+        "</parameter>",
+        "<arg_key>",
+        "</arg_value>",
+        "[f(x=",
+        ")]",
+        "```",
+        ":0",
+        '{"name": "f", "parameters": {}}',
         "é",
         "\n",
     ]
@@ -152,9 +168,10 @@ pieces = st.sampled_from(
 @settings(deadline=None)
 @given(
     text=st.lists(pieces | st.text(max_size=3), max_size=12).map("".join),
-    form=st.sampled_from(sorted(PARSERS)),
+    form=st.sampled_from(sorted(FORMS)),
 )
 def test_parsers_never_raise_and_leave_no_markup(text, form):
-    parsed = PARSERS[form](text, [SEARCH])
-    assert len(parsed.calls) + len(parsed.errors) <= text.count("<") + 1
-    assert "<tool_call>" not in parsed.content or form == "tags"
+    parsed = FORMS[form].parse(text, [SEARCH])
+    assert len(parsed.calls) + len(parsed.errors) <= text.count("<") + text.count("[") + text.count("{")
+    foreign(text, [SEARCH], form)
+    assert "<tool_call>" not in parsed.content or form not in ("hermes", "qwen_xml", "glm")

@@ -58,6 +58,24 @@ def test_plain_tags_of_tools_stop_a_policy_and_the_text_past_them_is_cut(policy)
     )  # all that was sampled
 
 
+def test_a_tag_inside_a_thought_does_not_end_the_reply(policy) -> None:
+    """The policy goes on from there: one reply, of tokens that it sampled."""
+    renderer = Renderer(tiny_tokenizer(), tools="tags")
+    parts = iter(["<think>try <search>x</search>", " or </search>", " no</think><search>cats</search>"])
+    engine = ScriptedEngine(lambda tokens, params: renderer.encode(next(parts)))
+    reply = ask(policy(engine, renderer), tools=(TOOL,), max_tokens=100)
+    said = "<think>try <search>x</search> or </search> no</think><search>cats</search>"
+    assert (reply.message.raw, reply.message.reasoning) == (said, "try <search>x</search> or </search> no")
+    assert [c.arguments for c in reply.message.tool_calls] == [{"query": "cats"}]
+    asked = [
+        (tiny_tokenizer().decode(prompt[3:]), params.max_tokens) for prompt, params, _ in engine.requests
+    ]
+    assert asked == [("", 100), (said[:28], 72), (said[:41], 59)]
+    assert len({params.seed for _, params, _ in engine.requests}) == 3
+    (segment,) = reply.segments
+    assert segment.tokens == tuple(renderer.encode(said)) and len(segment.logprobs) == len(said)
+
+
 class Player:
     def expert_reply(self) -> str:
         return "<answer>up</answer>"

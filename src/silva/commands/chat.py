@@ -60,9 +60,9 @@ async def _talk(assembly: Assembly, read: Callable[[str], str], write: Callable[
             seed=len(context),
         )
         answer = await assembly.engine.sample(context, params)
+        reply = assembly.renderer.parse(answer.tokens, prompt=context)
         context += answer.tokens
         last = answer.tokens
-        reply = assembly.renderer.parse(answer.tokens)
         if reply.reasoning:
             write(f"({reply.reasoning.strip()})")
         write(reply.content.strip())

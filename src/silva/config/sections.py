@@ -6,9 +6,9 @@ rollout, algorithm, engine, trainer, placement) are declared beside what they se
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 Positive = Annotated[int, Field(gt=0)]
 Natural = Annotated[int, Field(ge=0)]
@@ -84,10 +84,25 @@ class Sampling(Section):
 class Rendering(Section):
     history: Literal["keep", "template"] = "keep"
     """`keep`: earlier turns stay as sampled. `template`: the template rewrites them (each turn a new row)."""
-    tools: Literal["auto", "hermes", "tags"] = "auto"
-    """How tool calls are written: JSON in <tool_call>, or plain tags such as <search>...</search>."""
+    tools: Literal[
+        "auto", "hermes", "tags", "qwen_xml", "glm", "llama", "mistral", "deepseek", "kimi", "pythonic"
+    ] = "auto"
+    """How tool calls are written. `auto`: as the chat template does it, or else as `hermes`, JSON in
+    <tool_call>. `tags`: plain tags such as <search>...</search>. docs/models.md shows all."""
     system: str | None = None
     """System message used where the environment gives none; null leaves it to the template."""
+    result: str | None = None
+    """With `tags`: how a result follows its call in the same reply, {} being the result. null: a new turn."""
+
+    @model_validator(mode="after")
+    def _has_a_place_for_results(self) -> Self:
+        if self.result is not None and self.result.count("{}") != 1:
+            raise ValueError(f"result: got {self.result!r}, expected a text with one {{}} for the result")
+        if self.result is not None and (self.tools != "tags" or self.history != "keep"):
+            raise ValueError(
+                'result needs tools = "tags" and history = "keep": other calls end the turn of the model'
+            )
+        return self
 
 
 class Limits(Section):

@@ -25,6 +25,7 @@ from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
     AutoTokenizer,
+    GenerationConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
@@ -126,6 +127,23 @@ def load_tokenizer(settings: PretrainedModel | TinyModel) -> PreTrainedTokenizer
             f"model.name = {settings.name!r}: its tokenizer could not be loaded ({text})"
         ) from error
     return tokenizer
+
+
+def generation_stops(settings: PretrainedModel | TinyModel) -> tuple[int, ...]:
+    """The tokens that end a reply by the model's generation_config.json; none if it has no such file."""
+    from silva.config.sections import TinyModel
+
+    if isinstance(settings, TinyModel):
+        return ()
+    source = resolve(settings.name)
+    options: dict[str, Any] = {"revision": settings.revision}
+    if not Path(source).is_dir():
+        options |= hub.options(source, settings.revision)
+    try:
+        found = GenerationConfig.from_pretrained(source, **options).eos_token_id
+    except (OSError, ValueError):
+        return ()
+    return tuple(found) if isinstance(found, list) else () if found is None else (found,)
 
 
 def name_of(settings: PretrainedModel | TinyModel) -> str:

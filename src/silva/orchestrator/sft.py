@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from silva.algorithms.aggregation import normalise
 from silva.config.sections import ContextSettings, Limits, Sampling, WarmStart
 from silva.errors import NoSignalError
-from silva.evaluation.evaluator import success
+from silva.evaluation.evaluator import reports_success, success
 from silva.monitoring.monitor import Monitor
 from silva.orchestrator.interrupt import Interrupt
 from silva.orchestrator.schedule import optim_params
@@ -74,12 +74,13 @@ async def imitate(
 
     Raises:
         Interrupted: after Ctrl-C; the steps so far are lost.
-        NoSignalError: most scripted episodes failed, or they hold nothing to imitate.
+        NoSignalError: most scripted episodes failed, the expert solved no task, or nothing is to be imitated.
     """
     script, updates = Script(renderer, settings.mistakes, settings.noise), 0
     in_rows = trained = 0
     losses: deque[float] = deque(maxlen=WINDOW)
     played, failed, contents = 0, list[str](), set[str]()
+    unsolved = not (settings.mistakes or settings.noise)  # so far; only an expert is expected to solve them
     # Of their own, so that every task of `stream` is imitated.
     trials = TaskStream(stream.sources, derive(stream.seed, "trials"), step=TRIED)
 
@@ -103,6 +104,14 @@ async def imitate(
                 raise NoSignalError(
                     f"warm start: {len(failed)} of {played} scripted episodes failed, "
                     f"so there is too little to imitate: {tally(failed)}"
+                )
+            trajectories = [t for g in groups for t in g.trajectories]
+            unsolved &= reports_success(trajectories) and not any(map(success, trajectories))
+            if unsolved and (played >= JUDGED_FROM or step + 1 == settings.steps):
+                raise NoSignalError(
+                    f"warm start: the expert solved none of {played} tasks, so there is nothing to imitate; "
+                    "rollout.limits may be too small for it, or the environment does not read its replies: "
+                    "look at them with `silva eval --policy expert`"
                 )
             if rows := normalise(to_samples(groups), "token_mean"):
                 metrics = await trainer.forward_backward(rows, LossSpec("cross_entropy"))

@@ -14,13 +14,18 @@ from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
+from tokenizers.pre_tokenizers import Metaspace
+from tokenizers.pre_tokenizers import Sequence as Sequences
+
 if TYPE_CHECKING:
+    from tokenizers import Tokenizer
     from transformers import PreTrainedTokenizerFast
 
 # Markup of replies: never a means of control, even where a tokenizer registers it as special.
 MARKUP = frozenset(
     f"<{slash}{name}>" for slash in ("", "/") for name in ("think", "tool_call", "tool_response", "tools")
 )
+_HEADER = re.compile(r"<[|｜].*[|｜]>")
 # Unicode non-characters, so that no ordinary text holds them; those it does hold are escaped too.
 _ESCAPE, _ITSELF, _NOTHING = "\ufdd0", "\ufdd1", "\ufdd2"
 MARK = _ESCAPE + "\ufdd3"  # never occurs in escaped content
@@ -35,9 +40,15 @@ class Codec:
         self._backend.encode_special_tokens = True  # special tokens in plain text stay plain text
         self._backend.no_truncation()
         self._backend.no_padding()
+        self._beginning = _as_continued(self._backend)
         # The episodes of a task begin with the same text, those of an environment describe the same tools.
         self._cached = lru_cache(1024)(self._tokenise)
-        special = {i: t for i, t in tokenizer.added_tokens_decoder.items() if t.special and t.content}
+        # Some headers and marks of templates are not called special: those of DeepSeek and Kimi.
+        special = {
+            i: t
+            for i, t in tokenizer.added_tokens_decoder.items()
+            if t.content and (t.special or _HEADER.fullmatch(t.content))
+        }
         self.ids = {token.content: i for i, token in special.items()}
         self.control = frozenset(i for i, token in special.items() if token.content not in MARKUP)
         longest_first = sorted(special.values(), key=lambda token: -len(token.content))
@@ -64,16 +75,20 @@ class Codec:
     def unescape(self, text: str) -> str:
         return text.replace(_ESCAPE + _NOTHING, "").replace(_ESCAPE + _ITSELF, _ESCAPE)
 
-    def encode_escaped(self, text: str) -> list[int]:
-        """Tokens of a rendered text: special tokens written by the template, the rest plain."""
+    def encode_escaped(self, text: str, *, first: bool = False) -> list[int]:
+        """Tokens of a rendered text: special tokens written by the template, the rest plain.
+
+        Args:
+            first: it begins a dialogue. Some tokenizers put a space before a first word, and before no other.
+        """
         tokens: list[int] = []
         position = 0
         for match in self._special.finditer(text):
-            tokens += self._plain(text[position : match.start()])
+            piece = text[position : match.start()]
+            tokens += self._plain(piece, first=first and not position)
             tokens.append(self._id(match[0]))
             position = match.end()
-        tokens += self._plain(text[position:])
-        return tokens
+        return [*tokens, *self._plain(text[position:], first=first and not position)]
 
     def encode(self, text: str) -> list[int]:
         """Tokens of a piece of plain text; no control tokens come out of it."""
@@ -93,13 +108,29 @@ class Codec:
     def _id(self, matched: str) -> int:
         return self.ids[matched] if matched in self.ids else self.ids[matched.strip()]
 
-    def _plain(self, text: str) -> Sequence[int]:
+    def _plain(self, text: str, *, first: bool) -> Sequence[int]:
         if not text:
             return ()
+        if first and self._beginning is not None:
+            return self._beginning.encode(self.unescape(text), add_special_tokens=False).ids
         return self._cached(text) if len(text) <= CACHED_CHARACTERS else self._tokenise(text)
 
     def _tokenise(self, text: str) -> tuple[int, ...]:
         return tuple(self._backend.encode(self.unescape(text), add_special_tokens=False).ids)
+
+
+def _as_continued(backend: Tokenizer) -> Tokenizer | None:
+    """Make `backend` tokenise every text as one that goes on; returns one for first texts, if it differs."""
+    part: Any = backend.pre_tokenizer
+    nested = isinstance(part, Sequences)
+    parts = list(part) if nested else [part]
+    spaces = [each for each in parts if isinstance(each, Metaspace)]
+    if not any(each.prepend_scheme == "first" for each in spaces):
+        return None
+    beginning = copy.deepcopy(backend)
+    for each in spaces:
+        each.prepend_scheme = "never"
+    return beginning
 
 
 def _alternatives(patterns: Any) -> re.Pattern[str]:

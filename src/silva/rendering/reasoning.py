@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 OPEN, CLOSE = "<think>", "</think>"
+_HIDDEN = "\ufdd4"  # a non-character
 
 
 def split_reasoning(text: str, *, opened: bool = False) -> tuple[str | None, str]:
@@ -43,3 +46,19 @@ def join_reasoning(reasoning: str | None, content: str) -> str:
 def ends_in_thought(text: str) -> bool:
     """Whether `text` (the end of a prompt) leaves a thought open."""
     return text.rfind(OPEN) > text.rfind(CLOSE)
+
+
+def hide_tags(text: str, spans: Sequence[tuple[int, int]]) -> str:
+    """`text` whose tags inside `spans` open and close no thought; `show_tags` undoes it."""
+    pieces, at = list[str](), 0
+    for begin, end in spans:
+        inside = text[begin:end]
+        for tag in (OPEN, CLOSE):
+            inside = inside.replace(tag, _HIDDEN + tag[1:])
+        pieces += [text[at:begin], inside]
+        at = end
+    return "".join([*pieces, text[at:]])
+
+
+def show_tags(text: str) -> str:
+    return text.replace(_HIDDEN, "<")

@@ -11,17 +11,28 @@ Where the template would rewrite earlier turns (Qwen3 drops old thoughts), `hist
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
-from itertools import pairwise
+from itertools import pairwise, takewhile
 from typing import TYPE_CHECKING, Any, Literal
 
 from silva.errors import RenderingError
+from silva.rendering.call_forms import FORMS, MARKERS, foreign
 from silva.rendering.codec import CACHED_CHARACTERS, Codec
-from silva.rendering.reasoning import ends_in_thought, join_reasoning, split_reasoning
-from silva.rendering.template import ChatTemplate
-from silva.rendering.tool_calls import PARSERS, as_function, describe_tools, parse_hermes, write_calls
-from silva.types import Message, Role, ToolSpec
+from silva.rendering.notes import limits, tool_limits
+from silva.rendering.reasoning import (
+    CLOSE,
+    OPEN,
+    ends_in_thought,
+    hide_tags,
+    join_reasoning,
+    show_tags,
+    split_reasoning,
+)
+from silva.rendering.template import ChatTemplate, call_entry, tool_entry
+from silva.rendering.tool_calls import as_function, parse_hermes
+from silva.types import Message, Role, ToolCall, ToolSpec
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
@@ -33,7 +44,8 @@ class Renderer:
     Attributes:
         opening, closing: text around an assistant's turn.
         vocabulary: how many tokens there are.
-        stop_token_ids: the token that ends the turn, then the tokenizer's own end of sequence.
+        stop_token_ids: the tokens that end a turn before a user message and before a result, then the
+            tokenizer's own end of sequence, then `stops`.
         rebuilds_context: earlier turns change, so every turn needs a `context` of its own (`extend`
             would not show what the template wants).
         notes: what was overruled or made up for, for people to read.
@@ -42,11 +54,14 @@ class Renderer:
     Args:
         tokenizer: a fast tokenizer with a chat template.
         history: `keep` leaves earlier turns as sampled, `template` lets the template rewrite them.
-        tools: how calls are written; `auto` is `hermes`.
+        tools: how calls are written: a key of FORMS; `auto` is as the template does it, or `hermes`.
         system: used where the messages hold no system message; None leaves it to the template.
+        result: how a result stands in the reply that called, in the place of {}; None gives it a turn of
+            its own.
+        stops: other tokens that end a reply, as the model's generation_config.json names them.
 
     Raises:
-        RenderingError: the template cannot show a dialogue of several turns.
+        RenderingError: the template cannot show a dialogue of several turns, or nothing ends a turn.
     """
 
     def __init__(
@@ -54,24 +69,29 @@ class Renderer:
         tokenizer: PreTrainedTokenizerFast,
         *,
         history: Literal["keep", "template"] = "keep",
-        tools: Literal["auto", "hermes", "tags"] = "auto",
+        tools: str = "auto",
         system: str | None = None,
+        result: str | None = None,
+        stops: Sequence[int] = (),
     ) -> None:
         self._template = ChatTemplate(tokenizer)
         self._codec = Codec(tokenizer)
         self.vocabulary = len(tokenizer)
         self._features = self._template.features
-        self._form = "tags" if tools == "tags" else "hermes"
-        self._native = self._features.hermes and self._form == "hermes"
-        self._system = system
+        self._form = (self._features.form or "hermes") if tools == "auto" else tools
+        self._calls = FORMS[self._form]
+        self._native = self._features.form == self._form
+        self._silent = self._codec.control - {self._codec.ids.get(marker) for marker in MARKERS}
+        self._system, self._result = system, result
         self._cached_tail = lru_cache(1024)(self._short_tail)
         self.opening, self.closing = self._template.opening, self._template.closing
-        end = self._codec.leading_special(self._template.after_reply([{"role": "user", "content": "u"}]))
-        self._end = end[0] if end else None
-        eos: Any = tokenizer.eos_token_id
-        self.stop_token_ids: tuple[int, ...] = tuple(
-            dict.fromkeys(t for t in (self._end, eos) if t is not None)
+        self._bare_opening = not any(
+            t in self._codec.control for t in self._codec.encode_escaped(self.opening)
         )
+        # Some templates end a turn that calls tools with another token (GLM: <|observation|>).
+        self._end, self._end_of_call = self._end_before("user"), self._end_before("tool")
+        ends = (self._end, self._end_of_call, tokenizer.eos_token_id, *stops)
+        self.stop_token_ids: tuple[int, ...] = tuple(dict.fromkeys(t for t in ends if isinstance(t, int)))
         if not self.stop_token_ids:
             raise RenderingError(
                 "nothing ends an assistant's turn: the chat template closes it with no special token and "
@@ -80,11 +100,11 @@ class Renderer:
         changes = self._changes()
         self.rebuilds_context = history == "template" and bool(changes)
         self.notes = (
-            *self._limits(),
+            *limits(self._features),
             *(self._ruling(change) for change in changes),
             *self._tolerated(tokenizer),
         )
-        self.tool_notes = tuple(self._tool_limits())
+        self.tool_notes = tuple(tool_limits(self._features, self._form, result))
 
     def context(
         self,
@@ -107,15 +127,16 @@ class Renderer:
         Raises:
             RenderingError: the template refuses the dialogue.
         """
-        kept = {} if self.rebuilds_context or sampled is None else sampled
         messages = self._with_system(messages, tools)
-        cuts = [i for i, m in enumerate(messages) if m.role == "assistant" and m.id and m.id in kept]
+        kept = self._kept(messages, {} if self.rebuilds_context or sampled is None else sampled, tools)
+        cuts = list(kept)
         first = cuts[0] if cuts else len(messages)
-        functions = [self._codec.escape(as_function(tool)) for tool in tools] if self._native else []
+        described = self._native and self._features.tools
+        functions = [self._codec.escape(as_function(tool)) for tool in tools] if described else []
         head = self._template.render(self._entries(messages[:first], tools, start=True), functions)
-        tokens = self._codec.encode_escaped(head)
+        tokens = self._codec.encode_escaped(head, first=True)
         for cut, following in pairwise([*cuts, len(messages)]):
-            ids = kept[messages[cut].id]
+            ids = kept[cut]
             tokens += [*ids, *self._tail(ids, messages[cut + 1 : following])]
         return tokens + self.encode(prefill)
 
@@ -140,18 +161,45 @@ class Renderer:
         """What a policy would have sampled to say `text`: its tokens and the stop token."""
         return [*self.encode(text), self.stop_token_ids[0]]
 
-    def scripted(self, text: str) -> str:
-        """A reply written by an environment (its calls are JSON in <tool_call>), converted to the format in
-        use."""
-        parsed = parse_hermes(text)
-        if self._form == "hermes" or not parsed.calls:
-            return text
-        return "\n".join(part for part in (parsed.content, write_calls(parsed.calls, self._form)) if part)
+    def script(self, text: str, prompt: Sequence[int]) -> list[int]:
+        """What a policy would have sampled after `prompt` to say what an environment wrote as a reply (its
+        calls are JSON in <tool_call>): calls in the form in use, a thought that the prompt opened closed.
+        """
+        thoughts, tag, answer = (
+            text.rpartition(CLOSE) if parse_hermes(text).content.count(CLOSE) else ("", "", text)
+        )
+        said = parse_hermes(answer)
+        head = thoughts + tag
+        if self.opens_thought(prompt):
+            head = head.lstrip().removeprefix(OPEN).lstrip("\n") if tag else f"\n{CLOSE}\n\n"
+        if self._form == "hermes" or not said.calls:
+            written = self._codec.escape(answer)
+        else:
+            if tag:
+                head += answer[: len(answer) - len(answer.lstrip())]
+            written = self._written(said.content.strip(), said.calls)
+        stop = self._end_of_call if said.calls and self._end_of_call is not None else self.stop_token_ids[0]
+        return [*self._codec.encode_escaped(self._codec.escape(head) + written), stop]
+
+    def opens_thought(self, prompt: Sequence[int]) -> bool:
+        """Whether a reply to `prompt` begins inside a thought that the template, or a prefill, opened.
+
+        Asked of the text of the reply's own turn: after the last control token, which no content can hold.
+        """
+        control = self._codec.control
+        last = next((i for i in range(len(prompt) - 1, -1, -1) if prompt[i] in control), -1)
+        words = self._codec.decode(prompt[last + 1 :])
+        marks = [self.opening] if self._bare_opening else []
+        marks += [self._result.rpartition("{}")[2]] if self._result else []
+        for mark in filter(str.strip, marks):  # what stands before them is not the reply's
+            words = words[max(words.rfind(mark), 0) :]
+        return ends_in_thought(words)
 
     def parse(
         self,
         tokens: Sequence[int],
         *,
+        prompt: Sequence[int] | None = None,
         prefill: str = "",
         stop: Sequence[str] = (),
         tools: Sequence[ToolSpec] = (),
@@ -160,9 +208,10 @@ class Renderer:
 
         Args:
             tokens: sampled ids, without the prefill.
+            prompt: what they answer, the prefill included; None: a first user message.
             prefill: given beginning of the answer: part of `content` and `reasoning`, not of `raw`.
             stop: stop strings; the text ends after the first of them.
-            tools: on offer (plain tags are calls only where the tool is).
+            tools: on offer (plain tags are calls only where the tool is; they end the text too).
 
         Returns:
             `raw` is the text as sampled, without the stop token at its end; `content` is free of
@@ -171,57 +220,114 @@ class Renderer:
         ids = list(tokens)
         if ids and ids[-1] in self.stop_token_ids:
             ids.pop()
-        raw = _cut(self._codec.decode(ids), stop)
-        words = [t for t in ids if t not in self._codec.control]
-        text = prefill + (raw if len(words) == len(ids) else _cut(self._codec.decode(words), stop))
-        reasoning, answer = split_reasoning(text, opened=ends_in_thought(self.opening))
-        parsed = PARSERS[self._form](answer, tools)
+        if prompt is None:
+            opened = ends_in_thought(self.opening)
+        else:
+            opened = self.opens_thought(prompt[: len(prompt) - len(self.encode(prefill))])
+        inside = ends_in_thought((OPEN if opened else "") + prefill)
+        raw = self._cut(self._codec.decode(ids), stop, tools, inside)
+        words = [t for t in ids if t not in self._silent]
+        text = raw if len(words) == len(ids) else self._cut(self._codec.decode(words), stop, tools, inside)
+        text = prefill + text
+        calls = [(b, e) for b, e, found in self._calls.scan(text, tools) if isinstance(found, ToolCall)]
+        reasoning, answer = split_reasoning(hide_tags(text, calls), opened=opened)
+        answer = show_tags(answer)
+        parsed = self._calls.parse(answer, tools)
+        errors, content = parsed.errors, parsed.content
+        if not (parsed.calls or errors) and (other := foreign(answer, tools, self._form)):
+            errors = (other,)
+        for marker in MARKERS & self._codec.ids.keys():
+            content = content.replace(marker, "")
         return Message(
             role="assistant",
-            content=parsed.content,
-            reasoning=reasoning,
+            content=content,
+            reasoning=reasoning and show_tags(reasoning),
             tool_calls=parsed.calls,
             raw=raw,
-            errors=parsed.errors,
+            errors=errors,
         )
+
+    def thinks_on(
+        self, prompt: Sequence[int], tokens: Sequence[int], stop: Sequence[str], tools: Sequence[ToolSpec]
+    ) -> bool:
+        """Whether a reply that stopped at a string stopped at a plain tag inside a thought: no call."""
+        text = self._codec.decode(list(tokens))
+        if not self.stop_strings(tools) or any(s in text for s in stop):
+            return False
+        return ends_in_thought((OPEN if self.opens_thought(prompt) else "") + text)
 
     def stop_strings(self, tools: Sequence[ToolSpec]) -> tuple[str, ...]:
         """Strings at which sampling is to stop: the closing tags where calls are plain tags."""
         return tuple(f"</{tool.name}>" for tool in tools) if self._form == "tags" else ()
 
+    def _cut(self, text: str, stop: Sequence[str], tools: Sequence[ToolSpec], inside: bool) -> str:
+        """`text` up to the end of the stop string that ends first, as sampling would have met it. The tags of
+        calls stop it outside of thoughts."""
+        ends = [text.find(s) + len(s) for s in stop if s and s in text]
+        opened = OPEN if inside else ""
+        for tag in self.stop_strings(tools):
+            found = (m.end() for m in re.finditer(re.escape(tag), text))
+            ends += [end for end in found if not ends_in_thought(opened + text[:end])][:1]
+        return text[: min(ends)] if ends else text
+
     # --- tokens after a reply
 
+    def _end_before(self, role: Role) -> int | None:
+        """The token that ends a reply before such a message."""
+        try:
+            text = self._template.after_reply(self._entries([Message(role, "u", name="u")]))
+        except RenderingError:
+            if role == "user":
+                raise
+            return None
+        end = self._codec.leading_special(text)
+        return end[0] if end else None
+
+    def _kept(
+        self, messages: Sequence[Message], sampled: Mapping[str, Sequence[int]], tools: Sequence[ToolSpec]
+    ) -> dict[int, Sequence[int]]:
+        """By position, the tokens of replies that are not left to the template. If results stand inside
+        replies, these are all of them."""
+        kept = {i: sampled[m.id] for i, m in enumerate(messages) if m.role == "assistant" and m.id in sampled}
+        called = [m.role == "assistant" and after.role == "tool" for m, after in pairwise(messages)]
+        if self._result is None or not any(called):
+            return kept
+        for i, m in enumerate(messages):
+            if m.role == "assistant" and i not in kept:
+                words = self._codec.encode_escaped(self._assistant(m, tools)["content"])
+                kept[i] = words if [*called, False][i] else [*words, self.stop_token_ids[0]]
+        return dict(sorted(kept.items()))
+
     def _tail(self, last: Sequence[int], messages: Sequence[Message]) -> Sequence[int]:
-        closed = self._end is not None and len(last) > 0 and last[-1] == self._end
+        end = last[-1] if len(last) and last[-1] in self.stop_token_ids else None
+        if self._result is not None and end is None:
+            results = list(takewhile(lambda m: m.role == "tool", messages))
+            if results:
+                inside = self.encode("".join(self._result.replace("{}", m.content) for m in results))
+                others = messages[len(results) :]
+                return [*inside, *self._tail((), others)] if others else inside
         plain = all(m.role != "assistant" for m in messages)
         if plain and sum(len(m.content) for m in messages) <= CACHED_CHARACTERS:
-            return self._cached_tail(closed, tuple((m.role, m.content, m.name) for m in messages))
-        return self._new_tail(closed, messages)
+            return self._cached_tail(end, tuple((m.role, m.content, m.name) for m in messages))
+        return self._new_tail(end, messages)
 
     def _short_tail(
-        self, closed: bool, messages: tuple[tuple[Role, str, str | None], ...]
+        self, end: int | None, messages: tuple[tuple[Role, str, str | None], ...]
     ) -> tuple[int, ...]:
-        return tuple(
-            self._new_tail(closed, [Message(r, content, name=name) for r, content, name in messages])
-        )
+        return tuple(self._new_tail(end, [Message(r, content, name=name) for r, content, name in messages]))
 
-    def _new_tail(self, closed: bool, messages: Sequence[Message]) -> list[int]:
+    def _new_tail(self, end: int | None, messages: Sequence[Message]) -> list[int]:
+        """`end`: the stop token that was sampled. Any other than the template's leaves the turn open."""
         text = self._template.after_reply(self._entries(messages))
-        if closed:
-            end = self._codec.leading_special(text)
-            if end is None or end[0] != self._end:
-                roles = ", ".join(m.role for m in messages)
-                raise RenderingError(
-                    f"the chat template ends the assistant's turn differently before [{roles}]"
-                )
-            text = end[1]
-        return self._codec.encode_escaped(text)
+        close = self._codec.leading_special(text) if end is not None else None
+        return self._codec.encode_escaped(close[1] if close and close[0] == end else text)
 
     # --- messages as the template sees them
 
     def _with_system(self, messages: Sequence[Message], tools: Sequence[ToolSpec]) -> Sequence[Message]:
         """Puts in the system message: the configured one, our description of tools, or none."""
-        described = describe_tools(tools, self._form) if tools and not self._native else ""
+        native = self._native and self._features.tools
+        described = self._calls.describe(tools) if tools and not native else ""
         given = messages[0].content if messages and messages[0].role == "system" else None
         text = given
         if text is None and all(m.role != "system" for m in messages):
@@ -238,8 +344,10 @@ class Renderer:
     ) -> list[dict[str, Any]]:
         entries: list[dict[str, Any]] = []
         wrapped = False  # the last entry holds tool results as a user message
+        results = 0  # since the last reply
         for position, message in enumerate(messages):
-            entry = self._entry(message, tools, first=start and position == 0)
+            entry = self._entry(message, tools, results, first=start and position == 0)
+            results = results + 1 if message.role == "tool" else 0
             wraps = message.role == "tool" and entry["role"] == "user"
             both_users = bool(entries) and entry["role"] == entries[-1]["role"] == "user"
             if both_users and (self._features.alternates or (wraps and wrapped)):
@@ -250,7 +358,9 @@ class Renderer:
             wrapped = wraps
         return entries
 
-    def _entry(self, message: Message, tools: Sequence[ToolSpec], *, first: bool) -> dict[str, Any]:
+    def _entry(
+        self, message: Message, tools: Sequence[ToolSpec], results: int, *, first: bool
+    ) -> dict[str, Any]:
         escape = self._codec.escape
         if message.role == "assistant":
             return self._assistant(message, tools)
@@ -260,8 +370,9 @@ class Renderer:
             role = "user"
         if role == "tool" and not self._features.tool_role:
             return {"role": "user", "content": f"<tool_response>\n{content}\n</tool_response>"}
-        if role == "tool" and message.name is not None:
-            return {"role": role, "content": content, "name": escape(message.name)}
+        if role == "tool":
+            name = None if message.name is None else escape(message.name)
+            return tool_entry(content, name, self._calls.call_id(name or "", results))
         return {"role": role, "content": content}
 
     def _assistant(self, message: Message, tools: Sequence[ToolSpec]) -> dict[str, Any]:
@@ -269,68 +380,51 @@ class Renderer:
         escape, content = self._codec.escape, message.content
         if message.errors and message.raw is not None:
             answer = split_reasoning(message.raw)[1]
-            content = answer if PARSERS[self._form](answer, tools).content == content else content
-            calls: Sequence = ()
+            content = answer if self._calls.parse(answer, tools).content == content else content
+            calls: Sequence[ToolCall] = ()
         else:
             calls = message.tool_calls
-        entry: dict[str, Any] = {"role": "assistant"}
-        if calls and not self._native:
-            content = "\n".join(part for part in (content, write_calls(calls, self._form)) if part)
+        entry: dict[str, Any] = {"role": "assistant", "content": escape(content)}
+        if calls and self._takes(calls):
+            entry = self._call_entry(content, calls)
         elif calls:
-            functions = ({"name": call.name, "arguments": dict(call.arguments)} for call in calls)
-            entry["tool_calls"] = [
-                {"type": "function", "function": escape(function)} for function in functions
-            ]
-        if self._features.reasoning and message.reasoning is not None:
-            entry["reasoning_content"] = escape(message.reasoning)
-        else:
-            content = join_reasoning(message.reasoning, content)
-        return {**entry, "content": escape(content)}
+            entry["content"] = self._written(content, calls)
+        if message.reasoning is None:
+            return entry
+        if self._features.reasoning:
+            return {**entry, "reasoning_content": escape(message.reasoning)}
+        return {**entry, "content": join_reasoning(escape(message.reasoning), entry["content"] or "")}
 
-    # --- what the template allows, checked at construction
+    def _takes(self, calls: Sequence[ToolCall]) -> bool:
+        """Whether the template writes these calls."""
+        return self._native and (len(calls) == 1 or self._features.several_calls)
 
-    def _limits(self) -> list[str]:
-        has, notes = self._features, []
-        if not has.system:
-            notes.append(
-                "The chat template shows no system message: it is sent as part of the first user message."
-            )
-        elif not has.later_system:
-            notes.append(
-                "The chat template shows system messages only at the start: later ones are sent as user."
-            )
-        if has.alternates:
-            notes.append("The chat template refuses two user messages in a row: they are joined.")
-        if has.clock:
-            notes.append("The chat template prints the date: pinned, so that a run can be repeated.")
-        return notes
+    def _call_entry(self, content: str, calls: Sequence[ToolCall]) -> dict[str, Any]:
+        escape, has = self._codec.escape, self._features
+        safe = [ToolCall(escape(call.name), escape(call.arguments)) for call in calls]
+        ids = [self._calls.call_id(call.name, i) for i, call in enumerate(safe)]
+        as_text, as_none = has.arguments_as_text, has.content_as_none
+        return call_entry(escape(content), safe, ids, as_text=as_text, as_none=as_none)
 
-    def _tool_limits(self) -> list[str]:
-        has, notes = self._features, []
-        if not has.tool_role:
-            notes.append(
-                "The chat template does not know tool results: sent as user, inside <tool_response>."
-            )
-        if not has.tools:
-            notes.append("The chat template does not describe tools: the system message describes them.")
-        elif not self._native:
-            kind = "calls are plain tags" if self._form == "tags" else "its calls are not JSON in <tool_call>"
-            notes.append(
-                f"The chat template's own tools are not used ({kind}): the system message describes them."
-            )
-        return notes
+    def _written(self, content: str, calls: Sequence[ToolCall]) -> str:
+        """Escaped text of a reply with calls: as the template writes it, if it does."""
+        if self._takes(calls):
+            return self._template.said(self._call_entry(content, calls))
+        escape = self._codec.escape
+        written = self._calls.write([ToolCall(escape(c.name), escape(c.arguments)) for c in calls])
+        return "\n".join(part for part in (escape(content), written) if part)
+
+    # --- what the template does to earlier turns
 
     def _changes(self) -> list[str]:
         """What the template does to earlier turns, found by rendering dialogues whole and piece by piece."""
-        user, tool, answer = (
-            Message("user", "qxuser"),
-            Message("tool", "qxresult"),
-            Message("assistant", "qxanswer"),
-        )
+        user, tool = Message("user", "qxuser"), Message("tool", "qxresult", name="qxtool")
+        answer, calls = Message("assistant", "qxanswer"), (ToolCall("qxtool", {}),)
+        asks = Message("assistant", "", tool_calls=calls) if self._takes(calls) else answer
         thought = Message("assistant", "qxanswer", reasoning="qxthought")
         if ends_in_thought(self.opening):
             return ["opens a thought for the last reply only"]
-        if not self._agrees([user, answer, tool, answer, user]):
+        if not self._agrees([user, asks, tool, answer, user]):
             return ["writes earlier turns differently from the last one"]
         changes = []
         for follower, where in ((tool, "before a tool result"), (user, "before a user message")):
@@ -352,7 +446,9 @@ class Renderer:
         if self._agrees([user, plain, user]) and not self._agrees([user, padded, user]):
             notes.append("The chat template trims replies: sampled ones keep their whitespace.")
         text = self._template.render(self._entries([user], start=True))
-        if list(tokenizer.encode(text, add_special_tokens=False)) != self._codec.encode_escaped(text):
+        if list(tokenizer.encode(text, add_special_tokens=False)) != self._codec.encode_escaped(
+            text, first=True
+        ):
             notes.append(
                 "The tokenizer splits whole dialogues differently from their parts; the parts count."
             )
@@ -363,13 +459,9 @@ class Renderer:
         replies = [i for i, message in enumerate(messages) if message.role == "assistant"]
         pieces = [self._template.render(self._entries(messages[: replies[0]], start=True))]
         for reply, following in pairwise([*replies, len(messages)]):
-            words = join_reasoning(messages[reply].reasoning, messages[reply].content)
+            said = messages[reply]
+            words = self._written("", said.tool_calls) if said.tool_calls else said.content
+            words = join_reasoning(said.reasoning, words)
             tail = self._template.after_reply(self._entries(messages[reply + 1 : following]))
             pieces += [words, tail]
         return "".join(pieces) == self._template.render(self._entries(messages, start=True))
-
-
-def _cut(text: str, stop: Sequence[str]) -> str:
-    """`text` up to the end of the stop string that ends first, as sampling would have met it."""
-    ends = [text.find(s) + len(s) for s in stop if s and s in text]
-    return text[: min(ends)] if ends else text

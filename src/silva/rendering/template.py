@@ -7,6 +7,7 @@ decide what to do about them, which is the renderer's part.
 from __future__ import annotations
 
 import datetime
+import itertools
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -15,9 +16,10 @@ from typing import TYPE_CHECKING, Any
 import jinja2
 
 from silva.errors import RenderingError
+from silva.rendering.call_forms import FORMS
 from silva.rendering.codec import MARK
-from silva.rendering.tool_calls import as_function, parse_hermes
-from silva.types import ToolSpec
+from silva.rendering.tool_calls import as_function
+from silva.types import ToolCall, ToolSpec
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
@@ -44,7 +46,10 @@ class Features:
     tool_role: bool  # has a way of its own to show tool results
     alternates: bool  # refuses two user messages in a row
     tools: bool  # describes tools given to it
-    hermes: bool  # and writes their calls as JSON in <tool_call>
+    form: str  # a key of FORMS: how it writes calls; empty if in no known form
+    arguments_as_text: bool  # takes the arguments of a call as JSON text
+    several_calls: bool  # takes several calls in a reply
+    content_as_none: bool  # takes a reply that only calls as one without content
     reasoning: bool  # takes thoughts in a field of their own
     clock: bool  # prints the date
 
@@ -106,6 +111,13 @@ class ChatTemplate:
             )
         return text.partition(MARK)[2]
 
+    def said(self, reply: Entry) -> str:
+        """What the template writes as the words of a last reply: without its header and its end."""
+        before, _, after = self.render([_USER, _REPLY], open=False).partition(MARK)
+        text = self.render([_USER, reply], open=False)
+        text = text[len(_common_prefix(text, before)) :]
+        return text[: len(text) - len(_common_prefix(text[::-1], after[::-1]))]
+
     def _probe_closing(self) -> str:
         end, followed = self.after_reply([], open=False), self.after_reply([_USER], open=False)
         return _common_prefix(end, followed)
@@ -125,16 +137,19 @@ class ChatTemplate:
                              {"role": "system", "content": "qxcontent"}, _USER])  # fmt: skip
         plain, with_tools = self._try([_USER]), self._try([_USER], [as_function(_SPEC)])
         tools = with_tools is not None and with_tools != plain and _TOOL in with_tools
-        hermes = tools and self._writes_hermes()
+        form, as_text, as_none = self._form()
         thought = [_USER, {"role": "assistant", "content": "a", "reasoning_content": "qxcontent"}]
         return Features(
             system=system,
             later_system=later,
             default_system=self._default_system() if system else "",
-            tool_role=self._knows_tool_role(hermes),
+            tool_role=self._knows_tool_role(form, as_text, as_none),
             alternates=self._try([_USER, _USER]) is None,
             tools=tools,
-            hermes=hermes,
+            form=form,
+            arguments_as_text=as_text,
+            several_calls=bool(form) and self._takes_several(form, as_text, as_none),
+            content_as_none=as_none,
             reasoning=self._shows(thought, open=False),
             clock="strftime_now" in json.dumps(self._tokenizer.chat_template),
         )
@@ -155,24 +170,65 @@ class ChatTemplate:
             return bare[len(before) : len(bare) - len(after)]
         return ""
 
-    def _writes_hermes(self) -> bool:
-        call = {"name": _TOOL, "arguments": {"qxarg": "é\n"}}
-        reply = {"role": "assistant", "content": "", "tool_calls": [{"type": "function", "function": call}]}
-        calls = parse_hermes(self._try([_USER, reply], open=False) or "").calls
-        return [(c.name, c.arguments) for c in calls] == [(call["name"], call["arguments"])]
+    def _form(self) -> tuple[str, bool, bool]:
+        """How it writes a call, and what it takes for that: arguments as text, None as content."""
+        call = ToolCall(_TOOL, {"qxarg": "é\n"})
+        ids = dict.fromkeys(form.call_id(_TOOL, 0) for form in FORMS.values())
+        for id, as_text, as_none in itertools.product(ids, (False, True), (False, True)):
+            try:
+                said = self.said(call_entry("", [call], [id], as_text=as_text, as_none=as_none))
+            except RenderingError:
+                continue
+            for name, form in FORMS.items():
+                found = form.parse(said, [_SPEC])
+                calls = [(c.name, c.arguments) for c in found.calls]
+                if calls == [(call.name, call.arguments)] and not found.errors and not found.content.strip():
+                    return name, as_text, as_none
+        return "", False, False
 
-    def _knows_tool_role(self, hermes: bool) -> bool:
+    def _takes_several(self, form: str, as_text: bool, as_none: bool) -> bool:
+        reply = _calling(2, form, as_text, as_none)
+        return (self._try([_USER, reply], open=False) or "").count(_TOOL) >= 2
+
+    def _knows_tool_role(self, form: str, as_text: bool, as_none: bool) -> bool:
         """Whether `tool` is more to the template than a word it copies, as any other, into a header."""
-        reply: dict[str, Any] = {"role": "assistant", "content": "a"}
-        if hermes:
-            call = {"name": _TOOL, "arguments": {}}
-            reply["tool_calls"] = [{"type": "function", "function": call, "id": "qx0000000"}]
-        dialogue = [_USER, reply, {"role": "tool", "content": "qxcontent", "name": _TOOL}]
+        reply = _calling(1, form, as_text, as_none) if form else {"role": "assistant", "content": "a"}
+        id = FORMS[form or "hermes"].call_id(_TOOL, 0)
+        dialogue = [_USER, reply, tool_entry("qxcontent", _TOOL, id)]
         plain = [_USER, {"role": "assistant", "content": "a"}, dialogue[-1]]
         if not (self._shows(dialogue) and self._shows(plain)):
             return False
         made_up = self._try([*plain[:-1], {**dialogue[-1], "role": _ROLE}])
         return made_up is None or made_up.replace(_ROLE, "tool") != self._try(plain)
+
+
+def _calling(count: int, form: str, as_text: bool, as_none: bool) -> Entry:
+    calls, ids = [ToolCall(_TOOL, {})] * count, [FORMS[form].call_id(_TOOL, i) for i in range(count)]
+    return call_entry("", calls, ids, as_text=as_text, as_none=as_none)
+
+
+def call_entry(
+    content: str, calls: Sequence[ToolCall], ids: Sequence[str], *, as_text: bool, as_none: bool
+) -> dict[str, Any]:
+    """A reply that calls tools."""
+    given = [dict(call.arguments) for call in calls]
+    functions = [
+        {"name": call.name, "arguments": json.dumps(a, ensure_ascii=False) if as_text else a}
+        for call, a in zip(calls, given, strict=True)
+    ]
+    return {
+        "role": "assistant",
+        "content": None if as_none and not content else content,
+        "tool_calls": [
+            {"type": "function", "id": id, "function": function}
+            for id, function in zip(ids, functions, strict=True)
+        ],
+    }
+
+
+def tool_entry(content: str, name: str | None, id: str) -> dict[str, Any]:
+    entry = {"role": "tool", "content": content, "tool_call_id": id}
+    return entry if name is None else {**entry, "name": name}
 
 
 def _common_prefix(a: str, b: str) -> str:

@@ -1,7 +1,7 @@
-"""Tool calls as text: descriptions of the tools on offer, and parsers of the calls a model writes.
+"""Tool calls as text: the two forms that Silva writes itself, and what all forms share.
 
-Two forms. `hermes`: a JSON object {"name": ..., "arguments": {...}} between <tool_call> and
-</tool_call> (Hermes, Qwen). `tags`: <search>text</search>, one plain tag per tool (Search-R1, ARPO).
+`hermes`: a JSON object {"name": ..., "arguments": {...}} between <tool_call> and </tool_call> (Hermes, Qwen).
+`tags`: <search>text</search>, one plain tag per tool (Search-R1, ARPO). Other families: call_forms.py.
 A parser never raises on what a model wrote: what it cannot read becomes an error in words, which
 `error_observation` hands back to the model. Whether a tool exists and likes its arguments is for the
 environment to say.
@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,6 +20,11 @@ from silva.types import Message, ToolCall, ToolSpec
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
 EXPECTED = '{"name": "...", "arguments": {...}}'
+HERMES = f'{OPEN}\n{{"name": "name of the tool", "arguments": {{"argument": "value"}}}}\n{CLOSE}'
+_SPACE, _DECODER = re.compile(r"\s*"), json.JSONDecoder()
+
+Found = tuple[int, int, ToolCall | str | None]
+"""Begin and end in a text, and what stands there: a call, an error in words, or only markup."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,56 +36,77 @@ class Parsed:
     errors: tuple[str, ...] = ()
 
 
-Parser = Callable[[str, Sequence[ToolSpec]], Parsed]
+def parsed(text: str, found: Sequence[Found]) -> Parsed:
+    """`text` without what was found in it."""
+    if not found:
+        return Parsed(text)
+    content, calls, errors, at = list[str](), list[ToolCall](), list[str](), 0
+    for begin, end, each in found:
+        content.append(text[at:begin])
+        at = end
+        if isinstance(each, ToolCall):
+            calls.append(each)
+        elif each is not None:
+            errors.append(f"tool call {len(calls) + len(errors) + 1}: {each}")
+    return Parsed("".join([*content, text[at:]]).strip(), tuple(calls), tuple(errors))
 
 
 def parse_hermes(text: str, tools: Sequence[ToolSpec] = ()) -> Parsed:
     """JSON calls between <tool_call> tags; `tools` plays no part."""
+    return parsed(text, scan_hermes(text, tools))
+
+
+def scan_hermes(text: str, tools: Sequence[ToolSpec] = ()) -> list[Found]:
+    """Calls as they end by JSON's own rules: their texts may hold the tags."""
     del tools
-    before, *blocks = text.split(OPEN)
-    content, calls, errors = [before], [], []
-    for number, block in enumerate(blocks, 1):
-        body, tag, after = block.partition(CLOSE)
-        content.append(after)
-        call = _read_call(body) if tag else f"{OPEN} is never closed; expected {OPEN}{EXPECTED}{CLOSE}"
-        if isinstance(call, ToolCall):
-            calls.append(call)
+    found, at, expected = list[Found](), 0, f"expected {OPEN}{EXPECTED}{CLOSE}"
+    for tag in re.finditer(f"{OPEN}|{CLOSE}", text):
+        if tag.start() < at:
+            continue
+        at = tag.end()
+        if tag[0] == CLOSE:
+            found.append((tag.start(), at, f"{CLOSE} without {OPEN} before it; {expected}"))
+            continue
+        end = json_end(text, at)
+        close = -1 if end is None else skip_space(text, end)
+        if not text.startswith(CLOSE, close if close >= 0 else len(text)):
+            following = text.find(OPEN, at)
+            close = text.find(CLOSE, at, following if following >= 0 else len(text))
+            end = following if following >= 0 else len(text)
+        if close < 0:
+            assert end is not None
+            found.append((tag.start(), end, f"{OPEN} is never closed; {expected}"))
+            at = end
         else:
-            errors.append(f"tool call {number}: {call}")
-    strays = sum(part.count(CLOSE) for part in content)
-    if strays:
-        errors.append(f"{CLOSE} without {OPEN} before it; expected {OPEN}{EXPECTED}{CLOSE}")
-        content = [part.replace(CLOSE, "") for part in content]
-    return Parsed("".join(content).strip() if blocks or strays else text, tuple(calls), tuple(errors))
+            found.append((tag.start(), close + len(CLOSE), _read_call(text[at:close])))
+            at = close + len(CLOSE)
+    return found
 
 
 def parse_tags(text: str, tools: Sequence[ToolSpec] = ()) -> Parsed:
-    """Calls such as <search>text</search>, for the tools on offer; other tags are plain text.
+    """Calls such as <search>text</search>, for the tools on offer; other tags are plain text."""
+    return parsed(text, scan_tags(text, tools))
 
-    The text becomes the tool's single required string parameter, or `input` where there is no such one.
-    """
+
+def scan_tags(text: str, tools: Sequence[ToolSpec] = ()) -> list[Found]:
+    """The text becomes the tool's single required string parameter, or `input` where there is no such one."""
     parameters = {tool.name: _text_parameter(tool) for tool in tools}
     if not parameters:
-        return Parsed(text)
+        return []
     opening = re.compile(f"<({'|'.join(map(re.escape, parameters))})>")
-    content, calls, errors, position = [], [], [], 0
+    found, position = list[Found](), 0
     while match := opening.search(text, position):
         name, tag = match[1], f"</{match[1]}>"
-        content.append(text[position : match.start()])
         end = text.find(tag, match.end())
         if end < 0:
-            errors.append(f"{match[0]} is never closed; expected {match[0]}...{tag}")
             position = len(text)
+            error = f"{match[0]} is never closed; expected {match[0]}...{tag}"
+            found.append((match.start(), position, error))
         else:
-            calls.append(ToolCall(name, {parameters[name]: text[match.end() : end].strip()}))
             position = end + len(tag)
-    if not calls and not errors:
-        return Parsed(text)
-    content.append(text[position:])
-    return Parsed("".join(content).strip(), tuple(calls), tuple(errors))
-
-
-PARSERS: dict[str, Parser] = {"hermes": parse_hermes, "tags": parse_tags}
+            call = ToolCall(name, {parameters[name]: text[match.end() : end].strip()})
+            found.append((match.start(), position, call))
+    return found
 
 
 def error_observation(message: Message) -> tuple[Message, ...] | None:
@@ -94,11 +120,6 @@ def error_observation(message: Message) -> tuple[Message, ...] | None:
 def write_calls(calls: Sequence[ToolCall], form: str) -> str:
     """The calls as a model would write them."""
     return "\n".join(_write_tag(call) if form == "tags" else _write_hermes(call) for call in calls)
-
-
-def describe_tools(tools: Sequence[ToolSpec], form: str) -> str:
-    """Text for the system message, where the chat template does not describe tools itself."""
-    return _describe_tags(tools) if form == "tags" else _describe_hermes(tools)
 
 
 def as_function(tool: ToolSpec) -> dict[str, Any]:
@@ -120,37 +141,57 @@ def read_call(name: str, arguments: str, id: str = "") -> ToolCall | str:
         arguments: JSON, as the model wrote it.
     """
     try:
-        found = _loads(arguments)
+        found = read_json(arguments)
     except ValueError as error:
         return str(error)
-    return _call(name, found, id)
+    return make_call(name, found, id)
 
 
 def _read_call(body: str) -> ToolCall | str:
     """One call, or what is wrong with it."""
     try:
-        call = _loads(body)
+        call = read_json(body)
     except ValueError as error:
         return str(error)
-    if not isinstance(call, dict):
-        return f"got JSON of type {_json_type(call)}, expected an object {EXPECTED}"
-    name, identity = call.get("name"), call.get("id")
-    found = _call(name, call.get("arguments", {}), identity if isinstance(identity, str) else "")
-    extra = sorted(call.keys() - {"name", "arguments", "id"})
+    found = read_object(call, EXPECTED)
+    extra = sorted(call.keys() - {"name", "arguments", "id"}) if isinstance(call, dict) else []
     if extra and isinstance(found, ToolCall):
-        return f"unexpected {', '.join(map(json.dumps, extra))} in the call of {name}; expected {EXPECTED}"
+        return (
+            f"unexpected {', '.join(map(json.dumps, extra))} in the call of {found.name}; expected {EXPECTED}"
+        )
     return found
 
 
-def _call(name: object, arguments: object, id: str) -> ToolCall | str:
+def read_object(call: object, expected: str) -> ToolCall | str:
+    """A call written as one JSON object; Llama's word for arguments is parameters."""
+    if not isinstance(call, dict):
+        return f"got JSON of type {_json_type(call)}, expected an object {expected}"
+    identity, key = call.get("id"), "arguments" if "arguments" in call else "parameters"
+    arguments = call.get(key, {}) if "parameters" in expected else call.get("arguments", {})
+    return make_call(call.get("name"), arguments, identity if isinstance(identity, str) else "", expected)
+
+
+def make_call(name: object, arguments: object, id: str, expected: str = EXPECTED) -> ToolCall | str:
     if not isinstance(name, str) or not name:
-        return f'"name" is missing or not a text; expected {EXPECTED}'
+        return f'"name" is missing or not a text; expected {expected}'
     if not isinstance(arguments, dict):
-        return f'"arguments" of {name}: got {_json_type(arguments)}, expected an object {EXPECTED}'
+        return f'"arguments" of {name}: got {_json_type(arguments)}, expected an object {expected}'
     return ToolCall(name, arguments, id)
 
 
-def _loads(body: str) -> Any:
+def skip_space(text: str, at: int) -> int:
+    return _SPACE.match(text, at).end()  # type: ignore[union-attr]
+
+
+def json_end(text: str, begin: int) -> int | None:
+    """Where the JSON value that begins there ends; None if there is none."""
+    try:
+        return _DECODER.raw_decode(text, skip_space(text, begin))[1]
+    except (ValueError, RecursionError):
+        return None
+
+
+def read_json(body: str, expected: str = EXPECTED) -> Any:
     """Raises ValueError, in words for the model; also for what JSON cannot hold: NaN, 1e999, surrogates."""
     try:
         value = json.loads(body, parse_constant=_refuse_constant, parse_float=_finite)
@@ -158,9 +199,9 @@ def _loads(body: str) -> Any:
     except UnicodeEncodeError:
         raise ValueError("holds characters that are no valid Unicode (a lone surrogate)") from None
     except RecursionError:
-        raise ValueError(f"JSON is nested too deeply; expected {EXPECTED}") from None
+        raise ValueError(f"JSON is nested too deeply; expected {expected}") from None
     except ValueError as error:
-        raise ValueError(f"not valid JSON ({error}); expected {EXPECTED}") from None
+        raise ValueError(f"not valid JSON ({error}); expected {expected}") from None
     return value
 
 
@@ -200,17 +241,11 @@ def _write_tag(call: ToolCall) -> str:
     return f"<{call.name}>{text}</{call.name}>"
 
 
-def _describe_hermes(tools: Sequence[ToolSpec]) -> str:
-    schemas = "\n".join(json.dumps(as_function(tool), ensure_ascii=False) for tool in tools)
-    return (
-        f"You can call these tools, given by their JSON schemas:\n<tools>\n{schemas}\n</tools>\n\n"
-        "To call one, write its name and its arguments as one JSON object:\n"
-        f'{OPEN}\n{{"name": "name of the tool", "arguments": {{"argument": "value"}}}}\n{CLOSE}\n'
-        "You may write several calls; their results come back to you."
-    )
+def schemas(tools: Sequence[ToolSpec]) -> str:
+    return "\n".join(json.dumps(as_function(tool), ensure_ascii=False) for tool in tools)
 
 
-def _describe_tags(tools: Sequence[ToolSpec]) -> str:
+def describe_tags(tools: Sequence[ToolSpec]) -> str:
     lines = "\n".join(
         f"- <{tool.name}>{_text_parameter(tool)}</{tool.name}>: {tool.description}" for tool in tools
     )

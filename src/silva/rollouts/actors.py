@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from random import Random
 from typing import ClassVar
 
@@ -29,12 +29,27 @@ class Policy:
     sampling: Sampling
 
     async def reply(self, request: Request) -> Reply:
-        stop = (*self.sampling.stop, *self.renderer.stop_strings(request.tools))
+        prompt, tools, stop = request.tokens, request.tools, tuple(self.sampling.stop)
+        tags = (*stop, *self.renderer.stop_strings(tools))
         sampled = await self.sample(
-            request.tokens, stop, request.max_tokens, seed=request.seed, session=request.session
+            prompt, tags, request.max_tokens, seed=request.seed, session=request.session
         )
+        while sampled.stop_reason == "stop_string" and self.renderer.thinks_on(
+            prompt, sampled.tokens, stop, tools
+        ):
+            count = len(sampled.tokens)
+            if count >= request.max_tokens:
+                sampled = replace(sampled, stop_reason="length")
+                break
+            more = await self.sample(
+                [*prompt, *sampled.tokens], tags, request.max_tokens - count,
+                seed=derive(request.seed, "thinks on", count), session=request.session,
+            )  # fmt: skip
+            sampled = _joined(sampled, more)
         segment = policy_segment(sampled, len(sampled.tokens), self.sampling.temperature)
-        message = self.renderer.parse(sampled.tokens, prefill=request.prefill, stop=stop, tools=request.tools)
+        message = self.renderer.parse(
+            sampled.tokens, prompt=prompt, prefill=request.prefill, stop=stop, tools=tools
+        )
         return Reply((segment,), message, sampled.stop_reason)
 
     async def sample(
@@ -52,6 +67,18 @@ class Policy:
             seed=seed,
         )
         return await self.engine.sample(tokens, params, session=session)
+
+
+def _joined(first: Completion, more: Completion) -> Completion:
+    return Completion(
+        (*first.tokens, *more.tokens),
+        (*first.logprobs, *more.logprobs),
+        (*first.raw_logprobs, *more.raw_logprobs),
+        (*first.entropies, *more.entropies),
+        (*first.versions, *more.versions),
+        more.stop_reason,
+        first.cached_tokens,
+    )
 
 
 def policy_segment(sampled: Completion, count: int, temperature: float) -> Segment:
@@ -97,12 +124,13 @@ class Script:
                 text = await said if isinstance(said, Awaitable) else said
             if not isinstance(text, str):
                 raise TypeError(f"returned {type(text).__name__}, expected the text of a reply (str)")
-            text = self.renderer.scripted(text.removeprefix(request.prefill))
+            tokens = tuple(self.renderer.script(text.removeprefix(request.prefill), request.tokens))
         except CapabilityError:  # there is no expert in any other episode either
             raise
         except Exception as fault:
             raise ScriptFault("random_reply" if astray else "expert_reply") from fault
-        tokens = tuple(self.renderer.encode_reply(text))
-        message = self.renderer.parse(tokens, prefill=request.prefill, tools=request.tools)
+        message = self.renderer.parse(
+            tokens, prompt=request.tokens, prefill=request.prefill, tools=request.tools
+        )
         segment = Segment("environment" if wrong else "expert", tokens)
         return Reply((segment,), message, "stop_token")

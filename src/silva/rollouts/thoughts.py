@@ -21,7 +21,7 @@ from typing import ClassVar
 from silva.errors import CapabilityError, ContextOverflow, NoReply
 from silva.ports import derive
 from silva.protocols import Reply, Request, Work
-from silva.rendering.reasoning import CLOSE, OPEN, ends_in_thought
+from silva.rendering.reasoning import CLOSE, OPEN
 from silva.rollouts.actors import Policy, Script, policy_segment
 from silva.rollouts.episode import play
 from silva.rollouts.settings import ThoughtsRolloutSettings
@@ -54,15 +54,15 @@ class _State:
 
     Attributes:
         request: what the policy is asked, and where the action is scored.
-        context: the tokens after which it thinks.
-        before: tokens that open a thought.
+        opening: the tokens after which it thinks.
+        before: tokens that open a thought in the reply that is played.
         gap: white space between a thought and the action.
         action: tokens of the expert's action.
         room: tokens that a thought may have.
     """
 
     request: Request
-    context: Sequence[int]
+    opening: Sequence[int]
     before: Sequence[int]
     gap: str
     action: Sequence[int]
@@ -99,7 +99,7 @@ class Thinker:
 
     async def _state(self, request: Request) -> _State:
         expert = await Script(self.renderer).reply(request)
-        opened = ends_in_thought(self.renderer.opening + request.prefill)
+        opened = self.renderer.opens_thought(request.tokens)
         if request.prefill.strip() and not opened:
             raise CapabilityError(
                 f'rollout.type = "thoughts": environment {request.label!r} begins replies with '
@@ -111,23 +111,25 @@ class Thinker:
         if not text:
             raise NoReply(f"the expert's reply {said!r} holds no action")
         gap = after[: len(after) - len(after.lstrip())] if thinks else ""
-        encode, context = self.renderer.encode, request.tokens
+        encode = self.renderer.encode
+        before, action = encode("" if opened else OPEN), encode(text)
+        opening = [*request.tokens, *before]
         if self.settings.shows_action:
             hint = Message("user", self.settings.hint.replace("{action}", text))
             messages = [*request.messages, hint]
-            context = self.renderer.context(messages, request.tools, prefill=request.prefill)
-        before, action = encode("" if opened else OPEN), encode(text)
+            opening = self.renderer.context(messages, request.tools, prefill=request.prefill)
+            opening += encode("" if self.renderer.opens_thought(opening) else OPEN)
         taken = len(before) + len(encode(CLOSE + gap)) + len(action) + 1
         if taken >= request.max_tokens:
             raise ContextOverflow(
                 f"the expert's action and the tags of a thought have {taken} tokens, expected less than the "
                 f"{request.max_tokens} of a reply, so that a thought has room"
             )
-        return _State(request, context, before, gap, action, request.max_tokens - taken)
+        return _State(request, opening, before, gap, action, request.max_tokens - taken)
 
     async def _think(self, state: _State, number: int) -> Thought:
         """Sample a thought, and score the action after it."""
-        request, opening = state.request, [*state.context, *state.before]
+        request, opening = state.request, state.opening
         seed = derive(request.seed, "thought", number)
         sampled = await self.policy.sample(opening, (CLOSE,), state.room, seed=seed, session=request.session)
         kept, missing = self._ended(sampled)
@@ -150,8 +152,10 @@ class Thinker:
         else:
             parts = (given(0, first), thought, given(last, len(said)))
             played = [part for part in parts if part.tokens]
-            trained = [Segment("environment", tuple(state.context)), *played]
-        message = self.renderer.parse(said, prefill=request.prefill, tools=request.tools)
+            trained = [Segment("environment", tuple(request.tokens)), *played]
+        message = self.renderer.parse(
+            said, prompt=request.tokens, prefill=request.prefill, tools=request.tools
+        )
         logprobs = scores.logprobs[len(said) - 1 - len(state.action) : -1]
         reward = {REWARD: math.exp(math.fsum(logprobs) / len(logprobs))}
         turn = Turn(

@@ -16,7 +16,7 @@ from starlette.types import Receive
 
 from silva.errors import ContextOverflow
 from silva.ports import CLOCK
-from silva.rendering.reasoning import ends_in_thought, split_reasoning
+from silva.rendering.reasoning import split_reasoning
 from silva.rendering.renderer import Renderer
 from silva.server.bodies import ChatBody, MessageBody
 from silva.server.completions import FINISH, exact, last_chunk, seeds, usage
@@ -43,7 +43,7 @@ async def chat(service: Service, body: ChatBody, receive: Receive, size: int) ->
     params = [body.params(most, stop=stop, ends=ends, seed=seed) for seed in seeds(body)]
     found = await service.sample(receive, [prompt] * body.n, params)
     work = sum(len(each.tokens) for each in found)
-    choices = await apart(8 * work, _choices, service.renderer, body, found, stop, tools)
+    choices = await apart(8 * work, _choices, service.renderer, body, found, prompt, tools)
     answer = {
         "id": f"chatcmpl-{secrets.token_hex(12)}",
         "object": "chat.completion",
@@ -81,14 +81,14 @@ def _choices(
     renderer: Renderer,
     body: ChatBody,
     found: Sequence[Completion],
-    stop: Sequence[str],
+    prompt: Sequence[int],
     tools: Sequence[ToolSpec],
 ) -> list[dict[str, Any]]:
     choices = []
     for number, completion in enumerate(found):
-        said = renderer.parse(completion.tokens, stop=stop, tools=tools)
+        said = renderer.parse(completion.tokens, prompt=prompt, stop=body.stop, tools=tools)
         if said.errors or (said.tool_calls and not tools):  # then they are text
-            text = split_reasoning(said.raw or "", opened=ends_in_thought(renderer.opening))[1]
+            text = split_reasoning(said.raw or "", opened=renderer.opens_thought(prompt))[1]
             said = replace(said, content=text, tool_calls=())
         message = _message(said, body.stop if completion.stop_reason == "stop_string" else ())
         ended = FINISH[completion.stop_reason]
