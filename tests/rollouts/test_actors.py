@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -62,7 +63,12 @@ def test_a_tag_inside_a_thought_does_not_end_the_reply(policy) -> None:
     """The policy goes on from there: one reply, of tokens that it sampled."""
     renderer = Renderer(tiny_tokenizer(), tools="tags")
     parts = iter(["<think>try <search>x</search>", " or </search>", " no</think><search>cats</search>"])
-    engine = ScriptedEngine(lambda tokens, params: renderer.encode(next(parts)))
+
+    class Engine(ScriptedEngine):
+        async def sample(self, tokens, params, *, session=""):
+            return replace(await super().sample(tokens, params, session=session), stop_reason="stop_string")
+
+    engine = Engine(lambda tokens, params: renderer.encode(next(parts)))
     reply = ask(policy(engine, renderer), tools=(TOOL,), max_tokens=100)
     said = "<think>try <search>x</search> or </search> no</think><search>cats</search>"
     assert (reply.message.raw, reply.message.reasoning) == (said, "try <search>x</search> or </search> no")
@@ -70,7 +76,7 @@ def test_a_tag_inside_a_thought_does_not_end_the_reply(policy) -> None:
     asked = [
         (tiny_tokenizer().decode(prompt[3:]), params.max_tokens) for prompt, params, _ in engine.requests
     ]
-    assert asked == [("", 100), (said[:28], 72), (said[:41], 59)]
+    assert asked == [("", 100), (said[:29], 71), (said[:42], 58)]
     assert len({params.seed for _, params, _ in engine.requests}) == 3
     (segment,) = reply.segments
     assert segment.tokens == tuple(renderer.encode(said)) and len(segment.logprobs) == len(said)

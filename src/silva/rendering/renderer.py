@@ -15,11 +15,12 @@ import re
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from itertools import pairwise, takewhile
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 from silva.errors import RenderingError
 from silva.rendering.call_forms import FORMS, MARKERS, foreign
 from silva.rendering.codec import CACHED_CHARACTERS, Codec
+from silva.rendering.entries import Entries
 from silva.rendering.notes import limits, tool_limits
 from silva.rendering.reasoning import (
     CLOSE,
@@ -30,7 +31,7 @@ from silva.rendering.reasoning import (
     show_tags,
     split_reasoning,
 )
-from silva.rendering.template import ChatTemplate, call_entry, tool_entry
+from silva.rendering.template import ChatTemplate
 from silva.rendering.tool_calls import as_function, parse_hermes
 from silva.types import Message, Role, ToolCall, ToolSpec
 
@@ -80,9 +81,9 @@ class Renderer:
         self._features = self._template.features
         self._form = (self._features.form or "hermes") if tools == "auto" else tools
         self._calls = FORMS[self._form]
-        self._native = self._features.form == self._form
+        self._entries = Entries(self._template, self._codec, self._form, system)
         self._silent = self._codec.control - {self._codec.ids.get(marker) for marker in MARKERS}
-        self._system, self._result = system, result
+        self._result = result
         self._cached_tail = lru_cache(1024)(self._short_tail)
         self.opening, self.closing = self._template.opening, self._template.closing
         self._bare_opening = not any(
@@ -127,13 +128,13 @@ class Renderer:
         Raises:
             RenderingError: the template refuses the dialogue.
         """
-        messages = self._with_system(messages, tools)
+        messages = self._entries.with_system(messages, tools)
         kept = self._kept(messages, {} if self.rebuilds_context or sampled is None else sampled, tools)
         cuts = list(kept)
         first = cuts[0] if cuts else len(messages)
-        described = self._native and self._features.tools
+        described = self._features.tools and self._features.form == self._form
         functions = [self._codec.escape(as_function(tool)) for tool in tools] if described else []
-        head = self._template.render(self._entries(messages[:first], tools, start=True), functions)
+        head = self._template.render(self._entries.of(messages[:first], tools, start=True), functions)
         tokens = self._codec.encode_escaped(head, first=True)
         for cut, following in pairwise([*cuts, len(messages)]):
             ids = kept[cut]
@@ -177,7 +178,7 @@ class Renderer:
         else:
             if tag:
                 head += answer[: len(answer) - len(answer.lstrip())]
-            written = self._written(said.content.strip(), said.calls)
+            written = self._entries.written(said.content.strip(), said.calls)
         stop = self._end_of_call if said.calls and self._end_of_call is not None else self.stop_token_ids[0]
         return [*self._codec.encode_escaped(self._codec.escape(head) + written), stop]
 
@@ -275,7 +276,7 @@ class Renderer:
     def _end_before(self, role: Role) -> int | None:
         """The token that ends a reply before such a message."""
         try:
-            text = self._template.after_reply(self._entries([Message(role, "u", name="u")]))
+            text = self._template.after_reply(self._entries.of([Message(role, "u", name="u")]))
         except RenderingError:
             if role == "user":
                 raise
@@ -294,7 +295,9 @@ class Renderer:
             return kept
         for i, m in enumerate(messages):
             if m.role == "assistant" and i not in kept:
-                words = self._codec.encode_escaped(self._assistant(m, tools)["content"])
+                entry = self._entries.reply(m, tools)
+                text = join_reasoning(entry.get("reasoning_content"), entry["content"])
+                words = self._codec.encode_escaped(text)
                 kept[i] = words if [*called, False][i] else [*words, self.stop_token_ids[0]]
         return dict(sorted(kept.items()))
 
@@ -318,101 +321,9 @@ class Renderer:
 
     def _new_tail(self, end: int | None, messages: Sequence[Message]) -> list[int]:
         """`end`: the stop token that was sampled. Any other than the template's leaves the turn open."""
-        text = self._template.after_reply(self._entries(messages))
+        text = self._template.after_reply(self._entries.of(messages))
         close = self._codec.leading_special(text) if end is not None else None
         return self._codec.encode_escaped(close[1] if close and close[0] == end else text)
-
-    # --- messages as the template sees them
-
-    def _with_system(self, messages: Sequence[Message], tools: Sequence[ToolSpec]) -> Sequence[Message]:
-        """Puts in the system message: the configured one, our description of tools, or none."""
-        native = self._native and self._features.tools
-        described = self._calls.describe(tools) if tools and not native else ""
-        given = messages[0].content if messages and messages[0].role == "system" else None
-        text = given
-        if text is None and all(m.role != "system" for m in messages):
-            text = self._system
-        if text is None and described:
-            text = self._features.default_system
-        if text is None:
-            return messages
-        text = "\n\n".join(part for part in (text, described) if part)
-        return [Message("system", text), *messages[given is not None :]]
-
-    def _entries(
-        self, messages: Sequence[Message], tools: Sequence[ToolSpec] = (), *, start: bool = False
-    ) -> list[dict[str, Any]]:
-        entries: list[dict[str, Any]] = []
-        wrapped = False  # the last entry holds tool results as a user message
-        results = 0  # since the last reply
-        for position, message in enumerate(messages):
-            entry = self._entry(message, tools, results, first=start and position == 0)
-            results = results + 1 if message.role == "tool" else 0
-            wraps = message.role == "tool" and entry["role"] == "user"
-            both_users = bool(entries) and entry["role"] == entries[-1]["role"] == "user"
-            if both_users and (self._features.alternates or (wraps and wrapped)):
-                between = "\n" if wraps and wrapped else "\n\n"
-                entries[-1]["content"] += between + entry["content"]
-            else:
-                entries.append(entry)
-            wrapped = wraps
-        return entries
-
-    def _entry(
-        self, message: Message, tools: Sequence[ToolSpec], results: int, *, first: bool
-    ) -> dict[str, Any]:
-        escape = self._codec.escape
-        if message.role == "assistant":
-            return self._assistant(message, tools)
-        role: str = message.role
-        content = escape(message.content)
-        if role == "system" and not (self._features.system if first else self._features.later_system):
-            role = "user"
-        if role == "tool" and not self._features.tool_role:
-            return {"role": "user", "content": f"<tool_response>\n{content}\n</tool_response>"}
-        if role == "tool":
-            name = None if message.name is None else escape(message.name)
-            return tool_entry(content, name, self._calls.call_id(name or "", results))
-        return {"role": role, "content": content}
-
-    def _assistant(self, message: Message, tools: Sequence[ToolSpec]) -> dict[str, Any]:
-        """A reply rendered as text: from its parts; from its raw text if malformed and not edited since."""
-        escape, content = self._codec.escape, message.content
-        if message.errors and message.raw is not None:
-            answer = split_reasoning(message.raw)[1]
-            content = answer if self._calls.parse(answer, tools).content == content else content
-            calls: Sequence[ToolCall] = ()
-        else:
-            calls = message.tool_calls
-        entry: dict[str, Any] = {"role": "assistant", "content": escape(content)}
-        if calls and self._takes(calls):
-            entry = self._call_entry(content, calls)
-        elif calls:
-            entry["content"] = self._written(content, calls)
-        if message.reasoning is None:
-            return entry
-        if self._features.reasoning:
-            return {**entry, "reasoning_content": escape(message.reasoning)}
-        return {**entry, "content": join_reasoning(escape(message.reasoning), entry["content"] or "")}
-
-    def _takes(self, calls: Sequence[ToolCall]) -> bool:
-        """Whether the template writes these calls."""
-        return self._native and (len(calls) == 1 or self._features.several_calls)
-
-    def _call_entry(self, content: str, calls: Sequence[ToolCall]) -> dict[str, Any]:
-        escape, has = self._codec.escape, self._features
-        safe = [ToolCall(escape(call.name), escape(call.arguments)) for call in calls]
-        ids = [self._calls.call_id(call.name, i) for i, call in enumerate(safe)]
-        as_text, as_none = has.arguments_as_text, has.content_as_none
-        return call_entry(escape(content), safe, ids, as_text=as_text, as_none=as_none)
-
-    def _written(self, content: str, calls: Sequence[ToolCall]) -> str:
-        """Escaped text of a reply with calls: as the template writes it, if it does."""
-        if self._takes(calls):
-            return self._template.said(self._call_entry(content, calls))
-        escape = self._codec.escape
-        written = self._calls.write([ToolCall(escape(c.name), escape(c.arguments)) for c in calls])
-        return "\n".join(part for part in (escape(content), written) if part)
 
     # --- what the template does to earlier turns
 
@@ -420,7 +331,7 @@ class Renderer:
         """What the template does to earlier turns, found by rendering dialogues whole and piece by piece."""
         user, tool = Message("user", "qxuser"), Message("tool", "qxresult", name="qxtool")
         answer, calls = Message("assistant", "qxanswer"), (ToolCall("qxtool", {}),)
-        asks = Message("assistant", "", tool_calls=calls) if self._takes(calls) else answer
+        asks = Message("assistant", "", tool_calls=calls) if self._entries.takes(calls) else answer
         thought = Message("assistant", "qxanswer", reasoning="qxthought")
         if ends_in_thought(self.opening):
             return ["opens a thought for the last reply only"]
@@ -429,7 +340,7 @@ class Renderer:
         changes = []
         for follower, where in ((tool, "before a tool result"), (user, "before a user message")):
             if not self._agrees([user, thought, follower]):
-                whole = self._template.render(self._entries([user, thought, follower], start=True))
+                whole = self._template.render(self._entries.of([user, thought, follower], start=True))
                 verb = "rewrites" if "qxthought" in whole else "drops"
                 changes.append(f"{verb} the thoughts of earlier turns {where}")
         return changes
@@ -445,7 +356,7 @@ class Renderer:
         padded = Message("assistant", " \nqxanswer\n ")
         if self._agrees([user, plain, user]) and not self._agrees([user, padded, user]):
             notes.append("The chat template trims replies: sampled ones keep their whitespace.")
-        text = self._template.render(self._entries([user], start=True))
+        text = self._template.render(self._entries.of([user], start=True))
         if list(tokenizer.encode(text, add_special_tokens=False)) != self._codec.encode_escaped(
             text, first=True
         ):
@@ -457,11 +368,11 @@ class Renderer:
     def _agrees(self, messages: Sequence[Message]) -> bool:
         """Whether a whole dialogue, rendered at once, is the text of its turns put together."""
         replies = [i for i, message in enumerate(messages) if message.role == "assistant"]
-        pieces = [self._template.render(self._entries(messages[: replies[0]], start=True))]
+        pieces = [self._template.render(self._entries.of(messages[: replies[0]], start=True))]
         for reply, following in pairwise([*replies, len(messages)]):
             said = messages[reply]
-            words = self._written("", said.tool_calls) if said.tool_calls else said.content
+            words = self._entries.written("", said.tool_calls) if said.tool_calls else said.content
             words = join_reasoning(said.reasoning, words)
-            tail = self._template.after_reply(self._entries(messages[reply + 1 : following]))
+            tail = self._template.after_reply(self._entries.of(messages[reply + 1 : following]))
             pieces += [words, tail]
-        return "".join(pieces) == self._template.render(self._entries(messages, start=True))
+        return "".join(pieces) == self._template.render(self._entries.of(messages, start=True))

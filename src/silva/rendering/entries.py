@@ -1,0 +1,116 @@
+"""Messages as a chat template takes them: roles that it lacks made up for, calls in the form in use."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from silva.rendering.call_forms import FORMS
+from silva.rendering.codec import Codec
+from silva.rendering.reasoning import join_reasoning, split_reasoning
+from silva.rendering.template import ChatTemplate, call_entry, tool_entry
+from silva.types import Message, ToolCall, ToolSpec
+
+
+class Entries:
+    """Writes the entries of a dialogue, their contents escaped.
+
+    Args:
+        form: how calls are written, a key of FORMS.
+        system: used where the messages hold no system message.
+    """
+
+    def __init__(self, template: ChatTemplate, codec: Codec, form: str, system: str | None) -> None:
+        self._template, self._codec, self._system = template, codec, system
+        self._has, self._calls = template.features, FORMS[form]
+        self._native = self._has.form == form
+
+    def with_system(self, messages: Sequence[Message], tools: Sequence[ToolSpec]) -> Sequence[Message]:
+        """Puts in the system message: the configured one, our description of tools, or none."""
+        native = self._native and self._has.tools
+        described = self._calls.describe(tools) if tools and not native else ""
+        given = messages[0].content if messages and messages[0].role == "system" else None
+        text = given
+        if text is None and all(m.role != "system" for m in messages):
+            text = self._system
+        if text is None and described:
+            text = self._has.default_system
+        if text is None:
+            return messages
+        text = "\n\n".join(part for part in (text, described) if part)
+        return [Message("system", text), *messages[given is not None :]]
+
+    def of(
+        self, messages: Sequence[Message], tools: Sequence[ToolSpec] = (), *, start: bool = False
+    ) -> list[dict[str, Any]]:
+        entries: list[dict[str, Any]] = []
+        wrapped = False  # the last entry holds tool results as a user message
+        results = 0  # since the last reply
+        for position, message in enumerate(messages):
+            entry = self._entry(message, tools, results, first=start and position == 0)
+            results = results + 1 if message.role == "tool" else 0
+            wraps = message.role == "tool" and entry["role"] == "user"
+            both_users = bool(entries) and entry["role"] == entries[-1]["role"] == "user"
+            if both_users and (self._has.alternates or (wraps and wrapped)):
+                between = "\n" if wraps and wrapped else "\n\n"
+                entries[-1]["content"] += between + entry["content"]
+            else:
+                entries.append(entry)
+            wrapped = wraps
+        return entries
+
+    def _entry(
+        self, message: Message, tools: Sequence[ToolSpec], results: int, *, first: bool
+    ) -> dict[str, Any]:
+        escape = self._codec.escape
+        if message.role == "assistant":
+            return self.reply(message, tools)
+        role: str = message.role
+        content = escape(message.content)
+        if role == "system" and not (self._has.system if first else self._has.later_system):
+            role = "user"
+        if role == "tool" and not self._has.tool_role:
+            return {"role": "user", "content": f"<tool_response>\n{content}\n</tool_response>"}
+        if role == "tool":
+            name = None if message.name is None else escape(message.name)
+            return tool_entry(content, name, self._calls.call_id(name or "", results))
+        return {"role": role, "content": content}
+
+    def reply(self, message: Message, tools: Sequence[ToolSpec]) -> dict[str, Any]:
+        """A reply rendered as text: from its parts; from its raw text if malformed and not edited since."""
+        escape, content = self._codec.escape, message.content
+        if message.errors and message.raw is not None:
+            answer = split_reasoning(message.raw)[1]
+            content = answer if self._calls.parse(answer, tools).content == content else content
+            calls: Sequence[ToolCall] = ()
+        else:
+            calls = message.tool_calls
+        entry: dict[str, Any] = {"role": "assistant", "content": escape(content)}
+        if calls and self.takes(calls):
+            entry = self._call_entry(content, calls)
+        elif calls:
+            entry["content"] = self.written(content, calls)
+        if message.reasoning is None:
+            return entry
+        if self._has.reasoning:
+            return {**entry, "reasoning_content": escape(message.reasoning)}
+        return {**entry, "content": join_reasoning(escape(message.reasoning), entry["content"] or "")}
+
+    def takes(self, calls: Sequence[ToolCall]) -> bool:
+        """Whether the template writes these calls."""
+        return self._native and (len(calls) == 1 or self._has.several_calls)
+
+    def _call_entry(self, content: str, calls: Sequence[ToolCall]) -> dict[str, Any]:
+        escape, has = self._codec.escape, self._has
+        safe = [ToolCall(escape(call.name), escape(call.arguments)) for call in calls]
+        ids = [self._calls.call_id(call.name, i) for i, call in enumerate(safe)]
+        as_text, as_none = has.arguments_as_text, has.content_as_none
+        return call_entry(escape(content), safe, ids, as_text=as_text, as_none=as_none)
+
+    def written(self, content: str, calls: Sequence[ToolCall]) -> str:
+        """Escaped text of a reply with calls: as the template writes it, if it does."""
+        if self.takes(calls):
+            return self._template.said(self._call_entry(content, calls))
+        escape = self._codec.escape
+        written = self._calls.write([ToolCall(escape(c.name), escape(c.arguments)) for c in calls])
+        return "\n".join(part for part in (escape(content), written) if part)
