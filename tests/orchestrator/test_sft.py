@@ -41,6 +41,13 @@ def test_a_prompt_that_has_no_room_is_named(tmp_path):
         train(tmp_path, {}, **{"rollout.limits.max_episode_tokens": 6})
 
 
+def test_an_expert_that_solves_nothing_is_not_imitated(tmp_path):
+    with pytest.raises(
+        NoSignalError, match=r"the expert solved none of 16 tasks.*silva eval --policy expert"
+    ):
+        train(tmp_path, {}, **{"rollout.limits.max_turns": 1})
+
+
 def test_nothing_but_mistakes_is_nothing_to_imitate(tmp_path):
     with pytest.raises(NoSignalError, match=r"nothing to imitate.*warm_start.mistakes = 1, expected less"):
         train(tmp_path, {}, **{"warm_start.mistakes": 1.0})
