@@ -8,14 +8,14 @@ import json
 import os
 import re
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from silva import __version__, signals
 from silva.errors import ConfigError, NoSignalError, SilvaError, contained
 from silva.monitoring.printable import guard_logs, put
-from silva.usage import COMMANDS, EXIT_CODES, POLICIES, USAGE, VALUES
+from silva.usage import COMMANDS, EXIT_CODES, MEANT, POLICIES, USAGE, VALUES
 
 if TYPE_CHECKING:
     from silva.commands.outcome import Outcome
@@ -48,7 +48,7 @@ def _run(arguments: list[str]) -> int:
         return 0
     command, rest = arguments[0], arguments[1:]
     if command not in COMMANDS:
-        near = difflib.get_close_matches(command, COMMANDS, 1)
+        near = [MEANT[command]] if command in MEANT else difflib.get_close_matches(command, COMMANDS, 1)
         meant = f" (did you mean {near[0]}?)" if near else ""
         raise ConfigError(f"unknown command {command!r}{meant}; expected {', '.join(COMMANDS)}")
     for argument, following in itertools.zip_longest(rest, rest[1:], fillvalue=""):
@@ -116,10 +116,10 @@ def _nothing_more(command: str, rest: list[str], expected: str) -> None:
         raise ConfigError(f"silva {command}: got {' '.join(rest)!r}, expected {expected}")
 
 
-def _resolve(command: str, arguments: list[str]) -> Resolved:
+def _resolve(command: str, arguments: list[str], env: Mapping[str, str] | None = None) -> Resolved:
     from silva.config.load import load
 
-    if not arguments:
+    if not arguments and command != "inference":
         raise ConfigError(
             f"silva {command}: got no configuration; expected one, as in {COMMANDS[command][1]}"
         )
@@ -128,7 +128,7 @@ def _resolve(command: str, arguments: list[str]) -> Resolved:
         near = difflib.get_close_matches(argument.partition("=")[0], own, 1, 0.8)
         if near and argument.startswith("--"):
             raise ConfigError(f"silva {command}: got {argument}, an unknown option; did you mean {near[0]}?")
-    return load(arguments, _registries())
+    return load(arguments, _registries(), env=env)
 
 
 def _train(train: Callable[..., Outcome], resolved: Resolved, **options: bool) -> Outcome | None:
@@ -220,14 +220,34 @@ def _inference(arguments: list[str]) -> int:
 
 
 def _serve(command: str, arguments: list[str]) -> int:
-    given, rest = _options(arguments, "--host", "--port", "--unix")
-    resolved = _resolve(command, rest)
+    flags = ("--weights",) if command == "inference" else ()
+    given, rest = _options(arguments, "--host", "--port", "--unix", *flags)
+    # What serves a model plays nothing, yet a configuration has an environment: this one is below all layers.
+    served = {"SILVA_ENVIRONMENTS": '[{"type": "bandit"}]'} if command == "inference" else {}
+    resolved = _resolve(command, _of_run(given.get("--weights"), rest), {**served, **os.environ})
     _check_crash_point()
     from silva.commands import services
 
     signals.be_caught()
     serve = services.serve_trainer if command == "trainer" else services.serve_inference
     return serve(resolved, given)
+
+
+def _of_run(weights: str | None, arguments: list[str]) -> list[str]:
+    """The command line with the configuration of a run whose weights are given, if it names no file.
+
+    Raises:
+        ConfigError: nothing lies at the path.
+    """
+    if weights is None:
+        return arguments
+    if not Path(weights).expanduser().exists():
+        raise ConfigError(f"--weights {weights}: no such file or folder; expected {VALUES['--weights']}")
+    from silva.storage.layout import Layout
+
+    saved = Layout(Path(weights).expanduser()).config_toml
+    named = any(argument.startswith("@") for argument in arguments)
+    return [f"@{saved}", *arguments] if saved.is_file() and not named else arguments
 
 
 def _sft(arguments: list[str]) -> int:
@@ -248,9 +268,7 @@ def _eval(arguments: list[str]) -> int:
         raise ConfigError(
             f"--weights with --policy {policy}: scripted play uses no weights; give one of them"
         )
-    config = _resolve("eval", rest).config
-    if weights is not None and not Path(weights).expanduser().exists():
-        raise ConfigError(f"--weights {weights}: no such file or folder; expected {VALUES['--weights']}")
+    config = _resolve("eval", _of_run(weights, rest)).config
     from silva.commands.evaluate import evaluate_config, print_table
     from silva.evaluation.evaluator import records
 

@@ -51,8 +51,11 @@ silva trainer @ FILE.toml [--unix PATH | --host HOST --port PORT] [--section.key
 The orchestrator brings the configuration of the run; of the FILE only [placement] counts. Beyond this machine
 a key is needed, in the environment variable that placement.key_variable names (SILVA_API_KEY).""",
     "inference": """\
-silva inference @ FILE.toml [--unix PATH | --host HOST --port PORT] [--section.key VALUE ...]
+silva inference [@ FILE.toml] [--weights PATH] [--unix PATH | --host HOST --port PORT]
+                [--section.key VALUE ...]
 
+  --weights PATH a run's folder or a model folder, in place of [model]; a run's own configuration is used
+                 where no FILE is given
   --unix PATH    listen at a Unix socket
   --host, --port listen there; without any of these, at the first of placement.inference, or at any free port
 
@@ -63,9 +66,10 @@ silva sft @ FILE.toml [--overwrite] [--section.key VALUE ...]
 
   --overwrite  replace the run in output_dir/name; the old run is removed when the new one begins""",
     "eval": """\
-silva eval @ FILE.toml [--weights PATH] [--policy WHO] [--json] [--section.key VALUE ...]
+silva eval [@ FILE.toml] [--weights PATH] [--policy WHO] [--json] [--section.key VALUE ...]
 
-  --weights PATH  a run's folder or a model folder, in place of [model]
+  --weights PATH  a run's folder or a model folder, in place of [model]; a run's own configuration is used
+                  where no FILE is given
   --policy WHO    who plays: model (default), expert or random
   --json          print the result as JSON""",
     "chat": """\
@@ -77,7 +81,7 @@ silva envs [--json]
 silva envs play NAME [--key VALUE ...]
 silva envs check NAME [--json] [--key VALUE ...]
 
-  play    you play one episode in the terminal
+  play    you play one episode in the terminal; /prompt shows what a model would read
   check   plays it without a model and says what is wrong with it; exit code 1 if something is
   --json  print the list, or what was found, as JSON
   NAME    one of the list, or your own: file.py:Class, package.module:Class, or for a check file.py
@@ -114,6 +118,8 @@ Editors with a TOML language server complete and check a configuration that begi
   #:schema ./silva.schema.json""",
     "diff": "silva diff RUN_A RUN_B [--json]\n\n  RUN_A, RUN_B  folders of runs, or TOML files",
 }
+# What other tools call them.
+MEANT = {"train": "rl", "grpo": "rl", "evaluate": "eval", "serve": "inference", "play": "envs play"}
 POLICIES = ("model", "expert", "random")
 # Options that take a value, and which.
 VALUES = {

@@ -73,6 +73,14 @@ def test_training_is_refused_at_the_start(server: Server, capsys, command: list[
     assert not Path("runs").exists() and server.bodies == []
 
 
+def test_an_api_that_is_down_is_told_at_once_with_its_address(server: Server, capsys) -> None:
+    """Nobody listens at port 9 of this machine: one request is enough to know."""
+    assert main(["eval", "@", "api.toml", "--engine.base_url=http://127.0.0.1:9/v1"]) == 1
+    shown = " ".join(capsys.readouterr().err.split())
+    assert "m: 0 requests (0 retries" in shown
+    assert "silva: engine.base_url = http://127.0.0.1:9/v1: nobody answers" in shown
+
+
 def test_more_tasks_than_are_held_out_are_named(server: Server, capsys) -> None:
     assert main(["eval", "@", "api.toml", "--eval.tasks=20", "--json"]) == 0
     said_ = " ".join(capsys.readouterr().err.split())

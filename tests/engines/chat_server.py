@@ -45,6 +45,10 @@ class Server:
         try:
             while True:
                 head = (await reader.readuntil(b"\r\n\r\n")).decode()
+                if head.startswith("GET "):  # nothing but chats is served here
+                    writer.write(b"HTTP/1.1 404 X\r\nContent-Length: 0\r\n\r\n")
+                    await writer.drain()
+                    continue
                 length = next(
                     int(line.split(":")[1])
                     for line in head.split("\r\n")

@@ -11,17 +11,19 @@ from __future__ import annotations
 import asyncio
 import itertools
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from silva.config.load import load
 from silva.environments.row_shapes import problem, recognised
 from silva.environments.rows import read_rows
-from silva.errors import ConfigError, SilvaError
+from silva.environments.tool_qa import ToolQA
+from silva.errors import ConfigError, RewardError, SilvaError
 from silva.protocols import Attempt, Reward, Score
 from silva.registries import REGISTRIES
 from silva.rewards.cheats import CHEATS, EXAMPLES, HONEST, Cheat, Example, attempts
+from silva.rewards.function import line_in
 from silva.types import Message
 
 AT_ONCE = 16  # attempts that are graded at the same time
@@ -71,7 +73,13 @@ def reward_of(arguments: Sequence[str]) -> Reward:
         environments = load(list(arguments), REGISTRIES).config.environments
         settings = next((each.reward for each in environments if hasattr(each, "reward")), None)
         if settings is None:
-            raise ConfigError("silva attack: no environment of this configuration has a key `reward`")
+            grading = next((each for each in environments if isinstance(each, ToolQA)), None)
+            if grading is None:
+                raise ConfigError(
+                    "silva attack: no environment of this configuration has a key `reward`, and none is a "
+                    "ToolQA, which grades answers"
+                )
+            return Grade(grading.grade)
     else:
         key, name = "environments.0.reward", arguments[0]
         kind = [f"--{key}.type={name}"]
@@ -86,6 +94,22 @@ def reward_of(arguments: Sequence[str]) -> Reward:
         settings = environment.reward
     reward: Reward = settings.build()
     return reward
+
+
+@dataclass(frozen=True)
+class Grade:
+    """The `grade` of a `ToolQA` as a reward."""
+
+    grade: Callable[[str, str], bool]
+
+    async def score(self, attempt: Attempt) -> Score:
+        reply = attempt.reply
+        try:
+            solved = any(self.grade(reply, str(each)) for each in _answers(attempt.answer))
+        except Exception as error:
+            at = line_in(self.grade, error)
+            raise RewardError(f"grade raised {type(error).__name__}: {error}{at}") from error
+        return Score(float(solved), solved)
 
 
 def examples_of(path: str) -> dict[str, tuple[Example, ...]]:
@@ -129,7 +153,9 @@ def show(report: Report) -> str:
         best = "-" if each.best is None else f"{each.best:.3g}"
         lines.append(f"{each.name:<{width}}  {each.tried:7}  {each.solved:6}  {best:>6}  {each.about}")
     for title, of in (("worth a solution", "holes"), ("without a result", "faults")):
-        said = [f"  {each.name}: {text}" for each in report.findings for text in getattr(each, of)]
+        kinds = [[f"  {each.name}: {text}" for text in getattr(each, of)] for each in report.findings]
+        turns = itertools.zip_longest(*kinds)  # one of each kind, then a second of each
+        said = [text for turn in turns for text in turn if text is not None]
         more = [f"  ... and {len(said) - LISTED} more"] if len(said) > LISTED else []
         lines += [f"{title}:", *said[:LISTED], *more] if said else []
     if report.left_out:
@@ -211,8 +237,12 @@ def _last(attempt: Attempt) -> str:
     return last.raw if last.raw is not None else last.content
 
 
+def _answers(answer: Any) -> Sequence[Any]:
+    return answer if isinstance(answer, list | tuple) and answer else [answer]
+
+
 def _text(answer: Any) -> str:
-    return str(answer[0] if isinstance(answer, list | tuple) and answer else answer)
+    return str(_answers(answer)[0])
 
 
 def _short(text: str) -> str:

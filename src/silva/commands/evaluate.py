@@ -100,6 +100,7 @@ async def _evaluate_service(config: RunConfig) -> list[Evaluation]:
         for note in assembly.data_notes:
             say(note, console)
         try:
+            await actor.reach()
             return await _play(assembly, actor, None, console)
         finally:
             for note in actor.notes:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from silva import process, signals
-from silva.assembly import Assembly
+from silva.assembly import Assembly, model_settings
 from silva.commands.common import here
 from silva.config.load import Resolved, load
 from silva.config.schema import RunConfig
@@ -87,7 +87,9 @@ def serve_inference(resolved: Resolved, given: Mapping[str, str]) -> int:
     from silva.server.inference import inference_app
     from silva.server.service import ServerLimits
 
-    config = here(resolved.config)
+    config, weights = here(resolved.config), given.get("--weights")
+    if weights is not None:
+        config = config.model_copy(update={"model": model_settings(weights)})
     bind, key = checked_bind(resolved.config, "inference", given)
     if config.engine.type == "vllm":
         become_vllm(config, bind, key)
@@ -99,12 +101,19 @@ def serve_inference(resolved: Resolved, given: Mapping[str, str]) -> int:
             _say(note)
         output = Path(config.output_dir)  # a run's folder may be a link to another disk
         limits = ServerLimits(folders=(output.resolve(), (output / config.name).resolve()))
-        name, reload = name_of(config.model), initial_weights(config, engine)
+        name, reload = served_name(config, weights), initial_weights(config, engine)
         app = inference_app(engine, renderer, model=name, limits=limits, reload=reload, log=_say)
         with process.loaded():
             return _served(Guard(app, bind, key=key, log=_say), bind, f"inference: {name}")
     finally:
         assembly.close(wait=False)
+
+
+def served_name(config: RunConfig, weights: str | None) -> str:
+    """What clients call the model: the name of a run or folder, without its path."""
+    name = weights or name_of(config.model)
+    path = Path(name).expanduser()
+    return path.resolve().name if path.exists() else name
 
 
 def initial_weights(config: RunConfig, engine: Engine) -> Callable[[], Awaitable[None]] | None:

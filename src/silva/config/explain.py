@@ -15,6 +15,7 @@ from pydantic import BaseModel, ValidationError
 
 from silva.config import field_types
 from silva.config.field_types import Key, dotted, show
+from silva.config.foreign import NEAREST
 from silva.config.tree import Text, Tree, walk
 from silva.errors import ConfigError
 
@@ -127,7 +128,7 @@ def _unknown_type(annotation: Any, path: Key, value: Any) -> str:
     names = ", ".join(show(name) for name in known) + own
     if value is _MISSING:
         return f"missing; expected one of {names}"
-    near = difflib.get_close_matches(str(value), known, 1)
+    near = difflib.get_close_matches(str(value).lower(), known, 1)
     return f"unknown type; {f'did you mean {show(near[0])}? ' if near else ''}known: {names}"
 
 
@@ -144,6 +145,8 @@ def unknown_key(model: type[BaseModel], parent: Any, path: Key, data: Any) -> st
         return (
             f"unknown key: it belongs to {where}.type = {types}, and this is {show(field_types.tag(section))}"
         )
+    if name in NEAREST and not any(key[-1] == name for key, _, _ in field_types.fields(model)):
+        return f"unknown key; Silva's nearest is {NEAREST[name]}"
     siblings = list(section.model_fields) if section is not None else []
     near = [dotted((*path[:-1], key)) for key in difflib.get_close_matches(name, siblings, 1, 0.5)]
     if not difflib.get_close_matches(name, siblings, 1, 0.75):

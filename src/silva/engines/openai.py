@@ -72,6 +72,24 @@ class ChatPolicy:
         self._service = Service(settings)
         self._thoughts_in = ""  # the field in which this server gives thoughts, once it has given some
 
+    async def reach(self) -> None:
+        """One request that costs nothing, before many are tried again and again.
+
+        Raises:
+            EngineError: nobody answers at the address.
+        """
+        import openai
+
+        try:
+            await self._client.models.with_raw_response.list()
+        except openai.APIConnectionError as error:
+            if "Connect" in type(error.__cause__).__name__:
+                why = self._hidden(str(error.__cause__))
+                address = f"engine.base_url = {self.settings.base_url}"
+                raise EngineError(f"{address}: nobody answers ({why})") from None
+        except openai.APIError:
+            pass  # an answer, even if it knows no list of models
+
     async def reply(self, request: Request) -> Reply:
         if request.prefill:
             raise CapabilityError(
@@ -135,7 +153,10 @@ class ChatPolicy:
             cause = error.__cause__
             why = self._hidden(f"{type(cause).__name__}: {cause}" if cause else str(error))
             # The request has not reached anybody if there was no connection.
-            raise Transient(f"connection: {why}", charged="Connect" not in type(cause).__name__) from None
+            raise Transient(
+                f"connection to {self.settings.base_url}: {why}",
+                charged="Connect" not in type(cause).__name__,
+            ) from None
         except TimeoutError:
             if not limit.expired():
                 raise

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import dataclasses
+import difflib
 import hashlib
 import importlib.util
 import io
@@ -184,6 +185,8 @@ def resolve(name: str) -> str:
         return str(path)
     if path.is_absolute() or name.startswith((".", "~")) or name.count("/") > 1:
         raise ModelError(f"model.name = {name!r}: no such folder")
+    if difflib.get_close_matches(name.casefold(), [PACKAGED.casefold()], 1, 0.8):
+        raise ModelError(f"model.name = {name!r}: no such model; did you mean {PACKAGED}?")
     return name
 
 

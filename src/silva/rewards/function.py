@@ -16,7 +16,9 @@ from __future__ import annotations
 import asyncio
 import inspect
 import math
+import os
 import threading
+import traceback
 from collections.abc import Callable, Mapping
 from numbers import Real
 from typing import Any, Literal
@@ -86,12 +88,14 @@ class FunctionReward:
                     result = await self._call(arguments)
         except TimeoutError as error:
             if not limit.expired():
-                raise RewardError(f"reward {name} raised TimeoutError: {error}") from error
+                at = line_in(self.function, error)
+            raise RewardError(f"reward {name} raised TimeoutError: {error}{at}") from error
             raise RewardError(
                 f"reward {name}: no result within timeout = {self.settings.timeout:g} s"
             ) from None
         except Exception as error:
-            raise RewardError(f"reward {name} raised {type(error).__name__}: {error}") from error
+            at = line_in(self.function, error)
+            raise RewardError(f"reward {name} raised {type(error).__name__}: {error}{at}") from error
         if self._form == "trl":
             result = _only_one(result, name)
         return read_score(result, self.settings.solved_at, f"reward {name}")
@@ -160,6 +164,14 @@ def spoken(attempt: Attempt) -> str:
     """The last reply with its thoughts, as text."""
     last = next((m for m in reversed(attempt.messages) if m.role == "assistant"), None)
     return "" if last is None else _with_thoughts(last)
+
+
+def line_in(function: Callable[..., Any], error: BaseException) -> str:
+    """Where in the file of `function` an exception came from, as " (file.py:12)"; "" if it did not."""
+    code = getattr(inspect.unwrap(function), "__code__", None)
+    frames = traceback.extract_tb(error.__traceback__)
+    lines = [frame.lineno for frame in frames if code is not None and frame.filename == code.co_filename]
+    return f" ({os.path.relpath(code.co_filename)}:{lines[-1]})" if code is not None and lines else ""
 
 
 def _parameters(name: str, function: Callable[..., Any]) -> tuple[set[str], list[str], bool]:

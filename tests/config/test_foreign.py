@@ -1,0 +1,49 @@
+"""Keys of other frameworks lead to Silva's."""
+
+from pathlib import Path
+
+import pytest
+
+from silva.cli import main
+from silva.config import field_types
+from silva.config.field_types import dotted
+from silva.config.foreign import NEAREST, ROWS
+from silva.config.schema import run_config
+from silva.registries import REGISTRIES
+
+DOCS = Path(__file__).parents[2] / "docs" / "configuration.md"
+
+
+def test_every_nearest_key_exists_and_stands_in_the_table():
+    known = {dotted(key) for key, _, _ in field_types.fields(run_config(REGISTRIES))}
+    assert {row[0] for row in ROWS} <= known
+    text = DOCS.read_text()
+    for row in ROWS:
+        assert "| " + " | ".join(f"`{key}`" if key else "" for key in row) + " |" in text
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--learning_rate", "1e-5"], "Silva's nearest is trainer.optimizer.lr"),
+        (["--batch_size", "8"], "Silva's nearest is rollout.groups_per_step"),
+        (["--num_generations", "8"], "Silva's nearest is rollout.group_size"),
+        (["--trainer.learning_rate", "1e-5"], "Silva's nearest is trainer.optimizer.lr"),
+        (["--algorithm.type", "GRPO"], 'did you mean "grpo"?'),
+        (["--temperature", "1"], "did you mean rollout.sampling.temperature"),
+    ],
+)
+def test_a_foreign_key_is_answered_with_silvas(capsys, arguments, words):
+    assert main(["rl", "--environments.0.type=bandit", *arguments]) == 2
+    assert words in capsys.readouterr().err
+
+
+def test_a_name_that_silva_has_is_no_foreign_one():
+    own = {key[-1] for key, _, _ in field_types.fields(run_config(REGISTRIES))}
+    assert {"lr", "group_size"}.isdisjoint(set(NEAREST) - own)
+
+
+@pytest.mark.parametrize(("command", "meant"), [("train", "rl"), ("serve", "inference"), ("evl", "eval")])
+def test_a_command_of_another_name_is_answered(capsys, command, meant):
+    assert main([command, "@", "a.toml"]) == 2
+    assert f"did you mean {meant}?" in capsys.readouterr().err
