@@ -67,3 +67,10 @@ def test_the_shown_configuration_loads(tmp_path: Path) -> None:
         (world,) = load([f"@{tmp_path / 'towns.toml'}"], REGISTRIES, env={}, cwd=tmp_path).config.environments
         assert (world.label, world.workers, len(world.taskset().tasks("eval"))) == ("Towns", workers, 50)
     assert tomllib.loads(texts[2])["project"]["entry-points"]["silva.environments"]["towns"]
+
+
+@pytest.mark.parametrize("name", REGISTRIES.environments)
+def test_every_environment_is_on_a_page(name: str) -> None:
+    """As a section of its own, or as the `type` of an example."""
+    pages = [path.read_text() for path in (Path(__file__).parents[2] / "docs").glob("*.md")]
+    assert any(f"### {name}\n" in page or f'type = "{name}"' in page for page in pages)

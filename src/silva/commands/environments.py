@@ -30,11 +30,11 @@ def listed(targets: Mapping[str, str]) -> list[dict[str, Any]]:
 
 def table(rows: Sequence[Mapping[str, Any]]) -> str:
     """The rows as aligned columns."""
-    cells = [("name", "here", "licence", "needs", "about")]
+    cells = [("name", "here", "about", "needs", "licence")]
     for row in rows:
         programs = f"no {', '.join(row['programs'])} here" if row["programs"] else ""
         needs = "; ".join(filter(None, (row["needs"], _install(row["missing"]), programs))) or "nothing"
-        cells.append((row["name"], "yes" if row["here"] else "no", row["licence"], needs, row["about"]))
+        cells.append((row["name"], "yes" if row["here"] else "no", row["about"], needs, row["licence"]))
     widths = [max(len(line[column]) for line in cells) for column in range(4)]
     return "\n".join(
         "  ".join([*(f"{text:<{width}}" for text, width in zip(line, widths, strict=False)), line[4]])
