@@ -93,6 +93,19 @@ def test_kl_as_a_reward_of_tokens_by_hand(gamma: float, expected: list[float]) -
     assert assigned(made, given, signals=signals) == [expected]
 
 
+def test_a_token_that_nobody_sampled_has_no_kl_as_a_reward() -> None:
+    """The rewards as above, without the middle one."""
+    given = group("g", trajectory("a", [turn("a/0", 1, 1, 2.0), turn("a/1", 3, 2)]))
+    samples = to_samples([given])
+    places = np.flatnonzero(samples[0].loss_weights > 0)
+    unknown = np.where(np.arange(len(samples[0])) == places[1], np.nan, samples[0].logprobs)
+    signals = Signals(reference_logprobs=of_trained(samples, (-2.0, -5.0, -0.5)))
+    made = recipe("reinforce_pp", whiten=None, kl_reward_coef=0.5, kl_reward_gamma=1.0)
+    found = with_advantages(made, [samples[0].replace(logprobs=unknown)], [given], signals, {})
+    assert found[0].advantages is not None
+    assert found[0].advantages[places].tolist() == [1.75, 2.25, 2.25]
+
+
 def test_kl_of_a_row_stays_in_it() -> None:
     """A rewritten context begins a new row: with gamma 1 the first row's sum ends there."""
     fresh = turn("a/1", 3, 1, fresh=True)

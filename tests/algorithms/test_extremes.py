@@ -140,3 +140,24 @@ def test_a_rejected_token_of_which_nobody_knows_the_ratio_costs_nothing(name: st
     loss, _ = compute(spec, inputs)
     assert torch.autograd.grad(loss.sum(), logprobs)[0].tolist() == [-1.0, 0.0]
     assert loss.isfinite().all()
+
+
+@pytest.mark.parametrize("estimator", ["k1", "k2", "k3"])
+@pytest.mark.parametrize("scored", [False, True])
+def test_its_kl_counts_as_if_the_policy_had_sampled_it(estimator: str, scored: bool) -> None:
+    """log p - log p_ref is 0.5. The gradient of its weight times the estimate is 0.5, that of k1 1.5."""
+    logprobs = torch.tensor([-1.0, -2.0], dtype=torch.float64).requires_grad_()
+    unknown = torch.tensor([-1.0, math.nan], dtype=torch.float64)
+    inputs = LossInputs(
+        logprobs,
+        logprobs.detach() if scored else unknown,
+        torch.zeros(2, dtype=torch.float64),
+        torch.arange(2),
+        reference_logprobs=torch.tensor([-1.5, -2.5], dtype=torch.float64),
+        sampler_logprobs=unknown if scored else None,
+    )
+    correction = {"weight": None, "reject": {"token": [0.5, 2.0]}}
+    params = {"kl_coef": 1.0, "kl_estimator": estimator, "rollout_correction": correction}
+    loss, _ = compute(LossSpec("clipped", params), inputs)
+    found = torch.autograd.grad(loss.sum(), logprobs)[0]
+    assert found.tolist() == pytest.approx([{"k1": 1.5, "k2": 0.625, "k3": 0.5}[estimator]] * 2)

@@ -52,6 +52,34 @@ def test_everything_that_is_read_has_a_digest_and_nothing_that_is_written(data, 
     assert input_files({"output_dir": "runs", "x": [str(tmp_path)], "y": "/", "z": "no\0name"}) == {}
 
 
+def test_a_folder_below_a_hidden_one_is_read_and_the_run_s_own_is_not(write, tmp_path):
+    """Models of the hub lie below ~/.cache."""
+    file = write(".cache/model/config.json", "{}")
+    write("runs/r/notes/a.txt", "a")
+    data = {"output_dir": str(tmp_path / "runs"), "name": "r", "model": {"name": str(file.parent)}}
+    assert [*input_files(data)] == [str(file)]
+    notes = tmp_path / "runs/r/notes"
+    assert input_files(
+        {**data, "environments": [{"corpus": str(notes), "note": f"{notes}/a.txt"}]}
+    ).keys() == {str(file)}
+
+
+def test_a_file_that_nobody_may_read_is_no_reason_to_stop(write, tmp_path, monkeypatch):
+    write("corpus/a.txt", "a")
+    write("corpus/b.txt", "b")
+    whole = inputs.hashlib.file_digest
+
+    def refuse(content, kind):
+        if content.name.endswith("b.txt"):
+            raise PermissionError(13, "Permission denied")
+        return whole(content, kind)
+
+    monkeypatch.setattr(inputs.hashlib, "file_digest", refuse)
+    found = input_files({"output_dir": "runs", "name": "r", "x": [str(tmp_path / "corpus/")]})
+    assert [text[:7] for text in found.values()] == ["1 bytes", "not rea"]
+    assert found[str(tmp_path / "corpus/b.txt")] == "not readable: Permission denied"
+
+
 @pytest.mark.parametrize("whole", [1 << 30, 100])
 def test_a_change_of_one_byte_is_seen(data, write, monkeypatch, whole):
     monkeypatch.setattr(inputs, "WHOLE", whole)

@@ -74,6 +74,26 @@ def test_each_pass_has_every_row_once_and_no_step_has_one_twice(size, step, seed
         last[id] = place
 
 
+def test_going_on_makes_the_tasks_of_one_pass_and_no_more():
+    """Some worlds take milliseconds to make one."""
+
+    class Made(Listed):
+        def __getitem__(self, index):
+            self.count += 1
+            return self.all[index]
+
+        def __len__(self):
+            return len(self.all)
+
+        def tasks(self, split):
+            return self
+
+    made = Made("a", 50)
+    made.count = 0
+    TaskStream([Source("a", made, 1.0)], 0, {"a": 1007}).draw()
+    assert made.count == 51
+
+
 def test_what_repeats_in_a_world_is_drawn_once_a_pass():
     """Of 3,000 indices of a made-up world only 50 differ."""
     made = Listed("a", 3000)

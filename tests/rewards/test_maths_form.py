@@ -86,6 +86,12 @@ def test_what_the_reference_asks_for(answer: str, reference: str, does: bool) ->
         ("2√3 + π²", "2\\sqrt{3} + \\pi ^{2}"),
         ("0.1\\overline{6}", "\\frac{1}{6}"),
         ("twenty-five", "25"),
+        ("n must be 7", ["=", "n", "7"]),
+        ("n must be at least 7", None),
+        ("There are exactly twelve such integers.", "12"),
+        ("7 such that x is positive", None),
+        ("the empty set", "\\emptyset"),
+        ("not the empty set", None),
         ("negative 5", "-5"),
         ("5 and a half", "\\frac{11}{2}"),
         ("2.5 million", "2500000"),
@@ -145,3 +151,8 @@ def test_no_text_raises(answer: str, reference: str) -> None:
 def test_long_answers_are_read_at_once(answer: str) -> None:
     """A pattern that tries all ways to divide them would never end."""
     assert not commits((answer * 1000)[:1000], "42")
+
+
+def test_a_ratio_in_words_is_that_ratio_and_no_other() -> None:
+    assert read("3 to 5").text == read("3:5").text == read("three to five").text
+    assert read("3 to 5").text not in {read(other).text for other in ("5 to 3", "3 to 15", "35", "3")}

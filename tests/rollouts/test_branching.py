@@ -109,9 +109,10 @@ def test_roots_alone_are_linear_rollouts_bit_for_bit() -> None:
 def test_a_forest_has_the_leaves_that_were_asked_for(
     size: int, roots: int, beam: int, probability: float, variant: str, penalty: float, gap: float, seed: int
 ) -> None:
+    counted = {"initial_rollouts": min(roots, size)} if gap is None else {"entropy_gap_weight": gap}
     leaves = grow(
-        Unsure(1.0, 0.5), seed=seed, group_size=size, initial_rollouts=min(roots, size), beam_size=beam,
-        branch_probability=probability, variant=variant, branch_penalty=penalty, entropy_gap_weight=gap,
+        Unsure(1.0, 0.5), seed=seed, group_size=size, beam_size=beam, branch_probability=probability,
+        variant=variant, branch_penalty=penalty, **counted,
     )  # fmt: skip
     assert len(leaves) == size == len({t.id for t in leaves})
     assert all(t.failure is None and t.stop_reason == "terminated" for t in leaves)
@@ -238,7 +239,7 @@ def test_branching_in_a_row_is_penalised(
 def test_the_gap_of_entropies_decides_how_many_roots_there_are(gap: float, weight: float, roots: int) -> None:
     engine = Unsure(max(gap, 0.0) * UNIT / 20, max(-gap, 0.0) * UNIT / 20)
     leaves = grow(
-        engine, group_size=16, initial_rollouts=3, entropy_gap_weight=weight, turns=3, make=Talks,
+        engine, group_size=16, entropy_gap_weight=weight, turns=3, make=Talks,
         branch_probability=1.0, beam_size=16,
     )  # fmt: skip
     assert len(leaves) == 16

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -58,3 +59,31 @@ def test_dropping_turns_needs_room_for_a_reply() -> None:
     with pytest.raises(ConfigError, match=reason):
         rollout(context=context, limits=limits | {"max_episode_tokens": 64})
     assert rollout(limits=limits | {"max_episode_tokens": 64}).context.overflow == "end"
+
+
+@pytest.mark.parametrize(
+    ("keys", "expected"),
+    [
+        (
+            {"type": "branching", "entropy_gap_weight": 0.5, "initial_rollouts": 4},
+            "initial_rollouts: got 4, which does nothing with entropy_gap_weight = 0.5",
+        ),
+        (
+            {"type": "branching", "entropy_weight": 0, "entropy_tokens": 5},
+            "entropy_tokens: got 5, which does nothing with entropy_weight = 0 and no entropy_gap_weight",
+        ),
+        ({"type": "branching", "entropy_weight": 0, "entropy_tokens": 5, "entropy_gap_weight": 0.5}, ""),
+        ({"type": "branching", "entropy_gap_weight": 0.5, "initial_rollouts": 8}, ""),
+        (
+            {"type": "thoughts", "hint": "Do {action}"},
+            "hint: got 'Do {action}', which does nothing with shows_action = false",
+        ),
+        ({"type": "thoughts", "hint": "Do {action}", "shows_action": True}, ""),
+    ],
+)
+def test_keys_that_do_nothing_are_refused(keys: dict[str, Any], expected: str) -> None:
+    if not expected:
+        rollout(**keys)
+        return
+    with pytest.raises(ConfigError, match=re.escape(expected)):
+        rollout(**keys)

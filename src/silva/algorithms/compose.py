@@ -198,7 +198,7 @@ def _baselines(state: ControllerState) -> dict[str, float]:
 
 
 def _kl_rewards(recipe: Algorithm, samples: Sequence[Sample], signals: Signals) -> list[np.ndarray] | None:
-    """[T] for each sample, 0 where nothing is trained; None where the recipe has no such reward."""
+    """[T] for each sample, 0 where nothing is trained or nobody sampled; None without such a reward."""
     if not recipe.kl_reward_coef:
         return None
     if signals.reference_logprobs is None:
@@ -207,7 +207,8 @@ def _kl_rewards(recipe: Algorithm, samples: Sequence[Sample], signals: Signals) 
     for sample, reference in zip(samples, signals.reference_logprobs, strict=True):
         own, other = (torch.tensor(x, dtype=torch.float64) for x in (sample.logprobs, reference))
         found = kl_rewards(own, other, recipe.kl_reward_coef).numpy()
-        rewards.append(np.where(sample.loss_weights > 0, found, 0.0))
+        sampled = (sample.loss_weights > 0) & ~np.isnan(sample.logprobs)
+        rewards.append(np.where(sampled, found, 0.0))
     return rewards
 
 

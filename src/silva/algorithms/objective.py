@@ -84,7 +84,7 @@ def compute(spec: LossSpec, inputs: LossInputs) -> tuple[Tensor, Metrics]:
         if terms.kl_coef:  # not 0 * kl_N: an infinite KL that is only watched must not turn the loss into NaN
             if terms.kl_bias_correction and not loss.imitates:  # else it may be unknown who sampled
                 kl_N = weighted(
-                    terms.kl_estimator, inputs.logprobs, inputs.reference_logprobs, inputs.behaviour_logprobs
+                    terms.kl_estimator, inputs.logprobs, inputs.reference_logprobs, known.behaviour_logprobs
                 )
             loss_N = loss_N + terms.kl_coef * kl_N
     elif terms.kl_coef:
@@ -183,12 +183,21 @@ def _weights(inputs: LossInputs, settings: RolloutCorrection | None) -> Tensor |
 
 
 def _without(inputs: LossInputs, dropped_N: Tensor) -> LossInputs:
-    """The inputs, with a number in place of every NaN among the dropped tokens' `old_logprobs`.
+    """The inputs, with the policy's own in place of every NaN among the log-probs of dropped tokens.
 
     The gradient of what is multiplied by 0 is 0 only where it is finite.
     """
-    unknown_N = dropped_N & inputs.old_logprobs.isnan()
-    return replace(inputs, old_logprobs=inputs.logprobs.detach().where(unknown_N, inputs.old_logprobs))
+    own_N = inputs.logprobs.detach()
+
+    def filled(logprobs_N: Tensor) -> Tensor:
+        return own_N.where(dropped_N & logprobs_N.isnan(), logprobs_N)
+
+    sampler_N = inputs.sampler_logprobs
+    return replace(
+        inputs,
+        old_logprobs=filled(inputs.old_logprobs),
+        sampler_logprobs=None if sampler_N is None else filled(sampler_N),
+    )
 
 
 def _of_weights(weights_N: Tensor, settings: RolloutCorrection | None) -> Metrics:

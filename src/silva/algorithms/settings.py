@@ -21,7 +21,7 @@ from silva.algorithms.control import AdaptiveEntropy, AdaptiveKl, AdaptiveTemper
 from silva.algorithms.filters import DifficultyPools, VarianceFilter
 from silva.algorithms.losses import LOSSES, LossSettings
 from silva.algorithms.objective import Terms
-from silva.config.field_types import default_of, plain
+from silva.config.field_types import default_of, plain, refuse_idle
 from silva.config.sections import Above0, Fraction, Natural, NotNegative, Positive, PretrainedModel, Section
 
 CREDITS: dict[str, Callable[..., Any] | None] = {
@@ -198,10 +198,7 @@ class Algorithm(Terms, AdvantageKeys):  # pydantic lists the keys of the last ba
 
     @model_validator(mode="after")
     def _every_key_does_something(self) -> Algorithm:
-        for key, why in self._idle.items():
-            usual = {repr(default_of(of.model_fields[key])) for of in (Algorithm, type(self))}
-            if repr(plain(value := getattr(self, key))) not in usual:
-                raise ValueError(f"{key}: got {plain(value)!r}, which does nothing with {why}; leave it out")
+        refuse_idle(self, self._idle, Algorithm)
         return self
 
     @property

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import types
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from pydantic import BaseModel
@@ -163,6 +163,19 @@ def default_of(field: FieldInfo) -> Any:
     """The default as plain data; PydanticUndefined where the key must be given."""
     value = field.get_default(call_default_factory=True)  # type: ignore[call-arg]
     return value if value is PydanticUndefined else plain(value)
+
+
+def refuse_idle(section: BaseModel, idle: Mapping[str, str], *others: type[BaseModel]) -> None:
+    """Raise ValueError for a key that does nothing beside the others, unless it has a default.
+
+    Args:
+        idle: such keys, and why.
+        others: sections whose defaults count too.
+    """
+    for key, why in idle.items():
+        usual = {repr(default_of(of.model_fields[key])) for of in (type(section), *others)}
+        if repr(plain(value := getattr(section, key))) not in usual:
+            raise ValueError(f"{key}: got {plain(value)!r}, which does nothing with {why}; leave it out")
 
 
 def plain(value: Any) -> Any:

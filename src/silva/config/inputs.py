@@ -25,9 +25,9 @@ BLOCK, BLOCKS = 1 << 16, 1024
 def input_files(data: Mapping[str, Any]) -> dict[str, str]:
     """Size and digest of every file that a resolved configuration (`Resolved.data`) points at, by path.
 
-    Folders around the run are left out: they change by themselves.
+    Folders around the run, and what is in its own, are left out: they change by themselves.
     """
-    own = [Path(data["output_dir"]).resolve(), Path.cwd()]
+    own = [Path(data["output_dir"]).resolve() / data.get("name", ""), Path.cwd()]
     found: dict[str, str] = {}
     for key, value in leaves(dict(data)).items():
         for text in value if isinstance(value, list) else [value]:
@@ -53,19 +53,29 @@ def _files(key: Key, text: str, own: list[Path]) -> Iterator[Path]:
     model = key[0] in ("model", "algorithm") and key[-1] == "name"
     folder = "/" in file or model or key[-1] == "corpus"  # another word may be that of a folder by chance
     try:
+        if path.resolve().is_relative_to(own[0]):
+            return
         if path.is_file():
             yield path
         elif folder and path.is_dir() and not any(each.is_relative_to(path.resolve()) for each in own):
-            yield from sorted(each for each in path.rglob("*") if each.is_file() and _is_read(each))
+            found = (each for each in path.rglob("*") if _is_read(each.relative_to(path)))
+            yield from sorted(each for each in found if each.is_file())
     except OSError:  # a text that is too long for a name, or what may not be read
         return
 
 
 def _is_read(file: Path) -> bool:
-    return not any(part.startswith(".") or part == "__pycache__" for part in file.parts[1:])
+    return not any(part.startswith(".") or part == "__pycache__" for part in file.parts)
 
 
 def _digest(file: Path) -> str:
+    try:
+        return _digest_of_readable(file)
+    except OSError as error:  # in a folder it may be one that nobody reads
+        return f"not readable: {error.strerror or error}"
+
+
+def _digest_of_readable(file: Path) -> str:
     size, digest = file.stat().st_size, hashlib.sha256()
     with file.open("rb") as content:
         if size <= WHOLE:

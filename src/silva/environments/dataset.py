@@ -116,12 +116,15 @@ class Dataset(ToolDialogueSettings):
             raise ConfigError(f"environment {self.label}: {self.path or self.hub} holds no rows")
         shape = recognised(first, self.prompt, self.answer, self.answer_after)
         problems = []
+        check = (
+            reward.check if isinstance(reward, ChecksTasks) else None
+        )  # asked of each row it takes a minute
         for row in itertools.chain([first], rows):
             each = problem(row, shape)
             problems.append(each)
-            if isinstance(reward, ChecksTasks):
+            if check:
                 try:
-                    reward.check(each.answer, each.columns)
+                    check(each.answer, each.columns)
                 except (RecordError, RewardError) as error:
                     raise ConfigError(f"{row.where}: {shape.answer or 'no answer'}: {error}") from None
         known = {"answer", *problems[0].columns}

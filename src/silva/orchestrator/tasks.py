@@ -52,7 +52,7 @@ class TaskStream:
         self.pools: dict[str, str] = dict(pools or {})
         self._tasks = {w.label: w.taskset.tasks("train") for w in sources}
         self._orders = {
-            label: islice(passes(tasks, derive(seed, "order", label), step), self.position[label], None)
+            label: passes(tasks, derive(seed, "order", label), step, start=self.position[label])
             for label, tasks in self._tasks.items()
         }
 
@@ -97,12 +97,12 @@ class TaskStream:
         return float(uniform([seed], [self.position[source.label]])[0]) >= share
 
 
-def passes(tasks: Sequence[Task], seed: int, step: int) -> Iterator[tuple[int, Task]]:
-    """An endless order of tasks, each with the number of its pass.
+def passes(tasks: Sequence[Task], seed: int, step: int, *, start: int = 0) -> Iterator[tuple[int, Task]]:
+    """An endless order of tasks from its place `start` on, each with the number of its pass.
 
     The first pass leaves out tasks with the content of an earlier one; every later pass is the one before it
-    in another order. Between two draws of a task come half of the others at least, and `step - 1` of them if
-    there are more than `step`.
+    in another order. A task comes again after half a pass at the earliest, and after `step` draws if there
+    are more tasks than that.
     """
     contents, order, first = set[str](), list[int](), list(range(len(tasks)))
     Random(derive(seed, 0)).shuffle(first)
@@ -111,9 +111,10 @@ def passes(tasks: Sequence[Task], seed: int, step: int) -> Iterator[tuple[int, T
         if (content := task.content()) not in contents:
             contents.add(content)
             order.append(index)
-            yield 0, task
+            if len(order) > start:
+                yield 0, task
     for number in count(1):
-        rng = Random(derive(seed, number))
+        rng, before = Random(derive(seed, number)), number * len(order)
         apart = max(1, min(max(step, len(order) // 2), len(order) - 1))
         ready, waiting = order[: len(order) - apart + 1], iter(order[len(order) - apart + 1 :])
         order = []
@@ -122,4 +123,5 @@ def passes(tasks: Sequence[Task], seed: int, step: int) -> Iterator[tuple[int, T
             ready[place], ready[-1] = ready[-1], ready[place]
             order.append(ready.pop())
             ready += islice(waiting, 1)
-            yield number, tasks[order[-1]]
+            if before + len(order) > start:  # to make a task takes time
+                yield number, tasks[order[-1]]

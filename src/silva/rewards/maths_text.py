@@ -114,7 +114,9 @@ _DRESS: tuple[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]], ...]
         (r"<=|=<", r"\\le "),
         (r">=", r"\\ge "),
         (r"(?<=[\w ])!=(?!=)|\\not\s*=", r"\\ne "),
-        (r"\\\{\s*\\\}", r"\\emptyset "),
+        (r"\\\{\s*\\\}|(?i:\b(?:the )?(?:empty|null) set\b)|(?i:\\text\{(?:the )?(?:empty|null) set\})",
+         r"\\emptyset "),
+        (r"^\s*(\d+) to (\d+)\s*$", r"\1:\2"),
         (r"\\mathbb\s*\{?R\}?|\ball real numbers\b|\\text\{all real numbers\}", _REAL.replace("\\", r"\\")),
         (rf"\\(?:{STYLES})\s*\{{([^{{}}]*)\}}", _styled),
         (r"\\?\$", "$"),
@@ -152,7 +154,9 @@ _RATE = re.compile(r"\\text\{([^{}]*)\}\s*/\s*(?:\\text\{\s*)?([a-zA-Z]+(?:\s*\^
 _NEIGHBOURS = re.compile(
     r"\\text\{([^{}]*)\}([\s.,;:]*(?:(?<![a-zA-Z])[aA]n?(?![a-zA-Z])\s*)?)\\text\{([^{}]*)\}"
 )
-_COPULA = re.compile(r"(?<=[\w})|])\s*\\text\{\s*(?:is|are|was|equals|is equal to)\s*\}(?=\s*[^\s.])")
+_COPULA = re.compile(
+    r"(?<=[\w})|])\s*\\text\{\s*(?:is|are|was|equals|is equal to|must\s+(?:be|equal))\s*\}(?=\s*[^\s.])"
+)
 _ASIDE = re.compile(r"(?<=[\s\d}])\(\s*\\text\{([^{}]*)\}\s*\)")
 _SIGN = re.compile(r"\\text\{([^{}]*?)\b(?:minus|negative)\s*\}\s*(?=\\?\w)", re.I)
 

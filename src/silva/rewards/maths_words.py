@@ -36,7 +36,7 @@ _LEADS = _LAST | _set(
 _AFTER = re.compile(
     r"\b(?:in (?:total|all|the end|sum)|in base 10|as (?:required|desired|the answer|final answer)|"
     r"is (?:the|my|our|correct)(?: (?:correct|right|final|only))?(?: (?:answer|result|value|solution|one))?|"
-    r"altogether|overall|total|left|remaining|exactly|only|respectively|again|here|each|old)\b|[.,;:!()]"
+    r"altogether|overall|total|left|remaining|exactly|only|respectively|again|here|each|old|such)\b|[.,;:!()]"
 )
 """What may stand behind a number without a word about it."""
 

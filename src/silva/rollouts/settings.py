@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
+from silva.config.field_types import refuse_idle
 from silva.config.sections import (
     EpisodeContext,
     Fraction,
@@ -139,6 +140,10 @@ class BranchingRolloutSettings(RolloutSettings):
             raise ValueError(
                 f"initial_rollouts = {self.initial_rollouts}: expected at most group_size = {self.group_size}"
             )
+        if self.entropy_gap_weight is not None:
+            refuse_idle(self, {"initial_rollouts": f"entropy_gap_weight = {self.entropy_gap_weight}"})
+        if not self.reads_entropies:
+            refuse_idle(self, {"entropy_tokens": "entropy_weight = 0 and no entropy_gap_weight"})
         return self
 
     @property
@@ -180,6 +185,8 @@ class ThoughtsRolloutSettings(RolloutSettings):
                 raise ValueError(f'{name}: got true with commit = "own", expected commit = "best"')
         if "{action}" not in self.hint:
             raise ValueError(f"hint: got {self.hint!r}, expected {{action}} in it")
+        if not self.shows_action:
+            refuse_idle(self, {"hint": "shows_action = false"})
         return self
 
     @property

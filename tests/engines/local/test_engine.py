@@ -14,7 +14,7 @@ import torch
 from silva.config.sections import TinyModel
 from silva.engines.local.engine import LocalEngine
 from silva.engines.settings import LocalEngineSettings as Settings
-from silva.errors import ContextOverflow, EngineError, OutOfMemory
+from silva.errors import ConfigError, ContextOverflow, EngineError, OutOfMemory
 from silva.models.loading import LoadedModel, load_model
 from silva.types import Completion, SamplingParams
 
@@ -187,6 +187,13 @@ def test_a_long_prompt_is_cut_and_does_not_stall_decoding(tiny_model: LoadedMode
 
 
 # --- where sampling stops
+
+
+def test_more_context_than_the_model_has_is_refused(tiny_model: LoadedModel, make_engine: Make) -> None:
+    most = tiny_model.context
+    assert make_engine(tiny_model, context=most).capabilities.context == most
+    with pytest.raises(ConfigError, match=rf"engine.context: got {most + 1}, expected at most the {most} of"):
+        make_engine(tiny_model, context=most + 1)
 
 
 def test_stop_tokens_and_limits(tiny_model: LoadedModel, make_engine: Make) -> None:

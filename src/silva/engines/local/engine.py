@@ -32,7 +32,7 @@ from silva.engines.local.machine import describe
 from silva.engines.local.prepacked import PrepackedLinears
 from silva.engines.local.request import EngineStats, Request, future, ids
 from silva.engines.local.same_bits import RowRules, fill_up, probe
-from silva.errors import ContextOverflow, EngineError, OutOfMemory, SilvaError
+from silva.errors import ConfigError, ContextOverflow, EngineError, OutOfMemory, SilvaError
 from silva.models.loading import LoadedModel, copied
 from silva.models.memory import give_freed_memory_back, is_out_of_memory
 from silva.models.snapshots import load_weights
@@ -54,15 +54,21 @@ class LocalEngine:
     equal bits changes nothing for others who use the model.
 
     Raises:
+        ConfigError: more context than the model has.
         ModelError: the model's steps would not give what transformers does.
     """
 
     def __init__(self, loaded: LoadedModel, settings: LocalEngineSettings, compute: Executor):
+        if settings.context > loaded.context:
+            raise ConfigError(
+                f"engine.context: got {settings.context}, expected at most the {loaded.context} of model "
+                f"{loaded.name}"
+            )
         loaded = copied(loaded, [*loaded.model.parameters(), *loaded.model.buffers()])
         check_steps(loaded)
         self.stats = EngineStats()
         self._loaded, self._settings, self._compute = loaded, settings, compute
-        context = min(settings.context or loaded.context, loaded.context)
+        context = settings.context or loaded.context
         self.capabilities = EngineCapabilities(context=context)
         self.cache = KvCache(
             loaded.model.config,
