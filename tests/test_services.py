@@ -39,13 +39,16 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def undisturbed(folder: Path) -> dict[str, Any]:
+def server(folder: Path) -> Iterator[Server]:
+    made = Server(folder)
+    yield made
+    made.close()
+
+
+@pytest.fixture(scope="module")
+def undisturbed(server: Server) -> dict[str, Any]:
     """The end state of the run in one process."""
-    server = Server(folder)
-    try:
-        ended = server.rl("local", *SHORT)
-    finally:
-        server.close()
+    ended = server.rl("local", *SHORT)
     assert ended.status == 0, ended.output
     return end_state(ended.path)
 
@@ -133,6 +136,42 @@ def test_inference_and_then_the_orchestrator_are_killed_and_nothing_changes(
     ]
     assert proof.read_text() == "seal"
     assert differences(folder / "both", undisturbed) == []
+
+
+@pytest.mark.slow
+@pytest.mark.same_bits
+def test_an_orchestrator_that_is_killed_before_the_first_step_does_not_bring_back_an_earlier_run(
+    folder: Path, server: Server, undisturbed: dict[str, Any]
+) -> None:
+    """Which `--overwrite` removes: it has ended already, and would be resumed as finished."""
+    assert server.rl("again", *SHORT, "--seed=5").status == 0
+    proof = folder / "again.proof"
+    crash = {"SILVA_CRASH": "issue:1", "SILVA_CRASH_PROOF": str(proof)}
+    with supervised(argv(folder, "again", *SERVICES, "--overwrite"), crash) as process:
+        assert process.wait(LIMIT) == 0 and process.left() == [], process.output
+        assert process.said("silva: orchestrator was killed (SIGKILL): it is started again") is not None
+    assert proof.read_text() == "issue"
+    assert differences(folder / "again", undisturbed) == []
+
+
+@pytest.mark.slow
+@pytest.mark.same_bits
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_to_all_processes_leaves_a_checkpoint_from_which_the_run_goes_on_elsewhere(
+    folder: Path, server: Server, undisturbed: dict[str, Any], number: signal.Signals
+) -> None:
+    """The systems of a cluster send it so. The checkpoint is that of the last whole step, not of every second."""
+    name = number.name
+    options = ("--checkpoint.every=2", "--environments.0.delay=1000", "--environments.1.delay=1000")
+    with supervised(argv(folder, name, *SERVICES, *options)) as process:
+        assert wait_for(lambda: events(folder / name, "sealed"), LIMIT), process.output
+        for pid in process.alive():
+            os.kill(pid, number)
+        assert process.wait(LIMIT) == 130 and process.left() == [], process.output
+        assert process.said("stopped; --resume goes on after step 1") is not None, process.output
+        assert process.said("silva: ") is None  # nobody was lost
+    ended = server.rl(name, *SHORT, *options, "--resume")
+    assert ended.status == 0 and differences(folder / name, undisturbed) == [], ended.output
 
 
 @pytest.mark.slow

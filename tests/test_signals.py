@@ -6,6 +6,8 @@ import sys
 
 import pytest
 
+from silva.signals import NUMBERS, TOLD, held
+
 BEGIN = """
 import os, signal
 from silva import signals
@@ -53,7 +55,7 @@ def test_a_program_that_uses_the_library_keeps_its_own_handlers():
 PART = "signals.end_at_once(); signals.end_as_a_part(); signals.be_caught()\n"
 
 
-@pytest.mark.parametrize("ignored", [signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize("ignored", NUMBERS)
 def test_a_part_listens_to_its_supervisor_alone(ignored):
     code = f"""
 import subprocess, sys
@@ -71,9 +73,23 @@ child.stdout.read(1)
 child.send_signal({int(ignored)})  # its children listen
 print(child.wait() == -{int(ignored)})
 try:
-    os.kill(os.getpid(), signal.SIGINT)
+    os.kill(os.getpid(), signals.TOLD)
 except KeyboardInterrupt:
     print("caught")
 """
     background = {"preexec_fn": lambda: signal.signal(signal.SIGINT, signal.SIG_IGN)}  # a shell's `&`
     assert run(PART + code, **background).stdout == "True\ncaught\n"
+
+
+@pytest.mark.parametrize(("number", "output"), [*((number, "goes on\n") for number in NUMBERS), (TOLD, "")])
+def test_a_part_gets_no_signal_before_it_has_said_which_it_listens_to(number, output):
+    """Python itself takes a tenth of a second to begin."""
+    code = f"""
+os.kill(os.getpid(), {int(number)})
+signals.end_at_once()
+signals.end_as_a_part()
+print("goes on")
+"""
+    with held():
+        done = run(code)
+    assert (done.returncode, done.stdout) == (0 if output else 130, output)

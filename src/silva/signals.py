@@ -7,7 +7,7 @@ While modules are imported, a signal ends the process: there is nothing to save,
 exception into one of their own ("Could not import module"). After that, each of the three raises
 KeyboardInterrupt. During training, `Interrupt` handles them and ends the run with a checkpoint.
 
-A part of `silva rl` listens to SIGINT alone, which its supervisor sends it. The others may be sent to all
+A part of `silva rl` listens to TOLD alone, which its supervisor sends it. The others may be sent to all
 processes of a service or a job at once: trainer and inference have to last until the orchestrator has its
 checkpoint, and the orchestrator would take its own and the supervisor's for two.
 """
@@ -16,34 +16,50 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import FrameType
 
 NUMBERS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+TOLD = signal.SIGUSR2
 
 
 def end_at_once() -> None:
     """A signal that was ignored when the process began (nohup, a shell's background job) stays ignored."""
-    for number in NUMBERS:
-        if is_heard(number):
-            signal.signal(number, _end)
+    for number in heard():
+        signal.signal(number, _end)
 
 
 def end_as_a_part() -> None:
-    """The same for a process of `silva rl`."""
-    for number in NUMBERS:  # a shell's background job ignores SIGINT, and so would its children
-        signal.signal(number, _end if number == signal.SIGINT else _ignore)
+    """The same for a process of `silva rl`, which was begun with its signals `held`."""
+    for number in NUMBERS:
+        signal.signal(number, _ignore)
+    signal.signal(TOLD, _end)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, (*NUMBERS, TOLD))
 
 
-def is_heard(number: int) -> bool:
-    """Whether this process listens to a signal, or may begin to."""
-    return signal.getsignal(number) not in (signal.SIG_IGN, _ignore)
+@contextmanager
+def held() -> Iterator[None]:
+    """A process that is begun here gets no signal before it has said which it listens to."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, (*NUMBERS, TOLD))
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def heard() -> list[int]:
+    """The signals by which this process is told to end."""
+    numbers = (TOLD,) if signal.getsignal(signal.SIGINT) is _ignore else NUMBERS
+    return [number for number in numbers if signal.getsignal(number) is not signal.SIG_IGN]
 
 
 def be_caught() -> None:
     """From here on a signal raises KeyboardInterrupt. Does nothing if `end_at_once` was not called."""
-    for number in NUMBERS:
+    for number in heard():
         if signal.getsignal(number) is _end:
-            signal.signal(number, signal.default_int_handler if number == signal.SIGINT else _as_ctrl_c)
+            direct = number in (signal.SIGINT, TOLD)
+            signal.signal(number, signal.default_int_handler if direct else _as_ctrl_c)
 
 
 def _end(number: int, frame: FrameType | None) -> None:

@@ -16,9 +16,11 @@ SOON = 30.0  # seconds within which everything happens, or the test fails
 SERVICE = """
 import http.server, os, pathlib, signal, socketserver, subprocess, sys, time
 from silva.process import tie_to_parent
+from silva.signals import TOLD, end_as_a_part
 
 tie_to_parent()
-signal.signal(signal.SIGINT, signal.SIG_DFL)
+end_as_a_part()
+signal.signal(TOLD, signal.SIG_DFL)
 folder, name, path = pathlib.Path(sys.argv[1]), sys.argv[2], sys.argv[3]
 with open(folder / f"{name}.pids", "a") as file:
     file.write(f"{os.getpid()}\\n")
@@ -56,9 +58,12 @@ socketserver.ThreadingUnixStreamServer(path, Handler).serve_forever()
 ORCHESTRATOR = """
 import os, pathlib, signal, sys, time
 from silva.process import tie_to_parent
+from silva.signals import TOLD, end_as_a_part
 
 tie_to_parent()
 folder = pathlib.Path(sys.argv[1])
+os.kill(os.getpid(), signal.SIGTERM)  # it has not said yet which signals it listens to
+end_as_a_part()
 
 def note(number, frame):
     with open(folder / "signals", "a") as file:
@@ -66,8 +71,7 @@ def note(number, frame):
     if not (folder / "stubborn").exists():
         sys.exit(130)
 
-for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-    signal.signal(number, note)
+signal.signal(TOLD, note)
 with open(folder / "orchestrator.pids", "a") as file:
     file.write(f"{os.getpid()}\\n")
 with open(folder / "arguments", "a") as file:

@@ -200,9 +200,8 @@ def _served(app: Any, bind: Any, what: str) -> int:
         serving = asyncio.ensure_future(
             serve(app, bind, ready=lambda address: _say(f"{what}: listening at {address}"))
         )
-        for number in signals.NUMBERS:
-            if signals.is_heard(number):
-                asyncio.get_running_loop().add_signal_handler(number, serving.cancel)
+        for number in signals.heard():
+            asyncio.get_running_loop().add_signal_handler(number, serving.cancel)
         try:
             await serving
         except asyncio.CancelledError:

@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import secrets
+import signal
 import socket
 import sys
 from collections.abc import Callable, Sequence
@@ -18,6 +19,7 @@ from silva.monitoring.printable import put
 from silva.placement.settings import ADDRESSES, ServicesPlacementSettings
 from silva.placement.supervisor import Part, Supervisor, line_writer
 from silva.scratch import private_folder
+from silva.signals import TOLD
 from silva.storage import replaced
 from silva.storage.layout import Layout, steps_in
 from silva.storage.run_folder import owner
@@ -100,7 +102,8 @@ def parts_of(
     def service(command: str, name: str) -> str:
         address, where = _free_address(config, command, folder / f"{name}.sock")
         line = [*silva, command, *argv, *where]
-        parts.append(Part(name, line, address=address, env=shared, once=_crash(command)))
+        told = signal.SIGINT if _is_vllm(config, command) else TOLD  # it knows no signal of Silva's
+        parts.append(Part(name, line, address=address, env=shared, once=_crash(command), told=told))
         return address
 
     if not inference:
@@ -122,12 +125,16 @@ def parts_of(
 
 def _free_address(config: RunConfig, command: str, path: Path) -> tuple[str, list[str]]:
     """Where a part listens, and the flags that tell it: a Unix socket, but vLLM takes only ports."""
-    if command != "inference" or config.engine.type != "vllm":
+    if not _is_vllm(config, command):
         return f"unix:{path}", ["--unix", str(path)]
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     return f"http://127.0.0.1:{port}", ["--host", "127.0.0.1", "--port", str(port)]
+
+
+def _is_vllm(config: RunConfig, command: str) -> bool:
+    return command == "inference" and config.engine.type == "vllm"
 
 
 def _crash(command: str) -> dict[str, str]:

@@ -9,7 +9,7 @@ from types import FrameType, TracebackType
 from typing import Any, TypeVar
 
 from silva.errors import PartLost
-from silva.signals import NUMBERS, is_heard
+from silva.signals import heard
 
 T = TypeVar("T")
 
@@ -33,9 +33,7 @@ class Interrupt:
         self._before: dict[int, Any] = {}
 
     def __enter__(self) -> Interrupt:
-        for number in NUMBERS:
-            if not is_heard(number):
-                continue
+        for number in heard():
             try:  # not the loop's own handlers: these also end work that blocks the loop
                 self._before[number] = signal.signal(number, self._ask)
             except ValueError:  # not in the main thread: a library's use

@@ -12,7 +12,7 @@ A lost part is killed and started again at the same address. What it knew the or
 of a checkpoint. Every process dies with this one (process.tie_to_parent).
 
     this process gets                          the orchestrator gets
-    SIGINT, SIGTERM, the first SIGHUP          SIGINT: it ends with a checkpoint, or at the second at once
+    SIGINT, SIGTERM, the first SIGHUP          TOLD: it ends with a checkpoint, or at the second at once
     SIGTSTP (Ctrl-Z), then SIGCONT             SIGSTOP, then SIGCONT, and so does every part
 
 Parts listen to no other signal (signals.end_as_a_part). Not here: what the parts do, and torch.
@@ -31,7 +31,7 @@ from pathlib import Path
 
 from silva.errors import SilvaError
 from silva.ports import CLOCK
-from silva.signals import NUMBERS, is_heard
+from silva.signals import TOLD, heard, held
 from silva.transport import Peer, Refused, Unreachable, silence
 
 TICK = 0.2  # seconds between two looks at the processes
@@ -54,6 +54,7 @@ class Part:
         again: says its arguments when it is started again; None for the same.
         address: where it listens; "" for the orchestrator, whose end is the end of all.
         once: environment variables of the first start only.
+        told: the signal by which it is told to end.
     """
 
     name: str
@@ -62,6 +63,7 @@ class Part:
     address: str = ""
     env: Mapping[str, str] = field(default_factory=dict)
     once: Mapping[str, str] = field(default_factory=dict)
+    told: int = TOLD
 
 
 @dataclass
@@ -113,10 +115,9 @@ class Supervisor:
             SilvaError: a part fails at every start, or is lost again and again before the next checkpoint.
         """
         loop = asyncio.get_running_loop()
-        for number in NUMBERS:
-            if is_heard(number):
-                loop.add_signal_handler(number, self._pass_on, number)
-        if is_heard(signal.SIGTSTP):
+        for number in heard():
+            loop.add_signal_handler(number, self._pass_on, number)
+        if signal.getsignal(signal.SIGTSTP) is not signal.SIG_IGN:
             loop.add_signal_handler(signal.SIGTSTP, self._pause)
         try:
             for part in self._parts:
@@ -176,14 +177,15 @@ class Supervisor:
         argv = part.argv if first or part.again is None else part.again()
         env = {**os.environ, **part.env, **(part.once if first else {}), "SILVA_PARENT": str(os.getpid())}
         output = asyncio.subprocess.PIPE if part.address else None
-        process = await asyncio.create_subprocess_exec(
-            *argv,
-            env=env,
-            stdin=asyncio.subprocess.DEVNULL,
-            stdout=output,
-            stderr=asyncio.subprocess.STDOUT if part.address else None,
-            process_group=0,  # Ctrl-C reaches this process alone, which passes it on
-        )
+        with held():
+            process = await asyncio.create_subprocess_exec(
+                *argv,
+                env=env,
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=output,
+                stderr=asyncio.subprocess.STDOUT if part.address else None,
+                process_group=0,  # Ctrl-C reaches this process alone, which passes it on
+            )
         running = self._running[part.name] = Running(part, process, CLOCK.monotonic())
         if part.address:
             running.reader = asyncio.create_task(self._read(running))
@@ -245,7 +247,7 @@ class Supervisor:
         for running in everyone:
             if running.process.returncode is None:
                 with contextlib.suppress(ProcessLookupError):
-                    running.process.send_signal(signal.SIGINT)
+                    running.process.send_signal(running.part.told)
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(_ended(running.process), GRACE)
             await self._kill(running)
@@ -257,7 +259,7 @@ class Supervisor:
         self._asked += 1
         for running in self._running.values():
             if not running.part.address and running.process.returncode is None:
-                running.process.send_signal(signal.SIGINT)
+                running.process.send_signal(running.part.told)
 
     def _pause(self) -> None:
         """Everybody stops, until this process is continued."""
