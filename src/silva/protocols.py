@@ -244,6 +244,18 @@ class Engine(Protocol):
     def counts(self) -> Mapping[str, float]: ...  # sums of what it has done so far, for perf/
 
 
+OnTokens = Callable[[Sequence[int], Sequence[float]], None]  # the new tokens and their log-probabilities
+
+
+@runtime_checkable
+class Streaming(Protocol):
+    """An engine that tells of tokens while it samples, in order: all of them before `stream` returns."""
+
+    async def stream(
+        self, tokens: Sequence[int], params: SamplingParams, on_tokens: OnTokens
+    ) -> Completion: ...  # what `sample` gives
+
+
 @dataclass(frozen=True, slots=True)
 class TrainerCapabilities:
     """`publishes`: `shared` parameters, a plain Hugging Face `folder`, or a folder of the `parameters` that

@@ -54,8 +54,11 @@ def test_a_reply_is_what_the_renderer_and_the_engine_make_of_the_messages(
     assert [entry["logprob"] for entry in choice["logprobs"]["content"]] == list(expected.logprobs)
     assert choice["silva"]["raw_logprobs"] == list(expected.raw_logprobs)
     assert choice["message"]["content"] == renderer.parse(expected.tokens).content
-    first = choice["logprobs"]["content"][0]
-    assert bytes(first["bytes"]).decode() == first["token"] == first["top_logprobs"][0]["token"]
+    entries = choice["logprobs"]["content"]
+    assert [entry["token"] for entry in entries] == [entry["top_logprobs"][0]["token"] for entry in entries]
+    pieces = [bytes(entry["bytes"]) for entry in entries]
+    assert {*map(len, pieces)} == {1} and not b"".join(pieces).isascii(), "the tokens are bytes"
+    assert b"".join(pieces).decode(errors="replace") == renderer.decode(expected.tokens)
     assert answer["usage"]["prompt_tokens"] == len(prompt)
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from silva.errors import ContextOverflow
-from silva.protocols import EngineCapabilities
+from silva.protocols import EngineCapabilities, OnTokens
 from silva.types import Completion, CompletionStop, SamplingParams, Snapshot, TokenScores
 
 
@@ -46,6 +46,14 @@ class ScriptedEngine:
             reply, stop = reply[: ends[0] + 1], "stop_token"
         zeros = (0.0,) * len(reply)
         return Completion(reply, zeros, zeros, zeros, (self.version,) * len(reply), stop)
+
+    async def stream(self, tokens: Sequence[int], params: SamplingParams, on_tokens: OnTokens) -> Completion:
+        """What `sample` answers, token by token."""
+        found = await self.sample(tokens, params)
+        for token, logprob in zip(found.tokens, found.logprobs, strict=True):
+            on_tokens([token], [logprob])
+            await asyncio.sleep(0)
+        return found
 
     async def score(self, tokens: Sequence[int], start: int) -> TokenScores:
         zeros = (0.0,) * (len(tokens) - start)

@@ -29,6 +29,7 @@ _HEADER = re.compile(r"<[|｜].*[|｜]>")
 # Unicode non-characters, so that no ordinary text holds them; those it does hold are escaped too.
 _ESCAPE, _ITSELF, _NOTHING = "\ufdd0", "\ufdd1", "\ufdd2"
 MARK = _ESCAPE + "\ufdd3"  # never occurs in escaped content
+_BYTE = re.compile("<0x([0-9A-F]{2})>")
 CACHED_CHARACTERS = 4096  # longer texts rarely come twice
 
 
@@ -58,6 +59,8 @@ class Codec:
             for t in longest_first
         )
         self._control = _alternatives(re.escape(t.content) for t in longest_first if t.content not in MARKUP)
+        self._spells_bytes = self._joins("\u00c3", "\u00a9")  # as GPT-2's tokens do
+        self._has_bytes = self._joins("<0xC3>", "<0xA9>")  # as Llama's do for what is not in the vocabulary
 
     def escape(self, value: Any) -> Any:
         """`value` (a text, or JSON holding texts) with control tokens made harmless; `unescape` undoes it."""
@@ -98,6 +101,32 @@ class Codec:
         """Text of any tokens at all: ids outside the vocabulary give nothing, broken UTF-8 gives U+FFFD."""
         return self._backend.decode([t for t in tokens if 0 <= t < 2**32], skip_special_tokens=False)
 
+    def exists(self, token: int) -> bool:
+        """Whether the vocabulary has it; what it lacks has no text."""
+        return 0 <= token < 2**32 and self._backend.id_to_token(token) is not None
+
+    def is_byte(self, token: int) -> bool:
+        """Whether it is one byte, the text of which depends on all bytes around it."""
+        return self._has_bytes and _BYTE.fullmatch(self._backend.id_to_token(token) or "") is not None
+
+    def bytes_of(self, token: int, before: Sequence[int] = ()) -> bytes:
+        """UTF-8 of a token after others, or its part of a character. Joined, they are those of the text."""
+        if not self.exists(token):
+            return b""
+        name: str = self._backend.id_to_token(token)
+        if self._spells_bytes:
+            spelled = [_SPELLED.get(letter) for letter in name]
+            return name.encode() if None in spelled else bytes(b for b in spelled if b is not None)
+        if self._has_bytes and (byte := _BYTE.fullmatch(name)):
+            return bytes.fromhex(byte[1])
+        last = [each for each in before if self.exists(each)][-1:]  # some decoders write a space between
+        return self.decode([*last, token])[len(self.decode(last)) :].encode()
+
+    def _joins(self, *names: str) -> bool:
+        """Whether the decoder makes one character of tokens with these names."""
+        decoder = self._backend.decoder
+        return decoder is not None and decoder.decode(list(names)) == "\u00e9"
+
     def leading_special(self, text: str) -> tuple[int, str] | None:
         """(id, text after it) of the special token `text` begins with, whitespace aside."""
         match = self._special.search(text)
@@ -135,3 +164,13 @@ def _as_continued(backend: Tokenizer) -> Tokenizer | None:
 
 def _alternatives(patterns: Any) -> re.Pattern[str]:
     return re.compile("|".join(patterns) or r"(?!)")
+
+
+def _spelled_bytes() -> dict[str, int]:
+    """GPT-2's letters for bytes: printable ones are themselves, the others follow each other from 256 on."""
+    printable = {*range(33, 127), *range(161, 173), *range(174, 256)}
+    hidden = [byte for byte in range(256) if byte not in printable]
+    return {chr(byte): byte for byte in printable} | {chr(256 + i): byte for i, byte in enumerate(hidden)}
+
+
+_SPELLED = _spelled_bytes()

@@ -18,9 +18,10 @@ def split_reasoning(text: str, *, opened: bool = False) -> tuple[str | None, str
     Returns:
         (reasoning, content). `reasoning` is None where there is no thought at all; several thoughts are
         joined by newlines. A thought that is never closed runs to the end. Content is left as it is
-        when there is no thought, and stripped of outer whitespace otherwise.
+        when there is no thought, and `trimmed` otherwise.
     """
-    thoughts, content, rest = [], [], text
+    thoughts, rest = [], text
+    content = [""] if opened else []  # before the first thought
     while True:
         if not opened:
             before, tag, rest = rest.partition(OPEN)
@@ -35,7 +36,16 @@ def split_reasoning(text: str, *, opened: bool = False) -> tuple[str | None, str
             break
     if not thoughts:
         return None, text
-    return "\n".join(thoughts), "".join(content).strip()
+    return "\n".join(thoughts), trimmed(content)
+
+
+def trimmed(parts: Sequence[str]) -> str:
+    """Text around markup, without the whitespace between them at its ends.
+
+    If text stands before the markup, it keeps its beginning: a reader may have it already.
+    """
+    text = "".join(parts).rstrip()
+    return text if parts[0].strip() else text.lstrip()
 
 
 def join_reasoning(reasoning: str | None, content: str) -> str:

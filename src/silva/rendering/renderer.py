@@ -21,6 +21,7 @@ from silva.errors import RenderingError
 from silva.rendering.call_forms import FORMS, MARKERS, foreign
 from silva.rendering.codec import CACHED_CHARACTERS, Codec
 from silva.rendering.entries import Entries
+from silva.rendering.growing import GrowingText
 from silva.rendering.notes import limits, tool_limits
 from silva.rendering.reasoning import (
     CLOSE,
@@ -32,7 +33,7 @@ from silva.rendering.reasoning import (
     split_reasoning,
 )
 from silva.rendering.template import ChatTemplate
-from silva.rendering.tool_calls import as_function, parse_hermes
+from silva.rendering.tool_calls import as_function, call_marks, parse_hermes
 from silva.types import Message, Role, ToolCall, ToolSpec
 
 if TYPE_CHECKING:
@@ -158,6 +159,18 @@ class Renderer:
         """What tokens say, control tokens included."""
         return self._codec.decode(list(tokens))
 
+    def words(self, tokens: Sequence[int]) -> list[int]:
+        """The tokens without control tokens that are no part of calls."""
+        return [token for token in tokens if token not in self._silent]
+
+    def growing(self) -> GrowingText:
+        """For tokens that come one after the other."""
+        return GrowingText(self._codec)
+
+    def bytes_of(self, token: int, before: Sequence[int] = ()) -> bytes:
+        """UTF-8 of a token after others, or its part of a character."""
+        return self._codec.bytes_of(token, before)
+
     def encode_reply(self, text: str) -> list[int]:
         """What a policy would have sampled to say `text`: its tokens and the stop token."""
         return [*self.encode(text), self.stop_token_ids[0]]
@@ -227,7 +240,7 @@ class Renderer:
             opened = self.opens_thought(prompt[: len(prompt) - len(self.encode(prefill))])
         inside = ends_in_thought((OPEN if opened else "") + prefill)
         raw = self._cut(self._codec.decode(ids), stop, tools, inside)
-        words = [t for t in ids if t not in self._silent]
+        words = self.words(ids)
         text = raw if len(words) == len(ids) else self._cut(self._codec.decode(words), stop, tools, inside)
         text = prefill + text
         calls = [(b, e) for b, e, found in self._calls.scan(text, tools) if isinstance(found, ToolCall)]
@@ -256,6 +269,11 @@ class Renderer:
         if not self.stop_strings(tools) or any(s in text for s in stop):
             return False
         return ends_in_thought((OPEN if self.opens_thought(prompt) else "") + text)
+
+    def call_marks(self, tools: Sequence[ToolSpec]) -> tuple[str, ...] | None:
+        """Before the first of these, a reply is text; None if any text may turn out to be a call."""
+        marks = call_marks(tools, self._form)
+        return marks and (*marks, *MARKERS)
 
     def stop_strings(self, tools: Sequence[ToolSpec]) -> tuple[str, ...]:
         """Strings at which sampling is to stop: the closing tags where calls are plain tags."""

@@ -16,6 +16,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from silva.rendering.reasoning import trimmed
 from silva.types import Message, ToolCall, ToolSpec
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
@@ -48,7 +49,7 @@ def parsed(text: str, found: Sequence[Found]) -> Parsed:
             calls.append(each)
         elif each is not None:
             errors.append(f"tool call {len(calls) + len(errors) + 1}: {each}")
-    return Parsed("".join([*content, text[at:]]).strip(), tuple(calls), tuple(errors))
+    return Parsed(trimmed([*content, text[at:]]), tuple(calls), tuple(errors))
 
 
 def parse_hermes(text: str, tools: Sequence[ToolSpec] = ()) -> Parsed:
@@ -107,6 +108,12 @@ def scan_tags(text: str, tools: Sequence[ToolSpec] = ()) -> list[Found]:
             call = ToolCall(name, {parameters[name]: text[match.end() : end].strip()})
             found.append((match.start(), position, call))
     return found
+
+
+def call_marks(tools: Sequence[ToolSpec], form: str) -> tuple[str, ...] | None:
+    """Before the first of these, a reply is text; None in a form whose calls may begin anywhere."""
+    marks = {"tags": tuple(f"<{tool.name}>" for tool in tools), "hermes": (OPEN, CLOSE)}
+    return marks.get(form)
 
 
 def error_observation(message: Message) -> tuple[Message, ...] | None:

@@ -8,25 +8,39 @@ from __future__ import annotations
 
 import json
 import secrets
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from starlette.types import Receive
 
 from silva.errors import ContextOverflow
-from silva.ports import CLOCK
-from silva.rendering.reasoning import split_reasoning
+from silva.rendering.growing import before, before_partial
+from silva.rendering.reasoning import CLOSE, OPEN, split_reasoning
 from silva.rendering.renderer import Renderer
 from silva.server.bodies import ChatBody, MessageBody
-from silva.server.completions import FINISH, exact, last_chunk, seeds, usage
+from silva.server.completions import FINISH, exact, head, seeds, usage
 from silva.server.dialogue import dialogue, tool_specs
 from silva.server.guard import HttpError
 from silva.server.service import CHARACTERS, Service, apart
-from silva.types import Completion, Message, ToolSpec
+from silva.server.streams import Choice, Stream, Tell
+from silva.types import Completion, Message, SamplingParams, ToolSpec
 
 
-async def chat(service: Service, body: ChatBody, receive: Receive, size: int) -> dict[str, Any]:
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """What a request asks of the engine. `stop`, `ends`: strings and tokens where a reply stops."""
+
+    body: ChatBody
+    renderer: Renderer
+    tools: Sequence[ToolSpec]
+    prompt: list[int]
+    stop: Sequence[str]
+    ends: Sequence[int]
+    params: Sequence[SamplingParams]
+
+
+async def complete(service: Service, body: ChatBody, receive: Receive, size: int) -> dict[str, Any]:
     """The answer to a request of `size` bytes.
 
     Raises:
@@ -35,23 +49,34 @@ async def chat(service: Service, body: ChatBody, receive: Receive, size: int) ->
         RenderingError: the chat template refuses the dialogue.
         SilvaError: of the engine.
     """
+    asked = await _asked(service, body, size)
+    found = await service.sample(receive, [asked.prompt] * body.n, asked.params)
+    work = sum(len(each.tokens) for each in found)
+    choices = await apart(8 * work, lambda: [_choice(asked, *each) for each in enumerate(found)])
+    answer = {
+        **head("chatcmpl", "chat.completion"),
+        "choices": choices,
+        "usage": usage([asked.prompt], found, body.n),
+    }
+    return answer | ({"prompt_token_ids": asked.prompt} if body.return_token_ids else {})
+
+
+async def stream(service: Service, body: ChatBody, receive: Receive, size: int, tell: Tell) -> None:
+    """The same answer in chunks; raises the same errors."""
+    asked = await _asked(service, body, size)
+    live = _ChatStream(asked, tell)
+    found = await service.sample(receive, [asked.prompt] * body.n, asked.params, live)
+    live.finish(usage([asked.prompt], found, body.n))
+
+
+async def _asked(service: Service, body: ChatBody, size: int) -> _Asked:
     tools = tool_specs(body)
     prompt = await apart(8 * size, _prompt, service, body, tools)
     most = _max_tokens(body, service.engine.capabilities.context - len(prompt))
     stop = (*body.stop, *service.renderer.stop_strings(tools))
     ends = tuple(dict.fromkeys((*(body.stop_token_ids or ()), *service.renderer.stop_token_ids)))
     params = [body.params(most, stop=stop, ends=ends, seed=seed) for seed in seeds(body)]
-    found = await service.sample(receive, [prompt] * body.n, params)
-    work = sum(len(each.tokens) for each in found)
-    choices = await apart(8 * work, _choices, service.renderer, body, found, prompt, tools)
-    answer = {
-        "id": f"chatcmpl-{secrets.token_hex(12)}",
-        "object": "chat.completion",
-        "created": int(CLOCK.time()),
-        "choices": choices,
-        "usage": usage([prompt], found, body.n),
-    }
-    return answer | ({"prompt_token_ids": prompt} if body.return_token_ids else {})
+    return _Asked(body, service.renderer, tools, prompt, stop, ends, params)
 
 
 def _prompt(service: Service, body: ChatBody, tools: Sequence[ToolSpec]) -> list[int]:
@@ -77,31 +102,32 @@ def _max_tokens(body: ChatBody, room: int) -> int:
     return given.pop() if given else room
 
 
-def _choices(
-    renderer: Renderer,
-    body: ChatBody,
-    found: Sequence[Completion],
-    prompt: Sequence[int],
-    tools: Sequence[ToolSpec],
-) -> list[dict[str, Any]]:
-    choices = []
-    for number, completion in enumerate(found):
-        said = renderer.parse(completion.tokens, prompt=prompt, stop=body.stop, tools=tools)
-        if said.errors or (said.tool_calls and not tools):  # then they are text
-            text = split_reasoning(said.raw or "", opened=renderer.opens_thought(prompt))[1]
-            said = replace(said, content=text, tool_calls=())
-        message = _message(said, body.stop if completion.stop_reason == "stop_string" else ())
-        ended = FINISH[completion.stop_reason]
-        choice: dict[str, Any] = {
-            "index": number,
-            "message": message,
-            "finish_reason": "tool_calls" if "tool_calls" in message and ended == "stop" else ended,
-            "logprobs": {"content": _logprobs(renderer, body, completion), "refusal": None}
-            if body.logprobs
-            else None,
-        }
-        choices.append(choice | (exact(completion) if body.return_token_ids else {}))
-    return choices
+def _choice(asked: _Asked, number: int, completion: Completion) -> dict[str, Any]:
+    message = _reply(asked, completion)
+    choice = {
+        "index": number,
+        "message": message,
+        "finish_reason": _finish(message, completion),
+        "logprobs": _logprobs(asked, completion.tokens, completion.logprobs),
+    }
+    return choice | (exact(completion) if asked.body.return_token_ids else {})
+
+
+def _reply(asked: _Asked, completion: Completion) -> dict[str, Any]:
+    """The message that a completion says, as OpenAI's API writes it."""
+    renderer, stop = asked.renderer, asked.body.stop
+    words = renderer.words(completion.tokens)
+    said = renderer.parse(words, prompt=asked.prompt, stop=stop, tools=asked.tools)
+    if said.errors or not asked.tools:  # then calls are text
+        opened = renderer.opens_thought(asked.prompt)
+        reasoning, text = split_reasoning(said.raw or "", opened=opened)
+        said = replace(said, reasoning=reasoning, content=text, tool_calls=())
+    return _message(said, asked.body.stop if completion.stop_reason == "stop_string" else ())
+
+
+def _finish(message: Mapping[str, Any], completion: Completion) -> str:
+    ended = FINISH[completion.stop_reason]
+    return "tool_calls" if "tool_calls" in message and ended == "stop" else ended
 
 
 def _message(said: Message, stop: Sequence[str]) -> dict[str, Any]:
@@ -131,30 +157,87 @@ def _without_stop(text: str, stop: Sequence[str]) -> str:
     return text.removesuffix(max(ends, key=len)) if ends else text
 
 
-def _logprobs(renderer: Renderer, body: ChatBody, completion: Completion) -> list[dict[str, Any]]:
-    """One entry a token. The engine tells of the sampled token alone, so no more than that one is on top."""
+def _logprobs(
+    asked: _Asked, tokens: Sequence[int], logprobs: Sequence[float], first: int = 0
+) -> dict[str, Any] | None:
+    """One entry a token, from place `first` on. The engine tells of the sampled token alone, so no more than
+    that one is on top."""
+    if not asked.body.logprobs:
+        return None
     entries = []
-    for token, logprob in zip(completion.tokens, completion.logprobs, strict=True):
-        text = renderer.decode([token])
-        entry = {"token": text, "logprob": logprob, "bytes": list(text.encode())}
-        entries.append({**entry, "top_logprobs": [entry] if body.top_logprobs else []})
-    return entries
+    for place in range(first, len(tokens)):
+        token, renderer = tokens[place], asked.renderer
+        own = list(renderer.bytes_of(token, tokens[max(place - 1, 0) : place]))
+        entry = {"token": renderer.decode([token]), "logprob": logprobs[place], "bytes": own}
+        entries.append({**entry, "top_logprobs": [entry] if asked.body.top_logprobs else []})
+    return {"content": entries, "refusal": None}
 
 
-def chunks(answer: dict[str, Any], body: ChatBody) -> list[dict[str, Any]]:
-    """The answer as a stream: for each choice its message in one piece, then why it ended."""
-    kept = ("choices", "usage", "prompt_token_ids")
-    head = {name: value for name, value in answer.items() if name not in kept}
-    head["object"] = "chat.completion.chunk"
-    found = []
-    for choice in answer["choices"]:
-        delta = dict(choice["message"])
-        if "tool_calls" in delta:
-            delta["tool_calls"] = [{"index": i, **call} for i, call in enumerate(delta["tool_calls"])]
-        rest = {name: value for name, value in choice.items() if name not in ("message", "finish_reason")}
-        found.append({**head, "choices": [{**rest, "delta": delta, "finish_reason": None}]})
-        end = {"index": choice["index"], "delta": {}, "logprobs": None}
-        found.append({**head, "choices": [{**end, "finish_reason": choice["finish_reason"]}]})
-    if "prompt_token_ids" in answer:  # once
-        found[0]["prompt_token_ids"] = answer["prompt_token_ids"]
-    return [*found, *last_chunk(head, answer, body)]
+class _ChatStream(Stream):
+    """For each choice its role, thoughts and content as they grow, calls at the end, why it ended.
+
+    A call is sent once the reply has ended: one that is malformed makes text of all of them.
+    """
+
+    def __init__(self, asked: _Asked, tell: Tell) -> None:
+        super().__init__(head("chatcmpl", "chat.completion.chunk"), asked.body, tell)
+        renderer = asked.renderer
+        self._asked = asked
+        self._choices = [Choice(renderer, asked.ends, control=False) for _ in range(asked.body.n)]
+        self._had: list[dict[str, str]] = [{} for _ in self._choices]  # what has been sent of each message
+        self._marks = renderer.call_marks(asked.tools) if asked.tools else ()
+        self._opened = renderer.opens_thought(asked.prompt)
+        self._prompt = {"prompt_token_ids": asked.prompt} if asked.body.return_token_ids else {}
+
+    def tokens(self, number: int, tokens: Sequence[int], logprobs: Sequence[float]) -> None:
+        choice = self._choices[number]
+        choice.add(tokens, logprobs)
+        self._grow(number, self._settled(choice.text))
+
+    def end(self, number: int, completion: Completion) -> None:
+        choice, message = self._choices[number], _reply(self._asked, completion)
+        choice.tokens, choice.logprobs = list(completion.tokens), list(completion.logprobs)
+        self._grow(number, message)
+        for place, call in enumerate(message.get("tool_calls", ())):
+            function = {**call["function"], "arguments": ""}
+            self._chunk(number, {"tool_calls": [{"index": place, **call, "function": function}]})
+            rest = {"arguments": call["function"]["arguments"]}
+            self._chunk(number, {"tool_calls": [{"index": place, "function": rest}]})
+        own = exact(completion)["silva"] if self._asked.body.return_token_ids else None
+        self._chunk(number, {}, _finish(message, completion), own)
+
+    def _settled(self, text: str) -> dict[str, Any]:
+        """What begins the message whatever comes next."""
+        if self._marks is None:
+            return {}
+        text = before(before(text, self._asked.stop), self._marks)
+        reasoning, content = split_reasoning(before_partial(text, (OPEN, CLOSE)), opened=self._opened)
+        grown = {"reasoning_content": reasoning or "", "content": content}
+        return {name: words for name, text in grown.items() if (words := text.rstrip())}
+
+    def _grow(self, number: int, message: Mapping[str, Any]) -> None:
+        had, delta = self._had[number], {}
+        if "role" not in had:
+            had["role"] = "assistant"
+            self._chunk(number, {"role": "assistant"})
+        for name in ("reasoning_content", "content"):
+            text = message.get(name)
+            if text is not None and text != had.get(name):
+                delta[name] = text[len(had.get(name, "")) :]
+                had[name] = text
+        if delta:
+            self._chunk(number, delta)
+
+    def _chunk(self, number: int, delta: dict[str, Any], finish: str | None = None, own: Any = None) -> None:
+        """With all tokens since the last chunk, unless it is the one of the role."""
+        asked, choice = self._asked, self._choices[number]
+        first = len(choice.tokens) if "role" in delta else choice.sent
+        chunk = {"index": number, "delta": delta, "finish_reason": finish,
+                 "logprobs": _logprobs(asked, choice.tokens, choice.logprobs, first)
+                             if first < len(choice.tokens) else None}  # fmt: skip
+        if asked.body.return_token_ids:
+            chunk |= {"token_ids": choice.tokens[first:]} | ({} if own is None else {"silva": own})
+        if "role" not in delta:
+            choice.sent = len(choice.tokens)
+        self.send(chunk, **self._prompt)
+        self._prompt = {}  # once

@@ -7,17 +7,21 @@ vocabulary.
 
 from __future__ import annotations
 
+import codecs
 import secrets
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from starlette.types import Receive
 
 from silva.ports import CLOCK, derive
+from silva.rendering.growing import before
 from silva.rendering.renderer import Renderer
 from silva.server.bodies import CompletionBody, SamplingBody
 from silva.server.guard import HttpError
 from silva.server.service import Service, apart
+from silva.server.streams import Choice, Stream, Tell
 from silva.types import Completion, CompletionStop, SamplingParams, TokenScores
 
 COPIED = 1 << 20  # tokens of prompts in one answer
@@ -25,6 +29,21 @@ SCORED = 1 << 18  # the same where each has its log-probabilities and texts
 FINISH: Mapping[CompletionStop, str] = {
     "stop_token": "stop", "stop_string": "stop", "length": "length", "context_overflow": "length"
 }  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """What a request asks of the engine. `scores`: of the prompts, where the answer holds them."""
+
+    body: CompletionBody
+    renderer: Renderer
+    prompts: Sequence[list[int]]
+    scores: Sequence[TokenScores | None]
+
+    @property
+    def tokens(self) -> int:
+        """Of all prompts of all choices."""
+        return self.body.n * sum(map(len, self.prompts))
 
 
 async def complete(service: Service, body: CompletionBody, receive: Receive, size: int) -> dict[str, Any]:
@@ -35,6 +54,23 @@ async def complete(service: Service, body: CompletionBody, receive: Receive, siz
         ContextOverflow: a prompt leaves no room.
         SilvaError: of the engine.
     """
+    asked = await _asked(service, body, receive, size)
+    found = await _sample(service, asked, receive)
+    work = sum(len(each.tokens) for each in found) + asked.tokens
+    choices = await apart(8 * work, lambda: [_choice(asked, *each) for each in enumerate(found)])
+    answer = {**head("cmpl", "text_completion"), "choices": choices}
+    return {**answer, "usage": usage(asked.prompts, found, body.n)}
+
+
+async def stream(service: Service, body: CompletionBody, receive: Receive, size: int, tell: Tell) -> None:
+    """The same answer in chunks; raises the same errors."""
+    asked = await _asked(service, body, receive, size)
+    live = _CompletionStream(asked, tell)
+    found = await _sample(service, asked, receive, live)
+    live.finish(usage(asked.prompts, found, body.n))
+
+
+async def _asked(service: Service, body: CompletionBody, receive: Receive, size: int) -> _Asked:
     if body.best_of not in (None, body.n):
         raise HttpError(400, f"best_of: got {body.best_of}, expected n ({body.n}) or to leave it out")
     if body.max_tokens == 0 and not body.echo:
@@ -47,12 +83,26 @@ async def complete(service: Service, body: CompletionBody, receive: Receive, siz
     scores: list[TokenScores | None] = [None] * len(prompts)
     if body.echo and body.logprobs is not None:
         scores = [*await service.score(receive, prompts, 1)]
-    found = [_nothing()] * (len(prompts) * body.n)
+    return _Asked(body, service.renderer, prompts, scores)
+
+
+async def _sample(
+    service: Service, asked: _Asked, receive: Receive, live: _CompletionStream | None = None
+) -> Sequence[Completion]:
+    body, prompts = asked.body, asked.prompts
     if body.max_tokens:
         repeated = [prompt for prompt in prompts for _ in range(body.n)]
-        found = await service.sample(receive, repeated, _params(service.renderer, body, len(prompts)))
-    work = sum(len(each.tokens) for each in found) + tokens
-    return await apart(8 * work, _answer, service.renderer, body, prompts, scores, found)
+        return await service.sample(receive, repeated, _params(asked.renderer, body, len(prompts)), live)
+    found = [Completion((), (), (), (), (), "length")] * (len(prompts) * body.n)
+    if live is not None:
+        for each in enumerate(found):
+            live.end(*each)
+    return found
+
+
+def head(prefix: str, kind: str) -> dict[str, Any]:
+    """What every answer begins with, and every chunk of a stream."""
+    return {"id": f"{prefix}-{secrets.token_hex(12)}", "object": kind, "created": int(CLOCK.time())}
 
 
 def _check_copies(body: CompletionBody, tokens: int) -> None:
@@ -89,35 +139,25 @@ def end_tokens(renderer: Renderer, body: SamplingBody) -> Sequence[int]:
     return () if body.ignore_eos else renderer.stop_token_ids
 
 
-def _answer(
-    renderer: Renderer,
-    body: CompletionBody,
-    prompts: Sequence[Sequence[int]],
-    scores: Sequence[TokenScores | None],
-    found: Sequence[Completion],
-) -> dict[str, Any]:
-    choices = []
-    for number, completion in enumerate(found):
-        place = number // body.n
-        given, prompt, score = body.prompt[place], prompts[place], scores[place]
-        text, reason = said(renderer, body, completion)
-        if body.echo:
-            text = (given if isinstance(given, str) else renderer.decode(prompt)) + text
-        logprobs = None
-        if body.logprobs is not None:
-            logprobs = _logprobs(renderer, body, prompt, score, completion)
-        choice = {"index": number, "text": text, "finish_reason": FINISH[completion.stop_reason],
-                  "stop_reason": reason, "logprobs": logprobs}  # fmt: skip
-        if body.return_token_ids:
-            choice |= {"prompt_token_ids": list(prompt), **exact(completion)}
-        choices.append(choice)
-    return {
-        "id": f"cmpl-{secrets.token_hex(12)}",
-        "object": "text_completion",
-        "created": int(CLOCK.time()),
-        "choices": choices,
-        "usage": usage(prompts, found, body.n),
-    }
+def _choice(asked: _Asked, number: int, completion: Completion) -> dict[str, Any]:
+    body = asked.body
+    text, reason = said(asked.renderer, body, completion)
+    written = _Logprobs(asked, number)
+    choice = {"index": number, "text": _echoed(asked, number) + text,
+              "finish_reason": FINISH[completion.stop_reason], "stop_reason": reason,
+              "logprobs": written.of(completion.tokens, completion.logprobs)}  # fmt: skip
+    if body.return_token_ids:
+        choice |= {"prompt_token_ids": asked.prompts[number // body.n], **exact(completion)}
+    return choice
+
+
+def _echoed(asked: _Asked, number: int) -> str:
+    """The prompt as the beginning of a choice."""
+    place = number // asked.body.n
+    given = asked.body.prompt[place]
+    if not asked.body.echo:
+        return ""
+    return given if isinstance(given, str) else asked.renderer.decode(asked.prompts[place])
 
 
 def said(renderer: Renderer, body: SamplingBody, completion: Completion) -> tuple[str, str | int | None]:
@@ -162,51 +202,87 @@ def usage(prompts: Sequence[Sequence[int]], found: Sequence[Completion], n: int)
     }
 
 
-def _logprobs(
-    renderer: Renderer,
-    body: CompletionBody,
-    prompt: Sequence[int],
-    scores: TokenScores | None,
-    completion: Completion,
-) -> dict[str, Any]:
-    """One entry a token, with `echo` also for the prompt, whose first token has no log-probability."""
-    tokens = [renderer.decode([token]) for token in completion.tokens]
-    logprobs: list[float | None] = [*completion.logprobs]
-    top: list[dict[str, float] | None] = [{t: x} for t, x in zip(tokens, completion.logprobs, strict=True)]
-    if body.echo and scores is not None:
-        given = [renderer.decode([token]) for token in prompt]
-        likeliest = [renderer.decode([token]) for token in scores.likeliest]
-        # The likeliest comes last: tokens of broken UTF-8 share a text, and it must not be lost.
-        best = [
-            {token: logprob, other: highest}
-            for token, logprob, other, highest in zip(
-                given[1:], scores.logprobs, likeliest, scores.likeliest_logprobs, strict=True
-            )
-        ]
-        tokens, logprobs, top = [*given, *tokens], [None, *scores.logprobs, *logprobs], [None, *best, *top]
-    offsets, place = [], 0
-    for token in tokens:
-        offsets.append(place)
-        place += len(token)
-    return {
-        "tokens": tokens,
-        "token_logprobs": logprobs,
-        "top_logprobs": top if body.logprobs else None,
-        "text_offset": offsets,
-    }
+class _Logprobs:
+    """One entry a token of a choice, part by part; with `echo` the first part begins with the prompt."""
+
+    def __init__(self, asked: _Asked, number: int) -> None:
+        self._asked, self._place = asked, number // asked.body.n
+        self._echo = asked.body.echo
+        self._last: list[int] = []
+        self._offset = 0  # characters that have ended
+        self._characters = codecs.getincrementaldecoder("utf-8")("replace")
+
+    def of(self, tokens: Sequence[int], logprobs: Sequence[float]) -> dict[str, Any] | None:
+        body, decode = self._asked.body, self._asked.renderer.decode
+        if body.logprobs is None:
+            return None
+        texts: list[str] = [decode([token]) for token in tokens]
+        found: list[float | None] = [*logprobs]
+        top: list[dict[str, float] | None] = [{t: x} for t, x in zip(texts, logprobs, strict=True)]
+        scores = self._asked.scores[self._place]
+        if self._echo and scores is not None:
+            self._echo = False
+            prompt = self._asked.prompts[self._place]
+            given, likeliest = ([decode([t]) for t in ids] for ids in (prompt, scores.likeliest))
+            # The likeliest comes last: tokens of broken UTF-8 share a text, and it must not be lost.
+            best = [
+                {token: logprob, other: highest}
+                for token, logprob, other, highest in zip(
+                    given[1:], scores.logprobs, likeliest, scores.likeliest_logprobs, strict=True
+                )
+            ]
+            tokens = [*prompt, *tokens]
+            texts, found, top = [*given, *texts], [None, *scores.logprobs, *found], [None, *best, *top]
+        return {
+            "tokens": texts,
+            "token_logprobs": found,
+            "top_logprobs": top if body.logprobs else None,
+            "text_offset": [self._place_of(token) for token in tokens],
+        }
+
+    def _place_of(self, token: int) -> int:
+        """In the text: where the character begins that the token begins or is a part of."""
+        place, own = self._offset, self._asked.renderer.bytes_of(token, self._last)
+        self._offset += len(self._characters.decode(own))
+        self._last = [token]
+        return place
 
 
-def _nothing() -> Completion:
-    return Completion((), (), (), (), (), "length")
+class _CompletionStream(Stream):
+    """For each choice its text as it grows, and why it ended."""
 
+    def __init__(self, asked: _Asked, tell: Tell) -> None:
+        super().__init__(head("cmpl", "text_completion"), asked.body, tell)
+        renderer, count = asked.renderer, asked.body.n * len(asked.prompts)
+        ends = end_tokens(renderer, asked.body)
+        self._asked = asked
+        self._choices = [Choice(renderer, ends, control=True) for _ in range(count)]
+        self._had = [""] * count  # the text that has been sent
+        self._logprobs = [_Logprobs(asked, number) for number in range(count)]
 
-def chunks(answer: dict[str, Any], body: SamplingBody) -> list[dict[str, Any]]:
-    """The answer as a stream: all of it in one piece, and the usage if it is asked for."""
-    head = {name: value for name, value in answer.items() if name not in ("choices", "usage")}
-    found = [{**head, "choices": [choice]} for choice in answer["choices"]]
-    return [*found, *last_chunk(head, answer, body)]
+    def tokens(self, number: int, tokens: Sequence[int], logprobs: Sequence[float]) -> None:
+        choice = self._choices[number]
+        choice.add(tokens, logprobs)
+        text = _echoed(self._asked, number) + before(choice.text, self._asked.body.stop)
+        if text != self._had[number]:
+            self._chunk(number, {"text": text, "finish_reason": None, "stop_reason": None})
 
+    def end(self, number: int, completion: Completion) -> None:
+        choice = self._choices[number]
+        choice.tokens, choice.logprobs = list(completion.tokens), list(completion.logprobs)
+        text, reason = said(self._asked.renderer, self._asked.body, completion)
+        ended = {"finish_reason": FINISH[completion.stop_reason], "stop_reason": reason}
+        own = {"silva": exact(completion)["silva"]} if self._asked.body.return_token_ids else {}
+        self._chunk(number, {"text": _echoed(self._asked, number) + text, **ended, **own})
 
-def last_chunk(head: dict[str, Any], answer: dict[str, Any], body: SamplingBody) -> list[dict[str, Any]]:
-    wanted = body.stream_options is not None and body.stream_options.include_usage
-    return [{**head, "choices": [], "usage": answer["usage"]}] if wanted else []
+    def _chunk(self, number: int, chunk: dict[str, Any]) -> None:
+        """With what is new of its text, and all tokens since the last one."""
+        asked, choice, had = self._asked, self._choices[number], self._had[number]
+        first, choice.sent, self._had[number] = choice.sent, len(choice.tokens), chunk["text"]
+        new = choice.tokens[first:]
+        chunk |= {"index": number, "text": chunk["text"][len(had) :],
+                  "logprobs": self._logprobs[number].of(new, choice.logprobs[first:])}  # fmt: skip
+        if asked.body.return_token_ids:
+            prompt = {} if first else {"prompt_token_ids": asked.prompts[number // asked.body.n]}
+            chunk |= {"token_ids": new, **prompt}
+        self.send(chunk)

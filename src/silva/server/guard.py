@@ -17,7 +17,7 @@ import json
 import socket
 import traceback
 from collections.abc import Callable, Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
 from starlette.exceptions import HTTPException
@@ -229,9 +229,18 @@ def _replayed(body: bytes, receive: Receive) -> Receive:
     return replay
 
 
-async def _answer(fault: Fault, send: Send) -> None:
+def error_of(error: Exception) -> dict[str, Any]:
+    """What a client reads of an exception."""
+    return _error(fault_of(error))
+
+
+def _error(fault: Fault) -> dict[str, Any]:
     message = fault.message[:SHOWN].encode(errors="backslashreplace").decode()
-    content = json.dumps({"error": {"message": message, "type": fault.kind, "code": fault.code}}).encode()
+    return {"error": {"message": message, "type": fault.kind, "code": fault.code}}
+
+
+async def _answer(fault: Fault, send: Send) -> None:
+    content = json.dumps(_error(fault)).encode()
     headers = {
         **fault.headers,
         "content-type": "application/json",

@@ -5,13 +5,11 @@
     /update_weights, /reload_weights                       as PRIME-RL has them
     /health, /alive, /metrics, /openapi.json               for whoever watches it
 
-A stream sends its text in one piece: an engine gives whole completions. Not here: keys, hosts and the sizes
-of bodies (guard.py, which stands before this), listening (serving.py).
+Not here: keys, hosts and the sizes of bodies (guard.py, which stands before this), listening (serving.py).
 """
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from pathlib import Path
@@ -20,6 +18,7 @@ from typing import Any, NamedTuple, TypeVar
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from silva import __version__
 from silva.errors import CapabilityError, ConfigError, ContextOverflow
@@ -38,7 +37,9 @@ from silva.server.bodies import (
 )
 from silva.server.guard import Application, HttpError, fault_of
 from silva.server.parsing import Body, parse, read
+from silva.server.prometheus import Counts
 from silva.server.service import GONE, ServerLimits, Service, apart
+from silva.server.streams import Events, dumped
 from silva.types import Snapshot, WeightFolder
 
 FOLDERS = frozenset({"folder", "parameters"})  # kinds of snapshots that can reach another process
@@ -73,6 +74,27 @@ class _Served(NamedTuple):
     summary: str
 
 
+class _Counted:
+    """A route whose requests are counted once their answers are sent. An object is an app to starlette."""
+
+    def __init__(self, counts: Counts, route: _Served) -> None:
+        self._counts, self._route = counts, route
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        began, status = CLOCK.monotonic(), GONE
+        counts, path = self._counts, self._route.path
+        try:
+            response = await self._route.handler(Request(scope, receive))
+            await response(scope, receive, send)
+            status = response.status_code
+        except Exception as error:
+            status = fault_of(error).status
+            raise
+        finally:
+            counts.add("requests", route=path, status=str(status))
+            counts.add("request_seconds", CLOCK.monotonic() - began, route=path)
+
+
 class _Server:
     def __init__(
         self,
@@ -105,23 +127,8 @@ class _Server:
     def application(self) -> Application:
         return Application([Route(r.path, self._counted(r), methods=[r.method]) for r in self.routes()])
 
-    def _counted(self, route: _Served) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-        counts = self.service.counts
-
-        async def endpoint(request: Request) -> Response:
-            began, status = CLOCK.monotonic(), GONE
-            try:
-                response = await route.handler(request)
-                status = response.status_code
-                return response
-            except Exception as error:
-                status = fault_of(error).status
-                raise
-            finally:
-                counts.add("requests", route=route.path, status=str(status))
-                counts.add("request_seconds", CLOCK.monotonic() - began, route=route.path)
-
-        return endpoint
+    def _counted(self, route: _Served) -> ASGIApp:
+        return _Counted(self.service.counts, route)
 
     async def _read(self, request: Request, kind: type[T]) -> tuple[T, int]:
         """The fields of the body, and its bytes."""
@@ -139,23 +146,25 @@ class _Server:
 
     async def complete(self, request: Request) -> Response:
         body, size = await self._read(request, CompletionBody)
-        self._check_name(body.model)
-        weights = self._weights()
-        answer = await completions.complete(self.service, body, request.receive, size)
-        answer["model"] = self.model
-        if body.return_token_ids:
-            answer["weights"] = weights()
-        return _streamed(completions.chunks(answer, body)) if body.stream else _json(answer)
+        return await self._answered(completions, body, request, size)
 
     async def chat(self, request: Request) -> Response:
         body, size = await self._read(request, ChatBody)
+        return await self._answered(chat, body, request, size)
+
+    async def _answered(self, kind: Any, body: Any, request: Request, size: int) -> Response:
+        """By `complete` or `stream` of a module."""
         self._check_name(body.model)
         weights = self._weights()
-        answer = await chat.chat(self.service, body, request.receive, size)
-        answer["model"] = self.model
-        if body.return_token_ids:
-            answer["weights"] = weights()
-        return _streamed(chat.chunks(answer, body)) if body.stream else _json(answer)
+
+        def stamped(answer: dict[str, Any]) -> dict[str, Any]:
+            own = {"weights": weights()} if body.return_token_ids else {}
+            return {**answer, "model": self.model, **own}
+
+        asked = (self.service, body, request.receive, size)
+        if not body.stream:
+            return _json(stamped(await kind.complete(*asked)))
+        return Events(lambda tell: kind.stream(*asked, lambda chunk: tell(stamped(chunk))))
 
     def _weights(self) -> Callable[[], list[str]]:
         """What names all weights that the server has held since now."""
@@ -297,15 +306,4 @@ class _Server:
 
 
 def _json(content: Mapping[str, Any]) -> Response:
-    """Numbers keep all their bits."""
-    return Response(_dumped(content), media_type="application/json")
-
-
-def _streamed(chunks: Sequence[Mapping[str, Any]]) -> Response:
-    """Server-sent events, as OpenAI's streams are."""
-    events = [*map(_dumped, chunks), "[DONE]"]
-    return Response("".join(f"data: {event}\n\n" for event in events), media_type="text/event-stream")
-
-
-def _dumped(content: Mapping[str, Any]) -> str:
-    return json.dumps(content, allow_nan=False, separators=(",", ":"))
+    return Response(dumped(content), media_type="application/json")

@@ -21,7 +21,7 @@ from starlette.types import Receive
 
 from silva.errors import ContextOverflow, ModelError, SilvaError
 from silva.ports import CLOCK
-from silva.protocols import Engine
+from silva.protocols import Engine, Streaming
 from silva.rendering.renderer import Renderer
 from silva.server.guard import HttpError
 from silva.server.prometheus import Counts
@@ -55,6 +55,13 @@ class Countable(Protocol):
 
     @property
     def running(self) -> int: ...
+
+
+class Live(Protocol):
+    """Hears of completions while they are sampled. `number`: the place of one in its request."""
+
+    def tokens(self, number: int, tokens: Sequence[int], logprobs: Sequence[float]) -> None: ...
+    def end(self, number: int, completion: Completion) -> None: ...
 
 
 class Service:
@@ -116,16 +123,26 @@ class Service:
         return ContextOverflow(f"{got} leaves no room in a context of {context} tokens")
 
     async def sample(
-        self, receive: Receive, prompts: Sequence[Sequence[int]], params: Sequence[SamplingParams]
+        self,
+        receive: Receive,
+        prompts: Sequence[Sequence[int]],
+        params: Sequence[SamplingParams],
+        live: Live | None = None,
     ) -> list[Completion]:
         """A completion of each prompt, in order; all are cancelled if the client goes away.
+
+        Args:
+            live: hears of tokens as they are sampled, if the engine can tell, and of the end of each.
 
         Raises:
             HttpError: too much is asked at once, or the client is gone.
             SilvaError: of the engine.
         """
         with self._admitted(len(prompts), sum(map(len, prompts))):
-            asked = [partial(self._sample, *each) for each in zip(prompts, params, strict=True)]
+            asked = [
+                partial(self._sample, number, *each, live)
+                for number, each in enumerate(zip(prompts, params, strict=True))
+            ]
             return await _unless_gone(receive, _together(asked))
 
     async def score(
@@ -138,12 +155,19 @@ class Service:
         self.counts.add("scored_tokens", sum(len(each.logprobs) for each in scores))
         return scores
 
-    async def _sample(self, tokens: Sequence[int], params: SamplingParams) -> Completion:
-        found = await self.engine.sample(tokens, params)
+    async def _sample(
+        self, number: int, tokens: Sequence[int], params: SamplingParams, live: Live | None
+    ) -> Completion:
+        if live is not None and isinstance(self.engine, Streaming):
+            found = await self.engine.stream(tokens, params, partial(live.tokens, number))
+        else:
+            found = await self.engine.sample(tokens, params)
         self._proved = CLOCK.monotonic()
         self.counts.add("prompt_tokens", len(tokens))
         self.counts.add("cached_prompt_tokens", found.cached_tokens)
         self.counts.add("completion_tokens", len(found.tokens))
+        if live is not None:
+            live.end(number, found)
         return found
 
     def check_size(self, count: int, tokens: int) -> None:
@@ -276,7 +300,7 @@ async def _together(asked: Sequence[Callable[[], Coroutine[Any, Any, T]]]) -> li
     try:
         return await asyncio.gather(*tasks)
     finally:
-        await _cancelled(tasks)
+        await cancelled(tasks)
 
 
 async def _unless_gone(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
@@ -293,10 +317,11 @@ async def _unless_gone(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
             raise HttpError(GONE, "the client went away")
         return task.result()
     finally:
-        await _cancelled((task, watch))
+        await cancelled((task, watch))
 
 
-async def _cancelled(tasks: Sequence[asyncio.Task[Any]]) -> None:
+async def cancelled(tasks: Sequence[asyncio.Task[Any]]) -> None:
+    """Cancel them, and wait until they have ended."""
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)

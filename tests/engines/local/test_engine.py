@@ -16,7 +16,7 @@ from silva.engines.local.engine import LocalEngine
 from silva.engines.settings import LocalEngineSettings as Settings
 from silva.errors import ConfigError, ContextOverflow, EngineError, OutOfMemory
 from silva.models.loading import LoadedModel, load_model
-from silva.types import Completion, SamplingParams
+from silva.types import Completion, SamplingParams, Snapshot
 
 Stepped = Callable[..., tuple[LocalEngine, Any]]
 Make = Callable[..., LocalEngine]
@@ -55,6 +55,38 @@ def test_a_late_request_gets_its_first_token_within_two_steps(
         assert not any(task.done() for task in early)
         await stepper.tick()  # 50 in all: nobody was held up by the late ones
         assert all(task.done() for task in early)
+
+    asyncio.run(run())
+
+
+def test_a_stream_tells_of_each_token_in_the_step_that_gave_it(
+    tiny_model: LoadedModel, stepped: Stepped
+) -> None:
+    """Also across new weights: every token keeps its version."""
+
+    async def run() -> None:
+        engine, stepper = stepped(tiny_model)
+        told: list[tuple[int, float]] = []
+        params = SamplingParams(max_tokens=9, seed=3)
+        task = asyncio.ensure_future(
+            engine.stream(prompt(20), params, lambda *new: told.extend(zip(*new, strict=True)))
+        )
+        for steps in range(1, 6):
+            await stepper.tick()
+            assert len(told) == steps and not task.done()
+        loading = asyncio.ensure_future(engine.load(Snapshot(1)))
+        await stepper.tick(2)  # the step that has begun, then the load
+        assert loading.done() and len(told) == 6
+        await stepper.tick(3)
+        found = task.result()
+        assert told == [*zip(found.tokens, found.logprobs, strict=True)]
+        assert found.versions == (0,) * 6 + (1,) * 3
+        given_up: list[int] = []
+        task = asyncio.ensure_future(engine.stream(prompt(20), params, lambda new, _: given_up.extend(new)))
+        await stepper.tick(2)
+        task.cancel()
+        await stepper.tick()
+        assert len(given_up) == 2
 
     asyncio.run(run())
 

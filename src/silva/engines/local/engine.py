@@ -36,7 +36,7 @@ from silva.errors import ConfigError, ContextOverflow, EngineError, OutOfMemory,
 from silva.models.loading import LoadedModel, copied
 from silva.models.memory import give_freed_memory_back, is_out_of_memory
 from silva.models.snapshots import load_weights
-from silva.protocols import EngineCapabilities
+from silva.protocols import EngineCapabilities, OnTokens
 from silva.types import Completion, SamplingParams, Snapshot, TokenScores
 
 if TYPE_CHECKING:
@@ -112,13 +112,20 @@ class LocalEngine:
             EngineError: the forward pass failed; with it fail all requests of the moment.
             OutOfMemory: with what to lower.
         """
+        return await self.stream(tokens, params)
+
+    async def stream(
+        self, tokens: Sequence[int], params: SamplingParams, on_tokens: OnTokens | None = None
+    ) -> Completion:
+        """As `sample`; `on_tokens` hears of tokens after the step that gave them, in the event loop."""
         if len(tokens) == 0:
             raise EngineError("sample: got an empty prompt, expected at least one token")
         if len(tokens) >= self.capabilities.context:
             raise ContextOverflow(
                 f"prompt of {len(tokens)} tokens leaves no room in a context of {self.capabilities.context}"
             )
-        return cast(Completion, await self._answered(Request(ids(tokens), params, future())))
+        request = Request(ids(tokens), params, future(), on_tokens=on_tokens)
+        return cast(Completion, await self._answered(request))
 
     async def score(self, tokens: Sequence[int], start: int) -> TokenScores:
         """Log-probabilities (temperature 1) of tokens[start:], start at least 1.
@@ -236,6 +243,8 @@ class LocalEngine:
             except Exception as error:
                 self._fail(error)
                 return
+            for request in (*self.batch.running, *finished):
+                request.tell()
             for request in finished:
                 if not request.future.done():
                     request.future.set_result(request.result())

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from silva.engines.local.kv_cache import Row
+from silva.protocols import OnTokens
 from silva.types import Completion, CompletionStop, SamplingParams, TokenScores
 
 if TYPE_CHECKING:
@@ -30,6 +31,8 @@ class Request:
     params: SamplingParams
     future: asyncio.Future[Any]
     score_from: int = 0
+    on_tokens: OnTokens | None = None
+    told: int = 0  # tokens that it has heard of
     scores: TokenScores | None = None
     row: Row | None = None
     cached: int = 0
@@ -49,6 +52,12 @@ class Request:
     @property
     def done(self) -> bool:
         return self.scores is not None or self.stop_reason is not None
+
+    def tell(self) -> None:
+        """What is new since the last time."""
+        if self.on_tokens is not None and self.told < len(self.tokens) and not self.cancelled:
+            told, self.told = self.told, len(self.tokens)
+            self.on_tokens(self.tokens[told:], self.logprobs[told:])
 
     def result(self) -> Completion | TokenScores:
         if self.scores is not None:
