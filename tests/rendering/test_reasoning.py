@@ -13,6 +13,8 @@ from silva.rendering.reasoning import ends_in_thought, join_reasoning, split_rea
         ("<think></think>up", False, "", "up"),
         ("<think>hm", False, "hm", ""),
         ("so <think>hm", False, "hm", "so"),
+        ("  so <think>hm</think> up ", False, "hm", "  so  up"),
+        (" \n<think>hm</think> up ", False, "hm", "up"),
         ("<think>a</think>b<think>c</think>d", False, "a\nc", "bd"),
         ("hm</think>up", True, "hm", "up"),
         ("hm", True, "hm", ""),

@@ -43,5 +43,13 @@ def before(text: str, ends: Sequence[str]) -> str:
 
 def before_partial(text: str, ends: Sequence[str]) -> str:
     """`text` without the beginning of one of `ends` at its end."""
-    begun = (k for end in ends for k in range(1, len(end)) if text.endswith(end[:k]))
-    return text[: len(text) - max(begun, default=0)]
+    return text[: len(text) - max((_begun(text, end) for end in ends), default=0)]
+
+
+def _begun(text: str, end: str) -> int:
+    """How many characters at the end of `text` begin `end`, less than all."""
+    tail = text[max(len(text) - len(end) + 1, 0) :]
+    place = tail.find(end[0])
+    while place >= 0 and not end.startswith(tail[place:]):
+        place = tail.find(end[0], place + 1)
+    return len(tail) - place if place >= 0 else 0

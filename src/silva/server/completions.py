@@ -257,14 +257,14 @@ class _CompletionStream(Stream):
         ends = end_tokens(renderer, asked.body)
         self._asked = asked
         self._choices = [Choice(renderer, ends, control=True) for _ in range(count)]
-        self._had = [""] * count  # the text that has been sent
+        self._had: list[str | None] = [None] * count  # the text that has been sent, without the prompt's
         self._logprobs = [_Logprobs(asked, number) for number in range(count)]
 
     def tokens(self, number: int, tokens: Sequence[int], logprobs: Sequence[float]) -> None:
         choice = self._choices[number]
         choice.add(tokens, logprobs)
-        text = _echoed(self._asked, number) + before(choice.text, self._asked.body.stop)
-        if text != self._had[number]:
+        text = before(choice.text, self._asked.body.stop)
+        if text != (self._had[number] or ""):
             self._chunk(number, {"text": text, "finish_reason": None, "stop_reason": None})
 
     def end(self, number: int, completion: Completion) -> None:
@@ -273,16 +273,17 @@ class _CompletionStream(Stream):
         text, reason = said(self._asked.renderer, self._asked.body, completion)
         ended = {"finish_reason": FINISH[completion.stop_reason], "stop_reason": reason}
         own = {"silva": exact(completion)["silva"]} if self._asked.body.return_token_ids else {}
-        self._chunk(number, {"text": _echoed(self._asked, number) + text, **ended, **own})
+        self._chunk(number, {"text": text, **ended, **own})
 
     def _chunk(self, number: int, chunk: dict[str, Any]) -> None:
         """With what is new of its text, and all tokens since the last one."""
         asked, choice, had = self._asked, self._choices[number], self._had[number]
         first, choice.sent, self._had[number] = choice.sent, len(choice.tokens), chunk["text"]
         new = choice.tokens[first:]
-        chunk |= {"index": number, "text": chunk["text"][len(had) :],
-                  "logprobs": self._logprobs[number].of(new, choice.logprobs[first:])}  # fmt: skip
+        text = _echoed(asked, number) + chunk["text"] if had is None else chunk["text"][len(had) :]
+        logprobs = self._logprobs[number].of(new, choice.logprobs[first:])
+        chunk |= {"index": number, "text": text, "logprobs": logprobs}
         if asked.body.return_token_ids:
-            prompt = {} if first else {"prompt_token_ids": asked.prompts[number // asked.body.n]}
-            chunk |= {"token_ids": new, **prompt}
+            chunk |= {"token_ids": new}
+            chunk |= {"prompt_token_ids": asked.prompts[number // asked.body.n]} if had is None else {}
         self.send(chunk)
