@@ -89,7 +89,7 @@ class FunctionReward:
         except TimeoutError as error:
             if not limit.expired():
                 at = line_in(self.function, error)
-            raise RewardError(f"reward {name} raised TimeoutError: {error}{at}") from error
+                raise RewardError(f"reward {name} raised TimeoutError: {error}{at}") from error
             raise RewardError(
                 f"reward {name}: no result within timeout = {self.settings.timeout:g} s"
             ) from None
