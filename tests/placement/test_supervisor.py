@@ -31,7 +31,7 @@ def test_a_part_gets_its_environment_and_the_key_opens_it(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("number", "word"), [(signal.SIGKILL, "was killed (SIGKILL)"), (signal.SIGTERM, "was killed (SIGTERM)")]
+    ("number", "word"), [(signal.SIGKILL, "was killed (SIGKILL)"), (signal.SIGABRT, "was killed (SIGABRT)")]
 )
 def test_a_killed_part_is_started_again_and_named(folder: Path, number: int, word: str) -> None:
     park = Park(folder, "trainer", "inference")

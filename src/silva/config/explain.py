@@ -145,11 +145,11 @@ def unknown_key(model: type[BaseModel], parent: Any, path: Key, data: Any) -> st
         return (
             f"unknown key: it belongs to {where}.type = {types}, and this is {show(field_types.tag(section))}"
         )
-    if name in NEAREST and not any(key[-1] == name for key, _, _ in field_types.fields(model)):
-        return f"unknown key; Silva's nearest is {NEAREST[name]}"
     siblings = list(section.model_fields) if section is not None else []
     near = [dotted((*path[:-1], key)) for key in difflib.get_close_matches(name, siblings, 1, 0.5)]
     if not difflib.get_close_matches(name, siblings, 1, 0.75):
+        if name in NEAREST and not any(key[-1] == name for key, _, _ in field_types.fields(model)):
+            return f"unknown key; Silva's nearest is {NEAREST[name]}"
         near = elsewhere(model, path) or near
     return f"unknown key; did you mean {' or '.join(near)}?" if near else (
         f"unknown key; valid here: {', '.join(siblings)}"
