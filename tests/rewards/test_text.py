@@ -26,6 +26,10 @@ from silva.rewards.text import (
     [
         ("The answer is 10.", 10),
         ("3 + 7 = 10", 10),
+        ("3 + 7 = 10\n\nThis simple sum", 10),
+        ("It is 10. That is even.", 10),
+        ("10. No, eleven", None),
+        ("10\nWait, that was wrong.", None),
         ("12-5", None),
         ("14 - 7", None),
         ("1 * 7", None),
@@ -79,6 +83,7 @@ def test_a_tag_holds_a_number_alone(given: str) -> None:
      "10 or 11", "11 10", "9, 10", "3 + 7 = 10",
      "half of 10", "-10", "-x = 10", "x^2 = 10", "10%", "10?",
      "ten", "at least 10", "10 + x", "10x = 10", "1e10", "(10, 11)", "10 squared", "minus 10", "10.10",
+     "10. So it is", "10\nor so",
      "10:10", "", "010"],
 )  # fmt: skip
 def test_other_things_in_a_tag_are_no_number(given: str) -> None:

@@ -14,6 +14,8 @@ _NUMERAL = re.compile(rf"[-+]?{_DECIMAL}")
 # In a text; the second part (an exponent or a percent sign) changes the number.
 _NUMBER = re.compile(rf"(?<![\w.])(-?{_DECIMAL})([eE][-+]?\d|\s?%)?")
 _BREAK = re.compile(r"=|\n|[.:;]\s")
+_NEXT = re.compile(r"\n|[.:;]\s")  # where another sentence begins
+_TAKEN_BACK = re.compile(r"\b(?:no|not|wrong|incorrect|false|wait|actually|instead|sorry)\b|n't\b", re.I)
 _HARMLESS = re.compile(r"(?:[\s.,;:'*$€£°`\"]|[^\W\d_])*")
 _MARKS = re.compile(r"[$€£°*`'\"]")
 _NAME = re.compile(r"^\s*[A-Za-z]?\s*=(?!=)")
@@ -39,6 +41,7 @@ def last_number(text: str) -> Fraction | None:
 
     What stands next to it must leave it what it is ("so it is 5 km.", "3 + 2 = 5"). In 12-5, 10/2, x^5, 5!,
     "by 5", "5 thousand" and "5 is wrong" there is none: repeating a question must not count as computing it.
+    Sentences that follow may say anything but that it was wrong.
     """
     text = plain(text)
     found = list(_NUMBER.finditer(text))
@@ -46,7 +49,8 @@ def last_number(text: str) -> Fraction | None:
         return None
     before, after = text[: found[-1].start()], text[found[-1].end() :]
     *others, before = _BREAK.split(before[found[-2].end() if len(found) > 1 else 0 :])
-    if not _HARMLESS.fullmatch(before + after):
+    after, *later = _NEXT.split(after, maxsplit=1)
+    if not _HARMLESS.fullmatch(before + after) or (later and _TAKEN_BACK.search(later[0])):
         return None
     before, words = _MARKS.sub(" ", before), quantity(_MARKS.sub(" ", after))
     is_alone = len(found) == 1 or others or before.strip(" ,")  # "41, 42" are two numbers
@@ -57,7 +61,9 @@ def last_number(text: str) -> Fraction | None:
 def lone_number(text: str) -> Fraction | None:
     """The number that all of a text says: 5, "5 km", "x = 5" or "It is 5."; None if it says anything else."""
     text = _NAME.sub("", plain(text))
-    return None if "=" in text or len(_NUMBER.findall(text)) != 1 else last_number(text)
+    found = list(_NUMBER.finditer(text))
+    several = len(found) != 1 or "=" in text or _NEXT.search(text[found[0].end() :].rstrip())
+    return None if several else last_number(text)
 
 
 def as_number(answer: str) -> Fraction | None:
