@@ -59,19 +59,46 @@ def test_a_bfloat16_weight_moves_as_a_float32_one_does() -> None:
     """A gradient of 1, then many of 0.01: the second moment decays from 1e-3 towards 1e-4. In bfloat16 it
     would stay, and an update of 1e-6 is a hundredth of what changes a weight of 0.02."""
     params = OptimParams(lr=1e-6, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.0)
-    found = []
-    for dtype in (torch.float32, torch.bfloat16):
-        weight = nn.Parameter(torch.full((4,), 0.02).to(torch.bfloat16).to(dtype))
-        stepper = Stepper({"weight": weight})
-        for update in range(2000):
-            weight.grad = torch.full((4,), 0.01 if update else 1.0)
+    rounded = nn.Parameter(torch.full((4,), 0.02, dtype=torch.bfloat16))
+    narrow = Stepper({"weight": rounded})
+    exact = nn.Parameter(narrow.masters["weight"].detach().clone())
+    wide = Stepper({"weight": exact})
+    for update in range(2000):
+        for stepper in (narrow, wide):
+            stepper.parameters["weight"].grad = torch.full((4,), 0.01 if update else 1.0)
             assert stepper.step(1.0, params)
             stepper.drop_gradients()
-        (state,) = stepper.optimizer.state.values()
-        found.append((weight.detach(), stepper.masters["weight"].detach(), state["exp_avg_sq"]))
-    (exact, master, moment), (rounded, narrow_master, narrow_moment) = found
-    assert torch.equal(master, exact)
-    assert torch.equal(narrow_master, exact) and torch.equal(narrow_moment, moment)
-    assert torch.equal(rounded, exact.to(torch.bfloat16)) and float(rounded[0]) < 0.0197
+    (moment,) = (state["exp_avg_sq"] for state in wide.optimizer.state.values())
+    (narrow_moment,) = (state["exp_avg_sq"] for state in narrow.optimizer.state.values())
+    assert wide.masters["weight"] is exact
+    assert torch.equal(narrow.masters["weight"], exact) and torch.equal(narrow_moment, moment)
+    assert torch.equal(rounded, exact.to(torch.bfloat16)) and float(rounded.detach()[0]) < 0.0197
     decay = 0.999**1999
     assert float(moment[0]) == pytest.approx(decay * 1e-3 + (1 - decay) * 1e-4, rel=1e-4)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_small_updates_change_their_share_of_narrow_weights(dtype: torch.dtype) -> None:
+    """The weights of one step on many weights of 0.1, by a fiftieth of what lies between two numbers there:
+    their mean moves by the step (an error of 1 % is one standard deviation), where rounding to the nearest
+    would leave all of them."""
+    count, spacing = 500_000, torch.finfo(dtype).eps / 16  # 0.1 lies between 1/16 and 1/8
+    weight = nn.Parameter(torch.full((count,), 0.1, dtype=dtype))
+    before = float(weight.detach().double().mean())
+    stepper = Stepper({"weight": weight})
+    stepper.round()
+    assert float(weight.detach().double().mean()) == before  # the policy that was loaded
+    weight.grad = torch.ones(count)
+    assert stepper.step(1.0, OptimParams(lr=spacing / 50, betas=(0.9, 0.999), eps=1e-12, weight_decay=0.0))
+    moved = before - float(weight.detach().double().mean())
+    assert moved == pytest.approx(spacing / 50, rel=0.05)
+
+
+def test_masters_of_zeros_powers_of_two_and_the_least_numbers_round_to_them() -> None:
+    exponents = torch.arange(-133, 127).double()
+    numbers = torch.cat([torch.tensor([0.0, -0.0]), 2.0**exponents, -(2.0**exponents), torch.rand(10_000)])
+    weight = nn.Parameter(numbers.to(torch.bfloat16))
+    master = Stepper({"weight": weight}).masters["weight"].detach()
+    assert torch.equal(master.to(torch.bfloat16), weight.detach())
+    assert master[:2].tolist() == [0.0, 0.0]
+    assert float((master != weight.detach().float())[2:].double().mean()) > 0.95

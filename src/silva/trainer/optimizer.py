@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import torch
 from torch import nn
 
+from silva.ports import derive
 from silva.types import OptimParams
 
 
@@ -18,11 +19,17 @@ class Stepper:
     the master, and the parameter becomes the rounded master. Without it, updates smaller than 1/256 of a
     weight would round away, and so would the decay of the second moment. Every other parameter is its own
     master. Weight decay applies to every parameter.
+
+    A master begins at a random place among the numbers that round to its parameter. If it began at the
+    parameter itself, no weight would change until an update or a sum of updates came to half the distance
+    between two numbers of the narrow type, which is tens of updates at usual rates. So a hundredth of that
+    distance changes a hundredth of the weights, and the policy moves by the update on average from the
+    first step on, as with stochastic rounding (Gupta et al. 2015), whose draws are here made once.
     """
 
     def __init__(self, parameters: Mapping[str, nn.Parameter]) -> None:
         self.parameters = dict(parameters)
-        self.masters = {name: _master(parameter) for name, parameter in parameters.items()}
+        self.masters = {name: _master(name, parameter) for name, parameter in parameters.items()}
         self.forget()
 
     def forget(self) -> None:
@@ -65,12 +72,25 @@ class Stepper:
                 master.grad = None
 
 
-def _master(parameter: nn.Parameter) -> nn.Parameter:
+def _master(name: str, parameter: nn.Parameter) -> nn.Parameter:
     wide = torch.promote_types(parameter.dtype, torch.float32)
     if parameter.dtype == wide:
         return parameter
     parameter.grad_dtype = wide  # of the gradients that autograd and trainer/gradients.py add up
-    return nn.Parameter(parameter.detach().to(wide))
+    return nn.Parameter(_anywhere_within(parameter.detach(), wide, derive(0, "master", name)))
+
+
+def _anywhere_within(weight: torch.Tensor, wide: torch.dtype, seed: int) -> torch.Tensor:
+    """Numbers of the type `wide`, drawn around each weight of a type of 16 bits, that round to the weight.
+
+    They lie within half the distance to the next number towards zero, on both sides; a zero stays zero.
+    """
+    exact = weight.to(wide)
+    towards_zero = (weight.view(torch.int16) - 1).view(weight.dtype)  # NaN for zero
+    drawn = torch.Generator(weight.device).manual_seed(seed)
+    part = torch.rand(weight.shape, generator=drawn, dtype=wide, device=weight.device) - 0.5
+    moved = exact + part * (exact - towards_zero)
+    return torch.where(moved.to(weight.dtype) == weight, moved, exact)
 
 
 def learning_bytes(parameters: Iterable[nn.Parameter]) -> int:
