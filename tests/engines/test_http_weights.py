@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from tests.engines.http_park import Park, Slow, counting, run, until
-from tests.engines.inference_server import HANG
+from tests.engines.inference_server import HANG, InferenceServer
 
 from silva.engines.http_weights import PROBE
 from silva.engines.scripted import ScriptedEngine
@@ -78,13 +78,28 @@ def test_an_answer_from_older_weights_is_asked_for_again(tmp_path) -> None:
     run(work())
 
 
-def test_another_version_than_was_loaded_is_put_right_before_the_next_request(tmp_path) -> None:
+def other_version(server: InferenceServer) -> None:
+    server.engine.version = 9
+
+
+def other_weights(server: InferenceServer) -> None:
+    server.held.append("somebody else's")
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [(other_version, "holds version 9, expected 3"), (other_weights, "holds other weights as version 3")],
+)
+def test_a_check_notices_what_somebody_else_has_loaded(tmp_path, changed, said) -> None:
+    """It is put right before the next request."""
+
     async def work() -> None:
         async with Park(tmp_path, [counting()]) as park:
             await park.engine.load(weights(3))
-            park.servers[0].engine.version = 9  # somebody else has loaded
+            changed(park.servers[0])
             await until(lambda: len(park.said) == 2)
-            assert "holds version 9, expected 3" in park.said[0]
+            assert said in park.said[0]
+            assert park.servers[0].held[-1] == "digest"
             assert (await park.engine.sample([1], SamplingParams(1))).versions == (3,)
 
     run(work())
@@ -235,23 +250,11 @@ def test_weights_that_somebody_else_loads_as_the_same_version_are_noticed(tmp_pa
         async with Park(tmp_path, [counting()], check_every=60.0) as park:
             server = park.servers[0]
             await park.engine.load(weights(3))
-            server.held.append("somebody else's")
+            other_weights(server)
             assert (await park.engine.sample([1], SamplingParams(1))).versions == (3,)
             assert "were not loaded from here" in park.said[0] and "is back" in park.said[1]
             assert [body["version"] for body in server.called("/load")] == [3, 3]
             assert park.sent() == [2]
-
-    run(work())
-
-
-def test_a_check_notices_them_too(tmp_path) -> None:
-    async def work() -> None:
-        async with Park(tmp_path, [counting()]) as park:
-            await park.engine.load(weights(3))
-            park.servers[0].held.append("somebody else's")
-            await until(lambda: len(park.said) == 2)
-            assert "holds other weights as version 3" in park.said[0]
-            assert park.servers[0].held[-1] == "digest"
 
     run(work())
 

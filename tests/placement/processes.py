@@ -10,6 +10,9 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+from silva.errors import SilvaError
 from silva.placement.supervisor import Part, Supervisor
 
 SOON = 30.0  # seconds within which everything happens, or the test fails
@@ -199,4 +202,16 @@ def with_park(park: Park, ask: Callable[[asyncio.Task[int]], Awaitable[Any]], **
 
     found = asyncio.run(asyncio.wait_for(work(), 2 * SOON))
     assert park.everyone() and gone(park, 10)
+    return found
+
+
+def failure(park: Park, **options: Any) -> str:
+    """What the supervisor says when it gives up by itself."""
+
+    async def ask(task: asyncio.Task[int]) -> str:
+        with pytest.raises(SilvaError) as failed:
+            await asyncio.wait_for(asyncio.shield(task), SOON)
+        return str(failed.value)
+
+    found: str = with_park(park, ask, **options)
     return found

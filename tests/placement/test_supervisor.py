@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
-from tests.placement.processes import SOON, Park, lives, with_park
+from tests.placement.processes import SOON, Park, failure, lives, with_park
 
 from silva.errors import SilvaError
 from silva.placement import supervisor
@@ -106,13 +106,7 @@ def test_a_part_that_fails_at_its_start_ends_everything_and_says_why(folder: Pat
     park = Park(folder, "trainer", "inference")
     park.touch("trainer.fails")
 
-    async def ask(task: asyncio.Task[int]) -> str:
-        with pytest.raises(SilvaError) as failed:
-            await asyncio.wait_for(asyncio.shield(task), SOON)
-        return str(failed.value)
-
-    text = with_park(park, ask)
-    first, *lines = text.splitlines()
+    first, *lines = failure(park).splitlines()
     assert first == "trainer ended with exit code 3; its last lines:"
     assert [line.strip() for line in lines] == ["trainer begins", "the last line"]
     assert len(park.pids("trainer")) == supervisor.MOST_FAILURES
@@ -124,11 +118,7 @@ def test_a_start_that_takes_long_and_fails_counts_too(folder: Path, monkeypatch:
     park = Park(folder)
     park.touch("trainer.fails")
 
-    async def ask(task: asyncio.Task[int]) -> None:
-        with pytest.raises(SilvaError, match="trainer ended with exit code 3"):
-            await asyncio.wait_for(asyncio.shield(task), SOON)
-
-    with_park(park, ask)
+    assert failure(park).startswith("trainer ended with exit code 3")
     assert len(park.pids("trainer")) == supervisor.MOST_FAILURES
 
 
@@ -222,11 +212,7 @@ def test_an_orchestrator_that_dies_at_every_start_ends_everything(folder: Path) 
     park = Park(folder)
     park.touch("dies")
 
-    async def ask(task: asyncio.Task[int]) -> None:
-        with pytest.raises(SilvaError, match=r"orchestrator was killed \(SIGKILL\)"):
-            await asyncio.wait_for(asyncio.shield(task), SOON)
-
-    with_park(park, ask)
+    assert failure(park).startswith("orchestrator was killed (SIGKILL)")
     assert len(park.pids("orchestrator")) == supervisor.MOST_FAILURES
 
 
@@ -238,11 +224,7 @@ def test_an_orchestrator_that_dies_late_again_and_again_ends_everything(
     park = Park(folder)
     park.touch("dies")
 
-    async def ask(task: asyncio.Task[int]) -> None:
-        with pytest.raises(SilvaError, match="lost 4 times without a new checkpoint"):
-            await asyncio.wait_for(asyncio.shield(task), SOON)
-
-    with_park(park, ask, checkpoints=lambda: [2])
+    assert "lost 4 times without a new checkpoint" in failure(park, checkpoints=lambda: [2])
     assert len(park.pids("orchestrator")) == 4
 
 

@@ -233,7 +233,8 @@ def test_a_client_that_takes_nothing_of_its_answer_is_cut_off(monkeypatch: pytes
         async with listening(large) as address:
             _, writer = await asyncio.open_connection("127.0.0.1", int(address.rpartition(":")[2]), limit=1)
             writer.write(b"GET / HTTP/1.1\r\nhost: localhost\r\n\r\n")
-            await until(lambda: ended == [True], "the connection is cut")
+            await until(lambda: bool(ended), "the connection is cut")
             writer.close()
 
     run(wait())
+    assert ended == [True]
