@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -138,10 +138,13 @@ class Assembly:
         passed: Mapping[str, int] | None = None,
         settings: DifficultyPools | None = None,
         pools: Mapping[str, str] | None = None,
+        recent: Mapping[str, Sequence[str]] | None = None,
     ) -> TaskStream:
         sources = [Source(e.label, self.tasksets[e.label], e.weight) for e in self.config.environments]
         seed = derive(self.config.seed, purpose)
-        return TaskStream(sources, seed, position, step=step, passed=passed, settings=settings, pools=pools)
+        return TaskStream(
+            sources, seed, position, step=step, passed=passed, settings=settings, pools=pools, recent=recent
+        )
 
     def close(self, *, wait: bool = True) -> None:
         self.placement.close(wait=wait)

@@ -47,6 +47,7 @@ def test_environments_take_turns_by_weight(weights, order):
     weights=st.tuples(st.sampled_from([0.5, 1.0, 3.0]), st.sampled_from([1.0, 2.0])),
 )
 @example(size=20_000, step=24, seed=0, done=31_007, others=3, weights=(3.0, 1.0))
+@example(size=2, step=2, seed=0, done=3, others=1, weights=(1.0, 1.0))
 @example(size=7_473, step=24, seed=1, done=7_473, others=3, weights=(3.0, 1.0))
 def test_each_pass_has_every_row_once_and_no_step_has_one_twice(size, step, seed, done, others, weights):
     sources = [Source(n, Listed(n, s), w) for n, s, w in zip("ab", (size, others), weights, strict=True)]
@@ -66,12 +67,56 @@ def test_each_pass_has_every_row_once_and_no_step_has_one_twice(size, step, seed
         drawn_of_a += [task.id] if source.label == "a" else []
     laps = [drawn_of_a[i * size : (i + 1) * size] for i in range(3)]
     assert all(len(set(lap)) == size for lap in laps)
-    if size > 9:
+    if size > max(9, step):
         assert laps[0] != laps[1] != laps[2] != laps[0]
     last = {}
     for place, id in enumerate(drawn_of_a):
-        assert place - last.get(id, -size) >= min(max(step, size // 2), size - 1)
+        assert place - last.get(id, -size) >= min(max(step, size // 2), size)
         last[id] = place
+
+
+@examples(max_examples=40, deadline=None, derandomize=True)
+@given(
+    size=st.integers(1, 300),
+    others=st.integers(1, 40),
+    step=st.integers(1, 40),
+    seed=st.integers(0, 99),
+    solved=st.floats(0, 1),
+    share=st.sampled_from([0.0, 0.1, 0.5]),
+    weights=st.tuples(st.sampled_from([0.5, 1.0, 3.0]), st.sampled_from([1.0, 2.0])),
+    done=st.integers(0, 150),
+)
+@example(size=4, others=1, step=2, seed=0, solved=0.5, share=0.0, weights=(1.0, 1.0), done=7)
+@example(size=20_000, others=30, step=24, seed=0, solved=0.99, share=0.1, weights=(1.0, 1.0), done=99)
+def test_no_step_repeats_a_task_while_pools_leave_as_many_normal_ones(
+    size, others, step, seed, solved, share, weights, done
+):
+    sources = [Source(n, Listed(n, s), w) for n, s, w in zip("ab", (size, others), weights, strict=True)]
+    settings = DifficultyPools(easy_fraction=share, hard_fraction=share)
+    pools = {f"a/a{i}": "easy" if i % 2 else "hard" for i in range(int(solved * size))}
+
+    def going_on(**state):
+        return TaskStream(sources, seed, step=step, settings=settings, **state)
+
+    whole = going_on(pools=pools)
+    drawn_of = {"a": [], "b": []}
+    for draws in range(200):
+        if draws == done:
+            saved = RunState(
+                tasks=whole.position, passed=whole.passed, pools=whole.pools, recent=whole.recent
+            )
+            saved = RunState.decode(saved.encode())
+            resumed = going_on(
+                position=saved.tasks, passed=saved.passed, pools=saved.pools, recent=saved.recent
+            )
+        source, task = whole.draw()
+        if draws >= done:
+            assert resumed.draw()[1] == task
+        drawn_of[source.label].append(task.id)
+    for label, ids in drawn_of.items():
+        normal = size - len(pools) if label == "a" else others
+        for start in range(len(ids) - step if normal >= step else 0):
+            assert len(set(ids[start : start + step])) == step
 
 
 def test_going_on_makes_the_tasks_of_one_pass_and_no_more():
@@ -160,8 +205,8 @@ def test_easy_and_hard_tasks_come_again_as_often_as_their_shares_say():
 
 def test_where_every_task_is_passed_over_the_last_one_comes_all_the_same():
     made = pooled(pools={f"a/a{i}": "easy" for i in range(40)}, easy_fraction=0.0)
-    assert drawn(made, 1) == drawn(pooled(position={"a": 39}), 1)
-    assert made.position == {"a": 40}
+    assert drawn(made, 1) == drawn(pooled(position={"a": 79}), 1)
+    assert made.position == {"a": 80}
 
 
 def test_pools_and_position_are_all_there_is_to_go_on_from():

@@ -241,6 +241,7 @@ def _work(assembly: Assembly, state: RunState, ledger: Ledger, activity: Activit
             passed=state.passed,
             settings=config.algorithm.difficulty_pools,
             pools=state.pools,
+            recent=state.recent,
         ),
         config.rollout.build(assembly, on_turn=turn, watch=activity),
         ledger,

@@ -233,6 +233,7 @@ class Loop:
             tasks=dict(work.stream.position),
             passed=dict(work.stream.passed),
             pools=dict(work.stream.pools),
+            recent={label: list(ids) for label, ids in work.stream.recent.items()},
             in_flight=work.in_flight,
             ledger=p.ledger.position,
             controllers=controllers,

@@ -24,6 +24,7 @@ class RunState:
     ledger: int = 0  # Ledger.position
     updates: int = 0  # optimizer steps, which schedules count
     pools: dict[str, str] = field(default_factory=dict)  # TaskStream.pools
+    recent: dict[str, list[str]] = field(default_factory=dict)  # TaskStream.recent
     controllers: dict[str, float] = field(default_factory=dict)  # see algorithms/compose.py
     tokens_generated: int = 0
     tokens_in_rows: int = 0

@@ -27,12 +27,14 @@ class Source:
 
 
 class TaskStream:
-    """An endless sequence of training tasks. `position`, `passed` and `pools` are all its state.
+    """An endless sequence of training tasks. `position`, `passed`, `pools` and `recent` are all its state.
 
-    step: draws that may belong to one step, in which no task comes twice if there are more tasks.
+    step: draws that may belong to one step, in which no task comes twice if there are as many tasks.
     position: tasks drawn or skipped per environment, which is its place in the order of its tasks.
     passed: tasks skipped because of their pool; they do not count towards the environment's share.
     pools: "easy" or "hard", by environment and task; the others are normal.
+    recent: ids of the last tasks of each environment, kept with pools only: the tasks that are passed over
+        bring two draws of the same task closer together than its places in the order are.
     """
 
     def __init__(
@@ -45,11 +47,13 @@ class TaskStream:
         passed: Mapping[str, int] | None = None,
         settings: DifficultyPools | None = None,
         pools: Mapping[str, str] | None = None,
+        recent: Mapping[str, Sequence[str]] | None = None,
     ):
-        self.sources, self.seed, self.settings = sources, seed, settings
+        self.sources, self.seed, self.step, self.settings = sources, seed, step, settings
         self.position = {w.label: int((position or {}).get(w.label, 0)) for w in sources}
         self.passed = {w.label: int((passed or {}).get(w.label, 0)) for w in sources}
         self.pools: dict[str, str] = dict(pools or {})
+        self.recent = {w.label: list((recent or {}).get(w.label, ())) for w in sources}
         self._tasks = {w.label: w.taskset.tasks("train") for w in sources}
         self._orders = {
             label: passes(tasks, derive(seed, "order", label), step, start=self.position[label])
@@ -59,12 +63,21 @@ class TaskStream:
     def draw(self) -> tuple[Source, Task]:
         """The environment furthest behind its share is next (the earlier one listed on a tie)."""
         source = min(self.sources, key=lambda w: (self._drawn(w) + 1) / w.weight)
-        task = self._next(source)
-        for _ in range(len(self._tasks[source.label]) - 1):  # if all are skipped, the last one is drawn
-            if not self._passed_over(source, task):
-                break
-            self.passed[source.label] += 1
+        if self.settings is None:
+            return source, self._next(source)
+        recent, repeated = self._avoided(source.label), list[Task]()
+        before = self.position[source.label] + 1
+        for _ in range(2 * len(self._tasks[source.label])):  # which contain a whole pass
             task = self._next(source)
+            if self._passed_over(source, task):
+                continue
+            if task.id not in recent:
+                break
+            repeated.append(task)
+        else:  # every task is passed over, or was drawn just now
+            task = min(repeated, key=lambda t: recent.index(t.id), default=task)
+        self.passed[source.label] += self.position[source.label] - before
+        self.recent[source.label] = [*self.recent[source.label], task.id][-self.step :]
         return source, task
 
     def remember(self, group: Group) -> None:
@@ -88,6 +101,13 @@ class TaskStream:
         # Played again, a task has another seed, so another noise.
         return replace(task, seed=derive(task.seed, "pass", number)) if number else task
 
+    def _avoided(self, label: str) -> list[str]:
+        """The tasks that the next draw must not repeat, oldest first. With fewer normal tasks than a step
+        draws, only half of them are avoided, so that the next one is found soon."""
+        normal = len(self._tasks[label]) - sum(key.startswith(f"{label}/") for key in self.pools)
+        avoided = self.step - 1 if normal >= self.step else normal // 2
+        return self.recent[label][-avoided:] if avoided else []
+
     def _passed_over(self, source: Source, task: Task) -> bool:
         pool = self.pools.get(f"{task.environment}/{task.id}") if self.settings else None
         if pool is None or self.settings is None:
@@ -102,7 +122,7 @@ def passes(tasks: Sequence[Task], seed: int, step: int, *, start: int = 0) -> It
 
     The first pass leaves out tasks with the content of an earlier one; every later pass is the one before it
     in another order. A task comes again after half a pass at the earliest, and after `step` draws if there
-    are more tasks than that.
+    are as many tasks. So if a step draws them all, or more, every pass has the order of the first.
     """
     contents, order, first = set[str](), list[int](), list(range(len(tasks)))
     Random(derive(seed, 0)).shuffle(first)
@@ -115,7 +135,7 @@ def passes(tasks: Sequence[Task], seed: int, step: int, *, start: int = 0) -> It
                 yield 0, task
     for number in count(1):
         rng, before = Random(derive(seed, number)), number * len(order)
-        apart = max(1, min(max(step, len(order) // 2), len(order) - 1))
+        apart = min(max(step, len(order) // 2), len(order))
         ready, waiting = order[: len(order) - apart + 1], iter(order[len(order) - apart + 1 :])
         order = []
         while ready:
