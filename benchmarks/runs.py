@@ -9,6 +9,7 @@ The parent must never have computed anything: a fork of a process with busy thre
 
 from __future__ import annotations
 
+import faulthandler
 import hashlib
 import importlib
 import json
@@ -27,6 +28,7 @@ from typing import Any
 from silva.errors import LedgerError
 from silva.storage.ledger import audit, history, read
 
+LIMIT = 900.0  # seconds; a run that hangs ends with status 1 and says where each of its threads stands
 WORLDS = Path(__file__).resolve().parents[1] / "tests" / "worlds.py"
 CONFIG = f"""
 steps = 4
@@ -145,6 +147,7 @@ def wait(pid: int) -> int:
 def _child(job: Job) -> int:
     from silva import cli, ports, signals
 
+    faulthandler.dump_traceback_later(LIMIT, exit=True)
     for number in signals.NUMBERS:  # whatever this process inherited
         signal.signal(number, signal.SIG_DFL)
     signals.end_at_once()
