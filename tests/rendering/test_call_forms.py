@@ -74,6 +74,7 @@ WRITTEN = [
              '{"query": "Rome"}<|tool_call_end|><|tool_calls_section_end|>'),
     ("pythonic", '[search(query="Rome")]'),
     ("pythonic", "<|tool_call_start|>[search(query='Rome')]<|tool_call_end|>"),
+    ("pythonic", "See.<|tool_call_start|>[search(query='Rome')]<|tool_call_end|>"),
     ("hermes", '<tool_call>\n{"name": "search", "arguments": {"query": "Rome"}}\n</tool_call>'),
     ("tags", "<search>Rome</search>"),
 ]  # fmt: skip
@@ -85,7 +86,7 @@ def test_a_call_is_read_in_its_form_and_refused_in_words_in_the_others(form: str
     assert (call.name, call.arguments) == (CALL.name, CALL.arguments)
     for other in FORMS.keys() - {form}:
         read = FORMS[other].parse(text, [SEARCH])
-        if not read.errors:
+        if not read.errors and not text.startswith("See."):
             told = foreign(text, [SEARCH], other)
             assert not read.calls and f"in the form {form}" in told and FORMS[other].example in told
 
@@ -104,6 +105,7 @@ def test_a_call_is_read_in_its_form_and_refused_in_words_in_the_others(form: str
         ("kimi", "<|tool_call_begin|>functions.search:0", "does not begin a whole call"),
         ("pythonic", "[search(x=open('a'))]", "is no literal"),
         ("pythonic", "[search('Rome')]", "arguments need names"),
+        ("pythonic", "See.<|tool_call_start|>search", "without a list of calls after it"),
         ("pythonic", "[search(" + "(" * 10_000 + ")]", "not a list of calls"),
     ],
 )  # fmt: skip

@@ -110,25 +110,33 @@ def write_mistral(calls: Sequence[ToolCall]) -> str:
 # --- a list of calls in Python
 
 PYTHONIC = '[name(argument="value")]'
+START = "<|tool_call_start|>"
 _LIST = re.compile(
-    r"\s*(?:<\|python_tag\|>|<\|tool_call_start\|>)?\s*(?P<list>\[\s*[A-Za-z_][\w.]*\(.*\])\s*(?:<\|tool_call_end\|>)?",
+    r"(?:(?P<start><\|tool_call_start\|>)\s*|\A\s*(?:<\|python_tag\|>\s*)?)"
+    r"(?P<list>\[\s*[A-Za-z_][\w.]*\((?:(?!<\|tool_call_(?:start|end)\|>).)*\])?\s*(?:<\|tool_call_end\|>)?",
     re.DOTALL,
 )
 _NAMES = {"true": True, "false": False, "null": None}
 
 
 def scan_pythonic(text: str, tools: Sequence[ToolSpec]) -> list[Found]:
-    """A reply that begins with a list of calls."""
+    """A list of calls that begins the reply, or stands after <|tool_call_start|> (LFM2)."""
     del tools
-    match = _LIST.match(text)
-    if match is None:
-        return []
-    try:
-        calls = _python_calls(match["list"])
-    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-        reason = " ".join(str(error).split())[:100]
-        return [(0, match.end(), f"not a list of calls ({reason}); expected {PYTHONIC}")]
-    return [(0, match.end(), None), *((match.end(), match.end(), call) for call in calls)]
+    found = list[Found]()
+    for match in _LIST.finditer(text):
+        begin, end = match.span()
+        if match["list"] is None:
+            if match["start"]:
+                found.append((begin, end, f"{START} without a list of calls after it; expected {PYTHONIC}"))
+            continue
+        try:
+            calls = _python_calls(match["list"])
+        except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+            reason = " ".join(str(error).split())[:100]
+            found.append((begin, end, f"not a list of calls ({reason}); expected {PYTHONIC}"))
+        else:
+            found += [(begin, end, None), *((end, end, call) for call in calls)]
+    return found
 
 
 def _python_calls(text: str) -> list[ToolCall]:

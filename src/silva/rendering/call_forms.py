@@ -14,6 +14,7 @@ from silva.rendering.bare_calls import (
     LLAMA,
     MISTRAL,
     PYTHONIC,
+    START,
     TAG,
     scan_llama,
     scan_mistral,
@@ -61,6 +62,7 @@ class Form:
         write: calls as a model of this family writes them.
         example: a call, for people and models to read.
         markers: tokens that are part of calls, although they may be control tokens.
+        between: what stands between a text and calls after it.
         call_id: of the n-th call of a reply, for templates that show ids. Mistral wants nine characters.
     """
 
@@ -68,6 +70,7 @@ class Form:
     write: Callable[[Sequence[ToolCall]], str]
     example: str
     markers: tuple[str, ...] = ()
+    between: str = "\n"
     call_id: Callable[[str, int], str] = short_id
 
     def parse(self, text: str, tools: Sequence[ToolSpec] = ()) -> Parsed:
@@ -104,8 +107,10 @@ FORMS: dict[str, Form] = {
     "tags": Form(scan_tags, lambda calls: write_calls(calls, "tags"), "<name>input</name>"),
     "qwen_xml": Form(scan_xml, write_xml, XML),
     "glm": Form(scan_glm, write_glm, GLM),
-    "llama": Form(scan_llama, write_llama, LLAMA, (TAG,)),
-    "mistral": Form(scan_mistral, write_mistral, MISTRAL, ("[TOOL_CALLS]", "[ARGS]", "[CALL_ID]")),
+    "llama": Form(scan_llama, write_llama, LLAMA, (TAG,), between=TAG),
+    "mistral": Form(
+        scan_mistral, write_mistral, MISTRAL, ("[TOOL_CALLS]", "[ARGS]", "[CALL_ID]"), between=""
+    ),
     "deepseek": Form(
         scan_deepseek, write_deepseek, DEEPSEEK,
         ("<｜tool▁calls▁begin｜>", "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>",
@@ -115,10 +120,11 @@ FORMS: dict[str, Form] = {
         scan_kimi, write_kimi, KIMI,
         ("<|tool_calls_section_begin|>", "<|tool_call_begin|>", "<|tool_call_argument_begin|>",
          "<|tool_call_end|>", "<|tool_calls_section_end|>"),
-        kimi_id,
+        call_id=kimi_id,
     ),
     "pythonic": Form(
-        scan_pythonic, write_pythonic, PYTHONIC, (TAG, "<|tool_call_start|>", "<|tool_call_end|>")
+        scan_pythonic, write_pythonic, PYTHONIC, (TAG, START, "<|tool_call_end|>"),
+        between=START,
     ),
 }  # fmt: skip
 MARKERS = frozenset(marker for form in FORMS.values() for marker in form.markers)

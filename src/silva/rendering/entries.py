@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from silva.errors import RenderingError
 from silva.rendering.call_forms import FORMS
 from silva.rendering.codec import Codec
 from silva.rendering.reasoning import join_reasoning, split_reasoning
@@ -86,10 +87,9 @@ class Entries:
         else:
             calls = message.tool_calls
         entry: dict[str, Any] = {"role": "assistant", "content": escape(content)}
-        if calls and self.takes(calls):
-            entry = self._call_entry(content, calls)
-        elif calls:
-            entry["content"] = self.written(content, calls)
+        if calls:
+            shown = self._shown(content, calls)
+            entry = shown[0] if shown else {**entry, "content": self._written(content, calls)}
         if message.reasoning is None:
             return entry
         if self._has.reasoning:
@@ -101,16 +101,45 @@ class Entries:
         return self._native and (len(calls) == 1 or self._has.several_calls)
 
     def _call_entry(self, content: str, calls: Sequence[ToolCall]) -> dict[str, Any]:
-        escape, has = self._codec.escape, self._has
-        safe = [ToolCall(escape(call.name), escape(call.arguments)) for call in calls]
+        has, safe = self._has, self._safe(calls)
         ids = [self._calls.call_id(call.name, i) for i, call in enumerate(safe)]
         as_text, as_none = has.arguments_as_text, has.content_as_none
-        return call_entry(escape(content), safe, ids, as_text=as_text, as_none=as_none)
+        return call_entry(self._codec.escape(content), safe, ids, as_text=as_text, as_none=as_none)
 
     def written(self, content: str, calls: Sequence[ToolCall]) -> str:
-        """Escaped text of a reply with calls: as the template writes it, if it does."""
-        if self.takes(calls):
-            return self._template.said(self._call_entry(content, calls))
+        """Escaped text of a reply with calls: as the template writes it, if it writes all of it."""
+        shown = self._shown(content, calls)
+        if shown and shown[2] == self._codec.escape(content).strip():
+            return shown[1]
+        return self._written(content, calls)
+
+    def _shown(self, content: str, calls: Sequence[ToolCall]) -> tuple[dict[str, Any], str, str] | None:
+        """The template's entry, its text and the content in it; None if the calls cannot be read there.
+
+        Some templates write no calls beside a content, or texts without the escapes that they need.
+        """
+        if not self.takes(calls):
+            return None
+        entry = self._call_entry(content, calls)
+        try:
+            text = self._template.said(entry)
+        except RenderingError:
+            return None
+        safe = self._safe(calls)
+        found = self._calls.parse(text, [_spec(call) for call in safe])
+        read, meant = ([(c.name, dict(c.arguments)) for c in each] for each in (found.calls, safe))
+        return None if found.errors or read != meant else (entry, text, found.content.strip())
+
+    def _written(self, content: str, calls: Sequence[ToolCall]) -> str:
+        written, content = self._calls.write(self._safe(calls)), self._codec.escape(content)
+        return f"{content}{self._calls.between}{written}" if content else written
+
+    def _safe(self, calls: Sequence[ToolCall]) -> list[ToolCall]:
         escape = self._codec.escape
-        written = self._calls.write([ToolCall(escape(c.name), escape(c.arguments)) for c in calls])
-        return "\n".join(part for part in (escape(content), written) if part)
+        return [ToolCall(escape(call.name), escape(call.arguments)) for call in calls]
+
+
+def _spec(call: ToolCall) -> ToolSpec:
+    """A tool whose texts are texts in forms that leave types to the schema."""
+    texts = {key: {"type": "string"} for key, value in call.arguments.items() if isinstance(value, str)}
+    return ToolSpec(call.name, "", {"properties": texts})

@@ -72,8 +72,12 @@ class ChatTemplate:
                 "`chat_template` in its tokenizer_config.json"
             )
         self._tokenizer = tokenizer
-        self.closing = self._probe_closing()
+        self._no_tools: list[dict] | None = None
+        if self._try([_USER]) is None:  # some templates go through the tools without asking for them
+            self._no_tools = []
+        self._last = ""  # what ends a whole dialogue, and no turn
         self.opening = self._probe_opening()
+        self.closing = self._probe_closing()
         self.features = self._probe()
 
     def render(self, messages: Sequence[Entry], tools: Sequence[dict] = (), *, open: bool = True) -> str:
@@ -87,7 +91,7 @@ class ChatTemplate:
         try:
             text = self._tokenizer.apply_chat_template(
                 [dict(message) for message in messages],
-                tools=list(tools) or None,
+                tools=list(tools) or self._no_tools,
                 add_generation_prompt=open,
                 tokenize=False,
                 strftime_now=_TODAY.strftime,
@@ -99,7 +103,7 @@ class ChatTemplate:
             ) from error
         if not isinstance(text, str):
             raise RenderingError(f"the chat template gave {type(text).__name__}, expected one text")
-        return text
+        return text if open else text.removesuffix(self._last)
 
     def after_reply(self, messages: Sequence[Entry], *, open: bool = True) -> str:
         """Text that follows the assistant's words: the close of its turn, `messages`, the next opening."""
@@ -115,8 +119,7 @@ class ChatTemplate:
         """What the template writes as the words of a last reply: without its header and its end."""
         before, _, after = self.render([_USER, _REPLY], open=False).partition(MARK)
         text = self.render([_USER, reply], open=False)
-        text = text[len(_common_prefix(text, before)) :]
-        return text[: len(text) - len(_common_prefix(text[::-1], after[::-1]))]
+        return text[len(_common_prefix(text, before)) :].removesuffix(after)
 
     def _probe_closing(self) -> str:
         end, followed = self.after_reply([], open=False), self.after_reply([_USER], open=False)
@@ -124,6 +127,9 @@ class ChatTemplate:
 
     def _probe_opening(self) -> str:
         text, prompt = self.render([_USER], open=False), self.render([_USER])
+        if not prompt.startswith(text):  # Phi-3 ends a dialogue that does not go on
+            self._last = self._tokenizer.eos_token or ""
+            text = text.removesuffix(self._last)
         if not prompt.startswith(text):
             raise RenderingError(
                 "the chat template changes earlier text when it opens the assistant's turn "
@@ -143,7 +149,7 @@ class ChatTemplate:
             system=system,
             later_system=later,
             default_system=self._default_system() if system else "",
-            tool_role=self._knows_tool_role(form, as_text, as_none),
+            tool_role=self._knows_tool_role(tools, form, as_text, as_none),
             alternates=self._try([_USER, _USER]) is None,
             tools=tools,
             form=form,
@@ -190,14 +196,20 @@ class ChatTemplate:
         reply = _calling(2, form, as_text, as_none)
         return (self._try([_USER, reply], open=False) or "").count(_TOOL) >= 2
 
-    def _knows_tool_role(self, form: str, as_text: bool, as_none: bool) -> bool:
-        """Whether `tool` is more to the template than a word it copies, as any other, into a header."""
+    def _knows_tool_role(self, tools: bool, form: str, as_text: bool, as_none: bool) -> bool:
+        """Whether `tool` is more to the template than a word it copies, as any other, into a header. A
+        template that describes tools (LFM2, Granite) means it.
+        """
         reply = _calling(1, form, as_text, as_none) if form else {"role": "assistant", "content": "a"}
         id = FORMS[form or "hermes"].call_id(_TOOL, 0)
         dialogue = [_USER, reply, tool_entry("qxcontent", _TOOL, id)]
         plain = [_USER, {"role": "assistant", "content": "a"}, dialogue[-1]]
         if not (self._shows(dialogue) and self._shows(plain)):
             return False
+        if not form and not self.render(plain).endswith(self.opening):
+            return False  # it shows results as part of calls that we do not write
+        if tools:
+            return True
         made_up = self._try([*plain[:-1], {**dialogue[-1], "role": _ROLE}])
         return made_up is None or made_up.replace(_ROLE, "tool") != self._try(plain)
 
