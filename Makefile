@@ -36,7 +36,7 @@ quickstart: $(INSTALLED)
 	$(BIN)/silva rl @ configs/quickstart.toml --overwrite $(ARGS)
 
 test: $(INSTALLED) chromium bwrap
-	OMP_NUM_THREADS=$${OMP_NUM_THREADS:-2} $(BIN)/python -m pytest -n 2 --dist loadfile $(ARGS)
+	OMP_NUM_THREADS=$${OMP_NUM_THREADS:-2} $(BIN)/python -m pytest -n 2 --dist loadfile --max-worker-restart 2 $(ARGS)
 
 lint: $(INSTALLED)
 	$(BIN)/ruff check .

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import select
+import signal
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -16,7 +19,18 @@ sys.path.insert(0, str(ROOT / "benchmarks"))
 
 from runs import CONFIG, WORLDS, differences, end_state  # noqa: E402
 
-__all__ = ["WORLDS", "Ended", "Server", "differences", "end_state", "metrics", "rollouts", "write_config"]
+LIMIT = 1000.0  # seconds for one run, on a machine with a hundred times as much to do as it can
+__all__ = [
+    "LIMIT",
+    "WORLDS",
+    "Ended",
+    "Server",
+    "differences",
+    "end_state",
+    "metrics",
+    "rollouts",
+    "write_config",
+]
 
 
 def write_config(folder: Path) -> Path:
@@ -46,7 +60,7 @@ class Server:
         self.folder, self.config = folder, write_config(folder)
         self._process = subprocess.Popen(
             [sys.executable, ROOT / "benchmarks" / "runs.py"],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True,
         )  # fmt: skip
 
     def rl(
@@ -62,11 +76,23 @@ class Server:
         order = {"argv": argv, "output": str(log), "proof": str(proof), **job}
         self._process.stdin.write(json.dumps(order) + "\n")
         self._process.stdin.flush()
+        if not select.select([self._process.stdout], [], [], LIMIT)[0]:
+            self._kill()
+            raise TimeoutError(f"silva {argv} has not ended within {LIMIT:g} s:\n{log.read_text()}")
         status, proved = json.loads(self._process.stdout.readline())
         return Ended(status, proved, log.read_text(), into / name)
 
     def close(self) -> None:
-        self._process.communicate()
+        try:
+            self._process.communicate(timeout=60)
+        except subprocess.TimeoutExpired:
+            self._kill()
+            raise
+
+    def _kill(self) -> None:
+        """With the run that it has forked."""
+        os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
 
 
 def metrics(run: Path) -> list[dict[str, Any]]:

@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
@@ -318,16 +319,24 @@ def test_the_benchmark_fails_unless_all_is_right(wrong: dict[str, Any]) -> None:
 
 def test_a_server_in_a_shells_background_ends_on_sigterm(folder: Path) -> None:
     """Such a shell ignores Ctrl-C for it."""
-    with subprocess.Popen(
-        [sys.executable, "-m", "silva", "trainer", "@run.toml", "--unix", str(folder / "t.sock")],
-        cwd=folder, stderr=subprocess.PIPE, text=True,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_IGN),
-    ) as server:  # fmt: skip
-        assert server.stderr is not None
-        assert "listening at unix:" in next(line for line in server.stderr if "trainer: " in line)
-        server.send_signal(signal.SIGTERM)
-        assert server.wait(30) == 0
-        assert server.stderr.read().endswith("trainer: stopped\n")
+    silva = [sys.executable, "-m", "silva", "trainer", "@run.toml", "--unix", str(folder / "t.sock")]
+    assert ended_by_sigterm(["sh", "-c", 'trap "" INT; exec "$@"', "sh", *silva], folder)
+
+
+def ended_by_sigterm(argv: Sequence[str], folder: Path) -> bool:
+    """Whether a trainer ends in order, which is told so as soon as it listens."""
+    with subprocess.Popen(argv, cwd=folder, stderr=subprocess.PIPE, text=True) as server:
+        late = threading.Timer(LIMIT / 2, server.kill)
+        late.start()
+        try:
+            assert server.stderr is not None
+            assert "listening at unix:" in next(line for line in server.stderr if "trainer: " in line)
+            server.send_signal(signal.SIGTERM)
+            assert server.wait() == 0
+            return server.stderr.read().endswith("trainer: stopped\n")
+        finally:
+            late.cancel()
+            server.kill()
 
 
 COMPUTES = """
@@ -348,18 +357,8 @@ cli.main()
 
 
 def test_a_server_that_is_told_to_end_does_not_wait_for_what_it_computes(folder: Path) -> None:
-    with subprocess.Popen(
-        [sys.executable, "-c", COMPUTES, "trainer", "@run.toml", "--unix", str(folder / "u.sock")],
-        cwd=folder, stderr=subprocess.PIPE, text=True,
-    ) as server:  # fmt: skip
-        assert server.stderr is not None
-        assert "listening at unix:" in next(line for line in server.stderr if "trainer: " in line)
-        server.send_signal(signal.SIGTERM)
-        try:
-            assert server.wait(30) == 0
-        finally:
-            server.kill()
-        assert server.stderr.read().endswith("trainer: stopped\n") and not (folder / "u.sock").exists()
+    argv = [sys.executable, "-c", COMPUTES, "trainer", "@run.toml", "--unix", str(folder / "u.sock")]
+    assert ended_by_sigterm(argv, folder) and not (folder / "u.sock").exists()
 
 
 @pytest.mark.parametrize("gone", [True, False])
@@ -367,5 +366,6 @@ def test_a_part_whose_parent_is_gone_ends_before_it_reads_anything(gone: bool) -
     done = subprocess.run(
         [sys.executable, "-m", "silva", "no-such-command"],
         env={**os.environ, "SILVA_PARENT": "1" if gone else str(os.getpid())}, capture_output=True, text=True,
+        timeout=LIMIT,
     )  # fmt: skip
     assert done.returncode == (1 if gone else 2) and ("no-such-command" in done.stderr) != gone

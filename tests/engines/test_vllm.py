@@ -131,7 +131,7 @@ def server(smollm2: LoadedModel, tmp_path_factory: pytest.TempPathFactory) -> It
             process.wait(60)
         except subprocess.TimeoutExpired:
             os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
+            process.wait(60)
 
 
 def logprobs(model: torch.nn.Module, tokens: list[int], start: int) -> torch.Tensor:

@@ -14,6 +14,7 @@ import pytest
 from tests.contracts.test_environments import message, play
 
 from silva.config.sections import Limits
+from silva.environments import workers as module
 from silva.environments.dataset import Dataset
 from silva.environments.frozen_lake import FrozenLake
 from silva.environments.variables import named_in
@@ -27,7 +28,7 @@ from silva.rollouts.episode import Episode
 from silva.rollouts.episode import play as play_episode
 
 COUNTING = """
-import os, random, signal, time
+import os, random, signal, sys, time
 from silva.environments.settings import EnvironmentSettings
 from silva.environments.tasks import Draft, generated
 from silva.types import Message, Observation, Step
@@ -51,6 +52,8 @@ class Counter:
         self.sum += self.rng.randrange(1000)
         if said == "die" or (said == "die once" and self.first()):
             os.kill(os.getpid(), signal.SIGKILL)
+        if said == "shout":
+            os.write(int(sys.argv[1]), b"\\xff" * 4)  # where its answers go
         if said == "hang":
             while True:
                 time.sleep(1)
@@ -155,10 +158,14 @@ def test_a_worker_that_dies_is_replaced_and_nothing_is_seen_of_it(counting, tmp_
     asyncio.run(check())
 
 
-@pytest.mark.parametrize("said, error", [("die", "step: the worker process died twice (exit status -9)")])
-def test_an_episode_that_kills_every_worker_has_no_result(counting, said, error):
+@pytest.mark.parametrize(
+    "said, how",
+    [("die", "exit status -9"), ("shout", "it gave no answer that can be read, and did not end")],
+)
+def test_an_episode_that_kills_every_worker_has_no_result(counting, monkeypatch, said, how):
+    monkeypatch.setattr(module, "LAST", 5.0 if said == "die" else 0.1)
     trajectory = asyncio.run(through_the_rollout(counting(1), said))
-    assert (trajectory.failure, trajectory.error) == ("redo", error)
+    assert (trajectory.failure, trajectory.error) == ("redo", f"step: the worker process died twice ({how})")
 
 
 @pytest.mark.parametrize("said, what", [("raise", "KeyError: 'raise'"), ("leave", "SystemExit: 0")])

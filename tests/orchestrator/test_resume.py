@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
-from tests.runs import differences, end_state, metrics
+from tests.runs import LIMIT, differences, end_state, metrics
 
 from silva.storage.checkpoints import MANIFEST, CheckpointStore
 from silva.storage.ledger import audit, read
@@ -231,10 +231,13 @@ def test_signals_from_outside(server, undisturbed, tmp_path, number):
     process = subprocess.Popen(
         [sys.executable, "-m", "silva", *argv], env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
     )
-    while not (tmp_path / "run" / "metrics.jsonl").exists() and process.poll() is None:
-        time.sleep(0.01)
-    process.send_signal(number)
-    output = process.communicate()[0].decode()
+    try:
+        while not (tmp_path / "run" / "metrics.jsonl").exists() and process.poll() is None:
+            time.sleep(0.01)
+        process.send_signal(number)
+        output = process.communicate(timeout=LIMIT)[0].decode()
+    finally:
+        process.kill()
     assert process.returncode == 130 and "--resume goes on" in output, output
     assert (tmp_path / "run" / "report.html").exists()
     ended = server.rl("run", "--resume", into=tmp_path)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import os
 import random
+import select
+import signal
 from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
@@ -12,7 +14,7 @@ from typing import Any
 import pytest
 
 from silva.errors import ConfigError
-from silva.sandbox import cgroups
+from silva.sandbox import cgroups, process
 from silva.sandbox import walls as module
 from silva.sandbox.process import Result, Sandbox, SandboxFault, works
 from silva.sandbox.settings import SandboxSettings
@@ -386,6 +388,27 @@ def test_attempts_without_end_keep_nobody_busy() -> None:
     first, second = runs(code, "import socket; socket.socket()")
     assert (first.how, first.output, first.network_attempts) == ("ok", "ENOSYS\n", 1000)
     assert (second.how, second.network_attempts) == ("raised", 0)
+
+
+def test_code_that_is_gone_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its end makes the kernel's descriptor readable, as an attempt does; some kernels would wait."""
+
+    async def story(sandbox: Sandbox) -> None:
+        await sandbox.run("1")
+        started = sandbox._process
+        assert started is not None
+        if started._listener < 0:
+            pytest.skip("attempts are not counted here")
+        gone = select.poll()
+        gone.register(started._listener, 0)
+        monkeypatch.setattr(process.fcntl, "ioctl", lambda *_: pytest.fail("it waits"))
+        os.killpg(started.process.pid, signal.SIGKILL)
+        assert gone.poll(20_000) == [(started._listener, select.POLLHUP)]
+        async with asyncio.timeout(20):
+            while started._listener >= 0:
+                await asyncio.sleep(0.01)
+
+    play(story)
 
 
 RANDOM = "import random\nprint(list({'a', 'b', 'c', 'd', 'e', 'f'}), random.random())"

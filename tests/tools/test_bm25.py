@@ -204,7 +204,9 @@ def test_processes_that_build_at_once_build_once(tmp_path) -> None:
     (cache / ".bm25-0.tmp-dead").mkdir()  # another index's leftover is not touched
     context = multiprocessing.get_context("fork")
     gate, found = context.Barrier(3), context.Queue()
-    processes = [context.Process(target=build, args=(path, cache, gate, found)) for _ in range(3)]
+    processes = [
+        context.Process(target=build, args=(path, cache, gate, found), daemon=True) for _ in range(3)
+    ]
     for process in processes:
         process.start()
     said = [found.get(timeout=30) for _ in range(4)]

@@ -170,7 +170,7 @@ def look_up(path, ready, said) -> None:
 def test_processes_share_one_request_and_one_count(tmp_path) -> None:
     path, context = tmp_path / "cache.sqlite", multiprocessing.get_context("fork")
     ready, said = context.Barrier(3), context.Queue()
-    processes = [context.Process(target=look_up, args=(path, ready, said)) for _ in range(3)]
+    processes = [context.Process(target=look_up, args=(path, ready, said), daemon=True) for _ in range(3)]
     for process in processes:
         process.start()
     assert sorted(said.get(timeout=30) for _ in range(4)) == ["answer"] * 3 + ["made"]

@@ -167,6 +167,28 @@ def test_no_process_is_left(session, lock) -> None:
     assert processes() == before
 
 
+def test_a_connection_that_will_not_end_is_given_up(monkeypatch) -> None:
+    """As the SDK may wait for a program that cannot be ended."""
+    monkeypatch.setattr("silva.tools.mcp_connection.CLOSING", 0.02)
+
+    async def run() -> None:
+        release = asyncio.Event()
+
+        async def stubborn() -> None:
+            while not release.is_set():
+                with contextlib.suppress(asyncio.CancelledError):
+                    await release.wait()
+
+        connection = Connection(McpSettings(command=("x",)))
+        connection._stop, connection._task = asyncio.Event(), asyncio.create_task(stubborn())
+        await asyncio.wait_for(connection.close(), 20)
+        assert not connection._task.done()
+        release.set()
+        await connection._task
+
+    asyncio.run(run())
+
+
 def test_a_server_that_dies_in_a_call_and_is_started_again(lock) -> None:
     toolset = McpSettings(command=SERVER, lock=lock, connection="shared").build()
 

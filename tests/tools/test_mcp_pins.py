@@ -57,7 +57,7 @@ def pin(lock: str, number: int) -> None:
 
 def test_processes_that_pin_at_once_lose_none(lock) -> None:
     context = multiprocessing.get_context("fork")
-    processes = [context.Process(target=pin, args=(lock, number)) for number in range(6)]
+    processes = [context.Process(target=pin, args=(lock, number), daemon=True) for number in range(6)]
     for process in processes:
         process.start()
     for process in processes:

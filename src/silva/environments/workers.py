@@ -32,6 +32,7 @@ from silva.types import Message, Observation, Split, Step, Task
 
 CHUNK = 1 << 16
 LARGEST = 1 << 28  # bytes of an answer
+LAST = 2.0  # seconds that a process without a channel has to end by itself
 
 
 class Workers:
@@ -113,7 +114,7 @@ class _Worker:
             return await self._read(self._channel)
         except (OSError, EOFError) as error:
             if self._process is not None:
-                self.status = f"exit status {self._process.wait()}"
+                self.status = await _status(self._process)
             self.stop()
             raise EOFError from error
         except BaseException:  # cancelled, say: what it would answer later is of no use to anybody
@@ -158,6 +159,16 @@ async def _bytes(channel: socket.socket, size: int) -> bytes:
         parts.append(part)
         size -= len(part)
     return b"".join(parts)
+
+
+async def _status(process: subprocess.Popen[bytes]) -> str:
+    """How it ended. Code of an environment may write to the channel, or close it, and live on."""
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(LAST):
+            while process.poll() is None:
+                await asyncio.sleep(0.01)
+            return f"exit status {process.returncode}"
+    return "it gave no answer that can be read, and did not end"
 
 
 def _end(process: subprocess.Popen[bytes], channel: socket.socket) -> None:

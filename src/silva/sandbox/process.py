@@ -9,6 +9,7 @@ import dataclasses
 import fcntl
 import marshal
 import os
+import select
 import signal
 import socket
 import struct
@@ -269,6 +270,12 @@ class _Process:
 
     def _refuse(self) -> None:
         """Count an attempt to open a socket, and let it fail."""
+        asked = select.poll()
+        asked.register(self._listener, select.POLLIN)
+        if not any(event & select.POLLIN for _, event in asked.poll(0)):
+            # All that could ask are gone. Kernels before 6.11 would wait for them for ever, with this loop.
+            self._stop_listening()
+            return
         notice = bytearray(NOTICE_SIZE)
         try:
             fcntl.ioctl(self._listener, NOTICE, notice)
@@ -278,7 +285,7 @@ class _Process:
         except FileNotFoundError:  # who asked is gone
             pass
         except OSError:
-            self._loop.remove_reader(self._listener)  # all that could ask are gone
+            self._stop_listening()
         if self.attempts >= MOST_ATTEMPTS:
             self._stop_listening()
 

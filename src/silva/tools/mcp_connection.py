@@ -185,8 +185,9 @@ class Connection:
     async def _give_up(self) -> None:
         assert self._task is not None
         self._task.cancel()
-        await asyncio.wait({self._task})
-        self._task.cancelled() or self._task.exception()  # seen
+        await asyncio.wait({self._task}, timeout=CLOSING)
+        if self._task.done():
+            self._task.cancelled() or self._task.exception()  # seen
 
     @property
     def _name(self) -> str:

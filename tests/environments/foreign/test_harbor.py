@@ -9,8 +9,9 @@ import os
 import shutil
 import signal
 import socket
+import subprocess
 import sys
-from contextlib import suppress
+import time
 from pathlib import Path
 
 import pytest
@@ -263,6 +264,25 @@ def test_docker_that_fails_gives_no_result(tmp_path, docker, monkeypatch, verb) 
     assert not list(docker.glob("silva-*"))
 
 
+def test_docker_that_gives_no_answer_is_not_waited_for_nor_are_its_children(tmp_path, docker) -> None:
+    """A plugin, such as that of `docker build`, holds the output of the program that started it."""
+    plugin = tmp_path / "plugin"
+    (tmp_path / "bin" / "docker").write_text(f"#!/bin/sh\nsleep 1000 & echo $! > {plugin}\nexec sleep 1000\n")
+    machine = Docker(read_task(harbor_task(tmp_path / "hello")), internet=False)
+
+    async def ask() -> None:
+        asking = asyncio.create_task(machine._docker("build", seconds=2.0))
+        while not (plugin.exists() and plugin.read_text().endswith("\n")) and not asking.done():
+            await asyncio.sleep(0.01)
+        await asyncio.wait_for(asking, 60)
+
+    try:
+        with pytest.raises(DockerFault, match="docker build: no answer after 2 s"):
+            asyncio.run(ask())
+    finally:
+        os.kill(int(plugin.read_text()), signal.SIGKILL)
+
+
 def test_a_daemon_that_does_not_answer_is_found_at_the_start(tmp_path, docker, monkeypatch) -> None:
     monkeypatch.setenv("DOCKER_STUB_FAULT", "ps")
     with pytest.raises(ConfigError, match="environment harbor: docker ps: the daemon is away"):
@@ -272,27 +292,40 @@ def test_a_daemon_that_does_not_answer_is_found_at_the_start(tmp_path, docker, m
 def left(docker: Path) -> list[str]:
     """Containers, once no stub runs any more."""
     with (docker / "running").open("a") as running:
-        fcntl.flock(running, fcntl.LOCK_EX)
+        until = time.monotonic() + 120
+        while True:
+            try:
+                fcntl.flock(running, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                assert time.monotonic() < until, "a stub still runs"
+                time.sleep(0.01)
         return [path.name for path in docker.glob("silva-*")]
+
+
+PLAYS = """
+import asyncio, sys
+from pathlib import Path
+from silva.environments.foreign.docker import Docker
+from silva.environments.foreign.harbor_tasks import read_task
+
+async def play(task):
+    machine = Docker(read_task(task), internet=False)
+    await machine.start()
+    await machine.run("true", 5.0, {})
+    await machine.put(task / "tests", "/tests")
+    await machine.close()
+
+asyncio.run(play(Path(sys.argv[1])))
+"""
 
 
 @pytest.mark.parametrize("point", ["before run", "in run", "exec", "cp", "rm"])
 def test_no_container_outlives_the_process_that_started_it(tmp_path, docker, monkeypatch, point) -> None:
     monkeypatch.setenv("DOCKER_STUB_KILLS", point)
-    machine = Docker(read_task(harbor_task(tmp_path / "hello")), internet=False)
-
-    async def play() -> None:
-        await machine.start()
-        await machine.run("true", 5.0, {})
-        await machine.put(tmp_path / "hello" / "tests", "/tests")
-        await machine.close()
-
-    child = os.fork()
-    if child == 0:
-        with suppress(BaseException):
-            asyncio.run(play())
-        os._exit(0)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
+    task = harbor_task(tmp_path / "hello")
+    done = subprocess.run([sys.executable, "-c", PLAYS, str(task)], timeout=300)
+    assert done.returncode == -signal.SIGKILL
     assert left(docker) == []
 
 

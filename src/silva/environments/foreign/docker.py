@@ -190,7 +190,9 @@ async def _killed(process: asyncio.subprocess.Process) -> None:
     if process.returncode is None:
         with contextlib.suppress(ProcessLookupError):
             process.kill()
-        await process.wait()
+    while process.returncode is None:  # `wait()` would wait for its children, too, if they hold its output
+        await asyncio.sleep(0.01)
+    process._transport.close()  # type: ignore[attr-defined]
 
 
 async def _read(process: asyncio.subprocess.Process) -> str:
