@@ -48,7 +48,7 @@ def test_no_wrong_answer_is_solved_and_nearly_all_right_ones_are() -> None:
         total[verdict, who] += number
     print("\nright, not solved:", *missed, sep="\n  ")
     assert len(PAIRS) >= 600 and not solved_wrong
-    assert total["right", "silva"] >= 0.97 * total["right", "pairs"]
+    assert total["right", "silva"] >= 0.98 * total["right", "pairs"]
     assert total["right", "silva"] > total["right", "math-verify"] and total["wrong", "math-verify"] > 0
     assert _table(counts) in DOCS.read_text(encoding="utf-8"), "docs/rewards.md: expected\n" + _table(counts)
 

@@ -26,6 +26,7 @@ import sys
 import threading
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
 from typing import Literal
@@ -34,11 +35,23 @@ from silva.config.sections import Above0, Positive
 from silva.errors import ConfigError, RewardError
 from silva.protocols import Attempt, Reward, Score
 from silva.rewards.answers import Extract, GradesByAnswer, boxed, find_answer, references
-from silva.rewards.maths_form import Form, Tree, is_decimal, number, read, scaled, worked_out
+from silva.rewards.maths_form import (
+    Form,
+    Tree,
+    is_broken,
+    is_decimal,
+    multiplied,
+    number,
+    read,
+    scaled,
+    worked_out,
+)
 from silva.rewards.settings import RewardSettings
 
 WORKER = Path(__file__).with_name("maths_worker.py")
 MAX_CHARS = 1_000  # of an answer that is compared by value
+Unit = tuple[tuple[str, int], ...]
+DEGREES, RADIANS = (("angle", 1),), (("radian", 1),)
 WAIT = 60.0  # seconds of real time beyond those of CPU time, after which the machine is at fault
 
 
@@ -76,8 +89,10 @@ class MathReward(GradesByAnswer):
         if len(answer) > MAX_CHARS or ("\n" in answer and "\\begin" not in answer):
             return _score(False)
         given, right = read(answer), [read(boxed(each) or each) for each in expected]
-        if any(given.text == each.text for each in right):
+        if any(given.text in (each.text, each.digits) for each in right):
             return _score(True)
+        if given.decimal and all(map(is_broken, right)):
+            given = replace(given, tree=given.decimal)
         trees = [tree for each in right for tree in self._comparable(given, each)]
         if given.tree is None or not trees:
             return _score(False, answered=given.tree is not None)
@@ -92,9 +107,12 @@ class MathReward(GradesByAnswer):
     def _comparable(self, given: Form, right: Form) -> list[Tree]:
         if given.tree is None or right.tree is None:
             return []
-        if self.settings.worked_out and not worked_out(given.tree, right):
-            return []
-        return in_unit_of(given, right)
+        percent = right.quantity.percent
+        return [
+            each
+            for each in in_unit_of(given, right)
+            if not self.settings.worked_out or worked_out(given.tree, each, percent)
+        ]
 
     def _ask(self, answer: Tree, expected: Sequence[Tree]) -> bool | None:
         if not hasattr(self._own, "worker"):
@@ -164,6 +182,8 @@ def in_unit_of(given: Form, right: Form) -> list[Tree]:
     """
     assert right.tree is not None
     theirs, ours = right.quantity, given.quantity
+    if (turned := _turned(given, right)) is not None:
+        return [turned]
     if theirs.unit and ours.unit:
         if theirs.unit != ours.unit:
             return []
@@ -176,6 +196,19 @@ def in_unit_of(given: Form, right: Form) -> list[Tree]:
     is_share = value is not None and abs(value) <= 1  # 0.28 is 28% and not 0.28%, nor is 0.5% 0.5
     converted = scaled(right.tree, Fraction(1, 100) if theirs.percent else Fraction(100))
     return [converted] if is_share else [converted, right.tree]
+
+
+def _turned(given: Form, right: Form) -> Tree | None:
+    """What an answer in radians must be if the reference is in degrees, and the other way round."""
+    factors: dict[tuple[Unit, Unit], str] = {
+        (DEGREES, RADIANS): "\\frac{180}{\\pi}",
+        (RADIANS, DEGREES): "\\frac{\\pi}{180}",
+    }
+    units = [  # without a unit, pi says radians
+        each.quantity.unit or (RADIANS if "\\pi" in str(each.tree) else ()) for each in (given, right)
+    ]
+    factor = factors.get((units[0], units[1]))
+    return multiplied(right.tree, factor) if factor and right.tree else None
 
 
 def _score(solved: bool, *, answered: bool = True, too_hard: bool = False) -> Score:

@@ -20,10 +20,12 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from fractions import Fraction
+from itertools import pairwise
+from math import gcd
 from typing import Any
 
 from silva.rewards.maths_text import canonical
-from silva.rewards.maths_words import NOTHING, Quantity, leads, quantity
+from silva.rewards.maths_words import NOTHING, Quantity, harmless, leads, quantity
 
 Tree = str | list[Any]
 MAX_DIGITS = 300
@@ -39,10 +41,17 @@ _BASE = re.compile(
     r"\(?\s*([0-9][0-9A-Fa-f]*)\s*\)?\s*(?:_\s*\{?\s*\(?|(?:\\text\{\s*|\()+(?:in\s+)?base\s*\}?)\s*"
     r"([0-9]+)[\s)}]*"
 )
-_FIXED = re.compile(  # dates, times, ratios, scores
-    r"\d+(?:\s*:\s*\d+)+(?:\s*\\text\{[^{}]*\}|\s*[ap]\.?m\.?)?|\d+(?:\s*-\s*\d+)+|\d+/\d+/\d+|\d+\s*[ap]\.?m\.?",
-    re.I,
+_RATIO = re.compile(r"\d+(?:\s*:\s*\d+)+")
+_TIME = re.compile(r"(\d{1,2})(?:\s*:\s*([0-5]\d))?\s*(?:([ap])\.?\s?m\.?)?", re.I)
+_FIXED = re.compile(r"\d+(?:\s*-\s*\d+)+|\d+/\d+/\d+")  # dates, scores
+_DAY = re.compile(
+    r"(?:(\d\d?)(?:st|nd|rd|th)?(?: of)? )?([a-z]{3})[a-z]*\.?(?: (\d\d?)(?:st|nd|rd|th)?)?(?:,? (\d{4}))?"
 )
+_LEAD = re.compile(
+    r"(?i)(?:(?:[a-z', ]*[a-z'] )?(?:is|are|was|be|falls) )?"
+    r"(?:on |in |at |option |choice |(?:an?|the) (?=[a-z\d]{3}))*"
+)
+_MONTHS = ("jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec")
 _RELATION = re.compile(r"\\(?:le|ge)(?![a-zA-Z])|<|>")
 _SIGNS = {"\\le": "<=", "\\ge": ">="}
 _VARIABLE = re.compile(r"[a-zA-Z]|\\[a-zA-Z]+")
@@ -70,20 +79,28 @@ class Form:
     text: str
     tree: Tree | None
     quantity: Quantity = NOTHING
+    digits: str | None = None  # of a number in another base; an answer need not repeat the base
+    decimal: str | None = None  # 0,5 as a number, where the reference is one
 
 
 def read(answer: str) -> Form:
     """What an answer or a reference says."""
     flat = canonical(answer)
-    text = _flat(flat)
     if based := _BASE.fullmatch(flat):
-        return Form(text, based[1] if based[2] == "10" else f"{based[1].upper()}_{{{based[2]}}}")
-    if _FIXED.fullmatch(flat):
-        return Form(text, None)
+        digits = based[1].upper()
+        text = f"{digits}_{{{based[2]}}}"
+        return Form(text, digits if based[2] == "10" else text, digits=digits.lower())
+    words = " ".join(_TEXT.sub(lambda found: f" {found[1].casefold()} ", flat).split()).replace(" ,", ",")
+    lead = _LEAD.match(words)
+    if lead and harmless(lead[0]):
+        words = words[lead.end() :]
+    if fixed := _fixed(words):
+        return Form(fixed, None)
+    text = _flat(words)
     said = _said(_pieces(flat))
     if said is None:
         return Form(text, None)
-    maths, joined, words = said
+    maths, joined, unit = said
     if len(maths) > MAX_ITEMS:
         return Form(text, None)
     whole = (
@@ -91,7 +108,22 @@ def read(answer: str) -> Form:
         if len(maths) > 1
         else tree(maths[0])
     )
-    return Form(text, scaled(whole, words.scale, words.plus), words) if whole else Form(text, None)
+    decimal = flat.replace(",", ".") if re.fullmatch(r"-?\d+,\d+", flat) else None
+    return Form(text, scaled(whole, unit.scale, unit.plus) if whole else None, unit, decimal=decimal)
+
+
+def _fixed(flat: str) -> str | None:
+    """A ratio in lowest terms, a time of day of 24 hours, a date as 4 jul 1999; None for everything else."""
+    if (time := _TIME.fullmatch(flat)) and (time[2] or time[3]):
+        hour = int(time[1]) % 12 + 12 * (time[3] in "pP") if time[3] else int(time[1])
+        return f"{hour}:{time[2] or '00'}"
+    if _RATIO.fullmatch(flat):
+        parts = [int(part[:MAX_DIGITS]) for part in flat.split(":")]
+        return ":".join(str(part // (gcd(*parts) or 1)) for part in parts)
+    date = _DAY.fullmatch(flat.lower())
+    if date and date[2] in _MONTHS and bool(date[1]) != bool(date[3]):
+        return " ".join(filter(None, (date[1] or date[3], date[2], date[4])))
+    return re.sub(r"\s", "", flat) if _FIXED.fullmatch(flat) else None
 
 
 def number(text: str) -> Fraction | None:
@@ -116,16 +148,18 @@ def is_decimal(text: str) -> bool:
     return bool(re.fullmatch(rf"[-+]?(?:{_NUMERAL})", text))
 
 
-def worked_out(given: Tree, reference: Form) -> bool:
+def is_broken(form: Form) -> bool:
+    """Whether it is one number, and no integer."""
+    value = number(form.tree) if isinstance(form.tree, str) else None
+    return value is not None and value.denominator > 1
+
+
+def worked_out(given: Tree, reference: Tree, percent: bool = False) -> bool:
     """Whether an answer has a form in which it may be compared with this reference."""
-    assert reference.tree is not None
-    said, right = list(leaves(given)), list(leaves(reference.tree))
-    values = [number(each) for each in right]
-    if None in values:
+    said, right = list(leaves(given)), list(leaves(reference))
+    if None in map(number, right):
         return _undone(said) <= _undone(right)
-    broken = reference.quantity.percent or any(
-        "." in each or "^{-" in each or "frac" in each for each in right
-    )
+    broken = percent or any("." in each or "^{-" in each or "frac" in each for each in right)
     return all(number(each) is not None and ("frac" not in each or broken) for each in said)
 
 
@@ -142,13 +176,17 @@ def scaled(tree: Tree, factor: Fraction, plus: Fraction = Fraction(0)) -> Tree:
     """Each expression of a tree times a number."""
     if factor == 1 and not plus:
         return tree
-    if isinstance(tree, list):
-        first = 2 if tree[0] == "=" else 1
-        return [*tree[:first], *(scaled(each, factor, plus) for each in tree[first:])]
-    value = number(tree)
-    if value is not None:
+    if isinstance(tree, str) and (value := number(tree)) is not None:
         return _written(value * factor + plus)
-    return f"{_written(factor)}\\cdot({tree})" + (f"+{_written(plus)}" if plus else "")
+    return multiplied(tree, _written(factor), f"+{_written(plus)}" if plus else "")
+
+
+def multiplied(tree: Tree, factor: str, plus: str = "") -> Tree:
+    """Each expression of a tree times an expression."""
+    if isinstance(tree, str):
+        return f"{factor}\\cdot({tree}){plus}"
+    first = 2 if tree[0] == "=" else 1
+    return [*tree[:first], *(multiplied(each, factor, plus) for each in tree[first:])]
 
 
 def tree(maths: str) -> Tree:
@@ -180,35 +218,48 @@ def tree(maths: str) -> Tree:
 def _said(pieces: list[tuple[str, bool]]) -> tuple[list[str], str, Quantity] | None:
     """The formulas of an answer, the word that joins them, and what the words after them do to them."""
     maths: list[str] = []
-    found: Quantity | None = None
+    found: list[Quantity] = []
     joined = ""
-    open_ = True  # whether a formula may come next
+    open_ = mixed = False  # whether a formula may come next: beside the last one, or as a part of it
     for index, (piece, is_words) in enumerate(pieces):
+        following = pieces[index + 1][0].lstrip() if index + 1 < len(pieces) else ""
         if not is_words:
-            if not open_ and piece.lstrip()[:1] not in (",", ";"):
+            if maths and not open_ and piece.lstrip()[:1] not in (",", ";"):
                 return None
-            maths.append(piece)
+            maths.append(piece if maths else piece.strip().lstrip("="))
             open_ = False
             continue
         words = piece.strip(" ,;")
         if not maths:
-            following = pieces[index + 1][0] if index + 1 < len(pieces) else ""
             if not leads(words, named="=" in following or "," in following):
                 return None
             continue
-        unit, joint = words, re.search(r"(?:^|\s)(or|and)$", words)
-        following = pieces[index + 1][0].lstrip() if index + 1 < len(pieces) else ","
-        if joint and index + 1 < len(pieces):
-            unit, joined, open_ = words[: joint.start()], joint[1], True
-        elif following[:1] not in (",", ";"):
-            return None
-        if unit.strip() or index + 1 == len(pieces):
-            now = quantity(unit)
-            if now is None or (found is not None and now != found):
+        joint = re.search(r"(?:^|\s)(or|and)$", words)
+        if joint and following:
+            words, joined, open_ = words[: joint.start()], joint[1], True
+        elif following and following[0] not in (",", ";"):
+            mixed = open_ = True
+        if words.strip() or not following:
+            if (now := quantity(words)) is None:
                 return None
-            found = now
-    maths = [each.strip().lstrip("=") if index == 0 else each for index, each in enumerate(maths)]
-    return (maths, joined, found or NOTHING) if maths and not open_ else None
+            found.append(now)
+    if not maths or open_:
+        return None
+    if mixed or len(set(found)) > 1:
+        return None if joined == "or" else _mixed(maths, found)
+    return maths, joined, found[0] if found else NOTHING
+
+
+def _mixed(maths: list[str], units: list[Quantity]) -> tuple[list[str], str, Quantity] | None:
+    """2 hours 30 minutes as 150 minutes: numbers in ever smaller units of a kind."""
+    values = [number(_bare(each)) for each in maths]
+    sizes = [unit.factor for unit in units]
+    kinds = {(unit.unit, unit.scale, unit.plus, unit.percent) for unit in units}
+    descend = all(one > other for one, other in pairwise(sizes))
+    if None in values or len(values) != len(units) or len(kinds) > 1 or not units[0].unit or not descend:
+        return None
+    total = sum((value * size for value, size in zip(values, sizes, strict=True) if value), Fraction(0))
+    return [_written(total / sizes[-1])], "", units[-1]
 
 
 def _pieces(flat: str) -> list[tuple[str, bool]]:
@@ -345,10 +396,8 @@ def _written(value: Fraction, fraction: bool = False) -> str:
 
 def _flat(text: str) -> str:
     """As a text whose dress does not matter: spaces (not between numbers), case of words, dots of a.m."""
-    text = _TEXT.sub(lambda found: f" {found[1].casefold()} ", text)
     text = re.sub(r"(?<![\\a-zA-Z])(?:[a-zA-Z]{3,}|[AP]\.?M\b)", lambda found: found[0].casefold(), text)
     text = re.sub(r"(?<=[a-zA-Z])\.|[$`]", "", text)
-    text = re.sub(r"^\s*(?:it is\s+)?(?:an?|the)\s+(?=[a-z]{4})", "", text)
     text = re.sub(r"(?<!\d)\s+|\s+(?!\d)", "", text.strip())
     choice = re.fullmatch(r"\(?([a-zA-Z])\)?", text)
     return choice[1] if choice else text

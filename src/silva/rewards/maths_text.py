@@ -14,7 +14,7 @@ import unicodedata
 from collections.abc import Callable
 from fractions import Fraction
 
-from silva.rewards.maths_words import UNITS, VOCABULARY
+from silva.rewards.maths_words import SHORT_WORDS, UNITS
 from silva.rewards.text import STYLES, unframed
 
 _ONES = (
@@ -22,6 +22,13 @@ _ONES = (
     "eleven|twelve|thirteen|fourteen|fifteen|sixteen|seventeen|eighteen|nineteen"
 )
 _TENS = "twenty|thirty|forty|fifty|sixty|seventy|eighty|ninety"
+_VALUES = {word: value for value, word in enumerate(_ONES.split("|"))}
+_VALUES |= {word: 10 * value for value, word in enumerate(_TENS.split("|"), 2)}
+_GROUPS = {"thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12}
+_UP_TO_99 = rf"(?:(?:{_TENS})(?:[- ](?:{_ONES}))?|(?:{_ONES}))"
+_UP_TO_999 = rf"{_UP_TO_99}(?:[- ]hundred(?:[- ](?:and )?{_UP_TO_99})?)?"
+_GROUP = rf"[- ](?:{'|'.join(_GROUPS)})(?:,? (?:and )?{_UP_TO_999})?"
+_SPELLED = rf"(?i)\b{_UP_TO_999}(?:{_GROUP})*(?![a-z])(?:-(?=[a-z]{{3}}))?"
 _GREEK = {
     **{"α": "alpha", "β": "beta", "γ": "gamma", "δ": "delta", "ε": "epsilon", "θ": "theta", "λ": "lambda"},
     **{"μ": "mu", "π": "pi", "ρ": "rho", "σ": "sigma", "φ": "phi", "ω": "omega", "Δ": "Delta", "Σ": "Sigma"},
@@ -93,12 +100,15 @@ def _recurring(found: re.Match[str]) -> str:
     return f"\\frac{{{value.numerator}}}{{{value.denominator}}}"
 
 
-def _counted(found: re.Match[str]) -> str:
-    """twenty-five as 25."""
-    tens, ones = ((word or "").lower() for word in found.groups())
-    value = 10 * _TENS.split("|").index(tens) + 20 if tens else 0
-    value += _ONES.split("|").index(ones) if ones else 0
-    return f"{value} " if found[0].endswith("-") else str(value)
+def _spelled(found: re.Match[str]) -> str:
+    """twenty-five as 25, two thousand one hundred and five as 2105."""
+    total = group = 0
+    for word in re.findall("[a-z]+", found[0].lower()):
+        if word in _GROUPS:
+            total, group = total + group * _GROUPS[word], 0
+        elif word != "and":
+            group = group * 100 if word == "hundred" else group + _VALUES[word]
+    return f"{total + group} " if found[0].endswith("-") else str(total + group)
 
 
 _NUMERAL = r"\d[\d,]*(?:\.\d+)?|\.\d+"
@@ -106,10 +116,19 @@ _UNIT_LETTER = "|".join(name for name in [*UNITS, "min"] if len(name) == 1 or na
 _DRESS: tuple[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]], ...] = tuple(
     (re.compile(pattern), new)
     for pattern, new in (
-        (rf"(?i)\b(?=[a-z])(?:({_TENS})(?![a-z])[- ]?)?(?:({_ONES})(?![a-z]))?(?<=[a-z])(?:-(?=[a-z]{{3}}))?",
-         _counted),
+        (_SPELLED, _spelled),
+        (r"(?i)^half$", "1/2"),
+        (r"(?i)(?<!and )\ban? (?=(?:half|third|quarter|hundred|thousand|million|dozen)\b)", "1 "),
+        (r"\b(\d+) \(\1\)", r"\1"),
+        (r"\b(\d{1,3})\.(\d{3}),(\d+)\b", r"\1\2.\3"),
+        (r"\b(?:USD?|US\$|Rs\.?|EUR)\s?(?=\d)", lambda found: {"R": "₹", "E": "€"}.get(found[0][0], "$")),
         (r"\\(?:(?:text)?color|[hv]space|[hv]?phantom)\*?\s*\{[^{}]*\}", ""),
-        (r"\{([^{}]*)\\over(?![a-zA-Z])([^{}]*)\}", r"\\frac{\1}{\2}"),
+        (r"(?:\{|^)([^{}=]*)\\over(?![a-zA-Z])([^{}]*)(?:\}|$)", r"\\frac{\1}{\2}"),
+        (r"\\log_\s*\{?e\}?(?![a-zA-Z])", r"\\ln "),
+        (r"(\\sqrt\s*\[[^\[\]]*\])\s*(\d)", r"\1{\2}"),
+        (r"(?<=[\w)}])\s*\\approx\s*[-\d.,]+\s*$", ""),
+        (r"(?i)^(?:there (?:is|are|exists?) )?no (?:real )?solutions?(?: exists?)?$", r"\\emptyset "),
+        (r"(?i)^(?:the limit )?does not exist$", "DNE"),
         (r"\\[a-zA-Z]+", lambda found: _COMMANDS.get(found[0][1:], found[0])),
         (r"<=|=<", r"\\le "),
         (r">=", r"\\ge "),
@@ -147,8 +166,9 @@ _DRESS: tuple[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]], ...]
 )  # fmt: skip
 _PIECE = re.compile(r"\\(?:begin|end)\{\w+\*?\}|\\text\{[^{}]*\}|\\[a-zA-Z]+|([^\W\d_]+(?:'[^\W\d_]+)*)")
 _TOUCHED = re.compile(r"[\d)}^_(]")
+_WORD_BEFORE = re.compile(r"(?:^|[^\\a-zA-Z])[a-zA-Z]{3,}[.,]?\s+$")
 _UNIT_END = re.compile(
-    rf"(?:(?<=[\d}}])|(?<= sq))\s+({_UNIT_LETTER})((?:\s*\^\s*\{{?[23]\}}?)?)(?=\s*(?:/|$|[.,;]|\\text))"
+    rf"(?:(?<=[\d}}])|(?<= sq))\s+({_UNIT_LETTER})((?:\s*\^\s*\{{?[23]\}}?)?)(?=\s*(?:/|$|[.,;\d]|\\text))"
 )
 _RATE = re.compile(r"\\text\{([^{}]*)\}\s*/\s*(?:\\text\{\s*)?([a-zA-Z]+(?:\s*\^\s*\{?[23]\}?)?)\}?")
 _NEIGHBOURS = re.compile(
@@ -190,10 +210,13 @@ def _worded(found: re.Match[str]) -> str:
     word = found[1]
     if not word or len(word) == 1:
         return found[0]
-    known = word.lower() in VOCABULARY or word in UNITS
+    known = word.lower() in SHORT_WORDS or word in UNITS
     known = known or (len(word) > 2 and bool({word.lower(), word.lower().removesuffix("s")} & UNITS.keys()))
+    before, after = found.string[: found.start()], found.string[found.end() :]
     if len(word) == 2 and word not in UNITS:  # "at", and not that of at^2 or 2at
-        known = known and not _TOUCHED.search(found.string[max(found.start() - 1, 0) : found.end() + 1])
+        known = known and not _TOUCHED.search(before[-1:] + after[:1])
+    elif len(word) == 3:  # beside another word
+        known = known or bool(re.match(r"\s+[a-zA-Z]{3}", after) or _WORD_BEFORE.search(before[-30:]))
     return f"\\text{{{word}}}" if known or len(word) > 3 else word
 
 
