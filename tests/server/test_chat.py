@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ from tests.server.running import CONTEXT, asking, guarded, run, says
 from silva.engines.local.engine import LocalEngine
 from silva.engines.scripted import ScriptedEngine
 from silva.rendering.renderer import Renderer
-from silva.types import Message, SamplingParams, ToolCall, ToolSpec
+from silva.types import Completion, Message, SamplingParams, ToolCall, ToolSpec
 
 HELLO = [{"role": "user", "content": "hi"}]
 ADD = {
@@ -32,6 +33,16 @@ def ask(engine: Any, renderer: Renderer, status: int = 200, **body: Any) -> Any:
         return answer.json()
 
     return run(post())
+
+
+def streamed(engine: Any, renderer: Renderer, **body: Any) -> list[Any]:
+    async def post() -> str:
+        async with asking(guarded(engine, renderer)) as client:
+            asked = {"messages": HELLO, "stream": True} | body
+            return (await client.post("/v1/chat/completions", json=asked)).text
+
+    *events, _ = run(post()).removesuffix("\n\n").split("\n\n")
+    return [json.loads(event.removeprefix("data: ")) for event in events]
 
 
 def said(renderer: Renderer, text: str, **body: Any) -> dict[str, Any]:
@@ -136,6 +147,33 @@ def test_calls_in_plain_tags(tiny_model: Any) -> None:
     message = ask(engine, renderer, tools=tools, stop="x")["choices"][0]["message"]
     assert message["tool_calls"][0]["function"] == {"name": "search", "arguments": '{"q": "cats"}'}
     assert engine.requests[0][1].stop == ("x", "</search>")
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_tag_inside_a_thought_does_not_end_the_reply(tiny_model: Any, stream: bool) -> None:
+    renderer = Renderer(tiny_model.tokenizer, tools="tags")
+    parts = iter(["<think>try <add>1</add>", " or </add>", " no</think>So <add>2</add>"])
+
+    class Engine(ScriptedEngine):
+        async def sample(self, tokens: Any, params: SamplingParams, *, session: str = "") -> Completion:
+            return replace(await super().sample(tokens, params, session=session), stop_reason="stop_string")
+
+    engine = Engine(lambda tokens, params: renderer.encode(next(parts)), context=4096)
+    if stream:
+        _, *chunks = streamed(engine, renderer, tools=TOOLS)
+        told = [choice["delta"] for chunk in chunks for choice in chunk["choices"]]
+        thought = "".join(delta.get("reasoning_content", "") for delta in told)
+        _, arguments = [each for delta in told for each in delta.get("tool_calls", ())]
+        assert (thought, arguments["function"]) == (
+            "try <add>1</add> or </add> no",
+            {"arguments": '{"input": "2"}'},
+        )
+        return
+    choice = ask(engine, renderer, tools=TOOLS)["choices"][0]
+    message = choice["message"]
+    assert (message["reasoning_content"], message["content"]) == ("try <add>1</add> or </add> no", "So")
+    assert message["tool_calls"][0]["function"] == {"name": "add", "arguments": '{"input": "2"}'}
+    assert len({params.seed for _, params, _ in engine.requests}) == 3
 
 
 def test_a_reply_that_is_cut_says_so_and_leaves_out_its_stop_string(

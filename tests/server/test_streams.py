@@ -17,8 +17,10 @@ from silva.engines.local.engine import LocalEngine
 from silva.engines.scripted import ScriptedEngine
 from silva.errors import EngineError
 from silva.protocols import OnTokens
+from silva.rendering.call_forms import FORMS
+from silva.rendering.codec import Codec
 from silva.rendering.renderer import Renderer
-from silva.types import Completion, SamplingParams
+from silva.types import Completion, SamplingParams, ToolCall
 
 COMPLETE, CHAT = "/v1/completions", "/v1/chat/completions"
 PATHS = pytest.mark.parametrize("path", [COMPLETE, CHAT])
@@ -73,7 +75,7 @@ def plain(choice: dict[str, Any]) -> dict[str, Any]:
     message = choice.get("message")
     if message is not None:
         for call in message.get("tool_calls", ()):
-            assert call.pop("id").startswith("call_")
+            assert call.pop("id")
         if message["content"] is None:
             del message["content"]
     choice.get("silva", {}).pop("cached_tokens", None)  # the second time more is known
@@ -114,20 +116,22 @@ def message_of(message: dict[str, Any], delta: dict[str, Any]) -> None:
             calls = message.setdefault("tool_calls", [])
             if call["index"] == len(calls):
                 function = {**call["function"]}
-                assert call["id"].startswith("call_")
+                assert call["id"]
                 calls.append({"type": call["type"], "function": function})
             else:
                 calls[call["index"]]["function"]["arguments"] += call["function"]["arguments"]
 
 
-@PATHS
 @pytest.mark.parametrize("template", ["chatml", "r1"])
-@pytest.mark.parametrize("form", ["hermes", "tags"])
+@pytest.mark.parametrize(("path", "form"), [(COMPLETE, "hermes"), *((CHAT, form) for form in FORMS)])
 def test_the_pieces_are_the_answer_whatever_is_said(path: str, template: str, form: Any) -> None:
-    renderer = Renderer(byte_tokenizer(template), tools=form)
+    renderer, codec = Renderer(byte_tokenizer(template), tools=form), Codec(byte_tokenizer(template))
     rng, streamed = random.Random(f"{template} {form}"), 0
+    call = FORMS[form].write([ToolCall("add", {"a": "é </think>"})])
+    own = [call, call[: len(call) // 2], *FORMS[form].marks, *FORMS[form].markers, FORMS[form].whole]
     for _ in range(40):
-        reply = [t for _ in range(rng.randrange(9)) for t in renderer.encode(rng.choice(FRAGMENTS))]
+        said = [rng.choice(own if rng.random() < 0.3 else FRAGMENTS) for _ in range(rng.randrange(9))]
+        reply = [t for each in said for t in codec.encode_escaped(each)]
         for _ in range(rng.randrange(3)):  # bytes, control tokens and the like
             reply.insert(rng.randrange(len(reply) + 1), rng.randrange(renderer.vocabulary))
         reply += renderer.stop_token_ids[:1] if rng.random() < 0.7 else []
@@ -140,6 +144,20 @@ def test_the_pieces_are_the_answer_whatever_is_said(path: str, template: str, fo
             _, chunks = both(Stopping(renderer, reply), renderer, path, **body)
             streamed += len(chunks)
     assert streamed > 100
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_text_before_a_call_comes_as_it_grows_and_the_call_at_the_end(form: Any) -> None:
+    made, arguments = byte_tokenizer("chatml"), {"a": "é"} if form != "tags" else {"input": "é"}
+    renderer = Renderer(made, tools=form)
+    text = "See this." + FORMS[form].between + FORMS[form].write([ToolCall("add", arguments)])
+    reply = [*Codec(made).encode_escaped(text), renderer.stop_token_ids[0]]
+    _, chunks = both(Stopping(renderer, reply), renderer, CHAT, tools=TOOLS)
+    deltas = [choice["delta"] for chunk in chunks for choice in chunk["choices"]]
+    pieces = [delta["content"] for delta in deltas if "content" in delta]
+    _, last = [delta["tool_calls"][0]["function"] for delta in deltas if "tool_calls" in delta]
+    assert json.loads(last["arguments"]) == arguments
+    assert "".join(pieces) == "See this." and len(pieces) > 5
 
 
 @PATHS

@@ -40,7 +40,9 @@ from silva.rendering.marked_calls import (
     write_xml,
 )
 from silva.rendering.tool_calls import (
+    CLOSE,
     HERMES,
+    OPEN,
     Found,
     Parsed,
     describe_tags,
@@ -62,6 +64,8 @@ class Form:
         write: calls as a model of this family writes them.
         example: a call, for people and models to read.
         markers: tokens that are part of calls, although they may be control tokens.
+        marks: what begins a call, beside `markers` and the tags of tools.
+        whole: a reply that begins with this character may be a call as a whole.
         between: what stands between a text and calls after it.
         call_id: of the n-th call of a reply, for templates that show ids. Mistral wants nine characters.
     """
@@ -70,6 +74,8 @@ class Form:
     write: Callable[[Sequence[ToolCall]], str]
     example: str
     markers: tuple[str, ...] = ()
+    marks: tuple[str, ...] = ()
+    whole: str = ""
     between: str = "\n"
     call_id: Callable[[str, int], str] = short_id
 
@@ -103,11 +109,11 @@ def foreign(text: str, tools: Sequence[ToolSpec], form: str) -> str:
 
 
 FORMS: dict[str, Form] = {
-    "hermes": Form(scan_hermes, lambda calls: write_calls(calls, "hermes"), HERMES),
+    "hermes": Form(scan_hermes, lambda calls: write_calls(calls, "hermes"), HERMES, marks=(OPEN, CLOSE)),
     "tags": Form(scan_tags, lambda calls: write_calls(calls, "tags"), "<name>input</name>"),
-    "qwen_xml": Form(scan_xml, write_xml, XML),
-    "glm": Form(scan_glm, write_glm, GLM),
-    "llama": Form(scan_llama, write_llama, LLAMA, (TAG,), between=TAG),
+    "qwen_xml": Form(scan_xml, write_xml, XML, marks=(OPEN, CLOSE, "<function=")),
+    "glm": Form(scan_glm, write_glm, GLM, marks=(OPEN, CLOSE)),
+    "llama": Form(scan_llama, write_llama, LLAMA, (TAG,), whole="{", between=TAG),
     "mistral": Form(
         scan_mistral, write_mistral, MISTRAL, ("[TOOL_CALLS]", "[ARGS]", "[CALL_ID]"), between=""
     ),
@@ -124,7 +130,7 @@ FORMS: dict[str, Form] = {
     ),
     "pythonic": Form(
         scan_pythonic, write_pythonic, PYTHONIC, (TAG, START, "<|tool_call_end|>"),
-        between=START,
+        whole="[", between=START,
     ),
 }  # fmt: skip
 MARKERS = frozenset(marker for form in FORMS.values() for marker in form.markers)

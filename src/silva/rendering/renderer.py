@@ -33,7 +33,7 @@ from silva.rendering.reasoning import (
     split_reasoning,
 )
 from silva.rendering.template import ChatTemplate
-from silva.rendering.tool_calls import as_function, call_marks, parse_hermes
+from silva.rendering.tool_calls import as_function, parse_hermes
 from silva.types import Message, Role, ToolCall, ToolSpec
 
 if TYPE_CHECKING:
@@ -270,10 +270,15 @@ class Renderer:
             return False
         return ends_in_thought((OPEN if self.opens_thought(prompt) else "") + text)
 
-    def call_marks(self, tools: Sequence[ToolSpec]) -> tuple[str, ...] | None:
-        """Before the first of these, a reply is text; None if any text may turn out to be a call."""
-        marks = call_marks(tools, self._form)
-        return marks and (*marks, *MARKERS)
+    def call_marks(self, tools: Sequence[ToolSpec]) -> tuple[str, ...]:
+        """Before the first of these, a reply is text, unless it `may_be_call`."""
+        tags = tuple(f"<{tool.name}>" for tool in tools) if self._form == "tags" else ()
+        return (*tags, *self._calls.marks, *MARKERS)
+
+    def may_be_call(self, text: str) -> bool:
+        """Whether a reply that begins like this may turn out to be a call as a whole."""
+        begin, whole = text.lstrip()[:1], self._calls.whole
+        return bool(whole) and begin in ("", whole)
 
     def stop_strings(self, tools: Sequence[ToolSpec]) -> tuple[str, ...]:
         """Strings at which sampling is to stop: the closing tags where calls are plain tags."""

@@ -110,12 +110,6 @@ def scan_tags(text: str, tools: Sequence[ToolSpec] = ()) -> list[Found]:
     return found
 
 
-def call_marks(tools: Sequence[ToolSpec], form: str) -> tuple[str, ...] | None:
-    """Before the first of these, a reply is text; None in a form whose calls may begin anywhere."""
-    marks = {"tags": tuple(f"<{tool.name}>" for tool in tools), "hermes": (OPEN, CLOSE)}
-    return marks.get(form)
-
-
 def error_observation(message: Message) -> tuple[Message, ...] | None:
     """What tells the model that its calls were malformed and how to write them; None if none were."""
     if not message.errors:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import partial
 from random import Random
 from typing import ClassVar
 
@@ -12,6 +13,7 @@ from silva.errors import CapabilityError, contained
 from silva.ports import derive
 from silva.protocols import Engine, Reply, Request, Scripted
 from silva.rendering.renderer import Renderer
+from silva.rendering.sampling import sample_reply
 from silva.types import Completion, SamplingParams, Segment
 
 
@@ -30,22 +32,9 @@ class Policy:
 
     async def reply(self, request: Request) -> Reply:
         prompt, tools, stop = request.tokens, request.tools, tuple(self.sampling.stop)
-        tags = (*stop, *self.renderer.stop_strings(tools))
-        sampled = await self.sample(
-            prompt, tags, request.max_tokens, seed=request.seed, session=request.session
-        )
-        while sampled.stop_reason == "stop_string" and self.renderer.thinks_on(
-            prompt, sampled.tokens, stop, tools
-        ):
-            count = len(sampled.tokens)
-            if count >= request.max_tokens:
-                sampled = replace(sampled, stop_reason="length")
-                break
-            more = await self.sample(
-                [*prompt, *sampled.tokens], tags, request.max_tokens - count,
-                seed=derive(request.seed, "thinks on", count), session=request.session,
-            )  # fmt: skip
-            sampled = _joined(sampled, more)
+        params = self._params((*stop, *self.renderer.stop_strings(tools)), request.max_tokens, request.seed)
+        sample = partial(self.engine.sample, session=request.session)
+        sampled = await sample_reply(sample, self.renderer, prompt, params, stop, tools)
         segment = policy_segment(sampled, len(sampled.tokens), self.sampling.temperature)
         message = self.renderer.parse(
             sampled.tokens, prompt=prompt, prefill=request.prefill, stop=stop, tools=tools
@@ -56,7 +45,10 @@ class Policy:
         self, tokens: Sequence[int], stop: tuple[str, ...], max_tokens: int, *, seed: int, session: str
     ) -> Completion:
         """What the engine adds to `tokens`, until a turn ends or one of the strings `stop` is complete."""
-        params = SamplingParams(
+        return await self.engine.sample(tokens, self._params(stop, max_tokens, seed), session=session)
+
+    def _params(self, stop: tuple[str, ...], max_tokens: int, seed: int) -> SamplingParams:
+        return SamplingParams(
             max_tokens=max_tokens,
             temperature=self.sampling.temperature,
             top_p=self.sampling.top_p,
@@ -66,19 +58,6 @@ class Policy:
             stop_token_ids=self.renderer.stop_token_ids,
             seed=seed,
         )
-        return await self.engine.sample(tokens, params, session=session)
-
-
-def _joined(first: Completion, more: Completion) -> Completion:
-    return Completion(
-        (*first.tokens, *more.tokens),
-        (*first.logprobs, *more.logprobs),
-        (*first.raw_logprobs, *more.raw_logprobs),
-        (*first.entropies, *more.entropies),
-        (*first.versions, *more.versions),
-        more.stop_reason,
-        first.cached_tokens,
-    )
 
 
 def policy_segment(sampled: Completion, count: int, temperature: float) -> Segment:

@@ -50,7 +50,7 @@ async def complete(service: Service, body: ChatBody, receive: Receive, size: int
         SilvaError: of the engine.
     """
     asked = await _asked(service, body, size)
-    found = await service.sample(receive, [asked.prompt] * body.n, asked.params)
+    found = await _sample(service, asked, receive)
     work = sum(len(each.tokens) for each in found)
     choices = await apart(8 * work, lambda: [_choice(asked, *each) for each in enumerate(found)])
     answer = {
@@ -65,8 +65,15 @@ async def stream(service: Service, body: ChatBody, receive: Receive, size: int, 
     """The same answer in chunks; raises the same errors."""
     asked = await _asked(service, body, size)
     live = _ChatStream(asked, tell)
-    found = await service.sample(receive, [asked.prompt] * body.n, asked.params, live)
+    found = await _sample(service, asked, receive, live)
     live.finish(usage([asked.prompt], found, body.n))
+
+
+async def _sample(
+    service: Service, asked: _Asked, receive: Receive, live: _ChatStream | None = None
+) -> list[Completion]:
+    prompts, stop = [asked.prompt] * asked.body.n, asked.body.stop
+    return await service.sample(receive, prompts, asked.params, live, stop=stop, tools=asked.tools)
 
 
 async def _asked(service: Service, body: ChatBody, size: int) -> _Asked:
@@ -208,10 +215,12 @@ class _ChatStream(Stream):
 
     def _settled(self, text: str) -> dict[str, Any]:
         """What begins the message whatever comes next."""
-        if self._marks is None:
+        if self._asked.tools and self._asked.renderer.may_be_call(text):
             return {}
         text = before(before(text, self._asked.stop), self._marks)
         reasoning, content = split_reasoning(before_partial(text, (OPEN, CLOSE)), opened=self._opened)
+        if self._asked.tools and self._asked.renderer.may_be_call(content):
+            content = ""
         grown = {"reasoning_content": reasoning or "", "content": content}
         return {name: words for name, text in grown.items() if (words := text.rstrip())}
 

@@ -23,9 +23,10 @@ from silva.errors import ContextOverflow, ModelError, SilvaError
 from silva.ports import CLOCK
 from silva.protocols import Engine, Streaming
 from silva.rendering.renderer import Renderer
+from silva.rendering.sampling import Sample, sample_reply
 from silva.server.guard import HttpError
 from silva.server.prometheus import Counts
-from silva.types import Completion, SamplingParams, Snapshot, TokenScores
+from silva.types import Completion, SamplingParams, Snapshot, TokenScores, ToolSpec
 
 INLINE = 1 << 16  # bytes, or as much work, that the event loop does itself
 CHARACTERS = 32  # of a text, for each token of the context; longer texts are refused before they are split
@@ -128,11 +129,15 @@ class Service:
         prompts: Sequence[Sequence[int]],
         params: Sequence[SamplingParams],
         live: Live | None = None,
+        *,
+        stop: Sequence[str] = (),
+        tools: Sequence[ToolSpec] = (),
     ) -> list[Completion]:
         """A completion of each prompt, in order; all are cancelled if the client goes away.
 
         Args:
             live: hears of tokens as they are sampled, if the engine can tell, and of the end of each.
+            stop, tools: as of `sample_reply`, for replies in a chat.
 
         Raises:
             HttpError: too much is asked at once, or the client is gone.
@@ -140,7 +145,7 @@ class Service:
         """
         with self._admitted(len(prompts), sum(map(len, prompts))):
             asked = [
-                partial(self._sample, number, *each, live)
+                partial(self._sample, number, *each, live, stop, tools)
                 for number, each in enumerate(zip(prompts, params, strict=True))
             ]
             return await _unless_gone(receive, _together(asked))
@@ -156,12 +161,18 @@ class Service:
         return scores
 
     async def _sample(
-        self, number: int, tokens: Sequence[int], params: SamplingParams, live: Live | None
+        self,
+        number: int,
+        tokens: Sequence[int],
+        params: SamplingParams,
+        live: Live | None,
+        stop: Sequence[str],
+        tools: Sequence[ToolSpec],
     ) -> Completion:
+        sample: Sample = self.engine.sample
         if live is not None and isinstance(self.engine, Streaming):
-            found = await self.engine.stream(tokens, params, partial(live.tokens, number))
-        else:
-            found = await self.engine.sample(tokens, params)
+            sample = partial(self.engine.stream, on_tokens=partial(live.tokens, number))
+        found = await sample_reply(sample, self.renderer, tokens, params, stop, tools)
         self._proved = CLOCK.monotonic()
         self.counts.add("prompt_tokens", len(tokens))
         self.counts.add("cached_prompt_tokens", found.cached_tokens)
