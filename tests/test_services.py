@@ -28,7 +28,7 @@ import chaos_services  # isort: skip (beside runs, whose folder tests.runs has p
 from chaos_services import SERVICES, Supervised, supervised, wait_for  # isort: skip
 
 SHORT = ("--steps=2", "--eval.every=2", "--eval.tasks=4", "--checkpoint.every=1")
-LIMIT = 1200.0  # seconds for one run, on a machine with ten times as much to do as it can
+LIMIT = 1200.0  # seconds for one run, on a machine with ten times as much work as it can do
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks for processes in /proc")
 
 
@@ -70,7 +70,7 @@ def test_a_run_as_services_is_the_run_in_one_process_bit_for_bit(
 ) -> None:
     with tempfile.TemporaryDirectory(prefix="s-") as temporary:
         env = {"TMPDIR": temporary}
-        (folder / "elsewhere").mkdir()  # a large disk, as users of a cluster have one
+        (folder / "elsewhere").mkdir()  # the large disk of a cluster
         (folder / "plain").symlink_to(folder / "elsewhere")
         with supervised(argv(folder, "plain", *SERVICES), env) as process:
             assert wait_for(lambda: events(folder / "plain", "sealed"), LIMIT), process.output
@@ -144,7 +144,7 @@ def test_inference_and_then_the_orchestrator_are_killed_and_nothing_changes(
 def test_an_orchestrator_that_is_killed_before_the_first_step_does_not_bring_back_an_earlier_run(
     folder: Path, server: Server, undisturbed: dict[str, Any]
 ) -> None:
-    """Which `--overwrite` removes: it has ended already, and would be resumed as finished."""
+    """The earlier run has ended. If it came back, it would be resumed as finished."""
     assert server.rl("again", *SHORT, "--seed=5").status == 0
     proof = folder / "again.proof"
     crash = {"SILVA_CRASH": "issue:1", "SILVA_CRASH_PROOF": str(proof)}

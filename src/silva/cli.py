@@ -9,8 +9,9 @@ import os
 import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from silva import __version__, signals
 from silva.errors import ConfigError, NoSignalError, SilvaError, contained
@@ -150,15 +151,12 @@ def _check_crash_point() -> None:
         crash_setting()
 
 
-def _rl(arguments: list[str]) -> int:
-    found, rest = _options(arguments, "--dry-run", "--resume", "--overwrite")
-    return _run_rl("rl", found, rest)
-
-
-def _run_rl(command: str, found: dict[str, str], rest: list[str]) -> int:
+def _rl(command: str, arguments: list[str]) -> int:
     """`rl` starts the services that the placement asks for; `orchestrator` uses those that run."""
     from silva.config.saved import load_saved, to_toml
 
+    dry_run = ("--dry-run",) if command == "rl" else ()
+    found, rest = _options(arguments, *dry_run, "--resume", "--overwrite")
     saved = load_saved(rest, _registries()) if "--resume" in found else None  # None: it names a file
     resolved = saved or _resolve(command, rest)
     _check_crash_point()
@@ -178,51 +176,25 @@ def _run_rl(command: str, found: dict[str, str], rest: list[str]) -> int:
     placement = resolved.config.placement
     if command == "rl" and getattr(placement, "starts", False):
         from silva.commands.supervise import supervise
+        from silva.storage.layout import Layout
 
-        return supervise(
-            resolved, rest if saved is None else [f"@{_saved_at(resolved)}", *rest], tuple(found)
-        )
+        run = Layout(Path(resolved.config.output_dir) / resolved.config.name)
+        own = [] if saved is None else [f"@{run.config_toml}"]  # of a resumed run, which services read too
+        return supervise(resolved, [*own, *rest], tuple(found))
     if command == "orchestrator":
-        _check_addresses(placement)
+        from silva.commands.checks import check_addresses
+
+        check_addresses(placement)
     from silva.commands.train import train
 
     outcome = _train(train, resolved, resume="--resume" in found, overwrite="--overwrite" in found)
     return 130 if outcome is None else 0 if outcome.trained else NoSignalError.exit_code
 
 
-def _saved_at(resolved: Resolved) -> Path:
-    """Where the configuration of a resumed run lies, which its services read too."""
-    from silva.storage.layout import Layout
-
-    return Layout(Path(resolved.config.output_dir) / resolved.config.name).config_toml
-
-
-def _check_addresses(placement: Any) -> None:
-    placed = getattr(placement, "addressed", lambda: None)()
-    if placed is None or placed.starts:
-        raise ConfigError(
-            'silva orchestrator: it computes nothing itself; expected placement.type = "services" with the '
-            "addresses of running parts in placement.trainer and placement.inference. `silva rl` starts them"
-        )
-
-
-def _orchestrator(arguments: list[str]) -> int:
-    found, rest = _options(arguments, "--resume", "--overwrite")
-    return _run_rl("orchestrator", found, rest)
-
-
-def _trainer(arguments: list[str]) -> int:
-    return _serve("trainer", arguments)
-
-
-def _inference(arguments: list[str]) -> int:
-    return _serve("inference", arguments)
-
-
 def _serve(command: str, arguments: list[str]) -> int:
     flags = ("--weights",) if command == "inference" else ()
     given, rest = _options(arguments, "--host", "--port", "--unix", *flags)
-    # What serves a model plays nothing, yet a configuration has an environment: this one is below all layers.
+    # A server plays nothing, but a configuration needs an environment: this one is below all layers.
     served = {"SILVA_ENVIRONMENTS": '[{"type": "bandit"}]'} if command == "inference" else {}
     resolved = _resolve(command, _of_run(given.get("--weights"), rest), {**served, **os.environ})
     _check_crash_point()
@@ -280,8 +252,9 @@ def _eval(arguments: list[str]) -> int:
         put(json.dumps(rows, indent=1))
         return code
     print_table(rows)
-    for note in (note for e in evaluations for note in e.notes()):
-        put(note)
+    for evaluation in evaluations:
+        for note in evaluation.notes():
+            put(note)
     return code
 
 
@@ -323,21 +296,11 @@ def _environment(command: str, arguments: list[str]) -> EnvironmentSettings:
 
 
 def _play(arguments: list[str]) -> int:
-    import asyncio
-    from random import randrange
-
-    from silva.commands.environments import prompt_text
-    from silva.environments.play import play
+    from silva.commands.environments import play_here
 
     taskset = _environment("play", arguments).taskset()
-    tasks = taskset.tasks("train")
-    for note in getattr(taskset, "notes", ()):
-        put(note)
     signals.be_caught()
-    try:
-        asyncio.run(play(taskset, tasks[randrange(len(tasks))], input, put, prompt_text))
-    except EOFError:
-        put()
+    play_here(taskset)
     return 0
 
 
@@ -421,10 +384,10 @@ def _diff(arguments: list[str]) -> int:
 
 
 _HANDLERS: dict[str, Callable[[list[str]], int]] = {
-    "rl": _rl,
-    "orchestrator": _orchestrator,
-    "trainer": _trainer,
-    "inference": _inference,
+    "rl": partial(_rl, "rl"),
+    "orchestrator": partial(_rl, "orchestrator"),
+    "trainer": partial(_serve, "trainer"),
+    "inference": partial(_serve, "inference"),
     "sft": _sft,
     "eval": _eval,
     "chat": _chat,

@@ -34,7 +34,7 @@ def loaded() -> Iterator[None]:
 
 
 def prepare() -> None:
-    """Before anything is loaded: as many open files as the system allows, since each request takes one."""
+    """Before anything is loaded: let this process open as many files as the system allows (one a request)."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:
         with suppress(ValueError, OSError):  # some systems allow less than they say
@@ -45,9 +45,12 @@ def prepare() -> None:
 
 
 def tie_to_parent() -> bool:
-    """Die with the process that began this one and said so (SILVA_PARENT), whatever ends it; whether one did.
+    """Die with the process that began this one and said so (SILVA_PARENT), whatever ends it.
 
     Linux kills this process then, even if it is stopped; elsewhere it looks every second.
+
+    Returns:
+        Whether a process said so.
     """
     parent = os.environ.pop(PARENT, "")  # not for the children of this process
     if not parent:

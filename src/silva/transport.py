@@ -20,6 +20,7 @@ from collections.abc import Coroutine, Mapping
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
+from silva import __version__
 from silva.errors import CapabilityError, ConfigError, SilvaError
 from silva.ports import CLOCK
 
@@ -67,6 +68,22 @@ def checked_address(address: str) -> str:
     except ValueError as error:
         raise ValueError(f"{error}, expected a port from 0 to 65535") from error
     return address.rstrip("/")
+
+
+def check_version(peer: Peer, answer: Mapping[str, Any]) -> None:
+    """Refuse a server of another Silva, which may understand something else.
+
+    Args:
+        answer: of the server, with its version under `silva`.
+
+    Raises:
+        CapabilityError: with both versions.
+    """
+    if (theirs := answer.get("silva")) != __version__:
+        raise CapabilityError(
+            f"the {peer.name} at {peer.address} is of Silva {theirs or 'before 0.1.0'}, this is "
+            f"{__version__}: install the same version at both ends"
+        )
 
 
 def open_files() -> int:

@@ -21,7 +21,7 @@ def steps(*shares):
             held_out(0.0, 0.3),
             "success is 50.0% on training tasks in the last 10 steps, but 0.0% on",
         ),
-        ([0.0] * 9 + [0.9, 0.8, None], held_out(0.05, 0.06), ""),  # it is the mean of ten that counts
+        ([0.0] * 9 + [0.9, 0.8, None], held_out(0.05, 0.06), ""),  # the mean of ten steps counts
         (
             [0.9, None, 0.8],
             held_out(0.25, 0.6),

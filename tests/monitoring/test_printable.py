@@ -1,4 +1,4 @@
-"""Nothing that a model, a row or a server wrote does anything to a terminal but stand in it."""
+"""Text of models, rows and servers is shown by a terminal, and never controls it."""
 
 from __future__ import annotations
 

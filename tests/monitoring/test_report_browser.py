@@ -77,7 +77,7 @@ def test_a_clicked_rollout_shows_its_whole_dialogue(page: Page) -> None:
 
 
 def card(page: Page, **changed: object) -> str:
-    """What the card of a result says that was [0.3, 0.5] before."""
+    """What the card says of a result that was in [0.3, 0.5] before."""
     before = {"environment": "a", "metric": "success", "mean": 0.4, "ci_low": 0.3, "ci_high": 0.5, "n": 9}
     script = f"evaluation({json.dumps(before)}, {json.dumps(before | changed)})"
     return page.run(f"(() => {{ const c = {script}; byId('evals').replaceChildren(c);"
@@ -92,7 +92,7 @@ def test_what_got_worse_is_not_praised(page: Page) -> None:
     assert card(page, mean=0.3, ci_low=0.2, ci_high=0.4) == f"lower, within the intervals {bad}"
     assert card(page, mean=0.1, ci_low=0.0, ci_high=0.2) == f"worse {bad}"
     assert card(page) == f"undefined {ink}"
-    assert card(page, metric="turns", mean=0.1, ci_low=0.0, ci_high=0.2) == f"undefined {ink}"  # who knows
+    assert card(page, metric="turns", mean=0.1, ci_low=0.0, ci_high=0.2) == f"undefined {ink}"  # good or bad?
 
 
 @pytest.mark.parametrize(

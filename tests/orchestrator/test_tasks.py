@@ -120,7 +120,7 @@ def test_no_step_repeats_a_task_while_pools_leave_as_many_normal_ones(
 
 
 def test_going_on_makes_the_tasks_of_one_pass_and_no_more():
-    """Some worlds take milliseconds to make one."""
+    """Some worlds take milliseconds to make a task."""
 
     class Made(Listed):
         def __getitem__(self, index):

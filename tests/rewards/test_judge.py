@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
-from tests.engines.chat_server import CUT, HANG, called, said, serving
+from tests.engines.chat_server import called, said, serving
 from tests.rewards.attempts import grade
+from tests.tools.web_server import CUT, HANG
 
 from silva.errors import ConfigError, RecordError, RewardError
 from silva.protocols import Score
@@ -198,7 +199,7 @@ def test_what_is_missing_is_said(monkeypatch) -> None:
         Judge(model="j", key_variable="NO_KEY", cache="").build()
     with pytest.raises(ValidationError, match="expected an odd number"):
         Judge(model="j", votes=2)
-    with pytest.raises(ValidationError, match="without a password"):
+    with pytest.raises(ValidationError, match="without a name or password"):
         Judge(model="j", base_url="http://me:secret@host/v1")
     with serving(fair) as server, pytest.raises(RecordError, match="got None"):
         grade(build(server), "Paris")

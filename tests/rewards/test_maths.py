@@ -248,7 +248,7 @@ def test_what_is_missing_is_said(monkeypatch) -> None:
 
 @pytest.mark.skipif(not DATA.is_dir(), reason="there is no shared/data beside the project")
 def test_answers_of_math_500_equal_themselves_and_no_others() -> None:
-    """Each in four spellings; against the next but a few, of which some may be equal but for a unit."""
+    """Each equals itself in four spellings, and differs from two others; a few differ in a unit alone."""
     lines = (DATA / "math500_test.jsonl").read_text(encoding="utf-8").splitlines()
     answers = [json.loads(line)["answer"] for line in lines]
     replies = [

@@ -182,7 +182,7 @@ def test_what_looks_like_a_tag_or_a_stop_string_waits_and_the_rest_does_not(rend
 
 
 class Waiting(ScriptedEngine):
-    """Samples its last token when it is told to; then it may fail. `cancelled`: as it waited."""
+    """Samples its last token when it is told to; then it may fail. `cancelled`: how often that was cut."""
 
     def __init__(self, renderer: Renderer, text: str, error: Exception | None = None) -> None:
         super().__init__(lambda tokens, params: renderer.encode_reply(text), context=CONTEXT)

@@ -49,7 +49,7 @@ def test_weights_have_one_owner_as_long_as_it_is_alive(renderer: Renderer, tmp_p
         began = now()
         loading = asyncio.ensure_future(server.load("runs/b"))
         await asyncio.sleep(1.0)
-        await server.lives("runs/b")  # its own signs are none of the owner's
+        await server.lives("runs/b")  # its signs of life do not count for the owner
         assert not loading.done()
         await server.lives("runs/a")
         status, words = await loading

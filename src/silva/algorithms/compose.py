@@ -69,9 +69,8 @@ def _overlong(buffer: float, trajectory: Trajectory, limits: Limits) -> torch.Te
         sampled = sum(s.count for s in turn.reply if s.source == "policy")
         given = sum(s.count for s in turn.reply) - sampled  # an expert's action, after a thought
         room = min(limits.max_turn_tokens, limits.max_episode_tokens - context) - given
-        cut = turn.stop_reason in ("length", "context_overflow")
         lengths.append(sampled)
-        rooms.append(max(1, sampled if cut else room))
+        rooms.append(max(1, sampled if turn.cut else room))
         context += sampled + given
     lengths_K, rooms_K = (torch.tensor(numbers, dtype=torch.float64) for numbers in (lengths, rooms))
     return shaping.overlong(lengths_K, rooms_K, buffer=buffer).min()

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 Level = Literal["token", "geometric", "sequence"]
 RejectLevel = Literal["token", "geometric", "sequence", "any"]
 BOUNDS = {"truncate": (0.0, 2.0), "mask": (0.5, 5.0)}  # as published, for ratios of tokens
-LARGEST = 20.0  # log-ratio: e^20 is 5e8. From 88 on float32 has no number left, and inf * 0 ends an update
+LARGEST = 20.0  # log-ratio: e^20 is 5e8. Float32 overflows from e^88 on, and inf * 0 is NaN
 
 
 class RolloutCorrection(Section):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from typing import Any
 
 from silva.assembly import offers_tools
 from silva.config.schema import RunConfig
@@ -43,7 +44,7 @@ def check(config: RunConfig) -> None:
 
 
 def _check_idle(config: RunConfig) -> None:
-    """Refuse keys that do nothing, or nothing that is right, with the keys of other sections."""
+    """Refuse keys that do nothing, or the wrong thing, beside keys of other sections."""
     algorithm, rollout, level = config.algorithm, config.rollout, config.rollout.max_async_level
     if level and algorithm.on_policy and algorithm.rollout_correction is None:
         raise ConfigError(
@@ -77,6 +78,20 @@ def bias_notes(config: RunConfig) -> list[str]:
         f"of trainer.updates_per_step = {updates} take samples of the policy before it for their own. Set 1, "
         "or a loss with a ratio"
     ]
+
+
+def check_addresses(placement: Any) -> None:
+    """Refuse an orchestrator without the addresses of its parts.
+
+    Raises:
+        ConfigError: with the keys to set.
+    """
+    placed = getattr(placement, "addressed", lambda: None)()
+    if placed is None or placed.starts:
+        raise ConfigError(
+            'silva orchestrator: it computes nothing itself; expected placement.type = "services" with the '
+            "addresses of running parts in placement.trainer and placement.inference. `silva rl` starts them"
+        )
 
 
 def check_engine(config: RunConfig) -> None:

@@ -124,8 +124,9 @@ async def measure(
             watch=activity,
             context=assembly.config.rollout.context,
         )
-    for note in (note for e in evaluations for note in e.notes()):
-        monitor.message(f"{when}: {note}", "warning")
+    for evaluation in evaluations:
+        for note in evaluation.notes():
+            monitor.message(f"{when}: {note}", "warning")
     return evaluations
 
 

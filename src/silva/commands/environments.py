@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import importlib
 import importlib.util
 import os
@@ -9,6 +10,7 @@ import shutil
 from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
+from random import randrange
 from typing import TYPE_CHECKING, Any
 
 from silva.config.plugins import names_in
@@ -16,9 +18,11 @@ from silva.config.schema import import_settings
 from silva.config.sections import PretrainedModel
 from silva.environments.settings import EnvironmentSettings
 from silva.errors import ConfigError, contained
+from silva.monitoring.printable import put
 
 if TYPE_CHECKING:
     from silva.environments.check_findings import Check
+    from silva.protocols import TaskSet
     from silva.rendering.renderer import Renderer
     from silva.types import Message, ToolSpec
 
@@ -76,6 +80,19 @@ def shown(label: str, checks: Sequence[Check]) -> str:
     wrong = sum(finding.kind == "wrong" for check in checks for finding in check.findings)
     lines.append(f"{wrong} {'fault' if wrong == 1 else 'faults'}" if wrong else "nothing is wrong")
     return "\n".join(lines)
+
+
+def play_here(taskset: TaskSet) -> None:
+    """Let the user play a training task in the terminal."""
+    from silva.environments.play import play
+
+    for note in getattr(taskset, "notes", ()):
+        put(note)
+    tasks = taskset.tasks("train")
+    try:
+        asyncio.run(play(taskset, tasks[randrange(len(tasks))], input, put, prompt_text))
+    except EOFError:
+        put()
 
 
 def prompt_text(messages: Sequence[Message], tools: Sequence[ToolSpec], prefill: str) -> str:

@@ -166,7 +166,7 @@ def default_of(field: FieldInfo) -> Any:
 
 
 def refuse_idle(section: BaseModel, idle: Mapping[str, str], *others: type[BaseModel]) -> None:
-    """Raise ValueError for a key that does nothing beside the others, unless it has a default.
+    """Raise ValueError for a key that does nothing beside the others, unless it has its default value.
 
     Args:
         idle: such keys, and why.

@@ -51,7 +51,8 @@ def _files(key: Key, text: str, own: list[Path]) -> Iterator[Path]:
         return
     path = Path(os.path.expanduser(file))
     model = key[0] in ("model", "algorithm") and key[-1] == "name"
-    folder = "/" in file or model or key[-1] == "corpus"  # another word may be that of a folder by chance
+    # Any other word may be the name of a folder by chance.
+    folder = "/" in file or model or key[-1] == "corpus"
     try:
         if path.resolve().is_relative_to(own[0]):
             return
@@ -71,7 +72,7 @@ def _is_read(file: Path) -> bool:
 def _digest(file: Path) -> str:
     try:
         return _digest_of_readable(file)
-    except OSError as error:  # in a folder it may be one that nobody reads
+    except OSError as error:  # a folder may hold files that nobody reads
         return f"not readable: {error.strerror or error}"
 
 

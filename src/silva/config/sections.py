@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator, model_validator
 
 Positive = Annotated[int, Field(gt=0)]
 Natural = Annotated[int, Field(ge=0)]
@@ -17,6 +17,18 @@ Decay = Annotated[float, Field(ge=0, lt=1)]
 """Of a moving average: 1 would never take up anything new."""
 NotNegative = Annotated[float, Field(ge=0)]
 Above0 = Annotated[float, Field(gt=0)]
+
+
+def _without_secret(url: str) -> str:
+    scheme, mark, rest = url.partition("://")
+    if scheme not in ("http", "https") or not mark or not rest:
+        raise ValueError("expected an address that begins with http:// or https://")
+    if "@" in rest.partition("/")[0]:
+        raise ValueError("expected an address without a name or password; key_variable names the key")
+    return url
+
+
+WebAddress = Annotated[str, AfterValidator(_without_secret)]
 
 
 class Section(BaseModel):
@@ -87,7 +99,7 @@ class Rendering(Section):
     tools: Literal[
         "auto", "hermes", "tags", "qwen_xml", "glm", "llama", "mistral", "deepseek", "kimi", "pythonic"
     ] = "auto"
-    """How tool calls are written. `auto`: as the chat template does it, or else as `hermes`, JSON in
+    """How tool calls are written. `auto`: as the chat template does it, otherwise as `hermes`, JSON in
     <tool_call>. `tags`: plain tags such as <search>...</search>. docs/models.md shows all."""
     system: str | None = None
     """System message used where the environment gives none; null leaves it to the template."""

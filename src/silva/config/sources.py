@@ -23,8 +23,8 @@ from silva.config.tree import Layer, Node, Text, nodes, walk
 from silva.errors import ConfigError
 
 PYTHON = "Python"
-FILES = frozenset({"path", "corpus", "arpo_cache", "lock"})  # keys of environments that name a file
 """The origin of values that were given in Python."""
+FILES = frozenset({"path", "corpus", "arpo_cache", "lock"})  # keys of environments that name a file
 _NUMBER = r"[+-]?([0-9][0-9_]*(\.[0-9_]+)?([eE][+-]?[0-9]+)?|inf|nan)$|0[xob]\w+$"
 
 

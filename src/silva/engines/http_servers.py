@@ -32,7 +32,7 @@ SESSIONS, PREFIXES = 1 << 14, 1 << 16  # remembered by the router
 FIRST_PREFIX = 64  # tokens; longer ones are looked at in doubled lengths
 UNEVEN = 16  # requests by which the server with the prefix may be ahead of the least loaded one
 AT_ONCE = 2048  # requests to a server; fewer if the process may open fewer files
-CORE = 2.0  # times `dead_after`: what computes may be busy with a step when it is asked for a sign of life
+CORE = 2.0  # times `dead_after`: a vLLM core answers only between two of its steps
 LONGEST_REST = 30.0  # seconds between tries to join of a server that answers and fails at it
 
 

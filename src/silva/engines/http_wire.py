@@ -21,9 +21,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Protocol, TypeVar
 from urllib.parse import quote
 
-from silva import __version__
 from silva.errors import CapabilityError, EngineError
-from silva.transport import Peer, Unreachable
+from silva.transport import Peer, Unreachable, check_version
 from silva.types import Completion, SamplingParams, Snapshot, TokenScores
 
 if TYPE_CHECKING:
@@ -117,11 +116,7 @@ class SilvaDialect:
 
     async def facts(self, peer: Peer, timeout: float) -> Facts:
         def read(answer: Any) -> Facts:
-            if (theirs := answer.get("silva")) != __version__:
-                raise CapabilityError(
-                    f"the {peer.name} at {peer.address} is of Silva {theirs or 'before 0.1.0'}, this is "
-                    f"{__version__}: install the same version at both ends"
-                )
+            check_version(peer, answer)
             self._models[peer.address] = self._model or str(answer["model"])
             return Facts(
                 context=int(answer["context"]),

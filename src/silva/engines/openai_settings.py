@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, Self
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, model_validator
 
-from silva.config.sections import Natural, Positive, Sampling, Section
+from silva.config.sections import Natural, Positive, Sampling, Section, WebAddress
 
 if TYPE_CHECKING:
     from silva.protocols import Actor, Context
@@ -22,7 +22,7 @@ class OpenAIEngineSettings(Section):
     type: Literal["openai"] = "openai"
     model: Annotated[str, Field(min_length=1)]
     """The API's name of the model."""
-    base_url: str = "https://api.openai.com/v1"
+    base_url: WebAddress = "https://api.openai.com/v1"
     """Address of the API, without /chat/completions."""
     key_variable: str = "OPENAI_API_KEY"
     """Environment variable (or line of .env) that holds the key; "" for an API without keys."""
@@ -47,16 +47,6 @@ class OpenAIEngineSettings(Section):
     """For a million tokens of output, thoughts included."""
     max_cost: Annotated[float, Field(gt=0)] | None = None
     """The evaluation ends with an error before it costs more, in the currency of the prices."""
-
-    @field_validator("base_url")
-    @classmethod
-    def _holds_no_secret(cls, url: str) -> str:
-        scheme, mark, rest = url.partition("://")
-        if scheme not in ("http", "https") or not mark or not rest:
-            raise ValueError("expected an address that begins with http:// or https://")
-        if "@" in rest.partition("/")[0]:
-            raise ValueError("expected an address without a name or password; key_variable names the key")
-        return url
 
     @model_validator(mode="after")
     def _priced(self) -> Self:

@@ -140,7 +140,7 @@ def random_replies(environment: Watched, seed: int) -> Replies:
 
 
 def expert_replies(environment: Any, seed: int | None = None) -> Replies:
-    """The expert's; with a seed random ones where there is no expert after all."""
+    """Those of the expert. With a seed, random ones if it turns out that there is no expert."""
 
     async def reply(turn: int) -> str:
         try:

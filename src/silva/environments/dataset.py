@@ -116,9 +116,8 @@ class Dataset(ToolDialogueSettings):
             raise ConfigError(f"environment {self.label}: {self.path or self.hub} holds no rows")
         shape = recognised(first, self.prompt, self.answer, self.answer_after)
         problems = []
-        check = (
-            reward.check if isinstance(reward, ChecksTasks) else None
-        )  # asked of each row it takes a minute
+        # Asked here and not of each row, which would take a minute.
+        check = reward.check if isinstance(reward, ChecksTasks) else None
         for row in itertools.chain([first], rows):
             each = problem(row, shape)
             problems.append(each)
@@ -127,17 +126,19 @@ class Dataset(ToolDialogueSettings):
                     check(each.answer, each.columns)
                 except (RecordError, RewardError) as error:
                     raise ConfigError(f"{row.where}: {shape.answer or 'no answer'}: {error}") from None
-        known = {"answer", *problems[0].columns}
-        if unknown := [name for name in _COLUMN.findall(self.expert) if name not in known]:
-            raise ConfigError(
-                f"environment {self.label}: expert: got {{{unknown[0]}}}, expected columns of the rows: "
-                f"{', '.join(sorted(known))}"
-            )
+        self._check_expert({"answer", *problems[0].columns})
         said = shown(self.label, shape, problems)
         if first.left_out:
             columns = ", ".join(f"{key} ({kind})" for key, kind in first.left_out.items())
             said.append(f"  columns that are left out: {columns}")
         return [_draft(each) for each in problems], said
+
+    def _check_expert(self, known: set[str]) -> None:
+        if unknown := [name for name in _COLUMN.findall(self.expert) if name not in known]:
+            raise ConfigError(
+                f"environment {self.label}: expert: got {{{unknown[0]}}}, expected columns of the rows: "
+                f"{', '.join(sorted(known))}"
+            )
 
 
 class DatasetEpisode(RewardedDialogue):

@@ -50,6 +50,12 @@ class TextGameSettings(EnvironmentSettings):
     format_penalty: Annotated[float, Field(le=0)] = -0.1
     """Shaped reward of a turn from which no valid action could be read."""
 
+    @property
+    def first_tag(self) -> str:
+        """With which a reply is begun for the policy; "" if it begins itself."""
+        tag = "<think>" if self.think else "<answer>" if self.answer_tags else ""
+        return tag if self.prefill else ""
+
 
 class Outcome(NamedTuple):
     """What one action did: its raw reward, whether the episode is over, whether the position changed
@@ -159,7 +165,7 @@ class TextGame(Episode, ABC):
         text = f"<answer>{text}</answer>" if self.settings.answer_tags else text
         if self.settings.think:
             text = f"<think>Next: {', '.join(actions)}.</think>{text}"
-        return text.removeprefix(self._prefill())
+        return text.removeprefix(self.settings.first_tag)
 
     def wrap(self, text: str) -> str:
         """Bare actions, as a person types them, in the expected format; other text as it is."""
@@ -168,7 +174,7 @@ class TextGame(Episode, ABC):
 
     def read(self, message: Message) -> tuple[list[str], bool]:
         """The valid actions of a reply (long names), and whether all that was read was valid."""
-        return self._actions_in(read_answer(message, self.settings, self._prefill()) or "")
+        return self._actions_in(read_answer(message, self.settings) or "")
 
     def _actions_in(self, answer: str) -> tuple[list[str], bool]:
         parts = [part for part in answer.split(self.settings.separator) if part.strip()]
@@ -194,7 +200,7 @@ class TextGame(Episode, ABC):
         left = self.actions_left
         count = str(left) if self.settings.style == "compact" else f"Actions left: {left}."
         text = f"{before}{self._expect(self.render(), str, 'render()')}\n{count}"
-        return Observation((self.say(text),), prefill=self._prefill())
+        return Observation((self.say(text),), prefill=self.settings.first_tag)
 
     def _feedback(self, outcomes: Sequence[Outcome]) -> str:
         compact = self.settings.style == "compact"
@@ -212,13 +218,6 @@ class TextGame(Episode, ABC):
         limit = f" At most {self.settings.max_actions_per_turn} actions a turn." if several else ""
         return f"Actions: {', '.join(names)}.{limit} Reply in this form: {thought}{answer}"
 
-    def _prefill(self) -> str:
-        if not self.settings.prefill:
-            return ""
-        if self.settings.think:
-            return "<think>"
-        return "<answer>" if self.settings.answer_tags else ""
-
 
 _STRICT = {
     (think, tags): re.compile(
@@ -231,14 +230,14 @@ _STRICT = {
 }
 
 
-def read_answer(message: Message, settings: TextGameSettings, prefill: str = "") -> str | None:
+def read_answer(message: Message, settings: TextGameSettings) -> str | None:
     """The text of the answer in a reply; None where there is none.
 
     Lenient: the first <answer> after the thoughts, closed or not (a stop string may have cut the end),
     else the whole reply. Strict: nothing but the format. Thoughts may still stand in the content or
     have been parsed apart into `message.reasoning`.
     """
-    text = message.content
+    text, prefill = message.content, settings.first_tag
     if prefill and not text.lstrip().startswith(prefill) and message.reasoning is None:
         text = prefill + text
     if settings.format == "strict":

@@ -21,16 +21,8 @@ KEPT = {
     "DOCKER_HOST", "DOCKER_CONFIG", "DOCKER_CONTEXT", "MKL_CBWR", "TOKENIZERS_PARALLELISM",
 }  # fmt: skip
 KEPT_BEGIN = (
-    "LC_",
-    "XDG_",
-    "PYTHON",
-    "OMP_",
-    "MKL_",
-    "OPENBLAS_",
-    "GOMP_",
-    "KMP_",
-    "CUDA_VISIBLE_",
-)
+    "LC_", "XDG_", "PYTHON", "OMP_", "MKL_", "OPENBLAS_", "GOMP_", "KMP_", "CUDA_VISIBLE_",
+)  # fmt: skip
 
 
 def variables(named: Iterable[str] = ()) -> dict[str, str]:

@@ -201,7 +201,7 @@ class Visit(Episode):
         text = f"<answer>{action}</answer>" if self.settings.answer_tags else action
         if self.settings.think:
             text = f"<think>Next: {action}.</think>{text}"
-        return text.removeprefix(self._prefill())
+        return text.removeprefix(self.settings.first_tag)
 
     # Actions.
 
@@ -308,7 +308,7 @@ class Visit(Episode):
             page.append(f"Possible actions: {', '.join(clicks)}")
         left = self.actions_left
         count = str(left) if self.settings.style == "compact" else f"Actions left: {left}."
-        return Observation((self.say("\n".join([*notes, *page, count])),), prefill=self._prefill())
+        return Observation((self.say("\n".join([*notes, *page, count])),), prefill=self.settings.first_tag)
 
     def _page(self) -> list[str]:
         """The parts of the page. What can be clicked stands in brackets, unless the layout is WebShop's."""
@@ -363,15 +363,8 @@ class Visit(Episode):
         answer = "<answer>click[text]</answer>" if self.settings.answer_tags else "click[text]"
         return f"Reply in this form: {thought}{answer}"
 
-    def _prefill(self) -> str:
-        if not self.settings.prefill:
-            return ""
-        if self.settings.think:
-            return "<think>"
-        return "<answer>" if self.settings.answer_tags else ""
-
     def _actions(self, message: Message) -> list[str]:
-        answer = read_answer(message, self.settings, self._prefill()) or ""
+        answer = read_answer(message, self.settings) or ""
         return [part.strip() for part in answer.split(self.settings.separator) if part.strip()]
 
     def _shared(self) -> tuple[object, ...]:

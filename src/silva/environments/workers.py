@@ -144,7 +144,7 @@ class _Worker:
     @staticmethod
     async def _read(channel: socket.socket) -> Answer:
         size = int.from_bytes(await _bytes(channel, 4), "little")
-        if size > LARGEST:  # not what worker.py writes: something else does in its place
+        if size > LARGEST:  # worker.py writes no such size: other code uses its channel
             raise EOFError
         return decode(Answer, await _bytes(channel, size))
 

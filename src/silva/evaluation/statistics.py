@@ -1,4 +1,4 @@
-"""Numbers with error bars: pass@k, mean@k and 95 % intervals over held-out tasks. numpy only.
+"""Numbers with error bars: pass@k and 95 % intervals over held-out tasks. numpy only.
 
 Samples of one task resemble each other, so intervals count tasks, never samples as if independent.
 """
@@ -12,10 +12,12 @@ from statistics import NormalDist
 
 import numpy as np
 
+UP_TO = 0.975  # share of a distribution below the upper end of a 95 % interval
+
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """A mean over `n` tasks with its confidence interval.
+    """A mean over `n` tasks with its 95 % interval.
 
     The interval is NaN where nothing can be said: all rewards are equal, and their range is not known.
     """
@@ -26,16 +28,13 @@ class Estimate:
     n: int
 
 
-def estimate(
-    values_by_task: Sequence[np.ndarray], confidence: float = 0.95, *, share: bool | None = None
-) -> Estimate:
+def estimate(values_by_task: Sequence[np.ndarray], *, share: bool | None = None) -> Estimate:
     """Mean over tasks of each task's mean, with an interval: `clustered_wilson` of a share, else `student`.
 
     A single task leaves only its own samples: the interval then speaks of that task alone.
 
     Args:
         values_by_task: for each task its samples [k_i], k_i >= 1.
-        confidence: coverage of the interval.
         share: whether values lie between 0 and 1 by their nature; None: if each is 0 or 1.
 
     Raises:
@@ -46,7 +45,7 @@ def estimate(
         share = all(np.isin(values, (0.0, 1.0)).all() for values in tasks)
     mean = float(np.mean([values.mean() for values in tasks]))
     units = tasks if len(tasks) > 1 else [tasks[0][i : i + 1] for i in range(len(tasks[0]))]
-    low, high = (clustered_wilson if share else student)(units, confidence)
+    low, high = (clustered_wilson if share else student)(units)
     return Estimate(mean, low, high, len(tasks))
 
 
@@ -66,39 +65,20 @@ def pass_at_k(n: int, c: int, k: int) -> float:
     return float(1.0 - np.prod(1.0 - k / np.arange(n - c + 1, n + 1)))
 
 
-def mean_at_k(values_by_task: Sequence[np.ndarray], k: int) -> float:
-    """Mean over tasks of the mean of each task's first k samples (avg@k).
+def wilson(p: float, n: float, z: float | None = None) -> tuple[float, float]:
+    """Wilson's score interval of a share p of n (Wilson 1927, no continuity correction): (low, high).
 
-    Raises:
-        ValueError: no task, fewer than k samples of a task, k below 1, or a value that is not finite.
+    Args:
+        z: the quantile; None: that of the normal distribution.
     """
-    tasks = _checked(values_by_task)
-    fewest = min(len(values) for values in tasks)
-    if not 1 <= k <= fewest:
-        raise ValueError(f"mean_at_k: got k {k}, expected 1 to {fewest} (the fewest samples of a task)")
-    return float(np.mean([values[:k].mean() for values in tasks]))
-
-
-def wilson(successes: int, n: int, confidence: float = 0.95) -> tuple[float, float]:
-    """Wilson's score interval of a proportion (Wilson 1927, no continuity correction): (low, high).
-
-    Raises:
-        ValueError: unless 0 <= successes <= n, n >= 1 and 0 < confidence < 1.
-    """
-    if not (n >= 1 and 0 <= successes <= n):
-        raise ValueError(f"wilson: got {successes} successes of {n}, expected 0 <= successes <= n and n >= 1")
-    _check_confidence(confidence)
-    return _wilson(successes / n, n, NormalDist().inv_cdf(0.5 + confidence / 2))
-
-
-def _wilson(p: float, n: float, z: float) -> tuple[float, float]:
+    z = NormalDist().inv_cdf(UP_TO) if z is None else z
     centre = (p + z * z / (2 * n)) / (1 + z * z / n)
     half = z / (1 + z * z / n) * (p * (1 - p) / n + z * z / (4 * n * n)) ** 0.5
     # At 0 and n the exact bounds are 0 and 1; rounding must not leave [0, 1].
     return (0.0 if p == 0 else centre - half), (1.0 if p == 1 else centre + half)
 
 
-def clustered_wilson(values_by_task: Sequence[np.ndarray], confidence: float = 0.95) -> tuple[float, float]:
+def clustered_wilson(values_by_task: Sequence[np.ndarray]) -> tuple[float, float]:
     """Wilson's interval of a share where a task has several samples: (low, high).
 
     The share is the mean over tasks of each task's mean m, as informative as n / d independent tasks with one
@@ -110,36 +90,33 @@ def clustered_wilson(values_by_task: Sequence[np.ndarray], confidence: float = 0
 
     Args:
         values_by_task: for each task its samples [k_i], k_i >= 1, from 0 to 1.
-        confidence: coverage of the interval.
 
     Raises:
-        ValueError: no task, a task without samples, a value outside 0 to 1, or a bad confidence.
+        ValueError: no task, a task without samples, or a value outside 0 to 1.
     """
     tasks = _checked(values_by_task)
-    _check_confidence(confidence)
     for i, values in enumerate(tasks):
         if not ((values >= 0) & (values <= 1)).all():
             raise ValueError(f"values_by_task[{i}]: got {values.tolist()}, expected shares from 0 to 1")
     means, n = np.array([values.mean() for values in tasks]), len(tasks)
     p, most = float(means.mean()), max(len(values) for values in tasks)
     if n == 1 or (most == 1 and np.isin(means, (0.0, 1.0)).all()):
-        return _wilson(p, n, NormalDist().inv_cdf(0.5 + confidence / 2))
+        return wilson(p, n)
     effect = np.clip(means.var(ddof=1) / (p * (1 - p)), 1 / most, 1) if 0 < p < 1 else 1
     told = min(int((means > 0).sum()), int((means < 1).sum()))
     effect = (told * effect + 1) / (told + 1)
-    return _wilson(p, n / effect, student_quantile(0.5 + confidence / 2, n - 1))
+    return wilson(p, n / effect, student_quantile(UP_TO, n - 1))
 
 
-def student(values_by_task: Sequence[np.ndarray], confidence: float = 0.95) -> tuple[float, float]:
+def student(values_by_task: Sequence[np.ndarray]) -> tuple[float, float]:
     """Student's t interval of the mean over tasks of each task's mean: (low, high); NaN if all are equal.
 
     Args and raises: as `clustered_wilson`, with any finite values.
     """
     means = np.array([values.mean() for values in _checked(values_by_task)])
-    _check_confidence(confidence)
     if np.ptp(means) == 0:
         return math.nan, math.nan
-    half = student_quantile(0.5 + confidence / 2, len(means) - 1) * means.std(ddof=1) / len(means) ** 0.5
+    half = student_quantile(UP_TO, len(means) - 1) * means.std(ddof=1) / len(means) ** 0.5
     return float(means.mean() - half), float(means.mean() + half)
 
 
@@ -178,8 +155,3 @@ def _checked(values_by_task: Sequence[np.ndarray]) -> list[np.ndarray]:
         if not np.isfinite(values).all():
             raise ValueError(f"values_by_task[{i}]: got {values.tolist()}, expected finite numbers")
     return tasks
-
-
-def _check_confidence(confidence: float) -> None:
-    if not 0 < confidence < 1:
-        raise ValueError(f"confidence: got {confidence}, expected 0 < confidence < 1")

@@ -111,8 +111,8 @@ def load_weights(loaded: LoadedModel, folder: WeightFolder) -> None:
 def _check_base(loaded: LoadedModel, path: Path) -> None:
     """Adapters on another base, or scaled in another way, would be another policy without any error."""
     written: dict[str, str] = {}
-    for file in _files(path):
-        with suppress(SafetensorError, OSError), safe_open(file, "pt") as content:  # read again, and told
+    for file in _files(path):  # what is damaged is read again by `load_weights`, which says so
+        with suppress(SafetensorError, OSError), safe_open(file, "pt") as content:
             written |= json.loads((content.metadata() or {}).get(BASE, "{}"))
     if not written:  # a whole model that somebody else has written
         return

@@ -20,9 +20,10 @@ _LINE = re.compile(r"(\d{4}-\d\d-\d\dT\S+) (info|result|warning|error): (.*)")
 
 @dataclass(frozen=True)
 class Log:
-    """`started`: command, host and Silva of the last start.
+    """`started`: command, host and version of the last start.
 
-    `warnings`: level, first line, how often; of those that differ in numbers alone, the last.
+    `warnings`: level, first line and count of each kind. Messages of a kind differ only in numbers; the last
+    one stands for all.
     """
 
     began: str
@@ -37,7 +38,7 @@ def start_line() -> str:
 
 
 def version() -> str:
-    """Of Silva; with the commit if it runs from a checkout of its repository."""
+    """Silva's version, with the commit if it runs from a checkout of its repository."""
     root = Path(__file__).parents[3]
     if not (root / ".git").exists():
         return silva.__version__
@@ -59,7 +60,7 @@ def read_log(path: Path) -> Log | None:
     for _, level, text in found:
         if level == "info" and text.startswith(START):
             started = json.loads(text.removeprefix(START))
-    alike: dict[str, list[tuple[str, str]]] = {}  # but for numbers, those of steps among them
+    alike: dict[str, list[tuple[str, str]]] = {}  # messages that differ only in numbers, such as a step's
     for _, level, text in found:
         if level in ("warning", "error"):
             alike.setdefault(re.sub(r"[\d.,]+", "#", text), []).append((level, text))

@@ -13,7 +13,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 from silva.algorithms.aggregation import normalise
 from silva.config.sections import ContextSettings, Limits, Sampling, WarmStart
@@ -74,14 +75,13 @@ async def imitate(
 
     Raises:
         Interrupted: after Ctrl-C; the steps so far are lost.
-        NoSignalError: most scripted episodes failed, the expert solved no task, or nothing is to be imitated.
+        NoSignalError: most scripted episodes failed, the expert solved no task, or no row can be imitated.
     """
-    script, updates = Script(renderer, settings.mistakes, settings.noise), 0
-    in_rows = trained = 0
+    script = Script(renderer, settings.mistakes, settings.noise)
+    shown = _Shown(unsolved=not (settings.mistakes or settings.noise))
+    updates = in_rows = trained = 0
     losses: deque[float] = deque(maxlen=WINDOW)
-    played, failed, contents = 0, list[str](), set[str]()
-    unsolved = not (settings.mistakes or settings.noise)  # so far; only an expert is expected to solve them
-    # Of their own, so that every task of `stream` is imitated.
+    # Tasks of their own, so that every task of `stream` is imitated.
     trials = TaskStream(stream.sources, derive(stream.seed, "trials"), step=TRIED)
 
     async def episodes(tasks: TaskStream, actor: Actor, count: int, key: str) -> list[Group]:
@@ -97,22 +97,7 @@ async def imitate(
     with Interrupt() as interrupt:
         for step in range(settings.steps):
             groups = await episodes(stream, script, settings.episodes_per_step, f"w{step}")
-            played += len(groups)
-            contents |= {group.task.content() for group in groups}
-            failed += [t.error or "" for g in groups for t in g.trajectories if t.failure is not None]
-            if 2 * len(failed) > played and (played >= JUDGED_FROM or step + 1 == settings.steps):
-                raise NoSignalError(
-                    f"warm start: {len(failed)} of {played} scripted episodes failed, "
-                    f"so there is too little to imitate: {tally(failed)}"
-                )
-            trajectories = [t for g in groups for t in g.trajectories]
-            unsolved &= reports_success(trajectories) and not any(map(success, trajectories))
-            if unsolved and (played >= JUDGED_FROM or step + 1 == settings.steps):
-                raise NoSignalError(
-                    f"warm start: the expert solved none of {played} tasks, so there is nothing to imitate; "
-                    "rollout.limits may be too small for it, or the environment does not read its replies: "
-                    "look at them with `silva eval --policy expert`"
-                )
+            shown.add(groups, last=step + 1 == settings.steps)
             if rows := normalise(to_samples(groups), "token_mean"):
                 metrics = await trainer.forward_backward(rows, LossSpec("cross_entropy"))
                 await trainer.optim_step(optim_params(updates, settings.optimizer, settings.steps))
@@ -129,8 +114,44 @@ async def imitate(
                     break
     if not losses:
         raise NoSignalError(
-            f"warm start: {played} scripted episodes hold nothing to imitate: every "
+            f"warm start: {shown.played} scripted episodes hold nothing to imitate: every "
             f"reply is empty, or a mistake (warm_start.mistakes = {settings.mistakes:g}, expected less)"
         )
     loss = sum(losses) / len(losses)
-    return Imitation(step + 1, loss, in_rows, trained, played, tuple(failed), tuple(sorted(contents)))
+    return Imitation(
+        step + 1, loss, in_rows, trained, shown.played, tuple(shown.failed), tuple(sorted(shown.contents))
+    )
+
+
+@dataclass
+class _Shown:
+    """What the script has played so far.
+
+    unsolved: only an expert is expected to solve tasks, and it has not solved any.
+    """
+
+    unsolved: bool
+    played: int = 0
+    failed: list[str] = field(default_factory=list)
+    contents: set[str] = field(default_factory=set)
+
+    def add(self, groups: Sequence[Group], *, last: bool) -> None:
+        """Raises NoSignalError if enough episodes, or the `last` ones, have come to too little."""
+        trajectories = [t for group in groups for t in group.trajectories]
+        self.played += len(groups)
+        self.contents |= {group.task.content() for group in groups}
+        self.failed += [t.error or "" for t in trajectories if t.failure is not None]
+        self.unsolved &= reports_success(trajectories) and not any(map(success, trajectories))
+        if self.played < JUDGED_FROM and not last:
+            return
+        if 2 * len(self.failed) > self.played:
+            raise NoSignalError(
+                f"warm start: {len(self.failed)} of {self.played} scripted episodes failed, "
+                f"so there is too little to imitate: {tally(self.failed)}"
+            )
+        if self.unsolved:
+            raise NoSignalError(
+                f"warm start: the expert solved none of {self.played} tasks, so there is nothing to imitate; "
+                "rollout.limits may be too small for it, or the environment does not read its replies: "
+                "look at them with `silva eval --policy expert`"
+            )

@@ -143,5 +143,5 @@ def passes(tasks: Sequence[Task], seed: int, step: int, *, start: int = 0) -> It
             ready[place], ready[-1] = ready[-1], ready[place]
             order.append(ready.pop())
             ready += islice(waiting, 1)
-            if before + len(order) > start:  # to make a task takes time
+            if before + len(order) > start:  # earlier tasks are not made, because that takes time
                 yield number, tasks[order[-1]]

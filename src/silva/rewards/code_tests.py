@@ -214,7 +214,7 @@ def same_value(returned: Any, expected: Any) -> bool:
     return type(returned) is type(expected) and bool(returned == expected)
 
 
-# What the code does after its definitions, as reading input that is not there, is not what is tested.
+# Only the function is tested: what the code does after its definitions may fail, such as reading input.
 _CALLING = """\
 import json, sys
 dumps = json.JSONEncoder(default=lambda value: value.tolist()).encode
@@ -231,7 +231,7 @@ returned = dumps(function(*json.loads({given!r})))
 sys.stdout.flush()
 sys.stdout.write({mark!r} + returned)
 """
-# What APPS' own tests put before each solution, and where functions are asked for, code is written for it.
+# The imports that APPS' own tests put before each solution, which its solutions rely on.
 _NAMES = """\
 import bisect, collections, functools, heapq, itertools, math, re, string, sys
 from bisect import *

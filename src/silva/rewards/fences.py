@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 _OPENING = re.compile(r"(?P<before>(?:(?!```|~~~).)*)(?P<fence>`{3,}|~{3,})(?P<info>[^`]*)")
 _PYTHON = re.compile(r"\{?\.?(?:python|pypy|py)[\d.]*(?![\w-])", re.IGNORECASE)
-_WRAPPER = re.compile(r"(?:markdown|md)\b", re.IGNORECASE)  # holds blocks, and is none
+_WRAPPER = re.compile(r"(?:markdown|md)\b", re.IGNORECASE)  # holds blocks, and is not one itself
 _MARKERS = " \t>*+-.0123456789)"  # of lists and quotes
 _TRIES = 200  # ends of blocks that are tried in a reply: each costs a parse
 

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field, field_validator
 
-from silva.config.sections import Above0, Natural, NotNegative, Positive
+from silva.config.sections import Above0, Natural, NotNegative, Positive, WebAddress
 from silva.errors import ConfigError, RewardError
 from silva.protocols import Attempt, Reward, Score
 from silva.rewards.answers import Extract, GradesByAnswer, find_answer, question, references
@@ -56,7 +56,7 @@ class Judge(RewardSettings):
     type: Literal["judge"] = "judge"
     model: Annotated[str, Field(min_length=1)]
     """The API's name of the model."""
-    base_url: str = "https://api.openai.com/v1"
+    base_url: WebAddress = "https://api.openai.com/v1"
     """Address of the API, without /chat/completions."""
     key_variable: str = "OPENAI_API_KEY"
     """Environment variable (or line of .env) that holds the key; "" for an API without keys."""
@@ -89,14 +89,6 @@ class Judge(RewardSettings):
         if votes % 2 == 0:
             raise ValueError("expected an odd number: an even one can be a draw")
         return votes
-
-    @field_validator("base_url")
-    @classmethod
-    def _holds_no_secret(cls, url: str) -> str:
-        scheme, mark, rest = url.partition("://")
-        if scheme not in ("http", "https") or not mark or not rest or "@" in rest.partition("/")[0]:
-            raise ValueError("expected an address that begins with http:// or https://, without a password")
-        return url
 
     def build(self) -> Reward:
         from silva.tools.cache import Cache

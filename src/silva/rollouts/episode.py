@@ -17,10 +17,9 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field, replace
-from numbers import Real
 from typing import TypeVar
 
 from silva.config.sections import ContextSettings, Limits
@@ -29,25 +28,16 @@ from silva.ports import CLOCK, derive
 from silva.protocols import Actor, Environment, Forkable, Reply, Request, TaskSet
 from silva.rendering.renderer import Renderer
 from silva.rollouts.actors import ScriptFault
+from silva.rollouts.checks import EpisodeFault, check_observation, check_step, expect
 from silva.rollouts.context import FULL
 from silva.rollouts.faults import UNWATCHED, Watch, described, place, tell_if_long, trace, watched
 from silva.rollouts.state import End, State, answered, new_messages, render, result, shorter, started
-from silva.types import Failure, Observation, Step, StopReason, Task, Trajectory, plain_number
+from silva.types import Failure, Task, Trajectory
 
 T = TypeVar("T")
 _AT_ONCE: nullcontext[None] = nullcontext()
-
-
 LONG_TEXT = 50_000
 """Characters that take about a tenth of a second to tokenise."""
-
-
-class _EpisodeFault(Exception):
-    """Ends an episode without a usable result."""
-
-    def __init__(self, message: str, failure: Failure, stop_reason: StopReason = "error", trace: str = ""):
-        super().__init__(message)
-        self.failure, self.stop_reason, self.trace = failure, stop_reason, trace
 
 
 async def play(
@@ -132,15 +122,15 @@ class Episode:
         try:
             self.environment = self._construct()
             self.left -= loop.time() - began
-            first = await self._timed("reset", self.environment.reset, check=_check_observation)
+            first = await self._timed("reset", self.environment.reset, check=check_observation)
             self._show(started, first)
             if (size := await self._size()) >= self.limits.max_episode_tokens:
-                raise _EpisodeFault(  # nothing was asked of the policy, and to play it again would not help
+                raise EpisodeFault(  # nothing was asked of the policy, and to play it again would not help
                     f"the first observation has {size} tokens, expected fewer than "
                     f"rollout.limits.max_episode_tokens = {self.limits.max_episode_tokens}",
                     "mask",
                 )
-        except _EpisodeFault as fault:
+        except EpisodeFault as fault:
             self._fail(fault)
 
     async def advance(self) -> None:
@@ -153,7 +143,7 @@ class Episode:
         environment = self._running("reply")
         try:
             return await self._reply(environment)
-        except _EpisodeFault as fault:
+        except EpisodeFault as fault:
             self._fail(fault)
             return None
 
@@ -163,7 +153,7 @@ class Episode:
         try:
             message = replace(reply.message, id=f"{self.id}/{len(self.state.turns)}")
             self.on_turn(self.task.environment)
-            step = await self._timed("step", environment.step, message, check=_check_step)
+            step = await self._timed("step", environment.step, message, check=check_step)
             self._show(answered, self.state, reply, message, step, self.context)
             if step.terminated:
                 self.end = End("terminated")
@@ -175,7 +165,7 @@ class Episode:
                 self.end = End("max_turns", next_context=await self._next_context())
             elif await self._size() >= self.limits.max_episode_tokens:
                 self.end = End("max_tokens", next_context=tuple(self.state.context))
-        except _EpisodeFault as fault:
+        except EpisodeFault as fault:
             self._fail(fault)
 
     async def fork(self, *, id: str, seed: int, on_turn: Callable[[str], None] | None = None) -> Episode:
@@ -199,7 +189,7 @@ class Episode:
         )  # fmt: skip
         try:
             twin.environment = await twin._timed("fork", environment.fork, derive(seed, "luck"))
-        except _EpisodeFault as fault:
+        except EpisodeFault as fault:
             twin._fail(fault)
         return twin
 
@@ -265,9 +255,9 @@ class Episode:
         try:
             return await self.actor.reply(request)
         except ContextOverflow as fault:
-            raise _EpisodeFault(str(fault), "mask", "context_overflow") from fault
+            raise EpisodeFault(str(fault), "mask", "context_overflow") from fault
         except NoReply as fault:
-            raise _EpisodeFault(f"reply: {fault}", "redo") from fault
+            raise EpisodeFault(f"reply: {fault}", "redo") from fault
         except ScriptFault as fault:
             assert isinstance(fault.__cause__, Exception)
             raise _fault(str(fault), fault.__cause__, environment) from fault
@@ -291,7 +281,7 @@ class Episode:
                             result = await watched(method, *arguments, tell=self._tell)
                             check(result)
                             return result
-                    except _EpisodeFault:
+                    except EpisodeFault:
                         raise
                     except Exception as fault:
                         raise _fault(calling, fault, environment) from fault
@@ -302,10 +292,10 @@ class Episode:
                 assert ends is not None
                 self.left, self.overdue = ends - asyncio.get_running_loop().time(), timer.expired()
 
-    def _late(self) -> _EpisodeFault:
+    def _late(self) -> EpisodeFault:
         # A step depends on what the policy did; a reset does not.
         failure: Failure = "mask" if self.calling == "step" else "redo"
-        return _EpisodeFault(
+        return EpisodeFault(
             f"{self.calling}: no end within rollout.limits.timeout = {self.limits.timeout:g} s",
             failure,
             "timeout" if failure == "mask" else "error",
@@ -351,7 +341,7 @@ class Episode:
             with contained():
                 render(state, self.renderer)
         except RenderingError as fault:
-            raise _EpisodeFault(f"rendering: {fault}", "mask") from fault
+            raise EpisodeFault(f"rendering: {fault}", "mask") from fault
         except Exception as fault:  # a message whose content is no text, say
             raise _fault("observation", fault, self.environment) from fault
 
@@ -362,7 +352,7 @@ class Episode:
         """
         observation = self.state.observation
         if self.actor.reads_tokens and (observation.messages or observation.context is not None):
-            with suppress(_EpisodeFault):
+            with suppress(EpisodeFault):
                 await self._size()
                 return tuple(self.state.context)
         return ()
@@ -374,42 +364,17 @@ class Episode:
                 new = make(*parts)
                 if not self.actor.reads_tokens:  # rendering would find it
                     for message in new_messages(new.observation):
-                        _expect(str, message.content)
+                        expect(str, message.content)
             self.state = new
         except Exception as fault:
             raise _fault("observation", fault, self.environment) from fault
 
-    def _fail(self, fault: _EpisodeFault) -> None:
+    def _fail(self, fault: EpisodeFault) -> None:
         self.end = End(fault.stop_reason, fault.failure, str(fault))
         self.watch.fault(self.task.environment, str(fault), fault.trace)
 
 
-def _fault(where: str, fault: Exception, environment: object) -> _EpisodeFault:
+def _fault(where: str, fault: Exception, environment: object) -> EpisodeFault:
     found = place(fault, environment)
     at = f" ({found})" if found else ""
-    return _EpisodeFault(f"{where}: {described(fault)}{at}", "redo", trace=trace(fault))
-
-
-def _expect(kind: type[T], got: T) -> T:
-    if not isinstance(got, kind):
-        raise TypeError(f"got {type(got).__name__}, expected {kind.__name__}")
-    return got
-
-
-def _check_observation(observation: Observation) -> None:
-    _expect(Observation, observation)
-
-
-def _check_step(step: Step) -> None:
-    _expect(Observation, _expect(Step, step).observation)
-    for field_, what in (("rewards", "reward"), ("shaped", "reward"), ("metrics", "metric")):
-        values = getattr(step, field_)
-        if not isinstance(values, Mapping):
-            example = '{"success": 1.0}' if what == "metric" else '{"score": 1.0}'
-            raise TypeError(
-                f"{field_} of the Step is {values!r}, expected named numbers, such as {field_}={example}"
-            )
-        for name, value in values.items():
-            number = plain_number(value)
-            if not isinstance(number, Real) or not math.isfinite(number):
-                raise _EpisodeFault(f"step: {what} {name!r} is {value!r}, expected a finite number", "mask")
+    return EpisodeFault(f"{where}: {described(fault)}{at}", "redo", trace=trace(fault))

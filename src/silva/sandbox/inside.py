@@ -26,7 +26,7 @@ from silva.sandbox.running import RAISED_STATUS, finish, own_main, play, write_a
 
 OK, RAISED, TIMEOUT, OUTPUT, SIGNAL, EXIT = range(6)
 MOST_ERRORS = 4000  # bytes of a program's standard error that are kept, the last ones
-BOARD = 1 << 22  # bytes of memory that a request for a kept state is written on, behind
+BOARD = 1 << 22  # bytes of memory shared with the holder: HEAD, then the request
 HEAD = struct.Struct("<iiI")  # the copies of the holder that the call made, and the size of the request
 TICK = 0.05  # seconds between two looks at what no limit of the kernel holds
 MOST_SOCKETS = 1000
@@ -77,7 +77,7 @@ def main() -> None:
         resource.setrlimit(number, (min(soft, hard), hard))
     sys.dont_write_bytecode = True
     calls = Kept(settings) if settings["keep_state"] else Calls(settings)
-    gc.freeze()  # what calls share costs a collection in them nothing
+    gc.freeze()  # so that a collection in a call does not copy what calls share
     while request := control.request():
         control.answer(*calls.run(*request))
         import traceback  # noqa: F401  # while nobody waits: the next calls find it and `os`
@@ -112,8 +112,8 @@ class Control:
         os.close(listener)
 
     def request(self):
-        body = read(self.fd)
-        return marshal.loads(body) if body else None
+        body = read_all(self.fd, int.from_bytes(read_all(self.fd, 4), "little"))
+        return marshal.loads(body) if body else None  # empty at the end
 
     def answer(self, how: int, detail: int, output: bytes, errors: bytes) -> None:
         write_all(self.fd, struct.pack("<BiII", how, detail, len(output), len(errors)) + output + errors)
@@ -340,12 +340,6 @@ def reap_all() -> None:
         pass
 
 
-def read(fd: int) -> bytes:
-    """A message with its length in front; empty at the end."""
-    size = read_all(fd, 4)
-    return read_all(fd, int.from_bytes(size, "little")) if size else b""
-
-
 def read_all(fd: int, size: int) -> bytes:
     parts = []
     while size:
@@ -355,10 +349,6 @@ def read_all(fd: int, size: int) -> bytes:
         parts.append(part)
         size -= len(part)
     return b"".join(parts)
-
-
-def write(fd: int, body: bytes) -> None:
-    write_all(fd, len(body).to_bytes(4, "little") + body)
 
 
 def drained(fd: int) -> bytes:

@@ -27,7 +27,7 @@ from silva.sandbox.walls import MIB, Walls, chosen, command
 How = Literal["ok", "raised", "timeout", "output", "signal", "exit", "lost"]
 HOW: tuple[How, ...] = ("ok", "raised", "timeout", "output", "signal", "exit")  # in the order of inside.py
 START = 20.0  # seconds that a start may take on a busy machine
-START_IMPORTS = 60.0  # more, to import what it is to have ready
+START_IMPORTS = 60.0  # more, if it imports modules
 MOST_ERRORS = 1 << 16  # bytes; inside.py sends fewer
 MOST_KEPT = 1_000_000  # characters of a call that keeps state: what inside.py has room for
 GRACE = 2.0  # seconds after its own limit that a call may still be silent
@@ -38,7 +38,7 @@ EACCES = 13
 MOST_ATTEMPTS = 1000  # of one sandbox that are counted; more would only keep the event loop busy
 
 
-# A process of root may write settings of the kernel, whatever it has no capability for.
+# A process of root may write settings of the kernel without any capability.
 PROBE = """
 import os
 written = []

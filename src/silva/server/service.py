@@ -256,7 +256,7 @@ class Service:
             self._sign.set()
 
     async def _take_over(self, owner: str) -> None:
-        """The weights are `owner`'s from now on, unless somebody else's who gives a sign of life in time."""
+        """From now on the weights are `owner`'s, unless another owner gives a sign of life in time."""
         if self._owner not in ("", owner):
             self._sign.clear()
             with contextlib.suppress(TimeoutError):

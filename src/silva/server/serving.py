@@ -34,7 +34,7 @@ HEAD_BYTES = 16384
 UNREAD_SECONDS = 60.0  # a client may take nothing of its answer
 CONNECTIONS = 4096  # fewer if the process may open fewer files
 BACKLOG = 2048  # connections that the system keeps until they are accepted
-ACCEPTED = 16  # at once; those above the limit are open for so long
+ACCEPTED = 16  # connections at once; those above the limit are open until they are accepted
 GRACE = 1  # seconds that open requests get at the end
 
 

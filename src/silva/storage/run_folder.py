@@ -279,7 +279,7 @@ def holder(path: Path) -> str:
             try:
                 fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
             except BlockingIOError:
-                return file.read().strip() or "unknown"
+                return str(owner(path) or "unknown")
     except OSError:  # no lock, no run
         pass
     return ""

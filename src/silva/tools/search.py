@@ -15,9 +15,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import Field, field_validator
+from pydantic import Field
 
-from silva.config.sections import Above0, Fraction, Natural, NotNegative, Positive, Section
+from silva.config.sections import Above0, Fraction, Natural, NotNegative, Positive, Section, WebAddress
 from silva.errors import ConfigError
 from silva.tools.settings import ToolSettings
 
@@ -66,22 +66,12 @@ class WebBackend(Section):
     """Requests that may ever be sent, tries included, by all users of one cache. After that, episodes have no
     result. 0: no limit."""
 
-    @field_validator("url", check_fields=False)
-    @classmethod
-    def _holds_no_secret(cls, url: str) -> str:
-        scheme, mark, rest = url.partition("://")
-        if scheme not in ("http", "https") or not mark or not rest:
-            raise ValueError("expected an address that begins with http:// or https://")
-        if "@" in rest.partition("/")[0]:
-            raise ValueError("expected an address without a name or password; key_variable names the key")
-        return url
-
 
 class SerperBackend(WebBackend):
     """Google through https://serper.dev."""
 
     type: Literal["serper"] = "serper"
-    url: str = "https://google.serper.dev/search"
+    url: WebAddress = "https://google.serper.dev/search"
     key_variable: str = "SERPER_API_KEY"
     country: str = ""
     """Two letters (`gl`), such as "us"."""
@@ -93,7 +83,7 @@ class BrightDataBackend(WebBackend):
     """Google or Bing through the SERP API of https://brightdata.com."""
 
     type: Literal["brightdata"] = "brightdata"
-    url: str = "https://api.brightdata.com/request"
+    url: WebAddress = "https://api.brightdata.com/request"
     key_variable: str = "BRIGHTDATA_API_KEY"
     zone: Annotated[str, Field(min_length=1)] = "serp_api1"
     """Name of the SERP API zone in the account."""
@@ -107,7 +97,7 @@ class SearxngBackend(WebBackend):
     """An instance of SearXNG that gives JSON (`search.formats` in its settings)."""
 
     type: Literal["searxng"] = "searxng"
-    url: str = "http://127.0.0.1:8080"
+    url: WebAddress = "http://127.0.0.1:8080"
     """Address of the instance, without /search."""
     engines: str = ""
     """Names with commas between them; "" leaves it to the instance."""
@@ -119,7 +109,7 @@ class RetrievalServerBackend(WebBackend):
     """A server of Search-R1's form: `POST {"queries": [...], "topk": k, "return_scores": true}`."""
 
     type: Literal["retrieval_server"] = "retrieval_server"
-    url: str = "http://127.0.0.1:8000/retrieve"
+    url: WebAddress = "http://127.0.0.1:8000/retrieve"
 
 
 Backend = Annotated[

@@ -5,7 +5,7 @@
                          policy: the policy itself, into which no gradient of the critic goes
 
 It has an optimizer and a count of updates of its own. Not here: advantages and returns, which
-are made of its values before an update (algorithms/credit.py).
+are made of its values before an update (algorithms/gae.py).
 """
 
 from __future__ import annotations

@@ -15,9 +15,8 @@ from silva.models.checks import gap_of, own_states, sequences
 from silva.models.loading import LoadedModel
 from silva.models.weight_files import let_read
 
-MOST_GAP = {
-    torch.bfloat16: 0.5
-}  # merged weights are rounded: models of random weights differ by 0.01 to 0.26
+MOST_GAP = {torch.bfloat16: 0.5}
+"""Merged weights are rounded: models of random weights differ by 0.01 to 0.26."""
 
 
 @torch.no_grad()

@@ -21,7 +21,6 @@ import numpy as np
 import torch
 
 from silva.algorithms import objective
-from silva.algorithms.objective import parse
 from silva.errors import CapabilityError, NonFiniteError
 from silva.models.loading import LoadedModel
 from silva.models.trie import MIN_SHARED, NEVER
@@ -38,6 +37,7 @@ from silva.trainer.plan import plan
 from silva.trainer.policy import Pack, pack, token_logprobs, trained
 from silva.trainer.randomness import Randomness
 from silva.trainer.reference import Reference
+from silva.trainer.self_check import CHECKED, compared
 from silva.trainer.settings import LocalTrainerSettings
 from silva.trainer.state import Counters, State, load_state, save_state
 from silva.trainer.training_mode import enable_gradient_checkpointing, training_mode
@@ -45,8 +45,6 @@ from silva.types import LossSpec, OptimParams, Sample, Signals, Snapshot
 
 P = ParamSpec("P")
 T = TypeVar("T")
-CHECKED = 8  # rows that a run's first update is checked with
-MOST_GAP = {torch.float64: 1e-8, torch.float32: 1e-3, torch.bfloat16: 0.1, torch.float16: 0.1}
 Sums = defaultdict[str, torch.Tensor | float]
 
 
@@ -307,7 +305,7 @@ class LocalTrainer:
 
     def _learning(self, samples: list[Sample], loss: LossSpec) -> Critic | None:
         """The critic, unless a supervised update leaves it nothing to learn from."""
-        supervised = parse(loss)[0].imitates and all(sample.returns is None for sample in samples)
+        supervised = objective.parse(loss)[0].imitates and all(sample.returns is None for sample in samples)
         return None if supervised else self._critic
 
     def _backward_critic(self, critic: Critic, batch: Pack, samples: list[Sample], sums: Sums) -> None:
@@ -335,36 +333,24 @@ class LocalTrainer:
         few = next((m for m in self._plan(samples) if len(m) > 1), [])[:CHECKED]
         if not few:
             return
-        parameters = list(self._stepper.parameters.values())
-        kept, gradients = [p.grad for p in parameters], []
+
+        def backward(parts: list[list[int]]) -> None:
+            for part in parts:
+                mine = [references[i] for i in part] if references else None
+                with explained_memory(self.settings, "checking the trie"):
+                    rows = [samples[i] for i in part]
+                    batch = pack(self.loaded, rows, least=self._least)
+                    self._backward(batch, rows, mine, loss, defaultdict(float), False)
+
         try:
-            for parts in ([few], [[index] for index in few]):
-                self._stepper.drop_gradients()
-                for part in parts:
-                    mine = [references[i] for i in part] if references else None
-                    with explained_memory(self.settings, "checking the trie"):
-                        rows = [samples[i] for i in part]
-                        batch = pack(self.loaded, rows, least=self._least)
-                        self._backward(batch, rows, mine, loss, defaultdict(float), False)
-                gradients.append([p.grad for p in parameters])
+            found = compared(self._stepper, few, backward, self.loaded.dtype)
         finally:
-            for parameter, gradient in zip(parameters, kept, strict=True):
-                parameter.grad = gradient
             self._bad_loss = []
-        pairs = [(a, b) for a, b in zip(*gradients, strict=True) if a is not None and b is not None]
-        size = norm_of([b for _, b in pairs])
-        if not size > 0:  # also where it is not finite
+        if found is None:
             return
-        self._checked = True
-        gap, most = norm_of([a - b for a, b in pairs]) / size, MOST_GAP[self.loaded.dtype]
-        found = (
-            f"the gradient of {len(few)} rows on their trie and one by one differs by {gap:.1e} of its size"
-        )
-        if gap <= most:
-            self._say(f"checked: {found}")
-        else:
-            self._least = NEVER
-            self._say(f"{found}, more than {most:g}: nothing is shared from here on, which is slower")
+        self._checked, (agrees, text) = True, found
+        self._least = self._least if agrees else NEVER
+        self._say(text)
 
     def _restart(self) -> None:
         self._drop_gradients()
@@ -387,13 +373,9 @@ class LocalTrainer:
         most, problem = self.settings.max_nonfinite, ""
         if not finite:
             problem = not_finite(
-                counters.updates - 1,
-                counters.nonfinite,
-                self._bad_loss,
-                self._stepper.parameters,
-                most,
+                counters.updates - 1, counters.nonfinite, self._bad_loss, self._stepper.parameters, most,
                 policy,
-            )
+            )  # fmt: skip
         try:
             of_critic = self._critic.step(critic) if self._critic and critic else {}
         finally:

@@ -14,13 +14,12 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from silva import __version__
 from silva.codec import decode, encode
-from silva.errors import CapabilityError, PartLost, SilvaError, error_named
+from silva.errors import PartLost, SilvaError, error_named
 from silva.ports import CLOCK
 from silva.protocols import TrainerCapabilities
 from silva.trainer.wire import Call, Open, Opened, Reply
-from silva.transport import DISK, Peer, Refused, Unreachable, silence
+from silva.transport import DISK, Peer, Refused, Unreachable, check_version, silence
 from silva.types import LossSpec, OptimParams, Sample, Signals, Snapshot
 
 CHECK = 0.5  # seconds between questions whether it is alive
@@ -130,12 +129,7 @@ class RemoteTrainer:
         began, told = CLOCK.monotonic(), False
         while True:
             try:
-                theirs = (await self._peer.get("/alive", timeout=DEAD_AFTER)).get("silva")
-                if theirs != __version__:
-                    raise CapabilityError(
-                        f"the trainer at {self._peer.address} is of Silva {theirs or 'before 0.1.0'}, "
-                        f"this is {__version__}: install the same version at both ends"
-                    )
+                check_version(self._peer, await self._peer.get("/alive", timeout=DEAD_AFTER))
                 return
             except Unreachable as error:
                 if CLOCK.monotonic() - began > self._patience:

@@ -169,9 +169,8 @@ def probed(product: Product, counts: Sequence[int]) -> Probed:
     @functools.cache
     @torch.inference_mode()
     def bits(rows: int) -> bytes | None:
-        found = (
-            product(rows).flatten(0, -2).contiguous().view(torch.uint8).numpy()
-        )  # torch would share out the comparison
+        # Bytes of numpy: torch would share out the comparison.
+        found = product(rows).flatten(0, -2).contiguous().view(torch.uint8).numpy()
         return found[0].tobytes() if (found == found[0]).all() else None
 
     return bits, counts

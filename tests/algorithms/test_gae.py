@@ -1,4 +1,4 @@
-"""The pure functions of credit.py on one trajectory; test_credit.py has what joins them to samples."""
+"""Returns and advantages of one trajectory; test_credit.py has what joins them to samples."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from tests.golden.read import read
 from torch import Tensor
 
 from silva.algorithms.assign import whiten
-from silva.algorithms.credit import bi_level_gae, discounted_returns, entropy_scaled, gae, token_rewards
+from silva.algorithms.credit import entropy_scaled
+from silva.algorithms.gae import bi_level_gae, discounted_returns, gae, token_rewards
 from silva.errors import RecordError
 
 GOLDEN = read("advantages_verl")
