@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 from tests.contracts.doubles import Failing, Slow
-from tests.engines.chat_server import CUT, Script, said, serving
+from tests.engines.chat_server import Script, said, serving
+from tests.tools.web_server import CUT
 
 from silva.config.sections import Limits, Sampling
 from silva.engines.openai import ChatPolicy

@@ -3,12 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import pytest
 
 from silva.environments.settings import EnvironmentSettings
-from silva.types import Message, Step, Task
+from silva.rendering.tool_calls import parse_hermes
+from silva.types import Message, Split, Step, Task
+
+
+def reply(episode: Any, turn: int, seed: int | None = None) -> Message:
+    """The expert's, or one at random, with its calls."""
+    text = episode.expert_reply() if seed is None else episode.random_reply(seed)
+    parsed = parse_hermes(text)
+    return Message("assistant", parsed.content, tool_calls=parsed.calls, id=f"r{turn}")
 
 
 def _play(environment, replies: Callable[[int], Message | str]) -> list[Step]:
@@ -50,6 +60,19 @@ def replies_to():
         return asyncio.run(steps())
 
     return run
+
+
+@pytest.fixture(scope="session")
+def random_ends():
+    """(settings, split) -> the last steps of 100 episodes at random, each of the next task."""
+
+    def ends(settings: EnvironmentSettings, split: Split = "train") -> list[Step]:
+        taskset = settings.taskset()
+        tasks = itertools.islice(itertools.cycle(taskset.tasks(split)), 100)
+        games = enumerate(map(taskset.environment, tasks))
+        return [_play(game, lambda turn, g=game, n=n: reply(g, turn, n))[-1] for n, game in games]
+
+    return ends
 
 
 @pytest.fixture(scope="session")

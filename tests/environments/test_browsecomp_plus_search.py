@@ -6,10 +6,10 @@ import asyncio
 from typing import Any
 
 import pytest
+from tests.environments.conftest import reply
 
 from silva.environments.browsecomp_plus_search import BrowseCompPlusSearch, Library, Part, divided
 from silva.environments.documents import Document
-from silva.rendering.tool_calls import parse_hermes
 from silva.tools.function import ToolError
 from silva.types import Message, Step, ToolCall
 
@@ -95,12 +95,6 @@ def test_what_the_model_reads_if_there_is_nothing_to_open(calls: list[Any], said
         play(*calls, settings=SETTINGS.model_copy(update={"tools_change": False}))
 
 
-def reply(episode: Any, turn: int, seed: int | None = None) -> Message:
-    text = episode.expert_reply() if seed is None else episode.random_reply(seed)
-    parsed = parse_hermes(text)
-    return Message("assistant", parsed.content, tool_calls=parsed.calls, id=f"r{turn}")
-
-
 def test_a_change_of_tools_shows_the_whole_context(replies_to) -> None:
     settings = BrowseCompPlusSearch()
     task = settings.taskset().tasks("train")[0]
@@ -149,12 +143,8 @@ def test_the_expert_searches_with_words_of_the_question(play_out) -> None:
     assert honest >= 90
 
 
-def test_random_episodes_end_without_an_error(play_out) -> None:
-    taskset = BrowseCompPlusSearch().taskset()
-    ends = []
-    for number in range(100):
-        episode = taskset.environment(taskset.tasks("train")[number])
-        ends.append(play_out(episode, lambda turn, e=episode, n=number: reply(e, turn, n))[-1])
+def test_random_episodes_end_without_an_error(random_ends) -> None:
+    ends = random_ends(BrowseCompPlusSearch())
     assert all(end.terminated != end.truncated for end in ends)
     assert sum(end.metrics["success"] for end in ends) <= 5
 

@@ -165,14 +165,9 @@ def test_the_same_numbers_with_other_names_are_the_same_problem() -> None:
     assert len(set(numbers[1])) < len(numbers[1])  # some differ in names alone
 
 
-def test_the_expert_is_right_and_hundred_random_episodes_end(expert_rate, play_out) -> None:
+def test_the_expert_is_right_and_hundred_random_episodes_end(expert_rate, random_ends) -> None:
     assert expert_rate(MetaMath(), 100) == (1.0, 1.0)
-    taskset = MetaMath().taskset()
-    ends = []
-    for number, task in enumerate(taskset.tasks("train")[:100]):
-        episode = taskset.environment(task)
-        ends.append(play_out(episode, lambda _, e=episode, n=number: e.random_reply(n))[-1])
-    assert sum(end.metrics["success"] for end in ends) < 30
+    assert sum(end.metrics["success"] for end in random_ends(MetaMath())) < 30
 
 
 @settings(max_examples=100, deadline=None, derandomize=True)

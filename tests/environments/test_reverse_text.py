@@ -53,13 +53,9 @@ def test_texts_are_made_as_asked_and_never_read_the_same_both_ways() -> None:
         assert task.answer == task.data["text"][::-1] != task.data["text"]
 
 
-def test_prompts_and_scripted_play(expert_rate, play_out) -> None:
+def test_prompts_and_scripted_play(expert_rate, random_ends) -> None:
     assert expert_rate(ReverseText(), 50) == (1.0, 1.0)
-    taskset = ReverseText(style="compact").taskset()
-    environment = taskset.environment(TASK)
+    compact = ReverseText(style="compact")
+    environment = compact.taskset().environment(TASK)
     assert asyncio.run(environment.reset()).messages[0].content == "muvo pot"
-    wins = 0.0
-    for number, task in enumerate(taskset.tasks("eval")[:100]):
-        game = taskset.environment(task)
-        wins += play_out(game, lambda _, g=game, n=number: g.random_reply(n))[-1].metrics["success"]
-    assert wins < 25
+    assert sum(end.metrics["success"] for end in random_ends(compact, "eval")) < 25

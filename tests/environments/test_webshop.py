@@ -57,13 +57,8 @@ def test_the_expert_finds_its_way_from_anywhere(play_out) -> None:
     assert finished >= 30
 
 
-def test_random_visits_end_without_an_error_and_without_luck(play_out) -> None:
-    settings = WebShop()
-    taskset = settings.taskset()
-    ends = []
-    for number in range(100):
-        episode = taskset.environment(taskset.tasks("train")[number])
-        ends.append(play_out(episode, lambda turn, e=episode, n=number: e.random_reply(n))[-1])
+def test_random_visits_end_without_an_error_and_without_luck(random_ends) -> None:
+    ends = random_ends(WebShop())
     assert all(end.terminated != end.truncated for end in ends)
     assert any(end.terminated for end in ends) and any(end.truncated for end in ends)
     assert sum(end.metrics["success"] for end in ends) <= 2

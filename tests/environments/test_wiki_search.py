@@ -7,12 +7,11 @@ import json
 from typing import Any
 
 import pytest
+from tests.environments.conftest import reply
 
 from silva.environments.documents import Document
 from silva.environments.wiki_search import Wiki, WikiSearch
-from silva.rendering.tool_calls import parse_hermes
 from silva.tools.function import ToolError
-from silva.types import Message
 
 PAGES = [
     Document("ems", "Ems", "A river.\n# Course\nIt is long.\n# Towns\nLingen."),
@@ -70,12 +69,6 @@ def test_what_the_model_reads_if_it_asks_for_nothing_that_there_is(
         call(name, **arguments)
 
 
-def reply(episode: Any, turn: int, seed: int | None = None) -> Message:
-    text = episode.expert_reply() if seed is None else episode.random_reply(seed)
-    parsed = parse_hermes(text)
-    return Message("assistant", parsed.content, tool_calls=parsed.calls, id=f"r{turn}")
-
-
 def test_the_expert_answers_every_question(play_out) -> None:
     """Three calls a page, all made-up questions of up to three pages."""
     settings = WikiSearch(pages=60, max_hops=3, eval_size=1, train_size=600)
@@ -90,12 +83,8 @@ def test_the_expert_answers_every_question(play_out) -> None:
         assert sum(step.metrics.get("tool_errors", 0.0) for step in steps) == 0.0
 
 
-def test_random_episodes_end_without_an_error(play_out) -> None:
-    taskset = WikiSearch().taskset()
-    ends = []
-    for number in range(100):
-        episode = taskset.environment(taskset.tasks("train")[number])
-        ends.append(play_out(episode, lambda turn, e=episode, n=number: reply(e, turn, n))[-1])
+def test_random_episodes_end_without_an_error(random_ends) -> None:
+    ends = random_ends(WikiSearch())
     assert all(end.terminated != end.truncated for end in ends)
     assert sum(end.metrics["success"] for end in ends) <= 5
 
