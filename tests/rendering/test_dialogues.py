@@ -189,3 +189,23 @@ def test_templates_that_nothing_ends_are_refused() -> None:
     with pytest.raises(RenderingError, match="nothing ends an assistant's turn"):
         Renderer(plain)
     assert Renderer(plain, stops=[3]).stop_token_ids == (3,)
+
+
+@pytest.mark.parametrize("name", ["qwen25", "r1"])
+def test_a_reply_that_is_rendered_again_does_not_open_its_thought_twice(name: str) -> None:
+    made = renderer(name, tools="tags", result=INSIDE)
+    calls = [
+        Message("assistant", "", reasoning=thought, tool_calls=(CALL,), id=str(i))
+        for i, thought in enumerate(["so", "again", None])
+    ]
+    messages = [
+        user("q"),
+        *(m for call in calls for m in (call, RESULT)),
+        Message("assistant", "42."),
+        user("r"),
+    ]
+    shown = text(name, made.context(messages, [CALC])).partition("q")[2]
+    call, result = "<calculator>6*7</calculator>", " <result>\n42\n</result>"
+    assert f"<think>\nso\n</think>\n\n{call}{result}<think>\nagain\n</think>\n\n{call}{result}{call}" in shown
+    bare = text(name, made.context([user("q"), calls[2], RESULT], [CALC])).partition("q")[2]
+    assert bare.count("</think>") == bare.count("<think>") == (name == "r1")

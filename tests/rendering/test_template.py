@@ -9,6 +9,7 @@ from tests.rendering.templates import byte_tokenizer
 from tests.rendering.test_renderer import CALC, text, user
 
 from silva.errors import RenderingError
+from silva.rendering.codec import Codec
 from silva.rendering.renderer import Renderer
 from silva.rendering.template import ChatTemplate
 from silva.rendering.tool_calls import write_calls
@@ -92,3 +93,29 @@ def test_the_end_of_a_closed_dialogue_is_no_change_of_earlier_text() -> None:
     other = byte_tokenizer(PHI3.replace("eos_token", "'<|eot_id|>'"))
     with pytest.raises(RenderingError, match="changes earlier text"):
         Renderer(other)
+
+
+@pytest.mark.parametrize(
+    ("form", "said", "ids"),
+    [
+        ("mistral", '[TOOL_CALLS][{"name": "calculator", "arguments": {}, "id": "abc123XYZ"}]', ["abc123XYZ"]),
+        ("mistral", '[TOOL_CALLS][{"name": "calculator", "arguments": {}, "id": "short"}]', ["call00000"]),
+        ("mistral", '[TOOL_CALLS][{"name": "calculator", "arguments": {}}]', ["call00000"]),
+        ("kimi", "<|tool_call_begin|>functions.calculator:7<|tool_call_argument_begin|>{}<|tool_call_end|>"
+                 "<|tool_call_begin|>functions.now:8<|tool_call_argument_begin|>{}<|tool_call_end|>",
+         ["functions.calculator:7", "functions.now:8"]),
+    ],
+)  # fmt: skip
+def test_results_name_the_calls_as_the_model_wrote_them(form: str, said: str, ids: list[str]) -> None:
+    tokenizer = byte_tokenizer(form)
+    made = Renderer(tokenizer)
+    prompt = made.context([user("q")], [CALC])
+    reply = [*Codec(tokenizer).encode_escaped(said), made.stop_token_ids[0]]
+    results = [Message("tool", f"r{i}", name="calculator") for i in range(len(ids))]
+    tail = made.extend(reply, results)
+    places = [made.decode(tail).find(id) for id in ids]
+    assert -1 not in places and places == sorted(places)
+    asks = Message(
+        "assistant", "", tool_calls=made.parse(reply, prompt=prompt, tools=[CALC]).tool_calls, id="1"
+    )
+    assert made.context([user("q"), asks, *results], [CALC], sampled={"1": reply}) == [*prompt, *reply, *tail]

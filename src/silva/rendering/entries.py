@@ -42,13 +42,24 @@ class Entries:
         return [Message("system", text), *messages[given is not None :]]
 
     def of(
-        self, messages: Sequence[Message], tools: Sequence[ToolSpec] = (), *, start: bool = False
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[ToolSpec] = (),
+        *,
+        start: bool = False,
+        ids: Sequence[str] = (),
     ) -> list[dict[str, Any]]:
+        """Args:
+        start: the dialogue begins here.
+        ids: of the calls that results before a first reply answer; empty for those that have none.
+        """
         entries: list[dict[str, Any]] = []
         wrapped = False  # the last entry holds tool results as a user message
         results = 0  # since the last reply
         for position, message in enumerate(messages):
-            entry = self._entry(message, tools, results, first=start and position == 0)
+            ids = () if message.role == "assistant" else ids
+            own = next(iter(ids[results : results + 1]), "")
+            entry = self._entry(message, tools, results, own, first=start and position == 0)
             results = results + 1 if message.role == "tool" else 0
             wraps = message.role == "tool" and entry["role"] == "user"
             both_users = bool(entries) and entry["role"] == entries[-1]["role"] == "user"
@@ -61,7 +72,7 @@ class Entries:
         return entries
 
     def _entry(
-        self, message: Message, tools: Sequence[ToolSpec], results: int, *, first: bool
+        self, message: Message, tools: Sequence[ToolSpec], results: int, id: str, *, first: bool
     ) -> dict[str, Any]:
         escape = self._codec.escape
         if message.role == "assistant":
@@ -74,7 +85,7 @@ class Entries:
             return {"role": "user", "content": f"<tool_response>\n{content}\n</tool_response>"}
         if role == "tool":
             name = None if message.name is None else escape(message.name)
-            return tool_entry(content, name, self._calls.call_id(name or "", results))
+            return tool_entry(content, name, escape(id) or self._calls.call_id(name or "", results))
         return {"role": role, "content": content}
 
     def reply(self, message: Message, tools: Sequence[ToolSpec]) -> dict[str, Any]:

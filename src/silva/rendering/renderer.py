@@ -130,7 +130,7 @@ class Renderer:
             RenderingError: the template refuses the dialogue.
         """
         messages = self._entries.with_system(messages, tools)
-        kept = self._kept(messages, {} if self.rebuilds_context or sampled is None else sampled, tools)
+        kept = self._kept(messages, {} if self.rebuilds_context or sampled is None else sampled)
         cuts = list(kept)
         first = cuts[0] if cuts else len(messages)
         described = self._features.tools and self._features.form == self._form
@@ -139,6 +139,8 @@ class Renderer:
         tokens = self._codec.encode_escaped(head, first=True)
         for cut, following in pairwise([*cuts, len(messages)]):
             ids = kept[cut]
+            if ids is None:
+                ids = self._rendered(messages[cut], tools, tokens, messages[cut + 1 : following])
             tokens += [*ids, *self._tail(ids, messages[cut + 1 : following])]
         return tokens + self.encode(prefill)
 
@@ -183,9 +185,7 @@ class Renderer:
             text.rpartition(CLOSE) if parse_hermes(text).content.count(CLOSE) else ("", "", text)
         )
         said = parse_hermes(answer)
-        head = thoughts + tag
-        if self.opens_thought(prompt):
-            head = head.lstrip().removeprefix(OPEN).lstrip("\n") if tag else f"\n{CLOSE}\n\n"
+        head = self._continued(thoughts + tag, prompt)
         if self._form == "hermes" or not said.calls:
             written = self._codec.escape(answer)
         else:
@@ -308,21 +308,33 @@ class Renderer:
         return end[0] if end else None
 
     def _kept(
-        self, messages: Sequence[Message], sampled: Mapping[str, Sequence[int]], tools: Sequence[ToolSpec]
-    ) -> dict[int, Sequence[int]]:
+        self, messages: Sequence[Message], sampled: Mapping[str, Sequence[int]]
+    ) -> dict[int, Sequence[int] | None]:
         """By position, the tokens of replies that are not left to the template. If results stand inside
-        replies, these are all of them."""
-        kept = {i: sampled[m.id] for i, m in enumerate(messages) if m.role == "assistant" and m.id in sampled}
+        replies, these are all of them; None for those that are to be rendered."""
+        kept: dict[int, Sequence[int] | None] = {
+            i: sampled[m.id] for i, m in enumerate(messages) if m.role == "assistant" and m.id in sampled
+        }
         called = [m.role == "assistant" and after.role == "tool" for m, after in pairwise(messages)]
         if self._result is None or not any(called):
             return kept
-        for i, m in enumerate(messages):
-            if m.role == "assistant" and i not in kept:
-                entry = self._entries.reply(m, tools)
-                text = join_reasoning(entry.get("reasoning_content"), entry["content"])
-                words = self._codec.encode_escaped(text)
-                kept[i] = words if [*called, False][i] else [*words, self.stop_token_ids[0]]
-        return dict(sorted(kept.items()))
+        return {i: kept.get(i) for i, m in enumerate(messages) if m.role == "assistant"}
+
+    def _rendered(
+        self, message: Message, tools: Sequence[ToolSpec], prompt: Sequence[int], following: Sequence[Message]
+    ) -> list[int]:
+        """Tokens of a reply in the turn of which results may follow."""
+        entry = self._entries.reply(message, tools)
+        text = join_reasoning(entry.get("reasoning_content"), entry["content"])
+        words = self._codec.encode_escaped(self._continued(text, prompt))
+        inside = bool(following) and following[0].role == "tool"
+        return words if inside else [*words, self.stop_token_ids[0]]
+
+    def _continued(self, text: str, prompt: Sequence[int]) -> str:
+        """`text` of a reply to `prompt`: without the <think> that the prompt opened, which it closes."""
+        if not self.opens_thought(prompt):
+            return text
+        return text.lstrip().removeprefix(OPEN).lstrip("\n") if CLOSE in text else f"\n{CLOSE}\n\n{text}"
 
     def _tail(self, last: Sequence[int], messages: Sequence[Message]) -> Sequence[int]:
         end = last[-1] if len(last) and last[-1] in self.stop_token_ids else None
@@ -332,19 +344,34 @@ class Renderer:
                 inside = self.encode("".join(self._result.replace("{}", m.content) for m in results))
                 others = messages[len(results) :]
                 return [*inside, *self._tail((), others)] if others else inside
+        ids = self._ids(last) if self._features.ids and messages and messages[0].role == "tool" else ()
         plain = all(m.role != "assistant" for m in messages)
         if plain and sum(len(m.content) for m in messages) <= CACHED_CHARACTERS:
-            return self._cached_tail(end, tuple((m.role, m.content, m.name) for m in messages))
-        return self._new_tail(end, messages)
+            return self._cached_tail(end, tuple((m.role, m.content, m.name) for m in messages), ids)
+        return self._new_tail(end, messages, ids)
+
+    def _ids(self, last: Sequence[int]) -> tuple[str, ...]:
+        """Of the calls of a reply, as the model wrote them."""
+        answer = self._codec.decode(self.words(last)).rpartition(CLOSE)[2]
+        return tuple(call.id for call in self._calls.parse(answer).calls)
 
     def _short_tail(
-        self, end: int | None, messages: tuple[tuple[Role, str, str | None], ...]
+        self, end: int | None, messages: tuple[tuple[Role, str, str | None], ...], ids: tuple[str, ...]
     ) -> tuple[int, ...]:
-        return tuple(self._new_tail(end, [Message(r, content, name=name) for r, content, name in messages]))
+        whole = [Message(role, content, name=name) for role, content, name in messages]
+        return tuple(self._new_tail(end, whole, ids))
 
-    def _new_tail(self, end: int | None, messages: Sequence[Message]) -> list[int]:
-        """`end`: the stop token that was sampled. Any other than the template's leaves the turn open."""
-        text = self._template.after_reply(self._entries.of(messages))
+    def _new_tail(self, end: int | None, messages: Sequence[Message], ids: Sequence[str]) -> list[int]:
+        """Args:
+        end: the stop token that was sampled. Any other than the template's leaves the turn open.
+        ids: of the calls that results answer.
+        """
+        try:
+            text = self._template.after_reply(self._entries.of(messages, ids=ids))
+        except RenderingError:  # Mistral's take no ids but those of nine characters
+            if not any(ids):
+                raise
+            text = self._template.after_reply(self._entries.of(messages))
         close = self._codec.leading_special(text) if end is not None else None
         return self._codec.encode_escaped(close[1] if close and close[0] == end else text)
 

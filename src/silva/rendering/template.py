@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import jinja2
 
 from silva.errors import RenderingError
-from silva.rendering.call_forms import FORMS
+from silva.rendering.call_forms import FORMS, Form
 from silva.rendering.codec import MARK
 from silva.rendering.tool_calls import as_function
 from silva.types import ToolCall, ToolSpec
@@ -43,6 +43,7 @@ class Features:
     system: bool  # shows a system message at the start
     later_system: bool  # shows one in the middle
     default_system: str  # what it says where no system message is given
+    ids: bool  # shows which call a result answers
     tool_role: bool  # has a way of its own to show tool results
     alternates: bool  # refuses two user messages in a row
     tools: bool  # describes tools given to it
@@ -149,6 +150,7 @@ class ChatTemplate:
             system=system,
             later_system=later,
             default_system=self._default_system() if system else "",
+            ids=bool(form) and self._shows_ids(FORMS[form]),
             tool_role=self._knows_tool_role(tools, form, as_text, as_none),
             alternates=self._try([_USER, _USER]) is None,
             tools=tools,
@@ -191,6 +193,15 @@ class ChatTemplate:
                 if calls == [(call.name, call.arguments)] and not found.errors and not found.content.strip():
                     return name, as_text, as_none
         return "", False, False
+
+    def _shows_ids(self, form: Form) -> bool:
+        first, second = (
+            self._try(
+                [_USER, {"role": "assistant", "content": "a"}, tool_entry("a", _TOOL, form.call_id(_TOOL, i))]
+            )
+            for i in (0, 1)
+        )
+        return first != second
 
     def _takes_several(self, form: str, as_text: bool, as_none: bool) -> bool:
         reply = _calling(2, form, as_text, as_none)
