@@ -35,6 +35,14 @@ def test_garbage_collection_leaves_out_what_is_loaded_until_the_command_ends() -
     assert gc.get_freeze_count() == 0
 
 
+def test_it_is_said_which_tasks_are_read() -> None:
+    stages: list[str] = []
+    resolved = load(["@", str(CONFIG)], REGISTRIES)
+    with loaded(resolved.config, stage=stages.append):
+        pass
+    assert stages == [f"read the tasks of {e.label}" for e in resolved.config.environments]
+
+
 def test_a_machine_without_equal_bits_is_named_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(local, "probe", lambda *_, **__: RowRules(hold=False))
     with loaded(load(["@", str(CONFIG)], REGISTRIES).config) as assembly:

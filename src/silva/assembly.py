@@ -31,7 +31,7 @@ class Assembly:
     """Implements `protocols.Context`: each part is built when it is first asked for, and then kept.
 
     `tasksets`: by label of their environment. `placement`: that of the configuration, if none is given.
-    `say` takes what people should know.
+    `say` takes what people should know, `stage` what is being done.
     """
 
     def __init__(
@@ -40,8 +40,9 @@ class Assembly:
         placement: Placement | None = None,
         *,
         say: Callable[[str], None] = lambda text: None,
+        stage: Callable[[str], None] = lambda text: None,
     ) -> None:
-        self.config, self.say = config, say
+        self.config, self.say, self.stage = config, say, stage
         self.placement: Placement = placement or config.placement.build()
 
     def load(self) -> Assembly:
@@ -82,7 +83,11 @@ class Assembly:
 
     @cached_property
     def tasksets(self) -> dict[str, TaskSet]:
-        return {e.label: _taskset(e) for e in self.config.environments}
+        found = dict[str, TaskSet]()
+        for environment in self.config.environments:
+            self.stage(f"read the tasks of {environment.label}")  # a minute for a million rows
+            found[environment.label] = _taskset(environment)
+        return found
 
     def trainer(self, algorithm: Algorithm | None = None) -> Trainer:
         """`algorithm`: what it needs beside the policy, a reference or a critic, is made too."""

@@ -71,10 +71,15 @@ def explained(run: RunFolder, advice: str, console: Console | None = None) -> It
 
 
 @contextmanager
-def loaded(config: RunConfig, *, say: Callable[[str], None] = lambda text: None) -> Iterator[Assembly]:
+def loaded(
+    config: RunConfig,
+    *,
+    say: Callable[[str], None] = lambda text: None,
+    stage: Callable[[str], None] = lambda text: None,
+) -> Iterator[Assembly]:
     """The parts of a configuration, until the end of the block."""
     process.prepare()
-    assembly, wait = Assembly(config, say=say).load(), True
+    assembly, wait = Assembly(config, say=say, stage=stage).load(), True
     try:
         with process.loaded():
             yield assembly
@@ -92,7 +97,7 @@ async def opened(config: RunConfig, monitor: Monitor, phases: Phases) -> AsyncIt
         with phases("load"):
             monitor.stage("load model")
             began = busy.sample()
-            assembly = stack.enter_context(loaded(config, say=monitor.message))
+            assembly = stack.enter_context(loaded(config, say=monitor.message, stage=monitor.stage))
             monitor.stage("reach the engine")
             await assembly.connect()
         cores = len(busy.cores())

@@ -215,12 +215,12 @@ class _Listed:
         if evaluation is not None:
             apart = {draft.content(): draft for draft in evaluation}
             taken = {place for draft in apart.values() for place in draft.places()}
-            for content, draft in sorted(distinct.items()):
+            for content, draft in distinct.items():
                 parts[None if taken.intersection(draft.places()) else "train"].append(content)
             parts["eval"] = [*apart]
             distinct |= apart
         else:
-            for content, draft in sorted(distinct.items()):
+            for content, draft in distinct.items():
                 parts[draft.split(settings.eval_share)].append(content)
         self._all = list(distinct.values())
 
@@ -312,8 +312,11 @@ def _content(task: Task, label: str) -> str:
         ) from error
 
 
+_ENCODE = json.JSONEncoder(sort_keys=True).encode  # json.dumps would make an encoder for every row
+
+
 def _digest(content: Any) -> str:
-    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
+    return hashlib.sha256(_ENCODE(content).encode()).hexdigest()[:16]
 
 
 def _place(key: Any) -> float:
