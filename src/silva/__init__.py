@@ -30,7 +30,11 @@ __all__ = ["__version__", "train"]
 
 
 def train(
-    config: str | Path | Mapping[str, Any] | Resolved, *, resume: bool = False, overwrite: bool = False
+    config: str | Path | Mapping[str, Any] | Resolved,
+    *,
+    resume: bool = False,
+    overwrite: bool = False,
+    accept_files: bool = False,
 ) -> Outcome:
     """Run reinforcement learning: what `silva rl` does, from Python, in scripts and in notebooks.
 
@@ -42,13 +46,14 @@ def train(
         config: a TOML file, keys (nested or dotted) with their values, or a resolved configuration.
         resume: go on with the run in output_dir/name from its last checkpoint.
         overwrite: replace the run in output_dir/name; the old run is removed when the new one begins.
+        accept_files: go on though files that the configuration points at have changed since.
 
     Raises:
         SilvaError: the one of errors.py that fits; Interrupted after Ctrl-C.
     """
     from silva.commands.train import train  # loads torch
 
-    return _beside_loop(lambda: train(config, resume=resume, overwrite=overwrite))
+    return _beside_loop(lambda: train(config, resume=resume, overwrite=overwrite, accept_files=accept_files))
 
 
 def _beside_loop(work: Callable[[], Outcome]) -> Outcome:

@@ -156,7 +156,11 @@ def _rl(command: str, arguments: list[str]) -> int:
     from silva.config.saved import load_saved, to_toml
 
     dry_run = ("--dry-run",) if command == "rl" else ()
-    found, rest = _options(arguments, *dry_run, "--resume", "--overwrite")
+    found, rest = _options(arguments, *dry_run, "--resume", "--overwrite", "--accept-files")
+    if "--accept-files" in found and "--resume" not in found:
+        raise ConfigError(
+            "--accept-files: it takes files that changed since a run began; expected --resume too"
+        )
     saved = load_saved(rest, _registries()) if "--resume" in found else None  # None: it names a file
     resolved = saved or _resolve(command, rest)
     _check_crash_point()
@@ -187,7 +191,13 @@ def _rl(command: str, arguments: list[str]) -> int:
         check_addresses(placement)
     from silva.commands.train import train
 
-    outcome = _train(train, resolved, resume="--resume" in found, overwrite="--overwrite" in found)
+    outcome = _train(
+        train,
+        resolved,
+        resume="--resume" in found,
+        overwrite="--overwrite" in found,
+        accept_files="--accept-files" in found,
+    )
     return 130 if outcome is None else 0 if outcome.trained else NoSignalError.exit_code
 
 

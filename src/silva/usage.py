@@ -28,16 +28,20 @@ COMMANDS: dict[str, tuple[str, str]] = {
 # How each command is called, and what it takes besides keys of a configuration.
 USAGE = {
     "rl": """\
-silva rl @ FILE.toml [--dry-run | --resume | --overwrite] [--section.key VALUE ...]
+silva rl @ FILE.toml [--dry-run | --resume [--accept-files] | --overwrite] [--section.key VALUE ...]
 
   --dry-run    print the resolved configuration and the plan in numbers, then stop
   --resume     continue the run in output_dir/name from its last checkpoint; without a FILE, the
                configuration saved there is used
+  --accept-files
+               resume although files that the configuration points at have changed; the ledger says so
   --overwrite  replace the run in output_dir/name; the old run is removed when the new one begins""",
     "orchestrator": """\
-silva orchestrator @ FILE.toml [--resume | --overwrite] [--section.key VALUE ...]
+silva orchestrator @ FILE.toml [--resume [--accept-files] | --overwrite] [--section.key VALUE ...]
 
   --resume     continue the run in output_dir/name from its last checkpoint
+  --accept-files
+               resume although files that the configuration points at have changed; the ledger says so
   --overwrite  replace the run in output_dir/name; the old run is removed when the new one begins
 
 It holds no model: placement.trainer and placement.inference say where trainer and inference are. It can be

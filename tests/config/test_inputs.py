@@ -52,6 +52,23 @@ def test_everything_that_is_read_has_a_digest_and_nothing_that_is_written(data, 
     assert input_files({"output_dir": "runs", "x": [str(tmp_path)], "y": "/", "z": "no\0name"}) == {}
 
 
+def test_what_a_python_file_imports_from_beside_it_is_read_too(write, tmp_path, monkeypatch):
+    monkeypatch.chdir(write("here/lib/deep.py", "").parent.parent)
+    file = write(
+        "own/reward.py", "import json, parts\nfrom lib import deep\n\ndef f():\n    from .more import g\n"
+    )
+    write("own/parts.py", "import reward, more.least")
+    write("own/more/__init__.py", "import broken")
+    write("own/more/least.py", "")
+    write("own/broken.py", "def (")
+    write("own/other.py", "")
+    found = input_files({"output_dir": "runs", "name": "r", "x": f"{file}:score"})
+    assert sorted(name.removeprefix(f"{tmp_path}/") for name in found) == [
+        "here/lib/deep.py", "own/broken.py", "own/more/__init__.py", "own/more/least.py", "own/parts.py",
+        "own/reward.py",
+    ]  # fmt: skip
+
+
 def test_a_folder_below_a_hidden_one_is_read_and_the_run_s_own_is_not(write, tmp_path):
     """Models of the hub lie below ~/.cache."""
     file = write(".cache/model/config.json", "{}")

@@ -55,6 +55,25 @@ def test_a_changed_key_is_named(server, alone):
     assert "trainer.optimizer.lr: was 0.01, now 0.5" in ended.output and "seed: was 0, now 3" in ended.output
 
 
+def test_changed_files_are_refused_or_accepted_and_recorded(server, copy, tmp_path):
+    saved = json.loads((copy / "config.json").read_text())
+    rows = str(tmp_path / "rows.jsonl")
+    before = json.dumps(saved | {"(files)": saved["(files)"] | {rows: "9 bytes, sha256 a"}})
+    (copy / "config.json").write_text(before)
+    ended = server.rl("alone", "--resume", "--steps", "5", into=tmp_path)
+    assert ended.status == 2 and f"{rows}: was 9 bytes, sha256 a, now not there" in ended.output
+    assert "--accept-files" in ended.output and (copy / "config.json").read_text() == before
+    ended = server.rl("alone", "--accept-files", into=tmp_path)
+    assert ended.status == 2 and "expected --resume too" in ended.output
+    ended = server.rl("alone", "--resume", "--accept-files", "--steps", "5", into=tmp_path)
+    assert ended.status == 0 and "goes on with changed files" in ended.output, ended.output
+    records = list(read(copy / "ledger.jsonl"))
+    (change,) = [record.fields for record in records if record.event == "files_changed"]
+    assert change == {"step": 4, "files": {rows: ["9 bytes, sha256 a", "not there"]}}
+    assert audit(records, finished=True) == []
+    assert json.loads((copy / "config.json").read_text())["(files)"] == saved["(files)"]
+
+
 def test_a_run_in_the_way_is_not_touched_without_a_flag(server, alone, undisturbed):
     ended = server.rl("alone")
     assert ended.status == 2 and "--resume" in ended.output and "--overwrite" in ended.output

@@ -268,3 +268,4 @@ def test_an_orchestrator_that_is_started_again_resumes_a_run_in_a_new_folder(tmp
     assert own.flags() == [] and not own.exists()
     begin(Layout(tmp_path))
     assert own.flags() == ["--resume"] and own.exists()
+    assert OwnRun(Layout(tmp_path), ["--accept-files", "--resume"]).flags() == ["--resume", "--accept-files"]

@@ -381,7 +381,8 @@ def test_other_files_than_those_it_began_with_are_named_and_refused(path):
         "  /d/gone.py: was 1 bytes, sha256 b, now not there\n"
         "  /d/new.py: was not there, now 3 bytes, sha256 d\n"
         "  /d/rows.jsonl: was 9 bytes, sha256 a, now 12 bytes, sha256 c\n"
-        "Put them back, or choose another --name."
+        "Put them back, choose another --name, or add --accept-files to go on with them as they are now; the "
+        "ledger records the change."
     )
     many = {f"/d/{i:02}": "1 bytes" for i in range(12)}
     with pytest.raises(RunFolderError, match=r"/d/09: was not there.*\n  and 2 more\n"):

@@ -75,7 +75,8 @@ class OwnRun:
     def flags(self) -> Sequence[str]:
         """Of the orchestrator's next start: a run that nobody asked to resume is not resumed."""
         goes_on = self.exists() and not replaced.returns(self._run.path)
-        return ["--resume"] if goes_on else self._flags
+        accepts = [flag for flag in self._flags if flag == "--accept-files"]
+        return ["--resume", *accepts] if goes_on else self._flags
 
     def _ledger(self) -> tuple[int, int] | None:
         try:

@@ -56,6 +56,7 @@ def train(
     *,
     resume: bool = False,
     overwrite: bool = False,
+    accept_files: bool = False,
     console: Console | None = None,
 ) -> Outcome:
     """Run reinforcement learning from a TOML file, a table of keys, or a resolved configuration.
@@ -73,7 +74,7 @@ def train(
         try:
             with RunFolder.open(
                 path, resume=resume, overwrite=overwrite, config=resolved.data, may_change=forbidden_changes,
-                files=input_files(resolved.data),
+                files=input_files(resolved.data), accept_files=accept_files,
             ) as run:  # fmt: skip
                 if run.state == "finished":
                     return _finished(run, console)
@@ -98,9 +99,12 @@ def newest_step(path: Path) -> int:
 async def _train(resolved: Resolved, run: RunFolder, console: Console | None) -> Outcome:
     config = resolved.config
     ledger = Ledger.open(run.ledger) if run.ledger.exists() else Ledger.create(run.ledger)
-    run.save_config(to_toml(resolved), resolved.data)
     store = CheckpointStore(run.checkpoints, config.checkpoint.keep)
     state, weights = restore(store, ledger)
+    if run.changed_files:
+        ledger.record("files_changed", step=state.step, files=run.changed_files)
+        ledger.commit()
+    run.save_config(to_toml(resolved), resolved.data)
     run.summary.unlink(missing_ok=True)
     kept = None if run.state == "new" else state.step if weights else -1  # last step that is not done again
     if kept is not None:

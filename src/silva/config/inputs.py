@@ -1,12 +1,13 @@
 """Digests of the files that a configuration points at, so that a resumed run reads what it began with.
 
 A value points at a file if there is one of that name: rows, corpora, models, programs, "file.py:name".
-Folders stand for all files in them. Not here: what a run writes itself (caches, its own folder), and Python
-packages.
+Folders stand for all files in them, Python files also for the modules that they import from beside them. Not
+here: what a run writes itself (caches, its own folder), and Python packages.
 """
 
 from __future__ import annotations
 
+import ast
 import hashlib
 import json
 import os
@@ -58,11 +59,36 @@ def _files(key: Key, text: str, own: list[Path]) -> Iterator[Path]:
             return
         if path.is_file():
             yield path
+            if path.suffix == ".py":
+                yield from _imported(path, path.parent, {path.resolve()})
         elif folder and path.is_dir() and not any(each.is_relative_to(path.resolve()) for each in own):
             found = (each for each in path.rglob("*") if _is_read(each.relative_to(path)))
             yield from sorted(each for each in found if each.is_file())
     except OSError:  # a text that is too long for a name, or what may not be read
         return
+
+
+def _imported(file: Path, root: Path, seen: set[Path]) -> Iterator[Path]:
+    """The modules beside a Python file, or in the working folder, that it imports, and those that they do."""
+    try:
+        tree = ast.parse(file.read_bytes())
+    except (SyntaxError, ValueError):  # whoever imports it says so
+        return
+    names = set[str]()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            module = f"{node.module}." if node.module else ""
+            names |= {module + alias.name for alias in node.names} | ({node.module} if node.module else set())
+    for name in sorted(names):
+        for folder in (file.parent, root, Path.cwd()):
+            place = folder.joinpath(*name.split("."))
+            for path in (place.with_suffix(".py"), place / "__init__.py"):
+                if path.is_file() and path.resolve() not in seen:
+                    seen.add(path.resolve())
+                    yield path
+                    yield from _imported(path, root, seen)
 
 
 def _is_read(file: Path) -> bool:

@@ -38,6 +38,7 @@ EVENTS: Mapping[str, tuple[str, ...]] = {
     "published": ("version",),
     "checkpoint": ("step", "position"),
     "rolled_back": ("to", "step"),
+    "files_changed": ("step", "files"),  # by name: digests before and now, accepted at a restart
     "imitated": ("contents",),  # of the tasks of a warm start, see Task.content
 }
 """Every event with the fields it must have; more fields of plain JSON are welcome."""

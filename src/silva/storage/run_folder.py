@@ -49,9 +49,11 @@ class RunFolder(Layout):
     Close it, or use `with`.
     """
 
-    def __init__(self, path: Path, lock: TextIO, files: Mapping[str, str]) -> None:
+    def __init__(self, path: Path, lock: TextIO, files: Mapping[str, str], accept_files: bool) -> None:
         super().__init__(path)
         self.files = files
+        self.changed_files: dict[str, list[str]] = {}  # digests before and now, of a resumed run
+        self._accept_files = accept_files
         self.state: State = "new"
         self.notes: list[str] = []
         self._lock = lock
@@ -68,14 +70,16 @@ class RunFolder(Layout):
         config: Mapping[str, Any],
         may_change: Callable[[dict, dict], Mapping[str, str]],
         files: Mapping[str, str] = {},
+        accept_files: bool = False,
     ) -> RunFolder:
         """Lock the folder and decide between new, resumed and finished.
 
         `config` is the resolved configuration as plain data; `may_change(old, new)` gives the dotted
         keys that differ but may not in a resumed run; `files` are the digests of what the configuration
-        points at, which must be the same. In state `new` the caller creates the ledger and
-        calls `save_config`. RunFolderError where the folder is in the way, in use, cannot be
-        written, or belongs to another configuration; LedgerError where a resumed run has no ledger.
+        points at, which must be the same, or with `accept_files` are noted in `changed_files`. In state `new`
+        the caller creates the ledger and calls `save_config`. RunFolderError where the folder is in the way,
+        in use, cannot be written, or belongs to another configuration; LedgerError where a resumed run has no
+        ledger.
         """
         path = Path(path)
         if resume and overwrite:
@@ -86,7 +90,7 @@ class RunFolder(Layout):
                     f"{path} is not empty and not a run of Silva (it has no ledger.jsonl), so it is left "
                     "alone: choose another --name or --output_dir."
                 )
-            run = cls(path, _lock(path), files)
+            run = cls(path, _lock(path), files, accept_files)
         try:
             with _failing(path):
                 run._decide(resume, overwrite, config, may_change)
@@ -217,18 +221,22 @@ class RunFolder(Layout):
             self.notes.append(f"{self.path} has no checkpoint yet: its steps are done again from the first")
 
     def _check_files(self, known: Mapping[str, str]) -> None:
-        """Refuse to go on with other data or code than those with which the run began."""
-        lines = [
-            f"  {file}: was {known.get(file, 'not there')}, now {self.files.get(file, 'not there')}"
+        """Refuse to go on with other data or code than those with which the run began, or was resumed."""
+        self.changed_files = {
+            file: [known.get(file, "not there"), self.files.get(file, "not there")]
             for file in sorted({**known, **self.files})
             if known.get(file) != self.files.get(file)
-        ]
-        if lines:
+        }
+        lines = [f"  {file}: was {old}, now {new}" for file, (old, new) in self.changed_files.items()]
+        if lines and self._accept_files:
+            self.notes.append("this run goes on with changed files:\n" + "\n".join(lines))
+        elif lines:
             more = [f"  and {len(lines) - SHOWN_FILES} more"] if len(lines) > SHOWN_FILES else []
             raise RunFolderError(
                 f"cannot resume {self.path}: files that its configuration points at have changed:\n"
                 + "\n".join([*lines[:SHOWN_FILES], *more])
-                + "\nPut them back, or choose another --name."
+                + "\nPut them back, choose another --name, or add --accept-files to go on with them as they "
+                "are now; the ledger records the change."
             )
 
 
