@@ -324,10 +324,11 @@ def _items(maths: str) -> list[Tree]:
 
 def _listed(items: list[Tree], joined: str) -> Tree:
     """Several values; those of one name are its values, and x < 1 or x > 2 is a union."""
-    names = {each[1] for each in items if each[0] == "="}
-    values = [each[2] if each[0] == "=" else each for each in items]
-    plain = all(len(each) == 3 for each in items if each[0] == "=")
-    if len(names) == 1 and items[0][0] == "=" and plain:
+    named = [isinstance(each, list) and each[0] == "=" for each in items]
+    names = {each[1] for each, is_named in zip(items, named, strict=True) if is_named}
+    values = [each[2] if is_named else each for each, is_named in zip(items, named, strict=True)]
+    plain = all(len(each) == 3 for each, is_named in zip(items, named, strict=True) if is_named)
+    if len(names) == 1 and named[0] and plain:
         if all(isinstance(each, list) and each[0] in ("()", "(]", "[)", "[]") for each in values):
             return "" if joined == "and" else ["=", *names, ["U", *values]]
         return ["=", *names, ["{}", *values]]
