@@ -71,6 +71,14 @@ def test_a_long_section_of_several_types_lists_them(registries, monkeypatch):
     ]
 
 
+def test_a_type_inside_a_section_is_found_by_its_name():
+    from silva.registries import REGISTRIES
+
+    with pytest.raises(ConfigError, match=r"did you mean environments\.reward\.math or environments\."):
+        page(REGISTRIES, "math")
+    assert "  worked_out = true  " in page(REGISTRIES, "environments.reward.math")
+
+
 @pytest.mark.parametrize(
     ("topic", "hint"),
     [

@@ -126,12 +126,22 @@ def _narrow(registries: Registries, name: str) -> Model:
 
 def _unknown(registries: Registries, topic: str, name: str, models: list[Model]) -> str:
     near = [f"{section}.{name}" for section, table in UNIONS.items() if name in getattr(registries, table)]
-    near = near or elsewhere(run_config(registries), (name,))
+    near = near or _types_below(run_config(registries), name) or elsewhere(run_config(registries), (name,))
     names = (
         [*models[0].model_fields] if len(models) == 1 else [str(field_types.tag(model)) for model in models]
     )
     hint = f"did you mean {' or '.join(near)}?" if near else f"expected all, or one of {', '.join(names)}"
     return f"--help {topic}: there is no section, type or key {name!r} here; {hint}"
+
+
+def _types_below(model: Model, tag: str) -> list[str]:
+    """Where sections have a type of this name: environments.reward.math. The first of each section's name."""
+    found = {
+        path[-1]: f"{dotted(tuple(part for part in path if part != 0))}.{tag}"
+        for path, field, _ in reversed([*field_types.fields(model)])
+        if len(held(field)) > 1 and tag in map(field_types.tag, held(field))
+    }
+    return sorted(found.values(), key=len)[:3]
 
 
 class _Page:
