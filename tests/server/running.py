@@ -23,6 +23,7 @@ from silva.types import SamplingParams
 T = TypeVar("T")
 MODEL = "tiny"
 CONTEXT = 256
+JSON = {"content-type": "application/json"}
 
 
 def run(work: Coroutine[Any, Any, T]) -> T:
@@ -57,8 +58,9 @@ def guarded(
 
 @asynccontextmanager
 async def asking(app: ASGIApp, **headers: str) -> AsyncIterator[httpx2.AsyncClient]:
-    """A client without a connection."""
+    """A client without a connection. What it sends is said to be what the app takes."""
     transport = httpx2.ASGITransport(app=app)
+    headers = {"content-type": getattr(app, "_takes", JSON["content-type"])} | headers
     async with httpx2.AsyncClient(
         transport=transport, base_url="http://localhost", headers=headers, timeout=30
     ) as client:

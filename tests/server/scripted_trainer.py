@@ -15,7 +15,7 @@ from silva.codec import decode, encode
 from silva.protocols import Trainer, TrainerCapabilities
 from silva.server.guard import Guard
 from silva.server.serving import Bind
-from silva.server.trainer import TrainerServer
+from silva.server.trainer import TAKES, TrainerServer
 from silva.trainer.wire import Call, Open, Opened, Reply
 from silva.types import LossSpec, OptimParams, Sample, Signals, Snapshot, WeightFolder
 
@@ -98,7 +98,7 @@ class Park:
         self.fault: Exception | None = None
         self.server = TrainerServer(self.build, folder.parent)
         log = (lines if lines is not None else []).append
-        self.guard = Guard(self.server.app(), Bind(), key=KEY, log=log)
+        self.guard = Guard(self.server.app(), Bind(), key=KEY, log=log, takes=TAKES)
 
     async def build(self, asked: Open, say: Callable[[str], None]) -> Trainer:
         assert all(trainer.closed for trainer in self.built), "two trainers at once"

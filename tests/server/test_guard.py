@@ -13,7 +13,7 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
-from tests.server.running import asking, guarded, listening, run, says
+from tests.server.running import JSON, asking, guarded, listening, run, says
 
 from silva.errors import CapabilityError, ContextOverflow, EngineError, ModelError, OutOfMemory, RecordError
 from silva.rendering.renderer import Renderer
@@ -155,11 +155,56 @@ def test_a_body_that_is_too_large_is_refused_before_it_is_read() -> None:
     assert sent <= 4
 
 
+@pytest.mark.parametrize(
+    ("sent", "status"),
+    [
+        ("application/json", 200),
+        ("Application/JSON; charset=utf-8", 200),
+        ("text/plain", 415),
+        ("application/x-www-form-urlencoded", 415),
+        ("multipart/form-data; boundary=application/json", 415),
+        ("", 415),
+        (None, 415),
+    ],
+)
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions", "/score", "/load", "/sleep",
+                                  "/update_weights", "/reload_weights"])  # fmt: skip
+def test_a_body_of_another_type_is_refused(
+    renderer: Renderer, path: str, sent: str | None, status: int
+) -> None:
+    """A page in a browser can send these three, and none, to a server that has not allowed it anything."""
+    app = guarded(says(renderer, "yes"), renderer)
+
+    async def ask() -> Any:
+        async with asking(app) as client:
+            del client.headers["content-type"]
+            headers = {} if sent is None else {"content-type": sent}
+            return await client.post(path, content=b"[]", headers=headers)
+
+    answer = run(ask())
+    assert answer.status_code == (400 if status == 200 else 415), answer.text  # [] has no fields
+    if status == 415:
+        expected = f"Content-Type: got {sent or 'none'}, expected application/json"
+        assert answer.json()["error"]["message"] == expected
+
+
+def test_no_body_needs_no_type() -> None:
+    """As `curl -X POST` sends it."""
+
+    async def ask() -> list[Any]:
+        async with asking(Guard(length_of_body(), Bind(), key="", log=print)) as client:
+            del client.headers["content-type"]
+            refused = await client.post("/", content=b"a")
+            return [(await client.post("/")).text, refused.status_code]
+
+    assert run(ask()) == ["0", 415]
+
+
 def test_it_is_refused_over_a_connection_too() -> None:
     app = Guard(length_of_body(), Bind(), key="", log=print, max_body=1000)
 
     async def ask() -> Any:
-        async with listening(app) as address, httpx2.AsyncClient() as client:
+        async with listening(app) as address, httpx2.AsyncClient(headers=JSON) as client:
             large = await client.post(address, content=b"a" * 5_000_000)
             after = await client.post(address, content=b"abc")
         return large.status_code, large.json()["error"], after.text

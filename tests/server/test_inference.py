@@ -65,8 +65,8 @@ async def hung_up(address: str, path: str, body: dict[str, Any]) -> asyncio.Stre
     """A request whose answer nobody has read yet."""
     _, writer = await asyncio.open_connection("127.0.0.1", int(address.rpartition(":")[2]))
     content = json.dumps(body).encode()
-    head = f"POST {path} HTTP/1.1\r\nhost: localhost\r\ncontent-length: {len(content)}\r\n\r\n"
-    writer.write(head.encode() + content)
+    head = f"POST {path} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
+    writer.write(f"{head}content-length: {len(content)}\r\n\r\n".encode() + content)
     return writer
 
 

@@ -17,6 +17,7 @@ from tests.server.scripted_trainer import KEY, LOSS, Asked, Park, told
 
 from silva import __version__
 from silva.errors import CheckpointError
+from silva.server.trainer import TAKES
 from silva.storage.run_folder import LOCK
 from silva.trainer.wire import METHODS, Opened, Reply
 from silva.types import OptimParams, Sample, Snapshot, WeightFolder
@@ -212,7 +213,7 @@ def test_what_was_said_in_a_call_that_failed_comes_with_the_next_one(park: Park)
 def test_a_client_that_goes_away_does_not_cut_a_call_short(park: Park) -> None:
     async def work() -> None:
         async with listening(park.guard) as address:
-            headers = {"authorization": f"Bearer {KEY}"}
+            headers = {"authorization": f"Bearer {KEY}", "content-type": TAKES}
             async with httpx2.AsyncClient(base_url=address, headers=headers) as client:
                 asked = park.client(client)
                 await asked.open()

@@ -181,9 +181,11 @@ def test_a_connection_that_will_not_end_is_given_up(monkeypatch) -> None:
 
         connection = Connection(McpSettings(command=("x",)))
         connection._stop, connection._task = asyncio.Event(), asyncio.create_task(stubborn())
-        await asyncio.wait_for(connection.close(), 20)
-        assert not connection._task.done()
-        release.set()
+        try:
+            done, _ = await asyncio.wait({asyncio.create_task(connection.close())}, timeout=20)
+            assert done and not connection._task.done()
+        finally:
+            release.set()
         await connection._task
 
     asyncio.run(run())

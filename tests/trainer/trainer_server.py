@@ -11,7 +11,7 @@ from pathlib import Path
 
 from silva.server.guard import Guard
 from silva.server.serving import Bind, serve
-from silva.server.trainer import Build, TrainerServer
+from silva.server.trainer import TAKES, Build, TrainerServer
 from silva.trainer.remote import RemoteTrainer
 from silva.trainer.wire import Open
 from silva.transport import Peer
@@ -38,7 +38,7 @@ def serving(build: Build) -> Iterator[str]:
 
         async def listen() -> None:
             server = TrainerServer(build, Path("/"))
-            guard = Guard(server.app(), bind, key=KEY, log=lambda line: None)
+            guard = Guard(server.app(), bind, key=KEY, log=lambda line: None, takes=TAKES)
             tasks.append(asyncio.create_task(serve(guard, bind, ready=lambda address: ready.set())))
             await asyncio.gather(*tasks, return_exceptions=True)
             await server.close()

@@ -155,7 +155,7 @@ def become_vllm(config: RunConfig, bind: Any, key: str) -> NoReturn:
 def serve_trainer(resolved: Resolved, given: Mapping[str, str]) -> int:
     """Serve a trainer, which orchestrators open, until the process is told to end."""
     from silva.server.guard import Guard
-    from silva.server.trainer import BODY_SECONDS, MAX_BODY, TrainerServer
+    from silva.server.trainer import BODY_SECONDS, MAX_BODY, TAKES, TrainerServer
 
     bind, key = checked_bind(resolved.config, "trainer", given)
     if not key and not bind.unix:
@@ -167,7 +167,8 @@ def serve_trainer(resolved: Resolved, given: Mapping[str, str]) -> int:
     process.prepare()
     with ExitStack() as stack:
         server = TrainerServer(Builder(here(resolved.config), stack), Path(resolved.config.output_dir))
-        guard = Guard(server.app(), bind, key=key, log=_say, max_body=MAX_BODY, body_seconds=BODY_SECONDS)
+        guard = Guard(server.app(), bind, key=key, log=_say, max_body=MAX_BODY, body_seconds=BODY_SECONDS,
+                      takes=TAKES)  # fmt: skip
         return _served(guard, bind, "trainer")
 
 

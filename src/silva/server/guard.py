@@ -109,6 +109,8 @@ class Guard:
         max_body: bytes of one body.
         body_seconds: in which a body must have arrived.
         log: gets a line for each answer from 500 on.
+        takes: the media type of bodies. A page in a browser may send other ones to any server without
+            asking it before.
     """
 
     def __init__(
@@ -120,10 +122,11 @@ class Guard:
         log: Callable[[str], None],
         max_body: int = MAX_BODY,
         body_seconds: float = BODY_SECONDS,
+        takes: str = "application/json",
     ) -> None:
         self._app, self._bind, self._log = app, bind, log
         self._token = f"Bearer {key}".encode() if key else b""
-        self._max_body, self._body_seconds = max_body, body_seconds
+        self._max_body, self._body_seconds, self._takes = max_body, body_seconds, takes
         self._held = 0  # bytes of bodies on their way
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -139,6 +142,8 @@ class Guard:
         try:
             self._admit(scope)
             body = await self._body(scope, receive)
+            if body:
+                self._check_type(scope)
             if body is not None:
                 await self._app(scope, _replayed(body, receive), sending)
         except Exception as error:
@@ -160,6 +165,11 @@ class Guard:
             raise HttpError(
                 401, "a key is needed: Authorization: Bearer KEY", headers={"www-authenticate": "Bearer"}
             )
+
+    def _check_type(self, scope: Scope) -> None:
+        types = _values(scope, b"content-type")
+        if [each.partition(";")[0].strip().lower() for each in types] != [self._takes]:
+            raise HttpError(415, f"Content-Type: got {', '.join(types) or 'none'}, expected {self._takes}")
 
     def _is_ours(self, url: str) -> bool:
         """Whether the host in `url` is a name of this server."""

@@ -34,6 +34,7 @@ from silva.trainer.wire import METHODS, Call, Open, Opened, Reply
 MAX_BODY = 4 << 30
 """Bytes of one call: all samples of an update with their arrays."""
 BODY_SECONDS = 600.0
+TAKES = "application/octet-stream"  # records of codec.py
 Build = Callable[[Open, Callable[[str], None]], Awaitable[Trainer]]
 
 
@@ -199,7 +200,7 @@ async def _whole(work: Awaitable[Response]) -> Response:
 
 
 def _encoded(record: Opened | Reply) -> Response:
-    return Response(encode(record), media_type="application/octet-stream")
+    return Response(encode(record), media_type=TAKES)
 
 
 def _numbers(found: Mapping[str, float]) -> dict[str, float]:
