@@ -232,38 +232,38 @@ def test_close_that_raises_spoils_nothing(silva):
     assert (code, err) == (0, "") and metrics("runs/bad")[-1]["trajectories/failed"] == 0
 
 
-def test_answers_longer_than_the_context_end_there(silva):
-    limits = ("--rollout.limits.max_turn_tokens", 5000, "--rollout.limits.max_episode_tokens", 5000)
+@pytest.mark.parametrize(
+    ("longest", "stop", "said"),
+    [
+        (
+            5000, "context_overflow",
+            "rollout.limits.max_episode_tokens = 5000 is more than the engine's context of 24 tokens: ... "
+            "Lower it to 24, which is all that tiny has",
+        ),
+        (24, "max_tokens", "max_turn_tokens = 5000 is never reached: max_episode_tokens = 24"),
+    ],
+)  # fmt: skip
+def test_answers_longer_than_context_or_limit_end_there(silva, longest, stop, said):
+    limits = ("--rollout.limits.max_turn_tokens", 5000, "--rollout.limits.max_episode_tokens", longest)
     code, _, err = rl(silva, *limits, "--model.context", 24)
     assert (code, err) == (0, "")
     last = metrics("runs/bad")[-1]
-    assert last["stop/context_overflow"] > 0.5 and last["trajectories/failed"] == 0
+    assert last[f"stop/{stop}"] > 0.5 and last["trajectories/failed"] == 0
     assert last["rollout/response_tokens"] < 24
     text = Path("runs/bad/run.log").read_text()
-    assert "rollout.limits.max_episode_tokens = 5000 is more than the engine's context of 24 tokens" in text
-    assert "Lower it to 24, which is all that tiny has" in text
+    assert all(part in text for part in said.split(": ... "))
 
 
-def test_prompt_longer_than_the_context_is_named(silva):
-    code, _, err = rl(silva, "--model.context", 6)
-    assert code == 3 and "leaves no room in a context of 6" in err
-
-
-def test_answers_longer_than_the_limit_end_there(silva):
-    limits = ("--rollout.limits.max_turn_tokens", 5000, "--rollout.limits.max_episode_tokens", 24)
-    code, _, err = rl(silva, *limits, "--model.context", 24)
-    assert (code, err) == (0, "")
-    last = metrics("runs/bad")[-1]
-    assert last["stop/max_tokens"] > 0.5 and last["trajectories/failed"] == 0
-    assert last["rollout/response_tokens"] < 24
-    assert "max_turn_tokens = 5000 is never reached: max_episode_tokens = 24" in (
-        Path("runs/bad/run.log").read_text()
-    )
-
-
-def test_prompt_longer_than_the_limit_is_named(silva):
-    code, _, err = rl(silva, "--rollout.limits.max_episode_tokens", 6)
-    assert code == 3 and "expected fewer than rollout.limits.max_episode_tokens = 6" in err
+@pytest.mark.parametrize(
+    ("key", "said"),
+    [
+        ("model.context", "leaves no room in a context of 6"),
+        ("rollout.limits.max_episode_tokens", "expected fewer than rollout.limits.max_episode_tokens = 6"),
+    ],
+)
+def test_a_prompt_longer_than_context_or_limit_is_named(silva, key, said):
+    code, _, err = rl(silva, f"--{key}", 6)
+    assert code == 3 and said in err
 
 
 @pytest.mark.parametrize(("tasks", "played"), [(5000, "all of which"), (2, "of which 2")])

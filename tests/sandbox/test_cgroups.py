@@ -25,26 +25,20 @@ def sleeper() -> Iterator[subprocess.Popen[bytes]]:
         process.kill()
 
 
-def test_a_group_whose_processes_go_late_is_removed_with_the_next(sleeper: subprocess.Popen[bytes]) -> None:
+@pytest.mark.parametrize("with_the_next", [True, False], ids=["with the next", "at the end"])
+def test_a_group_whose_processes_go_late_is_removed(
+    sleeper: subprocess.Popen[bytes], with_the_next: bool
+) -> None:
     late = cgroups.Group(1 << 26, 10)
     late.add(sleeper.pid)
     late.remove()
     assert set(late.paths) <= set(groups(os.getpid()))
     sleeper.kill()
     sleeper.wait()
-    cgroups.Group(1 << 26, 10).remove()
-    assert not groups(os.getpid())
-
-
-def test_a_group_that_nobody_made_a_successor_for_is_removed_at_the_end(
-    sleeper: subprocess.Popen[bytes],
-) -> None:
-    late = cgroups.Group(1 << 26, 10)
-    late.add(sleeper.pid)
-    late.remove()
-    sleeper.kill()
-    sleeper.wait()
-    cgroups._at_the_end()
+    if with_the_next:
+        cgroups.Group(1 << 26, 10).remove()
+    else:
+        cgroups._at_the_end()
     assert not groups(os.getpid())
 
 

@@ -115,10 +115,7 @@ def load_tokenizer(settings: PretrainedModel | TinyModel) -> PreTrainedTokenizer
 
     if isinstance(settings, TinyModel):
         return tiny_tokenizer()
-    source = resolve(settings.name)
-    options: dict[str, Any] = {"revision": settings.revision, "trust_remote_code": False}
-    if not Path(source).is_dir():
-        options |= hub.options(source, settings.revision)
+    source, options = _source(settings)
     try:
         with _no_warnings():
             tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(source, **options)
@@ -136,10 +133,7 @@ def generation_stops(settings: PretrainedModel | TinyModel) -> tuple[int, ...]:
 
     if isinstance(settings, TinyModel):
         return ()
-    source = resolve(settings.name)
-    options: dict[str, Any] = {"revision": settings.revision}
-    if not Path(source).is_dir():
-        options |= hub.options(source, settings.revision)
+    source, options = _source(settings)
     try:
         found = GenerationConfig.from_pretrained(source, **options).eos_token_id
     except (OSError, ValueError):
@@ -198,11 +192,15 @@ def cache_folder() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "silva"
 
 
-def _pretrained(settings: PretrainedModel) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+def _source(settings: PretrainedModel) -> tuple[str, dict[str, Any]]:
+    """What transformers loads from: a folder or a hub id, and with which options."""
     source = resolve(settings.name)
     options: dict[str, Any] = {"revision": settings.revision, "trust_remote_code": False}
-    if not Path(source).is_dir():
-        options |= hub.options(source, settings.revision)
+    return source, options if Path(source).is_dir() else options | hub.options(source, settings.revision)
+
+
+def _pretrained(settings: PretrainedModel) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    source, options = _source(settings)
     try:
         with _no_warnings():
             config = AutoConfig.from_pretrained(source, **options)
