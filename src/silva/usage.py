@@ -85,7 +85,7 @@ silva envs [--json]
 silva envs play NAME [--key VALUE ...]
 silva envs check NAME [--json] [--key VALUE ...]
 
-  play    you play one episode in the terminal; /prompt shows what a model would read
+  play    you play one episode in the terminal; /prompt shows what the packaged model would read
   check   plays it without a model and says what is wrong with it; exit code 1 if something is
   --json  print the list, or what was found, as JSON
   NAME    one of the list, or your own: file.py:Class, package.module:Class, or for a check file.py

@@ -119,3 +119,17 @@ def test_results_name_the_calls_as_the_model_wrote_them(form: str, said: str, id
         "assistant", "", tool_calls=made.parse(reply, prompt=prompt, tools=[CALC]).tool_calls, id="1"
     )
     assert made.context([user("q"), asks, *results], [CALC], sampled={"1": reply}) == [*prompt, *reply, *tail]
+
+
+def test_a_user_who_speaks_after_a_result_is_joined_to_it_where_users_and_replies_must_alternate() -> None:
+    made = Renderer(byte_tokenizer("mistral"))
+    asks, result = Message("assistant", "", tool_calls=(CALL,)), Message("tool", "42", name="calculator")
+    for before in ([user("q")], [user("q"), asks], [user("q"), Message("assistant", "a"), user("r"), asks]):
+        shown = made.decode(made.context([*before, result, user("And?")], [CALC]))
+        assert shown.endswith(
+            '[TOOL_RESULTS]{"content": "42\\n\\nAnd?", "call_id": "call00000"}[/TOOL_RESULTS]'
+        )
+    answered = made.decode(
+        made.context([user("q"), asks, result, Message("assistant", "a"), user("And?")], [CALC])
+    )
+    assert answered.endswith("[INST]And?[/INST]")

@@ -12,7 +12,7 @@ from silva.types import Message, Observation, Step, Task, ToolCall, ToolSpec
 
 TOOL_HELP = '/tool NAME {"argument": "value"} calls a tool, '
 EXPERT_HELP = "/expert plays an expert's reply, "
-HELP = "/prompt shows what a model would read, /quit leaves; // begins a reply with /."
+HELP = "/prompt shows what the packaged model would read, /quit leaves; // begins a reply with /."
 
 Render = Callable[[Sequence[Message], Sequence[ToolSpec], str], str]
 """What a model reads: of the dialogue so far, the tools on offer and the given beginning of the reply."""

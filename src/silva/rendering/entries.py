@@ -55,6 +55,7 @@ class Entries:
         """
         entries: list[dict[str, Any]] = []
         wrapped = False  # the last entry holds tool results as a user message
+        waits = False  # a user is not answered: Mistral's templates count no calls and results
         results = 0  # since the last reply
         for position, message in enumerate(messages):
             ids = () if message.role == "assistant" else ids
@@ -62,13 +63,14 @@ class Entries:
             entry = self._entry(message, tools, results, own, first=start and position == 0)
             results = results + 1 if message.role == "tool" else 0
             wraps = message.role == "tool" and entry["role"] == "user"
-            both_users = bool(entries) and entry["role"] == entries[-1]["role"] == "user"
-            if both_users and (self._has.alternates or (wraps and wrapped)):
+            user = entry["role"] == "user"
+            if user and ((self._has.alternates and waits) or (wraps and wrapped)):
                 between = "\n" if wraps and wrapped else "\n\n"
                 entries[-1]["content"] += between + entry["content"]
             else:
                 entries.append(entry)
             wrapped = wraps
+            waits = user or (waits and (entry["role"] == "tool" or "tool_calls" in entry))
         return entries
 
     def _entry(

@@ -16,7 +16,9 @@ def limits(has: Features) -> list[str]:
             "The chat template shows system messages only at the start: later ones are sent as user."
         )
     if has.alternates:
-        notes.append("The chat template refuses two user messages in a row: they are joined.")
+        notes.append(
+            "The chat template refuses two user messages in a row: they are joined, also across results."
+        )
     if has.clock:
         notes.append("The chat template prints the date: pinned, so that a run can be repeated.")
     return notes
