@@ -225,6 +225,23 @@ def test_rejection_is_by_the_policy_as_it_is_now_against_the_sampler() -> None:
     assert metrics["correction_weight"].tolist() == pytest.approx([1.0, 2.0, 0.0])
 
 
+@pytest.mark.parametrize(
+    ("level", "expected"), [("token", [-1.5, -1.0, 0.0]), ("sequence", [-1.5, -1.5, 0.0])]
+)
+def test_a_token_that_nobody_sampled_has_no_weight_and_leaves_those_of_its_row(
+    level: str, expected: list[float]
+) -> None:
+    """p_old / p_sampler = 1.5, 1 and unknown, of one row; p / p_old = 1, A = 1."""
+    inputs = inputs_of(tensor(1, 1, 1), tensor(1, 1, 1))
+    sampler = inputs.old_logprobs - tensor(1.5, 1, math.nan).log()
+    inputs = dataclasses.replace(inputs, sampler_logprobs=sampler, rows=torch.zeros(3, dtype=torch.int64))
+    loss, metrics = compute(LossSpec("clipped", {"rollout_correction": {"level": level}}), inputs)
+    assert loss.tolist() == pytest.approx(expected)
+    assert metrics["masked"].tolist() == [0, 0, 1]
+    (gradient,) = torch.autograd.grad(loss.sum(), inputs.logprobs)
+    assert gradient.tolist() == pytest.approx(expected)
+
+
 @pytest.mark.parametrize("dtype", [torch.int64, torch.float32])
 def test_metrics_by_age_add_up_over_micro_batches(dtype: torch.dtype) -> None:
     """Ages 0, 0, 1, 2, 5, 3 with r = 1.5, 1, 1.5, 1, 1.5, 1 and A = 1: clipped are the first, third, fifth.

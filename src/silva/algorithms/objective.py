@@ -168,14 +168,16 @@ def _ratio(inputs: LossInputs) -> Metrics:
 
 
 def _weights(inputs: LossInputs, settings: RolloutCorrection | None) -> Tensor | None:
-    """[N] by which the loss is multiplied: w, or 1; 0 where rejected. None: by nothing."""
+    """[N] by which the loss is multiplied: w, or 1; 0 where rejected or not sampled. None: by nothing."""
     if settings is None or not (settings.weight or settings.reject):
         return None
     sampler_N, weights_N = inputs.sampler_logprobs, inputs.logprobs.new_ones(inputs.logprobs.shape)
     if settings.weight:
         if sampler_N is None:
             raise RecordError(f"rollout_correction {settings.weight}: got no sampler_logprobs, expected [N]")
-        weights_N = importance_weights(inputs.old_logprobs - sampler_N, inputs.rows, settings)
+        unknown_N = sampler_N.isnan()  # tokens that nobody sampled, which have no ratio
+        log_ratios_N = (inputs.old_logprobs - sampler_N).masked_fill(unknown_N, 0.0)
+        weights_N = importance_weights(log_ratios_N, inputs.rows, settings).masked_fill(unknown_N, 0.0)
     if settings.reject:
         log_ratios_N = inputs.logprobs - inputs.behaviour_logprobs
         weights_N = weights_N.where(kept(log_ratios_N, inputs.rows, settings), 0.0)
