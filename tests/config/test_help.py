@@ -29,7 +29,8 @@ def test_the_overview_has_a_line_for_each_section_and_says_how_to_go_on(registri
         "[environments]"
     } | {"[[environments]]"}
     assert "  [algorithm]       Advantages and loss; types: reinforce, grpo" in lines
-    assert lines[-3:] == [
+    assert lines[-4:] == [
+        "silva rl --help environments       a line for each environment",
         "silva rl --help trainer.optimizer  one section, or one key",
         "silva rl --help algorithm.ppo      one type of a section",
         "silva rl --help all                every section",
@@ -69,6 +70,16 @@ def test_a_long_section_of_several_types_lists_them(registries, monkeypatch):
         "",
         "--help algorithm.reinforce shows all of one type.",
     ]
+
+
+def test_each_environment_says_in_a_line_what_it_is():
+    from silva.registries import REGISTRIES
+
+    text = page(REGISTRIES, "environments")
+    heads = text.split("\n[[environments]] type = ")[1:]
+    assert len(heads) == len(REGISTRIES.environments)
+    assert [head for head in heads if len(head.split()) < 4] == []
+    assert 'type = "sokoban"  Sokoban: push every box onto a target.' in text
 
 
 def test_a_type_inside_a_section_is_found_by_its_name():
@@ -130,7 +141,7 @@ def test_variants_share_what_they_share(registries):
     lines = page(registries).splitlines()
     start = lines.index('[[environments]] type = "toy"  A board.')
     assert lines[start + 1].split() == ["size", "=", "4", "Side", "of", "the", "board."]
-    assert lines[start + 3] == '[[environments]] type = "grid"'
+    assert lines[start + 3].startswith('[[environments]] type = "grid"  ')
     assert sum(line.startswith("  train_size = ") for line in lines) == 1
     assert '[algorithm] type = "grpo" (default)' in lines
     start = lines.index("[warm_start.optimizer]")

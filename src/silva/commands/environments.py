@@ -13,6 +13,7 @@ from pathlib import Path
 from random import randrange
 from typing import TYPE_CHECKING, Any
 
+from silva.config.help import about
 from silva.config.plugins import names_in
 from silva.config.schema import import_settings
 from silva.config.sections import PretrainedModel
@@ -141,18 +142,15 @@ def _row(name: str, target: str) -> dict[str, Any]:
     try:
         with contained():
             settings = import_settings(target)
-            module = importlib.import_module(target.partition(":")[0])
     except Exception as error:  # an installed package of somebody else: the others are listed all the same
         return {**row, "about": f"cannot be loaded: {type(error).__name__}: {error}", "settings": target}
-    # What the class says of itself in its first line, else what its module says.
-    about = vars(settings).get("__doc__") or module.__doc__ or ""
     packages = getattr(settings, "packages", ())
     missing = [package for package in packages if importlib.util.find_spec(package) is None]
     programs = [program for program in getattr(settings, "programs", ()) if shutil.which(program) is None]
     own = "Apache-2.0" if target.startswith("silva.") else "of its package"
     return {
         "name": name,
-        "about": about.strip().partition("\n")[0],
+        "about": about(settings),
         "licence": getattr(settings, "licence", "") or own,
         "needs": getattr(settings, "needs", ""),
         "missing": missing,

@@ -7,6 +7,7 @@ silva rl --help all                 every key
 
 from __future__ import annotations
 
+import sys
 import textwrap
 from collections import Counter
 from collections.abc import Collection
@@ -68,6 +69,7 @@ def _overview(command: str, registries: Registries) -> list[str]:
     return [
         *lines,
         "",
+        f"{command} --help environments       a line for each environment",
         f"{command} --help trainer.optimizer  one section, or one key",
         f"{command} --help algorithm.ppo      one type of a section",
         f"{command} --help all                every section",
@@ -198,8 +200,14 @@ def _heading(field: FieldInfo, path: Key, variant: Model, *, alone: bool) -> str
         )
     if field.default is None:
         title += " (off unless given)"
-    own = variant.__dict__.get("__doc__")
+    own = about(variant) if path == ("environments",) else vars(variant).get("__doc__")
     return _title(title, (field.description or own) if alone else own)
+
+
+def about(settings: Model) -> str:
+    """What a class of settings says of itself in its first line, else what its module says."""
+    text = vars(settings).get("__doc__") or sys.modules[settings.__module__].__doc__ or ""
+    return text.strip().partition("\n")[0]
 
 
 def _title(title: str, about: str | None) -> str:
