@@ -1,6 +1,9 @@
 """What the command line returns: documented, and the same for every error of a kind."""
 
+import asyncio
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -40,7 +43,8 @@ def test_every_error_has_its_code(monkeypatch, capsys):
     for name, kind in kinds.items():
         monkeypatch.setitem(cli._HANDLERS, "doctor", raising(kind("what went wrong")))
         assert cli.main(["doctor"]) == kind.exit_code == CODES.get(name, kind.exit_code)
-        assert capsys.readouterr().err == "silva: what went wrong\n"
+        said = capsys.readouterr().err.partition(" (")[0]  # behind it the place, for what escaped
+        assert said.strip() == "silva: what went wrong"
     assert {kind.exit_code for kind in kinds.values()} == {1, 2, 3}
 
 
@@ -53,7 +57,40 @@ def test_done_and_interrupted(monkeypatch):
 def test_exit_in_somebodys_code_is_a_failure(monkeypatch, capsys):
     monkeypatch.setitem(cli._HANDLERS, "doctor", raising(SystemExit(0)))
     assert cli.main(["doctor"]) == 1
-    assert capsys.readouterr().err == "silva: SystemExit: 0\n"
+    assert re.fullmatch(r"silva: SystemExit: 0 \(.*test_exit_codes\.py:\d+\)\n", capsys.readouterr().err)
+
+
+async def leaving():
+    raise SystemExit(0)
+
+
+async def interrupting():
+    raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize(
+    "work, code, words", [(leaving, 1, "SystemExit: 0"), (interrupting, 130, "interrupted")]
+)
+def test_what_a_task_of_somebodys_code_ends_names_the_place(monkeypatch, capsys, work, code, words):
+    async def run():
+        task = asyncio.create_task(work())
+        await asyncio.sleep(60)
+        await task
+
+    monkeypatch.setitem(cli._HANDLERS, "doctor", lambda arguments: asyncio.run(run()))
+    assert cli.main(["doctor"]) == code
+    line = work.__code__.co_firstlineno + 1
+    assert re.fullmatch(rf"silva: {words} \(.*test_exit_codes\.py:{line}\)\n", capsys.readouterr().err)
+
+
+def test_a_process_that_somebodys_code_ends_at_once_says_where():
+    code = (
+        "import os, sys\nfrom silva.process import tell_exit\ntell_exit()\n"
+        "if os.fork() == 0:\n    os._exit(0)\nprint(os.wait()[1], flush=True)\nos._exit(0)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (1, "0\n")
+    assert done.stderr == "silva: ended by os._exit(0) (<string>:7)\n"
 
 
 @pytest.mark.parametrize("command", ["rl", "sft"])

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from silva import __version__, signals
-from silva.errors import ConfigError, NoSignalError, SilvaError, contained
+from silva.errors import ConfigError, Escaped, NoSignalError, SilvaError, contained
 from silva.monitoring.printable import guard_logs, put
 from silva.usage import COMMANDS, EXIT_CODES, MEANT, POLICIES, USAGE, VALUES
 
@@ -30,10 +30,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         return _run(arguments)
     except SilvaError as error:
-        put(f"silva: {error}", error=True)
+        put(f"silva: {error}{_place(error) if isinstance(error, Escaped) else ''}", error=True)
         return error.exit_code
-    except KeyboardInterrupt:
-        put("silva: interrupted", error=True)
+    except KeyboardInterrupt as error:
+        put(f"silva: interrupted{_place(error)}", error=True)
         return 130
     except BrokenPipeError:  # `silva envs | head -1`: nobody reads on, and nothing is left to flush
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -62,6 +62,14 @@ def _run(arguments: list[str]) -> int:
     guard_logs()
     with contained():  # exit(0) in somebody's code is no success of a run
         return _HANDLERS[command](rest)
+
+
+def _place(error: BaseException) -> str:
+    """Where code that is not Silva's ended the run, such as an environment's: " (game.py:12)"."""
+    from silva.rollouts.faults import own_place
+
+    place = own_place(error)
+    return f" ({place})" if place else ""
 
 
 def _overview() -> str:

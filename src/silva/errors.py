@@ -6,6 +6,7 @@ command line returns: 1 a run failed, 2 the input was wrong, 3 training gave up,
 
 from __future__ import annotations
 
+import signal
 import threading
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
@@ -150,7 +151,8 @@ def _is_ours(error: BaseException) -> bool:
     from asyncio import CancelledError, current_task  # late, so that help stays quick
 
     if isinstance(error, KeyboardInterrupt):
-        return threading.current_thread() is threading.main_thread()
+        heard = signal.getsignal(signal.SIGINT) is not signal.SIG_IGN  # not in a worker
+        return heard and threading.current_thread() is threading.main_thread()
     if not isinstance(error, CancelledError):
         return False
     try:

@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from typing import NoReturn
 
 PARENT = "SILVA_PARENT"
 """Environment variable: the process with which this one ends."""
@@ -42,6 +43,22 @@ def prepare() -> None:
     from silva.models.memory import keep_freed_memory  # imports torch
 
     keep_freed_memory()
+
+
+def tell_exit() -> None:
+    """From here on `os._exit` in code that is not Silva's says where, and the status is not 0."""
+    process, leave = os.getpid(), os._exit
+
+    def told(status: int) -> NoReturn:
+        caller = sys._getframe(1)
+        file = caller.f_code.co_filename
+        if os.getpid() == process and not file.startswith(os.path.dirname(__file__)):  # not in a fork
+            words = f"silva: ended by os._exit({status}) ({file}:{caller.f_lineno})\n"
+            os.write(2, words.encode("utf-8", "replace"))
+            status = status or 1
+        leave(status)
+
+    os._exit = told
 
 
 def tie_to_parent() -> bool:

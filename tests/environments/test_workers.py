@@ -28,7 +28,7 @@ from silva.rollouts.episode import Episode
 from silva.rollouts.episode import play as play_episode
 
 COUNTING = """
-import os, random, signal, sys, time
+import asyncio, os, random, signal, sys, time
 from silva.environments.settings import EnvironmentSettings
 from silva.environments.tasks import Draft, generated
 from silva.types import Message, Observation, Step
@@ -40,6 +40,9 @@ class Counting(EnvironmentSettings):
     def taskset(self):
         draw = lambda rng: Draft({"start": rng.randrange(10**6)})
         return generated(self, draw, lambda task: Counter(self, task))
+
+async def leave():
+    raise SystemExit(3)
 
 class Counter:
     def __init__(self, settings, task):
@@ -63,6 +66,13 @@ class Counter:
             print("noise on stdout")
         if said == "leave":
             raise SystemExit(0)
+        if said == "interrupt":
+            raise KeyboardInterrupt
+        if said == "leave in a task":
+            await asyncio.gather(leave())
+        if said == "leave and go on":
+            self.task = asyncio.create_task(leave())
+            await asyncio.sleep(0.01)
         if said == "keys":
             secrets = {n: 1.0 for n in os.environ if os.environ[n] == "secret"}
             return Step(Observation((Message("user", ""),)), metrics=secrets)
@@ -177,6 +187,23 @@ def test_a_fault_names_the_place_in_the_environments_own_file(counting, tmp_path
     trajectory = asyncio.run(through_the_rollout(counting(workers), said))
     assert trajectory.failure == "redo"
     assert trajectory.error == f"step: {what} ({tmp_path}/counting.py:{line})"
+
+
+@pytest.mark.parametrize(
+    "said, what", [("interrupt", "KeyboardInterrupt"), ("leave in a task", "SystemExit: 3"),
+                   ("leave and go on", "SystemExit: 3")],
+)  # fmt: skip
+def test_what_would_end_a_worker_is_a_fault_of_the_episode(counting, tmp_path, said, what):
+    taskset = counting(1)
+
+    async def check() -> Any:
+        before = await played(taskset, ["a"])
+        return before, await through_the_rollout(taskset, said), await played(taskset, ["a"])
+
+    before, left, after = asyncio.run(check())
+    assert left.failure == "redo" and left.error.startswith(f"step: {what}")
+    assert f"({tmp_path}/counting.py:" in left.error
+    assert [told.metrics["pid"] for told in (before[1], after[1])] == [before[1].metrics["pid"]] * 2
 
 
 def test_a_step_that_never_ends_is_ended(counting):

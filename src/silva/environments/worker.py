@@ -14,7 +14,7 @@ import signal
 import socket
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -91,10 +91,19 @@ def serve(channel: socket.socket, taskset: Callable[[], TaskSet]) -> None:
         while len(head := stream.read(4)) == 4:
             call = decode(Call, stream.read(int.from_bytes(head, "little")))
             try:
-                data = encode(_answer(loop.run_until_complete(_run(call, live, make))))
+                data = encode(_answer(_result(loop, _run(call, live, make))))
             except Exception as error:
                 data = encode(Answer(fault=_fault(error)))
             channel.sendall(frame(data))
+
+
+def _result(loop: asyncio.AbstractEventLoop, running: Coroutine[Any, Any, Any]) -> Any:
+    task = loop.create_task(running)
+    try:
+        with contained():  # exit() in a task that the environment made ends the loop
+            return loop.run_until_complete(task)
+    finally:
+        task.cancel()
 
 
 async def _run(call: Call, live: dict[int, Any], make: Callable[[Task], Any]) -> Any:

@@ -46,16 +46,23 @@ def place(fault: BaseException, environment: object) -> str:
 
     If none of their code is in the traceback, the innermost frame and the class of the environment are named.
     """
-    if isinstance(fault, RemoteFault):
-        frames = list(fault.frames)
-    else:
-        frames = [(f.filename, f.lineno or 0) for f in traceback.extract_tb(fault.__traceback__)]
-    own = [frame for frame in frames if _is_own(frame[0])]
-    if own:
-        return _shown(*own[-1])
+    if own := own_place(fault):
+        return own
     # A frame of Silva does not help: it only checks what it was given.
-    inner = [frame for frame in frames[-1:] if not frame[0].startswith(str(Path(__file__).parent))]
+    inner = [frame for frame in _frames(fault)[-1:] if not frame[0].startswith(str(Path(__file__).parent))]
     return "; ".join([*(_shown(*frame) for frame in inner), *_home(environment)])
+
+
+def own_place(fault: BaseException) -> str:
+    """File and line of the innermost frame that is neither Silva's nor a library's; "" if there is none."""
+    own = [frame for frame in _frames(fault) if _is_own(frame[0])]
+    return _shown(*own[-1]) if own else ""
+
+
+def _frames(fault: BaseException) -> list[tuple[str, int]]:
+    if isinstance(fault, RemoteFault):
+        return list(fault.frames)
+    return [(f.filename, f.lineno or 0) for f in traceback.extract_tb(fault.__traceback__)]
 
 
 def described(fault: BaseException) -> str:
