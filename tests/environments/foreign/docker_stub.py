@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Stands in for `docker`: a container is a folder, and paths in commands and scripts are led into it.
 
-DOCKER_STUB_FAULT is a verb that fails, DOCKER_STUB_LATE a command that takes too long. DOCKER_STUB_KILLS is a
-point at which who called dies of SIGKILL.
+DOCKER_STUB_FAULT is a verb that fails, DOCKER_STUB_LATE a command that takes too long, DOCKER_STUB_RM what a
+failing `rm` says. DOCKER_STUB_KILLS is a point at which who called dies of SIGKILL.
 """
 
 import fcntl
@@ -74,6 +74,8 @@ elif verb == "cp":
     copied(Path(rest[0]), Path(led(target, HOME / box)), HOME / box)
 elif verb == "rm":
     point("rm")
+    if said := os.environ.get("DOCKER_STUB_RM"):
+        sys.exit(said)
     for name in rest[1:]:
         if not (HOME / name).exists():
             sys.exit(f"Error response from daemon: No such container: {name}")

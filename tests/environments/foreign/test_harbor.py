@@ -372,6 +372,25 @@ def test_containers_of_the_dead_are_removed_at_the_start(tmp_path, docker) -> No
     assert sorted(left(docker)) == ["silva-alive", "silva-elsewhere"]
 
 
+def test_a_process_that_ended_and_was_not_waited_for_is_dead() -> None:
+    child = subprocess.Popen(["true"])
+    os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
+    assert owner(child.pid) == "" and owner() != ""
+    child.wait()
+
+
+@pytest.mark.parametrize("said", ["No such container: x", "removal of container x is already in progress"])
+def test_a_container_that_ends_by_itself_meanwhile_stops_no_start(
+    tmp_path, docker, monkeypatch, said
+) -> None:
+    write(docker / "silva-dead", owner=f"{socket.gethostname()}:{2**22 + 1}:5")
+    monkeypatch.setenv("DOCKER_STUB_RM", f"Error response from daemon: {said}")
+    settings(tmp_path / "tasks").taskset()
+    monkeypatch.setenv("DOCKER_STUB_RM", "permission denied")
+    with pytest.raises(ConfigError, match="environment harbor: docker rm: permission denied"):
+        settings(tmp_path / "tasks").taskset()
+
+
 def test_a_command_that_takes_too_long_is_stopped(tmp_path, docker, monkeypatch) -> None:
     monkeypatch.setenv("DOCKER_STUB_LATE", "echo begun")
     _, steps = played(settings(tmp_path / "tasks", tool_timeout=7.0), bash("echo begun"))

@@ -107,7 +107,7 @@ class Docker:
             finally:
                 await _killed(main)
         ran = await self._docker("rm", "--force", self.name, must=False)
-        if ran.status and "No such container" not in ran.output:
+        if ran.status and not _is_gone(ran.output):
             raise DockerFault(f"docker rm: the container {self.name} stays: {ran.output[-300:]!r}")
 
     async def _docker(self, *arguments: str, seconds: float = 120.0, must: bool = True) -> Ran:
@@ -136,7 +136,10 @@ def owner(pid: int | None = None) -> str:
     """This process, or another one of this machine, as no later process is called; "" if there is none."""
     pid = pid or os.getpid()
     try:
-        began = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
+        told = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        if told[0] in "ZX":  # it ended, and who began it has not looked yet
+            return ""
+        began = told[19]
     except OSError:
         try:
             os.kill(pid, 0)  # no /proc: another system, or no such process
@@ -158,8 +161,17 @@ def remove_orphans() -> None:
         "ps", "--all", "--filter", f"label={LABEL}", "--format", f'{{{{.Names}}}} {{{{.Label "{LABEL}"}}}}'
     )
     lines = [line.split(" ", 1) for line in told.splitlines() if " " in line]
-    if dead := [name for name, who in lines if _is_dead(who)]:
-        _at_once("rm", "--force", *dead)
+    for name in [name for name, who in lines if _is_dead(who)]:
+        try:
+            _at_once("rm", "--force", name)
+        except DockerFault as error:
+            if not _is_gone(str(error)):
+                raise
+
+
+def _is_gone(said: str) -> bool:
+    """Whether a container cannot be removed because it ends, or has ended, by itself."""
+    return "No such container" in said or "already in progress" in said
 
 
 def _is_dead(who: str) -> bool:
