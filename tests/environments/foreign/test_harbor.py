@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 
 from silva.environments import check as check_module
 from silva.environments.check import examine
-from silva.environments.foreign.docker import Docker, DockerFault, owner
+from silva.environments.foreign.docker import MOST_OUTPUT, Docker, DockerFault, owner
 from silva.environments.foreign.harbor import Harbor
 from silva.environments.foreign.harbor_tasks import HarborTask, read_task, read_tasks, reward_of
 from silva.errors import CapabilityError, ConfigError
@@ -343,6 +343,25 @@ def test_a_start_that_is_cut_off_leaves_no_container(tmp_path, docker) -> None:
 
     asyncio.run(play())
     assert [call[0] for call in calls(docker)] == ["build", "run", "rm"] and left(docker) == []
+
+
+def test_of_a_long_output_the_end_is_read(tmp_path, docker) -> None:
+    """There stands what pytest says last, such as which tests failed."""
+    task = read_task(terminal_task(tmp_path / "long"))
+    machine = Docker(task, internet=False)
+    says = (
+        "head -c 2000000 /dev/zero | tr '\\0' x; printf '\\nshort test summary info\\nPASSED a\\nFAILED b\\n'"
+    )
+
+    async def play() -> str:
+        await machine.start()
+        ran = await machine.run(says, 30.0, {})
+        await machine.close()
+        return ran.output
+
+    output = asyncio.run(play())
+    assert len(output) == MOST_OUTPUT and output.startswith("x") and output.endswith("FAILED b\n")
+    assert reward_of(task, {}, output) == 0.0
 
 
 def test_a_container_that_cannot_be_removed_is_told(tmp_path, docker, monkeypatch) -> None:

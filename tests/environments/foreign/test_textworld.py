@@ -90,6 +90,20 @@ def test_a_win_pays_the_rest_to_1(fake, replies_to) -> None:
     assert [step.rewards["score"] for step in bare] == [0.0, 1.0]
 
 
+@pytest.mark.parametrize("name", ["won", "lost", "score", "max_score"])
+def test_an_engine_that_says_nothing_gives_no_result(fake, replies_to, monkeypatch, name) -> None:
+    step = Engine.step
+
+    def silent(self, command: str):
+        state, *rest = step(self, command)
+        setattr(state, name, None)
+        return state, *rest
+
+    monkeypatch.setattr(Engine, "step", silent)
+    with pytest.raises(TypeError, match=f"the engine gives {name} = None, expected"):
+        replies_to(fake, task_of(fake), ["go east"])
+
+
 @pytest.mark.parametrize(
     "command",
     [

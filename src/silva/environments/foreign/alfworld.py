@@ -22,7 +22,7 @@ from silva.config.sections import Positive
 from silva.environments.foreign.alfworld_houses import KINDS, TaskKind, draw, goal, layout, problem
 from silva.environments.foreign.alfworld_plans import LONGEST_PLAN, plan_for
 from silva.environments.foreign.library import imported
-from silva.environments.foreign.text_adventure import Adventure, AdventureSettings, Scene, left_of
+from silva.environments.foreign.text_adventure import Adventure, AdventureSettings, Scene, left_of, told
 from silva.environments.tasks import Draft, generated, listed
 from silva.errors import ConfigError
 from silva.types import Task
@@ -181,7 +181,7 @@ class AlfWorldStory:
 
     def _scene(self) -> Scene:
         text = self.state.feedback.replace(_TITLE, "")
-        won = bool(self.state.won)
+        won = told(self.state, "won", bool)
         return Scene(text, () if won else tuple(self.state.admissible_commands), float(won), won)
 
 

@@ -11,11 +11,13 @@ import random
 import re
 from abc import abstractmethod
 from collections.abc import Sequence
-from typing import NamedTuple, Protocol, Self
+from typing import Any, NamedTuple, Protocol, Self, TypeVar
 
 from silva.environments.foreign.game import ForeignGame, ForeignGameSettings, Told
 from silva.rewards.text import extract_answer
 from silva.types import Task
+
+T = TypeVar("T")
 
 LONGEST = 200  # characters of a command; an engine's buffer is hardly longer
 MOST_UNWON = 0.99  # what may be earned without winning, so that nothing else counts as a solution
@@ -148,6 +150,18 @@ def earned(score: float, most: float, *, won: bool, partial: bool) -> float:
     if won or not partial or most <= 0:
         return float(won)
     return min(max(score / most, 0.0), MOST_UNWON)
+
+
+def told(state: Any, name: str, kind: type[T]) -> T:
+    """What an engine says of its state.
+
+    Raises:
+        TypeError: it says nothing: a game that is not followed any more is not a game that is not won.
+    """
+    value = getattr(state, name)
+    if not isinstance(value, kind):
+        raise TypeError(f"the engine gives {name} = {value!r}, expected {kind.__name__}")
+    return value
 
 
 def left_of(walkthrough: Sequence[str], said: Sequence[str], idle: Sequence[str]) -> list[str]:

@@ -21,7 +21,14 @@ from pydantic import Field, model_validator
 
 from silva.config.sections import Natural, Positive, Section
 from silva.environments.foreign.library import imported
-from silva.environments.foreign.text_adventure import Adventure, AdventureSettings, Scene, earned, left_of
+from silva.environments.foreign.text_adventure import (
+    Adventure,
+    AdventureSettings,
+    Scene,
+    earned,
+    left_of,
+    told,
+)
 from silva.environments.foreign.textworld_games import GameFile, Wanted, found, made
 from silva.environments.tasks import Draft, listed
 from silva.errors import ConfigError
@@ -202,8 +209,9 @@ class TextWorldStory:
     def _scene(self) -> Scene:
         state = self.state
         text = _NOISE.sub("", state.feedback).partition(_MENU)[0]
-        won, lost = bool(state.won), bool(state.lost)
-        reward = earned(state.score or 0, state.max_score or 0, won=won, partial=self.partial)
+        won, lost = told(state, "won", bool), told(state, "lost", bool)
+        score, most = told(state, "score", int), told(state, "max_score", int)
+        reward = earned(score, most, won=won, partial=self.partial)
         return Scene(text, () if won or lost else tuple(state.admissible_commands), reward, won, lost)
 
 
