@@ -60,8 +60,8 @@ _ARGUMENTS = re.compile(
     r"\^\s*(?:\{(?:-1|\\prime|\*)\}|\*)"
 )
 _NAME = re.compile(
-    r"(?:[a-zA-Z']|\\frac\{[a-zA-Z]\}\{[a-zA-Z]\}|\\(?!sqrt|ln|log|exp|frac|sum|int|prod|lim|pm|mp)[a-zA-Z]+|\\text\{[^{}]*\}|[|{}\s]|"
-    r"(?<=[a-zA-Z}\s])[-+/](?=[\sa-zA-Z\\]))+|\(\s*[a-zA-Z](?:\s*,\s*[a-zA-Z])+\s*\)"
+    r"(?:[a-zA-Z']|\\frac\{[a-zA-Z]{1,2}\}\{[a-zA-Z]{1,2}\}|\\(?!sqrt|ln|log|exp|frac|sum|int|prod|lim|pm|mp)[a-zA-Z]+|\\text\{[^{}]*\}|[|{}\s]|"
+    r"(?<=[a-zA-Z}\s])[-+/](?=[\sa-zA-Z\\]))+|\(\s*(?:[a-zA-Z]|\\[a-z]+\s*)(?:\s*,\s*(?:[a-zA-Z]|\\[a-z]+\s*))+\s*\)"
 )
 _BUILT = re.compile(r"\\\{\s*[a-zA-Z]\s*(?:\\mid|:|\|)(.+)\\\}")
 _UNDONE = re.compile(
@@ -328,8 +328,9 @@ def _listed(items: list[Tree], joined: str) -> Tree:
     names = {each[1] for each, is_named in zip(items, named, strict=True) if is_named}
     values = [each[2] if is_named else each for each, is_named in zip(items, named, strict=True)]
     plain = all(len(each) == 3 for each, is_named in zip(items, named, strict=True) if is_named)
-    if len(names) == 1 and named[0] and plain:
-        if all(isinstance(each, list) and each[0] in ("()", "(]", "[)", "[]") for each in values):
+    if len(names) == 1 and named[0] and plain and (all(named) or sum(named) == 1):
+        is_range = all(isinstance(each, list) and each[0] in ("()", "(]", "[)", "[]") for each in values)
+        if is_range and all(named):
             return "" if joined == "and" else ["=", *names, ["U", *values]]
         return ["=", *names, ["{}", *values]]
     return ["{=}" if names else "{}", *items]

@@ -166,7 +166,7 @@ _DRESS: tuple[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]], ...]
 )  # fmt: skip
 _PIECE = re.compile(r"\\(?:begin|end)\{\w+\*?\}|\\text\{[^{}]*\}|\\[a-zA-Z]+|([^\W\d_]+(?:'[^\W\d_]+)*)")
 _TOUCHED = re.compile(r"[\d)}^_(]")
-_WORD_BEFORE = re.compile(r"(?:^|[^\\a-zA-Z])[a-zA-Z]{3,}[.,]?\s+$")
+_WORD_BEFORE = re.compile(r"(?:^|[^\\a-zA-Z])[a-zA-Z]{2,}[.,]?\s+$")
 _UNIT_END = re.compile(
     rf"(?:(?<=[\d}}])|(?<= sq))\s+({_UNIT_LETTER})((?:\s*\^\s*\{{?[23]\}}?)?)(?=\s*(?:/|$|[.,;\d]|\\text))"
 )

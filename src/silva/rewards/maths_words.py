@@ -34,6 +34,7 @@ _BEFORE = _set(
     comes_to"""
 )
 """Words that a number may follow: "is 5"; others are no reason to believe it: "of 5", "least 5"."""
+_AUXILIARIES = _set("to can could will would must should did")
 _HARMLESS = _set(
     """in total all the end sum as required desired answer final is my our correct right only result value
     solution one altogether overall left remaining exactly respectively again here each old such base10"""
@@ -47,7 +48,7 @@ _CHANGES = _set(
     triples half halved halves square squared squares cube cubed cubes root log logs logarithm
     logarithms factorial factorials power powers multiple multiples factor factors divided multiplied raised
     absolute derivative integral modulo mod digits ones nones maybes fold repeating minimum maximum until
-    counting first second third"""
+    counting first second third exceed exceeds"""
 )
 """Words that may make another number of it, wherever they stand."""
 
@@ -130,7 +131,8 @@ def leads(words: str, *, named: bool = False) -> bool:
     """Whether a number, or name = number, may follow these words and stay the same number."""
     words = re.sub(r"\b(equal|comes) to\b", r"\1_to", re.sub(r"[.,;:*]", " ", words.lower()))
     read = words.split()
-    return harmless(words) and (named or not read or read[-1] in _BEFORE)
+    is_verb = not read or read[-1] in _BEFORE or (len(read) > 2 and read[-2] in _AUXILIARIES)
+    return harmless(words) and (named or is_verb)
 
 
 def quantity(words: str) -> Quantity | None:
@@ -163,7 +165,7 @@ def quantity(words: str) -> Quantity | None:
             dimensions[kind] += degree * times
             factor *= size**times
             power, open_ = 1, False
-        elif unit and power == 1 and token != "and" and harmless(" ".join(tokens[index:])):
+        elif power == 1 and (unit or (percent and token != "of")) and _ends(tokens[index:]):
             break
         elif token.isalpha() and not unit and not percent and token not in _CHANGES - {"more"} | {"of"}:
             open_ = open_ or token not in _HARMLESS
@@ -173,6 +175,11 @@ def quantity(words: str) -> Quantity | None:
         return None
     dimension = tuple(sorted((kind, n) for kind, n in dimensions.items() if n and kind != "unit"))
     return Quantity(scale, SCALES[added[1]] if added else Fraction(0), dimension, factor, percent)
+
+
+def _ends(words: list[str]) -> bool:
+    """Whether words behind a unit say nothing about the number."""
+    return words[0] != "and" and words[0] not in _PERCENT and harmless(" ".join(words))
 
 
 def _unit(word: str, known: bool) -> tuple[str, int, Fraction] | None:
