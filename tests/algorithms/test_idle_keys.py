@@ -215,8 +215,15 @@ def _fingerprint(name: str, given: tuple[tuple[str, Any], ...]) -> list[float]:
             "low: got 0.5 with weight = null, expected null",
         ),
         ({"rollout_correction": {"weight": None, "level": "sequence"}}, 'level: got "sequence" with weight'),
+        (
+            {
+                "credit": "gae", "advantage": "reward", "drop_zero_variance": False,
+                "loss": {"type": "cross_entropy"},
+            },
+            'credit: got "gae" with loss.type = "cross_entropy", expected "trajectory"',
+        ),
     ],
-)
+)  # fmt: skip
 def test_what_does_nothing_is_refused(given: dict[str, Any], message: str) -> None:
     with pytest.raises(ValidationError, match=message):
         recipe("grpo", **given)
