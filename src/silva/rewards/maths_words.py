@@ -34,7 +34,7 @@ _BEFORE = _set(
     comes_to"""
 )
 """Words that a number may follow: "is 5"; others are no reason to believe it: "of 5", "least 5"."""
-_AUXILIARIES = _set("to can could will would must should did")
+_AUXILIARIES = _set("to can will must did")
 _HARMLESS = _set(
     """in total all the end sum as required desired answer final is my our correct right only result value
     solution one altogether overall left remaining exactly respectively again here each old such base10"""
@@ -48,7 +48,8 @@ _CHANGES = _set(
     triples half halved halves square squared squares cube cubed cubes root log logs logarithm
     logarithms factorial factorials power powers multiple multiples factor factors divided multiplied raised
     absolute derivative integral modulo mod digits ones nones maybes fold repeating minimum maximum until
-    counting first second third exceed exceeds"""
+    counting first second third exceed exceeds could might may would should suppose assume
+    error next previous ago"""
 )
 """Words that may make another number of it, wherever they stand."""
 
