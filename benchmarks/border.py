@@ -37,17 +37,17 @@ from common import CONFIGS, Row, machine, parser, results, write
 from silva.assembly import Assembly
 from silva.commands.common import loaded
 from silva.config.load import load
-from silva.engines.http import HttpEngine
-from silva.engines.http_settings import ClientSettings
-from silva.engines.http_wire import Answer, SilvaDialect
+from silva.engines.remote.engine import HttpEngine
+from silva.engines.remote.settings import ClientSettings
+from silva.engines.remote.wire import Answer, SilvaDialect
 from silva.models.snapshots import save_parameters, weight_folder
 from silva.orchestrator.probe import Probe
 from silva.process import PARENT
 from silva.protocols import Engine
 from silva.registries import REGISTRIES
 from silva.storage.metrics import read_metrics
-from silva.transport import Peer
 from silva.types import Completion, SamplingParams, Snapshot, TokenScores
+from silva.wire.transport import Peer
 
 SHORT = ("--eval.every=0", "--eval.tasks=8", "--checkpoint.every=0", "--monitoring.terminal=off",
          "--monitoring.report=false", "--monitoring.tensorboard=false")  # fmt: skip

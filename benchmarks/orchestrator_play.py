@@ -16,8 +16,8 @@ from transformers import AutoTokenizer
 
 from silva.config.sections import Limits
 from silva.engines.scripted import ScriptedEngine
-from silva.environments.calculator import Calculator
-from silva.environments.frozen_lake import FrozenLake
+from silva.environments.worlds.calculator import Calculator
+from silva.environments.worlds.frozen_lake import FrozenLake
 from silva.models.loading import PACKAGED, resolve
 from silva.models.tiny import tiny_tokenizer
 from silva.protocols import Work

@@ -18,7 +18,7 @@ from typing import Any
 
 from common import Row, machine, parser, results, write
 
-from silva.environments.tool_qa import Question, ToolQA
+from silva.environments.bases.tool_qa import Question, ToolQA
 from silva.types import Message, ToolCall
 
 SECONDS = 1.0

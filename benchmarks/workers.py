@@ -19,8 +19,8 @@ from typing import Any
 import numpy as np
 from common import Row, machine, parser, results, write
 
-from silva.environments.worker import settings_of
-from silva.environments.workers import Workers
+from silva.environments.process.worker import settings_of
+from silva.environments.process.workers import Workers
 from silva.types import Message
 
 TYPE = f"{Path(__file__).parent}/environments/busy_lake.py:BusyLake"

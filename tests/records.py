@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from silva import types
-from silva.codec import hints
 from silva.types import Completion, Sample, SamplingParams, Segment, TokenScores, Trajectory
+from silva.wire.codec import hints
 
 RECORDS = [
     kind

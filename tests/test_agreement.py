@@ -19,8 +19,8 @@ from silva.algorithms.aggregation import normalise
 from silva.config.sections import Limits, Sampling, TinyModel
 from silva.engines.local.engine import LocalEngine
 from silva.engines.settings import LocalEngineSettings
-from silva.environments.guess_number import GuessNumber
-from silva.environments.hanoi import Hanoi
+from silva.environments.worlds.guess_number import GuessNumber
+from silva.environments.worlds.hanoi import Hanoi
 from silva.models.loading import LoadedModel, load_model
 from silva.protocols import Work
 from silva.rendering.renderer import Renderer

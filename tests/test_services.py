@@ -342,7 +342,7 @@ def ended_by_sigterm(argv: Sequence[str], folder: Path) -> bool:
 COMPUTES = """
 import threading
 from silva import cli, signals
-from silva.commands import services
+from silva.commands import serve as services
 from silva.server import trainer
 
 class Updating(trainer.TrainerServer):

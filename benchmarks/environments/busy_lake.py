@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import time
 
-from silva.environments.frozen_lake import FrozenLake, FrozenLakeGame
 from silva.environments.tasks import generated
+from silva.environments.worlds.frozen_lake import FrozenLake, FrozenLakeGame
 from silva.protocols import TaskSet
 from silva.types import Message, Step
 

@@ -29,7 +29,7 @@ from transformers import AutoTokenizer
 from verifiers.v1.clients import train
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "src"))
-from silva.environments.frozen_lake import FrozenLake
+from silva.environments.worlds.frozen_lake import FrozenLake
 from silva.types import Message, Task
 
 MARKUP = [

@@ -1,6 +1,6 @@
 """An environment of your own: questions, and a tool to answer them with."""
 
-from silva.environments.tool_qa import Question, ToolQA
+from silva.environments.bases.tool_qa import Question, ToolQA
 from silva.tools.function import ToolError
 from silva.types import ToolCall
 

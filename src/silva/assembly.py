@@ -11,8 +11,8 @@ from silva.algorithms.filters import DifficultyPools
 from silva.algorithms.settings import Algorithm
 from silva.config.schema import RunConfig
 from silva.config.sections import PretrainedModel
+from silva.environments.process.workers import Workers
 from silva.environments.tasks import check_splits
-from silva.environments.workers import Workers
 from silva.errors import ConfigError, Escaped, ModelError, SilvaError, contained
 from silva.models.loading import LoadedModel, generation_stops, load_model, load_tokenizer, name_of
 from silva.orchestrator.tasks import Source, TaskStream

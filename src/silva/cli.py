@@ -216,7 +216,7 @@ def _serve(command: str, arguments: list[str]) -> int:
     served = {"SILVA_ENVIRONMENTS": '[{"type": "bandit"}]'} if command == "inference" else {}
     resolved = _resolve(command, _of_run(given.get("--weights"), rest), {**served, **os.environ})
     _check_crash_point()
-    from silva.commands import services
+    from silva.commands import serve as services
 
     signals.be_caught()
     serve = services.serve_trainer if command == "trainer" else services.serve_inference
@@ -324,7 +324,7 @@ def _play(arguments: list[str]) -> int:
 
 def _check(arguments: list[str], *, as_json: bool) -> int:
     from silva.commands.environments import as_data, shown, sole_environment
-    from silva.environments.check import examine
+    from silva.environments.check.checks import examine
 
     settings = _environment("check", [*map(sole_environment, arguments[:1]), *arguments[1:]])
     signals.be_caught()

@@ -6,7 +6,7 @@ from silva.cli import main
 from silva.commands.attack import LISTED, Finding, Report, show
 
 QA = """
-from silva.environments.tool_qa import Question, ToolQA
+from silva.environments.bases.tool_qa import Question, ToolQA
 
 
 class Towns(ToolQA):

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from silva.cli import main
-from silva.environments.dataset import Dataset
-from silva.environments.demonstrations import Demonstrations
+from silva.environments.worlds.dataset import Dataset
+from silva.environments.worlds.demonstrations import Demonstrations
 from silva.rewards.exact_match import ExactMatch
 from silva.storage.rollouts import RolloutRow, rollouts_path, write_rollouts
 from silva.types import Message, Trajectory, Turn

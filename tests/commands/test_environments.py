@@ -10,7 +10,7 @@ import pytest
 from silva import cli
 from silva.commands.environments import listed, shown, sole_environment, table
 from silva.environments import ENVIRONMENTS
-from silva.environments.check_findings import Check, Finding
+from silva.environments.check.findings import Check, Finding
 from silva.errors import ConfigError
 
 FAULTY = Path(__file__).parents[1] / "environments" / "faulty.py"
@@ -92,7 +92,7 @@ def test_wrong_input(capsys, arguments, words) -> None:
 
 def test_a_file_must_define_one_environment(tmp_path) -> None:
     file = tmp_path / "worlds.py"
-    base = "from silva.environments.tool_qa import ToolQA\n"
+    base = "from silva.environments.bases.tool_qa import ToolQA\n"
     file.write_text(base)
     with pytest.raises(ConfigError, match=r"expected one environment, got 0$"):
         sole_environment(str(file))

@@ -16,7 +16,7 @@ from silva.config.sections import Limits, Sampling
 from silva.engines.openai import ChatPolicy
 from silva.engines.openai_settings import OpenAIEngineSettings
 from silva.engines.scripted import ScriptedEngine
-from silva.environments.guess_number import GuessNumber
+from silva.environments.worlds.guess_number import GuessNumber
 from silva.errors import EngineError
 from silva.models.tiny import tiny_tokenizer
 from silva.protocols import Actor, Request

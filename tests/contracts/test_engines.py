@@ -13,10 +13,10 @@ import pytest
 from tests.contracts.doubles import Failing, Slow
 from tests.engines.inference_server import serving
 
-from silva.engines.http import HttpEngine
-from silva.engines.http_settings import ClientSettings
-from silva.engines.http_wire import SilvaDialect
 from silva.engines.local.engine import LocalEngine
+from silva.engines.remote.engine import HttpEngine
+from silva.engines.remote.settings import ClientSettings
+from silva.engines.remote.wire import SilvaDialect
 from silva.engines.scripted import ScriptedEngine
 from silva.engines.settings import LocalEngineSettings
 from silva.errors import ContextOverflow, EngineError
@@ -25,8 +25,8 @@ from silva.models.snapshots import weight_folder
 from silva.monitoring.trace import Trace
 from silva.monitoring.traced import TracedEngine
 from silva.protocols import Engine
-from silva.transport import Peer
 from silva.types import Completion, SamplingParams, Snapshot
+from silva.wire.transport import Peer
 
 CONTEXT = 48
 PROMPT = list(range(40, 60))

@@ -16,8 +16,8 @@ from tests.contracts.doubles import Slow
 from tests.environment_cases import OWN, small
 from tests.worlds import Parity, ParityEpisode
 
+from silva.environments.process.workers import Workers
 from silva.environments.settings import EnvironmentSettings
-from silva.environments.workers import Workers
 from silva.ports import derive
 from silva.protocols import Environment, Forkable, Scripted, TaskSet
 from silva.rendering.tool_calls import parse_hermes

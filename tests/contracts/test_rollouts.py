@@ -11,7 +11,7 @@ from tests.contracts.doubles import Failing, Slow
 
 from silva.config.sections import LastTurns, Limits
 from silva.engines.scripted import ScriptedEngine
-from silva.environments.guess_number import GuessNumber
+from silva.environments.worlds.guess_number import GuessNumber
 from silva.errors import EngineError
 from silva.models.tiny import tiny_tokenizer
 from silva.protocols import Engine, Rollout, TaskSet, Work

@@ -11,13 +11,13 @@ from tests import virtual_clock
 from tests.engines.inference_server import InferenceServer
 from tests.virtual_clock import LoopClock
 
-from silva.engines.http import HttpEngine
-from silva.engines.http_settings import ClientSettings
-from silva.engines.http_wire import SilvaDialect
+from silva.engines.remote.engine import HttpEngine
+from silva.engines.remote.settings import ClientSettings
+from silva.engines.remote.wire import SilvaDialect
 from silva.engines.scripted import ScriptedEngine
 from silva.ports import use_clock
-from silva.transport import Peer
 from silva.types import SamplingParams
+from silva.wire.transport import Peer
 
 T = TypeVar("T")
 FAST = {"check_every": 0.02, "dead_after": 0.3, "patience": 10.0, "timeout": 10.0, "retries": 3}

@@ -17,9 +17,9 @@ from tests.tools.web_server import CUT, HANG
 from silva.config.sections import Eval, Limits, Sampling
 from silva.engines.openai import ChatPolicy
 from silva.engines.openai_settings import OpenAIEngineSettings
-from silva.environments.calculator import Calculator
-from silva.environments.frozen_lake import FrozenLake
-from silva.environments.guess_number import GuessNumber
+from silva.environments.worlds.calculator import Calculator
+from silva.environments.worlds.frozen_lake import FrozenLake
+from silva.environments.worlds.guess_number import GuessNumber
 from silva.errors import CapabilityError, ConfigError, CostLimit, EngineError
 from silva.evaluation.evaluator import Evaluation, evaluate, records
 from silva.models.tiny import tiny_tokenizer

@@ -20,17 +20,17 @@ import torch
 from pydantic import ValidationError
 from safetensors.torch import load_file, save_file
 
-from silva.engines.http import HttpEngine
-from silva.engines.http_settings import ClientSettings
-from silva.engines.http_vllm import VllmDialect
-from silva.engines.http_weights import PROBE
-from silva.engines.vllm_launch import command
-from silva.engines.vllm_settings import VllmEngineSettings
+from silva.engines.remote.engine import HttpEngine
+from silva.engines.remote.settings import ClientSettings
+from silva.engines.remote.vllm import VllmDialect
+from silva.engines.remote.weights import PROBE
+from silva.engines.vllm.launch import command
+from silva.engines.vllm.settings import VllmEngineSettings
 from silva.errors import CapabilityError, ConfigError
 from silva.models.loading import LoadedModel
 from silva.models.snapshots import weight_folder
-from silva.transport import Peer
 from silva.types import SamplingParams, Snapshot
+from silva.wire.transport import Peer
 
 PYTHON = Path(__file__).parents[2] / ".peers/vllm/bin/python"
 PROMPT = list(b"The forest shares every token once, and")  # as token ids: any will do

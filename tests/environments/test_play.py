@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
-from silva.environments.calculator import Calculator
-from silva.environments.frozen_lake import FrozenLake
-from silva.environments.guess_number import GuessNumber
 from silva.environments.play import HELP, play
+from silva.environments.worlds.calculator import Calculator
+from silva.environments.worlds.frozen_lake import FrozenLake
+from silva.environments.worlds.guess_number import GuessNumber
 from silva.models.tiny import tiny_tokenizer
 from silva.rendering.renderer import Renderer
 from silva.types import Task

@@ -12,12 +12,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.environment_cases import OWN, small
 
-from silva.environments.bandit import Bandit
-from silva.environments.calculator import Calculator
-from silva.environments.frozen_lake import FrozenLake
-from silva.environments.guess_number import GuessNumber
+from silva.environments.bases.tool_qa import ToolQA
 from silva.environments.tasks import Draft, check_splits, generated, held_out, listed
-from silva.environments.tool_qa import ToolQA
+from silva.environments.worlds.bandit import Bandit
+from silva.environments.worlds.calculator import Calculator
+from silva.environments.worlds.frozen_lake import FrozenLake
+from silva.environments.worlds.guess_number import GuessNumber
 from silva.errors import ConfigError
 from silva.types import Task
 
@@ -53,7 +53,7 @@ def test_the_type_in_the_registry_is_the_one_in_the_settings(name: str) -> None:
 
 def test_tasks_are_the_same_in_another_process_and_plain_json() -> None:
     script = (
-        "from silva.environments.frozen_lake import FrozenLake\n"
+        "from silva.environments.worlds.frozen_lake import FrozenLake\n"
         "import json\n"
         "tasks = FrozenLake(eval_size=3).taskset()\n"
         "chosen = [*tasks.tasks('eval'), tasks.tasks('train')[17]]\n"

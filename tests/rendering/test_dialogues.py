@@ -9,7 +9,7 @@ from tests.rendering.templates import TEMPLATES, byte_tokenizer
 from tests.rendering.test_renderer import CALC, own_tokens, renderer, text, user
 
 from silva.config.sections import Limits
-from silva.environments.calculator import Calculator
+from silva.environments.worlds.calculator import Calculator
 from silva.errors import RenderingError
 from silva.rendering.renderer import Renderer
 from silva.rendering.tool_calls import as_function, write_calls

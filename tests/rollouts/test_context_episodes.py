@@ -11,7 +11,7 @@ from tests.rendering.templates import TEMPLATES, byte_tokenizer
 
 from silva.config.sections import ContextSettings, FullContext, HideObservations, LastTurns, SingleTurn
 from silva.engines.scripted import ScriptedEngine
-from silva.environments.calculator import Calculator
+from silva.environments.worlds.calculator import Calculator
 from silva.models.tiny import tiny_tokenizer
 from silva.models.trie import build
 from silva.protocols import Reply, Request

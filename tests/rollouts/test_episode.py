@@ -12,7 +12,7 @@ from tests.rendering.templates import byte_tokenizer
 
 from silva.config.sections import HideObservations
 from silva.engines.scripted import ScriptedEngine
-from silva.environments.calculator import Calculator
+from silva.environments.worlds.calculator import Calculator
 from silva.models.tiny import tiny_tokenizer
 from silva.rendering.renderer import Renderer
 from silva.rollouts.actors import Script

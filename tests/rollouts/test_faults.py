@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from silva.environments.text_game import Outcome, TextGame, TextGameSettings
+from silva.environments.bases.text_game import Outcome, TextGame, TextGameSettings
 from silva.ports import Clock, use_clock
 from silva.rollouts.actors import Script
 from silva.rollouts.episode import play

@@ -11,8 +11,8 @@ from tests.environment_cases import OWN, small
 
 from silva.config.sections import FullContext, HideObservations, LastTurns, Limits, SingleTurn
 from silva.engines.scripted import ScriptedEngine
-from silva.environments.calculator import Calculator
-from silva.environments.frozen_lake import FrozenLake
+from silva.environments.worlds.calculator import Calculator
+from silva.environments.worlds.frozen_lake import FrozenLake
 from silva.errors import CapabilityError
 from silva.rollouts.actors import Script
 from silva.rollouts.episode import Episode, play

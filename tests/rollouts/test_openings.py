@@ -3,7 +3,7 @@
 import asyncio
 
 from silva.config.sections import FullContext, Limits
-from silva.environments.calculator import Calculator
+from silva.environments.worlds.calculator import Calculator
 from silva.models.tiny import tiny_tokenizer
 from silva.rendering.renderer import Renderer
 from silva.rollouts.openings import TASKS, Opening, misfits, openings

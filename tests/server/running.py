@@ -13,12 +13,12 @@ from starlette.types import ASGIApp
 from silva.engines.scripted import ScriptedEngine
 from silva.protocols import Engine
 from silva.rendering.renderer import Renderer
-from silva.server.guard import Guard
+from silva.server.engine import ServerLimits
 from silva.server.inference import inference_app
-from silva.server.service import ServerLimits
-from silva.server.serving import Bind, serve
-from silva.transport import Peer
 from silva.types import SamplingParams
+from silva.wire.guard import Guard
+from silva.wire.listening import Bind, serve
+from silva.wire.transport import Peer
 
 T = TypeVar("T")
 MODEL = "tiny"

@@ -11,13 +11,13 @@ import httpx2
 import numpy as np
 from tests.server.running import asking, run
 
-from silva.codec import decode, encode
 from silva.protocols import Trainer, TrainerCapabilities
-from silva.server.guard import Guard
-from silva.server.serving import Bind
 from silva.server.trainer import TAKES, TrainerServer
 from silva.trainer.wire import Call, Open, Opened, Reply
 from silva.types import LossSpec, OptimParams, Sample, Signals, Snapshot, WeightFolder
+from silva.wire.codec import decode, encode
+from silva.wire.guard import Guard
+from silva.wire.listening import Bind
 
 KEY = "a-key"
 LOSS = LossSpec("reinforce", {"kl_coef": 0.5})

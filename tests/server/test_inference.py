@@ -15,18 +15,18 @@ from safetensors.torch import save_file
 from tests.server.running import CONTEXT, MODEL, asking, connected, guarded, listening, run, says, until
 
 from silva import __version__
-from silva.engines.http import http_engine
-from silva.engines.http_settings import HttpEngineSettings
 from silva.engines.local.engine import LocalEngine
+from silva.engines.remote.engine import http_engine
+from silva.engines.remote.settings import HttpEngineSettings
 from silva.engines.scripted import ScriptedEngine
 from silva.errors import ContextOverflow, EngineError
 from silva.models.loading import LoadedModel
 from silva.models.snapshots import weight_folder
 from silva.protocols import Engine
 from silva.rendering.renderer import Renderer
-from silva.server.serving import Bind
-from silva.transport import Refused
 from silva.types import Completion, SamplingParams, Snapshot
+from silva.wire.listening import Bind
+from silva.wire.transport import Refused
 
 PROMPT = list(range(40, 60))
 

@@ -13,13 +13,13 @@ import pytest
 from tests.server.running import asking, listening, run
 from tests.server.scripted_trainer import KEY, LOSS, Asked, Park, told
 
-from silva.codec import decode, encode
 from silva.errors import CheckpointError, NonFiniteError, OutOfMemory, PartLost, RecordError, SilvaError
 from silva.storage.checkpoints import CheckpointStore
 from silva.trainer.remote import RemoteTrainer
 from silva.trainer.wire import METHODS, Call, Open, Reply
-from silva.transport import Peer, Refused
 from silva.types import Sample, Snapshot
+from silva.wire.codec import decode, encode
+from silva.wire.transport import Peer, Refused
 
 
 @pytest.mark.parametrize("method", ["save", "load", "export"])

@@ -14,7 +14,7 @@ from silva.engines.scripted import ScriptedEngine
 from silva.errors import ModelError
 from silva.ports import use_clock
 from silva.rendering.renderer import Renderer
-from silva.server.service import LEASE
+from silva.server.engine import LEASE
 from silva.types import Snapshot
 
 

@@ -12,13 +12,13 @@ import pytest
 from tests.server.running import run, until
 
 from silva import __version__
-from silva.codec import decode, encode
 from silva.errors import CapabilityError, CheckpointError, ModelError, NonFiniteError, PartLost, SilvaError
 from silva.ports import CLOCK, Clock, use_clock
 from silva.trainer.remote import CHECK, DEAD_AFTER, RemoteTrainer, plain_config
 from silva.trainer.wire import Call, Open, Opened, Reply
-from silva.transport import Peer, Refused, Unreachable
 from silva.types import OptimParams, Snapshot
+from silva.wire.codec import decode, encode
+from silva.wire.transport import Peer, Refused, Unreachable
 
 ADDRESS = "unix:/nowhere/trainer.sock"
 ALIVE = {"silva": __version__}

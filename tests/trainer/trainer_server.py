@@ -9,12 +9,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from silva.server.guard import Guard
-from silva.server.serving import Bind, serve
 from silva.server.trainer import TAKES, Build, TrainerServer
 from silva.trainer.remote import RemoteTrainer
 from silva.trainer.wire import Open
-from silva.transport import Peer
+from silva.wire.guard import Guard
+from silva.wire.listening import Bind, serve
+from silva.wire.transport import Peer
 
 SOON = 30.0  # seconds within which a server listens, and ends
 KEY = "a-key"

@@ -16,9 +16,9 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from silva.config.load import load
-from silva.environments.row_shapes import problem, recognised
-from silva.environments.rows import read_rows
-from silva.environments.tool_qa import ToolQA
+from silva.data.row_shapes import problem, recognised
+from silva.data.rows import read_rows
+from silva.environments.bases.tool_qa import ToolQA
 from silva.errors import ConfigError, RewardError, SilvaError
 from silva.protocols import Attempt, Reward, Score
 from silva.registries import REGISTRIES

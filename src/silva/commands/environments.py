@@ -22,7 +22,7 @@ from silva.errors import ConfigError, contained
 from silva.monitoring.printable import put
 
 if TYPE_CHECKING:
-    from silva.environments.check_findings import Check
+    from silva.environments.check.findings import Check
     from silva.protocols import TaskSet
     from silva.rendering.renderer import Renderer
     from silva.types import Message, ToolSpec

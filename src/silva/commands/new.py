@@ -16,7 +16,7 @@ Check it:   silva envs check {name}.py
 Train:      silva rl --environments.0.type={name}.py:{title}
 """
 
-from silva.environments.tool_qa import Question, ToolQA
+from silva.environments.bases.tool_qa import Question, ToolQA
 from silva.tools.function import ToolError
 from silva.types import ToolCall
 
@@ -60,7 +60,7 @@ TEST = '''\
 
 import asyncio
 
-from silva.environments.check import examine
+from silva.environments.check.checks import examine
 from silva.rendering.tool_calls import parse_hermes
 from silva.types import Message
 

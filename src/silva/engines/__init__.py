@@ -1,6 +1,6 @@
 ENGINES = {
     "local": "silva.engines.settings:LocalEngineSettings",
-    "http": "silva.engines.http_settings:HttpEngineSettings",
-    "vllm": "silva.engines.vllm_settings:VllmEngineSettings",
+    "http": "silva.engines.remote.settings:HttpEngineSettings",
+    "vllm": "silva.engines.vllm.settings:VllmEngineSettings",
     "openai": "silva.engines.openai_settings:OpenAIEngineSettings",
 }

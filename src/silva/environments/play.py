@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence
 
-from silva.environments.text_game import TextGame
+from silva.environments.bases.text_game import TextGame
 from silva.errors import CapabilityError
 from silva.protocols import Environment, Scripted, TaskSet
 from silva.types import Message, Observation, Step, Task, ToolCall, ToolSpec

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal
 from pydantic import field_validator
 
 from silva.config.sections import Above0, Natural, Positive, Section
-from silva.transport import checked_address
+from silva.wire.transport import checked_address
 
 if TYPE_CHECKING:
     from silva.protocols import Placement
@@ -83,6 +83,6 @@ class ServicesPlacementSettings(Section):
         placed = self.addressed()
         if placed.starts:
             return self.local.build()
-        from silva.placement.services import ServicesPlacement
+        from silva.placement.processes import ServicesPlacement
 
         return ServicesPlacement(placed)

@@ -32,7 +32,7 @@ from pathlib import Path
 from silva.errors import SilvaError
 from silva.ports import CLOCK
 from silva.signals import TOLD, heard, held
-from silva.transport import Peer, Refused, Unreachable, silence
+from silva.wire.transport import Peer, Refused, Unreachable, silence
 
 TICK = 0.2  # seconds between two looks at the processes
 SOON = 0.02  # seconds between two looks at a process that has been told to end

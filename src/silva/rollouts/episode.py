@@ -181,7 +181,7 @@ class Episode:
         if not isinstance(environment, Forkable):
             raise CapabilityError(
                 f"environment {self.task.environment!r} cannot be forked: {type(environment).__name__} needs "
-                "`async def fork(self, seed)`, as `Episode` of silva.environments.episode has it"
+                "`async def fork(self, seed)`, as `Episode` of silva.environments.bases.episode has it"
             )
         twin = replace(
             self, id=id, seed=seed, on_turn=on_turn or self.on_turn, environment=None,

@@ -21,10 +21,10 @@ from silva.rendering.renderer import Renderer
 from silva.server.bodies import ChatBody, MessageBody
 from silva.server.completions import FINISH, exact, head, seeds, usage
 from silva.server.dialogue import dialogue, tool_specs
-from silva.server.guard import HttpError
-from silva.server.service import CHARACTERS, Service, apart
+from silva.server.engine import CHARACTERS, Service, apart
 from silva.server.streams import Choice, Stream, Tell
 from silva.types import Completion, Message, SamplingParams, ToolSpec
+from silva.wire.guard import HttpError
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,10 +19,10 @@ from silva.ports import CLOCK, derive
 from silva.rendering.growing import before
 from silva.rendering.renderer import Renderer
 from silva.server.bodies import CompletionBody, SamplingBody
-from silva.server.guard import HttpError
-from silva.server.service import Service, apart
+from silva.server.engine import Service, apart
 from silva.server.streams import Choice, Stream, Tell
 from silva.types import Completion, CompletionStop, SamplingParams, TokenScores
+from silva.wire.guard import HttpError
 
 COPIED = 1 << 20  # tokens of prompts in one answer
 SCORED = 1 << 18  # the same where each has its log-probabilities and texts

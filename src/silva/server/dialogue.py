@@ -7,9 +7,9 @@ from collections.abc import Sequence
 
 from silva.rendering.tool_calls import read_call
 from silva.server.bodies import TOOL_BYTES, ChatBody, MessageBody
-from silva.server.guard import HttpError
 from silva.server.parsing import shown
 from silva.types import Message, Role, ToolCall, ToolSpec
+from silva.wire.guard import HttpError
 
 
 def dialogue(bodies: Sequence[MessageBody]) -> list[Message]:

@@ -5,7 +5,8 @@
     /update_weights, /reload_weights                       as PRIME-RL has them
     /health, /alive, /metrics, /openapi.json               for whoever watches it
 
-Not here: keys, hosts and the sizes of bodies (guard.py, which stands before this), listening (serving.py).
+Not here: keys, hosts and the sizes of bodies (wire/guard.py, which stands before this), and listening
+(wire/listening.py).
 """
 
 from __future__ import annotations
@@ -35,12 +36,12 @@ from silva.server.bodies import (
     ScoreBody,
     UpdateBody,
 )
-from silva.server.guard import Application, HttpError, fault_of
+from silva.server.engine import GONE, ServerLimits, Service, apart
 from silva.server.parsing import Body, parse, read
 from silva.server.prometheus import Counts
-from silva.server.service import GONE, ServerLimits, Service, apart
 from silva.server.streams import Events, dumped
 from silva.types import Snapshot, WeightFolder
+from silva.wire.guard import Application, HttpError, fault_of
 
 FOLDERS = frozenset({"folder", "parameters"})  # kinds of snapshots that can reach another process
 PROMETHEUS = "text/plain; version=0.0.4; charset=utf-8"

@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from silva.server.guard import HttpError
+from silva.wire.guard import HttpError
 
 DEPTH = 64
 CONTAINERS = 200_000  # arrays and objects in one body

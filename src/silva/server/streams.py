@@ -17,8 +17,8 @@ from starlette.types import Receive, Scope, Send
 
 from silva.rendering.renderer import Renderer
 from silva.server.bodies import SamplingBody
-from silva.server.guard import error_of
-from silva.server.service import cancelled
+from silva.server.engine import cancelled
+from silva.wire.guard import error_of
 
 Tell = Callable[[dict[str, Any]], None]  # takes a chunk
 

@@ -5,7 +5,7 @@
 
 The bodies are records (trainer/wire.py). What a trainer computes cannot be cut short: if the client goes
 away, the call ends first and the next one waits. Not here: how a trainer is built, keys and sizes of bodies
-(guard.py), and retries: a trainer whose session is lost is opened again and loads a checkpoint.
+(wire/guard.py), and retries: a trainer whose session is lost is opened again and loads a checkpoint.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from silva import __version__
-from silva.codec import decode, encode
 from silva.errors import CheckpointError, ConfigError, PartLost
 from silva.ports import CLOCK
 from silva.protocols import Trainer
-from silva.server.guard import Application, HttpError
 from silva.storage.checkpoints import disk_faults
 from silva.storage.run_folder import holder
 from silva.trainer.wire import METHODS, Call, Open, Opened, Reply
+from silva.wire.codec import decode, encode
+from silva.wire.guard import Application, HttpError
 
 MAX_BODY = 4 << 30
 """Bytes of one call: all samples of an update with their arrays."""
 BODY_SECONDS = 600.0
-TAKES = "application/octet-stream"  # records of codec.py
+TAKES = "application/octet-stream"  # records of wire/codec.py
 Build = Callable[[Open, Callable[[str], None]], Awaitable[Trainer]]
 
 

@@ -14,8 +14,8 @@ from typing import Any, Literal, Union, get_args, get_origin
 
 import pyarrow as pa
 
-from silva.codec import Codec, Form, hints, scalar
 from silva.types import Turn
+from silva.wire.codec import Codec, Form, hints, scalar
 
 _SCALARS = {str: pa.string(), int: pa.int64(), float: pa.float64(), bool: pa.bool_()}
 

@@ -20,12 +20,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from silva.codec import Aside, hints
 from silva.errors import RecordError
 from silva.ports import FILES
 from silva.storage.columns import Columns, arrow
 from silva.storage.layout import step_path, steps_in
 from silva.types import Trajectory, Turn
+from silva.wire.codec import Aside, hints
 
 Status = Literal["trained", "dropped", "failed", "eval"]
 SUFFIX = ".parquet"

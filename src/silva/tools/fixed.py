@@ -1,6 +1,6 @@
 """Tools that remember nothing of an episode: functions, and whatever else is a `Tool`.
 
-Tools with a state of the episode are its methods: see `own_tools` in environments/tool_dialogue.py.
+Tools with a state of the episode are its methods: see `own_tools` in environments/bases/tool_dialogue.py.
 """
 
 from __future__ import annotations

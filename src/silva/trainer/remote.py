@@ -14,13 +14,13 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from silva.codec import decode, encode
 from silva.errors import PartLost, SilvaError, error_named
 from silva.ports import CLOCK
 from silva.protocols import TrainerCapabilities
 from silva.trainer.wire import Call, Open, Opened, Reply
-from silva.transport import DISK, Peer, Refused, Unreachable, check_version, silence
 from silva.types import LossSpec, OptimParams, Sample, Signals, Snapshot
+from silva.wire.codec import decode, encode
+from silva.wire.transport import DISK, Peer, Refused, Unreachable, check_version, silence
 
 CHECK = 0.5  # seconds between questions whether it is alive
 DEAD_AFTER = 4.0  # seconds without an answer

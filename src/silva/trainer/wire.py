@@ -1,4 +1,4 @@
-"""What is said between a trainer in another process and its users: records, as bytes of codec.py.
+"""What is said between a trainer in another process and its users: records, as bytes of wire/codec.py.
 
     POST /open                        Open -> Opened      builds a trainer; whoever had one before has lost it
     POST /sessions/SESSION/METHOD     Call -> Reply       METHOD of protocols.Trainer

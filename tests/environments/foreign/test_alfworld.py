@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from silva.environments.check import examine
+from silva.environments.check.checks import examine
 from silva.environments.foreign import alfworld
 from silva.environments.foreign.alfworld import AlfWorld, AlfWorldStory, made_up
 from silva.environments.foreign.alfworld_houses import KINDS, draw, layout
 from silva.environments.foreign.alfworld_plans import plan_for
-from silva.environments.workers import Workers
+from silva.environments.process.workers import Workers
 from silva.errors import ConfigError
 from silva.types import Message
 

@@ -9,9 +9,9 @@ import gymnasium
 import pytest
 from gymnasium import spaces
 
-from silva.environments.check import examine
+from silva.environments.check.checks import examine
 from silva.environments.foreign.gymnasium import Gymnasium
-from silva.environments.workers import Workers
+from silva.environments.process.workers import Workers
 from silva.errors import CapabilityError, ConfigError
 from silva.types import Message, Task
 

@@ -18,8 +18,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from silva.environments import check as check_module
-from silva.environments.check import examine
+from silva.environments.check.checks import checks as check_module
+from silva.environments.check.checks import examine
 from silva.environments.foreign.docker import MOST_OUTPUT, Docker, DockerFault, owner
 from silva.environments.foreign.harbor import Harbor
 from silva.environments.foreign.harbor_tasks import HarborTask, read_task, read_tasks, reward_of

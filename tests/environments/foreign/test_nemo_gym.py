@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from silva.environments.check import examine
+from silva.environments.check.checks import examine
 from silva.environments.foreign.nemo_gym import NemoGym, NemoGymFault, messages_of, response_of
 from silva.errors import ConfigError
 from silva.types import Message, ToolCall

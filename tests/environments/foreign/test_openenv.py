@@ -8,7 +8,7 @@ import threading
 import pytest
 from tests.environments.foreign.openenv_server import RECORDED, guessing, observed, replaying, server
 
-from silva.environments.check import examine
+from silva.environments.check.checks import examine
 from silva.environments.foreign.openenv import OpenEnv, OpenEnvFault
 from silva.errors import CapabilityError
 from silva.types import Message, Task, ToolCall

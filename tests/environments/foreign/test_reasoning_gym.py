@@ -12,10 +12,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from silva.environments.check import examine
+from silva.environments.bases.single_answer import Grade
+from silva.environments.check.checks import examine
 from silva.environments.foreign import reasoning_gym as module
 from silva.environments.foreign.reasoning_gym import ReasoningGym, ReasoningGymEpisode
-from silva.environments.single_answer import Grade
 from silva.errors import ConfigError, RewardError
 from silva.types import Task
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from silva.environments.check import examine
+from silva.environments.check.checks import examine
 from silva.environments.foreign.text_adventure import (
     MOST_UNWON,
     Adventure,

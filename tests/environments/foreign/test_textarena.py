@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from silva.environments.check import examine
+from silva.environments.check.checks import examine
 from silva.environments.foreign.textarena import TextArena
 from silva.errors import CapabilityError, ConfigError
 from silva.types import Task

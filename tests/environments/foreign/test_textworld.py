@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from silva.environments.check import examine
+from silva.environments.check.checks import examine
 from silva.environments.foreign.textworld import TextWorld
-from silva.environments.workers import Workers
+from silva.environments.process.workers import Workers
 from silva.errors import ConfigError
 from silva.types import Message
 

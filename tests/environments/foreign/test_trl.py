@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from silva.environments.check import examine
+from silva.environments.check.checks import examine
 from silva.environments.foreign.trl import Trl
-from silva.environments.workers import Workers
+from silva.environments.process.workers import Workers
 from silva.errors import CapabilityError, ConfigError
 from silva.tools.function import ToolDefinitionError
 from silva.types import Message, ToolCall

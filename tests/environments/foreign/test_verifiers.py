@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from silva.environments.check import examine
+from silva.environments.check.checks import examine
 from silva.environments.foreign.verifiers import Verifiers
 from silva.errors import CapabilityError, ConfigError
 from silva.types import Message, ToolCall

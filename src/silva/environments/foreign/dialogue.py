@@ -6,8 +6,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from silva.environments.bases.tool_dialogue import ToolDialogue, ToolDialogueSettings
 from silva.environments.foreign.library import finite, solved
-from silva.environments.tool_dialogue import ToolDialogue, ToolDialogueSettings
 from silva.errors import CapabilityError
 from silva.protocols import Tool
 from silva.types import Message, Role, Step, Task

@@ -9,7 +9,7 @@ from typing import Annotated, NamedTuple
 from pydantic import Field
 
 from silva.config.sections import Natural, Positive
-from silva.environments.episode import Episode
+from silva.environments.bases.episode import Episode
 from silva.environments.foreign.library import finite, solved
 from silva.environments.settings import EnvironmentSettings
 from silva.types import Message, Observation, Step, Task

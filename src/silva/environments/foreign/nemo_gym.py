@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 from pydantic import Field
 
 from silva.config.sections import Above0
+from silva.data.rows import Row, read_rows
 from silva.environments.foreign.dialogue import (
     ForeignDialogue,
     ForeignDialogueSettings,
@@ -30,7 +31,6 @@ from silva.environments.foreign.dialogue import (
     Graded,
 )
 from silva.environments.foreign.library import as_json, imported
-from silva.environments.rows import Row, read_rows
 from silva.environments.tasks import Draft, listed
 from silva.errors import ConfigError, SilvaError
 from silva.tools.function import ToolError

@@ -25,9 +25,9 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 from pydantic import Field
 
 from silva.config.sections import Natural
+from silva.environments.bases.single_answer import Grade, SingleAnswer
 from silva.environments.foreign.library import OwnRandomness, finite, imported
 from silva.environments.settings import EnvironmentSettings
-from silva.environments.single_answer import Grade, SingleAnswer
 from silva.environments.tasks import Draft, generated
 from silva.errors import CapabilityError, ConfigError, RewardError
 from silva.rewards.text import extract_answer

@@ -13,8 +13,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from silva.environments.process.variables import variables
 from silva.environments.tasks import held_out
-from silva.environments.variables import variables
 from silva.errors import ConfigError
 
 IN_VAIN = 24  # seeds without a new game that is needed, before the settings are called too small

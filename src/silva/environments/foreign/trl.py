@@ -33,6 +33,8 @@ from pydantic import model_validator
 
 from silva.config.plugins import load_object
 from silva.config.sections import Natural
+from silva.data.row_shapes import Shape, problem
+from silva.data.rows import Row, read_rows
 from silva.environments.foreign.dialogue import (
     ForeignDialogue,
     ForeignDialogueSettings,
@@ -41,8 +43,6 @@ from silva.environments.foreign.dialogue import (
 )
 from silva.environments.foreign.docstrings import described
 from silva.environments.foreign.library import OwnRandomness
-from silva.environments.row_shapes import Shape, problem
-from silva.environments.rows import Row, read_rows
 from silva.environments.tasks import Draft, generated, listed
 from silva.errors import CapabilityError, ConfigError
 from silva.tools.function import tool

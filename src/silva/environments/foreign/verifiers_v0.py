@@ -20,7 +20,7 @@ import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from silva.environments.episode import Episode
+from silva.environments.bases.episode import Episode
 from silva.environments.foreign.library import finite, imported, plain, solved
 from silva.environments.tasks import Draft, listed
 from silva.errors import CapabilityError, ConfigError, contained

@@ -1,0 +1,217 @@
+"""`silva inference` and `silva trainer`: one part of a run behind HTTP or a Unix socket."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, NoReturn
+
+from silva import process, signals
+from silva.assembly import Assembly, model_settings
+from silva.commands.common import here
+from silva.config.load import Resolved, load
+from silva.config.schema import RunConfig
+from silva.config.sections import PretrainedModel
+from silva.engines.vllm.launch import command
+from silva.errors import CapabilityError, ConfigError
+from silva.models.loading import name_of, resolve
+from silva.models.snapshots import weight_folder
+from silva.monitoring.printable import put
+from silva.placement.settings import ServicesPlacementSettings
+from silva.protocols import Engine, Trainer
+from silva.registries import REGISTRIES
+from silva.storage.layout import Layout
+from silva.trainer.broadcast import BroadcastTrainer
+from silva.trainer.wire import Open
+from silva.types import Snapshot
+from silva.wire.transport import UNIX
+
+NO_ENVIRONMENT = [{"type": "bandit"}]  # a trainer plays nothing, and a configuration has at least one
+
+
+def key_of(config: RunConfig) -> str:
+    """The key that clients must have; "" for none."""
+    variable = getattr(config.placement, "key_variable", "SILVA_API_KEY")
+    return os.environ.get(variable, "") if variable else ""
+
+
+def bind_of(config: RunConfig, part: str, given: Mapping[str, str]) -> Any:
+    """Where to listen: what the flags say, else the address in the configuration, else any free port."""
+    from silva.wire.listening import Bind
+
+    if "--unix" in given:
+        return Bind(unix=given["--unix"])
+    if "--host" in given or "--port" in given:
+        port = given.get("--port", "0")
+        if not port.isdecimal():
+            raise ConfigError(f"--port: got {port!r}, expected a number")
+        return Bind(host=given.get("--host", "127.0.0.1"), port=int(port))
+    placement: Any = config.placement
+    named = ""
+    if isinstance(placement, ServicesPlacementSettings):
+        named = placement.trainer if part == "trainer" else next(iter(placement.inference), "")
+    if named.startswith(UNIX):
+        return Bind(unix=named.removeprefix(UNIX))
+    if named.startswith("http://"):
+        host, _, port = named.removeprefix("http://").rpartition(":")
+        if host and port.isdecimal():
+            return Bind(host=host.strip("[]"), port=int(port))
+    if named:
+        raise ConfigError(
+            f"placement.{part} = {named!r}: no address to listen at; give --host and --port, or --unix"
+        )
+    return Bind()
+
+
+def checked_bind(config: RunConfig, part: str, given: Mapping[str, str]) -> tuple[Any, str]:
+    """Where to listen and the key, before a model is loaded.
+
+    Raises:
+        ConfigError: nobody can listen there, or others could use it without a key.
+    """
+    from silva.wire.listening import check_bind, check_free
+
+    bind, key = bind_of(config, part, given), key_of(config)
+    check_bind(bind, key)
+    check_free(bind)
+    return bind, key
+
+
+def serve_inference(resolved: Resolved, given: Mapping[str, str]) -> int:
+    """Serve the model of a configuration until the process is told to end."""
+    from silva.server.engine import ServerLimits
+    from silva.server.inference import inference_app
+    from silva.wire.guard import Guard
+
+    config, weights = here(resolved.config), given.get("--weights")
+    if weights is not None:
+        config = config.model_copy(update={"model": model_settings(weights)})
+    bind, key = checked_bind(resolved.config, "inference", given)
+    if config.engine.type == "vllm":
+        become_vllm(config, bind, key)
+    process.prepare()
+    assembly = Assembly(config)
+    try:
+        engine, renderer = assembly.engine, assembly.renderer
+        for note in engine.notes:
+            _say(note)
+        output = Path(config.output_dir)  # a run's folder may be a link to another disk
+        limits = ServerLimits(folders=(output.resolve(), (output / config.name).resolve()))
+        name, reload = served_name(config, weights), initial_weights(config, engine)
+        app = inference_app(engine, renderer, model=name, limits=limits, reload=reload, log=_say)
+        with process.loaded():
+            return _served(Guard(app, bind, key=key, log=_say), bind, f"inference: {name}")
+    finally:
+        assembly.close(wait=False)
+
+
+def served_name(config: RunConfig, weights: str | None) -> str:
+    """What clients call the model: the name of a run or folder, without its path."""
+    name = weights or name_of(config.model)
+    path = Path(name).expanduser()
+    return path.resolve().name if path.exists() else name
+
+
+def initial_weights(config: RunConfig, engine: Engine) -> Callable[[], Awaitable[None]] | None:
+    """What loads the weights of `[model]` again; None if they are no folder of the whole model."""
+    model = config.model
+    source = Path(resolve(model.name)) if isinstance(model, PretrainedModel) and model.lora is None else None
+    if source is None or not source.is_dir():
+        return None
+
+    async def load() -> None:
+        await engine.load(Snapshot(engine.version + 1, await asyncio.to_thread(weight_folder, source)))
+
+    return load
+
+
+def become_vllm(config: RunConfig, bind: Any, key: str) -> NoReturn:
+    """Let vLLM's server take the place of this process.
+
+    Raises:
+        CapabilityError: a model or an address that vLLM cannot take.
+        ConfigError: there is no such interpreter.
+    """
+    model = config.model
+    source = Path(resolve(model.name)) if isinstance(model, PretrainedModel) else None
+    if source is None or not source.is_dir():
+        raise CapabilityError(
+            f'engine.type = "vllm": got model {name_of(model)!r}, expected a model\'s folder'
+        )
+    if bind.unix or not bind.port:
+        raise CapabilityError('engine.type = "vllm": expected --host and --port, or http://HOST:PORT')
+    argv, added = command(config.engine, str(source), bind.host, bind.port, key)
+    python = shutil.which(argv[0])
+    if python is None:
+        raise ConfigError(f"engine.python = {argv[0]!r}: no such program, expected the Python with vLLM")
+    _say(f"inference: vLLM with {name_of(model)} at {bind.address}")
+    os.execve(python, argv, {**os.environ, **added})
+
+
+def serve_trainer(resolved: Resolved, given: Mapping[str, str]) -> int:
+    """Serve a trainer, which orchestrators open, until the process is told to end."""
+    from silva.server.trainer import BODY_SECONDS, MAX_BODY, TAKES, TrainerServer
+    from silva.wire.guard import Guard
+
+    bind, key = checked_bind(resolved.config, "trainer", given)
+    if not key and not bind.unix:
+        raise ConfigError(
+            f"{bind.address}: everybody on this machine could use this trainer without a key, and write "
+            "files with your rights. Set the environment variable SILVA_API_KEY, or listen at a Unix socket "
+            '(--unix, or placement.trainer = "unix:PATH")'
+        )
+    process.prepare()
+    with ExitStack() as stack:
+        server = TrainerServer(Builder(here(resolved.config), stack), Path(resolved.config.output_dir))
+        guard = Guard(server.app(), bind, key=key, log=_say, max_body=MAX_BODY, body_seconds=BODY_SECONDS,
+                      takes=TAKES)  # fmt: skip
+        return _served(guard, bind, "trainer")
+
+
+class Builder:
+    """Makes the trainer that an orchestrator asks for, on this process's placement."""
+
+    def __init__(self, own: RunConfig, stack: ExitStack) -> None:
+        self._placement = own.placement.build()
+        stack.callback(self._placement.close, wait=False)
+
+    async def __call__(self, asked: Open, say: Callable[[str], None]) -> Trainer:
+        return await asyncio.to_thread(self._build, asked, say)
+
+    def _build(self, asked: Open, say: Callable[[str], None]) -> Trainer:
+        values = {**asked.config, "environments": NO_ENVIRONMENT}
+        config = load([], REGISTRIES, values=values, env={}, own_code=False).config
+        process.forget()  # the model of the session before
+        assembly = Assembly(config, self._placement, say=say)
+        trainer = config.trainer.build(assembly, config.algorithm if asked.recipe else None)
+        folder = Layout(Path(asked.folder)).broadcast
+        return BroadcastTrainer(trainer, assembly.model, self._placement.compute, folder, asked.publishes)
+
+
+def _served(app: Any, bind: Any, what: str) -> int:
+    """Ctrl-C, SIGTERM and a closed terminal are how a server ends. It does not wait for what computes in a
+    thread, such as an update, and cannot be cut short: nobody gets its result any more."""
+    from silva.wire.listening import serve
+
+    async def run() -> None:
+        serving = asyncio.ensure_future(
+            serve(app, bind, ready=lambda address: _say(f"{what}: listening at {address}"))
+        )
+        for number in signals.heard():
+            asyncio.get_running_loop().add_signal_handler(number, serving.cancel)
+        try:
+            await serving
+        except asyncio.CancelledError:
+            _say(f"{what}: stopped")
+            os._exit(0)
+
+    asyncio.run(run())
+    return 0
+
+
+def _say(text: str) -> None:
+    put(text, error=True)

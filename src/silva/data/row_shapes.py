@@ -1,0 +1,286 @@
+"""What a row of a data set asks: the shapes of TRL, verl, ARPO, PRIME-RL, ShareGPT and plain tables.
+
+    {"prompt": "2 + 2?" or [{"role": ..., "content": ...}], "answer": "4", ...}          TRL, PRIME-RL
+    {"question" | "problem" | "query" | "instruction" [+ "input"]: ..., "answer" | ...}  plain tables
+    {"prompt": [...], "reward_model": {"ground_truth": ...}, "data_source": ..., ...}    verl, ARPO
+    {"messages": [..., {"role": "assistant", "content": "4"}]}                           a dialogue
+    {"conversations": [{"from": "human", "value": ...}, {"from": "gpt", ...}]}           ShareGPT
+
+The last answer of a dialogue is the answer that is expected; earlier ones belong to the prompt, and so do the
+columns `system` and `history` (pairs of what was asked and answered before). Recorded tool calls become text
+in the form that models write them in. Names of columns are compared without regard to case. All other columns
+are passed on as they are, for rewards.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+from silva.data.rows import Row
+from silva.errors import ConfigError
+from silva.rendering.tool_calls import write_calls
+from silva.types import Message, Role, ToolCall
+
+PROMPTS = ("prompt", "question", "problem", "query", "instruction")
+ANSWERS = ("answer", "solution", "ground_truth", "final answer", "target", "completion", "response", "output",
+           "label")  # fmt: skip
+GROUND_TRUTH = "reward_model.ground_truth"
+SYSTEMS = ("system", "system_prompt")
+AFTER = "####"  # stands before the number in GSM8K's answers
+SHOWN_ROWS = 3
+SHOWN_CHARS = 100  # of a prompt or an answer
+_MARKED = re.compile(rf"\n{AFTER}\s*\S")
+_CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
+_SPEAKERS: Mapping[str, Role] = {
+    "system": "system", "human": "user", "user": "user", "gpt": "assistant", "assistant": "assistant",
+    "chatgpt": "assistant", "bot": "assistant", "tool": "tool", "function": "tool", "observation": "tool",
+}  # fmt: skip
+
+
+class Problem(NamedTuple):
+    """`columns` are the others of the row; `answer` is None if the row has none."""
+
+    messages: tuple[Message, ...]
+    answer: Any
+    columns: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Where prompt and answer stand, as dotted keys.
+
+    Attributes:
+        answer: "" if rows have none; the prompt's own key if it is the last answer of a dialogue.
+        more: a column that is added to the prompt, on a line of its own.
+        after: the answer is what follows the last occurrence of this text.
+        system, history: columns that come before the prompt.
+    """
+
+    name: str
+    prompt: str
+    answer: str = ""
+    more: str = ""
+    after: str = ""
+    system: str = ""
+    history: str = ""
+
+    def __str__(self) -> str:
+        prompt = " and ".join(filter(None, (self.system, self.history, self.prompt, self.more)))
+        if self.answer == self.prompt:
+            before = f" after `{self.system}`" if self.system else ""
+            return f"{self.name}: the dialogue in `{self.prompt}`{before}, whose last answer is expected"
+        answer = f"answer in `{self.answer}`" if self.answer else "no answer"
+        return f"{self.name}: prompt in `{prompt}`, {answer}" + (f" after {self.after}" if self.after else "")
+
+
+def recognised(row: Row, prompt: str = "", answer: str = "", after: str = "") -> Shape:
+    """The shape of rows such as this one. What is given by key is not guessed.
+
+    Raises:
+        ConfigError: no column looks like a prompt, or a given key is not there.
+    """
+    found = _guessed(row) if not prompt else Shape("keys", prompt, _answer_in(row, prompt))
+    found = replace(found, answer=answer or found.answer, after=after or found.after)
+    for key in filter(None, (found.prompt, found.answer)):
+        _at(row, key)
+    return found
+
+
+def problem(row: Row, shape: Shape) -> Problem:
+    """What a row asks.
+
+    Raises:
+        ConfigError: prompt or answer is missing or is of another kind; it names file, line and key.
+    """
+    messages, answer = _messages(row, shape.prompt), None
+    if shape.more and (more := row.values.get(shape.more)):
+        last = messages[-1]
+        messages = (*messages[:-1], Message(last.role, f"{last.content}\n{more}"))
+    if shape.answer == shape.prompt:
+        if len(messages) < 2 or messages[-1].role != "assistant":
+            raise _wrong(row, shape.prompt, "a dialogue that ends with an answer", messages[-1].role)
+        messages, answer = messages[:-1], messages[-1].content
+    elif shape.answer:
+        answer = _at(row, shape.answer)
+        if isinstance(answer, Sequence) and answer and all(map(_is_message, answer)):  # TRL's completion
+            answer = _messages(row, shape.answer)[-1].content
+    messages = (*_system(row, shape, messages), *_history(row, shape), *messages)
+    if shape.after:
+        if not isinstance(answer, str) or shape.after not in answer:
+            raise _wrong(row, shape.answer, f"text with {shape.after!r}", answer)
+        answer = answer.rpartition(shape.after)[2].strip()
+    if shape.answer and (answer is None or (isinstance(answer, str) and not answer.strip())):
+        raise _wrong(row, shape.answer, "an answer", answer)
+    before = {shape.prompt.partition(".")[0], shape.more, shape.system, shape.history}
+    used = before | {shape.answer}
+    return Problem(messages, answer, {k: v for k, v in row.values.items() if k not in used})
+
+
+def shown(label: str, shape: Shape, problems: Sequence[Problem]) -> list[str]:
+    """How rows were understood, for people: in words, with three of them, and with what looks wrong."""
+    lines = [f"{label}: {len(problems):,} rows, read as {shape}"]
+    for each in problems[:SHOWN_ROWS]:
+        answer = "" if each.answer is None else f" -> {_short(str(each.answer))}"
+        lines.append(f"  {_short(each.messages[-1].content)}{answer}")
+    texts = ("\n".join(message.content for message in each.messages) for each in problems)
+    if found := [text[match.start() :][:12] for text in texts if (match := _CONTROL.search(text))]:
+        lines.append(f"{label}: {len(found):,} prompts hold control characters, such as {found[0]!r}")
+    if any(each.columns.get("tools") for each in problems[:1000]):
+        lines.append(f"{label}: the column `tools` is not offered to the model; the key `tools` is")
+    return lines
+
+
+def _short(text: str) -> str:
+    text = " ".join(text.split())
+    return text if len(text) <= SHOWN_CHARS else f"{text[: SHOWN_CHARS - 3]}..."
+
+
+def _guessed(row: Row) -> Shape:
+    values = row.values
+    reward_model = values.get("reward_model")
+    if isinstance(reward_model, Mapping) and "ground_truth" in reward_model and "prompt" in values:
+        return Shape("verl", "prompt", GROUND_TRUTH)
+    for key in ("conversations", "messages"):
+        if isinstance(values.get(key), list):
+            answer = _answer_in(row, key) or key
+            name = "ShareGPT" if key == "conversations" else "dialogue"
+            return Shape(name, key, answer, system=_text_in(values, SYSTEMS))
+    prompt = _first(values, PROMPTS)
+    if prompt is None:
+        raise ConfigError(
+            f"{row.where}: no column looks like a prompt: got {', '.join(map(repr, values)) or 'none'}; "
+            "set `prompt` to the name of one (and `answer`, where there is one)"
+        )
+    answer = _answer_in(row, prompt)
+    more = "input" if prompt.casefold() == "instruction" and "input" in values else ""
+    text = values.get(answer)
+    after = AFTER if isinstance(text, str) and _MARKED.search(text) else ""
+    history = _first(values, ("history",)) or ""
+    history = history if history and _pairs(values[history]) is not None else ""
+    return Shape("table", prompt, answer, more, after, _text_in(values, SYSTEMS), history)
+
+
+def _answer_in(row: Row, prompt: str) -> str:
+    others = {key: value for key, value in row.values.items() if key != prompt}
+    return _first(others, ANSWERS) or ""
+
+
+def _first(values: Mapping[str, Any], names: Sequence[str]) -> str | None:
+    by_name = {key.casefold(): key for key in reversed(list(values))}
+    return next((by_name[name] for name in names if name in by_name), None)
+
+
+def _text_in(values: Mapping[str, Any], names: Sequence[str]) -> str:
+    """The first of these columns, if it holds text or nothing."""
+    key = _first(values, names)
+    return key if key is not None and isinstance(values[key], str | None) else ""
+
+
+def _pairs(value: Any) -> list[tuple[str, str]] | None:
+    """What was asked and answered before; None if it is something else."""
+    pairs = [] if value is None else value
+    if not isinstance(pairs, Sequence) or isinstance(pairs, str):
+        return None
+    pairs = [tuple(pair) if isinstance(pair, Sequence) else () for pair in pairs]
+    return pairs if all(len(pair) == 2 and all(isinstance(x, str) for x in pair) for pair in pairs) else None
+
+
+def _system(row: Row, shape: Shape, messages: Sequence[Message]) -> list[Message]:
+    text = row.values.get(shape.system) if shape.system else None
+    if text is not None and not isinstance(text, str):
+        raise _wrong(row, shape.system, "text", text)
+    return [Message("system", text)] if text and all(m.role != "system" for m in messages) else []
+
+
+def _history(row: Row, shape: Shape) -> list[Message]:
+    value = row.values.get(shape.history) if shape.history else None
+    if (pairs := _pairs(value)) is None:
+        raise _wrong(row, shape.history, "pairs of a question and its answer", value)
+    roles: tuple[Role, Role] = ("user", "assistant")
+    return [Message(role, text) for pair in pairs for role, text in zip(roles, pair, strict=True)]
+
+
+def _at(row: Row, key: str) -> Any:
+    value: Any = row.values
+    if key in row.values:  # a column may have a dot in its name
+        return row.values[key]
+    if kind := row.left_out.get(key) or row.left_out.get(key.partition(".")[0]):
+        raise ConfigError(f"{row.where}: {key} holds {kind}, expected text, numbers, lists or objects")
+    for part in key.split("."):
+        if not isinstance(value, Mapping) or part not in value:
+            raise ConfigError(
+                f"{row.where}: no {key!r}: got {', '.join(map(repr, row.values)) or 'no columns'}"
+            )
+        value = value[part]
+    return value
+
+
+def _messages(row: Row, key: str) -> tuple[Message, ...]:
+    value = _at(row, key)
+    if isinstance(value, str):
+        if not value.strip():
+            raise _wrong(row, key, "text or messages", value)
+        return (Message("user", value),)
+    if not isinstance(value, Sequence) or not value:
+        raise _wrong(row, key, "text or messages", value)
+    return tuple(_message(row, f"{key}.{index}", entry) for index, entry in enumerate(value))
+
+
+def _message(row: Row, key: str, entry: Any) -> Message:
+    if not isinstance(entry, Mapping):
+        raise _wrong(row, key, "a message", entry)
+    speaker, content = entry.get("role", entry.get("from")), entry.get("content", entry.get("value"))
+    if not isinstance(speaker, str) or speaker not in _SPEAKERS:
+        raise _wrong(row, f"{key}.role", f"one of {', '.join(_SPEAKERS)}", speaker)
+    if isinstance(content, Sequence) and not isinstance(content, str):  # parts, as chat APIs have them
+        parts = [part.get("text") if isinstance(part, Mapping) else None for part in content]
+        content = None if None in parts else "".join(parts)  # type: ignore[arg-type]
+    if calls := _calls(row, key, entry):
+        content = "\n".join(filter(None, (content, write_calls(calls, "hermes"))))
+    if not isinstance(content, str):
+        raise _wrong(row, f"{key}.content", "text", content)
+    return Message(_SPEAKERS[speaker], content)
+
+
+def _is_message(value: Any) -> bool:
+    forms = ({"role", "content"}, {"from", "value"})
+    return isinstance(value, Mapping) and any(form <= value.keys() for form in forms)
+
+
+def _calls(row: Row, key: str, entry: Mapping[str, Any]) -> list[ToolCall]:
+    """In OpenAI's form, as objects or as JSON text; also its older `function_call`."""
+    if function := entry.get("function_call"):
+        return [_call(row, f"{key}.function_call", function)]
+    key = f"{key}.tool_calls"
+    calls = _from_json(row, key, entry.get("tool_calls")) or ()
+    if isinstance(calls, str | Mapping) or not isinstance(calls, Sequence):
+        raise _wrong(row, key, "a list of calls", calls)
+    return [_call(row, f"{key}.{i}", call) for i, call in enumerate(calls)]
+
+
+def _call(row: Row, key: str, call: Any) -> ToolCall:
+    call = _from_json(row, key, call)
+    function = call.get("function", call) if isinstance(call, Mapping) else None
+    if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
+        raise _wrong(row, key, "a call with the name of its function", call)
+    arguments = _from_json(row, f"{key}.arguments", function.get("arguments") or {})
+    if not isinstance(arguments, Mapping):
+        raise _wrong(row, f"{key}.arguments", "an object", arguments)
+    return ToolCall(function["name"], arguments)
+
+
+def _from_json(row: Row, key: str, value: Any) -> Any:
+    """The value itself, or what its text says."""
+    try:
+        return json.loads(value) if isinstance(value, str) else value
+    except ValueError:
+        raise _wrong(row, key, "JSON", value) from None
+
+
+def _wrong(row: Row, key: str, expected: str, got: Any) -> ConfigError:
+    shown = repr(got)
+    return ConfigError(f"{row.where}: {key}: got {shown[:80]}, expected {expected}")

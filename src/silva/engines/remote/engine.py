@@ -1,0 +1,298 @@
+"""An engine whose model runs elsewhere: the client of one or many inference servers.
+
+    sample, score ──> the server with the prefix, else the least loaded ──> answer
+                          │ no answer, 5xx: again, another server first, after a pause, `retries` times
+                          │ 429, it has enough to do: the same, as often as it takes
+                          │ computed with weights that were not loaded from here: the server joins again
+
+    fault                                            what is raised
+    prompt too long for the context                  ContextOverflow
+    every try of a request failed                    NoReply (of memory: OutOfMemory)
+    another status from 400                          EngineError, at once
+    no server for `patience` seconds                 EngineError, with the last words of each
+    servers that hold different weights              EngineError
+    a server that belongs to another run             EngineError
+    weights that do not belong to the model          ModelError
+
+The same seed gives the same tokens, so a request may be sent twice. Not here: what servers hold
+(weights.py), and processes, which others start and stop.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import sys
+from collections import Counter
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from functools import partial
+from typing import Any, TypeVar
+
+from silva.engines.remote.servers import Server, may_pass
+from silva.engines.remote.settings import ClientSettings, HttpEngineSettings
+from silva.engines.remote.weights import Weights, foreign, refusal
+from silva.engines.remote.wire import Answer, Dialect, Facts, dialect_of
+from silva.errors import CapabilityError, ConfigError, ContextOverflow, EngineError, NoReply, OutOfMemory
+from silva.ports import CLOCK, derive, uniform
+from silva.protocols import EngineCapabilities
+from silva.types import Completion, SamplingParams, Snapshot, TokenScores
+from silva.wire.transport import Peer, Refused, Unreachable
+
+T = TypeVar("T")
+
+FIRST_PAUSE, LONGEST_PAUSE = 0.25, 10.0  # seconds before a request is sent again
+TOO_MANY = 429
+
+
+def http_engine(
+    settings: HttpEngineSettings,
+    *,
+    owner: str = "",
+    vocabulary: int = 0,
+    say: Callable[[str], None] = lambda _: None,
+) -> HttpEngine:
+    """The engine of a configuration. `owner`: for whom it loads weights, as in `SilvaDialect`.
+
+    Raises:
+        ConfigError: the environment variable of the key is not set.
+    """
+    key = os.environ.get(settings.key_variable, "") if settings.key_variable else ""
+    if settings.key_variable and not key:
+        raise ConfigError(
+            f"engine.key_variable: {settings.key_variable} is not set; set it in the environment or in .env, "
+            'or set engine.key_variable = "" if the servers need no key'
+        )
+    dialect = dialect_of(
+        settings.dialect, model=settings.model, owner=owner, vocabulary=vocabulary,
+        top_logprobs=settings.top_logprobs,
+    )  # fmt: skip
+    peers = [Peer(url, name="inference", key=key) for url in settings.urls]
+    return HttpEngine(peers, settings, dialect, say=say)
+
+
+class HttpEngine:
+    """Samples on servers.
+
+    What servers say of themselves is known after `connect`, which the first request calls otherwise.
+
+    Attributes:
+        say: told when a server is lost and when it is back.
+
+    Args:
+        peers: the servers.
+        dialect: what they speak.
+    """
+
+    def __init__(
+        self,
+        peers: Sequence[Peer],
+        settings: ClientSettings,
+        dialect: Dialect,
+        *,
+        say: Callable[[str], None] = lambda _: None,
+    ) -> None:
+        self.say = say
+        self._settings, self._dialect = settings, dialect
+        self._weights = Weights(peers, dialect, settings, say=lambda message: self.say(message))
+        self._servers = self._weights.servers
+
+    async def connect(self) -> None:
+        """Ask every server what it is; those that do not answer join later.
+
+        Raises:
+            EngineError: no server can be used.
+        """
+        self._servers.start()
+        if self._weights.capabilities is not None:
+            return
+        await self._servers.first_answers()
+        if not self._servers.live:
+            self.say(f"waiting for an inference server, {self._settings.patience:g} s at most")
+        live = await self._servers.some()
+        if self._weights.capabilities is None:  # no other request was faster
+            self._weights.meet(live)
+
+    async def close(self) -> None:
+        """Stop watching the servers, and close all connections."""
+        await self._servers.close()
+
+    @property
+    def version(self) -> int:
+        """Of the last snapshot that was loaded."""
+        return self._weights.version
+
+    @property
+    def capabilities(self) -> EngineCapabilities:
+        """Those that all servers have."""
+        if self._weights.capabilities is None:
+            raise EngineError("capabilities: got a question before `connect`, expected it after")
+        return self._weights.capabilities
+
+    @capabilities.setter
+    def capabilities(self, capabilities: EngineCapabilities) -> None:
+        self._weights.capabilities = capabilities
+
+    @property
+    def machine(self) -> Mapping[str, Any]:
+        """That of the servers; where they differ, nothing says which of them answers."""
+        found = self._known("machine")
+        same = all(each.machine == found[0].machine for each in found)
+        return found[0].machine if same else {"servers": [dict(each.machine) for each in found]}
+
+    @property
+    def notes(self) -> list[str]:
+        return list(dict.fromkeys(note for each in self._known("notes") for note in each.notes))
+
+    def memory(self, sequences: int, length: int) -> float:
+        return max(each.memory_per_token for each in self._known("memory")) * sequences * length
+
+    def counts(self) -> Mapping[str, float]:
+        """Those of all servers, as they told them last."""
+        found: Counter[str] = Counter()
+        for server in self._servers.all:
+            found.update(server.counts)  # type: ignore[arg-type]
+        return found
+
+    async def sample(self, tokens: Sequence[int], params: SamplingParams, *, session: str = "") -> Completion:
+        """Continue `tokens`.
+
+        Raises:
+            ContextOverflow: the prompt leaves no room for a token.
+            NoReply: every try failed.
+            EngineError: no server can answer, or the request is refused.
+        """
+        await self.connect()
+        if len(tokens) == 0:
+            raise EngineError("sample: got an empty prompt, expected at least one token")
+        prompt, room = [int(token) for token in tokens], self.capabilities.context - len(tokens)
+        if room <= 0:
+            raise ContextOverflow(
+                f"prompt of {len(tokens)} tokens leaves no room in a context of {self.capabilities.context}"
+            )
+        asked = dataclasses.replace(params, max_tokens=min(room, params.max_tokens))
+
+        def ask(server: Server) -> Coroutine[Any, Any, Answer[Completion]]:
+            return self._dialect.sample(server.peer, prompt, asked, server.version)
+
+        def oldest(found: Completion) -> int:
+            return min(found.versions, default=sys.maxsize)
+
+        found = await self._asked(ask, oldest, prompt, session, params.seed)
+        if found.stop_reason == "length" and len(found.tokens) < params.max_tokens:
+            return dataclasses.replace(found, stop_reason="context_overflow")
+        return found
+
+    async def score(self, tokens: Sequence[int], start: int) -> TokenScores:
+        """Log-probabilities (temperature 1) of tokens[start:], start at least 1.
+
+        Raises: as `sample`.
+        """
+        await self.connect()
+        if not 1 <= start <= len(tokens):
+            raise EngineError(f"score: start {start} out of range, expected 1 to {len(tokens)}")
+        if len(tokens) > self.capabilities.context:
+            raise ContextOverflow(
+                f"score: got {len(tokens)} tokens, expected at most {self.capabilities.context}"
+            )
+        if start == len(tokens):
+            return TokenScores((), (), (), self.version)
+        text = [int(token) for token in tokens]
+
+        def ask(server: Server) -> Coroutine[Any, Any, Answer[TokenScores]]:
+            return self._dialect.score(server.peer, text, start, server.version)
+
+        return await self._asked(ask, lambda found: found.version, text, "", 0)
+
+    async def probe(self) -> TokenScores:
+        """What the servers make of the text `PROBE`, from its second token on, with the current weights."""
+        await self.connect()
+        return await self.score(self._weights.text(), 1)
+
+    async def load(self, snapshot: Snapshot) -> None:
+        """Sample from these weights, on every server. One that does not answer gets them when it is back.
+
+        Raises:
+            CapabilityError: a snapshot without a folder, or servers that load nothing.
+            ModelError: the weights are not those of the folder's digest, or not of this model. Servers keep
+                what they had, or get it again.
+            EngineError: a server holds other weights after it, or no server answers.
+        """
+        await self.connect()
+        if snapshot.folder is None or not self.capabilities.loads:
+            got = "a snapshot without a folder" if snapshot.folder is None else "servers that load nothing"
+            raise CapabilityError(f"load: got {got}; other processes read weights from folders only")
+        await self._weights.load(snapshot)
+
+    async def sleep(self) -> None:
+        """Every live server gives its memory back until the next request."""
+        await self.connect()
+        for server in self._servers.live:
+            try:
+                sleep = partial(self._dialect.sleep, server.peer, self._settings.timeout)
+                await self._servers.run(server, sleep)
+            except Unreachable:
+                server.wake.set()  # nothing else depends on it
+            except Refused as refused:
+                raise refusal(refused) from refused
+
+    async def _asked(
+        self,
+        ask: Callable[[Server], Coroutine[Any, Any, Answer[T]]],
+        oldest: Callable[[T], int],
+        tokens: Sequence[int],
+        session: str,
+        seed: int,
+    ) -> T:
+        tried: Server | None = None
+        fault: Unreachable | Refused | None = None
+        tries = busy = 0
+        while tries <= self._settings.retries:
+            if pauses := tries + busy:
+                longest = min(LONGEST_PAUSE, FIRST_PAUSE * 2.0 ** min(pauses - 1, 16))
+                share = 0.5 + 0.5 * float(uniform(derive(seed, "pause"), pauses))
+                await CLOCK.sleep(longest * share)
+            server = await self._servers.choose(tokens, session, tried)
+            self._weights.agree()
+            try:
+                return await self._answered(server, ask, oldest)
+            except Unreachable as error:
+                fault = error
+                server.wake.set()  # is it still alive?
+            except Refused as error:
+                if not may_pass(error):
+                    raise refusal(error) from error
+                fault = error
+            if isinstance(fault, Refused) and fault.status == TOO_MANY:
+                busy += 1  # the server is well, and has enough to do
+            else:
+                tries, busy = tries + 1, 0
+            tried = server
+        counted = f"{tries} {'tries' if tries > 1 else 'try'}"
+        kind = OutOfMemory if isinstance(fault, Refused) and fault.kind == "OutOfMemory" else NoReply
+        raise kind(f"{fault} (after {counted})") from fault
+
+    async def _answered(
+        self,
+        server: Server,
+        ask: Callable[[Server], Coroutine[Any, Any, Answer[T]]],
+        oldest: Callable[[T], int],
+    ) -> T:
+        """The answer of a server, if it has computed it with what this client gave it."""
+        given, expected = server.given, server.version
+        held = max(0, len(given) - (2 if server.loads % 2 else 1))  # a load may not have come so far yet
+        answer = await self._servers.run(server, partial(ask, server))
+        if not {*answer.weights} <= {*given[held:]}:
+            fault = Unreachable(foreign(server))
+            if server.live and server.given is given:  # nobody has seen it yet
+                self._servers.lose(server, fault)
+            raise fault
+        if oldest(answer.found) < expected:
+            # It was started again after the last check, so these are the weights it started with.
+            got = oldest(answer.found)
+            raise Unreachable(f"{server} answers with version {got}, expected {expected}")
+        return answer.found
+
+    def _known(self, what: str) -> list[Facts]:
+        if not self._weights.facts:
+            raise EngineError(f"{what}: got a question before `connect`, expected it after")
+        return list(self._weights.facts.values())

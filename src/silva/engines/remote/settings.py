@@ -1,0 +1,85 @@
+"""Settings of the client of inference servers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
+
+from pydantic import Field, field_validator
+
+from silva.config.sections import Above0, Natural, Section
+from silva.wire.transport import checked_address
+
+if TYPE_CHECKING:
+    from silva.protocols import Context, Engine
+
+
+class ClientSettings(Section):
+    """How inference servers are asked, and when one of them counts as lost."""
+
+    elsewhere: ClassVar[bool] = True  # the model is not in this process
+    section: ClassVar[str] = "engine"  # where these keys stand
+
+    timeout: Above0 = 600.0
+    """Seconds that a load of weights may take, and that a server may compute nothing while it is asked for
+    something. A request may wait for its turn, and be computed, for as long as that takes."""
+    retries: Natural = 8
+    """How often a request is sent again after a fault that may pass."""
+    context: Natural = 0
+    """Tokens of prompt and answer together; 0 takes the servers' own limit."""
+    check_every: Above0 = 1.0
+    """Seconds between two checks whether a server is alive."""
+    dead_after: Above0 = 3.0
+    """Seconds that a check may take before the server is taken out."""
+    patience: Above0 = 300.0
+    """Seconds to wait while no server answers; then the run ends with an error."""
+    probe_tolerance: Above0 = 1e-3
+    """How far the log-probabilities of the probe text may differ between servers that hold the same weights.
+    Models in bfloat16 need about 0.1."""
+
+    def key(self, name: str) -> str:
+        """As it stands in the configuration."""
+        return f"{self.section}.{name}"
+
+
+class PlacedClientSettings(ClientSettings):
+    """Of servers that the placement knows."""
+
+    section: ClassVar[str] = "placement"
+
+
+class HttpEngineSettings(ClientSettings):
+    """Inference servers at addresses: Silva's own (`silva inference`) or vLLM's."""
+
+    type: Literal["http"] = "http"
+    urls: Annotated[tuple[str, ...], Field(min_length=1)]
+    """Addresses: http://HOST:PORT, https://HOST or unix:PATH."""
+    dialect: Literal["silva", "vllm"] = "silva"
+    """What the servers are."""
+    model: str = ""
+    """The API's name of the model; "" takes the name of the first model that a server lists."""
+    key_variable: str = ""
+    """Environment variable (or line of .env) that holds the servers' key; "" for servers without one."""
+    top_logprobs: Annotated[int, Field(ge=2)] = 20
+    """vLLM only: of how many of the likeliest tokens it tells the log-probabilities, from which entropies are
+    estimated. vLLM refuses more than its --max-logprobs, 20 by default."""
+
+    @field_validator("urls")
+    @classmethod
+    def _are_addresses(cls, urls: tuple[str, ...]) -> tuple[str, ...]:
+        found = []
+        for url in urls:
+            try:
+                found.append(checked_address(url))
+            except ValueError as error:
+                raise ValueError(f"{url!r}: {error}") from error
+        if twice := sorted({url for url in found if found.count(url) > 1}):
+            raise ValueError(f"{twice[0]!r} is listed twice, expected different servers")
+        return tuple(found)
+
+    def build(self, context: Context) -> Engine:
+        from silva.engines.remote.engine import http_engine
+
+        vocabulary = context.renderer.vocabulary if self.dialect == "vllm" else 0
+        owner = str((Path(context.config.output_dir) / context.config.name).absolute())
+        return http_engine(self, owner=owner, vocabulary=vocabulary, say=context.say)

@@ -1,0 +1,266 @@
+"""Environments in processes of their own, for those that block the event loop or burn CPU (`workers = n`).
+
+    proxy.step(message) ──Call──> its worker process ──> environment.step(message) ──Answer──> Step
+
+Tasks are drawn here; an episode lives in one worker, which runs one call at a time. Seeds and results are
+those of one process. If a worker dies, another is started, and each of its episodes is played again up to
+where it was when it is called next: what it was called with is kept. An episode whose call kills two
+workers gets a fault. A call that is cancelled (`rollout.limits.timeout`) ends its worker, as nothing else
+ends code that does not return. A worker has no keys of the run (variables.py), but it is no sandbox: it may
+do what the user may.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import socket
+import subprocess
+import sys
+import weakref
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import replace
+
+from silva.environments.process.variables import named_in, variables
+from silva.environments.process.worker import Answer, Call, frame
+from silva.environments.settings import EnvironmentSettings
+from silva.errors import CapabilityError, ConfigError, RemoteFault
+from silva.protocols import Environment, Forkable, TaskSet
+from silva.types import Message, Observation, Split, Step, Task
+from silva.wire.codec import decode, encode
+
+CHUNK = 1 << 16
+LARGEST = 1 << 28  # bytes of an answer
+LAST = 2.0  # seconds that a process without a channel has to end by itself
+
+
+class Workers:
+    """A task set whose environments run in `settings.workers` processes, started when they are needed.
+
+    Raises:
+        ConfigError: the settings have no `type`, so that another process cannot find their class.
+    """
+
+    def __init__(self, settings: EnvironmentSettings) -> None:
+        if not settings.type:
+            raise ConfigError(f"environment {settings.label}: workers need its `type`, got none")
+        self.inner: TaskSet = settings.taskset()
+        self.notes: Sequence[str] = getattr(self.inner, "notes", ())
+        self.made_up: bool = getattr(self.inner, "made_up", False)
+        self._workers = [_Worker(settings) for _ in range(settings.workers)]
+        self._numbers = itertools.count()
+        self._proxy: type[_Proxy] | None = None
+
+    def tasks(self, split: Split) -> Sequence[Task]:
+        return self.inner.tasks(split)
+
+    def environment(self, task: Task) -> Environment:
+        if self._proxy is None:
+            forkable = isinstance(self.inner.environment(task), Forkable)
+            self._proxy = _ForkableProxy if forkable else _Proxy
+        worker = min(self._workers, key=lambda each: each.episodes)
+        worker.episodes += 1
+        return self._proxy(worker, self._numbers, [Call("make", 0, task)])
+
+    def close(self) -> None:
+        for worker in self._workers:
+            worker.stop()
+
+
+class _Worker:
+    """One process.
+
+    Attributes:
+        generation: how often it was started.
+        episodes: how many are open in it.
+        status: how it ended when it last died.
+    """
+
+    def __init__(self, settings: EnvironmentSettings) -> None:
+        self.type, self.settings = settings.type, settings.model_dump_json()
+        self.named = [*named_in(settings)]
+        self.generation = self.episodes = 0
+        self.status = "it was never started"
+        self._lock = asyncio.Lock()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._process: subprocess.Popen[bytes] | None = None
+        self._channel: socket.socket | None = None
+        self._ended: weakref.finalize | None = None
+
+    @property
+    def alone(self) -> asyncio.Lock:
+        """Held by the one caller; a lock belongs to one event loop."""
+        if (loop := asyncio.get_running_loop()) is not self._loop:
+            self._loop, self._lock = loop, asyncio.Lock()
+        return self._lock
+
+    @property
+    def alive(self) -> bool:
+        return self._channel is not None
+
+    async def ask(self, call: Call) -> Answer:
+        """The answer to one call.
+
+        Raises:
+            EOFError: the process died.
+            RemoteFault: it could not start.
+        """
+        try:
+            if self._channel is None:
+                self._channel = self._start()
+                _checked(await self._read(self._channel))
+            await asyncio.get_running_loop().sock_sendall(self._channel, frame(encode(call)))
+            return await self._read(self._channel)
+        except (OSError, EOFError) as error:
+            if self._process is not None:
+                self.status = await _status(self._process)
+            self.stop()
+            raise EOFError from error
+        except BaseException:  # cancelled, say: what it would answer later is of no use to anybody
+            self.stop()
+            raise
+
+    def stop(self) -> None:
+        if self._ended is not None:
+            self._ended()
+        self._process = self._channel = self._ended = None
+
+    def _start(self) -> socket.socket:
+        ours, theirs = socket.socketpair()
+        ours.setblocking(False)
+        with theirs:
+            number = str(theirs.fileno())
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "silva.environments.process.worker", number, self.type, self.settings],
+                stdin=subprocess.DEVNULL,
+                pass_fds=[theirs.fileno()],
+                env=variables(self.named),
+            )
+        self.generation += 1
+        self._ended = weakref.finalize(self, _end, self._process, ours)
+        return ours
+
+    @staticmethod
+    async def _read(channel: socket.socket) -> Answer:
+        size = int.from_bytes(await _bytes(channel, 4), "little")
+        if size > LARGEST:  # worker.py writes no such size: other code uses its channel
+            raise EOFError
+        return decode(Answer, await _bytes(channel, size))
+
+
+async def _bytes(channel: socket.socket, size: int) -> bytes:
+    """Raises EOFError if the channel is closed before there are so many."""
+    loop, parts = asyncio.get_running_loop(), list[bytes]()
+    while size:
+        part = await loop.sock_recv(channel, min(size, CHUNK))
+        if not part:
+            raise EOFError
+        parts.append(part)
+        size -= len(part)
+    return b"".join(parts)
+
+
+async def _status(process: subprocess.Popen[bytes]) -> str:
+    """How it ended. Code of an environment may write to the channel, or close it, and live on."""
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(LAST):
+            while process.poll() is None:
+                await asyncio.sleep(0.01)
+            return f"exit status {process.returncode}"
+    return "it gave no answer that can be read, and did not end"
+
+
+def _end(process: subprocess.Popen[bytes], channel: socket.socket) -> None:
+    channel.close()
+    process.kill()
+    process.wait()
+
+
+class _Proxy:
+    """An environment whose episode lives in a worker. `calls`: all that made it what it is."""
+
+    def __init__(self, worker: _Worker, numbers: itertools.count[int], calls: Sequence[Call]) -> None:
+        self._worker, self._numbers = worker, numbers
+        self._id = next(numbers)
+        # Calls of the episode from which this one was forked are played again as this one's own.
+        self._calls = [replace(call, episode=self._id, parent=self._id) for call in calls]
+        self._generation = 0  # of the worker that knows the episode
+        self._alone = self._closed = False
+
+    @contextlib.asynccontextmanager
+    async def worker_slot(self) -> AsyncIterator[None]:
+        """Held during a call. Waiting for it is not the environment's time."""
+        async with self._worker.alone:
+            self._alone = True
+            try:
+                yield
+            finally:
+                self._alone = False
+
+    async def reset(self) -> Observation:
+        answer = await self._call(Call("reset", self._id))
+        assert answer.observation is not None
+        return answer.observation
+
+    async def step(self, message: Message) -> Step:
+        answer = await self._call(Call("step", self._id, message=message))
+        assert answer.step is not None
+        return answer.step
+
+    async def close(self) -> None:
+        """An episode whose worker has died since is closed already."""
+        if self._closed:
+            return
+        self._closed = True
+        self._worker.episodes -= 1
+        if self._known():
+            await self._ask(Call("close", self._id))
+
+    async def expert_reply(self) -> str:
+        return (await self._ask(Call("expert_reply", self._id))).text or ""
+
+    async def random_reply(self, seed: int) -> str:
+        return (await self._ask(Call("random_reply", self._id, seed=seed))).text or ""
+
+    async def _call(self, call: Call) -> Answer:
+        answer = await self._ask(call)
+        self._calls.append(call)
+        return answer
+
+    async def _ask(self, call: Call) -> Answer:
+        """The answer, from a second worker if the first one dies."""
+        async with contextlib.nullcontext() if self._alone else self.worker_slot():
+            for _ in range(2):
+                with contextlib.suppress(EOFError):
+                    await self._restore()
+                    return _checked(await self._worker.ask(call))
+        raise RemoteFault(f"the worker process died twice ({self._worker.status})")
+
+    async def _restore(self) -> None:
+        """Play the episode again in a worker that does not know it."""
+        if not self._known():
+            for call in self._calls:
+                _checked(await self._worker.ask(call))
+            self._generation = self._worker.generation
+
+    def _known(self) -> bool:
+        return self._worker.alive and self._generation == self._worker.generation
+
+
+class _ForkableProxy(_Proxy):
+    async def fork(self, seed: int) -> Environment:
+        twin = _ForkableProxy(self._worker, self._numbers, [*self._calls, Call("fork", self._id, seed=seed)])
+        await self._ask(Call("fork", twin._id, seed=seed, parent=self._id))
+        twin._generation = self._generation
+        self._worker.episodes += 1
+        return twin
+
+
+def _checked(answer: Answer) -> Answer:
+    fault = answer.fault
+    if fault is None:
+        return answer
+    if fault.capability:
+        raise CapabilityError(fault.text.partition(": ")[2])
+    raise RemoteFault(fault.text, trace=fault.trace, frames=fault.frames)

@@ -1,0 +1,184 @@
+"""Recorded dialogues as an environment: its expert says what was recorded, and what it shows does not depend
+on what is replied.
+
+    [[environments]]
+    type = "demonstrations"
+    path = "demonstrations.jsonl"
+
+Rows are those that `dataset` reads (ShareGPT, `messages`, a prompt with an answer), or steps of Act-PRM
+(`state`, `action`, `done`, `return_`), of which each episode's last one holds the whole dialogue. For
+`rollout.type = "thoughts"`, a warm start, and to measure how often a model does what was recorded.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
+
+from pydantic import model_validator
+
+from silva.data.row_shapes import Problem, Shape, problem, recognised, shown
+from silva.data.rows import Row, read_rows
+from silva.environments.bases.episode import Episode
+from silva.environments.settings import EnvironmentSettings
+from silva.environments.tasks import Draft, listed
+from silva.errors import ConfigError
+from silva.rendering.reasoning import split_reasoning
+from silva.rendering.tool_calls import parse_hermes
+from silva.types import Message, Observation, Step, Task, ToolCall
+
+if TYPE_CHECKING:
+    from silva.protocols import TaskSet
+
+FINAL = "Final Answer: "  # begins the last action of Act-PRM's dialogues
+
+
+class Demonstrations(EnvironmentSettings):
+    needs: ClassVar[str] = "rows (`path` or `hub`)"
+
+    type: Literal["demonstrations"] = "demonstrations"
+    path: str = ""
+    """File of rows, or a folder of such files: .jsonl, .json, .csv, .tsv, .parquet."""
+    hub: str = ""
+    """Data set on the Hugging Face hub, in place of `path`."""
+    subset: str = ""
+    """Of the data set on the hub."""
+    split: str = "train"
+    """Of the data set on the hub."""
+    thoughts: bool = False
+    """Keep the thoughts of recorded replies; without them only the actions are demonstrated."""
+    min_return: float = 0.0
+    """Steps of Act-PRM: only episodes with a higher `return_`."""
+
+    @model_validator(mode="after")
+    def _has_one_source(self) -> Self:
+        if bool(self.path) == bool(self.hub):
+            raise ValueError(f"expected one of path and hub, got {'both' if self.path else 'none'}")
+        return self
+
+    def taskset(self) -> TaskSet:
+        rows = read_rows(self.path or self.hub, split=self.split, subset=self.subset)
+        shape, problems = self._problems(rows)
+        if shape is None:
+            raise ConfigError(f"environment {self.label}: {self.path or self.hub} holds no demonstration")
+        dialogues = [self._dialogue(each) for each in problems]
+        # Two recordings of one problem are on the same side.
+        drafts = [Draft({"messages": each}, None, [_shown_first(each)]) for each in dialogues]
+        replies = [m["content"] for each in dialogues[:1000] for m in each if m["role"] == "assistant"]
+        notes = shown(self.label, shape, problems)
+        return listed(self, drafts, lambda task: Demonstration(self, task, replies), notes=notes)
+
+    def _problems(self, rows: Iterator[Row]) -> tuple[Shape | None, list[Problem]]:
+        """What was recorded, each with its last reply whole: that is what is imitated."""
+        shape, found = None, []
+        for row in rows:
+            if "state" in row.values and "action" in row.values:
+                if not row.values.get("done") or row.values.get("return_", 1.0) <= self.min_return:
+                    continue
+                row = _whole(row)
+            shape = shape or replace(recognised(row), after="")
+            each = problem(row, shape)
+            if not isinstance(each.answer, str):
+                key = shape.answer or "answer"
+                raise ConfigError(f"{row.where}: {key}: got {each.answer!r}, expected text")
+            if each.messages[0].role == "assistant":
+                raise ConfigError(f"{row.where}: {shape.prompt}: got a dialogue that begins with a reply")
+            found.append(each)
+        return shape, found
+
+    def _dialogue(self, recorded: Problem) -> list[dict[str, str]]:
+        said = [*recorded.messages, Message("assistant", recorded.answer)]
+        return [{"role": m.role, "content": self._recorded(m)} for m in said]
+
+    def _recorded(self, message: Message) -> str:
+        if message.role != "assistant" or self.thoughts:
+            return message.content
+        return action_of(message.content)
+
+
+def action_of(reply: str) -> str:
+    """A recorded reply without its thoughts: those in <think>...</think>, and the text before a call or a
+    final answer."""
+    text = split_reasoning(reply)[1].strip()
+    for mark in ("<tool_call>", FINAL):
+        if mark in text:
+            return text[text.index(mark) :]
+    return text
+
+
+class Demonstration(Episode):
+    """One recorded dialogue: a `Forkable` and `Scripted` environment."""
+
+    settings: Demonstrations
+
+    def __init__(self, settings: Demonstrations, task: Task, replies: Sequence[str]) -> None:
+        super().__init__(settings, task)
+        self.replies = replies
+        self.messages: list[dict[str, str]] = task.data["messages"]
+        self.count = sum(m["role"] == "assistant" for m in self.messages)
+        self.at = self.matched = 0
+
+    async def reset(self) -> Observation:
+        self._begin()
+        return self._shown()
+
+    async def step(self, message: Message) -> Step:
+        """What was recorded next, whatever the reply was; a reply that does what was recorded is rewarded."""
+        self._check_running()
+        right = _doing(message.content, message.tool_calls) == _doing(*_parsed(self.expert_reply()))
+        self.matched += right
+        self.at += 1
+        done = not any(m["role"] == "assistant" for m in self.messages[self.at :])
+        if done:
+            self._end()
+        solved = {"success": float(self.matched == self.count)} if done else {}
+        return Step(
+            Observation() if done else self._shown(),
+            rewards={"match": right / self.count},
+            terminated=done,
+            metrics={"match": float(right), **solved},
+        )
+
+    def expert_reply(self) -> str:
+        return self.messages[self.at]["content"]
+
+    def random_reply(self, seed: int) -> str:
+        """A recorded reply, of any demonstration."""
+        return random.Random(f"{seed}/{self.at}").choice(self.replies)
+
+    def _shown(self) -> Observation:
+        shown = []
+        while self.messages[self.at]["role"] != "assistant":
+            entry = self.messages[self.at]
+            shown.append(self.say(entry["content"], entry["role"]))  # type: ignore[arg-type]
+            self.at += 1
+        return Observation(tuple(shown))
+
+    def _shared(self) -> tuple[Any, ...]:
+        return (*super()._shared(), self.replies, self.messages)
+
+
+def _shown_first(dialogue: Sequence[Mapping[str, str]]) -> list[str]:
+    roles = [message["role"] for message in dialogue]
+    return [message["content"] for message in dialogue[: roles.index("assistant")]]
+
+
+def _parsed(reply: str) -> tuple[str, tuple[ToolCall, ...]]:
+    parsed = parse_hermes(split_reasoning(reply)[1])
+    return parsed.content, parsed.calls
+
+
+def _doing(content: str, calls: Sequence[ToolCall]) -> tuple[str, list[Any]]:
+    """What a reply does, to compare: its text, and its calls with their arguments."""
+    return " ".join(content.split()), [(call.name, dict(call.arguments)) for call in calls]
+
+
+def _whole(row: Row) -> Row:
+    """The dialogue that the last step of an Act-PRM episode holds."""
+    state, action, system = (row.values.get(key) for key in ("state", "action", "system_prompt"))
+    if not isinstance(state, Sequence) or not isinstance(action, Mapping):
+        raise ConfigError(f"{row.where}: state, action: expected a list of messages and a message")
+    begins = [system] if isinstance(system, Mapping) and system.get("content") else []
+    return Row(row.where, {"messages": [*begins, *state, action]})

@@ -1,0 +1,375 @@
+"""WebShop (arXiv:2207.01206): find a product in a web store, choose its options, buy it.
+
+    search[double walled coffee mug]  ->  click[b0a1b2c3d4]  ->  click[navy blue]  ->  click[buy now]
+
+The reward says how well the bought product fits the instruction (`webshop_reward`): 1 only for a perfect
+match, which alone is a success; less for a partial one. The store sells the products of a file in WebShop's
+format, or a small made-up catalogue. Every goal can be reached: goals that their own product does not fit are
+left out.
+"""
+
+from __future__ import annotations
+
+import functools
+import random
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple, Self
+
+from pydantic import Field, model_validator
+
+from silva.config.sections import Natural, Positive
+from silva.environments.bases.episode import Episode
+from silva.environments.bases.text_game import TextGameSettings, read_answer
+from silva.environments.tasks import Draft, listed
+from silva.environments.worlds.webshop_catalogue import BRANDS
+from silva.environments.worlds.webshop_products import Goal
+from silva.environments.worlds.webshop_reward import match
+from silva.environments.worlds.webshop_store import Store, made_up, open_store
+from silva.types import Message, Observation, Step, Task
+
+if TYPE_CHECKING:
+    from silva.protocols import TaskSet
+
+SEARCH, RESULTS, ITEM, DESCRIPTION, FEATURES = "search", "results", "item", "description", "features"
+BACK, NEXT, PREVIOUS, BUY = "back to search", "next >", "< prev", "buy now"
+BUTTONS = (BACK, NEXT, PREVIOUS, BUY, DESCRIPTION, FEATURES)
+_ACTION = re.compile(r"(search|click)\s*\[(.*)\]", re.DOTALL | re.IGNORECASE)
+
+
+class WebShop(TextGameSettings):
+    type: Literal["webshop"] = "webshop"
+    products: str = ""
+    """File of products in the format of WebShop's items_shuffle.json; empty: a made-up catalogue."""
+    instructions: str = ""
+    """Attributes and instructions of these products, as items_ins_v2.json."""
+    human_instructions: str = ""
+    """Instructions written by people, as items_human_ins.json; they replace those of `instructions`."""
+    max_products: Natural = 0
+    """Only the first products of the file; 0: all."""
+    catalogue_size: Annotated[int, Field(ge=1, le=BRANDS)] = 300
+    """Products of the made-up catalogue."""
+    catalogue_seed: Natural = 0
+    """Another seed makes another catalogue."""
+    goals_per_product: Positive = 3
+    """Goals made from one product, which differ in their options; not for `human_instructions`."""
+    partial: bool = True
+    """Partial matches earn a part of the reward; off: nothing but a perfect match earns anything."""
+    results: Positive = 50
+    """Products that a search finds at most."""
+    page_size: Positive = 10
+    """Products on a page of results."""
+    layout: Literal["lines", "sep"] = "lines"
+    """`sep` shows pages as WebShop's text mode: the instruction on every page, parts joined by [SEP]."""
+    show_actions: bool = False
+    """List the actions that are possible below every page."""
+    eval_size: Positive = 128
+    """Held-out tasks, disjoint from the training tasks by content."""
+    max_actions: Positive = 15
+    """Actions of one episode; a turn without a valid action uses up one."""
+    max_actions_per_turn: Positive = 1
+    """Further actions of the same turn are ignored."""
+
+    @model_validator(mode="after")
+    def _complete(self) -> Self:
+        if bool(self.products) != bool(self.instructions):
+            raise ValueError("set both `products` and `instructions` (items_ins_v2.json), or none of them")
+        if self.human_instructions and not self.products:
+            raise ValueError("human_instructions is set, but `products` is not")
+        return self
+
+    def taskset(self) -> TaskSet:
+        if self.products:
+            store = open_store(
+                self.products,
+                self.instructions,
+                self.human_instructions,
+                self.max_products,
+                self.goals_per_product,
+            )
+        else:
+            store = made_up(self.catalogue_size, self.catalogue_seed, self.goals_per_product)
+        # All goals of a product are in one split.
+        drafts = [Draft(goal._asdict(), keys=[goal.asin]) for goal in store.goals]
+        return listed(self, drafts, lambda task: Visit(self, task, store))
+
+
+class Result(NamedTuple):
+    """Of one action: what is said about it, and whether it could be done."""
+
+    note: str = ""
+    valid: bool = True
+
+
+class Visit(Episode):
+    """One visit to the store: a `Forkable` and `Scripted` environment."""
+
+    settings: WebShop
+
+    def __init__(self, settings: WebShop, task: Task, store: Store) -> None:
+        super().__init__(settings, task)
+        self.store = store
+        self.goal = Goal(**task.data)
+        self.actions_left = settings.max_actions
+        self.page = SEARCH
+        self.found: list[int] = []  # products of the last search
+        self.first = 0  # index in `found` of the first one on the page
+        self.query = ""
+        self.product = -1
+        self.chosen: dict[str, str] = {}  # options, by name
+        self.bought = False
+
+    async def reset(self) -> Observation:
+        self._begin()
+        return self._observe([] if self.settings.style == "compact" else [self._rules()], opening=True)
+
+    async def step(self, message: Message) -> Step:
+        self._check_running()
+        notes, valid, effective, taken = [], True, 0, 0
+        texts = self._actions(message)
+        for text in texts[: min(self.settings.max_actions_per_turn, self.actions_left)]:
+            before = self._state()
+            result = self.act(text)
+            notes += [result.note] if result.note else []
+            valid = valid and result.valid
+            if not valid:
+                break
+            taken += 1
+            effective += self._state() != before
+            if self.bought:
+                break
+        if not texts:
+            notes, valid = [f"No action was read. {self._form()}"], False
+        self.actions_left -= max(taken, 1)
+        return self._step(notes, {
+            "action_is_valid": float(valid),
+            "action_is_effective": effective / taken if taken else 0.0,
+            "actions": float(taken),
+        })  # fmt: skip
+
+    def act(self, text: str) -> Result:
+        """Does one action, written as search[words] or click[text]."""
+        found = _ACTION.fullmatch(text.strip())
+        if not found:
+            return Result(f"{_quoted(text)} is no action. {self._form()}", valid=False)
+        what, argument = found[1].lower(), " ".join(found[2].split())
+        if what == "search":
+            return self._search(argument)
+        button = argument.lower()
+        press = self.buttons().get(button)
+        if press is None:
+            return Result(f"There is nothing called {_quoted(argument)} to click on this page.", valid=False)
+        press()
+        return Result()
+
+    def buttons(self) -> dict[str, Callable[[], None]]:
+        """What can be clicked on this page, in its order."""
+        if self.page == SEARCH:
+            return {}
+        found: dict[str, Callable[[], None]] = {BACK: self._to_search}
+        if self.page == RESULTS:
+            if self.first > 0:
+                found[PREVIOUS] = lambda: self._turn(-1)
+            if self.first + self.settings.page_size < len(self.found):
+                found[NEXT] = lambda: self._turn(1)
+            for number in self._shown():
+                found[self.store.products[number].asin.lower()] = functools.partial(self._open, number)
+            return found
+        if self.page != ITEM:
+            return found | {PREVIOUS: lambda: self._go(ITEM)}
+        found[PREVIOUS] = lambda: self._go(RESULTS)
+        for label, (name, value) in self._labels().items():
+            found[label] = functools.partial(self.chosen.__setitem__, name, value)
+        found[DESCRIPTION] = lambda: self._go(DESCRIPTION)
+        found[FEATURES] = lambda: self._go(FEATURES)
+        found[BUY] = self._buy
+        return found
+
+    def expert_reply(self) -> str:
+        """The next action on a short way to the goal's own product, from any page."""
+        return self.reply(self._expert_action())
+
+    def random_reply(self, seed: int) -> str:
+        """A search for a random kind of product, or a click on something of the page."""
+        rng = random.Random(f"{seed}/{self.actions_left}")
+        if self.page == SEARCH:
+            return self.reply(f"search[{rng.choice(self.store.queries)}]")
+        return self.reply(f"click[{rng.choice(list(self.buttons()))}]")
+
+    def reply(self, action: str) -> str:
+        """A reply in the expected format, as sampled (after the prefill, if there is one)."""
+        text = f"<answer>{action}</answer>" if self.settings.answer_tags else action
+        if self.settings.think:
+            text = f"<think>Next: {action}.</think>{text}"
+        return text.removeprefix(self.settings.first_tag)
+
+    # Actions.
+
+    def _search(self, query: str) -> Result:
+        if self.page != SEARCH:
+            return Result(f"This page has no search bar: click[{BACK}] first.", valid=False)
+        if not query:
+            return Result("A search needs words: search[words].", valid=False)
+        self.query = query
+        self.found = self.store.ranking.best(query, self.settings.results)
+        self.first = 0
+        self._go(RESULTS)
+        return Result()
+
+    def _to_search(self) -> None:
+        self.found, self.first, self.query = [], 0, ""
+        self._go(SEARCH)
+
+    def _turn(self, pages: int) -> None:
+        self.first += pages * self.settings.page_size
+
+    def _open(self, number: int) -> None:
+        self.product, self.chosen = number, {}
+        self._go(ITEM)
+
+    def _buy(self) -> None:
+        self.bought = True
+
+    def _go(self, page: str) -> None:
+        self.page = page
+
+    def _shown(self) -> list[int]:
+        return self.found[self.first : self.first + self.settings.page_size]
+
+    def _labels(self) -> Mapping[str, tuple[str, str]]:
+        """What to click for each value of an option: the value, after its option if it would be ambiguous."""
+        options = self.store.products[self.product].options
+        pairs = [(name, value) for name, values in options.items() for value in values]
+        values = [value for _, value in pairs]
+        return {
+            f"{name}: {value}" if values.count(value) > 1 or value in BUTTONS else value: (name, value)
+            for name, value in pairs
+        }
+
+    def _state(self) -> tuple[object, ...]:
+        return self.page, self.first, self.query, self.product, dict(self.chosen), self.bought
+
+    def _expert_action(self) -> str:
+        wanted = self.store.number[self.goal.asin]
+        if self.page == SEARCH:
+            return f"search[{self._expert_query(wanted)}]"
+        if self.page == RESULTS:
+            if wanted in self._shown():
+                return f"click[{self.goal.asin.lower()}]"
+            return f"click[{NEXT if wanted in self.found[self.first :] else BACK}]"
+        if self.product != wanted:
+            return f"click[{BACK}]"
+        if self.page != ITEM:
+            return f"click[{PREVIOUS}]"
+        choices = self.store.choices(self.goal)
+        for label, (name, value) in self._labels().items():
+            if choices.get(name) == value != self.chosen.get(name):
+                return f"click[{label}]"
+        return f"click[{BUY}]"
+
+    def _expert_query(self, wanted: int) -> str:
+        """Words that the instruction has; if they do not find the product, its title."""
+        product = self.store.products[wanted]
+        honest = f"{' '.join(self.goal.attributes)} {product.query}"
+        if wanted in self.store.ranking.best(honest, self.settings.results):
+            return honest
+        return product.title.replace(self.settings.separator, " ")
+
+    # What is shown.
+
+    def _step(self, notes: Sequence[str], metrics: Mapping[str, float]) -> Step:
+        out = self.actions_left <= 0 and not self.bought
+        reward, ending = 0.0, {"success": 0.0, "match_score": 0.0} if out else {}
+        if self.bought:
+            got = match(
+                self.store.products[self.product], self.chosen, self.goal, self.store.wanted(self.goal)
+            )
+            reward = got.score if self.settings.partial or got.perfect else 0.0
+            ending = {"success": float(got.perfect), **{f"match_{k}": v for k, v in got._asdict().items()}}
+        if self.bought or out:
+            self._end()
+        return Step(
+            Observation((self.say("You bought the product."),)) if self.bought else self._observe(notes),
+            rewards={"match": reward},
+            shaped={"format": 0.0 if metrics["actions"] else self.settings.format_penalty},
+            terminated=self.bought,
+            truncated=out,
+            metrics={**metrics, **ending},
+        )
+
+    def _observe(self, notes: Sequence[str], opening: bool = False) -> Observation:
+        page = self._page()
+        if self.settings.layout == "sep":
+            page = [" [SEP] ".join(["Instruction:", self.goal.instruction, *page])]
+        elif opening:
+            page = [f"{self.goal.instruction}.", *page]
+        if self.settings.show_actions:
+            clicks = [f"click[{label}]" for label in self.buttons()] or ["search[words]"]
+            page.append(f"Possible actions: {', '.join(clicks)}")
+        left = self.actions_left
+        count = str(left) if self.settings.style == "compact" else f"Actions left: {left}."
+        return Observation((self.say("\n".join([*notes, *page, count])),), prefill=self.settings.first_tag)
+
+    def _page(self) -> list[str]:
+        """The parts of the page. What can be clicked stands in brackets, unless the layout is WebShop's."""
+        plain = self.settings.layout == "sep"
+
+        def mark(label: str, shown: str = "") -> str:
+            return (shown or label) if plain else f"[{label}]"
+
+        navigation = [label for label in self.buttons() if label in BUTTONS]
+        if self.page == SEARCH:
+            return ["Search"] if plain else ["Search page"]
+        bar = [mark(label, label.title().replace(" To ", " to ")) for label in navigation]
+        if not plain:
+            bar = [" ".join(bar)]
+        if self.page == RESULTS:
+            number = self.first // self.settings.page_size + 1
+            head = f"Page {number} (Total results: {len(self.found)})"
+            rows: list[str] = []
+            for index in self._shown():
+                product = self.store.products[index]
+                row = [mark(product.asin.lower(), product.asin), product.title, f"${product.price:.2f}"]
+                rows += row if plain else [" ".join(row)]
+            return [head, *rows, *bar]
+        product = self.store.products[self.product]
+        if self.page == DESCRIPTION:
+            return [product.description or "No description.", *bar]
+        if self.page == FEATURES:
+            return [*(product.features or ("No features.",)), *bar]
+        options: list[str] = []
+        for name in product.options:
+            labels = [label for label, (option, _) in self._labels().items() if option == name]
+            state = f" (chosen: {self.chosen[name]})" if name in self.chosen else ""
+            values = [mark(label) for label in labels]
+            options += [name, *values] if plain else [f"{name}{state}: {' '.join(values)}"]
+        return [product.title, f"Price: ${product.price:.2f}", *options, *bar]
+
+    def _rules(self) -> str:
+        several = self.settings.max_actions_per_turn > 1
+        limit = (
+            f" At most {self.settings.max_actions_per_turn} actions a turn, with {self.settings.separator} "
+            "between them."
+        )
+        return (
+            "You are in a web store. Find a product that fits the instruction, choose its options and buy "
+            f"it: click[{BUY}] ends the visit.\nActions: search[words] on the search page, elsewhere "
+            f"click[text] with a text of the page{' in brackets' if self.settings.layout == 'lines' else ''}."
+            f"{limit if several else ''}\n{self._form()}"
+        )
+
+    def _form(self) -> str:
+        thought = "<think>your thoughts</think>" if self.settings.think else ""
+        answer = "<answer>click[text]</answer>" if self.settings.answer_tags else "click[text]"
+        return f"Reply in this form: {thought}{answer}"
+
+    def _actions(self, message: Message) -> list[str]:
+        answer = read_answer(message, self.settings) or ""
+        return [part.strip() for part in answer.split(self.settings.separator) if part.strip()]
+
+    def _shared(self) -> tuple[object, ...]:
+        return (*super()._shared(), self.store, self.goal)
+
+
+def _quoted(text: str) -> str:
+    return repr(text if len(text) <= 80 else f"{text[:80]}...")

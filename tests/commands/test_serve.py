@@ -1,0 +1,66 @@
+"""What `silva inference` serves, and `silva eval` plays, by the command line alone."""
+
+from pathlib import Path
+
+import pytest
+
+from silva.cli import main
+from silva.commands import evaluate
+from silva.commands import serve as services
+
+RUN = 'seed = 7\nmodel = {type = "tiny", layers = 1}\nenvironments = [{type = "frozen_lake", size = 3}]\n'
+
+
+@pytest.fixture
+def served(tmp_path, monkeypatch):
+    """(configuration, --weights) of each command, which does nothing else."""
+    found = []
+    monkeypatch.chdir(tmp_path)
+    weights = Path("runs/lake/weights/step_5")
+    weights.mkdir(parents=True)
+    (weights / "config.json").write_text("{}")
+    Path("runs/lake/config.toml").write_text(RUN)
+
+    def serve(resolved, given):
+        found.append((resolved.config, given.get("--weights")))
+        return 0
+
+    def play(config, policy, weights):
+        found.append((config, weights))
+        return []
+
+    monkeypatch.setattr(services, "serve_inference", serve)
+    monkeypatch.setattr(evaluate, "evaluate_config", play)
+    return found
+
+
+def test_a_model_is_served_without_an_environment(served):
+    Path("infer.toml").write_text('model = {type = "tiny"}')
+    assert main(["inference", "@", "infer.toml", "--seed", "3"]) == 0
+    assert main(["inference"]) == 0
+    (tiny, _), (packaged, _) = served
+    assert (tiny.model.type, tiny.seed, packaged.model.name) == ("tiny", 3, "SmolLM2-135M-Instruct")
+
+
+@pytest.mark.parametrize("command", ["inference", "eval"])
+def test_the_weights_of_a_run_bring_its_configuration(served, command):
+    main([command, "--weights", "runs/lake"])
+    Path("own.toml").write_text('environments = [{type = "bandit"}]')
+    main([command, "@", "own.toml", "--weights", "runs/lake"])
+    (of_run, weights), (own, _) = served
+    assert (of_run.seed, of_run.environments[0].size, weights) == (7, 3, "runs/lake")
+    assert (own.seed, own.environments[0].type) == (0, "bandit")
+    assert main([command, "--weights", "runs/none"]) == 2
+
+
+def test_a_run_is_served_by_its_name(served):
+    main(["inference"])
+    ((config, _),) = served
+    assert services.served_name(config, "runs/lake") == "lake"
+    assert services.served_name(config, None) == "SmolLM2-135M-Instruct"
+
+
+def test_a_name_like_the_packaged_model_s_is_answered(capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert main(["eval", "--environments.0.type=bandit", "--model.name", "SmolLM2-135M-instruct"]) != 0
+    assert "did you mean SmolLM2-135M-Instruct?" in capsys.readouterr().err

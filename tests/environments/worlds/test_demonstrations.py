@@ -1,0 +1,171 @@
+"""Recorded dialogues: the shapes that are read, what they show, what counts as the same action."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from silva.environments.worlds.demonstrations import Demonstrations, action_of
+from silva.errors import ConfigError
+from silva.types import Message, Step, ToolCall
+
+CALL = '<tool_call>{"name": "visit", "arguments": {"title": "Rome"}}</tool_call>'
+FILE = str(Path(__file__).parent / "demonstrations.jsonl")
+
+
+def written(path: Path, *rows: dict[str, Any]) -> str:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return str(path)
+
+
+def dialogue(number: int) -> dict[str, Any]:
+    return {"conversations": [
+        {"from": "human", "value": f"Where is {number}?"},
+        {"from": "gpt", "value": f"<think>Look.</think>{CALL}"},
+        {"from": "tool", "value": "In Italy."}, {"from": "gpt", "value": f"Italy {number}"},
+    ]}  # fmt: skip
+
+
+def expert(path: str, **keys: Any) -> list[list[str]]:
+    """What is shown and said in each training demonstration, in turns, if the expert plays."""
+    tasks = Demonstrations(path=path, eval_size=2, train_size=60, **keys).taskset()
+
+    async def play(task: Any) -> list[str]:
+        environment, said = tasks.environment(task), list[str]()
+        shown = (await environment.reset()).messages
+        while True:
+            said += [*(m.content for m in shown), reply := environment.expert_reply()]
+            step = await environment.step(Message("assistant", reply))
+            shown = step.observation.messages
+            if step.terminated:
+                return said
+
+    return [asyncio.run(play(task)) for task in tasks.tasks("train")]
+
+
+@pytest.mark.parametrize(
+    ("row", "expected"),
+    [
+        (dialogue, ["Where is 7?", CALL, "In Italy.", "Italy 7"]),
+        (
+            lambda n: {"prompt": f"What is {n}?", "answer": f"<think>Hm.</think> It is {n}"},
+            ["What is 7?", "It is 7"],
+        ),
+        (
+            lambda n: {"messages": [
+                {"role": "user", "content": f"Q{n}"},
+                {"role": "assistant", "content": None, "tool_calls": [
+                    {"type": "function", "function": {"name": "visit", "arguments": '{"title": "Rome"}'}}]},
+                {"role": "tool", "content": "R"}, {"role": "assistant", "content": "A"}]},
+            ["Q7", CALL.replace("{", "\n{", 1).replace("}}<", "}}\n<"), "R", "A"],
+        ),
+        (
+            lambda n: {
+                "system_prompt": {"role": "system", "content": ""}, "done": True, "return_": 1.0, "tools": [],
+                "state": [{"role": "user", "content": f"Q{n}"},
+                          {"role": "assistant", "content": f"I look.\n{CALL}"},
+                          {"role": "tool", "content": "R"}],
+                "action": {"role": "assistant", "content": "So it is.\n\nFinal Answer: A"},
+                "next_obs": {"role": "user", "content": "RESULT"}},
+            ["Q7", CALL, "R", "Final Answer: A"],
+        ),
+    ],
+)  # fmt: skip
+def test_shapes_of_rows_give_the_same_dialogue(tmp_path: Path, row: Any, expected: list[str]) -> None:
+    played = expert(written(tmp_path / "rows.jsonl", *map(row, range(40))))
+    assert played and all([re.sub(r"\d+", "7", text) for text in each] == expected for each in played)
+
+
+def test_thoughts_are_kept_if_asked_for(tmp_path: Path) -> None:
+    played = expert(written(tmp_path / "rows.jsonl", *map(dialogue, range(40))), thoughts=True)
+    assert all(each[1] == f"<think>Look.</think>{CALL}" for each in played)
+
+
+def test_steps_of_act_prm_count_once_they_are_done_and_won(tmp_path: Path) -> None:
+    def step(number: int, done: bool, value: float) -> dict[str, Any]:
+        state = [{"role": "user", "content": f"{number} {done} {value}"}]
+        return {
+            "done": done,
+            "return_": value,
+            "state": state,
+            "action": {"role": "assistant", "content": "A"},
+        }
+
+    rows = [step(n, done, value) for n in range(40) for done in (True, False) for value in (1.0, -1.0)]
+    shown = [each[0] for each in expert(written(tmp_path / "rows.jsonl", *rows))]
+    assert shown and all(text.endswith("True 1.0") for text in shown)
+
+
+def test_a_reply_matches_if_it_does_the_same_whatever_it_thinks() -> None:
+    tasks = Demonstrations(path=FILE, eval_size=8).taskset()
+    task = tasks.tasks("train")[0]
+    text = task.data["messages"][1]["content"]
+    first = json.loads(text.removeprefix("<tool_call>").removesuffix("</tool_call>"))
+    call = ToolCall(first["name"], first["arguments"], id="other")
+
+    async def play(*replies: Message) -> list[Step]:
+        environment = tasks.environment(task)
+        await environment.reset()
+        return [await environment.step(reply) for reply in replies]
+
+    def said(text: str) -> Message:
+        return Message("assistant", text, reasoning="my own")
+
+    right = (
+        Message("assistant", "", tool_calls=(call,)),
+        *(said(task.data["messages"][i]["content"]) for i in (3, 5)),
+    )
+    steps = asyncio.run(play(*right))
+    assert [step.rewards["match"] for step in steps[::2]] == [1 / 3, 1 / 3]
+    assert steps[0].observation.messages[0].role == "tool"
+    wrong = asyncio.run(play(said("nonsense"), *right[1:]))
+    assert [step.rewards["match"] > 0 for step in wrong] == [False, False, True]
+    assert wrong[0].observation.messages[0].content == steps[0].observation.messages[0].content
+    assert wrong[-1].terminated and wrong[-1].metrics["success"] == 0.0
+
+
+@pytest.mark.parametrize(
+    ("reply", "action"),
+    [
+        ("<think>a</think>\n\nup", "up"),
+        ("I go up.\n<tool_call>{}</tool_call>", "<tool_call>{}</tool_call>"),
+        ("So.\nFinal Answer: 4", "Final Answer: 4"),
+        ("up", "up"),
+    ],
+)
+def test_an_action_is_a_reply_without_its_thoughts(reply: str, action: str) -> None:
+    assert action_of(reply) == action
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        ({"messages": [{"role": "assistant", "content": "a"}, {"role": "assistant", "content": "b"}]},
+         "rows.jsonl:1: messages: got a dialogue that begins with a reply"),
+        ({"prompt": "q", "answer": 4}, "rows.jsonl:1: answer: got 4, expected text"),
+        ({"messages": [{"role": "user", "content": "q"}]}, "expected a dialogue that ends with an answer"),
+        ({"state": "q", "action": "a", "done": True}, "rows.jsonl:1: state, action: expected a list of"),
+        ({"state": [], "action": {}, "done": False}, "holds no demonstration"),
+    ],
+)  # fmt: skip
+def test_a_wrong_row_is_named(tmp_path: Path, row: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        Demonstrations(path=written(tmp_path / "rows.jsonl", row)).taskset()
+
+
+def test_a_worked_solution_is_imitated_whole_and_how_rows_were_read_is_told(tmp_path: Path) -> None:
+    rows = [{"question": f"What is {n} + 1?", "answer": f"It is {n + 1}.\n#### {n + 1}"} for n in range(40)]
+    path = written(tmp_path / "rows.jsonl", *rows)
+    assert all("\n#### " in each[1] for each in expert(path))
+    (note, *_) = Demonstrations(path=path).taskset().notes
+    assert note == "demonstrations: 40 rows, read as table: prompt in `question`, answer in `answer`"
+
+
+def test_one_source_is_expected() -> None:
+    with pytest.raises(ValueError, match="expected one of path and hub, got none"):
+        Demonstrations()

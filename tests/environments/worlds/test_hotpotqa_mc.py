@@ -1,0 +1,275 @@
+"""Documents are visited by title; rows of HotpotQA; questions about made-up documents have one answer."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from pydantic import ValidationError
+
+from silva.environments.worlds.hotpotqa_mc import HotpotEpisode, HotpotQA
+from silva.errors import ConfigError
+from silva.rendering.tool_calls import parse_hermes
+from silva.types import Message, Task, ToolCall
+
+DATA = Path(__file__).resolve().parents[3] / "shared" / "data"
+TASK = Task(
+    "h",
+    "hotpotqa_mc",
+    0,
+    {
+        "question": "On which river is the town that Mia Vargas comes from?",
+        "choices": ["Pinn", "Sence", "Jura"],
+        "documents": [["Mia Vargas", "She comes from Oakham."], ["Oakham", "It is on the river Sence."]],
+        "needs": ["Mia Vargas", "Oakham"],
+    },
+    "B",
+)
+
+
+def visit(title: object, number: int = 0) -> Message:
+    return Message("assistant", "", tool_calls=(ToolCall("visit", {"title": title}),), id=f"m{number}")
+
+
+def steps_of(episode, replies):
+    async def run():
+        told = [await episode.reset()]
+        for number, reply in enumerate(replies):
+            message = Message("assistant", reply, id=f"m{number}") if isinstance(reply, str) else reply
+            told.append(await episode.step(message))
+            if told[-1].terminated or told[-1].truncated:
+                break
+        return told
+
+    return asyncio.run(run())
+
+
+def test_an_episode_word_by_word() -> None:
+    replies = [visit("mia  vargas"), visit("Paris"), visit(3), visit("Oakham"), "Final Answer: B"]
+    first, *steps = steps_of(HotpotEpisode(HotpotQA(), TASK), replies)
+    assert first.messages[0].content == (
+        "Answer the question with what the documents say. `visit` shows a document.\n"
+        "Documents:\n- Mia Vargas\n- Oakham\n"
+        "Question: On which river is the town that Mia Vargas comes from?\n"
+        "A. Pinn\nB. Sence\nC. Jura\n"
+        "End with the letter of the right choice, in this form: Final Answer: B"
+    )
+    assert [tool.name for tool in first.tools] == ["visit"]
+    said = [step.observation.messages[0].content for step in steps[:-1]]
+    assert said[0] == "She comes from Oakham."
+    assert said[1] == "Error: no document has the title 'Paris'; expected one of those listed"
+    assert said[2].startswith("Error: visit: argument title: ")
+    assert said[3] == "It is on the river Sence."
+    assert steps[-1].terminated and steps[-1].rewards == {"correct": 1.0}
+    assert steps[-1].metrics == {"success": 1, "action_is_valid": 1, "calls": 4}
+
+
+@pytest.mark.parametrize("reply", ["Final Answer: A", "Final Answer: A B C", "I do not know", ""])
+def test_other_answers_earn_nothing(reply: str) -> None:
+    last = steps_of(HotpotEpisode(HotpotQA(), TASK), [visit("Oakham"), reply])[-1]
+    assert last.terminated and last.rewards == {"correct": 0.0} and last.metrics["success"] == 0
+
+
+def test_calls_run_out() -> None:
+    last = steps_of(HotpotEpisode(HotpotQA(max_tool_calls=2), TASK), [visit("Oakham", i) for i in range(9)])[
+        -1
+    ]
+    assert last.truncated and last.rewards == {"correct": 0.0} and last.metrics["calls"] == 2
+
+
+def test_without_choices_the_text_is_asked_for() -> None:
+    task = Task("h", "hotpotqa_mc", 0, {**TASK.data, "choices": []}, "Sence")
+    for reply, right in [("Final Answer: sence.", 1.0), ("Final Answer: Pinn or Sence", 0.0), ("B", 0.0)]:
+        first, last = steps_of(HotpotEpisode(HotpotQA(choices=0), task), [reply])
+        assert "A. " not in first.messages[0].content and first.messages[0].content.endswith(
+            "Final Answer: Paris"
+        )
+        assert last.rewards == {"correct": right}
+
+
+def solve(task: Task) -> str:
+    """The answer, by reading the documents with rules of the test's own."""
+    documents, question = dict(map(tuple, task.data["documents"])), task.data["question"]
+    people = {title: text for title, text in documents.items() if "comes from" in text}
+    home = {person: re.search(r"comes from (\w+)\.", text)[1] for person, text in people.items()}
+    if "born first" in question:
+        names = re.fullmatch(r"Who was born first, (.*) or (.*)\?", question).groups()
+        return min(names, key=lambda name: int(re.search(r"born in (\d+)", people[name])[1]))
+    if "What is the job" in question:
+        river = re.search(r"river (\w+)\?", question)[1]
+        (town,) = (title for title, text in documents.items() if f"river {river}." in text)
+        (person,) = (name for name, where in home.items() if where == town)
+        return re.search(r"is a (\w+),", people[person])[1]
+    town = documents[home[re.search(r"that (.*) comes from", question)[1]]]
+    return re.search(r"river (\w+)\." if "river" in question else r"founded in (\d+)", town)[1]
+
+
+def test_made_up_questions_have_the_answer_that_reading_gives() -> None:
+    taskset = HotpotQA().taskset()
+    kinds = Counter()
+    for task in taskset.tasks("eval"):
+        assert task.data["choices"]["ABCD".index(task.answer)] == solve(task)
+        assert len(set(task.data["choices"])) == 4 and len(task.data["documents"]) == 10
+        assert len(task.data["needs"]) == 2
+        kinds[task.data["question"].split()[0]] += 1
+    assert len(kinds) == 4 and min(kinds.values()) > 30
+    letters = Counter(task.answer for task in taskset.tasks("train")[:800])
+    assert min(letters.values()) > 150  # no letter is a good guess
+
+
+def named_choices(task: Task) -> list[str]:
+    """The choices whose words stand in the question."""
+    question = re.sub(r"\W+", " ", task.data["question"].casefold())
+    names = {
+        text: re.sub(r"\W+", " ", re.sub(r"\(.*\)", "", text).casefold()).strip()
+        for text in task.data["choices"]
+    }
+    return [text for text, name in names.items() if f" {name} " in f" {question} "]
+
+
+def test_what_a_made_up_question_compares_are_choices_together() -> None:
+    for task in HotpotQA().taskset().tasks("eval"):
+        born_first = "born first" in task.data["question"]
+        assert len(named_choices(task)) == (2 if born_first else 0)
+
+
+@pytest.mark.skipif(not DATA.is_dir(), reason="there is no shared/data beside the project")
+@pytest.mark.parametrize("choices", [2, 4])
+def test_no_choice_of_the_real_rows_is_the_only_one_that_is_named(choices: int) -> None:
+    taskset = HotpotQA(
+        path=str(DATA / "hotpotqa_distractor_100.json"), eval_size=20, train_size=400, choices=choices
+    ).taskset()
+    tasks = [*taskset.tasks("train"), *taskset.tasks("eval")]
+    found = Counter(
+        len(named_choices(task)) for task in tasks if task.data["choices"][0] not in ("yes", "no")
+    )
+    assert found[1] == 0 and found[2] + found[3] >= 7 and len(tasks) > 90
+
+
+def test_a_row_that_names_its_answer_alone_is_left_out_and_choices_answer_the_same_question(tmp_path) -> None:
+    made = rows()
+    for i, row in enumerate(made):
+        row["question"] = f"Which {'state' if i < 30 else 'river'} is meant in number {i}?"
+    made[5]["question"] = "Which state is meant, Answer 5 or something else?"
+    (tmp_path / "rows.json").write_text(json.dumps(made))
+    taskset = HotpotQA(path=str(tmp_path / "rows.json"), eval_size=5, train_size=400).taskset()
+    tasks = [task for split in ("train", "eval") for task in taskset.tasks(split)]
+    assert not any("Answer 5 or" in task.data["question"] for task in tasks)
+    for task in tasks:
+        numbers = [int(text.split()[1]) for text in task.data["choices"] if text.startswith("Answer")]
+        assert len({number < 30 for number in numbers}) <= 1
+
+
+def rows() -> list[dict]:
+    hub = [
+        {
+            "question": f"Question {i}?",
+            "answer": f"Answer {i}" if i % 2 else ("yes" if i % 4 else "no"),
+            "context": {"title": [f"Title {i}", "Other"], "sentences": [["One. ", "Two."], ["Three."]]},
+            "supporting_facts": {"title": ["Other", f"Title {i}", "Other"], "sent_id": [0, 1, 0]},
+        }
+        for i in range(60)
+    ]
+    hub[1]["context"] = [["Title 1", ["One. ", "Two."]], ["Other", ["Three."]]]  # as first published
+    hub[1]["supporting_facts"] = [["Other", 0], ["Title 1", 1]]
+    hub[3]["answer"] = "Title 3"
+    return hub
+
+
+def test_rows_of_hotpotqa(tmp_path: Path) -> None:
+    (tmp_path / "rows.json").write_text(json.dumps(rows()))
+    world = HotpotQA(path=str(tmp_path / "rows.json"), eval_size=5, train_size=400)
+    taskset = world.taskset()
+    tasks = {task.data["question"]: task for s in ("train", "eval") for task in taskset.tasks(s)}
+    for i, task in ((int(question.split()[1][:-1]), task) for question, task in tasks.items()):
+        assert task.data["documents"] == [[f"Title {i}", "One. Two."], ["Other", "Three."]]
+        assert task.data["needs"] == ["Other", f"Title {i}"]
+        right = task.data["choices"]["ABCD".index(task.answer)]
+        if i % 2 == 0:
+            assert sorted(task.data["choices"]) == ["no", "yes"] and right == ("yes" if i % 4 else "no")
+        elif i != 3:
+            assert right == f"Answer {i}" and len(set(task.data["choices"])) == 4
+            assert not {"yes", "no"} & set(task.data["choices"])  # of the same kind
+    parts = [{task.data["question"] for task in taskset.tasks(s)} for s in ("train", "eval")]
+    assert not parts[0] & parts[1]
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"answer": ""}, r"rows\.jsonl:2: answer: got '', expected text"),
+        ({"context": {"title": ["a"]}}, r"rows\.jsonl:2: context, supporting_facts: KeyError: 'sentences'"),
+        ({"context": None}, r"rows\.jsonl:2: context: got no documents"),
+        ({"supporting_facts": [1]}, r"rows\.jsonl:2: context, supporting_facts: TypeError"),
+    ],
+)
+def test_wrong_rows_are_named(changes, message, tmp_path: Path) -> None:
+    first, second = rows()[:2]
+    lines = [json.dumps(first), json.dumps({**second, **changes})]
+    (tmp_path / "rows.jsonl").write_text("\n".join(lines))
+    with pytest.raises(ConfigError, match=message):
+        HotpotQA(path=str(tmp_path / "rows.jsonl")).taskset()
+
+
+def test_a_single_choice_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValidationError, match="the only choice is always right"):
+        HotpotQA(choices=1)
+    (tmp_path / "one.jsonl").write_text(json.dumps(rows()[1]))
+    with pytest.raises(ConfigError, match=r"'Question 1\?': no other answers to choose from"):
+        HotpotQA(path=str(tmp_path / "one.jsonl")).taskset()
+
+
+def play(episode, reply) -> list:
+    async def run():
+        await episode.reset()
+        told = []
+        while not told or not (told[-1].terminated or told[-1].truncated):
+            parsed = parse_hermes(reply())
+            told.append(await episode.step(Message("assistant", parsed.content, tool_calls=parsed.calls)))
+        await episode.close()
+        return told
+
+    return asyncio.run(run())
+
+
+@pytest.mark.skipif(not DATA.is_dir(), reason="there is no shared/data beside the project")
+@pytest.mark.parametrize("choices", [0, 4])
+def test_the_expert_reads_the_real_rows(choices: int) -> None:
+    taskset = HotpotQA(
+        path=str(DATA / "hotpotqa_distractor_100.json"), eval_size=20, choices=choices
+    ).taskset()
+    for task in [*taskset.tasks("eval"), *taskset.tasks("train")[:60]]:
+        episode = taskset.environment(task)
+        told = play(episode, episode.expert_reply)
+        assert told[-1].metrics["success"] == 1 and told[-1].metrics["calls"] == len(task.data["needs"])
+        assert all(step.metrics["tool_errors"] == 0 for step in told[:-1])
+
+
+def test_the_expert_is_right_and_hundred_random_episodes_end() -> None:
+    taskset = HotpotQA().taskset()
+    wins = 0.0
+    for number, task in enumerate(taskset.tasks("train")[:100]):
+        episode = taskset.environment(task)
+        told = play(episode, episode.expert_reply)
+        assert len(told) == 3 and told[-1].metrics["success"] == 1
+        guess = taskset.environment(task)
+        wins += play(guess, lambda e=guess, n=number: e.random_reply(n))[-1].metrics["success"]
+    assert 10 < wins < 45  # a quarter
+
+
+def test_a_fork_reads_on() -> None:
+    async def run() -> tuple[float, float]:
+        episode = HotpotEpisode(HotpotQA(), TASK)
+        await episode.reset()
+        await episode.step(visit("Oakham"))
+        twin = await episode.fork(7)
+        wrong = await episode.step(Message("assistant", "Final Answer: A", id="a"))
+        await twin.step(visit("Mia Vargas"))
+        right = await twin.step(Message("assistant", "Final Answer: B", id="b"))
+        return wrong.rewards["correct"], right.rewards["correct"]
+
+    assert asyncio.run(run()) == (0.0, 1.0)

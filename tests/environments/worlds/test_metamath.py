@@ -1,0 +1,193 @@
+"""Attempts and what they earn; rows of a file; word problems worked by hand."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import re
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from silva.environments.worlds.metamath import TEMPLATES, MetaMath, MetaMathEpisode
+from silva.errors import ConfigError
+from silva.tools.calculator import evaluate
+from silva.types import Message, Task
+
+TASK = Task("m", "metamath", 0, {"question": "What is 6 times 7?"}, "42")
+DATA = Path(__file__).resolve().parents[3] / "shared" / "data"
+
+
+def test_attempts_earn_half_as_much_each(replies_to) -> None:
+    wrong = "<answer>41</answer>"
+    for failures, expected in enumerate([1, 1 / 2, 1 / 4, 1 / 8, 1 / 16]):
+        steps = replies_to(MetaMath(), TASK, [wrong] * failures + ["<answer>42</answer>"])
+        assert [step.rewards["correct"] for step in steps] == [0] * failures + [expected]
+        assert steps[-1].terminated and steps[-1].metrics["attempts"] == failures + 1
+    steps = replies_to(MetaMath(), TASK, [wrong] * 9)
+    assert len(steps) == 5 and steps[-1].metrics["success"] == 0
+    assert sum(step.rewards["correct"] for step in steps) == 0
+
+
+def test_words_and_penalties(replies_to) -> None:
+    first = asyncio.run(MetaMathEpisode(MetaMath(), TASK).reset()).messages[0].content
+    assert first == "What is 6 times 7?\nReply with the answer in this form: <answer>5</answer>"
+    steps = replies_to(MetaMath(attempts=3), TASK, ["", "41", "It is 42."])
+    assert [step.observation.messages[0].content for step in steps[:-1]] == [
+        "That is not right. Try again."
+    ] * 2
+    assert [step.shaped["format"] for step in steps] == [-0.1, 0, 0]
+    assert steps[-1].rewards == {"correct": 0.25}
+    compact = replies_to(MetaMath(style="compact", decay=0.9), TASK, ["41", "42"])
+    assert compact[0].observation.messages[0].content == "no" and compact[1].rewards == {"correct": 0.9}
+
+
+@pytest.mark.parametrize(
+    ("reply", "answer", "right"),
+    [
+        ("<answer>42</answer>", "42", True),
+        ("<answer>42.0</answer>", "42", True),
+        ("6 * 7 = 42", "42", True),
+        ("\\boxed{42}", "42", True),
+        ("<answer>42%</answer>", "42", False),
+        ("<answer>42</answer><answer>41</answer>", "42", False),  # the last answer counts
+        ("<answer>42 or 41</answer>", "42", False),
+        ("<answer>\\frac{1}{2}</answer>", "\\frac{1}{2}", True),
+        ("<answer>x</answer>", "\\frac{1}{2}", False),
+        ("<answer>7 pm</answer>", "7 PM", True),
+        ("<answer>7 pm 8 pm</answer>", "7 pm", False),
+        ("\U0001d7dc42", "42", False),
+        ("4" * 5000, "42", False),
+    ],
+)
+def test_answers_are_compared_as_numbers_or_as_texts(
+    reply: str, answer: str, right: bool, replies_to
+) -> None:
+    task = Task("m", "metamath", 0, {"question": "?"}, answer)
+    assert replies_to(MetaMath(), task, [reply])[0].rewards == {"correct": float(right)}
+
+
+def metamath_rows(count: int) -> list[dict]:
+    return [
+        {
+            "type": "GSM_Rephrased" if version else "GSM_AnsAug",
+            "query": f"Question {number}, version {version}: {number} + 1?",
+            "original_question": f"Question {number}?",
+            "response": f"We add.\n#### {number + 1}\nThe answer is: {number + 1}",
+        }
+        for number in range(count)
+        for version in range(3)
+    ]
+
+
+def write(path: Path, rows: list[dict]) -> str:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return str(path)
+
+
+def test_rows_of_metamathqa_and_versions_of_a_question_stay_together(tmp_path: Path) -> None:
+    path = write(tmp_path / "metamath.jsonl", metamath_rows(100))
+    taskset = MetaMath(path=path, eval_size=40, train_size=500).taskset()
+    parts = [
+        {task.data["question"].partition(",")[0] for task in taskset.tasks(s)} for s in ("train", "eval")
+    ]
+    assert parts[0] and parts[1] and not parts[0] & parts[1]
+    for task in taskset.tasks("eval"):
+        assert int(task.answer) == int(task.data["question"].split()[1].rstrip(",")) + 1
+    assert len({t.content() for t in MetaMath(path=path, rows=9, eval_size=1).taskset().tasks("train")}) < 9
+
+
+def test_wrong_rows_are_named(tmp_path: Path) -> None:
+    rows = metamath_rows(3)
+    rows[4]["response"] = "We add."
+    with pytest.raises(ConfigError, match=r"metamath\.jsonl:5: response: got 'We add\.', expected text with"):
+        MetaMath(path=write(tmp_path / "metamath.jsonl", rows)).taskset()
+    with pytest.raises(ConfigError, match=r"a\.jsonl:1: answer: got \['5'\], expected text or a number"):
+        MetaMath(path=write(tmp_path / "a.jsonl", [{"query": "q", "answer": ["5"]}])).taskset()
+    with pytest.raises(ConfigError, match=r"b\.jsonl:1: expected a table with a question and an answer"):
+        MetaMath(path=write(tmp_path / "b.jsonl", [{"query": "q", "level": "5"}])).taskset()
+
+
+@pytest.mark.skipif(not DATA.is_dir(), reason="there is no shared/data beside the project")
+def test_a_plain_table_works_too(expert_rate) -> None:
+    world = MetaMath(path=str(DATA / "gsm8k_test.jsonl"))
+    assert expert_rate(world, 100) == (1.0, 1.0)
+    assert expert_rate(MetaMath(path=str(DATA / "math500_test.jsonl"), eval_size=100), 100) == (1.0, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("number", "values", "expected"),
+    [
+        (0, {"a": 3, "b": 4}, 7),
+        (1, {"a": 9, "b": 4}, 5),
+        (2, {"a": 6, "b": 7}, 42),
+        (3, {"a": 12, "b": 4}, 3),
+        (4, {"a": 3, "b": 2, "c": 10}, 4),
+        (5, {"a": 10, "b": 3, "c": 4}, 34),
+        (6, {"a": 2, "b": 5, "c": 3, "d": 4}, 22),
+        (7, {"a": 8, "b": 3}, 32),
+        (8, {"a": 5, "b": 2, "c": 9}, 6),
+        (9, {"a": 4, "b": 6, "c": 5}, 19),
+        (10, {"a": 10, "b": 8, "c": 5}, 400),
+        (11, {"a": 12, "b": 6, "c": 5}, 10),
+        (12, {"a": 7, "b": 6, "c": 5}, 4),
+    ],
+)
+def test_word_problems_worked_by_hand(number: int, values: dict[str, int], expected: int) -> None:
+    template = TEMPLATES[number]
+    assert template.numbers() == sorted(values)
+    assert evaluate(template.expression.format(**values)) == expected
+
+
+def test_every_template_is_tested_and_answers_are_whole_numbers() -> None:
+    assert len(TEMPLATES) == 13
+    for task in MetaMath(largest=5, eval_size=100).taskset().tasks("eval"):
+        assert int(task.answer) > 0 and "{" not in task.data["question"]
+
+
+def test_the_same_numbers_with_other_names_are_the_same_problem() -> None:
+    patterns = [
+        re.compile(re.sub(r"\\{(\w)\\}", r"(\\d+)", re.sub(r"\\{\w\w+\\}", r"\\w+", re.escape(t.text))))
+        for t in TEMPLATES
+    ]
+
+    def problem(task: Task) -> tuple:
+        found = [p.fullmatch(task.data["question"]) for p in patterns]
+        (number,) = [n for n, match in enumerate(found) if match]
+        return (number, *found[number].groups())
+
+    taskset = MetaMath(largest=6, eval_size=60).taskset()
+    numbers = [[problem(task) for task in taskset.tasks(split)[:600]] for split in ("train", "eval")]
+    assert not set(numbers[0]) & set(numbers[1])
+    assert len(set(numbers[1])) < len(numbers[1])  # some differ in names alone
+
+
+def test_the_expert_is_right_and_hundred_random_episodes_end(expert_rate, random_ends) -> None:
+    assert expert_rate(MetaMath(), 100) == (1.0, 1.0)
+    assert sum(end.metrics["success"] for end in random_ends(MetaMath())) < 30
+
+
+@settings(max_examples=100, deadline=None, derandomize=True)
+@given(
+    replies=st.lists(st.text("0123456789 .,-", max_size=6), min_size=5, max_size=5), answer=st.integers(0, 99)
+)
+def test_only_the_answer_earns_and_a_later_one_less(replies: list[str], answer: int) -> None:
+    episode = MetaMathEpisode(MetaMath(), Task("m", "metamath", 0, {"question": "?"}, str(answer)))
+    rng = random.Random(answer)
+    right = rng.randrange(5)
+    replies[right] = f"<answer>{answer}</answer>"
+
+    async def run() -> tuple[float, int]:
+        await episode.reset()
+        for turn, reply in enumerate(replies):
+            step = await episode.step(Message("assistant", reply))
+            if step.terminated:
+                return step.rewards["correct"], turn
+        raise AssertionError("the right answer ends the episode")
+
+    reward, turn = asyncio.run(run())
+    assert reward == 0.5**turn and turn <= right
+    assert turn == right or replies[turn].strip(" .,-").endswith(str(answer))
