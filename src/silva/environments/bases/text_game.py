@@ -15,7 +15,6 @@ shaped reward, apart from the game's own.
 from __future__ import annotations
 
 import random
-import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Annotated, Literal, NamedTuple, TypeVar
@@ -24,6 +23,7 @@ from pydantic import Field
 
 from silva.config.sections import Positive
 from silva.environments.bases.episode import Episode
+from silva.environments.bases.reply_form import ReplyForm
 from silva.environments.settings import EnvironmentSettings
 from silva.types import Message, Observation, Step, Task
 
@@ -51,10 +51,8 @@ class TextGameSettings(EnvironmentSettings):
     """Shaped reward of a turn from which no valid action could be read."""
 
     @property
-    def first_tag(self) -> str:
-        """With which a reply is begun for the policy; "" if it begins itself."""
-        tag = "<think>" if self.think else "<answer>" if self.answer_tags else ""
-        return tag if self.prefill else ""
+    def reply_form(self) -> ReplyForm:
+        return ReplyForm(self.think, self.answer_tags, self.prefill, self.format == "strict")
 
 
 class Outcome(NamedTuple):
@@ -162,10 +160,7 @@ class TextGame(Episode, ABC):
         names = self._actions()
         separator = self.settings.separator if compact else f" {self.settings.separator} "
         text = separator.join(names[action] if compact else action for action in actions)
-        text = f"<answer>{text}</answer>" if self.settings.answer_tags else text
-        if self.settings.think:
-            text = f"<think>Next: {', '.join(actions)}.</think>{text}"
-        return text.removeprefix(self.settings.first_tag)
+        return self.settings.reply_form.say(text, ", ".join(actions))
 
     def wrap(self, text: str) -> str:
         """Bare actions, as a person types them, in the expected format; other text as it is."""
@@ -174,7 +169,7 @@ class TextGame(Episode, ABC):
 
     def read(self, message: Message) -> tuple[list[str], bool]:
         """The valid actions of a reply (long names), and whether all that was read was valid."""
-        return self._actions_in(read_answer(message, self.settings) or "")
+        return self._actions_in(self.settings.reply_form.read(message) or "")
 
     def _actions_in(self, answer: str) -> tuple[list[str], bool]:
         parts = [part for part in answer.split(self.settings.separator) if part.strip()]
@@ -200,7 +195,7 @@ class TextGame(Episode, ABC):
         left = self.actions_left
         count = str(left) if self.settings.style == "compact" else f"Actions left: {left}."
         text = f"{before}{self._expect(self.render(), str, 'render()')}\n{count}"
-        return Observation((self.say(text),), prefill=self.settings.first_tag)
+        return Observation((self.say(text),), prefill=self.settings.reply_form.prefill)
 
     def _feedback(self, outcomes: Sequence[Outcome]) -> str:
         compact = self.settings.style == "compact"
@@ -213,40 +208,8 @@ class TextGame(Episode, ABC):
         names = list(self._actions())
         several = self.settings.max_actions_per_turn > 1
         answer = f"{names[0]} {self.settings.separator} {names[:2][-1]}" if several else names[0]
-        answer = f"<answer>{answer}</answer>" if self.settings.answer_tags else answer
-        thought = "<think>your thoughts</think>" if self.settings.think else ""
         limit = f" At most {self.settings.max_actions_per_turn} actions a turn." if several else ""
-        return f"Actions: {', '.join(names)}.{limit} Reply in this form: {thought}{answer}"
-
-
-_STRICT = {
-    (think, tags): re.compile(
-        (r"\s*<think>.*?</think>\s*" if think else r"\s*")
-        + (r"<answer>((?:(?!<answer>).)*?)</answer>\s*" if tags else r"((?:(?!<).)*)"),
-        re.DOTALL,
-    )
-    for think in (True, False)
-    for tags in (True, False)
-}
-
-
-def read_answer(message: Message, settings: TextGameSettings) -> str | None:
-    """The text of the answer in a reply; None where there is none.
-
-    Lenient: the first <answer> after the thoughts, closed or not (a stop string may have cut the end),
-    else the whole reply. Strict: nothing but the format. Thoughts may still stand in the content or
-    have been parsed apart into `message.reasoning`.
-    """
-    text, prefill = message.content, settings.first_tag
-    if prefill and not text.lstrip().startswith(prefill) and message.reasoning is None:
-        text = prefill + text
-    if settings.format == "strict":
-        think = settings.think and message.reasoning is None
-        found = _STRICT[think, settings.answer_tags].fullmatch(text)
-        return found[1] if found else None
-    body = text.rpartition("</think>")[2]
-    _, tag, answer = body.partition("<answer>")
-    return (answer if tag else body).partition("</answer>")[0]
+        return f"Actions: {', '.join(names)}.{limit} {self.settings.reply_form.ask(answer)}"
 
 
 def _plain(text: str) -> str:

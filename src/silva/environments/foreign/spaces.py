@@ -8,6 +8,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from silva.environments.bases.reply_form import ReplyForm
 from silva.errors import ConfigError
 from silva.rewards.text import extract_answer
 
@@ -97,7 +98,7 @@ class Actions:
             what, example = "", "your action"
         else:
             what, example = f"An action is JSON of the form {self.space}.", self.write(self.sample(0))
-        return f"{what} Reply in this form: <answer>{example}</answer>".strip()
+        return f"{what} {ReplyForm(think=False).ask(example)}".strip()
 
     def read(self, reply: str) -> Any:
         """The action.

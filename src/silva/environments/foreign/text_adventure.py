@@ -13,6 +13,7 @@ from abc import abstractmethod
 from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol, Self, TypeVar
 
+from silva.environments.bases.reply_form import ReplyForm
 from silva.environments.foreign.game import ForeignGame, ForeignGameSettings, Told
 from silva.rewards.text import extract_answer
 from silva.types import Task
@@ -64,6 +65,8 @@ class Adventure(ForeignGame):
         self.said: list[str] = []  # commands, as the engine got them
         self.scene = Scene("", ())
         self.story: Story | None = None
+        self.form = ReplyForm(settings.think)
+        self.asked = self.form.ask("look", "Reply with one command")
 
     @abstractmethod
     def open(self) -> Story:
@@ -76,7 +79,7 @@ class Adventure(ForeignGame):
     async def begin(self) -> str:
         self.story = self.open()
         self.scene = self.story.start()
-        return self._page([self.rules(), self._form(), self.scene.text], self.actions_left)
+        return self._page([self.rules(), self.asked, self.scene.text], self.actions_left)
 
     async def play(self, reply: str) -> Told:
         assert self.story is not None
@@ -85,7 +88,7 @@ class Adventure(ForeignGame):
         if not problem:
             self.said.append(command)
             self.scene = self.story.send(command)
-        text = f"{problem} {self._form()}" if problem else self.scene.text
+        text = f"{problem} {self.asked}" if problem else self.scene.text
         possible = {each.casefold() for each in before.commands}
         return Told(
             self._page([text], self.actions_left - 1),
@@ -117,26 +120,18 @@ class Adventure(ForeignGame):
     def expert_reply(self) -> str:
         """The next command of a plan that wins; a possible one if none is known."""
         plan = self.story.plan(self.said) if self.story else ()
-        return self.reply(next(iter([*plan, *self.scene.commands]), "look"))
+        return self.form.say(next(iter([*plan, *self.scene.commands]), "look"))
 
     def random_reply(self, seed: int) -> str:
         """One of the possible commands; another in every turn of the same seed."""
         rng = random.Random(f"{seed}/{self.actions_left}")
-        return self.reply(rng.choice(self.scene.commands or ("look",)))
-
-    def reply(self, command: str) -> str:
-        thought = f"<think>Next: {command}.</think>" if self.settings.think else ""
-        return f"{thought}<answer>{command}</answer>"
+        return self.form.say(rng.choice(self.scene.commands or ("look",)))
 
     def _page(self, parts: Sequence[str], left: int) -> str:
         lines = [_BLANK_LINES.sub("\n", part.strip()) for part in parts]
         if self.settings.show_commands and self.scene.commands:
             lines.append(f"Possible commands: {', '.join(self.scene.commands)}.")
         return "\n".join([*lines, f"Actions left: {left}."])
-
-    def _form(self) -> str:
-        thought = "<think>your thoughts</think>" if self.settings.think else ""
-        return f"Reply with one command in this form: {thought}<answer>look</answer>"
 
 
 def read_command(reply: str) -> str:

@@ -20,7 +20,7 @@ from pydantic import Field, model_validator
 
 from silva.config.sections import Natural, Positive
 from silva.environments.bases.episode import Episode
-from silva.environments.bases.text_game import TextGameSettings, read_answer
+from silva.environments.bases.text_game import TextGameSettings
 from silva.environments.tasks import Draft, listed
 from silva.environments.worlds.webshop_catalogue import BRANDS
 from silva.environments.worlds.webshop_products import Goal
@@ -187,21 +187,14 @@ class Visit(Episode):
 
     def expert_reply(self) -> str:
         """The next action on a short way to the goal's own product, from any page."""
-        return self.reply(self._expert_action())
+        return self.settings.reply_form.say(self._expert_action())
 
     def random_reply(self, seed: int) -> str:
         """A search for a random kind of product, or a click on something of the page."""
         rng = random.Random(f"{seed}/{self.actions_left}")
-        if self.page == SEARCH:
-            return self.reply(f"search[{rng.choice(self.store.queries)}]")
-        return self.reply(f"click[{rng.choice(list(self.buttons()))}]")
-
-    def reply(self, action: str) -> str:
-        """A reply in the expected format, as sampled (after the prefill, if there is one)."""
-        text = f"<answer>{action}</answer>" if self.settings.answer_tags else action
-        if self.settings.think:
-            text = f"<think>Next: {action}.</think>{text}"
-        return text.removeprefix(self.settings.first_tag)
+        search = self.page == SEARCH
+        action = rng.choice(self.store.queries if search else list(self.buttons()))
+        return self.settings.reply_form.say(f"{'search' if search else 'click'}[{action}]")
 
     # Actions.
 
@@ -308,7 +301,9 @@ class Visit(Episode):
             page.append(f"Possible actions: {', '.join(clicks)}")
         left = self.actions_left
         count = str(left) if self.settings.style == "compact" else f"Actions left: {left}."
-        return Observation((self.say("\n".join([*notes, *page, count])),), prefill=self.settings.first_tag)
+        return Observation(
+            (self.say("\n".join([*notes, *page, count])),), prefill=self.settings.reply_form.prefill
+        )
 
     def _page(self) -> list[str]:
         """The parts of the page. What can be clicked stands in brackets, unless the layout is WebShop's."""
@@ -359,12 +354,10 @@ class Visit(Episode):
         )
 
     def _form(self) -> str:
-        thought = "<think>your thoughts</think>" if self.settings.think else ""
-        answer = "<answer>click[text]</answer>" if self.settings.answer_tags else "click[text]"
-        return f"Reply in this form: {thought}{answer}"
+        return self.settings.reply_form.ask("click[text]")
 
     def _actions(self, message: Message) -> list[str]:
-        answer = read_answer(message, self.settings) or ""
+        answer = self.settings.reply_form.read(message) or ""
         return [part.strip() for part in answer.split(self.settings.separator) if part.strip()]
 
     def _shared(self) -> tuple[object, ...]:

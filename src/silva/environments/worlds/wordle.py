@@ -25,6 +25,7 @@ from pydantic import Field, model_validator
 
 from silva.config.sections import Positive
 from silva.environments.bases.episode import Episode
+from silva.environments.bases.reply_form import ReplyForm
 from silva.environments.settings import EnvironmentSettings
 from silva.environments.tasks import Draft, listed
 from silva.errors import ConfigError
@@ -133,6 +134,8 @@ class WordleEpisode(Episode):
     def __init__(self, settings: Wordle, task: Task, lexicon: Lexicon) -> None:
         super().__init__(settings, task)
         self.lexicon = lexicon
+        full = settings.style == "full"
+        self.form = ReplyForm(settings.think and full, tags=full)
         self.secret: str = task.answer
         self.guesses = 0
         self.told: tuple[Marked, ...] = ()
@@ -167,11 +170,11 @@ class WordleEpisode(Episode):
 
     def expert_reply(self) -> str:
         """The word that narrows the list down best, whatever the secret."""
-        return self._reply(self.lexicon.best(self.told))
+        return self.form.say(self.lexicon.best(self.told))
 
     def random_reply(self, seed: int) -> str:
         """Any word of the list, whatever the answers."""
-        return self._reply(random.Random(f"{seed}/{self.guesses}").choice(self.lexicon.words))
+        return self.form.say(random.Random(f"{seed}/{self.guesses}").choice(self.lexicon.words))
 
     def _shared(self) -> tuple[Any, ...]:
         return (*super()._shared(), self.lexicon)
@@ -212,17 +215,10 @@ class WordleEpisode(Episode):
         )
 
     def _form(self) -> str:
-        thought = "<think>your thoughts</think>" if self.settings.think else ""
-        return f"Reply in this form: {thought}<answer>{'x' * self.settings.length}</answer>"
+        return self.form.ask("x" * self.settings.length)
 
     def _left(self) -> str:
         return f"Guesses left: {self.settings.guesses - self.guesses}."
-
-    def _reply(self, word: str) -> str:
-        if self.settings.style == "compact":
-            return word
-        thought = f"<think>Next: {word}.</think>" if self.settings.think else ""
-        return f"{thought}<answer>{word}</answer>"
 
 
 def mark(guess: str, secret: str) -> str:
