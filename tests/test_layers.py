@@ -20,7 +20,7 @@ from silva.registries import REGISTRIES
 # evaluation; a plan refuses what a launch does.
 ROWS = [
     ["errors", "signals", "usage"],
-    ["types", "ports", "scratch"],
+    ["types", "ports", "scratch", "thoughts"],
     ["compute", "wire"],
     ["protocols", "config"],
     ["storage", "sandbox", "wrapped"],

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, ParamSpec, Protocol, TypeVar, runtime_checkable
 
+from silva.thoughts import answer_of
 from silva.types import (
     Completion,
     CompletionStop,
@@ -123,7 +124,7 @@ class Attempt:
     def reply(self) -> str:
         """What the last reply says, without its thoughts."""
         last = next((m for m in reversed(self.messages) if m.role == "assistant"), None)
-        return "" if last is None else last.content.rpartition("</think>")[2]
+        return "" if last is None else answer_of(last.content)
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,10 +18,10 @@ from typing import Any
 
 from silva.errors import ConfigError
 from silva.ports import FILES
-from silva.rendering.reasoning import join_reasoning
 from silva.rendering.tool_calls import write_calls
 from silva.storage.layout import Layout
 from silva.storage.rollouts import RolloutRow, read_rollouts, rollouts_in, state_of
+from silva.thoughts import OPEN, join_reasoning
 from silva.types import Message, Trajectory
 
 DEFAULT = "demonstrations.jsonl"
@@ -71,7 +71,7 @@ def write_demonstrations(run: Path, output: Path | None = None, min_reward: floa
     path = output or run / DEFAULT
     FILES.write_atomic(path, "".join(json.dumps(row) + "\n" for row in rows.values()).encode())
     found = list(rows.values())
-    thoughts = sum("<think>" in json.dumps([row.get("answer"), row.get("messages")]) for row in found)
+    thoughts = sum(OPEN in json.dumps([row.get("answer"), row.get("messages")]) for row in found)
     return Written(path, len(found), groups, fmean(row["reward"] for row in found), thoughts)
 
 
@@ -109,7 +109,7 @@ def _plain(message: Message) -> Mapping[str, str]:
 
 def _text(message: Message) -> str:
     """What was said: as sampled if that is known and holds all of it, else put together."""
-    if message.raw is not None and (message.reasoning is None or "<think>" in message.raw):
+    if message.raw is not None and (message.reasoning is None or OPEN in message.raw):
         return message.raw
     calls = write_calls(message.tool_calls, "hermes")
     return join_reasoning(message.reasoning, "\n".join(part for part in (message.content, calls) if part))

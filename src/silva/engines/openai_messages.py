@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 from pydantic import BaseModel, Field, ValidationError
 
 from silva.engines.service import Usage
-from silva.rendering.reasoning import join_reasoning, split_reasoning
 from silva.rendering.tool_calls import CLOSE, EXPECTED, OPEN, as_function, read_call
+from silva.thoughts import join_reasoning, split_reasoning
 from silva.types import Message, ToolCall, ToolSpec
 
 NO_RESULT = "(no result)"

@@ -8,8 +8,8 @@ from typing import Any
 from silva.errors import RenderingError
 from silva.rendering.call_forms import FORMS
 from silva.rendering.codec import Codec
-from silva.rendering.reasoning import join_reasoning, split_reasoning
 from silva.rendering.template import ChatTemplate, call_entry, tool_entry
+from silva.thoughts import join_reasoning, split_reasoning
 from silva.types import Message, ToolCall, ToolSpec
 
 

@@ -23,7 +23,9 @@ from silva.rendering.codec import CACHED_CHARACTERS, Codec
 from silva.rendering.entries import Entries
 from silva.rendering.growing import GrowingText
 from silva.rendering.notes import limits, tool_limits
-from silva.rendering.reasoning import (
+from silva.rendering.template import ChatTemplate
+from silva.rendering.tool_calls import as_function, parse_hermes
+from silva.thoughts import (
     CLOSE,
     OPEN,
     ends_in_thought,
@@ -32,8 +34,6 @@ from silva.rendering.reasoning import (
     show_tags,
     split_reasoning,
 )
-from silva.rendering.template import ChatTemplate
-from silva.rendering.tool_calls import as_function, parse_hermes
 from silva.types import Message, Role, ToolCall, ToolSpec
 
 if TYPE_CHECKING:

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from silva.errors import RecordError
 from silva.rewards.text import group_end, tagged_answer, unframed
+from silva.thoughts import OPEN
 from silva.types import plain_number
 
 if TYPE_CHECKING:
@@ -47,7 +48,7 @@ def find_answer(reply: str, how: Extract = "auto") -> str | None:
 
     One that is too long or has invisible characters is none.
     """
-    answer = FINDERS[how](reply.partition("<think>")[0])  # what never closes is a thought too
+    answer = FINDERS[how](reply.partition(OPEN)[0])  # what never closes is a thought too
     if answer is None or not (answer := answer.strip()):
         return None
     return None if len(answer) > MAX_ANSWER or _UNSEEN.search(answer) else unframed(answer)

@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from silva.protocols import Attempt
-from silva.rendering.reasoning import split_reasoning
 from silva.rewards.text import as_number
+from silva.thoughts import split_reasoning
 from silva.types import Message, ToolCall
 
 TOOL = "tool: "  # begins the result of a call; all other texts of a dialogue are replies

@@ -29,6 +29,7 @@ from silva.rewards import REWARDS
 from silva.rewards.answers import boxed
 from silva.rewards.settings import RewardSettings
 from silva.rewards.token_f1 import TokenF1
+from silva.thoughts import CLOSE, OPEN
 from silva.types import Message
 
 if TYPE_CHECKING:
@@ -38,7 +39,7 @@ else:
         {name: target for name, target in REWARDS.items() if name not in ("weighted", "deep_research")}
     )
 
-_THOUGHT = re.compile(r"<think>.*?(?:</think>|\Z)", re.S)
+_THOUGHT = re.compile(rf"{OPEN}.*?(?:{CLOSE}|\Z)", re.S)
 _EMPTY_BOX = re.compile(r"\\boxed\s*\{\s*\}")  # a wrong answer in the right form
 _FORGED = re.compile(r"</?(?:result|tool_response)>")
 
@@ -137,11 +138,11 @@ def _answer(said: Sequence[str]) -> str | None:
 
 
 def _thinks(message: Message) -> bool:
-    return bool(message.reasoning) or "<think>" in message.content
+    return bool(message.reasoning) or OPEN in message.content
 
 
 def _is_closed(message: Message) -> bool:
     """As many </think> as <think>, or one more: the prompt may have opened the first."""
     text = message.content if message.raw is None else message.raw
-    opened, closed = text.count("<think>"), text.count("</think>")
+    opened, closed = text.count(OPEN), text.count(CLOSE)
     return closed == opened or (closed == opened + 1 and message.reasoning is not None)

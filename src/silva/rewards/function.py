@@ -28,6 +28,7 @@ from silva.config.sections import Above0
 from silva.errors import ConfigError, RewardError, contained
 from silva.protocols import Attempt, Reward, Score
 from silva.rewards.settings import RewardSettings
+from silva.thoughts import CLOSE, OPEN
 from silva.tools.function import in_thread
 from silva.types import Message, plain_number
 
@@ -216,9 +217,9 @@ def _as_table(message: Message) -> dict[str, Any]:
 
 
 def _with_thoughts(message: Message) -> str:
-    if message.reasoning is None or "</think>" in message.content:
+    if message.reasoning is None or CLOSE in message.content:
         return message.content
-    return f"<think>{message.reasoning}</think>{message.content}"
+    return f"{OPEN}{message.reasoning}{CLOSE}{message.content}"
 
 
 def _only_one(result: Any, name: str) -> Any:

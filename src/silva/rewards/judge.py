@@ -26,6 +26,7 @@ from silva.errors import ConfigError, RewardError
 from silva.protocols import Attempt, Reward, Score
 from silva.rewards.answers import Extract, GradesByAnswer, find_answer, question, references
 from silva.rewards.settings import RewardSettings
+from silva.thoughts import answer_of
 from silva.tools.quote import defuse
 
 if TYPE_CHECKING:
@@ -203,7 +204,7 @@ def word(messages: Sequence[dict[str, str]]) -> str:
 
 def read_verdict(reply: str, begins: str) -> bool | None:
     """What the last line says; None if it is no verdict."""
-    lines = reply.rpartition("</think>")[2].strip().splitlines()
+    lines = answer_of(reply).strip().splitlines()
     found = re.fullmatch(rf"\W*{begins}\W+(correct|wrong)\W*", lines[-1], re.I) if lines else None
     return None if found is None else found[1].lower() == "correct"
 

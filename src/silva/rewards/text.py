@@ -8,6 +8,7 @@ from difflib import SequenceMatcher
 from fractions import Fraction
 
 from silva.rewards.maths_words import leads, quantity
+from silva.thoughts import answer_of
 
 _DECIMAL = r"(?:(?:\d{1,3}(?:,\d{3})+(?!\d)|\d++)(?:\.\d+)?|\.\d+)"
 _NUMERAL = re.compile(rf"[-+]?{_DECIMAL}")
@@ -82,7 +83,7 @@ def integers(text: str) -> list[int]:
 
 def extract_answer(text: str) -> str:
     """What stands in the last <answer>...</answer> (closed or not), else the whole text; stripped."""
-    body = text.rpartition("</think>")[2]
+    body = answer_of(text)
     tagged = tagged_answer(body)
     return body.partition("</answer>")[0].strip() if tagged is None else tagged
 
@@ -154,7 +155,7 @@ def is_right(reply: str, answer: str) -> bool:
 
     Without the tag, the last number of the reply counts if the answer is a number.
     """
-    expected, untagged = as_number(answer), tagged_answer(reply.rpartition("</think>")[2]) is None
+    expected, untagged = as_number(answer), tagged_answer(answer_of(reply)) is None
     if expected is not None and untagged:
         return last_number(extract_answer(reply)) == expected
     return same_answer(extract_answer(reply), answer)

@@ -12,8 +12,8 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
 from silva.config.sections import ContextSettings, FullContext, HideObservations, LastTurns, SingleTurn
-from silva.rendering.reasoning import CLOSE, OPEN, join_reasoning, split_reasoning
 from silva.rendering.tool_calls import write_calls
+from silva.thoughts import CLOSE, OPEN, join_reasoning, split_reasoning
 from silva.types import Message
 
 FULL = FullContext()

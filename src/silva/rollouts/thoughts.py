@@ -21,11 +21,11 @@ from typing import ClassVar
 from silva.errors import CapabilityError, ContextOverflow, NoReply
 from silva.ports import derive
 from silva.protocols import Reply, Request, Work
-from silva.rendering.reasoning import CLOSE, OPEN
 from silva.rollouts.actors import Policy, Script, policy_segment
 from silva.rollouts.episode import play
 from silva.rollouts.settings import ThoughtsRolloutSettings
 from silva.rollouts.strategy import Strategy
+from silva.thoughts import CLOSE, OPEN
 from silva.types import Completion, Group, Message, Segment, Trajectory, Turn
 
 REWARD = "action_prob"

@@ -16,13 +16,13 @@ from starlette.types import Receive
 
 from silva.errors import ContextOverflow
 from silva.rendering.growing import before, before_partial
-from silva.rendering.reasoning import CLOSE, OPEN, split_reasoning
 from silva.rendering.renderer import Renderer
 from silva.server.bodies import ChatBody, MessageBody
 from silva.server.completions import FINISH, exact, head, seeds, usage
 from silva.server.dialogue import dialogue, tool_specs
 from silva.server.engine import CHARACTERS, Service, apart
 from silva.server.streams import Choice, Stream, Tell
+from silva.thoughts import CLOSE, OPEN, split_reasoning
 from silva.types import Completion, Message, SamplingParams, ToolSpec
 from silva.wire.guard import HttpError
 

@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from typing import Any, NamedTuple
 
 from silva.environments.bases.episode import Episode
+from silva.thoughts import answer_of
 from silva.types import Message, Observation, Step, Task
 
 
@@ -52,7 +53,7 @@ class SeveralAttempts(Episode, ABC):
 
     async def step(self, message: Message) -> Step:
         self._check_running()
-        verdict = self.judge(message.content.rpartition("</think>")[2])
+        verdict = self.judge(answer_of(message.content))
         last = self.attempt + 1 == self.attempts
         reward = self.decay**self.attempt if verdict.solved else self.partial_weight * verdict.partial * last
         self.attempt += 1

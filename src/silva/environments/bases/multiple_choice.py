@@ -16,6 +16,7 @@ from silva.protocols import Toolset
 from silva.rendering.tool_calls import write_calls
 from silva.rewards.answers import find_answer
 from silva.rewards.text import normalise, same_answer
+from silva.thoughts import answer_of
 from silva.types import Message, Step, Task, ToolCall
 
 LETTERS = "ABCDEFGHIJ"
@@ -60,7 +61,7 @@ class MultipleChoice(ToolDialogue):
         return [self.say("\n".join(part for part in parts if part))]
 
     async def answered(self, message: Message) -> Step:
-        given = find_answer(message.content.rpartition("</think>")[2]) or ""
+        given = find_answer(answer_of(message.content)) or ""
         if self.choices:
             named = named_choice(given, self.choices)
             return self._final(solved=named == self.task.answer, valid=named is not None)

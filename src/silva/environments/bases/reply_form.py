@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+from silva.thoughts import CLOSE, OPEN, answer_of
 from silva.types import Message
 
 
@@ -24,12 +25,12 @@ class ReplyForm:
     @property
     def prefill(self) -> str:
         """With which a reply is begun for the policy; "" if it begins itself."""
-        tag = "<think>" if self.think else "<answer>" if self.tags else ""
+        tag = OPEN if self.think else "<answer>" if self.tags else ""
         return tag if self.begun else ""
 
     def ask(self, example: str, what: str = "Reply") -> str:
         """The sentence that asks for this form."""
-        thought = "<think>your thoughts</think>" if self.think else ""
+        thought = f"{OPEN}your thoughts{CLOSE}" if self.think else ""
         return f"{what} in this form: {thought}{self._tagged(example)}"
 
     def say(self, answer: str, name: str = "") -> str:
@@ -38,7 +39,7 @@ class ReplyForm:
         Args:
             name: what the thoughts call the answer; the answer itself if empty.
         """
-        thought = f"<think>Next: {name or answer}.</think>" if self.think else ""
+        thought = f"{OPEN}Next: {name or answer}.{CLOSE}" if self.think else ""
         return f"{thought}{self._tagged(answer)}".removeprefix(self.prefill)
 
     def read(self, message: Message) -> str | None:
@@ -54,7 +55,7 @@ class ReplyForm:
         if self.strict:
             found = _STRICT[self.think and message.reasoning is None, self.tags].fullmatch(text)
             return found[1] if found else None
-        body = text.rpartition("</think>")[2]
+        body = answer_of(text)
         _, tag, answer = body.partition("<answer>")
         return (answer if tag else body).partition("</answer>")[0]
 
@@ -64,7 +65,7 @@ class ReplyForm:
 
 _STRICT = {
     (think, tags): re.compile(
-        (r"\s*<think>.*?</think>\s*" if think else r"\s*")
+        (rf"\s*{OPEN}.*?{CLOSE}\s*" if think else r"\s*")
         + (r"<answer>((?:(?!<answer>).)*?)</answer>\s*" if tags else r"((?:(?!<).)*)"),
         re.DOTALL,
     )

@@ -7,6 +7,7 @@ from collections.abc import Awaitable
 from typing import NamedTuple
 
 from silva.environments.bases.episode import Episode
+from silva.thoughts import answer_of
 from silva.types import Message, Observation, Step
 
 
@@ -45,7 +46,7 @@ class SingleAnswer(Episode, ABC):
     async def step(self, message: Message) -> Step:
         self._check_running()
         self._end()
-        grade = self.grade(message.content.rpartition("</think>")[2])
+        grade = self.grade(answer_of(message.content))
         if not isinstance(grade, Grade):
             grade = await grade
         return Step(

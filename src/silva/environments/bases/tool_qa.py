@@ -32,6 +32,7 @@ from silva.environments.tasks import Draft, listed
 from silva.errors import CapabilityError
 from silva.rendering.tool_calls import write_calls
 from silva.rewards.text import as_number, is_right
+from silva.thoughts import answer_of
 from silva.tools.fixed import Fixed
 from silva.types import Message, Step, Task, ToolCall
 
@@ -116,7 +117,7 @@ class ToolEpisode(ToolDialogue):
         return step if step.rewards else dataclasses.replace(step, rewards={"correct": 0.0})
 
     async def answered(self, message: Message) -> Step:
-        reply = message.content.rpartition("</think>")[2]
+        reply = answer_of(message.content)
         if not self.settings.grade(reply, self.task.answer[self.question]):
             return self._final()
         self.question += 1

@@ -12,6 +12,7 @@ from silva.config.sections import Natural, Positive
 from silva.environments.bases.episode import Episode
 from silva.environments.foreign.library import finite, solved
 from silva.environments.settings import EnvironmentSettings
+from silva.thoughts import answer_of
 from silva.types import Message, Observation, Step, Task
 
 
@@ -65,7 +66,7 @@ class ForeignGame(Episode, ABC):
 
     async def step(self, message: Message) -> Step:
         self._check_running()
-        told = await self.play(message.content.rpartition("</think>")[2].strip())
+        told = await self.play(answer_of(message.content).strip())
         reward = finite(told.reward, f"environment {self.settings.label}")
         self.total += reward
         if told.valid:

@@ -35,6 +35,7 @@ from silva.environments.foreign.dialogue import (
 from silva.environments.foreign.library import as_json, finite, imported, solved
 from silva.environments.foreign.seeds import seeded
 from silva.errors import SilvaError
+from silva.thoughts import answer_of
 from silva.tools.function import ToolError
 from silva.types import Message, Step, Task, ToolSpec
 
@@ -100,7 +101,7 @@ class OpenEnvEpisode(ForeignDialogue):
         if self.calls.left == 0:
             return await self.out_of_calls(message)
         self.calls.left -= 1
-        reply = message.content.rpartition("</think>")[2].strip()
+        reply = answer_of(message.content).strip()
         try:
             shown = await self.session.act({self.session.field: reply})
         except ToolError as error:

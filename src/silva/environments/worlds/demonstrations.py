@@ -25,8 +25,8 @@ from silva.environments.bases.episode import Episode
 from silva.environments.settings import EnvironmentSettings
 from silva.environments.tasks import Draft, listed
 from silva.errors import ConfigError
-from silva.rendering.reasoning import split_reasoning
 from silva.rendering.tool_calls import parse_hermes
+from silva.thoughts import split_reasoning
 from silva.types import Message, Observation, Step, Task, ToolCall
 
 if TYPE_CHECKING:

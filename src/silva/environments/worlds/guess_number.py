@@ -18,6 +18,7 @@ from silva.environments.bases.episode import Episode
 from silva.environments.settings import EnvironmentSettings
 from silva.environments.tasks import Draft, listed
 from silva.rewards.text import integers
+from silva.thoughts import answer_of
 from silva.types import Message, Observation, Step, Task
 
 if TYPE_CHECKING:
@@ -82,7 +83,7 @@ class GuessEpisode(Episode):
 
     async def step(self, message: Message) -> Step:
         self._check_running()
-        found = integers(message.content.rpartition("</think>")[2])
+        found = integers(answer_of(message.content))
         guess = None if not found else found[-1 if self.settings.read == "last" else 0]
         reward = 1.0 - self.settings.discount * self.guesses if guess == self.task.answer else 0.0
         self.guesses += 1

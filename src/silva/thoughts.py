@@ -1,4 +1,8 @@
-"""Thoughts apart from the answer: what stands between <think> and </think>."""
+"""Thoughts apart from the answer: what stands between <think> and </think>.
+
+`split_reasoning` reads a whole reply, as the renderer and the APIs do. `answer_of` is for graders: in the
+content of a message the end of a thought can still stand, if nothing in it opened the thought.
+"""
 
 from __future__ import annotations
 
@@ -37,6 +41,11 @@ def split_reasoning(text: str, *, opened: bool = False) -> tuple[str | None, str
     if not thoughts:
         return None, text
     return "\n".join(thoughts), trimmed(content)
+
+
+def answer_of(text: str) -> str:
+    """What follows the last thought that ends in `text`."""
+    return text.rpartition(CLOSE)[2]
 
 
 def trimmed(parts: Sequence[str]) -> str:

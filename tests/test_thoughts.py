@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from silva.rendering.reasoning import ends_in_thought, join_reasoning, split_reasoning
+from silva.thoughts import answer_of, ends_in_thought, join_reasoning, split_reasoning
 
 
 @pytest.mark.parametrize(
@@ -37,3 +37,11 @@ def test_ends_in_thought():
     assert ends_in_thought("<|Assistant|><think>\n")
     assert not ends_in_thought("<think>\n\n</think>\n\n")
     assert not ends_in_thought("")
+
+
+@pytest.mark.parametrize(
+    ("text", "answer"),
+    [("up", "up"), ("hm</think> up ", " up "), ("a</think>b</think>", ""), ("<think>hm", "<think>hm")],
+)
+def test_an_answer_follows_the_last_thought_that_ends(text, answer):
+    assert answer_of(text) == answer
