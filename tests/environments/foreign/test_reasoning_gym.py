@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from silva.environments.bases.single_answer import Grade
+from silva.environments.bases.attempts import Verdict
 from silva.environments.check.checks import examine
 from silva.environments.foreign import reasoning_gym as module
 from silva.environments.foreign.reasoning_gym import ReasoningGym, ReasoningGymEpisode
@@ -79,12 +79,12 @@ def test_without_a_weight_a_part_earns_nothing(recorded, replies_to) -> None:
     assert replies_to(settings, task(0), [f"x {task(0).answer}"])[0].rewards == {"correct": 0.0}
 
 
-def graded(score: float, **keys) -> Grade:
+def graded(score: float, **keys) -> Verdict:
     async def grader(answer: str, task: Task) -> float:
         return score
 
     episode = ReasoningGymEpisode(ReasoningGym(task="leg_counting", **keys), task(0), Recorded(), grader)
-    return asyncio.run(episode.grade("anything"))
+    return asyncio.run(episode.judge("anything"))
 
 
 @given(st.floats(-5, 5), st.floats(0, 0.999))

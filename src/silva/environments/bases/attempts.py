@@ -1,8 +1,9 @@
-"""Environments of one question and several attempts: after a wrong one there is feedback and another try."""
+"""Environments of one question. If there are several attempts, a wrong one is answered and asked again."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Awaitable
 from typing import Any, NamedTuple
 
 from silva.environments.bases.episode import Episode
@@ -23,7 +24,7 @@ class Verdict(NamedTuple):
     valid: bool = True
 
 
-class SeveralAttempts(Episode, ABC):
+class Attempts(Episode, ABC):
     """Attempt k (from 0) earns `decay ** k` if it is right; if none is, the last one earns
     `partial_weight * partial`.
 
@@ -44,7 +45,7 @@ class SeveralAttempts(Episode, ABC):
         """The question."""
 
     @abstractmethod
-    def judge(self, reply: str) -> Verdict:
+    def judge(self, reply: str) -> Verdict | Awaitable[Verdict]:
         """Judges the text of a reply (without its thoughts)."""
 
     async def reset(self) -> Observation:
@@ -53,7 +54,8 @@ class SeveralAttempts(Episode, ABC):
 
     async def step(self, message: Message) -> Step:
         self._check_running()
-        verdict = self.judge(answer_of(message.content))
+        judged = self.judge(answer_of(message.content))
+        verdict = judged if isinstance(judged, Verdict) else await judged
         last = self.attempt + 1 == self.attempts
         reward = self.decay**self.attempt if verdict.solved else self.partial_weight * verdict.partial * last
         self.attempt += 1
@@ -61,7 +63,9 @@ class SeveralAttempts(Episode, ABC):
         metrics = {"action_is_valid": float(verdict.valid)}
         if over:
             self._end()
-            metrics |= {"success": float(verdict.solved), "attempts": float(self.attempt)}
+            metrics["success"] = float(verdict.solved)
+        if over and self.attempts > 1:
+            metrics["attempts"] = float(self.attempt)
         return Step(
             Observation() if over else Observation((self.say(verdict.feedback),)),
             rewards={"correct": reward},

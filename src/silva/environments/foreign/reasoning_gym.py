@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 from pydantic import Field
 
 from silva.config.sections import Natural
-from silva.environments.bases.single_answer import Grade, SingleAnswer
+from silva.environments.bases.attempts import Attempts, Verdict
 from silva.environments.foreign.library import OwnRandomness, finite, imported
 from silva.environments.settings import EnvironmentSettings
 from silva.environments.tasks import Draft, generated
@@ -93,7 +93,7 @@ class ReasoningGym(EnvironmentSettings):
 Grades = Callable[[str, Task], Awaitable[float]]
 
 
-class ReasoningGymEpisode(SingleAnswer):
+class ReasoningGymEpisode(Attempts):
     settings: ReasoningGym
 
     def __init__(self, settings: ReasoningGym, task: Task, library: Any, grader: Grades) -> None:
@@ -104,13 +104,13 @@ class ReasoningGymEpisode(SingleAnswer):
     def prompt(self) -> str:
         return "\n".join(filter(None, (self.task.data["question"], self.settings.instructions)))
 
-    async def grade(self, reply: str) -> Grade:
+    async def judge(self, reply: str) -> Verdict:
         answer = extract_answer(reply)[:LONGEST]
         if not answer:
-            return Grade(False, valid=False)
+            return Verdict(False, valid=False)
         score = finite(await self.grader(answer, self.task), f"environment {self.settings.label}")
         # Some graders give a wrong answer a hundredth for being there, others less than nothing.
-        return Grade(score >= 1.0, min(max(score, 0.0), 1.0))
+        return Verdict(score >= 1.0, partial=min(max(score, 0.0), 1.0))
 
     def expert_reply(self) -> str:
         """The library's own answer, which it grades as a solution.

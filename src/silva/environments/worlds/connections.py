@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 from pydantic import Field, model_validator
 
 from silva.config.sections import Positive
+from silva.environments.bases.attempts import Attempts, Verdict
 from silva.environments.bases.episode import Episode
-from silva.environments.bases.single_answer import Grade, SingleAnswer
 from silva.environments.settings import EnvironmentSettings
 from silva.environments.tasks import Draft, generated, held_out
 from silva.environments.worlds.word_groups import WORD_GROUPS
@@ -93,7 +93,7 @@ class Connections(EnvironmentSettings):
         return Draft({"words": words}, solution, keys)
 
 
-class ConnectionsAnswer(SingleAnswer):
+class ConnectionsAnswer(Attempts):
     settings: Connections
 
     def __init__(self, settings: Connections, task: Task) -> None:
@@ -111,12 +111,12 @@ class ConnectionsAnswer(SingleAnswer):
             f"Give all groups in this form: <answer>{example}...</answer>"
         )
 
-    def grade(self, reply: str) -> Grade:
+    def judge(self, reply: str) -> Verdict:
         groups = self._read(extract_answer(reply))
         if groups is None:
-            return Grade(solved=False, valid=False)
+            return Verdict(solved=False, valid=False)
         found = sum(group in self.solution for group in groups)
-        return Grade(solved=found == len(self.solution), partial=found / len(self.solution))
+        return Verdict(solved=found == len(self.solution), partial=found / len(self.solution))
 
     def expert_reply(self) -> str:
         return _answer(self.task.answer.values())

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Literal, Self
 from pydantic import Field, model_validator
 
 from silva.config.sections import Positive
-from silva.environments.bases.attempts import SeveralAttempts, Verdict
+from silva.environments.bases.attempts import Attempts, Verdict
 from silva.environments.settings import EnvironmentSettings
 from silva.environments.tasks import Draft, generated
 from silva.errors import ConfigError
@@ -83,7 +83,7 @@ class Countdown(EnvironmentSettings):
         )
 
 
-class CountdownEpisode(SeveralAttempts):
+class CountdownEpisode(Attempts):
     settings: Countdown
 
     def __init__(self, settings: Countdown, task: Task) -> None:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple, Self
 from pydantic import Field, model_validator
 
 from silva.config.sections import Positive
-from silva.environments.bases.single_answer import Grade, SingleAnswer
+from silva.environments.bases.attempts import Attempts, Verdict
 from silva.environments.bases.text_game import Outcome, TextGame, TextGameSettings
 from silva.environments.tasks import Draft, generated, listed
 from silva.rewards.text import extract_answer
@@ -125,7 +125,7 @@ class HanoiGame(TextGame):
         return [f"{PEGS[move.source]}>{PEGS[move.target]}" for move in solution(self.position, self.goal)]
 
 
-class HanoiAnswer(SingleAnswer):
+class HanoiAnswer(Attempts):
     settings: Hanoi
 
     def __init__(self, settings: Hanoi, task: Task) -> None:
@@ -146,13 +146,13 @@ class HanoiAnswer(SingleAnswer):
             'as a list of [disk, from, to], for example <answer>[[1, "A", "C"], [2, "A", "B"]]</answer>'
         )
 
-    def grade(self, reply: str) -> Grade:
+    def judge(self, reply: str) -> Verdict:
         moves = read_moves(extract_answer(reply), len(self.position))
         if moves is None:
-            return Grade(solved=False, valid=False)
+            return Verdict(solved=False, valid=False)
         position, legal = play(self.position, moves)
         left, needed = distance(position, self.goal), distance(self.position, self.goal)
-        return Grade(solved=legal and left == 0, partial=max(0.0, (needed - left) / needed))
+        return Verdict(solved=legal and left == 0, partial=max(0.0, (needed - left) / needed))
 
     def expert_reply(self) -> str:
         return _answer(solution(self.position, self.goal))

@@ -18,7 +18,7 @@ from pydantic import Field
 from silva.config.sections import Positive
 from silva.data.row_shapes import problem, recognised
 from silva.data.rows import read_rows
-from silva.environments.bases.attempts import SeveralAttempts, Verdict
+from silva.environments.bases.attempts import Attempts, Verdict
 from silva.environments.settings import EnvironmentSettings
 from silva.environments.tasks import Draft, generated, listed
 from silva.errors import ConfigError
@@ -94,7 +94,7 @@ class MetaMath(EnvironmentSettings):
         return Draft({"question": text}, str(value), [[number, list(values.values())]])
 
 
-class MetaMathEpisode(SeveralAttempts):
+class MetaMathEpisode(Attempts):
     settings: MetaMath
 
     def __init__(self, settings: MetaMath, task: Task) -> None:

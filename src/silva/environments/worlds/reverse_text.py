@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Literal, Self
 from pydantic import Field, model_validator
 
 from silva.config.sections import Positive
-from silva.environments.bases.single_answer import Grade, SingleAnswer
+from silva.environments.bases.attempts import Attempts, Verdict
 from silva.environments.settings import EnvironmentSettings
 from silva.environments.tasks import Draft, generated
 from silva.rewards.text import extract_answer, similarity
@@ -57,7 +57,7 @@ class ReverseText(EnvironmentSettings):
         return Draft({"text": text}, text[::-1])
 
 
-class ReverseEpisode(SingleAnswer):
+class ReverseEpisode(Attempts):
     settings: ReverseText
 
     def __init__(self, settings: ReverseText, task: Task) -> None:
@@ -70,12 +70,12 @@ class ReverseEpisode(SingleAnswer):
             return text
         return f"Write this text backwards, letter by letter. Reply with the result only.\n{text}"
 
-    def grade(self, reply: str) -> Grade:
+    def judge(self, reply: str) -> Verdict:
         answer = extract_answer(reply).strip("\"'`.")
         if answer == self.task.answer:
-            return Grade(solved=True)
+            return Verdict(solved=True)
         near = similarity(answer[: 2 * len(self.task.answer)], self.task.answer)
-        return Grade(solved=False, partial=near, valid=bool(answer))
+        return Verdict(solved=False, partial=near, valid=bool(answer))
 
     def expert_reply(self) -> str:
         return self.task.answer
