@@ -15,7 +15,9 @@ OWN = [name for name, target in ENVIRONMENTS.items() if ".foreign." not in targe
 ROWS = tuple({"question": f"What is {a} plus {b}?", "answer": a + b} for a in range(40) for b in range(40))
 NEEDED: dict[str, dict[str, Any]] = {
     "dataset": {"rows": ROWS, "reward": ExactMatch()},
-    "demonstrations": {"path": str(Path(__file__).parent / "environments" / "demonstrations.jsonl")},
+    "demonstrations": {
+        "path": str(Path(__file__).parent / "environments" / "worlds" / "demonstrations.jsonl")
+    },
 }
 
 
