@@ -18,7 +18,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from silva.environments.check.checks import checks as check_module
+from silva.environments.check import checks as check_module
 from silva.environments.check.checks import examine
 from silva.environments.foreign.docker import MOST_OUTPUT, Docker, DockerFault, owner
 from silva.environments.foreign.harbor import Harbor

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from silva.environments.bases.tool_dialogue import ToolDialogue, ToolDialogueSettings
 from silva.environments.foreign.library import finite, solved
-from silva.errors import CapabilityError
 from silva.protocols import Tool
-from silva.types import Message, Role, Step, Task
+from silva.types import Message, Role, Step, Task, ToolSpec
 
 
 class ForeignDialogueSettings(ToolDialogueSettings):
@@ -43,6 +43,22 @@ class ForeignSession(ABC):
 
     async def close(self) -> None:  # noqa: B027  (nothing to free is the usual case)
         pass
+
+
+@dataclass
+class SessionTool:
+    """A `silva.protocols.Tool` that the library or its server runs.
+
+    Attributes:
+        timeout: seconds of one call.
+    """
+
+    spec: ToolSpec
+    timeout: float
+    call: Callable[[Mapping[str, object]], Awaitable[str]]
+
+    async def __call__(self, arguments: Mapping[str, object]) -> str:
+        return await self.call(arguments)
 
 
 class ForeignDialogue(ToolDialogue):
@@ -93,20 +109,6 @@ class ForeignDialogue(ToolDialogue):
             truncated=not terminated,
             metrics={**graded.metrics, "success": float(solved(reward, self.settings.solved_at))},
         )
-
-    def expert_reply(self) -> str:
-        """
-        Raises:
-            CapabilityError: always: these libraries have no experts.
-        """
-        raise CapabilityError(f"environment {self.settings.label}: there is no expert")
-
-    def random_reply(self, seed: int) -> str:
-        """
-        Raises:
-            CapabilityError: always: nothing says which calls make sense.
-        """
-        raise CapabilityError(f"environment {self.settings.label}: there is nothing to play at random")
 
 
 class _Opened:

@@ -8,15 +8,15 @@ from typing import Annotated, NamedTuple
 
 from pydantic import Field
 
-from silva.config.sections import Natural, Positive
+from silva.config.sections import Positive
 from silva.environments.bases.episode import Episode
 from silva.environments.foreign.library import finite, solved
-from silva.environments.settings import EnvironmentSettings
+from silva.environments.foreign.settings import ForeignSettings
 from silva.thoughts import answer_of
 from silva.types import Message, Observation, Step, Task
 
 
-class ForeignGameSettings(EnvironmentSettings):
+class ForeignGameSettings(ForeignSettings):
     solved_at: float = 1.0
     """An episode counts as solved if its rewards add up to this."""
     max_actions: Positive = 50
@@ -24,8 +24,6 @@ class ForeignGameSettings(EnvironmentSettings):
     format_penalty: Annotated[float, Field(le=0)] = -0.1
     """Shaped reward of a reply from which no action could be read, which also costs what the worst action
     does."""
-    workers: Natural = 1
-    """Processes that run its episodes: other libraries block. 0: this process."""
 
 
 class Told(NamedTuple):

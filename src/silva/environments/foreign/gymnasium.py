@@ -35,6 +35,7 @@ class Gymnasium(ForeignGameSettings):
     licence: ClassVar[str] = "MIT (gymnasium)"
     needs: ClassVar[str] = "`id`"
     packages: ClassVar[tuple[str, ...]] = ("gymnasium",)
+    named_by: ClassVar[str] = "id"
 
     type: Literal["gymnasium"] = "gymnasium"
     id: str
@@ -47,10 +48,6 @@ class Gymnasium(ForeignGameSettings):
     """Stands before the first observation; the first paragraph of the environment's docstring where empty."""
     show: Literal["all", "observation", "drawing"] = "all"
     """What a turn shows: `drawing` is that of `render_mode = "ansi"`."""
-
-    @property
-    def label(self) -> str:
-        return self.name or self.id.rpartition(":")[2] or self.type
 
     def taskset(self) -> TaskSet:
         library = imported("gymnasium", self.type, PACKAGE)

@@ -29,6 +29,7 @@ from silva.environments.foreign.dialogue import (
     ForeignDialogueSettings,
     ForeignSession,
     Graded,
+    SessionTool,
 )
 from silva.environments.foreign.library import as_json, imported
 from silva.environments.tasks import Draft, listed
@@ -94,7 +95,11 @@ class NemoGymSession(ForeignSession):
         params = row["responses_create_params"]
         self.opening = messages_of(params["input"])
         self.tools = [
-            _Tool(ToolSpec(each["name"], each.get("description") or "", each.get("parameters") or {}), self)
+            SessionTool(
+                ToolSpec(each["name"], each.get("description") or "", each.get("parameters") or {}),
+                settings.timeout,
+                functools.partial(self.call, each["name"]),
+            )
             for each in params.get("tools") or ()
             if each.get("type") == "function"
         ]
@@ -125,6 +130,19 @@ class NemoGymSession(ForeignSession):
         except (self.library.HTTPError, TimeoutError) as error:
             name = type(error).__name__
             raise NemoGymFault(f"nemo_gym: {self.settings.url}{path}: {name}: {error}") from error
+
+    async def call(self, tool: str, arguments: Mapping[str, object]) -> str:
+        """
+        Raises:
+            ToolError: the server refuses the arguments.
+            NemoGymFault: it failed. (NeMo-Gym's own agent shows that to the model too.)
+        """
+        response = await self.post(f"/{tool}", dict(arguments))
+        if response.status_code in REFUSED:
+            raise ToolError(response.text[:SHOWN] or f"status {response.status_code}")
+        if not response.is_success:
+            raise self._refused(response, f"/{tool}")
+        return str(response.text)
 
     async def grade(self, messages: Sequence[Message]) -> Graded:
         body = {**self.row, "response": response_of(messages, self.row["responses_create_params"])}
@@ -161,34 +179,12 @@ class NemoGymSession(ForeignSession):
         if told is None and response.is_success and path == "/seed_session":
             return {}  # what it says is not needed
         if not isinstance(told, dict):
-            raise NemoGymFault(
-                f"nemo_gym: {self.settings.url}{path}: status {response.status_code}: "
-                f"{response.text[:SHOWN]!r}"
-            )
+            raise self._refused(response, path)
         return told
 
-
-class _Tool:
-    def __init__(self, spec: ToolSpec, session: NemoGymSession) -> None:
-        self.spec, self.session = spec, session
-        self.timeout = session.settings.timeout
-
-    async def __call__(self, arguments: Mapping[str, object]) -> str:
-        """
-        Raises:
-            ToolError: the server refuses the arguments.
-            NemoGymFault: it failed. (NeMo-Gym's own agent shows that to the model too.)
-        """
-        path = f"/{self.spec.name}"
-        response = await self.session.post(path, dict(arguments))
-        if response.status_code in REFUSED:
-            raise ToolError(response.text[:SHOWN] or f"status {response.status_code}")
-        if not response.is_success:
-            raise NemoGymFault(
-                f"nemo_gym: {self.session.settings.url}{path}: status {response.status_code}: "
-                f"{response.text[:SHOWN]!r}"
-            )
-        return str(response.text)
+    def _refused(self, response: Any, path: str) -> NemoGymFault:
+        status = f"status {response.status_code}: {response.text[:SHOWN]!r}"
+        return NemoGymFault(f"nemo_gym: {self.settings.url}{path}: {status}")
 
 
 def _is_failure(key: str) -> bool:

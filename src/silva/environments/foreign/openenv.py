@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import functools
 import json
 import urllib.error
 import urllib.request
@@ -31,6 +32,7 @@ from silva.environments.foreign.dialogue import (
     ForeignDialogueSettings,
     ForeignSession,
     Graded,
+    SessionTool,
 )
 from silva.environments.foreign.library import as_json, finite, imported, solved
 from silva.environments.foreign.seeds import seeded
@@ -237,7 +239,11 @@ class OpenEnvSession(ForeignSession):
         if schema.get("title") in TOOL_ACTIONS:
             told = await self.ask("step", {"type": "list_tools"})
             self.tools = [
-                _Tool(ToolSpec(each["name"], each.get("description") or "", _parameters(each)), self)
+                SessionTool(
+                    ToolSpec(each["name"], each.get("description") or "", _parameters(each)),
+                    self.settings.timeout,
+                    functools.partial(self.call, each["name"]),
+                )
                 for each in told["observation"].get("tools", ())
             ]
             return
@@ -250,21 +256,7 @@ class OpenEnvSession(ForeignSession):
         parameters = {"type": "object", "properties": fields, "required": required}
         if "$defs" in schema:
             parameters["$defs"] = schema["$defs"]
-        self.tools = [_Act(ToolSpec("act", about, parameters), self)]
-
-
-class _Tool:
-    def __init__(self, spec: ToolSpec, session: OpenEnvSession) -> None:
-        self.spec, self.session = spec, session
-        self.timeout = session.settings.timeout
-
-    async def __call__(self, arguments: Mapping[str, object]) -> str:
-        return await self.session.call(self.spec.name, arguments)
-
-
-class _Act(_Tool):
-    async def __call__(self, arguments: Mapping[str, object]) -> str:
-        return await self.session.act(arguments)
+        self.tools = [SessionTool(ToolSpec("act", about, parameters), self.settings.timeout, self.act)]
 
 
 def _action_schema(settings: OpenEnv) -> Mapping[str, Any]:

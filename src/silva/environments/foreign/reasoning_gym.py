@@ -24,10 +24,9 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
-from silva.config.sections import Natural
 from silva.environments.bases.attempts import Attempts, Verdict
 from silva.environments.foreign.library import OwnRandomness, finite, imported
-from silva.environments.settings import EnvironmentSettings
+from silva.environments.foreign.settings import ForeignSettings
 from silva.environments.tasks import Draft, generated
 from silva.errors import CapabilityError, ConfigError, RewardError
 from silva.rewards.text import extract_answer
@@ -49,12 +48,13 @@ REAL_SECONDS = 60.0  # after which the machine is at fault
 FORM = "Reply in this form: <answer>your answer</answer>"
 
 
-class ReasoningGym(EnvironmentSettings):
+class ReasoningGym(ForeignSettings):
     """Problems of reasoning-gym, by the name of the data set."""
 
     licence: ClassVar[str] = "Apache-2.0 (reasoning-gym)"
     needs: ClassVar[str] = "`task`"
     packages: ClassVar[tuple[str, ...]] = ("reasoning_gym",)
+    named_by: ClassVar[str] = "task"
 
     type: Literal["reasoning_gym"] = "reasoning_gym"
     task: str
@@ -67,12 +67,6 @@ class ReasoningGym(EnvironmentSettings):
     """Weight of the library's partial credit, for unsolved answers."""
     sandbox: Literal["auto", "bubblewrap", "userns", "none"] = "auto"
     """Walls around the library's grader, as of the tool `python`."""
-    workers: Natural = 1
-    """Processes that run its episodes: other libraries block. 0: this process."""
-
-    @property
-    def label(self) -> str:
-        return self.name or self.task or self.type
 
     def taskset(self) -> TaskSet:
         library = imported("reasoning_gym", self.type, PACKAGE)

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 from silva.environments.foreign.game import ForeignGame, ForeignGameSettings, Told
 from silva.environments.foreign.library import OwnRandomness, imported, plain
 from silva.environments.foreign.seeds import seeded
-from silva.errors import CapabilityError, ConfigError
+from silva.errors import ConfigError
 from silva.types import Task
 
 if TYPE_CHECKING:
@@ -34,6 +34,7 @@ class TextArena(ForeignGameSettings):
     licence: ClassVar[str] = "MIT (textarena)"
     needs: ClassVar[str] = "`id`; word games also NLTK's word lists"
     packages: ClassVar[tuple[str, ...]] = ("textarena",)
+    named_by: ClassVar[str] = "id"
 
     type: Literal["textarena"] = "textarena"
     id: str
@@ -42,10 +43,6 @@ class TextArena(ForeignGameSettings):
     """Further arguments of `textarena.make`."""
     instructions: str = ""
     """Stands before the game's own text."""
-
-    @property
-    def label(self) -> str:
-        return self.name or self.id or self.type
 
     def taskset(self) -> TaskSet:
         library = imported("textarena", self.type, PACKAGE)
@@ -89,20 +86,6 @@ class TextArenaEpisode(ForeignGame):
         if not rewards or 0 not in rewards:
             raise RuntimeError(f"environment {self.settings.label}: the game ended without a reward: {about}")
         return Told(text or reason, rewards[0], True, valid=valid and not about.get("invalid_move"))
-
-    def expert_reply(self) -> str:
-        """
-        Raises:
-            CapabilityError: always: the library has no experts.
-        """
-        raise CapabilityError(f"environment {self.settings.label}: textarena has no experts")
-
-    def random_reply(self, seed: int) -> str:
-        """
-        Raises:
-            CapabilityError: always: the library does not list the moves that a game allows.
-        """
-        raise CapabilityError(f"environment {self.settings.label}: textarena lists no moves to draw from")
 
     async def fork(self, seed: int) -> Self:
         twin = await super().fork(seed)

@@ -32,7 +32,6 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 from pydantic import model_validator
 
 from silva.config.plugins import load_object
-from silva.config.sections import Natural
 from silva.data.row_shapes import Shape, problem
 from silva.data.rows import Row, read_rows
 from silva.environments.foreign.dialogue import (
@@ -43,6 +42,7 @@ from silva.environments.foreign.dialogue import (
 )
 from silva.environments.foreign.docstrings import described
 from silva.environments.foreign.library import OwnRandomness
+from silva.environments.foreign.settings import ForeignSettings
 from silva.environments.tasks import Draft, generated, listed
 from silva.errors import CapabilityError, ConfigError
 from silva.tools.function import tool
@@ -54,11 +54,12 @@ if TYPE_CHECKING:
 NO_TOOLS = ("reset", "get_reward", "reward", "close")
 
 
-class Trl(ForeignDialogueSettings):
+class Trl(ForeignSettings, ForeignDialogueSettings):
     """A class written for TRL's `environment_factory`."""
 
     licence: ClassVar[str] = "that of the class"
     needs: ClassVar[str] = "`factory`; rows, if the class wants them"
+    named_by: ClassVar[str] = "factory"
 
     type: Literal["trl"] = "trl"
     factory: str
@@ -73,8 +74,6 @@ class Trl(ForeignDialogueSettings):
     """Of the data set on the hub."""
     rows: tuple[Mapping[str, Any], ...] = ()
     """The rows themselves, in place of `path`."""
-    workers: Natural = 1
-    """Processes that run its episodes: such classes block. 0: this process."""
 
     @model_validator(mode="after")
     def _has_one_source(self) -> Self:
@@ -82,10 +81,6 @@ class Trl(ForeignDialogueSettings):
         if len(given) > 1:
             raise ValueError(f"expected one of path, hub and rows, got {' and '.join(given)}")
         return self
-
-    @property
-    def label(self) -> str:
-        return self.name or self.factory.rpartition(":")[2] or self.type
 
     def taskset(self) -> TaskSet:
         try:

@@ -18,7 +18,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from silva.config.plugins import load_object
-from silva.config.sections import Natural
 from silva.environments.foreign.dialogue import (
     ForeignDialogue,
     ForeignDialogueSettings,
@@ -26,6 +25,7 @@ from silva.environments.foreign.dialogue import (
     Graded,
 )
 from silva.environments.foreign.library import imported
+from silva.environments.foreign.settings import ForeignSettings
 from silva.environments.tasks import Draft, listed
 from silva.errors import CapabilityError, ConfigError
 from silva.tools.function import tool
@@ -38,7 +38,7 @@ PACKAGE = "verifiers>=0.4,<0.5"
 MOST_TASKS = 100_000  # of a task set that never ends, or of one that is larger
 
 
-class Verifiers(ForeignDialogueSettings):
+class Verifiers(ForeignSettings, ForeignDialogueSettings):
     """A task set of verifiers."""
 
     licence: ClassVar[str] = "that of the task set (verifiers: MIT)"
@@ -50,8 +50,6 @@ class Verifiers(ForeignDialogueSettings):
     """Id of an installed task set or v0 environment, or "file.py:Class", "package.module:Class"."""
     config: Mapping[str, Any] = {}
     """Configuration of the task set; of a v0 environment the arguments of `load_environment`."""
-    workers: Natural = 1
-    """Processes that run its episodes: such code may block. 0: this process."""
 
     @property
     def label(self) -> str:
