@@ -111,18 +111,6 @@ def test_thoughts_go_back_with_their_calls_in_the_field_they_came_in(field: str)
     assert field not in chat_messages(dialogue)[1]
 
 
-def test_repeated_ids_of_calls_become_unique() -> None:
-    calls = (ToolCall("now", {}, "call_0"), ToolCall("now", {}, "call_0"))
-    turn = [
-        Message("assistant", "", tool_calls=calls),
-        Message("tool", "1", name="now"),
-        Message("tool", "2", name="now"),
-    ]
-    sent = chat_messages([*turn, *turn])
-    ids = [call["id"] for entry in sent for call in entry.get("tool_calls", ())]
-    assert len(set(ids)) == 4 and [e["tool_call_id"] for e in sent if e["role"] == "tool"] == ids
-
-
 def test_cached_tokens_are_part_of_the_input() -> None:
     body = said()
     body["usage"] |= {"prompt_tokens_details": {"cached_tokens": 8}}

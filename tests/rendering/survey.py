@@ -20,8 +20,9 @@ from tokenizers import AddedToken
 
 from silva.errors import RenderingError
 from silva.rendering.call_forms import FORMS
+from silva.rendering.openai import as_function
 from silva.rendering.renderer import Renderer
-from silva.rendering.tool_calls import as_function, write_calls
+from silva.rendering.tool_calls import write_calls
 from silva.thoughts import OPEN, join_reasoning
 from silva.types import Message, ToolCall, ToolSpec
 

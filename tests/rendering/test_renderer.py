@@ -13,8 +13,9 @@ from tests.rendering.templates import TEMPLATES, byte_tokenizer
 from transformers import AutoTokenizer
 
 from silva.errors import RenderingError
+from silva.rendering.openai import as_function
 from silva.rendering.renderer import Renderer
-from silva.rendering.tool_calls import as_function, write_calls
+from silva.rendering.tool_calls import write_calls
 from silva.types import Message, ToolCall, ToolSpec
 
 CALC = ToolSpec(

@@ -14,7 +14,6 @@ are passed on as they are, for rewards.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -22,8 +21,9 @@ from typing import Any, NamedTuple
 
 from silva.data.rows import Row
 from silva.errors import ConfigError
+from silva.rendering.openai import Malformed, message_of
 from silva.rendering.tool_calls import write_calls
-from silva.types import Message, Role, ToolCall
+from silva.types import Message, Role
 
 PROMPTS = ("prompt", "question", "problem", "query", "instruction")
 ANSWERS = ("answer", "solution", "ground_truth", "final answer", "target", "completion", "response", "output",
@@ -35,10 +35,6 @@ SHOWN_ROWS = 3
 SHOWN_CHARS = 100  # of a prompt or an answer
 _MARKED = re.compile(rf"\n{AFTER}\s*\S")
 _CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
-_SPEAKERS: Mapping[str, Role] = {
-    "system": "system", "human": "user", "user": "user", "gpt": "assistant", "assistant": "assistant",
-    "chatgpt": "assistant", "bot": "assistant", "tool": "tool", "function": "tool", "observation": "tool",
-}  # fmt: skip
 
 
 class Problem(NamedTuple):
@@ -231,54 +227,17 @@ def _messages(row: Row, key: str) -> tuple[Message, ...]:
 
 
 def _message(row: Row, key: str, entry: Any) -> Message:
-    if not isinstance(entry, Mapping):
-        raise _wrong(row, key, "a message", entry)
-    speaker, content = entry.get("role", entry.get("from")), entry.get("content", entry.get("value"))
-    if not isinstance(speaker, str) or speaker not in _SPEAKERS:
-        raise _wrong(row, f"{key}.role", f"one of {', '.join(_SPEAKERS)}", speaker)
-    if isinstance(content, Sequence) and not isinstance(content, str):  # parts, as chat APIs have them
-        parts = [part.get("text") if isinstance(part, Mapping) else None for part in content]
-        content = None if None in parts else "".join(parts)  # type: ignore[arg-type]
-    if calls := _calls(row, key, entry):
-        content = "\n".join(filter(None, (content, write_calls(calls, "hermes"))))
-    if not isinstance(content, str):
-        raise _wrong(row, f"{key}.content", "text", content)
-    return Message(_SPEAKERS[speaker], content)
+    try:
+        message = message_of(entry)
+    except Malformed as error:
+        raise _wrong(row, key + error.where, error.expected, error.got) from None
+    written = write_calls(message.tool_calls, "hermes")
+    return Message(message.role, "\n".join(filter(None, (message.content, written))))
 
 
 def _is_message(value: Any) -> bool:
     forms = ({"role", "content"}, {"from", "value"})
     return isinstance(value, Mapping) and any(form <= value.keys() for form in forms)
-
-
-def _calls(row: Row, key: str, entry: Mapping[str, Any]) -> list[ToolCall]:
-    """In OpenAI's form, as objects or as JSON text; also its older `function_call`."""
-    if function := entry.get("function_call"):
-        return [_call(row, f"{key}.function_call", function)]
-    key = f"{key}.tool_calls"
-    calls = _from_json(row, key, entry.get("tool_calls")) or ()
-    if isinstance(calls, str | Mapping) or not isinstance(calls, Sequence):
-        raise _wrong(row, key, "a list of calls", calls)
-    return [_call(row, f"{key}.{i}", call) for i, call in enumerate(calls)]
-
-
-def _call(row: Row, key: str, call: Any) -> ToolCall:
-    call = _from_json(row, key, call)
-    function = call.get("function", call) if isinstance(call, Mapping) else None
-    if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
-        raise _wrong(row, key, "a call with the name of its function", call)
-    arguments = _from_json(row, f"{key}.arguments", function.get("arguments") or {})
-    if not isinstance(arguments, Mapping):
-        raise _wrong(row, f"{key}.arguments", "an object", arguments)
-    return ToolCall(function["name"], arguments)
-
-
-def _from_json(row: Row, key: str, value: Any) -> Any:
-    """The value itself, or what its text says."""
-    try:
-        return json.loads(value) if isinstance(value, str) else value
-    except ValueError:
-        raise _wrong(row, key, "JSON", value) from None
 
 
 def _wrong(row: Row, key: str, expected: str, got: Any) -> ConfigError:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 from pydantic import BaseModel, Field, ValidationError
 
 from silva.engines.service import Usage
-from silva.rendering.tool_calls import CLOSE, EXPECTED, OPEN, as_function, read_call
+from silva.rendering.openai import THOUGHTS, as_function, call_ids, reply_entry
+from silva.rendering.tool_calls import CLOSE, EXPECTED, OPEN, read_call
 from silva.thoughts import join_reasoning, split_reasoning
 from silva.types import Message, ToolCall, ToolSpec
 
@@ -33,8 +35,8 @@ class _Part(BaseModel):
 class _Said(BaseModel):
     content: str | list[_Part] | None = None
     refusal: str | None = None
-    reasoning_content: Any = None  # DeepSeek, vLLM
-    reasoning: Any = None  # OpenRouter, newer vLLM
+    reasoning_content: Any = None
+    reasoning: Any = None
     tool_calls: list[_Call] | None = None
 
     @property
@@ -45,7 +47,7 @@ class _Said(BaseModel):
     @property
     def thoughts(self) -> tuple[str, str] | None:
         """Name and text of the field that holds them; forms that are not known are left out."""
-        found = ((name, getattr(self, name)) for name in ("reasoning_content", "reasoning"))
+        found = ((name, getattr(self, name)) for name in THOUGHTS)
         return next(((name, value) for name, value in found if value and isinstance(value, str)), None)
 
 
@@ -86,60 +88,39 @@ def chat_messages(
         thoughts_in: the field in which thoughts go back with their calls (DeepSeek refuses calls without
             them); "": thoughts are left out, as they are from answers without calls.
     """
-    used: set[str] = set()
     found: list[dict[str, Any]] = []
-    calls: list[tuple[str, str]] = []  # id and name of those without a result
+    waiting: list[str] = []  # ids of calls without a result
     loose: list[dict[str, Any]] = []  # results without a call
 
     def settle() -> None:
-        found.extend({"role": "tool", "tool_call_id": id, "content": NO_RESULT} for id, _ in calls)
+        found.extend({"role": "tool", "tool_call_id": id, "content": NO_RESULT} for id in waiting)
         found.extend(loose)
-        calls.clear()
+        waiting.clear()
         loose.clear()
 
     if system is not None and all(message.role != "system" for message in messages):
         found.append({"role": "system", "content": system})
-    for number, message in enumerate(messages):
-        if message.role == "tool":
-            matching = (i for i, (_, name) in enumerate(calls) if message.name in (None, name))
-            index = next(matching, None)
-            if index is None:
-                loose.append({"role": "user", "content": message.content})
-            else:
-                id, _ = calls.pop(index)
-                found.append({"role": "tool", "tool_call_id": id, "content": message.content})
-            continue
-        settle()
-        if message.role != "assistant":
-            found.append({"role": message.role, "content": message.content})
-            continue
-        entry, calls = _assistant(message, number, used)
-        if "tool_calls" in entry and thoughts_in and message.reasoning:
-            entry[thoughts_in] = message.reasoning
-        found.append(entry)
+    messages = [_calls_as_text(message) if message.errors else message for message in messages]
+    for message, ids in zip(messages, call_ids(messages), strict=True):
+        if message.role == "tool" and ids:
+            waiting.remove(ids[0])
+            found.append({"role": "tool", "tool_call_id": ids[0], "content": message.content})
+        elif message.role == "tool":
+            loose.append({"role": "user", "content": message.content})
+        else:
+            settle()
+            waiting.extend(ids)
+            thoughts = thoughts_in if ids and message.reasoning else ""
+            found.append({**reply_entry(message, ids, thoughts), "role": message.role})
     settle()
     return found
 
 
-def _assistant(message: Message, number: int, used: set[str]) -> tuple[dict[str, Any], list[tuple[str, str]]]:
-    if message.errors and message.raw is not None:
-        return {"role": "assistant", "content": split_reasoning(message.raw)[1]}, []
-    if not message.tool_calls:
-        return {"role": "assistant", "content": message.content}, []
-    ids = []
-    for i, call in enumerate(message.tool_calls):  # servers repeat ids, in one answer or over a dialogue
-        ids.append(call.id if call.id and call.id not in used else f"call_{number}_{i}")
-        used.add(ids[-1])
-    calls = [
-        {
-            "id": id,
-            "type": "function",
-            "function": {"name": call.name, "arguments": json.dumps(dict(call.arguments))},
-        }
-        for id, call in zip(ids, message.tool_calls, strict=True)
-    ]
-    entry = {"role": "assistant", "content": message.content or None, "tool_calls": calls}
-    return entry, [(id, call.name) for id, call in zip(ids, message.tool_calls, strict=True)]
+def _calls_as_text(message: Message) -> Message:
+    """A reply with malformed calls."""
+    if message.raw is None:
+        return message
+    return replace(message, content=split_reasoning(message.raw)[1], tool_calls=())
 
 
 def chat_tools(tools: Sequence[ToolSpec]) -> list[dict[str, Any]]:

@@ -23,8 +23,9 @@ from silva.rendering.codec import CACHED_CHARACTERS, Codec
 from silva.rendering.entries import Entries
 from silva.rendering.growing import GrowingText
 from silva.rendering.notes import limits, tool_limits
+from silva.rendering.openai import as_function
 from silva.rendering.template import ChatTemplate
-from silva.rendering.tool_calls import as_function, parse_hermes
+from silva.rendering.tool_calls import parse_hermes
 from silva.thoughts import (
     CLOSE,
     OPEN,

@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any
 import jinja2
 
 from silva.errors import RenderingError
+from silva.rendering import openai
 from silva.rendering.call_forms import FORMS, Form
 from silva.rendering.codec import MARK
-from silva.rendering.tool_calls import as_function
 from silva.types import ToolCall, ToolSpec
 
 if TYPE_CHECKING:
@@ -142,7 +142,7 @@ class ChatTemplate:
         system = self._shows([{"role": "system", "content": "qxcontent"}, _USER])
         later = self._shows([_USER, {"role": "assistant", "content": "a"},
                              {"role": "system", "content": "qxcontent"}, _USER])  # fmt: skip
-        plain, with_tools = self._try([_USER]), self._try([_USER], [as_function(_SPEC)])
+        plain, with_tools = self._try([_USER]), self._try([_USER], [openai.as_function(_SPEC)])
         tools = with_tools is not None and with_tools != plain and _TOOL in with_tools
         form, as_text, as_none = self._form()
         thought = [_USER, {"role": "assistant", "content": "a", "reasoning_content": "qxcontent"}]
@@ -234,18 +234,10 @@ def call_entry(
     content: str, calls: Sequence[ToolCall], ids: Sequence[str], *, as_text: bool, as_none: bool
 ) -> dict[str, Any]:
     """A reply that calls tools."""
-    given = [dict(call.arguments) for call in calls]
-    functions = [
-        {"name": call.name, "arguments": json.dumps(a, ensure_ascii=False) if as_text else a}
-        for call, a in zip(calls, given, strict=True)
-    ]
     return {
         "role": "assistant",
         "content": None if as_none and not content else content,
-        "tool_calls": [
-            {"type": "function", "id": id, "function": function}
-            for id, function in zip(ids, functions, strict=True)
-        ],
+        "tool_calls": [openai.call_entry(*each, as_text=as_text) for each in zip(calls, ids, strict=True)],
     }
 
 

@@ -16,6 +16,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from silva.rendering.openai import as_function
 from silva.thoughts import trimmed
 from silva.types import Message, ToolCall, ToolSpec
 
@@ -121,18 +122,6 @@ def error_observation(message: Message) -> tuple[Message, ...] | None:
 def write_calls(calls: Sequence[ToolCall], form: str) -> str:
     """The calls as a model would write them."""
     return "\n".join(_write_tag(call) if form == "tags" else _write_hermes(call) for call in calls)
-
-
-def as_function(tool: ToolSpec) -> dict[str, Any]:
-    """The tool as chat templates expect it (the form of OpenAI's API)."""
-    return {
-        "type": "function",
-        "function": {
-            "name": tool.name,
-            "description": tool.description,
-            "parameters": dict(tool.parameters),
-        },
-    }
 
 
 def read_call(name: str, arguments: str, id: str = "") -> ToolCall | str:

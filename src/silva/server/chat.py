@@ -6,7 +6,6 @@ calls where the request offers no tools.
 
 from __future__ import annotations
 
-import json
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -16,6 +15,7 @@ from starlette.types import Receive
 
 from silva.errors import ContextOverflow
 from silva.rendering.growing import before, before_partial
+from silva.rendering.openai import reply_entry
 from silva.rendering.renderer import Renderer
 from silva.server.bodies import ChatBody, MessageBody
 from silva.server.completions import FINISH, exact, head, seeds, usage
@@ -139,23 +139,10 @@ def _finish(message: Mapping[str, Any], completion: Completion) -> str:
 
 def _message(said: Message, stop: Sequence[str]) -> dict[str, Any]:
     """As OpenAI's API writes it. `stop`: the strings one of which stopped it."""
-    content, calls = _without_stop(said.content, stop), said.tool_calls
-    message: dict[str, Any] = {"role": "assistant", "content": content if content or not calls else None}
-    if said.reasoning is not None:
-        message["reasoning_content"] = _without_stop(said.reasoning, stop)
-    if calls:
-        message["tool_calls"] = [
-            {
-                "id": call.id or f"call_{secrets.token_hex(12)}",
-                "type": "function",
-                "function": {
-                    "name": call.name,
-                    "arguments": json.dumps(dict(call.arguments), ensure_ascii=False),
-                },
-            }
-            for call in calls
-        ]
-    return message
+    reasoning = None if said.reasoning is None else _without_stop(said.reasoning, stop)
+    said = replace(said, content=_without_stop(said.content, stop), reasoning=reasoning)
+    ids = [call.id or f"call_{secrets.token_hex(12)}" for call in said.tool_calls]
+    return reply_entry(said, ids, "reasoning_content")
 
 
 def _without_stop(text: str, stop: Sequence[str]) -> str:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 
+from silva.rendering.openai import ROLES
 from silva.rendering.tool_calls import read_call
 from silva.server.bodies import TOOL_BYTES, ChatBody, MessageBody
 from silva.server.parsing import shown
-from silva.types import Message, Role, ToolCall, ToolSpec
+from silva.types import Message, ToolCall, ToolSpec
 from silva.wire.guard import HttpError
 
 
@@ -22,7 +23,7 @@ def dialogue(bodies: Sequence[MessageBody]) -> list[Message]:
     names: dict[str, str] = {}  # of the tools, by the id of the call
     for number, body in enumerate(bodies):
         where = f"messages.{number}"
-        role: Role = "system" if body.role == "developer" else body.role
+        role = ROLES[body.role]
         calls = _calls(body, where) if role == "assistant" else ()
         if role != "assistant" and body.tool_calls:
             raise HttpError(400, f"{where}.tool_calls: got a message of {body.role}, expected assistant")

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import asyncio
 import functools
-import json
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
@@ -34,6 +33,7 @@ from silva.environments.foreign.dialogue import (
 from silva.environments.foreign.library import as_json, imported
 from silva.environments.tasks import Draft, listed
 from silva.errors import ConfigError, SilvaError
+from silva.rendering.openai import ROLES, arguments_text, call_ids, spec_of, text_of, thoughts_apart
 from silva.tools.function import ToolError
 from silva.types import Message, Role, Task, ToolSpec
 
@@ -41,12 +41,6 @@ if TYPE_CHECKING:
     from silva.protocols import TaskSet
 
 PACKAGE = "silva[search]"  # httpx2
-ROLES: Mapping[str, Role] = {
-    "developer": "system",
-    "system": "system",
-    "user": "user",
-    "assistant": "assistant",
-}
 JSON = {"Content-Type": "application/json"}
 SHOWN = 300  # characters of an answer in a message
 
@@ -95,11 +89,7 @@ class NemoGymSession(ForeignSession):
         params = row["responses_create_params"]
         self.opening = messages_of(params["input"])
         self.tools = [
-            SessionTool(
-                ToolSpec(each["name"], each.get("description") or "", each.get("parameters") or {}),
-                settings.timeout,
-                functools.partial(self.call, each["name"]),
-            )
+            SessionTool(spec_of(each), settings.timeout, functools.partial(self.call, each["name"]))
             for each in params.get("tools") or ()
             if each.get("type") == "function"
         ]
@@ -200,43 +190,32 @@ def messages_of(given: Any) -> list[tuple[Role, str]]:
     """Role and text of the `input` of `responses_create_params`: text, or items of the Responses API."""
     if isinstance(given, str):
         return [("user", given)]
-    found: list[tuple[Role, str]] = []
-    for item in given:
-        content = item["content"]
-        if not isinstance(content, str):
-            content = "".join(part.get("text", "") for part in content)
-        found.append((ROLES[item["role"]], content))
-    return found
+    return [(ROLES[item["role"]], text_of(item["content"])) for item in given]
 
 
 def response_of(messages: Sequence[Message], params: Mapping[str, Any]) -> dict[str, Any]:
     """The dialogue as a response of OpenAI's Responses API, which /verify reads."""
     output: list[dict[str, Any]] = []
-    calls: list[str] = []  # ids that wait for their result
-    for message in messages:
+    for message, ids in zip(messages, call_ids(messages), strict=True):
         number = len(output)
         if message.role == "assistant":
-            text = message.content
-            thoughts, mark, rest = text.rpartition("</think>")
-            reasoning = message.reasoning or (thoughts.removeprefix("<think>").strip() if mark else "")
-            if reasoning:
-                summary = [{"type": "summary_text", "text": reasoning}]
+            thoughts, answer = thoughts_apart(message)
+            if thoughts:
+                summary = [{"type": "summary_text", "text": thoughts}]
                 output.append({"id": f"rs_{number}", "type": "reasoning", "summary": summary})
-            if rest.strip() or not message.tool_calls:
-                part = {"type": "output_text", "text": rest, "annotations": []}
+            if answer.strip() or not ids:
+                part = {"type": "output_text", "text": answer, "annotations": []}
                 output.append({
                     "id": f"msg_{number}", "type": "message", "role": "assistant", "status": "completed",
                     "content": [part],
                 })  # fmt: skip
-            calls = [f"call_{number}_{i}" for i in range(len(message.tool_calls))]
-            for call, name in zip(message.tool_calls, calls, strict=True):
+            for call, id in zip(message.tool_calls, ids, strict=True):
                 output.append({
-                    "type": "function_call", "call_id": name, "name": call.name,
-                    "arguments": json.dumps(call.arguments), "id": f"fc_{name}", "status": "completed",
+                    "type": "function_call", "call_id": id, "name": call.name,
+                    "arguments": arguments_text(call), "id": f"fc_{id}", "status": "completed",
                 })  # fmt: skip
-        elif message.role == "tool" and message.name is not None and calls:
-            result = {"type": "function_call_output", "call_id": calls.pop(0), "output": message.content}
-            output.append(result)
+        elif message.role == "tool" and ids:
+            output.append({"type": "function_call_output", "call_id": ids[0], "output": message.content})
     return {
         "id": "resp_1", "created_at": 0.0, "model": params.get("model") or "silva", "object": "response",
         "output": output, "parallel_tool_calls": params.get("parallel_tool_calls", True),

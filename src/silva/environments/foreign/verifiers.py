@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import inspect
 import itertools
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
@@ -28,6 +27,7 @@ from silva.environments.foreign.library import imported
 from silva.environments.foreign.settings import ForeignSettings
 from silva.environments.tasks import Draft, listed
 from silva.errors import CapabilityError, ConfigError
+from silva.rendering.openai import arguments_text, call_ids, thoughts_apart
 from silva.tools.function import tool
 from silva.types import Message, Role, Task
 
@@ -125,25 +125,19 @@ class V1Session(ForeignSession):
 
     def _tell(self, messages: Sequence[Message]) -> None:
         """The dialogue as the trace that rewards read."""
-        calls: list[str] = []
-        for number, message in enumerate(messages):
+        for number, (message, ids) in enumerate(zip(messages, call_ids(messages), strict=True)):
             if message.role == "tool":
-                if message.name is None or not calls:  # to a malformed call, which verifiers never sees
+                if not ids:  # to a malformed call, which verifiers never sees
                     continue
-                said = self.v1.ToolMessage(
-                    tool_call_id=calls.pop(0), content=message.content, name=message.name
-                )
+                said = self.v1.ToolMessage(tool_call_id=ids[0], content=message.content, name=message.name)
             elif message.role == "assistant":
-                calls = [f"call_{number}_{i}" for i in range(len(message.tool_calls))]
-                thoughts, mark, rest = message.content.rpartition("</think>")
+                thoughts, answer = thoughts_apart(message)
+                calls = [
+                    self.v1.ToolCall(id=id, name=call.name, arguments=arguments_text(call))
+                    for id, call in zip(ids, message.tool_calls, strict=True)
+                ]
                 said = self.v1.AssistantMessage(
-                    content=rest,
-                    reasoning_content=message.reasoning or (thoughts if mark else None),
-                    tool_calls=[
-                        self.v1.ToolCall(id=name, name=call.name, arguments=json.dumps(call.arguments))
-                        for name, call in zip(calls, message.tool_calls, strict=True)
-                    ]
-                    or None,
+                    content=answer, reasoning_content=thoughts or None, tool_calls=calls or None
                 )
             else:
                 kind = self.v1.SystemMessage if message.role == "system" else self.v1.UserMessage

@@ -16,21 +16,21 @@ import contextlib
 import contextvars
 import functools
 import inspect
-import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from silva.environments.bases.episode import Episode
 from silva.environments.foreign.library import finite, imported, plain, solved
 from silva.environments.tasks import Draft, listed
 from silva.errors import CapabilityError, ConfigError, contained
-from silva.types import Message, Observation, Role, Step, Task, ToolSpec
+from silva.rendering.openai import ROLES, reply_entry, spec_of, text_of
+from silva.types import Message, Observation, Step, Task
 
 if TYPE_CHECKING:
     from silva.environments.foreign.verifiers import Verifiers
     from silva.protocols import TaskSet
 
-ROLES: Mapping[str, Role] = {"system": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
 _raised: contextvars.ContextVar[list[BaseException] | None] = contextvars.ContextVar("raised", default=None)
 
 
@@ -145,13 +145,12 @@ class V0Episode(Episode):
             raise CapabilityError(f"environment {self.settings.label}: it rewrites its context")
         new = [self._message(each) for each in messages[self.seen :]]
         self.seen = len(messages)
-        return Observation(tuple(new), tools=tuple(_spec(tool) for tool in request.get("tools") or ()))
+        return Observation(
+            tuple(new), tools=tuple(spec_of(tool["function"]) for tool in request.get("tools") or ())
+        )
 
     def _message(self, given: Mapping[str, Any]) -> Message:
-        content = given.get("content")
-        if isinstance(content, list):
-            content = "".join(part.get("text", "") for part in content)
-        return self.say(content or "", ROLES[given["role"]], given.get("name"))
+        return self.say(text_of(given.get("content")), ROLES[given["role"]], given.get("name"))
 
 
 class Line:
@@ -227,25 +226,15 @@ def _kept() -> Iterator[None]:
 
 def _completion(message: Message) -> Any:
     openai = imported("openai.types.chat", "verifiers", "openai")
-    calls = [
-        {
-            "id": call.id or f"call_{number}", "type": "function",
-            "function": {"name": call.name, "arguments": json.dumps(call.arguments)},
-        }
-        for number, call in enumerate(message.tool_calls)
-    ]  # fmt: skip
-    content = message.content.encode("utf-8", "replace").decode()
-    said = {"role": "assistant", "content": content, "tool_calls": calls or None}
-    finish = "tool_calls" if calls else "stop"
+    said = reply_entry(
+        replace(message, content=message.content.encode("utf-8", "replace").decode()),
+        [call.id or f"call_{number}" for number, call in enumerate(message.tool_calls)],
+    )
+    finish = "tool_calls" if message.tool_calls else "stop"
     return openai.ChatCompletion.model_validate({
         "id": "silva", "object": "chat.completion", "created": 0, "model": "silva",
         "choices": [{"index": 0, "finish_reason": finish, "message": said, "logprobs": None}],
     })  # fmt: skip
-
-
-def _spec(tool: Mapping[str, Any]) -> ToolSpec:
-    function = tool["function"]
-    return ToolSpec(function["name"], function.get("description") or "", function.get("parameters") or {})
 
 
 def _draft(settings: Verifiers, index: int, row: Mapping[str, Any]) -> Draft:
