@@ -114,6 +114,16 @@ class OutOfMemory(SilvaError, MemoryError):
     """Memory ran out; the message names what to lower."""
 
 
+def shorten(text: str, most: int) -> str:
+    """A text in a message: all of it, or its beginning and "...", in at most `most` characters."""
+    return text if len(text) <= most else f"{text[: most - 3]}..."
+
+
+def one_line(text: str, most: int) -> str:
+    """The same without line breaks, each run of whitespace as one space."""
+    return shorten(" ".join(text.split()), most)
+
+
 def error_named(name: str, message: str) -> SilvaError | None:
     """What another process of Silva raised, by the name of its class; None if no class here has it."""
     kind = globals().get(name)

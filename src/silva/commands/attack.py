@@ -19,7 +19,7 @@ from silva.config.load import load
 from silva.data.row_shapes import problem, recognised
 from silva.data.rows import read_rows
 from silva.environments.bases.tool_qa import ToolQA
-from silva.errors import ConfigError, RewardError, SilvaError
+from silva.errors import ConfigError, RewardError, SilvaError, shorten
 from silva.protocols import Attempt, Reward, Score
 from silva.registries import REGISTRIES
 from silva.rewards.cheats import CHEATS, EXAMPLES, HONEST, Cheat, Example, attempts
@@ -181,7 +181,7 @@ async def _attack(
                 least = min(least, *solved)
             else:
                 fault = next((str(score) for score in scores if not isinstance(score, Score)), "not solved")
-                left_out.append(f"{kind}: {_short(example.prompt)}: {fault}")
+                left_out.append(f"{kind}: {shorten(example.prompt, SHOWN)!r}: {fault}")
     if not solvable:
         raise ConfigError(
             "no honest reply solves any task, so a cheat that loses proves nothing: give tasks that fit the "
@@ -197,7 +197,7 @@ async def _tried(grade: _Grader, cheat: Cheat, examples: Sequence[Example], leas
         made = [each for each in attempts(cheat.replies, example) if not _is_right(each, example)]
         for attempt, score in zip(made, await grade.all(made), strict=True):
             finding.tried += 1
-            said = f"{_short(example.prompt)} -> {_short(_last(attempt))}"
+            said = f"{shorten(example.prompt, SHOWN)!r} -> {shorten(_last(attempt), SHOWN)!r}"
             if not isinstance(score, Score):
                 finding.faults.append(f"{said}: {score}")
                 continue
@@ -243,7 +243,3 @@ def _answers(answer: Any) -> Sequence[Any]:
 
 def _text(answer: Any) -> str:
     return str(_answers(answer)[0])
-
-
-def _short(text: str) -> str:
-    return repr(text if len(text) <= SHOWN else f"{text[: SHOWN - 3]}...")

@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from silva.data.rows import Row
-from silva.errors import ConfigError
+from silva.errors import ConfigError, one_line
 from silva.rendering.openai import Malformed, message_of
 from silva.rendering.tool_calls import write_calls
 from silva.types import Message, Role
@@ -120,19 +120,14 @@ def shown(label: str, shape: Shape, problems: Sequence[Problem]) -> list[str]:
     """How rows were understood, for people: in words, with three of them, and with what looks wrong."""
     lines = [f"{label}: {len(problems):,} rows, read as {shape}"]
     for each in problems[:SHOWN_ROWS]:
-        answer = "" if each.answer is None else f" -> {_short(str(each.answer))}"
-        lines.append(f"  {_short(each.messages[-1].content)}{answer}")
+        answer = "" if each.answer is None else f" -> {one_line(str(each.answer), SHOWN_CHARS)}"
+        lines.append(f"  {one_line(each.messages[-1].content, SHOWN_CHARS)}{answer}")
     texts = ("\n".join(message.content for message in each.messages) for each in problems)
     if found := [text[match.start() :][:12] for text in texts if (match := _CONTROL.search(text))]:
         lines.append(f"{label}: {len(found):,} prompts hold control characters, such as {found[0]!r}")
     if any(each.columns.get("tools") for each in problems[:1000]):
         lines.append(f"{label}: the column `tools` is not offered to the model; the key `tools` is")
     return lines
-
-
-def _short(text: str) -> str:
-    text = " ".join(text.split())
-    return text if len(text) <= SHOWN_CHARS else f"{text[: SHOWN_CHARS - 3]}..."
 
 
 def _guessed(row: Row) -> Shape:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import json
-import math
 import re
 from collections.abc import Callable, Iterator, Mapping
 from decimal import Decimal
@@ -13,6 +12,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from silva.errors import ConfigError
+from silva.rendering.tool_calls import finite_json
 
 _HUB = re.compile(r"[\w.-]+/[\w.-]+")
 LONGEST_CELL = 1 << 30  # characters of a CSV cell; Python's own limit is 128 KiB
@@ -171,7 +171,7 @@ def _row(where: str, values: Any) -> Row:
 def _parsed(text: str, where: str) -> Any:
     try:
         # Not strict: control characters stand in the strings of published data sets.
-        return json.loads(text, strict=False, parse_constant=_no_constant, parse_float=_finite)
+        return finite_json(text, strict=False)
     except json.JSONDecodeError as error:
         line = f", line {error.lineno}" if error.lineno > 1 else ""
         raise ConfigError(f"{where}: not JSON: {error.msg}{line}, column {error.colno}") from error
@@ -179,16 +179,6 @@ def _parsed(text: str, where: str) -> Any:
         raise ConfigError(f"{where}: not JSON: {error}") from error
     except RecursionError:
         raise ConfigError(f"{where}: objects or lists are nested too deeply to be read") from None
-
-
-def _no_constant(name: str) -> Any:
-    raise ValueError(f"{name} is no JSON value, expected a finite number or null")
-
-
-def _finite(text: str) -> float:
-    if math.isinf(value := float(text)):
-        raise ValueError(f"{text} is no number that a computer can hold")
-    return value
 
 
 def _columns(where: str, values: Mapping[str, Any]) -> Row:

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from silva.errors import ModelError
+from silva.errors import ModelError, one_line
 from silva.models import trie, trie_attention
 from silva.models.head import logits_of
 from silva.models.memory import is_out_of_memory
@@ -53,7 +53,7 @@ def refuse(loaded: LoadedModel, disagreement: Callable[[LoadedModel], str | None
     except Exception as error:  # a family may fail in any way where it is not like the others
         if is_out_of_memory(error):
             raise
-        text = " ".join(str(error).split())[:300]
+        text = one_line(str(error), 300)
         raise ModelError(
             f"{about} does not run with Silva's attention and cache ({type(error).__name__}: {text}); "
             "expected a decoder whose layers are alike and let their attention be replaced"

@@ -32,7 +32,7 @@ from transformers import (
 )
 from transformers.utils import logging as transformers_logging
 
-from silva.errors import ModelError
+from silva.errors import ModelError, one_line
 from silva.models import adapters, attention, hub, weight_files
 from silva.models.activation import steady_activations
 from silva.models.checks import check_model, misfit
@@ -120,7 +120,7 @@ def load_tokenizer(settings: PretrainedModel | TinyModel) -> PreTrainedTokenizer
         with _no_warnings():
             tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(source, **options)
     except Exception as error:  # readers of foreign formats raise anything
-        text = " ".join(str(error).split())[:300] or type(error).__name__
+        text = one_line(str(error), 300) or type(error).__name__
         raise ModelError(
             f"model.name = {settings.name!r}: its tokenizer could not be loaded ({text})"
         ) from error
@@ -219,7 +219,7 @@ def _pretrained(settings: PretrainedModel) -> tuple[PreTrainedModel, PreTrainedT
     except Exception as error:  # readers of foreign formats raise anything
         if is_out_of_memory(error) or isinstance(error, ModelError):
             raise
-        text = " ".join(str(error).split())[:300] or type(error).__name__
+        text = one_line(str(error), 300) or type(error).__name__
         why = f"could not be loaded ({text})"
         advice = "expected a hub id, a model folder (config.json, safetensors, a tokenizer), "
         advice += f"a .gguf file or {PACKAGED!r}"

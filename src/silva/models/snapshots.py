@@ -17,7 +17,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 
 from silva import __version__
-from silva.errors import ModelError
+from silva.errors import ModelError, shorten
 from silva.models.loading import LoadedModel
 from silva.models.weight_files import let_read, some
 from silva.types import WeightFolder
@@ -118,15 +118,12 @@ def _check_base(loaded: LoadedModel, path: Path) -> None:
         return
     for name, mine in base_of(loaded).items():
         if (theirs := written.get(name)) != mine:
+            got, expected = (shorten(each or "none", 200) for each in (theirs, mine))
             raise ModelError(
-                f"{path}: these are parameters of a model with another {name}: got {_short(theirs)}, "
-                f"expected {_short(mine)}, as in this process. Give trainer and inference the same [model] "
+                f"{path}: these are parameters of a model with another {name}: got {got}, "
+                f"expected {expected}, as in this process. Give trainer and inference the same [model] "
                 "and the same Silva"
             )
-
-
-def _short(text: str | None) -> str:
-    return "none" if text is None else text if len(text) <= 200 else f"{text[:197]}..."
 
 
 def _digest(path: Path) -> str:

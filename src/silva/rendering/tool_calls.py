@@ -184,7 +184,7 @@ def json_end(text: str, begin: int) -> int | None:
 def read_json(body: str, expected: str = EXPECTED) -> Any:
     """Raises ValueError, in words for the model; also for what JSON cannot hold: NaN, 1e999, surrogates."""
     try:
-        value = json.loads(body, parse_constant=_refuse_constant, parse_float=_finite)
+        value = finite_json(body)
         json.dumps(value, ensure_ascii=False).encode()  # "\ud800" is valid JSON and no valid text
     except UnicodeEncodeError:
         raise ValueError("holds characters that are no valid Unicode (a lone surrogate)") from None
@@ -193,6 +193,15 @@ def read_json(body: str, expected: str = EXPECTED) -> Any:
     except ValueError as error:
         raise ValueError(f"not valid JSON ({error}); expected {expected}") from None
     return value
+
+
+def finite_json(text: str, *, strict: bool = True) -> Any:
+    """Raises ValueError also for numbers that JSON lacks, or that are too large for one: NaN, 1e999.
+
+    Args:
+        strict: control characters inside of texts are refused too.
+    """
+    return json.loads(text, strict=strict, parse_constant=_refuse_constant, parse_float=_finite)
 
 
 def _refuse_constant(name: str) -> None:

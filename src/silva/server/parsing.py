@@ -10,12 +10,12 @@ null is the same as leaving a field out. Not here: the fields of each route (bod
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from silva.rendering.tool_calls import finite_json
 from silva.wire.guard import HttpError
 
 DEPTH = 64
@@ -76,7 +76,7 @@ def parse(data: bytes) -> dict[str, Any]:
         raise HttpError(400, f"the body holds too many arrays and objects, expected at most {CONTAINERS}")
     try:
         text = data.decode()
-        value = json.loads(text, parse_constant=_no_number, parse_float=_finite)
+        value = finite_json(text)
         if "\\ud" in text or "\\uD" in text:
             json.dumps(value, ensure_ascii=False).encode()  # a lone surrogate is valid JSON and no text
     except UnicodeError:
@@ -139,17 +139,6 @@ def _deeper(value: Any, depth: int) -> bool:
             if isinstance(inner, dict | list)
         ]
     return bool(level)
-
-
-def _no_number(name: str) -> None:
-    raise ValueError(f"{name} is no JSON number")
-
-
-def _finite(numeral: str) -> float:
-    value = float(numeral)
-    if not math.isfinite(value):
-        raise ValueError(f"{numeral[:20]} is too large for a number")
-    return value
 
 
 def shown(value: Any) -> str:

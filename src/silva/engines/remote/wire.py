@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Protocol, TypeVar
 from urllib.parse import quote
 
-from silva.errors import CapabilityError, EngineError
+from silva.errors import CapabilityError, EngineError, shorten
 from silva.types import Completion, SamplingParams, Snapshot, TokenScores
 from silva.wire.transport import Peer, Unreachable, check_version
 
@@ -214,7 +214,7 @@ def read_answer(peer: Peer, path: str, answer: Any, read: Callable[[Any], T]) ->
     except CapabilityError:
         raise
     except (LookupError, TypeError, ValueError, AttributeError, StopIteration) as error:
-        shown = repr(answer)[:300]
+        shown = shorten(repr(answer), 300)
         raise Unreachable(
             f"the {peer.name} at {peer.address}: got {shown} from {path}, which makes no sense ({error!r})"
         ) from error

@@ -18,7 +18,7 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
-from silva.environments.check.findings import Check, Finding, file_of, raised, short
+from silva.environments.check.findings import SHOWN, Check, Finding, file_of, raised
 from silva.environments.check.play import (
     MOST_TURNS,
     Played,
@@ -30,7 +30,7 @@ from silva.environments.check.play import (
 )
 from silva.environments.check.state import called, forked
 from silva.environments.settings import EnvironmentSettings
-from silva.errors import CapabilityError, ConfigError, contained
+from silva.errors import CapabilityError, ConfigError, contained, one_line
 from silva.protocols import Forkable, Scripted
 from silva.types import Message, Observation, Split, Step, Task, ToolCall
 
@@ -120,7 +120,7 @@ class Examination:
             if both:
                 example = next(task for task in seen["eval"] if task.content() in both)
                 self._wrong(
-                    f"{len(both)} problems are in both splits, such as {short(example.data)}",
+                    f"{len(both)} problems are in both splits, such as {one_line(repr(example.data), SHOWN)}",
                     self._at("taskset"),
                 )
             ids = [task.id for split in SPLITS for task in seen[split]]
@@ -144,7 +144,7 @@ class Examination:
         if plain != [dict(task.data), task.answer]:
             self._wrong(
                 f"task {task.id}: data or answer is not the same after JSON (a tuple, or a key that is no "
-                f"text?): {short(task.data)}", self._at("taskset"),
+                f"text?): {one_line(repr(task.data), SHOWN)}", self._at("taskset"),
             )  # fmt: skip
         if task.split != split:
             self._wrong(f"task {task.id} says split {task.split!r}, expected {split!r}", self._at("taskset"))

@@ -7,8 +7,11 @@ import sysconfig
 import traceback
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
+from silva.errors import one_line
+
+SHOWN = 100  # characters of a value in a finding
 _SILVA = str(Path(__file__).parents[2])
 _STANDARD = sysconfig.get_paths()["stdlib"]
 
@@ -41,7 +44,7 @@ def raised(error: Exception, when: str, own: str) -> Finding:
     inside = [frame for frame in frames if frame.filename == own]
     library = [frame for frame in frames if not _is_known(frame.filename)]
     frame = (inside or library or frames)[-1]
-    text = f"{frame.name}() raised {type(error).__name__}: {short(str(error), 300)}, {when}"
+    text = f"{frame.name}() raised {type(error).__name__}: {one_line(str(error), 300)}, {when}"
     return Finding("wrong", text, f"{frame.filename}:{frame.lineno}")
 
 
@@ -55,9 +58,3 @@ def file_of(kind: type) -> str:
         return inspect.getsourcefile(kind) or ""
     except TypeError:  # made by `create_model`: the class it derives from is in the file
         return next((file_of(base) for base in kind.__bases__ if base is not object), "")
-
-
-def short(value: Any, most: int = 100) -> str:
-    text = value if isinstance(value, str) else repr(value)
-    text = " ".join(text.split())
-    return text if len(text) <= most else f"{text[: most - 3]}..."

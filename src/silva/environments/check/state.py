@@ -6,7 +6,7 @@ import random
 from collections.abc import Callable
 from typing import Any
 
-from silva.environments.check.findings import short
+from silva.environments.check.findings import SHOWN
 from silva.environments.check.play import (
     Replies,
     Watched,
@@ -16,6 +16,7 @@ from silva.environments.check.play import (
     random_replies,
     value_for,
 )
+from silva.errors import one_line
 from silva.protocols import Scripted
 from silva.types import Message, Task, ToolCall
 
@@ -84,7 +85,7 @@ async def _exception(environment: Watched, call: ToolCall) -> str:
     finally:
         await environment.close()
     said = "".join(message.content for message in step.observation.messages[-1:])
-    return short(said) if step.metrics.get("tool_exceptions") else ""
+    return one_line(said, SHOWN) if step.metrics.get("tool_exceptions") else ""
 
 
 def _best_replies(environment: Watched, seed: int) -> Replies:
