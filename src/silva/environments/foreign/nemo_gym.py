@@ -35,7 +35,7 @@ from silva.environments.tasks import Draft, listed
 from silva.errors import ConfigError, SilvaError
 from silva.rendering.openai import ROLES, arguments_text, call_ids, spec_of, text_of, thoughts_apart
 from silva.tools.function import ToolError
-from silva.types import Message, Role, Task, ToolSpec
+from silva.types import Message, Role, Task
 
 if TYPE_CHECKING:
     from silva.protocols import TaskSet
