@@ -52,6 +52,26 @@ MADE: dict[str, Callable[[], TaskSet]] = {
 }
 
 
+VARIED: list[tuple[str, dict[str, Any]]] = [
+    ("alphabet_sort", {"style": "compact"}),
+    ("alphabet_sort", {"max_turns": 7, "max_names": 8}),
+    ("calculator", {"tool": False, "chain": 2, "terms": 3}),
+    ("calculator", {"tool": False, "operators": "*"}),
+    ("connections", {"form": "turns"}),
+    ("countdown", {"min_numbers": 5, "max_numbers": 5}),
+    ("countdown", {"use": "some"}),
+    ("countdown", {"operators": "+-"}),
+    ("countdown", {"style": "compact", "min_numbers": 2, "max_numbers": 2, "largest": 20}),
+    ("frozen_lake", {"random_start": True, "max_actions": 8, "max_actions_per_turn": 2}),
+    ("hanoi", {"form": "single", "partial": True, "think": False}),
+    ("hanoi", {"form": "single", "min_disks": 5, "max_disks": 9}),
+    ("hanoi", {"form": "single", "start": "tower", "min_disks": 2, "max_disks": 7, "eval_share": 0.4}),
+    ("wordle", {"alphabet": "abc", "length": 3, "style": "compact", "eval_share": 0.4, "eval_size": 4}),
+    ("wordle", {"alphabet": "abcd", "length": 3, "style": "compact", "guesses": 4}),
+]
+"""Worlds with settings that change how the expert plays; a solution earns 1."""
+
+
 @pytest.fixture(params=MADE)
 def make(request: pytest.FixtureRequest) -> Callable[[], TaskSet]:
     return MADE[request.param]
@@ -151,7 +171,23 @@ def test_a_task_and_the_replies_decide_an_episode(make: Callable[[], TaskSet]) -
     assert asyncio.run(together()) == alone
 
 
-def test_the_expert_does_better_than_chance(taskset: TaskSet) -> None:
+def test_another_seed_changes_what_happens_but_not_what_is_asked(taskset: TaskSet) -> None:
+    task = taskset.tasks("train")[0]
+
+    async def first(seed: int) -> Observation:
+        environment = taskset.environment(dataclasses.replace(task, seed=seed))
+        try:
+            return await environment.reset()
+        finally:
+            await environment.close()
+
+    async def run() -> None:
+        assert await first(task.seed + 1) == await first(task.seed)
+
+    asyncio.run(run())
+
+
+def test_the_expert_always_succeeds_and_chance_seldom_does(taskset: TaskSet) -> None:
     task = taskset.tasks("eval")[0]
     if not isinstance(taskset.environment(task), Scripted):
         pytest.skip("this environment cannot play itself")
@@ -164,7 +200,17 @@ def test_the_expert_does_better_than_chance(taskset: TaskSet) -> None:
         ]
         return sum(end.metrics.get("success", 0.0) for end in ends) / len(ends)
 
-    assert success(1.0) > success(0.0)
+    assert success(1.0) == 1.0
+    assert success(0.0) <= {"bandit": 0.75, "guess_number": 0.5, "parity": 0.75}.get(task.environment, 0.45)
+
+
+@pytest.mark.parametrize(("kind", "keys"), VARIED, ids=lambda each: each if isinstance(each, str) else "")
+def test_the_expert_solves_what_other_settings_ask(kind: str, keys: dict[str, Any]) -> None:
+    taskset = small(kind, train_size=4, **{"eval_size": 8, **keys}).taskset()
+    for task in taskset.tasks("eval"):
+        played = steps(episode(taskset, task, skill=1.0))
+        assert played[-1].metrics["success"] == 1.0
+        assert sum(value for step in played for value in step.rewards.values()) == pytest.approx(1.0)
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -11,7 +10,7 @@ import pytest
 
 from silva.environments.settings import EnvironmentSettings
 from silva.rendering.tool_calls import parse_hermes
-from silva.types import Message, Split, Step, Task
+from silva.types import Message, Step, Task
 
 
 def reply(episode: Any, turn: int, seed: int | None = None) -> Message:
@@ -60,19 +59,6 @@ def replies_to():
         return asyncio.run(steps())
 
     return run
-
-
-@pytest.fixture(scope="session")
-def random_ends():
-    """(settings, split) -> the last steps of 100 episodes at random, each of the next task."""
-
-    def ends(settings: EnvironmentSettings, split: Split = "train") -> list[Step]:
-        taskset = settings.taskset()
-        tasks = itertools.islice(itertools.cycle(taskset.tasks(split)), 100)
-        games = enumerate(map(taskset.environment, tasks))
-        return [_play(game, lambda turn, g=game, n=n: reply(g, turn, n))[-1] for n, game in games]
-
-    return ends
 
 
 @pytest.fixture(scope="session")

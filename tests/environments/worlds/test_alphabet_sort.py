@@ -105,15 +105,6 @@ def test_no_first_question_is_in_both_splits() -> None:
     assert parts[0] and parts[1] and not parts[0] & parts[1]
 
 
-@pytest.mark.parametrize("changes", [{}, {"style": "compact"}, {"max_turns": 7, "max_names": 8}])
-def test_the_expert_earns_exactly_one(changes, expert_rate) -> None:
-    assert expert_rate(AlphabetSort(**changes), 100) == (1.0, 1.0)
-
-
-def test_chance_sorts_few_and_hundred_random_episodes_end(random_ends) -> None:
-    assert sum(end.metrics["success"] for end in random_ends(AlphabetSort(min_turns=2))) < 10
-
-
 @pytest.mark.parametrize(
     ("changes", "message"),
     [

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 
 import pytest
 from pydantic import ValidationError
@@ -49,16 +48,6 @@ def test_both_orders_of_names_are_shown_and_stay_in_one_split() -> None:
     taskset = Bandit().taskset()
     pairs = {s: {frozenset(t.data["shown"]) for t in taskset.tasks(s)} for s in ("train", "eval")}
     assert len(pairs["eval"]) == 128 and not pairs["eval"] & pairs["train"]
-
-
-def test_episodes_of_one_task_read_the_same_prompt() -> None:
-    taskset = Bandit().taskset()
-    task = taskset.tasks("train")[0]
-    prompts = {
-        asyncio.run(taskset.environment(dataclasses.replace(task, seed=seed)).reset()).messages[0].content
-        for seed in range(5)
-    }
-    assert len(prompts) == 1
 
 
 def test_the_expert_picks_the_better_arm(expert_rate) -> None:

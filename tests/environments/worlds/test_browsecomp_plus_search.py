@@ -143,12 +143,6 @@ def test_the_expert_searches_with_words_of_the_question(play_out) -> None:
     assert honest >= 90
 
 
-def test_random_episodes_end_without_an_error(random_ends) -> None:
-    ends = random_ends(BrowseCompPlusSearch())
-    assert all(end.terminated != end.truncated for end in ends)
-    assert sum(end.metrics["success"] for end in ends) <= 5
-
-
 def test_a_fork_scrolls_on_its_own() -> None:
     async def run() -> None:
         reader = await Library(PAGES, SETTINGS).open(0)

@@ -103,9 +103,7 @@ def _left_to_right_with_products_first(expression: str) -> int:
     return sum(terms) + sign * value
 
 
-def test_the_expert_solves_the_plain_form_and_writes_calls_for_the_others(expert_rate) -> None:
-    assert expert_rate(Calculator(tool=False, chain=2, terms=3), 100) == (1.0, 1.0)
-    assert expert_rate(Calculator(tool=False, operators="*"), 20) == (1.0, 1.0)
+def test_the_expert_writes_calls() -> None:
     episode = Calculator().taskset().environment(SUM)
     assert episode.expert_reply() == (
         '<tool_call>\n{"name": "calculator", "arguments": {"expression": "3 + 7"}}\n</tool_call>'

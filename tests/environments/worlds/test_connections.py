@@ -162,13 +162,6 @@ def test_words_are_shuffled() -> None:
     assert together / total == pytest.approx(3 / 15, abs=0.03)
 
 
-@pytest.mark.parametrize("form", ["single", "turns"])
-def test_the_expert_finds_all_and_chance_next_to_nothing(form, expert_rate, random_ends) -> None:
-    assert expert_rate(Connections(form=form), 50) == (1.0, 1.0)
-    ends = random_ends(Connections(form=form, groups=3, size=2, mistakes=2))
-    assert sum(end.metrics["success"] for end in ends) < 35
-
-
 def test_impossible_settings_are_named() -> None:
     with pytest.raises(
         ValidationError, match="mistakes = 4: expected 2 or less, since on a board of 2 groups"

@@ -75,14 +75,6 @@ def test_compact_positions(replies_to) -> None:
     assert step.observation.messages[0].content == "!\n321\n-\n-\nC\n19"
 
 
-def test_the_expert_solves_both_forms(expert_rate) -> None:
-    assert expert_rate(Hanoi(), 64) == (1.0, 1.0)
-    assert expert_rate(SINGLE, 64) == (1.0, 1.0)
-    assert expert_rate(Hanoi(form="single", min_disks=5, max_disks=9, start="any"), 20) == (1.0, 1.0)
-    towers = Hanoi(start="tower", min_disks=2, max_disks=7, eval_size=10, eval_share=0.4, form="single")
-    assert expert_rate(towers, 10) == (1.0, 1.0)
-
-
 def test_single_answers_worked_by_hand(replies_to) -> None:
     full = [
         [1, "A", "C"],

@@ -247,29 +247,3 @@ def test_the_expert_reads_the_real_rows(choices: int) -> None:
         told = play(episode, episode.expert_reply)
         assert told[-1].metrics["success"] == 1 and told[-1].metrics["calls"] == len(task.data["needs"])
         assert all(step.metrics["tool_errors"] == 0 for step in told[:-1])
-
-
-def test_the_expert_is_right_and_hundred_random_episodes_end() -> None:
-    taskset = HotpotQA().taskset()
-    wins = 0.0
-    for number, task in enumerate(taskset.tasks("train")[:100]):
-        episode = taskset.environment(task)
-        told = play(episode, episode.expert_reply)
-        assert len(told) == 3 and told[-1].metrics["success"] == 1
-        guess = taskset.environment(task)
-        wins += play(guess, lambda e=guess, n=number: e.random_reply(n))[-1].metrics["success"]
-    assert 10 < wins < 45  # a quarter
-
-
-def test_a_fork_reads_on() -> None:
-    async def run() -> tuple[float, float]:
-        episode = HotpotEpisode(HotpotQA(), TASK)
-        await episode.reset()
-        await episode.step(visit("Oakham"))
-        twin = await episode.fork(7)
-        wrong = await episode.step(Message("assistant", "Final Answer: A", id="a"))
-        await twin.step(visit("Mia Vargas"))
-        right = await twin.step(Message("assistant", "Final Answer: B", id="b"))
-        return wrong.rewards["correct"], right.rewards["correct"]
-
-    assert asyncio.run(run()) == (0.0, 1.0)

@@ -12,7 +12,6 @@ from pydantic import ValidationError
 
 from silva.environments.worlds.longbench_v2 import Document, LongBench, LongBenchEpisode, journal
 from silva.errors import ConfigError
-from silva.rendering.tool_calls import parse_hermes
 from silva.types import Message, Task, ToolCall
 
 TEXT = "the cat sat here the dog ran away a bird sang loud"
@@ -200,31 +199,6 @@ def test_no_letter_is_a_good_guess_and_texts_are_in_one_split() -> None:
     assert min(letters.values()) > 150
     parts = [{task.data["document"] for task in taskset.tasks(s)} for s in ("train", "eval")]
     assert not parts[0] & parts[1]
-
-
-def play(played, reply) -> list:
-    async def run():
-        await played.reset()
-        told = []
-        while not told or not (told[-1].terminated or told[-1].truncated):
-            parsed = parse_hermes(reply())
-            told.append(await played.step(Message("assistant", parsed.content, tool_calls=parsed.calls)))
-        await played.close()
-        return told
-
-    return asyncio.run(run())
-
-
-def test_the_expert_is_right_and_hundred_random_episodes_end() -> None:
-    taskset = LongBench(words=1000).taskset()
-    wins = 0.0
-    for number, task in enumerate(taskset.tasks("train")[:100]):
-        expert = taskset.environment(task)
-        told = play(expert, expert.expert_reply)
-        assert told[-1].metrics["success"] == 1 and told[0].metrics["tool_errors"] == 0
-        guess = taskset.environment(task)
-        wins += play(guess, lambda e=guess, n=number: e.random_reply(n))[-1].metrics["success"]
-    assert 10 < wins < 45  # a quarter
 
 
 def test_parts_that_do_not_go_on_are_refused() -> None:

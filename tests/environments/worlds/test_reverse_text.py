@@ -53,9 +53,7 @@ def test_texts_are_made_as_asked_and_never_read_the_same_both_ways() -> None:
         assert task.answer == task.data["text"][::-1] != task.data["text"]
 
 
-def test_prompts_and_scripted_play(expert_rate, random_ends) -> None:
-    assert expert_rate(ReverseText(), 50) == (1.0, 1.0)
+def test_the_compact_prompt_is_the_text_alone() -> None:
     compact = ReverseText(style="compact")
     environment = compact.taskset().environment(TASK)
     assert asyncio.run(environment.reset()).messages[0].content == "muvo pot"
-    assert sum(end.metrics["success"] for end in random_ends(compact, "eval")) < 25

@@ -131,11 +131,6 @@ def test_the_expert_finds_its_way_after_other_moves(play_out) -> None:
     assert steps[-1].metrics["actions"] == 5.0  # down again, push, two to get below the box, push
 
 
-def test_a_random_player_seldom_solves_a_room(random_ends) -> None:
-    ends = random_ends(Sokoban(**TINY, eval_size=100), "eval")
-    assert 0 < sum(end.metrics["success"] for end in ends) < 20
-
-
 def test_no_room_is_held_out_and_trained_in_another_guise() -> None:
     """Turned, mirrored, shifted, or with the player elsewhere it is the same room."""
     rows = ["#######", "#__PO##", "#_X_###", "#######", "#######"]

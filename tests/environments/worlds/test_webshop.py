@@ -57,14 +57,6 @@ def test_the_expert_finds_its_way_from_anywhere(play_out) -> None:
     assert finished >= 30
 
 
-def test_random_visits_end_without_an_error_and_without_luck(random_ends) -> None:
-    ends = random_ends(WebShop())
-    assert all(end.terminated != end.truncated for end in ends)
-    assert any(end.terminated for end in ends) and any(end.truncated for end in ends)
-    assert sum(end.metrics["success"] for end in ends) <= 2
-    assert all(0 <= end.rewards["match"] <= 1 for end in ends)
-
-
 def test_the_pages_of_a_visit(replies_to) -> None:
     asin = MUG.asin.lower()
     results, item, chosen, features, back, end = visit(
