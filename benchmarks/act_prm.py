@@ -169,10 +169,10 @@ def measured(job: Job, name: str, run: Path) -> Stage:
 
 def likelihood(job: Job, weights: Path, *, thinks: bool) -> float:
     """Mean over the expert's actions on held-out tasks of exp(mean log p of its tokens)."""
-    from silva.commands.common import loaded
     from silva.protocols import Work
     from silva.rollouts.settings import ThoughtsRolloutSettings
     from silva.rollouts.thoughts import Thoughts
+    from silva.run import loaded
 
     flags = ["--model.type=pretrained", f"--model.name={weights}", *job.flags]
     config = config_of(job, "likelihood", flags).config

@@ -35,7 +35,6 @@ import numpy as np
 from common import CONFIGS, Row, machine, parser, results, write
 
 from silva.assembly import Assembly
-from silva.commands.common import loaded
 from silva.config.load import load
 from silva.engines.remote.engine import HttpEngine
 from silva.engines.remote.settings import ClientSettings
@@ -45,6 +44,7 @@ from silva.orchestrator.probe import Probe
 from silva.process import PARENT
 from silva.protocols import Engine
 from silva.registries import REGISTRIES
+from silva.run import loaded
 from silva.storage.metrics import read_metrics
 from silva.types import Completion, SamplingParams, Snapshot, TokenScores
 from silva.wire.transport import Peer

@@ -15,12 +15,12 @@ import pytest
 from tests import outside_parts
 
 from silva.assembly import Assembly
-from silva.commands.common import loaded
 from silva.commands.train import train
 from silva.config.load import load
 from silva.engines.local import engine as local
 from silva.engines.local.same_bits import RowRules
 from silva.registries import REGISTRIES
+from silva.run import loaded
 from silva.storage.metrics import read_metrics
 from silva.types import SamplingParams
 

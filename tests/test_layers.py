@@ -30,6 +30,7 @@ ROWS = [
     ["evaluation", "server"],
     ["orchestrator", "placement"],
     ["registries", "assembly", "process"],
+    ["run"],
     ["commands"],
     ["cli"],
     ["__main__"],

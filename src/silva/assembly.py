@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -14,11 +14,13 @@ from silva.config.sections import PretrainedModel
 from silva.environments.process.workers import Workers
 from silva.environments.tasks import check_splits
 from silva.errors import ConfigError, Escaped, ModelError, SilvaError, contained
+from silva.evaluation.evaluator import Evaluation, evaluate
 from silva.models.loading import LoadedModel, generation_stops, load_model, load_tokenizer, name_of
 from silva.orchestrator.tasks import Source, TaskStream
 from silva.ports import derive
-from silva.protocols import Engine, Placement, Remote, TaskSet, Trainer
+from silva.protocols import Actor, Engine, Placement, Remote, TaskSet, Trainer
 from silva.rendering.renderer import Renderer
+from silva.rollouts.faults import UNWATCHED, Watch
 from silva.storage.layout import steps_in
 
 if TYPE_CHECKING:
@@ -134,22 +136,23 @@ class Assembly:
             ]
         return found
 
-    def stream(
-        self,
-        purpose: str,
-        position: Mapping[str, int] | None = None,
-        *,
-        step: int = 1,
-        passed: Mapping[str, int] | None = None,
-        settings: DifficultyPools | None = None,
-        pools: Mapping[str, str] | None = None,
-        recent: Mapping[str, Sequence[str]] | None = None,
-    ) -> TaskStream:
+    def stream(self, purpose: str, *, step: int = 1, settings: DifficultyPools | None = None) -> TaskStream:
         sources = [Source(e.label, self.tasksets[e.label], e.weight) for e in self.config.environments]
-        seed = derive(self.config.seed, purpose)
-        return TaskStream(
-            sources, seed, position, step=step, passed=passed, settings=settings, pools=pools, recent=recent
-        )
+        return TaskStream(sources, derive(self.config.seed, purpose), step=step, settings=settings)
+
+    async def evaluate(
+        self,
+        actor: Actor,
+        renderer: Renderer | None,
+        on_episode: Callable[[int, int, str], None],
+        watch: Watch = UNWATCHED,
+    ) -> list[Evaluation]:
+        """Play the held-out tasks as the configuration says."""
+        config, rollout = self.config, self.config.rollout
+        return await evaluate(
+            self.tasksets, actor, renderer, config.eval, rollout.limits, seed=config.seed, redo=rollout.redo,
+            on_episode=on_episode, watch=watch, context=rollout.context,
+        )  # fmt: skip
 
     def close(self, *, wait: bool = True) -> None:
         self.placement.close(wait=wait)

@@ -101,7 +101,7 @@ def test_what_lasts_over_a_question_counts_on_both_sides(clock: Hand) -> None:
 
 def test_an_evaluation_is_no_part_of_a_step(clock: Hand) -> None:
     trace = Trace(None)
-    phases = Phases(None, trace.phase)
+    phases = Phases(trace.phase)
     with phases("train"), trace.call("trainer", "score"):
         clock.now += 1
     with phases("eval"), trace.request():

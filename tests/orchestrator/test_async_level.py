@@ -24,8 +24,7 @@ from silva.orchestrator import rl
 from silva.orchestrator.buffer import Buffer
 from silva.orchestrator.notices import Notices
 from silva.orchestrator.phases import Phases
-from silva.orchestrator.resume import restore
-from silva.orchestrator.state import RunState
+from silva.orchestrator.state import RunState, restore
 from silva.orchestrator.tasks import Source, TaskStream
 from silva.orchestrator.work import WorkQueue
 from silva.protocols import Work
@@ -106,14 +105,12 @@ def loop(path: Path, level: int, *, steps: int = 5, stuck: bool = False) -> rl.L
     ledger_path = path / "ledger.jsonl"
     ledger = Ledger.open(ledger_path) if ledger_path.exists() else Ledger.create(ledger_path)
     store = CheckpointStore(path / "checkpoints")
-    state, weights = restore(store, ledger)
-    version = json.loads((weights / "version.json").read_text()) if weights else 0
+    state, checkpoint = restore(store, ledger)
+    version = json.loads((checkpoint / "trainer" / "version.json").read_text()) if checkpoint else 0
     trainer, engine, made, monitor = Trainer(version), Engine(stuck), recipe("grpo"), MagicMock()
     engine.version = version
-    stream = TaskStream([Source("w", Tasks(), 1.0)], 0, state.tasks)  # type: ignore[arg-type]
-    work = WorkQueue(
-        stream, Rollout(engine), ledger, batch=4, steps=steps, level=level, again=state.in_flight
-    )
+    stream = TaskStream([Source("w", Tasks(), 1.0)], 0)  # type: ignore[arg-type]
+    work = WorkQueue(stream, Rollout(engine), ledger, batch=4, steps=steps, level=level)
 
     async def evaluate(when: str) -> list[Evaluation]:
         return [Evaluation("w", {}, {}, ())]
@@ -147,7 +144,7 @@ def test_rows_are_as_stale_as_the_level_allows(tmp_path: Path, level: int, versi
     made = loop(tmp_path, level)
     state = virtual_clock.run(made.run())
     assert cast(Any, made.parts.trainer).trained == versions
-    assert state.step == 5 and state.in_flight == []
+    assert state.step == 5 and state.parts["in_flight"] == []
     assert len(trained(tmp_path)) == 20 and audit(read(tmp_path / "ledger.jsonl"), finished=True) == []
 
 
@@ -169,7 +166,7 @@ def test_a_killed_run_trains_every_group_once(tmp_path: Path, level: int, killed
     with pytest.raises(KeyboardInterrupt):
         virtual_clock.run(killed.run())
     again = loop(tmp_path / "killed", level)
-    in_flight = [entry["id"] for entry in again.state.in_flight]
+    in_flight = [entry["id"] for entry in again.state.parts.get("in_flight", [])]
     assert again.state.step == killed_at - 1
     assert len(in_flight) == (4 * min(level, 5 - again.state.step) if again.state.step else 0)
     virtual_clock.run(again.run())
@@ -209,5 +206,5 @@ def test_an_engine_that_stays_behind_is_an_error(tmp_path: Path) -> None:
 
 def test_the_state_of_a_run_remembers_what_was_in_flight() -> None:
     entry = {"id": "s2g3", "environment": "w", "task": "t4", "temperature": 0.7}
-    state = RunState(step=2, in_flight=[entry])
+    state = RunState(step=2, parts={"in_flight": [entry]})
     assert RunState.decode(state.encode()) == state

@@ -53,7 +53,7 @@ def test_a_cut_off_episode_goes_on_with_the_value_of_its_next_state(
 
     trainer = LengthCritic()
     engine = SimpleNamespace(sleep=sleep, capabilities=SimpleNamespace(context=32))
-    buffer = SimpleNamespace(work=SimpleNamespace(level=0, in_flight=[]))
+    buffer = SimpleNamespace(work=SimpleNamespace(level=0, idle=True))
     made = recipe("ppo", whiten=None, **given)
     parts = SimpleNamespace(recipe=made, trainer=trainer, engine=engine, buffer=buffer)
     ((_, samples),) = asyncio.run(Updates(cast(Parts, parts)).rows(groups, len(groups), {}))

@@ -66,12 +66,14 @@ def test_the_oldest_make_room() -> None:
 
 def test_a_file_holds_all_that_training_reads() -> None:
     replay = filled(groups=4, max_staleness=9)
-    again = Replay.decode(replay.settings, 3, replay.encode())
+    again = Replay(replay.settings, 3)
+    again.load(replay.state())
     assert again.size == replay.size
     for mine, other in zip(replay.draw(6, 5), again.draw(6, 5), strict=True):
         assert (mine.key, mine.trajectories) == (other.key, other.trajectories)
         assert mine.task.environment == other.task.environment
-    assert Replay.decode(replay.settings, 3, Replay(replay.settings, 3).encode()).size == 0
+    again.load(Replay(replay.settings, 3).state())
+    assert again.size == 0
 
 
 def test_a_loss_without_a_ratio_needs_a_correction() -> None:

@@ -1,12 +1,13 @@
 """The order of training tasks: shares by weight, seeded passes, and going on in the middle."""
 
+import json
+
 import pytest
 from hypothesis import example, given
 from hypothesis import settings as examples
 from hypothesis import strategies as st
 
 from silva.algorithms.filters import DifficultyPools
-from silva.orchestrator.state import RunState
 from silva.orchestrator.tasks import Source, TaskStream
 from silva.types import Group, Segment, Task, Trajectory, Turn
 
@@ -20,9 +21,14 @@ class Listed:
         return self.all
 
 
-def stream(seed=0, position=None, weights=(1.0, 3.0), sizes=(5, 7)):
+def at(stream, **state):
+    stream.load(state)
+    return stream
+
+
+def stream(seed=0, weights=(1.0, 3.0), sizes=(5, 7)):
     sources = [Source(n, Listed(n, s), w) for n, s, w in zip("ab", sizes, weights, strict=True)]
-    return TaskStream(sources, seed, position)
+    return TaskStream(sources, seed)
 
 
 def drawn(stream, count):
@@ -52,14 +58,11 @@ def test_environments_take_turns_by_weight(weights, order):
 def test_each_pass_has_every_row_once_and_no_step_has_one_twice(size, step, seed, done, others, weights):
     sources = [Source(n, Listed(n, s), w) for n, s, w in zip("ab", (size, others), weights, strict=True)]
 
-    def going_on(position=None):
-        return TaskStream(sources, seed, position, step=step)
-
-    whole = going_on()
+    whole = TaskStream(sources, seed, step=step)
     drawn_of_a, draws = [], 0
     while len(drawn_of_a) < 3 * size:
         if draws == done:
-            resumed = going_on(RunState.decode(RunState(tasks=whole.position).encode()).tasks)
+            resumed = at(TaskStream(sources, seed, step=step), **whole.state())
         source, task = whole.draw()
         draws += 1
         if draws > done:
@@ -95,20 +98,12 @@ def test_no_step_repeats_a_task_while_pools_leave_as_many_normal_ones(
     settings = DifficultyPools(easy_fraction=share, hard_fraction=share)
     pools = {f"a/a{i}": "easy" if i % 2 else "hard" for i in range(int(solved * size))}
 
-    def going_on(**state):
-        return TaskStream(sources, seed, step=step, settings=settings, **state)
-
-    whole = going_on(pools=pools)
+    whole = at(TaskStream(sources, seed, step=step, settings=settings), pools=pools)
     drawn_of = {"a": [], "b": []}
     for draws in range(200):
         if draws == done:
-            saved = RunState(
-                tasks=whole.position, passed=whole.passed, pools=whole.pools, recent=whole.recent
-            )
-            saved = RunState.decode(saved.encode())
-            resumed = going_on(
-                position=saved.tasks, passed=saved.passed, pools=saved.pools, recent=saved.recent
-            )
+            resumed = TaskStream(sources, seed, step=step, settings=settings)
+            resumed.load(json.loads(json.dumps(whole.state())))
         source, task = whole.draw()
         if draws >= done:
             assert resumed.draw()[1] == task
@@ -135,7 +130,7 @@ def test_going_on_makes_the_tasks_of_one_pass_and_no_more():
 
     made = Made("a", 50)
     made.count = 0
-    TaskStream([Source("a", made, 1.0)], 0, {"a": 1007}).draw()
+    at(TaskStream([Source("a", made, 1.0)], 0), position={"a": 1007}).draw()
     assert made.count == 51
 
 
@@ -162,11 +157,11 @@ def test_a_position_is_all_there_is_to_go_on_from(done):
     first = stream()
     assert drawn(first, done) == whole[:done]
     assert sum(first.position.values()) == done
-    assert drawn(stream(position=dict(first.position)), 60 - done) == whole[done:]
+    assert drawn(at(stream(), position=dict(first.position)), 60 - done) == whole[done:]
 
 
 def test_an_environment_that_is_new_in_the_position_begins_at_its_start():
-    assert stream(position={"a": 4}).position == {"a": 4, "b": 0}
+    assert at(stream(), position={"a": 4}).position == {"a": 4, "b": 0}
 
 
 def played(task, *rewards):
@@ -178,9 +173,9 @@ def played(task, *rewards):
     )
 
 
-def pooled(position=None, pools=None, passed=None, weights=(1.0,), **settings):
+def pooled(weights=(1.0,), pools=None, **settings):
     sources = [Source(name, Listed(name, 40), weight) for name, weight in zip("ab", weights, strict=False)]
-    return TaskStream(sources, 0, position, passed=passed, settings=DifficultyPools(**settings), pools=pools)
+    return at(TaskStream(sources, 0, settings=DifficultyPools(**settings)), pools=pools or {})
 
 
 def test_pools_by_the_mean_of_the_last_group():
@@ -205,7 +200,7 @@ def test_easy_and_hard_tasks_come_again_as_often_as_their_shares_say():
 
 def test_where_every_task_is_passed_over_the_last_one_comes_all_the_same():
     made = pooled(pools={f"a/a{i}": "easy" for i in range(40)}, easy_fraction=0.0)
-    assert drawn(made, 1) == drawn(pooled(position={"a": 79}), 1)
+    assert drawn(made, 1) == drawn(at(pooled(), position={"a": 79}), 1)
     assert made.position == {"a": 80}
 
 
@@ -215,7 +210,7 @@ def test_pools_and_position_are_all_there_is_to_go_on_from():
     whole = drawn(first, 100)
     second = pooled(pools=pools)
     drawn(second, 37)
-    assert drawn(pooled(dict(second.position), second.pools, dict(second.passed)), 63) == whole[37:]
+    assert drawn(at(pooled(), **second.state()), 63) == whole[37:]
 
 
 def test_what_is_passed_over_is_no_part_of_a_share():
@@ -233,13 +228,12 @@ def test_what_is_passed_over_is_no_part_of_a_share():
 def test_draws_and_what_was_passed_over_are_told_apart_after_a_restart():
     pools = {f"a/a{i}": "easy" for i in range(40)}
 
-    def mixed(position=None, passed=None):
-        return pooled(position, pools, passed, weights=(1.0, 2.0), easy_fraction=0.2)
+    def mixed():
+        return pooled((1.0, 2.0), pools, easy_fraction=0.2)
 
     first = mixed()
     whole = drawn(first, 200)
     second = mixed()
     drawn(second, 73)
-    state = RunState.decode(RunState(tasks=second.position, passed=second.passed).encode())
-    third = mixed(state.tasks, state.passed)
+    third = at(mixed(), **second.state())
     assert drawn(third, 127) == whole[73:] and third.passed == first.passed

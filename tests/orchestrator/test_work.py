@@ -49,7 +49,7 @@ class Timed:
 def queue(
     path: Path, rollout: Timed, *, steps: int, batch: int = 4, level: int = 0, **given: Any
 ) -> WorkQueue:
-    stream = TaskStream([Source("w", given.pop("tasks", Tasks()), 1.0)], 0, given.pop("position", None))  # type: ignore[arg-type]
+    stream = TaskStream([Source("w", given.pop("tasks", Tasks()), 1.0)], 0)  # type: ignore[arg-type]
     ledger = Ledger.open(path) if path.exists() else Ledger.create(path)
     return WorkQueue(stream, rollout, ledger, batch=batch, steps=steps, level=level, **given)
 
@@ -85,7 +85,7 @@ def trained(
         training = Training(queue(path, rollout, steps=steps, level=level), rollout)
         for step in range(1, steps + 1):
             await training.step(step)
-        assert training.work.in_flight == []  # nothing is issued for steps behind the last one
+        assert training.work.idle  # nothing is issued for steps behind the last one
         return training, virtual_clock.now()
 
     return virtual_clock.run(run())
@@ -152,11 +152,11 @@ def test_what_was_in_flight_is_issued_again_under_its_id(tmp_path: Path) -> None
     """After two steps at level 1, four pieces of the third are in flight. They are played first again."""
     path, rollout = tmp_path / "ledger.jsonl", Timed(lambda work: 2.0)
 
-    async def begin() -> tuple[list[dict[str, Any]], dict[str, int], int]:
+    async def begin() -> tuple[list[dict[str, Any]], dict[str, Any], int]:
         training = Training(queue(path, rollout, steps=4, level=1), rollout)
         for step in (1, 2):
             await training.step(step)
-        state = training.work.in_flight, dict(training.work.stream.position), training.work.ledger.position
+        state = training.work.state(), training.work.stream.state(), training.work.ledger.position
         training.work.ledger.commit()
         await training.work.close()
         assert rollout.running == 0
@@ -167,9 +167,11 @@ def test_what_was_in_flight_is_issued_again_under_its_id(tmp_path: Path) -> None
     before = {r.fields["work"]: r.fields["task"] for r in read(path)}
 
     async def go_on() -> Training:
-        work = queue(path, rollout, steps=4, level=1, again=in_flight, position=position)
+        work = queue(path, rollout, steps=4, level=1)
+        work.stream.load(position)
+        work.load(in_flight)
         work.ledger.roll_back(ledger, 2)
-        assert work.in_flight == in_flight  # nothing has been played yet
+        assert work.state() == in_flight  # nothing has been played yet
         training = Training(work, rollout)
         for step in (3, 4):
             await training.step(step)
@@ -184,10 +186,11 @@ def test_what_was_in_flight_is_issued_again_under_its_id(tmp_path: Path) -> None
 
 def test_a_task_that_is_gone_is_named(tmp_path: Path) -> None:
     entry = {"id": "s2g3", "environment": "w", "task": "t49", "temperature": 1.0}
+    work = queue(tmp_path / "l.jsonl", Timed(lambda work: 1.0), steps=4, tasks=Tasks(49))
     with pytest.raises(
         CheckpointError, match=r"work s2g3 was in flight.* got no task 't49' of environment 'w'"
     ):
-        queue(tmp_path / "l.jsonl", Timed(lambda work: 1.0), steps=4, again=[entry], tasks=Tasks(49))
+        work.load([entry])
 
 
 def test_an_error_ends_what_is_taken_and_close_ends_the_rest(tmp_path: Path) -> None:

@@ -8,11 +8,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 from silva.assembly import Assembly, model_settings
-from silva.commands.common import loaded
 from silva.config.schema import run_config
 from silva.errors import ConfigError
 from silva.monitoring.printable import put
 from silva.registries import REGISTRIES
+from silva.run import loaded
 from silva.types import Message, SamplingParams
 
 

@@ -13,15 +13,16 @@ from rich.table import Table
 
 from silva.assembly import Assembly, model_settings
 from silva.commands.checks import only_evaluates
-from silva.commands.common import here, loaded, say
+from silva.commands.common import here
 from silva.config.schema import RunConfig
 from silva.errors import ConfigError
-from silva.evaluation.evaluator import Evaluation, evaluate
+from silva.evaluation.evaluator import Evaluation
 from silva.monitoring.printable import printable
 from silva.orchestrator import held_out
 from silva.protocols import Actor
 from silva.rendering.renderer import Renderer
 from silva.rollouts.actors import Policy, Script
+from silva.run import loaded, say
 
 
 def evaluate_config(
@@ -113,17 +114,8 @@ async def _evaluate_service(config: RunConfig) -> list[Evaluation]:
 async def _play(
     assembly: Assembly, actor: Actor, renderer: Renderer | None, console: Console
 ) -> list[Evaluation]:
-    config = assembly.config
     with Progress(console=console, transient=True) as progress:
         bar = progress.add_task("evaluating")
-        return await evaluate(
-            assembly.tasksets,
-            actor,
-            renderer,
-            config.eval,
-            config.rollout.limits,
-            seed=config.seed,
-            redo=config.rollout.redo,
-            context=config.rollout.context,
-            on_episode=lambda done, total, label: progress.update(bar, completed=done, total=total),
+        return await assembly.evaluate(
+            actor, renderer, lambda done, total, label: progress.update(bar, completed=done, total=total)
         )

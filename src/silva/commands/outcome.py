@@ -8,18 +8,15 @@ from pathlib import Path
 from typing import Any
 
 import silva
-from silva.assembly import Assembly
 from silva.models.loading import name_of
 from silva.monitoring.fall import with_interval
 from silva.monitoring.gap import gap
-from silva.monitoring.monitor import Monitor
 from silva.monitoring.report import write_report
 from silva.orchestrator.metrics import peak_memory_bytes
-from silva.orchestrator.phases import Phases
 from silva.orchestrator.silence import NOTHING
 from silva.orchestrator.state import RunState
+from silva.run import Run
 from silva.storage.metrics import read_metrics
-from silva.storage.run_folder import RunFolder
 from silva.storage.summary import write_summary
 
 Row = Mapping[str, Any]
@@ -40,10 +37,9 @@ class Outcome:
         return self.summary.get("steps_trained") != 0
 
 
-def finish(
-    assembly: Assembly, state: RunState, phases: Phases, run: RunFolder, monitor: Monitor, weights: Path
-) -> Outcome:
+def finish(run: Run, state: RunState, weights: Path) -> Outcome:
     """Summary, report and the last words of a run."""
+    monitor, folder = run.monitor, run.folder
     before, after = state.eval_before or [], state.eval_last or []
     summary = {
         "eval_before": before,
@@ -53,24 +49,24 @@ def finish(
         "tokens_generated": state.tokens_generated,
         "tokens_in_rows": state.tokens_in_rows,
         "tokens_trained": state.tokens_trained,
-        "seconds": dict(phases.total),
+        "seconds": dict(run.phases.total),
         "peak_memory_bytes": peak_memory_bytes(),
-        "seed": assembly.config.seed,
-        "model": name_of(assembly.config.model),
+        "seed": run.config.seed,
+        "model": name_of(run.config.model),
         "version": silva.__version__,
     }
-    write_summary(run.summary, summary)
+    write_summary(folder.summary, summary)
     for line in last_words(before, after):
         monitor.message(line, "result")
-    for line in gap(read_metrics(run.metrics), after):
+    for line in gap(read_metrics(folder.metrics), after):
         monitor.message(line, "warning")
     if not state.steps_trained:
         monitor.message(f"nothing was learned from rewards: {NOTHING}", "warning")
-    report = write_last_report(run, monitor, assembly)  # with the warnings above
+    report = write_last_report(run, run.assembly.tokenizer.decode)  # with the warnings above
     if report:
         monitor.message(f"report: {report}", "result")
     monitor.message(f"weights: {weights}", "result")
-    return Outcome(run.path, summary, report, weights)
+    return Outcome(folder.path, summary, report, weights)
 
 
 def last_words(before: Sequence[Row], after: Sequence[Row]) -> list[str]:
@@ -99,12 +95,12 @@ def _shown(row: Row | None, reward: Row | None) -> str:
     return f"{text} ({left_out} episodes left out{bounds})"
 
 
-def write_last_report(run: RunFolder, monitor: Monitor, assembly: Assembly | None) -> Path | None:
-    """None where none is wanted or the disk refuses; without an assembly rollouts show tokens, not text."""
-    if assembly is not None and not assembly.config.monitoring.report:
+def write_last_report(run: Run, decode: Any = None) -> Path | None:
+    """None where none is wanted or the disk refuses; without `decode` rollouts show tokens, not text."""
+    if not run.config.monitoring.report:
         return None
     try:
-        return write_report(run.path, assembly.tokenizer.decode if assembly else None)  # type: ignore[arg-type]
+        return write_report(run.folder.path, decode)
     except OSError as error:  # the run itself is whole
-        monitor.message(f"the report could not be written: {error}", "warning")
+        run.monitor.message(f"the report could not be written: {error}", "warning")
         return None

@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
 import torch
 
@@ -22,14 +22,13 @@ from silva.algorithms.compose import without_signal
 from silva.algorithms.settings import Algorithm
 from silva.assembly import Assembly, connected
 from silva.commands.checks import check, check_environments
-from silva.commands.common import here, loaded
+from silva.commands.common import here
 from silva.config.schema import RunConfig
 from silva.config.sections import TinyModel
 from silva.errors import NoSignalError
 from silva.models.loading import LoadedModel
 from silva.models.memory import in_words
 from silva.models.trie import build
-from silva.monitoring.monitor import Monitor
 from silva.orchestrator.sft import imitate
 from silva.orchestrator.silence import MANY_CUT, same_rewards, share_cut
 from silva.ports import derive
@@ -40,6 +39,7 @@ from silva.rollouts.episode import play
 from silva.rollouts.faults import tally
 from silva.rollouts.openings import misfits, openings
 from silva.rollouts.samples import trajectory_samples
+from silva.run import loaded
 from silva.trainer.explained_errors import refuse_too_large
 from silva.trainer.optimizer import learning_bytes
 from silva.types import Group, Task, Trajectory
@@ -197,11 +197,6 @@ def _quoted(text: str) -> list[str]:
     return [f"  | {line}" for line in text.split("\n")]
 
 
-class _Silent:
-    def stage(self, name: str, done: int = 0, total: int = 0) -> None:
-        """Nobody watches a probe."""
-
-
 async def _probe(assembly: Assembly) -> tuple[list[Group], list[str]]:
     """The first groups of the run, played, and what does not fit its limits."""
     config, rollout, warm = assembly.config, assembly.config.rollout, assembly.config.warm_start
@@ -213,8 +208,7 @@ async def _probe(assembly: Assembly) -> tuple[list[Group], list[str]]:
         trainer = await connected(assembly.trainer())
         shown = assembly.stream("warm", step=warm.episodes_per_step)
         await imitate(trainer, assembly.engine, shown, assembly.renderer, warm,
-                      rollout.limits, seed=config.seed, monitor=cast(Monitor, _Silent()),
-                      context=rollout.context)  # fmt: skip
+                      rollout.limits, seed=config.seed, context=rollout.context)  # fmt: skip
         await assembly.engine.load(await trainer.publish())
     elif warm is not None:
         actor = Script(assembly.renderer, warm.mistakes, warm.noise)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from silva.algorithms.settings import Algorithm
 from silva.config.sections import Checkpoint
@@ -14,6 +15,7 @@ from silva.orchestrator.notices import Notices
 from silva.orchestrator.phases import Phases
 from silva.orchestrator.probe import Probe
 from silva.orchestrator.replay import Replay
+from silva.orchestrator.state import Stateful
 from silva.protocols import Engine, Trainer
 from silva.storage.checkpoints import CheckpointStore
 from silva.storage.ledger import Ledger
@@ -44,7 +46,7 @@ class Settings:
 
 @dataclass(frozen=True)
 class Parts:
-    """Everything the loop joins; constructed in commands/train.py.
+    """Everything the loop joins; constructed in commands/train.py. As one, it is `Stateful`.
 
     evaluate: plays the held-out tasks; its argument says when, for messages.
     idle: metrics of how idle parts were since it was asked last; none if they share a process.
@@ -64,3 +66,17 @@ class Parts:
     replay: Replay | None = None
     probe: Probe | None = None  # None: the engine shares the trainer's parameters
     idle: Callable[[], dict[str, float]] = dict
+
+    @property
+    def stateful(self) -> dict[str, Stateful]:
+        """What a checkpoint remembers besides the trainer, replayed groups and the loop's own counts."""
+        return {"tasks": self.buffer.work.stream, "in_flight": self.buffer.work, "seconds": self.phases}
+
+    def state(self) -> dict[str, Any]:
+        return {name: part.state() for name, part in self.stateful.items()}
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        """A part that `state` does not know stays at its beginning."""
+        for name, part in self.stateful.items():
+            if name in state:
+                part.load(state[name])

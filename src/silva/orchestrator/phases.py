@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 
@@ -14,14 +14,18 @@ class Phases:
     `during` of its name is entered for as long as a phase lasts.
     """
 
-    def __init__(
-        self,
-        total: dict[str, float] | None = None,
-        during: Callable[[str], AbstractContextManager[None]] = lambda name: nullcontext(),
-    ):
+    def __init__(self, during: Callable[[str], AbstractContextManager[None]] = lambda name: nullcontext()):
         self._during = during
-        self.total: defaultdict[str, float] = defaultdict(float, total or {})
+        self.total: defaultdict[str, float] = defaultdict(float)
         self.step: defaultdict[str, float] = defaultdict(float)
+
+    def state(self) -> dict[str, float]:
+        return dict(self.total)
+
+    def load(self, state: Mapping[str, float]) -> None:
+        """Add what the run took until its checkpoint; this process has loaded its parts already."""
+        for name, seconds in state.items():
+            self.total[name] += seconds
 
     @contextmanager
     def __call__(self, name: str) -> Iterator[None]:

@@ -36,8 +36,9 @@ class _Held:
 class Replay:
     """The buffer of one run."""
 
-    def __init__(self, settings: ReplaySettings, seed: int, held: Iterable[_Held] = ()):
-        self.settings, self.seed, self._held = settings, seed, list(held)
+    def __init__(self, settings: ReplaySettings, seed: int):
+        self.settings, self.seed = settings, seed
+        self._held: list[_Held] = []
 
     @property
     def size(self) -> int:
@@ -65,7 +66,7 @@ class Replay:
         self._held += [_Held(step, group) for group in groups]
         del self._held[: max(0, len(self._held) - self.settings.capacity)]
 
-    def encode(self) -> bytes:
+    def state(self) -> bytes:
         """As a parquet file of rollouts. Of a task only its name and its environment are kept."""
         return encode_rollouts(
             [
@@ -76,12 +77,11 @@ class Replay:
             ]
         )
 
-    @classmethod
-    def decode(cls, settings: ReplaySettings, seed: int, data: bytes) -> Replay:
+    def load(self, state: bytes) -> None:
         """Raises RecordError if the file is none of rollouts."""
-        held = []
-        for (step, key), rows in groupby(decode_rollouts(data), lambda row: (row.step, row.group)):
+        self._held = []
+        for (step, key), rows in groupby(decode_rollouts(state), lambda row: (row.step, row.group)):
             first, *others = rows
             task = Task(first.task, first.environment, 0, {})
-            held.append(_Held(step, Group(key, task, tuple(row.trajectory for row in (first, *others)))))
-        return cls(settings, seed, held)
+            group = Group(key, task, tuple(row.trajectory for row in (first, *others)))
+            self._held.append(_Held(step, group))

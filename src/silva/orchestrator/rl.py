@@ -61,6 +61,7 @@ class Loop:
 
     def __init__(self, parts: Parts, state: RunState):
         self.parts, self.state = parts, state
+        parts.load(state.parts)
         self._updates = Updates(parts)
         self._saved: RunState | None = None  # that of the newest checkpoint written by this process
 
@@ -114,7 +115,7 @@ class Loop:
         elif state.eval_before is None:
             evaluations = await interrupt.during(self._evaluate(0))
             before = records(evaluations)
-            self.state = state.replace(eval_before=before, eval_last=before, seconds=dict(p.phases.total))
+            self.state = state.replace(eval_before=before, eval_last=before, parts=p.state())
             p.monitor.step(0, metrics.eval_metrics(evaluations) | metrics.perf_metrics(p.phases.step))
 
     async def _step(self, interrupt: Interrupt) -> None:
@@ -220,7 +221,7 @@ class Loop:
     ) -> None:
         """The state after the step. Its numbers wait there until its evaluation is done, however often that
         is interrupted."""
-        p, work = self.parts, self.parts.buffer.work
+        p = self.parts
         means = metrics.mean_of_updates(updates)
         controllers = next_state(
             p.recipe, self.state.controllers, batch.groups,
@@ -230,12 +231,8 @@ class Loop:
         generated = sum(s.count for turn in turns for s in turn.segments if s.source == "policy")
         self.state = self.state.replace(
             step=batch.step,
-            tasks=dict(work.stream.position),
-            passed=dict(work.stream.passed),
-            pools=dict(work.stream.pools),
-            recent={label: list(ids) for label, ids in work.stream.recent.items()},
-            in_flight=work.in_flight,
             ledger=p.ledger.position,
+            parts=p.state(),
             controllers=controllers,
             tokens_generated=self.state.tokens_generated + generated,
             tokens_in_rows=self.state.tokens_in_rows + sum(len(s) for s in samples),
@@ -243,7 +240,6 @@ class Loop:
             steps_trained=self.state.steps_trained + p.notices.step(batch, samples),
             failing=self.state.failing + 1 if self._fails(batch) else 0,
             updates=self.state.updates + len(updates),
-            seconds=dict(p.phases.total),
             pending=metrics.batch_metrics(batch)
             | metrics.advantage_metrics(samples)
             | means
@@ -265,7 +261,7 @@ class Loop:
             pending["perf/seconds/eval"] = p.phases.step["eval"]
             warning = fallen(self.state, records(evaluations), settings.steps, p.store.path)
             self.state, best = compared(self.state, evaluations)
-        self.state = self.state.replace(pending=None, seconds=dict(p.phases.total))
+        self.state = self.state.replace(pending=None, parts=p.state())
         p.monitor.step(step, pending)
         if warning:
             p.monitor.message(warning, "warning")
@@ -295,7 +291,7 @@ class Loop:
 
             files: dict[str, Writer] = {"trainer": trainer, "state.json": state.encode()}
             if p.replay:
-                files[REPLAY] = p.replay.encode()
+                files[REPLAY] = p.replay.state()
             await asyncio.to_thread(p.store.save, step, files, {"ledger": state.ledger})
             p.ledger.record("checkpoint", step=step, position=state.ledger)
             p.ledger.commit()

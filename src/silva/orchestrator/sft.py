@@ -13,14 +13,13 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from silva.algorithms.aggregation import normalise
 from silva.config.sections import ContextSettings, Limits, Sampling, WarmStart
 from silva.errors import NoSignalError
 from silva.evaluation.evaluator import reports_success, success
-from silva.monitoring.monitor import Monitor
 from silva.orchestrator.interrupt import Interrupt
 from silva.orchestrator.schedule import optim_params
 from silva.orchestrator.tasks import TaskStream
@@ -62,7 +61,7 @@ async def imitate(
     limits: Limits,
     *,
     seed: int,
-    monitor: Monitor,
+    stage: Callable[[str, int, int], None] = lambda name, done, total: None,
     watch: Watch = UNWATCHED,
     context: ContextSettings = FULL,
 ) -> Imitation:
@@ -70,6 +69,7 @@ async def imitate(
 
     Args:
         trainer: whose optimizer is at its start.
+        stage: told how far it is.
         context: what the policy will be shown of an episode.
         engine: asked only for the success that may end the warm start.
 
@@ -105,7 +105,7 @@ async def imitate(
                 losses.append(metrics["loss"])
                 in_rows += sum(map(len, rows))
                 trained += sum(int((row.loss_weights > 0).sum()) for row in rows)
-            monitor.stage("warm start", step + 1, settings.steps)
+            stage("warm start", step + 1, settings.steps)
             interrupt.check()
             if settings.stop_success is not None and (step + 1) % WINDOW == 0:
                 await engine.load(await trainer.publish())

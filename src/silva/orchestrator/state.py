@@ -1,36 +1,45 @@
-"""What a run is besides its weights: where it stands after a whole step. Plain JSON, in every checkpoint."""
+"""What a run is besides its weights: where it stands after a whole step, and where it goes on.
+
+Plain JSON, in every checkpoint. What a part remembers is its own affair: it says it in `state()` and takes it
+back in `load()`, and `Parts.stateful` lists such parts.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import json
 from dataclasses import dataclass, field
-from typing import Any
+from pathlib import Path
+from typing import Any, Protocol
 
 from silva.errors import CheckpointError
+from silva.storage.checkpoints import CheckpointStore
+from silva.storage.ledger import Ledger
+
+
+class Stateful(Protocol):
+    """A part that goes on, after a restart, where it was."""
+
+    def state(self) -> Any:
+        """Where it stands now, as plain JSON that later changes of the part leave alone."""
+
+    def load(self, state: Any) -> None:
+        """Take up what `state` gave; before anything else is asked of the part."""
 
 
 @dataclass(frozen=True)
 class RunState:
-    """`pending`: numbers of a step whose evaluation was interrupted and is still to be done.
-
-    `in_flight`: work that had been issued and was not taken by a step; a restart issues it again.
-    """
+    """`pending`: numbers of a step whose evaluation was interrupted and is still to be done."""
 
     step: int = 0
-    tasks: dict[str, int] = field(default_factory=dict)  # TaskStream.position
-    passed: dict[str, int] = field(default_factory=dict)  # TaskStream.passed
-    in_flight: list[dict[str, Any]] = field(default_factory=list)  # WorkQueue.in_flight
     ledger: int = 0  # Ledger.position
+    parts: dict[str, Any] = field(default_factory=dict)  # by name in Parts.stateful
     updates: int = 0  # optimizer steps, which schedules count
-    pools: dict[str, str] = field(default_factory=dict)  # TaskStream.pools
-    recent: dict[str, list[str]] = field(default_factory=dict)  # TaskStream.recent
     controllers: dict[str, float] = field(default_factory=dict)  # see algorithms/compose.py
     tokens_generated: int = 0
     tokens_in_rows: int = 0
     tokens_trained: int = 0  # those with a loss
-    seconds: dict[str, float] = field(default_factory=dict)
-    steps_trained: int = 0  # steps that taught something, see silence.py
+    steps_trained: int = 0  # steps that taught something, see notices.py
     failing: int = 0  # steps in a row, up to this one, with more than `rollout.max_failed` without a result
     best: dict[str, Any] | None = None  # evaluation.evaluator.Standing
     best_step: int | None = None
@@ -53,7 +62,41 @@ class RunState:
 
     @classmethod
     def decode(cls, data: bytes) -> RunState:
+        """Raises CheckpointError if this is no state, or one of another version of Silva."""
         try:
-            return cls(**json.loads(data))
+            found = dict(json.loads(data))
         except (ValueError, TypeError) as error:
             raise CheckpointError(f"state.json of the checkpoint cannot be read: {error}") from error
+        if other := sorted(found.keys() - {known.name for known in dataclasses.fields(cls)}):
+            raise CheckpointError(
+                "the checkpoint is of another version of Silva: its state.json has "
+                f"{', '.join(other)}, which this version does not know. Go on with the version that wrote "
+                "it, choose another --name, or start again with --overwrite."
+            )
+        return cls(**found)
+
+
+def restore(store: CheckpointStore, ledger: Ledger) -> tuple[RunState, Path | None]:
+    """The state of the newest whole checkpoint and its folder; a new state and None if there is none.
+    The ledger is rolled back to it.
+
+    Raises:
+        CheckpointError: a checkpoint's state cannot be read, or no checkpoint is whole.
+    """
+    newest = store.newest()
+    if newest is None:
+        if store.skipped:
+            raise CheckpointError(
+                "no checkpoint of this run is whole, so it cannot go on:\n  "
+                + "\n  ".join(store.skipped)
+                + "\nPut one back, or start again with --overwrite."
+            )
+        if ledger.position:
+            ledger.roll_back(0, 0)
+        return RunState(), None
+    step, path = newest
+    state = RunState.decode((path / "state.json").read_bytes())
+    if state.step != step:
+        raise CheckpointError(f"{path}: state.json says step {state.step}, expected {step}")
+    ledger.roll_back(state.ledger, step)  # also from its very end: work in flight there is issued again
+    return state, path

@@ -7,9 +7,11 @@ were easy or hard when they were last played come again only now and then.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, replace
 from itertools import count, islice
 from random import Random
+from typing import Any
 
 from silva.algorithms.filters import DifficultyPools, difficulty
 from silva.ports import derive, uniform
@@ -27,9 +29,12 @@ class Source:
 
 
 class TaskStream:
-    """An endless sequence of training tasks. `position`, `passed`, `pools` and `recent` are all its state.
+    """An endless sequence of training tasks.
 
     step: draws that may belong to one step, in which no task comes twice if there are as many tasks.
+    settings: of pools; None: there are none.
+
+    Its state:
     position: tasks drawn or skipped per environment, which is its place in the order of its tasks.
     passed: tasks skipped because of their pool; they do not count towards the environment's share.
     pools: "easy" or "hard", by environment and task; the others are normal.
@@ -41,22 +46,27 @@ class TaskStream:
         self,
         sources: list[Source],
         seed: int,
-        position: Mapping[str, int] | None = None,
         *,
         step: int = 1,
-        passed: Mapping[str, int] | None = None,
         settings: DifficultyPools | None = None,
-        pools: Mapping[str, str] | None = None,
-        recent: Mapping[str, Sequence[str]] | None = None,
     ):
         self.sources, self.seed, self.step, self.settings = sources, seed, step, settings
-        self.position = {w.label: int((position or {}).get(w.label, 0)) for w in sources}
-        self.passed = {w.label: int((passed or {}).get(w.label, 0)) for w in sources}
-        self.pools: dict[str, str] = dict(pools or {})
-        self.recent = {w.label: list((recent or {}).get(w.label, ())) for w in sources}
         self._tasks = {w.label: w.taskset.tasks("train") for w in sources}
+        self.load({})
+
+    def state(self) -> dict[str, Any]:
+        found = {"position": self.position, "passed": self.passed, "pools": self.pools, "recent": self.recent}
+        return deepcopy(found)
+
+    def load(self, state: Mapping[str, Mapping[str, Any]]) -> None:
+        """What is not in `state` is at its beginning."""
+        labels = list(self._tasks)
+        self.position: dict[str, int] = dict.fromkeys(labels, 0) | dict(state.get("position", {}))
+        self.passed: dict[str, int] = dict.fromkeys(labels, 0) | dict(state.get("passed", {}))
+        self.pools: dict[str, str] = dict(state.get("pools", {}))
+        self.recent: dict[str, list[str]] = {w: list(state.get("recent", {}).get(w, ())) for w in labels}
         self._orders = {
-            label: passes(tasks, derive(seed, "order", label), step, start=self.position[label])
+            label: passes(tasks, derive(self.seed, "order", label), self.step, start=self.position[label])
             for label, tasks in self._tasks.items()
         }
 

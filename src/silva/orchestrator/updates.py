@@ -39,7 +39,7 @@ class Updates:
         if not samples:
             return rows
         self._check_fresh(samples, {group.key for group in groups[own:]})
-        if not p.buffer.work.in_flight:
+        if p.buffer.work.idle:
             await p.engine.sleep()
         ends = next_states(groups, p.engine.capabilities.context) if p.recipe.bootstraps else []
         signals = await p.trainer.score([*samples, *ends], p.recipe.needs) if p.recipe.needs else Signals()

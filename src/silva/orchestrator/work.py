@@ -60,11 +60,8 @@ class WorkQueue:
         steps: of the whole run: nothing is issued for steps behind the last one.
         level: how many batches may be in flight behind the one that is collected.
         max_updates: how many updates work in flight may live through; None: any number.
-        again: what was in flight at the checkpoint from which the run goes on, as of `in_flight`. It is
-            issued first, under the ids it had.
 
-    Raises:
-        CheckpointError: a task in `again` does not exist any more.
+    Its state is what has been issued and not been taken.
     """
 
     def __init__(
@@ -77,18 +74,20 @@ class WorkQueue:
         steps: int,
         level: int = 0,
         max_updates: int | None = None,
-        again: Sequence[Mapping[str, Any]] = (),
         on_played: Callable[[int, int], None] = lambda done, total: None,
     ):
         self.stream, self.rollout, self.ledger, self.on_played = stream, rollout, ledger, on_played
         self.batch, self.steps, self.level, self.max_updates = batch, steps, level, max_updates
         self._flights: deque[Flight] = deque()
-        self._again = deque(self._restored(entry) for entry in again)
+        self._again: deque[tuple[str, Work]] = deque()
         self._step, self._count = 0, 0  # of the newest id
 
     @property
-    def in_flight(self) -> list[dict[str, Any]]:
-        """What has been issued and not been taken, as plain JSON."""
+    def idle(self) -> bool:
+        """Nothing is in flight."""
+        return not self._flights and not self._again
+
+    def state(self) -> list[dict[str, Any]]:
         waiting = [*((f.environment, f.work) for f in self._flights), *self._again]
         return [
             {
@@ -97,6 +96,14 @@ class WorkQueue:
             }
             for label, w in waiting
         ]  # fmt: skip
+
+    def load(self, state: Sequence[Mapping[str, Any]]) -> None:
+        """What was in flight at the checkpoint is issued first, under the ids it had.
+
+        Raises:
+            CheckpointError: a task of it does not exist any more.
+        """
+        self._again = deque(self._restored(entry) for entry in state)
 
     async def take(
         self, count: int, step: int, *, attempt: int, temperature: float, ahead: int = 0

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 
 from silva.errors import CheckpointError
-from silva.orchestrator.resume import restore
-from silva.orchestrator.state import RunState
+from silva.orchestrator.parts import Parts
+from silva.orchestrator.state import RunState, restore
 from silva.storage.checkpoints import CheckpointStore
 from silva.storage.ledger import Ledger, audit, read
 
@@ -31,7 +32,7 @@ def saved(path: Path, step: int, state: RunState) -> CheckpointStore:
 def test_the_newest_checkpoint_and_its_place_in_the_ledger(tmp_path: Path, ledger: Ledger) -> None:
     state = RunState(step=2, ledger=2)
     store = saved(tmp_path, 2, state)
-    assert restore(store, ledger) == (state, store.path(2) / "trainer")
+    assert restore(store, ledger) == (state, store.path(2))
     assert read(ledger.path)[-1].fields == {"to": 2, "step": 2}
 
 
@@ -57,3 +58,35 @@ def test_a_state_of_another_step_is_refused(tmp_path: Path, ledger: Ledger) -> N
     with pytest.raises(CheckpointError, match=r"step_2: state\.json says step 1, expected 2"):
         restore(saved(tmp_path, 2, RunState(step=1, ledger=2)), ledger)
     assert ledger.position == 3  # nothing was rolled back
+
+
+def test_the_checkpoint_of_another_version_is_refused_with_what_to_do(tmp_path: Path, ledger: Ledger) -> None:
+    store = CheckpointStore(tmp_path / "checkpoints")
+    state = {"step": 2, "ledger": 2, "tasks": {"lake": 12}, "in_flight": [], "seconds": {"train": 1.5}}
+    store.save(2, {"state.json": json.dumps(state).encode(), "trainer/weights": b"w"}, {"ledger": 2})
+    with pytest.raises(CheckpointError, match=r"state\.json has in_flight, seconds, tasks.*--overwrite"):
+        restore(store, ledger)
+    assert ledger.position == 3  # nothing was rolled back
+
+
+def test_a_part_that_the_checkpoint_does_not_know_stays_at_its_beginning() -> None:
+    """As one that a later version of Silva adds."""
+
+    class Counter:
+        def __init__(self) -> None:
+            self.count = 0
+
+        def state(self) -> int:
+            return self.count
+
+        def load(self, state: int) -> None:
+            self.count = state
+
+    class Two(Parts):
+        stateful = {"old": Counter(), "new": Counter()}  # type: ignore[assignment]  # noqa: RUF012
+
+        def __init__(self) -> None: ...
+
+    parts = Two()
+    parts.load({"old": 7})
+    assert parts.state() == {"old": 7, "new": 0}
