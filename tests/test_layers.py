@@ -19,7 +19,7 @@ from silva.registries import REGISTRIES
 # evaluation plays episodes, so it stands on rollouts; the loop evaluates while it trains, so it stands on
 # evaluation; a plan refuses what a launch does.
 ROWS = [
-    ["errors", "signals", "usage"],
+    ["errors", "signals", "usage", "aio"],
     ["types", "ports", "scratch", "thoughts"],
     ["compute", "wire"],
     ["protocols", "config"],

@@ -33,8 +33,8 @@ from silva.monitoring import busy
 from silva.monitoring.monitor import Monitor
 from silva.monitoring.printable import printable
 from silva.monitoring.trace import Trace
-from silva.orchestrator import held_out
-from silva.orchestrator.activity import Activity
+from silva.orchestrator.evaluations import held_out_changes, record_held_out
+from silva.orchestrator.notices import Activity
 from silva.orchestrator.phases import Phases
 from silva.orchestrator.sft import Imitation, imitate
 from silva.orchestrator.state import RunState, restore
@@ -222,8 +222,8 @@ def _tell(run: Run, began: busy.Sample | None) -> None:
     if elsewhere := folder.note_machine(assembly.engine.machine):
         monitor.message(elsewhere, "warning")
     if folder.state == "new":
-        held_out.record(folder.path, assembly.tasksets)
-    for note in held_out.changes(folder.path, assembly.tasksets, config.eval.tasks):
+        record_held_out(folder.path, assembly.tasksets)
+    for note in held_out_changes(folder.path, assembly.tasksets, config.eval.tasks):
         monitor.message(note, "warning")
 
 

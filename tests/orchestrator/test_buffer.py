@@ -11,7 +11,6 @@ from silva.config.sections import Limits
 from silva.errors import NoSignalError
 from silva.orchestrator.buffer import Buffer
 from silva.orchestrator.rl import split
-from silva.orchestrator.rollout_rows import training_rows
 from silva.orchestrator.tasks import Source, TaskStream
 from silva.orchestrator.work import WorkQueue
 from silva.rollouts.settings import LinearRolloutSettings
@@ -102,7 +101,7 @@ def test_without_the_filter_equal_groups_are_kept_and_failed_ones_are_not(tmp_pa
 def test_a_group_that_failed_in_part_trains_on_the_rest(tmp_path):
     batch = collect(tmp_path, PARTLY, groups=1)
     assert [t.id for t in batch.kept[0].scored] == ["s7g0/1", "s7g0/2"]
-    assert [(row.status, row.reason) for row in training_rows(batch, [])] == [
+    assert [(row.status, row.reason) for row in batch.rows([])] == [
         ("failed", "redo: step: ValueError: 0"), ("trained", ""), ("trained", "")]  # fmt: skip
     sealed = next(r for r in read(tmp_path / "ledger.jsonl") if r.event == "sealed")
     assert sealed.fields["groups"]["s7g0"]["rewards"] == [None, 0.0, 1.0]
@@ -155,7 +154,7 @@ def test_what_is_left_over_is_surplus(tmp_path):
     batch = collect(tmp_path, VARIED, groups=3, recipe=Grpo(oversample=1.5))
     assert keys(batch.kept) == ["s7g0", "s7g1", "s7g2"]
     assert dropped(batch) == [("s7g3", "surplus"), ("s7g4", "surplus")]
-    assert [row.status for row in training_rows(batch, [])] == ["trained"] * 6 + ["dropped"] * 4
+    assert [row.status for row in batch.rows([])] == ["trained"] * 6 + ["dropped"] * 4
 
 
 def test_without_a_filter_only_what_is_missing_is_refilled(tmp_path):

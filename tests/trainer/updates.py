@@ -10,7 +10,7 @@ import torch
 
 from silva.config.sections import Optimizer
 from silva.models.loading import LoadedModel
-from silva.orchestrator.schedule import optim_params
+from silva.orchestrator.updates import optim_params
 from silva.trainer.local import LocalTrainer
 from silva.trainer.settings import LocalTrainerSettings
 from silva.types import LossSpec, Sample

@@ -18,7 +18,7 @@ from silva.config.schema import RunConfig
 from silva.errors import ConfigError
 from silva.evaluation.evaluator import Evaluation
 from silva.monitoring.printable import printable
-from silva.orchestrator import held_out
+from silva.orchestrator.evaluations import held_out_changes
 from silva.protocols import Actor
 from silva.rendering.renderer import Renderer
 from silva.rollouts.actors import Policy, Script
@@ -82,7 +82,7 @@ async def _evaluate(config: RunConfig, policy: str, run: Path | None) -> list[Ev
     console = Console(stderr=True)
     with loaded(config) as assembly:
         await assembly.connect()
-        changes = held_out.changes(run, assembly.tasksets, config.eval.tasks) if run else []
+        changes = held_out_changes(run, assembly.tasksets, config.eval.tasks) if run else []
         for note in (*assembly.data_notes, *assembly.notes, *changes):
             say(note, console)
         actor: Actor

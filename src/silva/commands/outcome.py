@@ -13,7 +13,7 @@ from silva.monitoring.fall import with_interval
 from silva.monitoring.gap import gap
 from silva.monitoring.report import write_report
 from silva.orchestrator.metrics import peak_memory_bytes
-from silva.orchestrator.silence import NOTHING
+from silva.orchestrator.notices import NOTHING
 from silva.orchestrator.state import RunState
 from silva.run import Run
 from silva.storage.metrics import read_metrics

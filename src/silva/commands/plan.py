@@ -29,8 +29,8 @@ from silva.errors import NoSignalError
 from silva.models.loading import LoadedModel
 from silva.models.memory import in_words
 from silva.models.trie import build
+from silva.orchestrator.notices import MANY_CUT, same_rewards, share_cut
 from silva.orchestrator.sft import imitate
-from silva.orchestrator.silence import MANY_CUT, same_rewards, share_cut
 from silva.ports import derive
 from silva.protocols import Actor
 from silva.rendering.renderer import Renderer

@@ -23,14 +23,16 @@ from typing import Any
 
 import numpy as np
 
+from silva.aio import gather
 from silva.config.sections import ContextSettings, Eval, Limits
 from silva.evaluation.statistics import Estimate, estimate, pass_at_k
 from silva.ports import derive
 from silva.protocols import Actor, TaskSet
 from silva.rendering.renderer import Renderer
 from silva.rollouts.context import FULL
-from silva.rollouts.episode import play
+from silva.rollouts.episode import play, tries
 from silva.rollouts.faults import UNWATCHED, Watch, tally
+from silva.storage.rollouts import RolloutRow
 from silva.types import Task, Trajectory
 
 MANY_CUT = 0.1
@@ -140,6 +142,15 @@ def reports_success(trajectories: Iterable[Trajectory]) -> bool:
     return not any(t.failure is None and t.stop_reason in ("terminated", "truncated") for t in played)
 
 
+def rollout_rows(step: int, evaluations: Sequence[Evaluation]) -> list[RolloutRow]:
+    """All episodes, for the file of rollouts."""
+    return [
+        RolloutRow(step, task.id, e.environment, f"eval:{task.id}", t, "eval", reason=t.error or "")
+        for e in evaluations
+        for task, t in e.episodes
+    ]
+
+
 def records(evaluations: Sequence[Evaluation]) -> list[dict[str, Any]]:
     """All of them as summary.json holds them: one object a metric of each environment."""
     return [row for e in evaluations for row in e.rows()]
@@ -178,30 +189,19 @@ async def evaluate(
         nonlocal done
         first = derive(seed, "eval", label, task.id, sample)
         async with places:
-            for attempt in range(redo + 1):
-                trajectory = await play(
-                    task,
-                    taskset,
-                    actor,
-                    renderer,
-                    limits,
-                    id=f"eval:{task.id}/{sample}",
-                    seed=derive(first, attempt) if attempt else first,
-                    watch=watch,
-                    context=context,
-                )
-                if trajectory.failure != "redo":
-                    break
+            trajectory = await tries(
+                redo,
+                lambda attempt: play(
+                    task, taskset, actor, renderer, limits, id=f"eval:{task.id}/{sample}",
+                    seed=derive(first, attempt) if attempt else first, watch=watch, context=context,
+                ),
+            )  # fmt: skip
         done += 1
         on_episode(done, len(jobs), label)
         return trajectory
 
-    try:
-        async with asyncio.TaskGroup() as group:
-            running = [group.create_task(one(*job)) for job in jobs]
-    except ExceptionGroup as errors:  # the others were cancelled; the first is what went wrong
-        raise errors.exceptions[0] from None
-    played = [(job[0], job[2], task.result()) for job, task in zip(jobs, running, strict=True)]
+    ended = await gather(one(*job) for job in jobs)
+    played = [(job[0], job[2], trajectory) for job, trajectory in zip(jobs, ended, strict=True)]
     return [
         _evaluation(label, [(task, t) for name, task, t in played if name == label], k) for label in tasksets
     ]

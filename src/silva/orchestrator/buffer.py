@@ -11,7 +11,7 @@ work have a group that is kept; a piece may give several.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from silva.algorithms.compose import compare, drop_reason, with_penalties
@@ -23,7 +23,8 @@ from silva.ports import crash_point
 from silva.rollouts.faults import tally
 from silva.rollouts.settings import RolloutSettings
 from silva.storage.ledger import Ledger, token_digest
-from silva.types import Group, Trajectory
+from silva.storage.rollouts import RolloutRow, Status
+from silva.types import Group, Sample, Trajectory
 
 
 @dataclass(frozen=True)
@@ -80,6 +81,24 @@ class Batch:
     def filled(self) -> list[Piece]:
         """Pieces with a group that is kept."""
         return [piece for piece in self.pieces if piece.kept]
+
+    def rows(self, samples: Iterable[Sample]) -> list[RolloutRow]:
+        """For the file of rollouts: groups that are kept, then those dropped. `samples`: what was trained."""
+        advantages = {s.trajectory: float(s.advantages[-1]) for s in samples if s.advantages is not None}
+
+        def rows(group: Group, status: Status, reason: str = "") -> list[RolloutRow]:
+            return [
+                RolloutRow(
+                    self.step, group.task.id, group.task.environment, group.key, t,
+                    status=status if t.failure is None else "failed",
+                    reason=reason if t.failure is None else f"{t.failure}: {t.error}",
+                    advantage=advantages.get(t.id),
+                )
+                for t in group.trajectories
+            ]  # fmt: skip
+
+        kept = [row for group in self.kept for row in rows(group, "trained")]
+        return kept + [row for d in self.dropped for row in rows(d.group, "dropped", d.reason)]
 
 
 class Buffer:

@@ -14,7 +14,8 @@ import torch
 
 from silva.algorithms.diagnostics import collapse
 from silva.protocols import Trainer
-from silva.types import Group, Sample, Turn
+from silva.rollouts.samples import to_score
+from silva.types import Group, Turn
 
 MOST = 16  # tasks: 256 rows
 
@@ -32,7 +33,7 @@ async def collapse_metrics(trainer: Trainer, groups: Sequence[Group]) -> dict[st
     if len(firsts) < 2:
         return {}
     prompts, replies = list(firsts), list(firsts.values())
-    rows = [_row(prompt, reply) for reply in replies for prompt in prompts]
+    rows = [to_score(prompt, reply, "collapse", "collapse") for reply in replies for prompt in prompts]
     scored = (await trainer.score(rows, frozenset({"logprobs"}))).logprobs
     assert scored is not None
     sums = [float(np.nansum(logprobs.astype(np.float64))) for logprobs in scored]
@@ -44,16 +45,3 @@ def _halves(turn: Turn) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """What was shown, and what the policy replied."""
     *shown, reply = turn.segments
     return tuple(t for segment in shown for t in segment.tokens), reply.tokens
-
-
-def _row(prompt: tuple[int, ...], reply: tuple[int, ...]) -> Sample:
-    places = np.repeat([0.0, 1.0], [len(prompt), len(reply)])
-    return Sample(
-        tokens=np.array([*prompt, *reply]),
-        loss_weights=places.astype(np.float32),
-        logprobs=np.full(len(places), np.nan),
-        temperatures=np.ones(len(places)),
-        versions=np.full(len(places), -1),
-        trajectory="collapse",
-        group="collapse",
-    )

@@ -8,6 +8,7 @@ from collections.abc import Coroutine
 from types import FrameType, TracebackType
 from typing import Any, TypeVar
 
+from silva.aio import first
 from silva.errors import PartLost
 from silva.signals import heard
 
@@ -59,13 +60,6 @@ class Interrupt:
             raise Interrupted
 
     async def during(self, work: Coroutine[Any, Any, T]) -> T:
-        task, asked = asyncio.ensure_future(work), asyncio.ensure_future(self._asked.wait())
-        try:
-            await asyncio.wait({task, asked}, return_when=asyncio.FIRST_COMPLETED)
-            if task.done():
-                return task.result()
+        if (done := await first(work, self._asked.wait())) is None:
             raise Interrupted
-        finally:
-            for each in (task, asked):
-                each.cancel()
-            await asyncio.gather(task, asked, return_exceptions=True)
+        return done.result()

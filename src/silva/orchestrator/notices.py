@@ -1,16 +1,79 @@
-"""What a run says of its steps: the first one that taught nothing, skipped updates, failed episodes."""
+"""What a run says of its steps and episodes, to people.
+
+    episodes ──> Activity    what they wait for; once each: a kind of fault, an environment that blocks
+    steps ─────> Notices     the first one that taught nothing, and why; skipped updates; failed episodes
+
+Counts are elsewhere (metrics, the notes of evaluations).
+"""
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 
+from silva.algorithms.filters import Reason
 from silva.algorithms.settings import Algorithm
 from silva.monitoring.monitor import Monitor
-from silva.orchestrator import silence
 from silva.orchestrator.buffer import Batch
-from silva.rollouts.faults import tally
-from silva.types import Sample
+from silva.rollouts.faults import Watch, kind, tally
+from silva.types import Group, Sample
+
+MOST_KINDS = 20  # so that errors whose text never repeats do not fill the terminal
+MANY_CUT = 0.25  # if a larger share of the replies is cut off, that comes first
+NOTHING = "no token had an advantage other than 0 in any step"
+TOLD_AFTER = 1.0  # seconds for which an environment has blocked the event loop
+
+
+class Activity(Watch):
+    """Turns the progress of episodes into heartbeats, and faults into messages."""
+
+    def __init__(self, monitor: Monitor):
+        self.monitor = monitor
+        self.waiting: dict[str, str] = {}
+        self.done, self.total = 0, 0
+        self._kinds: set[tuple[str, str]] = set()
+        self._blocked: defaultdict[str, list[float]] = defaultdict(list)
+
+    def turn(self, episode: str, waiting_for: str | None) -> None:
+        if waiting_for is None:
+            self.waiting.pop(episode, None)
+        else:
+            self.waiting[episode] = waiting_for
+        self._show()
+
+    def groups(self, done: int, total: int) -> None:
+        self.done, self.total = done, total
+        self._show()
+
+    def fault(self, environment: str, error: str, trace: str) -> None:
+        found = (environment, kind(error))
+        if found in self._kinds or len(self._kinds) == MOST_KINDS:
+            return
+        self._kinds.add(found)
+        where = " (traceback in run.log)" if trace else ""
+        self.monitor.message(f"{environment}: an episode failed: {error}{where}", "warning")
+        if trace:
+            self.monitor.log(f"{environment}: the first fault of its kind:\n{trace}", "warning")
+        if len(self._kinds) == MOST_KINDS:
+            self.monitor.message("further kinds of errors are only counted", "warning")
+
+    def blocked(self, environment: str, call: str, seconds: float) -> None:
+        times = self._blocked[environment]
+        told = sum(times) >= TOLD_AFTER
+        times.append(seconds)
+        if told or sum(times) < TOLD_AFTER:
+            return
+        self.monitor.message(
+            f"{environment}: {call} blocks the event loop, {max(times):.1f} s at a time: no other episode "
+            "runs in that time. Make long calls with `await asyncio.to_thread(...)`, or use an async "
+            "library.",
+            "warning",
+        )
+
+    def _show(self) -> None:
+        names = sorted(set(self.waiting.values()))
+        counts = [f"{list(self.waiting.values()).count(name)} {name}" for name in names]
+        self.monitor.stage("rollout", self.done, self.total, ", ".join(counts))
 
 
 class Notices:
@@ -27,10 +90,10 @@ class Notices:
         played = [t for g in batch.groups for t in g.trajectories]
         self._played += len(played)
         self._failures.update(t.error or "" for t in played if t.failure is not None)
-        taught = silence.teaches(self.recipe, samples)
+        taught = teaches(self.recipe, samples)
         if not taught and not self._silent:
             self._silent = True
-            self._warn(silence.explain(self.recipe, batch))
+            self._warn(explain(self.recipe, batch))
         return taught
 
     def update(self, step: int, metrics: Mapping[str, float]) -> None:
@@ -58,3 +121,54 @@ class Notices:
 
     def _warn(self, text: str) -> None:
         self.monitor.message(text, "warning")
+
+
+def teaches(recipe: Algorithm, samples: Sequence[Sample]) -> bool:
+    """Whether the loss of these rows depends on what was played.
+
+    If not, an entropy bonus or the pull towards the reference may still change the policy.
+    """
+    if recipe.imitates:
+        return bool(samples)
+    return any(s.advantages is not None and bool(s.advantages[s.loss_weights > 0].any()) for s in samples)
+
+
+def explain(recipe: Algorithm, batch: Batch) -> str:
+    """One or two sentences on why the rows of a batch teach nothing."""
+    counts = Counter(d.reason for d in batch.dropped)
+    if batch.kept:
+        what = "trained on rows whose advantages are all 0"
+    else:
+        reasons = ", ".join(f"{count} {reason}" for reason, count in counts.most_common())
+        what = f"trained nothing, since all {len(batch.dropped)} groups were left out ({reasons})"
+    return f"step {batch.step} {what}. {_advice(recipe, batch, counts)}"
+
+
+def _advice(recipe: Algorithm, batch: Batch, counts: Counter[Reason]) -> str:
+    if counts["too_easy"] or counts["too_hard"]:
+        return f"algorithm.difficulty_range = {list(recipe.difficulty_range or ())} may be too narrow."
+    if counts["failed"] and len(counts) == 1:
+        return "Every episode failed."
+    return same_rewards(batch.groups)
+
+
+def share_cut(groups: Sequence[Group]) -> float:
+    """Of the replies: how many ended for lack of room."""
+    turns = [turn for group in groups for turn in group.turns]
+    return sum(turn.cut for turn in turns) / max(1, len(turns))
+
+
+def same_rewards(groups: Sequence[Group]) -> str:
+    """What to change if the episodes of each of these groups earned the same."""
+    cut = share_cut(groups)
+    first = (
+        f"{cut:.0%} of the replies were cut off for lack of room (response/cut), perhaps before an answer: "
+        "first raise rollout.limits.max_turn_tokens (or max_episode_tokens). "
+    )
+    rewards = [t.raw_reward for group in groups for t in group.scored]
+    mean = sum(rewards) / max(1, len(rewards))
+    return (first if cut > MANY_CUT else "") + (
+        f"The episodes of a task all earned the same reward ({mean:.3g} on average): raise "
+        "rollout.group_size or algorithm.max_refills, choose easier or harder tasks, or begin with "
+        "[warm_start]."
+    )

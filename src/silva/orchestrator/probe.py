@@ -19,7 +19,7 @@ import numpy as np
 from silva.errors import EngineError
 from silva.ports import uniform
 from silva.protocols import Engine, Trainer
-from silva.types import Sample
+from silva.rollouts.samples import to_score
 
 LENGTH = 32  # tokens of the text
 MOST = {"float64": 1e-6, "float32": 1e-3, "bfloat16": 0.5, "float16": 0.5}
@@ -39,7 +39,7 @@ class Probe:
     """
 
     def __init__(self, vocabulary: int, dtype: str) -> None:
-        self._tokens = (uniform(0, np.arange(LENGTH)) * vocabulary).astype(np.int64)
+        self._tokens = (uniform(0, np.arange(LENGTH)) * vocabulary).astype(np.int64).tolist()
         self._most, self._rounding = MOST[dtype], LEAST[dtype]
         self._first: np.ndarray | None = None  # the trainer's answer to the first probe
         self._engines: tuple[float, ...] = ()
@@ -52,11 +52,11 @@ class Probe:
         Raises:
             EngineError: the engine does not sample from what was published.
         """
-        row = _row(self._tokens, trainer.version)
+        row = to_score(self._tokens[:1], self._tokens[1:], "probe", "probe")
         found = (await trainer.score([row], frozenset({"logprobs"}))).logprobs
         assert found is not None
         trainers = np.asarray(found[0], np.float64)[1:]
-        scores = await engine.score(self._tokens.tolist(), 1)
+        scores = await engine.score(self._tokens, 1)
         gap = trainers - np.asarray(scores.logprobs)
         self._refuse_stale(trainer.version, scores.version, scores.logprobs, trainers, gap)
         self._engines, self._trainers = scores.logprobs, trainers
@@ -92,16 +92,3 @@ class Probe:
 
 def _size(differences: np.ndarray) -> float:
     return float(np.sqrt(np.mean(differences**2)))
-
-
-def _row(tokens: np.ndarray, version: int) -> Sample:
-    """Of which every token but the first is scored."""
-    return Sample(
-        tokens=tokens,
-        loss_weights=(np.arange(len(tokens)) > 0).astype(np.float32),
-        logprobs=np.full(len(tokens), np.nan),
-        temperatures=np.ones(len(tokens)),
-        versions=np.full(len(tokens), version),
-        trajectory="probe",
-        group="probe",
-    )

@@ -25,7 +25,7 @@ from typing import TypeVar
 
 from silva.algorithms.compose import next_state
 from silva.errors import NoSignalError
-from silva.evaluation.evaluator import Evaluation, records
+from silva.evaluation.evaluator import Evaluation, records, rollout_rows
 from silva.orchestrator import metrics
 from silva.orchestrator.buffer import Batch
 from silva.orchestrator.collapse import collapse_metrics
@@ -33,7 +33,6 @@ from silva.orchestrator.evaluations import compared, fallen
 from silva.orchestrator.interrupt import Interrupt, Interrupted
 from silva.orchestrator.parts import Parts, Settings
 from silva.orchestrator.replay import FILE as REPLAY
-from silva.orchestrator.rollout_rows import evaluation_rows, training_rows
 from silva.orchestrator.state import RunState
 from silva.orchestrator.updates import Row, Updates
 from silva.ports import crash_point
@@ -127,7 +126,7 @@ class Loop:
             probed = await self._publish(step, trained=bool(done.updates))
         found = done.diagnosis | probed | p.idle() | metrics.engine_metrics(before, p.engine.counts())
         samples = [sample for _, samples in done.rows for sample in samples]
-        p.monitor.rollouts(step, training_rows(done.batch, samples))
+        p.monitor.rollouts(step, done.batch.rows(samples))
         self._advance(done.batch, samples, done.updates, found)
         await self._finish_step(self.state.pending or {}, interrupt)
 
@@ -274,7 +273,7 @@ class Loop:
     async def _evaluate(self, step: int) -> list[Evaluation]:
         self.parts.monitor.stage("eval", 0, 0)
         evaluations = await self.parts.evaluate(f"evaluation at step {step}")
-        self.parts.monitor.rollouts(step, evaluation_rows(step, evaluations))
+        self.parts.monitor.rollouts(step, rollout_rows(step, evaluations))
         return evaluations
 
     async def save(self) -> None:

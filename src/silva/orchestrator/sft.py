@@ -21,8 +21,8 @@ from silva.config.sections import ContextSettings, Limits, Sampling, WarmStart
 from silva.errors import NoSignalError
 from silva.evaluation.evaluator import reports_success, success
 from silva.orchestrator.interrupt import Interrupt
-from silva.orchestrator.schedule import optim_params
 from silva.orchestrator.tasks import TaskStream
+from silva.orchestrator.updates import optim_params
 from silva.ports import derive
 from silva.protocols import Actor, Engine, Trainer
 from silva.rendering.renderer import Renderer

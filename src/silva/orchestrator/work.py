@@ -19,18 +19,17 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
+from silva.aio import cancelled, gather
 from silva.errors import CheckpointError
 from silva.orchestrator.tasks import TaskStream
 from silva.ports import crash_point
 from silva.protocols import Rollout, Work
 from silva.storage.ledger import Ledger
 from silva.types import Group
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -126,7 +125,7 @@ class WorkQueue:
             self.on_played(done, count)
             return Played(flight.work, groups)
 
-        return await _gather([played(flight) for flight in taken])
+        return await gather(played(flight) for flight in taken)
 
     async def updated(self, version: int) -> int:
         """There is a new policy: what began too many updates ago, and has not ended, begins again.
@@ -142,7 +141,7 @@ class WorkQueue:
                 self._flights[place] = dataclasses.replace(flight, updates=flight.updates + 1)
             else:
                 old.append(flight)
-        await _cancelled(flight.groups for flight in old)
+        await cancelled(flight.groups for flight in old)
         for flight in old:
             self.ledger.record("restarted", work=flight.work.id, version=version)
         self.ledger.commit()
@@ -155,7 +154,7 @@ class WorkQueue:
         """Cancel what is in flight, and wait until it has ended."""
         tasks = [flight.groups for flight in self._flights]
         self._flights.clear()
-        await _cancelled(tasks)
+        await cancelled(tasks)
 
     def _issue(self, count: int, step: int, attempt: int, temperature: float) -> None:
         issued = [self._next(step, temperature) for _ in range(count)]
@@ -193,23 +192,3 @@ class WorkQueue:
             f"work {id} was in flight at the checkpoint: got no task {name!r} of environment {label!r}, "
             "expected the tasks with which the run began"
         )
-
-
-async def _cancelled(tasks: Iterable[asyncio.Task[Any]]) -> None:
-    """Cancel, and wait until each has ended."""
-    tasks = list(tasks)
-    for task in tasks:
-        task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)
-
-
-async def _gather(awaitables: Sequence[Awaitable[T]]) -> list[T]:
-    """Results in order; the first error cancels the others and is raised as it is."""
-    tasks = [asyncio.ensure_future(a) for a in awaitables]
-    try:
-        return await asyncio.gather(*tasks)
-    except BaseException:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        raise

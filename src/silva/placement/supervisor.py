@@ -29,6 +29,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from silva.aio import cancelled
 from silva.errors import SilvaError
 from silva.ports import CLOCK
 from silva.signals import TOLD, heard, held
@@ -228,10 +229,7 @@ class Supervisor:
         if running.reader is not None:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(running.reader, 1.0)
-        for task in (running.reader, running.watcher):
-            if task is not None:
-                task.cancel()
-                await asyncio.gather(task, return_exceptions=True)
+        await cancelled(task for task in (running.reader, running.watcher) if task is not None)
 
     async def _kill(self, running: Running) -> None:
         _signal_group(running, signal.SIGKILL)

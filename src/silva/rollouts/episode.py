@@ -64,6 +64,15 @@ async def play(
     return episode.trajectory()
 
 
+async def tries(redo: int, attempt: Callable[[int], Awaitable[Trajectory]]) -> Trajectory:
+    """Play with `attempt`, which is given its number; again, `redo` times at most, if there was no result."""
+    for number in range(redo + 1):
+        trajectory = await attempt(number)
+        if trajectory.failure != "redo":
+            break
+    return trajectory
+
+
 @dataclass
 class Episode:
     """An episode that can be taken up at any turn, any number of times.

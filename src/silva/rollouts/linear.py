@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 from silva.ports import derive
 from silva.protocols import Actor, Work
 from silva.rollouts.actors import Policy
-from silva.rollouts.episode import play
+from silva.rollouts.episode import play, tries
 from silva.rollouts.settings import LinearRolloutSettings
 from silva.rollouts.strategy import Strategy
 from silva.types import Group, Trajectory
@@ -26,20 +26,13 @@ class Linear(Strategy[LinearRolloutSettings]):
 
     async def _episode(self, work: Work, actor: Actor, index: int) -> Trajectory:
         id = f"{work.id}/{index}"
-        for attempt in range(self.settings.redo + 1):
-            trajectory = await play(
-                work.task,
-                work.taskset,
-                actor,
-                self.renderer,
-                self.settings.limits,
-                id=id,
-                seed=derive(self.seed, work.id, index, attempt),
-                on_turn=lambda waiting_for: self.on_turn(id, waiting_for),
-                watch=self.watch,
-                context=self.settings.context,
-            )
-            if trajectory.failure != "redo":
-                break
+        trajectory = await tries(
+            self.settings.redo,
+            lambda attempt: play(
+                work.task, work.taskset, actor, self.renderer, self.settings.limits, id=id,
+                seed=derive(self.seed, work.id, index, attempt), watch=self.watch,
+                on_turn=lambda waiting_for: self.on_turn(id, waiting_for), context=self.settings.context,
+            ),
+        )  # fmt: skip
         self.on_turn(id, None)
         return trajectory

@@ -51,14 +51,20 @@ def next_states(groups: Iterable[Group], longest: int) -> list[Sample]:
 
 
 def _next_state(trajectory: Trajectory, group: str) -> Sample:
-    tokens = (*trajectory.next_context, trajectory.next_context[-1])
+    shown = trajectory.next_context
+    return to_score(shown, shown[-1:], trajectory.id, group)
+
+
+def to_score(shown: Sequence[int], scored: Sequence[int], trajectory: str, group: str) -> Sample:
+    """A row that a trainer scores, at temperature 1, and that is never trained."""
+    weights = np.repeat([0.0, 1.0], [len(shown), len(scored)])
     return Sample(
-        tokens=_fixed(tokens, np.int64),
-        loss_weights=_fixed(np.arange(len(tokens)) == len(tokens) - 1, np.float32),
-        logprobs=_fixed(np.full(len(tokens), np.nan), np.float64),
-        temperatures=_fixed(np.ones(len(tokens)), np.float64),
-        versions=_fixed(np.full(len(tokens), -1), np.int64),
-        trajectory=trajectory.id,
+        tokens=_fixed([*shown, *scored], np.int64),
+        loss_weights=_fixed(weights, np.float32),
+        logprobs=_fixed(np.full(len(weights), np.nan), np.float64),
+        temperatures=_fixed(np.ones(len(weights)), np.float64),
+        versions=_fixed(np.full(len(weights), -1), np.int64),
+        trajectory=trajectory,
         group=group,
     )
 

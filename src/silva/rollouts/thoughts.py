@@ -22,7 +22,7 @@ from silva.errors import CapabilityError, ContextOverflow, NoReply
 from silva.ports import derive
 from silva.protocols import Reply, Request, Work
 from silva.rollouts.actors import Policy, Script, policy_segment
-from silva.rollouts.episode import play
+from silva.rollouts.episode import play, tries
 from silva.rollouts.settings import ThoughtsRolloutSettings
 from silva.rollouts.strategy import Strategy
 from silva.thoughts import CLOSE, OPEN
@@ -205,15 +205,18 @@ class Thoughts(Strategy[ThoughtsRolloutSettings]):
         settings = self.settings
         sampling = settings.sampling.model_copy(update={"temperature": work.temperature})
         policy = Policy(self.engine, self.renderer, sampling)
-        for attempt in range(settings.redo + 1):
+        thinker: Thinker
+
+        async def attempt(number: int) -> Trajectory:
+            nonlocal thinker
             thinker = Thinker(settings, policy, count, id)
-            trajectory = await play(
+            return await play(
                 work.task, work.taskset, thinker, self.renderer, settings.limits, id=id,
-                seed=derive(self.seed, id, attempt), watch=self.watch, context=settings.context,
+                seed=derive(self.seed, id, number), watch=self.watch, context=settings.context,
                 on_turn=lambda waiting_for: self.on_turn(id, waiting_for),
             )  # fmt: skip
-            if trajectory.failure != "redo":
-                break
+
+        trajectory = await tries(settings.redo, attempt)
         self.on_turn(id, None)
         return trajectory, thinker
 

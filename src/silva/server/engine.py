@@ -19,6 +19,7 @@ from typing import Any, ParamSpec, Protocol, TypeVar, runtime_checkable
 
 from starlette.types import Receive
 
+from silva.aio import first, gather
 from silva.errors import ContextOverflow, ModelError, SilvaError
 from silva.ports import CLOCK
 from silva.protocols import Engine, Streaming
@@ -148,7 +149,7 @@ class Service:
                 partial(self._sample, number, *each, live, stop, tools)
                 for number, each in enumerate(zip(prompts, params, strict=True))
             ]
-            return await _unless_gone(receive, _together(asked))
+            return await _unless_gone(receive, gather(each() for each in asked))
 
     async def score(
         self, receive: Receive, sequences: Sequence[Sequence[int]], start: int
@@ -156,7 +157,7 @@ class Service:
         """What the model makes of tokens[start:] of each; otherwise as `sample`."""
         with self._admitted(len(sequences), sum(map(len, sequences))):
             asked = [partial(self.engine.score, tokens, start) for tokens in sequences]
-            scores = await _unless_gone(receive, _together(asked))
+            scores = await _unless_gone(receive, gather(each() for each in asked))
         self.counts.add("scored_tokens", sum(len(each.logprobs) for each in scores))
         return scores
 
@@ -305,15 +306,6 @@ async def apart(size: int, work: Callable[P, T], *args: P.args, **kwargs: P.kwar
     return await asyncio.to_thread(work, *args, **kwargs)
 
 
-async def _together(asked: Sequence[Callable[[], Coroutine[Any, Any, T]]]) -> list[T]:
-    """All results in order; the first failure cancels the others."""
-    tasks = [asyncio.ensure_future(each()) for each in asked]
-    try:
-        return await asyncio.gather(*tasks)
-    finally:
-        await cancelled(tasks)
-
-
 async def _unless_gone(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
     """The result of `work`, which is cancelled if the client goes away first."""
 
@@ -321,18 +313,6 @@ async def _unless_gone(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
         while (await receive())["type"] != "http.disconnect":
             pass
 
-    task, watch = asyncio.ensure_future(work), asyncio.ensure_future(gone())
-    try:
-        await asyncio.wait((task, watch), return_when=asyncio.FIRST_COMPLETED)
-        if not task.done():
-            raise HttpError(GONE, "the client went away")
-        return task.result()
-    finally:
-        await cancelled((task, watch))
-
-
-async def cancelled(tasks: Sequence[asyncio.Task[Any]]) -> None:
-    """Cancel them, and wait until they have ended."""
-    for task in tasks:
-        task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)
+    if (done := await first(work, gone())) is None:
+        raise HttpError(GONE, "the client went away")
+    return done.result()

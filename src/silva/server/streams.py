@@ -15,9 +15,9 @@ from typing import Any
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from silva.aio import cancelled
 from silva.rendering.renderer import Renderer
 from silva.server.bodies import SamplingBody
-from silva.server.engine import cancelled
 from silva.wire.guard import error_of
 
 Tell = Callable[[dict[str, Any]], None]  # takes a chunk

@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from silva.aio import first
 from silva.errors import PartLost, SilvaError, error_named
 from silva.ports import CLOCK
 from silva.protocols import TrainerCapabilities
@@ -107,12 +108,10 @@ class RemoteTrainer:
 
     async def _asking(self, doing: str, path: str, body: bytes) -> bytes:
         """The answer, as long as the server lives."""
-        call = asyncio.ensure_future(self._peer.send(path, body))
-        watch = asyncio.ensure_future(silence(self._peer, patience=DEAD_AFTER, every=CHECK))
+        watch = silence(self._peer, patience=DEAD_AFTER, every=CHECK)
         try:
-            await asyncio.wait({call, watch}, return_when=asyncio.FIRST_COMPLETED)
-            if call.done():
-                return call.result()
+            if done := await first(self._peer.send(path, body), watch):
+                return done.result()
             where = f"the trainer at {self._peer.address}"
             raise Unreachable(f"{where}: no sign of life for {DEAD_AFTER:g} s")
         except Unreachable as error:
@@ -120,10 +119,6 @@ class RemoteTrainer:
         except Refused as error:
             raised = self._raised(error)
             raise raised from raised.__cause__ or error
-        finally:
-            for each in (call, watch):
-                each.cancel()
-            await asyncio.gather(call, watch, return_exceptions=True)
 
     async def _awake(self) -> None:
         began, told = CLOCK.monotonic(), False

@@ -21,6 +21,7 @@ from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 from silva import __version__
+from silva.aio import cancelled
 from silva.errors import CapabilityError, ConfigError, SilvaError
 from silva.ports import CLOCK
 
@@ -214,8 +215,7 @@ async def _awake(work: Coroutine[Any, Any, T], seconds: float | None) -> T:
                 return task.result()
         raise TimeoutError
     finally:
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
+        await cancelled([task])
 
 
 def _json_of(peer: Peer, path: str, body: bytes) -> Any:

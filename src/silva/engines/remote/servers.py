@@ -19,6 +19,7 @@ from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from typing import Any, TypeVar
 
+from silva.aio import cancelled, first
 from silva.engines.remote.settings import ClientSettings
 from silva.engines.remote.wire import Dialect, Pulse
 from silva.errors import EngineError
@@ -185,9 +186,7 @@ class Servers:
         """Stop watching and close all connections."""
         tasks = self._watches + [server.joining for server in self.all if server.joining is not None]
         if self._loop is asyncio.get_running_loop():
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+            await cancelled(tasks)
         self._loop, self._watches = None, []
         for server in self.all:
             await server.peer.close()
@@ -256,8 +255,7 @@ class Servers:
         finally:
             server.running -= 1
             if not task.done():
-                task.cancel()  # closes the connection, which tells the server to stop
-                await asyncio.gather(task, return_exceptions=True)
+                await cancelled([task])  # closes the connection, which tells the server to stop
 
     def lose(self, server: Server, fault: Exception, *, silent: bool = False) -> None:
         """Take a server out, because of `fault`. `silent`: it gave no answer."""
@@ -281,13 +279,7 @@ class Servers:
         while True:
             server.wake.clear()
             await self._check(server)
-            rest = asyncio.ensure_future(CLOCK.sleep(self._settings.check_every))
-            woken = asyncio.ensure_future(server.wake.wait())
-            try:
-                await asyncio.wait({rest, woken}, return_when=asyncio.FIRST_COMPLETED)
-            finally:
-                rest.cancel()
-                woken.cancel()
+            await first(CLOCK.sleep(self._settings.check_every), server.wake.wait())
 
     async def _check(self, server: Server) -> None:
         loads, began, patience = server.loads, CLOCK.monotonic(), self._settings.dead_after

@@ -1,0 +1,36 @@
+"""Coroutines together: whoever stops waiting for one cancels it, and waits until it has ended."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Iterable
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+
+async def cancelled(tasks: Iterable[asyncio.Future[Any]]) -> None:
+    """Cancel them, and wait until each has ended."""
+    tasks = list(tasks)
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def gather(works: Iterable[Awaitable[T]]) -> list[T]:
+    """Results in order; the first error cancels the others and is raised as it is."""
+    tasks = [asyncio.ensure_future(work) for work in works]
+    try:
+        return await asyncio.gather(*tasks)
+    finally:
+        await cancelled(tasks)
+
+
+async def first(work: Awaitable[T], other: Awaitable[Any]) -> asyncio.Future[T] | None:
+    """`work` when it has ended, or None if `other` ended before. Neither goes on afterwards."""
+    both = asyncio.ensure_future(work), asyncio.ensure_future(other)
+    try:
+        await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
+        return both[0] if both[0].done() else None
+    finally:
+        await cancelled(both)
