@@ -48,6 +48,24 @@ class LoopClock(Clock):
         return now() + self.ahead
 
 
+class NoWait(Clock):
+    """Nobody waits: a pause is noted, and moves the clock on."""
+
+    def __init__(self, now: float = 1000.0) -> None:
+        self.now, self.slept = now, list[float]()
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def time(self) -> float:
+        return self.now
+
+    async def sleep(self, seconds: float) -> None:
+        self.slept.append(seconds)
+        self.now += seconds
+        await asyncio.sleep(0)
+
+
 class InLine(Executor):
     """Computes where it is asked to, so that no time passes meanwhile."""
 

@@ -7,12 +7,12 @@ import json
 import logging
 import zlib
 from collections.abc import Sequence
-from email.utils import formatdate
 from typing import Any, ClassVar
 
 import pytest
 from tests.engines.chat_server import Answer, Script, Server, called, said, serving
 from tests.tools.web_server import CUT, HANG
+from tests.virtual_clock import NoWait
 
 from silva.config.sections import Eval, Limits, Sampling
 from silva.engines.openai import ChatPolicy
@@ -23,7 +23,7 @@ from silva.environments.worlds.guess_number import GuessNumber
 from silva.errors import CapabilityError, ConfigError, CostLimit, EngineError
 from silva.evaluation.evaluator import Evaluation, evaluate, records
 from silva.models.tiny import tiny_tokenizer
-from silva.ports import Clock, use_clock
+from silva.ports import use_clock
 from silva.protocols import Reply, Request
 from silva.rendering.renderer import Renderer
 from silva.rendering.tool_calls import parse_hermes
@@ -33,20 +33,6 @@ KEY = "sk-test-123456"
 pytest.importorskip("openai")
 
 
-class Instant(Clock):
-    """Pauses take no time, and are noted."""
-
-    def __init__(self) -> None:
-        self.slept = list[float]()
-
-    def time(self) -> float:
-        return 1_800_000_000.0
-
-    async def sleep(self, seconds: float) -> None:
-        self.slept.append(seconds)
-        await asyncio.sleep(0)
-
-
 @pytest.fixture(autouse=True)
 def key(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", KEY)
@@ -54,7 +40,7 @@ def key(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def clock():
-    with use_clock(Instant()) as fake:
+    with use_clock(NoWait()) as fake:
         yield fake
 
 
@@ -206,15 +192,13 @@ BUSY = {"error": {"message": "slow down", "code": "rate_limit_exceeded"}}
     [
         ((429, {}, BUSY), None),
         ((429, {"Retry-After": "7"}, BUSY), 7.0),
-        ((429, {"retry-after-ms": "2500"}, BUSY), 2.5),
-        ((429, {"Retry-After": formatdate(1_800_000_009, usegmt=True)}, BUSY), 9.0),
         ((500, {}, {"error": {"message": "oops"}}), None),
-        ((503, {"Retry-After": "3"}, b"<html>down</html>"), 3.0),
+        ((503, {}, b"<html>down</html>"), None),
         (CUT, None),
         (b"{", None),
         ((200, {}, {"choices": []}), None),
     ],
-    ids=["429", "retry-after", "retry-after-ms", "date", "500", "503", "cut", "malformed", "empty"],
+    ids=["429", "retry-after", "500", "503", "cut", "malformed", "empty"],
 )
 def test_a_fault_that_passes_costs_a_pause_and_nothing_else(
     clock, fault: Answer, pause: float | None
@@ -267,7 +251,7 @@ def test_an_unreachable_api_is_no_result(clock) -> None:
         (found,) = await evaluate(
             {"g": GuessNumber(eval_size=1).taskset()}, actor, None, Eval(tasks=1), Limits(), seed=0, redo=0
         )
-        assert actor._service.counts.unknown_cost == 0.0  # nobody was there to charge for it
+        assert actor._requests.counts.unknown_cost == 0.0  # nobody was there to charge for it
         return found
 
     found = asyncio.run(go())
@@ -381,7 +365,7 @@ def test_the_key_is_in_no_log(clock, caplog: pytest.LogCaptureFixture) -> None:
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({"base_url": "localhost:8000"}, "begins with http"),
+        ({"base_url": "localhost:8000"}, "begins with http://"),
         ({"base_url": "https://me:secret@host/v1"}, "without a name or password"),
         ({"max_cost": 1.0}, "max_cost needs input_price and output_price"),
         ({"model": ""}, "at least 1 character"),

@@ -8,9 +8,9 @@ import pytest
 from tests.engines.chat_server import called, said
 
 from silva.engines.openai_messages import chat_messages, most_tokens, read_answer
-from silva.engines.service import Usage
 from silva.rendering.tool_calls import parse_hermes
 from silva.types import Message, ToolCall, ToolSpec
+from silva.wire.requests import Usage
 
 ADD = ToolSpec("add", "adds", {"type": "object", "properties": {"a": {"type": "integer"}}})
 NOW = ToolSpec("now", "the time", {"type": "object", "properties": {}})

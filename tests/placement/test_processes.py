@@ -13,7 +13,7 @@ import pytest
 from pydantic import ValidationError
 
 from silva.commands import supervise
-from silva.commands.serve import bind_of, here, key_of
+from silva.commands.serve import bind_of, checked_bind, here
 from silva.commands.supervise import OwnRun, parts_of
 from silva.config.load import Resolved, load
 from silva.engines.remote.engine import HttpEngine
@@ -122,7 +122,7 @@ def test_the_engine_knows_all_servers_and_the_key_is_in_no_address(monkeypatch: 
     assert isinstance(engine, HttpEngine)
     peers = [server.peer for server in engine._servers.all]
     assert [peer.address for peer in peers] == [*INFERENCE]
-    assert {peer._key for peer in peers} == {"k3y"} == {key_of(config)}
+    assert {peer._key for peer in peers} == {"k3y"} == {checked_bind(config, "inference", {})[1]}
 
 
 def test_a_part_has_everything_in_its_own_process() -> None:

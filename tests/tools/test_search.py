@@ -18,9 +18,10 @@ from silva.tools import TOOLS
 from silva.tools.backends import FORMS
 from silva.tools.calls import Calls, Limits
 from silva.tools.function import ToolError
-from silva.tools.search import SearchSettings, key_of
-from silva.tools.service import MALFORMED, ServiceFault, Transient
+from silva.tools.search import SearchSettings
+from silva.tools.web import MALFORMED, ServiceFault
 from silva.types import ToolCall
+from silva.wire.requests import Transient
 
 pytest.importorskip("httpx2", reason="needs httpx2: pip install 'silva[search]'")
 
@@ -253,9 +254,8 @@ def test_the_key_is_in_no_log(caplog) -> None:
 
 def test_a_missing_key_is_said_at_the_start(monkeypatch) -> None:
     monkeypatch.delenv("SERPER_API_KEY")
-    with pytest.raises(ConfigError, match=r"search\.backend \(serper\): SERPER_API_KEY is not set"):
+    with pytest.raises(ConfigError, match=r"search\.backend\.key_variable: SERPER_API_KEY is not set"):
         settings({"type": "serper"}).build()
-    assert key_of("", "x") == "" and key_of("A", "x", {"A": "b"}) == "b"
 
 
 @pytest.mark.parametrize("url", ["ftp://a.org", "a.org", "https://", "https://user:secret@a.org/x"])
@@ -286,7 +286,7 @@ def test_kept_answers_are_replayed_without_a_key(tmp_path, monkeypatch) -> None:
     monkeypatch.delenv("BRIGHTDATA_API_KEY")
     replayed, other = searched(made, "who is x", "other")
     assert replayed == "1. Page 1\n> One" and isinstance(other, ServiceFault)
-    assert "'other' is not in the cache, and search.backend (brightdata): BRIGHTDATA_API_KEY is not" in str(
+    assert "'other' is not in the cache, and search.backend.key_variable: BRIGHTDATA_API_KEY is not" in str(
         other
     )
 

@@ -17,7 +17,7 @@ from tests import virtual_clock
 
 from silva.errors import ConfigError
 from silva.ports import Clock, use_clock
-from silva.wire.transport import SHOWN, Peer, Refused, Unreachable, checked_address, silence
+from silva.wire.transport import SHOWN, Peer, Refused, Unreachable, part_address, silence
 
 T = TypeVar("T")
 SECRET = "k3y-of-mine"
@@ -341,7 +341,7 @@ def test_no_proxy_of_the_environment_stands_between(monkeypatch: pytest.MonkeyPa
     ],
 )
 def test_addresses(given: str, expected: str) -> None:
-    assert checked_address(given) == expected
+    assert part_address(given) == expected
 
 
 @pytest.mark.parametrize(
@@ -350,7 +350,7 @@ def test_addresses(given: str, expected: str) -> None:
 )
 def test_another_form_of_an_address_is_refused(given: str) -> None:
     with pytest.raises(ValueError, match=r"expected http://HOST:PORT, https://HOST or unix:PATH"):
-        checked_address(given)
+        part_address(given)
     with pytest.raises(ConfigError, match=r"trainer: got the address "):
         Peer(given, name="trainer")
 
@@ -358,7 +358,7 @@ def test_another_form_of_an_address_is_refused(given: str) -> None:
 def test_a_password_in_an_address_is_refused_and_not_repeated() -> None:
     for given in ("http://user:pass@host:1", "https://:pass@host/x"):
         with pytest.raises(ValueError, match="a key has an option of its own") as fault:
-            checked_address(given)
+            part_address(given)
         assert "pass@" not in str(fault.value)
         with pytest.raises(ConfigError) as refused:
             Peer(given, name="trainer")

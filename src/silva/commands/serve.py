@@ -28,15 +28,10 @@ from silva.storage.layout import Layout
 from silva.trainer.broadcast import BroadcastTrainer
 from silva.trainer.wire import Open
 from silva.types import Snapshot
+from silva.wire.requests import key_of
 from silva.wire.transport import UNIX
 
 NO_ENVIRONMENT = [{"type": "bandit"}]  # a trainer plays nothing, and a configuration has at least one
-
-
-def key_of(config: RunConfig) -> str:
-    """The key that clients must have; "" for none."""
-    variable = getattr(config.placement, "key_variable", "SILVA_API_KEY")
-    return os.environ.get(variable, "") if variable else ""
 
 
 def bind_of(config: RunConfig, part: str, given: Mapping[str, str]) -> Any:
@@ -75,7 +70,8 @@ def checked_bind(config: RunConfig, part: str, given: Mapping[str, str]) -> tupl
     """
     from silva.wire.listening import check_bind, check_free
 
-    bind, key = bind_of(config, part, given), key_of(config)
+    bind = bind_of(config, part, given)
+    key = key_of(getattr(config.placement, "key_variable", "SILVA_API_KEY"))  # which clients must have
     check_bind(bind, key)
     check_free(bind)
     return bind, key

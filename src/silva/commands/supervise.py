@@ -23,6 +23,7 @@ from silva.signals import TOLD
 from silva.storage import replaced
 from silva.storage.layout import Layout, steps_in
 from silva.storage.run_folder import owner
+from silva.wire.requests import key_of
 
 CRASH = ("SILVA_CRASH", "SILVA_CRASH_PROOF")
 LONGEST = 103  # bytes of a socket's path, on every system
@@ -40,7 +41,7 @@ def supervise(resolved: Resolved, argv: Sequence[str], flags: Sequence[str]) -> 
     check(config)
     run = Layout(Path(config.output_dir) / config.name)
     # Parts that run already have the user's key, and all have the same.
-    key = os.environ.get(placement.key_variable, "") or secrets.token_urlsafe(24)
+    key = key_of(placement.key_variable) or secrets.token_urlsafe(24)
     own = OwnRun(run, flags)
 
     def writes() -> bool:  # another `silva rl` may have the folder

@@ -10,6 +10,8 @@ from typing import Annotated, Literal, Self
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator, model_validator
 
+from silva.wire.transport import part_address, web_address
+
 Positive = Annotated[int, Field(gt=0)]
 Natural = Annotated[int, Field(ge=0)]
 Fraction = Annotated[float, Field(ge=0, le=1)]
@@ -19,16 +21,9 @@ NotNegative = Annotated[float, Field(ge=0)]
 Above0 = Annotated[float, Field(gt=0)]
 
 
-def _without_secret(url: str) -> str:
-    scheme, mark, rest = url.partition("://")
-    if scheme not in ("http", "https") or not mark or not rest:
-        raise ValueError("expected an address that begins with http:// or https://")
-    if "@" in rest.partition("/")[0]:
-        raise ValueError("expected an address without a name or password; key_variable names the key")
-    return url
-
-
-WebAddress = Annotated[str, AfterValidator(_without_secret)]
+WebAddress = Annotated[str, AfterValidator(web_address)]
+PartAddress = Annotated[str, AfterValidator(part_address)]
+"""Of a part of Silva in another process, or of an inference server."""
 
 
 class Section(BaseModel):

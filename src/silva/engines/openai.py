@@ -9,29 +9,26 @@
     429: the account has no money; 401, 403, 404   EngineError: ends the evaluation
     the next request may cost too much             CostLimit: ends the evaluation
 
-No fault ever becomes an answer. Not here: the forms of messages (openai_messages.py), and limits, pauses and
-costs (service.py).
+No fault ever becomes an answer. Not here: the forms of messages (openai_messages.py), the client
+(wire/chat_api.py), and limits, pauses and costs (wire/requests.py).
 """
 
 from __future__ import annotations
 
-import asyncio
-import os
 import re
 from collections.abc import Mapping
-from email.utils import parsedate_to_datetime
 from typing import Any, ClassVar
 
 from silva.config.sections import Sampling
 from silva.engines.openai_messages import Answer, chat_messages, chat_tools, most_tokens, read_answer
 from silva.engines.openai_settings import OpenAIEngineSettings
-from silva.engines.service import Service, Transient, Usage
-from silva.errors import CapabilityError, ConfigError, ContextOverflow, EngineError, NoReply
-from silva.ports import CLOCK
+from silva.errors import CapabilityError, ContextOverflow, EngineError, NoReply
 from silva.protocols import Reply, Request
 from silva.types import CompletionStop, Segment
+from silva.wire.chat_api import NO_MONEY, ChatApi
+from silva.wire.requests import Requests, Transient, Usage, hidden, key_of
+from silva.wire.transport import Refused
 
-AGAIN = (408, 409, 429)  # and all from 500
 REFUSED = (400, 413, 422)  # this request, not others
 WHOLE = ("stop", "tool_calls", "function_call", "length", "max_tokens")
 """Why an answer ends that is one; filters, errors and what is not known leave none."""
@@ -42,7 +39,6 @@ OVERFLOW = re.compile(
 )
 """The words of APIs for a dialogue that is too long. "max_tokens is too large" is not among them: that is a
 fault of the configuration."""
-SHOWN = 300  # characters of a message of the API
 
 
 class ChatPolicy:
@@ -67,28 +63,11 @@ class ChatPolicy:
                     f"eval.sampling.{name} = {getattr(sampling, name)}: a chat API has no {name}; expected 0"
                 )
         self.settings, self.sampling, self.system = settings, sampling, system
-        self._key = _key(settings.key_variable)
-        self._client = _client(settings, self._key)
-        self._service = Service(settings)
+        key = key_of(settings.key_variable, "engine.key_variable")
+        self._api = ChatApi("engine", settings.base_url, key, settings.timeout)
+        self.reach, self.close = self._api.reach, self._api.close
+        self._requests = Requests(settings.limits, settings.prices)
         self._thoughts_in = ""  # the field in which this server gives thoughts, once it has given some
-
-    async def reach(self) -> None:
-        """One request that costs nothing, before many are tried again and again.
-
-        Raises:
-            EngineError: nobody answers at the address.
-        """
-        import openai
-
-        try:
-            await self._client.models.with_raw_response.list()
-        except openai.APIConnectionError as error:
-            if "Connect" in type(error.__cause__).__name__:
-                why = self._hidden(str(error.__cause__))
-                address = f"engine.base_url = {self.settings.base_url}"
-                raise EngineError(f"{address}: nobody answers ({why})") from None
-        except openai.APIError:
-            pass  # an answer, even if it knows no list of models
 
     async def reply(self, request: Request) -> Reply:
         if request.prefill:
@@ -97,13 +76,14 @@ class ChatPolicy:
                 "cannot continue it; set prefill = false there"
             )
         body = self._body(request)
-        answer = await self._service.call(
+        answer = await self._requests.call(
             lambda: self._send(body, request),
-            tokens=(most_tokens(body), request.max_tokens),
             seed=request.seed,
+            most=Usage(most_tokens(body), request.max_tokens),
+            usage=lambda answer: answer.usage,
         )
         if answer.finish not in WHOLE:
-            self._service.counts.failed += 1
+            self._requests.counts.failed += 1
             raise NoReply(f"the API cut the answer: its finish_reason is {answer.finish!r}")
         self._thoughts_in = answer.thoughts_in or self._thoughts_in
         usage = answer.usage
@@ -114,10 +94,7 @@ class ChatPolicy:
     @property
     def notes(self) -> list[str]:
         """What was sent and spent so far."""
-        return [self._service.note()]
-
-    async def close(self) -> None:
-        await self._client.close()
+        return [f"{self.settings.model}: {self._requests.note()}"]
 
     def _body(self, request: Request) -> dict[str, Any]:
         """Sampling as the API has it by default is left out: some models take no other."""
@@ -138,97 +115,27 @@ class ChatPolicy:
             body["stop"] = list(sampling.stop)
         return body
 
-    async def _send(self, body: Mapping[str, Any], request: Request) -> tuple[Answer, Usage | None]:
-        import openai
-
-        limit = asyncio.timeout(self.settings.timeout)
+    async def _send(self, body: Mapping[str, Any], request: Request) -> Answer:
         try:
-            async with limit:
-                response = await self._client.chat.completions.with_raw_response.create(**body)
-        except openai.APIStatusError as error:
-            raise self._refusal(
-                error.status_code, error.response.headers, error.body, error.message
-            ) from None
-        except openai.APIConnectionError as error:
-            cause = error.__cause__
-            why = self._hidden(f"{type(cause).__name__}: {cause}" if cause else str(error))
-            # The request has not reached anybody if there was no connection.
-            raise Transient(
-                f"connection to {self.settings.base_url}: {why}",
-                charged="Connect" not in type(cause).__name__,
-            ) from None
-        except TimeoutError:
-            if not limit.expired():
-                raise
-            late = f"no answer within engine.timeout = {self.settings.timeout:g} s"
-            raise Transient(late, charged=True) from None
+            text = await self._api.complete(body)
+        except Refused as refused:
+            raise self._refusal(refused) from None
         try:
-            answer = read_answer(response.http_response.text, request.tools)
+            return read_answer(text, request.tools)
         except ValueError as error:
-            raise Transient(f"malformed answer: {self._hidden(str(error))}", charged=True) from None
-        return answer, answer.usage
+            raise Transient(f"malformed answer: {self._api.hidden(str(error))}", charged=True) from None
 
-    def _refusal(
-        self, status: int, headers: Mapping[str, str], body: object, message: str
-    ) -> Transient | EngineError | ContextOverflow:
-        code = str(body.get("code")) if isinstance(body, Mapping) else ""
-        if isinstance(body, Mapping) and body.get("detail"):  # FastAPI's
-            message = str(body["detail"])
-        message = message.removeprefix(f"Error code: {status} - ")
-        text = f"HTTP {status}: {self._hidden(message)}"
-        if status == 429 and code == "insufficient_quota":
+    def _refusal(self, refused: Refused) -> EngineError | ContextOverflow:
+        status, code, words = refused.status, refused.code, str(refused)
+        text, variable = hidden(words, ""), self.settings.key_variable or "engine.key_variable"
+        if code == NO_MONEY and status == 429:
             return EngineError(f"{text}. The account has no quota left")
-        if status in AGAIN or status >= 500:
-            return Transient(text, after=_retry_after(headers))
         if status in REFUSED:
-            overflow = OVERFLOW.search(f"{code} {message}".lower())
+            overflow = OVERFLOW.search(f"{code} {words}".lower())
             return ContextOverflow(text) if overflow else NoReply(text)
         hints = {
-            401: f"the key in {self.settings.key_variable or 'engine.key_variable'} is not accepted",
-            403: f"the key in {self.settings.key_variable or 'engine.key_variable'} may not do this",
+            401: f"the key in {variable} is not accepted",
+            403: f"the key in {variable} may not do this",
             404: f"check engine.base_url = {self.settings.base_url} and engine.model = {self.settings.model}",
         }
         return EngineError(f"{text}. {hints.get(status, 'Every request would be refused')}")
-
-    def _hidden(self, text: str) -> str:
-        """Without the key, which a server may repeat."""
-        text = text.replace(self._key, "***") if self._key else text
-        return text if len(text) <= SHOWN else text[:SHOWN] + "..."
-
-
-def _key(variable: str) -> str:
-    key = os.environ.get(variable, "") if variable else ""
-    if variable and not key:
-        raise ConfigError(
-            f"engine.key_variable: {variable} is not set; set it in the environment or in .env, or set "
-            'engine.key_variable = "" if the API needs no key'
-        )
-    return key
-
-
-def _client(settings: OpenAIEngineSettings, key: str) -> Any:
-    try:
-        import openai
-    except ImportError as error:
-        raise CapabilityError(
-            'engine.type = "openai" needs the package openai: pip install "silva[openai]"'
-        ) from error
-    return openai.AsyncOpenAI(
-        api_key=key or "none",  # the SDK wants one
-        base_url=settings.base_url,
-        timeout=settings.timeout,
-        max_retries=0,  # service.py tries again, and counts
-    )
-
-
-def _retry_after(headers: Mapping[str, str]) -> float | None:
-    """Seconds, from `retry-after-ms` or from `retry-after` (a number or a date)."""
-    for name, unit in (("retry-after-ms", 1e-3), ("retry-after", 1.0)):
-        try:
-            return max(0.0, float(headers[name]) * unit)
-        except (KeyError, ValueError):
-            continue
-    try:
-        return max(0.0, parsedate_to_datetime(headers["retry-after"]).timestamp() - CLOCK.time())
-    except (KeyError, ValueError):
-        return None

@@ -9,11 +9,11 @@ from typing import Any, NamedTuple
 
 from pydantic import BaseModel, Field, ValidationError
 
-from silva.engines.service import Usage
 from silva.rendering.openai import THOUGHTS, as_function, call_ids, reply_entry
 from silva.rendering.tool_calls import CLOSE, EXPECTED, OPEN, read_call
 from silva.thoughts import join_reasoning, split_reasoning
 from silva.types import Message, ToolCall, ToolSpec
+from silva.wire.requests import Usage
 
 NO_RESULT = "(no result)"
 

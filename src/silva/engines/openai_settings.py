@@ -6,7 +6,9 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
-from silva.config.sections import Natural, Positive, Sampling, Section, WebAddress
+from silva.config.requests import RequestSettings
+from silva.config.sections import Sampling, WebAddress
+from silva.wire.requests import Prices
 
 if TYPE_CHECKING:
     from silva.protocols import Actor, Context
@@ -14,7 +16,7 @@ if TYPE_CHECKING:
 Price = Annotated[float, Field(ge=0)]
 
 
-class OpenAIEngineSettings(Section):
+class OpenAIEngineSettings(RequestSettings):
     """A model behind a chat API (OpenAI, vLLM, llama.cpp, ...), for evaluation only."""
 
     only_evaluates: ClassVar[str] = "a chat API gives no token ids, no log-probabilities and no weights"
@@ -26,17 +28,6 @@ class OpenAIEngineSettings(Section):
     """Address of the API, without /chat/completions."""
     key_variable: str = "OPENAI_API_KEY"
     """Environment variable (or line of .env) that holds the key; "" for an API without keys."""
-    max_concurrent: Positive = 16
-    """Requests at once."""
-    requests_per_minute: Natural = 0
-    """Requests started in a minute, evenly spaced; 0: no limit."""
-    timeout: Annotated[float, Field(gt=0)] = 120.0
-    """Seconds that one request may take."""
-    retries: Natural = 5
-    """How often a request is tried again after a fault that may pass."""
-    max_wait: Annotated[float, Field(gt=0)] = 60.0
-    """Longest pause in seconds before a request is tried again. If the API asks for more, the request
-    fails."""
     limit_name: Literal["max_completion_tokens", "max_tokens"] = "max_completion_tokens"
     """What the API calls the limit of an answer; older servers know only max_tokens."""
     input_price: Price = 0.0
@@ -53,6 +44,12 @@ class OpenAIEngineSettings(Section):
         if self.max_cost is not None and not (self.input_price or self.output_price):
             raise ValueError("max_cost needs input_price and output_price")
         return self
+
+    @property
+    def prices(self) -> Prices:
+        return Prices(
+            self.input_price, self.output_price, self.cached_price, self.max_cost, setting="engine.max_cost"
+        )
 
     def policy(self, context: Context, sampling: Sampling) -> Actor:
         from silva.engines.openai import ChatPolicy

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from concurrent.futures import Executor
 from pathlib import Path
@@ -14,6 +13,7 @@ from silva.engines.remote.wire import dialect_of
 from silva.errors import CapabilityError
 from silva.trainer.remote import RemoteTrainer, plain_config
 from silva.trainer.wire import Open
+from silva.wire.requests import key_of
 from silva.wire.transport import Peer
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ class ServicesPlacement:
 
     def __init__(self, settings: ServicesPlacementSettings) -> None:
         self._settings = settings
-        self._key = os.environ.get(settings.key_variable, "") if settings.key_variable else ""
+        self._key = key_of(settings.key_variable)
 
     @property
     def compute(self) -> Executor:

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Literal
 
 from pydantic import field_validator
 
-from silva.config.sections import Above0, Natural, Positive, Section
-from silva.wire.transport import checked_address
+from silva.config.sections import Above0, Natural, PartAddress, Positive, Section
+from silva.wire.transport import part_address
 
 if TYPE_CHECKING:
     from silva.protocols import Placement
@@ -42,7 +42,7 @@ class ServicesPlacementSettings(Section):
     """Threads for torch in each process; 0 takes all cores."""
     trainer: str = ""
     """Address of a running `silva trainer`: http://HOST:PORT or unix:PATH; "": `silva rl` starts one."""
-    inference: tuple[str, ...] = ()
+    inference: tuple[PartAddress, ...] = ()
     """Addresses of running `silva inference` servers; without any, `silva rl` starts them."""
     servers: Positive = 1
     """How many inference servers `silva rl` starts."""
@@ -57,12 +57,7 @@ class ServicesPlacementSettings(Section):
     @field_validator("trainer")
     @classmethod
     def _is_an_address(cls, trainer: str) -> str:
-        return checked_address(trainer) if trainer else ""
-
-    @field_validator("inference")
-    @classmethod
-    def _are_addresses(cls, inference: tuple[str, ...]) -> tuple[str, ...]:
-        return tuple(map(checked_address, inference))
+        return part_address(trainer) if trainer else ""
 
     @property
     def starts(self) -> bool:

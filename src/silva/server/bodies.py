@@ -1,7 +1,7 @@
 """The fields of each route, with a limit on every number and list, and what they say of sampling.
 
 Sizes are limited here before anything is made of them. Not here: limits that depend on the model
-(service.py), and the messages and tools of a chat (dialogue.py).
+(engine.py), and the messages and tools of a chat (dialogue.py).
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """What search services are asked, and how their answers are read. Nothing is sent here.
 
-A reader raises one of MALFORMED (service.py) for an answer of another form. No results are an empty list.
+A reader raises one of MALFORMED (web.py) for an answer of another form. No results are an empty list.
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ from urllib.parse import urlencode
 
 from silva.tools.bm25 import Hit
 from silva.tools.search import BrightDataBackend, RetrievalServerBackend, SearxngBackend, SerperBackend
-from silva.tools.service import Call, Transient
+from silva.tools.web import Call
+from silva.wire.requests import Transient
 
 
 class Serper:

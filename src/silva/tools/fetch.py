@@ -25,7 +25,7 @@ from pydantic import Field
 from silva.errors import ConfigError
 from silva.tools.function import FunctionTool, ToolError, tool
 from silva.tools.quote import one_line, quoted
-from silva.tools.service import httpx
+from silva.tools.web import httpx
 
 if TYPE_CHECKING:
     from silva.tools.cache import Cache

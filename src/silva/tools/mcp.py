@@ -32,6 +32,8 @@ from pydantic import Field, model_validator
 from silva.config.sections import Above0, Positive
 from silva.errors import ConfigError
 from silva.tools.settings import ToolSettings
+from silva.wire.requests import key_of
+from silva.wire.transport import web_address
 
 if TYPE_CHECKING:
     from silva.protocols import Tool
@@ -71,9 +73,8 @@ class McpSettings(ToolSettings):
     def _has_one_address(self) -> Self:
         if bool(self.command) == bool(self.url):
             raise ValueError("expected one of command and url")
-        scheme, mark, rest = self.url.partition("://")
-        if self.url and (scheme not in ("http", "https") or not mark or "@" in rest.partition("/")[0]):
-            raise ValueError("url: expected http:// or https://, without a name or password")
+        if self.url:
+            web_address(self.url)
         if self.command and self.key_variable:
             raise ValueError("key_variable is for servers over HTTP; name it in `variables`")
         if self.url and self.variables:
@@ -95,10 +96,8 @@ class McpTools:
         from silva.tools.mcp_connection import sdk
 
         sdk()
-        missing = [
-            name for name in (*settings.variables, settings.key_variable) if name and name not in os.environ
-        ]
-        if missing:
+        key_of(settings.key_variable, "mcp.key_variable")  # missing: an error at the start
+        if missing := [name for name in settings.variables if name not in os.environ]:
             raise ConfigError(f"mcp: {', '.join(missing)} not set; set it in the environment or in .env")
         self.settings = settings
         self._loop: asyncio.AbstractEventLoop | None = None

@@ -25,6 +25,7 @@ from silva.tools.function import ToolError
 from silva.tools.mcp import McpSettings
 from silva.tools.quote import defuse, one_line
 from silva.types import ToolSpec
+from silva.wire.requests import key_of
 
 NAME = re.compile(r"[A-Za-z0-9_.-]{1,128}")
 MAX_PAGES = 100  # of a list of tools
@@ -141,7 +142,7 @@ class Connection:
             import httpx2
             from mcp.client.streamable_http import streamable_http_client
 
-            key = os.environ[settings.key_variable] if settings.key_variable else ""
+            key = key_of(settings.key_variable, "mcp.key_variable")
             client = httpx2.AsyncClient(
                 headers={"Authorization": f"Bearer {key}"} if key else {},
                 timeout=httpx2.Timeout(30.0, read=settings.timeout + 2 * BACKSTOP),

@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import asyncio
 import math
-import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field
 
+from silva.config.requests import RequestSettings
 from silva.config.sections import Above0, Fraction, Natural, NotNegative, Positive, Section, WebAddress
 from silva.errors import ConfigError
 from silva.tools.settings import ToolSettings
@@ -47,21 +47,15 @@ class Bm25Backend(Section):
     """How much long documents count less."""
 
 
-class WebBackend(Section):
-    """Base of the services: limits of requests."""
+class WebBackend(RequestSettings):
+    """Base of the services."""
 
-    key_variable: str = ""
-    """Environment variable (or line of .env) that holds the key; "" for a service without keys."""
     timeout: Above0 = 20.0
     """Seconds that one request may take."""
     retries: Natural = 4
     """How often a request is tried again after a fault that may pass."""
     max_wait: Above0 = 30.0
     """Longest pause in seconds before a request is tried again. If the service asks for more, it fails."""
-    max_concurrent: Positive = 16
-    """Requests at once."""
-    requests_per_minute: Natural = 0
-    """Requests started in a minute by one process, evenly spaced; 0: no limit."""
     max_requests: Natural = 0
     """Requests that may ever be sent, tries included, by all users of one cache. After that, episodes have no
     result. 0: no limit."""
@@ -254,7 +248,8 @@ class Web:
     def __init__(self, settings: Any, cache: Cache, arpo_cache: str) -> None:
         from silva.tools.backends import FORMS
         from silva.tools.cache import arpo_answers
-        from silva.tools.service import Service
+        from silva.tools.web import WebService
+        from silva.wire.requests import key_of
 
         self._name, self._cache, self._arpo = settings.type, cache, bool(arpo_cache)
         self._form = FORMS[self._name](settings)
@@ -263,18 +258,18 @@ class Web:
             cache.import_answers(digest, ((["arpo", query], texts) for query, texts in answers))
         self._key, self._missing = "", ""  # why nothing can be asked
         try:
-            self._key = key_of(settings.key_variable, f"search.backend ({self._name})")
+            self._key = key_of(settings.key_variable, "search.backend.key_variable")
         except ConfigError as error:  # kept answers can be replayed
             if cache.empty:
                 raise
             self._missing = str(error)
-        self._service = Service(self._name, settings, cache, self._key)
+        self._service = WebService(self._name, settings, cache, self._key)
         self.enter, self.leave = self._service.enter, self._service.leave
 
     async def search(self, query: str, k: int) -> list[Hit]:
         from silva.tools.bm25 import Hit
         from silva.tools.cache import arpo_query
-        from silva.tools.service import ServiceFault
+        from silva.tools.web import ServiceFault
 
         if self._arpo and (texts := await self._cache.get(["arpo", arpo_query(query)])) is not None:
             return [Hit("", f"Page {i}", text) for i, text in enumerate(texts, 1)][:k]
@@ -287,11 +282,3 @@ class Web:
             return hits
 
         return [Hit(*row) for row in await self._cache.get_or_make(request, ask)][:k]
-
-
-def key_of(variable: str, where: str, environment: Mapping[str, str] | None = None) -> str:
-    """The key in an environment variable; "" for no variable. ConfigError if it is not set."""
-    key = (os.environ if environment is None else environment).get(variable, "") if variable else ""
-    if variable and not key:
-        raise ConfigError(f"{where}: {variable} is not set; set it in the environment or in .env")
-    return key

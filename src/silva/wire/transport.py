@@ -51,24 +51,25 @@ class Refused(SilvaError, RuntimeError):
         self.status, self.kind, self.code = status, kind, code
 
 
-def checked_address(address: str) -> str:
-    """Without a slash at its end.
-
-    Raises:
-        ValueError: it is none of the two forms, or holds a password.
-    """
-    if address.startswith(UNIX) and len(address) > len(UNIX):
-        return address
+def web_address(address: str, forms: str = "an address that begins with http:// or https://") -> str:
+    """The address. ValueError: it is not of HTTP, or holds a password."""
     scheme, _, rest = address.partition("://")
     if scheme not in ("http", "https") or not rest:
-        raise ValueError("expected http://HOST:PORT, https://HOST or unix:PATH")
+        raise ValueError(f"expected {forms}")
     if "@" in rest.partition("/")[0]:
         raise ValueError("expected an address without a name or password; a key has an option of its own")
     try:
         urlsplit(address).port  # noqa: B018 (it is read, and refused)
     except ValueError as error:
         raise ValueError(f"{error}, expected a port from 0 to 65535") from error
-    return address.rstrip("/")
+    return address
+
+
+def part_address(address: str) -> str:
+    """The address, without a slash at its end. ValueError as `web_address`."""
+    if address.startswith(UNIX) and len(address) > len(UNIX):
+        return address
+    return web_address(address, "http://HOST:PORT, https://HOST or unix:PATH").rstrip("/")
 
 
 def check_version(peer: Peer, answer: Mapping[str, Any]) -> None:
@@ -109,7 +110,7 @@ class Peer:
 
     def __init__(self, address: str, *, name: str, key: str = "") -> None:
         try:
-            self.address, self.name, self._key = checked_address(address), name, key
+            self.address, self.name, self._key = part_address(address), name, key
         except ValueError as error:
             shown = address.rpartition("@")[2]  # without a password
             raise ConfigError(f"{name}: got the address {shown!r}: {error}") from error

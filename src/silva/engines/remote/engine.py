@@ -21,7 +21,6 @@ The same seed gives the same tokens, so a request may be sent twice. Not here: w
 from __future__ import annotations
 
 import dataclasses
-import os
 import sys
 from collections import Counter
 from collections.abc import Callable, Coroutine, Mapping, Sequence
@@ -32,15 +31,15 @@ from silva.engines.remote.servers import Server, may_pass
 from silva.engines.remote.settings import ClientSettings, HttpEngineSettings
 from silva.engines.remote.weights import Weights, foreign, refusal
 from silva.engines.remote.wire import Answer, Dialect, Facts, dialect_of
-from silva.errors import CapabilityError, ConfigError, ContextOverflow, EngineError, NoReply, OutOfMemory
-from silva.ports import CLOCK, derive, uniform
+from silva.errors import CapabilityError, ContextOverflow, EngineError, NoReply, OutOfMemory
+from silva.ports import derive
 from silva.protocols import EngineCapabilities
 from silva.types import Completion, SamplingParams, Snapshot, TokenScores
+from silva.wire.requests import Requests, Transient, key_of
 from silva.wire.transport import Peer, Refused, Unreachable
 
 T = TypeVar("T")
 
-FIRST_PAUSE, LONGEST_PAUSE = 0.25, 10.0  # seconds before a request is sent again
 TOO_MANY = 429
 
 
@@ -56,12 +55,7 @@ def http_engine(
     Raises:
         ConfigError: the environment variable of the key is not set.
     """
-    key = os.environ.get(settings.key_variable, "") if settings.key_variable else ""
-    if settings.key_variable and not key:
-        raise ConfigError(
-            f"engine.key_variable: {settings.key_variable} is not set; set it in the environment or in .env, "
-            'or set engine.key_variable = "" if the servers need no key'
-        )
+    key = key_of(settings.key_variable, "engine.key_variable")
     dialect = dialect_of(
         settings.dialect, model=settings.model, owner=owner, vocabulary=vocabulary,
         top_logprobs=settings.top_logprobs,
@@ -95,6 +89,7 @@ class HttpEngine:
         self._settings, self._dialect = settings, dialect
         self._weights = Weights(peers, dialect, settings, say=lambda message: self.say(message))
         self._servers = self._weights.servers
+        self._requests = Requests(settings.limits, failed=_failed)
 
     async def connect(self) -> None:
         """Ask every server what it is; those that do not answer join later.
@@ -244,32 +239,22 @@ class HttpEngine:
         seed: int,
     ) -> T:
         tried: Server | None = None
-        fault: Unreachable | Refused | None = None
-        tries = busy = 0
-        while tries <= self._settings.retries:
-            if pauses := tries + busy:
-                longest = min(LONGEST_PAUSE, FIRST_PAUSE * 2.0 ** min(pauses - 1, 16))
-                share = 0.5 + 0.5 * float(uniform(derive(seed, "pause"), pauses))
-                await CLOCK.sleep(longest * share)
-            server = await self._servers.choose(tokens, session, tried)
+
+        async def send() -> T:
+            nonlocal tried
+            server = tried = await self._servers.choose(tokens, session, tried)
             self._weights.agree()
             try:
                 return await self._answered(server, ask, oldest)
-            except Unreachable as error:
-                fault = error
+            except Unreachable as fault:
                 server.wake.set()  # is it still alive?
-            except Refused as error:
-                if not may_pass(error):
-                    raise refusal(error) from error
-                fault = error
-            if isinstance(fault, Refused) and fault.status == TOO_MANY:
-                busy += 1  # the server is well, and has enough to do
-            else:
-                tries, busy = tries + 1, 0
-            tried = server
-        counted = f"{tries} {'tries' if tries > 1 else 'try'}"
-        kind = OutOfMemory if isinstance(fault, Refused) and fault.kind == "OutOfMemory" else NoReply
-        raise kind(f"{fault} (after {counted})") from fault
+                raise Transient(str(fault)) from fault
+            except Refused as fault:
+                if not may_pass(fault):
+                    raise refusal(fault) from fault
+                raise Transient(str(fault), busy=fault.status == TOO_MANY) from fault
+
+        return await self._requests.call(send, seed=derive(seed, "pause"))
 
     async def _answered(
         self,
@@ -296,3 +281,8 @@ class HttpEngine:
         if not self._weights.facts:
             raise EngineError(f"{what}: got a question before `connect`, expected it after")
         return list(self._weights.facts.values())
+
+
+def _failed(words: str, fault: Transient) -> NoReply | OutOfMemory:
+    cause = fault.__cause__
+    return (OutOfMemory if isinstance(cause, Refused) and cause.kind == "OutOfMemory" else NoReply)(words)

@@ -7,11 +7,13 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 from pydantic import Field, field_validator
 
-from silva.config.sections import Above0, Natural, Section
-from silva.wire.transport import checked_address
+from silva.config.sections import Above0, Natural, PartAddress, Section
+from silva.wire.requests import Limits
 
 if TYPE_CHECKING:
     from silva.protocols import Context, Engine
+
+FIRST_PAUSE, LONGEST_PAUSE = 0.25, 10.0  # seconds before a request is sent again
 
 
 class ClientSettings(Section):
@@ -37,6 +39,10 @@ class ClientSettings(Section):
     """How far the log-probabilities of the probe text may differ between servers that hold the same weights.
     Models in bfloat16 need about 0.1."""
 
+    @property
+    def limits(self) -> Limits:
+        return Limits(self.retries, LONGEST_PAUSE, first_pause=FIRST_PAUSE)
+
     def key(self, name: str) -> str:
         """As it stands in the configuration."""
         return f"{self.section}.{name}"
@@ -52,7 +58,7 @@ class HttpEngineSettings(ClientSettings):
     """Inference servers at addresses: Silva's own (`silva inference`) or vLLM's."""
 
     type: Literal["http"] = "http"
-    urls: Annotated[tuple[str, ...], Field(min_length=1)]
+    urls: Annotated[tuple[PartAddress, ...], Field(min_length=1)]
     """Addresses: http://HOST:PORT, https://HOST or unix:PATH."""
     dialect: Literal["silva", "vllm"] = "silva"
     """What the servers are."""
@@ -66,16 +72,10 @@ class HttpEngineSettings(ClientSettings):
 
     @field_validator("urls")
     @classmethod
-    def _are_addresses(cls, urls: tuple[str, ...]) -> tuple[str, ...]:
-        found = []
-        for url in urls:
-            try:
-                found.append(checked_address(url))
-            except ValueError as error:
-                raise ValueError(f"{url!r}: {error}") from error
-        if twice := sorted({url for url in found if found.count(url) > 1}):
+    def _are_different(cls, urls: tuple[str, ...]) -> tuple[str, ...]:
+        if twice := sorted({url for url in urls if urls.count(url) > 1}):
             raise ValueError(f"{twice[0]!r} is listed twice, expected different servers")
-        return tuple(found)
+        return urls
 
     def build(self, context: Context) -> Engine:
         from silva.engines.remote.engine import http_engine

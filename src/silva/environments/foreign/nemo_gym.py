@@ -17,11 +17,9 @@ from __future__ import annotations
 import asyncio
 import functools
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from pydantic import Field
-
-from silva.config.sections import Above0
+from silva.config.sections import Above0, WebAddress
 from silva.data.rows import Row, read_rows
 from silva.environments.foreign.dialogue import (
     ForeignDialogue,
@@ -61,7 +59,7 @@ class NemoGym(ForeignDialogueSettings):
     packages: ClassVar[tuple[str, ...]] = ("httpx2",)
 
     type: Literal["nemo_gym"] = "nemo_gym"
-    url: Annotated[str, Field(pattern=r"^https?://[^@/]+(/.*)?$")]
+    url: WebAddress
     """Address of the resources server."""
     path: str
     """File of rows (JSON Lines) with `responses_create_params` and whatever the server's /verify reads."""

@@ -22,11 +22,9 @@ import json
 import urllib.error
 import urllib.request
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from pydantic import Field
-
-from silva.config.sections import Above0, Positive
+from silva.config.sections import Above0, Positive, WebAddress
 from silva.environments.foreign.dialogue import (
     ForeignDialogue,
     ForeignDialogueSettings,
@@ -64,7 +62,7 @@ class OpenEnv(ForeignDialogueSettings):
     packages: ClassVar[tuple[str, ...]] = ("websockets",)
 
     type: Literal["openenv"] = "openenv"
-    url: Annotated[str, Field(pattern=r"^https?://[^@/]+(/.*)?$")]
+    url: WebAddress
     """Address of the server, such as "http://127.0.0.1:8000"."""
     reset: Mapping[str, Any] = {}
     """Further arguments of its `reset`."""

@@ -1,0 +1,112 @@
+"""A chat API of OpenAI's form, asked once.
+
+A key is part of no message. Not here: further tries and limits (requests.py), and what an answer means.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from typing import Any
+
+from silva.errors import CapabilityError, EngineError
+from silva.wire.requests import Transient, hidden, may_pass, retry_after
+from silva.wire.transport import Refused
+
+NO_MONEY = "insufficient_quota"
+
+
+class ChatApi:
+    """The client. Each event loop has connections of its own.
+
+    Args:
+        section: where the keys of the configuration stand, in messages: "engine".
+
+    Raises:
+        CapabilityError: the package openai is missing.
+    """
+
+    def __init__(self, section: str, base_url: str, key: str, timeout: float) -> None:
+        try:
+            import openai
+        except ImportError as error:
+            raise CapabilityError(
+                f"[{section}] needs the package openai: pip install 'silva[openai]'"
+            ) from error
+        self._openai = openai
+        self._section, self._base_url, self._key, self._timeout = section, base_url, key, timeout
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    async def reach(self) -> None:
+        """One request that costs nothing, before many are tried again and again.
+
+        Raises:
+            EngineError: nobody answers at the address.
+        """
+        try:
+            await self._client().models.with_raw_response.list()
+        except self._openai.APIConnectionError as error:
+            if "Connect" in type(error.__cause__).__name__:
+                why = self.hidden(str(error.__cause__))
+                address = f"{self._section}.base_url = {self._base_url}"
+                raise EngineError(f"{address}: nobody answers ({why})") from None
+        except self._openai.APIError:
+            pass  # an answer, even if it knows no list of models
+
+    async def complete(self, body: Mapping[str, Any]) -> str:
+        """The text of the answer, of whatever form it is.
+
+        Raises:
+            Transient: it may pass if the request is sent again.
+            Refused: it will not; the words are whole.
+        """
+        client, limit = self._client(), asyncio.timeout(self._timeout)
+        try:
+            async with limit:
+                response = await client.chat.completions.with_raw_response.create(**body)
+        except self._openai.APIStatusError as error:
+            raise self._refusal(error) from None
+        except self._openai.APIConnectionError as error:
+            cause = error.__cause__
+            why = self.hidden(f"{type(cause).__name__}: {cause}" if cause else str(error))
+            # The request has not reached anybody if there was no connection.
+            raise Transient(
+                f"connection to {self._base_url}: {why}", charged="Connect" not in type(cause).__name__
+            ) from None
+        except TimeoutError:
+            if not limit.expired():
+                raise
+            late = f"no answer within {self._section}.timeout = {self._timeout:g} s"
+            raise Transient(late, charged=True) from None
+        return str(response.http_response.text)
+
+    async def close(self) -> None:
+        if self._loop is asyncio.get_running_loop():
+            await self._connected.close()
+        self._loop = None
+
+    def hidden(self, text: str) -> str:
+        return hidden(text, self._key)
+
+    def _refusal(self, error: Any) -> Transient | Refused:
+        status, body, message = error.status_code, error.body, str(error.message)
+        code = str(body.get("code")) if isinstance(body, Mapping) else ""
+        if isinstance(body, Mapping) and body.get("detail"):  # FastAPI's
+            message = str(body["detail"])
+        message = message.removeprefix(f"Error code: {status} - ")
+        if may_pass(status) and (status, code) != (429, NO_MONEY):
+            text = f"HTTP {status}: {self.hidden(message)}"
+            return Transient(text, after=retry_after(error.response.headers))
+        return Refused(f"HTTP {status}: {hidden(message, self._key, len(message))}", status, code=code)
+
+    def _client(self) -> Any:
+        loop = asyncio.get_running_loop()
+        if self._loop is not loop:
+            self._loop = loop
+            self._connected = self._openai.AsyncOpenAI(
+                api_key=self._key or "none",  # the SDK wants one
+                base_url=self._base_url,
+                timeout=self._timeout,
+                max_retries=0,  # its pauses are random
+            )
+        return self._connected
