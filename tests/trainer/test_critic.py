@@ -50,7 +50,7 @@ def some_head(critic: Critic, seed: int = 0) -> None:
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name in HEAD:
-            critic.parameters[name].normal_(std=0.5, generator=generator)
+            critic.stepper.parameters[name].normal_(std=0.5, generator=generator)
 
 
 def with_returns(samples: Sequence[Sample], *, seed: int = 1) -> list[Sample]:
@@ -67,7 +67,7 @@ def flat(samples: Sequence[Sample], name: str) -> torch.Tensor:
 
 def naive_values(model: torch.nn.Module, critic: Critic, samples: Sequence[Sample]) -> torch.Tensor:
     """[N]: w h + b of the hidden state before each trained token, one unpadded row after the other."""
-    weight, bias = (critic.parameters[name] for name in HEAD)
+    weight, bias = (critic.stepper.parameters[name] for name in HEAD)
     values = []
     for sample in samples:
         tokens = torch.from_numpy(sample.tokens)[None]
@@ -179,13 +179,13 @@ def test_values_and_gradient_are_those_of_one_row_at_a_time(
     torch.testing.assert_close(mine, true.detach(), rtol=0, atol=1e-11)
 
     naive_loss(true, samples).backward()
-    expected = {name: critic.parameters[name].grad.clone() for name in HEAD}  # type: ignore[union-attr]
+    expected = {name: critic.stepper.parameters[name].grad.clone() for name in HEAD}  # type: ignore[union-attr]
     if trunk == "own":
         grads = {n: p.grad for n, p in twin.named_parameters() if p.requires_grad}
         expected |= {n: g for n, g in grads.items() if g is not None}
-    critic.drop_gradients()
+    critic.stepper.drop_gradients()
     backward(critic, loaded, samples, budget)
-    got = {n: p.grad for n, p in critic.parameters.items() if p.grad is not None}
+    got = {n: p.grad for n, p in critic.stepper.parameters.items() if p.grad is not None}
     assert got.keys() == expected.keys()
     gap = torch.stack([(got[n] - expected[n]).norm() for n in expected]).norm()
     size = torch.stack([g.norm() for g in expected.values()]).norm()
@@ -251,8 +251,8 @@ def test_the_policy_learns_as_it_would_without_a_critic(tiny: Make, make_samples
 
 
 def test_a_head_on_the_policy_is_all_there_is_to_train(tiny: Make) -> None:
-    assert set(make_critic(tiny(), "policy").parameters) == {*HEAD}
-    assert {n for n in make_critic(tiny(lora=True), "own").parameters if n not in HEAD} == {
+    assert set(make_critic(tiny(), "policy").stepper.parameters) == {*HEAD}
+    assert {n for n in make_critic(tiny(lora=True), "own").stepper.parameters if n not in HEAD} == {
         n for n, _ in tiny(lora=True).model.named_parameters() if "lora_" in n
     }
 
@@ -266,12 +266,12 @@ def test_the_language_model_s_head_is_trained_only_where_it_is_the_input_s_too(
     model = AutoModelForCausalLM.from_config(config, attn_implementation="silva").eval()
     loaded = LoadedModel(model, None, "t", torch.device("cpu"), torch.float32, 128, False)  # type: ignore[arg-type]
     critic = make_critic(loaded, "own")
-    assert set(critic.parameters) == {n for n, _ in model.named_parameters() if n != "lm_head.weight"} | {
-        *HEAD
-    }
+    assert set(critic.stepper.parameters) == {
+        n for n, _ in model.named_parameters() if n != "lm_head.weight"
+    } | {*HEAD}
     some_head(critic)
     backward(critic, loaded, with_returns(make_samples([9])), 10_000)
-    assert all(p.grad is not None for p in critic.parameters.values())
+    assert all(p.grad is not None for p in critic.stepper.parameters.values())
 
 
 # What it learns.
@@ -321,10 +321,10 @@ def test_it_has_a_schedule_and_a_limit_of_its_own(tiny: Make, make_samples: Rows
     critic, policy = trainer._critic, copy.deepcopy(loaded.model)
     assert critic is not None
     head = copy.deepcopy(critic)
-    reference = torch.optim.AdamW([head.parameters[n] for n in HEAD], weight_decay=0.1, foreach=False)
+    reference = torch.optim.AdamW([head.stepper.parameters[n] for n in HEAD], weight_decay=0.1, foreach=False)
     for lr in (0.5e-2, 1e-2):
         naive_loss(naive_values(policy.requires_grad_(False), head, samples), samples).backward()
-        norm = torch.nn.utils.clip_grad_norm_([head.parameters[n] for n in HEAD], 1e-3)
+        norm = torch.nn.utils.clip_grad_norm_([head.stepper.parameters[n] for n in HEAD], 1e-3)
         for group in reference.param_groups:
             group["lr"] = lr
         reference.step()
@@ -333,7 +333,9 @@ def test_it_has_a_schedule_and_a_limit_of_its_own(tiny: Make, make_samples: Rows
         assert (metrics["critic/lr"], metrics["lr"]) == (lr, 1e-2)
         assert metrics["critic/grad_norm"] == pytest.approx(float(norm), rel=1e-9) and norm > 1e-3
     for name in HEAD:
-        torch.testing.assert_close(critic.parameters[name], head.parameters[name], rtol=0, atol=1e-9)
+        torch.testing.assert_close(
+            critic.stepper.parameters[name], head.stepper.parameters[name], rtol=0, atol=1e-9
+        )
 
 
 def test_an_update_that_is_not_finite_is_skipped_and_the_policy_s_is_not(

@@ -235,9 +235,9 @@ def test_versions_count_publishes_and_not_updates(tiny: Make, make_samples: Rows
     trainer, samples = make_trainer(tiny()), make_samples([9])
     train(trainer, samples)
     train(trainer, samples)
-    assert (trainer.version, trainer._counters.updates) == (0, 2)
+    assert (trainer.version, trainer._stepper.counters.updates) == (0, 2)
     assert asyncio.run(trainer.publish()) == Snapshot(1) == asyncio.run(trainer.snapshot())
-    assert (trainer.version, trainer._counters.updates) == (1, 2)
+    assert (trainer.version, trainer._stepper.counters.updates) == (1, 2)
 
 
 def test_crash_points_stand_after_each_micro_batch_and_before_the_step(

@@ -96,7 +96,7 @@ def test_a_checkpoint_holds_the_masters(
     for each in (trainer, resumed):
         assert each._critic is not None
         for folder, parameters in ((tmp_path, dict(each.loaded.model.named_parameters())),
-                                   (tmp_path / "critic", each._critic.parameters)):  # fmt: skip
+                                   (tmp_path / "critic", each._critic.stepper.parameters)):  # fmt: skip
             masters = load_file(folder / "weights.safetensors")
             assert masters.keys() <= parameters.keys() and {m.dtype for m in masters.values()} == {
                 torch.float32

@@ -20,13 +20,13 @@ def test_adamw_by_hand() -> None:
     v = 0.99 * 0.0025 + 0.01 * 0.0625 = 0.0031, v^ = 0.0031 / 0.0199.
     """
     weight = torch.nn.Parameter(torch.tensor([1.0], dtype=torch.float64))
-    params = OptimParams(lr=0.1, betas=(0.9, 0.99), eps=1e-12, weight_decay=0.1)
+    params = OptimParams(lr=0.1, betas=(0.9, 0.99), eps=1e-12, weight_decay=0.1, max_grad_norm=None)
     stepper = Stepper({"weight": weight})
     weight.grad = torch.tensor([0.5], dtype=torch.float64)
-    assert stepper.step(0.5, params)
+    stepper.step(params)
     assert weight.item() == pytest.approx(0.89, abs=1e-10)
     weight.grad = torch.tensor([-0.25], dtype=torch.float64)
-    assert stepper.step(0.25, params)
+    stepper.step(params)
     assert weight.item() == pytest.approx(
         0.8811 - 0.1 * (0.02 / 0.19) / math.sqrt(0.0031 / 0.0199), abs=1e-10
     )
@@ -58,7 +58,7 @@ def test_norm_of_bfloat16_numbers_is_taken_in_float32() -> None:
 def test_a_bfloat16_weight_moves_as_a_float32_one_does() -> None:
     """A gradient of 1, then many of 0.01: the second moment decays from 1e-3 towards 1e-4. In bfloat16 it
     would stay, and an update of 1e-6 is a hundredth of what changes a weight of 0.02."""
-    params = OptimParams(lr=1e-6, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.0)
+    params = OptimParams(lr=1e-6, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.0, max_grad_norm=None)
     rounded = nn.Parameter(torch.full((4,), 0.02, dtype=torch.bfloat16))
     narrow = Stepper({"weight": rounded})
     exact = nn.Parameter(narrow.masters["weight"].detach().clone())
@@ -66,7 +66,7 @@ def test_a_bfloat16_weight_moves_as_a_float32_one_does() -> None:
     for update in range(2000):
         for stepper in (narrow, wide):
             stepper.parameters["weight"].grad = torch.full((4,), 0.01 if update else 1.0)
-            assert stepper.step(1.0, params)
+            stepper.step(params)
             stepper.drop_gradients()
     (moment,) = (state["exp_avg_sq"] for state in wide.optimizer.state.values())
     (narrow_moment,) = (state["exp_avg_sq"] for state in narrow.optimizer.state.values())
@@ -89,7 +89,8 @@ def test_small_updates_change_their_share_of_narrow_weights(dtype: torch.dtype) 
     stepper.round()
     assert float(weight.detach().double().mean()) == before  # the policy that was loaded
     weight.grad = torch.ones(count)
-    assert stepper.step(1.0, OptimParams(lr=spacing / 50, betas=(0.9, 0.999), eps=1e-12, weight_decay=0.0))
+    betas, eps = (0.9, 0.999), 1e-12
+    stepper.step(OptimParams(lr=spacing / 50, betas=betas, eps=eps, weight_decay=0.0, max_grad_norm=None))
     moved = before - float(weight.detach().double().mean())
     assert moved == pytest.approx(spacing / 50, rel=0.05)
 

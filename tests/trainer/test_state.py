@@ -64,7 +64,7 @@ def test_training_goes_on_bit_for_bit(
     resumed = make_trainer(again, seed=99)
     torch.rand(5)
     asyncio.run(resumed.load(tmp_path))
-    assert (resumed.version, resumed._counters.updates) == (3, 3)
+    assert (resumed.version, resumed._stepper.counters.updates) == (3, 3)
     assert train(resumed, samples, 3) == expected
     for name, parameter in again.model.named_parameters():
         assert torch.equal(parameter, loaded.model.get_parameter(name))
@@ -186,7 +186,7 @@ def test_what_does_not_fit_is_named_and_changes_nothing(
     with pytest.raises(CheckpointError, match=words):
         asyncio.run(other.load(tmp_path))
     assert all(torch.equal(expected[n], p) for n, p in other.loaded.model.named_parameters())
-    assert (other.version, other._counters.updates) == (0, 0)
+    assert (other.version, other._stepper.counters.updates) == (0, 0)
 
 
 def test_a_full_model_does_not_load_into_adapters(tiny: Make, tmp_path: Path) -> None:
@@ -285,4 +285,4 @@ def test_a_critic_that_does_not_fit_changes_nothing(
     with pytest.raises(CheckpointError, match=rf"critic/weights\.safetensors.*{words}"):
         asyncio.run(other.load(tmp_path))
     assert all(torch.equal(before[n], p) for n, p in other.loaded.model.named_parameters())
-    assert (other.version, other._counters.updates) == (0, 0)
+    assert (other.version, other._stepper.counters.updates) == (0, 0)

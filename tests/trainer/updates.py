@@ -38,7 +38,7 @@ def train(trainer: LocalTrainer, samples: Sequence[Sample], loss: LossSpec = REI
 
 async def optim_step(trainer: LocalTrainer, total_updates: int = 10) -> Mapping[str, float]:
     """As the loop does it: by the schedule of the trainer's settings."""
-    settings, update = trainer.settings, trainer._counters.updates
+    settings, update = trainer.settings, trainer._stepper.counters.updates
     critic = optim_params(update, settings.critic.optimizer, total_updates) if trainer._critic else None
     return await trainer.optim_step(optim_params(update, settings.optimizer, total_updates), critic)
 

@@ -4,7 +4,7 @@
                          own: a copy of the policy as it began, which learns
                          policy: the policy itself, into which no gradient of the critic goes
 
-It has an optimizer and a count of updates of its own. Not here: advantages and returns, which
+It has a `Stepper` of its own. Not here: advantages and returns, which
 are made of its values before an update (algorithms/gae.py).
 """
 
@@ -18,17 +18,12 @@ from torch import nn
 
 from silva.algorithms.values import value_loss
 from silva.config.sections import Critic as CriticSettings
-from silva.errors import NonFiniteError
 from silva.models.loading import LoadedModel, copied
-from silva.trainer.explained_errors import not_finite
 from silva.trainer.gradients import summed_in_place
 from silva.trainer.head import wide
-from silva.trainer.optimizer import Stepper, norm_of
+from silva.trainer.optimizer import Stepper
 from silva.trainer.policy import Pack, through
-from silva.trainer.randomness import Randomness
-from silva.trainer.state import Counters, State
 from silva.trainer.training_mode import training_mode
-from silva.types import OptimParams
 
 
 class ValueHead(nn.Module):
@@ -52,11 +47,11 @@ class Critic:
 
     Args:
         policy: as it is before training.
-        max_nonfinite: skipped updates in a row after which `step` raises.
+        max_nonfinite: skipped updates in a row after which there should be no further one.
     """
 
     def __init__(self, policy: LoadedModel, settings: CriticSettings, *, max_nonfinite: int) -> None:
-        self.settings, self._max_nonfinite = settings, max_nonfinite
+        self.settings = settings
         self._own = own = settings.trunk == "own"
         self._trunk = copied(policy, []) if own else policy
         width = policy.model.config.get_text_config().hidden_size
@@ -64,22 +59,17 @@ class Critic:
         parameters = {n: p for n, p in self._trunk.model.named_parameters() if p.requires_grad and own}
         unused = self._trunk.model.get_output_embeddings().weight  # but where it is the input's as well
         used = {n: p for n, p in parameters.items() if p is not unused or _tied(self._trunk)}
-        self._stepper = Stepper(used | {f"value_head.{n}": p for n, p in self._head.named_parameters()})
-        self._counters = Counters()
-        self._bad_loss: list[str] = []  # trajectories whose loss was not finite since the last step
-
-    @property
-    def parameters(self) -> dict[str, nn.Parameter]:
-        """What learns, by name."""
-        return self._stepper.parameters
-
-    def state(self, randomness: Randomness) -> State:
-        return State(self._stepper, self._counters, randomness)
+        self.stepper = Stepper(
+            used | {f"value_head.{n}": p for n, p in self._head.named_parameters()},
+            most=max_nonfinite,
+            of="critic",
+            key="trainer.critic.optimizer",
+        )
 
     @property
     def warming_up(self) -> bool:
         """Whether the policy waits for the critic still."""
-        return self._counters.updates < self.settings.warmup
+        return self.stepper.counters.updates < self.settings.warmup
 
     @torch.no_grad()
     def values(self, batch: Pack, budget: int) -> torch.Tensor:
@@ -97,7 +87,7 @@ class Critic:
     ) -> dict[str, torch.Tensor]:
         """Add the gradient of sum(weights * value loss); metrics [N]. All tensors [N].
 
-        `names`: some trajectories of the batch, for the message if their loss is not finite.
+        `names`: the trajectories of the batch, for the message if their loss is not finite.
         """
         # The trainer has set the mode of the policy.
         mode = training_mode(self._trunk.model) if self._own else contextlib.nullcontext()
@@ -105,41 +95,9 @@ class Critic:
             (values,) = through(self._trunk, batch, self._head, budget)
             loss, metrics = value_loss(values, old_values, returns, clip=self.settings.clip)
             total = (weights * loss).sum()
-            if not torch.isfinite(total):
-                self._bad_loss = self._bad_loss or list(names)
+            self.stepper.blame(total, names)
             total.backward()
         return metrics
-
-    def step(self, params: OptimParams) -> dict[str, float]:
-        """One update, skipped if the loss or a gradient is not finite. Clears the gradients.
-
-        Raises:
-            NonFiniteError: too many in a row were skipped.
-        """
-        counters, norm = self._counters, norm_of(self._stepper.gradients)
-        finite = not self._bad_loss and self._stepper.step(norm, params)
-        counters.nonfinite = 0 if finite else counters.nonfinite + 1
-        problem = ""
-        if not finite:
-            problem = not_finite(
-                counters.updates,
-                counters.nonfinite,
-                self._bad_loss,
-                self.parameters,
-                self._max_nonfinite,
-                params,
-                key="trainer.critic.optimizer",
-                whose="of the critic",
-            )
-        counters.updates += 1
-        self.drop_gradients()
-        if counters.nonfinite >= self._max_nonfinite:
-            raise NonFiniteError(problem)
-        return {"critic/grad_norm": norm, "critic/lr": params.lr, "critic/nonfinite": float(not finite)}
-
-    def drop_gradients(self) -> None:
-        self._stepper.drop_gradients()
-        self._bad_loss = []
 
 
 def _tied(loaded: LoadedModel) -> bool:

@@ -1,18 +1,15 @@
-"""What can end an update, in words that name the settings which would have helped."""
+"""Memory that is too small, in words that name the settings which would have helped."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping, Sequence
-
-import torch
+from collections.abc import Iterator
 
 from silva.errors import CapabilityError, OutOfMemory
 from silva.models.loading import LoadedModel
 from silva.models.memory import is_out_of_memory, too_large
 from silva.trainer.optimizer import learning_bytes
 from silva.trainer.settings import LocalTrainerSettings
-from silva.types import OptimParams
 
 
 def refuse_too_large(loaded: LoadedModel) -> None:
@@ -48,41 +45,3 @@ def explained_memory(settings: LocalTrainerSettings, doing: str) -> Iterator[Non
             "lower rollout.limits.max_episode_tokens, or use [model.lora] or a smaller model. "
             f"({str(error).splitlines()[0] if str(error) else type(error).__name__})"
         ) from error
-
-
-def not_finite(
-    update: int,
-    in_a_row: int,
-    trajectories: Sequence[str],
-    parameters: Mapping[str, torch.nn.Parameter],
-    most: int,
-    params: OptimParams,
-    *,
-    key: str = "trainer.optimizer",
-    whose: str = "of the policy",
-) -> str:
-    """Says why updates were skipped; needs the gradients, so call it before they are cleared.
-
-    Args:
-        trajectories: those of a micro-batch whose loss was not finite.
-        most: trainer.max_nonfinite.
-        key: where the optimizer's settings are in the configuration.
-        whose: "of the policy" or "of the critic".
-    """
-    bad = [
-        name
-        for name, p in parameters.items()
-        if p.grad is not None and not bool(torch.isfinite(p.grad).all())
-    ]
-    where = []
-    if trajectories:
-        where.append(f"the loss of the micro-batch with trajectories {', '.join(trajectories)}")
-    if bad:
-        where.append(f"the gradient of {len(bad)} of {len(parameters)} parameters, first {bad[0]}")
-    return (
-        f"update {update}: loss or gradient {whose} was not finite for {in_a_row} updates in a "
-        f"row (trainer.max_nonfinite = {most}): "
-        f"{' and '.join(where) or 'the norm of finite gradients'}. "
-        f"Lower {key}.lr (now {params.lr:g}) or {key}.max_grad_norm "
-        f'(now {params.max_grad_norm}), or use model.dtype = "float32"'
-    )

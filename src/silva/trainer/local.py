@@ -27,19 +27,19 @@ from silva.models.trie import MIN_SHARED, NEVER
 from silva.ports import crash_point
 from silva.protocols import TrainerCapabilities
 from silva.trainer.critic import Critic
-from silva.trainer.explained_errors import explained_memory, not_finite, refuse_too_large
+from silva.trainer.explained_errors import explained_memory, refuse_too_large
 from silva.trainer.export import export_model
 from silva.trainer.gradients import summed_in_place
 from silva.trainer.head import wide
 from silva.trainer.loss_inputs import flat, loss_inputs, needed
-from silva.trainer.optimizer import Stepper, norm_of
+from silva.trainer.optimizer import Stepper
 from silva.trainer.plan import plan
 from silva.trainer.policy import Pack, pack, token_logprobs, trained
 from silva.trainer.randomness import Randomness
 from silva.trainer.reference import Reference
 from silva.trainer.self_check import CHECKED, compared
 from silva.trainer.settings import LocalTrainerSettings
-from silva.trainer.state import Counters, State, load_state, save_state
+from silva.trainer.state import State, load_state, save_state
 from silva.trainer.training_mode import enable_gradient_checkpointing, training_mode
 from silva.types import LossSpec, OptimParams, Sample, Signals, Snapshot
 
@@ -90,7 +90,7 @@ class LocalTrainer:
                 f"model {loaded.name}: no parameter requires a gradient, expected at least one"
             )
         refuse_too_large(loaded)
-        self._stepper = Stepper(parameters)
+        self._stepper = Stepper(parameters, most=settings.max_nonfinite)
         self._reference = Reference(loaded, reference)
         if settings.gradient_checkpointing:
             enable_gradient_checkpointing(loaded.model)
@@ -101,25 +101,22 @@ class LocalTrainer:
         self.capabilities = TrainerCapabilities(needs=frozenset(needs))
 
     def _begin(self) -> None:
+        self._stepper.begin()
         self._critic: Critic | None = None
-        self._critic_learnt = False  # since the last step
         if self._with_critic:
             self._critic = Critic(
                 self.loaded, self.settings.critic, max_nonfinite=self.settings.max_nonfinite
             )
-        self._stepper.forget()
-        self._counters = Counters()
-        self._bad_loss: list[str] = []  # trajectories whose loss was not finite since the last step
         self._randomness = Randomness(self._seed, self.loaded.device)
 
     @property
     def version(self) -> int:
         """Publishes so far; in the checkpoint."""
-        return self._counters.version
+        return self._stepper.counters.version
 
     @version.setter
     def version(self, version: int) -> None:
-        self._counters.version = version
+        self._stepper.counters.version = version
 
     async def score(self, samples: Sequence[Sample], needs: frozenset[str]) -> Signals:
         """What is known of every trained token before an update, [T] per sample, NaN elsewhere.
@@ -296,8 +293,7 @@ class LocalTrainer:
             inputs = loss_inputs(found, samples, references, loss, self.version, aged)
             per_token, metrics = objective.compute(loss, inputs)
             total = (flat(samples, [s.loss_weights for s in samples], found.logprobs) * per_token).sum()
-            if not torch.isfinite(total):
-                self._bad_loss = self._bad_loss or [sample.trajectory for sample in samples[:4]]
+            self._stepper.blame(total, [sample.trajectory for sample in samples])
             total.backward()  # also where it is not finite: the gradients say which parameter it reaches
         sums["loss"] += total.detach().double()
         for name, values in metrics.items():
@@ -309,7 +305,6 @@ class LocalTrainer:
         return None if supervised else self._critic
 
     def _backward_critic(self, critic: Critic, batch: Pack, samples: list[Sample], sums: Sums) -> None:
-        self._critic_learnt = True
         like = torch.zeros((), dtype=wide(self.loaded.dtype), device=self.loaded.device)
         returns, values = ([needed(s, name) for s in samples] for name in ("returns", "values"))
         metrics = critic.backward(
@@ -318,7 +313,7 @@ class LocalTrainer:
             flat(samples, returns, like),
             flat(samples, values, like),
             flat(samples, [s.loss_weights for s in samples], like),
-            names=[sample.trajectory for sample in samples[:4]],
+            names=[sample.trajectory for sample in samples],
         )
         for name, numbers in metrics.items():
             sums[name] += numbers.double().sum()
@@ -342,10 +337,7 @@ class LocalTrainer:
                     batch = pack(self.loaded, rows, least=self._least)
                     self._backward(batch, rows, mine, loss, defaultdict(float), False)
 
-        try:
-            found = compared(self._stepper, few, backward, self.loaded.dtype)
-        finally:
-            self._bad_loss = []
+        found = compared(self._stepper, few, backward, self.loaded.dtype)
         if found is None:
             return
         self._checked, (agrees, text) = True, found
@@ -353,36 +345,27 @@ class LocalTrainer:
         self._say(text)
 
     def _restart(self) -> None:
-        self._drop_gradients()
         if self._reference.parameters is not None:
             self._reference.refresh()
         self._begin()
 
     def _optim_step(self, policy: OptimParams, critic: OptimParams | None) -> dict[str, float]:
-        if self._critic_learnt and critic is None:
+        if critic is None and self._critic and self._critic.stepper.gradients:
             raise CapabilityError("optim_step: got no numbers for the critic, expected OptimParams")
-        counters, norm = self._counters, norm_of(self._stepper.gradients)
         crash_point("optim")
-        finite = not self._bad_loss
-        if finite:
+        try:
             # The first step allocates both moments.
             with explained_memory(self.settings, "stepping the optimizer"):
-                finite = self._stepper.step(norm, policy)
-        counters.updates += 1
-        counters.nonfinite = 0 if finite else counters.nonfinite + 1
-        most, problem = self.settings.max_nonfinite, ""
-        if not finite:
-            problem = not_finite(
-                counters.updates - 1, counters.nonfinite, self._bad_loss, self._stepper.parameters, most,
-                policy,
-            )  # fmt: skip
-        try:
-            of_critic = self._critic.step(critic) if self._critic and critic else {}
+                found, problem = self._stepper.step(policy)
+                if self._critic and critic:
+                    of_critic, its_problem = self._critic.stepper.step(critic)
+                    found |= {f"critic/{name}": number for name, number in of_critic.items()}
+                    problem = its_problem or problem
         finally:
             self._drop_gradients()
-        if counters.nonfinite >= most:
+        if problem:
             raise NonFiniteError(problem)
-        return {"grad_norm": norm, "lr": policy.lr, "nonfinite": float(not finite), **of_critic}
+        return found
 
     def _needed_reference(self, samples: list[Sample], loss: LossSpec) -> tuple[np.ndarray, ...] | None:
         if not loss.params.get("kl_coef", 0):
@@ -400,15 +383,12 @@ class LocalTrainer:
 
     def _drop_gradients(self) -> None:
         self._stepper.drop_gradients()
-        self._critic_learnt = False
         if self._critic:
-            self._critic.drop_gradients()
-        self._bad_loss = []
+            self._critic.stepper.drop_gradients()
 
     def _state(self) -> State:
-        critic = self._critic.state(self._randomness) if self._critic else None
-        reference = self._reference.parameters
-        return State(self._stepper, self._counters, self._randomness, reference, critic)
+        critic = State(self._critic.stepper, self._randomness) if self._critic else None
+        return State(self._stepper, self._randomness, self._reference.parameters, critic)
 
 
 def _size(samples: Sequence[Sample]) -> str:

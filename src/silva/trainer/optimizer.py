@@ -1,15 +1,23 @@
-"""AdamW with float32 masters of narrow weights, and the global gradient norm."""
+"""AdamW with float32 masters of narrow weights, the global gradient norm, and updates that are skipped."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import nn
 
 from silva.ports import derive
 from silva.types import OptimParams
+
+
+@dataclass
+class Counters:
+    version: int = 0  # publishes
+    updates: int = 0  # optimizer steps, skipped ones included
+    nonfinite: int = 0  # skipped updates in a row
 
 
 class Stepper:
@@ -25,15 +33,30 @@ class Stepper:
     between two numbers of the narrow type, which is tens of updates at usual rates. So a hundredth of that
     distance changes a hundredth of the weights, and the policy moves by the update on average from the
     first step on, as with stochastic rounding (Gupta et al. 2015), whose draws are here made once.
+
+    Args:
+        most: trainer.max_nonfinite.
+        of: whose parameters these are.
+        key: where the optimizer's settings are in the configuration.
     """
 
-    def __init__(self, parameters: Mapping[str, nn.Parameter]) -> None:
+    def __init__(
+        self,
+        parameters: Mapping[str, nn.Parameter],
+        *,
+        most: int = 1,
+        of: str = "policy",
+        key: str = "trainer.optimizer",
+    ) -> None:
         self.parameters = dict(parameters)
         self.masters = {name: _master(name, parameter) for name, parameter in parameters.items()}
-        self.forget()
+        self._most, self._of, self._key = most, of, key
+        self.begin()
 
-    def forget(self) -> None:
-        """Drop the moments."""
+    def begin(self) -> None:
+        """Drop all but the weights: gradients, moments, counts."""
+        self.counters = Counters()
+        self.drop_gradients()
         masters = list(self.masters.values())
         # One kernel for all numbers where the device has it: 3x faster on CPU.
         fused = all(m.device.type in ("cpu", "cuda") and m.dtype.is_floating_point for m in masters)
@@ -46,11 +69,45 @@ class Stepper:
     def drop_gradients(self) -> None:
         for parameter in self.parameters.values():
             parameter.grad = None
+        self.bad_loss: list[str] = []  # trajectories whose loss was not finite since the last step
 
-    def step(self, norm: float, params: OptimParams) -> bool:
-        """Clip the gradients, whose norm is `norm`, and step; False, and no change, if it is not finite."""
-        if not math.isfinite(norm):
-            return False
+    def blame(self, loss: torch.Tensor, trajectories: Sequence[str]) -> None:
+        """Skip the next step if the loss of these trajectories is not finite."""
+        if not torch.isfinite(loss):
+            self.bad_loss = self.bad_loss or list(trajectories[:4])
+
+    def step(self, params: OptimParams) -> tuple[dict[str, float], str]:
+        """Clip the gradients and step, or skip the update if its loss or a gradient is not finite.
+
+        The gradients stay. Returns `grad_norm` (before clipping), `lr` and `nonfinite` (1 for a skipped
+        update), and why there should be no further update: `most` in a row were skipped. "" if there may be.
+        """
+        norm, counters = norm_of(self.gradients), self.counters
+        finite = not self.bad_loss and math.isfinite(norm)
+        if finite:
+            self._adamw(norm, params)
+        counters.nonfinite = 0 if finite else counters.nonfinite + 1
+        problem = self._problem(params) if counters.nonfinite >= self._most else ""
+        counters.updates += 1
+        return {"grad_norm": norm, "lr": params.lr, "nonfinite": float(not finite)}, problem
+
+    def _problem(self, params: OptimParams) -> str:
+        named = self.parameters.items()
+        bad = [name for name, p in named if p.grad is not None and not torch.isfinite(p.grad).all()]
+        where = []
+        if self.bad_loss:
+            where.append(f"the loss of the micro-batch with trajectories {', '.join(self.bad_loss)}")
+        if bad:
+            where.append(f"the gradient of {len(bad)} of {len(self.parameters)} parameters, first {bad[0]}")
+        return (
+            f"update {self.counters.updates}: loss or gradient of the {self._of} was not finite for "
+            f"{self.counters.nonfinite} updates in a row (trainer.max_nonfinite = {self._most}): "
+            f"{' and '.join(where) or 'the norm of finite gradients'}. "
+            f"Lower {self._key}.lr (now {params.lr:g}) or {self._key}.max_grad_norm "
+            f'(now {params.max_grad_norm}), or use model.dtype = "float32"'
+        )
+
+    def _adamw(self, norm: float, params: OptimParams) -> None:
         clip(self.gradients, norm, params.max_grad_norm)
         for group in self.optimizer.param_groups:
             group.update(lr=params.lr, betas=params.betas, eps=params.eps, weight_decay=params.weight_decay)
@@ -60,7 +117,6 @@ class Stepper:
         # The fused kernel does not count its changes.
         torch.autograd.graph.increment_version(list(self.parameters.values()))
         self.round()
-        return True
 
     @torch.no_grad()
     def round(self) -> None:

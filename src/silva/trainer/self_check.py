@@ -33,6 +33,7 @@ def compared(
             backward(parts)
             gradients.append([p.grad for p in parameters])
     finally:
+        stepper.drop_gradients()
         for parameter, gradient in zip(parameters, kept, strict=True):
             parameter.grad = gradient
     pairs = [(a, b) for a, b in zip(*gradients, strict=True) if a is not None and b is not None]

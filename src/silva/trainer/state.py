@@ -22,18 +22,11 @@ from safetensors.torch import load_file, save_file
 from silva.errors import CheckpointError
 from silva.models.weight_files import let_read
 from silva.ports import FILES
-from silva.trainer.optimizer import Stepper
+from silva.trainer.optimizer import Counters, Stepper
 from silva.trainer.randomness import Randomness
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
 Tensors = dict[str, torch.Tensor]
-
-
-@dataclass
-class Counters:
-    version: int = 0  # publishes
-    updates: int = 0  # optimizer steps, skipped ones included
-    nonfinite: int = 0  # skipped updates in a row
 
 
 @dataclass(frozen=True)
@@ -41,7 +34,6 @@ class State:
     """Live objects of one trainer: saving reads them, loading writes into the same storage."""
 
     stepper: Stepper
-    counters: Counters
     randomness: Randomness
     reference: Mapping[str, torch.nn.Parameter] | None = None
     critic: State | None = None
@@ -66,7 +58,7 @@ def save_state(state: State, path: Path) -> None:
     if state.reference is not None:
         _write(path / "reference.safetensors", state.reference)
     let_read(path)
-    text = json.dumps({**dataclasses.asdict(state.counters), "steps": steps}, indent=1)
+    text = json.dumps({**dataclasses.asdict(state.stepper.counters), "steps": steps}, indent=1)
     FILES.write(path / "trainer.json", (text + "\n").encode())
     if state.critic is not None:
         save_state(state.critic, path / "critic")
@@ -106,7 +98,7 @@ def _read_state(state: State, path: Path) -> Callable[[], None]:
         state.stepper.round()
         for name, frozen in (state.reference or {}).items():
             frozen.copy_(reference[name])
-        state.stepper.forget()
+        state.stepper.begin()
         for name, step in steps.items():
             master = masters[name]
             state.stepper.optimizer.state[master] = {
@@ -114,7 +106,7 @@ def _read_state(state: State, path: Path) -> Callable[[], None]:
                 **{moment: moments[f"{name}/{moment}"].to(master.device) for moment in MOMENTS},
             }
         for field in dataclasses.fields(Counters):
-            setattr(state.counters, field.name, int(numbers[field.name]))
+            setattr(state.stepper.counters, field.name, int(numbers[field.name]))
         state.randomness.states = rng
 
     return apply
