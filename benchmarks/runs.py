@@ -83,7 +83,7 @@ SIGNALS_AT = {
     "warm_start": "silva.orchestrator.sft:play",
     "eval": "silva.evaluation.evaluator:play",
     "rollout": "silva.rollouts.linear:play",
-    "export": "silva.trainer.local:export_model",
+    "export": "silva.trainer.learner:export_model",
 }
 """Places besides the crash points: the k-th call of a function."""
 

@@ -28,6 +28,7 @@ from silva.rollouts.linear import Linear
 from silva.rollouts.samples import to_samples
 from silva.rollouts.settings import LinearRolloutSettings
 from silva.storage.rollouts import RolloutRow, read_rollouts, write_rollouts
+from silva.trainer.learner import Learner
 from silva.trainer.local import LocalTrainer
 from silva.trainer.settings import LocalTrainerSettings
 from silva.types import Group, LossSpec, Sample
@@ -80,7 +81,7 @@ def batch(tmp_path: Path) -> Batch:
 
 
 def differences(loaded: LoadedModel, samples: list[Sample]) -> np.ndarray:
-    trainer = LocalTrainer(loaded, LocalTrainerSettings(micro_batch_tokens=1500), seed=0)
+    trainer = LocalTrainer(Learner(loaded, LocalTrainerSettings(micro_batch_tokens=1500), seed=0))
     scored = asyncio.run(trainer.score(samples, frozenset({"logprobs"}))).logprobs
     assert scored is not None
     both = [
@@ -121,7 +122,7 @@ def test_smollm2_s_gradient_does_not_depend_on_the_cut(smollm2: LoadedModel, bat
     samples = normalise(samples, "token_mean")
     gradients = []
     for budget in (100_000, 400):
-        trainer = LocalTrainer(smollm2, LocalTrainerSettings(micro_batch_tokens=budget), seed=0)
+        trainer = LocalTrainer(Learner(smollm2, LocalTrainerSettings(micro_batch_tokens=budget), seed=0))
         asyncio.run(trainer.forward_backward(samples, LossSpec("reinforce")))
         gradients.append(torch.cat([p.grad.flatten() for p in smollm2.model.parameters()]))
         smollm2.model.zero_grad(set_to_none=True)

@@ -29,6 +29,7 @@ from silva.models.loading import LoadedModel, load_model
 from silva.models.memory import keep_freed_memory
 from silva.ports import derive
 from silva.rollouts.samples import to_samples
+from silva.trainer.learner import Learner
 from silva.trainer.local import LocalTrainer
 from silva.trainer.settings import LocalTrainerSettings
 from silva.types import (
@@ -58,7 +59,7 @@ class Worker:
         self.engine = LocalEngine(self.loaded, LocalEngineSettings(drafts=work.drafts), self.compute)
         self.optim = OptimParams(work.lr, max_grad_norm=work.max_grad_norm)
         settings = LocalTrainerSettings(micro_batch_tokens=work.micro_batch)
-        self.trainer = LocalTrainer(self.loaded, settings, seed=0, compute=self.compute, say=_say)
+        self.trainer = LocalTrainer(Learner(self.loaded, settings, seed=0, say=_say), compute=self.compute)
         self.groups: list[Group] = []
 
     async def step(self) -> dict[str, object]:

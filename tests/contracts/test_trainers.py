@@ -23,9 +23,10 @@ from silva.models.loading import LoadedModel
 from silva.monitoring.trace import Trace
 from silva.monitoring.traced import TracedTrainer
 from silva.protocols import Trainer
-from silva.trainer.broadcast import BroadcastTrainer
+from silva.trainer.learner import Learner
 from silva.trainer.local import LocalTrainer
 from silva.trainer.settings import LocalTrainerSettings
+from silva.trainer.transfer import WeightFolders
 from silva.trainer.wire import Open
 from silva.types import LossSpec, OptimParams, Sample
 
@@ -35,36 +36,31 @@ LOSS = LossSpec("reinforce")
 PARAMS = OptimParams(lr=1e-2)
 
 
-@pytest.fixture(params=["local", "local on a thread", "slow local", "traced", "broadcast", "remote"])
+@pytest.fixture(params=["local", "local on a thread", "slow local", "traced", "folders", "remote"])
 def make(request: pytest.FixtureRequest, tiny: Tiny, tmp_path: Path) -> Iterator[Make]:
-    kind, folders = request.param, count()
+    kind, numbers = request.param, count()
     with ExitStack() as stack:
         thread = stack.enter_context(ThreadPoolExecutor(1))
 
-        def local(seed: int, loaded: LoadedModel | None = None) -> Trainer:
-            made: Any = LocalTrainer(
-                loaded or tiny(seed=seed),
-                LocalTrainerSettings(),
-                seed=0,
-                reference=True,
-                compute=None if kind in ("local", "slow local") else thread,
-            )
+        def local(seed: int, transfer: WeightFolders | None = None) -> Trainer:
+            learner = Learner(tiny(seed=seed), LocalTrainerSettings(), seed=0, reference=True)
+            compute = None if kind in ("local", "slow local") else thread
+            made: Any = LocalTrainer(learner, transfer, compute=compute)
             return Slow(made) if kind == "slow local" else made
 
-        def broadcast(seed: int) -> Trainer:
-            loaded, folder = tiny(seed=seed), tmp_path / f"broadcast-{next(folders)}"
-            return BroadcastTrainer(local(seed, loaded), loaded, thread, folder, "parameters")
+        def folders(seed: int) -> Trainer:
+            return local(seed, WeightFolders(tmp_path / f"broadcast-{next(numbers)}", "parameters"))
 
         def remote(seed: int) -> Trainer:
             async def build(asked: Open, say: Callable[[str], None]) -> Trainer:
-                return broadcast(seed)
+                return folders(seed)
 
             return asyncio.run(connected(client(stack.enter_context(serving(build)), tmp_path)))
 
         def traced(seed: int) -> Trainer:
             return TracedTrainer(local(seed), Trace(None))
 
-        yield {"broadcast": broadcast, "remote": remote, "traced": traced}.get(kind, local)
+        yield {"folders": folders, "remote": remote, "traced": traced}.get(kind, local)
 
 
 @pytest.fixture

@@ -11,6 +11,7 @@ from silva.algorithms.diagnostics import collapse
 from silva.config.sections import TinyModel
 from silva.models.loading import load_model
 from silva.orchestrator.collapse import collapse_metrics
+from silva.trainer.learner import Learner
 from silva.trainer.local import LocalTrainer
 from silva.trainer.settings import LocalTrainerSettings
 from silva.types import Group, Segment, Task, Trajectory, Turn
@@ -33,7 +34,7 @@ def group(key: str, *pairs: tuple[tuple[int, ...], tuple[int, ...]]) -> Group:
 
 def test_numbers_of_every_pair() -> None:
     loaded = load_model(TinyModel(dtype="float64"), seed=0)
-    trainer = LocalTrainer(loaded, LocalTrainerSettings(), seed=0)
+    trainer = LocalTrainer(Learner(loaded, LocalTrainerSettings(), seed=0))
     groups = [
         group(str(i), pair, (PROMPTS[i], (1,))) for i, pair in enumerate(zip(PROMPTS, REPLIES, strict=True))
     ]
@@ -52,5 +53,5 @@ def test_numbers_of_every_pair() -> None:
 
 
 def test_one_prompt_says_nothing() -> None:
-    trainer = LocalTrainer(load_model(TinyModel(), seed=0), LocalTrainerSettings(), seed=0)
+    trainer = LocalTrainer(Learner(load_model(TinyModel(), seed=0), LocalTrainerSettings(), seed=0))
     assert asyncio.run(collapse_metrics(trainer, [group("a", (PROMPTS[0], REPLIES[0]))])) == {}

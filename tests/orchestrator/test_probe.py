@@ -17,9 +17,10 @@ from silva.engines.local.engine import LocalEngine
 from silva.engines.settings import LocalEngineSettings
 from silva.errors import EngineError
 from silva.orchestrator.probe import Probe
-from silva.trainer.broadcast import BroadcastTrainer
+from silva.trainer.learner import Learner
 from silva.trainer.local import LocalTrainer
 from silva.trainer.settings import LocalTrainerSettings
+from silva.trainer.transfer import WeightFolders
 from silva.types import LossSpec, OptimParams, Snapshot
 
 __all__ = ["make_samples", "tiny"]
@@ -35,8 +36,8 @@ def compute() -> Iterator[Executor]:
 def made(tiny, compute, tmp_path: Path):
     """A trainer that writes folders, and an engine over a model of its own."""
     policy = tiny(seed=0)
-    inner = LocalTrainer(policy, LocalTrainerSettings(), seed=0, compute=compute)
-    trainer = BroadcastTrainer(inner, policy, compute, tmp_path / "broadcast", "parameters")
+    transfer = WeightFolders(tmp_path / "broadcast", "parameters")
+    trainer = LocalTrainer(Learner(policy, LocalTrainerSettings(), seed=0), transfer, compute=compute)
     return trainer, LocalEngine(tiny(seed=1), LocalEngineSettings(), compute)
 
 
@@ -83,7 +84,7 @@ def test_weights_of_which_half_arrive_are_seen_at_any_learning_rate(
 ) -> None:
     """Of adapters, those of the second layer stay as they were."""
     policy, other = tiny(seed=0, lora=True), tiny(seed=0, lora=True)
-    trainer = LocalTrainer(policy, LocalTrainerSettings(), seed=0, compute=compute)
+    trainer = LocalTrainer(Learner(policy, LocalTrainerSettings(), seed=0), compute=compute)
     engine = LocalEngine(other, LocalEngineSettings(), compute)
 
     def arrive() -> None:

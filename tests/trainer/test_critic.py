@@ -23,6 +23,7 @@ from silva.config.sections import Optimizer
 from silva.errors import CapabilityError, NonFiniteError, RecordError
 from silva.models.loading import LoadedModel
 from silva.trainer.critic import Critic
+from silva.trainer.learner import Learner
 from silva.trainer.local import LocalTrainer
 from silva.trainer.policy import pack
 from silva.trainer.settings import LocalTrainerSettings
@@ -42,7 +43,7 @@ def make_critic(loaded: LoadedModel, trunk: Trunk) -> Critic:
 
 def make_trainer(loaded: LoadedModel, critic: CriticSettings, **changes: Any) -> LocalTrainer:
     made = LocalTrainerSettings(**{"optimizer": Optimizer(lr=1e-2), "critic": critic, **changes})
-    return LocalTrainer(loaded, made, seed=0, critic=True)
+    return LocalTrainer(Learner(loaded, made, seed=0, critic=True))
 
 
 def some_head(critic: Critic, seed: int = 0) -> None:
@@ -201,7 +202,7 @@ def test_an_update_does_not_depend_on_how_it_is_cut(tiny: Make, make_samples: Ro
         trainer = make_trainer(
             tiny("float64"), CriticSettings(trunk=trunk, clip=CLIP), micro_batch_tokens=budget
         )
-        some_head(trainer._critic)  # type: ignore[arg-type]
+        some_head(trainer.learner.critic)  # type: ignore[arg-type]
         samples = with_returns(make_samples([9, 30, 4, 17, 12, 5]))
         before = scored(trainer, samples)
         metrics = update(trainer, samples)
@@ -241,7 +242,7 @@ def test_the_policy_learns_as_it_would_without_a_critic(tiny: Make, make_samples
     samples = with_returns(make_samples([9, 30, 4]))
     alone, beside = tiny(), tiny()
     trainer = make_trainer(beside, CriticSettings(trunk=trunk, optimizer=Optimizer(lr=0.1)))
-    plain = LocalTrainer(alone, trainer.settings, seed=0)
+    plain = LocalTrainer(Learner(alone, trainer.learner.settings, seed=0))
     for _ in range(3):
         with_critic, without = update(trainer, samples), update(plain, samples)
         assert {name: with_critic[name] for name in without} == without
@@ -318,7 +319,7 @@ def test_it_has_a_schedule_and_a_limit_of_its_own(tiny: Make, make_samples: Rows
     loaded, samples = tiny("float64"), with_returns(make_samples([9, 30]))
     optimizer = Optimizer(lr=1e-2, warmup=1, weight_decay=0.1, max_grad_norm=1e-3)
     trainer = make_trainer(loaded, CriticSettings(trunk="policy", clip=CLIP, optimizer=optimizer))
-    critic, policy = trainer._critic, copy.deepcopy(loaded.model)
+    critic, policy = trainer.learner.critic, copy.deepcopy(loaded.model)
     assert critic is not None
     head = copy.deepcopy(critic)
     reference = torch.optim.AdamW([head.stepper.parameters[n] for n in HEAD], weight_decay=0.1, foreach=False)
@@ -365,7 +366,7 @@ def test_a_critic_that_is_never_finite_ends_the_run(tiny: Make, make_samples: Ro
     for words in ("update 3: loss or gradient of the critic was not finite for 2 updates in a row", "t0, t1",
                   "the gradient of", "Lower trainer.critic.optimizer.lr (now 0.125)"):  # fmt: skip
         assert words in str(caught.value)
-    assert all(p.grad is None for p in trainer.loaded.model.parameters())
+    assert all(p.grad is None for p in trainer.learner.loaded.model.parameters())
 
 
 def test_a_critic_whose_loss_alone_is_not_finite_is_not_stepped(tiny: Make, make_samples: Rows) -> None:
@@ -399,7 +400,7 @@ def test_what_a_critic_cannot_do_without_is_named(
 
 
 def test_values_need_a_critic(tiny: Make, make_samples: Rows) -> None:
-    plain = LocalTrainer(tiny(), LocalTrainerSettings(), seed=0)
+    plain = LocalTrainer(Learner(tiny(), LocalTrainerSettings(), seed=0))
     with pytest.raises(CapabilityError, match=r"got the needs \['values'\].*values need critic=True"):
         asyncio.run(plain.score(make_samples([9]), frozenset({"values"})))
     assert "values" in make_trainer(tiny(), CriticSettings()).capabilities.needs

@@ -13,7 +13,7 @@ from tests.trainer.updates import REINFORCE, Make, Rows, gradients, make_trainer
 from silva.config.sections import Optimizer
 from silva.errors import CapabilityError, NonFiniteError, OutOfMemory
 from silva.models import memory
-from silva.trainer import local
+from silva.trainer import learner
 
 
 def test_nonfinite_updates_are_skipped_then_refused(tiny: Make, make_samples: Rows) -> None:
@@ -64,7 +64,7 @@ def test_out_of_memory_names_what_to_lower(
     def fail(*_: Any, **__: Any) -> None:
         raise error
 
-    monkeypatch.setattr(local, "token_logprobs", fail)
+    monkeypatch.setattr(learner, "token_logprobs", fail)
     with pytest.raises(OutOfMemory, match=r"training 1 rows of up to 30 tokens.*_tokens \(now 30\)") as got:
         asyncio.run(trainer.forward_backward(samples, REINFORCE))
     assert "trainer.gradient_checkpointing = true" in str(got.value)
@@ -91,7 +91,7 @@ def test_other_runtime_errors_pass_through(
         raise RuntimeError("shapes do not match")
 
     trainer = make_trainer(tiny())
-    monkeypatch.setattr(local, "token_logprobs", fail)
+    monkeypatch.setattr(learner, "token_logprobs", fail)
     with pytest.raises(RuntimeError, match="shapes do not match"):
         asyncio.run(trainer.forward_backward(make_samples([9]), REINFORCE))
 

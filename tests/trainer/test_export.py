@@ -16,6 +16,7 @@ from silva.config.sections import Lora, Optimizer, PretrainedModel
 from silva.errors import ModelError
 from silva.models.loading import LoadedModel, load_model
 from silva.models.tiny import tiny_tokenizer
+from silva.trainer.learner import Learner
 from silva.trainer.local import LocalTrainer
 from silva.trainer.settings import LocalTrainerSettings
 from silva.types import LossSpec, Sample
@@ -48,7 +49,7 @@ def test_export_loads_plainly_with_the_same_logits(
 
 
 def train(loaded: LoadedModel, samples: list[Sample]) -> LocalTrainer:
-    trainer = LocalTrainer(loaded, LocalTrainerSettings(optimizer=Optimizer(lr=1e-2)), seed=0)
+    trainer = LocalTrainer(Learner(loaded, LocalTrainerSettings(optimizer=Optimizer(lr=1e-2)), seed=0))
     for _ in range(3):
         asyncio.run(trainer.forward_backward(samples, LossSpec("reinforce")))
         asyncio.run(optim_step(trainer))
@@ -93,7 +94,7 @@ def test_an_export_that_is_not_the_policy_is_not_written(
 
 
 def test_export_keeps_the_type_of_the_weights(tiny: Callable[..., LoadedModel], tmp_path: Path) -> None:
-    trainer = LocalTrainer(tiny("bfloat16", lora=True), LocalTrainerSettings(), seed=0)
+    trainer = LocalTrainer(Learner(tiny("bfloat16", lora=True), LocalTrainerSettings(), seed=0))
     asyncio.run(trainer.export(tmp_path))
     plain = AutoModelForCausalLM.from_pretrained(tmp_path)
     assert {p.dtype for p in plain.parameters()} == {torch.bfloat16}

@@ -28,7 +28,8 @@ from silva.errors import CapabilityError, RecordError
 from silva.models.loading import LoadedModel, copied
 from silva.models.trie import Trie
 from silva.models.trie_attention import Chunk
-from silva.trainer import local, policy
+from silva.trainer import learner, policy
+from silva.trainer.learner import Learner
 from silva.trainer.local import LocalTrainer
 from silva.trainer.settings import LocalTrainerSettings
 from silva.types import LossSpec, OptimParams, Sample, Snapshot
@@ -235,9 +236,9 @@ def test_versions_count_publishes_and_not_updates(tiny: Make, make_samples: Rows
     trainer, samples = make_trainer(tiny()), make_samples([9])
     train(trainer, samples)
     train(trainer, samples)
-    assert (trainer.version, trainer._stepper.counters.updates) == (0, 2)
+    assert (trainer.version, trainer.learner.stepper.counters.updates) == (0, 2)
     assert asyncio.run(trainer.publish()) == Snapshot(1) == asyncio.run(trainer.snapshot())
-    assert (trainer.version, trainer._stepper.counters.updates) == (1, 2)
+    assert (trainer.version, trainer.learner.stepper.counters.updates) == (1, 2)
 
 
 def test_crash_points_stand_after_each_micro_batch_and_before_the_step(
@@ -246,7 +247,7 @@ def test_crash_points_stand_after_each_micro_batch_and_before_the_step(
     loaded = tiny()
     weight = loaded.model.get_parameter("model.norm.weight")
     before, seen = weight.clone(), []
-    monkeypatch.setattr(local, "crash_point", lambda name: seen.append((name, torch.equal(weight, before))))
+    monkeypatch.setattr(learner, "crash_point", lambda name: seen.append((name, torch.equal(weight, before))))
     train(make_trainer(loaded, micro_batch_tokens=30), make_samples([30, 29, 28]))
     assert seen == [("backward", True)] * 3 + [("optim", True)]
     assert not torch.equal(weight, before)
@@ -272,7 +273,7 @@ def test_after_a_restart_a_trainer_is_as_new(tiny: Make, make_samples: Rows, tru
     settings = LocalTrainerSettings(optimizer=Optimizer(lr=1e-2), critic=Critic(trunk=trunk))
 
     def made(model: LoadedModel) -> LocalTrainer:
-        return LocalTrainer(model, settings, seed=0, reference=True, critic=True)
+        return LocalTrainer(Learner(model, settings, seed=0, reference=True, critic=True))
 
     trainer, spec = made(loaded), LossSpec("clipped", {"kl_coef": 0.1})
     plain = [row.replace(returns=None, values=None) for row in rows]

@@ -14,6 +14,7 @@ from tests.trainer.updates import REINFORCE, Make, Rows, make_trainer
 
 from silva.config.sections import Critic
 from silva.models.loading import LoadedModel
+from silva.trainer.learner import Learner
 from silva.trainer.local import LocalTrainer
 from silva.trainer.settings import LocalTrainerSettings
 from silva.types import OptimParams, Sample
@@ -83,7 +84,7 @@ def test_a_checkpoint_holds_the_masters(
 
     def make(seed: int) -> LocalTrainer:
         settings = LocalTrainerSettings(critic=Critic(trunk=trunk))
-        return LocalTrainer(tiny("bfloat16", seed=seed), settings, seed=0, critic=True)
+        return LocalTrainer(Learner(tiny("bfloat16", seed=seed), settings, seed=0, critic=True))
 
     samples = [s.replace(values=np.zeros(len(s)), returns=np.ones(len(s))) for s in make_samples([9, 30])]
     trainer = make(0)
@@ -94,9 +95,10 @@ def test_a_checkpoint_holds_the_masters(
     resumed = make(7)
     asyncio.run(resumed.load(tmp_path))
     for each in (trainer, resumed):
-        assert each._critic is not None
-        for folder, parameters in ((tmp_path, dict(each.loaded.model.named_parameters())),
-                                   (tmp_path / "critic", each._critic.stepper.parameters)):  # fmt: skip
+        assert each.learner.critic is not None
+        learnt = each.learner.critic.stepper.parameters
+        policy = dict(each.learner.loaded.model.named_parameters())
+        for folder, parameters in ((tmp_path, policy), (tmp_path / "critic", learnt)):
             masters = load_file(folder / "weights.safetensors")
             assert masters.keys() <= parameters.keys() and {m.dtype for m in masters.values()} == {
                 torch.float32
@@ -109,7 +111,7 @@ def test_a_warm_start_keeps_what_is_finer_than_the_weights(tiny: Make, make_samp
     trainer, samples = make_trainer(tiny("bfloat16")), make_samples([9])
     asyncio.run(trainer.forward_backward(samples, REINFORCE))
     asyncio.run(trainer.optim_step(at(1e-6)))
-    before = {name: master.clone() for name, master in trainer._stepper.masters.items()}
+    before = {name: master.clone() for name, master in trainer.learner.stepper.masters.items()}
     asyncio.run(trainer.restart())
-    assert all(torch.equal(before[name], master) for name, master in trainer._stepper.masters.items())
-    assert not trainer._stepper.optimizer.state
+    assert all(torch.equal(before[name], master) for name, master in trainer.learner.stepper.masters.items())
+    assert not trainer.learner.stepper.optimizer.state

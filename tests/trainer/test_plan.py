@@ -10,11 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from silva.models.trie import build, sort_rows
+from silva.models.trie_attention import chunks
 from silva.trainer import plan as planning
 
 
 def plan(rows: list[np.ndarray], budget: int, ranks: int = 1) -> list[list[list[int]]]:
-    return planning.plan(rows, budget, ranks, least=1)
+    """The rows of each rank's work."""
+    return [[work.rows for work in share] for share in planning.plan(rows, budget, ranks, least=1)]
 
 
 @pytest.fixture(autouse=True)
@@ -100,6 +102,15 @@ def test_every_row_once_and_equally_many_micro_batches(
     assert sorted(i for m in micro_batches for i in m) == list(range(len(rows)))
     assert len(dealt) == ranks and len({len(rank) for rank in dealt}) == 1
     assert plan(rows, budget, ranks) == dealt
+
+
+@given(ROWS, st.integers(1, 60), st.integers(1, 4))
+def test_all_ranks_make_the_passes_of_the_largest_trie_of_a_round(
+    rows: list[np.ndarray], budget: int, ranks: int
+) -> None:
+    for together in zip(*planning.plan(rows, budget, ranks, least=1), strict=True):
+        chunks_of = [len(chunks(build([rows[i] for i in w.rows], 1), budget)) for w in together if w.rows]
+        assert {w.passes for w in together} == {max(chunks_of)}
 
 
 @given(ROWS, st.integers(1, 60))

@@ -19,6 +19,7 @@ from silva.config.sections import Critic, Optimizer
 from silva.errors import CheckpointError
 from silva.models.loading import LoadedModel
 from silva.models.snapshots import save_parameters
+from silva.trainer.learner import Learner
 from silva.trainer.local import LocalTrainer
 from silva.trainer.settings import LocalTrainerSettings
 from silva.types import LossSpec, Sample
@@ -29,7 +30,7 @@ Rows = Callable[..., list[Sample]]
 
 def make_trainer(loaded: LoadedModel, *, seed: int = 0, reference: bool = False) -> LocalTrainer:
     settings = LocalTrainerSettings(optimizer=Optimizer(lr=1e-2, warmup=2, schedule="cosine"))
-    return LocalTrainer(loaded, settings, seed=seed, reference=reference)
+    return LocalTrainer(Learner(loaded, settings, seed=seed, reference=reference))
 
 
 def train(
@@ -64,7 +65,7 @@ def test_training_goes_on_bit_for_bit(
     resumed = make_trainer(again, seed=99)
     torch.rand(5)
     asyncio.run(resumed.load(tmp_path))
-    assert (resumed.version, resumed._stepper.counters.updates) == (3, 3)
+    assert (resumed.version, resumed.learner.stepper.counters.updates) == (3, 3)
     assert train(resumed, samples, 3) == expected
     for name, parameter in again.model.named_parameters():
         assert torch.equal(parameter, loaded.model.get_parameter(name))
@@ -130,7 +131,7 @@ def test_files_are_for_whom_the_umask_says(tiny: Make, make_samples: Rows, tmp_p
     try:
         asyncio.run(trainer.save(tmp_path / "checkpoint"))
         asyncio.run(trainer.export(tmp_path / "export"))
-        save_parameters(trainer.loaded, tmp_path / "published")
+        save_parameters(trainer.learner.loaded, tmp_path / "published")
     finally:
         os.umask(before)
     files = [path for path in tmp_path.rglob("*") if path.is_file()]
@@ -186,7 +187,7 @@ def test_what_does_not_fit_is_named_and_changes_nothing(
     with pytest.raises(CheckpointError, match=words):
         asyncio.run(other.load(tmp_path))
     assert all(torch.equal(expected[n], p) for n, p in other.loaded.model.named_parameters())
-    assert (other.version, other._stepper.counters.updates) == (0, 0)
+    assert (other.version, other.learner.stepper.counters.updates) == (0, 0)
 
 
 def test_a_full_model_does_not_load_into_adapters(tiny: Make, tmp_path: Path) -> None:
@@ -223,7 +224,7 @@ def with_critic(
     settings = LocalTrainerSettings(optimizer=Optimizer(lr=1e-2), critic=critic)
     rng = np.random.default_rng(0)
     rows = [s.replace(values=np.zeros(len(s)), returns=rng.normal(size=len(s))) for s in samples]
-    return LocalTrainer(loaded, settings, seed=seed, critic=True), rows
+    return LocalTrainer(Learner(loaded, settings, seed=seed, critic=True)), rows
 
 
 @pytest.mark.parametrize("trunk", ["own", "policy"])
@@ -285,4 +286,4 @@ def test_a_critic_that_does_not_fit_changes_nothing(
     with pytest.raises(CheckpointError, match=rf"critic/weights\.safetensors.*{words}"):
         asyncio.run(other.load(tmp_path))
     assert all(torch.equal(before[n], p) for n, p in other.loaded.model.named_parameters())
-    assert (other.version, other._stepper.counters.updates) == (0, 0)
+    assert (other.version, other.learner.stepper.counters.updates) == (0, 0)

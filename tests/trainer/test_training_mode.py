@@ -14,6 +14,7 @@ from transformers import AutoModelForCausalLM, OPTConfig, PhiConfig
 
 from silva.config.sections import Optimizer
 from silva.models.loading import LoadedModel
+from silva.trainer.learner import Learner
 from silva.trainer.local import LocalTrainer
 from silva.trainer.settings import LocalTrainerSettings
 from silva.trainer.training_mode import enable_gradient_checkpointing, training_mode
@@ -49,7 +50,7 @@ def as_sampled(trainer: LocalTrainer, samples: list[Sample]) -> list[Sample]:
 
 def first_update(loaded: LoadedModel, samples: list[Sample], **changes: Any) -> dict[str, float]:
     settings = LocalTrainerSettings(optimizer=Optimizer(lr=1e-2), **changes)
-    trainer = LocalTrainer(loaded, settings, seed=0)
+    trainer = LocalTrainer(Learner(loaded, settings, seed=0))
     metrics = asyncio.run(trainer.forward_backward(as_sampled(trainer, samples), LossSpec("clipped")))
     return {**metrics, **asyncio.run(optim_step(trainer))}
 

@@ -11,6 +11,7 @@ import torch
 from silva.config.sections import Optimizer
 from silva.models.loading import LoadedModel
 from silva.orchestrator.updates import optim_params
+from silva.trainer.learner import Learner
 from silva.trainer.local import LocalTrainer
 from silva.trainer.settings import LocalTrainerSettings
 from silva.types import LossSpec, Sample
@@ -21,9 +22,10 @@ REINFORCE = LossSpec("reinforce")
 
 
 def make_trainer(loaded: LoadedModel, **changes: Any) -> LocalTrainer:
-    outside = {name: changes.pop(name) for name in ("reference", "compute", "say") if name in changes}
+    compute = changes.pop("compute", None)
+    outside = {name: changes.pop(name) for name in ("reference", "say") if name in changes}
     settings = LocalTrainerSettings(**{"optimizer": Optimizer(lr=1e-2), **changes})
-    return LocalTrainer(loaded, settings, seed=0, **outside)
+    return LocalTrainer(Learner(loaded, settings, seed=0, **outside), compute=compute)
 
 
 def gradients(loaded: LoadedModel) -> dict[str, torch.Tensor]:
@@ -38,8 +40,9 @@ def train(trainer: LocalTrainer, samples: Sequence[Sample], loss: LossSpec = REI
 
 async def optim_step(trainer: LocalTrainer, total_updates: int = 10) -> Mapping[str, float]:
     """As the loop does it: by the schedule of the trainer's settings."""
-    settings, update = trainer.settings, trainer._stepper.counters.updates
-    critic = optim_params(update, settings.critic.optimizer, total_updates) if trainer._critic else None
+    learner = trainer.learner
+    settings, update = learner.settings, learner.stepper.counters.updates
+    critic = optim_params(update, settings.critic.optimizer, total_updates) if learner.critic else None
     return await trainer.optim_step(optim_params(update, settings.optimizer, total_updates), critic)
 
 

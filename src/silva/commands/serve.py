@@ -25,7 +25,7 @@ from silva.placement.settings import ServicesPlacementSettings
 from silva.protocols import Engine, Trainer
 from silva.registries import REGISTRIES
 from silva.storage.layout import Layout
-from silva.trainer.broadcast import BroadcastTrainer
+from silva.trainer.transfer import WeightFolders
 from silva.trainer.wire import Open
 from silva.types import Snapshot
 from silva.wire.requests import key_of
@@ -183,9 +183,10 @@ class Builder:
         config = load([], REGISTRIES, values=values, env={}, own_code=False).config
         process.forget()  # the model of the session before
         assembly = Assembly(config, self._placement, say=say)
-        trainer = config.trainer.build(assembly, config.algorithm if asked.recipe else None)
-        folder = Layout(Path(asked.folder)).broadcast
-        return BroadcastTrainer(trainer, assembly.model, self._placement.compute, folder, asked.publishes)
+        transfer = WeightFolders(Layout(Path(asked.folder)).broadcast, asked.publishes)
+        algorithm = config.algorithm if asked.recipe else None
+        trainer: Trainer = config.trainer.build(assembly, algorithm, transfer=transfer)
+        return trainer
 
 
 def _served(app: Any, bind: Any, what: str) -> int:

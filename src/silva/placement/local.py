@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
 import torch
 
@@ -44,16 +44,13 @@ class LocalPlacement:
 
     def trainer(self, context: Context, algorithm: Algorithm | None = None) -> Trainer:
         """If the engine cannot read the trainer's own parameters, its snapshots are folders of the run."""
-        config = context.config
-        trainer: Trainer = config.trainer.build(context, algorithm)
-        loads = context.engine.capabilities.loads
-        if trainer.capabilities.publishes in loads:
-            return trainer
-        from silva.trainer.broadcast import BroadcastTrainer
+        from silva.trainer.transfer import transfer_to
 
+        config = context.config
         folder = Layout(Path(config.output_dir) / config.name).broadcast
-        kind: Literal["parameters", "folder"] = "parameters" if "parameters" in loads else "folder"
-        return BroadcastTrainer(trainer, context.model, self.compute, folder, kind)
+        transfer = transfer_to(context.engine.capabilities.loads, folder)
+        trainer: Trainer = config.trainer.build(context, algorithm, transfer=transfer)
+        return trainer
 
     def run(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         return self.compute.run(work, *args, **kwargs)

@@ -22,6 +22,7 @@ from silva.models.loading import LoadedModel, copied
 from silva.trainer.gradients import summed_in_place
 from silva.trainer.head import wide
 from silva.trainer.optimizer import Stepper
+from silva.trainer.parallel import Mesh
 from silva.trainer.policy import Pack, through
 from silva.trainer.training_mode import training_mode
 
@@ -50,7 +51,9 @@ class Critic:
         max_nonfinite: skipped updates in a row after which there should be no further one.
     """
 
-    def __init__(self, policy: LoadedModel, settings: CriticSettings, *, max_nonfinite: int) -> None:
+    def __init__(
+        self, policy: LoadedModel, settings: CriticSettings, mesh: Mesh | None = None, *, max_nonfinite: int
+    ) -> None:
         self.settings = settings
         self._own = own = settings.trunk == "own"
         self._trunk = copied(policy, []) if own else policy
@@ -61,6 +64,7 @@ class Critic:
         used = {n: p for n, p in parameters.items() if p is not unused or _tied(self._trunk)}
         self.stepper = Stepper(
             used | {f"value_head.{n}": p for n, p in self._head.named_parameters()},
+            mesh,
             most=max_nonfinite,
             of="critic",
             key="trainer.critic.optimizer",

@@ -1,202 +1,83 @@
-"""The trainer that lives in this process, on one device, sharing its weights with the local engine.
-
-    samples -> plan -> micro-batches -> policy.token_logprobs -> objective.compute -> sum(weights * loss)
-                                                                                           | backward
-    publish <- optim_step (norm, clip, skip what is not finite, AdamW) <- gradients
-
-Blind to the algorithm: advantages and normalised weights travel on the samples. Not here: what is
-sampled, what an advantage is, the schedule of the learning rate, and how a checkpoint becomes atomic.
-"""
+"""The trainer that lives in this process: a learner on its compute thread, and how its weights travel."""
 
 from __future__ import annotations
 
 import asyncio
-from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
 from pathlib import Path
 from typing import ParamSpec, TypeVar
 
-import numpy as np
-import torch
-
-from silva.algorithms import objective
-from silva.errors import CapabilityError, NonFiniteError
-from silva.models.loading import LoadedModel
-from silva.models.trie import MIN_SHARED, NEVER
-from silva.ports import crash_point
 from silva.protocols import TrainerCapabilities
-from silva.trainer.critic import Critic
-from silva.trainer.explained_errors import explained_memory, refuse_too_large
-from silva.trainer.export import export_model
-from silva.trainer.gradients import summed_in_place
-from silva.trainer.head import wide
-from silva.trainer.loss_inputs import flat, loss_inputs, needed
-from silva.trainer.optimizer import Stepper
-from silva.trainer.plan import plan
-from silva.trainer.policy import Pack, pack, token_logprobs, trained
-from silva.trainer.randomness import Randomness
-from silva.trainer.reference import Reference
-from silva.trainer.self_check import CHECKED, compared
-from silva.trainer.settings import LocalTrainerSettings
-from silva.trainer.state import State, load_state, save_state
-from silva.trainer.training_mode import enable_gradient_checkpointing, training_mode
+from silva.trainer.learner import Learner
+from silva.trainer.transfer import SharedWeights, WeightTransfer
 from silva.types import LossSpec, OptimParams, Sample, Signals, Snapshot
 
 P = ParamSpec("P")
 T = TypeVar("T")
-Sums = defaultdict[str, torch.Tensor | float]
 
 
 class LocalTrainer:
-    """Implements `protocols.Trainer`.
-
-    Work blocks its thread: with `compute`, the single compute thread shared with the engine, it runs
-    there and the event loop stays free; without, inline. Between calls the model is in eval mode, and
-    during an update mostly too (training_mode.py).
+    """Implements `protocols.Trainer`; what its methods do is said in learner.py.
 
     Args:
-        loaded: the model to train, in place; only parameters that require a gradient change.
-        settings: `[trainer]`.
-        seed: of what dropout draws.
-        reference: another model to compare with, or True for a frozen copy of the trained weights as they
-            are now (with LoRA of the adapters), which checkpoints hold.
-        critic: learn values beside the policy, as `settings.critic` says.
-        compute: where to run.
-        say: takes what people should know.
-
-    Raises:
-        CapabilityError: there is nothing to train, or too much for the memory here.
+        learner: does the work, which blocks its thread.
+        transfer: how published weights reach the engine.
+        compute: where the work runs, while the event loop stays free: the single compute thread shared with
+            an engine here. None: inline.
     """
 
     def __init__(
-        self,
-        loaded: LoadedModel,
-        settings: LocalTrainerSettings,
-        *,
-        seed: int,
-        reference: LoadedModel | bool = False,
-        critic: bool = False,
-        compute: Executor | None = None,
-        say: Callable[[str], None] = lambda text: None,
+        self, learner: Learner, transfer: WeightTransfer | None = None, *, compute: Executor | None = None
     ) -> None:
-        self.loaded, self.settings, self._seed = loaded, settings, seed
-        self._compute, self._say = compute, say
-        self._least = MIN_SHARED  # shortest prefix that rows share
-        self._checked = not settings.self_check
-        parameters = {n: p for n, p in loaded.model.named_parameters() if p.requires_grad}
-        if not parameters:
-            raise CapabilityError(
-                f"model {loaded.name}: no parameter requires a gradient, expected at least one"
-            )
-        refuse_too_large(loaded)
-        self._stepper = Stepper(parameters, most=settings.max_nonfinite)
-        self._reference = Reference(loaded, reference)
-        if settings.gradient_checkpointing:
-            enable_gradient_checkpointing(loaded.model)
-        self._with_critic = critic
-        self._begin()
-        needs = {"logprobs"} | ({"reference_logprobs"} if self._reference.exists else set())
-        needs |= {"values"} if critic else set()
-        self.capabilities = TrainerCapabilities(needs=frozenset(needs))
-
-    def _begin(self) -> None:
-        self._stepper.begin()
-        self._critic: Critic | None = None
-        if self._with_critic:
-            self._critic = Critic(
-                self.loaded, self.settings.critic, max_nonfinite=self.settings.max_nonfinite
-            )
-        self._randomness = Randomness(self._seed, self.loaded.device)
+        self.learner, self._transfer, self._compute = learner, transfer or SharedWeights(), compute
+        self._last: Snapshot | None = None
+        self.capabilities = TrainerCapabilities(needs=learner.needs, publishes=self._transfer.kind)
 
     @property
     def version(self) -> int:
-        """Publishes so far; in the checkpoint."""
-        return self._stepper.counters.version
+        return self.learner.version
 
     @version.setter
     def version(self, version: int) -> None:
-        self._stepper.counters.version = version
+        self.learner.version, self._last = version, None
 
     async def score(self, samples: Sequence[Sample], needs: frozenset[str]) -> Signals:
-        """What is known of every trained token before an update, [T] per sample, NaN elsewhere.
-
-        Args:
-            needs: "logprobs" (current policy), "reference_logprobs", and "values" of the states before the
-                tokens, as the recipe asks.
-
-        Raises:
-            CapabilityError: a need this trainer cannot meet.
-        """
-        return await self._run(self._score, samples, needs)
+        return await self._run(self.learner.score, samples, needs)
 
     async def forward_backward(self, samples: Sequence[Sample], loss: LossSpec) -> Mapping[str, float]:
-        """Add the gradient of sum(loss_weights * loss) over all trained tokens to what is there.
-
-        Returns:
-            `loss` (the sum), `trained_tokens`, and the mean over the trained tokens of the update of
-            `entropy` and of each metric of the loss.
-
-        Raises:
-            RecordError: samples without advantages, for a loss that reads them.
-            OutOfMemory: with what to lower. Gradients are back at zero then, as after any error.
-        """
-        return await self._run(self._forward_backward, samples, loss)
+        return await self._run(self.learner.forward_backward, samples, loss)
 
     async def optim_step(self, policy: OptimParams, critic: OptimParams | None = None) -> Mapping[str, float]:
-        """One AdamW step on the gradients so far, then zero them.
-
-        Args:
-            critic: needed if a critic has learnt since the last step, as it does but in supervised updates.
-
-        A loss or gradient that is not finite skips the step; the critic's step depends on its own loss and
-        gradient.
-
-        Returns:
-            `grad_norm` (before clipping), `lr`, `nonfinite` (1 for a skipped step); those of a critic
-            under `critic/`.
-
-        Raises:
-            NonFiniteError: `trainer.max_nonfinite` steps in a row of the policy or the critic were skipped.
-        """
-        return await self._run(self._optim_step, policy, critic)
+        return await self._run(self.learner.optim_step, policy, critic)
 
     async def publish(self) -> Snapshot:
-        """Declare the current weights the next policy version."""
-        self.version += 1
-        return await self.snapshot()
+        """Declare the current weights the next policy version, and bring them to where the engine reads."""
+        self.learner.version += 1
+        self._last = await self._run(self._transfer.publish, self.learner)
+        return self._last
 
     async def snapshot(self) -> Snapshot:
-        return Snapshot(self.version)
+        if self._last is None:
+            self._last = await self._run(self._transfer.publish, self.learner)
+        return self._last
 
     async def refresh_reference(self) -> None:
-        """Make the current policy the reference.
-
-        Raises:
-            CapabilityError: the reference is another model, or there is none.
-        """
-        await self._run(self._reference.refresh)
+        await self._run(self.learner.refresh_reference)
 
     async def restart(self) -> None:
-        """Keep the weights and reset everything else: moments, counts, reference and critic."""
-        await self._run(self._restart)
+        self._last = None  # a warm start changes weights and no version
+        await self._run(self.learner.restart)
 
     async def save(self, path: Path) -> None:
-        """Write the trainer's state into the folder `path`, made if missing (see `trainer/state.py`)."""
-        await self._run(save_state, self._state(), path)
+        await self._run(self.learner.save, path)
 
     async def load(self, path: Path) -> None:
-        """Continue bit for bit where `save` was called; weights keep their storage.
-
-        Raises:
-            CheckpointError: what is there does not fit, and how. Nothing has changed then.
-        """
-        await self._run(load_state, self._state(), path)
-        self._drop_gradients()
+        self._last = None
+        await self._run(self.learner.load, path)
 
     async def export(self, path: Path) -> None:
-        """Write a plain Hugging Face folder, LoRA merged; the trainer's own weights stay as they are."""
-        await self._run(export_model, self.loaded, path)
+        await self._run(self.learner.export, path)
 
     async def close(self) -> None:
         """Nothing is held that outlives the trainer."""
@@ -205,191 +86,3 @@ class LocalTrainer:
         if self._compute is None:
             return work(*args, **kwargs)
         return await asyncio.wrap_future(self._compute.submit(work, *args, **kwargs))
-
-    def _score(self, samples: Sequence[Sample], needs: frozenset[str]) -> Signals:
-        if unknown := needs - self.capabilities.needs:
-            raise CapabilityError(
-                f"score: got the needs {sorted(unknown)}, expected some of {sorted(self.capabilities.needs)} "
-                "(reference_logprobs need a reference, values need critic=True)"
-            )
-        current = self._logprobs(self.loaded, samples) if "logprobs" in needs else None
-        reference = self._logprobs(self._reference.model, samples) if "reference_logprobs" in needs else None
-        values = self._values(samples) if "values" in needs else None
-        return Signals(logprobs=current, reference_logprobs=reference, values=values)
-
-    def _logprobs(self, loaded: LoadedModel, samples: Sequence[Sample]) -> tuple[np.ndarray, ...]:
-        budget = self.settings.micro_batch_tokens
-        return self._of_tokens(samples, lambda batch: token_logprobs(loaded, batch, budget=budget).logprobs)
-
-    def _values(self, samples: Sequence[Sample]) -> tuple[np.ndarray, ...]:
-        critic, budget = self._critic, self.settings.micro_batch_tokens
-        assert critic is not None
-        return self._of_tokens(samples, lambda batch: critic.values(batch, budget))
-
-    @torch.no_grad()
-    def _of_tokens(
-        self, samples: Sequence[Sample], compute: Callable[[Pack], torch.Tensor]
-    ) -> tuple[np.ndarray, ...]:
-        """`compute` gives [N] for a micro-batch; what comes out is [T] per sample, NaN without a loss."""
-        kind = np.float64 if self.loaded.dtype == torch.float64 else np.float32
-        found = [np.full(len(sample), np.nan, dtype=kind) for sample in samples]
-        used = [index for index, sample in enumerate(samples) if trained(sample).any()]
-        for micro_batch in self._plan([samples[i] for i in used]):
-            indices = [used[i] for i in micro_batch]
-            with explained_memory(self.settings, f"scoring {_size([samples[i] for i in indices])}"):
-                batch = pack(self.loaded, [samples[i] for i in indices], least=self._least)
-                values = compute(batch).cpu().numpy()
-            rows, places = batch.rows.cpu().numpy(), batch.places.cpu().numpy()
-            for row, index in enumerate(indices):
-                of_row = rows == row
-                found[index][places[of_row]] = values[of_row]
-        return tuple(found)
-
-    def _forward_backward(self, samples: Sequence[Sample], loss: LossSpec) -> dict[str, float]:
-        with self._randomness.drawn():
-            return self._gradients(samples, loss)
-
-    def _gradients(self, samples: Sequence[Sample], loss: LossSpec) -> dict[str, float]:
-        samples = [sample for sample in samples if trained(sample).any()]
-        references = self._needed_reference(samples, loss)
-        if not self._checked:
-            self._check_trie(samples, references, loss)
-        critic = self._learning(samples, loss)
-        sums: Sums = defaultdict(float)
-        aged = any((s.versions[trained(s)] != self.version).any() for s in samples)
-        try:
-            for indices in self._plan(samples):
-                rows = [samples[i] for i in indices]
-                memory = explained_memory(self.settings, f"training {_size(rows)}")
-                with memory, training_mode(self.loaded.model):
-                    batch = pack(self.loaded, rows, least=self._least)
-                    if not (critic and critic.warming_up):
-                        mine = [references[i] for i in indices] if references else None
-                        self._backward(batch, rows, mine, loss, sums, aged)
-                    if critic:
-                        self._backward_critic(critic, batch, rows, sums)
-                crash_point("backward")
-        except BaseException:
-            self._drop_gradients()  # a part of an update must never be stepped on
-            raise
-        tokens = sum(int(trained(sample).sum()) for sample in samples)
-        total = float(sums.pop("loss", 0.0))
-        means = {name: float(value) / tokens for name, value in sums.items()}
-        return {"loss": total, "trained_tokens": float(tokens), **means}
-
-    def _backward(
-        self,
-        batch: Pack,
-        samples: list[Sample],
-        references: list[np.ndarray] | None,
-        loss: LossSpec,
-        sums: Sums,
-        aged: bool,
-    ) -> None:
-        """Forward and backward of one micro-batch; adds to gradients and to `sums` over its tokens."""
-        entropy_grad, budget = bool(loss.params.get("entropy_coef", 0)), self.settings.micro_batch_tokens
-        with summed_in_place(self.loaded.model):
-            found = token_logprobs(self.loaded, batch, budget=budget, entropy_grad=entropy_grad)
-            inputs = loss_inputs(found, samples, references, loss, self.version, aged)
-            per_token, metrics = objective.compute(loss, inputs)
-            total = (flat(samples, [s.loss_weights for s in samples], found.logprobs) * per_token).sum()
-            self._stepper.blame(total, [sample.trajectory for sample in samples])
-            total.backward()  # also where it is not finite: the gradients say which parameter it reaches
-        sums["loss"] += total.detach().double()
-        for name, values in metrics.items():
-            sums[name] += values.double().sum()
-
-    def _learning(self, samples: list[Sample], loss: LossSpec) -> Critic | None:
-        """The critic, unless a supervised update leaves it nothing to learn from."""
-        supervised = objective.parse(loss)[0].imitates and all(sample.returns is None for sample in samples)
-        return None if supervised else self._critic
-
-    def _backward_critic(self, critic: Critic, batch: Pack, samples: list[Sample], sums: Sums) -> None:
-        like = torch.zeros((), dtype=wide(self.loaded.dtype), device=self.loaded.device)
-        returns, values = ([needed(s, name) for s in samples] for name in ("returns", "values"))
-        metrics = critic.backward(
-            batch,
-            self.settings.micro_batch_tokens,
-            flat(samples, returns, like),
-            flat(samples, values, like),
-            flat(samples, [s.loss_weights for s in samples], like),
-            names=[sample.trajectory for sample in samples],
-        )
-        for name, numbers in metrics.items():
-            sums[name] += numbers.double().sum()
-
-    def _check_trie(
-        self, samples: list[Sample], references: tuple[np.ndarray, ...] | None, loss: LossSpec
-    ) -> None:
-        """The gradient of a few rows on their trie against that of one row at a time, before any other.
-
-        Where they differ nothing is shared from here on. Rows without a gradient leave it to the next call.
-        """
-        few = next((m for m in self._plan(samples) if len(m) > 1), [])[:CHECKED]
-        if not few:
-            return
-
-        def backward(parts: list[list[int]]) -> None:
-            for part in parts:
-                mine = [references[i] for i in part] if references else None
-                with explained_memory(self.settings, "checking the trie"):
-                    rows = [samples[i] for i in part]
-                    batch = pack(self.loaded, rows, least=self._least)
-                    self._backward(batch, rows, mine, loss, defaultdict(float), False)
-
-        found = compared(self._stepper, few, backward, self.loaded.dtype)
-        if found is None:
-            return
-        self._checked, (agrees, text) = True, found
-        self._least = self._least if agrees else NEVER
-        self._say(text)
-
-    def _restart(self) -> None:
-        if self._reference.parameters is not None:
-            self._reference.refresh()
-        self._begin()
-
-    def _optim_step(self, policy: OptimParams, critic: OptimParams | None) -> dict[str, float]:
-        if critic is None and self._critic and self._critic.stepper.gradients:
-            raise CapabilityError("optim_step: got no numbers for the critic, expected OptimParams")
-        crash_point("optim")
-        try:
-            # The first step allocates both moments.
-            with explained_memory(self.settings, "stepping the optimizer"):
-                found, problem = self._stepper.step(policy)
-                if self._critic and critic:
-                    of_critic, its_problem = self._critic.stepper.step(critic)
-                    found |= {f"critic/{name}": number for name, number in of_critic.items()}
-                    problem = its_problem or problem
-        finally:
-            self._drop_gradients()
-        if problem:
-            raise NonFiniteError(problem)
-        return found
-
-    def _needed_reference(self, samples: list[Sample], loss: LossSpec) -> tuple[np.ndarray, ...] | None:
-        if not loss.params.get("kl_coef", 0):
-            return None
-        if not self._reference.exists:
-            raise CapabilityError(
-                f"loss {loss.name} with kl_coef {loss.params['kl_coef']}: got a trainer without a reference "
-                "policy, expected one"
-            )
-        return self._logprobs(self._reference.model, samples)
-
-    def _plan(self, samples: Sequence[Sample]) -> list[list[int]]:
-        tokens = [sample.tokens for sample in samples]
-        return plan(tokens, self.settings.micro_batch_tokens, least=self._least)[0]
-
-    def _drop_gradients(self) -> None:
-        self._stepper.drop_gradients()
-        if self._critic:
-            self._critic.stepper.drop_gradients()
-
-    def _state(self) -> State:
-        critic = State(self._critic.stepper, self._randomness) if self._critic else None
-        return State(self._stepper, self._randomness, self._reference.parameters, critic)
-
-
-def _size(samples: Sequence[Sample]) -> str:
-    return f"{len(samples)} rows of up to {max(len(sample) for sample in samples)} tokens"

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from silva.ports import derive
+from silva.trainer.parallel import Mesh
 from silva.types import OptimParams
 
 
@@ -35,6 +36,7 @@ class Stepper:
     first step on, as with stochastic rounding (Gupta et al. 2015), whose draws are here made once.
 
     Args:
+        mesh: whose ranks have a part of the gradients each, and step together.
         most: trainer.max_nonfinite.
         of: whose parameters these are.
         key: where the optimizer's settings are in the configuration.
@@ -43,6 +45,7 @@ class Stepper:
     def __init__(
         self,
         parameters: Mapping[str, nn.Parameter],
+        mesh: Mesh | None = None,
         *,
         most: int = 1,
         of: str = "policy",
@@ -50,6 +53,7 @@ class Stepper:
     ) -> None:
         self.parameters = dict(parameters)
         self.masters = {name: _master(name, parameter) for name, parameter in parameters.items()}
+        self._mesh = mesh or Mesh()
         self._most, self._of, self._key = most, of, key
         self.begin()
 
@@ -82,6 +86,10 @@ class Stepper:
         The gradients stay. Returns `grad_norm` (before clipping), `lr` and `nonfinite` (1 for a skipped
         update), and why there should be no further update: `most` in a row were skipped. "" if there may be.
         """
+        mine = {name: p.grad for name, p in self.parameters.items() if p.grad is not None}
+        for name, gradient in self._mesh.sum(mine).items():
+            self.parameters[name].grad = gradient
+        self.bad_loss = [name for part in self._mesh.gather(self.bad_loss) for name in part][:4]
         norm, counters = norm_of(self.gradients), self.counters
         finite = not self.bad_loss and math.isfinite(norm)
         if finite:

@@ -12,12 +12,26 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 
 from silva.models.trie import MIN_SHARED, sort_rows
 
 MicroBatch = list[int]  # indices of samples
+
+
+class Work(NamedTuple):
+    """What a rank does in one round.
+
+    `passes`: chunks of the largest trie of the round, 1 for one that is not walked. A model that is divided
+    among the ranks makes as many on each of them, also for smaller tries and for no rows.
+    """
+
+    rows: MicroBatch
+    passes: int
+
+
 START = 64
 """Tokens that a micro-batch costs beside its own: small ones are merged where the budget allows."""
 WALK = 1.4
@@ -26,8 +40,8 @@ WALK = 1.4
 
 def plan(
     rows: Sequence[np.ndarray], budget: int, ranks: int = 1, *, least: int = MIN_SHARED
-) -> list[list[MicroBatch]]:
-    """Micro-batches of sample indices for each rank.
+) -> list[list[Work]]:
+    """Micro-batches of sample indices for each rank, in rounds that all ranks make together.
 
     A micro-batch's trie holds at most `budget` tokens, tokens that its rows share counted once. Rows that
     share a prefix stay together; where a family exceeds the budget it is cut where the least is repeated, or
@@ -41,8 +55,8 @@ def plan(
         least: shortest prefix of unrelated rows that is shared.
 
     Returns:
-        One list per rank, all of the same length (padded with empty micro-batches at the end), largest first
-        and balanced by tokens; every index of `rows` exactly once.
+        One list per rank, all with the same passes: largest first, balanced by tokens. In the last round some
+        ranks may be left without rows. Every index of `rows` exactly once.
 
     Raises:
         ValueError: budget or ranks below 1, or an empty row.
@@ -54,12 +68,11 @@ def plan(
         raise ValueError(f"plan: row {min(range(len(lengths)), key=lengths.__getitem__)} holds no token")
     order, shared = sort_rows(rows, least)
     added = np.array([lengths[i] for i in order], dtype=np.int64) - shared
-    if ranks > 1:
-        budget = max(1, min(budget, -(-int(added.sum()) // ranks)))
-    bounds = _cut(added, shared, budget)
+    fair = budget if ranks == 1 else max(1, min(budget, -(-int(added.sum()) // ranks)))
+    bounds = _cut(added, shared, fair)
     micro_batches = [sorted(order[a:b]) for a, b in bounds]
     sizes = [int(shared[a] + added[a:b].sum()) for a, b in bounds]
-    return _deal(micro_batches, sizes, ranks)
+    return _deal(micro_batches, sizes, budget, ranks)
 
 
 def _cut(added: np.ndarray, shared: np.ndarray, budget: int) -> list[tuple[int, int]]:
@@ -89,16 +102,17 @@ def _cut(added: np.ndarray, shared: np.ndarray, budget: int) -> list[tuple[int, 
     return bounds[::-1]
 
 
-def _deal(micro_batches: list[MicroBatch], sizes: Sequence[int], ranks: int) -> list[list[MicroBatch]]:
-    """Largest first (memory runs out at once or never) to the rank with the fewest tokens among those with
-    room (LPT scheduling)."""
-    rounds = -(-len(micro_batches) // ranks)
-    dealt: list[list[MicroBatch]] = [[] for _ in range(ranks)]
+def _deal(micro_batches: list[MicroBatch], sizes: Sequence[int], budget: int, ranks: int) -> list[list[Work]]:
+    """Rounds of similar sizes, largest first (memory runs out at once or never), and within a round the
+    largest to the rank with the fewest tokens (LPT scheduling)."""
+    dealt: list[list[Work]] = [[] for _ in range(ranks)]
     load = [0] * ranks
-    for size, micro_batch in sorted(zip(sizes, micro_batches, strict=True), key=lambda pair: -pair[0]):
-        rank = min((r for r in range(ranks) if len(dealt[r]) < rounds), key=load.__getitem__)
-        dealt[rank].append(micro_batch)
-        load[rank] += size
-    for micro_batches_of_rank in dealt:
-        micro_batches_of_rank.extend([] for _ in range(rounds - len(micro_batches_of_rank)))
+    ordered = sorted(zip(sizes, micro_batches, strict=True), key=lambda pair: -pair[0])
+    for start in range(0, len(ordered), ranks):
+        together = ordered[start : start + ranks]
+        together += [(0, [])] * (ranks - len(together))
+        passes = -(-together[0][0] // budget)
+        for (size, rows), rank in zip(together, sorted(range(ranks), key=load.__getitem__), strict=True):
+            dealt[rank].append(Work(rows, passes))
+            load[rank] += size
     return dealt

@@ -9,6 +9,7 @@ from silva.config.sections import Critic, Optimizer, Positive, Section
 if TYPE_CHECKING:
     from silva.algorithms.settings import Algorithm
     from silva.protocols import Context, Trainer
+    from silva.trainer.transfer import WeightTransfer
 
 
 class LocalTrainerSettings(Section):
@@ -27,17 +28,25 @@ class LocalTrainerSettings(Section):
     max_nonfinite: Positive = 3
     """Stop after this many updates in a row, of policy or critic, whose loss or gradient is not finite."""
 
-    def build(self, context: Context, algorithm: Algorithm | None = None) -> Trainer:
-        """`algorithm`: what it needs beside the policy, a reference or a critic, is made too."""
+    def build(
+        self,
+        context: Context,
+        algorithm: Algorithm | None = None,
+        *,
+        transfer: WeightTransfer | None = None,
+    ) -> Trainer:
+        """`algorithm`: what it needs beside the policy, a reference or a critic, is made too. `transfer`: how
+        weights reach the engine; None: it shares them."""
+        from silva.trainer.learner import Learner
         from silva.trainer.local import LocalTrainer
         from silva.trainer.reference import load_reference
 
-        return LocalTrainer(
+        learner = Learner(
             context.model,
             self,
             seed=context.config.seed,
             reference=load_reference(context, algorithm) if algorithm else False,
             critic=bool(algorithm and algorithm.critic),
-            compute=context.placement.compute,
             say=context.say,
         )
+        return LocalTrainer(learner, transfer, compute=context.placement.compute)

@@ -19,6 +19,7 @@ from silva.errors import ModelError
 from silva.models.loading import LoadedModel, load_model
 from silva.models.snapshots import weight_folder
 from silva.trainer.export import export_model
+from silva.trainer.learner import Learner
 from silva.trainer.local import LocalTrainer
 from silva.trainer.settings import LocalTrainerSettings
 from silva.types import Completion, LossSpec, Sample, Snapshot
@@ -54,9 +55,9 @@ def test_the_trainer_s_step_is_what_is_sampled_next(make_engine: Make, lora: Lor
     """One storage: the step itself changes the engine's model, publishing only clears the cache."""
     loaded = load_model(TINY.model_copy(update={"lora": lora}), seed=0)
     engine = make_engine(loaded)
-    trainer = LocalTrainer(loaded, LocalTrainerSettings(optimizer=Optimizer(lr=1e-2)), seed=0)
+    trainer = LocalTrainer(Learner(loaded, LocalTrainerSettings(optimizer=Optimizer(lr=1e-2)), seed=0))
     first = answer(engine, prompt(20), 12)
-    trained = {str(id(p)): p.data_ptr() for p in trainer._stepper.parameters.values()}
+    trained = {str(id(p)): p.data_ptr() for p in trainer.learner.stepper.parameters.values()}
 
     async def step() -> None:
         await trainer.forward_backward([sample_of(first, prompt(20))], LossSpec("reinforce"))
@@ -64,7 +65,7 @@ def test_the_trainer_s_step_is_what_is_sampled_next(make_engine: Make, lora: Lor
         await engine.load(await trainer.publish())
 
     asyncio.run(step())
-    assert {str(id(p)): p.data_ptr() for p in trainer._stepper.parameters.values()} == trained
+    assert {str(id(p)): p.data_ptr() for p in trainer.learner.stepper.parameters.values()} == trained
     again = answer(engine, prompt(20), 12)
     assert again.versions == (1,) * 12 and again.cached_tokens == 0
     assert again.logprobs[0] != first.logprobs[0]

@@ -22,12 +22,15 @@ from silva.models.loading import LoadedModel
 from silva.models.snapshots import load_weights, weight_folder
 from silva.ports import FaultyFiles, Files, use_files
 from silva.protocols import Trainer
-from silva.trainer.broadcast import BroadcastTrainer, Kind
+from silva.trainer.learner import Learner
+from silva.trainer.local import LocalTrainer
+from silva.trainer.settings import LocalTrainerSettings
+from silva.trainer.transfer import Kind, WeightFolders
 from silva.types import Completion, OptimParams, Sample, SamplingParams, Snapshot
 
 Tiny = Callable[..., LoadedModel]
 Rows = Callable[..., list[Sample]]
-Make = Callable[..., BroadcastTrainer]
+Make = Callable[..., LocalTrainer]
 
 
 @pytest.fixture
@@ -38,9 +41,10 @@ def compute() -> Iterator[ThreadPoolExecutor]:
 
 @pytest.fixture
 def make(compute: ThreadPoolExecutor, tmp_path: Path) -> Make:
-    def make(loaded: LoadedModel, kind: Kind = "parameters") -> BroadcastTrainer:
-        inner = make_trainer(loaded, compute=compute)
-        return BroadcastTrainer(inner, loaded, compute, tmp_path / "run" / "broadcast", kind)
+    def make(loaded: LoadedModel, kind: Kind = "parameters") -> LocalTrainer:
+        learner = Learner(loaded, LocalTrainerSettings(), seed=0)
+        transfer = WeightFolders(tmp_path / "run" / "broadcast", kind)
+        return LocalTrainer(learner, transfer, compute=compute)
 
     return make
 
@@ -53,15 +57,20 @@ def update(trainer: Trainer, rows: list[Sample]) -> dict[str, float]:
     return asyncio.run(run())
 
 
-def publish(trainer: BroadcastTrainer) -> Path:
+def publish(trainer: LocalTrainer) -> Path:
     """The folder of the next version."""
     snapshot = asyncio.run(trainer.publish())
     assert snapshot.folder is not None
     return Path(snapshot.folder.path)
 
 
-def written(trainer: BroadcastTrainer) -> list[str]:
-    return sorted(path.name for path in trainer._folder.iterdir())
+def folder_of(trainer: LocalTrainer) -> Path:
+    assert isinstance(trainer._transfer, WeightFolders)
+    return trainer._transfer.folder
+
+
+def written(trainer: LocalTrainer) -> list[str]:
+    return sorted(path.name for path in folder_of(trainer).iterdir())
 
 
 def answers(loaded: LoadedModel, compute: ThreadPoolExecutor, snapshot: Snapshot) -> list[Completion]:
@@ -118,9 +127,9 @@ def test_only_the_last_two_versions_stay(make: Make, tiny: Tiny) -> None:
 def test_an_earlier_runs_versions_are_removed(make: Make, tiny: Tiny) -> None:
     first = make(tiny())
     publish(first)
-    (first._folder / ".version_2.tmp").mkdir()
+    (folder_of(first) / ".version_2.tmp").mkdir()
     second = make(tiny(seed=1))
-    assert not second._folder.exists()
+    assert not folder_of(second).exists()
     publish(second)
     assert written(second) == ["version_1"]
 
@@ -151,7 +160,7 @@ def test_a_crash_before_the_rename_leaves_the_version_before_whole(
     with use_files(Dying(1)), pytest.raises(Killed):
         asyncio.run(trainer.publish())
     assert first.folder is not None and weight_folder(Path(first.folder.path)) == first.folder
-    assert not (trainer._folder / "version_2").exists()  # under its name it is whole or not there
+    assert not (folder_of(trainer) / "version_2").exists()  # under its name it is whole or not there
     load_weights(tiny(seed=5), first.folder)
 
 
@@ -165,7 +174,7 @@ def test_a_disk_that_fails_leaves_the_version_before_and_the_next_try_is_whole(
     assert disk.fired == 1
     assert first.folder is not None and weight_folder(Path(first.folder.path)) == first.folder
     snapshot = asyncio.run(trainer.publish())
-    assert snapshot.version == 3 and snapshot.folder == weight_folder(trainer._folder / "version_3")
+    assert snapshot.version == 3 and snapshot.folder == weight_folder(folder_of(trainer) / "version_3")
     assert {"version_1", "version_3"} < {*written(trainer)}
 
 
@@ -173,9 +182,9 @@ def test_the_snapshot_is_written_once(make: Make, tiny: Tiny) -> None:
     trainer = make(tiny())
     first = asyncio.run(trainer.snapshot())
     assert first.version == 0 and written(trainer) == ["version_0"]
-    before = (trainer._folder / "version_0").stat().st_mtime_ns
+    before = (folder_of(trainer) / "version_0").stat().st_mtime_ns
     assert asyncio.run(trainer.snapshot()) is first
-    assert (trainer._folder / "version_0").stat().st_mtime_ns == before
+    assert (folder_of(trainer) / "version_0").stat().st_mtime_ns == before
 
 
 def change(loaded: LoadedModel) -> None:
@@ -278,6 +287,6 @@ def test_all_else_is_the_trainers_inside(make: Make, tiny: Tiny, make_samples: R
         assert update(trainer, rows) == update(plain, rows)
     assert trainer.capabilities.needs == plain.capabilities.needs
     trainer.version = 5
-    assert trainer.inner.version == 5 == asyncio.run(trainer.snapshot()).version
+    assert trainer.learner.version == 5 == asyncio.run(trainer.snapshot()).version
     asyncio.run(trainer.export(tmp_path / "model"))
     assert (tmp_path / "model" / "config.json").exists()
