@@ -142,8 +142,8 @@ def through(
 
 def _hidden(loaded: LoadedModel, batch: Pack) -> torch.Tensor:
     """[U, H]: the last hidden state of every token of the trie."""
-    # Ranks: decoder and head are called apart, here, in walk.py and in models/head.py, and the whole model never:
-    # dividing it takes two roots, tied embeddings in the first (test_scores_are_those_of_one_rank).
+    # Ranks: decoder and head are called apart (here, in walk.py and in models/head.py) and the whole model
+    # never, so dividing it takes two roots, tied embeddings in the first (test_scores_are_those_of_one_rank).
     attention: TrieAttention | FlexTrieAttention
     if loaded.flex and len(batch.trie) >= FLEX_MIN_TOKENS:
         attention = FlexTrieAttention(batch.trie, loaded.device)

@@ -114,9 +114,9 @@ class Walk:
                     flows += zip(pair, into_pair, strict=True)
                 del self.kept[piece]
             flows = [(x, gradient) for x, gradient in flows if x.requires_grad and len(x)]
-            # Ranks: a divided model needs the backward pass of every chunk on every rank, with gradients of zero
-            # where nothing flows, and adds up gradients of ranks once an update, not after each of these passes
-            # (test_an_update_is_that_of_one_rank, where a trie is walked).
+            # Ranks: a divided model needs this pass for every chunk on every rank, with gradients of zero
+            # where nothing flows; and gradients of the ranks are added up once an update, not after each of
+            # these passes (test_an_update_is_that_of_one_rank, where a trie is walked).
             if flows:
                 torch.autograd.backward([x for x, _ in flows], [gradient for _, gradient in flows])
             for piece, layers in live.outside.items():
