@@ -183,10 +183,10 @@ def test_what_does_not_fit_is_named_and_changes_nothing(
     asyncio.run(trainer.save(tmp_path))
     change(tmp_path / f"{file}.safetensors", edit)
     other = make_trainer(tiny(seed=5))
-    expected = {n: p.clone() for n, p in other.loaded.model.named_parameters()}
+    expected = {n: p.clone() for n, p in other.learner.loaded.model.named_parameters()}
     with pytest.raises(CheckpointError, match=words):
         asyncio.run(other.load(tmp_path))
-    assert all(torch.equal(expected[n], p) for n, p in other.loaded.model.named_parameters())
+    assert all(torch.equal(expected[n], p) for n, p in other.learner.loaded.model.named_parameters())
     assert (other.version, other.learner.stepper.counters.updates) == (0, 0)
 
 
@@ -281,9 +281,9 @@ def test_a_critic_that_does_not_fit_changes_nothing(
     else:
         change(file, lambda t: t.pop("value_head.linear.bias"))
     other, _ = with_critic(tiny(seed=5), samples)
-    before = {n: p.clone() for n, p in other.loaded.model.named_parameters()}
+    before = {n: p.clone() for n, p in other.learner.loaded.model.named_parameters()}
     words = "No such file" if damage == "nothing there" else r"missing: value_head\.linear\.bias$"
     with pytest.raises(CheckpointError, match=rf"critic/weights\.safetensors.*{words}"):
         asyncio.run(other.load(tmp_path))
-    assert all(torch.equal(before[n], p) for n, p in other.loaded.model.named_parameters())
+    assert all(torch.equal(before[n], p) for n, p in other.learner.loaded.model.named_parameters())
     assert (other.version, other.learner.stepper.counters.updates) == (0, 0)
