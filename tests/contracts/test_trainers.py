@@ -25,9 +25,9 @@ from silva.monitoring.traced import TracedTrainer
 from silva.protocols import Trainer
 from silva.trainer.learner import Learner
 from silva.trainer.local import LocalTrainer
+from silva.trainer.remote import Open
 from silva.trainer.settings import LocalTrainerSettings
 from silva.trainer.transfer import WeightFolders
-from silva.trainer.wire import Open
 from silva.types import LossSpec, OptimParams, Sample
 
 Tiny = Callable[..., LoadedModel]

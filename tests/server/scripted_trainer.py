@@ -13,8 +13,9 @@ from tests.server.running import asking, run
 
 from silva.protocols import Trainer, TrainerCapabilities
 from silva.server.trainer import TAKES, TrainerServer
-from silva.trainer.wire import Call, Open, Opened, Reply
+from silva.trainer.remote import Open, Opened, ServedTrainer
 from silva.types import LossSpec, OptimParams, Sample, Signals, Snapshot, WeightFolder
+from silva.wire import rpc
 from silva.wire.codec import decode, encode
 from silva.wire.guard import Guard
 from silva.wire.listening import Bind
@@ -130,13 +131,15 @@ class Asked:
         self.session = opened.session
         return opened
 
-    async def __call__(self, method: str, session: str = "", **call: Any) -> Reply | dict[str, Any]:
-        """The reply, or the error."""
-        url = f"/sessions/{session or self.session}/{method}"
-        response = await self.client.post(url, content=encode(Call(**call)))
+    async def __call__(self, method: str, *arguments: Any, session: str = "") -> rpc.Answer | dict[str, Any]:
+        """The answer, or the error."""
+        response = await self.send(rpc.encode(ServedTrainer, method, arguments), session)
         if response.status_code == 200:
-            return decode(Reply, response.content)
+            return rpc.decode(ServedTrainer, method, response.content)
         return {"status": response.status_code, **response.json()["error"]}
+
+    async def send(self, call: bytes, session: str = "") -> httpx2.Response:
+        return await self.client.post(f"/sessions/{session or self.session}", content=call)
 
 
 def told(park: Park, ask: Callable[[Asked], Any]) -> Any:

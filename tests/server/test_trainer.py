@@ -17,28 +17,30 @@ from tests.server.scripted_trainer import KEY, LOSS, Asked, Park, told
 
 from silva import __version__
 from silva.errors import CheckpointError
+from silva.protocols import Trainer
 from silva.server.trainer import TAKES
 from silva.storage.run_folder import LOCK
-from silva.trainer.wire import METHODS, Opened, Reply
+from silva.trainer.remote import Opened
 from silva.types import OptimParams, Sample, Snapshot, WeightFolder
+from silva.wire import rpc
 
 PARAMS = OptimParams(lr=1e-2)
 
 
 def test_every_method_reaches_the_trainer_with_its_arguments(park: Park, rows: tuple[Sample, ...]) -> None:
-    inside = str(park.folder / "checkpoints" / "step_2")
+    inside = park.folder / "checkpoints" / "step_2"
 
     async def ask(asked: Asked) -> list[Any]:
         return [
-            await asked("score", samples=rows, needs=("logprobs", "values")),
-            await asked("forward_backward", samples=rows, loss=LOSS),
-            await asked("optim_step", policy=PARAMS),
-            await asked("optim_step", policy=PARAMS, critic=OptimParams(lr=1e-3)),
+            await asked("score", rows, frozenset({"logprobs", "values"})),
+            await asked("forward_backward", rows, LOSS),
+            await asked("optim_step", PARAMS, None),
+            await asked("optim_step", PARAMS, OptimParams(lr=1e-3)),
             await asked("refresh_reference"),
             await asked("restart"),
-            await asked("save", path=inside),
-            await asked("load", path=inside),
-            await asked("export", path=inside),
+            await asked("save", inside),
+            await asked("load", inside),
+            await asked("export", inside),
             await asked("publish"),
             await asked("snapshot"),
         ]
@@ -49,19 +51,19 @@ def test_every_method_reaches_the_trainer_with_its_arguments(park: Park, rows: t
         "score", "forward_backward", "optim_step", "optim_step", "refresh_reference", "restart", "save",
         "load", "export", "publish",
     ]  # fmt: skip
-    assert {call[0] for call in trainer.calls} | {"snapshot"} == {*METHODS}
+    assert {call[0] for call in trainer.calls} | {"snapshot", "close"} == {*rpc.methods(Trainer)}
     score, update, step, both = trainer.calls[:4]
     assert score[2] == {"logprobs", "values"} and update[2] == LOSS
     for sent, got in zip(rows, update[1], strict=True):
         for name in ("tokens", "loss_weights", "logprobs", "advantages"):
             assert np.array_equal(getattr(sent, name), getattr(got, name), equal_nan=True)
     assert step[1:] == (PARAMS, None) and both[1:] == (PARAMS, OptimParams(lr=1e-3))
-    assert [call[1] for call in trainer.calls[6:9]] == [Path(inside).resolve()] * 3
-    assert np.array_equal(replies[0].signals.values[1], rows[1].loss_weights * np.float32(0.1))
-    numbers = replies[1].numbers
+    assert [call[1] for call in trainer.calls[6:9]] == [inside.resolve()] * 3
+    assert np.array_equal(replies[0].result.values[1], rows[1].loss_weights * np.float32(0.1))
+    numbers = replies[1].result
     assert (numbers["loss"], numbers["of_numpy"]) == (0.1 + 0.2, float(np.float32(0.1)))
     assert np.isnan(numbers["nan"])
-    assert replies[9].snapshot == replies[10].snapshot == Snapshot(1, WeightFolder("/weights", "d"))
+    assert replies[9].result == replies[10].result == Snapshot(1, WeightFolder("/weights", "d"))
     assert [reply.version for reply in replies] == [0] * 9 + [1, 1]
 
 
@@ -70,8 +72,8 @@ def test_open_says_what_the_trainer_can_do(park: Park) -> None:
         return await asked.open(recipe=False, publishes="parameters")
 
     opened = told(park, ask)
-    assert opened.needs == ("logprobs", "values") and opened.version == 0
-    assert opened.publishes == "folder"  # what it does, not what it was asked for
+    assert opened.capabilities.needs == {"logprobs", "values"} and opened.version == 0
+    assert opened.capabilities.publishes == "folder"  # what it does, not what it was asked for
     assert [(each.recipe, each.publishes) for each in park.asked] == [(True, "folder"), (False, "parameters")]
     assert park.asked[0].config == {"steps": 4}
 
@@ -109,7 +111,7 @@ def test_a_call_of_the_session_before_waits_in_vain(park: Park) -> None:
         return await running, await waiting
 
     running, waiting = told(park, ask)
-    assert isinstance(running, Reply)  # it had begun
+    assert running.version == 0  # it had begun
     assert waiting["type"] == "PartLost"
     assert [call[0] for call in park.built[0].calls] == ["restart"]
     assert park.built[0].closed and not park.built[1].calls
@@ -130,7 +132,7 @@ def test_another_run_gets_the_trainer_only_when_nobody_runs_the_one_before(park:
 
     refused, went_on, reply = told(park, ask)
     assert refused["type"] == "ConfigError" and "in which process 4711 runs" in refused["message"]
-    assert isinstance(went_on, Reply) and isinstance(reply, Reply)
+    assert went_on.version == reply.version == 1  # each the first of its trainer
 
 
 @pytest.mark.parametrize("folder", ["", "/etc", "{runs}", "{runs}/..", "{runs}/../elsewhere", "{runs}2/run"])
@@ -149,11 +151,11 @@ def test_a_run_whose_folder_is_a_link_is_trained_where_it_leads(park: Park) -> N
 
     async def ask(asked: Asked) -> Any:
         await asked.open(folder=str(link))
-        return await asked("save", path=str(link / "step_1"))
+        return await asked("save", link / "step_1")
 
     with TemporaryDirectory() as scratch:
         link.symlink_to(scratch)
-        assert isinstance(told(park, ask), Reply)
+        assert told(park, ask).version == 0
         assert park.built[1].calls == [("save", Path(scratch).resolve() / "step_1")]
 
 
@@ -177,7 +179,7 @@ def test_calls_come_one_at_a_time_in_order(park: Park, rows: tuple[Sample, ...])
     async def ask(asked: Asked) -> Any:
         trainer = park.built[0]
         trainer.go = asyncio.Event()
-        first = asyncio.create_task(asked("forward_backward", samples=rows, loss=LOSS))
+        first = asyncio.create_task(asked("forward_backward", rows, LOSS))
         await until(lambda: trainer.running == 1, "the first call computes")
         rest = [asyncio.create_task(asked(name)) for name in ("restart", "refresh_reference", "publish")]
         await until(lambda: len(park.server._lock._waiters or ()) == 3, "the others wait")

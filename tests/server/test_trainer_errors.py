@@ -15,9 +15,9 @@ from tests.server.scripted_trainer import KEY, LOSS, Asked, Park, told
 
 from silva.errors import CheckpointError, NonFiniteError, OutOfMemory, PartLost, RecordError, SilvaError
 from silva.storage.checkpoints import CheckpointStore
-from silva.trainer.remote import RemoteTrainer
-from silva.trainer.wire import METHODS, Call, Open, Reply
+from silva.trainer.remote import Open, RemoteTrainer, ServedTrainer
 from silva.types import Sample, Snapshot
+from silva.wire import rpc
 from silva.wire.codec import decode, encode
 from silva.wire.transport import Peer, Refused
 
@@ -40,7 +40,7 @@ def test_a_path_outside_the_runs_folder_is_refused(park: Park, method: str, path
     (park.folder / "link").symlink_to("/etc")
 
     async def ask(asked: Asked) -> Any:
-        return await asked(method, path=path.format(run=park.folder))
+        return await asked(method, Path(path.format(run=park.folder)))
 
     error = told(park, ask)
     assert error["type"] == "CheckpointError" and "expected one in the run's folder" in error["message"]
@@ -130,13 +130,12 @@ def test_a_trainer_that_cannot_be_built_leaves_no_session_and_may_be_asked_for_a
 
     response, lost, reply = told(park, ask)
     assert response.status_code == 500 and response.json()["error"]["type"] == "OutOfMemory"
-    assert lost["type"] == "PartLost" and isinstance(reply, Reply)
+    assert lost["type"] == "PartLost" and reply.version == 0
     assert park.built[0].closed
 
 
 def test_every_route_needs_the_key(park: Park) -> None:
-    routes = [("GET", "/alive"), ("POST", "/open"), ("GET", "/nothing")]
-    routes += [("POST", f"/sessions/x/{method}") for method in METHODS]
+    routes = [("GET", "/alive"), ("POST", "/open"), ("POST", "/sessions/x"), ("GET", "/nothing")]
 
     async def work() -> None:
         for header in ({}, {"authorization": "Bearer wrong"}, {"authorization": KEY}):
@@ -151,28 +150,21 @@ def test_every_route_needs_the_key(park: Park) -> None:
 
 def test_an_unknown_method_or_path_or_verb_is_refused(park: Park) -> None:
     async def ask(asked: Asked) -> Any:
-        named = [
-            await asked(name) for name in ("close", "_restart", "capabilities", "__init__", "optim step")
-        ]
+        names = ("_call", "capabilities", "__init__", "optim step", "", "\xff")
+        named = [(await asked.send(f"{name}\n".encode("latin-1"))).json()["error"] for name in names]
+        closed = await asked("close")
         others = [
             await asked.client.request(verb, path)
-            for verb, path in (("GET", "/open"), ("POST", "/alive"), ("POST", "/sessions/x"), ("GET", "/"))
+            for verb, path in (("GET", "/open"), ("POST", "/alive"), ("POST", "/sessions/x/y"), ("GET", "/"))
         ]
-        return named, [response.status_code for response in others]
+        return named, closed, [response.status_code for response in others]
 
-    named, statuses = told(park, ask)
-    assert {error["status"] for error in named} == {404}
-    assert "expected one of score, forward_backward" in named[0]["message"]
+    named, closed, statuses = told(park, ask)
+    assert {error["type"] for error in named} == {"RecordError"}
+    assert "no method '_call'; expected one of close, export, forward_backward" in named[0]["message"]
+    assert (closed["status"], closed["type"]) == (400, "CapabilityError")
     assert {*statuses} <= {404, 405}
     assert not park.built[0].closed
-
-
-@pytest.mark.parametrize("method", ["forward_backward", "optim_step"])
-def test_missing_arguments_are_refused(park: Park, method: str) -> None:
-    async def ask(asked: Asked) -> Any:
-        return await asked(method)
-
-    assert told(park, ask)["status"] == 400 and park.built[0].calls == []
 
 
 class Bomb:
@@ -188,19 +180,20 @@ class Bomb:
 def test_bytes_that_are_no_record_are_refused_and_nothing_in_them_is_run(
     park: Park, rows: tuple[Sample, ...], tmp_path: Path
 ) -> None:
-    whole = encode(Call(samples=rows, loss=LOSS))
-    line, _, arrays = whole.partition(b"\n")
+    whole = rpc.encode(ServedTrainer, "forward_backward", [rows, LOSS])
+    name, line, arrays = whole.split(b"\n", 2)
+    line = name + b"\n" + line
     touched = tmp_path / "touched"
     bodies = [
         b"", b"\n", b"{}", b"null\n", b"\xff\xfe\n", whole[: len(whole) // 2], whole[:-1], line + b"\n",
-        line + b"\n" + arrays[::-1], whole.replace(b'"needs"', b'"nedes"'),
-        whole.replace(b'"path":""', b'"path":1'), encode(Snapshot(1)),
+        line + b"\n" + arrays[::-1], whole.replace(b'"loss"', b'"lsos"'),
+        whole.replace(b'"reinforce"', b'1'), name + b"\n" + encode(LOSS), encode(Snapshot(1)),
         pickle.dumps(Bomb(touched)), line + b"\n" + pickle.dumps(Bomb(touched)),
-        json.dumps({"record": {}, "turns": []}).encode() + b"\n",
+        name + b"\n" + json.dumps({"record": {}, "turns": []}).encode() + b"\n",
     ]  # fmt: skip
 
     async def ask(asked: Asked) -> Any:
-        paths = [f"/sessions/{asked.session}/forward_backward", "/open"]
+        paths = [f"/sessions/{asked.session}", "/open"]
         found = []
         for path in paths:
             for body in bodies:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections.abc import Awaitable, Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,9 +13,18 @@ from tests.server.running import run, until
 from silva import __version__
 from silva.errors import CapabilityError, CheckpointError, ModelError, NonFiniteError, PartLost, SilvaError
 from silva.ports import CLOCK, Clock, use_clock
-from silva.trainer.remote import CHECK, DEAD_AFTER, RemoteTrainer, plain_config
-from silva.trainer.wire import Call, Open, Opened, Reply
+from silva.protocols import TrainerCapabilities
+from silva.trainer.remote import (
+    CHECK,
+    DEAD_AFTER,
+    Open,
+    Opened,
+    RemoteTrainer,
+    ServedTrainer,
+    plain_config,
+)
 from silva.types import OptimParams, Snapshot
+from silva.wire import rpc
 from silva.wire.codec import decode, encode
 from silva.wire.transport import Peer, Refused, Unreachable
 
@@ -39,13 +47,25 @@ class Quick(Clock):
         await asyncio.sleep(0)
 
 
+class Stub:
+    """As much of a trainer as is asked for."""
+
+    capabilities, version, said = TrainerCapabilities(frozenset({"values"})), 3, ("published",)
+
+    async def optim_step(self, policy: OptimParams, critic: OptimParams | None) -> dict[str, float]:
+        return {"lr": policy.lr}
+
+    async def publish(self) -> Snapshot:
+        return Snapshot(3)
+
+
 class FakePeer(Peer):
     """Answers as told.
 
     Attributes:
         alive: what a question whether it is alive comes to; called with its number.
         answer: what a call comes to.
-        sent: (path, record) of all calls; `asked_at`: when the last one was made.
+        sent: (path, bytes) of all calls; `asked_at`: when the last one was made.
     """
 
     def __init__(self) -> None:
@@ -53,12 +73,12 @@ class FakePeer(Peer):
         self.alive: Callable[[int], object] = lambda number: ALIVE
         self.questions = itertools.count()
         self.sent: list[tuple[str, Any]] = []
-        self.answer: Callable[[str, Call], Awaitable[bytes]] = self.usual
+        self.answer: Callable[[str, bytes], Awaitable[bytes]] = self.usual
         self.cancelled, self.asked_at = 0, 0.0
         self.timeouts: list[float | None] = []
 
-    async def usual(self, path: str, call: Call) -> bytes:
-        return encode(Reply(3, numbers={"lr": 0.1}, snapshot=Snapshot(3)))
+    async def usual(self, path: str, call: bytes) -> bytes:
+        return await rpc.dispatch(Stub(), ServedTrainer, call)
 
     async def get(self, path: str, *, timeout: float | None = None) -> Any:
         assert path == "/alive"
@@ -70,12 +90,11 @@ class FakePeer(Peer):
 
     async def send(self, path: str, body: bytes, *, timeout: float | None = None) -> bytes:
         self.asked_at = CLOCK.monotonic()
+        self.sent.append((path, body))
         if path == "/open":
-            self.sent.append((path, decode(Open, body)))
-            return encode(Opened("s1", ("logprobs",), "parameters", 2, ("hello",)))
-        self.sent.append((path, call := decode(Call, body)))
+            return encode(Opened("s1", TrainerCapabilities(frozenset({"logprobs"}), "folder"), 2, ("hello",)))
         try:
-            return await self.answer(path, call)
+            return await self.answer(path, body)
         except asyncio.CancelledError:
             self.cancelled += 1
             raise
@@ -94,43 +113,26 @@ def with_trainer(
         return run(work()), said, clock
 
 
-async def hanging(path: str, call: Call) -> bytes:
+async def hanging(path: str, call: bytes) -> bytes:
     await asyncio.Event().wait()
     raise AssertionError
 
 
-def test_connect_opens_a_session_and_says_what_was_said() -> None:
+def test_a_session_is_opened_and_every_answer_says_how_the_trainer_is() -> None:
     peer = FakePeer()
 
-    async def ask(trainer: RemoteTrainer) -> RemoteTrainer:
-        assert trainer.capabilities.publishes == "parameters" and trainer.version == 0
+    async def ask(trainer: RemoteTrainer) -> list[Any]:
+        found = [(trainer.capabilities.publishes, trainer.version)]
         await trainer.connect()
-        return trainer
+        found.append((trainer.capabilities.publishes, trainer.version))
+        assert await trainer.publish() == Snapshot(3)
+        return [*found, (trainer.capabilities.needs, trainer.version)]
 
-    trainer, said, _ = with_trainer(peer, ask)
-    assert peer.sent == [("/open", Open({"steps": 1}, True, "/run", "parameters"))]
-    assert (trainer.version, said) == (2, ["hello"])
-    assert trainer.capabilities.needs == {"logprobs"}
-
-
-def test_calls_carry_the_session_and_the_version_comes_back() -> None:
-    peer = FakePeer()
-
-    async def ask(trainer: RemoteTrainer) -> Any:
-        await trainer.connect()
-        metrics = await trainer.optim_step(PARAMS)
-        await trainer.save(Path("runs/checkpoints/step_2"))
-        return metrics, await trainer.publish(), trainer.version
-
-    (metrics, snapshot, version), _, _ = with_trainer(peer, ask)
-    assert (metrics, snapshot, version) == ({"lr": 0.1}, Snapshot(3), 3)
-    assert [path for path, _ in peer.sent[1:]] == [
-        f"/sessions/s1/{name}" for name in ("optim_step", "save", "publish")
-    ]
-    assert peer.sent[1][1].policy == PARAMS
-    assert (
-        Path(peer.sent[2][1].path) == Path.cwd() / "runs/checkpoints/step_2"
-    )  # the other has its own folder
+    found, said, _ = with_trainer(peer, ask)
+    assert found == [("parameters", 0), ("folder", 2), ({"values"}, 3)] and said == ["hello", "published"]
+    (open_, opening), (path, call) = peer.sent
+    assert (open_, decode(Open, opening)) == ("/open", Open({"steps": 1}, True, "/run", "parameters"))
+    assert (path, call) == ("/sessions/s1", rpc.encode(ServedTrainer, "publish", []))
 
 
 def test_a_server_that_is_not_there_yet_is_waited_for() -> None:
@@ -188,7 +190,7 @@ def test_a_server_that_wants_another_key_is_not_waited_for() -> None:
 def test_a_call_takes_as_long_as_it_takes_while_the_server_lives() -> None:
     peer, go = FakePeer(), asyncio.Event()
 
-    async def slow(path: str, call: Call) -> bytes:
+    async def slow(path: str, call: bytes) -> bytes:
         await go.wait()
         return await peer.usual(path, call)
 
@@ -234,7 +236,7 @@ def test_silence_ends_a_call() -> None:
 def test_a_cut_connection_is_a_lost_trainer_at_once() -> None:
     peer = FakePeer()
 
-    async def cut(path: str, call: Call) -> bytes:
+    async def cut(path: str, call: bytes) -> bytes:
         raise Unreachable("the trainer at x: connection reset")
 
     peer.answer = cut
@@ -264,7 +266,7 @@ def test_a_cut_connection_is_a_lost_trainer_at_once() -> None:
 def test_the_trainers_errors_are_raised_here(kind: str, expected: type[SilvaError]) -> None:
     peer = FakePeer()
 
-    async def refuse(path: str, call: Call) -> bytes:
+    async def refuse(path: str, call: bytes) -> bytes:
         raise Refused(f"the trainer at {ADDRESS}: {path}: HTTP 500: loss: HTTP 500: nan", 500, kind)
 
     peer.answer = refuse

@@ -10,8 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from silva.server.trainer import TAKES, Build, TrainerServer
-from silva.trainer.remote import RemoteTrainer
-from silva.trainer.wire import Open
+from silva.trainer.remote import Open, RemoteTrainer
 from silva.wire.guard import Guard
 from silva.wire.listening import Bind, serve
 from silva.wire.transport import Peer

@@ -25,8 +25,8 @@ from silva.placement.settings import ServicesPlacementSettings
 from silva.protocols import Engine, Trainer
 from silva.registries import REGISTRIES
 from silva.storage.layout import Layout
+from silva.trainer.remote import Open
 from silva.trainer.transfer import WeightFolders
-from silva.trainer.wire import Open
 from silva.types import Snapshot
 from silva.wire.requests import key_of
 from silva.wire.transport import UNIX

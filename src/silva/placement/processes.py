@@ -11,8 +11,7 @@ from silva.engines.remote.engine import HttpEngine
 from silva.engines.remote.settings import PlacedClientSettings
 from silva.engines.remote.wire import dialect_of
 from silva.errors import CapabilityError
-from silva.trainer.remote import RemoteTrainer, plain_config
-from silva.trainer.wire import Open
+from silva.trainer.remote import Open, RemoteTrainer, plain_config
 from silva.wire.requests import key_of
 from silva.wire.transport import Peer
 

@@ -1,9 +1,9 @@
 """A trainer behind HTTP: one at a time, built for the orchestrator that opens it.
 
-    POST /open ──> session ──> POST /sessions/SESSION/METHOD ──> reply        one call at a time
+    POST /open ──> session ──> POST /sessions/SESSION ──> answer              one call at a time
     GET /alive                 answers from the event loop, also while the trainer computes
 
-The bodies are records (trainer/wire.py). What a trainer computes cannot be cut short: if the client goes
+The bodies are those of trainer/remote.py. What a trainer computes cannot be cut short: if the client goes
 away, the call ends first and the next one waits. Not here: how a trainer is built, keys and sizes of bodies
 (wire/guard.py), and retries: a trainer whose session is lost is opened again and loads a checkpoint.
 """
@@ -13,7 +13,8 @@ from __future__ import annotations
 import asyncio
 import os
 import secrets
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -22,19 +23,21 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from silva import __version__
-from silva.errors import CheckpointError, ConfigError, PartLost
+from silva.errors import CapabilityError, CheckpointError, ConfigError, PartLost
 from silva.ports import CLOCK
 from silva.protocols import Trainer
 from silva.storage.checkpoints import disk_faults
 from silva.storage.run_folder import holder
-from silva.trainer.wire import METHODS, Call, Open, Opened, Reply
+from silva.trainer.remote import Open, Opened, ServedTrainer
+from silva.wire import rpc
 from silva.wire.codec import decode, encode
-from silva.wire.guard import Application, HttpError
+from silva.wire.guard import Application
+from silva.wrapped import WrappedTrainer
 
 MAX_BODY = 4 << 30
 """Bytes of one call: all samples of an update with their arrays."""
 BODY_SECONDS = 600.0
-TAKES = "application/octet-stream"  # records of wire/codec.py
+TAKES = "application/octet-stream"
 Build = Callable[[Open, Callable[[str], None]], Awaitable[Trainer]]
 
 
@@ -48,26 +51,24 @@ class TrainerServer:
 
     def __init__(self, build: Build, runs: Path) -> None:
         self._build, self._runs = build, Path(os.path.abspath(runs))
-        self._trainer: Trainer | None = None
+        self._trainer: _Served | None = None
         self._session, self._folder = "", Path()
         self._lock = asyncio.Lock()
         self._doing, self._since = "", 0.0
-        self._said: list[str] = []
 
     def app(self) -> Application:
         return Application(
             [
                 Route("/alive", self._alive, methods=["GET"]),
                 Route("/open", self._open, methods=["POST"]),
-                Route("/sessions/{session}/{method}", self._call, methods=["POST"]),
+                Route("/sessions/{session}", self._call, methods=["POST"]),
             ]
         )
 
     async def close(self) -> None:
         async with self._lock:
-            if self._trainer is not None:
-                await self._trainer.close()
-            self._trainer, self._session = None, ""
+            self._session = ""
+            await self._end()
 
     async def _alive(self, request: Request) -> Response:
         seconds = CLOCK.monotonic() - self._since if self._doing else 0.0
@@ -108,90 +109,76 @@ class TrainerServer:
     async def _opened(self, asked: Open, folder: Path) -> Response:
         async with self._lock:
             with self._at("open"):
-                if self._trainer is not None:
-                    await self._trainer.close()
-                    self._trainer = None
-                self._said.clear()
-                self._folder = folder
-                self._trainer = await self._build(asked, self._said.append)
+                await self._end()
+                self._folder, said = folder, list[str]()
+                built = await self._build(asked, said.append)
+                self._trainer = served = _Served(built, folder, said, self._at)
                 self._session = secrets.token_hex(8)
-            able = self._trainer.capabilities
-            return _encoded(
-                Opened(
-                    self._session,
-                    tuple(sorted(able.needs)),
-                    "folder" if able.publishes == "folder" else "parameters",
-                    self._trainer.version,
-                    self._heard(),
-                )
-            )
+            return _answer(encode(Opened(self._session, served.capabilities, served.version, served.said)))
+
+    async def _end(self) -> None:
+        if self._trainer is not None:
+            await self._trainer.inner.close()
+            self._trainer = None
 
     async def _call(self, request: Request) -> Response:
-        session, method = request.path_params["session"], request.path_params["method"]
-        if method not in METHODS:
-            raise HttpError(404, f"no method {method!r}; expected one of {', '.join(METHODS)}")
+        session = request.path_params["session"]
         self._check(session)
-        call = await asyncio.to_thread(decode, Call, await request.body())
-        return await _whole(self._answered(session, method, call))
+        return await _whole(self._answered(session, await request.body()))
 
-    async def _answered(self, session: str, method: str, call: Call) -> Response:
+    async def _answered(self, session: str, call: bytes) -> Response:
         async with self._lock:
             self._check(session)
-            with self._at(method), disk_faults(f"{method} failed in {self._folder}"):
-                result = await self._result(method, call)
-            assert self._trainer is not None
-            reply = Reply(self._trainer.version, self._heard(), **result)
-        return await asyncio.to_thread(_encoded, reply)
-
-    async def _result(self, method: str, call: Call) -> dict[str, Any]:
-        trainer = self._trainer
-        assert trainer is not None
-        if method in ("save", "load", "export"):
-            await getattr(trainer, method)(self._inside(call.path))
-            return {}
-        if method in ("refresh_reference", "restart"):
-            await getattr(trainer, method)()
-            return {}
-        if method in ("publish", "snapshot"):
-            return {"snapshot": await getattr(trainer, method)()}
-        if method == "score":
-            return {"signals": await trainer.score(call.samples, frozenset(call.needs))}
-        if method == "optim_step" and call.policy is not None:
-            return {"numbers": _numbers(await trainer.optim_step(call.policy, call.critic))}
-        if method == "forward_backward" and call.loss is not None:
-            return {"numbers": _numbers(await trainer.forward_backward(call.samples, call.loss))}
-        raise HttpError(400, f"{method}: its arguments are missing")
-
-    def _inside(self, path: str) -> Path:
-        found = Path(path).resolve()
-        if not path or not found.is_relative_to(self._folder):
-            raise CheckpointError(f"got the path {path!r}, expected one in the run's folder {self._folder}")
-        return found
+            return _answer(await rpc.dispatch(self._trainer, ServedTrainer, call))
 
     def _check(self, session: str) -> None:
         if not self._session or not secrets.compare_digest(session.encode(), self._session.encode()):
             raise PartLost(f"session {session!r} has ended: the trainer was started or opened again since")
 
-    def _heard(self) -> tuple[str, ...]:
+    @contextmanager
+    def _at(self, doing: str) -> Iterator[None]:
+        """What `/alive` says the trainer is doing."""
+        self._doing, self._since = doing, CLOCK.monotonic()
+        try:
+            yield
+        finally:
+            self._doing = ""
+
+
+class _Served(WrappedTrainer):
+    """Implements `ServedTrainer`: it reads and writes in the run's folder alone."""
+
+    def __init__(
+        self, inner: Trainer, folder: Path, said: list[str], at: Callable[[str], AbstractContextManager[None]]
+    ) -> None:
+        super().__init__(inner)
+        self._folder, self._said, self._at = folder, said, at
+
+    @property
+    def said(self) -> tuple[str, ...]:
         said = tuple(self._said)
         self._said.clear()
         return said
 
-    def _at(self, doing: str) -> _At:
-        return _At(self, doing)
+    @contextmanager
+    def around(self, method: str) -> Iterator[None]:
+        with self._at(method), disk_faults(f"{method} failed in {self._folder}"):
+            yield
 
+    async def close(self) -> None:
+        raise CapabilityError("close: a session ends with the next open")
 
-class _At:
-    """What `/alive` says the trainer is doing."""
+    async def _call(self, method: str, arguments: Sequence[Any]) -> Any:
+        inside = [self._inside(each) if isinstance(each, Path) else each for each in arguments]
+        return await super()._call(method, inside)
 
-    def __init__(self, server: TrainerServer, doing: str) -> None:
-        self._server, self._doing = server, doing
-
-    def __enter__(self) -> None:
-        self._server._doing, self._server._since = self._doing, CLOCK.monotonic()
-
-    def __exit__(self, *error: object) -> None:
-        self._server._doing = ""
+    def _inside(self, path: Path) -> Path:
+        found = path.resolve()
+        if not found.is_relative_to(self._folder):
+            raise CheckpointError(
+                f"got the path {str(path)!r}, expected one in the run's folder {self._folder}"
+            )
+        return found
 
 
 async def _whole(work: Awaitable[Response]) -> Response:
@@ -199,9 +186,5 @@ async def _whole(work: Awaitable[Response]) -> Response:
     return await asyncio.shield(asyncio.ensure_future(work))
 
 
-def _encoded(record: Opened | Reply) -> Response:
-    return Response(encode(record), media_type=TAKES)
-
-
-def _numbers(found: Mapping[str, float]) -> dict[str, float]:
-    return {name: float(value) for name, value in found.items()}
+def _answer(content: bytes) -> Response:
+    return Response(content, media_type=TAKES)

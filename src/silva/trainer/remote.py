@@ -1,8 +1,12 @@
 """A trainer in another process, as a `Trainer`.
 
-    RemoteTrainer ──records──> server/trainer.py ──> the trainer
-          └── every CHECK s: is it alive?            both a cut connection and silence end the call
+    RemoteTrainer ──calls of wire/rpc.py──> server/trainer.py ──> the trainer
+          └── every CHECK s: is it alive?          both a cut connection and silence end the call
 
+    POST /open                Open -> Opened      builds a trainer; whoever had one before has lost it
+    POST /sessions/SESSION    call -> answer      of `ServedTrainer`
+
+A session ends with the next `open`. So a process that was thought dead, and wakes up, changes nothing.
 A call is made once: nobody knows how far a lost one came. So what a lost trainer costs is a PartLost, after
 which the run goes back to its last checkpoint and opens a trainer again.
 """
@@ -11,15 +15,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol
 
 from silva.aio import first
 from silva.errors import PartLost, SilvaError, error_named
 from silva.ports import CLOCK
-from silva.protocols import TrainerCapabilities
-from silva.trainer.wire import Call, Open, Opened, Reply
-from silva.types import LossSpec, OptimParams, Sample, Signals, Snapshot
+from silva.protocols import Trainer, TrainerCapabilities
+from silva.wire import rpc
 from silva.wire.codec import decode, encode
 from silva.wire.transport import DISK, Peer, Refused, Unreachable, check_version, silence
 
@@ -27,7 +30,36 @@ CHECK = 0.5  # seconds between questions whether it is alive
 DEAD_AFTER = 4.0  # seconds without an answer
 
 
-class RemoteTrainer:
+@dataclass(frozen=True, slots=True)
+class Open:
+    """Attributes:
+    config: the run's configuration as plain data; its environments are not needed and left out.
+    recipe: whether what the algorithm needs beside the policy, a reference or a critic, is made too.
+    folder: of the run; the trainer reads and writes nowhere else.
+    publishes: what the engine can load, of TrainerCapabilities.publishes.
+    """
+
+    config: Mapping[str, Any]
+    recipe: bool
+    folder: str
+    publishes: Literal["folder", "parameters"]
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    session: str
+    capabilities: TrainerCapabilities
+    version: int
+    said: tuple[str, ...] = ()
+
+
+class ServedTrainer(Trainer, Protocol):
+    """A trainer as its server has it."""
+
+    said: tuple[str, ...]  # what people should know, since it was read last
+
+
+class RemoteTrainer(rpc.proxy(Trainer)):  # type: ignore[misc]
     """Implements `protocols.Trainer`. `connect` comes before everything else.
 
     Args:
@@ -55,56 +87,19 @@ class RemoteTrainer:
         await self._awake()
         opened = decode(Opened, await self._asking("open", "/open", encode(self._asked)))
         self._session, self.version = opened.session, opened.version
-        self.capabilities = TrainerCapabilities(frozenset(opened.needs), opened.publishes)
+        self.capabilities = opened.capabilities
         self._repeat(opened.said)
-
-    async def score(self, samples: Sequence[Sample], needs: frozenset[str]) -> Signals:
-        reply = await self._call("score", Call(samples=tuple(samples), needs=tuple(sorted(needs))))
-        assert reply.signals is not None
-        return reply.signals
-
-    async def forward_backward(self, samples: Sequence[Sample], loss: LossSpec) -> Mapping[str, float]:
-        return (await self._call("forward_backward", Call(samples=tuple(samples), loss=loss))).numbers or {}
-
-    async def optim_step(self, policy: OptimParams, critic: OptimParams | None = None) -> Mapping[str, float]:
-        return (await self._call("optim_step", Call(policy=policy, critic=critic))).numbers or {}
-
-    async def publish(self) -> Snapshot:
-        return await self._snapshot("publish")
-
-    async def snapshot(self) -> Snapshot:
-        return await self._snapshot("snapshot")
-
-    async def refresh_reference(self) -> None:
-        await self._call("refresh_reference", Call())
-
-    async def restart(self) -> None:
-        await self._call("restart", Call())
-
-    async def save(self, path: Path) -> None:
-        await self._call("save", Call(path=str(path.absolute())))
-
-    async def load(self, path: Path) -> None:
-        await self._call("load", Call(path=str(path.absolute())))
-
-    async def export(self, path: Path) -> None:
-        await self._call("export", Call(path=str(path.absolute())))
 
     async def close(self) -> None:
         await self._peer.close()
 
-    async def _snapshot(self, method: str) -> Snapshot:
-        reply = await self._call(method, Call())
-        assert reply.snapshot is not None
-        return reply.snapshot
-
-    async def _call(self, method: str, call: Call) -> Reply:
-        body = await asyncio.to_thread(encode, call) if call.samples else encode(call)
-        answer = await self._asking(method, f"/sessions/{self._session}/{method}", body)
-        reply = await asyncio.to_thread(decode, Reply, answer) if call.samples else decode(Reply, answer)
-        self.version = reply.version
-        self._repeat(reply.said)
-        return reply
+    async def _call(self, method: str, arguments: Sequence[Any]) -> Any:
+        call = await asyncio.to_thread(rpc.encode, ServedTrainer, method, arguments)
+        data = await self._asking(method, f"/sessions/{self._session}", call)
+        answer = await asyncio.to_thread(rpc.decode, ServedTrainer, method, data)
+        self.capabilities, self.version = answer.capabilities, answer.version
+        self._repeat(answer.said)
+        return answer.result
 
     async def _asking(self, doing: str, path: str, body: bytes) -> bytes:
         """The answer, as long as the server lives."""

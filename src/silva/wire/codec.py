@@ -11,7 +11,8 @@ change here. The first line is strict JSON. Arrays follow it as safetensors, and
 Each turn is written once, because the trajectories of a group share turns by reference, and is shared again
 when read.
 
-JSON has neither NaN nor tuples. A float field holds "NaN", "Infinity" or "-Infinity" instead; plain data
+A path is written as absolute, as the reader has a working directory of its own, and a set in order. JSON has
+neither NaN nor tuples. A float field holds "NaN", "Infinity" or "-Infinity" instead; plain data
 (`Task.data`, the arguments of a tool) holds {"$float": "NaN"} and {"$tuple": [...]}.
 
 Every field is written, and reading expects all of them and no others. Not here: pickle, and versions of the
@@ -23,10 +24,11 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from numbers import Integral, Real
+from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, Literal, NamedTuple, TypeVar, Union, get_args, get_origin, get_type_hints
 
@@ -124,8 +126,12 @@ class Codec:
             return self.number(where)
         if hint is str:
             return self.text(where)
+        if hint is Path:
+            return _other(Path, self.text(where), lambda path: str(path.absolute()), where)
         if hint in _SCALARS:
             return scalar(hint, where)
+        if hint is NoneType:
+            return _literal((None,), where)
         if dataclasses.is_dataclass(hint):
             return self.fields_of(hint)
         if origin is Literal:
@@ -133,8 +139,11 @@ class Codec:
         if origin in (Union, UnionType):
             (inner,) = (each for each in args if each is not NoneType)
             return _optional(self.form(inner, where))
-        if origin is tuple and args[-1] is Ellipsis:
+        if origin is Sequence or (origin is tuple and args[-1] is Ellipsis):
             return _series(args[0], self.form(args[0], where), where)
+        if origin is frozenset:
+            series = _series(args[0], self.form(args[0], where), where)
+            return _other(frozenset, series, sorted, where)
         if origin is tuple:
             return _row([self.form(each, where) for each in args], where)
         if origin is Mapping:
@@ -266,6 +275,16 @@ def _series(kind: Any, form: Form, where: str) -> Form:
         return tuple(form.unpack(value, aside) for value in values)
 
     return Form(pack, unpack)
+
+
+def _other(kind: type, form: Form, write: Callable[[Any], Any], where: str) -> Form:
+    """What JSON lacks, written as `form`; `kind` reads it."""
+
+    def pack(value: Any, aside: Aside) -> Any:
+        _check(isinstance(value, kind), where, value, f"a {kind.__name__}")
+        return form.pack(write(value), aside)
+
+    return Form(pack, lambda value, aside: kind(form.unpack(value, aside)))
 
 
 def _row(forms: list[Form], where: str) -> Form:

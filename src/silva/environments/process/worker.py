@@ -2,49 +2,40 @@
 
     python -m silva.environments.process.worker FD TYPE SETTINGS
 
-It sends an empty `Answer` to the socket FD once it is ready, or one with the fault of its start. Then it
-takes one `Call` at a time and sends its `Answer`, each as its length in 4 bytes and the bytes of the codec.
-It ends when the socket is closed. What environments print goes to stderr.
+It sends an empty frame to the socket FD once it is ready, or the `Fault` of its start. Then it takes one call
+of `Played` (wire/rpc.py) at a time, after the 8 bytes of the episode's number, and sends the answer or the
+`Fault`. A frame is its length in 4 bytes and its bytes. The worker ends when the socket is closed. What
+environments print goes to stderr.
 """
 
 from __future__ import annotations
 
 import asyncio
 import ctypes
+import inspect
 import os
 import signal
 import socket
 import sys
 import traceback
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Protocol
 
 from silva.config.plugins import find_settings
 from silva.config.schema import import_settings, tagged
 from silva.environments import ENVIRONMENTS
 from silva.environments.settings import EnvironmentSettings
 from silva.errors import CapabilityError, Escaped, contained
-from silva.protocols import Scripted, TaskSet
-from silva.types import Message, Observation, Step, Task
-from silva.wire.codec import decode, encode
+from silva.protocols import Environment, Scripted, TaskSet
+from silva.types import Task
+from silva.wire import rpc
+from silva.wire.codec import encode
 
 PR_SET_PDEATHSIG = 1
 BELOW = 5  # of priority, so that the event loop gets a core when as many workers as there are cores compute
-
-Name = Literal["make", "reset", "step", "fork", "close", "expert_reply", "random_reply"]
-
-
-@dataclass(frozen=True, slots=True)
-class Call:
-    """A method of an environment; `make` makes one, `fork` makes `episode` from `parent`."""
-
-    name: Name
-    episode: int
-    task: Task | None = None
-    message: Message | None = None
-    seed: int | None = None
-    parent: int | None = None
+FAULT = b"fault\n"  # before a Fault, where an answer could stand
+LENGTH, NUMBER = 4, 8  # bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,18 +48,22 @@ class Fault:
     capability: bool  # it was a CapabilityError: no other episode could do it either
 
 
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """What the method returned; all fields are None if that was None."""
+class Asked(Environment, Protocol):
+    """An environment whose own replies have to be waited for."""
 
-    observation: Observation | None = None
-    step: Step | None = None
-    text: str | None = None
-    fault: Fault | None = None
+    async def expert_reply(self) -> str: ...
+    async def random_reply(self, seed: int) -> str: ...
+
+
+class Played(Asked, Protocol):
+    """An episode in a worker, which knows it by a number."""
+
+    async def make(self, task: Task) -> None: ...
+    async def fork(self, seed: int, twin: int | None) -> None: ...  # becomes `twin`; None: takes its place
 
 
 def frame(data: bytes) -> bytes:
-    return len(data).to_bytes(4, "little") + data
+    return len(data).to_bytes(LENGTH, "little") + data
 
 
 def settings_of(type_: str) -> type[EnvironmentSettings]:
@@ -87,19 +82,44 @@ def serve(channel: socket.socket, taskset: Callable[[], TaskSet]) -> None:
             with contained():
                 make = taskset().environment
         except Exception as error:
-            channel.sendall(frame(encode(Answer(fault=_fault(error)))))
+            channel.sendall(frame(_fault(error)))
             return
-        channel.sendall(frame(encode(Answer())))
-        while len(head := stream.read(4)) == 4:
-            call = decode(Call, stream.read(int.from_bytes(head, "little")))
+        channel.sendall(frame(b""))
+        while len(head := stream.read(LENGTH)) == LENGTH:
+            call = stream.read(int.from_bytes(head, "little"))
+            episode = _Episode(int.from_bytes(call[:NUMBER], "little"), live, make)
             try:
-                data = encode(_answer(_result(loop, _run(call, live, make))))
+                data = _result(loop, _run(episode, call[NUMBER:]))
             except Exception as error:
-                data = encode(Answer(fault=_fault(error)))
+                data = _fault(error)
             channel.sendall(frame(data))
 
 
-def _result(loop: asyncio.AbstractEventLoop, running: Coroutine[Any, Any, Any]) -> Any:
+class _Episode(rpc.proxy(Asked)):  # type: ignore[misc]
+    """Implements `Played` over the environment of `live` that has this number."""
+
+    def __init__(self, number: int, live: dict[int, Any], make: Callable[[Task], Environment]) -> None:
+        self._number, self._live, self._make = number, live, make
+
+    async def make(self, task: Task) -> None:
+        self._live[self._number] = self._make(task)
+
+    async def fork(self, seed: int, twin: int | None) -> None:
+        self._live[self._number if twin is None else twin] = await self._live[self._number].fork(seed)
+
+    async def close(self) -> None:
+        await self._live.pop(self._number).close()
+
+    async def _call(self, method: str, arguments: Sequence[Any]) -> Any:
+        environment = self._live[self._number]
+        if hasattr(Scripted, method) and not isinstance(environment, Scripted):
+            name = type(environment).__name__
+            raise CapabilityError(f"{name} has no expert_reply() and random_reply(seed)")
+        result = getattr(environment, method)(*arguments)
+        return await result if inspect.isawaitable(result) else result
+
+
+def _result(loop: asyncio.AbstractEventLoop, running: Coroutine[Any, Any, bytes]) -> bytes:
     task = loop.create_task(running)
     try:
         with contained():  # exit() in a task that the environment made ends the loop
@@ -108,47 +128,20 @@ def _result(loop: asyncio.AbstractEventLoop, running: Coroutine[Any, Any, Any]) 
         task.cancel()
 
 
-async def _run(call: Call, live: dict[int, Any], make: Callable[[Task], Any]) -> Any:
+async def _run(episode: _Episode, call: bytes) -> bytes:
     with contained():
-        return await _called(call, live, make)
+        return await rpc.dispatch(episode, Played, call)
 
 
-async def _called(call: Call, live: dict[int, Any], make: Callable[[Task], Any]) -> Any:
-    if call.name == "make":
-        live[call.episode] = make(call.task)  # type: ignore[arg-type]
-        return None
-    if call.name == "close":
-        return await live.pop(call.episode).close()
-    if call.name == "fork":
-        live[call.episode] = await live[call.parent].fork(call.seed)  # type: ignore[index]
-        return None
-    environment = live[call.episode]
-    if call.name in ("expert_reply", "random_reply") and not isinstance(environment, Scripted):
-        raise CapabilityError(f"{type(environment).__name__} has no expert_reply() and random_reply(seed)")
-    if call.name == "expert_reply":
-        return environment.expert_reply()
-    if call.name == "random_reply":
-        return environment.random_reply(call.seed)
-    return await (environment.reset() if call.name == "reset" else environment.step(call.message))
-
-
-def _answer(result: Any) -> Answer:
-    if isinstance(result, Step):
-        return Answer(step=result)
-    if isinstance(result, Observation):
-        return Answer(observation=result)
-    if result is None or isinstance(result, str):
-        return Answer(text=result)
-    raise TypeError(f"got {type(result).__name__}, expected Observation, Step or text")
-
-
-def _fault(error: Exception) -> Fault:
+def _fault(error: Exception) -> bytes:
     frames = [(f.filename, f.lineno or 0) for f in traceback.extract_tb(error.__traceback__)]
-    return Fault(
-        str(error) if isinstance(error, Escaped) else f"{type(error).__name__}: {error}",
-        "".join(traceback.format_exception(error)).rstrip(),
-        tuple(f for f in frames if f[0] != __file__),
-        isinstance(error, CapabilityError),
+    return FAULT + encode(
+        Fault(
+            str(error) if isinstance(error, Escaped) else f"{type(error).__name__}: {error}",
+            "".join(traceback.format_exception(error)).rstrip(),
+            tuple(f for f in frames if f[0] not in (__file__, rpc.__file__)),
+            isinstance(error, CapabilityError),
+        )
     )
 
 

@@ -1,6 +1,6 @@
 """Environments in processes of their own, for those that block the event loop or burn CPU (`workers = n`).
 
-    proxy.step(message) ──Call──> its worker process ──> environment.step(message) ──Answer──> Step
+    proxy.step(message) ──bytes of wire/rpc.py──> its worker process ──> environment.step(message)
 
 Tasks are drawn here; an episode lives in one worker, which runs one call at a time. Seeds and results are
 those of one process. If a worker dies, another is started, and each of its episodes is played again up to
@@ -20,18 +20,20 @@ import subprocess
 import sys
 import weakref
 from collections.abc import AsyncIterator, Sequence
-from dataclasses import replace
+from typing import Any
 
 from silva.environments.process.variables import named_in, variables
-from silva.environments.process.worker import Answer, Call, frame
+from silva.environments.process.worker import FAULT, LENGTH, NUMBER, Asked, Fault, Played, frame
 from silva.environments.settings import EnvironmentSettings
 from silva.errors import CapabilityError, ConfigError, RemoteFault
 from silva.protocols import Environment, Forkable, TaskSet
-from silva.types import Message, Observation, Split, Step, Task
-from silva.wire.codec import decode, encode
+from silva.types import Split, Task
+from silva.wire import rpc
+from silva.wire.codec import decode
 
 CHUNK = 1 << 16
 LARGEST = 1 << 28  # bytes of an answer
+Call = tuple[str, Sequence[Any]]  # of `Played`: method and arguments
 LAST = 2.0  # seconds that a process without a channel has to end by itself
 
 
@@ -61,7 +63,7 @@ class Workers:
             self._proxy = _ForkableProxy if forkable else _Proxy
         worker = min(self._workers, key=lambda each: each.episodes)
         worker.episodes += 1
-        return self._proxy(worker, self._numbers, [Call("make", 0, task)])
+        return self._proxy(worker, self._numbers, [("make", [task])])
 
     def close(self) -> None:
         for worker in self._workers:
@@ -99,19 +101,20 @@ class _Worker:
     def alive(self) -> bool:
         return self._channel is not None
 
-    async def ask(self, call: Call) -> Answer:
-        """The answer to one call.
+    async def ask(self, episode: int, method: str, arguments: Sequence[Any]) -> Any:
+        """What the method of `Played` returns.
 
         Raises:
             EOFError: the process died.
-            RemoteFault: it could not start.
+            RemoteFault: it could not start, or the method raised.
         """
         try:
             if self._channel is None:
                 self._channel = self._start()
-                _checked(await self._read(self._channel))
-            await asyncio.get_running_loop().sock_sendall(self._channel, frame(encode(call)))
-            return await self._read(self._channel)
+                _checked(_found("", await self._read(self._channel)))
+            call = episode.to_bytes(NUMBER, "little") + rpc.encode(Played, method, arguments)
+            await asyncio.get_running_loop().sock_sendall(self._channel, frame(call))
+            found = _found(method, await self._read(self._channel))
         except (OSError, EOFError) as error:
             if self._process is not None:
                 self.status = await _status(self._process)
@@ -120,6 +123,7 @@ class _Worker:
         except BaseException:  # cancelled, say: what it would answer later is of no use to anybody
             self.stop()
             raise
+        return _checked(found)
 
     def stop(self) -> None:
         if self._ended is not None:
@@ -142,11 +146,11 @@ class _Worker:
         return ours
 
     @staticmethod
-    async def _read(channel: socket.socket) -> Answer:
-        size = int.from_bytes(await _bytes(channel, 4), "little")
+    async def _read(channel: socket.socket) -> bytes:
+        size = int.from_bytes(await _bytes(channel, LENGTH), "little")
         if size > LARGEST:  # worker.py writes no such size: other code uses its channel
             raise EOFError
-        return decode(Answer, await _bytes(channel, size))
+        return await _bytes(channel, size)
 
 
 async def _bytes(channel: socket.socket, size: int) -> bytes:
@@ -177,14 +181,13 @@ def _end(process: subprocess.Popen[bytes], channel: socket.socket) -> None:
     process.wait()
 
 
-class _Proxy:
+class _Proxy(rpc.proxy(Asked)):  # type: ignore[misc]
     """An environment whose episode lives in a worker. `calls`: all that made it what it is."""
 
     def __init__(self, worker: _Worker, numbers: itertools.count[int], calls: Sequence[Call]) -> None:
         self._worker, self._numbers = worker, numbers
         self._id = next(numbers)
-        # Calls of the episode from which this one was forked are played again as this one's own.
-        self._calls = [replace(call, episode=self._id, parent=self._id) for call in calls]
+        self._calls = [*calls]  # those of the episode from which it was forked are its own
         self._generation = 0  # of the worker that knows the episode
         self._alone = self._closed = False
 
@@ -198,16 +201,6 @@ class _Proxy:
             finally:
                 self._alone = False
 
-    async def reset(self) -> Observation:
-        answer = await self._call(Call("reset", self._id))
-        assert answer.observation is not None
-        return answer.observation
-
-    async def step(self, message: Message) -> Step:
-        answer = await self._call(Call("step", self._id, message=message))
-        assert answer.step is not None
-        return answer.step
-
     async def close(self) -> None:
         """An episode whose worker has died since is closed already."""
         if self._closed:
@@ -215,33 +208,28 @@ class _Proxy:
         self._closed = True
         self._worker.episodes -= 1
         if self._known():
-            await self._ask(Call("close", self._id))
+            await self._ask("close")
 
-    async def expert_reply(self) -> str:
-        return (await self._ask(Call("expert_reply", self._id))).text or ""
+    async def _call(self, method: str, arguments: Sequence[Any]) -> Any:
+        result = await self._ask(method, *arguments)
+        if hasattr(Environment, method):  # its own replies change nothing
+            self._calls.append((method, arguments))
+        return result
 
-    async def random_reply(self, seed: int) -> str:
-        return (await self._ask(Call("random_reply", self._id, seed=seed))).text or ""
-
-    async def _call(self, call: Call) -> Answer:
-        answer = await self._ask(call)
-        self._calls.append(call)
-        return answer
-
-    async def _ask(self, call: Call) -> Answer:
-        """The answer, from a second worker if the first one dies."""
+    async def _ask(self, method: str, *arguments: Any) -> Any:
+        """What the method returns, from a second worker if the first one dies."""
         async with contextlib.nullcontext() if self._alone else self.worker_slot():
             for _ in range(2):
                 with contextlib.suppress(EOFError):
                     await self._restore()
-                    return _checked(await self._worker.ask(call))
+                    return await self._worker.ask(self._id, method, arguments)
         raise RemoteFault(f"the worker process died twice ({self._worker.status})")
 
     async def _restore(self) -> None:
         """Play the episode again in a worker that does not know it."""
         if not self._known():
             for call in self._calls:
-                _checked(await self._worker.ask(call))
+                await self._worker.ask(self._id, *call)
             self._generation = self._worker.generation
 
     def _known(self) -> bool:
@@ -250,17 +238,24 @@ class _Proxy:
 
 class _ForkableProxy(_Proxy):
     async def fork(self, seed: int) -> Environment:
-        twin = _ForkableProxy(self._worker, self._numbers, [*self._calls, Call("fork", self._id, seed=seed)])
-        await self._ask(Call("fork", twin._id, seed=seed, parent=self._id))
+        calls = [*self._calls, ("fork", (seed, None))]
+        twin = _ForkableProxy(self._worker, self._numbers, calls)
+        await self._ask("fork", seed, twin._id)
         twin._generation = self._generation
         self._worker.episodes += 1
         return twin
 
 
-def _checked(answer: Answer) -> Answer:
-    fault = answer.fault
-    if fault is None:
-        return answer
-    if fault.capability:
-        raise CapabilityError(fault.text.partition(": ")[2])
-    raise RemoteFault(fault.text, trace=fault.trace, frames=fault.frames)
+def _found(method: str, answer: bytes) -> Any:
+    """The result or the fault; no method was called if the worker says that it is ready."""
+    if answer.startswith(FAULT):
+        return decode(Fault, answer.removeprefix(FAULT))
+    return rpc.decode(Played, method, answer).result if method else None
+
+
+def _checked(found: Any) -> Any:
+    if not isinstance(found, Fault):
+        return found
+    if found.capability:
+        raise CapabilityError(found.text.partition(": ")[2])
+    raise RemoteFault(found.text, trace=found.trace, frames=found.frames)
