@@ -136,7 +136,7 @@ def test_what_learning_takes_is_what_a_trainer_then_holds(dtype, lora):
     for parameter in stepper.parameters.values():
         (parameter * 1.0).sum().backward()
     held = sum(gradient.nbytes for gradient in stepper.gradients)
-    stepper.step(1.0, OptimParams(lr=1e-3, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.0))
+    stepper.step(OptimParams(lr=1e-3, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.0))
     held += sum(x.nbytes for state in stepper.optimizer.state.values() for x in state.values() if x.ndim)
     held += sum(m.nbytes for n, m in stepper.masters.items() if m is not stepper.parameters[n])
     assert held == learning_bytes(loaded.model.parameters())

@@ -12,7 +12,7 @@ import silva
 from silva.errors import NonFiniteError
 from silva.storage.checkpoints import CheckpointStore
 from silva.storage.ledger import audit, history, read
-from silva.trainer import local
+from silva.trainer import learner
 
 SHORT = ("--steps", "2", "--eval.every", "0")
 
@@ -190,7 +190,7 @@ def breaking(monkeypatch):
     """`breaking({3, 4})`: the loss of these updates is not finite."""
 
     def make(updates):
-        compute, count = local.objective.compute, 0
+        compute, count = learner.objective.compute, 0
 
         def broken(spec, inputs):
             nonlocal count
@@ -198,7 +198,7 @@ def breaking(monkeypatch):
             per_token, numbers = compute(spec, inputs)
             return (per_token * math.nan if count in updates else per_token), numbers
 
-        monkeypatch.setattr(local.objective, "compute", broken)
+        monkeypatch.setattr(learner.objective, "compute", broken)
 
     return make
 
