@@ -163,10 +163,21 @@ def test_a_wrong_answer_and_a_call_that_the_server_refuses(path) -> None:
     [
         ("/seed_session", "/seed_session: status 500"),
         ("/verify", "/verify: status 500"),
-        ('{"mask_sample": true, "failure_reason": "the judge is away"}', "nothing: the judge is away"),
+        ('{"mask_sample": true, "failure_reason": "the judge is away"}', "nothing: .*the judge is away"),
         ('{"_ng_failure_class": "judge_failed"}', "measured nothing: .*judge_failed"),
         ('{"_ng_terminal": "any other key of theirs"}', "measured nothing: .*any other"),
         ('{"infrastructure_error": "no container"}', "measured nothing: .*no container"),
+        ('{"error": "CUDA is away"}', "measured nothing: .*CUDA is away"),
+        ('{"error": {"message": "CUDA is away"}}', "measured nothing: .*CUDA is away"),
+        ('{"verifier_error": "it timed out", "evaluation_completed": false}', "nothing: .*it timed out"),
+        ('{"segale_error": "actor_unavailable"}', "measured nothing: .*actor_unavailable"),
+        ('{"evaluation_error": "no module"}', "measured nothing: .*no module"),
+        ('{"invalid_judge_response": true}', "measured nothing: .*invalid_judge_response"),
+        ('{"failure_reason": "gold_execution_error"}', "measured nothing: .*gold_execution_error"),
+        ('{"status": "error", "details": {"stderr": "boom"}}', "measured nothing: .*status"),
+        ('{"proof_status": "error"}', "measured nothing: .*proof_status"),
+        ('{"instance_config": {"mask_sample": true}}', "measured nothing: .*instance_config"),
+        ('{"metadata": {"error": "unknown task_id 3"}}', "measured nothing: .*unknown task_id 3"),
         ('{"reward": null}', None),
         ('{"reward": "0"}', None),
     ],
@@ -177,9 +188,39 @@ def test_a_server_that_fails_gives_no_result(path, fault, words) -> None:
         played(NemoGym(url=url, path=path, eval_size=4), answer("warm"))
 
 
-def test_signs_of_failure_that_say_no_are_none(path) -> None:
-    with running('{"mask_sample": false, "_ng_failure_class": null, "judge_error": ""}') as (url, _):
+@pytest.mark.parametrize(
+    "told",
+    [
+        {"mask_sample": False, "_ng_failure_class": None, "judge_error": ""},
+        {"instance_config": {"mask_sample": False}, "failure_reason": "none"},
+        {"error_type": "missing_key", "error_message": "no key `a`"},
+        {"failure_reason": "no_sql_extracted"},
+        {"proof_status": "has_sorry", "error_feedback": "line 3: sorry"},
+        {"status": "timeout", "details": {"reason": "too slow"}},
+        {"image_tools_error_count": 2, "abs_error": 0.5, "invalid_model_response": True},
+        {"expected": "an error"},
+    ],
+)  # fmt: skip
+def test_what_is_wrong_with_the_reply_is_a_reward(path, told) -> None:
+    with running(json.dumps(told)) as (url, _):
         _, _, steps = played(NemoGym(url=url, path=path, eval_size=4), answer("warm"))
+    assert steps[0].rewards == {"reward": 0.0}
+
+
+def test_keys_of_ones_own_server_say_what_is_wrong_with_the_reply(path) -> None:
+    with running('{"evaluation_error": "No law found in response."}') as (url, _):
+        settings = NemoGym(url=url, path=path, eval_size=4, wrong_reply=("evaluation_error",))
+        _, _, steps = played(settings, answer("warm"))
+    assert steps[0].rewards == {"reward": 0.0}
+
+
+def test_what_the_row_says_is_no_failure_of_the_server(tmp_path) -> None:
+    """Rows that `ng_collect_rollouts` wrote have its ids, and a row may ask about an error."""
+    told = {"_ng_rollout_id": "t1_r2", "error": "KeyError: 'a'", "metadata": {"error": "x"}}
+    file = tmp_path / "rows.jsonl"
+    file.write_text("\n".join(json.dumps(row(n) | told) for n in range(40)))
+    with running() as (url, _):
+        _, _, steps = played(NemoGym(url=url, path=str(file), eval_size=4), answer("warm"))
     assert steps[0].rewards == {"reward": 0.0}
 
 
@@ -191,7 +232,7 @@ def test_a_tool_of_a_server_that_fails_is_no_answer(path) -> None:
 def test_no_server_is_said(path) -> None:
     with running() as (url, _):
         pass
-    with pytest.raises(NemoGymFault, match="seed_session: ConnectError"):
+    with pytest.raises(NemoGymFault, match=r"seed_session: \w+Error"):
         played(NemoGym(url=url, path=path, eval_size=4), answer("warm"))
 
 

@@ -8,8 +8,10 @@
     POST /<tool>        the arguments      for each call of a tool; the answer is shown as it is
     POST /verify        row and dialogue   {"reward": ...}
 
-NeMo-Gym itself runs elsewhere: it needs a newer Python. A server that says `mask_sample`, or anything under a
-key that NeMo-Gym keeps for failures (`_ng_failure_class`, ...), measured nothing: the episode has no result.
+NeMo-Gym itself runs elsewhere: it needs a newer Python. A server whose answer names an error, masks the
+sample or says that its judge gave no verdict measured nothing: the episode has no result, whatever `reward`
+says. What it found wrong with the reply stands under keys and values that are known (`WRONG_REPLY`,
+`WRONG_REASONS`).
 """
 
 from __future__ import annotations
@@ -44,7 +46,17 @@ SHOWN = 300  # characters of an answer in a message
 
 
 REFUSED = (400, 422)  # what a server answers to arguments that it does not accept
-FAILURES = ("mask_sample", "infrastructure_error", "judge_error")  # besides all that begin with _ng_
+FAILURES = ("mask_sample", "invalid_judge_response", "invalid_gen_base", "invalid_base_gen")
+"""Keys of servers whose verdict is missing, besides all with "error" in them and all that begin with _ng_."""
+WRONG_REPLY = ("error_type", "error_message", "error_mode", "error_feedback")
+"""Keys of structured_outputs, structeval, bunsenbench_chemistry_mcq, math_formal_lean: the reply is wrong."""
+WRONG_REASONS = (
+    "none", "no_sql_extracted", "execution_error", "judge_evaluation_failed", "judge_not_equivalent",
+    "model_output_invalid", "schema_check_failed", "task_complete_check_failed",
+    "string_similarity_below_threshold", "similarity_below_threshold", "argument_below_threshold",
+    "no_tool_call_in_rollout", "tool_name_mismatch", "target_mismatch",
+)  # fmt: skip
+"""Values of `failure_reason` that say the same; others, such as gold_execution_error, are the server's."""
 
 
 class NemoGymFault(SilvaError, OSError):
@@ -67,6 +79,8 @@ class NemoGym(ForeignDialogueSettings):
     """The same, held out in place of a share of `path`."""
     timeout: Above0 = 60.0
     """Seconds the server may take for one answer."""
+    wrong_reply: tuple[str, ...] = ()
+    """Keys of /verify with "error" in them that say what is wrong with a reply: the reward counts."""
 
     def taskset(self) -> TaskSet:
         library = imported("httpx2", self.type, PACKAGE)
@@ -135,9 +149,8 @@ class NemoGymSession(ForeignSession):
     async def grade(self, messages: Sequence[Message]) -> Graded:
         body = {**self.row, "response": response_of(messages, self.row["responses_create_params"])}
         told = self._read(await self.post("/verify", body), "/verify")
-        if signs := {key: told[key] for key in told if _is_failure(key) and told[key]}:
-            why = told.get("failure_reason") or told.get("failure_kind") or signs
-            raise NemoGymFault(f"nemo_gym: /verify measured nothing: {str(why)[:SHOWN]}")
+        if signs := _failures(told, self.row, self.settings.wrong_reply):
+            raise NemoGymFault(f"nemo_gym: /verify measured nothing: {str(signs)[:SHOWN]}")
         if "reward" not in told:
             raise NemoGymFault(f"nemo_gym: /verify: got {sorted(told)}, expected `reward`")
         numbers = {
@@ -175,8 +188,24 @@ class NemoGymSession(ForeignSession):
         return NemoGymFault(f"nemo_gym: {self.settings.url}{path}: {status}")
 
 
-def _is_failure(key: str) -> bool:
-    return key in FAILURES or key.startswith("_ng_")
+def _failures(told: Mapping[str, Any], row: Mapping[str, Any], wrong_reply: Sequence[str]) -> dict[str, Any]:
+    """What says that nothing was measured, in an answer of /verify that also repeats the row."""
+
+    def says(key: str, value: Any) -> bool:
+        if not value or (isinstance(value, (int, float)) and not isinstance(value, bool)):
+            return False  # numbers count or measure
+        if key == "failure_reason":
+            return value not in WRONG_REASONS
+        if key == "status" or key.endswith("_status"):
+            return bool(value == "error")
+        if key.startswith("_ng_") or key in FAILURES:
+            return True
+        if "error" in key:
+            return key not in WRONG_REPLY and key not in wrong_reply
+        nested = value if isinstance(value, Mapping) else {}  # instance_config.mask_sample, details.error
+        return bool(nested.get("error") or nested.get("mask_sample"))
+
+    return {key: value for key, value in told.items() if value != row.get(key) and says(key, value)}
 
 
 @functools.cache
