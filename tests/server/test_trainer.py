@@ -135,7 +135,9 @@ def test_another_run_gets_the_trainer_only_when_nobody_runs_the_one_before(park:
     assert went_on.version == reply.version == 1  # each the first of its trainer
 
 
-@pytest.mark.parametrize("folder", ["", "/etc", "{runs}", "{runs}/..", "{runs}/../elsewhere", "{runs}2/run"])
+@pytest.mark.parametrize(
+    "folder", ["", "/etc", "{runs}", "{runs}/..", "{runs}/../elsewhere", "{runs}2/run", "{runs}/\0"]
+)
 def test_a_run_outside_the_trainers_own_output_dir_is_refused(park: Park, folder: str) -> None:
     async def ask(asked: Asked) -> Any:
         where = folder.format(runs=park.folder.parent)

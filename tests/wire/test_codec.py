@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from tests.records import PLAIN, RECORDS, records, same
 
 from silva.errors import RecordError
+from silva.protocols import TrainerCapabilities
 from silva.types import (
     Group,
     LossSpec,
@@ -170,6 +171,12 @@ def changed(record: Any, change: Any) -> bytes:
          "Trajectory.turns: got 1, expected a number below 1"),
         (Signals(), lambda r: r.update(values=[0]), "Signals.values: got 0, expected a number below 0"),
         (SamplingParams(4), lambda r: r.update(max_tokens=0), "max_tokens: got 0, expected 1 or more"),
+        (Step(rewards={"a": 1.0}), lambda r: r["rewards"].update(a=10**400),
+         f"Step.rewards: got 1{'0' * 76}..., expected a number that a float can hold"),
+        (Task("a", "w", 0, {}), lambda r: r.update(answer={"$tuple": 3}),
+         "Task.answer: got 3, expected an array"),
+        (Task("a", "w", 0, {}), lambda r: r.update(answer={"$dict": 3}),
+         "Task.answer: got 3, expected an object"),
     ],
 )  # fmt: skip
 def test_what_is_no_such_record_is_refused_by_name(record: Any, change: Any, message: str) -> None:
@@ -190,6 +197,10 @@ def test_what_is_no_such_record_is_refused_by_name(record: Any, change: Any, mes
         (Message("user", "hi", tool_calls=({},)), "ToolCall: got {}, expected a ToolCall"),  # type: ignore[arg-type]
         (sample(advantages=np.array([1, 2, None])),
          "Sample.advantages: got array([1, 2, None], dtype=object), expected an array of numbers"),
+        (Step(rewards={"a": 10**400}),
+         f"Step.rewards: got 1{'0' * 76}..., expected a number that a float can hold"),
+        (TrainerCapabilities(frozenset({"values", 1})),  # type: ignore[arg-type]
+         "TrainerCapabilities.needs: got 1, expected str"),
         (sample(turn_spans=((1, 2, 3),)), "Sample.turn_spans: got (1, 2, 3), expected 2 values"),
     ],
 )  # fmt: skip
@@ -197,6 +208,18 @@ def test_what_a_field_may_not_hold_is_never_written(record: Any, message: str) -
     with pytest.raises(RecordError) as caught:
         encode(record)
     assert str(caught.value) == message
+
+
+@pytest.mark.parametrize("depth", [5_000, 100_000])
+def test_data_that_python_cannot_walk_is_refused_both_ways(depth: int) -> None:
+    deep: Any = []
+    for _ in range(depth):
+        deep = [deep]
+    with pytest.raises(RecordError, match=r"^Task: its data is nested too deeply$"):
+        encode(Task("a", "w", 0, {"deep": deep}))
+    around, data = encode(Task("a", "w", 0, {"deep": 7})).split(b"7"), b"[" * depth + b"]" * depth
+    with pytest.raises(RecordError, match=r"^Task: its data is nested too deeply$"):
+        decode(Task, data.join(around))
 
 
 @pytest.mark.parametrize("cut", [0, 1, 30, -1, -40])

@@ -38,6 +38,7 @@ MAX_BODY = 4 << 30
 """Bytes of one call: all samples of an update with their arrays."""
 BODY_SECONDS = 600.0
 TAKES = "application/octet-stream"
+NOWHERE = Path()
 Build = Callable[[Open, Callable[[str], None]], Awaitable[Trainer]]
 
 
@@ -86,14 +87,14 @@ class TrainerServer:
 
     def _run_folder(self, given: str) -> Path:
         """The folder of a run, which may itself be a link to another disk."""
-        path = Path(os.path.abspath(given))
-        inside = path.is_relative_to(self._runs) or path.resolve().is_relative_to(self._runs.resolve())
-        if not given or not inside or path.resolve() == self._runs.resolve():
+        path, runs = _where(given), self._runs.resolve()
+        inside = Path(os.path.abspath(given)).is_relative_to(self._runs) or path.is_relative_to(runs)
+        if not given or not inside or path in (NOWHERE, runs):
             raise ConfigError(
                 f"open: got the run {given!r}, expected a folder in {self._runs}, which is output_dir of "
                 "this trainer's configuration"
             )
-        return path.resolve()
+        return path
 
     def _check_free(self, folder: Path) -> None:
         """A run in another folder may take the trainer only if nobody runs the one that has it.
@@ -173,12 +174,20 @@ class _Served(WrappedTrainer):
         return await super()._call(method, inside)
 
     def _inside(self, path: Path) -> Path:
-        found = path.resolve()
+        found = _where(path)
         if not found.is_relative_to(self._folder):
             raise CheckpointError(
                 f"got the path {str(path)!r}, expected one in the run's folder {self._folder}"
             )
         return found
+
+
+def _where(path: str | Path) -> Path:
+    """Where a path leads; NOWHERE for characters that no path holds, and for links in a circle."""
+    try:
+        return Path(path).resolve()
+    except (ValueError, RuntimeError):
+        return NOWHERE
 
 
 async def _whole(work: Awaitable[Response]) -> Response:

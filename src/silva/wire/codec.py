@@ -53,8 +53,11 @@ def encode(value: Any, kind: Any = None) -> bytes:
     """
     kind = kind or type(value)
     aside = Aside()
-    record = _JSON.form(kind, _name(kind)).pack(value, aside)
-    line = json.dumps({"record": record, "turns": aside.turns}, allow_nan=False, separators=(",", ":"))
+    try:
+        record = _JSON.form(kind, _name(kind)).pack(value, aside)
+        line = json.dumps({"record": record, "turns": aside.turns}, allow_nan=False, separators=(",", ":"))
+    except RecursionError:
+        raise RecordError(f"{_name(kind)}: {_DEEP}") from None
     try:
         arrays = save({str(i): array for i, array in enumerate(aside.arrays)}) if aside.arrays else b""
     except SafetensorError as error:
@@ -69,6 +72,13 @@ def decode(kind: type[T], data: bytes) -> T:
         RecordError: names the record and the field that is missing, unknown or of another type; or what the
             record itself refuses.
     """
+    try:
+        return _decoded(kind, data)
+    except RecursionError:
+        raise RecordError(f"{_name(kind)}: {_DEEP}") from None
+
+
+def _decoded(kind: Any, data: bytes) -> Any:
     line, _, tail = data.partition(b"\n")
     try:
         content = json.loads(line)
@@ -143,7 +153,7 @@ class Codec:
             return _series(args[0], self.form(args[0], where), where)
         if origin is frozenset:
             series = _series(args[0], self.form(args[0], where), where)
-            return _other(frozenset, series, sorted, where)
+            return _other(frozenset, series, lambda values: sorted(values, key=str), where)
         if origin is tuple:
             return _row([self.form(each, where) for each in args], where)
         if origin is Mapping:
@@ -210,6 +220,7 @@ _SCALARS: Mapping[Any, tuple[type, ...]] = {
 }  # fmt: skip
 _NOT_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 _TAGS = ("$float", "$tuple", "$dict")
+_DEEP = "its data is nested too deeply"
 
 
 def _record(kind: Any, forms: Mapping[str, Form]) -> Form:
@@ -235,7 +246,10 @@ def scalar(kind: Any, where: str) -> Form:
     def convert(value: Any, _: Aside) -> Any:
         if type(value) is not kind:
             _check(isinstance(value, _SCALARS[kind]), where, value, kind.__name__)
-            value = kind(value)
+            try:
+                value = kind(value)
+            except OverflowError:
+                _check(False, where, value, f"a number that a {kind.__name__} can hold")
         return value
 
     return Form(convert, convert)
@@ -337,8 +351,12 @@ def _unplain(value: Any, where: str) -> Any:
     if tag == "$float":
         return _not_finite(content, where)
     if tag == "$tuple":
+        _check(isinstance(content, list), where, content, "an array")
         return tuple(_unplain(each, where) for each in content)
-    return {key: _unplain(each, where) for key, each in (content if tag == "$dict" else value).items()}
+    if tag == "$dict":
+        _check(isinstance(content, dict), where, content, "an object")
+        value = content
+    return {key: _unplain(each, where) for key, each in value.items()}
 
 
 def _key(key: Any, where: str) -> str:
