@@ -188,6 +188,35 @@ def test_pools_by_the_mean_of_the_last_group():
     assert made.pools == {"a/a0": "easy", "a/a1": "hard"}
 
 
+def test_tasks_that_are_fewer_than_a_step_come_in_turns_with_pools_too():
+    made = Listed("a", 30)
+    made.all = [Task(f"a{i}", "a", i, {"n": i % 3}) for i in range(30)]
+    made = TaskStream([Source("a", made, 1.0)], 0, step=8, settings=DifficultyPools())
+    ids = drawn(made, 30)
+    assert all(len(set(ids[i : i + 3])) == 3 for i in range(28))
+    assert made.recent == {"a": ids[-8:]}
+
+
+def test_where_few_tasks_are_normal_the_next_one_is_found_within_a_pass():
+    sources = [Source("a", Listed("a", 40), 1.0)]
+    made = TaskStream(sources, 0, step=8, settings=DifficultyPools(easy_fraction=0.0))
+    made.load({"pools": {f"a/a{i}": "easy" for i in range(36)}})
+    ids = drawn(made, 40)
+    assert all(len(set(ids[i : i + 3])) == 3 for i in range(38))  # half of the four are avoided
+    assert made.position["a"] <= 40 * 40
+
+
+def test_what_it_says_of_itself_stays_as_it_was():
+    """A checkpoint may be written when the next step has drawn already."""
+    made = pooled(pools={"a/a0": "easy"})
+    drawn(made, 3)
+    said = made.state()
+    before = json.dumps(said)
+    drawn(made, 3)
+    made.remember(played(Listed("a", 2).all[1], 1))
+    assert json.dumps(said) == before != json.dumps(made.state())
+
+
 def test_easy_and_hard_tasks_come_again_as_often_as_their_shares_say():
     pools = {f"a/a{i}": "easy" if i < 20 else "hard" for i in range(30)}
     made = pooled(pools=pools, easy_fraction=0.0, hard_fraction=0.5)

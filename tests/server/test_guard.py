@@ -112,6 +112,20 @@ def test_the_host_must_be_this_server(bind: Bind, host: str, status: int) -> Non
 
 
 @pytest.mark.parametrize(
+    ("name", "value", "status"), [("host", "localhost", 403), ("authorization", KEY, 401)]
+)
+def test_what_is_said_twice_is_refused(name: str, value: str, status: int) -> None:
+    """Whoever stands before the server might have read the other one."""
+
+    async def ask() -> list[int]:
+        async with asking(Guard(length_of_body(), Bind(), key=KEY * (name != "host"), log=print)) as client:
+            said = (name, f"Bearer {value}" if name != "host" else value)
+            return [(await client.post("/", headers=[said] * times)).status_code for times in (1, 2)]
+
+    assert run(ask()) == [200, status]
+
+
+@pytest.mark.parametrize(
     ("origin", "status"),
     [
         ("http://localhost", 200),
@@ -147,7 +161,7 @@ def test_a_body_that_is_too_large_is_refused_before_it_is_read() -> None:
         async with asking(app) as client:
             for content in (b"a" * 100_000, b"a" * 100_001, chunks()):
                 found.append((await client.post("/", content=content)).status_code)
-            claimed = {"content-length": "9" * 400}
+            claimed = {"content-length": "9" * 5000}
             found.append((await client.post("/", content=b"a", headers=claimed)).status_code)
         return found
 
@@ -159,7 +173,7 @@ def test_a_body_that_is_too_large_is_refused_before_it_is_read() -> None:
     ("sent", "status"),
     [
         ("application/json", 200),
-        ("Application/JSON; charset=utf-8", 200),
+        ("Application/JSON ; charset=utf-8", 200),
         ("text/plain", 415),
         ("application/x-www-form-urlencoded", 415),
         ("multipart/form-data; boundary=application/json", 415),
@@ -198,6 +212,20 @@ def test_no_body_needs_no_type() -> None:
             return [(await client.post("/")).text, refused.status_code]
 
     assert run(ask()) == ["0", 415]
+
+
+def test_a_client_that_goes_away_before_its_body_asks_nothing() -> None:
+    asked = []
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        asked.append(scope["path"])
+
+    async def gone() -> Any:
+        return {"type": "http.disconnect"}
+
+    scope = {"type": "http", "method": "POST", "path": "/", "headers": [(b"host", b"localhost")]}
+    run(Guard(app, Bind(), key="", log=print)(scope, gone, lambda _: pytest.fail("nobody hears it")))
+    assert asked == []
 
 
 def test_it_is_refused_over_a_connection_too() -> None:
@@ -310,6 +338,7 @@ def test_unknown_paths_and_methods_are_errors_in_json_too() -> None:
 
     unknown, wrong = run(ask())
     assert (unknown.status_code, wrong.status_code, wrong.headers["allow"]) == (404, 405, "POST")
+    assert (b"allow", b"POST") in wrong.headers.raw  # in lower case, as a server wants it
     for answer in (unknown, wrong):
         assert answer.json()["error"]["type"] == "invalid_request_error"
 
@@ -336,5 +365,8 @@ def test_half_an_answer_does_not_look_like_a_whole_one() -> None:
         async with listening(app) as address, httpx2.AsyncClient() as client:
             with pytest.raises(httpx2.RemoteProtocolError):
                 await client.get(address)
+        async with asking(app) as client:
+            with pytest.raises(RecordError, match="no more"):  # for the log of the server
+                await client.get("/")
 
     run(ask())

@@ -82,7 +82,7 @@ def test_the_last_try_gives_up(clock) -> None:
 
 
 def test_another_fault_is_not_tried_again(clock) -> None:
-    one = requests()
+    one = requests(input=1000.0)
     with pytest.raises(EngineError, match="no such model"):
         call(one, [EngineError("no such model")])
     assert (clock.slept, one.counts.requests, one.counts.unknown_cost) == ([], 1, 0.0)
@@ -138,6 +138,7 @@ def test_costs_are_those_of_the_usage(clock) -> None:
     call(one, [Usage(1000, 100, 400)])
     # (600 x 2 + 400 x 0.5 + 100 x 8) / 1e6
     assert one.counts.cost == pytest.approx(0.0022)
+    assert Prices(input=2.0).of(Usage(1000, 0, 400)) == pytest.approx(0.002)  # cached as other input
     assert one.note() == (
         "1 requests (0 retries, 0 without a reply); 1000 tokens of input (400 cached), 100 of output; "
         "cost 0.0022"
@@ -222,9 +223,10 @@ def test_a_request_that_is_cancelled_on_its_way_may_have_been_charged(clock) -> 
 def test_a_service_that_has_enough_to_do_costs_no_try(clock) -> None:
     full = Transient("full", busy=True)
     with pytest.raises(NoReply, match=r"cut \(after 2 tries\)"):
-        call(requests(retries=1), [*[full] * 9, Transient("cut"), *[full] * 2, Transient("cut")])
-    longest = [min(2.0**n, 60.0) for n in (*range(9), 0, 1, 2)]  # a fault that counts begins again
-    assert len(clock.slept) == 12
+        call(requests(retries=1), [*[full] * 1100, Transient("cut"), *[full] * 2, Transient("cut")])
+    # A fault that counts begins again. No float holds 2 to the power of 1024.
+    longest = [min(2.0 ** min(n, 9), 60.0) for n in (*range(1100), 0, 1, 2)]
+    assert len(clock.slept) == 1103
     assert all(most / 2 <= pause <= most for pause, most in zip(clock.slept, longest, strict=True))
 
 

@@ -64,7 +64,7 @@ class TaskStream:
         self.position: dict[str, int] = dict.fromkeys(labels, 0) | dict(state.get("position", {}))
         self.passed: dict[str, int] = dict.fromkeys(labels, 0) | dict(state.get("passed", {}))
         self.pools: dict[str, str] = dict(state.get("pools", {}))
-        self.recent: dict[str, list[str]] = {w: list(state.get("recent", {}).get(w, ())) for w in labels}
+        self.recent: dict[str, list[str]] = {w: state.get("recent", {}).get(w, []) for w in labels}
         self._orders = {
             label: passes(tasks, derive(self.seed, "order", label), self.step, start=self.position[label])
             for label, tasks in self._tasks.items()
@@ -85,7 +85,8 @@ class TaskStream:
                 break
             repeated.append(task)
         else:  # every task is passed over, or was drawn just now
-            task = min(repeated, key=lambda t: recent.index(t.id), default=task)
+            latest = {id: place for place, id in enumerate(recent)}
+            task = min(repeated, key=lambda t: latest[t.id], default=task)
         self.passed[source.label] += self.position[source.label] - before
         self.recent[source.label] = [*self.recent[source.label], task.id][-self.step :]
         return source, task

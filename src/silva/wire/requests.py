@@ -196,8 +196,7 @@ class Requests:
             raise
         finally:
             self._under_way -= 1
-            # Sums of fractions leave a rest; without requests there is none.
-            self._held = self._held - price if self._under_way else 0.0
+            self._held -= price
             self.counts.unknown_cost += unknown
             self._settled.set()
 
