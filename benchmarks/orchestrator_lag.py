@@ -13,9 +13,9 @@ from collections.abc import Sequence
 import numpy as np
 from common import Row
 from orchestrator_play import Case, play_all, repeated_tasks, replies
+from scripted_engine import ScriptedEngine
 
 from silva import process
-from silva.engines.scripted import ScriptedEngine
 from silva.rendering.renderer import Renderer
 from silva.types import Completion, SamplingParams, Task
 

@@ -12,10 +12,10 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
+from scripted_engine import ScriptedEngine
 from transformers import AutoTokenizer
 
 from silva.config.sections import Limits
-from silva.engines.scripted import ScriptedEngine
 from silva.environments.worlds.calculator import Calculator
 from silva.environments.worlds.frozen_lake import FrozenLake
 from silva.models.loading import PACKAGED, resolve

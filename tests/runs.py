@@ -14,10 +14,9 @@ from typing import Any
 
 import pyarrow.parquet as pq
 
-ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT / "benchmarks"))
+from runs import CONFIG, WORLDS, differences, end_state
 
-from runs import CONFIG, WORLDS, differences, end_state  # noqa: E402
+ROOT = Path(__file__).resolve().parents[1]
 
 LIMIT = 1000.0  # seconds for one run, on a machine with a hundred times as much to do as it can
 __all__ = [

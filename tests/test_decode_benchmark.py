@@ -6,9 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import recorded
 from tests.runs import ROOT
-
-import recorded  # isort: skip (in benchmarks, which tests.runs has put on the path)
 
 SCRIPT = ROOT / "benchmarks" / "decode.py"
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, ParamSpec, Protocol, TypeVar, runtime_checkable
 
+from silva.errors import ContextOverflow, EngineError
 from silva.thoughts import answer_of
 from silva.types import (
     Completion,
@@ -219,6 +220,13 @@ class EngineCapabilities:
     context: int  # tokens of prompt and answer together
     entropies: bool = True
     loads: frozenset[str] = frozenset({"shared", "folder", "parameters"})  # kinds of snapshots, see below
+
+    def check_score(self, tokens: Sequence[int], start: int) -> None:
+        """Raises EngineError or ContextOverflow for what no engine with them can score."""
+        if not 1 <= start <= len(tokens):
+            raise EngineError(f"score: start {start} out of range, expected 1 to {len(tokens)}")
+        if len(tokens) > self.context:
+            raise ContextOverflow(f"score: got {len(tokens)} tokens, expected at most {self.context}")
 
 
 class Engine(Protocol):

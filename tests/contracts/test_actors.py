@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pytest
+from scripted_engine import ScriptedEngine
 from tests.contracts.doubles import Failing, Slow
 from tests.engines.chat_server import Script, said, serving
 from tests.tools.web_server import CUT
@@ -15,7 +16,6 @@ from tests.tools.web_server import CUT
 from silva.config.sections import Limits, Sampling
 from silva.engines.openai import ChatPolicy
 from silva.engines.openai_settings import OpenAIEngineSettings
-from silva.engines.scripted import ScriptedEngine
 from silva.environments.worlds.guess_number import GuessNumber
 from silva.errors import EngineError
 from silva.models.tiny import tiny_tokenizer

@@ -10,6 +10,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
+from scripted_engine import ScriptedEngine
 from tests.contracts.doubles import Failing, Slow
 from tests.engines.inference_server import serving
 
@@ -17,7 +18,6 @@ from silva.engines.local.engine import LocalEngine
 from silva.engines.remote.engine import HttpEngine
 from silva.engines.remote.settings import ClientSettings
 from silva.engines.remote.wire import SilvaDialect
-from silva.engines.scripted import ScriptedEngine
 from silva.engines.settings import LocalEngineSettings
 from silva.errors import ContextOverflow, EngineError
 from silva.models.loading import LoadedModel

@@ -7,10 +7,10 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
+from scripted_engine import ScriptedEngine
 from tests.contracts.doubles import Failing, Slow
 
 from silva.config.sections import LastTurns, Limits
-from silva.engines.scripted import ScriptedEngine
 from silva.environments.worlds.guess_number import GuessNumber
 from silva.errors import EngineError
 from silva.models.tiny import tiny_tokenizer

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.real_rows import DATA
 
 from silva.data.row_shapes import Problem, Shape, problem, recognised, shown
 from silva.data.rows import Row, read_rows
 from silva.errors import ConfigError
 from silva.types import Message
-
-DATA = Path(__file__).resolve().parents[3] / "shared" / "data"
 
 
 def understood(values: dict[str, Any], **keys: str) -> Problem:

@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
+from scripted_engine import ScriptedEngine
 from tests import virtual_clock
 from tests.engines.inference_server import InferenceServer
 from tests.virtual_clock import LoopClock
@@ -14,7 +15,6 @@ from tests.virtual_clock import LoopClock
 from silva.engines.remote.engine import HttpEngine
 from silva.engines.remote.settings import ClientSettings
 from silva.engines.remote.wire import SilvaDialect
-from silva.engines.scripted import ScriptedEngine
 from silva.ports import use_clock
 from silva.types import SamplingParams
 from silva.wire.transport import Peer

@@ -9,11 +9,11 @@ import signal
 import subprocess
 import sys
 from fractions import Fraction
-from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.real_rows import DATA
 from tests.rewards.attempts import attempt, grade
 
 from silva.errors import ConfigError, RecordError, RewardError
@@ -23,7 +23,6 @@ from silva.rewards.maths import Math, Worker
 
 pytest.importorskip("math_verify", reason="needs math-verify: pip install 'silva[math]'")
 
-DATA = Path(__file__).resolve().parents[3] / "shared" / "data"
 REWARD = Math(workers=1).build()
 HURRIED = Math(workers=1, seconds=0.5).build()
 RIGHT = Score(1.0, True, {"answered": 1.0, "too_hard": 0.0})

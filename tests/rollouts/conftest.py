@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
+from scripted_engine import ScriptedEngine
 
 from silva.config.sections import ContextSettings, Limits, Sampling
-from silva.engines.scripted import ScriptedEngine
 from silva.models.tiny import tiny_tokenizer
 from silva.rendering.renderer import Renderer
 from silva.rollouts.actors import Policy

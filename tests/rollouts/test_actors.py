@@ -7,8 +7,8 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from scripted_engine import ScriptedEngine
 
-from silva.engines.scripted import ScriptedEngine
 from silva.errors import CapabilityError
 from silva.models.tiny import tiny_tokenizer
 from silva.protocols import Reply, Request

@@ -11,11 +11,11 @@ from typing import Any, ClassVar
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scripted_engine import ScriptedEngine
 from tests.contracts.doubles import Slow
 from tests.rollouts.conftest import Talk, World, a_task
 
 from silva.config.sections import Limits
-from silva.engines.scripted import ScriptedEngine
 from silva.models.tiny import tiny_tokenizer
 from silva.ports import derive, uniform
 from silva.protocols import Work

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from scripted_engine import ScriptedEngine
 
 from silva.algorithms.aggregation import normalise
 from silva.algorithms.assign import assign
@@ -24,7 +25,6 @@ from silva.config.sections import (
     Limits,
     SingleTurn,
 )
-from silva.engines.scripted import ScriptedEngine
 from silva.models.trie import build
 from silva.rollouts.episode import Episode
 from silva.rollouts.samples import to_samples

@@ -7,10 +7,10 @@ from dataclasses import replace
 from typing import Any, ClassVar
 
 import pytest
+from scripted_engine import ScriptedEngine
 from tests.rendering.templates import TEMPLATES, byte_tokenizer
 
 from silva.config.sections import ContextSettings, FullContext, HideObservations, LastTurns, SingleTurn
-from silva.engines.scripted import ScriptedEngine
 from silva.environments.worlds.calculator import Calculator
 from silva.models.tiny import tiny_tokenizer
 from silva.models.trie import build

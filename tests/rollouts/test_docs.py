@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any, get_args
 
 import pytest
+from scripted_engine import ScriptedEngine
 
 from silva.config.load import load
 from silva.config.sections import EpisodeContext, FullContext, HideObservations, LastTurns, Limits, SingleTurn
-from silva.engines.scripted import ScriptedEngine
 from silva.models.trie import build
 from silva.registries import REGISTRIES
 from silva.rollouts.episode import play

@@ -8,10 +8,10 @@ from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
+from scripted_engine import ScriptedEngine
 from tests.rendering.templates import byte_tokenizer
 
 from silva.config.sections import HideObservations
-from silva.engines.scripted import ScriptedEngine
 from silva.environments.worlds.calculator import Calculator
 from silva.models.tiny import tiny_tokenizer
 from silva.rendering.renderer import Renderer

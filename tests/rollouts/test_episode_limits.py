@@ -9,8 +9,8 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from scripted_engine import ScriptedEngine
 
-from silva.engines.scripted import ScriptedEngine
 from silva.models.tiny import tiny_tokenizer
 from silva.rollouts import episode, state
 from silva.types import Message, Observation, Step

@@ -7,10 +7,10 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from scripted_engine import ScriptedEngine
 from tests.environment_cases import OWN, small
 
 from silva.config.sections import FullContext, HideObservations, LastTurns, Limits, SingleTurn
-from silva.engines.scripted import ScriptedEngine
 from silva.environments.worlds.calculator import Calculator
 from silva.environments.worlds.frozen_lake import FrozenLake
 from silva.errors import CapabilityError

@@ -8,8 +8,8 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from scripted_engine import ScriptedEngine
 
-from silva.engines.scripted import ScriptedEngine
 from silva.errors import EngineError
 from silva.ports import derive
 from silva.protocols import Work

@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from scripted_engine import ScriptedEngine
 
 from silva.config.sections import Limits
-from silva.engines.scripted import ScriptedEngine
 from silva.errors import CapabilityError
 from silva.models.tiny import tiny_tokenizer
 from silva.ports import derive

@@ -8,9 +8,9 @@ from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 
 import httpx2
+from scripted_engine import ScriptedEngine
 from starlette.types import ASGIApp
 
-from silva.engines.scripted import ScriptedEngine
 from silva.protocols import Engine
 from silva.rendering.renderer import Renderer
 from silva.server.engine import ServerLimits

@@ -7,11 +7,11 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from scripted_engine import ScriptedEngine
 from tests.rendering.templates import byte_tokenizer
 from tests.server.running import CONTEXT, asking, guarded, run, says
 
 from silva.engines.local.engine import LocalEngine
-from silva.engines.scripted import ScriptedEngine
 from silva.rendering.renderer import Renderer
 from silva.types import Completion, Message, SamplingParams, ToolCall, ToolSpec
 

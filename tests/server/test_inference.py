@@ -12,13 +12,13 @@ from typing import Any
 
 import pytest
 from safetensors.torch import save_file
+from scripted_engine import ScriptedEngine
 from tests.server.running import CONTEXT, MODEL, asking, connected, guarded, listening, run, says, until
 
 from silva import __version__
 from silva.engines.local.engine import LocalEngine
 from silva.engines.remote.engine import http_engine
 from silva.engines.remote.settings import HttpEngineSettings
-from silva.engines.scripted import ScriptedEngine
 from silva.errors import ContextOverflow, EngineError
 from silva.models.loading import LoadedModel
 from silva.models.snapshots import weight_folder

@@ -10,11 +10,11 @@ from typing import Any
 
 import openai
 import pytest
+from scripted_engine import ScriptedEngine
 from tests.rendering.templates import byte_tokenizer
 from tests.server.running import CONTEXT, MODEL, asking, connected, guarded, listening, run, says, until
 
 from silva.engines.local.engine import LocalEngine
-from silva.engines.scripted import ScriptedEngine
 from silva.errors import EngineError
 from silva.protocols import OnTokens
 from silva.rendering.call_forms import FORMS

@@ -6,11 +6,11 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
+from scripted_engine import ScriptedEngine
 from tests import virtual_clock
 from tests.server.running import asking, guarded, run, says
 from tests.virtual_clock import LoopClock, now
 
-from silva.engines.scripted import ScriptedEngine
 from silva.errors import ModelError
 from silva.ports import use_clock
 from silva.rendering.renderer import Renderer

@@ -10,10 +10,11 @@ import sys
 from pathlib import Path
 
 import pytest
+from tests.real_rows import DATA
 
+from silva.data.documents import Document
 from silva.errors import ConfigError
 from silva.tools.bm25 import Bm25, Hit, words
-from silva.tools.corpus import Document
 
 pytest.importorskip("bm25s", reason="needs bm25s: pip install 'silva[search]'")
 
@@ -90,7 +91,7 @@ def test_queries_of_several_words_are_scored_by_the_formula(k1, b) -> None:
         assert index.search(" ".join(query), 7) == hits[:7]
 
 
-PASSAGES = Path(__file__).parents[3] / "shared" / "data" / "2wiki_corpus.json"
+PASSAGES = DATA / "2wiki_corpus.json"
 
 
 @pytest.mark.skipif(not PASSAGES.is_file(), reason=f"needs {PASSAGES}")

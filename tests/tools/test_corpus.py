@@ -6,8 +6,9 @@ import json
 
 import pytest
 
+from silva.data.documents import Document
 from silva.errors import ConfigError
-from silva.tools.corpus import Document, Keys, read_documents
+from silva.tools.corpus import Keys, read_documents
 
 ROWS = [{"id": 7, "title": "T", "text": "one"}, {"text": "two"}]
 READ = [Document("7", "T", "one"), Document("1", "", "two")]
@@ -57,7 +58,7 @@ def test_rows_without_ids_are_counted_over_all_files(tmp_path) -> None:
         ('{"text": 3}\n', "a.jsonl:1: got 'text' = 3, expected text"),
         ('{"text": "x", "id": 1.5}\n', "a.jsonl:1: got 'id' = 1.5, expected text or an integer"),
         ('{"text": "x", "title": []}\n', r"a.jsonl:1: got 'title' = \[\], expected text"),
-        ("[1]\n", "a.jsonl:1: got list, expected an object with 'text'"),
+        ("[1]\n", "a.jsonl:1: got list, expected an object with named values"),
         ("{\n", "a.jsonl:1: not JSON"),
         (
             '{"text": "x", "id": 1}\n{"text": "y", "id": "1"}\n',
@@ -79,7 +80,7 @@ def test_a_wrong_file_is_named(tmp_path) -> None:
     with pytest.raises(ConfigError, match=r"b\.parquet: not a parquet file"):
         read_documents(tmp_path / "b.parquet")
     (tmp_path / "c.json").write_text("{}")
-    with pytest.raises(ConfigError, match=r"c\.json: got dict, expected a list of rows"):
+    with pytest.raises(ConfigError, match=r"c\.json: expected a list of rows"):
         read_documents(tmp_path / "c.json")
     with pytest.raises(ConfigError, match=r"got a file that ends with '\.pdf', expected \.jsonl"):
         (tmp_path / "d.pdf").write_bytes(b"")

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from silva.config.sections import Above0, Natural, Positive, Section
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from silva.config.sections import Above0, Natural, Positive, Section, WebAddress
 from silva.wire.requests import Limits
 
 
@@ -25,3 +29,16 @@ class RequestSettings(Section):
     @property
     def limits(self) -> Limits:
         return Limits(self.retries, self.max_wait, self.max_concurrent, self.requests_per_minute)
+
+
+class ChatApiSettings(RequestSettings):
+    """A model behind a chat API of OpenAI's form."""
+
+    model: Annotated[str, Field(min_length=1)]
+    """The API's name of the model."""
+    base_url: WebAddress = "https://api.openai.com/v1"
+    """Address of the API, without /chat/completions."""
+    key_variable: str = "OPENAI_API_KEY"
+    """Environment variable (or line of .env) that holds the key; "" for an API without keys."""
+    limit_name: Literal["max_completion_tokens", "max_tokens"] = "max_completion_tokens"
+    """What the API calls the limit of an answer; older servers know only max_tokens."""

@@ -6,6 +6,7 @@ import csv
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from decimal import Decimal
 from pathlib import Path
 from types import MappingProxyType
@@ -61,8 +62,15 @@ def _read(path: Path) -> Iterator[Row]:
     reader = READERS.get(path.suffix.lower())
     if reader is None:
         raise ConfigError(f"{path}: got a file that ends with {path.suffix!r}, expected {_suffixes()}")
-    try:
+    with reading(path):
         yield from reader(path)
+
+
+@contextmanager
+def reading(path: Path) -> Iterator[None]:
+    """Raises ConfigError with the file's name if it cannot be read."""
+    try:
+        yield
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read: {error.strerror or error}") from error
     except UnicodeDecodeError as error:

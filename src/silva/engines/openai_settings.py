@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
-from silva.config.requests import RequestSettings
-from silva.config.sections import Sampling, WebAddress
+from silva.config.requests import ChatApiSettings
+from silva.config.sections import Sampling
 from silva.wire.requests import Prices
 
 if TYPE_CHECKING:
@@ -16,20 +16,12 @@ if TYPE_CHECKING:
 Price = Annotated[float, Field(ge=0)]
 
 
-class OpenAIEngineSettings(RequestSettings):
+class OpenAIEngineSettings(ChatApiSettings):
     """A model behind a chat API (OpenAI, vLLM, llama.cpp, ...), for evaluation only."""
 
     only_evaluates: ClassVar[str] = "a chat API gives no token ids, no log-probabilities and no weights"
 
     type: Literal["openai"] = "openai"
-    model: Annotated[str, Field(min_length=1)]
-    """The API's name of the model."""
-    base_url: WebAddress = "https://api.openai.com/v1"
-    """Address of the API, without /chat/completions."""
-    key_variable: str = "OPENAI_API_KEY"
-    """Environment variable (or line of .env) that holds the key; "" for an API without keys."""
-    limit_name: Literal["max_completion_tokens", "max_tokens"] = "max_completion_tokens"
-    """What the API calls the limit of an answer; older servers know only max_tokens."""
     input_price: Price = 0.0
     """For a million tokens of input, in any currency."""
     cached_price: Price | None = None

@@ -16,12 +16,12 @@ import json
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-from pydantic import Field, field_validator
+from pydantic import field_validator
 
-from silva.config.requests import RequestSettings
-from silva.config.sections import NotNegative, Positive, WebAddress
+from silva.config.requests import ChatApiSettings
+from silva.config.sections import NotNegative, Positive
 from silva.errors import RewardError
 from silva.ports import derive
 from silva.protocols import Attempt, Reward, Score
@@ -55,16 +55,10 @@ ASK = """\
 Reason in a few sentences. The last line of your reply must be `{word}: correct` or `{word}: wrong`."""
 
 
-class Judge(RewardSettings, RequestSettings):
+class Judge(RewardSettings, ChatApiSettings):
     """A language model behind a chat API that says whether the answer is right."""
 
     type: Literal["judge"] = "judge"
-    model: Annotated[str, Field(min_length=1)]
-    """The API's name of the model."""
-    base_url: WebAddress = "https://api.openai.com/v1"
-    """Address of the API, without /chat/completions."""
-    key_variable: str = "OPENAI_API_KEY"
-    """Environment variable (or line of .env) that holds the key; "" for an API without keys."""
     votes: Positive = 1
     """How often it is asked; more than half must say correct. An odd number."""
     rubric: str = RUBRIC
@@ -77,8 +71,6 @@ class Judge(RewardSettings, RequestSettings):
     """Null: as the API has it. Votes of a judge at 0 are the same."""
     max_tokens: Positive = 1024
     """Tokens of a verdict with its reasons."""
-    limit_name: Literal["max_completion_tokens", "max_tokens"] = "max_completion_tokens"
-    """What the API calls the limit of an answer; older servers know only max_tokens."""
     cache: str = CACHE
     """Folder in which verdicts are kept; "" keeps them in memory."""
 
@@ -114,15 +106,8 @@ class JudgeReward(GradesByAnswer):
 
     async def _vote(self, messages: list[dict[str, str]], index: int) -> bool:
         wanted = self.settings
-        request = [
-            "judge",
-            wanted.base_url,
-            wanted.model,
-            wanted.temperature,
-            wanted.max_tokens,
-            messages,
-            index,
-        ]
+        how = (wanted.base_url, wanted.model, wanted.temperature, wanted.max_tokens)
+        request = ["judge", *how, messages, index]
         reply = await self._cache.get_or_make(request, lambda: self._ask(messages, index))
         verdict = read_verdict(reply, word(messages))
         assert verdict is not None  # others are not kept
@@ -130,20 +115,17 @@ class JudgeReward(GradesByAnswer):
 
     async def _ask(self, messages: list[dict[str, str]], index: int) -> str:
         """A reply with a verdict."""
-        body = {
-            "model": self.settings.model,
-            "messages": messages,
-            self.settings.limit_name: self.settings.max_tokens,
-        }
-        if self.settings.temperature is not None:
-            body["temperature"] = self.settings.temperature
+        wanted = self.settings
+        body = {"model": wanted.model, "messages": messages, wanted.limit_name: wanted.max_tokens}
+        if wanted.temperature is not None:
+            body["temperature"] = wanted.temperature
         said = ""
         for time in range(ASKED):
             said = await self._send({**body, "seed": index * ASKED + time})
             if read_verdict(said, word(messages)) is not None:
                 return said
         raise RewardError(
-            f"reward judge: {self.settings.model} gave no verdict in {ASKED} replies; the last one ends with "
+            f"reward judge: {wanted.model} gave no verdict in {ASKED} replies; the last one ends with "
             f"{said[-SHOWN:]!r}"
         )
 

@@ -27,9 +27,10 @@ from typing import Any, NamedTuple, overload
 
 import numpy as np
 
+from silva.data.documents import Document
 from silva.errors import ConfigError
 from silva.ports import FILES
-from silva.tools.corpus import Document, Keys, corpus_files, read_documents
+from silva.tools.corpus import Keys, corpus_files, read_documents
 
 FORMAT = 1  # of an index on disk, and of the words
 _WIDE = "\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff"

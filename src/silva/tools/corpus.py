@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
+from silva.data.documents import Document
+from silva.data.rows import Row, read_rows, reading
 from silva.errors import ConfigError
 
-TEXTS = (".txt", ".md")
-
-
-class Document(NamedTuple):
-    id: str
-    title: str
-    text: str
+ROWS, TEXTS = (".jsonl", ".json", ".parquet"), (".txt", ".md")
 
 
 class Keys(NamedTuple):
@@ -34,12 +29,12 @@ def corpus_files(path: str | Path) -> list[Path]:
     """
     path = Path(path).expanduser()
     if path.is_file():
-        if path.suffix.lower() not in (*READERS, *TEXTS):
+        if path.suffix.lower() not in (*ROWS, *TEXTS):
             raise ConfigError(f"{path}: got a file that ends with {path.suffix!r}, expected {_suffixes()}")
         return [path]
     if not path.is_dir():
         raise ConfigError(f"corpus {path}: no such file or folder")
-    files = [file for file in path.rglob("*") if file.suffix.lower() in (*READERS, *TEXTS) and file.is_file()]
+    files = [file for file in path.rglob("*") if file.suffix.lower() in (*ROWS, *TEXTS) and file.is_file()]
     if not files:
         raise ConfigError(f"corpus {path}: no file in this folder ends with {_suffixes()}")
     return sorted(files, key=lambda file: file.relative_to(path).as_posix())
@@ -64,18 +59,14 @@ def read_documents(path: str | Path, keys: Keys = Keys()) -> list[Document]:
 
 
 def _read(file: Path, root: Path, keys: Keys, number: int) -> Iterator[tuple[str, Document]]:
-    try:
-        if file.suffix.lower() in TEXTS:
-            name = file.relative_to(root).as_posix() if file != root else file.name
+    if file.suffix.lower() in TEXTS:
+        name = file.relative_to(root).as_posix() if file != root else file.name
+        with reading(file):
             yield str(file), _text_document(name, file.read_text("utf-8-sig"))
-            return
-        for where, values in READERS[file.suffix.lower()](file):
-            yield where, _document(values, keys, where, number)
-            number += 1
-    except OSError as error:
-        raise ConfigError(f"{file}: cannot be read: {error.strerror or error}") from error
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"{file}: not UTF-8 at byte {error.start}") from error
+        return
+    for row in read_rows(str(file)):
+        yield row.where, _document(row, keys, number)
+        number += 1
 
 
 def _text_document(name: str, text: str) -> Document:
@@ -86,9 +77,8 @@ def _text_document(name: str, text: str) -> Document:
     return Document(name, Path(name).stem, text.strip())
 
 
-def _document(values: Any, keys: Keys, where: str, number: int) -> Document:
-    if not isinstance(values, Mapping):
-        raise ConfigError(f"{where}: got {type(values).__name__}, expected an object with {keys.text!r}")
+def _document(row: Row, keys: Keys, number: int) -> Document:
+    where, values = row.where, row.values
     text = values.get(keys.text)
     if not isinstance(text, str):
         raise ConfigError(
@@ -103,48 +93,5 @@ def _document(values: Any, keys: Keys, where: str, number: int) -> Document:
     return Document(str(identity), title or "", text)
 
 
-def _json_lines(file: Path) -> Iterator[tuple[str, Any]]:
-    with file.open(encoding="utf-8-sig") as lines:
-        for number, line in enumerate(lines, 1):
-            if line.strip():
-                yield f"{file}:{number}", _parsed(line, f"{file}:{number}")
-
-
-def _json(file: Path) -> Iterator[tuple[str, Any]]:
-    rows = _parsed(file.read_text("utf-8-sig"), str(file))
-    if not isinstance(rows, list):
-        raise ConfigError(f"{file}: got {type(rows).__name__}, expected a list of rows")
-    for number, values in enumerate(rows, 1):
-        yield f"{file}: row {number}", values
-
-
-def _parquet(file: Path) -> Iterator[tuple[str, Any]]:
-    import pyarrow
-    from pyarrow import parquet
-
-    try:
-        number = 0
-        for batch in parquet.ParquetFile(file).iter_batches(batch_size=1024):
-            for values in batch.to_pylist():
-                number += 1
-                yield f"{file}: row {number}", values
-    except pyarrow.ArrowInvalid as error:
-        raise ConfigError(f"{file}: not a parquet file: {error}") from error
-
-
-def _parsed(text: str, where: str) -> Any:
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise ConfigError(f"{where}: not JSON: {error}") from error
-
-
-READERS: dict[str, Callable[[Path], Iterator[tuple[str, Any]]]] = {
-    ".jsonl": _json_lines,
-    ".json": _json,
-    ".parquet": _parquet,
-}
-
-
 def _suffixes() -> str:
-    return ", ".join((*READERS, *TEXTS))
+    return ", ".join((*ROWS, *TEXTS))

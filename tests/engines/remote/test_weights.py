@@ -7,11 +7,11 @@ import math
 from typing import Any
 
 import pytest
+from scripted_engine import ScriptedEngine
 from tests.engines.http_park import Park, Slow, counting, run, until
 from tests.engines.inference_server import HANG, InferenceServer
 
 from silva.engines.remote.weights import PROBE
-from silva.engines.scripted import ScriptedEngine
 from silva.errors import CapabilityError, EngineError, ModelError
 from silva.types import SamplingParams, Snapshot, TokenScores, WeightFolder
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from pydantic import ValidationError
+from tests.real_rows import DATA
 
 from silva.config.load import load
 from silva.environments.worlds.browsecomp_plus_search import BrowseCompPlusSearch
@@ -18,9 +19,6 @@ from silva.errors import CapabilityError, ConfigError
 from silva.registries import REGISTRIES
 from silva.rewards.token_f1 import TokenF1
 from silva.types import Message, Step, Task, ToolCall
-
-DATA = Path(__file__).resolve().parents[3] / "shared" / "data"
-
 
 QUESTION = Task("q", "wiki_search", 0, {"question": "Where?"}, ["New York", "Big Apple"])
 SMALL: dict[str, Any] = {"pages": 24, "max_hops": 1, "eval_size": 1}

@@ -167,5 +167,12 @@ def test_a_worked_solution_is_imitated_whole_and_how_rows_were_read_is_told(tmp_
 
 
 def test_one_source_is_expected() -> None:
-    with pytest.raises(ValueError, match="expected one of path and hub, got none"):
+    with pytest.raises(ValueError, match="expected one of path, hub and rows, got none"):
         Demonstrations()
+
+
+def test_rows_may_be_given_themselves(tmp_path: Path) -> None:
+    rows = [{"question": f"What is {n} + 1?", "answer": str(n + 1)} for n in range(40)]
+    given = Demonstrations(rows=tuple(rows)).taskset().tasks("train")
+    read = Demonstrations(path=written(tmp_path / "rows.jsonl", *rows)).taskset().tasks("train")
+    assert list(given) == list(read) and len(given) > 20

@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 from pydantic import ValidationError
+from tests.real_rows import DATA
 
 from silva.environments.worlds.hotpotqa_mc import HotpotEpisode, HotpotQA
 from silva.errors import ConfigError
 from silva.rendering.tool_calls import parse_hermes
 from silva.types import Message, Task, ToolCall
 
-DATA = Path(__file__).resolve().parents[3] / "shared" / "data"
 TASK = Task(
     "h",
     "hotpotqa_mc",

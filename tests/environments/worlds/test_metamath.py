@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.real_rows import DATA
 
 from silva.environments.worlds.metamath import TEMPLATES, MetaMath, MetaMathEpisode
 from silva.errors import ConfigError
@@ -18,7 +19,6 @@ from silva.tools.calculator import evaluate
 from silva.types import Message, Task
 
 TASK = Task("m", "metamath", 0, {"question": "What is 6 times 7?"}, "42")
-DATA = Path(__file__).resolve().parents[3] / "shared" / "data"
 
 
 def test_attempts_earn_half_as_much_each(replies_to) -> None:

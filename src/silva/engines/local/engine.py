@@ -136,12 +136,7 @@ class LocalEngine:
             ContextOverflow: more tokens than the context holds.
             EngineError, OutOfMemory: as in `sample`.
         """
-        if not 1 <= start <= len(tokens):
-            raise EngineError(f"score: start {start} out of range, expected 1 to {len(tokens)}")
-        if len(tokens) > self.capabilities.context:
-            raise ContextOverflow(
-                f"score: got {len(tokens)} tokens, expected at most {self.capabilities.context}"
-            )
+        self.capabilities.check_score(tokens, start)
         if start == len(tokens):
             return TokenScores((), (), (), self.version)
         request = Request(ids(tokens), SamplingParams(1), future(), score_from=start)

@@ -183,12 +183,7 @@ class HttpEngine:
         Raises: as `sample`.
         """
         await self.connect()
-        if not 1 <= start <= len(tokens):
-            raise EngineError(f"score: start {start} out of range, expected 1 to {len(tokens)}")
-        if len(tokens) > self.capabilities.context:
-            raise ContextOverflow(
-                f"score: got {len(tokens)} tokens, expected at most {self.capabilities.context}"
-            )
+        self.capabilities.check_score(tokens, start)
         if start == len(tokens):
             return TokenScores((), (), (), self.version)
         text = [int(token) for token in tokens]

@@ -27,13 +27,12 @@ import json
 import random
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
-
-from pydantic import model_validator
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from silva.config.plugins import load_object
 from silva.data.row_shapes import Shape, problem
-from silva.data.rows import Row, read_rows
+from silva.data.rows import Row
+from silva.data.settings import GivenRows
 from silva.environments.foreign.dialogue import (
     ForeignDialogue,
     ForeignDialogueSettings,
@@ -54,33 +53,19 @@ if TYPE_CHECKING:
 NO_TOOLS = ("reset", "get_reward", "reward", "close")
 
 
-class Trl(ForeignSettings, ForeignDialogueSettings):
+class Trl(GivenRows, ForeignSettings, ForeignDialogueSettings):
     """A class written for TRL's `environment_factory`."""
 
     licence: ClassVar[str] = "that of the class"
     needs: ClassVar[str] = "`factory`; rows, if the class wants them"
     named_by: ClassVar[str] = "factory"
+    rows_needed: ClassVar[bool] = False
 
     type: Literal["trl"] = "trl"
     factory: str
     """ "file.py:Class" or "package.module:Class"; called without arguments for every episode."""
     path: str = ""
     """File or folder of rows: a row's values are the arguments of `reset`."""
-    hub: str = ""
-    """Data set on the Hugging Face hub, in place of `path`."""
-    subset: str = ""
-    """Of the data set on the hub."""
-    split: str = "train"
-    """Of the data set on the hub."""
-    rows: tuple[Mapping[str, Any], ...] = ()
-    """The rows themselves, in place of `path`."""
-
-    @model_validator(mode="after")
-    def _has_one_source(self) -> Self:
-        given = [key for key in ("path", "hub", "rows") if getattr(self, key)]
-        if len(given) > 1:
-            raise ValueError(f"expected one of path, hub and rows, got {' and '.join(given)}")
-        return self
 
     def taskset(self) -> TaskSet:
         try:
@@ -97,9 +82,7 @@ class Trl(ForeignSettings, ForeignDialogueSettings):
 
         if not (self.path or self.hub or self.rows):
             return generated(self, _seed, build)
-        rows = [Row(f"rows[{i}]", values) for i, values in enumerate(self.rows)]
-        found = rows or read_rows(self.path or self.hub, split=self.split, subset=self.subset)
-        return listed(self, _drafts(_checked(self, found)), build)
+        return listed(self, _drafts(_checked(self, self.read())), build)
 
 
 class TrlSession(ForeignSession):

@@ -22,6 +22,7 @@ from pydantic import model_validator
 
 from silva.data.row_shapes import Problem, problem, recognised, shown
 from silva.data.rows import Row, read_rows
+from silva.data.settings import GivenRows
 from silva.environments.bases.tool_dialogue import RewardedDialogue, ToolDialogueSettings
 from silva.environments.tasks import Draft, listed
 from silva.errors import CapabilityError, ConfigError, RecordError, RewardError
@@ -37,24 +38,14 @@ if TYPE_CHECKING:
 _COLUMN = re.compile(r"\{([A-Za-z_]\w*)\}")  # {answer}, {solution}
 
 
-class Dataset(ToolDialogueSettings):
+class Dataset(GivenRows, ToolDialogueSettings):
     needs: ClassVar[str] = "rows (`path`, `hub` or `rows`), `reward`"
 
     type: Literal["dataset"] = "dataset"
-    path: str = ""
-    """File of rows, or a folder of such files: .jsonl, .json, .csv, .tsv, .parquet."""
     eval_path: str = ""
     """The same, held out in place of a share of `path`."""
-    hub: str = ""
-    """Data set on the Hugging Face hub, in place of `path`: "openai/gsm8k"."""
-    subset: str = ""
-    """Of the data set on the hub: "main"."""
-    split: str = "train"
-    """Of the data set on the hub, for training."""
     eval_split: str = ""
     """Of the data set on the hub, held out in place of a share of `split`."""
-    rows: tuple[Mapping[str, Any], ...] = ()
-    """The rows themselves, in place of `path`."""
     prompt: str = ""
     """Where the prompt stands in a row: "question", or dotted "a.b"; recognised where empty."""
     answer: str = ""
@@ -71,24 +62,15 @@ class Dataset(ToolDialogueSettings):
     """What an expert replies, for a warm start: "<answer>{answer}</answer>"; any column in braces."""
 
     @model_validator(mode="after")
-    def _has_one_source(self) -> Self:
-        given = [key for key in ("path", "hub", "rows") if getattr(self, key)]
-        if len(given) != 1:
-            raise ValueError(f"expected one of path, hub and rows, got {' and '.join(given) or 'none'}")
+    def _expert_replies(self) -> Self:
         if not _COLUMN.search(self.expert):
             raise ValueError('expected a column in `expert`, as in "<answer>{answer}</answer>"')
         return self
 
     def taskset(self) -> TaskSet:
-        if self.rows:
-            rows: Iterator[Row] = (Row(f"rows[{i}]", values) for i, values in enumerate(self.rows))
-            held_out = None
-        else:
-            source = self.path or self.hub
-            rows = read_rows(source, split=self.split, subset=self.subset)
-            held_out = self._held_out()
         reward, toolsets = self.reward.build(), [tool.build() for tool in self.tools]
-        drafts, notes = self._drafts(rows, reward)
+        drafts, notes = self._drafts(self.read(), reward)
+        held_out = self._held_out()
         evaluation = None if held_out is None else self._drafts(held_out, reward)[0]
         return listed(
             self,

@@ -15,12 +15,11 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
-
-from pydantic import model_validator
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from silva.data.row_shapes import Problem, Shape, problem, recognised, shown
-from silva.data.rows import Row, read_rows
+from silva.data.rows import Row
+from silva.data.settings import GivenRows
 from silva.environments.bases.episode import Episode
 from silva.environments.settings import EnvironmentSettings
 from silva.environments.tasks import Draft, listed
@@ -35,32 +34,17 @@ if TYPE_CHECKING:
 FINAL = "Final Answer: "  # begins the last action of Act-PRM's dialogues
 
 
-class Demonstrations(EnvironmentSettings):
-    needs: ClassVar[str] = "rows (`path` or `hub`)"
+class Demonstrations(GivenRows, EnvironmentSettings):
+    needs: ClassVar[str] = "rows (`path`, `hub` or `rows`)"
 
     type: Literal["demonstrations"] = "demonstrations"
-    path: str = ""
-    """File of rows, or a folder of such files: .jsonl, .json, .csv, .tsv, .parquet."""
-    hub: str = ""
-    """Data set on the Hugging Face hub, in place of `path`."""
-    subset: str = ""
-    """Of the data set on the hub."""
-    split: str = "train"
-    """Of the data set on the hub."""
     thoughts: bool = False
     """Keep the thoughts of recorded replies; without them only the actions are demonstrated."""
     min_return: float = 0.0
     """Steps of Act-PRM: only episodes with a higher `return_`."""
 
-    @model_validator(mode="after")
-    def _has_one_source(self) -> Self:
-        if bool(self.path) == bool(self.hub):
-            raise ValueError(f"expected one of path and hub, got {'both' if self.path else 'none'}")
-        return self
-
     def taskset(self) -> TaskSet:
-        rows = read_rows(self.path or self.hub, split=self.split, subset=self.subset)
-        shape, problems = self._problems(rows)
+        shape, problems = self._problems(self.read())
         if shape is None:
             raise ConfigError(f"environment {self.label}: {self.path or self.hub} holds no demonstration")
         dialogues = [self._dialogue(each) for each in problems]

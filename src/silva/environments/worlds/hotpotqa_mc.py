@@ -11,7 +11,6 @@ towns, made up.
 
 from __future__ import annotations
 
-import itertools
 import random
 import re
 from collections import defaultdict
@@ -21,7 +20,8 @@ from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple
 from pydantic import Field, field_validator
 
 from silva.config.sections import Positive
-from silva.data.rows import Row, read_rows
+from silva.data.rows import Row
+from silva.data.settings import FirstRows
 from silva.environments.bases.multiple_choice import LETTERS, MultipleChoice
 from silva.environments.bases.tool_dialogue import ToolDialogueSettings
 from silva.environments.tasks import Draft, generated, listed
@@ -38,16 +38,12 @@ if TYPE_CHECKING:
 YES_OR_NO = "yes or no"
 
 
-class HotpotQA(ToolDialogueSettings):
+class HotpotQA(FirstRows, ToolDialogueSettings):
     type: Literal["hotpotqa_mc"] = "hotpotqa_mc"
     path: str = ""
     """File, folder, or data set on the hub; empty: documents that are made up."""
     subset: str = ""
     """Of the data set on the hub: "distractor"."""
-    split: str = "train"
-    """Of the data set on the hub."""
-    rows: Positive = 20_000
-    """The first rows of it that are used."""
     choices: Annotated[int, Field(ge=0, le=len(LETTERS))] = 4
     """Texts to choose from, the right one included; 0: the answer is to be written."""
     documents: Annotated[int, Field(ge=4, le=20)] = 10
@@ -67,8 +63,7 @@ class HotpotQA(ToolDialogueSettings):
     def taskset(self) -> TaskSet:
         if not self.path:
             return generated(self, self._draw, lambda task: HotpotEpisode(self, task))
-        source = read_rows(self.path, split=self.split, subset=self.subset)
-        rows = [_question(row) for row in itertools.islice(source, self.rows)]
+        rows = [_question(row) for row in self.read()]
         return listed(self, self._drafts(rows), lambda task: HotpotEpisode(self, task))
 
     def _drafts(self, rows: Sequence[QA]) -> Iterator[Draft]:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import itertools
 import math
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -21,7 +20,8 @@ from pydantic import Field, model_validator
 
 from silva.config.sections import Natural, Positive
 from silva.data.retrieval import Ranking, parts
-from silva.data.rows import Row, read_rows
+from silva.data.rows import Row
+from silva.data.settings import FirstRows
 from silva.environments.bases.multiple_choice import MultipleChoice
 from silva.environments.bases.tool_dialogue import ToolDialogueSettings
 from silva.environments.tasks import Draft, generated, listed
@@ -38,14 +38,10 @@ SHORTEST_ENTRY = 15  # words of an entry in a journal, at least
 MADE_UP_KEPT = 64  # texts that were made up and are kept with their index
 
 
-class LongBench(ToolDialogueSettings):
+class LongBench(FirstRows, ToolDialogueSettings):
     type: Literal["longbench_v2"] = "longbench_v2"
     path: str = ""
     """File, folder, or data set on the hub (zai-org/LongBench-v2); empty: texts that are made up."""
-    subset: str = ""
-    """Of the data set on the hub."""
-    split: str = "train"
-    """Of the data set on the hub."""
     rows: Positive = 1000
     """The first rows of it that are used; their texts are kept in memory."""
     part_words: Positive = 1500
@@ -80,8 +76,7 @@ class LongBench(ToolDialogueSettings):
 
     def _drafts(self, texts: dict[str, Document]) -> Iterator[Draft]:
         """Puts the texts in `texts`, by their digest: tasks hold only that."""
-        source = read_rows(self.path, split=self.split, subset=self.subset)
-        for row in itertools.islice(source, self.rows):
+        for row in self.read():
             text, question, answer, *choices = (_text(row, key) for key in _COLUMNS)
             if answer not in CHOICES:
                 raise ConfigError(f"{row.where}: answer: got {answer!r}, expected one of A, B, C, D")

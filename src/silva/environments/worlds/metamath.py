@@ -7,7 +7,6 @@ one split. Without `path` they are word problems about small whole numbers, made
 
 from __future__ import annotations
 
-import itertools
 import random
 import re
 from collections.abc import Iterator
@@ -17,7 +16,7 @@ from pydantic import Field
 
 from silva.config.sections import Positive
 from silva.data.row_shapes import problem, recognised
-from silva.data.rows import read_rows
+from silva.data.settings import FirstRows
 from silva.environments.bases.attempts import Attempts, Verdict
 from silva.environments.settings import EnvironmentSettings
 from silva.environments.tasks import Draft, generated, listed
@@ -33,16 +32,10 @@ MARK = "The answer is:"  # stands before the answer in MetaMathQA's responses
 ORIGINAL = "original_question"  # its column of the question of which a row is a version
 
 
-class MetaMath(EnvironmentSettings):
+class MetaMath(FirstRows, EnvironmentSettings):
     type: Literal["metamath"] = "metamath"
     path: str = ""
     """File, folder, or data set on the hub (meta-math/MetaMathQA); empty: word problems from templates."""
-    subset: str = ""
-    """Of the data set on the hub."""
-    split: str = "train"
-    """Of the data set on the hub."""
-    rows: Positive = 20_000
-    """The first rows of it that are used."""
     prompt: str = ""
     """Column of the question; recognised if empty."""
     answer: str = ""
@@ -65,8 +58,7 @@ class MetaMath(EnvironmentSettings):
 
     def _rows(self) -> Iterator[Draft]:
         shape = None
-        source = read_rows(self.path, split=self.split, subset=self.subset)
-        for row in itertools.islice(source, self.rows):
+        for row in self.read():
             if shape is None:
                 shape = recognised(row, self.prompt, self.answer)
                 if not shape.answer or shape.answer == shape.prompt:
