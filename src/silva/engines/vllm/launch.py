@@ -1,4 +1,4 @@
-"""The command that starts vLLM's stock server as the client of `http_vllm.py` needs it.
+"""The command that starts vLLM's stock server as the client of ``silva.engines.vllm`` needs it.
 
 Pure: the process itself belongs to whoever starts it. The key is part of the environment only, because
 everybody on the machine can read command lines.
