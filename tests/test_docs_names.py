@@ -25,9 +25,12 @@ FILES = {
 PAGES = [ROOT / file[1:] for file in sorted(FILES) if file.endswith(".md")]
 CODE = [ROOT / file[1:] for file in sorted(FILES) if re.match(r"/(src|benchmarks|examples)/.*\.py$", file)]
 OF_USERS = set(
-    "file.py mine.py server.py rewards.py my_env.py my_tasks.py guess.py sums.py NAME.py test_NAME.py towns.py "
-    "test_towns.py towns.toml FILE.toml NAME.toml a.toml b.toml run.toml lake.toml api.toml infer.toml config.toml "
-    "task.toml instruction.md".split()
+    re.findall(
+        r"\S+",
+        """file.py mine.py server.py rewards.py my_env.py my_tasks.py guess.py sums.py NAME.py test_NAME.py towns.py
+        test_towns.py towns.toml FILE.toml NAME.toml a.toml b.toml run.toml lake.toml api.toml infer.toml
+        config.toml task.toml instruction.md""",
+    )
 )
 """Files that a user writes, or a run, or a library of tasks."""
 START = (ROOT / "docs" / "start.md").read_text()
