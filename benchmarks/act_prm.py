@@ -194,7 +194,7 @@ def likelihood(job: Job, weights: Path, *, thinks: bool) -> float:
 
 async def plainly(assembly: Any, tasks: Any, task: Any, config: Any) -> list[float]:
     """Of each of the expert's actions in its own episode, without a thought."""
-    from silva.rollouts.actors import Script
+    from silva.actors.script import Script
     from silva.rollouts.episode import play
 
     found = []

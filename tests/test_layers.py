@@ -25,7 +25,7 @@ ROWS = [
     ["protocols", "config"],
     ["storage", "sandbox", "wrapped"],
     ["algorithms", "rendering", "models", "monitoring"],
-    ["data"],
+    ["actors", "data"],
     ["tools"],
     ["rewards"],
     ["environments", "engines", "rollouts", "trainer"],
@@ -100,7 +100,7 @@ def test_the_package_itself_imports_only_a_command_and_only_when_asked():
 
 CONCRETE = {
     "silva.engines.local": "silva.engines.settings",
-    "silva.engines.openai": "silva.engines.openai_settings",
+    "silva.actors.chat_api": "silva.actors.settings",
     "silva.trainer.local": "silva.trainer.settings",
     "silva.rollouts.linear": "silva.rollouts.settings",
     "silva.placement.local": "silva.placement.settings",

@@ -21,6 +21,7 @@ from rich.console import Console
 from safetensors import SafetensorError
 
 from silva import process
+from silva.actors.policy import Policy
 from silva.assembly import Assembly, offers_tools
 from silva.config.diff import forbidden_changes
 from silva.config.inputs import input_files
@@ -40,7 +41,6 @@ from silva.orchestrator.sft import Imitation, imitate
 from silva.orchestrator.state import RunState, restore
 from silva.ports import FILES
 from silva.protocols import Trainer
-from silva.rollouts.actors import Policy
 from silva.rollouts.faults import tally
 from silva.storage.checkpoints import CheckpointStore
 from silva.storage.ledger import Ledger

@@ -13,16 +13,16 @@ from tests.contracts.doubles import Failing, Slow
 from tests.engines.chat_server import Script, said, serving
 from tests.tools.web_server import CUT
 
+from silva.actors.chat_api import ChatModel
+from silva.actors.policy import Policy
+from silva.actors.script import Script as OwnScript
+from silva.actors.settings import OpenAIEngineSettings
 from silva.config.sections import Limits, Sampling
-from silva.engines.openai import ChatPolicy
-from silva.engines.openai_settings import OpenAIEngineSettings
 from silva.environments.worlds.guess_number import GuessNumber
 from silva.errors import EngineError
 from silva.models.tiny import tiny_tokenizer
 from silva.protocols import Actor, Request
 from silva.rendering.renderer import Renderer
-from silva.rollouts.actors import Policy
-from silva.rollouts.actors import Script as OwnScript
 from silva.rollouts.episode import play
 from silva.types import Message, SamplingParams, Trajectory
 
@@ -54,8 +54,8 @@ def actor(request: pytest.FixtureRequest) -> Iterator[Actor]:
     yield {"policy": policy(), "slow policy": slow, "expert": OwnScript(RENDERER)}[request.param]
 
 
-def chat(url: str, **settings: Any) -> ChatPolicy:
-    return ChatPolicy(OpenAIEngineSettings(model="m", base_url=url, key_variable="", **settings), Sampling())
+def chat(url: str, **settings: Any) -> ChatModel:
+    return ChatModel(OpenAIEngineSettings(model="m", base_url=url, key_variable="", **settings), Sampling())
 
 
 def request(environment: Any, *said_before: str, seed: int = 3) -> Request:

@@ -8,13 +8,13 @@ import pytest
 from tests.rendering.templates import TEMPLATES, byte_tokenizer
 from tests.rendering.test_renderer import CALC, own_tokens, renderer, text, user
 
+from silva.actors.script import Script
 from silva.config.sections import Limits
 from silva.environments.worlds.calculator import Calculator
 from silva.errors import RenderingError
 from silva.rendering.openai import as_function
 from silva.rendering.renderer import Renderer
 from silva.rendering.tool_calls import write_calls
-from silva.rollouts.actors import Script
 from silva.rollouts.episode import play
 from silva.types import Message, ToolCall
 

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 from scripted_engine import ScriptedEngine
 
+from silva.actors.policy import Policy
 from silva.config.sections import ContextSettings, Limits, Sampling
 from silva.models.tiny import tiny_tokenizer
 from silva.rendering.renderer import Renderer
-from silva.rollouts.actors import Policy
 from silva.rollouts.context import FULL
 from silva.rollouts.episode import play
 from silva.types import Message, Observation, SamplingParams, Step, Task, Trajectory

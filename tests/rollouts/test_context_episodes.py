@@ -10,13 +10,13 @@ import pytest
 from scripted_engine import ScriptedEngine
 from tests.rendering.templates import TEMPLATES, byte_tokenizer
 
+from silva.actors.script import Script
 from silva.config.sections import ContextSettings, FullContext, HideObservations, LastTurns, SingleTurn
 from silva.environments.worlds.calculator import Calculator
 from silva.models.tiny import tiny_tokenizer
 from silva.models.trie import build
 from silva.protocols import Reply, Request
 from silva.rendering.renderer import Renderer
-from silva.rollouts.actors import Script
 from silva.rollouts.samples import trajectory_samples
 from silva.types import Message, Observation, Segment, Step, Trajectory
 

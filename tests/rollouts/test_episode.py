@@ -11,11 +11,11 @@ import numpy as np
 from scripted_engine import ScriptedEngine
 from tests.rendering.templates import byte_tokenizer
 
+from silva.actors.script import Script
 from silva.config.sections import HideObservations
 from silva.environments.worlds.calculator import Calculator
 from silva.models.tiny import tiny_tokenizer
 from silva.rendering.renderer import Renderer
-from silva.rollouts.actors import Script
 from silva.rollouts.episode import play
 from silva.rollouts.samples import trajectory_samples
 from silva.types import Message, Observation, Step, Trajectory

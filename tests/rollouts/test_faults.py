@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
+from silva.actors.script import Script
 from silva.environments.bases.text_game import Outcome, TextGame, TextGameSettings
 from silva.ports import Clock, use_clock
-from silva.rollouts.actors import Script
 from silva.rollouts.episode import play
 from silva.rollouts.faults import Watch, kind, tally, watched
 from silva.types import Message, Observation, Step

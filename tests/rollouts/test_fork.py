@@ -10,11 +10,11 @@ import pytest
 from scripted_engine import ScriptedEngine
 from tests.environment_cases import OWN, small
 
+from silva.actors.script import Script
 from silva.config.sections import FullContext, HideObservations, LastTurns, Limits, SingleTurn
 from silva.environments.worlds.calculator import Calculator
 from silva.environments.worlds.frozen_lake import FrozenLake
 from silva.errors import CapabilityError
-from silva.rollouts.actors import Script
 from silva.rollouts.episode import Episode, play
 from silva.types import Turn
 

@@ -11,6 +11,8 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
+from silva.actors.policy import Policy
+from silva.actors.script import Script
 from silva.assembly import Assembly, model_settings
 from silva.commands.checks import only_evaluates
 from silva.commands.common import here
@@ -21,7 +23,6 @@ from silva.monitoring.printable import printable
 from silva.orchestrator.evaluations import held_out_changes
 from silva.protocols import Actor
 from silva.rendering.renderer import Renderer
-from silva.rollouts.actors import Policy, Script
 from silva.run import loaded, say
 
 
@@ -97,7 +98,7 @@ async def _evaluate_service(config: RunConfig) -> list[Evaluation]:
     """Of a model behind an API: no model and no tokenizer is loaded here."""
     console, assembly = Console(stderr=True), Assembly(config)
     try:
-        actor = config.engine.policy(assembly, config.eval.sampling)
+        actor = config.engine.actor(assembly, config.eval.sampling)
         for note in assembly.data_notes:
             say(note, console)
         try:

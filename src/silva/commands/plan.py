@@ -18,6 +18,8 @@ from typing import Any
 
 import torch
 
+from silva.actors.policy import Policy
+from silva.actors.script import Script
 from silva.algorithms.compose import without_signal
 from silva.algorithms.settings import Algorithm
 from silva.assembly import Assembly, connected
@@ -34,7 +36,6 @@ from silva.orchestrator.sft import imitate
 from silva.ports import derive
 from silva.protocols import Actor
 from silva.rendering.renderer import Renderer
-from silva.rollouts.actors import Policy, Script
 from silva.rollouts.episode import play
 from silva.rollouts.faults import tally
 from silva.rollouts.openings import misfits, openings

@@ -2,5 +2,5 @@ ENGINES = {
     "local": "silva.engines.settings:LocalEngineSettings",
     "http": "silva.engines.remote.settings:HttpEngineSettings",
     "vllm": "silva.engines.vllm.settings:VllmEngineSettings",
-    "openai": "silva.engines.openai_settings:OpenAIEngineSettings",
+    "openai": "silva.actors.settings:OpenAIEngineSettings",
 }

@@ -16,6 +16,8 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from silva.actors.policy import Policy
+from silva.actors.script import Script
 from silva.algorithms.aggregation import normalise
 from silva.config.sections import ContextSettings, Limits, Sampling, WarmStart
 from silva.errors import NoSignalError
@@ -26,7 +28,6 @@ from silva.orchestrator.updates import optim_params
 from silva.ports import derive
 from silva.protocols import Actor, Engine, Trainer
 from silva.rendering.renderer import Renderer
-from silva.rollouts.actors import Policy, Script
 from silva.rollouts.context import FULL
 from silva.rollouts.episode import play
 from silva.rollouts.faults import UNWATCHED, Watch, tally

@@ -5,7 +5,7 @@
                                 {"type": "function", "id": "c1",
         <── message_of ───       "function": {"name": "add", "arguments": '{"a": 1}'}}]}
 
-Not here: which messages an API takes (engines/openai_messages.py), the limits of a server (server/bodies.py).
+Not here: which messages an API takes (actors/chat_messages.py), the limits of a server (server/bodies.py).
 """
 
 from __future__ import annotations

@@ -19,9 +19,9 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from silva.actors.policy import Policy
 from silva.ports import derive, uniform
 from silva.protocols import Reply, Work
-from silva.rollouts.actors import Policy
 from silva.rollouts.episode import Episode
 from silva.rollouts.settings import BranchingRolloutSettings
 from silva.rollouts.strategy import Strategy

@@ -22,12 +22,12 @@ from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
+from silva.actors.script import ScriptFault
 from silva.config.sections import ContextSettings, Limits
 from silva.errors import CapabilityError, ContextOverflow, NoReply, RenderingError, contained
 from silva.ports import CLOCK, derive
 from silva.protocols import Actor, Environment, Forkable, Reply, Request, TaskSet
 from silva.rendering.renderer import Renderer
-from silva.rollouts.actors import ScriptFault
 from silva.rollouts.checks import EpisodeFault, check_observation, check_step, expect
 from silva.rollouts.context import FULL
 from silva.rollouts.faults import UNWATCHED, Watch, described, place, tell_if_long, trace, watched

@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 
+from silva.actors.policy import Policy
 from silva.ports import derive
 from silva.protocols import Actor, Work
-from silva.rollouts.actors import Policy
 from silva.rollouts.episode import play, tries
 from silva.rollouts.settings import LinearRolloutSettings
 from silva.rollouts.strategy import Strategy

@@ -9,11 +9,11 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from silva.actors.script import Script
 from silva.config.sections import ContextSettings, Limits
 from silva.ports import derive
 from silva.protocols import Scripted, TaskSet
 from silva.rendering.renderer import Renderer
-from silva.rollouts.actors import Script
 from silva.rollouts.episode import Episode
 
 TASKS = 16  # of each environment

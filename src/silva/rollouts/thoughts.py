@@ -18,10 +18,11 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
+from silva.actors.policy import Policy, policy_segment
+from silva.actors.script import Script
 from silva.errors import CapabilityError, ContextOverflow, NoReply
 from silva.ports import derive
 from silva.protocols import Reply, Request, Work
-from silva.rollouts.actors import Policy, Script, policy_segment
 from silva.rollouts.episode import play, tries
 from silva.rollouts.settings import ThoughtsRolloutSettings
 from silva.rollouts.strategy import Strategy

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from tests.contracts.test_environments import message, play
 
+from silva.actors.script import Script
 from silva.config.sections import Limits
 from silva.environments.process import workers as module
 from silva.environments.process.variables import named_in
@@ -23,7 +24,6 @@ from silva.environments.worlds.frozen_lake import FrozenLake
 from silva.errors import CapabilityError, ConfigError
 from silva.models.tiny import tiny_tokenizer
 from silva.rendering.renderer import Renderer
-from silva.rollouts.actors import Script
 from silva.rollouts.episode import Episode
 from silva.rollouts.episode import play as play_episode
 

@@ -14,9 +14,9 @@ from tests.engines.chat_server import Answer, Script, Server, called, said, serv
 from tests.tools.web_server import CUT, HANG
 from tests.virtual_clock import NoWait
 
+from silva.actors.chat_api import ChatModel
+from silva.actors.settings import OpenAIEngineSettings
 from silva.config.sections import Eval, Limits, Sampling
-from silva.engines.openai import ChatPolicy
-from silva.engines.openai_settings import OpenAIEngineSettings
 from silva.environments.worlds.calculator import Calculator
 from silva.environments.worlds.frozen_lake import FrozenLake
 from silva.environments.worlds.guess_number import GuessNumber
@@ -44,8 +44,8 @@ def clock():
         yield fake
 
 
-def chat(url: str, sampling: Sampling | None = None, **settings: Any) -> ChatPolicy:
-    return ChatPolicy(OpenAIEngineSettings(model="m", base_url=url, **settings), sampling or Sampling())
+def chat(url: str, sampling: Sampling | None = None, **settings: Any) -> ChatModel:
+    return ChatModel(OpenAIEngineSettings(model="m", base_url=url, **settings), sampling or Sampling())
 
 
 def play(
@@ -55,11 +55,11 @@ def play(
     redo: int = 0,
     sampling: Sampling | None = None,
     **settings: Any,
-) -> tuple[list[Evaluation], Server, ChatPolicy]:
+) -> tuple[list[Evaluation], Server, ChatModel]:
     """An evaluation of `worlds` (guess_number) through a server that answers with `script`."""
     worlds = worlds or (GuessNumber(numbers=3, guesses=2, eval_size=100),)
 
-    async def go(url: str) -> tuple[list[Evaluation], ChatPolicy]:
+    async def go(url: str) -> tuple[list[Evaluation], ChatModel]:
         actor = chat(url, sampling, **settings)
         try:
             tasksets = {world.label: world.taskset() for world in worlds}

@@ -7,7 +7,7 @@ import json
 import pytest
 from tests.engines.chat_server import called, said
 
-from silva.engines.openai_messages import chat_messages, most_tokens, read_answer
+from silva.actors.chat_messages import chat_messages, most_tokens, read_answer
 from silva.rendering.tool_calls import parse_hermes
 from silva.types import Message, ToolCall, ToolSpec
 from silva.wire.requests import Usage

@@ -9,7 +9,7 @@
     429: the account has no money; 401, 403, 404   EngineError: ends the evaluation
     the next request may cost too much             CostLimit: ends the evaluation
 
-No fault ever becomes an answer. Not here: the forms of messages (openai_messages.py), the client
+No fault ever becomes an answer. Not here: the forms of messages (chat_messages.py), the client
 (wire/chat_api.py), and limits, pauses and costs (wire/requests.py).
 """
 
@@ -19,9 +19,9 @@ import re
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
+from silva.actors.chat_messages import Answer, chat_messages, chat_tools, most_tokens, read_answer
+from silva.actors.settings import OpenAIEngineSettings
 from silva.config.sections import Sampling
-from silva.engines.openai_messages import Answer, chat_messages, chat_tools, most_tokens, read_answer
-from silva.engines.openai_settings import OpenAIEngineSettings
 from silva.errors import CapabilityError, ContextOverflow, EngineError, NoReply
 from silva.protocols import Reply, Request
 from silva.types import CompletionStop, Segment
@@ -41,7 +41,7 @@ OVERFLOW = re.compile(
 fault of the configuration."""
 
 
-class ChatPolicy:
+class ChatModel:
     """Answers with the model of a chat API.
 
     Args:

@@ -43,7 +43,7 @@ class OpenAIEngineSettings(ChatApiSettings):
             self.input_price, self.output_price, self.cached_price, self.max_cost, setting="engine.max_cost"
         )
 
-    def policy(self, context: Context, sampling: Sampling) -> Actor:
-        from silva.engines.openai import ChatPolicy
+    def actor(self, context: Context, sampling: Sampling) -> Actor:
+        from silva.actors.chat_api import ChatModel
 
-        return ChatPolicy(self, sampling, system=context.config.rendering.system)
+        return ChatModel(self, sampling, system=context.config.rendering.system)
