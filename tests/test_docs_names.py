@@ -158,3 +158,17 @@ def test_metrics_and_keys_of_the_first_page_exist():
     assert {name for name in named if "/" in name} - metrics == set()
     keys = {name for name in named if re.fullmatch(r"[a-z]\w*(\.\w+)+", name)} - {"run.log"}
     assert keys and {key for key in keys if f"'{key.rpartition('.')[2]}'" not in schema} == set()
+
+
+def test_stops_of_the_walks_exist():
+    page = (ROOT / "docs" / "architecture.md").read_text()
+    stops = re.findall(
+        r"^\d+\. `([\w/]+\.py)`, `(?:\w+\.)?(\w+)`", page.partition("\n## Walks\n")[2], re.MULTILINE
+    )
+    assert len(stops) > 20
+    wrong = [
+        stop
+        for stop in stops
+        if not re.search(rf"^\s*(async )?def {stop[1]}\b", (ROOT / "src/silva" / stop[0]).read_text(), re.M)
+    ]
+    assert wrong == []
