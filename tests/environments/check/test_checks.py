@@ -181,7 +181,7 @@ def test_a_tool_that_always_raises_is_named() -> None:
     examination.taskset = listed(
         settings, [Draft({"n": n}, n) for n in range(40)], lambda task: Broken(settings, task, [])
     )
-    count, notes = asyncio.run(called(examination._watched, examination._some_tasks(1)[0]))
+    count, notes = asyncio.run(called(examination._unplayed, examination._some_tasks(1)[0]))
     assert count == 1 and notes == [
         "the tool move raised in 3 of 3 made-up calls: Error: KeyError: 'no bank'"
     ]

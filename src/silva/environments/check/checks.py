@@ -12,22 +12,16 @@ import copy
 import dataclasses
 import functools
 import inspect
+import itertools
 import json
 import math
 import time
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from typing import Any
 
 from silva.environments.check.findings import SHOWN, Check, Finding, file_of, raised
-from silva.environments.check.play import (
-    MOST_TURNS,
-    Played,
-    Watched,
-    as_message,
-    expert_replies,
-    play,
-    random_replies,
-)
+from silva.environments.check.play import MOST_TURNS, Played, always, as_message, at_random, expert
 from silva.environments.check.state import called, forked
 from silva.environments.settings import EnvironmentSettings
 from silva.errors import CapabilityError, ConfigError, contained, one_line
@@ -86,7 +80,7 @@ class Examination:
             with contained():
                 check()
         except TimeoutError:
-            self._wrong(f"no end after {PATIENCE:g} s", self._at("step"))
+            self._wrong(f"no end after {PATIENCE:g} s", "step")
         except CapabilityError as error:
             self._note(str(error))
         except ConfigError as error:
@@ -107,25 +101,23 @@ class Examination:
             found = self.taskset.tasks(split)
             seen[split] = tasks = _first(found)
             if not tasks:
-                self._wrong(f"no tasks in the split {split}", self._at("taskset"))
+                self._wrong(f"no tasks in the split {split}", "taskset")
             for task in tasks:
                 self._task(task, split)
             repeated = min(len(tasks), EPISODES)
             if list(again.tasks(split)[:repeated]) != tasks[:repeated]:
-                self._wrong(
-                    f"taskset() gives other {split} tasks when it is called again", self._at("taskset")
-                )
+                self._wrong(f"taskset() gives other {split} tasks when it is called again", "taskset")
         if self.check.ok:
             both = {t.content(): t for t in seen["train"]}.keys() & {t.content() for t in seen["eval"]}
             if both:
                 example = next(task for task in seen["eval"] if task.content() in both)
                 self._wrong(
                     f"{len(both)} problems are in both splits, such as {one_line(repr(example.data), SHOWN)}",
-                    self._at("taskset"),
+                    "taskset",
                 )
             ids = [task.id for split in SPLITS for task in seen[split]]
             if len(set(ids)) < len(ids):
-                self._wrong("two tasks have the same id", self._at("taskset"))
+                self._wrong("two tasks have the same id", "taskset")
         for note in getattr(self.taskset, "notes", ()):
             self._note(note)
         self.check.done = ", ".join(self._counted(split, seen[split]) for split in SPLITS)
@@ -139,65 +131,58 @@ class Examination:
         try:
             plain = json.loads(json.dumps([task.data, task.answer]))
         except (TypeError, ValueError) as error:
-            self._wrong(f"task {task.id}: data or answer is no plain JSON: {error}", self._at("taskset"))
+            self._wrong(f"task {task.id}: data or answer is no plain JSON: {error}", "taskset")
             return
         if plain != [dict(task.data), task.answer]:
             self._wrong(
                 f"task {task.id}: data or answer is not the same after JSON (a tuple, or a key that is no "
-                f"text?): {one_line(repr(task.data), SHOWN)}", self._at("taskset"),
+                f"text?): {one_line(repr(task.data), SHOWN)}", "taskset",
             )  # fmt: skip
         if task.split != split:
-            self._wrong(f"task {task.id} says split {task.split!r}, expected {split!r}", self._at("taskset"))
+            self._wrong(f"task {task.id} says split {task.split!r}, expected {split!r}", "taskset")
 
     async def _episodes(self) -> None:
         tasks = self._some_tasks(EPISODES)
         for number, task in enumerate(tasks):
-            environment = self._watched(task)
-            played = await play(environment, random_replies(environment, number))
+            played = await self._random(task, number)
             self.played.append(played)
-            self._looked_at(played, environment)
+            self._looked_at(played)
         turns = sum(len(played.steps) for played in self.played)
         slowest = max((played.slowest for played in self.played), default=0.0)
         if slowest > SLOW and not self.settings.workers:
             self._wrong(
                 f"a step took {slowest:.1f} s; if it computed or blocked, all other episodes waited: set "
-                "workers = 1, or await asyncio.to_thread(...)", self._at("step"),
+                "workers = 1, or await asyncio.to_thread(...)", "step",
             )  # fmt: skip
         self.check.done = f"{len(self.played)} at random, {turns} turns"
 
-    def _looked_at(self, played: Played, environment: Any) -> None:
+    def _looked_at(self, played: Played) -> None:
         first, *steps = played.told
         if not isinstance(first, Observation):
-            self._wrong(
-                f"reset() returned {type(first).__name__}, expected an Observation", self._at("reset")
-            )
+            self._wrong(f"reset() returned {type(first).__name__}, expected an Observation", "reset")
             return
         if not first.messages:
-            self._wrong("reset() shows no message", self._at("reset"))
+            self._wrong("reset() shows no message", "reset")
         for step in steps:
             if not isinstance(step, Step):
-                self._wrong(f"step() returned {type(step).__name__}, expected a Step", self._at("step"))
+                self._wrong(f"step() returned {type(step).__name__}, expected a Step", "step")
                 return
             for kind in ("rewards", "shaped", "metrics"):
                 for name, value in getattr(step, kind).items():
                     if not isinstance(value, (int, float)) or not math.isfinite(value):
-                        self._wrong(
-                            f"{kind}[{name!r}] is {value!r}, expected a finite number", self._at("step")
-                        )
+                        self._wrong(f"{kind}[{name!r}] is {value!r}, expected a finite number", "step")
         said = [m for each in played.told for m in _observation(each).messages]
         if any(message.role == "assistant" for message in said):
-            self._wrong(
-                "an observation has a message of the role assistant: that is the model", self._at("step")
-            )
+            self._wrong("an observation has a message of the role assistant: that is the model", "step")
         if not played.ended:
             self._wrong(
                 f"an episode did not end in {MOST_TURNS} turns: expected `terminated`, or `truncated`",
-                self._at("step"),
+                "step",
             )
         elif played.success not in (0.0, 1.0):
             self._wrong(
                 f'the last step has metrics["success"] = {played.success!r}, expected 0.0 or 1.0',
-                self._at("step"),
+                "step",
             )
 
     async def _equal_seeds(self) -> None:
@@ -209,15 +194,15 @@ class Examination:
             self._wrong(
                 "the same task and replies give another episode the second time: random numbers must come "
                 "from self.rng, and what is shown must not depend on the order of a set or on the clock",
-                self._difference(alone, again),
+                _difference(alone, again),
             )
             return
-        other = self._watched(dataclasses.replace(tasks[0], seed=tasks[0].seed + 1))
+        other = self.taskset.environment(dataclasses.replace(tasks[0], seed=tasks[0].seed + 1))
         try:
             if repr(await other.reset()) != repr(alone[0].told[0]):
                 self._wrong(
                     "another episode of the same task begins with another text: what is asked must depend on "
-                    "task.data, and only what happens by chance on task.seed", self._at("reset"),
+                    "task.data, and only what happens by chance on task.seed", "reset",
                 )  # fmt: skip
         finally:
             await other.close()
@@ -225,30 +210,30 @@ class Examination:
         if _told(together) != _told(alone):
             self._wrong(
                 "episodes that run side by side change each other: keep state in attributes of the episode",
-                self._difference(alone, together),
+                _difference(alone, together),
             )
         self.check.done = f"{len(tasks)} episodes three times, once side by side"
 
     async def _nonsense(self) -> None:
         task = self._some_tasks(1)[0]
         for what, message in NONSENSE.items():
-            environment = self._watched(task)
+            played = self._unplayed(task)
             try:
                 with contained():
-                    played = await play(environment, functools.partial(_always, message))
+                    await played.play(always(message))
             except CapabilityError:
                 raise
             except Exception as error:
                 self._raised(error, f"after {what}")
                 continue
             if not played.ended:
-                self._wrong(f"{what}, repeated, never ends the episode", self._at("step"))
+                self._wrong(f"{what}, repeated, never ends the episode", "step")
             elif played.success:
                 self._note(f"{what} counts as a success")
             elif self.played and played.reward > max(each.reward for each in self.played):
                 self._wrong(
                     f"{what}, repeated, earns {played.reward:g}, more than any of {len(self.played)} "
-                    "episodes at random: it must cost what the worst action costs", self._at("step"),
+                    "episodes at random: it must cost what the worst action costs", "step",
                 )  # fmt: skip
         self.check.done = f"{len(NONSENSE)} kinds of replies that are none"
 
@@ -258,9 +243,9 @@ class Examination:
         await unused.close()
         first = await used.reset()
         before = copy.deepcopy(first)
-        await used.step(await as_message("?", 0))
+        await used.step(as_message("?", 0))
         if first != before:
-            self._wrong("step() changes an observation that was returned earlier", self._at("step"))
+            self._wrong("step() changes an observation that was returned earlier", "step")
         await used.close()
         await used.close()
         self.check.done = "before reset(), and twice"
@@ -272,12 +257,12 @@ class Examination:
             return
         for seed, task in enumerate(tasks):
             for begun in (0, 1):
-                for fault in await forked(self._watched, task, begun, seed):
-                    self._wrong(fault, self._at("fork"))
+                for fault in await forked(self._unplayed, task, begun, seed):
+                    self._wrong(fault, "fork")
         self.check.done = f"same state, own noise; {2 * len(tasks)} played to their end"
 
     async def _tools(self) -> None:
-        count, notes = await called(self._watched, self._some_tasks(1)[0])
+        count, notes = await called(self._unplayed, self._some_tasks(1)[0])
         for note in notes:
             self._note(note)
         self.check.done = f"{count} called" if count else "none are offered"
@@ -289,12 +274,11 @@ class Examination:
             return
         wins = 0
         for task in tasks:
-            environment = self.taskset.environment(task)
-            played = await play(environment, expert_replies(environment))
+            played = await self._unplayed(task).play(expert)
             self.played.append(played)
             wins += played.success == 1.0
         if not wins:
-            self._wrong(f"its expert succeeds in none of {len(tasks)} episodes", self._at("expert_reply"))
+            self._wrong(f"its expert succeeds in none of {len(tasks)} episodes", "expert_reply")
         self.check.done = f"succeeds in {wins} of {len(tasks)} episodes"
 
     def _rewards(self) -> None:
@@ -305,24 +289,24 @@ class Examination:
         if failed and solved and max(failed) >= min(solved):
             self._wrong(
                 f"an episode that failed earned {max(failed):g}, one that succeeded {min(solved):g}: partial "
-                "credit must stay below the reward of a solution", self._at("step"),
+                "credit must stay below the reward of a solution", "step",
             )  # fmt: skip
         self.check.done = f"{len(failed)} failures, {len(solved)} successes"
 
     # What they use.
 
     async def _random(self, task: Task, seed: int) -> Played:
-        environment = self._watched(task)
-        return await play(environment, random_replies(environment, seed))
+        return await self._unplayed(task).play(at_random(seed))
 
-    def _watched(self, task: Task) -> Watched:
-        return Watched(self.taskset.environment(task))
+    def _unplayed(self, task: Task) -> Played:
+        return Played(self.taskset.environment(task))
 
     def _some_tasks(self, count: int) -> Sequence[Task]:
         return list(self.taskset.tasks("train")[:count])
 
-    def _wrong(self, text: str, where: str = "") -> None:
-        finding = Finding("wrong", text, where)
+    def _wrong(self, text: str, method: str = "") -> None:
+        """`method`: of the environment or of its settings, in which the fault is."""
+        finding = Finding("wrong", text, self._at(method) if method else "")
         if finding not in self.check.findings:
             self.check.findings.append(finding)
 
@@ -334,32 +318,20 @@ class Examination:
 
     def _at(self, method: str) -> str:
         """File and line of a method of the environment, or of the settings."""
-        for owner in (self._environment_class(), type(self.settings)):
+        owners: list[type] = [type(self.settings)]
+        with suppress(Exception):  # there is none; what is wrong was said already
+            owners.insert(0, type(self.taskset.environment(self._some_tasks(1)[0])))
+        for owner in owners:
             function = getattr(owner, method, None)
             code = getattr(inspect.unwrap(function), "__code__", None) if callable(function) else None
             if code is not None:
                 return f"{code.co_filename}:{code.co_firstlineno}"
         return self.own
 
-    def _environment_class(self) -> type | None:
-        try:
-            return type(self.taskset.environment(self._some_tasks(1)[0]))
-        except Exception:  # there is none; what is wrong was said already
-            return None
-
-    def _difference(self, some: Sequence[Played], others: Sequence[Played]) -> str:
-        first = zip(some, others, strict=True)
-        reset = any(repr(a.told[0]) != repr(b.told[0]) for a, b in first if a.told and b.told)
-        return self._at("reset" if reset else "step")
-
 
 def examine(settings: EnvironmentSettings) -> list[Check]:
     """What `silva envs check` finds."""
     return Examination(settings).run()
-
-
-def _always(message: Message, turn: int) -> Message:
-    return message
 
 
 def _limited(check: Callable[[], Awaitable[None]]) -> None:
@@ -372,13 +344,9 @@ def _limited(check: Callable[[], Awaitable[None]]) -> None:
 
 
 def _first(tasks: Sequence[Task]) -> list[Task]:
-    found: list[Task] = []
     until = time.perf_counter() + DRAWING
-    for index in range(min(len(tasks), TASKS)):
-        found.append(tasks[index])
-        if time.perf_counter() > until:
-            break
-    return found
+    numbers = range(min(len(tasks), TASKS))
+    return [tasks[n] for n in itertools.takewhile(lambda n: n == 0 or time.perf_counter() <= until, numbers)]
 
 
 def _observation(told: Any) -> Observation:
@@ -388,3 +356,9 @@ def _observation(told: Any) -> Observation:
 
 def _told(played: Sequence[Played]) -> list[str]:
     return [repr(each) for one in played for each in one.told]
+
+
+def _difference(some: Sequence[Played], others: Sequence[Played]) -> str:
+    """The method whose results differ first."""
+    pairs = zip(some, others, strict=True)
+    return "reset" if any(repr(a.told[0]) != repr(b.told[0]) for a, b in pairs) else "step"

@@ -5,41 +5,36 @@ from __future__ import annotations
 import inspect
 import random
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from typing import Any, Self
 
 from silva.errors import CapabilityError
 from silva.ports import derive
-from silva.protocols import Environment, Scripted
+from silva.protocols import Scripted
 from silva.rendering.tool_calls import parse_hermes
 from silva.types import Message, Observation, Step, ToolCall, ToolSpec
 
 MOST_TURNS = 200
-WORDS = (
-    "yes",
-    "no",
-    "left",
-    "up",
-    "A",
-    "B",
-    "1",
-    "7",
-    "42",
-    "[3]",
-    "<answer>5</answer>",
-    "<answer>Up</answer>",
-)
-Replies = Callable[[int], Any]  # turn -> a message, a text, or what gives one when awaited
+WORDS = "yes|no|left|up|A|B|1|7|42|[3]|<answer>5</answer>|<answer>Up</answer>".split("|")  # noqa: SIM905
 
 
 @dataclass
 class Played:
-    """An episode: what was told, and how long the slowest step took."""
+    """An episode that is played, and what it told.
 
+    Attributes:
+        tools: those that were offered last, so that they can be called at random.
+        slowest: seconds of the slowest step.
+    """
+
+    inner: Any
     told: list[Observation | Step] = field(default_factory=list)
+    tools: Sequence[ToolSpec] = ()
+    turn: int = 0
     ended: bool = False
-    slowest: float = 0.0  # seconds of the slowest step
+    slowest: float = 0.0
 
     @property
     def steps(self) -> list[Step]:
@@ -53,43 +48,44 @@ class Played:
     def success(self) -> float | None:
         return self.steps[-1].metrics.get("success") if self.steps else None
 
+    async def play(self, reply: Reply, turns: int = MOST_TURNS) -> Self:
+        """From its start to its end, or as many turns; it is closed afterwards."""
+        try:
+            await self.reset()
+            return await self.go_on(reply, turns)
+        finally:
+            await self.inner.close()
 
-async def play(environment: Environment, replies: Replies, turns: int = MOST_TURNS) -> Played:
-    """An episode until it ends or has had so many turns; it is closed afterwards."""
-    try:
-        played = await begin(environment, replies, 0)
-        rest = await go_on(environment, replies, 0, turns)
-        return Played([*played.told, *rest.told], rest.ended, rest.slowest)
-    finally:
-        await environment.close()
+    async def reset(self) -> None:
+        self._see(await self.inner.reset())
+
+    async def go_on(self, reply: Reply, turns: int = MOST_TURNS) -> Self:
+        """The next turns, at most to its end."""
+        for _ in range(turns):
+            message = as_message(await reply(self), self.turn)
+            started = time.perf_counter()
+            step = await self.inner.step(message)
+            self.slowest = max(self.slowest, time.perf_counter() - started)
+            self.turn += 1
+            self._see(step)
+            if not isinstance(step, Step) or step.terminated or step.truncated:
+                self.ended = True
+                break
+        return self
+
+    async def fork(self, seed: int) -> Self:
+        return replace(self, inner=await self.inner.fork(seed), told=[*self.told])
+
+    def _see(self, told: Any) -> None:
+        self.told.append(told)
+        self.tools = getattr(getattr(told, "observation", told), "tools", ()) or self.tools
 
 
-async def begin(environment: Environment, replies: Replies, turns: int) -> Played:
-    """The start of an episode and its first turns."""
-    first = await environment.reset()
-    played = await go_on(environment, replies, 0, turns)
-    played.told.insert(0, first)
-    return played
+Reply = Callable[[Played], Awaitable[Message | str]]
 
 
-async def go_on(environment: Environment, replies: Replies, begun: int, turns: int = MOST_TURNS) -> Played:
-    """The next turns of an episode that has had `begun` ones, at most to its end."""
-    played = Played()
-    for turn in range(begun, begun + turns):
-        message = await as_message(replies(turn), turn)
-        started = time.perf_counter()
-        step = await environment.step(message)
-        played.slowest = max(played.slowest, time.perf_counter() - started)
-        played.told.append(step)
-        if not isinstance(step, Step) or step.terminated or step.truncated:
-            played.ended = True
-            break
-    return played
-
-
-async def as_message(reply: Any, turn: int) -> Message:
-    """As the renderer gives it to the environment; text may have to be waited for."""
-    reply = await reply if inspect.isawaitable(reply) else reply
+def as_message(reply: Message | str, turn: int) -> Message:
+    """As the renderer gives it to the environment."""
     if isinstance(reply, Message):
         return reply
     parsed = parse_hermes(reply)
@@ -98,61 +94,41 @@ async def as_message(reply: Any, turn: int) -> Message:
     )
 
 
-class Watched:
-    """An environment whose offered tools are remembered, so that they can be called at random."""
+def always(message: Message) -> Reply:
+    async def reply(played: Played) -> Message:
+        return message
 
-    def __init__(self, inner: Any, tools: Sequence[ToolSpec] = ()) -> None:
-        self.inner = inner
-        self.tools = tools
-
-    async def reset(self) -> Observation:
-        observation = await self.inner.reset()
-        self._see(observation)
-        return observation
-
-    async def step(self, message: Message) -> Step:
-        step = await self.inner.step(message)
-        self._see(getattr(step, "observation", None))
-        return step
-
-    async def close(self) -> None:
-        await self.inner.close()
-
-    def _see(self, observation: Any) -> None:
-        self.tools = getattr(observation, "tools", ()) or self.tools
+    return reply
 
 
-def random_replies(environment: Watched, seed: int) -> Replies:
+def at_random(seed: int) -> Reply:
     """The environment's own random replies; if it has none, tool calls that fit their schema, and words."""
-    own = isinstance(environment.inner, Scripted)
 
-    async def reply(turn: int) -> Any:
-        nonlocal own
-        if own:
-            try:
-                said = environment.inner.random_reply(derive(seed, turn))
-                return await said if inspect.isawaitable(said) else said
-            except CapabilityError:
-                own = False
-        return guessed(environment.tools, random.Random(f"{seed}/{turn}"), turn)
+    async def reply(played: Played) -> Message | str:
+        if isinstance(played.inner, Scripted):
+            with suppress(CapabilityError):
+                return await _said(played.inner.random_reply(derive(seed, played.turn)))
+        return guessed(played.tools, random.Random(f"{seed}/{played.turn}"), played.turn)
 
     return reply
 
 
-def expert_replies(environment: Any, seed: int | None = None) -> Replies:
-    """Those of the expert. With a seed, random ones if it turns out that there is no expert."""
+async def expert(played: Played) -> str:
+    return await _said(played.inner.expert_reply())
 
-    async def reply(turn: int) -> str:
-        try:
-            said = environment.expert_reply()
-            return await said if inspect.isawaitable(said) else said
-        except CapabilityError:
-            if seed is None:
-                raise
-        said = environment.random_reply(derive(seed, turn))
-        return await said if inspect.isawaitable(said) else said
+
+def expert_or_random(seed: int) -> Reply:
+    async def reply(played: Played) -> Message | str:
+        if isinstance(played.inner, Scripted):
+            with suppress(CapabilityError):
+                return await expert(played)
+        return await at_random(seed)(played)
 
     return reply
+
+
+async def _said(reply: str | Awaitable[str]) -> str:
+    return await reply if inspect.isawaitable(reply) else reply
 
 
 def guessed(tools: Sequence[ToolSpec], rng: random.Random, turn: int) -> Message:
