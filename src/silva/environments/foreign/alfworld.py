@@ -22,7 +22,7 @@ from silva.config.sections import Positive
 from silva.environments.foreign.alfworld_houses import KINDS, TaskKind, draw, goal, layout, problem
 from silva.environments.foreign.alfworld_plans import LONGEST_PLAN, plan_for
 from silva.environments.foreign.library import imported
-from silva.environments.foreign.text_adventure import Adventure, AdventureSettings, Scene, left_of, told
+from silva.environments.foreign.text_adventure import Adventure, AdventureSettings, Scene, Story, left_of
 from silva.environments.tasks import Draft, generated, listed
 from silva.errors import ConfigError
 from silva.types import Task
@@ -126,8 +126,9 @@ class AlfWorldEpisode(Adventure):
         return (*super()._shared(), self.game)
 
 
-class AlfWorldStory:
-    """A game in the planner that runs it.
+class AlfWorldStory(Story):
+    """A game in the planner that runs it, which plays what it lists, and says of anything else that nothing
+    happens.
 
     Args:
         planner: gives what wins after some commands. If there is none, it is the rest of the walkthrough;
@@ -141,21 +142,9 @@ class AlfWorldStory:
         walkthrough: Sequence[str] = (),
         planner: Callable[[Sequence[str]], Sequence[str]] | None = None,
     ) -> None:
-        self.game, self.walkthrough, self.planner = game, walkthrough, planner
-        self.env = _engine()
+        super().__init__(_engine(), walkthrough)
+        self.game, self.planner = game, planner
         self.env.load(dict(game))
-        self.state: Any = None
-
-    def start(self) -> Scene:
-        self.state = self.env.reset()
-        return self._scene()
-
-    def send(self, command: str) -> Scene:
-        self.state, _, _ = self.env.step(command)
-        return self._scene()
-
-    def refusal(self, command: str) -> str:
-        return ""  # the engine plays what it lists, and says of anything else that nothing happens
 
     def plan(self, said: Sequence[str]) -> Sequence[str]:
         if self.planner is not None:
@@ -179,9 +168,9 @@ class AlfWorldStory:
             twin.env.request_infos.policy_commands = False
             twin.close()
 
-    def _scene(self) -> Scene:
+    def scene(self) -> Scene:
         text = self.state.feedback.replace(_TITLE, "")
-        won = told(self.state, "won", bool)
+        won = self.told("won", bool)
         return Scene(text, () if won else tuple(self.state.admissible_commands), float(won), won)
 
 

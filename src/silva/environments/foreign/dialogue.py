@@ -26,13 +26,16 @@ class Graded(NamedTuple):
 class ForeignSession(ABC):
     """One episode of the library: a `silva.protocols.ToolSession` that also opens and grades the dialogue.
 
-    Attributes:
+    Attributes, once it has started:
         tools: on offer.
         opening: role and text of the first messages.
     """
 
     tools: Sequence[Tool] = ()
     opening: Sequence[tuple[Role, str]] = ()
+
+    async def start(self) -> None:  # noqa: B027  (nothing to wait for is common)
+        """If it raises, the session is closed."""
 
     @abstractmethod
     async def grade(self, messages: Sequence[Message]) -> Graded:
@@ -66,18 +69,15 @@ class ForeignDialogue(ToolDialogue):
     without a result.
 
     Args:
-        open_session: starts the library's episode, given the seed of what happens by chance.
+        make: the library's episode, not started.
     """
 
     settings: ForeignDialogueSettings
 
     def __init__(
-        self,
-        settings: ForeignDialogueSettings,
-        task: Task,
-        open_session: Callable[[int], Awaitable[ForeignSession]],
+        self, settings: ForeignDialogueSettings, task: Task, make: Callable[[], ForeignSession]
     ) -> None:
-        super().__init__(settings, task, [_Opened(open_session)])
+        super().__init__(settings, task, [_Started(make)])
         # What a call that was cut off still does in the library's state, nobody knows.
         self.calls.limits = settings.limits._replace(late_is_fault=True)
 
@@ -111,11 +111,17 @@ class ForeignDialogue(ToolDialogue):
         )
 
 
-class _Opened:
+class _Started:
     """A `silva.protocols.Toolset` of one episode."""
 
-    def __init__(self, open_session: Callable[[int], Awaitable[ForeignSession]]) -> None:
-        self._open = open_session
+    def __init__(self, make: Callable[[], ForeignSession]) -> None:
+        self._make = make
 
     async def open(self, seed: int) -> ForeignSession:
-        return await self._open(seed)
+        session = self._make()
+        try:
+            await session.start()
+        except BaseException:
+            await session.close()
+            raise
+        return session

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import Annotated, NamedTuple
+from typing import Annotated, Any, NamedTuple, Self
 
 from pydantic import Field
 
 from silva.config.sections import Positive
 from silva.environments.bases.episode import Episode
-from silva.environments.foreign.library import finite, solved
+from silva.environments.foreign.library import OwnRandomness, finite, solved
 from silva.environments.foreign.settings import ForeignSettings
+from silva.errors import CapabilityError
 from silva.thoughts import answer_of
 from silva.types import Message, Observation, Step, Task
 
@@ -85,3 +86,33 @@ class ForeignGame(Episode, ABC):
             truncated=truncated,
             metrics=metrics,
         )
+
+
+class SeededGame(ForeignGame):
+    """A game of a library that draws from the random numbers of the process, and is copied for a fork.
+
+    The problem is that of the seed in the task's data; what happens by chance is the episode's.
+    """
+
+    def __init__(self, settings: ForeignGameSettings, task: Task, library: Any) -> None:
+        super().__init__(settings, task)
+        self.library = library
+        self.own = OwnRandomness(task.data["seed"])
+
+    def chance(self, what: str) -> None:
+        """What happens by chance from here on."""
+        self.own.seed(f"{self.task.seed}/{what}")
+
+    async def fork(self, seed: int) -> Self:
+        try:
+            twin = await super().fork(seed)
+        except Exception as error:
+            raise CapabilityError(
+                f"environment {self.settings.label}: cannot be copied ({type(error).__name__}: {error})"
+            ) from error
+        if seed != self._seed:
+            twin.chance(f"fork/{seed}")
+        return twin
+
+    def _shared(self) -> tuple[Any, ...]:
+        return (*super()._shared(), self.library)

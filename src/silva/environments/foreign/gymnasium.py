@@ -13,9 +13,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from silva.environments.foreign.game import ForeignGame, ForeignGameSettings, Told
+from silva.environments.foreign.game import ForeignGameSettings, SeededGame, Told
 from silva.environments.foreign.library import OwnRandomness, imported, plain
 from silva.environments.foreign.seeds import seeded
 from silva.environments.foreign.spaces import KNOWN, READABLE, Actions, as_text, drawn, refused
@@ -63,21 +63,19 @@ class Gymnasium(ForeignGameSettings):
         return seeded(self, begins, lambda task: GymnasiumEpisode(self, task, library, reads, worst))
 
 
-class GymnasiumEpisode(ForeignGame):
+class GymnasiumEpisode(SeededGame):
     settings: Gymnasium
 
     def __init__(self, settings: Gymnasium, task: Task, library: Any, actions: Actions, worst: float) -> None:
-        super().__init__(settings, task)
-        self.worst = worst
-        self.library, self.actions = library, actions
-        self.own = OwnRandomness(task.data["seed"])
+        super().__init__(settings, task, library)
+        self.actions, self.worst = actions, worst
         self.inner: Any = None
 
     async def begin(self) -> str:
         self.inner = _made(self.library, self.settings)
         with self.own:
             observation, _ = self.inner.reset(seed=self.task.data["seed"])
-        self._chance(f"{self.task.seed}/noise")
+        self.chance("noise")
         about = self.settings.instructions or _first_paragraph(self.inner.unwrapped)
         return "\n".join(filter(None, (about, self.actions.rules(), self._shown(observation))))
 
@@ -102,27 +100,16 @@ class GymnasiumEpisode(ForeignGame):
         action = self.actions.sample(seed * 1009 + self.actions_left)
         return f"<answer>{self.actions.write(action)}</answer>"
 
-    async def fork(self, seed: int) -> Self:
-        try:
-            twin = await super().fork(seed)
-        except Exception as error:
-            raise CapabilityError(
-                f"environment {self.settings.label}: cannot be copied ({type(error).__name__}: {error})"
-            ) from error
-        if seed != self._seed:
-            twin._chance(f"{self.task.seed}/fork/{seed}")
-        return twin
-
     async def close(self) -> None:
         await super().close()
         inner, self.inner = self.inner, None
         if inner is not None:
             await asyncio.to_thread(inner.close)
 
-    def _chance(self, seed: str) -> None:
-        """What happens by chance from here on."""
-        self.own.seed(seed)
-        number = int.from_bytes(seed.encode()[-8:], "big") ^ self.rng.getrandbits(32)
+    def chance(self, what: str) -> None:
+        super().chance(what)
+        seed = f"{self.task.seed}/{what}".encode()
+        number = int.from_bytes(seed[-8:], "big") ^ self.rng.getrandbits(32)
         base = self.inner.unwrapped
         base.np_random = self.library.utils.seeding.np_random(number)[0]
 
@@ -131,7 +118,7 @@ class GymnasiumEpisode(ForeignGame):
         return "\n".join(filter(None, (text, _drawing(self.settings, self.inner))))
 
     def _shared(self) -> tuple[Any, ...]:
-        return (*super()._shared(), self.library, self.actions)
+        return (*super()._shared(), self.actions)
 
 
 def _made(library: Any, settings: Gymnasium) -> Any:

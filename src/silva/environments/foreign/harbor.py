@@ -27,6 +27,7 @@ from silva.environments.foreign.dialogue import (
     ForeignDialogueSettings,
     ForeignSession,
     Graded,
+    SessionTool,
 )
 from silva.environments.foreign.docker import LATE, Docker, DockerFault, remove_orphans
 from silva.environments.foreign.harbor_tasks import HarborTask, read_tasks, reward_of
@@ -82,12 +83,7 @@ class Harbor(ForeignDialogueSettings):
         by_folder = {task.folder: task for task in tasks}
 
         def build(task: Task) -> HarborEpisode:
-            chosen = by_folder[task.data["folder"]]
-
-            async def opened(seed: int) -> HarborSession:
-                return await HarborSession.started(self, chosen, Docker(chosen, internet=self.internet))
-
-            return HarborEpisode(self, task, chosen, opened)
+            return HarborEpisode(self, task, by_folder[task.data["folder"]])
 
         return listed(self, [_draft(task) for task in tasks], build)
 
@@ -95,8 +91,8 @@ class Harbor(ForeignDialogueSettings):
 class HarborEpisode(ForeignDialogue):
     settings: Harbor
 
-    def __init__(self, settings: Harbor, task: Task, chosen: HarborTask, opened: Any) -> None:
-        super().__init__(settings, task, opened)
+    def __init__(self, settings: Harbor, task: Task, chosen: HarborTask) -> None:
+        super().__init__(settings, task, lambda: HarborSession(settings, chosen))
         self.chosen = chosen
 
     def expert_reply(self) -> str:
@@ -124,19 +120,24 @@ class HarborEpisode(ForeignDialogue):
 
 
 class HarborSession(ForeignSession):
-    def __init__(self, settings: Harbor, task: HarborTask, machine: Docker) -> None:
-        self.settings, self.task, self.machine = settings, task, machine
+    def __init__(self, settings: Harbor, task: HarborTask) -> None:
+        self.settings, self.task = settings, task
+        self.machine = Docker(task, internet=settings.internet)
         self.opening = [("user", task.instruction)]
-        self.tools = [_Bash(self)]
+        # The command's own limit is kept inside; what takes longer is Docker.
+        self.tools = [SessionTool(BASH, settings.tool_timeout + 60.0, self.bash)]
 
-    @classmethod
-    async def started(cls, settings: Harbor, task: HarborTask, machine: Docker) -> HarborSession:
-        try:
-            await machine.start()
-        except BaseException:
-            await machine.close()
-            raise
-        return cls(settings, task, machine)
+    async def start(self) -> None:
+        await self.machine.start()
+
+    async def bash(self, arguments: Mapping[str, object]) -> str:
+        command = arguments.get("command")
+        if not isinstance(command, str) or set(arguments) != {"command"} or "\0" in command:
+            raise ToolError(f"bash: expected one text called command, got {json.dumps(arguments)[:100]}")
+        ran = await self.machine.run(command, self.settings.tool_timeout, {})
+        if ran.status == LATE:
+            return f"{ran.output}\n[stopped: it took too long]".strip()
+        return ran.output if ran.status == 0 else f"{ran.output}\n[exit status {ran.status}]".strip()
 
     async def grade(self, messages: Sequence[Message]) -> Graded:
         """
@@ -171,24 +172,6 @@ class HarborSession(ForeignSession):
         if ran.status:
             raise HarborFault(f"harbor: {self.task.name}: {command[:60]}: {ran.output[-200:]!r}")
         return ran.output
-
-
-class _Bash:
-    spec = BASH
-
-    def __init__(self, session: HarborSession) -> None:
-        self.session = session
-        # The command's own limit is kept inside; what takes longer is Docker.
-        self.timeout = session.settings.tool_timeout + 60.0
-
-    async def __call__(self, arguments: Mapping[str, object]) -> str:
-        command = arguments.get("command")
-        if not isinstance(command, str) or set(arguments) != {"command"} or "\0" in command:
-            raise ToolError(f"bash: expected one text called command, got {json.dumps(arguments)[:100]}")
-        ran = await self.session.machine.run(command, self.session.settings.tool_timeout, {})
-        if ran.status == LATE:
-            return f"{ran.output}\n[stopped: it took too long]".strip()
-        return ran.output if ran.status == 0 else f"{ran.output}\n[exit status {ran.status}]".strip()
 
 
 def _files(listing: str) -> dict[str, str]:

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import importlib
 import json
 import math
 import random
 import sys
-from collections.abc import Iterator
 from typing import Any
 
 from silva.errors import ConfigError
@@ -89,32 +87,24 @@ class OwnRandomness:
     def seed(self, seed: int | str) -> None:
         generator = random.Random(seed)
         self._random = generator.getstate()
-        self._numpy_seed: int | None = generator.getrandbits(32)
+        self._numpy_seed = generator.getrandbits(32)
         self._numpy: Any = None
 
-    @contextlib.contextmanager
-    def _used(self) -> Iterator[None]:
+    def __enter__(self) -> None:
         numpy = sys.modules.get("numpy.random")
-        outside = random.getstate(), numpy.get_state() if numpy else None
+        self._outside = random.getstate(), numpy.get_state() if numpy else None
         random.setstate(self._random)
         if numpy and self._numpy is None:
             numpy.seed(self._numpy_seed)
         elif numpy:
             numpy.set_state(self._numpy)
-        try:
-            yield
-        finally:
-            self._random = random.getstate()
-            random.setstate(outside[0])
-            if numpy:
-                self._numpy = numpy.get_state()
-                numpy.set_state(outside[1])
-
-    def __enter__(self) -> None:
-        self._inside = self._used()
-        self._inside.__enter__()
 
     def __exit__(self, *error: Any) -> None:
-        inside = self._inside
-        del self._inside  # so that it can be copied
-        inside.__exit__(*error)
+        outside, numpy_outside = self._outside
+        del self._outside  # so that nothing of it is copied
+        self._random = random.getstate()
+        random.setstate(outside)
+        if numpy_outside is not None:
+            numpy = sys.modules["numpy.random"]
+            self._numpy = numpy.get_state()
+            numpy.set_state(numpy_outside)

@@ -86,18 +86,19 @@ class NemoGym(ForeignDialogueSettings):
         library = imported("httpx2", self.type, PACKAGE)
 
         def build(task: Task) -> ForeignDialogue:
-            async def opened(seed: int) -> NemoGymSession:
-                return await NemoGymSession.started(self, library, task.data["row"])
-
-            return ForeignDialogue(self, task, opened)
+            return ForeignDialogue(self, task, lambda: NemoGymSession(self, library, task.data["row"]))
 
         held_out = [_draft(row) for row in read_rows(self.eval_path)] if self.eval_path else None
         return listed(self, [_draft(row) for row in read_rows(self.path)], build, evaluation=held_out)
 
 
 class NemoGymSession(ForeignSession):
-    def __init__(self, settings: NemoGym, client: Any, library: Any, row: Mapping[str, Any]) -> None:
-        self.settings, self.client, self.library, self.row = settings, client, library, row
+    def __init__(self, settings: NemoGym, library: Any, row: Mapping[str, Any]) -> None:
+        self.settings, self.library, self.row = settings, library, row
+        # What checks certificates takes 20 ms to make: not in every episode, and not for plain HTTP.
+        verify = _certificates(library) if settings.url.startswith("https:") else False
+        url = settings.url.rstrip("/")
+        self.client = library.AsyncClient(timeout=settings.timeout, base_url=url, verify=verify)
         params = row["responses_create_params"]
         self.opening = messages_of(params["input"])
         self.tools = [
@@ -106,19 +107,10 @@ class NemoGymSession(ForeignSession):
             if each.get("type") == "function"
         ]
 
-    @classmethod
-    async def started(cls, settings: NemoGym, library: Any, row: Mapping[str, Any]) -> NemoGymSession:
-        # What checks certificates takes 20 ms to make: not in every episode, and not for plain HTTP.
-        verify = _certificates(library) if settings.url.startswith("https:") else False
-        url = settings.url.rstrip("/")
-        client = library.AsyncClient(timeout=settings.timeout, base_url=url, verify=verify)
-        session = cls(settings, client, library, row)
-        try:
-            session._read(await session.post("/seed_session", row), "/seed_session")
-        except BaseException:
-            await session.close()
-            raise
-        return session
+    async def start(self) -> None:
+        response = await self.post("/seed_session", self.row)
+        if not response.is_success:  # what else it says is not needed
+            raise self._refused(response, "/seed_session")
 
     async def post(self, path: str, body: Any) -> Any:
         """The response, whatever its status.
@@ -148,7 +140,13 @@ class NemoGymSession(ForeignSession):
 
     async def grade(self, messages: Sequence[Message]) -> Graded:
         body = {**self.row, "response": response_of(messages, self.row["responses_create_params"])}
-        told = self._read(await self.post("/verify", body), "/verify")
+        response = await self.post("/verify", body)
+        try:
+            told = response.json() if response.is_success else None
+        except ValueError:
+            told = None
+        if not isinstance(told, dict):
+            raise self._refused(response, "/verify")
         if signs := _failures(told, self.row, self.settings.wrong_reply):
             raise NemoGymFault(f"nemo_gym: /verify measured nothing: {str(signs)[:SHOWN]}")
         if "reward" not in told:
@@ -164,24 +162,6 @@ class NemoGymSession(ForeignSession):
         client, self.client = self.client, None
         if client is not None:
             await client.aclose()
-
-    def _read(self, response: Any, path: str) -> dict[str, Any]:
-        """The object in the answer.
-
-        Raises:
-            NemoGymFault: the server did not do it.
-        """
-        told = None
-        if response.is_success:
-            try:
-                told = response.json() if response.content else {}
-            except ValueError:
-                told = None
-        if told is None and response.is_success and path == "/seed_session":
-            return {}  # what it says is not needed
-        if not isinstance(told, dict):
-            raise self._refused(response, path)
-        return told
 
     def _refused(self, response: Any, path: str) -> NemoGymFault:
         status = f"status {response.status_code}: {response.text[:SHOWN]!r}"

@@ -75,10 +75,7 @@ class OpenEnv(ForeignDialogueSettings):
         library = imported("websockets.asyncio.client", self.type, PACKAGE)
 
         def build(task: Task) -> OpenEnvEpisode:
-            async def opened(seed: int) -> OpenEnvSession:
-                return await OpenEnvSession.started(self, library, task.data["seed"])
-
-            return OpenEnvEpisode(self, task, opened)
+            return OpenEnvEpisode(self, task, lambda: OpenEnvSession(self, library, task.data["seed"]))
 
         return seeded(self, None, build)
 
@@ -122,8 +119,9 @@ class OpenEnvSession(ForeignSession):
         total: all rewards so far.
     """
 
-    def __init__(self, settings: OpenEnv, connection: Any) -> None:
-        self.settings, self.connection = settings, connection
+    def __init__(self, settings: OpenEnv, library: Any, seed: int) -> None:
+        self.settings, self.library, self.seed = settings, library, seed
+        self.connection: Any = None
         self.field: str | None = None
         self.done = False
         self.total = self._untaken = 0.0
@@ -131,28 +129,22 @@ class OpenEnvSession(ForeignSession):
         self._owed = False  # an answer to a request that was cut off: it would answer the next one
         self._graded = False
 
-    @classmethod
-    async def started(cls, settings: OpenEnv, library: Any, seed: int) -> OpenEnvSession:
+    async def start(self) -> None:
         """
         Raises:
             OpenEnvFault: there is no server, or it refuses.
         """
+        settings = self.settings
         address = f"{settings.url.rstrip('/').replace('http', 'ws', 1)}/ws"
         try:
             schema = await asyncio.to_thread(_action_schema, settings)
             async with asyncio.timeout(settings.timeout):
-                connection = await library.connect(address, max_size=LARGEST)
+                self.connection = await self.library.connect(address, max_size=LARGEST)
         except (OSError, TimeoutError, ValueError) as error:
             raise OpenEnvFault(f"openenv: no server at {settings.url}: {error or 'no answer'}") from error
-        session = cls(settings, connection)
-        try:
-            told = await session.ask("reset", {"seed": seed, **settings.reset})
-            session.opening = [("user", _shown(told["observation"]) or "Begin.")]
-            await session._offer(schema)
-        except BaseException:
-            await session.close()
-            raise
-        return session
+        told = await self.ask("reset", {"seed": self.seed, **settings.reset})
+        self.opening = [("user", _shown(told["observation"]) or "Begin.")]
+        await self._offer(schema)
 
     async def ask(self, kind: str, data: Mapping[str, Any]) -> Mapping[str, Any]:
         """The server's observation.

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from silva.environments.bases.reply_form import ReplyForm
+from silva.environments.foreign.library import plain
 from silva.errors import ConfigError
 from silva.rewards.text import extract_answer
 
@@ -110,15 +111,23 @@ class Actions:
         if self.kind == "Discrete":
             known = {name.casefold(): i for i, name in enumerate(self.names)}
             known |= {str(self.first + i): i for i in range(len(self.names))}
-            return self.first + known[_bare(text)] if _bare(text) in known else _none(text)
-        action = text if self._is_text() else self._structured(self.space, _json(text))
-        return action if self.space.contains(action) else _none(text)
+            bare = text.strip(" \t\r\n.,;:!\"'`*[]").casefold()
+            if bare in known:
+                return self.first + known[bare]
+        else:
+            try:
+                action = text if self._is_text() else self._structured(self.space, json.loads(text))
+            except RecursionError:
+                raise ValueError("no action: nested too deeply") from None
+            if self.space.contains(action):
+                return action
+        raise ValueError(f"no action: {text[:80]!r}")
 
     def write(self, action: Any) -> str:
         """The opposite of `read`, without the tags."""
         if self.kind == "Discrete":
             return self.names[int(action) - self.first]
-        return action if isinstance(action, str) else json.dumps(_plain(action))
+        return action if isinstance(action, str) else json.dumps(plain(action))
 
     def sample(self, seed: int) -> Any:
         space = copy.deepcopy(self.space)
@@ -143,26 +152,3 @@ class Actions:
             except (ValueError, TypeError, OverflowError):
                 return value
         return value
-
-
-def _bare(text: str) -> str:
-    return text.strip(" \t\r\n.,;:!\"'`*[]").casefold()
-
-
-def _none(text: str) -> Any:
-    raise ValueError(f"no action: {text[:80]!r}")
-
-
-def _json(text: str) -> Any:
-    try:
-        return json.loads(text)
-    except RecursionError:
-        raise ValueError("no action: nested too deeply") from None
-
-
-def _plain(action: Any) -> Any:
-    if isinstance(action, Mapping):
-        return {key: _plain(each) for key, each in action.items()}
-    if isinstance(action, tuple):
-        return [_plain(each) for each in action]
-    return action.tolist() if hasattr(action, "tolist") else action

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import random
 import re
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Any, NamedTuple, Protocol, Self, TypeVar
+from typing import Any, NamedTuple, Self, TypeVar
 
 from silva.environments.bases.reply_form import ReplyForm
 from silva.environments.foreign.game import ForeignGame, ForeignGameSettings, Told
@@ -45,14 +45,51 @@ class Scene(NamedTuple):
     lost: bool = False
 
 
-class Story(Protocol):
-    """One game in an engine. Equal commands give equal scenes."""
+class Story(ABC):
+    """One game in an engine of TextWorld. Equal commands give equal scenes.
 
-    def start(self) -> Scene: ...
-    def send(self, command: str) -> Scene: ...
-    def refusal(self, command: str) -> str: ...  # why the engine must not get this command, or nothing
-    def plan(self, said: Sequence[str]) -> Sequence[str]: ...  # what wins after these commands, if known
-    def close(self) -> None: ...
+    Attributes:
+        state: what the engine said last.
+    """
+
+    state: Any = None
+
+    def __init__(self, env: Any, walkthrough: Sequence[str]) -> None:
+        self.env, self.walkthrough = env, walkthrough
+
+    def start(self) -> Scene:
+        self.state = self.env.reset()
+        return self.scene()
+
+    def send(self, command: str) -> Scene:
+        self.state, _, _ = self.env.step(command)
+        return self.scene()
+
+    def refusal(self, command: str) -> str:
+        """Why the engine must not get this command, or nothing."""
+        return ""
+
+    @abstractmethod
+    def plan(self, said: Sequence[str]) -> Sequence[str]:
+        """What wins after these commands, if that is known."""
+
+    @abstractmethod
+    def scene(self) -> Scene:
+        """The engine's state, for the player."""
+
+    def close(self) -> None:
+        self.env.close()
+
+    def told(self, name: str, kind: type[T]) -> T:
+        """
+        Raises:
+            TypeError: the engine says nothing of it: a game that is not followed any more is not a game that
+                is not won.
+        """
+        value = getattr(self.state, name)
+        if not isinstance(value, kind):
+            raise TypeError(f"the engine gives {name} = {value!r}, expected {kind.__name__}")
+        return value
 
 
 class Adventure(ForeignGame):
@@ -145,18 +182,6 @@ def earned(score: float, most: float, *, won: bool, partial: bool) -> float:
     if won or not partial or most <= 0:
         return float(won)
     return min(max(score / most, 0.0), MOST_UNWON)
-
-
-def told(state: Any, name: str, kind: type[T]) -> T:
-    """What an engine says of its state.
-
-    Raises:
-        TypeError: it says nothing: a game that is not followed any more is not a game that is not won.
-    """
-    value = getattr(state, name)
-    if not isinstance(value, kind):
-        raise TypeError(f"the engine gives {name} = {value!r}, expected {kind.__name__}")
-    return value
 
 
 def left_of(walkthrough: Sequence[str], said: Sequence[str], idle: Sequence[str]) -> list[str]:

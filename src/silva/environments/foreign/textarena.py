@@ -12,13 +12,12 @@ from __future__ import annotations
 import contextlib
 import sys
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from silva.environments.foreign.game import ForeignGame, ForeignGameSettings, Told
+from silva.environments.foreign.game import ForeignGameSettings, SeededGame, Told
 from silva.environments.foreign.library import OwnRandomness, imported, plain
 from silva.environments.foreign.seeds import seeded
 from silva.errors import ConfigError
-from silva.types import Task
 
 if TYPE_CHECKING:
     from silva.protocols import TaskSet
@@ -60,18 +59,13 @@ class TextArena(ForeignGameSettings):
         return seeded(self, begins, lambda task: TextArenaEpisode(self, task, library))
 
 
-class TextArenaEpisode(ForeignGame):
+class TextArenaEpisode(SeededGame):
     settings: TextArena
-
-    def __init__(self, settings: TextArena, task: Task, library: Any) -> None:
-        super().__init__(settings, task)
-        self.library = library
-        self.own = OwnRandomness(task.data["seed"])
-        self.game: Any = None
+    game: Any
 
     async def begin(self) -> str:
         self.game, text = started(self.library, self.settings, self.task.data["seed"], self.own)
-        self.own.seed(f"{self.task.seed}/noise")
+        self.chance("noise")
         return "\n".join(filter(None, (self.settings.instructions, text)))
 
     async def play(self, reply: str) -> Told:
@@ -86,15 +80,6 @@ class TextArenaEpisode(ForeignGame):
         if not rewards or 0 not in rewards:
             raise RuntimeError(f"environment {self.settings.label}: the game ended without a reward: {about}")
         return Told(text or reason, rewards[0], True, valid=valid and not about.get("invalid_move"))
-
-    async def fork(self, seed: int) -> Self:
-        twin = await super().fork(seed)
-        if seed != self._seed:
-            twin.own.seed(f"{self.task.seed}/fork/{seed}")
-        return twin
-
-    def _shared(self) -> tuple[Any, ...]:
-        return (*super()._shared(), self.library)
 
 
 def started(library: Any, settings: TextArena, seed: int, own: OwnRandomness) -> tuple[Any, str]:

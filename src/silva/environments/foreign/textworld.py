@@ -15,7 +15,7 @@ import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -25,9 +25,9 @@ from silva.environments.foreign.text_adventure import (
     Adventure,
     AdventureSettings,
     Scene,
+    Story,
     earned,
     left_of,
-    told,
 )
 from silva.environments.foreign.textworld_games import GameFile, Wanted, found, made
 from silva.environments.tasks import Draft, listed
@@ -163,33 +163,17 @@ class TextWorldEpisode(Adventure):
         return "You are in a text adventure." if self.settings.path else RULES[self.settings.game]
 
 
-class TextWorldStory:
+class TextWorldStory(Story):
     """A game in its interpreter."""
 
     def __init__(self, path: Path, walkthrough: Sequence[str], *, partial: bool) -> None:
         import textworld
 
-        infos = textworld.EnvInfos(
-            won=True,
-            lost=True,
-            score=True,
-            max_score=True,
-            verbs=True,
-            admissible_commands=True,
-            policy_commands=True,
-        )
-        self.env = textworld.start(str(path), infos)
+        wanted = ("won", "lost", "score", "max_score", "verbs", "admissible_commands", "policy_commands")
+        infos = textworld.EnvInfos(**dict.fromkeys(wanted, True))
+        super().__init__(textworld.start(str(path), infos), walkthrough)
         self.env.seed(0)
-        self.walkthrough, self.partial = walkthrough, partial
-        self.state: Any = None
-
-    def start(self) -> Scene:
-        self.state = self.env.reset()
-        return self._scene()
-
-    def send(self, command: str) -> Scene:
-        self.state, _, _ = self.env.step(command)
-        return self._scene()
+        self.partial = partial
 
     def refusal(self, command: str) -> str:
         if command in {each.casefold() for each in self.state.admissible_commands}:
@@ -203,16 +187,12 @@ class TextWorldStory:
         """The rest of the walkthrough; elsewhere the way that TextWorld knows, if it does."""
         return left_of(self.walkthrough, said, IDLE) or self.state.policy_commands or []
 
-    def close(self) -> None:
-        self.env.close()
-
-    def _scene(self) -> Scene:
-        state = self.state
-        text = _NOISE.sub("", state.feedback).partition(_MENU)[0]
-        won, lost = told(state, "won", bool), told(state, "lost", bool)
-        score, most = told(state, "score", int), told(state, "max_score", int)
+    def scene(self) -> Scene:
+        text = _NOISE.sub("", self.state.feedback).partition(_MENU)[0]
+        won, lost = self.told("won", bool), self.told("lost", bool)
+        score, most = self.told("score", int), self.told("max_score", int)
         reward = earned(score, most, won=won, partial=self.partial)
-        return Scene(text, () if won or lost else tuple(state.admissible_commands), reward, won, lost)
+        return Scene(text, () if won or lost else tuple(self.state.admissible_commands), reward, won, lost)
 
 
 def _cache() -> Path:

@@ -75,10 +75,7 @@ class Trl(GivenRows, ForeignSettings, ForeignDialogueSettings):
         _check(self, factory)
 
         def build(task: Task) -> ForeignDialogue:
-            async def opened(seed: int) -> TrlSession:
-                return TrlSession.started(self, factory(), task)
-
-            return ForeignDialogue(self, task, opened)
+            return ForeignDialogue(self, task, lambda: TrlSession.of(self, factory(), task))
 
         if not (self.path or self.hub or self.rows):
             return generated(self, _seed, build)
@@ -93,7 +90,7 @@ class TrlSession(ForeignSession):
         self.tools = [_tool(settings, getattr(instance, name), own) for name in _methods(type(instance))]
 
     @classmethod
-    def started(cls, settings: Trl, instance: Any, task: Task) -> TrlSession:
+    def of(cls, settings: Trl, instance: Any, task: Task) -> TrlSession:
         own = OwnRandomness(task.content())
         row = task.data.get("row")
         arguments = dict(row) if row is not None else _seed_for(instance, task.data["seed"])

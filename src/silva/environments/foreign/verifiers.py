@@ -69,17 +69,14 @@ class Verifiers(ForeignSettings, ForeignDialogueSettings):
         drafts = [_draft(self, index, task) for index, task in enumerate(tasks)]
 
         def build(task: Task) -> ForeignDialogue:
-            async def opened(seed: int) -> V1Session:
-                return await V1Session.started(self, v1, found, tasks[task.data["index"]])
-
-            return ForeignDialogue(self, task, opened)
+            return ForeignDialogue(self, task, lambda: V1Session(self, v1, found, tasks[task.data["index"]]))
 
         return listed(self, drafts, build)
 
 
 class V1Session(ForeignSession):
-    def __init__(self, settings: Verifiers, v1: Any, task: Any) -> None:
-        self.settings, self.v1, self.task = settings, v1, task
+    def __init__(self, settings: Verifiers, v1: Any, taskset: Any, task: Any) -> None:
+        self.settings, self.v1, self.taskset, self.task = settings, v1, taskset, task
         state = v1.state.state_cls(type(task))()
         self.trace = v1.Trace(
             task=v1.TraceTask(type=type(task).__name__, data=task.data, key=task.key, hash=task.hash),
@@ -88,18 +85,14 @@ class V1Session(ForeignSession):
         )
         self.opening = _opening(task.data)
 
-    @classmethod
-    async def started(cls, settings: Verifiers, v1: Any, taskset: Any, task: Any) -> V1Session:
-        session = cls(settings, v1, task)
-        toolsets = [*type(task).toolsets(task.config), *type(taskset).toolsets(taskset.config)]
+    async def start(self) -> None:
         found: list[Any] = []
-        for each in toolsets:
-            each._inert_state = session.trace.state  # what its tools see as `self.state`
+        for each in _toolsets(self.taskset, self.task):
+            each._inert_state = self.trace.state  # what its tools see as `self.state`
             await each.setup()
-            await each.setup_task(task.data)
-            found += [_tool(settings, each, method) for method in _methods(each)]
-        session.tools = found
-        return session
+            await each.setup_task(self.task.data)
+            found += [_tool(self.settings, each, method) for method in _methods(each)]
+        self.tools = found
 
     async def grade(self, messages: Sequence[Message]) -> Graded:
         """
@@ -108,7 +101,11 @@ class V1Session(ForeignSession):
         """
         self._tell(messages)
         self.trace.stop("agent_completed")
-        await _called(self.task.finalize, self._given())
+        given = {"task": self.task.data, "trace": self.trace, "runtime": None}
+        names = inspect.signature(self.task.finalize).parameters
+        done = self.task.finalize(**{name: value for name, value in given.items() if name in names})
+        if inspect.isawaitable(done):
+            await done
         await self.task.score(self.trace, None)
         if self.trace.errors:
             raise RuntimeError(f"environment {self.settings.label}: {self.trace.errors[-1]}")
@@ -119,9 +116,6 @@ class V1Session(ForeignSession):
             )
         metrics = {name: float(value) for name, value in self.trace.metrics.items() if value is not None}
         return Graded(self.trace.reward, metrics)
-
-    def _given(self) -> dict[str, Any]:
-        return {"task": self.task.data, "trace": self.trace, "runtime": None}
 
     def _tell(self, messages: Sequence[Message]) -> None:
         """The dialogue as the trace that rewards read."""
@@ -196,7 +190,7 @@ def _refuse_what_drives(settings: Verifiers, v1: Any, task: Any, taskset: Any) -
         wrong.append("its setup(), which prepares a runtime")
     discovered = v1.utils.decorators.discover_decorated
     wrong += [f"{kind}s" for kind in ("stop", "intercept") if discovered(task, kind)]
-    for each in [*type(task).toolsets(task.config), *type(taskset).toolsets(taskset.config)]:
+    for each in _toolsets(taskset, task):
         if type(each).register is not v1.Toolset.register:
             wrong.append(f"the tools of {type(each).__name__}, which has a register() of its own")
     if wrong:
@@ -204,6 +198,10 @@ def _refuse_what_drives(settings: Verifiers, v1: Any, task: Any, taskset: Any) -
             f"environment {settings.label}: {type(task).__name__} needs {', '.join(wrong)}; Silva plays "
             "tasks with a prompt, tools and rewards"
         )
+
+
+def _toolsets(taskset: Any, task: Any) -> list[Any]:
+    return [*type(task).toolsets(task.config), *type(taskset).toolsets(taskset.config)]
 
 
 def _methods(toolset: Any) -> Iterable[Any]:
@@ -247,10 +245,3 @@ def _draft(settings: Verifiers, index: int, task: Any) -> Draft:
     shown = [{"role": role, "content": text} for role, text in opening]
     # Two tasks with the same prompt belong to one split.
     return Draft({"index": index, "messages": shown}, None, [shown])
-
-
-async def _called(function: Any, given: Mapping[str, Any]) -> None:
-    names = inspect.signature(function).parameters
-    result = function(**{name: value for name, value in given.items() if name in names})
-    if inspect.isawaitable(result):
-        await result

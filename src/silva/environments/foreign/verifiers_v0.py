@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from silva.aio import cancelled, first
 from silva.environments.bases.episode import Episode
 from silva.environments.foreign.library import finite, imported, plain, solved
 from silva.environments.tasks import Draft, listed
@@ -106,9 +107,7 @@ class V0Episode(Episode):
         await super().close()
         play, self.play = self.play, None
         if play is not None:
-            play.cancel()
-            with contextlib.suppress(asyncio.CancelledError, Exception):
-                await play
+            await cancelled([play])
 
     async def _played(self) -> Any:
         """The environment's rollout and grade: its final state."""
@@ -130,11 +129,9 @@ class V0Episode(Episode):
             Exception: what it raised.
         """
         assert self.play is not None
-        request = asyncio.ensure_future(self.line.requests.get())
-        await asyncio.wait({request, self.play}, return_when=asyncio.FIRST_COMPLETED)
-        if request.done():
+        request = await first(self.line.requests.get(), asyncio.shield(self.play))
+        if request is not None:
             return request.result()
-        request.cancel()
         self.play.result()
         return None
 
