@@ -11,7 +11,6 @@ import torch
 from safetensors.torch import load_file, save_file
 from tests.models.tiny import TINY
 
-from silva import __version__
 from silva.config.sections import Lora, TinyModel
 from silva.errors import ModelError
 from silva.models.loading import LoadedModel, load_model
@@ -98,15 +97,6 @@ def test_adapters_of_another_base_are_refused(
     assert equal(before, state(engine))
 
 
-def test_parameters_that_another_version_of_silva_has_written_are_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    save_parameters(model(1), tmp_path / "w")
-    monkeypatch.setattr("silva.models.snapshots.__version__", "9.9.9")
-    with pytest.raises(ModelError, match=f"another version of Silva: got {__version__}, expected 9.9.9"):
-        load_weights(model(1), weight_folder(tmp_path / "w"))
-
-
 def test_a_folder_is_never_written_over(tmp_path: Path) -> None:
     with pytest.raises(FileExistsError):
         save_parameters(model(1), tmp_path)
@@ -148,19 +138,6 @@ def test_adapters_do_without_a_base_and_nothing_does_without_adapters(tmp_path: 
     assert equal(before, state(adapted)) and equal(state(plain), state(model(3)))
 
 
-def test_one_changed_bit_is_noticed_before_anything_is_copied(tmp_path: Path) -> None:
-    save_parameters(model(1), tmp_path / "w")
-    folder, file = weight_folder(tmp_path / "w"), tmp_path / "w" / "model.safetensors"
-    content = bytearray(file.read_bytes())
-    content[-1] ^= 1
-    file.write_bytes(content)
-    other = model(2)
-    before = state(other)
-    with pytest.raises(ModelError, match=r"the weights have the digest [0-9a-f]{64}, expected [0-9a-f]{64}"):
-        load_weights(other, folder)
-    assert equal(before, state(other))
-
-
 def test_a_file_more_or_one_with_another_name_is_noticed(tmp_path: Path) -> None:
     save_parameters(model(1), tmp_path / "w")
     folder, file = weight_folder(tmp_path / "w"), tmp_path / "w" / "model.safetensors"
@@ -172,13 +149,6 @@ def test_a_file_more_or_one_with_another_name_is_noticed(tmp_path: Path) -> None
     file.rename(file.with_name("other.safetensors"))
     with pytest.raises(ModelError, match="digest"):
         load_weights(model(2), folder)
-
-
-@pytest.mark.parametrize("content", [b"", b"no safetensors", b"\xff" * 64])
-def test_a_file_that_cannot_be_read_says_so(content: bytes, tmp_path: Path) -> None:
-    (tmp_path / "model.safetensors").write_bytes(content)
-    with pytest.raises(ModelError, match="the weights cannot be read"):
-        load_weights(model(1), weight_folder(tmp_path))
 
 
 def test_no_folder_or_no_weights_in_it_has_no_digest(tmp_path: Path) -> None:

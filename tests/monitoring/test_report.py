@@ -236,8 +236,9 @@ def test_damaged_files_are_named_and_the_rest_is_shown(tmp_path: Path) -> None:
     (tmp_path / "summary.json").write_text("{")
     (tmp_path / "config.toml").write_text("= 3")
     data = report_data(tmp_path)
-    assert [problem.split(" could not")[0] for problem in data["problems"]] == [
-        "summary.json", "config.toml", "rollouts/step_2.parquet"]  # fmt: skip
+    files = ("summary.json", "config.toml", "rollouts/step_2.parquet")
+    for file, problem in zip(files, data["problems"], strict=True):
+        assert problem.startswith(f"{tmp_path / file}: cannot be read")
     assert {row["step"] for row in data["rollouts"]["rows"]} == {0, 1, 3}
 
 

@@ -194,24 +194,6 @@ def test_what_ends_after_the_run_is_not_in_its_file(clock: Hand, tmp_path: Path)
     assert counted(path, "requests") == [(0, {"in flight": 1})]
 
 
-@pytest.mark.parametrize("lost", [None, 0, 1, 30])
-def test_a_run_that_goes_on_adds_to_its_file(clock: Hand, tmp_path: Path, lost: int | None) -> None:
-    """`lost`: bytes that a cut-off file lacks; None: it was closed."""
-    path = tmp_path / "trace.json"
-    trace = Trace(path)
-    for name in ("load", "eval"):
-        with trace.phase(name):
-            clock.now += 1
-    if lost is None:
-        trace.__exit__(None, None, None)
-    else:
-        path.write_text(path.read_text()[: -lost or None])
-    with Trace(path) as trace, trace.phase("rollout"):
-        clock.now += 1
-    found = [("loop", "load", 0, 1), ("loop", "eval", 1, 2), ("loop", "rollout", 2, 3)]
-    assert spans(path) == (found if not lost else [found[0], found[2]])
-
-
 def test_a_full_disk_ends_the_trace_and_not_the_run(clock: Hand) -> None:
     said = list[str]()
     with Trace(Path("/dev/full"), said.append) as trace:

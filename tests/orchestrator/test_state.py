@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
@@ -57,15 +56,6 @@ def test_without_a_checkpoint_it_begins_again(tmp_path: Path, ledger: Ledger) ->
 def test_a_state_of_another_step_is_refused(tmp_path: Path, ledger: Ledger) -> None:
     with pytest.raises(CheckpointError, match=r"step_2: state\.json says step 1, expected 2"):
         restore(saved(tmp_path, 2, RunState(step=1, ledger=2)), ledger)
-    assert ledger.position == 3  # nothing was rolled back
-
-
-def test_the_checkpoint_of_another_version_is_refused_with_what_to_do(tmp_path: Path, ledger: Ledger) -> None:
-    store = CheckpointStore(tmp_path / "checkpoints")
-    state = {"step": 2, "ledger": 2, "tasks": {"lake": 12}, "in_flight": [], "seconds": {"train": 1.5}}
-    store.save(2, {"state.json": json.dumps(state).encode(), "trainer/weights": b"w"}, {"ledger": 2})
-    with pytest.raises(CheckpointError, match=r"state\.json has in_flight, seconds, tasks.*--overwrite"):
-        restore(store, ledger)
     assert ledger.position == 3  # nothing was rolled back
 
 

@@ -3,7 +3,6 @@
 import errno
 import json
 import os
-import random
 import subprocess
 import sys
 from pathlib import Path
@@ -14,7 +13,7 @@ from safetensors.numpy import load_file, save_file
 
 from silva.errors import CheckpointError, PartLost
 from silva.ports import FILES, FaultyFiles, use_files
-from silva.storage.checkpoints import MANIFEST, CheckpointStore, read_manifest, verify
+from silva.storage.checkpoints import MANIFEST, CheckpointStore, verify
 
 
 def files(step):
@@ -118,57 +117,24 @@ def test_later_checkpoints_of_a_rolled_back_history_go(store):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_truncated_anywhere_a_file_is_refused_by_name_and_the_previous_one_used(store, name):
+def test_a_damaged_checkpoint_is_passed_over_with_the_reason(store, name):
+    """Which damage is seen: tests/contracts/test_files.py."""
     save(store, 1)
     file = save(store, 2) / name
     whole = file.read_bytes()
-    for place in range(20):
-        file.write_bytes(whole[: len(whole) * place // 20])
-        with pytest.raises(CheckpointError, match=name):
-            verify(store.path(2))
-        assert store.newest() == (1, store.path(1))
-        assert len(store.skipped) == 1 and store.skipped[0].startswith("checkpoint of step 2 is not used")
-        assert str(file) in store.skipped[0]
-        size = f"got {len(whole) * place // 20} bytes, expected {len(whole)}: torn or altered"
-        assert name == MANIFEST or size in store.skipped[0]
+    file.write_bytes(whole[:-1])
+    assert store.newest() == (1, store.path(1)) and len(store.skipped) == 1
+    assert store.skipped[0].startswith(f"checkpoint of step 2 is not used: {file}: ")
+    size = f"got {len(whole) - 1} bytes, expected {len(whole)}: torn or altered"
+    assert name == MANIFEST or size in store.skipped[0]
     file.write_bytes(whole)
     assert store.newest() == (2, store.path(2)) and store.skipped == []
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_one_flipped_bit_is_refused_by_name_and_the_previous_one_used(store, name):
-    save(store, 1)
-    file = save(store, 2) / name
-    whole = file.read_bytes()
-    generator = random.Random(name)
-    for place in [0, len(whole) - 1, *(generator.randrange(len(whole)) for _ in range(30))]:
-        broken = bytearray(whole)
-        broken[place] ^= 1 << generator.randrange(8)
-        file.write_bytes(broken)
-        assert store.newest() == (1, store.path(1)), f"byte {place}"
-        assert str(file) in store.skipped[0] and "damaged" in store.skipped[0]
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_a_missing_file_is_refused_by_name(store, name):
-    (save(store, 2) / name).unlink()
-    with pytest.raises(CheckpointError, match=f"{name}: missing"):
-        verify(store.path(2))
-    assert store.newest() is None and len(store.skipped) == 1
 
 
 def test_a_copy_under_another_step_is_refused(store):
     save(store, 2).rename(store.path(7))
     with pytest.raises(CheckpointError, match="step_7: its manifest says step 2"):
         verify(store.path(7))
-
-
-def test_a_manifest_of_another_schema_says_so(store):
-    path = save(store, 1)
-    text = (path / MANIFEST).read_text()
-    (path / MANIFEST).write_text(text.replace('"schema": 1', '"schema": 2'))
-    with pytest.raises(CheckpointError, match="got schema 2, expected 1"):
-        read_manifest(path)
 
 
 @pytest.mark.parametrize("name", ["", "/etc/x", "../x", "a/../../x", MANIFEST])

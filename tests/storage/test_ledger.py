@@ -2,7 +2,6 @@
 
 import errno
 import hashlib
-import itertools
 import json
 import os
 import struct
@@ -81,33 +80,6 @@ def test_records_that_do_not_fit_are_refused(path, event, fields, message):
     with pytest.raises(LedgerError, match=message):
         ledger.record(event, **fields)
     assert ledger.position == 0
-
-
-def test_a_torn_last_line_is_cut_off_wherever_it_tears(path):
-    ledger = Ledger.create(path)
-    one_step(ledger, 1, ["a"])
-    data = path.read_bytes()
-    last = data[:-1].rindex(b"\n") + 1
-    for size in range(last, len(data)):
-        path.write_bytes(data[:size])
-        assert len(read(path)) == 3  # reading changes nothing ...
-        assert path.stat().st_size == size
-        assert Ledger.open(path).position == 3  # ... going on repairs
-        assert path.read_bytes() == data[:last]
-
-
-def test_every_flipped_bit_in_the_middle_is_found_with_its_line(path):
-    ledger = Ledger.create(path)
-    one_step(ledger, 1, ["a", "b"])
-    data = path.read_bytes()
-    last = data[:-1].rindex(b"\n") + 1
-    for place, bit in itertools.product(range(0, last, 7), (0, 5)):
-        broken = bytearray(data)
-        broken[place] ^= 1 << bit
-        path.write_bytes(broken)
-        number = data[:place].count(b"\n") + 1
-        with pytest.raises(LedgerError, match=rf"ledger\.jsonl:{number}: damaged line"):
-            Ledger.open(path)
 
 
 def test_a_missing_line_is_found(path):

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from silva.errors import RecordError
 from silva.storage.metrics import append_metrics, last_step, read_metrics, truncate_metrics
 
 
@@ -24,22 +23,6 @@ def test_rows_of_later_steps_and_a_torn_line_are_taken_back(path: Path) -> None:
     append_metrics(path, 4, {"reward/raw": 0.9})
     assert [(r["step"], r["reward/raw"]) for r in read_metrics(path)] == [
         (1, 0.1), (2, 0.2), (3, 0.3), (4, 0.9)]  # fmt: skip
-
-
-def test_a_torn_line_of_a_kept_step_is_dropped(path: Path) -> None:
-    path.write_bytes(b'{"step": 1}\n{"step": 2}')
-    truncate_metrics(path, 5)
-    assert path.read_bytes() == b'{"step": 1}\n'
-
-
-def test_damage_in_the_middle_is_named_and_nothing_is_removed(path: Path) -> None:
-    damaged = b'{"step": 1}\nrubbish\n{"step": 3}\n'
-    path.write_bytes(damaged)
-    with pytest.raises(
-        RecordError, match=r"metrics.jsonl:2: got 'rubbish', expected a JSON object with a step"
-    ):
-        truncate_metrics(path, 1)
-    assert path.read_bytes() == damaged
 
 
 def test_without_the_file_there_is_nothing_to_read_or_cut(path: Path) -> None:

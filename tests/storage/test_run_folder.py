@@ -10,7 +10,7 @@ import sys
 import pytest
 
 from silva.errors import LedgerError, RunFolderError
-from silva.ports import FaultyFiles, Files, use_files
+from silva.ports import Files, use_files
 from silva.storage.ledger import Ledger
 from silva.storage.run_folder import LOCK, RunFolder
 
@@ -46,17 +46,6 @@ def trained(path, steps, finished=False):
         (run.checkpoints / "step_1" / "weights").write_text("w")
         if finished:
             run.summary.write_text(json.dumps({"steps": steps}))
-
-
-def test_a_machine_that_rounds_otherwise_is_named(path):
-    here, there = {"processor": "A", "threads": 2}, {"processor": "B", "threads": 2}
-    trained(path, steps=1)
-    with start(path, resume=True) as run:
-        assert run.note_machine(here) == run.note_machine(here) == ""
-        note = run.note_machine(there)
-        assert "does not repeat bit for bit (processor was 'A', is 'B')" in note
-        assert run.note_machine(there) == ""
-    assert json.loads((path / "machine.json").read_text()) == [here, there]
 
 
 def test_a_new_run_makes_its_folder_and_names_its_files(path):
@@ -346,18 +335,6 @@ def test_a_folder_that_cannot_be_written_is_named(path, monkeypatch):
     )  # root may write anywhere, so the mode would prove nothing
     with pytest.raises(RunFolderError, match=f"{path} cannot be written: Permission denied"):
         start(path)
-
-
-def test_a_full_disk_keeps_the_old_configuration(path):
-    with start(path) as run:
-        run.save_config("old", CONFIG)
-        with (
-            use_files(FaultyFiles(every_k=1)) as disk,
-            pytest.raises(RunFolderError, match="No space left"),
-        ):
-            run.save_config("new", CONFIG)
-        assert disk.fired == 1
-        assert run.config_toml.read_text() == "old"
 
 
 def test_other_files_than_those_it_began_with_are_named_and_refused(path):

@@ -91,7 +91,7 @@ def load_weights(loaded: LoadedModel, folder: WeightFolder) -> None:
         raise ModelError(f"{path}: the weights have the digest {found}, expected {folder.digest}")
     try:
         tensors = {name: x for file in _files(path) for name, x in load_file(file).items()}
-    except (SafetensorError, OSError) as error:
+    except SafetensorError as error:
         raise ModelError(f"{path}: the weights cannot be read: {error}") from error
     parameters = dict(loaded.model.named_parameters())  # each once: a tied head is the embeddings
     changing = [name for name, parameter in parameters.items() if parameter.requires_grad] or [*parameters]
@@ -127,10 +127,13 @@ def _check_base(loaded: LoadedModel, path: Path) -> None:
 
 
 def _digest(path: Path) -> str:
-    digest = hashlib.sha256()
-    for file in _files(path):
-        with file.open("rb") as content:
-            digest.update(f"{file.name} {hashlib.file_digest(content, 'sha256').hexdigest()}\n".encode())
+    digest, files = hashlib.sha256(), _files(path)
+    try:
+        for file in files:
+            with file.open("rb") as content:
+                digest.update(f"{file.name} {hashlib.file_digest(content, 'sha256').hexdigest()}\n".encode())
+    except OSError as error:
+        raise ModelError(f"{path}: the weights cannot be read: {error}") from error
     return digest.hexdigest()
 
 

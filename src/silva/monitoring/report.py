@@ -116,8 +116,11 @@ def _read(path: Path, reader: Callable[[Path], Any], problems: list[str]) -> Any
         return None
     try:
         return reader(path)
-    except (OSError, ValueError, RecordError) as error:
-        problems.append(f"{path.name} could not be read: {error}")
+    except RecordError as error:  # names the file
+        problems.append(str(error))
+        return None
+    except (OSError, ValueError) as error:
+        problems.append(f"{path}: cannot be read: {error}")
         return None
 
 

@@ -18,6 +18,7 @@ from pathlib import Path
 from statistics import fmean, pvariance
 from typing import Any
 
+from silva.errors import RecordError
 from silva.monitoring.report_rollouts import spread
 from silva.storage.rollouts import RolloutRow, read_columns, read_rollouts, rollouts_in, state_of
 from silva.types import Message, Turn
@@ -50,7 +51,7 @@ def sample_forests(folder: Path, problems: list[str]) -> list[dict[str, Any]]:
     for step, path in files.items():
         try:
             flat[step] = read_columns(path, _FLAT)
-        except (OSError, ValueError):  # the list of rollouts names it
+        except RecordError:  # the list of rollouts names it
             continue
         for index, row in enumerate(flat[step]):
             if row["status"] != "eval" and row["group"]:
@@ -60,8 +61,8 @@ def sample_forests(folder: Path, problems: list[str]) -> list[dict[str, Any]]:
         work, rows = max(works[step].items(), key=lambda item: _interest([flat[step][i] for i in item[1]]))
         try:
             read = read_rollouts(files[step], rows)
-        except (OSError, ValueError) as error:
-            problems.append(f"rollouts/{files[step].name} could not be read: {error}")
+        except RecordError as error:
+            problems.append(str(error))
             continue
         if forest := forest_of(work, read, budget):
             found.append(forest)

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from silva.errors import RecordError
 from silva.storage.rollouts import read_columns, read_rollouts, rollouts_in
 from silva.types import Message, Segment, Trajectory, Turn
 
@@ -41,8 +42,8 @@ def sample_rollouts(folder: Path, decode: Decode | None, problems: list[str]) ->
     for path in rollouts_in(folder).values():
         try:
             rows = read_columns(path, _SHORT)
-        except (OSError, ValueError) as error:  # ArrowInvalid is a ValueError
-            problems.append(f"rollouts/{path.name} could not be read: {error}")
+        except RecordError as error:
+            problems.append(str(error))
             continue
         flat |= {(path, index): row for index, row in enumerate(rows)}
     verdicts = _verdicts(flat)
@@ -110,8 +111,8 @@ def _details(chosen: Iterable[Key], decode: Decode | None, problems: list[str]) 
         try:
             values = read_columns(path, _FLAT, indices)
             rows = read_rollouts(path, indices, tokens=decode is not None)
-        except (OSError, ValueError) as error:
-            problems.append(f"rollouts/{path.name} could not be read: {error}")
+        except RecordError as error:
+            problems.append(str(error))
             continue
         for index, flat, row in zip(indices, values, rows, strict=True):
             found[path, index] = budget.rollout(flat, row.trajectory)

@@ -13,14 +13,14 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from silva.errors import LedgerError
+from silva.errors import LedgerError, RecordError
 from silva.evaluation.evaluator import Evaluation, Standing, records, standing
 from silva.monitoring.fall import fall
 from silva.orchestrator.state import RunState
 from silva.protocols import TaskSet
-from silva.storage.held_out import read_held_out, write_held_out
 from silva.storage.layout import Layout
 from silva.storage.ledger import read
+from silva.storage.plain import read_plain, write_plain
 
 
 def compared(state: RunState, evaluations: Sequence[Evaluation]) -> tuple[RunState, bool]:
@@ -51,7 +51,7 @@ def fallen(state: RunState, now: list[dict[str, Any]], steps: int, checkpoint: C
 def record_held_out(run: Path, tasksets: Mapping[str, TaskSet]) -> None:
     """Write the file of a new run."""
     digests = {label: [task.content() for task in ts.tasks("eval")] for label, ts in tasksets.items()}
-    write_held_out(Layout(run).held_out, digests)
+    write_plain(Layout(run).held_out, digests)
 
 
 def held_out_changes(run: Path, tasksets: Mapping[str, TaskSet], tasks: int) -> list[str]:
@@ -59,13 +59,13 @@ def held_out_changes(run: Path, tasksets: Mapping[str, TaskSet], tasks: int) -> 
 
     Also empty if the folder has no such file: it holds no run, or one of an older version of Silva.
     """
-    known = read_held_out(Layout(run).held_out)
-    if known is None:
-        return []
-    held_out = {digest for digests in known.values() for digest in digests}
     try:
+        known = read_plain(Layout(run).held_out)
+        held_out = {digest for digests in known.values() for digest in digests}
         trained = _trained(Layout(run).ledger)
-    except LedgerError as error:
+    except FileNotFoundError:
+        return []
+    except (LedgerError, RecordError) as error:
         return [f"whether the held-out tasks were trained on is not known: {error}"]
     notes = []
     for label, taskset in tasksets.items():

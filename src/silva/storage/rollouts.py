@@ -111,10 +111,11 @@ def write_rollouts(path: Path, rows: Sequence[RolloutRow]) -> None:
 
     Raises:
         OSError: the disk does not take it.
+        RecordError: what is there cannot be read.
     """
     table = _table(rows)
     if path.exists():
-        table = pa.concat_tables([_without(pq.read_table(path, schema=SCHEMA), table), table])
+        table = pa.concat_tables([_without(_read(path, SCHEMA.names).cast(SCHEMA), table), table])
     FILES.write_atomic(path, _file(table))
 
 
@@ -136,7 +137,7 @@ def read_rollouts(path: Path, rows: Sequence[int] | None = None, *, tokens: bool
         tokens: False leaves out the segments of every turn.
 
     Raises:
-        OSError, pyarrow.ArrowInvalid, RecordError: the file cannot be read, or is no file of rollouts.
+        RecordError: the file cannot be read, or is no file of rollouts.
     """
     return [_row(values) for values in _values(path, rows, _WHOLE if tokens else _WITHOUT_TOKENS)]
 
@@ -157,13 +158,22 @@ def _file(table: pa.Table) -> bytes:
 
 
 def _values(
-    path: Path | io.BytesIO, rows: Sequence[int] | None, columns: Sequence[str]
+    source: Path | io.BytesIO, rows: Sequence[int] | None, columns: Sequence[str]
 ) -> list[dict[str, Any]]:
-    with pq.ParquetFile(path) as file:
-        table = file.read(columns=list(columns))
-    if missing := {name.partition(".")[0] for name in columns} - set(table.column_names):
-        raise RecordError(f"{path}: no column {', '.join(sorted(missing))}: damaged, or of another version")
+    table = _read(source, columns)
     return (table if rows is None else table.take(list(rows))).to_pylist()
+
+
+def _read(source: Path | io.BytesIO, columns: Sequence[str]) -> pa.Table:
+    name = source if isinstance(source, Path) else "rollouts"
+    try:
+        with pq.ParquetFile(source) as file:
+            table = file.read(columns=list(columns))
+    except (OSError, pa.ArrowException) as error:
+        raise RecordError(f"{name}: cannot be read as parquet: {error}") from error
+    if missing := {column.partition(".")[0] for column in columns} - set(table.column_names):
+        raise RecordError(f"{name}: no column {', '.join(sorted(missing))}: damaged, or of another version")
+    return table
 
 
 def _without(old: pa.Table, new: pa.Table) -> pa.Table:

@@ -25,12 +25,12 @@ from pathlib import Path
 from typing import Any, Literal, TextIO
 
 from silva.config.inputs import FILES_KEY
-from silva.errors import LedgerError, RunFolderError
+from silva.errors import LedgerError, RecordError, RunFolderError
 from silva.ports import FILES
 from silva.storage import replaced
 from silva.storage.layout import Layout, steps_in
-from silva.storage.machine import note_machine
 from silva.storage.metrics import last_step
+from silva.storage.plain import note_machine, read_plain, write_plain
 from silva.storage.summary import read_summary
 
 State = Literal["new", "resumed", "finished"]
@@ -154,10 +154,9 @@ class RunFolder(Layout):
 
         That one has null, and the digests of files.
         """
-        encoded = json.dumps({**data, FILES_KEY: self.files}, indent=1, allow_nan=False) + "\n"
         with _failing(self.path):
             FILES.write_atomic(self.config_toml, toml_text.encode())
-            FILES.write_atomic(self.config_json, encoded.encode())
+            write_plain(self.config_json, {**data, FILES_KEY: self.files})
 
     def note_machine(self, machine: Mapping[str, Any]) -> str:
         """Write machine.json; a message if another machine has computed the run so far, else ""."""
@@ -188,12 +187,13 @@ class RunFolder(Layout):
                 f"cannot resume {self.path}: ledger.jsonl is missing, so nobody knows which groups were "
                 "trained. Put it back, or start again with --overwrite."
             )
-        old = _json_object(self.config_json)
-        if old is None:
+        try:
+            old = read_plain(self.config_json)
+        except (OSError, RecordError) as error:
             raise RunFolderError(
                 f"cannot resume {self.path}: config.json is missing or damaged, so nobody knows what it was "
                 "started with. Put it back, or start again with --overwrite."
-            )
+            ) from error
         known = old.pop(FILES_KEY, {})
         new = json.loads(json.dumps(config))
         changed = may_change(old, new)
@@ -330,15 +330,6 @@ def _summary(run: Layout) -> dict[str, Any] | None:
         return read_summary(run.summary)
     except (OSError, ValueError):
         return None
-
-
-def _json_object(path: Path) -> dict[str, Any] | None:
-    """None where the file is missing, unreadable or holds no object."""
-    try:
-        data = json.loads(path.read_bytes())
-    except (OSError, ValueError):
-        return None
-    return data if isinstance(data, dict) else None
 
 
 def _at(data: Any, key: str) -> str:

@@ -10,6 +10,7 @@ from typing import Any
 
 from silva.errors import RecordError
 from silva.ports import FILES
+from silva.storage.plain import read_plain
 
 SUMMARY_KEYS: Mapping[str, str] = {
     "eval_before": "held-out results before training: list of evaluations (EVALUATION_KEYS)",
@@ -60,11 +61,8 @@ def write_summary(path: Path, data: Mapping[str, Any]) -> None:
 
 
 def read_summary(path: Path) -> dict[str, Any]:
-    """The summary in `path`. OSError where it is missing, ValueError where it is no JSON object."""
-    data = json.loads(path.read_text("utf-8"))
-    if not isinstance(data, dict):
-        raise RecordError(f"{path}: got {str(data)[:80]!r}, expected a JSON object")
-    return data
+    """The summary in `path`; errors as of `read_plain`."""
+    return read_plain(path)  # type: ignore[no-any-return]
 
 
 def finite(value: Any) -> Any:
