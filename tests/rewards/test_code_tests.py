@@ -8,13 +8,11 @@ from collections.abc import Mapping
 from typing import Any
 
 import pytest
-from pydantic import ValidationError
 from tests.rewards.programs import DOUBLE, RIGHT, WRONG, Code
 
-from silva.errors import RecordError
 from silva.protocols import Attempt, Score
 from silva.rewards import code_tests
-from silva.rewards.code_tests import CodeTests, read_cases, same_output, same_value
+from silva.rewards.code_tests import CodeTests, same_output, same_value
 from silva.sandbox.process import Sandbox, SandboxFault
 from silva.sandbox.walls import _chosen
 from silva.types import Message
@@ -102,22 +100,6 @@ def test_the_expected_output_is_nowhere_inside() -> None:
 def test_input_that_the_sandbox_has_no_room_for_is_no_wrong_answer() -> None:
     with pytest.raises(SandboxFault, match="expected at most 1 MiB; raise file_mb"):
         score("print(len(input()))", [{"input": "x" * (1 << 21), "output": "1"}], file_mb=1)
-
-
-def test_state_cannot_be_kept_from_test_to_test() -> None:
-    with pytest.raises(ValidationError, match="keep_state"):
-        CodeTests(keep_state=True)
-
-
-@pytest.mark.parametrize(
-    "answer",
-    [None, "", "{}", [], [{"input": "1"}], {"inputs": ["1"], "outputs": []}, [{"input": 1, "output": 2}],
-     {"fn_name": "f(", "inputs": [[1]], "outputs": [1]}, {"fn_name": "f", "inputs": ["1"], "outputs": [1]},
-     5],
-)  # fmt: skip
-def test_tests_of_another_form_are_an_error(answer: Any) -> None:
-    with pytest.raises(RecordError, match="expected tests"):
-        read_cases(answer)
 
 
 def test_outputs_are_compared_by_words_and_values_as_json() -> None:

@@ -7,7 +7,6 @@ import math
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pydantic import ValidationError
 from tests.rewards.attempts import grade
 
 from silva.config.load import load
@@ -85,27 +84,6 @@ def test_no_partial_credit_reaches_a_solution(solved, failed, partial, weight) -
 def test_values_outside_0_and_1_are_errors(value: float) -> None:
     with pytest.raises(RewardError, match=r"part 1: got .*, expected a value from 0 to 1"):
         total([Score(1, True), Score(value, False)], [1, 1])
-
-
-def test_a_part_that_fails_leaves_no_result() -> None:
-    class Broken:
-        async def score(self, attempt):
-            raise RewardError("out of order")
-
-    parts = (Part(reward=ExactMatch()), Part(reward=TokenF1()))
-    with pytest.raises(RewardError, match="out of order"):
-        grade(WeightedReward(Weighted(parts=parts), [Fixed(Score(1, True)), Broken()]), "x")
-
-
-def test_what_is_not_clear_is_refused() -> None:
-    twice = (Part(reward=ExactMatch()), Part(reward=ExactMatch(rules="squad")))
-    with pytest.raises(ValidationError, match="several parts are called exact_match; give each a `name`"):
-        Weighted(parts=twice)
-    both = (Part(reward=ExactMatch(), decides=True), Part(reward=TokenF1(), decides=True))
-    with pytest.raises(ValidationError, match="expected `decides` at one part at most"):
-        Weighted(parts=both)
-    with pytest.raises(ValidationError):
-        Weighted(parts=())
 
 
 def test_from_a_file_with_short_forms(tmp_path) -> None:
