@@ -8,7 +8,7 @@ from silva.monitoring.terminal import (
     LiveTerminal,
     PlainTerminal,
     Progress,
-    Silent,
+    Terminal,
     duration,
     make_terminal,
 )
@@ -146,7 +146,7 @@ def test_markup_and_control_characters_have_no_effect() -> None:
 def test_off_is_silent_even_in_a_terminal() -> None:
     out = io.StringIO()
     terminal = make_terminal("off", Progress("walk", 4), Console(file=out, force_terminal=True))
-    assert isinstance(terminal, Silent)
+    assert type(terminal) is Terminal
     terminal.start()
     terminal.message("hello", "error")
     assert out.getvalue() == ""

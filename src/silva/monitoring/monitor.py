@@ -24,7 +24,7 @@ from rich.console import Console
 from silva.config.sections import Monitoring
 from silva.monitoring.run_log import start_line
 from silva.monitoring.tensorboard import TensorBoard
-from silva.monitoring.terminal import Progress, Silent, make_terminal, stage_text
+from silva.monitoring.terminal import Progress, Terminal, make_terminal, stage_text
 from silva.monitoring.watchdog import Watchdog
 from silva.ports import CLOCK, FILES
 from silva.storage.layout import Layout
@@ -151,4 +151,4 @@ class Monitor:
         try:
             call()
         except (OSError, SystemExit):  # rich turns a broken pipe into SystemExit
-            self._terminal = Silent()
+            self._terminal = Terminal()

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Literal, Protocol
+from typing import Literal
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
@@ -92,8 +92,8 @@ class Progress:
         ]  # fmt: skip
 
 
-class Terminal(Protocol):
-    """Called by the monitor, under its lock."""
+class Terminal:
+    """What the monitor calls, under its lock. This one shows nothing; files are written all the same."""
 
     def start(self) -> None: ...
     def stage(self) -> None: ...
@@ -106,32 +106,13 @@ def make_terminal(mode: Mode, progress: Progress, console: Console | None = None
     """`auto` is live where the console is a terminal and plain where it is a file or a pipe."""
     console = console or Console()
     if mode == "off":
-        return Silent()
+        return Terminal()
     if mode == "live" or (mode == "auto" and console.is_terminal):
         return LiveTerminal(progress, console)
     return PlainTerminal(progress, console)
 
 
-class Silent:
-    """Shows nothing; files are written all the same."""
-
-    def start(self) -> None:
-        pass
-
-    def stage(self) -> None:
-        pass
-
-    def step(self, step: int, metrics: Mapping[str, float]) -> None:
-        pass
-
-    def message(self, text: str, level: str) -> None:
-        pass
-
-    def close(self) -> None:
-        pass
-
-
-class PlainTerminal:
+class PlainTerminal(Terminal):
     """One line per step and per evaluation, messages, and a sign of life from stages that take long."""
 
     def __init__(self, progress: Progress, console: Console) -> None:
@@ -158,34 +139,23 @@ class PlainTerminal:
     def message(self, text: str, level: str) -> None:
         self._print(_labelled(text, level))
 
-    def close(self) -> None:
-        pass
-
     def _print(self, text: str) -> None:
         self._last = self._progress.clock()
         self._console.print(Text(printable(text)), soft_wrap=True)
 
 
-class LiveTerminal:
+class LiveTerminal(Terminal):
     """A panel that redraws itself; results, warnings and errors stay above it, whole."""
 
     def __init__(self, progress: Progress, console: Console) -> None:
         self._progress = progress
         self._console = console
         self._ended = False
-        self._live = Live(
-            get_renderable=self.render,
-            console=console,
-            refresh_per_second=4,
-            redirect_stdout=False,
-            redirect_stderr=False,
-        )
+        self._live = Live(get_renderable=self.render, console=console, refresh_per_second=4,
+                          redirect_stdout=False, redirect_stderr=False)  # fmt: skip
 
     def start(self) -> None:
         self._live.start()
-
-    def stage(self) -> None:
-        pass  # the next redraw shows it
 
     def step(self, step: int, metrics: Mapping[str, float]) -> None:
         self._live.refresh()
