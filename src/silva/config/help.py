@@ -120,10 +120,8 @@ def _narrow(registries: Registries, name: str) -> Model:
     """The model that explains one top-level key, built with as few variants as possible."""
     if name not in UNIONS:
         return RunConfig
-    firsts: dict[str, Any] = {
-        table: dict([*getattr(registries, table).items()][:1]) for key, table in UNIONS.items() if key != name
-    }
-    return run_config(replace(registries, **firsts))
+    table: Any = {UNIONS[name]: getattr(registries, UNIONS[name])}
+    return run_config(replace(registries.only(()), **table))
 
 
 def _unknown(registries: Registries, topic: str, name: str, models: list[Model]) -> str:

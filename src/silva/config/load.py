@@ -31,7 +31,7 @@ from silva.config.field_types import NULL, Key, dotted
 from silva.config.schema import UNIONS, Own, Registries, RunConfig, import_settings, run_config
 from silva.config.sections import Section
 from silva.config.sources import command_line, file_layers, place_files, python_values, variables
-from silva.config.tree import Items, Layer, Node, Text, Tree, implied_types, typed
+from silva.config.tree import Items, Layer, Node, Text, Tree, implied_types, typed, walk
 from silva.errors import ConfigError
 
 
@@ -73,22 +73,36 @@ def load(
     """
     env, cwd = (os.environ if env is None else env), cwd or Path.cwd()
     names, command = command_line(argv)
-    model = run_config(registries)
+    keys = list(RunConfig.model_fields)
     for (key, *_), given in command:
-        if key not in model.model_fields and str(typed(given.value)).endswith(".toml"):
+        if key not in keys and str(typed(given.value)).endswith(".toml"):
             raise ConfigError(
                 f"--{key} {typed(given.value)}: unknown key; give the file as @ {typed(given.value)}"
             )
     files = [found for name in names for found in file_layers(cwd / Path(name).expanduser(), cwd)]
-    tree = Tree(implied_types(model))
-    own: list[Layer] = [variables(env, list(model.model_fields)), command, python_values(values or {})]
+    own: list[Layer] = [variables(env, keys), command, python_values(values or {})]
     lowest, *highest = (place_files(layer, cwd) for layer in own)
-    for layer in (lowest, *(layer for _, layer in files), *highest):
-        tree.lay(layer)
-    config = _check(tree, registries, own_code)
+    layers = [lowest, *(layer for _, layer in files), *highest]
+    try:
+        config, tree = _checked(layers, registries.only(_texts(layers)), own_code)
+    except ConfigError:  # its words may need the other variants: which types there are, whose key this is
+        config, tree = _checked(layers, registries, own_code)
     data = field_types.plain(config)
     provenance = {dotted(path): node.origin for path in field_types.leaves(data) if (node := tree.at(path))}
     return Resolved(config, data, provenance, tuple(path for path, _ in files), tuple(tree.notes))
+
+
+def _texts(layers: Sequence[Layer]) -> set[str]:
+    """All texts among the values, so also each that stands under `type`."""
+    found = (typed(node.value) for layer in layers for path, given in layer for _, node in walk(given, path))
+    return {value for value in found if isinstance(value, str)}
+
+
+def _checked(layers: Sequence[Layer], registries: Registries, own_code: bool) -> tuple[RunConfig, Tree]:
+    tree = Tree(implied_types(run_config(registries)))
+    for layer in layers:
+        tree.lay([(path, copy.deepcopy(given)) for path, given in layer])
+    return _check(tree, registries, own_code), tree
 
 
 def _check(tree: Tree, registries: Registries, own_code: bool) -> RunConfig:

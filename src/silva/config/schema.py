@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import functools
 import importlib
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, replace
 from operator import or_
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -62,6 +62,18 @@ class Registries:
     algorithm_base: str = "silva.algorithms.settings:Algorithm"
     algorithm_parts: str = "silva.algorithms.own"
     """Module with `TABLES`, `adopt` and `widened`: parts of an algorithm that a configuration names."""
+
+    def only(self, names: Collection[str]) -> Registries:
+        """Those of these names, and the defaults: a run imports no other world, engine or strategy."""
+        kept = {}
+        for key, table in ((table, getattr(self, table)) for table in UNIONS.values()):
+            usual = "" if key == "environments" else default_name(table)
+            kept[key] = {name: target for name, target in table.items() if name in names or name == usual}
+        return replace(self, **kept)
+
+
+def default_name(table: Mapping[str, Any]) -> str:
+    return [*filter(table.__contains__, USUAL), *table][0]
 
 
 class RunConfig(Section):
@@ -177,8 +189,8 @@ def _closed(
             field = Field(min_length=1, max_length=MAX_ENVIRONMENTS, description=about)
             changes[key] = (tuple[_union(variants), ...], field)  # type: ignore[misc]
         else:
-            usual = [*filter(variants.__contains__, USUAL), *variants][0]
-            changes[key] = (_union(variants), Field(default=variants[usual](), description=about))
+            usual = variants[default_name(variants)]()
+            changes[key] = (_union(variants), Field(default=usual, description=about))
     return create_model("RunConfig", __base__=RunConfig, __module__=__name__, **changes)
 
 
@@ -208,6 +220,6 @@ def tagged(settings: type[Section], name: str) -> type[Section]:
 
 
 def _union(variants: Mapping[str, type[Section]]) -> Any:
-    if len(variants) == 1:  # pydantic wants at least two for a discriminator
-        return next(iter(variants.values()))
+    if len(variants) < 2:  # pydantic wants at least two for a discriminator
+        return next(iter(variants.values()), Section)
     return Annotated[functools.reduce(or_, variants.values()), Field(discriminator="type")]
