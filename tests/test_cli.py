@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 
 import silva as package
-from silva.cli import _options, main
+from silva.cli import main
+from silva.commands import COMMANDS
 from silva.commands.chat import chat
 from silva.config.load import load
 from silva.config.saved import to_toml
 from silva.registries import REGISTRIES
-from silva.usage import COMMANDS
 
 ROOT = Path(__file__).parents[1]
 RIVERS = ROOT / "examples" / "own_environment" / "rivers.py"
@@ -78,12 +78,10 @@ def test_help_has_usage_and_an_example(silva, command):
 
 
 def test_options_of_a_command_are_taken_out():
-    argv = ["@", "a.toml", "--resume", "--steps", "3", "--weights=x", "--policy", "expert", "--resume=yes"]
-    flags = ("--resume", "--overwrite", "--weights", "--policy")
-    assert _options(argv, *flags) == (
-        {"--resume": "", "--weights": "x", "--policy": "expert"},
-        ["@", "a.toml", "--steps", "3", "--resume=yes"],
-    )
+    argv = ["@", "a.toml", "--json", "--steps", "3", "--weights=x", "--policy", "expert", "--json=yes"]
+    given = COMMANDS["eval"].read("eval", argv)
+    assert given.options == {"--json": "", "--weights": "x", "--policy": "expert"}
+    assert given.rest == ["@", "a.toml", "--steps", "3", "--json=yes"]
 
 
 def test_help_of_a_section(silva):
@@ -96,7 +94,7 @@ def test_help_of_a_section(silva):
 
 
 def test_examples_of_the_help_name_files_that_exist():
-    files = [word for _, example in COMMANDS.values() for word in example.split() if word.endswith(".toml")]
+    files = [word for each in COMMANDS.values() for word in each.example.split() if word.endswith(".toml")]
     assert files and [file for file in files if not (ROOT / file).is_file()] == []
 
 

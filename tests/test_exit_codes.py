@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from silva import cli, errors
-from silva.orchestrator.interrupt import Interrupted
+from silva.commands import doctor
+from silva.signals import Interrupted
 
 DOCS = Path(__file__).parents[1] / "docs" / "files.md"
 CODES = {
@@ -31,7 +32,7 @@ CODES = {
 
 
 def raising(error):
-    def command(arguments):
+    def command(given):
         raise error
 
     return command
@@ -41,7 +42,7 @@ def test_every_error_has_its_code(monkeypatch, capsys):
     kinds = {name: kind for name, kind in vars(errors).items() if isinstance(kind, type)}
     assert set(CODES) <= set(kinds)
     for name, kind in kinds.items():
-        monkeypatch.setitem(cli._HANDLERS, "doctor", raising(kind("what went wrong")))
+        monkeypatch.setattr(doctor, "run", raising(kind("what went wrong")))
         assert cli.main(["doctor"]) == kind.exit_code == CODES.get(name, kind.exit_code)
         said = capsys.readouterr().err.partition(" (")[0]  # behind it the place, for what escaped
         assert said.strip() == "silva: what went wrong"
@@ -50,12 +51,12 @@ def test_every_error_has_its_code(monkeypatch, capsys):
 
 def test_done_and_interrupted(monkeypatch):
     assert cli.main(["--version"]) == 0
-    monkeypatch.setitem(cli._HANDLERS, "doctor", raising(KeyboardInterrupt()))
+    monkeypatch.setattr(doctor, "run", raising(KeyboardInterrupt()))
     assert cli.main(["doctor"]) == 130
 
 
 def test_exit_in_somebodys_code_is_a_failure(monkeypatch, capsys):
-    monkeypatch.setitem(cli._HANDLERS, "doctor", raising(SystemExit(0)))
+    monkeypatch.setattr(doctor, "run", raising(SystemExit(0)))
     assert cli.main(["doctor"]) == 1
     assert re.fullmatch(r"silva: SystemExit: 0 \(.*test_exit_codes\.py:\d+\)\n", capsys.readouterr().err)
 
@@ -77,7 +78,7 @@ def test_what_a_task_of_somebodys_code_ends_names_the_place(monkeypatch, capsys,
         await asyncio.sleep(60)
         await task
 
-    monkeypatch.setitem(cli._HANDLERS, "doctor", lambda arguments: asyncio.run(run()))
+    monkeypatch.setattr(doctor, "run", lambda given: asyncio.run(run()))
     assert cli.main(["doctor"]) == code
     line = work.__code__.co_firstlineno + 1
     assert re.fullmatch(rf"silva: {words} \(.*test_exit_codes\.py:{line}\)\n", capsys.readouterr().err)

@@ -24,6 +24,10 @@ NUMBERS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 TOLD = signal.SIGUSR2
 
 
+class Interrupted(Exception):
+    """The user asked to stop a run; raised where stopping loses no more than it must."""
+
+
 def end_at_once() -> None:
     """A signal that was ignored when the process began (nohup, a shell's background job) stays ignored."""
     for number in heard():

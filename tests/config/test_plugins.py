@@ -199,7 +199,7 @@ def test_parts_from_outside_give_a_configuration(extended, write, tmp_path):
 
 def test_help_and_schema_show_parts_from_outside(extended):
     def page(topic):
-        return help_text("silva rl", "train by RL", "silva rl @ a.toml", extended, topic=topic)
+        return help_text("silva rl", "silva rl: train by RL", extended, topic)
 
     assert "  [trainer]         Optimizer, updates and memory; types: sharded, local\n" in page("")
     assert page("trainer.sharded") == (

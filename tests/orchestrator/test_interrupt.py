@@ -6,7 +6,8 @@ import signal
 
 import pytest
 
-from silva.orchestrator.interrupt import Interrupt, Interrupted
+from silva.orchestrator.interrupt import Interrupt
+from silva.signals import Interrupted
 
 NUMBERS = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP]
 

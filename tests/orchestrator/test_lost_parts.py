@@ -10,7 +10,7 @@ from tests.runs import differences, end_state
 
 import silva
 from silva.errors import ConfigError, PartLost
-from silva.orchestrator.interrupt import Interrupted
+from silva.signals import Interrupted
 from silva.storage.checkpoints import CheckpointStore
 from silva.storage.run_folder import LOCK
 from silva.trainer.local import LocalTrainer

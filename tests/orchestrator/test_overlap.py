@@ -19,9 +19,9 @@ from tests.orchestrator.test_async_level import loop, sampled, trained
 from silva.commands.checks import check_parts
 from silva.config.load import load
 from silva.errors import CapabilityError, NoSignalError
-from silva.orchestrator.interrupt import Interrupted
 from silva.protocols import EngineCapabilities, TrainerCapabilities, Work
 from silva.registries import REGISTRIES
+from silva.signals import Interrupted
 from silva.storage.ledger import audit, read
 from silva.trainer.settings import LocalTrainerSettings
 from silva.types import Group, LossSpec, Sample

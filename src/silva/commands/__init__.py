@@ -1,0 +1,143 @@
+"""The commands, each one record: to add one, add its module and an entry here."""
+
+# fmt: off
+from silva.commands.command import Command, Option
+
+POLICIES = ("model", "expert", "random")
+_JSON = Option("--json", "print the result as JSON")
+_OVERWRITE = Option(
+    "--overwrite", "replace the run in output_dir/name; the old run is removed when the new one begins")
+_RESUME = (
+    Option("--resume", "continue the run in output_dir/name from its last checkpoint; without a file, the "
+           "configuration saved there is used"),
+    Option("--accept-files",
+           "resume although files that the configuration points at have changed; the ledger says so"),
+)
+_WEIGHTS = Option("--weights", "a run's folder or a model folder, in place of [model]; a run's own "
+                  "configuration is used if no file is given", "PATH", "a run's folder or a model folder")
+_LISTEN = (
+    Option("--unix", "listen at a Unix socket", "PATH", "a path"),
+    Option("--host", "listen there", "HOST", "a name or an address"),
+    Option("--port", "listen there; without any of these, at the address in [placement], or at any free port",
+           "PORT", "a number"),
+)
+_KEY = "Beyond this machine a key is needed, in the variable of placement.key_variable (SILVA_API_KEY)."
+
+COMMANDS: dict[str, Command] = {
+    "rl": Command(
+        "train with reinforcement learning",
+        "@ configs/quickstart.toml --steps 20",
+        "silva.commands.configured:rl",
+        (Option("--dry-run", "print the resolved configuration and the plan in numbers, then stop"),
+         *_RESUME, _OVERWRITE),
+    ),
+    "orchestrator": Command(
+        "train with parts in other processes",
+        "@ configs/services.toml",
+        "silva.commands.configured:orchestrator",
+        (*_RESUME, _OVERWRITE),
+        details="It holds no model: placement.trainer and placement.inference say where these are.\n"
+                "It can be stopped and started again while they go on. `silva rl` starts all three.",
+    ),
+    "trainer": Command(
+        "serve a trainer to an orchestrator",
+        "@ configs/services.toml",
+        "silva.commands.configured:trainer",
+        _LISTEN,
+        details="The orchestrator brings the configuration of the run; of the file only [placement] counts.\n"
+                + _KEY,
+    ),
+    "inference": Command(
+        "serve a model (OpenAI's API)",
+        "@ configs/quickstart.toml --port 8000",
+        "silva.commands.configured:inference",
+        (_WEIGHTS, *_LISTEN),
+        details=f"Serves [model] with [engine].\n{_KEY}",
+    ),
+    "sft": Command(
+        "only the supervised warm start of a configuration",
+        "@ configs/frozen_lake_tiny.toml",
+        "silva.commands.configured:sft",
+        (_OVERWRITE,),
+    ),
+    "eval": Command(
+        "evaluate on held-out tasks",
+        "@ configs/quickstart.toml --weights runs/quickstart",
+        "silva.commands.configured:evaluate",
+        (_WEIGHTS,
+         Option("--policy", "who plays: model (default), expert or random", "WHO", ", ".join(POLICIES)),
+         _JSON),
+    ),
+    "chat": Command(
+        "talk to a model or to a run's weights",
+        "runs/quickstart",
+        "silva.commands.chat:run",
+        usage=("[PATH]",),
+        words={"PATH": "a run's folder, a model folder, GGUF file or hub id; without it, the packaged model"},
+    ),
+    "envs": Command(
+        "list, play or check environments",
+        "play frozen_lake --size 5",
+        "silva.commands.environments:run",
+        (_JSON,),
+        ("[--json]", "play NAME [--key VALUE ...]", "check NAME [--json] [--key VALUE ...]"),
+        {"play": "you play one episode in the terminal; /prompt shows what the packaged model would read",
+         "check": "plays it without a model and says what is wrong with it; exit code 1 if something is",
+         "NAME": "one of the list, or your own: file.py:Class, package.module:Class, or for a check file.py",
+         "--key": "a key of the environment, as under [[environments]] in a file"},
+    ),
+    "new": Command(
+        "write an environment of your own to start from, with a test",
+        "environment towns",
+        "silva.commands.new:run",
+        usage=("environment NAME",),
+        details="Writes NAME.py, a small environment that works, and test_NAME.py; neither may exist yet.",
+    ),
+    "demonstrations": Command(
+        "write what a run's best rollouts said, to be imitated",
+        "runs/thoughts --min-reward 0.5",
+        "silva.commands.demonstrations:run",
+        (Option("--output", "where the rows go, as JSON Lines (default RUN/demonstrations.jsonl)",
+                "FILE", "a file"),
+         Option("--min-reward", "the least raw reward of a row", "NUMBER", "a number")),
+        ("RUN [--output FILE] [--min-reward NUMBER]",),
+        {"RUN": "a run's folder"},
+        "Of each group of training the rollout with the highest raw reward is a row: `prompt` and `answer`\n"
+        'if it has one turn (environment "dataset"), otherwise `messages` (environment "demonstrations").',
+    ),
+    "attack": Command(
+        "try cheating agents on a reward",
+        "math --extract boxed",
+        "silva.commands.attack:run",
+        (Option("--data", "tasks: rows with a prompt and an answer; without it, a few of Silva's own",
+                "FILE", "a file of rows"), _JSON),
+        ("REWARD [--data FILE] [--json] [--key VALUE ...]", "@ FILE.toml [--data FILE] [--json]"),
+        {"REWARD": "a name, such as math, or your own: file.py:function or package.module:function",
+         "@ FILE.toml": "the reward of the first environment in it that has one",
+         "--key": "a key of the reward"},
+        "The exit code is 1 if a cheat was worth a solution.",
+    ),
+    "doctor": Command(
+        "say what this machine has and what is missing",
+        "--json",
+        "silva.commands.doctor:run",
+        (_JSON,),
+        ("[--json]",),
+    ),
+    "schema": Command(
+        "print the JSON Schema of configuration files",
+        "> silva.schema.json",
+        "silva.commands.configured:schema",
+        usage=("",),
+        details="Editors with a TOML language server complete and check a configuration that begins with\n"
+                "  #:schema ./silva.schema.json",
+    ),
+    "diff": Command(
+        "compare the configurations of two runs",
+        "runs/a runs/b",
+        "silva.commands.configured:diff",
+        (_JSON,),
+        ("RUN_A RUN_B [--json]",),
+        {"RUN_A, RUN_B": "folders of runs, or TOML files"},
+    ),
+}

@@ -10,16 +10,19 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from silva.commands.command import Given
 from silva.config.load import load
 from silva.data.row_shapes import problem, recognised
 from silva.data.rows import read_rows
 from silva.environments.bases.tool_qa import ToolQA
 from silva.errors import ConfigError, RewardError, SilvaError, shorten
+from silva.monitoring.printable import put
 from silva.protocols import Attempt, Reward, Score
 from silva.registries import REGISTRIES
 from silva.rewards.cheats import CHEATS, EXAMPLES, HONEST, Cheat, Example, attempts
@@ -61,6 +64,14 @@ class Report:
 
     def plain(self) -> dict[str, Any]:
         return {"holes": self.holes, **asdict(self)}
+
+
+def run(given: Given) -> int:
+    given.first(f"reward; expected one, as in silva attack {given.command.example}")
+    examples = examples_of(given.options["--data"]) if "--data" in given else EXAMPLES
+    report = attack(reward_of(given.rest), examples)
+    put(json.dumps(report.plain(), indent=1) if "--json" in given else show(report))
+    return 1 if report.holes else 0
 
 
 def reward_of(arguments: Sequence[str]) -> Reward:

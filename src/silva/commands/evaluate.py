@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,9 +18,9 @@ from silva.assembly import Assembly, model_settings
 from silva.commands.checks import only_evaluates
 from silva.commands.common import here
 from silva.config.schema import RunConfig
-from silva.errors import ConfigError
-from silva.evaluation.evaluator import Evaluation
-from silva.monitoring.printable import printable
+from silva.errors import ConfigError, NoSignalError
+from silva.evaluation.evaluator import Evaluation, records
+from silva.monitoring.printable import printable, put
 from silva.orchestrator.evaluations import held_out_changes
 from silva.protocols import Actor
 from silva.rendering.renderer import Renderer
@@ -43,8 +44,6 @@ def evaluate_config(
                 f'--weights with engine.type = "{config.engine.type}": its servers have weights of their '
                 'own; expected engine.type = "local"'
             )
-    if policy not in ("model", "expert", "random"):
-        raise ConfigError(f"--policy {policy}: expected model, expert or random")
     if only_evaluates(config):
         if weights is not None:
             raise ConfigError(f'--weights with engine.type = "{config.engine.type}": it takes no weights')
@@ -53,6 +52,19 @@ def evaluate_config(
         usual = type(config).model_fields["engine"].default  # scripted play samples nothing
         config = config.model_copy(update={"engine": usual})
     return asyncio.run(_evaluate(config, policy, Path(weights) if weights else None))
+
+
+def report(evaluations: Sequence[Evaluation], *, as_json: bool) -> int:
+    """Print them; the exit code says whether anything was measured."""
+    rows = records(evaluations)
+    if as_json:
+        put(json.dumps(rows, indent=1))
+    else:
+        print_table(rows)
+        for evaluation in evaluations:
+            for note in evaluation.notes():
+                put(note)
+    return 0 if any(each.estimates for each in evaluations) else NoSignalError.exit_code
 
 
 def print_table(rows: Sequence[Mapping[str, Any]], console: Console | None = None) -> None:

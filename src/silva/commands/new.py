@@ -5,8 +5,10 @@ from __future__ import annotations
 import keyword
 from pathlib import Path
 
+from silva.commands.command import Given
 from silva.environments import ENVIRONMENTS
 from silva.errors import ConfigError
+from silva.monitoring.printable import put
 
 ENVIRONMENT = '''\
 """{title}: multiply a number by adding it up with a tool.
@@ -103,6 +105,13 @@ def test_a_wrong_answer_earns_nothing():
     assert step.rewards == {{"correct": 0.0}}
     assert step.metrics["success"] == 0.0
 '''
+
+
+def run(given: Given) -> int:
+    if len(given.rest) != 2 or given.rest[0] != "environment":
+        raise ConfigError(f"silva new: got {' '.join(given.rest)!r}, expected environment NAME")
+    put("\n".join(write_environment(given.rest[1], Path.cwd())))
+    return 0
 
 
 def write_environment(name: str, folder: Path) -> list[str]:

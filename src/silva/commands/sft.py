@@ -14,9 +14,9 @@ from silva.commands.outcome import Outcome, finish
 from silva.config.load import Resolved
 from silva.errors import ConfigError
 from silva.evaluation.evaluator import records
-from silva.orchestrator.interrupt import Interrupted
 from silva.orchestrator.metrics import eval_metrics
 from silva.run import claimed, opened
+from silva.signals import Interrupted
 from silva.storage.run_folder import RunFolder
 
 

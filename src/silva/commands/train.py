@@ -20,7 +20,6 @@ from silva.errors import PartLost
 from silva.monitoring.traced import TracedEngine, TracedTrainer
 from silva.orchestrator import rl
 from silva.orchestrator.buffer import Buffer
-from silva.orchestrator.interrupt import Interrupted
 from silva.orchestrator.notices import Notices
 from silva.orchestrator.probe import Probe
 from silva.orchestrator.replay import FILE as REPLAY
@@ -29,6 +28,7 @@ from silva.orchestrator.work import WorkQueue
 from silva.protocols import Trainer
 from silva.rollouts.openings import misfits, openings
 from silva.run import Run, claimed, opened, say
+from silva.signals import Interrupted
 from silva.storage.layout import Layout, steps_in
 from silva.storage.run_folder import RunFolder
 from silva.storage.summary import read_summary

@@ -29,13 +29,11 @@ Values: --section.key value, --section.key=value, --flag, --no-flag, JSON for li
 Order: command line > TOML files, left to right, each over its `extends` > SILVA_SECTION__KEY > defaults."""
 
 
-def help_text(
-    command: str, summary: str, example: str, registries: Registries, options: str = "", topic: str = ""
-) -> str:
+def help_text(command: str, own: str, registries: Registries, topic: str = "") -> str:
     """What `silva COMMAND --help TOPIC` prints. Imports no torch.
 
     Args:
-        options: the options that are not keys.
+        own: what stands before the keys, such as the usage.
         topic: "" for the overview, "all", or a dotted section, type or key.
 
     Raises:
@@ -43,9 +41,7 @@ def help_text(
     """
     if topic not in ("", "all"):
         return "\n".join(_topic(registries, topic)).strip("\n") + "\n"
-    usage = f"usage:   {command} [@ file.toml ...] [--section.key value ...]"
-    top = [f"{command}: {summary}", "", usage, f"example: {example}", ""]
-    page = _Page([*top, *([options, ""] if options else []), _HOW, ""])
+    page = _Page([own, "", _HOW, ""])
     if topic:
         page.section(run_config(registries), (), None)
     else:

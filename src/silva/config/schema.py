@@ -65,7 +65,7 @@ class Registries:
 
     def only(self, names: Collection[str]) -> Registries:
         """Those of these names, and the defaults: a run imports no other world, engine or strategy."""
-        kept = {}
+        kept: dict[str, Any] = {}
         for key, table in ((table, getattr(self, table)) for table in UNIONS.values()):
             usual = "" if key == "environments" else default_name(table)
             kept[key] = {name: target for name, target in table.items() if name in names or name == usual}

@@ -10,13 +10,9 @@ from typing import Any, TypeVar
 
 from silva.aio import first
 from silva.errors import PartLost
-from silva.signals import heard
+from silva.signals import Interrupted, heard
 
 T = TypeVar("T")
-
-
-class Interrupted(Exception):
-    """The user asked to stop; raised where stopping loses no more than it must."""
 
 
 class Interrupt:

@@ -30,12 +30,13 @@ from silva.orchestrator import metrics
 from silva.orchestrator.buffer import Batch
 from silva.orchestrator.collapse import collapse_metrics
 from silva.orchestrator.evaluations import compared, fallen
-from silva.orchestrator.interrupt import Interrupt, Interrupted
+from silva.orchestrator.interrupt import Interrupt
 from silva.orchestrator.parts import Parts, Settings
 from silva.orchestrator.replay import FILE as REPLAY
 from silva.orchestrator.state import RunState
 from silva.orchestrator.updates import Row, Updates
 from silva.ports import crash_point
+from silva.signals import Interrupted
 from silva.storage.checkpoints import Writer
 from silva.types import Group, Sample
 

@@ -1,0 +1,149 @@
+"""Commands that take a configuration: each reads it and then imports what it needs."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+from silva import signals
+from silva.commands import POLICIES
+from silva.commands.command import Given
+from silva.config.load import Resolved
+from silva.errors import ConfigError, NoSignalError
+from silva.monitoring.printable import put
+from silva.registries import REGISTRIES
+from silva.storage.layout import Layout
+
+
+def rl(given: Given) -> int:
+    """Starts the services that the placement asks for; `orchestrator` uses those that run."""
+    resolved, saved = _begun_or_new(given)
+    config = resolved.config
+    if "--dry-run" in given:
+        from silva.commands.plan import describe, plan_run
+        from silva.config.saved import to_toml
+
+        signals.be_caught()
+        try:
+            plan = describe(plan_run(config))
+        except signals.Interrupted:  # in the probe's warm start
+            raise KeyboardInterrupt from None
+        print(to_toml(resolved))
+        put("\n".join(f"# {line}" for line in plan.splitlines()))  # so that all of it is TOML
+        return 0
+    if getattr(config.placement, "starts", False):
+        from silva.commands.supervise import supervise
+
+        run = Layout(Path(config.output_dir) / config.name)
+        own = [f"@{run.config_toml}"] if saved else []  # of a resumed run, which services read too
+        return supervise(resolved, [*own, *given.rest], tuple(given.options))
+    return _trained(resolved, given)
+
+
+def orchestrator(given: Given) -> int:
+    from silva.commands.checks import check_addresses
+
+    resolved, _ = _begun_or_new(given)
+    check_addresses(resolved.config.placement)
+    return _trained(resolved, given)
+
+
+def _begun_or_new(given: Given) -> tuple[Resolved, bool]:
+    """The configuration, and whether it is the one that a run was saved with."""
+    from silva.config.saved import load_saved
+
+    if "--accept-files" in given and "--resume" not in given:
+        raise ConfigError(
+            "--accept-files: it takes files that changed since a run began; expected --resume too"
+        )
+    saved = load_saved(given.rest, REGISTRIES) if "--resume" in given else None  # None: it names a file
+    return saved or given.resolve(given.rest), saved is not None
+
+
+def _trained(resolved: Resolved, given: Given) -> int:
+    from silva.commands.train import train
+
+    signals.be_caught()
+    outcome = train(resolved, resume="--resume" in given, overwrite="--overwrite" in given,
+                    accept_files="--accept-files" in given)  # fmt: skip
+    return 0 if outcome.trained else NoSignalError.exit_code
+
+
+def sft(given: Given) -> int:
+    resolved = given.resolve(given.rest)
+    from silva.commands.sft import supervise
+
+    signals.be_caught()
+    supervise(resolved, overwrite="--overwrite" in given)
+    return 0
+
+
+def trainer(given: Given) -> int:
+    resolved = given.resolve(given.rest)
+    from silva.commands.serve import serve_trainer
+
+    signals.be_caught()
+    return serve_trainer(resolved, given.options)
+
+
+def inference(given: Given) -> int:
+    # A server plays nothing, but a configuration needs an environment: this one is below all layers.
+    env = {"SILVA_ENVIRONMENTS": '[{"type": "bandit"}]', **os.environ}
+    resolved = given.resolve(_of_run(given), env)
+    from silva.commands.serve import serve_inference
+
+    signals.be_caught()
+    return serve_inference(resolved, given.options)
+
+
+def evaluate(given: Given) -> int:
+    weights, policy = given.options.get("--weights"), given.options.get("--policy", "model")
+    if policy not in POLICIES:
+        raise ConfigError(f"--policy: got {policy!r}, expected {', '.join(POLICIES)}")
+    if weights is not None and policy != "model":
+        raise ConfigError(
+            f"--weights with --policy {policy}: scripted play uses no weights; give one of them"
+        )
+    config = given.resolve(_of_run(given)).config
+    from silva.commands.evaluate import evaluate_config, report
+
+    signals.be_caught()
+    return report(evaluate_config(config, policy=policy, weights=weights), as_json="--json" in given)
+
+
+def _of_run(given: Given) -> list[str]:
+    """The command line, with the configuration of a run whose weights are given if it names no file.
+
+    Raises:
+        ConfigError: nothing lies at the path.
+    """
+    weights = given.options.get("--weights")
+    if weights is None:
+        return given.rest
+    folder = Path(weights).expanduser()
+    if not folder.exists():
+        raise ConfigError(
+            f"--weights {weights}: no such file or folder; expected a run's folder or a model folder"
+        )
+    saved = Layout(folder).config_toml
+    named = any(argument.startswith("@") for argument in given.rest)
+    return [f"@{saved}", *given.rest] if saved.is_file() and not named else given.rest
+
+
+def schema(given: Given) -> int:
+    given.only(0, "no arguments")
+    from silva.config.schema_json import json_schema
+
+    put(json.dumps(json_schema(REGISTRIES), indent=1))
+    return 0
+
+
+def diff(given: Given) -> int:
+    if len(given.rest) != 2:
+        raise ConfigError(f"silva diff: got {len(given.rest)} folders, expected two runs to compare")
+    from silva.config.diff import diff, format_diff
+
+    a, b = (Path(each).expanduser() for each in given.rest)
+    put(format_diff(diff(a, b, REGISTRIES), *given.rest, as_json="--json" in given))
+    return 0
