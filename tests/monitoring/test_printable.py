@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 
 from silva import cli
+from silva.commands import doctor
+from silva.commands.command import Given
 from silva.errors import ConfigError
 from silva.monitoring.printable import guard_logs, printable, put
 
@@ -44,10 +46,10 @@ def test_a_row_does_nothing_to_the_terminal_of_a_player(
 def test_an_error_that_tells_a_foreign_text_does_nothing_either(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fails(arguments: list[str]) -> int:
+    def fails(given: Given) -> int:
         raise ConfigError(OWNED)
 
-    monkeypatch.setitem(cli._HANDLERS, "doctor", fails)
+    monkeypatch.setattr(doctor, "run", fails)
     assert cli.main(["doctor"]) == ConfigError.exit_code
     assert capsys.readouterr().err == f"silva: {SHOWN}\n"
 
