@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import Awaitable, Iterable
 from typing import Any, TypeVar
 
@@ -34,3 +35,15 @@ async def first(work: Awaitable[T], other: Awaitable[Any]) -> asyncio.Future[T] 
         return both[0] if both[0].done() else None
     finally:
         await cancelled(both)
+
+
+async def received(channel: socket.socket, size: int) -> bytes:
+    """So many bytes of a socket that does not block. EOFError if it is closed before."""
+    loop, parts = asyncio.get_running_loop(), list[bytes]()
+    while size:
+        part = await loop.sock_recv(channel, min(size, 1 << 16))
+        if not part:
+            raise EOFError
+        parts.append(part)
+        size -= len(part)
+    return b"".join(parts)

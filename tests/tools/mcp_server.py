@@ -45,9 +45,10 @@ def made(mode: str = "") -> MCPServer:
         return text
 
     @server.tool()
-    def sleep(seconds: float) -> str:
-        """Answer late."""
-        time.sleep(seconds)
+    def wait(path: str) -> str:
+        """Answer when there is such a file."""
+        while not Path(path).exists():
+            time.sleep(0.01)
         return "late"
 
     @server.tool()

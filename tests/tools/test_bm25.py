@@ -1,4 +1,4 @@
-"""BM25 against the formula worked by hand, another library, and itself on disk."""
+"""BM25 against the formula worked by hand, and itself on disk."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.real_rows import DATA
 
 from silva.data.documents import Document
 from silva.errors import ConfigError
-from silva.tools.bm25 import Bm25, Hit, words
+from silva.tools.bm25 import Bm25, words
 
 pytest.importorskip("bm25s", reason="needs bm25s: pip install 'silva[search]'")
 
@@ -36,29 +36,6 @@ def test_scores_are_those_of_the_formula() -> None:
     assert first == pytest.approx(0.748475, abs=1e-6)
 
 
-def test_other_settings_change_the_scores_as_the_formula_says() -> None:
-    [hit] = Bm25(ANIMALS, k1=0.0, b=0.0).search("dog")  # neither times nor lengths count
-    assert hit.score == pytest.approx(math.log(1 + 2.5 / 1.5), rel=1e-6)
-
-
-def test_the_ranking_is_that_of_another_library() -> None:
-    """rank_bm25's Okapi differs in its idf (no 1 + inside the logarithm, factor k1 + 1): one word is enough
-    to compare the order, because then idf is one factor for all."""
-    other = pytest.importorskip("rank_bm25", reason="needs rank_bm25")
-    rng = random.Random(5)
-    vocabulary = [f"w{i}" for i in range(60)]
-    texts = [" ".join(rng.choices(vocabulary, k=rng.randint(3, 30))) for _ in range(200)]
-    ours = Bm25([Document(f"{i:03}", "", text) for i, text in enumerate(texts)])
-    theirs = other.BM25Okapi([text.split() for text in texts], k1=1.5, b=0.75)
-    for word in vocabulary[:5]:
-        scores = theirs.get_scores([word])
-        expected = sorted((-score, i) for i, score in enumerate(scores) if score > 0)[:20]
-        hits = ours.search(word, 20)
-        assert [int(hit.id) for hit in hits] == [i for _, i in expected]
-        ratio = [hit.score / -score for hit, (score, _) in zip(hits, expected, strict=True)]
-        assert max(ratio) == pytest.approx(min(ratio), rel=1e-5)
-
-
 def by_hand(texts: list[list[str]], query: list[str], k1: float, b: float) -> list[float]:
     """The formula, document by document."""
     average = sum(map(len, texts)) / len(texts)
@@ -73,7 +50,7 @@ def by_hand(texts: list[list[str]], query: list[str], k1: float, b: float) -> li
     return scores
 
 
-@pytest.mark.parametrize(("k1", "b"), [(1.5, 0.75), (0.9, 0.4), (2.0, 1.0)])
+@pytest.mark.parametrize(("k1", "b"), [(1.5, 0.75), (0.9, 0.4), (2.0, 1.0), (0.0, 0.0)])
 def test_queries_of_several_words_are_scored_by_the_formula(k1, b) -> None:
     rng = random.Random(11)
     vocabulary = [f"w{i}" for i in range(40)]
@@ -226,7 +203,3 @@ def test_leftovers_of_a_killed_build_are_removed(tmp_path) -> None:
     index.rename(left)
     Bm25.open(path, cache=cache)
     assert indices(cache) == [index]
-
-
-def test_hits_are_plain() -> None:
-    assert Hit("a", "b", "c") == ("a", "b", "c", 0.0)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import threading
-import time
 from collections.abc import Sequence
 from contextlib import suppress
 
@@ -98,10 +97,17 @@ def test_an_unknown_tool_counts_too() -> None:
 
 
 def test_a_slow_call_is_cancelled_and_the_others_are_not() -> None:
+    """A tool's own limits go before those of the episode."""
     meeting = Meeting(people=9)
-    ((slow, wrong),) = made(limits(timeout=0.02), meeting, [meet(), ToolCall("refuse", {})])
-    assert slow == Result("Error: meet took longer than 0.02 s", "timeout") and wrong.how == "error"
-    assert meeting.cancelled == 1
+
+    async def play() -> list[Result]:
+        own = [tool(meeting.meet, timeout=0.02), tool(meeting.refuse, max_chars=7)]
+        tools = {one.spec.name: one for one in Fixed(own).tools}
+        return await Calls(limits(timeout=60.0), 8).run([meet(), ToolCall("refuse", {})], tools)
+
+    slow, short = asyncio.run(play())
+    assert slow == Result("Error: meet took longer than 0.02 s", "timeout") and meeting.cancelled == 1
+    assert short == Result("Error: \n[cut: 7 of 19 characters shown]", "error")
 
 
 def test_a_slow_call_of_a_session_that_it_would_spoil_is_a_fault() -> None:
@@ -138,7 +144,7 @@ def test_the_limit_holds_for_threads_and_for_calls_that_will_not_be_cancelled(mo
 
     def thread() -> bool:
         """Wait in a thread."""
-        return release.wait(10)
+        return release.wait(60)
 
     async def stubborn() -> str:
         """Will not be cancelled."""
@@ -156,9 +162,7 @@ def test_the_limit_holds_for_threads_and_for_calls_that_will_not_be_cancelled(mo
             release.set()
             await asyncio.sleep(0)
 
-    start = time.monotonic()
     assert [result.how for result in asyncio.run(play())] == ["timeout", "timeout"]
-    assert time.monotonic() - start < 2
 
 
 def test_an_episode_that_is_given_up_takes_its_calls_along() -> None:
@@ -181,15 +185,3 @@ def test_long_results_are_cut_and_say_so() -> None:
     assert long.text == "xxxxxxxxx\n[cut: 9 of 12 characters shown]"
     assert wrong.text == "Error: yy\n[cut: 9 of 19 characters shown]"
     assert cut("12345", 5) == "12345"
-
-
-def test_a_tools_own_limits_go_first() -> None:
-    async def play() -> list[Result]:
-        meeting = Meeting(people=9)
-        own = [tool(meeting.meet, timeout=0.01), tool(meeting.refuse, max_chars=7)]
-        tools = {one.spec.name: one for one in Fixed(own).tools}
-        return await Calls(limits(), 8).run([meet(), ToolCall("refuse", {})], tools)
-
-    slow, short = asyncio.run(play())
-    assert slow.text == "Error: meet took longer than 0.01 s"
-    assert short.text == "Error: \n[cut: 7 of 19 characters shown]"

@@ -51,19 +51,11 @@ def test_rows_without_ids_are_counted_over_all_files(tmp_path) -> None:
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        (
-            '{"text": "x"}\n{"body": "y"}\n',
-            "a.jsonl:2: got 'text' = None, expected text; its keys are 'body'",
-        ),
+        ('{"text": "x"}\n{"body": "y"}\n', "a.jsonl:2: got 'text' = None, .* its keys are 'body'"),
         ('{"text": 3}\n', "a.jsonl:1: got 'text' = 3, expected text"),
         ('{"text": "x", "id": 1.5}\n', "a.jsonl:1: got 'id' = 1.5, expected text or an integer"),
         ('{"text": "x", "title": []}\n', r"a.jsonl:1: got 'title' = \[\], expected text"),
-        ("[1]\n", "a.jsonl:1: got list, expected an object with named values"),
-        ("{\n", "a.jsonl:1: not JSON"),
-        (
-            '{"text": "x", "id": 1}\n{"text": "y", "id": "1"}\n',
-            "a.jsonl:2: the id '1' is that of .*a.jsonl:1",
-        ),
+        ('{"text": "x", "id": 1}\n{"text": "y", "id": "1"}\n', "a.jsonl:2: the id '1' is that of .*:1 too"),
     ],
 )
 def test_a_wrong_row_is_named(tmp_path, content, said) -> None:
@@ -76,12 +68,6 @@ def test_a_wrong_file_is_named(tmp_path) -> None:
     (tmp_path / "a.txt").write_bytes(b"ab\xff")
     with pytest.raises(ConfigError, match=r"a\.txt: not UTF-8 at byte 2"):
         read_documents(tmp_path)
-    (tmp_path / "b.parquet").write_bytes(b"no")
-    with pytest.raises(ConfigError, match=r"b\.parquet: not a parquet file"):
-        read_documents(tmp_path / "b.parquet")
-    (tmp_path / "c.json").write_text("{}")
-    with pytest.raises(ConfigError, match=r"c\.json: expected a list of rows"):
-        read_documents(tmp_path / "c.json")
     with pytest.raises(ConfigError, match=r"got a file that ends with '\.pdf', expected \.jsonl"):
         (tmp_path / "d.pdf").write_bytes(b"")
         read_documents(tmp_path / "d.pdf")

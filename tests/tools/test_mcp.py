@@ -25,7 +25,7 @@ pytest.importorskip("mcp", reason="needs mcp: pip install 'silva[mcp]'")
 from silva.tools.mcp_connection import Connection, McpFault
 
 SERVER = (sys.executable, str(Path(__file__).with_name("mcp_server.py")))
-NAMES = ["add", "count", "die", "echo", "environment", "fail", "leave", "sleep"]
+NAMES = ["add", "count", "die", "echo", "environment", "fail", "leave", "wait"]
 SILENT = (sys.executable, "-c", "import sys; sys.stdin.read()")
 
 
@@ -85,7 +85,8 @@ CALLS = [
 @pytest.fixture(scope="module")
 def session(tmp_path_factory):
     """(tools, results of CALLS, results under limits of time, content of the lock file, what was logged)."""
-    lock = tmp_path_factory.mktemp("mcp") / "mcp.lock.json"
+    folder = tmp_path_factory.mktemp("mcp")
+    lock, sign = folder / "mcp.lock.json", folder / "sign"
     made = McpSettings(command=SERVER, lock=str(lock), variables=("WANTED",), timeout=30.0)
     limits = Limits(9, {}, 60.0, 1000, 4)
 
@@ -95,8 +96,9 @@ def session(tmp_path_factory):
         opened = await asyncio.create_task(toolset.open(0))
         found = await asyncio.create_task(called(opened, *CALLS))
         tools = named(opened)
-        tools["sleep"].timeout = 0.1
-        results = await Calls(limits, 9).run([ToolCall("sleep", {"seconds": 0.3})], tools)
+        tools["wait"].timeout = 0.1
+        results = await Calls(limits, 9).run([ToolCall("wait", {"path": str(sign)})], tools)
+        sign.touch()
         results += await Calls(limits, 9).run([ToolCall("add", {"a": 1, "b": 2})], tools)
         await asyncio.create_task(opened.close())
         other = await toolset.open(1)
@@ -147,7 +149,7 @@ def test_what_a_server_leaves_at_home_is_removed(session) -> None:
 
 def test_a_call_that_is_late_is_told_and_the_session_goes_on(session) -> None:
     late, good = session[2]
-    assert (late.text, late.how) == ("Error: sleep took longer than 0.1 s", "timeout")
+    assert (late.text, late.how) == ("Error: wait took longer than 0.1 s", "timeout")
     assert (good.text, good.how) == ("3", "ok")
 
 
@@ -213,11 +215,7 @@ def test_a_server_that_dies_in_a_call_and_is_started_again(lock) -> None:
 @pytest.mark.parametrize(
     ("command", "kind", "said"),
     [
-        (
-            (sys.executable, "-c", "exit('no such table')"),
-            McpFault,
-            "no connection: .*it wrote: no such table",
-        ),
+        ((sys.executable, "-c", "exit('no table')"), McpFault, "no connection: .*it wrote: no table"),
         (("no-such-program",), ConfigError, "no connection: FileNotFoundError"),
         (SILENT, McpFault, "no list of tools within start_timeout = 0.2 s"),
         ((sys.executable, "-c", "print('hello')"), McpFault, "no connection"),

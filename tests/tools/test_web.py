@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 
 import pytest
 from tests.tools.web_server import CUT, ENDLESS, HANG, Reply, serving
@@ -97,8 +96,8 @@ def test_no_message_shows_the_key() -> None:
 
 
 def test_an_answer_that_is_late_and_one_without_end() -> None:
-    [fault], requests, _ = ask(lambda n, request: HANG, retries=1, timeout=0.05)
-    assert "no answer within timeout = 0.05 s (after 2 tries)" in str(fault) and len(requests) == 2
+    [fault], _, _ = ask(lambda n, request: HANG, retries=1, timeout=0.05)
+    assert "no answer within timeout = 0.05 s (after 2 tries)" in str(fault)
     [fault], requests, _ = ask(lambda n, request: ENDLESS)
     assert "an answer of more than 8388608 bytes" in str(fault) and len(requests) == 1
 
@@ -127,10 +126,7 @@ def test_paid_requests_end_at_their_limit_also_for_the_next_run(tmp_path) -> Non
     assert "max_requests = 3 requests have been sent. Raise it" in str(limits[0])
     found, requests, _ = ask(lambda n, r: {"x": 1}, max_requests=3, cache=Cache(tmp_path / "c"))
     assert isinstance(found[0], CostLimit) and requests == []
-
-
-def test_tries_count_as_requests() -> None:
-    [fault], requests, _ = ask(lambda n, request: Reply(b"", 500), max_requests=2)
+    [fault], requests, _ = ask(lambda n, request: Reply(b"", 500), max_requests=2)  # tries count
     assert isinstance(fault, CostLimit) and len(requests) == 2
 
 
@@ -146,7 +142,3 @@ def test_it_can_be_used_in_one_loop_after_another() -> None:
                 await service.leave()
 
         assert [asyncio.run(run()), asyncio.run(run())] == [0, 1]
-
-
-def test_calls_are_plain() -> None:
-    assert json.dumps(Call("GET", "u", {}, {"q": "x"})) == '["GET", "u", {}, {"q": "x"}, null]'

@@ -18,6 +18,7 @@ import weakref
 from collections.abc import Sequence
 from typing import Literal
 
+from silva.aio import received
 from silva.errors import SilvaError
 from silva.ports import derive
 from silva.sandbox import cgroups
@@ -242,10 +243,10 @@ class _Process:
         """
         body = marshal.dumps(request)
         await self._loop.sock_sendall(self.channel, len(body).to_bytes(4, "little") + body)
-        how, detail, *sizes = HEADER.unpack(await self._bytes(HEADER.size))
+        how, detail, *sizes = HEADER.unpack(await received(self.channel, HEADER.size))
         if how >= len(HOW) or sizes[0] > request[-1] or sizes[1] > MOST_ERRORS:
             raise EOFError("not an answer")
-        output, errors = [(await self._bytes(size)).decode(errors="replace") for size in sizes]
+        output, errors = [(await received(self.channel, size)).decode(errors="replace") for size in sizes]
         return Result(HOW[how], output, detail, HOW[how] == "output", errors=errors)
 
     async def end(self) -> None:
@@ -294,16 +295,6 @@ class _Process:
             self._loop.remove_reader(self._listener)
             os.close(self._listener)
             self._listener = -1
-
-    async def _bytes(self, size: int) -> bytes:
-        parts: list[bytes] = []
-        while size:
-            part = await self._loop.sock_recv(self.channel, min(size, 1 << 16))
-            if not part:
-                raise EOFError
-            parts.append(part)
-            size -= len(part)
-        return b"".join(parts)
 
 
 def _end(process: subprocess.Popen[bytes], channel: socket.socket, group: cgroups.Group | None) -> None:

@@ -5,8 +5,9 @@ A reader raises one of MALFORMED (web.py) for an answer of another form. No resu
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 from urllib.parse import urlencode
 
 from silva.tools.bm25 import Hit
@@ -15,12 +16,30 @@ from silva.tools.web import Call
 from silva.wire.requests import Transient
 
 
-class Serper:
+class Form(ABC):
+    """How one service is asked. `asked`: settings on which an answer depends: the cache tells them apart."""
+
+    asked: ClassVar[tuple[str, ...]] = ("url",)
+
+    def __init__(self, settings: Any) -> None:
+        self.settings = settings
+
+    @property
+    def parameters(self) -> dict[str, str]:
+        return {key: getattr(self.settings, key) for key in self.asked}
+
+    @abstractmethod
+    def call(self, query: str, k: int, key: str) -> Call: ...
+
+    @abstractmethod
+    def read(self, answer: Any) -> list[Hit]: ...
+
+
+class Serper(Form):
     """https://serper.dev: results of Google."""
 
-    def __init__(self, settings: SerperBackend) -> None:
-        self.settings = settings
-        self.parameters = {"url": settings.url, "country": settings.country, "language": settings.language}
+    settings: SerperBackend
+    asked = ("url", "country", "language")
 
     def call(self, query: str, k: int, key: str) -> Call:
         body = {"q": query, "num": k, **_given(gl=self.settings.country, hl=self.settings.language)}
@@ -38,17 +57,11 @@ class Serper:
         return [*hits, *(_hit(row.get("link"), row.get("title"), row.get("snippet")) for row in organic)]
 
 
-class BrightData:
+class BrightData(Form):
     """https://brightdata.com, SERP API: parsed result pages of Google or Bing."""
 
-    def __init__(self, settings: BrightDataBackend) -> None:
-        self.settings = settings
-        self.parameters = {
-            "url": settings.url,
-            "engine": settings.engine,
-            "country": settings.country,
-            "language": settings.language,
-        }
+    settings: BrightDataBackend
+    asked = ("url", "engine", "country", "language")
 
     def call(self, query: str, k: int, key: str) -> Call:
         settings = self.settings
@@ -59,7 +72,7 @@ class BrightData:
             asked = {"q": query, "count": str(k), **_given(cc=settings.country, setlang=settings.language)}
             page = "https://www.bing.com/search?"
         body = {"zone": settings.zone, "url": page + urlencode(asked | {"brd_json": "1"}), "format": "raw"}
-        return Call("POST", settings.url, {"Authorization": f"Bearer {key}"}, {}, body)
+        return Call("POST", settings.url, _bearer(key), {}, body)
 
     def read(self, answer: Any) -> list[Hit]:
         """A page without results has general facts, but no list `organic`."""
@@ -67,24 +80,17 @@ class BrightData:
         return [_hit(row.get("link"), row.get("title"), row.get("description")) for row in rows]
 
 
-class Searxng:
+class Searxng(Form):
     """https://docs.searxng.org: an instance whose settings list `json` under `search.formats`."""
 
-    def __init__(self, settings: SearxngBackend) -> None:
-        self.settings = settings
-        self.parameters = {
-            "url": settings.url,
-            "engines": settings.engines,
-            "categories": settings.categories,
-            "language": settings.language,
-        }
+    settings: SearxngBackend
+    asked = ("url", "engines", "categories", "language")
 
     def call(self, query: str, k: int, key: str) -> Call:
         settings = self.settings
         asked = {"q": query, "format": "json"}
         asked |= _given(engines=settings.engines, categories=settings.categories, language=settings.language)
-        headers = {"Authorization": f"Bearer {key}"} if key else {}
-        return Call("GET", settings.url.rstrip("/") + "/search", headers, asked)
+        return Call("GET", settings.url.rstrip("/") + "/search", _bearer(key), asked)
 
     def read(self, answer: Any) -> list[Hit]:
         """Nothing found because every engine failed is a fault, and no result."""
@@ -94,17 +100,14 @@ class Searxng:
         return hits
 
 
-class RetrievalServer:
+class RetrievalServer(Form):
     """The retrieval server of Search-R1, and those that copy its form."""
 
-    def __init__(self, settings: RetrievalServerBackend) -> None:
-        self.settings = settings
-        self.parameters = {"url": settings.url}
+    settings: RetrievalServerBackend
 
     def call(self, query: str, k: int, key: str) -> Call:
-        headers = {"Authorization": f"Bearer {key}"} if key else {}
         body = {"queries": [query], "topk": k, "return_scores": True}
-        return Call("POST", self.settings.url, headers, {}, body)
+        return Call("POST", self.settings.url, _bearer(key), {}, body)
 
     def read(self, answer: Any) -> list[Hit]:
         [rows] = answer["result"]
@@ -133,11 +136,15 @@ def _text(value: Any) -> str:
     return value or ""
 
 
+def _bearer(key: str) -> dict[str, str]:
+    return {"Authorization": f"Bearer {key}"} if key else {}
+
+
 def _given(**values: str) -> dict[str, str]:
     return {key: value for key, value in values.items() if value}
 
 
-FORMS = {
+FORMS: Mapping[str, type[Form]] = {
     "serper": Serper,
     "brightdata": BrightData,
     "searxng": Searxng,

@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from silva.aio import gather
 from silva.errors import SilvaError, contained
 from silva.protocols import Tool
 from silva.tools.function import ToolError, ToolException, cut
@@ -72,15 +73,7 @@ class Calls:
             async with slots:
                 results[index] = await self._result(calls[index], tools[calls[index].name])
 
-        if len(admitted) == 1:
-            await one(admitted[0])
-        elif admitted:
-            running = [asyncio.ensure_future(one(index)) for index in admitted]
-            try:
-                await asyncio.gather(*running)
-            finally:
-                for task in running:
-                    task.cancel()
+        await gather(map(one, admitted))
         return [result for result in results if result is not None]
 
     def _refusal(self, call: ToolCall, tools: Mapping[str, Tool]) -> Result | None:

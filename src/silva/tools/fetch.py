@@ -244,13 +244,8 @@ def extract(body: bytes, content_type: str) -> tuple[str, str]:
     if kind not in _HTML or (not kind and "<" not in text):
         return "", text
     title, everything = plain(text)
-    return title, _main_text(text) or everything
-
-
-def _main_text(html: str) -> str:
-    """Without menus and advertisements, by trafilatura if that is installed."""
-    library = _trafilatura()
-    return (library.extract(html, include_tables=True) if library else "") or ""
+    library = _trafilatura()  # leaves out menus and advertisements
+    return title, (library.extract(text, include_tables=True) if library else "") or everything
 
 
 def _trafilatura() -> Any:

@@ -48,14 +48,8 @@ class ToolStuck(SilvaError, RuntimeError):
     """Too many calls of a function do not return."""
 
 
-def tool(
-    function: Callable[..., Any],
-    *,
-    name: str = "",
-    timeout: float | None = None,
-    max_chars: int | None = None,
-) -> FunctionTool:
-    """A tool from a function, sync or async.
+class FunctionTool:
+    """A `silva.protocols.Tool` from a function, sync or async.
 
     Args:
         function: its name, docstring and type hints become the schema (`Annotated[int, Field(...)]`
@@ -67,11 +61,6 @@ def tool(
     Raises:
         ToolDefinitionError: something is missing; the message names it and the function.
     """
-    return FunctionTool(function, name=name, timeout=timeout, max_chars=max_chars)
-
-
-class FunctionTool:
-    """A `silva.protocols.Tool` around a function."""
 
     def __init__(
         self,
@@ -155,6 +144,9 @@ class FunctionTool:
                 f"tool {self.spec.name} returned {type(result).__name__}: expected text or what JSON can "
                 f"hold ({error})"
             ) from error
+
+
+tool = FunctionTool
 
 
 def cut(text: str, max_chars: int) -> str:

@@ -83,7 +83,7 @@ def guessing() -> Answer:
     return answer
 
 
-def observed(text: str, reward: float | None, done: bool = False) -> dict[str, Any]:
+def observed(text: str, reward: Any, done: Any = False) -> dict[str, Any]:
     return {
         "type": "observation", "data": {"observation": {"text": text}, "reward": reward, "done": done}
     }  # fmt: skip

@@ -9,8 +9,8 @@ import types
 from pathlib import Path
 
 import pytest
+from tests.environments.foreign.playing import wrong
 
-from silva.environments.check.checks import examine
 from silva.environments.foreign import alfworld
 from silva.environments.foreign.alfworld import AlfWorld, AlfWorldStory, made_up
 from silva.environments.foreign.alfworld_houses import KINDS, draw, layout
@@ -163,12 +163,6 @@ def test_made_up_houses_need_enough_actions() -> None:
     assert AlfWorld().max_actions == 50
 
 
-def test_a_missing_library(monkeypatch) -> None:
-    monkeypatch.setattr(alfworld, "ENGINE", "alfworld.no_such_module")
-    with pytest.raises(ConfigError, match=r"pip install 'alfworld>=0\.4\.2'"):
-        AlfWorld().taskset()
-
-
 @pytest.fixture
 def real() -> AlfWorld:
     pytest.importorskip("alfworld", reason="pip install alfworld")
@@ -197,7 +191,7 @@ def test_the_engine_agrees_with_plans_for_made_up_houses(real, kind) -> None:
 @pytest.mark.slow
 def test_nothing_is_wrong_with_the_real_package(real) -> None:
     settings = real.model_copy(update={"max_actions": 12})
-    assert [finding for check in examine(settings) if not check.ok for finding in check.findings] == []
+    assert wrong(settings) == []
 
 
 def test_workers_give_the_same_episodes(real) -> None:

@@ -8,12 +8,11 @@ import dataclasses
 import gymnasium
 import pytest
 from gymnasium import spaces
+from tests.environments.foreign.playing import first_task, texts, wrong
 
-from silva.environments.check.checks import examine
 from silva.environments.foreign.gymnasium import Gymnasium
-from silva.environments.process.workers import Workers
 from silva.errors import CapabilityError, ConfigError
-from silva.types import Message, Task
+from silva.types import Task
 
 LAKE = Gymnasium(id="FrozenLake-v1", kwargs={"is_slippery": False}, eval_size=4, train_size=20)
 WINS = ("Down", "Down", "Right", "Right", "Down", "Right")  # on the 4 x 4 map of gymnasium
@@ -60,11 +59,13 @@ def test_the_way_over_the_ice(replies_to) -> None:
 
 
 def test_the_first_text_has_the_rules_and_the_drawing() -> None:
-    environment = LAKE.taskset().environment(LAKE.taskset().tasks("train")[0])
+    environment = LAKE.taskset().environment(first_task(LAKE))
     text = asyncio.run(environment.reset()).messages[0].content
     assert text.startswith("Frozen lake involves crossing a frozen lake")
     assert "Actions: Left, Down, Right, Up. Reply in this form: <answer>Left</answer>" in text
     assert text.endswith("Observation: 0\n[S]FFF\nFHFH\nFFFH\nHFFG")
+    with pytest.raises(CapabilityError, match="gymnasium has no experts"):
+        environment.expert_reply()  # type: ignore[attr-defined]
 
 
 def test_a_hole_and_a_reply_that_is_no_action(replies_to) -> None:
@@ -86,7 +87,7 @@ def test_a_seed_gives_the_episode_of_gymnasium_with_the_chance_of_the_task(repli
 
     def played(seed: int) -> list[str]:
         steps = replies_to(settings, dataclasses.replace(task, seed=seed), ["abc", "bad", "cab"])
-        return [step.observation.messages[0].content for step in steps]
+        return texts(steps)
 
     environment = settings.taskset().environment(task)
     shown = asyncio.run(environment.reset()).messages[0].content
@@ -131,34 +132,14 @@ def test_what_cannot_be_played_is_said_at_the_start(keys, words) -> None:
     assert all(word in str(error.value) for word in words)
 
 
-def test_there_is_no_expert() -> None:
-    taskset = LAKE.taskset()
-    with pytest.raises(CapabilityError, match="gymnasium has no experts"):
-        taskset.environment(taskset.tasks("train")[0]).expert_reply()  # type: ignore[attr-defined]
-
-
 @pytest.mark.parametrize(
     "settings",
     [
-        LAKE,
         Gymnasium(id="FrozenLake-v1", eval_size=4, train_size=20),
         Gymnasium(id="Taxi-v4", eval_size=4, train_size=20, max_actions=12, show="drawing"),
-        Gymnasium(id="CliffWalking-v1", eval_size=4, train_size=20, max_actions=12),
         Gymnasium(id="Blackjack-v1", eval_size=4, train_size=20, show="observation"),
     ],
     ids=lambda settings: settings.id,
 )
 def test_nothing_is_wrong_with_them(settings) -> None:
-    assert [finding for check in examine(settings) if not check.ok for finding in check.findings] == []
-
-
-def test_a_worker_process_plays_the_same_episode(replies_to, play_out) -> None:
-    task = LAKE.taskset().tasks("train")[0]
-    here = replies_to(LAKE, task, [answer(name) for name in WINS])
-    workers = Workers(LAKE)
-    try:
-        there = play_out(workers.environment(task), lambda turn: answer(WINS[turn]))
-    finally:
-        workers.close()
-    assert LAKE.workers == 1 and there == here
-    assert isinstance(here[0].observation.messages[0], Message)
+    assert wrong(settings) == []

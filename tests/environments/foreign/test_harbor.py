@@ -17,14 +17,14 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.environments.foreign.playing import call, fork_refused, played, texts
 
 from silva.environments.check import checks as check_module
-from silva.environments.check.checks import examine
 from silva.environments.foreign.docker import MOST_OUTPUT, Docker, DockerFault, owner
 from silva.environments.foreign.harbor import Harbor
 from silva.environments.foreign.harbor_tasks import HarborTask, read_task, read_tasks, reward_of
 from silva.errors import CapabilityError, ConfigError
-from silva.types import Message, ToolCall
+from silva.types import Message
 
 TOML = """
 version = "1.0"
@@ -94,24 +94,7 @@ def calls(home: Path) -> list[list[str]]:
 
 
 def bash(command: str) -> Message:
-    return Message("assistant", "", tool_calls=(ToolCall("bash", {"command": command}),), id="r")
-
-
-DONE = Message("assistant", "Done.", id="d")
-
-
-def played(settings: Harbor, *replies: Message):
-    taskset = settings.taskset()
-    environment = taskset.environment(taskset.tasks("train")[0])
-
-    async def run():
-        try:
-            observation = await environment.reset()
-            return observation, [await environment.step(reply) for reply in replies]
-        finally:
-            await environment.close()
-
-    return asyncio.run(run())
+    return call("bash", command=command)
 
 
 def settings(folder: Path, **keys) -> Harbor:
@@ -128,7 +111,6 @@ def test_a_task_of_harbor_is_read(tmp_path) -> None:
     assert (task.cpus, task.memory_mb, task.internet) == (2.0, 4096, False)
     assert (task.agent_seconds, task.verifier_seconds) == (30.0, 20.0)
     assert task.verifier_variables == {"LEVEL": "3"}
-    json.dumps(task.plain())
 
 
 def test_a_task_of_terminal_bench_is_read(tmp_path) -> None:
@@ -191,13 +173,8 @@ def test_the_reward_of_harbor_stands_in_a_file(tmp_path) -> None:
     assert reward_of(task, {"reward.txt": " 0.5\n"}, "") == 0.5
     assert reward_of(task, {"reward.json": '{"reward": 1, "style": 0.2}', "reward.txt": "0"}, "") == 1.0
     assert reward_of(task, {"reward.json": '{"reward": 1, "style": 0.2}'}, "", "style") == 0.2
-    for files in (
-        {},
-        {"reward.txt": ""},
-        {"reward.txt": "nan"},
-        {"reward.json": "[1]"},
-        {"reward.json": "{"},
-    ):
+    wrong = ({}, {"reward.txt": ""}, {"reward.txt": "nan"}, {"reward.json": "[1]"}, {"reward.json": "{"})
+    for files in wrong:
         with pytest.raises(ValueError):
             reward_of(task, files, "it crashed")
 
@@ -216,24 +193,24 @@ def test_an_episode_from_the_container_to_the_reward(tmp_path, docker) -> None:
         settings(tmp_path / "tasks"), bash("ls /tests; echo $HOME_OF_NOBODY; exit 3"), bash("pwd")
     )
     assert [spec.name for spec in first.tools] == ["bash"]
-    said = [step.observation.messages[0].content for step in steps]
+    said = texts(steps)
     assert "No such file" in said[0] and said[0].endswith("[exit status 3]")  # the tests are not there yet
     assert said[1].strip().endswith("/app")
     name = first.messages[0].content.split("'")[1]
-    _, steps = played(settings(tmp_path / "tasks"), bash(f"echo '{name}' > /app/hello.txt"), DONE)
+    _, steps = played(settings(tmp_path / "tasks"), bash(f"echo '{name}' > /app/hello.txt"), "Done.")
     assert steps[-1].rewards == {"reward": 1.0} and steps[-1].metrics["success"] == 1.0
-    _, steps = played(settings(tmp_path / "tasks"), DONE)
+    _, steps = played(settings(tmp_path / "tasks"), "Done.")
     assert steps[-1].rewards == {"reward": 0.0} and steps[-1].metrics["success"] == 0.0
-    run = next(call for call in calls(docker) if call[0] == "run")
+    run = next(each for each in calls(docker) if each[0] == "run")
     assert run[run.index("--network") + 1] == "none" and run[run.index("--memory") + 1] == "4096m"
-    assert [call[0] for call in calls(docker)].count("rm") == 3 and not list(docker.glob("silva-*"))
+    assert [each[0] for each in calls(docker)].count("rm") == 3 and not list(docker.glob("silva-*"))
 
 
 def test_a_reward_that_the_policy_writes_itself_is_not_read(tmp_path, docker) -> None:
     cheat = (
         "mkdir -p /logs/verifier /tests; echo 1 > /logs/verifier/reward.txt; echo 'exit 0' > /tests/test.sh"
     )
-    _, steps = played(settings(tmp_path / "tasks"), bash(cheat), DONE)
+    _, steps = played(settings(tmp_path / "tasks"), bash(cheat), "Done.")
     assert steps[-1].rewards == {"reward": 0.0}
 
 
@@ -242,8 +219,8 @@ def test_the_expert_is_the_solution_and_nothing_is_wrong(tmp_path, docker, monke
     monkeypatch.setattr(
         check_module, "SLOW", 1e9
     )  # the programs of this machine decide how long a step takes
-    checks = examine(settings(tmp_path / "tasks", train_size=1))
-    assert [finding for check in checks if not check.ok for finding in check.findings] == []
+    checks = check_module.examine(settings(tmp_path / "tasks", train_size=1))
+    assert all(check.ok for check in checks), [check.findings for check in checks]
     assert next(check for check in checks if check.name == "expert").done == "succeeds in 1 of 1 episodes"
 
 
@@ -252,7 +229,7 @@ def test_a_task_of_terminal_bench_is_graded_by_its_summary(tmp_path, docker) -> 
         folder = terminal_task(tmp_path / f"task{number}")
         (folder / "task.yaml").write_text(f"instruction: Say hello {number} times.\n")
     chosen = Harbor(path=str(tmp_path), eval_size=1, train_size=4, eval_share=0.4)
-    _, steps = played(chosen, DONE)
+    _, steps = played(chosen, "Done.")
     assert steps[-1].rewards == {"reward": 1.0}
 
 
@@ -260,7 +237,7 @@ def test_a_task_of_terminal_bench_is_graded_by_its_summary(tmp_path, docker) -> 
 def test_docker_that_fails_gives_no_result(tmp_path, docker, monkeypatch, verb) -> None:
     monkeypatch.setenv("DOCKER_STUB_FAULT", verb)
     with pytest.raises(DockerFault, match=f"docker {verb}: exit status 1: 'the daemon is away"):
-        played(settings(tmp_path / "tasks"), DONE)
+        played(settings(tmp_path / "tasks"), "Done.")
     assert not list(docker.glob("silva-*"))
 
 
@@ -269,18 +246,12 @@ def test_docker_that_gives_no_answer_is_not_waited_for_nor_are_its_children(tmp_
     plugin = tmp_path / "plugin"
     (tmp_path / "bin" / "docker").write_text(f"#!/bin/sh\nsleep 1000 & echo $! > {plugin}\nexec sleep 1000\n")
     machine = Docker(read_task(harbor_task(tmp_path / "hello")), internet=False)
-
-    async def ask() -> None:
-        asking = asyncio.create_task(machine._docker("build", seconds=2.0))
-        while not (plugin.exists() and plugin.read_text().endswith("\n")) and not asking.done():
-            await asyncio.sleep(0.01)
-        await asyncio.wait_for(asking, 60)
-
-    try:
-        with pytest.raises(DockerFault, match="docker build: no answer after 2 s"):
-            asyncio.run(ask())
-    finally:
-        os.kill(int(plugin.read_text()), signal.SIGKILL)
+    for seconds in (2, 60):  # a busy machine may need longer to start the plugin
+        with pytest.raises(DockerFault, match=f"docker build: no answer after {seconds} s"):
+            asyncio.run(machine._docker("build", seconds=seconds))
+        if plugin.exists() and plugin.read_text().endswith("\n"):
+            break
+    os.kill(int(plugin.read_text()), signal.SIGKILL)
 
 
 def test_a_daemon_that_does_not_answer_is_found_at_the_start(tmp_path, docker, monkeypatch) -> None:
@@ -342,7 +313,7 @@ def test_a_start_that_is_cut_off_leaves_no_container(tmp_path, docker) -> None:
         await machine.close()
 
     asyncio.run(play())
-    assert [call[0] for call in calls(docker)] == ["build", "run", "rm"] and left(docker) == []
+    assert [each[0] for each in calls(docker)] == ["build", "run", "rm"] and left(docker) == []
 
 
 def test_of_a_long_output_the_end_is_read(tmp_path, docker) -> None:
@@ -414,23 +385,13 @@ def test_a_command_that_takes_too_long_is_stopped(tmp_path, docker, monkeypatch)
     monkeypatch.setenv("DOCKER_STUB_LATE", "echo begun")
     _, steps = played(settings(tmp_path / "tasks", tool_timeout=7.0), bash("echo begun"))
     assert steps[0].observation.messages[0].content == "begun\n\n[stopped: it took too long]"
-    limit = next(call for call in calls(docker) if call[0] == "exec")[2:-1]
+    limit = next(each for each in calls(docker) if each[0] == "exec")[2:-1]
     assert limit == ["timeout", "--kill-after=5", "7", "bash", "-c"]
 
 
 def test_a_container_cannot_be_forked_and_docker_must_be_there(tmp_path, docker, monkeypatch) -> None:
-    taskset = settings(tmp_path / "tasks").taskset()
-    environment = taskset.environment(taskset.tasks("train")[0])
-
-    async def run() -> None:
-        await environment.reset()
-        try:
-            await environment.fork(1)  # type: ignore[attr-defined]
-        finally:
-            await environment.close()
-
     with pytest.raises(CapabilityError, match="cannot be forked"):
-        asyncio.run(run())
+        fork_refused(settings(tmp_path / "tasks"))
     monkeypatch.setattr(shutil, "which", lambda name: None)
     with pytest.raises(ConfigError, match="needs the program docker"):
         settings(tmp_path / "more").taskset()

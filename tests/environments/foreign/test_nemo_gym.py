@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import http.server
 import json
@@ -10,8 +9,8 @@ import threading
 from collections.abc import Iterator
 
 import pytest
+from tests.environments.foreign.playing import call, first_task, played, wrong
 
-from silva.environments.check.checks import examine
 from silva.environments.foreign.nemo_gym import NemoGym, NemoGymFault, messages_of, response_of
 from silva.errors import ConfigError
 from silva.types import Message, ToolCall
@@ -103,35 +102,12 @@ def path(tmp_path) -> str:
     return str(file)
 
 
-def played(settings: NemoGym, *replies):
-    taskset = settings.taskset()
-    task = taskset.tasks("train")[0]
-    environment = taskset.environment(task)
-
-    async def run():
-        try:
-            observation = await environment.reset()
-            return task, observation, [await environment.step(reply) for reply in replies]
-        finally:
-            await environment.close()
-
-    return asyncio.run(run())
-
-
-def weather(**arguments) -> Message:
-    return Message("assistant", "", tool_calls=(ToolCall("get_weather", arguments),), id="r")
-
-
-def answer(text: str) -> Message:
-    return Message("assistant", text, id="a")
-
-
 def test_a_dialogue_with_a_tool_call_is_verified(path) -> None:
     with running() as (url, requests):
         settings = NemoGym(url=url, path=path, eval_size=4)
-        task = settings.taskset().tasks("train")[0]
+        task = first_task(settings)
         expected = task.data["row"]["expected"]
-        _, first, steps = played(settings, weather(city="here"), answer(f"<think>Cold.</think>{expected}"))
+        first, steps = played(settings, call("get_weather", city="here"), f"<think>Cold.</think>{expected}")
     assert [(m.role, m.content) for m in first.messages] == [
         ("system", "Use the tool."), ("user", f"How is the weather in city {expected.split()[1]}?")
     ]  # fmt: skip
@@ -153,7 +129,7 @@ def test_a_dialogue_with_a_tool_call_is_verified(path) -> None:
 
 def test_a_wrong_answer_and_a_call_that_the_server_refuses(path) -> None:
     with running() as (url, _):
-        _, _, steps = played(NemoGym(url=url, path=path, eval_size=4), weather(town="x"), answer("warm"))
+        _, steps = played(NemoGym(url=url, path=path, eval_size=4), call("get_weather", town="x"), "warm")
     assert steps[0].observation.messages[0].content == 'Error: {"detail": "city: Field required"}'
     assert steps[1].rewards == {"reward": 0.0} and steps[1].metrics["success"] == 0.0
 
@@ -163,6 +139,7 @@ def test_a_wrong_answer_and_a_call_that_the_server_refuses(path) -> None:
     [
         ("/seed_session", "/seed_session: status 500"),
         ("/verify", "/verify: status 500"),
+        ("/get_weather", "/get_weather: status 500"),
         ('{"mask_sample": true, "failure_reason": "the judge is away"}', "nothing: .*the judge is away"),
         ('{"_ng_failure_class": "judge_failed"}', "measured nothing: .*judge_failed"),
         ('{"_ng_terminal": "any other key of theirs"}', "measured nothing: .*any other"),
@@ -185,7 +162,7 @@ def test_a_wrong_answer_and_a_call_that_the_server_refuses(path) -> None:
 def test_a_server_that_fails_gives_no_result(path, fault, words) -> None:
     kind = NemoGymFault if words else ValueError
     with running(fault) as (url, _), pytest.raises(kind, match=words):
-        played(NemoGym(url=url, path=path, eval_size=4), answer("warm"))
+        played(NemoGym(url=url, path=path, eval_size=4), call("get_weather", city="here"), "warm")
 
 
 @pytest.mark.parametrize(
@@ -203,14 +180,14 @@ def test_a_server_that_fails_gives_no_result(path, fault, words) -> None:
 )  # fmt: skip
 def test_what_is_wrong_with_the_reply_is_a_reward(path, told) -> None:
     with running(json.dumps(told)) as (url, _):
-        _, _, steps = played(NemoGym(url=url, path=path, eval_size=4), answer("warm"))
+        _, steps = played(NemoGym(url=url, path=path, eval_size=4), "warm")
     assert steps[0].rewards == {"reward": 0.0}
 
 
 def test_keys_of_ones_own_server_say_what_is_wrong_with_the_reply(path) -> None:
     with running('{"evaluation_error": "No law found in response."}') as (url, _):
         settings = NemoGym(url=url, path=path, eval_size=4, wrong_reply=("evaluation_error",))
-        _, _, steps = played(settings, answer("warm"))
+        _, steps = played(settings, "warm")
     assert steps[0].rewards == {"reward": 0.0}
 
 
@@ -220,26 +197,20 @@ def test_what_the_row_says_is_no_failure_of_the_server(tmp_path) -> None:
     file = tmp_path / "rows.jsonl"
     file.write_text("\n".join(json.dumps(row(n) | told) for n in range(40)))
     with running() as (url, _):
-        _, _, steps = played(NemoGym(url=url, path=str(file), eval_size=4), answer("warm"))
+        _, steps = played(NemoGym(url=url, path=str(file), eval_size=4), "warm")
     assert steps[0].rewards == {"reward": 0.0}
-
-
-def test_a_tool_of_a_server_that_fails_is_no_answer(path) -> None:
-    with running("/get_weather") as (url, _), pytest.raises(NemoGymFault, match="/get_weather: status 500"):
-        played(NemoGym(url=url, path=path, eval_size=4), weather(city="here"))
 
 
 def test_no_server_is_said(path) -> None:
     with running() as (url, _):
         pass
     with pytest.raises(NemoGymFault, match=r"seed_session: \w+Error"):
-        played(NemoGym(url=url, path=path, eval_size=4), answer("warm"))
+        played(NemoGym(url=url, path=path, eval_size=4), "warm")
 
 
 def test_nothing_is_wrong_with_it(path) -> None:
     with running() as (url, _):
-        checks = examine(NemoGym(url=url, path=path, eval_size=4, train_size=20))
-    assert [finding for check in checks if not check.ok for finding in check.findings] == []
+        assert wrong(NemoGym(url=url, path=path, eval_size=4, train_size=20)) == []
 
 
 @pytest.mark.parametrize(
@@ -257,12 +228,8 @@ def test_a_wrong_row_is_named(tmp_path, params, words) -> None:
         NemoGym(url="http://127.0.0.1:1", path=str(file)).taskset()
 
 
-def test_input_may_be_a_text() -> None:
-    assert messages_of("Hello") == [("user", "Hello")]
-
-
-def test_a_malformed_call_stands_in_no_response() -> None:
-    """Its answer has no name; the results of the calls beside it keep their ids."""
+def test_dialogues_in_the_form_of_the_responses_api() -> None:
+    """A malformed call stands in none: its answer has no name; results of calls beside it keep their ids."""
     dialogue = [
         Message("user", "q"),
         Message("assistant", "", tool_calls=(ToolCall("f", {}),), errors=("malformed",)),
@@ -270,6 +237,7 @@ def test_a_malformed_call_stands_in_no_response() -> None:
         Message("tool", "1", name="f"),
         Message("assistant", ""),
     ]
+    assert messages_of("Hello") == [("user", "Hello")]
     output = response_of(dialogue, {})["output"]
     assert [(item["type"], item.get("output")) for item in output] == [
         ("function_call", None), ("function_call_output", "1"), ("message", None)

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.environments.foreign.playing import wrong
 
 from silva.environments.bases.attempts import Verdict
 from silva.environments.check.checks import examine
@@ -58,25 +59,14 @@ def task(number: int) -> Task:
 def test_the_recorded_grades(recorded, replies_to) -> None:
     settings = ReasoningGym(task="leg_counting", eval_size=4, partial_weight=0.5)
     right = task(0).answer
-    grades = {
-        reply: replies_to(settings, task(0), [reply])[0]
-        for reply in (
-            f"<answer>{right}</answer>",
-            right,
-            f"<answer>x {right}</answer>",
-            "<answer>7</answer>",
-            "",
-        )
-    }
-    values = [step.rewards["correct"] for step in grades.values()]
+    replies = (f"<answer>{right}</answer>", right, f"<answer>x {right}</answer>", "<answer>7</answer>", "")
+    grades = [replies_to(settings, task(0), [reply])[0] for reply in replies]
+    values = [step.rewards["correct"] for step in grades]
     assert values == [1.0, 1.0, pytest.approx(0.3), 0.0, 0.0]  # 0.6 of the library, times the weight
-    assert [step.metrics["success"] for step in grades.values()] == [1.0, 1.0, 0.0, 0.0, 0.0]
-    assert grades[""].metrics["action_is_valid"] == 0.0
-
-
-def test_without_a_weight_a_part_earns_nothing(recorded, replies_to) -> None:
-    settings = ReasoningGym(task="leg_counting", eval_size=4)
-    assert replies_to(settings, task(0), [f"x {task(0).answer}"])[0].rewards == {"correct": 0.0}
+    assert [step.metrics["success"] for step in grades] == [1.0, 1.0, 0.0, 0.0, 0.0]
+    assert grades[-1].metrics["action_is_valid"] == 0.0
+    unweighted = settings.model_copy(update={"partial_weight": 0.0})
+    assert replies_to(unweighted, task(0), [f"x {right}"])[0].rewards == {"correct": 0.0}
 
 
 def graded(score: float, **keys) -> Verdict:
@@ -181,7 +171,7 @@ def test_what_takes_too_long_is_not_solved(monkeypatch) -> None:
 
 def test_nothing_is_wrong_with_the_recorded_one(recorded) -> None:
     settings = ReasoningGym(task="leg_counting", eval_size=4, train_size=20)
-    assert [finding for check in examine(settings) if not check.ok for finding in check.findings] == []
+    assert wrong(settings) == []
 
 
 @pytest.mark.parametrize("name", ["leg_counting", "countdown", "list_functions", "graph_color"])

@@ -10,8 +10,8 @@ import types
 from pathlib import Path
 
 import pytest
+from tests.environments.foreign.playing import texts, wrong
 
-from silva.environments.check.checks import examine
 from silva.environments.foreign.textarena import TextArena
 from silva.errors import ConfigError
 from silva.protocols import Scripted
@@ -73,7 +73,7 @@ def recorded(monkeypatch):
 
 def test_the_recorded_game(recorded, replies_to, capsys) -> None:
     steps = replies_to(MASTERMIND, TASK, ["[1 2 3 4]", "no idea", "<think>[9 9]</think>[2 5 6 4]"])
-    said = [step.observation.messages[0].content for step in steps]
+    said = texts(steps)
     assert said[0] == "Submitted [1 2 3 4]. Feedback: 1 black peg(s), 1 white peg(s)."
     assert said[1].startswith("You attempted an invalid move.")
     assert said[2] == "You have cracked the code, solving 4 out of 4 pegs correctly"
@@ -92,35 +92,20 @@ def test_a_part_of_the_reward_is_no_success(recorded, replies_to) -> None:
 
 def test_hidden_codes_decide_what_is_held_out(recorded) -> None:
     """All games begin with the same text; the state of the game has the code."""
-    assert MASTERMIND.taskset().notes == ()
+    taskset = MASTERMIND.taskset()
+    assert taskset.notes == ()
+    assert not isinstance(taskset.environment(TASK), Scripted)  # nor does it list the moves that are allowed
 
 
 def test_nothing_is_wrong_with_the_recorded_game(recorded) -> None:
-    assert [finding for check in examine(MASTERMIND) if not check.ok for finding in check.findings] == []
-
-
-def test_there_is_no_expert_and_no_random_player(recorded) -> None:
-    """The library has no experts, and does not list the moves that a game allows."""
-    assert not isinstance(MASTERMIND.taskset().environment(TASK), Scripted)
-
-
-def test_a_missing_library() -> None:
-    if "textarena" in sys.modules:
-        pytest.skip("textarena is installed")
-    try:
-        import textarena  # noqa: F401
-    except ImportError:
-        with pytest.raises(ConfigError, match="pip install 'textarena"):
-            MASTERMIND.taskset()
-    else:
-        pytest.skip("textarena is installed")
+    assert wrong(MASTERMIND) == []
 
 
 @pytest.mark.parametrize("name", ["Mastermind-v0", "GuessTheNumber-v0", "LightsOut-v0"])
 def test_the_real_library(name) -> None:
     pytest.importorskip("textarena", reason="pip install textarena")
     settings = TextArena(id=name, eval_size=4, train_size=20)
-    assert [finding for check in examine(settings) if not check.ok for finding in check.findings] == []
+    assert wrong(settings) == []
 
 
 def test_the_recording_is_what_the_library_does(replies_to) -> None:
@@ -129,7 +114,7 @@ def test_the_recording_is_what_the_library_does(replies_to) -> None:
     expected = [
         "\n".join(t for sender, t, _ in turn["observation"] if sender == -1) for turn in RECORDED["turns"]
     ]
-    said = [step.observation.messages[0].content for step in steps]
+    said = texts(steps)
     assert said[:2] == expected[:2] and steps[-1].metrics["success"] == 1.0
 
 

@@ -9,8 +9,8 @@ import types
 from pathlib import Path
 
 import pytest
+from tests.environments.foreign.playing import wrong
 
-from silva.environments.check.checks import examine
 from silva.environments.foreign.textworld import TextWorld
 from silva.environments.process.workers import Workers
 from silva.errors import ConfigError
@@ -144,7 +144,7 @@ def test_the_expert_follows_the_walkthrough_then_the_engine(fake) -> None:
 
 
 def test_nothing_is_wrong_with_the_fake(fake) -> None:
-    assert [finding for check in examine(fake) if not check.ok for finding in check.findings] == []
+    assert wrong(fake) == []
 
 
 def test_max_actions_must_suffice(fake) -> None:
@@ -170,12 +170,6 @@ def test_settings_that_no_game_has(keys, words) -> None:
         TextWorld(**keys)
 
 
-def test_a_missing_library(monkeypatch) -> None:
-    monkeypatch.setitem(sys.modules, "textworld", None)
-    with pytest.raises(ConfigError, match=r"pip install 'textworld>=1\.7'"):
-        TextWorld().taskset()
-
-
 @pytest.fixture(scope="module")
 def real(tmp_path_factory):
     """Settings of small games, made once."""
@@ -195,7 +189,7 @@ def real(tmp_path_factory):
 
 
 def test_the_real_library(real) -> None:
-    assert [finding for check in examine(real) if not check.ok for finding in check.findings] == []
+    assert wrong(real) == []
 
 
 def test_the_real_expert_wins(real, expert_rate) -> None:

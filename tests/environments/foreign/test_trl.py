@@ -7,8 +7,8 @@ import dataclasses
 from pathlib import Path
 
 import pytest
+from tests.environments.foreign.playing import wrong
 
-from silva.environments.check.checks import examine
 from silva.environments.foreign.trl import Trl
 from silva.environments.process.workers import Workers
 from silva.errors import ConfigError
@@ -28,9 +28,8 @@ def settings(name: str = "GuessEnv", **keys) -> Trl:
 
 
 def guess(*numbers: int) -> Message:
-    return Message(
-        "assistant", "", tool_calls=tuple(ToolCall("guess", {"number": n}) for n in numbers), id="r"
-    )
+    calls = tuple(ToolCall("guess", {"number": n}) for n in numbers)
+    return Message("assistant", "", tool_calls=calls, id="r")
 
 
 DONE = Message("assistant", "I am done.", id="d")
@@ -42,7 +41,7 @@ def started(chosen: Trl, index: int = 0):
     return environment, asyncio.run(environment.reset())
 
 
-def played(environment, *messages: Message):
+def steps_of(environment, *messages: Message):
     async def run():
         return [await environment.step(message) for message in messages]
 
@@ -69,23 +68,20 @@ def test_public_methods_are_tools_with_their_docstrings() -> None:
 def test_the_right_number_is_the_reward_of_the_class() -> None:
     environment, _ = started(settings())
     secret = environment.session.instance.secret
-    wrong, right, end = played(environment, guess(secret % 9 + 1), guess(secret), DONE)
+    wrong, right, end = steps_of(environment, guess(secret % 9 + 1), guess(secret), DONE)
     assert wrong.observation.messages[0].content in ("Higher.", "Lower.")
     assert right.observation.messages[0].content == "Right." and not right.terminated
     assert end.terminated and end.rewards == {"reward": 1.0} and end.metrics["success"] == 1.0
-
-
-def test_a_dialogue_without_the_number_earns_nothing() -> None:
+    assert not isinstance(environment, Scripted)
     environment, _ = started(settings())
-    secret = environment.session.instance.secret
-    *_, end = played(environment, guess(secret % 9 + 1), DONE)
+    *_, end = steps_of(environment, guess(secret % 9 + 1), DONE)
     assert end.rewards == {"reward": 0.0} and end.metrics["success"] == 0.0
 
 
 def test_what_a_method_raises_is_read_by_the_model_as_in_trl() -> None:
     environment, _ = started(settings())
     secret = environment.session.instance.secret
-    _, again = played(environment, guess(secret), guess(secret))
+    _, again = steps_of(environment, guess(secret), guess(secret))
     assert again.observation.messages[0].content == "Error: ValueError: Game over."
     assert again.metrics["tool_exceptions"] == 1.0
 
@@ -98,7 +94,7 @@ def test_bad_calls_are_answered() -> None:
         ToolCall("guess", {"number": "x"}),
         ToolCall("hint", {}),
     )
-    (step,) = played(environment, Message("assistant", "", tool_calls=calls, id="r"))
+    (step,) = steps_of(environment, Message("assistant", "", tool_calls=calls, id="r"))
     said = [message.content for message in step.observation.messages]
     assert said[0].startswith("Error: no tool called '_private'")
     assert said[1].startswith("Error: no tool called 'reset'")
@@ -107,21 +103,21 @@ def test_bad_calls_are_answered() -> None:
 
 def test_a_reward_method_goes_before_the_attribute() -> None:
     environment, _ = started(settings("OwnsReward", solved_at=0.5))
-    *_, end = played(environment, guess(environment.session.instance.secret), DONE)
+    *_, end = steps_of(environment, guess(environment.session.instance.secret), DONE)
     assert end.rewards == {"reward": 0.5} and end.metrics["success"] == 1.0
 
 
 def test_too_many_calls_end_the_episode_with_what_it_earned() -> None:
     environment, _ = started(settings(max_tool_calls=2))
     secret = environment.session.instance.secret
-    *_, end = played(environment, guess(secret), guess(secret), guess(secret))
+    *_, end = steps_of(environment, guess(secret), guess(secret), guess(secret))
     assert end.truncated and end.rewards == {"reward": 1.0}
 
 
 def test_no_reward_is_no_result() -> None:
     environment, _ = started(settings("NoReward"))
     with pytest.raises(TypeError, match="NoReward has no reward: expected a method get_reward"):
-        played(environment, DONE)
+        steps_of(environment, DONE)
 
 
 def test_the_task_decides_the_problem_and_the_episode_its_luck() -> None:
@@ -132,7 +128,7 @@ def test_the_task_decides_the_problem_and_the_episode_its_luck() -> None:
     def luck(seed: int) -> tuple[int, float]:
         environment = taskset.environment(dataclasses.replace(task, seed=seed))
         asyncio.run(environment.reset())
-        played(environment, guess(1))
+        steps_of(environment, guess(1))
         return environment.session.instance.secret, environment.session.instance.luck
 
     assert luck(1) == luck(1)
@@ -181,7 +177,7 @@ def test_nothing_to_show_is_said() -> None:
 
 @pytest.mark.parametrize("rows", [(), ROWS], ids=["seeds", "rows"])
 def test_nothing_is_wrong_with_them(rows) -> None:
-    assert [f for check in examine(settings(rows=rows)) if not check.ok for f in check.findings] == []
+    assert wrong(settings(rows=rows)) == []
 
 
 def test_a_worker_process_plays_the_same_episode(play_out) -> None:
@@ -194,8 +190,3 @@ def test_a_worker_process_plays_the_same_episode(play_out) -> None:
     finally:
         workers.close()
     assert chosen.workers == 1 and there == here
-
-
-def test_there_is_no_expert() -> None:
-    environment, _ = started(settings())
-    assert not isinstance(environment, Scripted)

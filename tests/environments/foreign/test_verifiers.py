@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
-import sys
-
 import pytest
+from tests.environments.foreign.playing import call, first_task, played, wrong
 
-from silva.environments.check.checks import examine
 from silva.environments.foreign.verifiers import Verifiers
 from silva.errors import CapabilityError, ConfigError
-from silva.types import Message, ToolCall
 
 SUMS = '''
 import verifiers.v1 as vf
@@ -84,25 +80,16 @@ def sums(tmp_path):
     return lambda name="Sums", **keys: Verifiers(taskset_id=f"{file}:{name}", **{"eval_size": 4, **keys})
 
 
-def played(settings, *replies):
-    taskset = settings.taskset()
-    task = taskset.tasks("train")[0]
-    environment = taskset.environment(task)
-    number = int(task.data["messages"][-1]["content"].split()[0]) + 1
-
-    async def run():
-        observation = await environment.reset()
-        return observation, [await environment.step(reply(number)) for reply in replies]
-
-    return asyncio.run(run())
-
-
-def add(number: int) -> Message:
-    return Message("assistant", "", tool_calls=(ToolCall("adder_add", {"a": number - 1, "b": 1}),), id="r")
+def answers(settings, *replies):
+    """Replies are functions of the right number."""
+    number = int(first_task(settings).data["messages"][-1]["content"].split()[0]) + 1
+    return played(settings, *(reply(number) for reply in replies))
 
 
 def test_a_task_with_a_tool_and_two_weighted_rewards(sums) -> None:
-    observation, steps = played(sums(), add, lambda n: Message("assistant", f"<think>So.</think>{n}"))
+    observation, steps = answers(
+        sums(), lambda n: call("adder_add", a=n - 1, b=1), lambda n: f"<think>So.</think>{n}"
+    )
     assert [message.role for message in observation.messages] == ["system", "user"]
     assert [spec.name for spec in observation.tools] == ["adder_add"]
     assert steps[1].rewards == {"reward": 1.0}
@@ -110,13 +97,13 @@ def test_a_task_with_a_tool_and_two_weighted_rewards(sums) -> None:
 
 
 def test_half_of_it_is_no_success(sums) -> None:
-    _, steps = played(sums(), lambda n: Message("assistant", str(n)))
+    _, steps = answers(sums(), str)
     assert steps[0].rewards == {"reward": 0.75} and steps[0].metrics["success"] == 0.0
 
 
 def test_a_reward_that_raises_is_no_result(sums) -> None:
     with pytest.raises(Exception, match="the grader is broken"):
-        played(sums("Broken"), lambda n: Message("assistant", str(n)))
+        answers(sums("Broken"), str)
 
 
 @pytest.mark.parametrize(
@@ -138,12 +125,4 @@ def test_its_configuration_is_checked(sums) -> None:
 
 
 def test_nothing_is_wrong_with_it(sums) -> None:
-    assert [f for check in examine(sums()) if not check.ok for f in check.findings] == []
-
-
-def test_a_missing_library(monkeypatch) -> None:
-    monkeypatch.setitem(sys.modules, "verifiers", None)  # as if it were not installed
-    with pytest.raises(
-        ConfigError, match=r"environment verifiers: cannot import verifiers.*pip install 'verifiers"
-    ):
-        Verifiers(taskset_id="gsm8k").taskset()
+    assert wrong(sums()) == []

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
-
 import pytest
+from tests.environments.foreign.playing import call, first_task, fork_refused, played, wrong
 
-from silva.environments.check.checks import examine
 from silva.environments.foreign.verifiers import Verifiers
 from silva.errors import CapabilityError, ConfigError
-from silva.types import Message, ToolCall
 
 SUMS = '''
 import verifiers as vf
@@ -50,31 +47,14 @@ def sums(tmp_path, monkeypatch):
     return lambda **config: Verifiers(taskset_id="sums-v0", config=config, eval_size=4)
 
 
-def played(settings, *replies):
-    taskset = settings.taskset()
-    task = taskset.tasks("train")[0]
-    environment = taskset.environment(task)
-
-    async def run():
-        try:
-            observation = await environment.reset()
-            return observation, [await environment.step(reply(int(task.answer))) for reply in replies]
-        finally:
-            await environment.close()
-
-    return asyncio.run(run())
-
-
-def add(number: int) -> Message:
-    return Message("assistant", "", tool_calls=(ToolCall("add", {"a": number - 1, "b": 1}, "c1"),), id="r")
-
-
-def answer(number: int) -> Message:
-    return Message("assistant", str(number), id="a")
+def answers(settings, *replies):
+    """Replies are functions of the right number."""
+    number = int(first_task(settings).answer)
+    return played(settings, *(reply(number) for reply in replies))
 
 
 def test_its_own_loop_is_played_reply_by_reply(sums) -> None:
-    observation, (called, end) = played(sums(), add, answer)
+    observation, (called, end) = answers(sums(), lambda n: call("add", a=n - 1, b=1), str)
     assert (observation.messages[0].role, observation.messages[0].content) == ("system", "Add.")
     assert [spec.name for spec in observation.tools] == ["add"]
     assert called.observation.messages[0].role == "tool" and not called.terminated
@@ -83,25 +63,23 @@ def test_its_own_loop_is_played_reply_by_reply(sums) -> None:
 
 
 def test_a_wrong_answer_earns_nothing(sums) -> None:
-    _, (end,) = played(sums(), lambda number: answer(number + 1))
+    _, (end,) = answers(sums(), lambda n: str(n + 1))
     assert end.rewards == {"reward": 0.0} and end.metrics["success"] == 0.0
 
 
 def test_a_reward_function_that_raises_is_no_result(sums) -> None:
     """v0 itself gives 0 for it."""
     with pytest.raises(RuntimeError, match="a reward function raised") as error:
-        played(sums(broken=True), answer)
+        answers(sums(broken=True), str)
     assert str(error.value.__cause__) == "the grader is broken"
 
 
 def test_nothing_is_wrong_with_it(sums) -> None:
-    assert [f for check in examine(sums()) if not check.ok for f in check.findings] == []
+    assert wrong(sums()) == []
 
 
 def test_what_cannot_be_loaded_or_forked_is_said(sums) -> None:
     with pytest.raises(ConfigError, match="unexpected keyword argument 'number'"):
         sums(number=3).taskset()
-    taskset = sums().taskset()
-    environment = taskset.environment(taskset.tasks("train")[0])
     with pytest.raises(CapabilityError, match="cannot be forked"):
-        asyncio.run(environment.fork(1))  # type: ignore[attr-defined]
+        fork_refused(sums())

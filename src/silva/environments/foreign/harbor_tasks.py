@@ -13,7 +13,7 @@ import json
 import re
 import tomllib
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -64,9 +64,6 @@ class HarborTask:
     variables: Mapping[str, str] = field(default_factory=dict)
     verifier_variables: Mapping[str, str] = field(default_factory=dict)
     workdir: str = ""  # of commands and tests; "": the image's own
-
-    def plain(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 def read_tasks(path: str) -> list[HarborTask]:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
+import fcntl
 import hashlib
 import json
 import os
 import random
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -87,7 +87,7 @@ def made(wanted: Wanted, folder: Path, label: str) -> list[GameFile]:
         if not seeds:
             seeds = [rng.randrange(1 << 31) for _ in range(_likely(lacking, wanted.eval_share))]
             _complete(wanted, folder, seeds, label)
-        record = _record(folder, seed := seeds.pop(0))
+        record = json.loads((folder / f"{(seed := seeds.pop(0))}.made.json").read_text())
         if "error" in record or record["content"] in seen:
             errors |= {record["error"]} if "error" in record else set()
             in_vain += 1
@@ -114,14 +114,10 @@ def _likely(lacking: Mapping[bool, int], eval_share: float) -> int:
     return max(round(lacking[True] / eval_share), round(lacking[False] / (1 - eval_share)), 1)
 
 
-def _record(folder: Path, seed: int) -> dict[str, Any]:
-    record: dict[str, Any] = json.loads((folder / f"{seed}.made.json").read_text())
-    return record
-
-
 def _complete(wanted: Wanted, folder: Path, seeds: Sequence[int], label: str) -> None:
     """Makes the games that the folder lacks, in as many processes as there are cores."""
-    with _alone(folder):
+    with open(folder / ".lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # other processes that want to make games here wait
         lacking = [seed for seed in seeds if not (folder / f"{seed}.made.json").exists()]
         if not lacking:
             return
@@ -157,16 +153,6 @@ def _maker(wanted: Wanted, folder: Path, seeds: Sequence[int]) -> subprocess.Pop
         text=True,
         env={**variables(), "PYTHONHASHSEED": "0"},
     )
-
-
-@contextlib.contextmanager
-def _alone(folder: Path) -> Iterator[None]:
-    """Other processes that want to make games in this folder wait."""
-    import fcntl
-
-    with open(folder / ".lock", "w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield
 
 
 def _too_few(wanted: Wanted, lacking: Mapping[bool, int], errors: Sequence[str], label: str) -> str:

@@ -24,9 +24,8 @@ import copy
 import functools
 import inspect
 import json
-import random
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from silva.config.plugins import load_object
@@ -78,8 +77,8 @@ class Trl(GivenRows, ForeignSettings, ForeignDialogueSettings):
             return ForeignDialogue(self, task, lambda: TrlSession.of(self, factory(), task))
 
         if not (self.path or self.hub or self.rows):
-            return generated(self, _seed, build)
-        return listed(self, _drafts(_checked(self, self.read())), build)
+            return generated(self, lambda rng: Draft({"seed": rng.randrange(1 << 31)}), build)
+        return listed(self, _drafts(self), build)
 
 
 class TrlSession(ForeignSession):
@@ -93,9 +92,9 @@ class TrlSession(ForeignSession):
     def of(cls, settings: Trl, instance: Any, task: Task) -> TrlSession:
         own = OwnRandomness(task.content())
         row = task.data.get("row")
-        arguments = dict(row) if row is not None else _seed_for(instance, task.data["seed"])
-        with own:
-            shown = instance.reset(**arguments)
+        takes_seed = row is None and "seed" in inspect.signature(instance.reset).parameters
+        with own:  # without a row, the seed decides by these random numbers if `reset` does not take it
+            shown = instance.reset(**(task.data if takes_seed else row or {}))
         if shown is not None and not isinstance(shown, str):
             raise TypeError(
                 f"{type(instance).__name__}.reset() returned {type(shown).__name__}: expected text or None"
@@ -168,29 +167,26 @@ def _reward(instance: Any) -> Any:
     )
 
 
-def _drafts(rows: Iterable[Row]) -> list[Draft]:
+def _drafts(settings: Trl) -> list[Draft]:
     """A task for each row. Equal rows, as TRL's scripts often have them, are tasks with other random numbers.
 
     All tasks of a row are on one side of the split, unless it is the only one.
     """
-    values = [dict(row.values) for row in rows]
-    keys = [json.dumps(each, sort_keys=True) for each in values]
+    values: list[dict[str, Any]] = []
+    keys: list[str] = []
+    for row in settings.read():
+        try:
+            keys.append(json.dumps(row.values, sort_keys=True))
+        except (TypeError, ValueError) as error:
+            raise ConfigError(f"environment {settings.label}: {row.where}: {error}") from None
+        values.append(dict(row.values))
     seen: Counter[str] = Counter()
     drafts = []
-    for row, key in zip(values, keys, strict=True):
+    for value, key in zip(values, keys, strict=True):
         copy_, seen[key] = seen[key], seen[key] + 1
-        data = {"row": row, "copy": copy_} if copy_ else {"row": row}
+        data = {"row": value, "copy": copy_} if copy_ else {"row": value}
         drafts.append(Draft(data, None, [key if keys.count(key) < len(keys) else [key, copy_]]))
     return drafts
-
-
-def _seed(rng: random.Random) -> Draft:
-    return Draft({"seed": rng.randrange(1 << 31)})
-
-
-def _seed_for(instance: Any, seed: int) -> dict[str, Any]:
-    """`seed`, if `reset` takes it; otherwise the seed decides through the random numbers of the process."""
-    return {"seed": seed} if "seed" in inspect.signature(instance.reset).parameters else {}
 
 
 def _opening(settings: Trl, row: Mapping[str, Any] | None, shown: str | None) -> list[Any]:
@@ -208,12 +204,3 @@ def _opening(settings: Trl, row: Mapping[str, Any] | None, shown: str | None) ->
             "reset()"
         )
     return said
-
-
-def _checked(settings: Trl, rows: Any) -> Any:
-    for row in rows:
-        try:
-            json.dumps(row.values)
-        except (TypeError, ValueError) as error:
-            raise ConfigError(f"environment {settings.label}: {row.where}: {error}") from None
-        yield row

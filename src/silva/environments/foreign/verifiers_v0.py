@@ -112,11 +112,7 @@ class V0Episode(Episode):
     async def _played(self) -> Any:
         """The environment's rollout and grade: its final state."""
         _raised.set(self.errors)
-        given = {
-            "client": self.line, "model": "silva", "gen_sem": contextlib.nullcontext(),
-            "score_sem": contextlib.nullcontext(), "gen_sampling_args": {}, "sampling_args": {},
-            "group_inputs": [dict(self.row)],
-        }  # fmt: skip
+        given = _arguments(self.line, self.row)
         names = inspect.signature(self.environment.run_group).parameters
         with contained():  # in the task: exit() there would end the event loop
             states = await self.environment.run_group(**{k: v for k, v in given.items() if k in names})
@@ -140,14 +136,14 @@ class V0Episode(Episode):
         messages = request["messages"]
         if len(messages) < self.seen:
             raise CapabilityError(f"environment {self.settings.label}: it rewrites its context")
-        new = [self._message(each) for each in messages[self.seen :]]
+        new = [
+            self.say(text_of(each.get("content")), ROLES[each["role"]], each.get("name"))
+            for each in messages[self.seen :]
+        ]
         self.seen = len(messages)
         return Observation(
             tuple(new), tools=tuple(spec_of(tool["function"]) for tool in request.get("tools") or ())
         )
-
-    def _message(self, given: Mapping[str, Any]) -> Message:
-        return self.say(text_of(given.get("content")), ROLES[given["role"]], given.get("name"))
 
 
 class Line:
@@ -168,15 +164,23 @@ class Line:
         self._waiting.set_result(completion)
 
 
+def _arguments(client: Line | None, row: Mapping[str, Any]) -> dict[str, Any]:
+    """Those that versions of `run_group` take."""
+    return {
+        "client": client, "model": "silva", "gen_sem": contextlib.nullcontext(),
+        "score_sem": contextlib.nullcontext(), "gen_sampling_args": {}, "sampling_args": {},
+        "group_inputs": [dict(row)],
+    }  # fmt: skip
+
+
 def _check(settings: Verifiers, environment: Any) -> None:
     kind = getattr(environment, "message_type", "chat")
     if kind != "chat":
         raise CapabilityError(f"environment {settings.label}: message_type {kind!r}: Silva plays chats")
-    known = {"group_inputs", "client", "model", "gen_sampling_args", "sampling_args", "gen_sem", "score_sem"}
     run = getattr(environment, "run_group", None)
     parameters = inspect.signature(run).parameters if callable(run) else {}
     needed = {n for n, p in parameters.items() if p.default is p.empty and p.kind is not p.VAR_KEYWORD}
-    if "group_inputs" not in parameters or not needed <= known:
+    if "group_inputs" not in parameters or not needed <= set(_arguments(None, {})):
         raise ConfigError(
             f"environment {settings.label}: this version of verifiers is not known: expected run_group() of "
             f"0.1.8, got the parameters {', '.join(parameters) or 'none'}: pip install 'verifiers==0.1.8'"
@@ -185,9 +189,7 @@ def _check(settings: Verifiers, environment: Any) -> None:
 
 def _rubrics(environment: Any) -> Iterator[Any]:
     """All of an environment, also those in groups."""
-    waiting = [environment.rubric]
-    for inner in getattr(environment, "envs", ()):
-        waiting.append(inner.rubric)
+    waiting = [each.rubric for each in (environment, *getattr(environment, "envs", ()))]
     while waiting:
         rubric = waiting.pop()
         waiting += getattr(rubric, "rubrics", ())
@@ -198,27 +200,16 @@ def _remembering(function: Callable[..., Any]) -> Callable[..., Any]:
     """The same reward function; what it raises is kept for the episode."""
 
     @functools.wraps(function)
-    def call(*arguments: Any, **keys: Any) -> Any:
-        with _kept():
+    async def call(*arguments: Any, **keys: Any) -> Any:
+        try:
             result = function(*arguments, **keys)
-        return _awaited(result) if inspect.isawaitable(result) else result
-
-    async def _awaited(result: Any) -> Any:
-        with _kept():
-            return await result
+            return await result if inspect.isawaitable(result) else result
+        except Exception as error:
+            if (errors := _raised.get()) is not None:
+                errors.append(error)
+            raise
 
     return call
-
-
-@contextlib.contextmanager
-def _kept() -> Iterator[None]:
-    try:
-        yield
-    except Exception as error:
-        errors = _raised.get()
-        if errors is not None:
-            errors.append(error)
-        raise
 
 
 def _completion(message: Message) -> Any:

@@ -22,6 +22,7 @@ import weakref
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
+from silva.aio import received
 from silva.environments.process.variables import named_in, variables
 from silva.environments.process.worker import FAULT, LENGTH, NUMBER, Asked, Fault, Played, frame
 from silva.environments.settings import EnvironmentSettings
@@ -31,7 +32,6 @@ from silva.types import Split, Task
 from silva.wire import rpc
 from silva.wire.codec import decode
 
-CHUNK = 1 << 16
 LARGEST = 1 << 28  # bytes of an answer
 Call = tuple[str, Sequence[Any]]  # of `Played`: method and arguments
 LAST = 2.0  # seconds that a process without a channel has to end by itself
@@ -147,22 +147,10 @@ class _Worker:
 
     @staticmethod
     async def _read(channel: socket.socket) -> bytes:
-        size = int.from_bytes(await _bytes(channel, LENGTH), "little")
+        size = int.from_bytes(await received(channel, LENGTH), "little")
         if size > LARGEST:  # worker.py writes no such size: other code uses its channel
             raise EOFError
-        return await _bytes(channel, size)
-
-
-async def _bytes(channel: socket.socket, size: int) -> bytes:
-    """Raises EOFError if the channel is closed before there are so many."""
-    loop, parts = asyncio.get_running_loop(), list[bytes]()
-    while size:
-        part = await loop.sock_recv(channel, min(size, CHUNK))
-        if not part:
-            raise EOFError
-        parts.append(part)
-        size -= len(part)
-    return b"".join(parts)
+        return await received(channel, size)
 
 
 async def _status(process: subprocess.Popen[bytes]) -> str:
