@@ -10,6 +10,7 @@ The parent must never have computed anything: a fork of a process with busy thre
 from __future__ import annotations
 
 import faulthandler
+import gc
 import hashlib
 import importlib
 import json
@@ -78,6 +79,16 @@ report = false
 """
 """A run of a few seconds: two environments that take their time at random, evaluation, checkpoints."""
 
+LATE = (
+    "pyarrow.dataset",
+    "silva.engines.local.engine",
+    "silva.placement.local",
+    "silva.rollouts.linear",
+    "silva.trainer.local",
+    "tomlkit",
+)
+"""What a run imports only when it needs it."""
+
 SIGNALS_AT = {
     "load": "silva.assembly:load_model",
     "warm_start": "silva.orchestrator.sft:play",
@@ -114,6 +125,11 @@ def prepare() -> None:
     from silva.registries import REGISTRIES
 
     run_config(REGISTRIES)
+    for module in LATE:
+        importlib.import_module(module)
+    gc.collect()
+    gc.freeze()
+    setattr(gc, "unfreeze", lambda: None)  # noqa: B010  (a child's collections leave all of this out)
 
 
 def start(job: Job) -> int:

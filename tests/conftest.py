@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import importlib.util
 import os
 import signal
+from collections.abc import Iterator
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import settings
@@ -14,6 +17,7 @@ import silva  # before torch: it asks MKL for bits that do not depend on the bat
 # isort: split
 import torch
 
+from silva import process
 from silva.config.sections import PretrainedModel, TinyModel
 from silva.engines.local.machine import processor, promises
 from silva.models.loading import PACKAGE, LoadedModel, load_model
@@ -22,6 +26,18 @@ assert silva.__version__
 
 settings.register_profile("repeatable", derandomize=True, deadline=None)
 settings.load_profile("repeatable")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def what_is_loaded_stays() -> Iterator[None]:
+    """Commands collect garbage when they begin and end; in this process each of hundreds would look through
+    all that tests have imported."""
+    gc.collect()
+    gc.freeze()
+    with pytest.MonkeyPatch.context() as patch:
+        none = SimpleNamespace(collect=lambda: 0, freeze=lambda: None, unfreeze=lambda: None)
+        patch.setattr(process, "gc", none)
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -14,6 +14,8 @@ from pathlib import Path
 import pytest
 from tests import outside_parts
 
+import silva
+from silva import process
 from silva.assembly import Assembly
 from silva.commands.train import train
 from silva.config.load import load
@@ -27,12 +29,16 @@ from silva.types import SamplingParams
 CONFIG = Path(__file__).parents[1] / "configs" / "smoke.toml"
 
 
-def test_garbage_collection_leaves_out_what_is_loaded_until_the_command_ends() -> None:
+def test_garbage_collection_leaves_out_what_is_loaded_until_the_command_ends(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(process, "gc", gc)
     with loaded(load(["@", str(CONFIG)], REGISTRIES).config) as assembly:
         alive = {id(x) for x in gc.get_objects()}
         assert gc.get_freeze_count() > 10_000
         assert id(assembly.model.model.config.__dict__) not in alive
     assert gc.get_freeze_count() == 0
+    gc.freeze()  # as it was
 
 
 def test_it_is_said_which_tasks_are_read() -> None:
@@ -107,17 +113,28 @@ def _sampled(assembly: Assembly) -> tuple[int, ...]:
     return asyncio.run(assembly.engine.sample([1, 2, 3], SamplingParams(max_tokens=12, seed=4))).tokens
 
 
-@pytest.mark.parametrize(("order", "said"), [("torch, silva", 1), ("silva, torch", 0)])
-def test_a_run_says_that_torch_came_first(order: str, said: int, tmp_path: Path) -> None:
-    config = {
-        "output_dir": str(tmp_path),
-        "steps": 1,
-        "model": {"type": "tiny", "layers": 1, "width": 32, "heads": 2, "kv_heads": 1},
-        "environments": [{"type": "bandit", "eval_size": 2}],
-        "rollout": {"groups_per_step": 1, "group_size": 2, "limits": {"max_turn_tokens": 4}},
-    }
-    env = {name: value for name, value in os.environ.items() if name != "MKL_CBWR"}
-    code = f"import {order}; silva.train({config!r})"
-    subprocess.run([sys.executable, "-c", code], env=env, check=True, capture_output=True)
-    (log,) = tmp_path.glob("*/run.log")
-    assert log.read_text().count("torch was imported before silva") == said
+@pytest.mark.parametrize("first", [True, False])
+def test_a_run_says_that_torch_came_first(
+    first: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(silva, "TORCH_CAME_FIRST", first)
+    run = silva.train(
+        {
+            "output_dir": str(tmp_path),
+            "steps": 1,
+            "model": {"type": "tiny", "layers": 1, "width": 32, "heads": 2, "kv_heads": 1},
+            "environments": [{"type": "bandit", "eval_size": 2}],
+            "rollout": {"groups_per_step": 1, "group_size": 2, "limits": {"max_turn_tokens": 4}},
+        }
+    )
+    assert (run.directory / "run.log").read_text().count("torch was imported before silva") == first
+
+
+@pytest.mark.parametrize(
+    ("modules", "mkl", "first"), [(["torch"], {}, 1), ([], {}, 0), (["torch"], {"MKL_CBWR": "AUTO"}, 0)]
+)
+def test_torch_came_first_if_mkl_was_not_told(modules: list[str], mkl: dict[str, str], first: bool) -> None:
+    code = f"import sys; sys.modules |= dict.fromkeys({modules}); import silva; print(silva.TORCH_CAME_FIRST)"
+    env = {name: value for name, value in os.environ.items() if name != "MKL_CBWR"} | mkl
+    done = subprocess.run([sys.executable, "-c", code], env=env, check=True, capture_output=True, text=True)
+    assert done.stdout == f"{bool(first)}\n"

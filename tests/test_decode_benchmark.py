@@ -1,19 +1,12 @@
 """The benchmark of the engine refuses names that it does not know before it starts anything."""
 
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
+import decode
 import pytest
 import recorded
-from tests.runs import ROOT
-
-SCRIPT = ROOT / "benchmarks" / "decode.py"
-
-
-def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, SCRIPT, *arguments], capture_output=True, text=True, timeout=120)
 
 
 @pytest.mark.parametrize(
@@ -25,14 +18,22 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
         (("--quick", "--only", "32"), "no case contains '32' (names: '8 x 64 + 8, one prompt')"),
     ],
 )  # fmt: skip
-def test_an_unknown_name_is_refused_at_once(arguments: tuple[str, ...], words: str) -> None:
-    done = run(*arguments)
-    assert done.returncode == 2 and words in done.stderr
-    assert "starting" not in done.stderr and done.stdout == ""
+def test_an_unknown_name_is_refused_at_once(
+    arguments: tuple[str, ...], words: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["decode.py", *arguments])
+    with pytest.raises(SystemExit) as ended:
+        decode.main()
+    shown = capsys.readouterr()
+    assert ended.value.code == 2 and words in shown.err
+    assert "starting" not in shown.err and shown.out == ""
 
 
-def test_help_lists_the_names() -> None:
-    shown = " ".join(run("--help").stdout.split())
+def test_help_lists_the_names(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture) -> None:
+    monkeypatch.setattr(sys, "argv", ["decode.py", "--help"])
+    with pytest.raises(SystemExit):
+        decode.main()
+    shown = " ".join(capsys.readouterr().out.split())
     assert "{generate,continuous,vllm,llama.cpp}" in shown and "'32 x 448 + 64, one prompt'" in shown
 
 

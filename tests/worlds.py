@@ -11,7 +11,7 @@ import random
 from collections.abc import Sequence
 from typing import Any, Literal
 
-from silva.config.sections import Fraction, Positive
+from silva.config.sections import Fraction, Natural, Positive
 from silva.environments.settings import EnvironmentSettings
 from silva.environments.tasks import Draft, generated
 from silva.protocols import Environment, TaskSet
@@ -70,6 +70,8 @@ class Parity(EnvironmentSettings):
 
     type: Literal["parity"] = "parity"
     turns: Positive = 2
+    train_size: Natural = 256
+    """Every run compares all of them with those held out."""
     eval_size: Positive = 12
     delay: float = 0.0
     """Milliseconds at most."""
