@@ -98,27 +98,43 @@ def test_the_package_itself_imports_only_a_command_and_only_when_asked():
     }
 
 
-CONCRETE = {
-    "silva.engines.local": "silva.engines.settings",
-    "silva.actors.chat_api": "silva.actors.settings",
-    "silva.trainer.local": "silva.trainer.settings",
-    "silva.rollouts.linear": "silva.rollouts.settings",
-    "silva.placement.local": "silva.placement.settings",
-}
-"""Parts that others could replace, and the only module outside that names them: their settings."""
+def targets() -> set[str]:
+    """Modules that the registries name: of settings, or of settings and what they build."""
+    tables = [getattr(REGISTRIES, table) for table in UNIONS.values()]
+    return {target.partition(":")[0] for table in tables for target in table.values()}
 
 
-@pytest.mark.parametrize("part_", CONCRETE)
-def test_nobody_names_a_part_but_its_settings(part_):
-    """`doctor` says what this machine does to the local engine's bits."""
-    allowed = (part_, CONCRETE[part_] or part_, "silva.commands.doctor")
+@cache
+def concrete() -> set[str]:
+    """Modules of parts that others could replace: those a registry names, but for mere settings, and those
+    whose classes settings import when they build, or name as strings."""
+    found = {target for target in targets() if not target.endswith("settings")}
+    for target in targets():
+        for node, top in walk(ast.parse(FILES[target].read_text()), True):
+            match node:
+                case ast.ImportFrom(module=module, names=names) if not top and module in FILES:
+                    built = any(alias.name[0].isupper() and not alias.name.isupper() for alias in names)
+                    found |= {module} if built and part(module) == part(target) else set()
+                case ast.Constant(value=str(text)) if ":" in text and text.partition(":")[0] in FILES:
+                    found.add(text.partition(":")[0])
+    return found
+
+
+@pytest.mark.parametrize("module", sorted(concrete()))
+def test_nobody_names_a_part_but_its_settings_and_parts_made_of_it(module):
+    """What stands beside a part in a package of its own is as private; `doctor` says what this machine does
+    to the local engine's bits."""
+    package, parts = module.rpartition(".")[0], concrete()
+    inside = f"{package}." if package.count(".") > 1 else module
+    alone = sum(other.startswith(inside) for other in parts) == 1
     users = {
-        module
-        for module in FILES
-        for what, _, _ in imports(module)
-        if (what == part_ or what.startswith(f"{part_}.")) and not module.startswith(allowed)
+        user
+        for user in FILES
+        if not user.startswith(inside)
+        for what, _, _ in imports(user)
+        if what == module or (alone and what.startswith(inside))
     }
-    assert users == set()
+    assert users - targets() - parts <= {"silva.commands.doctor"}
 
 
 def test_no_module_imports_itself_in_a_circle():
@@ -130,11 +146,6 @@ def test_no_module_imports_itself_in_a_circle():
         for needs in waiting.values():
             needs.difference_update(ready)
     assert dict(waiting) == {}
-
-
-def targets() -> set[str]:
-    tables = [getattr(REGISTRIES, table) for table in UNIONS.values()]
-    return {target.partition(":")[0] for table in tables for target in table.values()}
 
 
 def test_settings_and_configuration_load_only_pydantic():
