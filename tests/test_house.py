@@ -57,9 +57,9 @@ def test_nothing_grows(name: str) -> None:
     measure, most = SIZES[name]
     found = measure()
     assert found <= most, (
-        f"{name}: got {found}, expected at most {most}. A framework that people read stays small: remove as much as "
-        f"is added. If it is worth its size, raise the number in SIZES ({Path(__file__).name}) and say why in "
-        "the commit; if it has become smaller, lower it."
+        f"{name}: got {found}, expected at most {most}. What people read stays small: remove as much as is "
+        "added. If it is worth its size, raise the number in SIZES in tests/test_house.py and say why in the "
+        "commit; if it has become smaller, lower it."
     )
 
 
