@@ -17,7 +17,7 @@ from tests import virtual_clock
 from tests.algorithms.by_hand import group, one_turn, recipe
 from tests.orchestrator.test_work import Tasks
 
-from silva.config.sections import Checkpoint
+from silva.commands.common import as_resolved
 from silva.errors import RecordError
 from silva.evaluation.evaluator import Evaluation
 from silva.orchestrator import rl
@@ -31,7 +31,6 @@ from silva.protocols import Work
 from silva.rollouts.settings import LinearRolloutSettings
 from silva.storage.checkpoints import CheckpointStore
 from silva.storage.ledger import Ledger, audit, history, read
-from silva.trainer.settings import LocalTrainerSettings
 from silva.types import Group, LossSpec, OptimParams, Sample, Signals, Snapshot, Trajectory
 
 
@@ -115,9 +114,11 @@ def loop(path: Path, level: int, *, steps: int = 5, stuck: bool = False) -> rl.L
     async def evaluate(when: str) -> list[Evaluation]:
         return [Evaluation("w", {}, {}, ())]
 
+    keys = {"steps": steps, "checkpoint.every": 1, "eval.every": 0, "rollout.max_failed": 1.0}
+    config = as_resolved({"environments": [{"type": "bandit"}], **keys}).config
+    config = config.model_copy(update={"algorithm": made})
     parts = rl.Parts(
-        settings=rl.Settings(steps, 1.0, LocalTrainerSettings(), 0, 0, Checkpoint(every=1)),
-        recipe=made,
+        config=config,
         trainer=cast(Any, trainer),
         engine=cast(Any, engine),
         buffer=Buffer(work, made, ledger, LinearRolloutSettings(groups_per_step=4)),

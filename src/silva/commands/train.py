@@ -113,17 +113,7 @@ async def _prepare(run: Run) -> rl.Loop:
     if probe:
         await probe.check(trainer, assembly.engine)
     parts = rl.Parts(
-        settings=rl.Settings(
-            steps=config.steps,
-            temperature=config.rollout.sampling.temperature,
-            trainer=config.trainer,
-            eval_every=config.eval.every,
-            collapse_every=config.monitoring.collapse_every,
-            checkpoint=config.checkpoint,
-            max_failed=config.rollout.max_failed,
-            overlap=config.rollout.overlap_training,
-        ),
-        recipe=config.algorithm,
+        config=config,
         trainer=trainer,
         engine=assembly.engine,
         buffer=Buffer(_work(run), config.algorithm, run.ledger, config.rollout),

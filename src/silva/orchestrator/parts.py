@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from silva.algorithms.settings import Algorithm
-from silva.config.sections import Checkpoint
+from silva.config.schema import RunConfig
 from silva.evaluation.evaluator import Evaluation
 from silva.monitoring.monitor import Monitor
 from silva.orchestrator.buffer import Buffer
@@ -19,29 +19,6 @@ from silva.orchestrator.state import Stateful
 from silva.protocols import Engine, Trainer
 from silva.storage.checkpoints import CheckpointStore
 from silva.storage.ledger import Ledger
-from silva.trainer.settings import LocalTrainerSettings
-
-
-@dataclass(frozen=True)
-class Settings:
-    """The part of the configuration the loop reads. `eval_every`: 0 for the last step only."""
-
-    steps: int
-    temperature: float  # of the rollouts, as configured
-    trainer: LocalTrainerSettings
-    eval_every: int
-    collapse_every: int
-    checkpoint: Checkpoint
-    max_failed: float = 1.0  # share of episodes of a step without a result
-    overlap: bool = False  # updates begin while the last groups of their step are played
-
-    @property
-    def updates(self) -> int:
-        """Of the whole run: where schedules end."""
-        return self.steps * self.trainer.updates_per_step
-
-    def evaluates(self, step: int) -> bool:
-        return step == self.steps or bool(self.eval_every and step % self.eval_every == 0)
 
 
 @dataclass(frozen=True)
@@ -52,8 +29,7 @@ class Parts:
     idle: metrics of how idle parts were since it was asked last; none if they share a process.
     """
 
-    settings: Settings
-    recipe: Algorithm
+    config: RunConfig
     trainer: Trainer
     engine: Engine
     buffer: Buffer
@@ -66,6 +42,11 @@ class Parts:
     replay: Replay | None = None
     probe: Probe | None = None  # None: the engine shares the trainer's parameters
     idle: Callable[[], dict[str, float]] = dict
+
+    @property
+    def recipe(self) -> Algorithm:
+        made: Algorithm = self.config.algorithm
+        return made
 
     @property
     def stateful(self) -> dict[str, Stateful]:

@@ -31,7 +31,7 @@ from silva.orchestrator.buffer import Batch
 from silva.orchestrator.collapse import collapse_metrics
 from silva.orchestrator.evaluations import compared, fallen
 from silva.orchestrator.interrupt import Interrupt
-from silva.orchestrator.parts import Parts, Settings
+from silva.orchestrator.parts import Parts
 from silva.orchestrator.replay import FILE as REPLAY
 from silva.orchestrator.state import RunState
 from silva.orchestrator.updates import Row, Updates
@@ -40,7 +40,7 @@ from silva.signals import Interrupted
 from silva.storage.checkpoints import Writer
 from silva.types import Group, Sample
 
-__all__ = ["Loop", "Parts", "Settings", "split"]
+__all__ = ["Loop", "Parts", "split"]
 T = TypeVar("T")
 FAILING_STEPS = 3
 """So many steps in a row with too many failures are no accident."""
@@ -76,13 +76,13 @@ class Loop:
         with Interrupt() as interrupt:
             try:
                 await self._begin(interrupt)
-                while self.state.step < p.settings.steps and not self._stops_early():
+                while self.state.step < p.config.steps and not self._stops_early():
                     await self._step(interrupt)
                     begun()
                     interrupt.check()
                     if self.state.failing >= FAILING_STEPS:
                         await self.save()
-                        raise NoSignalError(p.notices.failing(p.settings.max_failed))
+                        raise NoSignalError(p.notices.failing(p.config.rollout.max_failed))
             except Interrupted:
                 await self.save()
                 raise
@@ -95,11 +95,11 @@ class Loop:
     def _stops_early(self) -> bool:
         """Whether the last evaluations brought nothing better, see `algorithm.early_stop`."""
         p, step, best = self.parts, self.state.step, self.state.best_step
-        wait = p.recipe.early_stop * p.settings.eval_every
+        wait = p.recipe.early_stop * p.config.eval.every
         if not wait or best is None or step - best < wait:
             return False
         p.monitor.message(
-            f"stopped after step {step} of {p.settings.steps}: {p.recipe.early_stop} evaluations in a row "
+            f"stopped after step {step} of {p.config.steps}: {p.recipe.early_stop} evaluations in a row "
             f"were not better than that at step {best} (algorithm.early_stop)"
         )
         return True
@@ -108,7 +108,7 @@ class Loop:
         """The evaluation before training, or the one an interrupt cut short."""
         p, state = self.parts, self.state
         p.monitor.stage("start")
-        if state.best_step == state.step and p.settings.checkpoint.keep_best:
+        if state.best_step == state.step and p.config.checkpoint.keep_best:
             p.store.mark_best(state.step)  # killed between the checkpoint and its mark
         if state.pending is not None:
             await self._finish_step(state.pending, interrupt)
@@ -122,7 +122,9 @@ class Loop:
         p, step = self.parts, self.state.step + 1
         p.phases.step.clear()
         before = dict(p.engine.counts())
-        done = await (self._overlapped if p.settings.overlap else self._in_turn)(step, interrupt)
+        done = await (self._overlapped if p.config.rollout.overlap_training else self._in_turn)(
+            step, interrupt
+        )
         with p.phases("publish"):
             probed = await self._publish(step, trained=bool(done.updates))
         found = done.diagnosis | probed | p.idle() | metrics.engine_metrics(before, p.engine.counts())
@@ -139,7 +141,7 @@ class Loop:
             done.batch = batch = await interrupt.during(p.buffer.collect(step, self._temperature))
         with p.phases("train"):
             replayed = p.replay.draw(step, p.trainer.version) if p.replay and batch.kept else []
-            own, count = len(batch.kept), p.settings.trainer.updates_per_step
+            own, count = len(batch.kept), p.config.trainer.updates_per_step
             done.rows = await self._updates.rows([*batch.kept, *replayed], own, controllers)
             done.diagnosis = await self._diagnosis(step, batch, replayed)
             shares = zip_longest(split(done.rows[:own], count), split(done.rows[own:], count), fillvalue=())
@@ -156,7 +158,7 @@ class Loop:
         first update is made, the step is played to its end: half of it is nothing to go on from.
         """
         p, done = self.parts, Trained(Batch(step))
-        sizes = [len(share) for share in split(range(p.buffer.size), p.settings.trainer.updates_per_step)]
+        sizes = [len(share) for share in split(range(p.buffer.size), p.config.trainer.updates_per_step)]
         for number, size in enumerate(sizes):
             with p.phases("rollout"):
                 left = sum(sizes[number + 1 :])
@@ -182,14 +184,15 @@ class Loop:
 
     @property
     def _temperature(self) -> float:
-        return self.state.controllers.get("temperature", self.parts.settings.temperature)
+        usual: float = self.parts.config.rollout.sampling.temperature
+        return self.state.controllers.get("temperature", usual)
 
     async def _diagnosis(self, step: int, batch: Batch, replayed: Sequence[Group]) -> dict[str, float]:
         p, found = self.parts, dict[str, float]()
         if p.replay:
             stale = p.replay.staleness(replayed, p.trainer.version)
             found = {"replay/groups": len(replayed), "replay/held": p.replay.size, "replay/staleness": stale}
-        every = p.settings.collapse_every
+        every = p.config.monitoring.collapse_every
         if not every or step % every:
             return found
         collapse = await collapse_metrics(p.trainer, batch.groups)
@@ -225,7 +228,8 @@ class Loop:
         means = metrics.mean_of_updates(updates)
         controllers = next_state(
             p.recipe, self.state.controllers, batch.groups,
-            {name.removeprefix("train/"): value for name, value in means.items()}, p.settings.temperature,
+            {name.removeprefix("train/"): value for name, value in means.items()},
+            p.config.rollout.sampling.temperature,
         )  # fmt: skip
         turns = [turn for group in batch.groups for turn in group.turns]
         generated = sum(s.count for turn in turns for s in turn.segments if s.source == "policy")
@@ -249,24 +253,24 @@ class Loop:
         )
 
     def _fails(self, batch: Batch) -> bool:
-        return len(batch.failed) > self.parts.settings.max_failed * batch.played
+        return len(batch.failed) > self.parts.config.rollout.max_failed * batch.played
 
     async def _finish_step(self, pending: dict[str, float], interrupt: Interrupt) -> None:
         """Evaluate when due, log the step, save when due."""
-        p, settings, step = self.parts, self.parts.settings, self.state.step
-        best, warning = False, ""
-        if settings.evaluates(step):
+        p, config, step = self.parts, self.parts.config, self.state.step
+        best, warning, every = False, "", config.eval.every
+        if step == config.steps or (every and step % every == 0):
             evaluations = await interrupt.during(self._evaluate(step))
             pending = pending | metrics.eval_metrics(evaluations)
             pending["perf/seconds/eval"] = p.phases.step["eval"]
-            warning = fallen(self.state, records(evaluations), settings.steps, p.store.path)
+            warning = fallen(self.state, records(evaluations), config.steps, p.store.path)
             self.state, best = compared(self.state, evaluations)
         self.state = self.state.replace(pending=None, parts=p.state())
         p.monitor.step(step, pending)
         if warning:
             p.monitor.message(warning, "warning")
-        keep = best and settings.checkpoint.keep_best
-        if keep or (settings.checkpoint.every and step % settings.checkpoint.every == 0):
+        keep, every = best and config.checkpoint.keep_best, config.checkpoint.every
+        if keep or (every and step % every == 0):
             await self.save()
         if keep:
             p.store.mark_best(step)

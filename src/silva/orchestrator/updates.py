@@ -97,7 +97,7 @@ class Updates:
         if again:
             p.ledger.record("replayed", step=step, update=number, groups=[g.key for g, _ in again])
         p.ledger.commit()
-        p.monitor.stage("train", number, p.settings.trainer.updates_per_step)
+        p.monitor.stage("train", number, p.config.trainer.updates_per_step)
         found = dict(await p.trainer.forward_backward(samples, p.recipe.loss_spec(controllers)))
         found |= await p.trainer.optim_step(*self._optim_params(made + number))
         p.notices.update(step, found)
@@ -105,7 +105,8 @@ class Updates:
 
     def _optim_params(self, update: int) -> tuple[OptimParams, OptimParams | None]:
         """Of the policy, and of the critic if there is one."""
-        trainer, total = self.parts.settings.trainer, self.parts.settings.updates
+        trainer = self.parts.config.trainer
+        total = self.parts.config.steps * trainer.updates_per_step
         critic = optim_params(update, trainer.critic.optimizer, total) if self.parts.recipe.critic else None
         return optim_params(update, trainer.optimizer, total), critic
 
