@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import json
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from pathlib import Path
 from random import Random
 from types import SimpleNamespace
@@ -99,7 +99,9 @@ def sampled(trajectory: Trajectory, version: int) -> Trajectory:
     return dataclasses.replace(trajectory, turns=(dataclasses.replace(turn, segments=(shown, said)),))
 
 
-def loop(path: Path, level: int, *, steps: int = 5, stuck: bool = False) -> rl.Loop:
+def loop(
+    path: Path, level: int, *, steps: int = 5, stuck: bool = False, keys: Mapping[str, Any] | None = None
+) -> rl.Loop:
     path.mkdir(exist_ok=True)
     ledger_path = path / "ledger.jsonl"
     ledger = Ledger.open(ledger_path) if ledger_path.exists() else Ledger.create(ledger_path)
@@ -114,8 +116,8 @@ def loop(path: Path, level: int, *, steps: int = 5, stuck: bool = False) -> rl.L
     async def evaluate(when: str) -> list[Evaluation]:
         return [Evaluation("w", {}, {}, ())]
 
-    keys = {"steps": steps, "checkpoint.every": 1, "eval.every": 0, "rollout.max_failed": 1.0}
-    config = as_resolved({"environments": [{"type": "bandit"}], **keys}).config
+    usual = {"steps": steps, "checkpoint.every": 1, "eval.every": 0, "rollout.max_failed": 1.0}
+    config = as_resolved({"environments": [{"type": "bandit"}], **usual, **(keys or {})}).config
     config = config.model_copy(update={"algorithm": made})
     parts = rl.Parts(
         config=config,

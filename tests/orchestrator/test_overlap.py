@@ -23,7 +23,6 @@ from silva.protocols import EngineCapabilities, TrainerCapabilities, Work
 from silva.registries import REGISTRIES
 from silva.signals import Interrupted
 from silva.storage.ledger import audit, read
-from silva.trainer.settings import LocalTrainerSettings
 from silva.types import Group, LossSpec, Sample
 
 
@@ -62,10 +61,8 @@ class Recorded:
 def prepared(
     path: Path, *, overlap: bool, steps: int = 2, equal: Sequence[str] = ()
 ) -> tuple[Any, Recorded, Slower]:
-    made: Any = loop(path, 0, steps=steps)
-    settings = made.parts.settings
-    object.__setattr__(settings, "overlap", overlap)
-    object.__setattr__(settings, "trainer", LocalTrainerSettings(updates_per_step=2))
+    keys = {"rollout.overlap_training": overlap, "trainer.updates_per_step": 2}
+    made: Any = loop(path, 0, steps=steps, keys=keys)
     rollout = Slower(made.parts.engine, equal)
     made.parts.buffer.work.rollout = rollout
     return made, Recorded(made, rollout), rollout
