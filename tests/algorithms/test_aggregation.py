@@ -1,16 +1,13 @@
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import numpy as np
 import pytest
-import torch
 
 from silva.algorithms.aggregation import AGGREGATIONS, normalise
-from silva.algorithms.losses import LossInputs
-from silva.algorithms.objective import compute
 from silva.errors import ConfigError
-from silva.types import LossSpec, Sample
+from silva.types import Sample
 
 MakeSample = Callable[..., Sample]
 
@@ -54,61 +51,11 @@ def test_by_hand(make_sample: MakeSample, mode: str) -> None:
     assert samples[0].loss_weights.tolist() == [0, 1, 0, 1]  # the input is as it was
 
 
-@pytest.mark.parametrize("mode", ["token_mean", "sequence_mean_token_mean"])
-def test_means_add_up_to_one(make_sample: MakeSample, mode: str) -> None:
-    total = sum(float(s.loss_weights.sum()) for s in normalise(samples_of(make_sample), mode))
-    assert total == pytest.approx(1.0, rel=1e-6)
-
-
 @pytest.mark.parametrize("mode", AGGREGATIONS)
 def test_nothing_trained_stays_nothing(make_sample: MakeSample, mode: str) -> None:
     assert normalise([], mode, constant=constant_of(mode)) == []
     (sample,) = normalise([make_sample("a", [0, 0])], mode, constant=constant_of(mode))
     assert sample.loss_weights.tolist() == [0, 0]
-
-
-def summed_gradient(
-    samples: Sequence[Sample], table: dict[tuple[str, int], int], cuts: Sequence[int]
-) -> torch.Tensor:
-    """Gradient by 10 parameters, summed over micro-batches that end before each of `cuts`."""
-    theta = torch.linspace(-1, 1, 10, dtype=torch.float64, requires_grad=True)
-    features = torch.randn(40, 10, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
-    for batch in np.split(np.arange(len(samples)), list(cuts)):
-        tokens = [
-            (table[samples[i].trajectory, len(samples[i])] + t, float(weight), int(i))
-            for i in batch
-            for t, weight in enumerate(samples[i].loss_weights)
-            if weight > 0
-        ]
-        if not tokens:
-            continue
-        at = torch.tensor([place for place, _, _ in tokens])
-        logprobs = -torch.nn.functional.softplus(features[at] @ theta)
-        inputs = LossInputs(
-            logprobs,
-            old_logprobs=-0.1 - 0.05 * at.double(),
-            advantages=torch.where(at % 3 == 0, -1.0, 0.5).double(),
-            rows=torch.tensor([row for _, _, row in tokens]),
-        )
-        loss, _ = compute(LossSpec("clipped"), inputs)
-        weights = torch.tensor([weight for _, weight, _ in tokens], dtype=torch.float64)
-        (weights * loss).sum().backward()
-    assert theta.grad is not None
-    return theta.grad
-
-
-@pytest.mark.parametrize("mode", AGGREGATIONS)
-def test_the_gradient_does_not_depend_on_the_cut_or_the_order(make_sample: MakeSample, mode: str) -> None:
-    samples = samples_of(make_sample)
-    table = {("a", 4): 0, ("b", 7): 4, ("c", 2): 11, ("a", 3): 13}  # where a row's token features start
-    whole = summed_gradient(normalise(samples, mode, constant=constant_of(mode)), table, cuts=[])
-    assert whole.abs().max() > 1e-3
-    for cuts in ([1], [2], [3], [1, 2, 3]):
-        cut = summed_gradient(normalise(samples, mode, constant=constant_of(mode)), table, cuts)
-        torch.testing.assert_close(cut, whole, rtol=1e-12, atol=1e-15)
-    permuted = [samples[i] for i in (3, 1, 0, 2)]
-    other = summed_gradient(normalise(permuted, mode, constant=constant_of(mode)), table, cuts=[2])
-    torch.testing.assert_close(other, whole, rtol=1e-12, atol=1e-15)
 
 
 @pytest.mark.parametrize(

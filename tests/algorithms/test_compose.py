@@ -132,24 +132,6 @@ def test_selection_sees_what_the_credit_sees() -> None:
     assert compare(recipe("reinforce", variance_filter=keep), groups) == ["zero_variance", None, None]
 
 
-def test_difficulty_by_hand() -> None:
-    """Mean raw rewards 0.75, 0.25 and 0.5; the failed one is in no mean."""
-    made = recipe("grpo", difficulty_range=(0.3, 0.5))
-    assert drop_reason(made, batch(1, 1, 1, 0)) == "too_easy"
-    assert drop_reason(made, batch(0, 0, 0, 1)) == "too_hard"
-    assert drop_reason(made, group("g", one_turn("a", 1, 1), one_turn("b", 1, 0), failed("c"))) is None
-    assert drop_reason(made, batch(1, 1)) == "zero_variance"
-
-
-def test_selection_by_hand() -> None:
-    """Standard deviations 1/sqrt 2 times 1, 4, 0, 2, 3: two fifths of them are the second and the last."""
-    groups = [batch(0, r, key=f"g{i}") for i, r in enumerate((1, 4, 0, 2, 3))]
-    low, zero = "low_variance", "zero_variance"
-    made = recipe("starpo", variance_filter=VarianceFilter(keep="top_fraction", value=0.4))
-    assert compare(made, groups) == [low, None, zero, low, None]
-    assert compare(recipe("grpo"), groups) == [None] * 5 and compare(made, []) == []
-
-
 def test_starpo_s_trains_the_quarter_that_varies_most() -> None:
     groups = [batch(0, r, key=f"g{r}") for r in range(8)]
     assert compare(recipe("starpo_s"), groups) == ["zero_variance"] + ["low_variance"] * 5 + [None] * 2

@@ -37,40 +37,29 @@ def numbers(sample: Sample, name: str) -> list[float]:
     return getattr(sample, name)[sample.loss_weights > 0].tolist()
 
 
-def test_gae_by_hand() -> None:
-    """gamma = lam = 0.5. delta: 1 - 2 = -1 (last); 0.5 * 2 - 4 = -3; 0.5 * 4 - 1 = 1.
-    A: -1; -3 - 0.25 = -3.25; 1 + 0.25 * -3.25 = 0.1875. Returns: A + V."""
-    sample = learned(recipe("ppo", gamma=0.5, lam=0.5, whiten=None))
-    assert numbers(sample, "advantages") == [0.1875, -3.25, -1]
-    assert numbers(sample, "returns") == [1.1875, 0.75, 1]
+# gamma = lam = 0.5, rewards 0, 0, 1. delta: 1 - 2 = -1 (last); 0.5 * 2 - 4 = -3; 0.5 * 4 - 1 = 1.
+#     A: -1; -3 - 0.25 = -3.25; 1 + 0.25 * -3.25 = 0.1875. Returns: A + V.
+# Cut off, 8 after the last token: 1 + 0.5 * 8 - 2 = 3; -3 + 0.25 * 3 = -2.25; 1 + 0.25 * -2.25 = 0.4375.
+# Bi-level, turns with 0.25 and 0.5: last token -1; the first turn's 0.25 * 2 - 1 + 0.125 * -1 = -0.625.
+#     The token between, within its turn with 0.5 and 0.75: 0.5 * 2 - 4 + 0.375 * -1 = -3.375.
+# Cut off: 1 + 0.25 * 8 - 2 = 1; 0.25 * 2 - 1 + 0.125 * 1 = -0.375; 0.5 * 2 - 4 + 0.375 * 1 = -2.625.
+PPO = recipe("ppo", gamma=0.5, lam=0.5, whiten=None)
+BI_LEVEL = recipe("bi_level_gae", gamma=0.5, lam=0.75, turn_gamma=0.25, turn_lam=0.5, whiten=None)
+
+
+@pytest.mark.parametrize(
+    ("made", "stop", "advantages", "returns"),
+    [
+        (PPO, "terminated", [0.1875, -3.25, -1], [1.1875, 0.75, 1]),
+        (PPO, "truncated", [0.4375, -2.25, 3], [1.4375, 1.75, 5]),
+        (BI_LEVEL, "terminated", [-0.625, -3.375, -1], [0.375, 0.625, 1]),
+        (BI_LEVEL, "max_turns", [-0.375, -2.625, 1], [0.625, 1.375, 3]),
+    ],
+)
+def test_gae_by_hand(made: Any, stop: StopReason, advantages: list[float], returns: list[float]) -> None:
+    sample = learned(made, stop=stop)
+    assert numbers(sample, "advantages") == advantages and numbers(sample, "returns") == returns
     assert numbers(sample, "values") == [*VALUES]
-
-
-@pytest.mark.parametrize("stop", ["max_turns", "max_tokens", "truncated"])
-def test_gae_of_an_episode_that_was_cut_off_by_hand(stop: StopReason) -> None:
-    """As above, and 8 after the last token. delta: 1 + 0.5 * 8 - 2 = 3 (last); -3; 1.
-    A: 3; -3 + 0.25 * 3 = -2.25; 1 + 0.25 * -2.25 = 0.4375. Returns: A + V."""
-    sample = learned(recipe("ppo", gamma=0.5, lam=0.5, whiten=None), stop=stop)
-    assert numbers(sample, "advantages") == [0.4375, -2.25, 3]
-    assert numbers(sample, "returns") == [1.4375, 1.75, 5]
-
-
-def test_bi_level_gae_of_an_episode_that_was_cut_off_by_hand() -> None:
-    """Of turns with 0.25 and 0.5: last token 1 + 0.25 * 8 - 2 = 1; the first turn's 0.25 * 2 - 1 + 0.125 * 1
-    = -0.375. The token between, within its turn with 0.5 and 0.75: 0.5 * 2 - 4 + 0.375 * 1 = -2.625."""
-    made = recipe("bi_level_gae", gamma=0.5, lam=0.75, turn_gamma=0.25, turn_lam=0.5, whiten=None)
-    sample = learned(made, stop="max_turns")
-    assert numbers(sample, "advantages") == [-0.375, -2.625, 1]
-    assert numbers(sample, "returns") == [0.625, 1.375, 3]
-
-
-def test_bi_level_gae_by_hand() -> None:
-    """Of turns with 0.25 and 0.5: last token 1 - 2 = -1; the first turn's 0.25 * 2 - 1 + 0.125 * -1 = -0.625.
-    The token between, within its turn with 0.5 and 0.75: 0.5 * 2 - 4 + 0.375 * -1 = -3.375."""
-    made = recipe("bi_level_gae", gamma=0.5, lam=0.75, turn_gamma=0.25, turn_lam=0.5, whiten=None)
-    sample = learned(made)
-    assert numbers(sample, "advantages") == [-0.625, -3.375, -1]
-    assert numbers(sample, "returns") == [0.375, 0.625, 1]
 
 
 def test_kl_as_a_reward_of_a_critic_by_hand() -> None:

@@ -8,7 +8,7 @@ import torch
 from pydantic import ValidationError
 from torch import Tensor
 
-from silva.algorithms.correction import RolloutCorrection, importance_weights, kept, over_rows
+from silva.algorithms.correction import RolloutCorrection, importance_weights, kept
 
 # Rows 5, 2, 5, 2, 5, 8 with ratios 4, 0.5, 0.25, 3, 0.125, 6. Products: 4 * 0.25 * 0.125 = 0.125 in row 5,
 # 0.5 * 3 = 1.5 in row 2, 6 in row 8. Geometric means: 0.125^(1/3) = 0.5, sqrt(1.5) = 1.224745, 6.
@@ -37,14 +37,6 @@ def tensor(*values: float) -> Tensor:
 def test_weights_by_hand(kind: str, settings: dict, expected: list[float]) -> None:
     weights = importance_weights(tensor(*RATIOS).log(), ROWS, RolloutCorrection(weight=kind, **settings))
     assert weights.tolist() == pytest.approx(expected, rel=1e-12)
-
-
-def test_bounds_by_default_are_those_published() -> None:
-    log_ratios, rows = tensor(0.01, 0.49, 0.51, 1.99, 2.01, 4.99, 5.01).log(), torch.arange(7)
-    truncated = importance_weights(log_ratios, rows, RolloutCorrection(weight="truncate"))
-    assert truncated.tolist() == pytest.approx([0.01, 0.49, 0.51, 1.99, 2, 2, 2])
-    masked = importance_weights(log_ratios, rows, RolloutCorrection(weight="mask"))
-    assert masked.tolist() == pytest.approx([0, 0, 0.51, 1.99, 2.01, 4.99, 0])
 
 
 @pytest.mark.parametrize("bounds", [(1.0, 2.0), (0.5, 1.0)])
@@ -116,20 +108,6 @@ def test_a_ratio_that_is_not_a_number_is_never_used() -> None:
         weights = importance_weights(log_ratios, rows, RolloutCorrection(weight=kind))
         assert weights.isnan().tolist() == [False, True, False, False]
         assert weights[[0, 2, 3]].tolist() == [1.0, 1.0, last]
-
-
-def test_nothing_carries_a_gradient() -> None:
-    log_ratios = tensor(0.1, 0.2).requires_grad_()
-    for level in ("token", "geometric", "sequence"):
-        settings = RolloutCorrection(level=level)
-        assert not importance_weights(log_ratios, torch.tensor([0, 0]), settings).requires_grad
-
-
-def test_over_rows_keeps_the_dtype_and_takes_any_row_ids() -> None:
-    values = torch.tensor([1.0, 2.0, 6.0], dtype=torch.float32)
-    rows = torch.tensor([1_000_000_007, -3, 1_000_000_007])
-    assert torch.equal(over_rows(values, rows, "geometric"), torch.tensor([3.5, 2.0, 3.5]))
-    assert torch.equal(over_rows(values, rows, "sequence"), torch.tensor([7.0, 2.0, 7.0]))
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from typing import Any
 
 import numpy as np
@@ -15,7 +14,6 @@ from tests.golden.read import read
 from torch import Tensor
 
 from silva.algorithms.assign import whiten
-from silva.algorithms.credit import entropy_scaled
 from silva.algorithms.gae import bi_level_gae, discounted_returns, gae, token_rewards
 from silva.errors import RecordError
 
@@ -42,13 +40,6 @@ eighths = st.integers(-16, 16).map(lambda n: n / 8)
 rates = st.sampled_from([0.0, 0.5, 0.9, 0.95, 1.0])
 
 
-@given(st.lists(eighths, min_size=1, max_size=20), rates)
-@settings(max_examples=50, deadline=None)
-def test_discounted_returns_are_a_linear_filter(rewards: list[float], gamma: float) -> None:
-    expected = lfilter([1], [1, -gamma], rewards[::-1])[::-1]
-    np.testing.assert_allclose(discounted_returns(float64(*rewards), gamma).numpy(), expected, rtol=1e-12)
-
-
 def test_gae_by_hand() -> None:
     """gamma = lam = 0.5; token 1 is the environment's, so the value after token 0 is that of token 2.
 
@@ -60,12 +51,6 @@ def test_gae_by_hand() -> None:
     found, returns = gae(values, rewards, trained, gamma=0.5, lam=0.5)
     assert found.tolist() == [2.1875, 0, -3.25, -1]
     assert returns.tolist() == [3.1875, 0, 0.75, 1]
-
-
-def test_gae_goes_on_where_an_episode_was_cut() -> None:
-    """delta of the last: 1 + 0.5 * 8 - 2 = 3; A: 3; -3 + 0.25 * 3 = -2.25."""
-    values, rewards, trained = float64(4, 2), float64(0, 1), torch.tensor([True, True])
-    assert gae(values, rewards, trained, gamma=0.5, lam=0.5, bootstrap=8.0)[0].tolist() == [-2.25, 3]
 
 
 def rows(name: str) -> Any:
@@ -143,22 +128,6 @@ def test_bi_level_gae_of_one_turn_is_gae(
         assert torch.equal(ours, theirs)
 
 
-@given(sequences(), eighths)
-@settings(max_examples=100, deadline=None)
-def test_bi_level_gae_without_discounts_is_gae(sequence: tuple[Tensor, ...], bootstrap: float) -> None:
-    """With gamma = lam = 1 everywhere both are the rewards to come minus the value."""
-    values, rewards, trained, turns = sequence
-    places = trained.nonzero()[:, 0].tolist()
-    for place, following in itertools.pairwise(places):
-        if turns[place] == turns[following]:
-            rewards[place] = 0.0  # only the end of a turn earns
-    ours = bi_level_gae(
-        values, rewards, trained, turns, turn_gamma=1.0, turn_lam=1.0, **PLAIN, bootstrap=bootstrap
-    )
-    for a, b in zip(ours, gae(values, rewards, trained, **PLAIN, bootstrap=bootstrap), strict=True):
-        torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-12)
-
-
 @given(sequences(), rates)
 @settings(max_examples=100, deadline=None)
 def test_gae_between_its_two_ends(sequence: tuple[Tensor, ...], gamma: float) -> None:
@@ -209,22 +178,3 @@ def test_token_rewards_stand_on_the_last_trained_token_so_far() -> None:
     trained = torch.tensor([False, True, True, False, False, False, True])
     assert token_rewards(float64(1, 2, 4, 8), turns, trained).tolist() == [0, 0, 6, 0, 0, 0, 8]
     assert token_rewards(float64(1), torch.tensor([0, 0]), torch.tensor([False, False])).tolist() == [0, 0]
-
-
-def test_entropy_scaled_by_hand() -> None:
-    """Entropies 1, 2, 3 of trained tokens: mean 2, std 1, z = -1, 0, 1; times 1 - 0.2, 1, 1.2."""
-    entropies, trained = float64(1, 99, 2, 3), torch.tensor([True, False, True, True])
-    found = entropy_scaled(float64(10, 10, -10, -10), entropies, trained, scale=0.2)
-    assert found.tolist() == pytest.approx([8, 10, -10, -12], rel=1e-7)  # of the eps in whiten: 1e-8
-    assert entropy_scaled(float64(10, 10, -10, -10), entropies, trained, scale=0.0).tolist() == [
-        10,
-        10,
-        -10,
-        -10,
-    ]
-
-
-def test_entropy_scaling_passes_no_gradient_to_the_entropies() -> None:
-    entropies = float64(1, 2, 3).requires_grad_()
-    trained = torch.ones(3, dtype=torch.bool)
-    assert not entropy_scaled(float64(1, 1, 1), entropies, trained, scale=0.2).requires_grad

@@ -32,14 +32,6 @@ def test_values_and_gradients_worked_by_hand(name: str) -> None:
     assert logprobs.grad.tolist() == pytest.approx(gradients, rel=1e-12)
 
 
-@pytest.mark.parametrize("name", KL_ESTIMATORS)
-def test_gradient_equals_finite_differences(name: str) -> None:
-    generator = torch.Generator().manual_seed(0)
-    logprobs = -3 * torch.rand(6, generator=generator, dtype=torch.float64)
-    reference = -3 * torch.rand(6, generator=generator, dtype=torch.float64)
-    assert torch.autograd.gradcheck(lambda x: KL_ESTIMATORS[name](x, reference), logprobs.requires_grad_())
-
-
 def test_expectations_under_the_policy() -> None:
     """Over all four tokens, weighted by their probability, expectations are exact sums."""
     logits = torch.tensor([0.3, -1.0, 0.8, 0.1], dtype=torch.float64, requires_grad=True)

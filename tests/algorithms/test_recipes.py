@@ -19,7 +19,7 @@ from silva.algorithms.filters import SELECTIONS, VarianceFilter
 from silva.algorithms.kl import KL_ESTIMATORS
 from silva.algorithms.losses import LOSSES, ClippedLoss, GspoLoss, LossInputs
 from silva.algorithms.objective import compute
-from silva.algorithms.recipes import Grpo, Reinforce, Rloo
+from silva.algorithms.recipes import Grpo, Rloo
 from silva.algorithms.settings import Algorithm
 from silva.types import LossSpec
 
@@ -132,14 +132,6 @@ def test_every_spec_is_understood_by_the_losses(loss: str) -> None:
     assert (with_terms - alone).item() == pytest.approx(0.5 * 0.693147 - 0.1, rel=1e-5)
 
 
-def test_a_spec_by_hand() -> None:
-    """The same token with A = 2: -A r = -2, and the same terms."""
-    half = torch.tensor([0.5]).log()
-    inputs = LossInputs(half, half, torch.tensor([2.0]), torch.tensor([0]), half / 0.5, torch.ones(1))
-    spec = Grpo(kl_coef=0.5, kl_estimator="k1", entropy_coef=0.1).loss_spec()
-    assert compute(spec, inputs)[0].item() == pytest.approx(-2 + 0.5 * 0.693147 - 0.1, rel=1e-5)
-
-
 @pytest.mark.parametrize(
     ("given", "message"),
     [
@@ -209,12 +201,6 @@ def test_there_is_nothing_to_say_of_bounds_that_are_the_loss_s_own_or_the_user_s
     made += [recipe("dapo", loss={"type": "clipped", "clip_high": 0.5})]
     made += [recipe("dapo", loss={"type": "gspo", "clip_high": 5e-4})]
     assert [m.notes for m in made] == [[]] * len(made)
-
-
-def test_combinations_that_do() -> None:
-    dr_grpo = Grpo(advantage="mean", aggregation="constant", aggregation_constant=8 * 1024)
-    assert dr_grpo.aggregation_constant == 8192
-    assert Reinforce(advantage="reward", drop_zero_variance=False).advantage == "reward"
 
 
 def test_settings_import_neither_torch_nor_numpy() -> None:

@@ -71,12 +71,6 @@ def test_avg_and_pass_at_k_by_hand(monkeypatch):
     assert e.estimates["success"].n == 4
 
 
-def test_two_samples_give_one_pass_at_k(monkeypatch):
-    (e,) = run(monkeypatch, lambda task, sample: float(sample == 0), k=2)
-    assert {*e.estimates} == {"success", "reward", "pass@2"}
-    assert (e.estimates["success"].mean, e.estimates["pass@2"].mean) == (0.5, 1.0)
-
-
 def test_episodes_without_a_result_enter_no_mean_and_leave_bounds(monkeypatch):
     """Task 1 fails once: its other sample counts for avg@k, and it has no pass@2. Task 3 fails wholly."""
     outcomes = {"a/0": (1.0, 1.0), "a/1": (None, 0.0), "a/2": (1.0, 0.0), "a/3": (None, None)}

@@ -20,7 +20,7 @@ from silva.algorithms import assign, control, credit, filters, shaping
 from silva.algorithms.advantages import Scores
 from silva.algorithms.kl import kl_rewards
 from silva.algorithms.settings import CREDITS, Algorithm
-from silva.errors import CapabilityError, RecordError
+from silva.errors import RecordError
 from silva.types import Group, Sample, Signals, Trajectory
 
 if TYPE_CHECKING:
@@ -146,7 +146,7 @@ def with_advantages(
             rows = _with_penalties(recipe, rows, penalties)
     rows = credit.TREE_CREDIT[recipe.tree_credit](rows)
     if recipe.entropy_advantage:
-        rows = credit.scale_by_entropy(rows, _entropies(rows), scale=recipe.entropy_advantage)
+        rows = credit.scale_by_entropy(rows, recipe.entropy_advantage)
     if recipe.whiten:
         rows = assign.whiten_samples(rows, recipe.whiten)
     return assign.clip_samples(rows, *recipe.advantage_clip) if recipe.advantage_clip else rows
@@ -224,15 +224,6 @@ def _with_penalties(
             total += assign.advantages_of(sample)
         result.append(sample.replace(advantages=total))
     return result
-
-
-def _entropies(samples: Sequence[Sample]) -> list[np.ndarray]:
-    found = [s.entropies for s in samples if s.entropies is not None]
-    if len(found) < len(samples):
-        raise CapabilityError(
-            "algorithm.entropy_advantage: got samples without entropies, expected an engine that gives them"
-        )
-    return found
 
 
 def _of(rows: Sequence[np.ndarray] | None, index: int) -> np.ndarray | None:

@@ -63,11 +63,9 @@ def adaptive_temperature(settings: AdaptiveTemperature, base: float, reward_std:
 
     Raises:
         ConfigError: T is not above 0.
-        RecordError: the std is not finite.
     """
     if not base > 0:
         raise ConfigError(f"adaptive temperature: got a configured temperature of {base}, expected base > 0")
-    _check_finite("adaptive temperature", "reward_std", reward_std)
     if reward_std <= 0:
         return settings.high
     return min(max(base * settings.reference_std / reward_std, settings.low), settings.high)
@@ -82,12 +80,7 @@ def adaptive_entropy_coef(settings: AdaptiveEntropy, coef: float, entropy: float
     Args:
         coef: c of the last step.
         entropy: mean over the trained tokens of the last step, in nats.
-
-    Raises:
-        RecordError: coefficient or entropy is not finite.
     """
-    _check_finite("adaptive entropy", "coef", coef)
-    _check_finite("adaptive entropy", "entropy", entropy)
     direction = (entropy < settings.target) - (entropy > settings.target)
     return min(max(coef + direction * settings.step, 0.0), settings.max_coef)
 
@@ -95,9 +88,8 @@ def adaptive_entropy_coef(settings: AdaptiveEntropy, coef: float, entropy: float
 def gated_entropy_coef(settings: AdaptiveEntropy, coef: float, entropy: float) -> float:
     """c if the entropy is at or below target, else 0: the bonus only ever pushes towards the target.
 
-    The other half of Skywork-OR1's rule. Arguments and errors as `adaptive_entropy_coef`.
+    The other half of Skywork-OR1's rule. Arguments as `adaptive_entropy_coef`.
     """
-    _check_finite("adaptive entropy", "entropy", entropy)
     return coef if entropy <= settings.target else 0.0
 
 
@@ -116,8 +108,3 @@ def adaptive_kl_coef(settings: AdaptiveKl, coef: float, kl: float) -> float:
     if math.isnan(kl):
         raise RecordError("adaptive KL: got a KL of nan, expected a number")
     return coef * (1 + min(max(kl / settings.target - 1, -0.2), 0.2) / settings.horizon)
-
-
-def _check_finite(controller: str, name: str, value: float) -> None:
-    if not math.isfinite(value):
-        raise RecordError(f"{controller}: got {name} {value}, expected a finite number")

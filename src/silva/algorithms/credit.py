@@ -30,27 +30,8 @@ from silva.algorithms.assign import (
     whiten,
 )
 from silva.algorithms.gae import bi_level_gae, discounted_returns, gae, token_rewards
-from silva.errors import ConfigError, RecordError
+from silva.errors import CapabilityError, ConfigError, RecordError
 from silva.types import Group, Sample, Trajectory
-
-
-def entropy_scaled(advantages: Tensor, entropies: Tensor, trained: Tensor, *, scale: float) -> Tensor:
-    """A (1 + scale z), z = (H - mean) / std over trained tokens (AEPO, arXiv:2510.14545).
-
-    Args:
-        advantages: [N] of a whole batch: mean and std must not depend on how it is cut later.
-        entropies: [N] in nats, without gradient; NaN where nobody sampled (an expert's tokens), and anything
-            where not trained.
-        trained: [N] bool.
-        scale: 0.2 is the authors' own.
-
-    Returns:
-        [N], unchanged where not trained or not sampled.
-    """
-    z_N, sampled_N = torch.zeros_like(advantages), trained & ~entropies.isnan()
-    own = entropies[sampled_N].detach().to(advantages.dtype)
-    z_N[sampled_N] = whiten(own, torch.ones_like(own))
-    return advantages * (1 + scale * z_N)
 
 
 def assign_turns(
@@ -123,11 +104,9 @@ def assign_gae(
         where not trained.
 
     Raises:
-        RecordError: as `assign_turns`, a sample without values, or extra rewards that do not align.
+        RecordError: as `assign_turns`, or a sample without values.
     """
     scored_samples(samples, groups)  # each has its trajectory
-    if extra is not None:
-        _check_aligned("extra rewards", extra, samples)
     scored = {t.id: t for group in groups for t in group.scored}
     numbers = {(t.id, turn.id): k for t in scored.values() for k, turn in enumerate(t.turns)}
     turns = {i: _turns_of(s, numbers) for i, s in enumerate(samples) if s.trajectory in scored}
@@ -196,26 +175,34 @@ def hard(samples: Sequence[Sample]) -> list[Sample]:
 TREE_CREDIT: dict[str, Callable[[Sequence[Sample]], list[Sample]]] = {"soft": list, "hard": hard}
 
 
-def scale_by_entropy(
-    samples: Sequence[Sample], entropies: Sequence[np.ndarray], *, scale: float
-) -> list[Sample]:
-    """The samples with `entropy_scaled` advantages.
+def scale_by_entropy(samples: Sequence[Sample], scale: float) -> list[Sample]:
+    """A (1 + scale z), z = (H - mean) / std over the trained tokens of a batch (AEPO, arXiv:2510.14545).
+
+    Tokens that nobody sampled, such as an expert's, have no entropy (NaN) and keep their advantage.
 
     Args:
         samples: all of a batch, with advantages.
-        entropies: one [T] per sample, in nats.
+        scale: 0.2 is the authors' own.
 
     Raises:
-        RecordError: a sample without advantages, or entropies that do not align with the samples.
+        CapabilityError: samples without entropies.
+        RecordError: a sample without advantages.
     """
-    _check_aligned("entropies", entropies, samples)
-    if not samples:
-        return []
-    entropies_N = torch.from_numpy(np.concatenate(entropies).astype(np.float64))
-    trained_N = torch.from_numpy(np.concatenate([sample.loss_weights > 0 for sample in samples]))
-    return map_advantages(
-        samples, lambda advantages_N: entropy_scaled(advantages_N, entropies_N, trained_N, scale=scale)
-    )
+    entropies = [sample.entropies for sample in samples if sample.entropies is not None]
+    if len(entropies) < len(samples):
+        raise CapabilityError(
+            "algorithm.entropy_advantage: got samples without entropies, expected an engine that gives them"
+        )
+
+    def scaled(advantages_N: Tensor) -> Tensor:
+        entropies_N = torch.from_numpy(np.concatenate(entropies).astype(np.float64))
+        trained_N = torch.from_numpy(np.concatenate([sample.loss_weights > 0 for sample in samples]))
+        z_N, sampled_N = torch.zeros_like(advantages_N), trained_N & ~entropies_N.isnan()
+        own = entropies_N[sampled_N]
+        z_N[sampled_N] = whiten(own, torch.ones_like(own))
+        return advantages_N * (1 + scale * z_N)
+
+    return map_advantages(samples, scaled)
 
 
 def raw_returns(group: Group, gamma: float) -> list[list[float]]:
@@ -249,14 +236,6 @@ def turn_rewards(trajectory: Trajectory, *, shaped: bool = True) -> Tensor:
     if rewards:
         rewards[-1] += total - sum(rewards)
     return as_float64(rewards)
-
-
-def _check_aligned(what: str, rows: Sequence[np.ndarray], samples: Sequence[Sample]) -> None:
-    if [len(row) for row in rows] != [len(sample) for sample in samples]:
-        raise RecordError(
-            f"{what} must align with samples: got {len(rows)} rows of {sum(map(len, rows))} tokens, "
-            f"expected {len(samples)} of {sum(map(len, samples))}"
-        )
 
 
 def _turns_of(sample: Sample, numbers: Mapping[tuple[str, str], int]) -> np.ndarray:

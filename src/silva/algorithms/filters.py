@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Literal, TypeAlias
 from pydantic import model_validator
 
 from silva.config.sections import Above0, Fraction, Section
-from silva.errors import RecordError
 
 if TYPE_CHECKING:
     from silva.types import Group
@@ -99,8 +98,8 @@ def zero_variance(group: Group, compared: Compared = totals) -> bool:
 
     Shaped rewards do not count: where every raw reward is equal and only penalties differ the answer is
     still True, or a policy that never succeeds would train on formatting alone. Failed trajectories do
-    not count either; with fewer than two scored ones the answer is True. Rewards that are not finite are
-    never equal, so such a group goes on to where they are reported.
+    not count either; with fewer than two scored ones the answer is True. Rewards that are not finite
+    (`assign.finite_reward` reports them) are never equal.
     """
     return all(map(_equal, compared(group)))
 
@@ -110,11 +109,7 @@ def reward_std(group: Group, compared: Compared = totals) -> float:
 
     For several lists it is pooled: the root of the sum of their squared deviations over the sum of their
     n - 1. Groups with the same rewards in another order get the same bits.
-
-    Raises:
-        RecordError: a raw reward is not finite.
     """
-    _rewards(group)
     if zero_variance(group, compared):
         return 0.0
     several = [rewards for rewards in compared(group) if len(rewards) > 1]
@@ -145,9 +140,6 @@ def drop_reasons(
     Returns:
         For each group None where it is kept, else the reason why not: `failed` (no scored trajectory; it
         does not count as one of the groups), `zero_variance`, or `low_variance` (others vary more).
-
-    Raises:
-        RecordError: a raw reward is not finite.
     """
     stds = {index: reward_std(group, compared) for index, group in enumerate(groups) if group.scored}
     ranked = sorted(stds, key=lambda index: -stds[index])  # stable: equal ones keep their order
@@ -161,20 +153,12 @@ def drop_reasons(
 
 
 def out_of_range(group: Group, low: float, high: float) -> Reason | None:
-    """Online difficulty filter: None where low <= mean raw reward <= high, else why the group is dropped.
+    """Online difficulty filter: `too_hard` if the mean raw reward is below `low`, `too_easy` if above `high`.
 
     The bounds themselves are inside. With rewards of 0 and 1 a group at either end has no variance either.
-
-    Returns:
-        `too_hard` below, `too_easy` above, `failed` where no trajectory is scored.
-
-    Raises:
-        RecordError: a raw reward is not finite.
+    At least one trajectory must be scored.
     """
-    rewards = _rewards(group)
-    if not rewards:
-        return "failed"
-    mean = statistics.fmean(rewards)
+    mean = statistics.fmean(trajectory.raw_reward for trajectory in group.scored)
     if mean < low - TOLERANCE:
         return "too_hard"
     return "too_easy" if mean > high + TOLERANCE else None
@@ -185,12 +169,7 @@ def difficulty(settings: DifficultyPools, success: float) -> Difficulty:
 
     Args:
         success: mean over the scored trajectories of the group.
-
-    Raises:
-        RecordError: success is not finite.
     """
-    if not math.isfinite(success):
-        raise RecordError(f"difficulty: got mean success {success}, expected a finite number")
     if success >= settings.easy_threshold - TOLERANCE:
         return "easy"
     return "hard" if success <= settings.hard_threshold + TOLERANCE else "normal"
@@ -198,13 +177,3 @@ def difficulty(settings: DifficultyPools, success: float) -> Difficulty:
 
 def _equal(rewards: Sequence[float]) -> bool:
     return len(rewards) < 2 or all(abs(reward - rewards[0]) <= TOLERANCE for reward in rewards)
-
-
-def _rewards(group: Group) -> list[float]:
-    for trajectory in group.scored:
-        if not math.isfinite(trajectory.raw_reward):
-            raise RecordError(
-                f"raw reward of trajectory {trajectory.id}: got {trajectory.raw_reward}, "
-                "expected a finite number"
-            )
-    return [trajectory.raw_reward for trajectory in group.scored]

@@ -194,6 +194,11 @@ class Algorithm(Terms, AdvantageKeys):  # pydantic lists the keys of the last ba
             )
         if self.adaptive_kl and not self.kl_coef:
             raise ValueError("adaptive_kl: got it with kl_coef = 0, expected more: it moves the coefficient")
+        if self.replay is not None and self.on_policy and self.rollout_correction is None:
+            raise ValueError(
+                f'replay: got loss.type = "{self.loss.type}", which takes stale samples for its own; '
+                "expected [algorithm.rollout_correction], or a loss with a ratio"
+            )
         return self
 
     @model_validator(mode="after")
@@ -227,15 +232,6 @@ class Algorithm(Terms, AdvantageKeys):  # pydantic lists the keys of the last ba
             (self.imitates, loss, (*of_advantages, "kl_bias_correction")),
         ]  # fmt: skip
         return {key: why for holds, why, keys in found if holds for key in keys}
-
-    @model_validator(mode="after")
-    def _replay_is_corrected(self) -> Algorithm:
-        if self.replay is not None and self.on_policy and self.rollout_correction is None:
-            raise ValueError(
-                f'replay: got loss.type = "{self.loss.type}", which takes stale samples for its own; '
-                "expected [algorithm.rollout_correction], or a loss with a ratio"
-            )
-        return self
 
     @property
     def notes(self) -> list[str]:

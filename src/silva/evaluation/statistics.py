@@ -92,14 +92,13 @@ def clustered_wilson(values_by_task: Sequence[np.ndarray]) -> tuple[float, float
         values_by_task: for each task its samples [k_i], k_i >= 1, from 0 to 1.
 
     Raises:
-        ValueError: no task, a task without samples, or a value outside 0 to 1.
+        ValueError: a value outside 0 to 1.
     """
-    tasks = _checked(values_by_task)
-    for i, values in enumerate(tasks):
+    for i, values in enumerate(values_by_task):
         if not ((values >= 0) & (values <= 1)).all():
             raise ValueError(f"values_by_task[{i}]: got {values.tolist()}, expected shares from 0 to 1")
-    means, n = np.array([values.mean() for values in tasks]), len(tasks)
-    p, most = float(means.mean()), max(len(values) for values in tasks)
+    means, n = np.array([values.mean() for values in values_by_task]), len(values_by_task)
+    p, most = float(means.mean()), max(map(len, values_by_task))
     if n == 1 or (most == 1 and np.isin(means, (0.0, 1.0)).all()):
         return wilson(p, n)
     effect = np.clip(means.var(ddof=1) / (p * (1 - p)), 1 / most, 1) if 0 < p < 1 else 1
@@ -111,9 +110,9 @@ def clustered_wilson(values_by_task: Sequence[np.ndarray]) -> tuple[float, float
 def student(values_by_task: Sequence[np.ndarray]) -> tuple[float, float]:
     """Student's t interval of the mean over tasks of each task's mean: (low, high); NaN if all are equal.
 
-    Args and raises: as `clustered_wilson`, with any finite values.
+    Args: as `clustered_wilson`, with any finite values.
     """
-    means = np.array([values.mean() for values in _checked(values_by_task)])
+    means = np.array([values.mean() for values in values_by_task])
     if np.ptp(means) == 0:
         return math.nan, math.nan
     half = student_quantile(UP_TO, len(means) - 1) * means.std(ddof=1) / len(means) ** 0.5
