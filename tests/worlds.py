@@ -8,61 +8,14 @@ from __future__ import annotations
 import asyncio
 import copy
 import random
-from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Literal
 
 from silva.config.sections import Fraction, Natural, Positive
 from silva.environments.settings import EnvironmentSettings
-from silva.environments.tasks import Draft, generated
-from silva.protocols import Environment, TaskSet
-from silva.types import Message, Observation, Split, Step, Task
+from silva.environments.tasks import Draft, Tasks, generated
+from silva.types import Message, Observation, Step, Task
 
 _REAL = random.SystemRandom()  # delays differ in every run, whatever its seed
-
-
-class Delayed:
-    """Wraps an environment: every call takes up to `milliseconds`, at random."""
-
-    def __init__(self, inner: Any, milliseconds: float):
-        self.inner, self.milliseconds = inner, milliseconds
-
-    async def _wait(self) -> None:
-        if self.milliseconds:
-            await asyncio.sleep(_REAL.uniform(0, self.milliseconds) / 1000)
-
-    async def reset(self) -> Observation:
-        await self._wait()
-        return await self.inner.reset()
-
-    async def step(self, message: Message) -> Step:
-        await self._wait()
-        return await self.inner.step(message)
-
-    async def fork(self, seed: int) -> Delayed:
-        await self._wait()
-        return Delayed(await self.inner.fork(seed), self.milliseconds)
-
-    async def close(self) -> None:
-        await self.inner.close()
-
-    def expert_reply(self) -> str:
-        return self.inner.expert_reply()
-
-    def random_reply(self, seed: int) -> str:
-        return self.inner.random_reply(seed)
-
-
-class DelayedTasks:
-    """A task set whose environments are slow."""
-
-    def __init__(self, inner: TaskSet, milliseconds: float):
-        self.inner, self.milliseconds = inner, milliseconds
-
-    def tasks(self, split: Split) -> Sequence[Task]:
-        return self.inner.tasks(split)
-
-    def environment(self, task: Task) -> Environment:
-        return Delayed(self.inner.environment(task), self.milliseconds)
 
 
 class Parity(EnvironmentSettings):
@@ -81,11 +34,10 @@ class Parity(EnvironmentSettings):
     share: Fraction = 0.0
     """Share of episodes that fail, by the episode's seed."""
 
-    def taskset(self) -> TaskSet:
-        inner = generated(self, lambda rng: Draft({"number": rng.randrange(10_000)}), self._build)
-        return DelayedTasks(inner, self.delay)
+    def taskset(self) -> Tasks:
+        return generated(self, lambda rng: Draft({"number": rng.randrange(10_000)}), self._build)
 
-    def _build(self, task: Task) -> Environment:
+    def _build(self, task: Task) -> ParityEpisode:
         broken = random.Random(task.seed).random() < self.share
         if broken and self.fails == "construction":
             raise OSError("no such world")
@@ -97,6 +49,10 @@ class ParityEpisode:
         self.settings, self.task, self.broken = settings, task, broken
         self.turn, self.solved = 0, True
 
+    async def _wait(self) -> None:
+        if self.settings.delay:
+            await asyncio.sleep(_REAL.uniform(0, self.settings.delay) / 1000)
+
     def _break(self, where: str) -> None:
         if self.broken and self.settings.fails == where:
             raise ValueError(f"the {where} is broken")
@@ -105,12 +61,14 @@ class ParityEpisode:
         return Message("user", f"{self.turn}:{self.task.data['number']}", id=f"environment-{self.turn}")
 
     async def reset(self) -> Observation:
+        await self._wait()
         self._break("reset")
         if self.broken and self.settings.fails == "hang":
             await asyncio.sleep(3600)
         return Observation((self._say(),))
 
     async def step(self, message: Message) -> Step:
+        await self._wait()
         self.turn += 1
         if self.turn == self.settings.turns:
             self._break("step")
@@ -133,6 +91,7 @@ class ParityEpisode:
         )
 
     async def fork(self, seed: int) -> ParityEpisode:
+        await self._wait()
         return copy.copy(self)
 
     async def close(self) -> None:

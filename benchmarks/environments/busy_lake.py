@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import time
 
-from silva.environments.tasks import generated
+from silva.environments.tasks import Tasks, generated
 from silva.environments.worlds.frozen_lake import FrozenLake, FrozenLakeGame
-from silva.protocols import TaskSet
 from silva.types import Message, Step
 
 WORK = 0.005  # seconds of CPU
@@ -15,7 +14,7 @@ WORK = 0.005  # seconds of CPU
 class BusyLake(FrozenLake):
     type: str = ""  # type: ignore[assignment]
 
-    def taskset(self) -> TaskSet:
+    def taskset(self) -> Tasks:
         return generated(self, self._draw, lambda task: Busy(self, task))
 
 

@@ -8,16 +8,20 @@ import dataclasses
 import inspect
 import json
 import math
-from collections.abc import Callable, Sequence
+import random
+import re
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import pytest
+from pydantic import ValidationError
 from tests.contracts.doubles import Slow
 from tests.environment_cases import OWN, small
 from tests.worlds import Parity, ParityEpisode
 
 from silva.environments.process.workers import Workers
 from silva.environments.settings import EnvironmentSettings
+from silva.environments.worlds.sokoban import _shape
 from silva.ports import derive
 from silva.protocols import Environment, Forkable, Scripted, TaskSet
 from silva.rendering.tool_calls import parse_hermes
@@ -53,6 +57,10 @@ MADE: dict[str, Callable[[], TaskSet]] = {
 
 
 VARIED: list[tuple[str, dict[str, Any]]] = [
+    ("browsecomp_plus_search", {"tools_change": False, "part_words": 25}),
+    ("guess_number", {"numbers": 31, "guesses": 5, "ranges": 20}),
+    ("webshop", {"layout": "sep", "page_size": 2, "goals_per_product": 9}),
+    ("wiki_search", {"max_hops": 3, "search_in": "titles", "eval_size": 40}),
     ("alphabet_sort", {"style": "compact"}),
     ("alphabet_sort", {"max_turns": 7, "max_names": 8}),
     ("calculator", {"tool": False, "chain": 2, "terms": 3}),
@@ -72,12 +80,60 @@ VARIED: list[tuple[str, dict[str, Any]]] = [
 """Worlds with settings that change how the expert plays; a solution earns 1."""
 
 
-@pytest.fixture(params=MADE)
+PARTS: dict[str, tuple[dict[str, Any], Callable[[Task], Iterable[Any]]]] = {
+    "alphabet_sort": ({"max_turns": 1, "max_names": 2}, lambda task: [frozenset(task.data["names"][0])]),
+    "bandit": ({}, lambda task: [frozenset(task.data["shown"])]),
+    "browsecomp_plus_search": ({}, lambda task: [hop[1] for hop in task.data["hops"]]),
+    "calculator": ({"digits": 1, "operators": "+-*", "chain": 3}, lambda task: [
+        tuple(sorted(call["arguments"]["expression"].split())) for (call,) in task.data["calls"]]),
+    "connections": ({}, lambda task: task.answer),
+    "countdown": ({"max_numbers": 3, "largest": 9}, lambda task: [
+        (*sorted(task.data["numbers"]), task.data["target"])]),
+    "dataset": ({}, lambda task: [str(task.data["messages"])]),
+    "guess_number": ({}, lambda task: [task.data["low"]]),
+    "longbench_v2": ({"words": 300}, lambda task: [task.data["document"]]),
+    "sokoban": ({"rows": 5, "columns": 5}, lambda task: [str(_shape(task.data["room"]))]),
+    "webshop": ({}, lambda task: [task.data["asin"]]),
+    "wiki_search": ({}, lambda task: [hop[1] for hop in task.data["hops"]]),
+}  # fmt: skip
+"""What two tasks must not have in common if one is for training and one is held out."""
+
+
+REFUSED: list[tuple[str, dict[str, Any], str]] = [
+    ("alphabet_sort", {"max_names": 30}, "expected a product of 60 or less"),
+    ("alphabet_sort", {"max_names": 1}, "one name needs no sorting"),
+    ("bandit", {"risky_chance": 0.1}, "both arms pay the same"),
+    ("calculator", {"operators": "+/"}, "operators"),
+    ("connections", {"form": "turns", "groups": 2, "size": 2},
+     "mistakes = 4: expected 2 or less, since on a board of 2 groups"),
+    ("dataset", {"expert": "x"}, "expected a column in `expert`"),
+    ("demonstrations", {"hub": "a/b"}, "expected one of path, hub and rows, got path and hub"),
+    ("demonstrations", {"path": ""}, "expected one of path, hub and rows, got none"),
+    ("frozen_lake", {"max_actions": 5}, "max_actions = 5 cannot reach the goal of a map of size 4"),
+    ("guess_number", {"discount": 0.5}, "the last of 3 guesses would earn nothing"),
+    ("hanoi", {"max_disks": 5}, "max_actions = 20: 5 disks need up to 31"),
+    ("hotpotqa_mc", {"choices": 1}, "the only choice is always right"),
+    ("key_door", {"max_actions": 4}, "max_actions = 4: 1 rooms, a key, 3 rooms and the door need 6"),
+    ("longbench_v2", {"part_words": 100}, "overlap = 190: expected less than part_words = 100"),
+    ("sokoban", {"max_moves": 12}, "expected min_moves <= max_moves <= max_actions"),
+    ("sokoban", {"symbols": "#_O"}, "symbols: got '#_O', expected seven different characters"),
+    ("sokoban", {"max_actions": 120}, "120 actions cost 12, but the last box pays 11"),
+    ("webshop", {"products": "items.json"}, "set both `products` and `instructions`"),
+    ("webshop", {"human_instructions": "people.json"}, "`products` is not"),
+    ("wiki_search", {"corpus": "c"}, "`questions` is not"),
+    ("wordle", {"alphabet": "abc", "words": "x"}, "set `alphabet` or `words`, not both"),
+    ("wordle", {"alphabet": "aab"}, "two or more different letters"),
+    ("wordle", {"alphabet": "abcdefghij"}, "makes 100000 sequences: expected at most 10000"),
+    ("wordle", {"discount": 0.16}, r"the last of 6 guesses earns 0\.2, which must be more than"),
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module", params=MADE)
 def make(request: pytest.FixtureRequest) -> Callable[[], TaskSet]:
     return MADE[request.param]
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def taskset(make: Callable[[], TaskSet]) -> TaskSet:
     return make()
 
@@ -127,6 +183,48 @@ def episode(taskset: TaskSet, task: Task, seed: int = 0, skill: float = 0.0) -> 
 
 def steps(told: Sequence[Observation | Step]) -> list[Step]:
     return [each for each in told if isinstance(each, Step)]
+
+
+def earned(told: Sequence[Observation | Step]) -> float:
+    return sum(value for step in steps(told) for value in step.rewards.values())
+
+
+@pytest.mark.parametrize("name", OWN)
+def test_neither_seed_nor_size_nor_name_moves_a_problem_to_the_other_split(name: str) -> None:
+    sizes = {"eval_size": 40, "train_size": 200}
+    taskset = small(name, **sizes).taskset()
+    held_out, train = ([task.content() for task in taskset.tasks(split)] for split in ("eval", "train"))
+    assert len(held_out) == len({*held_out}) == 40 < len({*train}) and not {*train} & {*held_out}
+    for other in ({"seed": 1, "train_size": 100}, {"eval_size": 55}, {"eval_size": 7, "name": "mine"}):
+        changed = small(name, **(sizes | other))
+        assert changed.type == name
+        others = changed.taskset()
+        assert others.tasks("train")[0].environment == changed.label
+        assert not {task.content() for task in others.tasks("train")} & {*held_out}
+        assert not {task.content() for task in others.tasks("eval")} & {*train}
+
+
+@pytest.mark.parametrize("name", PARTS)
+def test_what_makes_two_tasks_alike_is_in_one_split(name: str) -> None:
+    keys, parts = PARTS[name]
+    taskset = small(name, **{"eval_size": 60, "train_size": 1000, **keys}).taskset()
+    train, held_out = ({part for task in taskset.tasks(split) for part in parts(task)} for split in SPLITS)  # type: ignore[arg-type]
+    assert len(train) > 20 and len(held_out) > 15 and not train & held_out
+
+
+@pytest.mark.parametrize(("name", "keys", "message"), REFUSED)
+def test_settings_that_cannot_work_are_refused(name: str, keys: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValidationError, match=message):
+        small(name, **keys)
+
+
+@pytest.mark.parametrize("name", OWN)
+def test_bounds_are_in_order(name: str) -> None:
+    settings = small(name)
+    for what in settings.bounds:
+        low = getattr(settings, f"min_{what}")
+        with pytest.raises(ValidationError):
+            small(name, **{f"min_{what}": low + 1, f"max_{what}": low})
 
 
 def test_splits_share_no_problem_and_ids_are_unique(taskset: TaskSet) -> None:
@@ -209,8 +307,33 @@ def test_the_expert_solves_what_other_settings_ask(kind: str, keys: dict[str, An
     taskset = small(kind, train_size=4, **{"eval_size": 8, **keys}).taskset()
     for task in taskset.tasks("eval"):
         played = steps(episode(taskset, task, skill=1.0))
-        assert played[-1].metrics["success"] == 1.0
-        assert sum(value for step in played for value in step.rewards.values()) == pytest.approx(1.0)
+        assert played[-1].metrics["success"] == 1.0 and earned(played) == pytest.approx(1.0)
+
+
+def test_no_failure_earns_as_much_as_a_success(taskset: TaskSet) -> None:
+    """Replies with parts of the expert's, of random ones and of nonsense, repeated or in another order."""
+    task = taskset.tasks("train")[1]
+    if not isinstance(taskset.environment(task), Scripted) or task.environment == "bandit":
+        pytest.skip("it cannot play itself, or pays by luck")
+    full = earned(episode(taskset, task, skill=1.0))
+    for seed in range(24):
+        environment: Any = taskset.environment(task)
+        rng = random.Random(seed)
+
+        async def reply(turn: int, environment: Any = environment, rng: random.Random = rng) -> str:
+            said = [environment.expert_reply(), environment.random_reply(rng.randrange(99))]
+            texts = [await each if inspect.isawaitable(each) else each for each in said]
+            pieces = [piece for text in texts for piece in re.findall(r"\w+|\W", text)] + [
+                "</answer>",
+                "\n",
+                "1",
+            ]
+            few = rng.choices(pieces, k=rng.randint(0, 12))
+            start = rng.randrange(len(texts[0]) + 1)
+            return rng.choice([*texts, texts[0] * 2, "".join(texts), texts[0][:start], "".join(few)])
+
+        told = steps(asyncio.run(play(environment, reply)))
+        assert told[-1].metrics["success"] == 1.0 or earned(told) < full
 
 
 @pytest.mark.parametrize(
@@ -230,7 +353,7 @@ def test_nonsense_is_answered(taskset: TaskSet, nonsense: str | Message) -> None
     environment = taskset.environment(taskset.tasks("train")[0])
     told = asyncio.run(play(environment, lambda turn: nonsense))
     assert steps(told)
-    if not isinstance(getattr(environment, "inner", None), ParityEpisode):  # any reply may have its parity
+    if not isinstance(environment, ParityEpisode):  # any reply may have its parity
         assert steps(told)[-1].metrics.get("success", 0.0) == 0.0
 
 

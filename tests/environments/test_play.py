@@ -82,10 +82,11 @@ def test_tools_can_be_called_by_hand() -> None:
 def test_the_expert_can_take_over_and_a_player_can_leave() -> None:
     rewards, written, _ = session(Calculator(), SUM, ["/expert", "/expert"])
     assert rewards == {"correct": 1.0} and written[-2] == "10"
-    assert session(GuessNumber(), Task("g", "g", 0, {"low": 1, "high": 7}, 6), ["3", "/quit", "6"])[0] == {
-        "found": 0.0
-    }
-    assert session(GuessNumber(), Task("g", "g", 0, {"low": 1, "high": 7}, 6), [])[0] == {}
+    guess = Task("g", "g", 0, {"low": 1, "high": 7}, 6)
+    assert session(GuessNumber(), guess, ["3", "/quit", "6"])[0] == {"found": 0.0}
+    assert session(GuessNumber(), guess, [])[0] == {}
+    cut_short = session(GuessNumber(guesses=1), guess, ["2"])[1]
+    assert cut_short[-1] == "The episode was cut short: found 0; success 0"
 
 
 def test_only_what_the_world_has_is_offered() -> None:
@@ -95,10 +96,3 @@ def test_only_what_the_world_has_is_offered() -> None:
     bare = Task("c", "calculator", 0, {"questions": ["What is 3 + 7?"]}, ["10"])
     written = session(Calculator(), bare, ["/expert", "/quit"])[1]
     assert "/expert" not in written[0] and written[-1] == "This environment has no expert."
-
-
-def test_an_episode_that_is_cut_short_says_so() -> None:
-    task = Task("g", "g", 0, {"low": 1, "high": 7}, 6)
-    assert (
-        session(GuessNumber(guesses=1), task, ["2"])[1][-1] == "The episode was cut short: found 0; success 0"
-    )

@@ -9,7 +9,7 @@ import heapq
 import math
 import re
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 _WORD = re.compile(r"[^\W_]+")
 
@@ -54,6 +54,12 @@ class Ranking:
 def words(text: str) -> list[str]:
     """The words of a text in lower case, plurals as singulars."""
     return [_singular(word) for word in _WORD.findall(text.casefold())]
+
+
+def has_phrase(words: Sequence[str], phrase: Sequence[str]) -> bool:
+    """Whether the words of a phrase stand one after the other in a text."""
+    size = len(phrase)
+    return any(words[i : i + size] == phrase for i in range(len(words) - size + 1))
 
 
 def parts(text: str, words: int, overlap: int) -> list[str]:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, ClassVar
+from typing import TYPE_CHECKING, Annotated, ClassVar, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from silva.config.sections import Natural, Section
 
@@ -23,6 +23,8 @@ class EnvironmentSettings(Section):
     """Modules of optional packages that must be installed."""
     programs: ClassVar[tuple[str, ...]] = ()
     """Programs that must be on the path."""
+    bounds: ClassVar[tuple[str, ...]] = ()
+    """("turns",) if `min_turns` and `max_turns` must be in order."""
 
     type: str = ""
     name: str = ""
@@ -45,6 +47,14 @@ class EnvironmentSettings(Section):
     """Environment variables that its workers get besides those of the machine, such as one with a key."""
     seed: Natural = 0
     """Moves the whole task set, apart from the run's seed."""
+
+    @model_validator(mode="after")
+    def _bounds_are_in_order(self) -> Self:
+        for what in self.bounds:
+            low, high = getattr(self, f"min_{what}"), getattr(self, f"max_{what}")
+            if high < low:
+                raise ValueError(f"max_{what} = {high}: expected min_{what} = {low} or more")
+        return self
 
     @property
     def label(self) -> str:

@@ -8,6 +8,7 @@ moves a held-out problem into training.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import random
@@ -137,7 +138,7 @@ class Tasks:
 
     def tasks(self, split: Split) -> Sequence[Task]:
         if split == "eval":
-            drafts = self._source.evaluation()
+            drafts = self._source.evaluation
             return _Lazy(len(drafts), lambda i: self._task("eval", i, drafts[i]))
         self._source.training(0)  # raises where nothing is left to train on
         return _Lazy(self._source.size, lambda i: self._task("train", i, self._source.training(i)))
@@ -156,7 +157,6 @@ class _Drawn:
         self.settings = settings
         self.draw = draw
         self.size = settings.train_size or TRAIN_SIZE
-        self._evaluation: list[Draft] | None = None
 
     def training(self, index: int) -> Draft:
         seen = set()
@@ -170,12 +170,8 @@ class _Drawn:
             f"{len(seen)} distinct problems, none for training: lower eval_share or make it larger"
         )
 
+    @functools.cached_property
     def evaluation(self) -> list[Draft]:
-        if self._evaluation is None:
-            self._evaluation = self._held_out_drafts()
-        return self._evaluation
-
-    def _held_out_drafts(self) -> list[Draft]:
         wanted = self.settings.eval_size
         drafts: dict[str, Draft] = {}
         in_vain, attempt = 0, 0
@@ -251,6 +247,7 @@ class _Listed:
             raise self._too_small()
         return self._train[index]
 
+    @property
     def evaluation(self) -> list[Draft]:
         if len(self._held_out) < (self.settings.eval_size or 1):
             raise self._too_small()

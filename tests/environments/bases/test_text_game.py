@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from tests.environments.conftest import said
 
 from silva.environments.bases.text_game import Outcome, TextGame, TextGameSettings
 from silva.protocols import Forkable, Scripted
@@ -47,23 +47,22 @@ def walk(**keys) -> Walk:
     return Walk(TextGameSettings(type="walk", **keys), TASK)
 
 
-def say(text: str, **keys) -> Message:
-    return Message("assistant", text, **keys)
+def say(text: str) -> Message:
+    return Message("assistant", text)
 
 
-def read(game: Walk, text: str, **keys) -> tuple[list[str], bool]:
-    return game.read(say(text, **keys))
+def first(game: Walk) -> str:
+    return said(asyncio.run(game.reset()))
 
 
 def test_the_first_observation_in_full_and_in_compact_style() -> None:
-    full = asyncio.run(walk().reset()).messages[0].content
-    assert full == (
+    assert first(walk()) == (
         "Walk to 3.\nActions: Left, Right, Jump. At most 5 actions a turn. Reply in this form: "
         "<think>your thoughts</think><answer>Left || Right</answer>\nat 0\nActions left: 10."
     )
-    assert asyncio.run(walk(style="compact").reset()).messages[0].content == "at 0\n10"
-    single = asyncio.run(walk(think=False, answer_tags=False, max_actions_per_turn=1).reset())
-    assert "Actions: Left, Right, Jump. Reply in this form: Left\n" in single.messages[0].content
+    assert first(walk(style="compact")) == "at 0\n10"
+    single = first(walk(think=False, answer_tags=False, max_actions_per_turn=1))
+    assert "Actions: Left, Right, Jump. Reply in this form: Left\n" in single
 
 
 @pytest.mark.parametrize(
@@ -82,7 +81,7 @@ def test_the_first_observation_in_full_and_in_compact_style() -> None:
     ],
 )
 def test_lenient_replies(text: str, expected: tuple[list[str], bool]) -> None:
-    assert read(walk(), text) == expected
+    assert walk().read(say(text)) == expected
 
 
 def test_the_prefill_is_the_first_tag_of_the_format() -> None:
@@ -91,14 +90,13 @@ def test_the_prefill_is_the_first_tag_of_the_format() -> None:
     assert game.expert_reply().startswith("Next: Right")
 
 
-@pytest.mark.parametrize("style", ["full", "compact"])
-@pytest.mark.parametrize("think", [True, False])
-@pytest.mark.parametrize("answer_tags", [True, False])
-@pytest.mark.parametrize("prefill", [True, False])
+@pytest.mark.parametrize(
+    ("style", "think", "answer_tags", "prefill"),
+    itertools.product(("full", "compact"), *[(True, False)] * 3),
+)
 def test_scripted_replies_are_in_the_strict_format(style, think, answer_tags, prefill, play_out) -> None:
     keys = {"style": style, "think": think, "answer_tags": answer_tags, "prefill": prefill}
-    game = walk(format="strict", **keys)
-    steps = play_out(game, lambda _: game.expert_reply())
+    steps = play_out(walk(format="strict", **keys))
     assert [step.metrics["action_is_valid"] for step in steps] == [1.0]
     assert steps[0].rewards == {"score": 1.0}
     other = walk(format="strict", max_actions=4, **keys)
@@ -114,8 +112,8 @@ def test_rewards_shaped_rewards_and_metrics_of_a_turn(play_out) -> None:
     assert [step.metrics["action_is_effective"] for step in steps] == [0.5, 0, 1, 1]
     assert [step.metrics["actions"] for step in steps] == [2, 0, 1, 3]
     assert ["success" in step.metrics for step in steps] == [False, False, False, True]
-    assert "No valid action was read. Actions:" in steps[1].observation.messages[0].content
-    assert steps[1].observation.messages[0].content.endswith("at 1\nActions left: 7.")
+    assert "No valid action was read. Actions:" in said(steps[1])
+    assert said(steps[1]).endswith("at 1\nActions left: 7.")
     assert steps[3].terminated and not steps[3].truncated
 
 
@@ -123,34 +121,13 @@ def test_limits_on_the_actions_of_a_turn_and_of_an_episode(play_out) -> None:
     game = walk(max_actions=5, max_actions_per_turn=2, style="compact")
     steps = play_out(game, lambda _: "L||R||R||R")
     assert [step.metrics["actions"] for step in steps] == [2, 2, 1]
-    assert [step.observation.messages[0].content for step in steps] == ["at 0\n3", "at 0\n1", "at -1\n0"]
+    assert list(map(said, steps)) == ["at 0\n3", "at 0\n1", "at -1\n0"]
     assert steps[-1].truncated and not steps[-1].terminated
     assert steps[-1].metrics["success"] == 0
-
-
-def test_turns_without_an_action_end_the_episode_too(play_out) -> None:
+    # Turns without an action end the episode too.
     steps = play_out(walk(max_actions=3), lambda _: "?")
     assert len(steps) == 3 and steps[-1].truncated
     assert sum(step.shaped["format"] for step in steps) == pytest.approx(-0.3)
-
-
-@settings(max_examples=60, deadline=None, derandomize=True)
-@given(replies=st.lists(st.sampled_from(["Right", "Left", "Jump", "R||R", "x", "<answer>", "L||L||L||L"])))
-def test_only_reaching_the_goal_earns_the_reward(replies: list[str]) -> None:
-    game = walk(max_actions=8)
-
-    async def run() -> float:
-        await game.reset()
-        total = 0.0
-        for reply in replies:
-            step = await game.step(say(reply))
-            total += sum(step.rewards.values())
-            assert game.actions_left >= 0
-            if step.terminated or step.truncated:
-                break
-        return total
-
-    assert asyncio.run(run()) == float(game.place == 3)
 
 
 def test_forks_share_the_past_and_have_their_own_noise() -> None:
@@ -220,12 +197,10 @@ class Push(Walk):
 
 
 def test_a_game_with_a_single_action(play_out) -> None:
-    game = Push(TextGameSettings(type="push"), TASK)
-    first = asyncio.run(game.reset()).messages[0].content
-    assert "Actions: Push. At most 5 actions a turn. Reply in this form: " in first
-    assert "<answer>Push || Push</answer>" in first
-    other = Push(TextGameSettings(type="push", max_actions_per_turn=2), TASK)
-    steps = play_out(other, lambda _: other.expert_reply())
+    rules = first(Push(TextGameSettings(type="push"), TASK))
+    assert "Actions: Push. At most 5 actions a turn. Reply in this form: " in rules
+    assert "<answer>Push || Push</answer>" in rules
+    steps = play_out(Push(TextGameSettings(type="push", max_actions_per_turn=2), TASK))
     assert [step.rewards["score"] for step in steps] == [0.0, 1.0]
 
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
+from tests.environments.conftest import call, said
 
 from silva.environments.bases.tool_dialogue import ToolDialogue, ToolDialogueSettings
 from silva.errors import CapabilityError, RecordError
@@ -73,16 +75,13 @@ class Dialogue(ToolDialogue):
         return Step(rewards={"said": 0.0}, truncated=True)
 
 
-def call(name: str, number: int = 0) -> Message:
-    return Message("assistant", "", tool_calls=(ToolCall(name, {}),), id=f"reply-{number}")
-
-
 def play(*messages: Message, toolsets: Sequence[Any], **keys: Any) -> list[Any]:
     async def go() -> list[Any]:
         episode = Dialogue(ToolDialogueSettings(**keys), TASK, toolsets)
         try:
             told: list[Any] = [await episode.reset()]
-            told += [await episode.step(message) for message in messages]
+            for number, message in enumerate(messages):
+                told.append(await episode.step(replace(message, id=message.id or f"r{number}")))
             return told
         finally:
             await episode.close()
@@ -106,18 +105,16 @@ def test_what_was_opened_is_closed_if_the_next_one_fails() -> None:
 
 def test_tools_that_change_are_told_in_a_whole_new_context() -> None:
     _, opened, looked, again = play(
-        call("open_door"), call("look", 1), call("open_door", 2), toolsets=[Fixed([look]), Doors()]
+        call("open_door"), call("look"), call("open_door"), toolsets=[Fixed([look]), Doors()]
     )
     assert [m.content for m in opened.observation.context] == ["Go.", "", "open"]
     assert [spec.name for spec in opened.observation.tools] == ["look", "close_door"]
-    assert looked.observation.context is None and looked.observation.messages[0].content == "a door"
-    assert (
-        again.observation.messages[0].content
-        == "Error: no tool called 'open_door': there is look, close_door"
-    )
-    nameless = Message("assistant", "", tool_calls=(ToolCall("open_door", {}),))
+    assert looked.observation.context is None and said(looked) == "a door"
+    assert said(again) == "Error: no tool called 'open_door': there is look, close_door"
+    nameless = Dialogue(ToolDialogueSettings(), TASK, [Doors()])
+    asyncio.run(nameless.reset())
     with pytest.raises(RecordError, match="tools that change need replies with an id"):
-        play(nameless, toolsets=[Doors()])
+        asyncio.run(nameless.step(call("open_door")))
 
 
 def test_what_sessions_count_is_added_to_the_metrics_of_the_step() -> None:
@@ -135,11 +132,11 @@ def test_two_tools_of_one_name_are_refused() -> None:
 
 def test_limits_by_tool_and_in_all() -> None:
     _, first, second, last = play(
-        call("look"), call("look", 1), call("look", 2), toolsets=[Fixed([look])], max_tool_calls=2,
+        call("look"), call("look"), call("look"), toolsets=[Fixed([look])], max_tool_calls=2,
         max_calls_of={"look": 1},
     )  # fmt: skip
-    assert first.observation.messages[0].content == "a door"
-    assert second.observation.messages[0].content == "Error: no calls of look are left (1 were allowed)"
+    assert said(first) == "a door"
+    assert said(second) == "Error: no calls of look are left (1 were allowed)"
     assert last.truncated and last.rewards == {"said": 0.0}
 
 

@@ -9,24 +9,20 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pydantic import ValidationError
+from tests.environments.conftest import call, said
 from tests.real_rows import DATA
 
-from silva.config.load import load
 from silva.environments.worlds.browsecomp_plus_search import BrowseCompPlusSearch
 from silva.environments.worlds.wiki_search import WikiSearch
 from silva.errors import CapabilityError, ConfigError
-from silva.registries import REGISTRIES
-from silva.rewards.token_f1 import TokenF1
-from silva.types import Message, Step, Task, ToolCall
+from silva.types import Step, Task
 
 QUESTION = Task("q", "wiki_search", 0, {"question": "Where?"}, ["New York", "Big Apple"])
 SMALL: dict[str, Any] = {"pages": 24, "max_hops": 1, "eval_size": 1}
 
 
-def final(replies_to, reply: str, answer: Any = QUESTION.answer, **settings: Any) -> Step:
-    task = dataclasses.replace(QUESTION, answer=answer)
-    return replies_to(WikiSearch(**SMALL, **settings), task, [Message("assistant", reply, id="r0")])[-1]
+def final(replies_to, reply: str, **settings: Any) -> Step:
+    return replies_to(WikiSearch(**SMALL, **settings), QUESTION, [reply])[-1]
 
 
 @pytest.mark.parametrize(
@@ -53,42 +49,10 @@ def test_another_reward_may_grade(replies_to) -> None:
 
 
 def test_what_stands_beside_a_call_too_many_is_no_answer(replies_to) -> None:
-    call = ToolCall("search_pages", {"query": "x"})
-    messages = [Message("assistant", "New York", tool_calls=(call,), id=f"r{turn}") for turn in range(2)]
-    steps = replies_to(WikiSearch(**SMALL, max_tool_calls=1), QUESTION, messages)
+    beside = dataclasses.replace(call("search_pages", query="x"), content="New York")
+    steps = replies_to(WikiSearch(**SMALL, max_tool_calls=1), QUESTION, [beside, beside])
     assert steps[-1].truncated and not steps[-1].terminated
     assert steps[-1].rewards == {"correct": 0.0} and steps[-1].metrics["success"] == 0.0
-
-
-def test_the_configuration_names_a_reward(tmp_path: Path) -> None:
-    file = tmp_path / "run.toml"
-    file.write_text('[[environments]]\ntype = "browsecomp_plus_search"\nreward = "token_f1"\n')
-    (world,) = load([f"@{file}"], REGISTRIES, env={}, cwd=tmp_path).config.environments
-    assert isinstance(world.reward, TokenF1)
-
-
-@pytest.mark.parametrize("settings", [WikiSearch(eval_size=300), BrowseCompPlusSearch(eval_size=300)])
-def test_splits_share_no_page(settings: Any) -> None:
-    """No page that is needed for a held-out question is needed in training."""
-    taskset = settings.taskset()
-    held_out, train = (
-        {hop[1] for task in taskset.tasks(split)[:2000] for hop in task.data["hops"]}
-        for split in ("eval", "train")
-    )
-    assert len(held_out) > 80 and len(train) > 80
-    assert not held_out & train
-
-
-@pytest.mark.parametrize(
-    ("changes", "said"),
-    [
-        ({"min_hops": 3}, "max_hops = 2: expected min_hops = 3 or more"),
-        ({"corpus": "c"}, "`questions` is not"),
-    ],
-)
-def test_what_is_refused(changes: dict[str, Any], said: str) -> None:
-    with pytest.raises(ValidationError, match=said):
-        WikiSearch(**changes)
 
 
 def write(path: Path, rows: list[dict[str, Any]]) -> str:
@@ -107,11 +71,8 @@ def test_files_of_ones_own(tmp_path: Path, replies_to) -> None:
     taskset = settings.taskset()
     task = taskset.tasks("train")[0]
     assert task.data["question"].startswith("Which river is number ")
-    call = Message(
-        "assistant", "", tool_calls=(ToolCall("read_section", {"section_id": "ems:course"}),), id="r"
-    )
-    steps = replies_to(settings, task, [call, Message("assistant", task.answer[0], id="s")])
-    assert steps[0].observation.messages[0].content == "Long."
+    steps = replies_to(settings, task, [call("read_section", section_id="ems:course"), task.answer[0]])
+    assert said(steps[0]) == "Long."
     assert steps[1].rewards == {"correct": 1.0}
     with pytest.raises(CapabilityError, match="no expert for the questions of"):
         taskset.environment(task).expert_reply()  # type: ignore[attr-defined]

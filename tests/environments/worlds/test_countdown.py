@@ -2,103 +2,77 @@
 
 from __future__ import annotations
 
-import asyncio
 import itertools
 import operator
 from fractions import Fraction
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from pydantic import ValidationError
+from tests.environments.conftest import said
 
-from silva.environments.worlds.countdown import Countdown, CountdownEpisode, solve
+from silva.environments.worlds.countdown import Countdown, solve
 from silva.errors import ConfigError
-from silva.types import Message, Task
+from silva.types import Task
 
 TASK = Task("c", "countdown", 0, {"numbers": [3, 5, 7], "target": 16})
-
-
-def reward(reply: str, **changes) -> float:
-    async def run() -> float:
-        episode = CountdownEpisode(Countdown(**changes), TASK)
-        await episode.reset()
-        step = await episode.step(Message("assistant", reply))
-        assert step.terminated and step.metrics["success"] == float(step.rewards["correct"] == 1.0)
-        return step.rewards["correct"]
-
-    return asyncio.run(run())
+TWELVE = Task("c", "countdown", 0, {"numbers": [3, 5, 7], "target": 12})
 
 
 @pytest.mark.parametrize(
-    "reply",
+    ("reply", "reward"),
     [
-        "3*7-5",
-        "<think>3*5=15</think><answer>3 * 7 - 5</answer>",
-        "<answer>(7*3)-5 = 16</answer>",
-        "7 × 3 − 5",
-        "-5 + 3 * 7",
-        "(3 * 7) - (5)",
-        "3 * 7 - 5.",
-        "<answer>3 * 7 - 5.</answer>",
-    ],
-)
-def test_a_solution_earns_one(reply: str) -> None:
-    assert reward(reply) == 1.0
-
-
-@pytest.mark.parametrize(
-    ("reply", "expected"),
-    [
+        ("3*7-5", 1),
+        ("<think>3*5=15</think><answer>3 * 7 - 5</answer>", 1),
+        ("<answer>(7*3)-5 = 16</answer>", 1),
+        ("7 × 3 − 5", 1),
+        ("-5 + 3 * 7", 1),
+        ("(3 * 7) - (5)", 1),
+        ("3 * 7 - 5.", 1),
+        ("<answer>3 * 7 - 5.</answer>", 1),
         ("3 + 5 + 7", 0.1),  # the right numbers, another value
-        ("16", 0.0),
-        ("9 + 7", 0.0),
-        ("3 * 7 - 5 + 5 - 5", 0.0),  # a number more than once
-        ("3 * 7 - 5 * 1", 0.0),
-        ("35 - 7 * 3", 0.0),  # digits put together
-        ("3 5 + 7", 0.0),
-        ("3 * 7 - 5 # 3", 0.0),
-        ("3 ** 7 - 5", 0.0),
-        ("7 // 3 + 5", 0.0),
-        ("3 / (5 - 5) + 7", 0.0),
-        ("7_5 - 3", 0.0),
-        ("3 * 7 - 5.0", 0.0),
-        ("= 16", 0.0),
-        ("5 - 3 = 16, 7", 0.0),
-        ("3+5+7, 3*7-5", 0.0),  # a list of guesses is no expression
-        ("__import__('os')", 0.0),
-        ("(" * 5000 + "3" + ")" * 5000, 0.0),
-        ("", 0.0),
+        ("16", 0),
+        ("9 + 7", 0),
+        ("3 * 7 - 5 + 5 - 5", 0),  # a number more than once
+        ("3 * 7 - 5 * 1", 0),
+        ("35 - 7 * 3", 0),  # digits put together
+        ("3 5 + 7", 0),
+        ("3 * 7 - 5 # 3", 0),
+        ("3 ** 7 - 5", 0),
+        ("7 // 3 + 5", 0),
+        ("3 / (5 - 5) + 7", 0),
+        ("7_5 - 3", 0),
+        ("3 * 7 - 5.0", 0),
+        ("= 16", 0),
+        ("5 - 3 = 16, 7", 0),
+        ("3+5+7, 3*7-5", 0),  # a list of guesses is no expression
+        ("__import__('os')", 0),
+        ("(" * 5000 + "3" + ")" * 5000, 0),
+        ("", 0),
     ],
 )
-def test_everything_else_earns_less(reply: str, expected: float) -> None:
-    assert reward(reply) == expected
-    assert reward(reply, partial=0.0) == 0.0
+def test_only_a_solution_earns_one(reply: str, reward: float, replies_to) -> None:
+    (step,) = replies_to(Countdown(), TASK, [reply])
+    assert step.terminated and step.metrics["success"] == float(reward == 1)
+    assert step.rewards == {"correct": reward}
+    assert replies_to(Countdown(partial=0.0), TASK, [reply])[0].rewards == {"correct": float(reward == 1)}
 
 
-def test_at_most_once_needs_no_further_number() -> None:
-    some = Task("c", "countdown", 0, {"numbers": [3, 5, 7], "target": 12})
-
-    def success(reply: str, use: str) -> float:
-        async def run() -> float:
-            episode = CountdownEpisode(Countdown(use=use), some)
-            await episode.reset()
-            return (await episode.step(Message("assistant", reply))).metrics["success"]
-
-        return asyncio.run(run())
-
-    assert (success("5 + 7", "some"), success("5 + 7", "all")) == (1.0, 0.0)
-    assert success("7 + 5 + 3 - 3", "some") == 0.0
-
-
-def test_operators_that_are_not_allowed_are_refused() -> None:
-    assert reward("3 * 7 - 5", operators="+-") == 0.0
-    assert reward("5 + 7 - 3", operators="+-") == 0.1
+@pytest.mark.parametrize(
+    ("task", "keys", "reply", "reward"),
+    [
+        (TWELVE, {"use": "some"}, "5 + 7", 1),
+        (TWELVE, {}, "5 + 7", 0),
+        (TWELVE, {"use": "some"}, "7 + 5 + 3 - 3", 0),
+        (TASK, {"operators": "+-"}, "3 * 7 - 5", 0),
+        (TASK, {"operators": "+-"}, "5 + 7 - 3", 0.1),
+    ],
+)
+def test_what_is_allowed(task: Task, keys: dict, reply: str, reward: float, replies_to) -> None:
+    assert replies_to(Countdown(**keys), task, [reply])[0].rewards == {"correct": reward}
 
 
 def test_several_attempts_word_by_word(replies_to) -> None:
     steps = replies_to(Countdown(attempts=4), TASK, ["help", "3+5+7", "3 + 5", "3*7-5"])
-    assert [step.observation.messages[0].content for step in steps[:-1]] == [
+    assert list(map(said, steps[:-1])) == [
         "Write numbers, + - * / and parentheses only. Try again.",
         "The value is 15, not 16. Try again.",
         "Use each number exactly once. Try again.",
@@ -107,16 +81,13 @@ def test_several_attempts_word_by_word(replies_to) -> None:
     assert [step.shaped["format"] for step in steps] == [-0.1, 0, 0, 0]
     assert steps[-1].metrics == {"action_is_valid": 1, "success": 1, "attempts": 4}
     compact = replies_to(Countdown(attempts=3, style="compact"), TASK, ["help", "3/5+7", "3+5+7"])
-    assert [step.observation.messages[0].content for step in compact[:-1]] == ["?", "7.6"]
+    assert list(map(said, compact[:-1])) == ["?", "7.6"]
     assert [step.rewards["correct"] for step in compact] == [0, 0, 0.1]
 
 
-def test_prompts() -> None:
-    def prompt(**changes) -> str:
-        return asyncio.run(CountdownEpisode(Countdown(**changes), TASK).reset()).messages[0].content
-
-    assert prompt(style="compact") == "3 5 7=16"
-    assert prompt(operators="-+", use="some") == (
+def test_prompts(first) -> None:
+    assert first(Countdown(style="compact"), TASK) == "3 5 7=16"
+    assert first(Countdown(operators="-+", use="some"), TASK) == (
         "Write an expression with the value 16. Use each number at most once: 3, 5, 7. Allowed are + - and "
         "parentheses. Reply with the expression only, in this form: <answer>(1 + 2) * 3</answer>"
     )
@@ -152,35 +123,12 @@ def test_known_hard_ones() -> None:
     assert solve([9, 2], 2, some=True) == "2"
 
 
-def test_problems_fit_the_settings_and_splits_share_none_in_any_order() -> None:
-    taskset = Countdown(min_numbers=2, max_numbers=3, largest=9, max_target=20, eval_size=60).taskset()
-    held_out, training = taskset.tasks("eval"), taskset.tasks("train")[:400]
-    for task in (*held_out, *training):
-        assert 2 <= len(task.data["numbers"]) <= 3 and 1 <= task.data["target"] <= 20
-        assert all(1 <= number <= 9 for number in task.data["numbers"])
-    problems = [
-        {(*sorted(t.data["numbers"]), "=", t.data["target"]) for t in s} for s in (held_out, training)
-    ]
-    assert not problems[0] & problems[1]
-    alone = Countdown(use="some", largest=9, eval_size=60).taskset().tasks("eval")
-    assert all(task.data["target"] not in task.data["numbers"] for task in alone)
-
-
-def test_impossible_settings_are_named() -> None:
-    with pytest.raises(ValidationError, match="max_numbers = 2: expected min_numbers = 3 or more"):
-        Countdown(max_numbers=2)
+def test_problems_fit_the_settings() -> None:
+    keys = {"min_numbers": 2, "max_numbers": 3, "largest": 9, "max_target": 20, "eval_size": 60}
+    for use in ("all", "some"):
+        for task in Countdown(**keys, use=use).taskset().tasks("eval"):
+            numbers, target = task.data["numbers"], task.data["target"]
+            assert 2 <= len(numbers) <= 3 and all(1 <= number <= 9 for number in numbers)
+            assert 1 <= target <= 20 and (use == "all" or target not in numbers)
     with pytest.raises(ConfigError, match="gave no problem"):
         Countdown(operators="+", max_target=2).taskset().tasks("eval")
-
-
-@settings(max_examples=300, deadline=None, derandomize=True)
-@given(
-    reply=st.text("357+-*/()= 16", max_size=16),
-    partial=st.floats(0, 0.5),
-)
-def test_no_partial_credit_reaches_a_solution(reply: str, partial: float) -> None:
-    got = reward(reply, partial=partial)
-    assert got == 1.0 or got in (0.0, partial)
-    if got == 1.0:
-        left = reply.partition("=")[0]
-        assert sorted(c for c in left if c.isdigit()) == ["3", "5", "7"]

@@ -10,15 +10,15 @@ from typing import Any
 import pyarrow
 import pytest
 from pyarrow import parquet
+from tests.environments.conftest import call, said
 
 from silva.config.load import load
-from silva.environments.process.workers import Workers
 from silva.environments.worlds.dataset import Dataset
 from silva.errors import CapabilityError, ConfigError
 from silva.protocols import Attempt, Score
 from silva.registries import REGISTRIES
 from silva.rewards.exact_match import ExactMatch
-from silva.types import Message, Step, ToolCall
+from silva.types import Message, Step
 
 CODE = '''
 def census(city: str) -> int:
@@ -33,9 +33,6 @@ def compute_score(data_source, solution_str, ground_truth, extra_info):
 
 async def lengths(prompts, completions, level, **columns):
     return [float(len(c[0]["content"])) / 100 for c in completions]
-
-def broken(reply, answer):
-    return float("nan")
 
 def needs_more(completions, trainer_state):
     return [1.0]
@@ -68,38 +65,33 @@ def write(path: Path, data: list[dict[str, Any]]) -> None:
     path.write_text("".join(json.dumps(row) + "\n" for row in data))
 
 
-def play(settings: Dataset, *replies: Message | str, task: int = 0) -> list[Step]:
-    async def go() -> list[Step]:
-        taskset = settings.taskset()
-        environment = taskset.environment(taskset.tasks("train")[task])
-        await environment.reset()
-        found = []
-        for number, reply in enumerate(replies):
-            text = reply.format(answer=environment.task.answer) if isinstance(reply, str) else reply
-            message = Message("assistant", text, id=f"r{number}") if isinstance(text, str) else text
-            found.append(await environment.step(message))
-        await environment.close()
-        return found
+@pytest.fixture
+def play(replies_to):
+    """The first training task, with its answer in the replies."""
 
-    return asyncio.run(go())
+    def run(settings: Dataset, *replies: Message | str) -> list[Step]:
+        task = settings.taskset().tasks("train")[0]
+        said = [each.format(answer=task.answer) if isinstance(each, str) else each for each in replies]
+        return replies_to(settings, task, said)
+
+    return run
 
 
-def test_rows_become_tasks_and_a_reward_grades_the_answer(configured) -> None:
+def test_rows_become_tasks_and_a_reward_grades_the_answer(configured, play) -> None:
     settings = configured()
     (right,), (wrong,) = play(settings, "<answer>{answer}</answer>"), play(settings, "no idea")
     assert right.terminated and right.rewards == {"reward": 1.0} and right.metrics["success"] == 1.0
     assert wrong.terminated and wrong.rewards == {"reward": 0.0} and wrong.metrics["success"] == 0.0
-
-
-def test_how_rows_were_understood_is_told_with_three_of_them(configured) -> None:
-    notes = configured().taskset().notes
+    notes = settings.taskset().notes
     assert notes[0] == "dataset: 40 rows, read as table: prompt in `question`, answer in `answer`"
     assert notes[1:] == ["  Town 0? -> 0", "  Town 1? -> 1", "  Town 2? -> 2"]
 
 
 def test_a_prompt_is_held_out_whatever_its_answers_are(configured, tmp_path: Path) -> None:
-    twice = [row | {"answer": f"{row['answer']}{suffix}"} for row in rows() for suffix in "ab"]
-    write(tmp_path / "rows.jsonl", twice)
+    write(
+        tmp_path / "rows.jsonl",
+        [row | {"answer": row["answer"] + suffix} for row in rows() for suffix in "ab"],
+    )
     taskset = configured(train_size=200).taskset()
     prompts = [{json.dumps(t.data["messages"]) for t in taskset.tasks(split)} for split in ("train", "eval")]
     assert prompts[0] and prompts[1] and not prompts[0] & prompts[1]
@@ -125,7 +117,7 @@ def test_rows_of_their_own_may_be_held_out(configured, tmp_path: Path) -> None:
     ],
 )
 def test_functions_of_the_users_own_are_rewards(
-    configured, tmp_path: Path, function: str, reply: str, value: float
+    configured, play, tmp_path: Path, function: str, reply: str, value: float
 ) -> None:
     more = {"data_source": "towns", "extra_info": {"n": 1}}
     write(tmp_path / "rows.jsonl", [row | more for row in rows()])
@@ -133,37 +125,31 @@ def test_functions_of_the_users_own_are_rewards(
     assert step.rewards == {"reward": pytest.approx(value)}
 
 
-def test_a_reward_that_is_no_number_is_a_fault(configured) -> None:
-    with pytest.raises(Exception, match="nan"):
-        play(configured(reward="own.py:broken"), "x")
+def test_a_score_must_be_finite(configured, play_out) -> None:
+    class Endless:
+        async def score(self, attempt: Attempt) -> Score:
+            return Score(float("inf"), True)
+
+    taskset = configured().taskset()
+    episode = taskset.environment(taskset.tasks("train")[0])
+    episode.reward = Endless()
+    with pytest.raises(ValueError, match="the reward is inf, expected a finite number"):
+        play_out(episode, lambda _: "x")
 
 
-def call(name: str, **arguments: Any) -> Message:
-    return Message("assistant", "<answer>0</answer>", tool_calls=(ToolCall(name, arguments),), id="c")
-
-
-def test_tools_by_name_and_by_function(configured) -> None:
+def test_tools_by_name_and_by_function(configured, play) -> None:
     settings = configured(tools=["own.py:census", "calculator"])
     first, second, last = play(
         settings, call("census", city="abc"), call("calculator", expression="2*3"), "{answer}"
     )
-    assert [m.content for m in (*first.observation.messages, *second.observation.messages)] == ["3000", "6"]
+    assert (said(first), said(second)) == ("3000", "6")
     assert [tool.name for tool in first.observation.tools] == ["census", "calculator"]
     assert last.rewards == {"reward": 1.0}
-
-
-def test_an_answer_beside_a_call_too_many_earns_nothing(configured) -> None:
-    settings = configured(tools=["calculator"], max_tool_calls=1, rows=None)
-    steps = play(settings, call("calculator", expression="1"), call("calculator", expression="1"))
-    assert steps[-1].truncated and steps[-1].rewards == {"reward": 0.0}
 
 
 @pytest.mark.parametrize(
     ("keys", "message"),
     [
-        ({"path": None}, "expected one of path, hub and rows, got none"),
-        ({"hub": "a/b"}, "expected one of path, hub and rows, got path and hub"),
-        ({"expert": "x"}, "expected a column in `expert`"),
         ({"reward": None}, "reward"),
         ({"reward": "nope"}, 'unknown type; known: .*"exact_match".*file.py:function'),
         ({"tools": ["nope"]}, 'unknown type; known: .*"calculator"'),
@@ -197,12 +183,6 @@ def test_what_is_not_there_is_named(configured, keys: dict[str, Any], message: s
         configured(**keys).taskset()
 
 
-def test_a_wrong_row_is_named_by_file_line_and_key(configured, tmp_path: Path) -> None:
-    write(tmp_path / "rows.jsonl", [*rows(2), {"question": "", "answer": "1"}])
-    with pytest.raises(ConfigError, match=r"rows.jsonl:3: .*question"):
-        configured().taskset()
-
-
 @pytest.mark.parametrize("answer", [[], "  ", {"a": 1}, ["a", ""]])
 def test_an_answer_that_cannot_be_graded_ends_the_start(configured, tmp_path: Path, answer: Any) -> None:
     for reward in ("exact_match", "token_f1", "math", "deep_research"):
@@ -211,18 +191,13 @@ def test_an_answer_that_cannot_be_graded_ends_the_start(configured, tmp_path: Pa
             configured(reward=reward).taskset()
 
 
-@pytest.mark.parametrize(("answer", "said"), [(True, "yes"), (72.0, "72"), (["x", "y"], "y")])
-def test_answers_that_are_no_texts_are_graded(configured, tmp_path: Path, answer: Any, said: str) -> None:
+@pytest.mark.parametrize(("answer", "reply"), [(True, "yes"), (72.0, "72"), (["x", "y"], "y")])
+def test_answers_that_are_no_texts_are_graded(
+    configured, play, tmp_path: Path, answer: Any, reply: str
+) -> None:
     write(tmp_path / "rows.jsonl", [row | {"answer": answer} for row in rows(40)])
-    (step,) = play(configured(reward="token_f1"), said)
+    (step,) = play(configured(reward="token_f1"), reply)
     assert step.rewards == {"reward": 1.0}
-
-
-def test_the_expert_may_say_any_column(configured) -> None:
-    taskset = configured(expert="{level}: <answer>{answer}</answer>").taskset()
-    task = taskset.tasks("train")[0]
-    level = task.data["columns"]["level"]
-    assert taskset.environment(task).expert_reply() == f"{level}: <answer>{task.answer}</answer>"
 
 
 def test_system_and_instructions_stand_first(configured) -> None:
@@ -236,45 +211,14 @@ def test_system_and_instructions_stand_first(configured) -> None:
 
 
 def test_the_expert_gives_the_answer_and_random_play_another_one(configured) -> None:
-    taskset = configured(expert="<answer>{answer}</answer>").taskset()
+    taskset = configured(expert="{level}: <answer>{answer}</answer>").taskset()
     task = taskset.tasks("train")[0]
     episode = taskset.environment(task)
-    assert episode.expert_reply() == f"<answer>{task.answer}</answer>"
+    assert episode.expert_reply() == f"{task.data['columns']['level']}: <answer>{task.answer}</answer>"
     assert len({episode.random_reply(seed) for seed in range(50)}) > 10
     needs = configured(tools=["calculator"], tool_required=True).taskset()
     with pytest.raises(CapabilityError, match="no expert knows which tools to call"):
         needs.environment(needs.tasks("train")[0]).expert_reply()
-
-
-def test_episodes_can_run_in_workers(configured) -> None:
-    async def go() -> Any:
-        taskset = Workers(configured(workers=1))
-        try:
-            environment = taskset.environment(taskset.tasks("train")[0])
-            await environment.reset()
-            return await environment.step(Message("assistant", "none", id="r"))
-        finally:
-            taskset.close()
-
-    assert asyncio.run(go()).rewards == {"reward": 0.0}
-
-
-def test_a_score_must_be_finite() -> None:
-    class Endless:
-        async def score(self, attempt: Attempt) -> Score:
-            return Score(float("inf"), True)
-
-    settings = Dataset(rows=tuple(rows()), reward=ExactMatch(), eval_size=4)
-    taskset = settings.taskset()
-    episode = taskset.environment(taskset.tasks("train")[0])
-    episode.reward = Endless()
-
-    async def go() -> None:
-        await episode.reset()
-        await episode.step(Message("assistant", "x", id="r"))
-
-    with pytest.raises(ValueError, match="the reward is inf, expected a finite number"):
-        asyncio.run(go())
 
 
 def test_a_column_that_is_left_out_is_said(tmp_path) -> None:

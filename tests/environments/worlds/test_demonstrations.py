@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import re
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.environments.conftest import call, said
 
 from silva.environments.worlds.demonstrations import Demonstrations, action_of
 from silva.errors import ConfigError
-from silva.types import Message, Step, ToolCall
+from silva.types import Message
 
 CALL = '<tool_call>{"name": "visit", "arguments": {"title": "Rome"}}</tool_call>'
 FILE = str(Path(__file__).parent / "demonstrations.jsonl")
@@ -31,21 +31,23 @@ def dialogue(number: int) -> dict[str, Any]:
     ]}  # fmt: skip
 
 
-def expert(path: str, **keys: Any) -> list[list[str]]:
+@pytest.fixture
+def expert(first, play_out):
     """What is shown and said in each training demonstration, in turns, if the expert plays."""
-    tasks = Demonstrations(path=path, eval_size=2, train_size=60, **keys).taskset()
 
-    async def play(task: Any) -> list[str]:
-        environment, said = tasks.environment(task), list[str]()
-        shown = (await environment.reset()).messages
-        while True:
-            said += [*(m.content for m in shown), reply := environment.expert_reply()]
-            step = await environment.step(Message("assistant", reply))
-            shown = step.observation.messages
-            if step.terminated:
-                return said
+    def run(path: str, **keys: Any) -> list[list[str]]:
+        world = Demonstrations(path=path, eval_size=2, train_size=60, **keys)
+        taskset, played = world.taskset(), []
+        for task in taskset.tasks("train"):
+            episode, told = taskset.environment(task), [first(world, task)]
+            replies: list[str] = []
+            steps = play_out(episode, lambda _, e=episode, r=replies: r.append(e.expert_reply()) or r[-1])
+            for reply, step in zip(replies, steps, strict=True):
+                told += [reply, *(message.content for message in step.observation.messages)]
+            played.append(told)
+        return played
 
-    return [asyncio.run(play(task)) for task in tasks.tasks("train")]
+    return run
 
 
 @pytest.mark.parametrize(
@@ -76,56 +78,40 @@ def expert(path: str, **keys: Any) -> list[list[str]]:
         ),
     ],
 )  # fmt: skip
-def test_shapes_of_rows_give_the_same_dialogue(tmp_path: Path, row: Any, expected: list[str]) -> None:
+def test_shapes_of_rows_give_the_same_dialogue(tmp_path: Path, expert, row: Any, expected: list[str]) -> None:
     played = expert(written(tmp_path / "rows.jsonl", *map(row, range(40))))
     assert played and all([re.sub(r"\d+", "7", text) for text in each] == expected for each in played)
 
 
-def test_thoughts_are_kept_if_asked_for(tmp_path: Path) -> None:
+def test_thoughts_are_kept_if_asked_for(tmp_path: Path, expert) -> None:
     played = expert(written(tmp_path / "rows.jsonl", *map(dialogue, range(40))), thoughts=True)
     assert all(each[1] == f"<think>Look.</think>{CALL}" for each in played)
 
 
-def test_steps_of_act_prm_count_once_they_are_done_and_won(tmp_path: Path) -> None:
-    def step(number: int, done: bool, value: float) -> dict[str, Any]:
-        state = [{"role": "user", "content": f"{number} {done} {value}"}]
-        return {
-            "done": done,
-            "return_": value,
-            "state": state,
-            "action": {"role": "assistant", "content": "A"},
-        }
-
-    rows = [step(n, done, value) for n in range(40) for done in (True, False) for value in (1.0, -1.0)]
+def test_steps_of_act_prm_count_once_they_are_done_and_won(tmp_path: Path, expert) -> None:
+    action = {"role": "assistant", "content": "A"}
+    rows = [
+        {"done": done, "return_": value, "action": action,
+         "state": [{"role": "user", "content": f"{n} {done} {value}"}]}
+        for n in range(40) for done in (True, False) for value in (1.0, -1.0)
+    ]  # fmt: skip
     shown = [each[0] for each in expert(written(tmp_path / "rows.jsonl", *rows))]
     assert shown and all(text.endswith("True 1.0") for text in shown)
 
 
-def test_a_reply_matches_if_it_does_the_same_whatever_it_thinks() -> None:
-    tasks = Demonstrations(path=FILE, eval_size=8).taskset()
-    task = tasks.tasks("train")[0]
-    text = task.data["messages"][1]["content"]
-    first = json.loads(text.removeprefix("<tool_call>").removesuffix("</tool_call>"))
-    call = ToolCall(first["name"], first["arguments"], id="other")
-
-    async def play(*replies: Message) -> list[Step]:
-        environment = tasks.environment(task)
-        await environment.reset()
-        return [await environment.step(reply) for reply in replies]
-
-    def said(text: str) -> Message:
-        return Message("assistant", text, reasoning="my own")
-
-    right = (
-        Message("assistant", "", tool_calls=(call,)),
-        *(said(task.data["messages"][i]["content"]) for i in (3, 5)),
-    )
-    steps = asyncio.run(play(*right))
+def test_a_reply_matches_if_it_does_the_same_whatever_it_thinks(replies_to) -> None:
+    world = Demonstrations(path=FILE, eval_size=8)
+    task = world.taskset().tasks("train")[0]
+    recorded = [task.data["messages"][i]["content"] for i in (1, 3, 5)]
+    asked = json.loads(recorded[0].removeprefix("<tool_call>").removesuffix("</tool_call>"))
+    right = [call(asked["name"], **asked["arguments"]),
+             *(Message("assistant", text, reasoning="my own") for text in recorded[1:])]  # fmt: skip
+    steps = replies_to(world, task, right)
     assert [step.rewards["match"] for step in steps[::2]] == [1 / 3, 1 / 3]
     assert steps[0].observation.messages[0].role == "tool"
-    wrong = asyncio.run(play(said("nonsense"), *right[1:]))
+    wrong = replies_to(world, task, ["nonsense", *right[1:]])
     assert [step.rewards["match"] > 0 for step in wrong] == [False, False, True]
-    assert wrong[0].observation.messages[0].content == steps[0].observation.messages[0].content
+    assert said(wrong[0]) == said(steps[0])
     assert wrong[-1].terminated and wrong[-1].metrics["success"] == 0.0
 
 
@@ -158,21 +144,11 @@ def test_a_wrong_row_is_named(tmp_path: Path, row: dict[str, Any], message: str)
         Demonstrations(path=written(tmp_path / "rows.jsonl", row)).taskset()
 
 
-def test_a_worked_solution_is_imitated_whole_and_how_rows_were_read_is_told(tmp_path: Path) -> None:
+def test_a_worked_solution_is_imitated_whole_and_how_rows_were_read_is_told(tmp_path: Path, expert) -> None:
     rows = [{"question": f"What is {n} + 1?", "answer": f"It is {n + 1}.\n#### {n + 1}"} for n in range(40)]
     path = written(tmp_path / "rows.jsonl", *rows)
     assert all("\n#### " in each[1] for each in expert(path))
     (note, *_) = Demonstrations(path=path).taskset().notes
     assert note == "demonstrations: 40 rows, read as table: prompt in `question`, answer in `answer`"
-
-
-def test_one_source_is_expected() -> None:
-    with pytest.raises(ValueError, match="expected one of path, hub and rows, got none"):
-        Demonstrations()
-
-
-def test_rows_may_be_given_themselves(tmp_path: Path) -> None:
-    rows = [{"question": f"What is {n} + 1?", "answer": str(n + 1)} for n in range(40)]
     given = Demonstrations(rows=tuple(rows)).taskset().tasks("train")
-    read = Demonstrations(path=written(tmp_path / "rows.jsonl", *rows)).taskset().tasks("train")
-    assert list(given) == list(read) and len(given) > 20
+    assert list(given) == list(Demonstrations(path=path).taskset().tasks("train")) and len(given) > 20

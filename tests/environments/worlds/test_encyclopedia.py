@@ -6,31 +6,22 @@ import itertools
 
 import pytest
 
-from silva.environments.worlds.encyclopedia import LARGEST, RELATIONS, SMALLEST, Page, encyclopedia
+from silva.environments.worlds.encyclopedia import LARGEST, RELATIONS, SMALLEST, encyclopedia
 
 BOOK = encyclopedia(240)
 TEXTS = {page.title: page.text for page in BOOK.pages}
 CASES = list(itertools.product((1, 2, 3), (True, False)))
 
 
-def test_the_seed_decides_the_encyclopedia() -> None:
-    assert encyclopedia(60, 1) == encyclopedia(60, 1)
-    assert encyclopedia(60, 1).pages != encyclopedia(60, 2).pages
-
-
 @pytest.mark.parametrize("pages", [SMALLEST, 240, LARGEST])
 def test_every_page_has_a_title_of_its_own_and_all_facts_of_its_kind(pages: int) -> None:
-    book = encyclopedia(pages)
+    book = encyclopedia(pages, seed=1)
+    assert book.pages != BOOK.pages and encyclopedia(pages, seed=1) == book
     assert len({page.title for page in book.pages}) == len(book.pages) == pytest.approx(pages, abs=6)
     for page in book.pages:
         facts = book.facts[page.title]
         assert list(facts) == list(RELATIONS[book.kinds[page.title]])
         assert all(value in page.text for value in facts.values())
-
-
-def test_a_page_is_markdown() -> None:
-    page = Page("A", (("Early life", "He was born."), ("Career", "He worked.")))
-    assert page.text == "## Early life\nHe was born.\n## Career\nHe worked."
 
 
 @pytest.mark.parametrize(("hops", "named"), CASES)
@@ -44,13 +35,8 @@ def test_every_step_stands_in_a_page_and_leads_to_the_next(hops: int, named: boo
             assert hop.fact in TEXTS[hop.title] and found in hop.fact
         assert (titles[0] in question.text) is named
         assert question.answer not in question.text
-
-
-@pytest.mark.parametrize("hops", [1, 2])
-def test_no_question_has_two_answers(hops: int) -> None:
-    for named in (True, False):
-        questions = list(BOOK.questions(hops, named=named))
-        assert len({question.text for question in questions}) == len(questions)
+    # No question has two answers.
+    assert hops == 3 or len({question.text for question in questions}) == len(questions)
 
 
 def test_a_description_fits_one_page_only() -> None:

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import re
 from collections import Counter
 from pathlib import Path
 
 import pytest
-from pydantic import ValidationError
+from tests.environments.conftest import call, said
 from tests.real_rows import DATA
 
-from silva.environments.worlds.hotpotqa_mc import HotpotEpisode, HotpotQA
+from silva.environments.worlds.hotpotqa_mc import HotpotQA
 from silva.errors import ConfigError
-from silva.rendering.tool_calls import parse_hermes
-from silva.types import Message, Task, ToolCall
+from silva.types import Task
 
 TASK = Task(
     "h",
@@ -31,63 +29,30 @@ TASK = Task(
 )
 
 
-def visit(title: object, number: int = 0) -> Message:
-    return Message("assistant", "", tool_calls=(ToolCall("visit", {"title": title}),), id=f"m{number}")
-
-
-def steps_of(episode, replies):
-    async def run():
-        told = [await episode.reset()]
-        for number, reply in enumerate(replies):
-            message = Message("assistant", reply, id=f"m{number}") if isinstance(reply, str) else reply
-            told.append(await episode.step(message))
-            if told[-1].terminated or told[-1].truncated:
-                break
-        return told
-
-    return asyncio.run(run())
-
-
-def test_an_episode_word_by_word() -> None:
-    replies = [visit("mia  vargas"), visit("Paris"), visit(3), visit("Oakham"), "Final Answer: B"]
-    first, *steps = steps_of(HotpotEpisode(HotpotQA(), TASK), replies)
-    assert first.messages[0].content == (
+def test_an_episode_word_by_word(first, replies_to) -> None:
+    assert first(HotpotQA(), TASK) == (
         "Answer the question with what the documents say. `visit` shows a document.\n"
         "Documents:\n- Mia Vargas\n- Oakham\n"
         "Question: On which river is the town that Mia Vargas comes from?\n"
         "A. Pinn\nB. Sence\nC. Jura\n"
         "End with the letter of the right choice, in this form: Final Answer: B"
     )
-    assert [tool.name for tool in first.tools] == ["visit"]
-    said = [step.observation.messages[0].content for step in steps[:-1]]
-    assert said[0] == "She comes from Oakham."
-    assert said[1] == "Error: no document has the title 'Paris'; expected one of those listed"
-    assert said[2].startswith("Error: visit: argument title: ")
-    assert said[3] == "It is on the river Sence."
-    assert steps[-1].terminated and steps[-1].rewards == {"correct": 1.0}
-    assert steps[-1].metrics == {"success": 1, "action_is_valid": 1, "calls": 4}
+    calls = [call("visit", title=title) for title in ("mia  vargas", "Paris", 3, "Oakham")]
+    *steps, last = replies_to(HotpotQA(), TASK, [*calls, "Final Answer: B"])
+    told = list(map(said, steps))
+    assert told[0] == "She comes from Oakham." and told[3] == "It is on the river Sence."
+    assert told[1] == "Error: no document has the title 'Paris'; expected one of those listed"
+    assert told[2].startswith("Error: visit: argument title: ")
+    assert last.terminated and last.rewards == {"correct": 1.0}
+    assert last.metrics == {"success": 1, "action_is_valid": 1, "calls": 4}
 
 
-@pytest.mark.parametrize("reply", ["Final Answer: A", "Final Answer: A B C", "I do not know", ""])
-def test_other_answers_earn_nothing(reply: str) -> None:
-    last = steps_of(HotpotEpisode(HotpotQA(), TASK), [visit("Oakham"), reply])[-1]
-    assert last.terminated and last.rewards == {"correct": 0.0} and last.metrics["success"] == 0
-
-
-def test_calls_run_out() -> None:
-    last = steps_of(HotpotEpisode(HotpotQA(max_tool_calls=2), TASK), [visit("Oakham", i) for i in range(9)])[
-        -1
-    ]
-    assert last.truncated and last.rewards == {"correct": 0.0} and last.metrics["calls"] == 2
-
-
-def test_without_choices_the_text_is_asked_for() -> None:
+def test_without_choices_the_text_is_asked_for(first, replies_to) -> None:
     task = Task("h", "hotpotqa_mc", 0, {**TASK.data, "choices": []}, "Sence")
+    told = first(HotpotQA(choices=0), task)
+    assert "A. " not in told and told.endswith("Final Answer: Paris")
     for reply, right in [("Final Answer: sence.", 1.0), ("Final Answer: Pinn or Sence", 0.0), ("B", 0.0)]:
-        first, last = steps_of(HotpotEpisode(HotpotQA(choices=0), task), [reply])
-        assert "A. " not in first.messages[0].content and first.messages[0].content.endswith(
-            "Final Answer: Paris"
-        )
+        (last,) = replies_to(HotpotQA(choices=0), task, [reply])
         assert last.rewards == {"correct": right}
 
 
@@ -115,6 +80,8 @@ def test_made_up_questions_have_the_answer_that_reading_gives() -> None:
         assert task.data["choices"]["ABCD".index(task.answer)] == solve(task)
         assert len(set(task.data["choices"])) == 4 and len(task.data["documents"]) == 10
         assert len(task.data["needs"]) == 2
+        # What a question compares are choices together.
+        assert len(named_choices(task)) == (2 if "born first" in task.data["question"] else 0)
         kinds[task.data["question"].split()[0]] += 1
     assert len(kinds) == 4 and min(kinds.values()) > 30
     letters = Counter(task.answer for task in taskset.tasks("train")[:800])
@@ -129,12 +96,6 @@ def named_choices(task: Task) -> list[str]:
         for text in task.data["choices"]
     }
     return [text for text, name in names.items() if f" {name} " in f" {question} "]
-
-
-def test_what_a_made_up_question_compares_are_choices_together() -> None:
-    for task in HotpotQA().taskset().tasks("eval"):
-        born_first = "born first" in task.data["question"]
-        assert len(named_choices(task)) == (2 if born_first else 0)
 
 
 @pytest.mark.skipif(not DATA.is_dir(), reason="there is no shared/data beside the project")
@@ -194,8 +155,6 @@ def test_rows_of_hotpotqa(tmp_path: Path) -> None:
         elif i != 3:
             assert right == f"Answer {i}" and len(set(task.data["choices"])) == 4
             assert not {"yes", "no"} & set(task.data["choices"])  # of the same kind
-    parts = [{task.data["question"] for task in taskset.tasks(s)} for s in ("train", "eval")]
-    assert not parts[0] & parts[1]
 
 
 @pytest.mark.parametrize(
@@ -215,35 +174,19 @@ def test_wrong_rows_are_named(changes, message, tmp_path: Path) -> None:
         HotpotQA(path=str(tmp_path / "rows.jsonl")).taskset()
 
 
-def test_a_single_choice_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValidationError, match="the only choice is always right"):
-        HotpotQA(choices=1)
+def test_rows_without_other_answers_are_refused(tmp_path: Path) -> None:
     (tmp_path / "one.jsonl").write_text(json.dumps(rows()[1]))
     with pytest.raises(ConfigError, match=r"'Question 1\?': no other answers to choose from"):
         HotpotQA(path=str(tmp_path / "one.jsonl")).taskset()
 
 
-def play(episode, reply) -> list:
-    async def run():
-        await episode.reset()
-        told = []
-        while not told or not (told[-1].terminated or told[-1].truncated):
-            parsed = parse_hermes(reply())
-            told.append(await episode.step(Message("assistant", parsed.content, tool_calls=parsed.calls)))
-        await episode.close()
-        return told
-
-    return asyncio.run(run())
-
-
 @pytest.mark.skipif(not DATA.is_dir(), reason="there is no shared/data beside the project")
 @pytest.mark.parametrize("choices", [0, 4])
-def test_the_expert_reads_the_real_rows(choices: int) -> None:
+def test_the_expert_reads_the_real_rows(choices: int, play_out) -> None:
     taskset = HotpotQA(
         path=str(DATA / "hotpotqa_distractor_100.json"), eval_size=20, choices=choices
     ).taskset()
-    for task in [*taskset.tasks("eval"), *taskset.tasks("train")[:60]]:
-        episode = taskset.environment(task)
-        told = play(episode, episode.expert_reply)
+    for task in taskset.tasks("eval"):
+        told = play_out(taskset.environment(task))
         assert told[-1].metrics["success"] == 1 and told[-1].metrics["calls"] == len(task.data["needs"])
         assert all(step.metrics["tool_errors"] == 0 for step in told[:-1])

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
-import random
 import re
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from tests.environments.conftest import said
 from tests.real_rows import DATA
 
-from silva.environments.worlds.metamath import TEMPLATES, MetaMath, MetaMathEpisode
+from silva.environments.worlds.metamath import NAMES, TEMPLATES, THINGS, MetaMath
 from silva.errors import ConfigError
 from silva.tools.calculator import evaluate
-from silva.types import Message, Task
+from silva.types import Task
 
 TASK = Task("m", "metamath", 0, {"question": "What is 6 times 7?"}, "42")
 
@@ -32,17 +29,17 @@ def test_attempts_earn_half_as_much_each(replies_to) -> None:
     assert sum(step.rewards["correct"] for step in steps) == 0
 
 
-def test_words_and_penalties(replies_to) -> None:
-    first = asyncio.run(MetaMathEpisode(MetaMath(), TASK).reset()).messages[0].content
-    assert first == "What is 6 times 7?\nReply with the answer in this form: <answer>5</answer>"
+def test_words_and_penalties(first, replies_to) -> None:
+    assert (
+        first(MetaMath(), TASK)
+        == "What is 6 times 7?\nReply with the answer in this form: <answer>5</answer>"
+    )
     steps = replies_to(MetaMath(attempts=3), TASK, ["", "41", "It is 42."])
-    assert [step.observation.messages[0].content for step in steps[:-1]] == [
-        "That is not right. Try again."
-    ] * 2
+    assert list(map(said, steps[:-1])) == ["That is not right. Try again."] * 2
     assert [step.shaped["format"] for step in steps] == [-0.1, 0, 0]
     assert steps[-1].rewards == {"correct": 0.25}
     compact = replies_to(MetaMath(style="compact", decay=0.9), TASK, ["41", "42"])
-    assert compact[0].observation.messages[0].content == "no" and compact[1].rewards == {"correct": 0.9}
+    assert said(compact[0]) == "no" and compact[1].rewards == {"correct": 0.9}
 
 
 @pytest.mark.parametrize(
@@ -137,52 +134,17 @@ def test_a_plain_table_works_too(expert_rate) -> None:
     ],
 )
 def test_word_problems_worked_by_hand(number: int, values: dict[str, int], expected: int) -> None:
-    template = TEMPLATES[number]
-    assert template.numbers() == sorted(values)
-    assert evaluate(template.expression.format(**values)) == expected
+    text, expression = TEMPLATES[number]
+    assert {*re.findall(r"\{(\w)\}", text)} == {*values}
+    assert evaluate(expression.format(**values)) == expected
 
 
-def test_every_template_is_tested_and_answers_are_whole_numbers() -> None:
+def test_every_template_is_tested_and_the_same_numbers_with_other_names_are_the_same_problem() -> None:
     assert len(TEMPLATES) == 13
-    for task in MetaMath(largest=5, eval_size=100).taskset().tasks("eval"):
-        assert int(task.answer) > 0 and "{" not in task.data["question"]
-
-
-def test_the_same_numbers_with_other_names_are_the_same_problem() -> None:
-    patterns = [
-        re.compile(re.sub(r"\\{(\w)\\}", r"(\\d+)", re.sub(r"\\{\w\w+\\}", r"\\w+", re.escape(t.text))))
-        for t in TEMPLATES
-    ]
-
-    def problem(task: Task) -> tuple:
-        found = [p.fullmatch(task.data["question"]) for p in patterns]
-        (number,) = [n for n, match in enumerate(found) if match]
-        return (number, *found[number].groups())
-
-    taskset = MetaMath(largest=6, eval_size=60).taskset()
-    numbers = [[problem(task) for task in taskset.tasks(split)[:600]] for split in ("train", "eval")]
-    assert not set(numbers[0]) & set(numbers[1])
-    assert len(set(numbers[1])) < len(numbers[1])  # some differ in names alone
-
-
-@settings(max_examples=100, deadline=None, derandomize=True)
-@given(
-    replies=st.lists(st.text("0123456789 .,-", max_size=6), min_size=5, max_size=5), answer=st.integers(0, 99)
-)
-def test_only_the_answer_earns_and_a_later_one_less(replies: list[str], answer: int) -> None:
-    episode = MetaMathEpisode(MetaMath(), Task("m", "metamath", 0, {"question": "?"}, str(answer)))
-    rng = random.Random(answer)
-    right = rng.randrange(5)
-    replies[right] = f"<answer>{answer}</answer>"
-
-    async def run() -> tuple[float, int]:
-        await episode.reset()
-        for turn, reply in enumerate(replies):
-            step = await episode.step(Message("assistant", reply))
-            if step.terminated:
-                return step.rewards["correct"], turn
-        raise AssertionError("the right answer ends the episode")
-
-    reward, turn = asyncio.run(run())
-    assert reward == 0.5**turn and turn <= right
-    assert turn == right or replies[turn].strip(" .,-").endswith(str(answer))
+    taskset = MetaMath(largest=5, eval_size=60, train_size=400).taskset()
+    train, held_out = (
+        [re.sub("|".join((*NAMES, *THINGS)), "_", task.data["question"]) for task in taskset.tasks(split)]
+        for split in ("train", "eval")
+    )
+    assert not {*train} & {*held_out} and len({*held_out}) < len(held_out)
+    assert all(int(task.answer) > 0 and "{" not in task.data["question"] for task in taskset.tasks("eval"))

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import asyncio
 import random
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pydantic import ValidationError
+from tests.environments.conftest import said
 
-from silva.environments.worlds.sokoban import ACTIONS, Sokoban, SokobanGame, _shape, read_room, solve
+from silva.environments.worlds.sokoban import ACTIONS, Sokoban, _shape, read_room, solve
 from silva.errors import ConfigError
-from silva.types import Message, Step, Task
+from silva.types import Step, Task
 
 TINY: dict[str, Any] = {"style": "compact", "think": False, "answer_tags": False}
 TWO: dict[str, Any] = {"rows": 8, "columns": 8, "boxes": 2, "max_moves": 16, "max_actions": 20}
@@ -47,19 +46,19 @@ def shortest(rows: list[str]) -> int | None:
     return None
 
 
-def shown(step: Step) -> list[str]:
-    return step.observation.messages[0].content.split("\n")
+def rows_of(step: Step) -> list[str]:
+    return said(step).split("\n")
 
 
 def test_an_episode_move_by_move(replies_to) -> None:
     """Neither two boxes in a row nor a box at a wall can be pushed."""
     settings = Sokoban(**TINY, boxes=2, max_actions=20)
     steps = replies_to(settings, task(ROOM), ["L||D||R", "U||R||D||D", "x"])
-    assert shown(steps[0]) == ["######", "#__O_#", "#____#", "#PXX_#", "#___O#", "######", "17"]
+    assert rows_of(steps[0]) == ["######", "#__O_#", "#____#", "#PXX_#", "#___O#", "######", "17"]
     assert steps[0].metrics["action_is_effective"] == pytest.approx(2 / 3)
-    assert shown(steps[1])[3:5] == ["#_PX_#", "#_X_O#"]
+    assert rows_of(steps[1])[3:5] == ["#_PX_#", "#_X_O#"]
     assert steps[1].metrics["action_is_effective"] == pytest.approx(3 / 4)
-    assert shown(steps[2])[0] == "?" and steps[2].shaped == {"format": -0.1}
+    assert rows_of(steps[2])[0] == "?" and steps[2].shaped == {"format": -0.1}
     assert [step.rewards["score"] for step in steps] == pytest.approx([-0.3, -0.4, 0.0])
 
 
@@ -68,19 +67,18 @@ def test_boxes_on_targets_pay_once_and_the_last_one_more(replies_to) -> None:
     settings = Sokoban(rows=7, columns=8, boxes=2, max_actions=20, **TINY)
     steps = replies_to(settings, task(room), ["R", "R", "U||R||R||D", "L", "D||L||D||L"])
     assert [step.rewards["score"] for step in steps] == pytest.approx([0.9, -1.1, -0.4, 0.9, 10.7])
-    assert shown(steps[0])[2] == "#__P√__#"
-    assert shown(steps[1])[2] == "#___SX_#"  # pushed off again; the player stands on the target
-    assert shown(steps[3])[2] == "#___√P_#"
-    assert shown(steps[4])[4:] == ["#___P__#", "#___√__#", "########", "10"]
+    assert rows_of(steps[0])[2] == "#__P√__#"
+    assert rows_of(steps[1])[2] == "#___SX_#"  # pushed off again; the player stands on the target
+    assert rows_of(steps[3])[2] == "#___√P_#"
+    assert rows_of(steps[4])[4:] == ["#___P__#", "#___√__#", "########", "10"]
     assert steps[-1].terminated and steps[-1].metrics["success"] == 1.0
     assert steps[-1].metrics["actions"] == 3.0  # the one after the solution is not played
 
 
-@pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize("keys", [{}, {"rows": 5, "columns": 5}, TWO], ids=["6x6", "5x5", "8x8"])
-def test_rooms_are_as_far_from_solved_as_an_exhaustive_search_says(keys: dict[str, Any], seed: int) -> None:
+def test_rooms_are_as_far_from_solved_as_an_exhaustive_search_says(keys: dict[str, Any]) -> None:
     lengths = set()
-    for drawn in Sokoban(**{"eval_size": 10, **keys}, seed=seed).taskset().tasks("train")[:25]:
+    for drawn in Sokoban(**{"eval_size": 10, **keys}).taskset().tasks("train")[:25]:
         rows = drawn.data["room"]
         length = shortest(rows)
         assert length == len(drawn.answer)
@@ -93,7 +91,7 @@ def test_rooms_are_as_far_from_solved_as_an_exhaustive_search_says(keys: dict[st
     assert len(lengths) > 4 and min(lengths) >= 3 and max(lengths) <= keys.get("max_moves", 10)
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(max_examples=40, deadline=None, derandomize=True)
 @given(seed=st.integers(0, 10_000), walk=st.lists(st.sampled_from(ACTIONS), max_size=12))
 def test_the_solver_agrees_with_an_exhaustive_search_from_anywhere(seed: int, walk: list[str]) -> None:
     """Positions that random moves lead to, of which many cannot be solved any more."""
@@ -108,11 +106,9 @@ def test_the_solver_agrees_with_an_exhaustive_search_from_anywhere(seed: int, wa
     assert found is None or position[1] == room.targets
 
 
-@pytest.mark.parametrize(
-    "keys", [{}, {"max_actions_per_turn": 1, **TINY}, TWO, {"rows": 5, "columns": 5, "eval_size": 48}]
-)
+@pytest.mark.parametrize("keys", [{"max_actions_per_turn": 1, **TINY}, TWO])
 def test_the_expert_returns_as_much_as_the_shortest_solution(keys: dict[str, Any], expert_rate) -> None:
-    settings = Sokoban(**{"eval_size": 60, **keys})
+    settings = Sokoban(**{"eval_size": 20, **keys})
     wanted = [shortest(drawn.data["room"]) for drawn in settings.taskset().tasks("eval")]
     best = [settings.boxes + 10 - 0.1 * moves for moves in wanted if moves is not None]
     assert len(best) == settings.eval_size
@@ -131,8 +127,7 @@ def test_the_expert_finds_its_way_after_other_moves(play_out) -> None:
     assert steps[-1].metrics["actions"] == 5.0  # down again, push, two to get below the box, push
 
 
-def test_no_room_is_held_out_and_trained_in_another_guise() -> None:
-    """Turned, mirrored, shifted, or with the player elsewhere it is the same room."""
+def test_a_room_is_the_same_turned_mirrored_shifted_or_with_the_player_elsewhere() -> None:
     rows = ["#######", "#__PO##", "#_X_###", "#######", "#######"]
     guises = [
         ["#######", "#######", "#_P_O##", "#_X_###", "#######"],  # shifted
@@ -142,67 +137,25 @@ def test_no_room_is_held_out_and_trained_in_another_guise() -> None:
     assert all(_shape(guise) == _shape(rows) for guise in guises)
     other = ["#######", "#__XO##", "#_P_###", "#######", "#######"]
     assert _shape(other) != _shape(rows)
-    for size, least in ((5, 20), (6, 200)):
-        taskset = Sokoban(rows=size, columns=size, eval_size=40).taskset()
-        held_out = {str(_shape(each.data["room"])) for each in taskset.tasks("eval")}
-        trained = {str(_shape(each.data["room"])) for each in taskset.tasks("train")[:400]}
-        assert not held_out & trained and len(trained) > least
 
 
-def test_vocabularies() -> None:
-    def first(**keys: Any) -> str:
-        return asyncio.run(SokobanGame(Sokoban(**keys), task(ROOM)).reset()).messages[0].content
+def test_vocabularies(first) -> None:
+    def shown(**keys: Any) -> str:
+        return first(Sokoban(**keys), task(ROOM))
 
-    assert first(**TINY) == "######\n#__O_#\n#_P__#\n#_XX_#\n#___O#\n######\n10"
-    assert first(**TINY, symbols="W.TDBAX").startswith("WWWWWW\nW..T.W\nW.A..W\nW.BB.W")
+    assert shown(**TINY) == "######\n#__O_#\n#_P__#\n#_XX_#\n#___O#\n######\n10"
+    assert shown(**TINY, symbols="W.TDBAX").startswith("WWWWWW\nW..T.W\nW.A..W\nW.BB.W")
     places = "P: (2, 2)\nX: (3, 2) (3, 3)\nO: (1, 3) (4, 4)\n#: -\n"
-    assert first(**TINY, vocabulary="coordinates") == places + "10"
-    assert first(**TINY, vocabulary="both").startswith(places + "######\n#__O_#")
-    words = first(vocabulary="words", think=False)
+    assert shown(**TINY, vocabulary="coordinates") == places + "10"
+    assert shown(**TINY, vocabulary="both").startswith(places + "######\n#__O_#")
+    words = shown(vocabulary="words", think=False)
     assert "\nwall, floor, you, floor, floor, wall\nwall, floor, box, box, floor, wall\n" in words
     assert "√" not in words
-    full = first()
+    full = shown()
     assert "√: box on a target" in full and "Actions: Up, Down, Left, Right." in full
-    assert "Box: (3, 2) (3, 3)\nTarget: (1, 3) (4, 4)\n" in first(vocabulary="coordinates")
+    assert "Box: (3, 2) (3, 3)\nTarget: (1, 3) (4, 4)\n" in shown(vocabulary="coordinates")
 
 
-@settings(max_examples=100, deadline=None, derandomize=True)
-@given(
-    seed=st.integers(0, 400),
-    turns=st.lists(st.lists(st.sampled_from("UDLRx"), min_size=1, max_size=5), max_size=20),
-    solves=st.booleans(),
-)
-def test_only_a_solution_returns_as_much_as_a_solution(
-    seed: int, turns: list[list[str]], solves: bool
-) -> None:
-    """A failure returns less than 2, what two boxes pay; a solution at least 12 - 60 * 0.1."""
-    made = Sokoban(boxes=2, max_actions=60, **TINY)
-    game = SokobanGame(made, task(made._draw(random.Random(seed)).data["room"]))
-
-    async def run() -> tuple[float, bool]:
-        await game.reset()
-        total = 0.0
-        for number in range(80):
-            reply = (
-                "||".join(turns[number]) if number < len(turns) else game.expert_reply() if solves else "L"
-            )
-            step = await game.step(Message("assistant", reply))
-            total += sum(step.rewards.values())
-            if step.terminated or step.truncated:
-                break
-        return total, game.solved
-
-    total, solved = asyncio.run(run())
-    assert solved == (game.position[1] == game.room.targets)
-    assert total >= 6 - 1e-9 if solved else total < 2
-
-
-def test_settings_that_cannot_work_are_refused() -> None:
-    with pytest.raises(ValidationError, match="expected min_moves <= max_moves <= max_actions"):
-        Sokoban(max_moves=12)
-    with pytest.raises(ValidationError, match="symbols: got '#_O', expected seven different characters"):
-        Sokoban(symbols="#_O")
-    with pytest.raises(ValidationError, match="120 actions cost 12, but the last box pays 11"):
-        Sokoban(max_actions=120)
+def test_rooms_that_cannot_be_made_are_named() -> None:
     with pytest.raises(ConfigError, match="of 1000 rooms of 5 x 5 takes 9 to 10 moves with boxes = 5"):
         Sokoban(rows=5, columns=5, boxes=5, min_moves=9).taskset().tasks("eval")

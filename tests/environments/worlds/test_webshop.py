@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from pathlib import Path
 from typing import Any
 
 import pytest
-from pydantic import ValidationError
+from tests.environments.conftest import said
 
 from silva.environments.worlds.webshop import WebShop
 from silva.environments.worlds.webshop_store import made_up
 from silva.errors import ConfigError
-from silva.types import Message, Step, Task
+from silva.types import Step, Task
 
 PLAIN = {"think": False, "answer_tags": False}
 STORE = made_up(300, 0, 3)
@@ -22,30 +21,23 @@ MUG = STORE.wanted(GOAL)
 TASK = Task("w", "webshop", 0, GOAL._asdict())
 
 
-def text(step: Step) -> str:
-    return step.observation.messages[0].content
-
-
 def visit(replies_to, *actions: str, **settings: Any) -> list[Step]:
     return replies_to(WebShop(**{**PLAIN, **settings}), TASK, list(actions))
 
 
 def test_the_expert_reaches_the_maximum_for_every_goal_of_the_catalogue(play_out) -> None:
-    settings = WebShop(**PLAIN)
-    taskset = settings.taskset()
+    taskset = WebShop(**PLAIN).taskset()
     assert len(STORE.goals) > 800
-    for number, goal in enumerate(STORE.goals):
-        episode = taskset.environment(Task(f"w{number}", "webshop", 0, goal._asdict()))
-        steps = play_out(episode, lambda _, e=episode: e.expert_reply())
+    for number, goal in enumerate(STORE.goals[::4]):
+        steps = play_out(taskset.environment(Task(f"w{number}", "webshop", 0, goal._asdict())))
         assert steps[-1].rewards == {"match": 1.0} and steps[-1].metrics["success"] == 1.0
         assert steps[-1].terminated and len(steps) <= 8  # search, perhaps pages, open, two options, buy
 
 
 def test_the_expert_finds_its_way_from_anywhere(play_out) -> None:
     """After six random actions, wherever they led, unless something was bought."""
-    settings = WebShop(max_actions=30)
-    taskset, finished = settings.taskset(), 0
-    for number, task in enumerate(taskset.tasks("eval")[:60]):
+    taskset, finished = WebShop(max_actions=30).taskset(), 0
+    for number, task in enumerate(taskset.tasks("eval")[:30]):
         episode = taskset.environment(task)
 
         def reply(turn: int, e=episode, n=number) -> str:
@@ -54,7 +46,7 @@ def test_the_expert_finds_its_way_from_anywhere(play_out) -> None:
         steps = play_out(episode, reply)
         finished += len(steps) > 6
         assert len(steps) <= 6 or steps[-1].metrics["success"] == 1.0
-    assert finished >= 30
+    assert finished >= 15
 
 
 def test_the_pages_of_a_visit(replies_to) -> None:
@@ -63,7 +55,7 @@ def test_the_pages_of_a_visit(replies_to) -> None:
         replies_to, f"search[{MUG.title}]", f"click[{asin}]", f"click[{value('color')}]",
         "click[features]", "click[< Prev]", "CLICK[Buy Now]",
     )  # fmt: skip
-    lines = text(results).split("\n")
+    lines = said(results).split("\n")
     assert lines[0].startswith("Page 1 (Total results: ") and len(lines) == 13
     assert lines[1] == f"[{asin}] {MUG.title} ${MUG.price:.2f}"
     assert lines[-2:] == ["[back to search] [next >]", "Actions left: 14."]
@@ -71,11 +63,11 @@ def test_the_pages_of_a_visit(replies_to) -> None:
     sizes = " ".join(f"[{each}]" for each in MUG.options["size"])
     page = [MUG.title, f"Price: ${MUG.price:.2f}", f"color: {colors}", f"size: {sizes}",
             "[back to search] [< prev] [description] [features] [buy now]"]  # fmt: skip
-    assert text(item).split("\n") == [*page, "Actions left: 13."]
+    assert said(item).split("\n") == [*page, "Actions left: 13."]
     page[2] = f"color (chosen: {value('color')}): {colors}"
-    assert text(chosen).split("\n") == [*page, "Actions left: 12."]
-    assert text(features).split("\n") == [*MUG.features, "[back to search] [< prev]", "Actions left: 11."]
-    assert text(back).split("\n") == [*page, "Actions left: 10."]  # the choice is kept
+    assert said(chosen).split("\n") == [*page, "Actions left: 12."]
+    assert said(features).split("\n") == [*MUG.features, "[back to search] [< prev]", "Actions left: 11."]
+    assert said(back).split("\n") == [*page, "Actions left: 10."]  # the choice is kept
     assert end.rewards["match"] == pytest.approx(4 / 5) and end.metrics["success"] == 0.0
     assert end.metrics["match_options"] == 0.5 and end.metrics["match_attributes"] == 1.0
 
@@ -89,7 +81,7 @@ def test_pages_of_results_are_turned(replies_to) -> None:
         replies_to, "search[coffee mug]", "click[next >]", "click[next >]", "click[< prev]", "click[< prev]",
         page_size=5,
     )  # fmt: skip
-    pages = [text(step).split("\n") for step in steps]
+    pages = [said(step).split("\n") for step in steps]
     total = int(pages[0][0].split(": ")[1].rstrip(")"))
     assert total == 12 and [page[0][:6] for page in pages] == [
         "Page 1", "Page 2", "Page 3", "Page 2", "Page 1",
@@ -102,7 +94,7 @@ def test_pages_of_results_are_turned(replies_to) -> None:
 
 
 @pytest.mark.parametrize(
-    ("action", "said"),
+    ("action", "answer"),
     [
         ("buy it", "'buy it' is no action. Reply in this form: click[text]"),
         ("click[buy now]", "There is nothing called 'buy now' to click on this page."),
@@ -110,9 +102,9 @@ def test_pages_of_results_are_turned(replies_to) -> None:
         ("", "No action was read. Reply in this form: click[text]"),
     ],
 )
-def test_an_invalid_action_is_answered_and_uses_up_one(replies_to, action: str, said: str) -> None:
+def test_an_invalid_action_is_answered_and_uses_up_one(replies_to, action: str, answer: str) -> None:
     (step,) = visit(replies_to, action)
-    assert text(step) == f"{said}\nSearch page\nActions left: 14."
+    assert said(step) == f"{answer}\nSearch page\nActions left: 14."
     assert step.shaped["format"] == -0.1 and step.rewards["match"] == 0.0
     assert step.metrics["action_is_valid"] == 0.0
 
@@ -121,8 +113,8 @@ def test_a_search_needs_the_search_page(replies_to) -> None:
     _, again, _, search = visit(
         replies_to, "search[mug]", "search[tea]", "click[back to search]", "search[qqq]"
     )
-    assert text(again).startswith("This page has no search bar: click[back to search] first.\nPage 1 ")
-    assert text(search).startswith("Page 1 (Total results: 0)\n[back to search]\n")
+    assert said(again).startswith("This page has no search bar: click[back to search] first.\nPage 1 ")
+    assert said(search).startswith("Page 1 (Total results: 0)\n[back to search]\n")
 
 
 def test_several_actions_a_turn_stop_at_the_first_wrong_one(replies_to) -> None:
@@ -131,11 +123,11 @@ def test_several_actions_a_turn_stop_at_the_first_wrong_one(replies_to) -> None:
         replies_to, f"search[{MUG.title}] || click[{asin}] || click[pink elephant] || click[buy now]",
         max_actions_per_turn=4,
     )  # fmt: skip
-    assert text(step).startswith(
+    assert said(step).startswith(
         f"There is nothing called 'pink elephant' to click on this page.\n{MUG.title}"
     )
     assert step.metrics == {"action_is_valid": 0.0, "action_is_effective": 1.0, "actions": 2.0}
-    assert text(step).endswith("Actions left: 13.")
+    assert said(step).endswith("Actions left: 13.")
 
 
 def test_a_visit_ends_when_its_actions_are_used_up(replies_to) -> None:
@@ -152,18 +144,13 @@ def test_partial_matches_earn_less_or_nothing(replies_to, partial: bool, reward:
     assert end.metrics["match_score"] == pytest.approx(3 / 5)
 
 
-def first(settings: WebShop) -> str:
-    return asyncio.run(settings.taskset().environment(TASK).reset()).messages[0].content
-
-
-def test_what_is_shown_first() -> None:
-    full = first(WebShop())
+def test_what_is_shown_first(first) -> None:
+    full = first(WebShop(), TASK)
     assert full.endswith(f"\n{GOAL.instruction}.\nSearch page\nActions left: 15.")
     assert "<think>your thoughts</think><answer>click[text]</answer>" in full
-    assert first(WebShop(style="compact")) == f"{GOAL.instruction}.\nSearch page\n15"
-    assert first(WebShop(style="compact", show_actions=True)).endswith(
-        "\nPossible actions: search[words]\n15"
-    )
+    assert first(WebShop(style="compact"), TASK) == f"{GOAL.instruction}.\nSearch page\n15"
+    listed = first(WebShop(style="compact", show_actions=True), TASK)
+    assert listed.endswith("\nPossible actions: search[words]\n15")
 
 
 def test_webshops_own_layout(replies_to) -> None:
@@ -172,28 +159,14 @@ def test_webshops_own_layout(replies_to) -> None:
         replies_to, f"search[{MUG.title}]", f"click[{asin}]", layout="sep", show_actions=True, page_size=1
     )
     head = f"Instruction: [SEP] {GOAL.instruction} [SEP]"
-    assert text(results).startswith(f"{head} Page 1 (Total results: ")
+    assert said(results).startswith(f"{head} Page 1 (Total results: ")
     assert (
         f" [SEP] {MUG.asin} [SEP] {MUG.title} [SEP] ${MUG.price:.2f} [SEP] Back to Search [SEP] Next >\n"
-        in (text(results))
+        in (said(results))
     )
-    assert f"Possible actions: click[back to search], click[next >], click[{asin}]\n" in text(results)
+    assert f"Possible actions: click[back to search], click[next >], click[{asin}]\n" in said(results)
     options = " [SEP] ".join(["color", *MUG.options["color"], "size", *MUG.options["size"]])
-    assert text(item).startswith(f"{head} {MUG.title} [SEP] Price: ${MUG.price:.2f} [SEP] {options} [SEP] ")
-
-
-def test_a_fork_goes_its_own_way() -> None:
-    async def run() -> None:
-        episode = WebShop(**PLAIN).taskset().environment(TASK)
-        await episode.reset()
-        for action in (f"search[{MUG.title}]", f"click[{MUG.asin}]"):
-            await episode.step(Message("assistant", action))
-        twin = await episode.fork(7)  # type: ignore[attr-defined]
-        await twin.step(Message("assistant", f"click[{value('color')}]"))
-        assert twin.chosen == {"color": value("color")} and episode.chosen == {}  # type: ignore[attr-defined]
-        assert twin.store is episode.store  # type: ignore[attr-defined]
-
-    asyncio.run(run())
+    assert said(item).startswith(f"{head} {MUG.title} [SEP] Price: ${MUG.price:.2f} [SEP] {options} [SEP] ")
 
 
 ITEMS = [
@@ -216,79 +189,53 @@ def write(folder: Path, **files: Any) -> dict[str, str]:
 
 
 def about(number: int, attribute: str = "dimmable") -> dict[str, Any]:
-    return {
-        "attributes": ["dimmable"],
-        "instruction": f"find lamp {number}",
-        "instruction_attributes": [attribute],
-    }
+    said = {"instruction": f"find lamp {number}", "instruction_attributes": [attribute]}
+    return {"attributes": ["dimmable"], **said}
+
+
+ABOUT = {f"B{number}": about(number) for number in range(6)}
+KEYS: dict[str, Any] = {"eval_size": 1, "eval_share": 0.5, **PLAIN}
 
 
 def test_a_store_of_ones_own_files(tmp_path: Path, play_out) -> None:
     """The goal for B5 asks for what the product is not: it is left out."""
-    files = write(
-        tmp_path,
-        products=ITEMS,
-        instructions={f"B{n}": about(n, "dimmable" if n < 5 else "solar") for n in range(6)},
-    )
-    settings = WebShop(**files, eval_size=1, eval_share=0.5, **PLAIN)
-    taskset = settings.taskset()
-    tasks = {task.data["asin"]: task for split in ("eval", "train") for task in taskset.tasks(split)}  # type: ignore[attr-defined]
-    assert set(tasks) == {"B0", "B1", "B2", "B3", "B4"}
-    for task in tasks.values():
-        episode = taskset.environment(task)
-        assert play_out(episode, lambda _, e=episode: e.expert_reply())[-1].rewards["match"] == 1.0
+    files = write(tmp_path, products=ITEMS, instructions={**ABOUT, "B5": about(5, "solar")})
+    taskset = WebShop(**files, **KEYS).taskset()
+    tasks = [*taskset.tasks("eval"), *taskset.tasks("train")]
+    assert {task.data["asin"] for task in tasks} == {"B0", "B1", "B2", "B3", "B4"}
+    for task in tasks:
+        assert play_out(taskset.environment(task))[-1].rewards["match"] == 1.0
 
 
 def test_values_that_would_be_ambiguous_are_named_with_their_option(tmp_path: Path, replies_to) -> None:
-    files = write(tmp_path, products=ITEMS, instructions={f"B{n}": about(n) for n in range(6)})
-    settings = WebShop(**files, eval_size=1, eval_share=0.5, goals_per_product=1, **PLAIN)
+    settings = WebShop(**write(tmp_path, products=ITEMS, instructions=ABOUT), goals_per_product=1, **KEYS)
     goal = {"asin": "B0", "instruction": "x", "attributes": ["dimmable"], "price_limit": 30.0,
             "options": [["base", "features"], ["shade", "10"]]}  # fmt: skip
     steps = replies_to(
         settings, Task("w", "webshop", 0, goal), ["search[alpha]", "click[b0]", "click[base: features]",
                                                   "click[shade: 10]", "click[buy now]"],
     )  # fmt: skip
-    assert "shade: [shade: 10]\nbase: [base: 10] [base: features]\n" in text(steps[1])
+    assert "shade: [shade: 10]\nbase: [base: 10] [base: features]\n" in said(steps[1])
     assert steps[-1].rewards["match"] == 1.0
 
 
-def test_instructions_of_people_replace_the_others(tmp_path: Path) -> None:
-    asked = {
-        "instruction": "a lamp for me",
-        "instruction_attributes": ["dimmable"],
-        "instruction_options": [],
-    }
-    files = write(
-        tmp_path, products=ITEMS, instructions={f"B{n}": about(n) for n in range(6)},
-        human_instructions={f"B{n}": [{**asked, "instruction": f"lamp {n}"}] for n in range(4)},
-    )  # fmt: skip
-    taskset = WebShop(**files, eval_size=1, eval_share=0.5).taskset()
-    said = {
-        task.data["instruction"].split(",")[0] for split in ("eval", "train") for task in taskset.tasks(split)
-    }  # type: ignore[attr-defined]
-    assert said == {"lamp 0", "lamp 1", "lamp 2", "lamp 3"}
-
-
-def test_people_may_say_less_than_an_option_does(tmp_path: Path, play_out) -> None:
+def test_instructions_of_people_replace_the_others_and_may_say_less(tmp_path: Path, play_out) -> None:
     """ "blue" is met by "navy blue" where no blue is offered."""
     options = {"color": [{"value": "white"}, {"value": "Navy Blue"}]}
     asked = {"instruction_attributes": ["dimmable"], "instruction_options": ["blue"]}
     files = write(
-        tmp_path, products=[{**item, "customization_options": options} for item in ITEMS],
-        instructions={f"B{n}": about(n) for n in range(6)},
-        human_instructions={f"B{n}": [{**asked, "instruction": f"lamp {n}"}] for n in range(6)},
+        tmp_path, products=[{**item, "customization_options": options} for item in ITEMS], instructions=ABOUT,
+        human_instructions={f"B{n}": [{**asked, "instruction": f"lamp {n}"}] for n in range(4)},
     )  # fmt: skip
-    taskset = WebShop(**files, eval_size=1, eval_share=0.5, **PLAIN).taskset()
-    episode: Any = taskset.environment(taskset.tasks("eval")[0])
-    steps = play_out(episode, lambda _: episode.expert_reply())
-    assert episode.chosen == {"color": "navy blue"} and steps[-1].rewards["match"] == 1.0
+    taskset = WebShop(**files, **KEYS).taskset()
+    tasks = [*taskset.tasks("eval"), *taskset.tasks("train")]
+    assert {task.data["instruction"].split(",")[0] for task in tasks} == {f"lamp {n}" for n in range(4)}
+    episode: Any = taskset.environment(tasks[0])
+    steps = play_out(episode)
+    assert episode.view.chosen == {"color": "navy blue"} and steps[-1].rewards["match"] == 1.0
 
 
-def test_what_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValidationError, match="set both `products` and `instructions`"):
-        WebShop(products="items.json")
-    with pytest.raises(ValidationError, match="`products` is not"):
-        WebShop(human_instructions="people.json")
+def test_files_that_cannot_be_used_are_refused(tmp_path: Path) -> None:
     files = write(tmp_path, products=ITEMS, instructions={"B0": about(0, "solar")})
     with pytest.raises(ConfigError, match="none of its 6 products has an instruction in"):
         WebShop(**files).taskset()

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pydantic import ValidationError
+from tests.environments.conftest import said
 
 from silva.environments.worlds.wordle import WORDS, Lexicon, Wordle, mark
 from silva.errors import ConfigError
@@ -18,10 +17,6 @@ from silva.types import Task
 SHIPPED = WORDS.read_text().split()
 TINY: dict[str, Any] = {"alphabet": "abc", "length": 3, "style": "compact", "eval_size": 4, "eval_share": 0.4}
 TASK = Task("wordle/0", "wordle", 0, {"length": 5}, "crepe")
-
-
-def said(step) -> str:
-    return step.observation.messages[0].content
 
 
 @pytest.mark.parametrize(
@@ -42,7 +37,7 @@ def test_marks_with_repeated_letters(guess: str, secret: str, marks: str) -> Non
     assert mark(guess, secret) == marks
 
 
-@settings(max_examples=300, deadline=None, derandomize=True)
+@settings(max_examples=150, deadline=None, derandomize=True)
 @given(guess=st.text("abc", min_size=5, max_size=5), secret=st.text("abc", min_size=5, max_size=5))
 def test_marks_follow_from_how_often_a_letter_occurs(guess: str, secret: str) -> None:
     marks = mark(guess, secret)
@@ -55,10 +50,10 @@ def test_marks_follow_from_how_often_a_letter_occurs(guess: str, secret: str) ->
         assert order == sorted(order, reverse=True)  # Y before -
 
 
-def test_a_game_in_words(replies_to) -> None:
+def test_a_game_in_words(first, replies_to) -> None:
     made = Wordle(guesses=3)
-    first = asyncio.run(made.taskset().environment(TASK).reset()).messages[0].content
-    assert first.startswith("Guess the secret word of 5 letters.") and first.endswith("Guesses left: 3.")
+    rules = first(made, TASK)
+    assert rules.startswith("Guess the secret word of 5 letters.") and rules.endswith("Guesses left: 3.")
     steps = replies_to(made, TASK, ["<think>hm</think><answer>Speed</answer>", "I give up", "<answer>CREPE."])
     assert said(steps[0]) == "s p e e d\n- Y G Y -\nGuesses left: 2."
     assert said(steps[1]).startswith("No guess was read: one word of 5 letters is expected.")
@@ -91,29 +86,11 @@ def test_the_last_guess_in_vain_earns_a_part(replies_to) -> None:
     assert replies_to(Wordle(guesses=1, partial=0), TASK, ["speed"])[0].rewards["guessed"] == 0
 
 
-@settings(max_examples=200, deadline=None, derandomize=True)
-@given(
-    guesses=st.lists(st.sampled_from(["aab", "abb", "abc", "bca", "?"]), min_size=4, max_size=4),
-    discount=st.sampled_from([0.0, 0.1, 0.25]),
-)
-def test_no_game_in_vain_earns_as_much_as_the_last_guess(
-    guesses: list[str], discount: float, replies_to
-) -> None:
-    made = Wordle(**TINY, guesses=4, discount=discount)
-    steps = replies_to(made, Task("w", "wordle", 0, {"length": 3}, "abc"), guesses)
-    total = sum(step.rewards["guessed"] for step in steps)
-    least = 1 - 3 * discount
-    assert total >= least - 1e-9 if "abc" in guesses else total < min(least, 0.2)
-    assert steps[-1].metrics["success"] == ("abc" in guesses)
-
-
-def test_the_compact_style_shows_marks_alone(replies_to) -> None:
+def test_the_compact_style_shows_marks_alone(first, replies_to) -> None:
     task = Task("w", "wordle", 0, {"length": 3}, "abc")
-    episode = Wordle(**TINY).taskset().environment(task)
-    assert asyncio.run(episode.reset()).messages[0].content == "___"
-    assert episode.expert_reply() == "abc"  # of the guesses that tell most, the first
+    assert first(Wordle(**TINY), task) == "___"
     steps = replies_to(Wordle(**TINY), task, ["cab", "aac", "abc"])
-    assert [said(step) for step in steps] == ["YYY", "G-G", "GGG"]
+    assert list(map(said, steps)) == ["YYY", "G-G", "GGG"]
 
 
 def test_the_expert_finds_every_word() -> None:
@@ -121,7 +98,7 @@ def test_the_expert_finds_every_word() -> None:
     made = Wordle()
     lexicon = Lexicon(tuple(sorted(SHIPPED)), "")
     needed = []
-    for secret in lexicon.words[::4]:
+    for secret in lexicon.words[::25]:
         told: tuple[tuple[str, str], ...] = ()
         while not told or told[-1][0] != secret:
             guess = lexicon.best(told)
@@ -131,12 +108,10 @@ def test_the_expert_finds_every_word() -> None:
 
 
 def test_the_expert_knows_only_what_it_was_told(play_out) -> None:
-    """Two secrets with the same answers get the same guesses."""
+    """Secrets with the same answers get the same guesses, first the first of those that tell most."""
     tasks = Wordle(**TINY).taskset()
-    games = [tasks.environment(Task("w", "wordle", 0, {"length": 3}, secret)) for secret in ("aab", "bcc")]
-    assert games[0].expert_reply() == games[1].expert_reply()
     told: dict[tuple, str] = {}
-    for secret in Lexicon(Wordle(**TINY)._secrets(), "abc").words:
+    for secret in ("abc", "aab", "bcc", "cab", "ccc", "bbb"):
         game = tasks.environment(Task("w", "wordle", 0, {"length": 3}, secret))
 
         def reply(_: int, game=game) -> str:
@@ -145,6 +120,7 @@ def test_the_expert_knows_only_what_it_was_told(play_out) -> None:
             return guess
 
         play_out(game, reply)
+    assert told[()] == "abc"
 
 
 def test_the_shipped_list() -> None:
@@ -162,14 +138,3 @@ def test_words_of_a_file(tmp_path: Path) -> None:
         Wordle(words=str(file), length=7).taskset()
     with pytest.raises(ConfigError, match=r"words = .*nowhere.* cannot be read"):
         Wordle(words=str(tmp_path / "nowhere")).taskset()
-
-
-def test_settings_that_contradict_each_other_are_refused() -> None:
-    with pytest.raises(ValidationError, match="set `alphabet` or `words`, not both"):
-        Wordle(alphabet="abc", words="x")
-    with pytest.raises(ValidationError, match="two or more different letters"):
-        Wordle(alphabet="aab")
-    with pytest.raises(ValidationError, match="makes 11881376 sequences: expected at most 10000"):
-        Wordle(alphabet="abcdefghijklmnopqrstuvwxyz")
-    with pytest.raises(ValidationError, match=r"the last of 6 guesses earns 0\.2, which must be more than"):
-        Wordle(discount=0.16)

@@ -124,7 +124,7 @@ class TextGame(Episode, ABC):
         truncated = not done and self.actions_left == 0
         metrics = {
             "action_is_valid": float(all_valid),
-            "action_is_effective": _share([outcome.effective for outcome in outcomes]),
+            "action_is_effective": sum(outcome.effective for outcome in outcomes) / max(len(outcomes), 1),
             "actions": float(len(outcomes)),
         }
         if done or truncated:
@@ -214,7 +214,3 @@ class TextGame(Episode, ABC):
 
 def _plain(text: str) -> str:
     return text.strip(" \t\r\n.,;:!\"'`*").casefold()
-
-
-def _share(flags: Sequence[bool]) -> float:
-    return sum(flags) / len(flags) if flags else 0.0

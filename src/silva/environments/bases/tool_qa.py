@@ -25,19 +25,17 @@ from __future__ import annotations
 import dataclasses
 import random
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from silva.environments.bases.tool_dialogue import ToolDialogue, ToolDialogueSettings
 from silva.environments.tasks import Draft, listed
 from silva.errors import CapabilityError
+from silva.protocols import TaskSet, Tool, Toolset
 from silva.rendering.tool_calls import write_calls
 from silva.rewards.text import as_number, is_right
 from silva.thoughts import answer_of
 from silva.tools.fixed import Fixed
 from silva.types import Message, Step, Task, ToolCall
-
-if TYPE_CHECKING:
-    from silva.protocols import TaskSet, Tool, Toolset
 
 
 class Question(NamedTuple):

@@ -17,20 +17,17 @@ from __future__ import annotations
 import random
 import re
 from difflib import SequenceMatcher
-from typing import TYPE_CHECKING, Annotated, Literal, Self
+from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
 from silva.config.sections import Above0, Positive
 from silva.environments.bases.episode import Episode
 from silva.environments.settings import EnvironmentSettings
-from silva.environments.tasks import Draft, generated
+from silva.environments.tasks import Draft, Tasks, generated
 from silva.environments.worlds.names import FIRST_NAMES, LAST_NAMES
 from silva.rewards.text import extract_answer
 from silva.types import Message, Observation, Step, Task
-
-if TYPE_CHECKING:
-    from silva.protocols import TaskSet
 
 PARTIAL = 0.5  # of a turn's reward, for a list that is all but exact
 MARK = " // new name!"
@@ -39,6 +36,8 @@ MOST_NAMES = 60  # of one episode
 
 
 class AlphabetSort(EnvironmentSettings):
+    bounds: ClassVar = ("turns", "names")
+
     type: Literal["alphabet_sort"] = "alphabet_sort"
     style: Literal["full", "compact"] = "full"
     """`full` asks in words for lists of full names; `compact` shows first names alone, in one line (small
@@ -61,11 +60,7 @@ class AlphabetSort(EnvironmentSettings):
     """Shaped reward of a turn with an empty reply."""
 
     @model_validator(mode="after")
-    def _ordered(self) -> Self:
-        for what in ("turns", "names"):
-            low, high = getattr(self, f"min_{what}"), getattr(self, f"max_{what}")
-            if high < low:
-                raise ValueError(f"max_{what} = {high}: expected min_{what} = {low} or more")
+    def _possible(self) -> Self:
         if self.max_turns * self.max_names > MOST_NAMES:
             raise ValueError(
                 f"max_turns = {self.max_turns} and max_names = {self.max_names}: expected a product of "
@@ -75,7 +70,7 @@ class AlphabetSort(EnvironmentSettings):
             raise ValueError("max_names = 1: expected 2 or more, since one name needs no sorting")
         return self
 
-    def taskset(self) -> TaskSet:
+    def taskset(self) -> Tasks:
         return generated(self, self._draw, lambda task: SortEpisode(self, task))
 
     def _draw(self, rng: random.Random) -> Draft:

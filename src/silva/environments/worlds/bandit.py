@@ -12,16 +12,15 @@ name does).
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Literal, Self
+import itertools
+from collections.abc import Iterator
+from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
 from silva.config.sections import Fraction, Positive
 from silva.environments.bases.text_game import Outcome, TextGame, TextGameSettings
-from silva.environments.tasks import Draft, listed
-
-if TYPE_CHECKING:
-    from silva.protocols import TaskSet
+from silva.environments.tasks import Draft, Tasks, listed
 
 CAUTIOUS = ("Anchor", "Turtle", "Librarian", "Savings", "Harbor", "Clerk", "Oak", "Brick", "Gardener",
             "Fence", "Ox", "Teacup", "Pension", "Notary", "Snail", "Cellar")  # fmt: skip
@@ -57,18 +56,14 @@ class Bandit(TextGameSettings):
         """The arm with the higher expected reward: "risky" or "safe"."""
         return "risky" if self.risky_chance * self.risky_reward > self.safe_reward else "safe"
 
-    def taskset(self) -> TaskSet:
+    def taskset(self) -> Tasks:
         return listed(self, self._drafts(), lambda task: BanditGame(self, task))
 
-    def _drafts(self) -> list[Draft]:
-        drafts = []
-        for cautious in CAUTIOUS:
-            for daring in DARING:
-                safe, risky = (daring, cautious) if self.reverse else (cautious, daring)
-                for shown in ([cautious, daring], [daring, cautious]):
-                    data = {"safe": safe, "risky": risky, "shown": shown}
-                    drafts.append(Draft(data, keys=[[cautious, daring]]))
-        return drafts
+    def _drafts(self) -> Iterator[Draft]:
+        for cautious, daring in itertools.product(CAUTIOUS, DARING):
+            safe, risky = (daring, cautious) if self.reverse else (cautious, daring)
+            for shown in ([cautious, daring], [daring, cautious]):
+                yield Draft({"safe": safe, "risky": risky, "shown": shown}, keys=[[cautious, daring]])
 
 
 class BanditGame(TextGame):

@@ -19,7 +19,7 @@ from pydantic import Field
 
 from silva.config.sections import Positive
 from silva.data.documents import Document
-from silva.data.retrieval import Ranking, best_window
+from silva.data.retrieval import Ranking, best_window, has_phrase
 from silva.environments.worlds.corpus_qa import CorpusEpisode, CorpusQA
 from silva.environments.worlds.encyclopedia import Hop
 from silva.protocols import Reward, Tool
@@ -164,6 +164,7 @@ class Reader:
 
 class BrowseEpisode(CorpusEpisode):
     settings: BrowseCompPlusSearch
+    toolset: Library
 
     def rules(self) -> str:
         return (
@@ -174,7 +175,7 @@ class BrowseEpisode(CorpusEpisode):
     def expert_calls(self, hops: Sequence[Hop]) -> list[ToolCall]:
         """For each page: a search with words of the question or, if they do not find it, with its title; then
         the part that was found, and from there to the part with the fact."""
-        library, calls = self._library(), []
+        library, calls = self.toolset, []
         for hop in hops:
             query = hop.query if self._found(hop.query, hop.title) else hop.title
             start = self._found(query, hop.title)[0]
@@ -188,30 +189,25 @@ class BrowseEpisode(CorpusEpisode):
 
     def random_call(self, rng: random.Random) -> ToolCall:
         offered = rng.choice(list(self.tools))
-        part = rng.choice(self._library().parts)
+        part = rng.choice(self.toolset.parts)
         arguments = {"search": {"query": part.title}, "expand": {"doc_id": part.id}}
         return ToolCall(offered, arguments.get(offered, {}))
 
     def _found(self, query: str, title: str) -> list[int]:
-        library = self._library()
+        library = self.toolset
         return [place for place in library.search(query) if library.parts[place].title == title]
 
     def _place_of(self, hop: Hop, near: int) -> int:
         """The part in which a fact ends. If it begins in another one, that was seen on the way."""
-        library, part = self._library(), self._library().parts[near]
+        library, part = self.toolset, self.toolset.parts[near]
         first = near - part.number + 1
         wanted = hop.fact.split()
         words: list[str] = []
         for place in range(first, first + part.of):
             words += library.parts[place].text.split()
-            if _contains(words, wanted):
+            if has_phrase(words, wanted):
                 return place
         raise ValueError(f"{hop.title}: the fact {hop.fact!r} is not in its document")
-
-    def _library(self) -> Library:
-        library = self.toolsets[0]
-        assert isinstance(library, Library)
-        return library
 
 
 def divided(document: Document, words: int) -> list[Part]:
@@ -228,8 +224,3 @@ def divided(document: Document, words: int) -> list[Part]:
         )
         for number, start in enumerate(starts, 1)
     ]
-
-
-def _contains(words: Sequence[str], wanted: Sequence[str]) -> bool:
-    size = len(wanted)
-    return any(words[i : i + size] == wanted for i in range(len(words) - size + 1))

@@ -12,19 +12,15 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
 from silva.config.sections import Positive
 from silva.environments.bases.tool_qa import Question, ToolEpisode, ToolQA, draft
-from silva.environments.tasks import Draft, generated, held_out
+from silva.environments.tasks import Draft, Tasks, generated, held_out
 from silva.tools.calculator import calculator, evaluate, show
-from silva.tools.fixed import Fixed
 from silva.types import Task, ToolCall
-
-if TYPE_CHECKING:
-    from silva.protocols import TaskSet
 
 _CHAINED = {
     "+": "Add {} to your result.",
@@ -53,21 +49,20 @@ class Calculator(ToolQA):
     chain: Positive = 1
     """Questions of an episode; each further one continues with the result."""
 
-    def taskset(self) -> TaskSet:
+    def taskset(self) -> Tasks:
         return generated(self, self._draw, self.builder())
 
     def tools(self) -> list[Callable[..., Any]]:
         return [calculator] if self.tool else []
 
     def builder(self) -> Callable[[Task], ToolEpisode]:
-        toolsets = [Fixed(self.tools())] if self.tool else []
         settings = self.model_copy(
             update={
                 "tool_required": self.tool and self.tool_required,
                 "instructions": self.instructions or self._instructions(),
             }
         )
-        return lambda task: ToolEpisode(settings, task, toolsets)
+        return super(Calculator, settings).builder()
 
     def _instructions(self) -> str:
         if self.style == "compact" or not self.tool:

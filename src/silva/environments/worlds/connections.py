@@ -15,7 +15,7 @@ import random
 import re
 from collections.abc import Iterable, Sequence
 from math import comb
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -23,14 +23,11 @@ from silva.config.sections import Positive
 from silva.environments.bases.attempts import Attempts, Verdict
 from silva.environments.bases.episode import Episode
 from silva.environments.settings import EnvironmentSettings
-from silva.environments.tasks import Draft, generated, held_out
+from silva.environments.tasks import Draft, Tasks, generated, held_out
 from silva.environments.worlds.word_groups import WORD_GROUPS
 from silva.errors import ConfigError
 from silva.rewards.text import extract_answer
 from silva.types import Message, Observation, Step, Task
-
-if TYPE_CHECKING:
-    from silva.protocols import Environment, TaskSet
 
 PARTIAL = 0.5  # of the reward, for a board of which all but the last group was found
 _GROUP = re.compile(r"<group>([^<>]*)</group>")
@@ -63,14 +60,12 @@ class Connections(EnvironmentSettings):
             )
         return self
 
-    def taskset(self) -> TaskSet:
-        if self.held_out == "boards":
-            sides = {side: list(WORD_GROUPS) for side in (True, False)}
-        else:
-            sides = {
-                side: [name for name in WORD_GROUPS if held_out(name, self.eval_share) == side]
-                for side in (True, False)
-            }
+    def taskset(self) -> Tasks:
+        boards = self.held_out == "boards"
+        sides = {
+            side: [name for name in WORD_GROUPS if boards or held_out(name, self.eval_share) == side]
+            for side in (True, False)
+        }
         for side, names in sides.items():
             if len(names) < self.groups:
                 raise ConfigError(
@@ -81,7 +76,7 @@ class Connections(EnvironmentSettings):
             self, lambda rng: self._draw(rng, sides[rng.random() < self.eval_share]), self._build
         )
 
-    def _build(self, task: Task) -> Environment:
+    def _build(self, task: Task) -> ConnectionsAnswer | ConnectionsGame:
         return ConnectionsAnswer(self, task) if self.form == "single" else ConnectionsGame(self, task)
 
     def _draw(self, rng: random.Random, names: Sequence[str]) -> Draft:

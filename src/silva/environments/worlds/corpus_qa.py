@@ -11,7 +11,7 @@ import random
 import re
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Annotated, Any, Self
+from typing import Annotated, Any, ClassVar, Self
 
 from pydantic import Field, model_validator
 
@@ -20,22 +20,22 @@ from silva.data.documents import Document, as_id, documents, documents_inside
 from silva.data.row_shapes import Shape, problem, recognised
 from silva.data.rows import read_rows
 from silva.environments.bases.tool_dialogue import RewardedDialogue, ToolDialogueSettings
-from silva.environments.tasks import Draft, listed
+from silva.environments.tasks import Draft, Tasks, listed
 from silva.environments.worlds.encyclopedia import LARGEST, SMALLEST, Hop, encyclopedia
 from silva.errors import CapabilityError, ConfigError
+from silva.protocols import Reward, Toolset
 from silva.rendering.tool_calls import write_calls
 from silva.rewards.choice import AnyReward
 from silva.rewards.exact_match import ExactMatch
 from silva.types import Message, Task, ToolCall
-
-if TYPE_CHECKING:
-    from silva.protocols import Reward, TaskSet, Toolset
 
 _ENCRYPTED = re.compile(r"[A-Za-z0-9+/]{40,}={0,2}")
 
 
 class CorpusQA(ToolDialogueSettings):
     """Base of the settings: define `toolset` and `episode`."""
+
+    bounds: ClassVar = ("hops",)
 
     questions: str = ""
     """File of questions and answers (or a hub id); empty: a made-up encyclopedia."""
@@ -64,8 +64,6 @@ class CorpusQA(ToolDialogueSettings):
 
     @model_validator(mode="after")
     def _possible(self) -> Self:
-        if self.max_hops < self.min_hops:
-            raise ValueError(f"max_hops = {self.max_hops}: expected min_hops = {self.min_hops} or more")
         if self.corpus and not self.questions:
             raise ValueError("corpus is set, but `questions` is not")
         return self
@@ -78,7 +76,7 @@ class CorpusQA(ToolDialogueSettings):
         """An episode; `answers` are some to guess from."""
         raise TypeError(f"{type(self).__name__} must define episode()")
 
-    def taskset(self) -> TaskSet:
+    def taskset(self) -> Tasks:
         if self.questions:
             found, drafts, shape = self._from_files()
             notes = [f"{self.label}: {len(drafts):,} questions, read as {shape}; {len(found):,} documents"]
@@ -136,10 +134,7 @@ class World:
         return found
 
 
-@functools.lru_cache(maxsize=4)
-def made_up(pages: int, seed: int) -> World:
-    """Many task sets share one."""
-    return World(pages, seed)
+made_up = functools.lru_cache(maxsize=4)(World)  # many task sets share one
 
 
 class CorpusEpisode(RewardedDialogue):
@@ -152,6 +147,7 @@ class CorpusEpisode(RewardedDialogue):
         self, settings: CorpusQA, task: Task, toolset: Toolset, reward: Reward, answers: Sequence[str]
     ) -> None:
         super().__init__(settings, task, [toolset], reward)
+        self.toolset: Any = toolset
         self.answers = answers
         self._expert: Sequence[ToolCall] | None = None
 
@@ -197,7 +193,7 @@ class CorpusEpisode(RewardedDialogue):
         return f"<answer>{rng.choice(self.answers)}</answer>"
 
     def _shared(self) -> tuple[Any, ...]:
-        return (*super()._shared(), self.answers)
+        return (*super()._shared(), self.toolset, self.answers)
 
 
 def _answers(answer: Any, where: str) -> list[str]:

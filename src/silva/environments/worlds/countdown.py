@@ -13,22 +13,19 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from fractions import Fraction
-from typing import TYPE_CHECKING, Annotated, Literal, Self
+from typing import Annotated, ClassVar, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from silva.config.sections import Positive
 from silva.environments.bases.attempts import Attempts, Verdict
 from silva.environments.settings import EnvironmentSettings
-from silva.environments.tasks import Draft, generated
+from silva.environments.tasks import Draft, Tasks, generated
 from silva.errors import ConfigError
 from silva.rewards.text import extract_answer
 from silva.tools.calculator import evaluate, show
 from silva.tools.function import ToolError
 from silva.types import Task
-
-if TYPE_CHECKING:
-    from silva.protocols import TaskSet
 
 TRIES = 10_000  # to draw numbers and a target that fits the settings
 _SIGNS = str.maketrans({"×": "*", "÷": "/", "−": "-"})
@@ -37,6 +34,8 @@ _POWER = re.compile(r"\*\*|//")
 
 
 class Countdown(EnvironmentSettings):
+    bounds: ClassVar = ("numbers",)
+
     type: Literal["countdown"] = "countdown"
     style: Literal["full", "compact"] = "full"
     """`full` asks in words; `compact` shows numbers and target alone (small models trained from scratch)."""
@@ -57,15 +56,7 @@ class Countdown(EnvironmentSettings):
     format_penalty: Annotated[float, Field(le=0)] = -0.1
     """Shaped reward of a turn without an expression that can be read."""
 
-    @model_validator(mode="after")
-    def _ordered(self) -> Self:
-        if self.max_numbers < self.min_numbers:
-            raise ValueError(
-                f"max_numbers = {self.max_numbers}: expected min_numbers = {self.min_numbers} or more"
-            )
-        return self
-
-    def taskset(self) -> TaskSet:
+    def taskset(self) -> Tasks:
         return generated(self, self._draw, lambda task: CountdownEpisode(self, task))
 
     def _draw(self, rng: random.Random) -> Draft:

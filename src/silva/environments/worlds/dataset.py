@@ -16,7 +16,7 @@ import itertools
 import random
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
+from typing import Any, ClassVar, Literal, Self
 
 from pydantic import model_validator
 
@@ -24,16 +24,13 @@ from silva.data.row_shapes import Problem, problem, recognised, shown
 from silva.data.rows import Row, read_rows
 from silva.data.settings import GivenRows
 from silva.environments.bases.tool_dialogue import RewardedDialogue, ToolDialogueSettings
-from silva.environments.tasks import Draft, listed
+from silva.environments.tasks import Draft, Tasks, listed
 from silva.errors import CapabilityError, ConfigError, RecordError, RewardError
-from silva.protocols import ChecksTasks
+from silva.protocols import ChecksTasks, Reward, Toolset
 from silva.rewards.answers import references
 from silva.rewards.choice import AnyReward
 from silva.tools.choice import AnyTool
 from silva.types import Message, Task
-
-if TYPE_CHECKING:
-    from silva.protocols import Reward, TaskSet, Toolset
 
 _COLUMN = re.compile(r"\{([A-Za-z_]\w*)\}")  # {answer}, {solution}
 
@@ -67,11 +64,15 @@ class Dataset(GivenRows, ToolDialogueSettings):
             raise ValueError('expected a column in `expert`, as in "<answer>{answer}</answer>"')
         return self
 
-    def taskset(self) -> TaskSet:
+    def taskset(self) -> Tasks:
         reward, toolsets = self.reward.build(), [tool.build() for tool in self.tools]
         drafts, notes = self._drafts(self.read(), reward)
-        held_out = self._held_out()
-        evaluation = None if held_out is None else self._drafts(held_out, reward)[0]
+        evaluation = None
+        if self.eval_path:
+            evaluation = self._drafts(read_rows(self.eval_path), reward)[0]
+        elif self.eval_split:
+            rows = read_rows(self.hub, split=self.eval_split, subset=self.subset)
+            evaluation = self._drafts(rows, reward)[0]
         return listed(
             self,
             drafts,
@@ -79,13 +80,6 @@ class Dataset(GivenRows, ToolDialogueSettings):
             evaluation=evaluation,
             notes=notes,
         )
-
-    def _held_out(self) -> Iterator[Row] | None:
-        if self.eval_path:
-            return read_rows(self.eval_path)
-        if self.eval_split:
-            return read_rows(self.hub, split=self.eval_split, subset=self.subset)
-        return None
 
     def _drafts(self, rows: Iterator[Row], reward: Reward) -> tuple[list[Draft], list[str]]:
         """What the rows ask, and how they were understood.
@@ -108,19 +102,17 @@ class Dataset(GivenRows, ToolDialogueSettings):
                     check(each.answer, each.columns)
                 except (RecordError, RewardError) as error:
                     raise ConfigError(f"{row.where}: {shape.answer or 'no answer'}: {error}") from None
-        self._check_expert({"answer", *problems[0].columns})
+        known = sorted({"answer", *problems[0].columns})
+        if unknown := [name for name in _COLUMN.findall(self.expert) if name not in known]:
+            raise ConfigError(
+                f"environment {self.label}: expert: got {{{unknown[0]}}}, expected columns of the rows: "
+                f"{', '.join(known)}"
+            )
         said = shown(self.label, shape, problems)
         if first.left_out:
             columns = ", ".join(f"{key} ({kind})" for key, kind in first.left_out.items())
             said.append(f"  columns that are left out: {columns}")
         return [_draft(each) for each in problems], said
-
-    def _check_expert(self, known: set[str]) -> None:
-        if unknown := [name for name in _COLUMN.findall(self.expert) if name not in known]:
-            raise ConfigError(
-                f"environment {self.label}: expert: got {{{unknown[0]}}}, expected columns of the rows: "
-                f"{', '.join(sorted(known))}"
-            )
 
 
 class DatasetEpisode(RewardedDialogue):

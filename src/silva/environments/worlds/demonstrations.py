@@ -15,21 +15,18 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from silva.data.row_shapes import Problem, Shape, problem, recognised, shown
 from silva.data.rows import Row
 from silva.data.settings import GivenRows
 from silva.environments.bases.episode import Episode
 from silva.environments.settings import EnvironmentSettings
-from silva.environments.tasks import Draft, listed
+from silva.environments.tasks import Draft, Tasks, listed
 from silva.errors import ConfigError
 from silva.rendering.tool_calls import parse_hermes
 from silva.thoughts import split_reasoning
 from silva.types import Message, Observation, Step, Task, ToolCall
-
-if TYPE_CHECKING:
-    from silva.protocols import TaskSet
 
 FINAL = "Final Answer: "  # begins the last action of Act-PRM's dialogues
 
@@ -43,7 +40,7 @@ class Demonstrations(GivenRows, EnvironmentSettings):
     min_return: float = 0.0
     """Steps of Act-PRM: only episodes with a higher `return_`."""
 
-    def taskset(self) -> TaskSet:
+    def taskset(self) -> Tasks:
         shape, problems = self._problems(self.read())
         if shape is None:
             raise ConfigError(f"environment {self.label}: {self.path or self.hub} holds no demonstration")
@@ -73,13 +70,10 @@ class Demonstrations(GivenRows, EnvironmentSettings):
         return shape, found
 
     def _dialogue(self, recorded: Problem) -> list[dict[str, str]]:
-        said = [*recorded.messages, Message("assistant", recorded.answer)]
-        return [{"role": m.role, "content": self._recorded(m)} for m in said]
-
-    def _recorded(self, message: Message) -> str:
-        if message.role != "assistant" or self.thoughts:
-            return message.content
-        return action_of(message.content)
+        said = [(m.role, m.content) for m in (*recorded.messages, Message("assistant", recorded.answer))]
+        if not self.thoughts:
+            said = [(role, action_of(text) if role == "assistant" else text) for role, text in said]
+        return [{"role": role, "content": text} for role, text in said]
 
 
 def action_of(reply: str) -> str:

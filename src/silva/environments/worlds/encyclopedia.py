@@ -13,88 +13,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-
-class Relation(NamedTuple):
-    """A fact that every page of a kind has. `{}` stands for what the page is about, `{v}` for the value,
-    `{a}` for its article.
-
-    Attributes:
-        values: the kind of page that the value is, or "" for a plain value.
-        phrase: what the value is called in a question that goes on from there.
-        clause: how the value describes the page's subject, where the question does not name it.
-    """
-
-    section: str
-    sentence: str
-    ask: str
-    values: str = ""
-    phrase: str = ""
-    clause: str = ""
-
-
-RELATIONS: Mapping[str, Mapping[str, Relation]] = {
-    "person": {
-        "birth year": Relation("Early life", "{} was born in the year {v}.", "In which year was {} born?",
-                               clause="was born in the year {v}"),
-        "birthplace": Relation("Early life", "The birthplace of {} is the town of {v}.",
-                               "In which town was {} born?", "town", "the town where {} was born"),
-        "teacher": Relation("Education", "{} was a pupil of {v}.", "Who was the teacher of {}?",
-                            "person", "the teacher of {}"),
-        "profession": Relation("Career", "{} worked as {a} {v}.", "What was the profession of {}?",
-                               clause="worked as {a} {v}"),
-    },
-    "town": {
-        "river": Relation("Geography", "{} lies on the river {v}.", "On which river does {} lie?",
-                          "river", "the river of {}"),
-        "region": Relation("Geography", "{} belongs to the region of {v}.", "To which region does {} belong?",
-                           clause="belongs to the region of {v}"),
-        "founding": Relation("History", "{} was first mentioned in {v}.", "When was {} first mentioned?",
-                             clause="was first mentioned in {v}"),
-        "population": Relation("Population", "{v} people live in {}.", "How many people live in {}?"),
-        "mayor": Relation("Government", "The mayor of {} is {v}.", "Who is the mayor of {}?",
-                          "person", "the mayor of {}"),
-    },
-    "river": {
-        "length": Relation("Course", "The {} is {v} kilometres long.", "How many kilometres long is {}?",
-                           clause="is {v} kilometres long"),
-        "source": Relation("Course", "The {} rises on Mount {v}.", "On which mountain does {} rise?",
-                           clause="rises on Mount {v}"),
-        "mouth": Relation("Mouth", "The {} flows into the {v} Sea.", "Into which sea does {} flow?"),
-    },
-    "company": {
-        "founding": Relation("History", "{} was founded in {v}.", "In which year was {} founded?",
-                             clause="was founded in {v}"),
-        "founder": Relation("History", "The founder of {} was {v}.", "Who founded {}?",
-                            "person", "the founder of {}"),
-        "seat": Relation("Organisation", "{} is based in {v}.", "In which town is {} based?",
-                         "town", "the town where {} is based"),
-        "product": Relation("Products", "{} makes {v}.", "What does {} make?", clause="makes {v}"),
-    },
-    "novel": {
-        "year": Relation("Publication", "{} was published in {v}.", "In which year was {} published?",
-                         clause="was published in {v}"),
-        "author": Relation("Publication", "The author of {} is {v}.", "Who wrote {}?",
-                           "person", "the author of {}"),
-        "setting": Relation("Plot", "{} is set in the town of {v}.", "In which town is {} set?",
-                            "town", "the town where {} is set"),
-        "hero": Relation("Plot", "The hero of {} is {a} {v}.", "What is the profession of the hero of {}?",
-                         clause="has {a} {v} as its hero"),
-    },
-    "museum": {
-        "opening": Relation("Building", "{} was opened in {v}.", "In which year was {} opened?",
-                            clause="was opened in {v}"),
-        "architect": Relation("Building", "The architect of {} was {v}.", "Who was the architect of {}?",
-                              "person", "the architect of {}"),
-        "town": Relation("Location", "{} stands in {v}.", "In which town does {} stand?",
-                         "town", "the town where {} stands"),
-        "collection": Relation("Collection", "{} is known for its {v}.", "What is {} known for?",
-                               clause="is known for its {v}"),
-    },
-}  # fmt: skip
-SHARES = {"person": 8, "town": 4, "river": 2, "company": 4, "novel": 3, "museum": 3}
-SMALLEST = sum(SHARES.values())  # pages
-LARGEST = 2000
-
 PROFESSIONS = ("baker", "botanist", "cellist", "chemist", "dentist", "engraver", "farmer", "geologist",
                "judge", "mason", "painter", "pilot", "sculptor", "surgeon", "tailor", "weaver")  # fmt: skip
 PRODUCTS = ("barometers", "bicycles", "buttons", "candles", "clocks", "ferries", "lanterns", "looms",
@@ -106,6 +24,91 @@ COLLECTIONS = ("amber figures", "bells", "butterflies", "carpets", "coins", "fos
 REGIONS = ("Ostmark", "Lower Brenn", "Upper Brenn", "Salland", "Vesterholm", "Karrow", "Ilmenia",
            "Tessmark")  # fmt: skip
 SEAS = ("Amaran", "Boreal", "Coral", "Dunmar", "Ebon", "Farrow")
+YEARS = range(1820, 1981)
+
+
+class Relation(NamedTuple):
+    """A fact that every page of a kind has. `{}` stands for what the page is about, `{v}` for the value,
+    `{a}` for its article.
+
+    Attributes:
+        values: what the value is drawn from: the pages of a kind, or plain values. Empty: a name is made up.
+        phrase: what the value is called in a question that goes on from there.
+        clause: how the value describes the page's subject, where the question does not name it.
+    """
+
+    section: str
+    sentence: str
+    ask: str
+    values: str | Sequence[object] = ""
+    phrase: str = ""
+    clause: str = ""
+
+
+RELATIONS: Mapping[str, Mapping[str, Relation]] = {
+    "person": {
+        "birth year": Relation("Early life", "{} was born in the year {v}.", "In which year was {} born?",
+                               YEARS, clause="was born in the year {v}"),
+        "birthplace": Relation("Early life", "The birthplace of {} is the town of {v}.",
+                               "In which town was {} born?", "town", "the town where {} was born"),
+        "teacher": Relation("Education", "{} was a pupil of {v}.", "Who was the teacher of {}?",
+                            "person", "the teacher of {}"),
+        "profession": Relation("Career", "{} worked as {a} {v}.", "What was the profession of {}?",
+                               PROFESSIONS, clause="worked as {a} {v}"),
+    },
+    "town": {
+        "river": Relation("Geography", "{} lies on the river {v}.", "On which river does {} lie?",
+                          "river", "the river of {}"),
+        "region": Relation("Geography", "{} belongs to the region of {v}.", "To which region does {} belong?",
+                           REGIONS, clause="belongs to the region of {v}"),
+        "founding": Relation("History", "{} was first mentioned in {v}.", "When was {} first mentioned?",
+                             range(1240, 1641), clause="was first mentioned in {v}"),
+        "population": Relation("Population", "{v} people live in {}.", "How many people live in {}?",
+                               range(1100, 98001)),
+        "mayor": Relation("Government", "The mayor of {} is {v}.", "Who is the mayor of {}?",
+                          "person", "the mayor of {}"),
+    },
+    "river": {
+        "length": Relation("Course", "The {} is {v} kilometres long.", "How many kilometres long is {}?",
+                           range(41, 1401), clause="is {v} kilometres long"),
+        "source": Relation("Course", "The {} rises on Mount {v}.", "On which mountain does {} rise?",
+                           clause="rises on Mount {v}"),
+        "mouth": Relation("Mouth", "The {} flows into the {v} Sea.", "Into which sea does {} flow?", SEAS),
+    },
+    "company": {
+        "founding": Relation("History", "{} was founded in {v}.", "In which year was {} founded?",
+                             YEARS, clause="was founded in {v}"),
+        "founder": Relation("History", "The founder of {} was {v}.", "Who founded {}?",
+                            "person", "the founder of {}"),
+        "seat": Relation("Organisation", "{} is based in {v}.", "In which town is {} based?",
+                         "town", "the town where {} is based"),
+        "product": Relation("Products", "{} makes {v}.", "What does {} make?", PRODUCTS, clause="makes {v}"),
+    },
+    "novel": {
+        "year": Relation("Publication", "{} was published in {v}.", "In which year was {} published?",
+                         YEARS, clause="was published in {v}"),
+        "author": Relation("Publication", "The author of {} is {v}.", "Who wrote {}?",
+                           "person", "the author of {}"),
+        "setting": Relation("Plot", "{} is set in the town of {v}.", "In which town is {} set?",
+                            "town", "the town where {} is set"),
+        "hero": Relation("Plot", "The hero of {} is {a} {v}.", "What is the profession of the hero of {}?",
+                         PROFESSIONS, clause="has {a} {v} as its hero"),
+    },
+    "museum": {
+        "opening": Relation("Building", "{} was opened in {v}.", "In which year was {} opened?",
+                            YEARS, clause="was opened in {v}"),
+        "architect": Relation("Building", "The architect of {} was {v}.", "Who was the architect of {}?",
+                              "person", "the architect of {}"),
+        "town": Relation("Location", "{} stands in {v}.", "In which town does {} stand?",
+                         "town", "the town where {} stands"),
+        "collection": Relation("Collection", "{} is known for its {v}.", "What is {} known for?",
+                               COLLECTIONS, clause="is known for its {v}"),
+    },
+}  # fmt: skip
+SHARES = {"person": 8, "town": 4, "river": 2, "company": 4, "novel": 3, "museum": 3}
+SMALLEST = sum(SHARES.values())  # pages
+LARGEST = 2000
+
 FIRST_NAMES = ("Ada", "Boris", "Clara", "Dimitri", "Elif", "Farid", "Greta", "Hugo", "Ines",
                "Jonas", "Kaja", "Leon", "Mira", "Nils", "Olga", "Pavel", "Rosa", "Stefan",
                "Tilda", "Viktor")  # fmt: skip
@@ -188,7 +191,7 @@ class Encyclopedia:
             path = (*done, Hop(f"{query} {name}", title, _filled(relation.sentence, title, value)))
             if hops == 1 and value not in subject:  # otherwise the question would say it
                 yield Question(relation.ask.format(subject), value, path)
-            elif hops > 1 and relation.values and value not in [hop.title for hop in path]:
+            elif hops > 1 and relation.phrase and value not in [hop.title for hop in path]:
                 yield from self._from(value, relation.phrase.format(subject), value, path, hops - 1)
 
     def _descriptions(self) -> dict[str, str]:
@@ -219,27 +222,22 @@ def encyclopedia(pages: int, seed: int = 0) -> Encyclopedia:
     }
     kinds = {title: kind for kind, some in titles.items() for title in some}
     facts = {
-        title: {name: _value(name, kind, title, titles, names, rng) for name in RELATIONS[kind]}
+        title: {
+            name: _value(relation, title, titles, names, rng) for name, relation in RELATIONS[kind].items()
+        }
         for title, kind in kinds.items()
     }
     return Encyclopedia(kinds, facts, [_page(title, kinds[title], facts[title], rng) for title in kinds])
 
 
 def _value(
-    name: str, kind: str, title: str, titles: Mapping[str, Sequence[str]], names: _Names, rng: random.Random
+    relation: Relation, title: str, titles: Mapping[str, Sequence[str]], names: _Names, rng: random.Random
 ) -> str:
-    relation = RELATIONS[kind][name]
-    if relation.values:
-        return rng.choice([other for other in titles[relation.values] if other != title])
-    if name in ("founding", "year", "opening", "birth year"):
-        return str(rng.randint(1240, 1640) if kind == "town" else rng.randint(1820, 1980))
-    if name in ("population", "length"):
-        return str(rng.randint(1100, 98000) if name == "population" else rng.randint(41, 1400))
-    if name == "source":
+    if not relation.values:
         return names.coined()
-    lists = {"profession": PROFESSIONS, "hero": PROFESSIONS, "product": PRODUCTS, "region": REGIONS,
-             "mouth": SEAS, "collection": COLLECTIONS}  # fmt: skip
-    return rng.choice(lists[name])
+    if isinstance(relation.values, str):
+        return rng.choice([other for other in titles[relation.values] if other != title])
+    return str(rng.choice(relation.values))
 
 
 def _page(title: str, kind: str, facts: Mapping[str, str], rng: random.Random) -> Page:

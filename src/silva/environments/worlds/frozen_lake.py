@@ -8,19 +8,15 @@ characters and the number of actions left.
 from __future__ import annotations
 
 import random
-from collections import deque
 from math import comb
-from typing import TYPE_CHECKING, Annotated, Literal, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
 from silva.config.sections import Fraction
 from silva.environments.bases.text_game import Outcome, TextGame, TextGameSettings
-from silva.environments.tasks import Draft, generated
+from silva.environments.tasks import Draft, Tasks, generated
 from silva.types import Task
-
-if TYPE_CHECKING:
-    from silva.protocols import TaskSet
 
 ACTIONS = ("Left", "Down", "Right", "Up")  # in gymnasium's order
 _MOVES = ((0, -1), (1, 0), (0, 1), (-1, 0))
@@ -51,7 +47,7 @@ class FrozenLake(TextGameSettings):
             )
         return self
 
-    def taskset(self) -> TaskSet:
+    def taskset(self) -> Tasks:
         return generated(self, self._draw, lambda task: FrozenLakeGame(self, task))
 
     def _draw(self, rng: random.Random) -> Draft:
@@ -76,7 +72,7 @@ class FrozenLakeGame(TextGame):
     def __init__(self, settings: FrozenLake, task: Task) -> None:
         super().__init__(settings, task)
         self.rows: list[str] = list(task.data["map"])
-        self.position = _find(self.rows, "S")
+        self.position = next((r, row.index("S")) for r, row in enumerate(self.rows) if "S" in row)
 
     def instructions(self) -> str:
         slip = " The ice is slippery: a move may go to the side." if self.settings.slippery else ""
@@ -121,24 +117,16 @@ class FrozenLakeGame(TextGame):
 
 def shortest_path(rows: list[str], start: tuple[int, int]) -> list[str] | None:
     """Action names of a shortest way to G around the holes; None where there is no way."""
-    came: dict[tuple[int, int], tuple[tuple[int, int], str] | None] = {start: None}
-    queue = deque([start])
-    while queue:
-        here = queue.popleft()
-        if rows[here[0]][here[1]] == "G":
-            path = []
-            while (step := came[here]) is not None:
-                here = step[0]
-                path.append(step[1])
-            return path[::-1]
+    paths: dict[tuple[int, int], list[str]] = {start: []}
+    queue = [start]
+    for row, column in queue:  # it grows on the way
+        path = paths[row, column]
+        if rows[row][column] == "G":
+            return path
         for action, (down, right) in zip(ACTIONS, _MOVES, strict=True):
-            there = (here[0] + down, here[1] + right)
-            inside = 0 <= there[0] < len(rows) and 0 <= there[1] < len(rows)
-            if inside and there not in came and rows[there[0]][there[1]] != "H":
-                came[there] = (here, action)
+            r, c = there = (row + down, column + right)
+            inside = 0 <= r < len(rows) and 0 <= c < len(rows)
+            if inside and there not in paths and rows[r][c] != "H":
+                paths[there] = [*path, action]
                 queue.append(there)
     return None
-
-
-def _find(rows: list[str], tile: str) -> tuple[int, int]:
-    return next((r, row.index(tile)) for r, row in enumerate(rows) if tile in row)

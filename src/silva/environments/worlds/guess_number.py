@@ -9,20 +9,17 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Annotated, Literal, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
 from silva.config.sections import Positive
 from silva.environments.bases.episode import Episode
 from silva.environments.settings import EnvironmentSettings
-from silva.environments.tasks import Draft, listed
+from silva.environments.tasks import Draft, Tasks, listed
 from silva.rewards.text import integers
 from silva.thoughts import answer_of
 from silva.types import Message, Observation, Step, Task
-
-if TYPE_CHECKING:
-    from silva.protocols import TaskSet
 
 
 class GuessNumber(EnvironmentSettings):
@@ -54,7 +51,7 @@ class GuessNumber(EnvironmentSettings):
             )
         return self
 
-    def taskset(self) -> TaskSet:
+    def taskset(self) -> Tasks:
         return listed(self, self._drafts(), lambda task: GuessEpisode(self, task))
 
     def _drafts(self) -> Iterator[Draft]:

@@ -13,25 +13,24 @@ import itertools
 import random
 import re
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple, Self
+from typing import Annotated, ClassVar, Literal, NamedTuple, Self
 
 from pydantic import Field, model_validator
 
 from silva.config.sections import Positive
 from silva.environments.bases.attempts import Attempts, Verdict
 from silva.environments.bases.text_game import Outcome, TextGame, TextGameSettings
-from silva.environments.tasks import Draft, generated, listed
+from silva.environments.tasks import Draft, Tasks, generated, listed
 from silva.rewards.text import extract_answer
 from silva.types import Task
-
-if TYPE_CHECKING:
-    from silva.protocols import Environment, TaskSet
 
 PEGS = "ABC"
 LISTED_DISKS = 6  # up to here all tasks are listed (3^6 positions x 3 goals), beyond they are drawn
 
 
 class Hanoi(TextGameSettings):
+    bounds: ClassVar = ("disks",)
+
     type: Literal["hanoi"] = "hanoi"
     form: Literal["turns", "single"] = "turns"
     """`turns`: a game of several turns; `single`: all moves in one answer."""
@@ -48,19 +47,17 @@ class Hanoi(TextGameSettings):
 
     @model_validator(mode="after")
     def _possible(self) -> Self:
-        if self.max_disks < self.min_disks:
-            raise ValueError(f"max_disks = {self.max_disks}: expected min_disks = {self.min_disks} or more")
         needed = 2**self.max_disks - 1
         if self.form == "turns" and self.max_actions < needed:
             raise ValueError(f"max_actions = {self.max_actions}: {self.max_disks} disks need up to {needed}")
         return self
 
-    def taskset(self) -> TaskSet:
+    def taskset(self) -> Tasks:
         if self.start == "tower" or self.max_disks <= LISTED_DISKS:
             return listed(self, self._all(), self._build)
         return generated(self, self._draw, self._build)
 
-    def _build(self, task: Task) -> Environment:
+    def _build(self, task: Task) -> HanoiGame | HanoiAnswer:
         return HanoiGame(self, task) if self.form == "turns" else HanoiAnswer(self, task)
 
     def _all(self) -> Iterator[Draft]:
@@ -183,12 +180,12 @@ def distance(position: Sequence[int], goal: int) -> int:
 
 def solution(position: Sequence[int], goal: int) -> list[Move]:
     """The shortest list of moves that brings all disks to a peg."""
-    moves, now = [], list(position)
-    while distance(now, goal):
-        move = _next_move(now, goal)
-        moves.append(move)
-        now[move.disk - 1] = move.target
-    return moves
+    for disk in range(len(position), 0, -1):
+        if (here := position[disk - 1]) != goal:
+            third = 3 - goal - here
+            before = solution(position[: disk - 1], third)
+            return [*before, Move(disk, here, goal), *solution([third] * (disk - 1), goal)]
+    return []
 
 
 def play(position: Sequence[int], moves: Sequence[Move]) -> tuple[list[int], bool]:
@@ -233,17 +230,6 @@ def read_moves(text: str, disks: int) -> list[Move] | None:
         return None
     moves = [Move(int(disk), PEGS.index(a), PEGS.index(b)) for disk, a, b in re.findall(_MOVE, text)]
     return moves if len(moves) <= 4 * 2**disks else None
-
-
-def _next_move(position: Sequence[int], goal: int) -> Move:
-    move = None
-    for disk in range(len(position), 0, -1):
-        here = position[disk - 1]
-        if here != goal:
-            move = Move(disk, here, goal)
-            goal = 3 - goal - here
-    assert move is not None, "asked for a move of a solved position"
-    return move
 
 
 def _answer(moves: Sequence[Move]) -> str:

@@ -15,7 +15,7 @@ import random
 import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple
+from typing import Annotated, Literal, NamedTuple
 
 from pydantic import Field, field_validator
 
@@ -24,16 +24,13 @@ from silva.data.rows import Row
 from silva.data.settings import FirstRows
 from silva.environments.bases.multiple_choice import LETTERS, MultipleChoice
 from silva.environments.bases.tool_dialogue import ToolDialogueSettings
-from silva.environments.tasks import Draft, generated, listed
+from silva.environments.tasks import Draft, Tasks, generated, listed
 from silva.environments.worlds.names import FIRST_NAMES, JOBS, LAST_NAMES, RIVERS, TOWNS
 from silva.errors import ConfigError
 from silva.rewards.text import normalise
 from silva.tools.fixed import Fixed
 from silva.tools.function import ToolError, tool
 from silva.types import Task, ToolCall
-
-if TYPE_CHECKING:
-    from silva.protocols import TaskSet
 
 YES_OR_NO = "yes or no"
 
@@ -60,7 +57,7 @@ class HotpotQA(FirstRows, ToolDialogueSettings):
             raise ValueError("expected 0 or at least 2: the only choice is always right")
         return choices
 
-    def taskset(self) -> TaskSet:
+    def taskset(self) -> Tasks:
         if not self.path:
             return generated(self, self._draw, lambda task: HotpotEpisode(self, task))
         rows = [_question(row) for row in self.read()]

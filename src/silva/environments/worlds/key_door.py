@@ -11,17 +11,14 @@ after it worthless, and none of them says so.
 from __future__ import annotations
 
 import random
-from typing import TYPE_CHECKING, Annotated, Literal, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
 from silva.config.sections import Natural, Positive
 from silva.environments.bases.text_game import Outcome, TextGame, TextGameSettings
-from silva.environments.tasks import Draft, generated
+from silva.environments.tasks import Draft, Tasks, generated
 from silva.types import Task
-
-if TYPE_CHECKING:
-    from silva.protocols import TaskSet
 
 COLOURS = ("red", "green", "blue", "yellow", "white", "pink", "orange", "violet")
 EXITS = ("Left", "Right")
@@ -50,7 +47,7 @@ class KeyDoor(TextGameSettings):
             )
         return self
 
-    def taskset(self) -> TaskSet:
+    def taskset(self) -> Tasks:
         return generated(self, self._draw, lambda task: KeyDoorGame(self, task))
 
     def _draw(self, rng: random.Random) -> Draft:

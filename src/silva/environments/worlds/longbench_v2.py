@@ -12,9 +12,9 @@ import asyncio
 import hashlib
 import math
 import random
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property, lru_cache
-from typing import TYPE_CHECKING, Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -24,14 +24,11 @@ from silva.data.rows import Row
 from silva.data.settings import FirstRows
 from silva.environments.bases.multiple_choice import MultipleChoice
 from silva.environments.bases.tool_dialogue import ToolDialogueSettings
-from silva.environments.tasks import Draft, generated, listed
+from silva.environments.tasks import Draft, Tasks, generated, listed
 from silva.environments.worlds.names import FIRST_NAMES, TOWNS
 from silva.errors import ConfigError
-from silva.tools.function import ToolError, tool
+from silva.tools.function import ToolError
 from silva.types import Task, ToolCall
-
-if TYPE_CHECKING:
-    from silva.protocols import TaskSet, Tool
 
 CHOICES = "ABCD"
 SHORTEST_ENTRY = 15  # words of an entry in a journal, at least
@@ -61,7 +58,7 @@ class LongBench(FirstRows, ToolDialogueSettings):
             raise ValueError(f"overlap = {self.overlap}: expected less than part_words = {self.part_words}")
         return self
 
-    def taskset(self) -> TaskSet:
+    def taskset(self) -> Tasks:
         if not self.path:
             made_up = lru_cache(MADE_UP_KEPT)(
                 lambda key: self._document(journal(int(key), self.words)[0]),
@@ -116,26 +113,25 @@ class Document:
         return Ranking(self.parts)
 
 
-class Reading:
-    """The tools of one episode, a `silva.protocols.Toolset` that is opened once."""
+class LongBenchEpisode(MultipleChoice):
+    settings: LongBench
+    instructions = (
+        "Answer the question about a long text. `search` shows the part of it that fits some words best; "
+        "`scroll_down` and `scroll_up` show the parts after and before."
+    )
 
-    def __init__(self, document: Document, place: int | None = None) -> None:
-        self.document = document
-        self.place = place  # the part shown last; None: before the first
+    def __init__(self, settings: LongBench, task: Task, document: Callable[[str], Document]) -> None:
+        super().__init__(settings, task, [])
+        self.document = document(task.data["document"])
+        self.place: int | None = None  # the part shown last; None: before the first
         self.lock = asyncio.Lock()  # calls of one reply run in order, since each starts from where one is
-        self.tools: Sequence[Tool] = [tool(each) for each in (self.search, self.scroll_down, self.scroll_up)]
 
-    async def open(self, seed: int) -> Reading:
-        return self
+    def own_tools(self) -> Sequence[Callable[..., Any]]:
+        return [self.search, self.scroll_down, self.scroll_up]
 
-    async def fork(self, seed: int) -> Reading:
-        return Reading(self.document, self.place)
-
-    def metrics(self) -> Mapping[str, float]:
-        return {}
-
-    async def close(self) -> None:
-        pass
+    def expert_calls(self) -> list[ToolCall]:
+        """One search; the answer is known without it."""
+        return [ToolCall("search", {"query": self.task.data["question"]})]
 
     async def search(self, query: str) -> str:
         """Show the part of the text that fits some words best."""
@@ -165,20 +161,8 @@ class Reading:
         self.place = place
         return f"[part {place + 1} of {len(texts)}]\n{texts[place]}"
 
-
-class LongBenchEpisode(MultipleChoice):
-    settings: LongBench
-    instructions = (
-        "Answer the question about a long text. `search` shows the part of it that fits some words best; "
-        "`scroll_down` and `scroll_up` show the parts after and before."
-    )
-
-    def __init__(self, settings: LongBench, task: Task, document: Callable[[str], Document]) -> None:
-        super().__init__(settings, task, [Reading(document(task.data["document"]))])
-
-    def expert_calls(self) -> list[ToolCall]:
-        """One search; the answer is known without it."""
-        return [ToolCall("search", {"query": self.task.data["question"]})]
+    def _shared(self) -> tuple[Any, ...]:
+        return (*super()._shared(), self.document)
 
 
 def journal(seed: int, words: int) -> tuple[str, list[tuple[str, str, str]]]:
@@ -208,31 +192,12 @@ def _text(row: Row, key: str) -> str:
     return value.strip()
 
 
-_MONTHS = (
-    *("January", "February", "March", "April", "May", "June"),
-    *("July", "August", "September", "October", "November", "December"),
-)
+_MONTHS = ("January", "February", "March", "April", "May", "June", "July", "August", "September", "October",
+           "November", "December")  # fmt: skip
 _AMOUNTS = ("two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "twelve", "twenty")
 _CONTAINERS = ("baskets", "barrels", "boxes", "bundles", "crates", "jars", "sacks", "trunks")
-_GOODS = (
-    *("almonds", "apples", "books", "buttons", "candles", "carrots", "coal", "copper wire", "flour", "glass"),
-    *(
-        "honey",
-        "ink",
-        "lentils",
-        "nails",
-        "olives",
-        "paper",
-        "pears",
-        "pepper",
-        "rope",
-        "salt",
-        "soap",
-        "tea",
-    ),
-    *("tiles", "wool"),
-)
-_WEATHER = (
-    *("It rained all day.", "The road was dry.", "The bridge was closed.", "A wheel had to be mended."),
-    *("The market was crowded.", "Nobody was at the gate."),
-)
+_GOODS = ("almonds", "apples", "books", "buttons", "candles", "carrots", "coal", "copper wire", "flour",
+          "glass", "honey", "ink", "lentils", "nails", "olives", "paper", "pears", "pepper", "rope", "salt",
+          "soap", "tea", "tiles", "wool")  # fmt: skip
+_WEATHER = ("It rained all day.", "The road was dry.", "The bridge was closed.",
+            "A wheel had to be mended.", "The market was crowded.", "Nobody was at the gate.")  # fmt: skip

@@ -10,7 +10,7 @@ from __future__ import annotations
 import random
 import re
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple
+from typing import Annotated, Literal
 
 from pydantic import Field
 
@@ -19,14 +19,11 @@ from silva.data.row_shapes import problem, recognised
 from silva.data.settings import FirstRows
 from silva.environments.bases.attempts import Attempts, Verdict
 from silva.environments.settings import EnvironmentSettings
-from silva.environments.tasks import Draft, generated, listed
+from silva.environments.tasks import Draft, Tasks, generated, listed
 from silva.errors import ConfigError
 from silva.rewards.text import extract_answer, is_right
 from silva.tools.calculator import evaluate
 from silva.types import Task
-
-if TYPE_CHECKING:
-    from silva.protocols import TaskSet
 
 MARK = "The answer is:"  # stands before the answer in MetaMathQA's responses
 ORIGINAL = "original_question"  # its column of the question of which a row is a version
@@ -51,7 +48,7 @@ class MetaMath(FirstRows, EnvironmentSettings):
     format_penalty: Annotated[float, Field(le=0)] = -0.1
     """Shaped reward of an empty answer."""
 
-    def taskset(self) -> TaskSet:
+    def taskset(self) -> Tasks:
         if self.path:
             return listed(self, self._rows(), lambda task: MetaMathEpisode(self, task))
         return generated(self, self._draw, lambda task: MetaMathEpisode(self, task))
@@ -75,14 +72,15 @@ class MetaMath(FirstRows, EnvironmentSettings):
 
     def _draw(self, rng: random.Random) -> Draft:
         number = rng.randrange(len(TEMPLATES))
-        template = TEMPLATES[number]
+        template, expression = TEMPLATES[number]
+        letters = sorted({*re.findall(r"\{(\w)\}", template)})
         while True:
-            values = {key: rng.randint(2, self.largest) for key in template.numbers()}
-            value = evaluate(template.expression.format(**values))
+            values = {key: rng.randint(2, self.largest) for key in letters}
+            value = evaluate(expression.format(**values))
             if value.denominator == 1 and value > 0:
                 break
         first, second = rng.sample(NAMES, 2)
-        text = template.text.format(**values, name=first, other=second, things=rng.choice(THINGS))
+        text = template.format(**values, name=first, other=second, things=rng.choice(THINGS))
         return Draft({"question": text}, str(value), [[number, list(values.values())]])
 
 
@@ -118,80 +116,34 @@ class MetaMathEpisode(Attempts):
         return answer if self.settings.style == "compact" else f"<answer>{answer}</answer>"
 
 
-class Template(NamedTuple):
-    """A word problem; letters in braces are numbers, and `expression` is the answer."""
-
-    text: str
-    expression: str
-
-    def numbers(self) -> list[str]:
-        return sorted(set(re.findall(r"\{(\w)\}", self.text)))
-
-
 NAMES = ("Ana", "Bruno", "Chen", "Dilara", "Emil", "Farah", "Greta", "Hugo", "Ines", "Jonas", "Kofi", "Lena",
          "Mateo", "Nadia", "Omar", "Priya")  # fmt: skip
-THINGS = (
-    "apples",
-    "books",
-    "cards",
-    "coins",
-    "marbles",
-    "pencils",
-    "shells",
-    "stamps",
-    "stickers",
-    "tickets",
-)
+THINGS = ("apples", "books", "cards", "coins", "marbles", "pencils", "shells", "stamps", "stickers",
+          "tickets")  # fmt: skip
 TEMPLATES = (
-    Template(
-        "{name} has {a} {things} and buys {b} more. How many {things} does {name} have now?", "{a} + {b}"
-    ),
-    Template(
-        "{name} has {a} {things} and gives {b} of them to {other}. How many {things} does {name} keep?",
-        "{a} - {b}",
-    ),
-    Template("A box holds {a} {things}. How many {things} do {b} boxes hold?", "{a} * {b}"),
-    Template(
-        "{name} shares {a} {things} equally among {b} friends. How many {things} does each friend get?",
-        "{a} / {b}",
-    ),
-    Template(
-        "{name} buys {a} notebooks at {b} dollars each and pays {c} dollars. How many dollars of change does "
-        "{name} get?",
-        "{c} - {a} * {b}",
-    ),
-    Template(
-        "{name} reads {a} pages a day for {b} days, and {c} pages on the day after. How many pages is that?",
-        "{a} * {b} + {c}",
-    ),
-    Template(
-        "A shop sells {a} bags of {b} {things} and {c} bags of {d} {things}. How many {things} does it sell?",
-        "{a} * {b} + {c} * {d}",
-    ),
-    Template(
-        "{name} is {a} years old, and {other} is {b} times as old. How old are the two together?",
-        "{a} + {a} * {b}",
-    ),
-    Template(
-        "{name} finds {a} {things}, then loses {b}, and has {c} {things} left. How many {things} did {name} "
-        "have at first?",
-        "{c} + {b} - {a}",
-    ),
-    Template(
-        "A farmer plants {a} rows of {b} trees, but {c} of the trees die. How many trees are left?",
-        "{a} * {b} - {c}",
-    ),
-    Template(
-        "{name} earns {a} dollars an hour and works {b} hours a day. How many dollars is that in {c} days?",
-        "{a} * {b} * {c}",
-    ),
-    Template(
-        "A pack of {b} pens costs {a} dollars. How many dollars do {c} pens cost at the same price for each?",
-        "{a} / {b} * {c}",
-    ),
-    Template(
-        "{name} and {other} collect {a} {things} each and put them with {b} others. They fill bags of {c}. "
-        "How many bags do they fill?",
-        "(2 * {a} + {b}) / {c}",
-    ),
-)
+    ("{name} has {a} {things} and buys {b} more. How many {things} does {name} have now?", "{a} + {b}"),
+    ("{name} has {a} {things} and gives {b} of them to {other}. How many {things} does {name} keep?",
+     "{a} - {b}"),
+    ("A box holds {a} {things}. How many {things} do {b} boxes hold?", "{a} * {b}"),
+    ("{name} shares {a} {things} equally among {b} friends. How many {things} does each friend get?",
+     "{a} / {b}"),
+    ("{name} buys {a} notebooks at {b} dollars each and pays {c} dollars. How many dollars of change does "
+     "{name} get?", "{c} - {a} * {b}"),
+    ("{name} reads {a} pages a day for {b} days, and {c} pages on the day after. How many pages is that?",
+     "{a} * {b} + {c}"),
+    ("A shop sells {a} bags of {b} {things} and {c} bags of {d} {things}. How many {things} does it sell?",
+     "{a} * {b} + {c} * {d}"),
+    ("{name} is {a} years old, and {other} is {b} times as old. How old are the two together?",
+     "{a} + {a} * {b}"),
+    ("{name} finds {a} {things}, then loses {b}, and has {c} {things} left. How many {things} did {name} "
+     "have at first?", "{c} + {b} - {a}"),
+    ("A farmer plants {a} rows of {b} trees, but {c} of the trees die. How many trees are left?",
+     "{a} * {b} - {c}"),
+    ("{name} earns {a} dollars an hour and works {b} hours a day. How many dollars is that in {c} days?",
+     "{a} * {b} * {c}"),
+    ("A pack of {b} pens costs {a} dollars. How many dollars do {c} pens cost at the same price for each?",
+     "{a} / {b} * {c}"),
+    ("{name} and {other} collect {a} {things} each and put them with {b} others. They fill bags of {c}. "
+     "How many bags do they fill?", "(2 * {a} + {b}) / {c}"),
+)  # fmt: skip
+"""Word problems and their answers; letters in braces are numbers."""

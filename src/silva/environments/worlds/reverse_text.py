@@ -7,25 +7,24 @@ left out: copying them would pay.
 from __future__ import annotations
 
 import random
-from typing import TYPE_CHECKING, Annotated, Literal, Self
+from typing import Annotated, ClassVar, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from silva.config.sections import Positive
 from silva.environments.bases.attempts import Attempts, Verdict
 from silva.environments.settings import EnvironmentSettings
-from silva.environments.tasks import Draft, generated
+from silva.environments.tasks import Draft, Tasks, generated
 from silva.rewards.text import extract_answer, similarity
 from silva.types import Task
-
-if TYPE_CHECKING:
-    from silva.protocols import TaskSet
 
 _CONSONANTS = "bdfgklmnprstvz"
 _VOWELS = "aeiou"
 
 
 class ReverseText(EnvironmentSettings):
+    bounds: ClassVar = ("letters",)
+
     type: Literal["reverse_text"] = "reverse_text"
     style: Literal["full", "compact"] = "full"
     """`full` asks in words; `compact` shows the text alone (small models trained from scratch)."""
@@ -38,15 +37,7 @@ class ReverseText(EnvironmentSettings):
     partial: bool = False
     """Credit for what is nearly right: half the similarity to the right text."""
 
-    @model_validator(mode="after")
-    def _ordered(self) -> Self:
-        if self.max_letters < self.min_letters:
-            raise ValueError(
-                f"max_letters = {self.max_letters}: expected min_letters = {self.min_letters} or more"
-            )
-        return self
-
-    def taskset(self) -> TaskSet:
+    def taskset(self) -> Tasks:
         return generated(self, self._draw, lambda task: ReverseEpisode(self, task))
 
     def _draw(self, rng: random.Random) -> Draft:

@@ -15,18 +15,15 @@ import heapq
 import random
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, Self
+from typing import Annotated, Any, Literal, NamedTuple, Self
 
 from pydantic import Field, model_validator
 
 from silva.config.sections import Positive
 from silva.environments.bases.text_game import Outcome, TextGame, TextGameSettings
-from silva.environments.tasks import Draft, generated
+from silva.environments.tasks import Draft, Tasks, generated
 from silva.errors import ConfigError
 from silva.types import Task
-
-if TYPE_CHECKING:
-    from silva.protocols import TaskSet
 
 ACTIONS = ("Up", "Down", "Left", "Right")
 SYMBOLS = "#_O√XPS"
@@ -86,7 +83,7 @@ class Sokoban(TextGameSettings):
             )
         return self
 
-    def taskset(self) -> TaskSet:
+    def taskset(self) -> Tasks:
         return generated(self, self._draw, lambda task: SokobanGame(self, task))
 
     def _draw(self, rng: random.Random) -> Draft:

@@ -10,26 +10,22 @@ left out.
 
 from __future__ import annotations
 
-import functools
 import random
 import re
-from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple, Self
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Literal, NamedTuple, Self
 
 from pydantic import Field, model_validator
 
 from silva.config.sections import Natural, Positive
 from silva.environments.bases.episode import Episode
 from silva.environments.bases.text_game import TextGameSettings
-from silva.environments.tasks import Draft, listed
+from silva.environments.tasks import Draft, Tasks, listed
 from silva.environments.worlds.webshop_catalogue import BRANDS
 from silva.environments.worlds.webshop_products import Goal
 from silva.environments.worlds.webshop_reward import match
 from silva.environments.worlds.webshop_store import Store, made_up, open_store
 from silva.types import Message, Observation, Step, Task
-
-if TYPE_CHECKING:
-    from silva.protocols import TaskSet
 
 SEARCH, RESULTS, ITEM, DESCRIPTION, FEATURES = "search", "results", "item", "description", "features"
 BACK, NEXT, PREVIOUS, BUY = "back to search", "next >", "< prev", "buy now"
@@ -78,7 +74,7 @@ class WebShop(TextGameSettings):
             raise ValueError("human_instructions is set, but `products` is not")
         return self
 
-    def taskset(self) -> TaskSet:
+    def taskset(self) -> Tasks:
         if self.products:
             store = open_store(
                 self.products,
@@ -94,11 +90,22 @@ class WebShop(TextGameSettings):
         return listed(self, drafts, lambda task: Visit(self, task, store))
 
 
-class Result(NamedTuple):
-    """Of one action: what is said about it, and whether it could be done."""
+class View(NamedTuple):
+    """Where a visitor is, and what was chosen; an action leads to the next view.
 
-    note: str = ""
-    valid: bool = True
+    Attributes:
+        found: products of the last search.
+        first: index in `found` of the first one on the page.
+        chosen: options of the product, by name.
+    """
+
+    page: str = SEARCH
+    query: str = ""
+    found: Sequence[int] = ()
+    first: int = 0
+    product: int = -1
+    chosen: Mapping[str, str] = {}
+    bought: bool = False
 
 
 class Visit(Episode):
@@ -111,13 +118,7 @@ class Visit(Episode):
         self.store = store
         self.goal = Goal(**task.data)
         self.actions_left = settings.max_actions
-        self.page = SEARCH
-        self.found: list[int] = []  # products of the last search
-        self.first = 0  # index in `found` of the first one on the page
-        self.query = ""
-        self.product = -1
-        self.chosen: dict[str, str] = {}  # options, by name
-        self.bought = False
+        self.view = View()
 
     async def reset(self) -> Observation:
         self._begin()
@@ -125,65 +126,65 @@ class Visit(Episode):
 
     async def step(self, message: Message) -> Step:
         self._check_running()
-        notes, valid, effective, taken = [], True, 0, 0
+        effective = taken = 0
         texts = self._actions(message)
+        problem = "" if texts else f"No action was read. {self._form()}"
         for text in texts[: min(self.settings.max_actions_per_turn, self.actions_left)]:
-            before = self._state()
-            result = self.act(text)
-            notes += [result.note] if result.note else []
-            valid = valid and result.valid
-            if not valid:
+            before = self.view
+            problem = self.act(text)
+            if problem:
                 break
             taken += 1
-            effective += self._state() != before
-            if self.bought:
+            effective += self.view != before
+            if self.view.bought:
                 break
-        if not texts:
-            notes, valid = [f"No action was read. {self._form()}"], False
         self.actions_left -= max(taken, 1)
-        return self._step(notes, {
-            "action_is_valid": float(valid),
+        return self._step(problem, {
+            "action_is_valid": float(not problem),
             "action_is_effective": effective / taken if taken else 0.0,
             "actions": float(taken),
         })  # fmt: skip
 
-    def act(self, text: str) -> Result:
-        """Does one action, written as search[words] or click[text]."""
+    def act(self, text: str) -> str:
+        """Does one action, written as search[words] or click[text]; says what is wrong with it, if it is."""
         found = _ACTION.fullmatch(text.strip())
         if not found:
-            return Result(f"{_quoted(text)} is no action. {self._form()}", valid=False)
-        what, argument = found[1].lower(), " ".join(found[2].split())
-        if what == "search":
-            return self._search(argument)
-        button = argument.lower()
-        press = self.buttons().get(button)
-        if press is None:
-            return Result(f"There is nothing called {_quoted(argument)} to click on this page.", valid=False)
-        press()
-        return Result()
+            return f"{_quoted(text)} is no action. {self._form()}"
+        argument = " ".join(found[2].split())
+        if found[1].lower() == "click":
+            if (there := self.buttons().get(argument.lower())) is None:
+                return f"There is nothing called {_quoted(argument)} to click on this page."
+            self.view = there
+            return ""
+        if self.view.page != SEARCH:
+            return f"This page has no search bar: click[{BACK}] first."
+        if not argument:
+            return "A search needs words: search[words]."
+        self.view = View(RESULTS, argument, self.store.ranking.best(argument, self.settings.results))
+        return ""
 
-    def buttons(self) -> dict[str, Callable[[], None]]:
-        """What can be clicked on this page, in its order."""
-        if self.page == SEARCH:
+    def buttons(self) -> dict[str, View]:
+        """What can be clicked on this page, in its order, and where it leads."""
+        here, size = self.view, self.settings.page_size
+        if here.page == SEARCH:
             return {}
-        found: dict[str, Callable[[], None]] = {BACK: self._to_search}
-        if self.page == RESULTS:
-            if self.first > 0:
-                found[PREVIOUS] = lambda: self._turn(-1)
-            if self.first + self.settings.page_size < len(self.found):
-                found[NEXT] = lambda: self._turn(1)
+        found = {BACK: View()}
+        if here.page == RESULTS:
+            if here.first > 0:
+                found[PREVIOUS] = here._replace(first=here.first - size)
+            if here.first + size < len(here.found):
+                found[NEXT] = here._replace(first=here.first + size)
             for number in self._shown():
-                found[self.store.products[number].asin.lower()] = functools.partial(self._open, number)
+                asin = self.store.products[number].asin.lower()
+                found[asin] = here._replace(page=ITEM, product=number, chosen={})
             return found
-        if self.page != ITEM:
-            return found | {PREVIOUS: lambda: self._go(ITEM)}
-        found[PREVIOUS] = lambda: self._go(RESULTS)
+        if here.page != ITEM:
+            return found | {PREVIOUS: here._replace(page=ITEM)}
+        found[PREVIOUS] = here._replace(page=RESULTS)
         for label, (name, value) in self._labels().items():
-            found[label] = functools.partial(self.chosen.__setitem__, name, value)
-        found[DESCRIPTION] = lambda: self._go(DESCRIPTION)
-        found[FEATURES] = lambda: self._go(FEATURES)
-        found[BUY] = self._buy
-        return found
+            found[label] = here._replace(chosen={**here.chosen, name: value})
+        found |= {page: here._replace(page=page) for page in (DESCRIPTION, FEATURES)}
+        return found | {BUY: here._replace(bought=True)}
 
     def expert_reply(self) -> str:
         """The next action on a short way to the goal's own product, from any page."""
@@ -192,46 +193,17 @@ class Visit(Episode):
     def random_reply(self, seed: int) -> str:
         """A search for a random kind of product, or a click on something of the page."""
         rng = random.Random(f"{seed}/{self.actions_left}")
-        search = self.page == SEARCH
+        search = self.view.page == SEARCH
         action = rng.choice(self.store.queries if search else list(self.buttons()))
         return self.settings.reply_form.say(f"{'search' if search else 'click'}[{action}]")
 
-    # Actions.
-
-    def _search(self, query: str) -> Result:
-        if self.page != SEARCH:
-            return Result(f"This page has no search bar: click[{BACK}] first.", valid=False)
-        if not query:
-            return Result("A search needs words: search[words].", valid=False)
-        self.query = query
-        self.found = self.store.ranking.best(query, self.settings.results)
-        self.first = 0
-        self._go(RESULTS)
-        return Result()
-
-    def _to_search(self) -> None:
-        self.found, self.first, self.query = [], 0, ""
-        self._go(SEARCH)
-
-    def _turn(self, pages: int) -> None:
-        self.first += pages * self.settings.page_size
-
-    def _open(self, number: int) -> None:
-        self.product, self.chosen = number, {}
-        self._go(ITEM)
-
-    def _buy(self) -> None:
-        self.bought = True
-
-    def _go(self, page: str) -> None:
-        self.page = page
-
-    def _shown(self) -> list[int]:
-        return self.found[self.first : self.first + self.settings.page_size]
+    def _shown(self) -> Sequence[int]:
+        first = self.view.first
+        return self.view.found[first : first + self.settings.page_size]
 
     def _labels(self) -> Mapping[str, tuple[str, str]]:
         """What to click for each value of an option: the value, after its option if it would be ambiguous."""
-        options = self.store.products[self.product].options
+        options = self.store.products[self.view.product].options
         pairs = [(name, value) for name, values in options.items() for value in values]
         values = [value for _, value in pairs]
         return {
@@ -239,24 +211,21 @@ class Visit(Episode):
             for name, value in pairs
         }
 
-    def _state(self) -> tuple[object, ...]:
-        return self.page, self.first, self.query, self.product, dict(self.chosen), self.bought
-
     def _expert_action(self) -> str:
-        wanted = self.store.number[self.goal.asin]
-        if self.page == SEARCH:
+        wanted, here = self.store.number[self.goal.asin], self.view
+        if here.page == SEARCH:
             return f"search[{self._expert_query(wanted)}]"
-        if self.page == RESULTS:
+        if here.page == RESULTS:
             if wanted in self._shown():
                 return f"click[{self.goal.asin.lower()}]"
-            return f"click[{NEXT if wanted in self.found[self.first :] else BACK}]"
-        if self.product != wanted:
+            return f"click[{NEXT if wanted in here.found[here.first :] else BACK}]"
+        if here.product != wanted:
             return f"click[{BACK}]"
-        if self.page != ITEM:
+        if here.page != ITEM:
             return f"click[{PREVIOUS}]"
         choices = self.store.choices(self.goal)
         for label, (name, value) in self._labels().items():
-            if choices.get(name) == value != self.chosen.get(name):
+            if choices.get(name) == value != here.chosen.get(name):
                 return f"click[{label}]"
         return f"click[{BUY}]"
 
@@ -270,22 +239,23 @@ class Visit(Episode):
 
     # What is shown.
 
-    def _step(self, notes: Sequence[str], metrics: Mapping[str, float]) -> Step:
-        out = self.actions_left <= 0 and not self.bought
+    def _step(self, problem: str, metrics: Mapping[str, float]) -> Step:
+        bought = self.view.bought
+        out = self.actions_left <= 0 and not bought
         reward, ending = 0.0, {"success": 0.0, "match_score": 0.0} if out else {}
-        if self.bought:
-            got = match(
-                self.store.products[self.product], self.chosen, self.goal, self.store.wanted(self.goal)
-            )
+        if bought:
+            product, wanted = self.store.products[self.view.product], self.store.wanted(self.goal)
+            got = match(product, self.view.chosen, self.goal, wanted)
             reward = got.score if self.settings.partial or got.perfect else 0.0
             ending = {"success": float(got.perfect), **{f"match_{k}": v for k, v in got._asdict().items()}}
-        if self.bought or out:
+        if bought or out:
             self._end()
+        notes = [problem] if problem else []
         return Step(
-            Observation((self.say("You bought the product."),)) if self.bought else self._observe(notes),
+            Observation((self.say("You bought the product."),)) if bought else self._observe(notes),
             rewards={"match": reward},
             shaped={"format": 0.0 if metrics["actions"] else self.settings.format_penalty},
-            terminated=self.bought,
+            terminated=bought,
             truncated=out,
             metrics={**metrics, **ending},
         )
@@ -307,35 +277,35 @@ class Visit(Episode):
 
     def _page(self) -> list[str]:
         """The parts of the page. What can be clicked stands in brackets, unless the layout is WebShop's."""
-        plain = self.settings.layout == "sep"
+        plain, here = self.settings.layout == "sep", self.view
 
         def mark(label: str, shown: str = "") -> str:
             return (shown or label) if plain else f"[{label}]"
 
         navigation = [label for label in self.buttons() if label in BUTTONS]
-        if self.page == SEARCH:
+        if here.page == SEARCH:
             return ["Search"] if plain else ["Search page"]
         bar = [mark(label, label.title().replace(" To ", " to ")) for label in navigation]
         if not plain:
             bar = [" ".join(bar)]
-        if self.page == RESULTS:
-            number = self.first // self.settings.page_size + 1
-            head = f"Page {number} (Total results: {len(self.found)})"
+        if here.page == RESULTS:
+            number = here.first // self.settings.page_size + 1
+            head = f"Page {number} (Total results: {len(here.found)})"
             rows: list[str] = []
             for index in self._shown():
                 product = self.store.products[index]
                 row = [mark(product.asin.lower(), product.asin), product.title, f"${product.price:.2f}"]
                 rows += row if plain else [" ".join(row)]
             return [head, *rows, *bar]
-        product = self.store.products[self.product]
-        if self.page == DESCRIPTION:
+        product = self.store.products[here.product]
+        if here.page == DESCRIPTION:
             return [product.description or "No description.", *bar]
-        if self.page == FEATURES:
+        if here.page == FEATURES:
             return [*(product.features or ("No features.",)), *bar]
         options: list[str] = []
         for name in product.options:
             labels = [label for label, (option, _) in self._labels().items() if option == name]
-            state = f" (chosen: {self.chosen[name]})" if name in self.chosen else ""
+            state = f" (chosen: {here.chosen[name]})" if name in here.chosen else ""
             values = [mark(label) for label in labels]
             options += [name, *values] if plain else [f"{name}{state}: {' '.join(values)}"]
         return [product.title, f"Price: ${product.price:.2f}", *options, *bar]

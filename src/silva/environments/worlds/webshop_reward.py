@@ -23,29 +23,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from silva.data.retrieval import words
+from silva.data.retrieval import has_phrase, words
 from silva.environments.worlds.webshop_products import Goal, Product
 
 EXACT = frozenset({"size"})  # options of which only the very value will do
-STOP_WORDS = frozenset(
-    [
-        "and",
-        "any",
-        "are",
-        "for",
-        "from",
-        "has",
-        "its",
-        "not",
-        "our",
-        "set",
-        "the",
-        "this",
-        "with",
-        "you",
-        "your",
-    ]
-)
+STOP_WORDS = frozenset({"and", "any", "are", "for", "from", "has", "its", "not", "our", "set", "the", "this",
+                        "with", "you", "your"})  # fmt: skip
 
 
 class Match(NamedTuple):
@@ -105,7 +88,7 @@ def has_attribute(product: Product, attribute: str) -> bool:
     if any(set(asked) <= set(words(own)) for own in product.attributes):
         return bool(asked)
     texts = (product.title, product.description, *product.features)
-    return any(_contains(words(text), asked) for text in texts)
+    return any(has_phrase(words(text), asked) for text in texts)
 
 
 def has_option(product: Product, chosen: Mapping[str, str], name: str, value: str) -> bool:
@@ -125,8 +108,3 @@ def _kind(product: Product, asked: Sequence[str]) -> set[str]:
     like = STOP_WORDS.union(*(words(text) for text in (*product.attributes, *asked)))
     said = {word for word in words(product.title) if len(word) > 2 and not word.isdigit()}
     return said - (like - set(words(product.query)))
-
-
-def _contains(text: Sequence[str], phrase: Sequence[str]) -> bool:
-    last = len(text) - len(phrase)
-    return any(text[i : i + len(phrase)] == phrase for i in range(last + 1))

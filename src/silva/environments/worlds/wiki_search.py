@@ -95,6 +95,8 @@ class Wiki(Fixed):
 
 
 class WikiEpisode(CorpusEpisode):
+    toolset: Wiki
+
     def rules(self) -> str:
         return (
             "Answer the question with the help of the wiki: search for pages, view their sections, read the "
@@ -102,7 +104,7 @@ class WikiEpisode(CorpusEpisode):
         )
 
     def expert_calls(self, hops: Sequence[Hop]) -> list[ToolCall]:
-        wiki, calls = self._wiki(), []
+        wiki, calls = self.toolset, []
         for hop in hops:
             section = wiki.section_of(hop)
             calls += [
@@ -113,9 +115,4 @@ class WikiEpisode(CorpusEpisode):
         return calls
 
     def random_call(self, rng: random.Random) -> ToolCall:
-        return ToolCall("search_pages", {"query": rng.choice(self._wiki().titles)})
-
-    def _wiki(self) -> Wiki:
-        wiki = self.toolsets[0]
-        assert isinstance(wiki, Wiki)
-        return wiki
+        return ToolCall("search_pages", {"query": rng.choice(self.toolset.titles)})

@@ -19,7 +19,7 @@ import random
 from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -27,13 +27,10 @@ from silva.config.sections import Positive
 from silva.environments.bases.episode import Episode
 from silva.environments.bases.reply_form import ReplyForm
 from silva.environments.settings import EnvironmentSettings
-from silva.environments.tasks import Draft, listed
+from silva.environments.tasks import Draft, Tasks, listed
 from silva.errors import ConfigError
 from silva.rewards.text import extract_answer
 from silva.types import Message, Observation, Step, Task
-
-if TYPE_CHECKING:
-    from silva.protocols import TaskSet
 
 WORDS = Path(__file__).with_name("wordle_words.txt")
 MAX_WORDS = 10_000
@@ -87,7 +84,7 @@ class Wordle(EnvironmentSettings):
             )
         return self
 
-    def taskset(self) -> TaskSet:
+    def taskset(self) -> Tasks:
         lexicon = Lexicon(self._secrets(), self.alphabet)
         drafts = [Draft({"length": self.length}, word) for word in lexicon.words]
         return listed(self, drafts, lambda task: WordleEpisode(self, task, lexicon))
