@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+import json
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -64,6 +66,17 @@ def replies_to():
 def first():
     """(settings, task) -> the first message."""
     return lambda settings, task: said(asyncio.run(settings.taskset().environment(task).reset()))
+
+
+@pytest.fixture
+def rows_file(tmp_path: Path):
+    """(rows, name of the file) -> its path."""
+
+    def write(rows: Iterable[Any], name: str = "rows.jsonl") -> str:
+        (tmp_path / name).write_text("".join(json.dumps(row) + "\n" for row in rows))
+        return str(tmp_path / name)
+
+    return write
 
 
 @pytest.fixture(scope="session")

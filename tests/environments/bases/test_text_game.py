@@ -84,18 +84,14 @@ def test_lenient_replies(text: str, expected: tuple[list[str], bool]) -> None:
     assert walk().read(say(text)) == expected
 
 
-def test_the_prefill_is_the_first_tag_of_the_format() -> None:
-    game = walk(format="strict", prefill=True)
-    assert asyncio.run(game.reset()).prefill == "<think>"
-    assert game.expert_reply().startswith("Next: Right")
-
-
 @pytest.mark.parametrize(
     ("style", "think", "answer_tags", "prefill"),
     itertools.product(("full", "compact"), *[(True, False)] * 3),
 )
 def test_scripted_replies_are_in_the_strict_format(style, think, answer_tags, prefill, play_out) -> None:
     keys = {"style": style, "think": think, "answer_tags": answer_tags, "prefill": prefill}
+    tag = "<think>" if think else "<answer>" if answer_tags else ""
+    assert asyncio.run(walk(**keys).reset()).prefill == (tag if prefill else "")
     steps = play_out(walk(format="strict", **keys))
     assert [step.metrics["action_is_valid"] for step in steps] == [1.0]
     assert steps[0].rewards == {"score": 1.0}

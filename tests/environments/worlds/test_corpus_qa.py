@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -55,18 +54,9 @@ def test_what_stands_beside_a_call_too_many_is_no_answer(replies_to) -> None:
     assert steps[-1].rewards == {"correct": 0.0} and steps[-1].metrics["success"] == 0.0
 
 
-def write(path: Path, rows: list[dict[str, Any]]) -> str:
-    path.write_text("\n".join(map(json.dumps, rows)))
-    return str(path)
-
-
-def questions(count: int = 12) -> list[dict[str, Any]]:
-    return [{"question": f"Which river is number {n}?", "answer": f"river {n}"} for n in range(count)]
-
-
-def test_files_of_ones_own(tmp_path: Path, replies_to) -> None:
-    corpus = write(tmp_path / "corpus.jsonl", [{"id": "ems", "title": "Ems", "content": "# Course\nLong."}])
-    asked = write(tmp_path / "questions.jsonl", questions())
+def test_files_of_ones_own(rows_file, replies_to) -> None:
+    corpus = rows_file([{"id": "ems", "title": "Ems", "content": "# Course\nLong."}], "corpus.jsonl")
+    asked = rows_file({"question": f"Which river is number {n}?", "answer": f"river {n}"} for n in range(12))
     settings = WikiSearch(questions=asked, corpus=corpus, eval_size=2)
     taskset = settings.taskset()
     task = taskset.tasks("train")[0]
@@ -78,13 +68,13 @@ def test_files_of_ones_own(tmp_path: Path, replies_to) -> None:
         taskset.environment(task).expert_reply()  # type: ignore[attr-defined]
 
 
-def test_rows_that_bring_their_documents(tmp_path: Path) -> None:
+def test_rows_that_bring_their_documents(rows_file) -> None:
     rows = [
         {"query_id": str(n), "query": f"Which one is {n}?", "answer": f"Number {n}",
          "gold_docs": [{"docid": str(n), "text": f"It is number {n}."}], "negative_docs": []}
         for n in range(12)
     ]  # fmt: skip
-    settings = BrowseCompPlusSearch(questions=write(tmp_path / "rows.jsonl", rows), eval_size=2)
+    settings = BrowseCompPlusSearch(questions=rows_file(rows), eval_size=2)
     episode: Any = settings.taskset().environment(settings.taskset().tasks("eval")[0])
     (library,) = episode.toolsets
     assert [part.id for part in library.parts] == [f"{n}#1" for n in range(12)]
@@ -93,22 +83,16 @@ def test_rows_that_bring_their_documents(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("row", "said"),
     [
-        (
-            {"question": "QmFzZTY0" * 8 + "==", "answer": "x"},
-            "question looks encrypted; decrypt the data set first",
-        ),
-        (
-            {"question": "Where?", "answer": {"x": 1}},
-            "got the answer {'x': 1}, expected text, a number, or a list of",
-        ),
-        ({"question": "Where?", "answer": ["here", " "]}, "got the answer ['here', ' '], expected text"),
-        ({"question": "Where?", "answer": True}, "got the answer True, expected text"),
-        ({"question": "Where?", "answer": "here"}, "no documents: set `corpus` to a file"),
+        ({"question": "QmFzZTY0" * 8 + "=="}, "question looks encrypted; decrypt the data set first"),
+        ({"answer": {"x": 1}}, "got the answer {'x': 1}, expected text, a number, or a list of"),
+        ({"answer": ["here", " "]}, "got the answer ['here', ' '], expected text"),
+        ({"answer": True}, "got the answer True, expected text"),
+        ({}, "no documents: set `corpus` to a file"),
     ],
 )
-def test_a_wrong_file_is_explained(tmp_path: Path, row: dict[str, Any], said: str) -> None:
+def test_a_wrong_file_is_explained(rows_file, row: dict[str, Any], said: str) -> None:
     with pytest.raises(ConfigError, match=re.escape(said)):
-        WikiSearch(questions=write(tmp_path / "rows.jsonl", [row])).taskset()
+        WikiSearch(questions=rows_file([{"question": "Where?", "answer": "here", **row}])).taskset()
 
 
 @pytest.mark.skipif(not DATA.is_dir(), reason="there is no shared/data beside the project")

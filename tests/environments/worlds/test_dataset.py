@@ -44,7 +44,7 @@ def rows(count: int = 40) -> list[dict[str, Any]]:
 
 
 @pytest.fixture
-def configured(tmp_path: Path):
+def configured(tmp_path: Path, rows_file):
     """`configured(**keys)`: the environment of a TOML file beside rows.jsonl and own.py."""
 
     def make(**keys: Any) -> Dataset:
@@ -53,16 +53,12 @@ def configured(tmp_path: Path):
         text = "".join(f"{key} = {json.dumps(value)}\n" for key, value in lines.items() if value is not None)
         (tmp_path / "run.toml").write_text("[[environments]]\n" + text)
         if not (tmp_path / "rows.jsonl").exists():
-            write(tmp_path / "rows.jsonl", rows())
+            rows_file(rows())
         found = load([f"@{tmp_path / 'run.toml'}"], REGISTRIES, env={}, cwd=Path("/")).config.environments[0]
         assert isinstance(found, Dataset)
         return found
 
     return make
-
-
-def write(path: Path, data: list[dict[str, Any]]) -> None:
-    path.write_text("".join(json.dumps(row) + "\n" for row in data))
 
 
 @pytest.fixture
@@ -87,9 +83,8 @@ def test_rows_become_tasks_and_a_reward_grades_the_answer(configured, play) -> N
     assert notes[1:] == ["  Town 0? -> 0", "  Town 1? -> 1", "  Town 2? -> 2"]
 
 
-def test_a_prompt_is_held_out_whatever_its_answers_are(configured, tmp_path: Path) -> None:
-    write(
-        tmp_path / "rows.jsonl",
+def test_a_prompt_is_held_out_whatever_its_answers_are(configured, rows_file) -> None:
+    rows_file(
         [row | {"answer": row["answer"] + suffix} for row in rows() for suffix in "ab"],
     )
     taskset = configured(train_size=200).taskset()
@@ -97,8 +92,8 @@ def test_a_prompt_is_held_out_whatever_its_answers_are(configured, tmp_path: Pat
     assert prompts[0] and prompts[1] and not prompts[0] & prompts[1]
 
 
-def test_rows_of_their_own_may_be_held_out(configured, tmp_path: Path) -> None:
-    write(tmp_path / "held.jsonl", [*rows(6), {"question": "New?", "answer": "9", "level": "hard"}])
+def test_rows_of_their_own_may_be_held_out(configured, rows_file) -> None:
+    rows_file([*rows(6), {"question": "New?", "answer": "9", "level": "hard"}], "held.jsonl")
     taskset = configured(eval_path="held.jsonl", eval_size=7, train_size=100).taskset()
     held_out = {task.answer for task in taskset.tasks("eval")}
     assert held_out == {"0", "1", "2", "3", "4", "5", "9"}
@@ -117,10 +112,10 @@ def test_rows_of_their_own_may_be_held_out(configured, tmp_path: Path) -> None:
     ],
 )
 def test_functions_of_the_users_own_are_rewards(
-    configured, play, tmp_path: Path, function: str, reply: str, value: float
+    configured, play, rows_file, function: str, reply: str, value: float
 ) -> None:
     more = {"data_source": "towns", "extra_info": {"n": 1}}
-    write(tmp_path / "rows.jsonl", [row | more for row in rows()])
+    rows_file([row | more for row in rows()])
     (step,) = play(configured(reward=f"own.py:{function}"), reply)
     assert step.rewards == {"reward": pytest.approx(value)}
 
@@ -184,18 +179,16 @@ def test_what_is_not_there_is_named(configured, keys: dict[str, Any], message: s
 
 
 @pytest.mark.parametrize("answer", [[], "  ", {"a": 1}, ["a", ""]])
-def test_an_answer_that_cannot_be_graded_ends_the_start(configured, tmp_path: Path, answer: Any) -> None:
+def test_an_answer_that_cannot_be_graded_ends_the_start(configured, rows_file, answer: Any) -> None:
     for reward in ("exact_match", "token_f1", "math", "deep_research"):
-        write(tmp_path / "rows.jsonl", [*rows(2), {"question": "q", "answer": answer}])
+        rows_file([*rows(2), {"question": "q", "answer": answer}])
         with pytest.raises(ConfigError, match=r"rows.jsonl:3: answer: "):
             configured(reward=reward).taskset()
 
 
 @pytest.mark.parametrize(("answer", "reply"), [(True, "yes"), (72.0, "72"), (["x", "y"], "y")])
-def test_answers_that_are_no_texts_are_graded(
-    configured, play, tmp_path: Path, answer: Any, reply: str
-) -> None:
-    write(tmp_path / "rows.jsonl", [row | {"answer": answer} for row in rows(40)])
+def test_answers_that_are_no_texts_are_graded(configured, play, rows_file, answer: Any, reply: str) -> None:
+    rows_file([row | {"answer": answer} for row in rows(40)])
     (step,) = play(configured(reward="token_f1"), reply)
     assert step.rewards == {"reward": 1.0}
 

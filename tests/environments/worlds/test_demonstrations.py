@@ -18,11 +18,6 @@ CALL = '<tool_call>{"name": "visit", "arguments": {"title": "Rome"}}</tool_call>
 FILE = str(Path(__file__).parent / "demonstrations.jsonl")
 
 
-def written(path: Path, *rows: dict[str, Any]) -> str:
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return str(path)
-
-
 def dialogue(number: int) -> dict[str, Any]:
     return {"conversations": [
         {"from": "human", "value": f"Where is {number}?"},
@@ -78,24 +73,24 @@ def expert(first, play_out):
         ),
     ],
 )  # fmt: skip
-def test_shapes_of_rows_give_the_same_dialogue(tmp_path: Path, expert, row: Any, expected: list[str]) -> None:
-    played = expert(written(tmp_path / "rows.jsonl", *map(row, range(40))))
+def test_shapes_of_rows_give_the_same_dialogue(rows_file, expert, row: Any, expected: list[str]) -> None:
+    played = expert(rows_file(map(row, range(40))))
     assert played and all([re.sub(r"\d+", "7", text) for text in each] == expected for each in played)
 
 
-def test_thoughts_are_kept_if_asked_for(tmp_path: Path, expert) -> None:
-    played = expert(written(tmp_path / "rows.jsonl", *map(dialogue, range(40))), thoughts=True)
+def test_thoughts_are_kept_if_asked_for(rows_file, expert) -> None:
+    played = expert(rows_file(map(dialogue, range(40))), thoughts=True)
     assert all(each[1] == f"<think>Look.</think>{CALL}" for each in played)
 
 
-def test_steps_of_act_prm_count_once_they_are_done_and_won(tmp_path: Path, expert) -> None:
+def test_steps_of_act_prm_count_once_they_are_done_and_won(rows_file, expert) -> None:
     action = {"role": "assistant", "content": "A"}
     rows = [
         {"done": done, "return_": value, "action": action,
          "state": [{"role": "user", "content": f"{n} {done} {value}"}]}
         for n in range(40) for done in (True, False) for value in (1.0, -1.0)
     ]  # fmt: skip
-    shown = [each[0] for each in expert(written(tmp_path / "rows.jsonl", *rows))]
+    shown = [each[0] for each in expert(rows_file(rows))]
     assert shown and all(text.endswith("True 1.0") for text in shown)
 
 
@@ -139,14 +134,14 @@ def test_an_action_is_a_reply_without_its_thoughts(reply: str, action: str) -> N
         ({"state": [], "action": {}, "done": False}, "holds no demonstration"),
     ],
 )  # fmt: skip
-def test_a_wrong_row_is_named(tmp_path: Path, row: dict[str, Any], message: str) -> None:
+def test_a_wrong_row_is_named(rows_file, row: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        Demonstrations(path=written(tmp_path / "rows.jsonl", row)).taskset()
+        Demonstrations(path=rows_file([row])).taskset()
 
 
-def test_a_worked_solution_is_imitated_whole_and_how_rows_were_read_is_told(tmp_path: Path, expert) -> None:
+def test_a_worked_solution_is_imitated_whole_and_how_rows_were_read_is_told(rows_file, expert) -> None:
     rows = [{"question": f"What is {n} + 1?", "answer": f"It is {n + 1}.\n#### {n + 1}"} for n in range(40)]
-    path = written(tmp_path / "rows.jsonl", *rows)
+    path = rows_file(rows)
     assert all("\n#### " in each[1] for each in expert(path))
     (note, *_) = Demonstrations(path=path).taskset().notes
     assert note == "demonstrations: 40 rows, read as table: prompt in `question`, answer in `answer`"

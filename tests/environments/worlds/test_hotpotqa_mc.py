@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections import Counter
-from pathlib import Path
 
 import pytest
 from tests.environments.conftest import call, said
@@ -111,13 +109,14 @@ def test_no_choice_of_the_real_rows_is_the_only_one_that_is_named(choices: int) 
     assert found[1] == 0 and found[2] + found[3] >= 7 and len(tasks) > 90
 
 
-def test_a_row_that_names_its_answer_alone_is_left_out_and_choices_answer_the_same_question(tmp_path) -> None:
+def test_a_row_that_names_its_answer_alone_is_left_out_and_choices_answer_one_question(
+    rows_file,
+) -> None:
     made = rows()
     for i, row in enumerate(made):
         row["question"] = f"Which {'state' if i < 30 else 'river'} is meant in number {i}?"
     made[5]["question"] = "Which state is meant, Answer 5 or something else?"
-    (tmp_path / "rows.json").write_text(json.dumps(made))
-    taskset = HotpotQA(path=str(tmp_path / "rows.json"), eval_size=5, train_size=400).taskset()
+    taskset = HotpotQA(path=rows_file(made), eval_size=5, train_size=400).taskset()
     tasks = [task for split in ("train", "eval") for task in taskset.tasks(split)]
     assert not any("Answer 5 or" in task.data["question"] for task in tasks)
     for task in tasks:
@@ -141,10 +140,8 @@ def rows() -> list[dict]:
     return hub
 
 
-def test_rows_of_hotpotqa(tmp_path: Path) -> None:
-    (tmp_path / "rows.json").write_text(json.dumps(rows()))
-    world = HotpotQA(path=str(tmp_path / "rows.json"), eval_size=5, train_size=400)
-    taskset = world.taskset()
+def test_rows_of_hotpotqa(rows_file) -> None:
+    taskset = HotpotQA(path=rows_file(rows()), eval_size=5, train_size=400).taskset()
     tasks = {task.data["question"]: task for s in ("train", "eval") for task in taskset.tasks(s)}
     for i, task in ((int(question.split()[1][:-1]), task) for question, task in tasks.items()):
         assert task.data["documents"] == [[f"Title {i}", "One. Two."], ["Other", "Three."]]
@@ -166,18 +163,15 @@ def test_rows_of_hotpotqa(tmp_path: Path) -> None:
         ({"supporting_facts": [1]}, r"rows\.jsonl:2: context, supporting_facts: TypeError"),
     ],
 )
-def test_wrong_rows_are_named(changes, message, tmp_path: Path) -> None:
+def test_wrong_rows_are_named(changes, message, rows_file) -> None:
     first, second = rows()[:2]
-    lines = [json.dumps(first), json.dumps({**second, **changes})]
-    (tmp_path / "rows.jsonl").write_text("\n".join(lines))
     with pytest.raises(ConfigError, match=message):
-        HotpotQA(path=str(tmp_path / "rows.jsonl")).taskset()
+        HotpotQA(path=rows_file([first, {**second, **changes}])).taskset()
 
 
-def test_rows_without_other_answers_are_refused(tmp_path: Path) -> None:
-    (tmp_path / "one.jsonl").write_text(json.dumps(rows()[1]))
+def test_rows_without_other_answers_are_refused(rows_file) -> None:
     with pytest.raises(ConfigError, match=r"'Question 1\?': no other answers to choose from"):
-        HotpotQA(path=str(tmp_path / "one.jsonl")).taskset()
+        HotpotQA(path=rows_file(rows()[1:2])).taskset()
 
 
 @pytest.mark.skipif(not DATA.is_dir(), reason="there is no shared/data beside the project")

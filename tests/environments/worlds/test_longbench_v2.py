@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 from collections import Counter
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -82,8 +81,6 @@ def test_a_fork_reads_on_from_the_same_place() -> None:
 def rows(count: int) -> list[dict]:
     return [
         {
-            "_id": str(i),
-            "domain": "Single-Document QA",
             "question": f"Question {i}?",
             **{f"choice_{letter}": f"{letter} of {i}" for letter in "ABCD"},
             "answer": "ABCD"[i % 4],
@@ -93,10 +90,8 @@ def rows(count: int) -> list[dict]:
     ]
 
 
-def test_rows_of_longbench_and_questions_about_one_text_stay_together(tmp_path: Path, play_out) -> None:
-    path = tmp_path / "longbench.json"
-    path.write_text(json.dumps(rows(80)))
-    taskset = LongBench(path=str(path), eval_size=8, train_size=300).taskset()
+def test_rows_of_longbench_and_questions_about_one_text_stay_together(rows_file, play_out) -> None:
+    taskset = LongBench(path=rows_file(rows(80)), eval_size=8, train_size=300).taskset()
     parts = []
     for split in ("train", "eval"):
         tasks = taskset.tasks(split)
@@ -114,16 +109,15 @@ def test_rows_of_longbench_and_questions_about_one_text_stay_together(tmp_path: 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"answer": "E"}, r"bad\.jsonl:2: answer: got 'E', expected one of A, B, C, D"),
-        ({"choice_C": None}, r"bad\.jsonl:2: choice_C: got 'None', expected text, as in LongBench-v2"),
-        ({"context": " "}, r"bad\.jsonl:2: context: got ' ', expected text"),
+        ({"answer": "E"}, r"rows\.jsonl:2: answer: got 'E', expected one of A, B, C, D"),
+        ({"choice_C": None}, r"rows\.jsonl:2: choice_C: got 'None', expected text, as in LongBench-v2"),
+        ({"context": " "}, r"rows\.jsonl:2: context: got ' ', expected text"),
     ],
 )
-def test_wrong_rows_are_named(changes, message, tmp_path: Path) -> None:
+def test_wrong_rows_are_named(changes, message, rows_file) -> None:
     first, second = rows(2)
-    (tmp_path / "bad.jsonl").write_text(json.dumps(first) + "\n" + json.dumps({**second, **changes}))
     with pytest.raises(ConfigError, match=message):
-        LongBench(path=str(tmp_path / "bad.jsonl")).taskset()
+        LongBench(path=rows_file([first, {**second, **changes}])).taskset()
 
 
 def test_what_is_asked_stands_in_the_journal_once() -> None:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import re
-from pathlib import Path
 
 import pytest
 from tests.environments.conftest import said
@@ -45,67 +43,55 @@ def test_words_and_penalties(first, replies_to) -> None:
 @pytest.mark.parametrize(
     ("reply", "answer", "right"),
     [
-        ("<answer>42</answer>", "42", True),
-        ("<answer>42.0</answer>", "42", True),
         ("6 * 7 = 42", "42", True),
-        ("\\boxed{42}", "42", True),
-        ("<answer>42%</answer>", "42", False),
-        ("<answer>42</answer><answer>41</answer>", "42", False),  # the last answer counts
         ("<answer>42 or 41</answer>", "42", False),
-        ("<answer>\\frac{1}{2}</answer>", "\\frac{1}{2}", True),
-        ("<answer>x</answer>", "\\frac{1}{2}", False),
         ("<answer>7 pm</answer>", "7 PM", True),
         ("<answer>7 pm 8 pm</answer>", "7 pm", False),
-        ("\U0001d7dc42", "42", False),
-        ("4" * 5000, "42", False),
     ],
 )
-def test_answers_are_compared_as_numbers_or_as_texts(
-    reply: str, answer: str, right: bool, replies_to
-) -> None:
+def test_answers_are_compared_as_numbers_or_texts(reply: str, answer: str, right: bool, replies_to) -> None:
+    """As `silva.rewards.text.is_right` has it."""
     task = Task("m", "metamath", 0, {"question": "?"}, answer)
     assert replies_to(MetaMath(), task, [reply])[0].rewards == {"correct": float(right)}
 
 
-def metamath_rows(count: int) -> list[dict]:
-    return [
-        {
-            "type": "GSM_Rephrased" if version else "GSM_AnsAug",
-            "query": f"Question {number}, version {version}: {number} + 1?",
-            "original_question": f"Question {number}?",
-            "response": f"We add.\n#### {number + 1}\nThe answer is: {number + 1}",
-        }
-        for number in range(count)
-        for version in range(3)
-    ]
+ROWS = [
+    {
+        "query": f"Question {number}, version {version}: {number} + 1?",
+        "original_question": f"Question {number}?",
+        "response": f"We add.\n#### {number + 1}\nThe answer is: {number + 1}",
+    }
+    for number in range(100)
+    for version in range(3)
+]
 
 
-def write(path: Path, rows: list[dict]) -> str:
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return str(path)
-
-
-def test_rows_of_metamathqa_and_versions_of_a_question_stay_together(tmp_path: Path) -> None:
-    path = write(tmp_path / "metamath.jsonl", metamath_rows(100))
+def test_rows_of_metamathqa_and_versions_of_a_question_stay_together(rows_file) -> None:
+    path = rows_file(ROWS)
     taskset = MetaMath(path=path, eval_size=40, train_size=500).taskset()
-    parts = [
+    train, held_out = (
         {task.data["question"].partition(",")[0] for task in taskset.tasks(s)} for s in ("train", "eval")
-    ]
-    assert parts[0] and parts[1] and not parts[0] & parts[1]
+    )
+    assert train and held_out and not train & held_out
     for task in taskset.tasks("eval"):
         assert int(task.answer) == int(task.data["question"].split()[1].rstrip(",")) + 1
-    assert len({t.content() for t in MetaMath(path=path, rows=9, eval_size=1).taskset().tasks("train")}) < 9
+    assert len(MetaMath(path=path, rows=9, eval_size=1).taskset().tasks("train")) < 9
 
 
-def test_wrong_rows_are_named(tmp_path: Path) -> None:
-    rows = metamath_rows(3)
-    rows[4]["response"] = "We add."
-    with pytest.raises(ConfigError, match=r"metamath\.jsonl:5: response: got 'We add\.', expected text with"):
-        MetaMath(path=write(tmp_path / "metamath.jsonl", rows)).taskset()
-    with pytest.raises(ConfigError, match=r"a\.jsonl:1: answer: got \['5'\], expected text or a number"):
-        MetaMath(path=write(tmp_path / "a.jsonl", [{"query": "q", "answer": ["5"]}])).taskset()
-    with pytest.raises(ConfigError, match=r"b\.jsonl:1: expected a table with a question and an answer"):
-        MetaMath(path=write(tmp_path / "b.jsonl", [{"query": "q", "level": "5"}])).taskset()
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        (
+            [*ROWS[:4], {"query": "q", "response": "We add."}],
+            ":5: response: got 'We add\\.', expected text with",
+        ),
+        ([{"query": "q", "answer": ["5"]}], r":1: answer: got \['5'\], expected text or a number"),
+        ([{"query": "q", "level": "5"}], ":1: expected a table with a question and an answer"),
+    ],
+)
+def test_wrong_rows_are_named(rows_file, rows: list[dict], message: str) -> None:
+    with pytest.raises(ConfigError, match=r"rows\.jsonl" + message):
+        MetaMath(path=rows_file(rows)).taskset()
 
 
 @pytest.mark.skipif(not DATA.is_dir(), reason="there is no shared/data beside the project")

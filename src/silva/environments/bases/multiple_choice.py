@@ -13,7 +13,6 @@ from typing import Any
 
 from silva.environments.bases.tool_dialogue import ToolDialogue, ToolDialogueSettings
 from silva.protocols import Toolset
-from silva.rendering.tool_calls import write_calls
 from silva.rewards.answers import find_answer
 from silva.rewards.text import normalise, same_answer
 from silva.thoughts import answer_of
@@ -71,10 +70,7 @@ class MultipleChoice(ToolDialogue):
         return self._final(solved=False, valid=False, truncated=True)
 
     def expert_reply(self) -> str:
-        calls = self.expert_calls()
-        if self.called < len(calls):
-            return write_calls([calls[self.called]], "hermes")
-        return f"{FINAL} {self.task.answer}"
+        return self.next_of(self.expert_calls(), f"{FINAL} {self.task.answer}")
 
     def random_reply(self, seed: int) -> str:
         """Any choice; without choices, letters of about the right length."""

@@ -16,10 +16,11 @@ from silva.environments.bases.episode import Episode
 from silva.environments.settings import EnvironmentSettings
 from silva.errors import CapabilityError, RecordError
 from silva.protocols import Attempt, ForkableTools, Reward, Tool, ToolSession, Toolset
+from silva.rendering.tool_calls import write_calls
 from silva.tools.calls import Calls, Limits, Result
 from silva.tools.fixed import Fixed
 from silva.tools.function import ToolDefinitionError
-from silva.types import Message, Observation, Step, Task, ToolSpec
+from silva.types import Message, Observation, Step, Task, ToolCall, ToolSpec
 
 
 class ToolDialogueSettings(EnvironmentSettings):
@@ -148,6 +149,11 @@ class ToolDialogue(Episode, ABC):
                         f"environment {self.settings.label}: two tools are called {tool.spec.name}"
                     )
         return found
+
+    def next_of(self, calls: Sequence[ToolCall], answer: str) -> str:
+        """What an expert says next that makes these calls, one a turn, as JSON in <tool_call> (Hermes), and
+        then answers."""
+        return write_calls([calls[self.called]], "hermes") if self.called < len(calls) else answer
 
     def show(self, *messages: Message) -> Observation:
         """The observation that adds these messages."""

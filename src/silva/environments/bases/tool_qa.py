@@ -31,7 +31,6 @@ from silva.environments.bases.tool_dialogue import ToolDialogue, ToolDialogueSet
 from silva.environments.tasks import Draft, listed
 from silva.errors import CapabilityError
 from silva.protocols import TaskSet, Tool, Toolset
-from silva.rendering.tool_calls import write_calls
 from silva.rewards.text import as_number, is_right
 from silva.thoughts import answer_of
 from silva.tools.fixed import Fixed
@@ -128,15 +127,12 @@ class ToolEpisode(ToolDialogue):
         return self._final(truncated=True)
 
     def expert_reply(self) -> str:
-        """The question's next call, as JSON in <tool_call> (Hermes); after the last call, its answer.
+        """The question's next call; after the last call, its answer.
 
         Raises:
             CapabilityError: the question has no `calls`.
         """
-        calls = self._expert_calls()
-        if self.called < len(calls):
-            return write_calls([ToolCall(**calls[self.called])], "hermes")
-        return self.task.answer[self.question]
+        return self.next_of(self._expert_calls(), self.task.answer[self.question])
 
     def random_reply(self, seed: int) -> str:
         """A number, or letters, of about the right length."""
@@ -145,7 +141,7 @@ class ToolEpisode(ToolDialogue):
             return str(rng.randrange(10 ** len(answer.lstrip("-"))))
         return "".join(rng.choice("abcdefghijklmnopqrstuvwxyz") for _ in answer)
 
-    def _expert_calls(self) -> list[dict[str, Any]]:
+    def _expert_calls(self) -> list[ToolCall]:
         if not self.toolsets:
             return []
         calls = self.task.data.get("calls") or [None] * len(self.task.answer)
@@ -155,7 +151,7 @@ class ToolEpisode(ToolDialogue):
                 f"{self.task.data['questions'][self.question]!r}, it has no calls; expected Question(text, "
                 "answer, calls=[ToolCall(name, arguments)]), or calls=[] if it needs no tool"
             )
-        return calls[self.question]
+        return [ToolCall(**call) for call in calls[self.question]]
 
     def _final(self, solved: bool = False, truncated: bool = False) -> Step:
         self._end()

@@ -170,7 +170,7 @@ class CorpusEpisode(RewardedDialogue):
         return {"question": self.task.data["question"]}
 
     def expert_reply(self) -> str:
-        """The next call, as JSON in <tool_call> (Hermes); after the last one, the answer.
+        """The next call; after the last one, the answer.
 
         Raises:
             CapabilityError: the questions are not made up, so nobody knows where the answer is.
@@ -181,9 +181,7 @@ class CorpusEpisode(RewardedDialogue):
             )
         if self._expert is None:
             self._expert = self.expert_calls([Hop(*hop) for hop in self.task.data["hops"]])
-        if self.called < len(self._expert):
-            return write_calls([self._expert[self.called]], "hermes")
-        return f"<answer>{self.task.answer[0]}</answer>"
+        return self.next_of(self._expert, f"<answer>{self.task.answer[0]}</answer>")
 
     def random_reply(self, seed: int) -> str:
         """A call, or the answer to some question."""
