@@ -15,6 +15,7 @@ OWN = [name for name, target in ENVIRONMENTS.items() if ".foreign." not in targe
 ROWS = tuple({"question": f"What is {a} plus {b}?", "answer": a + b} for a in range(40) for b in range(40))
 NEEDED: dict[str, dict[str, Any]] = {
     "dataset": {"rows": ROWS, "reward": ExactMatch()},
+    "longbench_v2": {"words": 600, "part_words": 200},
     "demonstrations": {
         "path": str(Path(__file__).parent / "environments" / "worlds" / "demonstrations.jsonl")
     },
@@ -22,5 +23,5 @@ NEEDED: dict[str, dict[str, Any]] = {
 
 
 def small(kind: str, **keys: Any) -> EnvironmentSettings:
-    made: EnvironmentSettings = import_settings(ENVIRONMENTS[kind])(**NEEDED.get(kind, {}), **keys)
+    made: EnvironmentSettings = import_settings(ENVIRONMENTS[kind])(**{**NEEDED.get(kind, {}), **keys})
     return made

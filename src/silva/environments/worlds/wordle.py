@@ -85,14 +85,15 @@ class Wordle(EnvironmentSettings):
         return self
 
     def taskset(self) -> Tasks:
-        lexicon = Lexicon(self._secrets(), self.alphabet)
+        if self.alphabet:
+            words = tuple(map("".join, itertools.product(self.alphabet, repeat=self.length)))
+        else:
+            words = _read_words(
+                Path(self.words).expanduser() if self.words else WORDS, self.length, self.label
+            )
+        lexicon = Lexicon(words, self.alphabet)
         drafts = [Draft({"length": self.length}, word) for word in lexicon.words]
         return listed(self, drafts, lambda task: WordleEpisode(self, task, lexicon))
-
-    def _secrets(self) -> tuple[str, ...]:
-        if self.alphabet:
-            return tuple(map("".join, itertools.product(self.alphabet, repeat=self.length)))
-        return _read_words(Path(self.words).expanduser() if self.words else WORDS, self.length, self.label)
 
 
 class Lexicon:
@@ -101,12 +102,9 @@ class Lexicon:
     def __init__(self, words: tuple[str, ...], alphabet: str) -> None:
         self.words = words
         self.letters = frozenset(alphabet or "abcdefghijklmnopqrstuvwxyz")
-        self._known = frozenset(words)
+        self.known = frozenset(words)
         self._open: dict[tuple[Marked, ...], tuple[str, ...]] = {(): words}
         self._best: dict[tuple[Marked, ...], str] = {}
-
-    def __contains__(self, word: str) -> bool:
-        return word in self._known
 
     def open(self, told: tuple[Marked, ...]) -> tuple[str, ...]:
         """The words that would have been answered like this."""
@@ -190,7 +188,7 @@ class WordleEpisode(Episode):
         if len(guess) != length or not self.lexicon.letters.issuperset(guess):
             kind = f"letters of {letters}" if letters else "letters"
             return "", f"No guess was read: one word of {length} {kind} is expected."
-        if self.settings.only_listed and guess not in self.lexicon:
+        if self.settings.only_listed and guess not in self.lexicon.known:
             return "", f"{guess} is not in the list of words."
         return guess, ""
 
