@@ -81,7 +81,8 @@ VARIED: list[tuple[str, dict[str, Any]]] = [
 
 
 PARTS: dict[str, tuple[dict[str, Any], Callable[[Task], Iterable[Any]]]] = {
-    "alphabet_sort": ({"max_turns": 1, "max_names": 2}, lambda task: [frozenset(task.data["names"][0])]),
+    "alphabet_sort": ({"style": "compact", "max_turns": 1, "max_names": 2, "train_size": 3000},
+                      lambda task: [frozenset(task.data["names"][0])]),
     "bandit": ({}, lambda task: [frozenset(task.data["shown"])]),
     "browsecomp_plus_search": ({}, lambda task: [hop[1] for hop in task.data["hops"]]),
     "calculator": ({"digits": 1, "operators": "+-*", "chain": 3}, lambda task: [
