@@ -330,8 +330,9 @@ def test_no_failure_earns_as_much_as_a_success(taskset: TaskSet) -> None:
                 "1",
             ]
             few = rng.choices(pieces, k=rng.randint(0, 12))
-            start = rng.randrange(len(texts[0]) + 1)
-            return rng.choice([*texts, texts[0] * 2, "".join(texts), texts[0][:start], "".join(few)])
+            parts = re.split(r"(?<=>)(?=<)|(?<=\n)", texts[0])
+            some = "".join(parts[: rng.randrange(len(parts) + 1)])
+            return rng.choice([*texts, texts[0] * 2, "".join(texts), some, "".join(few)])
 
         told = steps(asyncio.run(play(environment, reply)))
         assert told[-1].metrics["success"] == 1.0 or earned(told) < full
