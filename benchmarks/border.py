@@ -238,7 +238,7 @@ async def updates(
     case: Case, assembly: Assembly, client: Engine, dialect: Timed, work: Path, rounds: int
 ) -> list[Row]:
     """From the trainer's parameters to a server that samples from them, by part; the first is left out."""
-    trainer: Any = assembly.trainer(assembly.config.algorithm)
+    trainer: Any = assembly.trainer(recipe=True)
     compare = Probe(assembly.renderer.vocabulary, assembly.config.model.dtype)
     dialect.seconds.clear()
     size = 0
@@ -246,7 +246,7 @@ async def updates(
         snapshot = await trainer.publish()
         path = work / f"version_{snapshot.version}"
         with dialect.clock("write"):
-            assembly.placement.run(save_parameters, assembly.model, path)
+            assembly.compute.run(save_parameters, assembly.model, path)
         with dialect.clock("digest"):
             folder = weight_folder(path)
         await client.load(replace(snapshot, folder=folder))

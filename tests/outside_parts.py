@@ -41,6 +41,6 @@ class OtherRollout(LinearRolloutSettings):
 class OtherPlacement(LocalPlacementSettings):
     type: Literal["other_placement"] = "other_placement"  # type: ignore[assignment]
 
-    def build(self) -> Any:
+    def build(self, context: Any) -> Any:
         BUILT.append(self.type)
-        return super().build()
+        return super().build(context)

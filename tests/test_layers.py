@@ -1,6 +1,7 @@
 """Imports go one way, and what help needs stays light. The allowed order is the data on top."""
 
 import ast
+import re
 import subprocess
 import sys
 from collections import defaultdict
@@ -23,7 +24,7 @@ ROWS = [
     ["types", "ports", "scratch", "thoughts"],
     ["compute", "wire"],
     ["protocols", "config"],
-    ["storage", "sandbox", "wrapped"],
+    ["storage", "sandbox"],
     ["algorithms", "rendering", "models", "monitoring"],
     ["actors", "data"],
     ["tools"],
@@ -135,6 +136,37 @@ def test_nobody_names_a_part_but_its_settings_and_parts_made_of_it(module):
         if what == module or (alone and what.startswith(inside))
     }
     assert users - targets() - parts <= {"silva.commands.doctor"}
+
+
+FOREIGN = {"block.type", "part.type"}
+"""Contents of other libraries that are told apart by their `type`; `device.type` is torch's."""
+
+
+def test_what_a_part_can_do_is_never_read_from_the_name_of_its_type():
+    """Settings say it (`EngineSettings`, `PlacementSettings`), and parts have capabilities."""
+    wrong = []
+    for module, path in FILES.items():
+        for node in ast.walk(ast.parse(path.read_text())):
+            match node:
+                case ast.Compare(left=ast.Attribute(attr="type"), comparators=[found, *_]):
+                    text = ast.unparse(node.left)
+                    known = isinstance(found, ast.Attribute) and found.attr == "type"  # the same settings
+                    if known or text in FOREIGN or text.endswith("device.type"):
+                        continue
+                case ast.Call(func=ast.Name(id="getattr"), args=[ast.Name(id="config"), *_]):
+                    if part(module) == "models":  # those of transformers
+                        continue
+                case ast.Call(
+                    func=ast.Name(id="getattr"), args=[ast.Attribute(value=ast.Name(id="config")), *_]
+                ):
+                    pass
+                case ast.Call(func=ast.Name(id="isinstance"), args=[_, kinds]):
+                    if part(f"{module}.") == "config" or not re.search(r"\w+Settings\b", ast.unparse(kinds)):
+                        continue
+                case _:
+                    continue
+            wrong.append(f"{module}:{node.lineno}: {ast.unparse(node)}")
+    assert wrong == []
 
 
 def test_no_module_imports_itself_in_a_circle():

@@ -7,21 +7,23 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+import torch
+
 from silva.algorithms.filters import DifficultyPools
-from silva.algorithms.settings import Algorithm
+from silva.compute import ComputeThread
 from silva.config.schema import RunConfig
 from silva.config.sections import PretrainedModel
 from silva.environments.process.workers import Workers
 from silva.environments.tasks import check_splits
-from silva.errors import ConfigError, Escaped, ModelError, SilvaError, contained
+from silva.errors import CapabilityError, ConfigError, Escaped, ModelError, SilvaError, contained
 from silva.evaluation.evaluator import Evaluation, evaluate
 from silva.models.loading import LoadedModel, generation_stops, load_model, load_tokenizer, name_of
 from silva.orchestrator.tasks import Source, TaskStream
 from silva.ports import derive
-from silva.protocols import Actor, Engine, Placement, Remote, TaskSet, Trainer
+from silva.protocols import Actor, Engine, Host, Remote, TaskSet, Trainer
 from silva.rendering.renderer import Renderer
 from silva.rollouts.faults import UNWATCHED, Watch
-from silva.storage.layout import steps_in
+from silva.storage.layout import Layout, steps_in
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -30,22 +32,23 @@ T = TypeVar("T")
 
 
 class Assembly:
-    """Implements `protocols.Context`: each part is built when it is first asked for, and then kept.
+    """What settings build their parts from: each part is made when it is first asked for, and then kept.
 
-    `tasksets`: by label of their environment. `placement`: that of the configuration, if none is given.
-    `say` takes what people should know, `stage` what is being done.
+    `tasksets`: by label of their environment. `say` takes what people should know, `stage` what is being
+    done. `compute`: the thread of another assembly of this process.
     """
 
     def __init__(
         self,
         config: RunConfig,
-        placement: Placement | None = None,
         *,
+        compute: ComputeThread | None = None,
         say: Callable[[str], None] = lambda text: None,
         stage: Callable[[str], None] = lambda text: None,
     ) -> None:
         self.config, self.say, self.stage = config, say, stage
-        self.placement: Placement = placement or config.placement.build()
+        self.host: Host = config.placement.build(self)
+        self._compute = compute
 
     def load(self) -> Assembly:
         """Build what every command needs now; what is built is closed if a part cannot be."""
@@ -58,12 +61,37 @@ class Assembly:
 
     @cached_property
     def model(self) -> LoadedModel:
-        seed, device = self.config.seed, self.placement.device
-        return self.placement.run(load_model, self.config.model, seed=seed, device=device)
+        return self.compute.run(load_model, self.config.model, seed=self.config.seed, device=self.device)
+
+    @property
+    def device(self) -> str:
+        """Of torch, where this process computes."""
+        asked: str = self.config.placement.device
+        return asked if asked != "auto" else "cuda" if torch.cuda.is_available() else "cpu"
+
+    @property
+    def compute(self) -> ComputeThread:
+        """What computes in this process.
+
+        Raises:
+            CapabilityError: a GPU is asked for, and there is none.
+        """
+        if self._compute is None:
+            if self.device == "cuda" and not torch.cuda.is_available():
+                raise CapabilityError(
+                    'placement.device = "cuda": torch sees no GPU; expected "cpu" or "auto"'
+                )
+            self._compute = ComputeThread(self.config.placement.threads)
+        return self._compute
+
+    @property
+    def run_layout(self) -> Layout:
+        """The run's folder."""
+        return Layout((Path(self.config.output_dir) / self.config.name).absolute())
 
     @cached_property
     def tokenizer(self) -> PreTrainedTokenizerBase:
-        if self.placement.holds_model:
+        if self.host.holds_model:
             return self.model.tokenizer
         return load_tokenizer(self.config.model)
 
@@ -81,7 +109,7 @@ class Assembly:
 
     @cached_property
     def engine(self) -> Engine:
-        return self.placement.engine(self)
+        return self.host.engine()
 
     @cached_property
     def tasksets(self) -> dict[str, TaskSet]:
@@ -91,9 +119,9 @@ class Assembly:
             found[environment.label] = _taskset(environment)
         return found
 
-    def trainer(self, algorithm: Algorithm | None = None) -> Trainer:
-        """`algorithm`: what it needs beside the policy, a reference or a critic, is made too."""
-        return self.placement.trainer(self, algorithm)
+    def trainer(self, *, recipe: bool = False) -> Trainer:
+        """`recipe`: what the algorithm needs beside the policy, a reference or a critic, is made too."""
+        return self.host.trainer(recipe=recipe)
 
     async def connect(self) -> None:
         """Reach the engine if it is in another process."""
@@ -104,7 +132,7 @@ class Assembly:
         """Settings that have no effect here, or a different one than they seem to have."""
         found, limits = list(self.engine.notes), self.config.rollout.limits
         context = self.engine.capabilities.context
-        own = self.model.context if self.placement.holds_model else context
+        own = self.model.context if self.host.holds_model else context
         if limits.max_episode_tokens > context:
             raised = f"or raise engine.context (the model has room for {own})" if own > context else (
                 f"which is all that {name_of(self.config.model)} has")  # fmt: skip
@@ -155,7 +183,8 @@ class Assembly:
         )  # fmt: skip
 
     def close(self, *, wait: bool = True) -> None:
-        self.placement.close(wait=wait)
+        if self._compute is not None:
+            self._compute.shutdown(wait=wait, cancel_futures=True)
 
 
 async def connected(part: T) -> T:

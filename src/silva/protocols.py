@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from concurrent.futures import Executor
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, ParamSpec, Protocol, TypeVar, runtime_checkable
+from typing import Any, Literal, Protocol, runtime_checkable
 
 from silva.errors import ContextOverflow, EngineError
 from silva.thoughts import answer_of
@@ -30,15 +29,6 @@ from silva.types import (
     TokenScores,
     ToolSpec,
 )
-
-if TYPE_CHECKING:
-    from silva.algorithms.settings import Algorithm
-    from silva.config.schema import RunConfig
-    from silva.models.loading import LoadedModel
-    from silva.rendering.renderer import Renderer
-
-P = ParamSpec("P")
-T = TypeVar("T")
 
 
 class Environment(Protocol):
@@ -302,33 +292,10 @@ class Remote(Protocol):
     async def connect(self) -> None: ...
 
 
-class Placement(Protocol):
-    """Where parts are and compute: in this process, or in others."""
+class Host(Protocol):
+    """Where engine and trainer are: in this process, or in others, of which it gives clients."""
 
-    device: str  # of torch
     holds_model: bool  # whether the model is in this process
 
-    def engine(self, context: Context) -> Engine: ...
-    def trainer(
-        self, context: Context, algorithm: Algorithm | None = None
-    ) -> Trainer: ...  # algorithm: what it needs beside the policy, a reference or a critic, is made too
-    @property
-    def compute(self) -> Executor: ...  # what computes, one job at a time
-    def run(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T: ...  # there, and wait
-    def close(self, *, wait: bool = True) -> None: ...
-
-
-class Context(Protocol):
-    """What a settings class builds its part from; what is expensive is made when it is first asked for."""
-
-    config: RunConfig
-    say: Callable[[str], None]  # takes what people should know
-
-    @property
-    def placement(self) -> Placement: ...
-    @property
-    def model(self) -> LoadedModel: ...
-    @property
-    def renderer(self) -> Renderer: ...
-    @property
     def engine(self) -> Engine: ...
+    def trainer(self, *, recipe: bool = False) -> Trainer: ...  # recipe: with its reference and critic

@@ -212,7 +212,7 @@ def _tell(run: Run, began: busy.Sample | None) -> None:
     monitor, assembly, folder, config = run.monitor, run.assembly, run.folder, run.config
     cores = len(busy.cores())
     slow = busy.hint(began, busy.sample(), cores, config.placement.threads or cores)
-    if slow and assembly.placement.device == "cpu":
+    if slow and assembly.device == "cpu":
         monitor.message(slow, "warning")
     renderer, tools = assembly.renderer, any(map(offers_tools, config.environments))
     for note in assembly.notes:

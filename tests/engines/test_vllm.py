@@ -24,7 +24,6 @@ from silva.engines.remote.engine import HttpEngine
 from silva.engines.remote.settings import ClientSettings
 from silva.engines.remote.vllm import VllmDialect
 from silva.engines.remote.weights import PROBE
-from silva.engines.vllm.launch import command
 from silva.engines.vllm.settings import VllmEngineSettings
 from silva.errors import CapabilityError, ConfigError
 from silva.models.loading import LoadedModel
@@ -39,7 +38,7 @@ Record = Callable[[str, Any], None]
 
 
 def test_the_command_has_what_the_client_needs_and_never_the_key() -> None:
-    arguments, environment = command(VllmEngineSettings(), "/models/m", "127.0.0.1", 8000, "secret")
+    arguments, environment = VllmEngineSettings().command("/models/m", "127.0.0.1", 8000, "secret")
     assert arguments == [
         "python", "-m", "vllm.entrypoints.openai.api_server", "--model", "/models/m",
         "--host", "127.0.0.1", "--port", "8000", "--dtype", "auto", "--max-num-seqs", "64",
@@ -61,7 +60,7 @@ def test_every_setting_becomes_an_argument() -> None:
         data_parallel=4, kv_cache_gib=3, enforce_eager=True, top_logprobs=5,
         speculative_config={"method": "ngram", "num_speculative_tokens": 3}, arguments=("--block-size", "32"),
     )  # fmt: skip
-    arguments, environment = command(settings, "m", "::1", 1, "")
+    arguments, environment = settings.command("m", "::1", 1, "")
     assert arguments[0] == "/v/bin/python"
     assert arguments[9:] == [
         "--dtype", "float32", "--max-num-seqs", "8", "--logprobs-mode", "processed_logprobs",
@@ -77,7 +76,7 @@ def test_every_setting_becomes_an_argument() -> None:
 @pytest.mark.parametrize("argument", ["--api-key=x", "--logprobs_mode", "--trust-remote-code"])
 def test_what_the_client_or_safety_depends_on_cannot_be_overruled(argument: str) -> None:
     with pytest.raises(ConfigError, match=r"engine\.arguments: got --.*, which Silva sets itself"):
-        command(VllmEngineSettings(arguments=(argument, "raw_logprobs")), "m", "h", 1, "")
+        VllmEngineSettings(arguments=(argument, "raw_logprobs")).command("m", "h", 1, "")
 
 
 def test_wrong_settings_are_errors() -> None:
@@ -115,7 +114,7 @@ def server(smollm2: LoadedModel, tmp_path_factory: pytest.TempPathFactory) -> It
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    arguments, environment = command(settings, str(model), "127.0.0.1", port, "secret")
+    arguments, environment = settings.command(str(model), "127.0.0.1", port, "secret")
     with (folder / "log").open("wb") as log:
         process = subprocess.Popen(
             arguments, env=os.environ | environment, stdout=log, stderr=log, start_new_session=True

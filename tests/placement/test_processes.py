@@ -17,9 +17,9 @@ from silva.commands.serve import bind_of, checked_bind, here
 from silva.commands.supervise import OwnRun, parts_of
 from silva.config.load import Resolved, load
 from silva.engines.remote.engine import HttpEngine
-from silva.errors import CapabilityError, ConfigError
-from silva.placement.local import LocalPlacement
-from silva.placement.processes import ServicesPlacement
+from silva.errors import ConfigError
+from silva.placement.here import Here
+from silva.placement.processes import Processes
 from silva.placement.settings import ADDRESSES, LocalPlacementSettings, ServicesPlacementSettings
 from silva.protocols import EngineCapabilities
 from silva.registries import REGISTRIES
@@ -28,6 +28,7 @@ from silva.storage.layout import Layout
 from silva.wire.listening import Bind
 
 TRAINER, INFERENCE = "unix:/run/trainer.sock", ("http://127.0.0.1:8000", "unix:/run/i.sock")
+CONTEXT: Any = None  # what builds nothing asks nothing of it
 
 
 def settings(**given: Any) -> ServicesPlacementSettings:
@@ -49,25 +50,11 @@ def nothing_given(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name, raising=False)
 
 
-def test_nothing_computes_in_the_orchestrator() -> None:
-    placement = settings(trainer=TRAINER, inference=INFERENCE).build()
-    assert isinstance(placement, ServicesPlacement)
-    assert (placement.device, placement.holds_model) == ("cpu", False)
-    with pytest.raises(CapabilityError, match="nothing computes in this process"):
-        _ = placement.compute
-    with pytest.raises(CapabilityError, match="nothing computes in this process"):
-        placement.run(lambda: 1)
-    placement.close()
-    placement.close(wait=False)
-
-
 @pytest.mark.parametrize("given", [{}, {"trainer": TRAINER}, {"inference": INFERENCE}])
 def test_without_all_addresses_it_starts_some_and_other_commands_are_local(given: dict[str, Any]) -> None:
     made = settings(**given)
     assert made.starts
-    placement = made.build()  # of `silva eval`, for one
-    assert isinstance(placement, LocalPlacement) and placement.device == "cpu"
-    placement.close()
+    assert isinstance(made.build(CONTEXT), Here)  # of `silva eval`, for one
     assert made.local == LocalPlacementSettings(device="cpu", threads=1)
 
 
@@ -75,7 +62,7 @@ def test_the_orchestrator_is_told_the_addresses_of_what_was_started(monkeypatch:
     monkeypatch.setenv(ADDRESSES, json.dumps({"trainer": TRAINER, "inference": INFERENCE}))
     placed = settings(patience=7.0).addressed()
     assert (placed.trainer, placed.inference, placed.patience) == (TRAINER, INFERENCE, 7.0)
-    assert not placed.starts and isinstance(settings().build(), ServicesPlacement)
+    assert not placed.starts and isinstance(settings().build(CONTEXT), Processes)
 
 
 def test_addresses_are_checked_and_trimmed() -> None:
@@ -95,14 +82,16 @@ def test_the_trainer_is_asked_for_what_the_engine_loads(
     monkeypatch.chdir(tmp_path)
     config = resolved("--name", "lake", "--output_dir", "runs").config
     engine = SimpleNamespace(capabilities=EngineCapabilities(context=64, loads=frozenset(loads)))
-    placement = ServicesPlacement(settings(trainer=TRAINER, inference=INFERENCE, patience=7.0))
-    context: Any = SimpleNamespace(config=config, engine=engine, say=print)
-    trainer: Any = placement.trainer(context, config.algorithm)
+    context: Any = SimpleNamespace(
+        config=config, engine=engine, say=print, run_layout=Layout(tmp_path / "runs" / "lake")
+    )
+    host = Processes(settings(trainer=TRAINER, inference=INFERENCE, patience=7.0), context)
+    trainer: Any = host.trainer(recipe=True)
     asked = trainer._asked
     assert (asked.folder, asked.recipe, asked.publishes) == (str(tmp_path / "runs" / "lake"), True, publishes)
     assert trainer.capabilities.publishes == publishes and trainer._patience == 7.0
     assert "environments" not in asked.config and asked.config["model"]["type"] == "tiny"
-    assert not placement.trainer(context)._asked.recipe  # type: ignore[attr-defined]
+    assert not host.trainer()._asked.recipe  # type: ignore[attr-defined]
 
 
 def test_what_the_trainer_is_told_makes_the_same_configuration_there() -> None:
@@ -118,7 +107,8 @@ def test_the_engine_knows_all_servers_and_the_key_is_in_no_address(monkeypatch: 
     monkeypatch.setenv("OTHER_KEY", "k3y")
     config = resolved(key_variable="OTHER_KEY").config
     made = settings(trainer=TRAINER, inference=INFERENCE, key_variable="OTHER_KEY")
-    engine: Any = ServicesPlacement(made).engine(SimpleNamespace(config=config, say=print))  # type: ignore[arg-type]
+    context: Any = SimpleNamespace(config=config, say=print, run_layout=Layout(Path("/run")))
+    engine: Any = Processes(made, context).engine()
     assert isinstance(engine, HttpEngine)
     peers = [server.peer for server in engine._servers.all]
     assert [peer.address for peer in peers] == [*INFERENCE]

@@ -8,6 +8,7 @@ import math
 import os
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,13 +18,13 @@ from tests.server.running import CONTEXT, MODEL, asking, connected, guarded, lis
 
 from silva import __version__
 from silva.engines.local.engine import LocalEngine
-from silva.engines.remote.engine import http_engine
 from silva.engines.remote.settings import HttpEngineSettings
 from silva.errors import ContextOverflow, EngineError
 from silva.models.loading import LoadedModel
 from silva.models.snapshots import weight_folder
 from silva.protocols import Engine
 from silva.rendering.renderer import Renderer
+from silva.storage.layout import Layout
 from silva.types import Completion, SamplingParams, Snapshot
 from silva.wire.listening import Bind
 from silva.wire.transport import Refused
@@ -395,7 +396,8 @@ def test_silva_s_own_client_gets_the_engine_s_own_results(
     async def served() -> tuple[Any, ...]:
         bind = Bind(unix=str(tmp_path / "s"))
         async with listening(guarded(engine, renderer, key="s3cret"), bind) as address:
-            client = http_engine(HttpEngineSettings(urls=(address,), key_variable="SILVA_API_KEY"))
+            context: Any = SimpleNamespace(run_layout=Layout(tmp_path), say=print)
+            client: Any = HttpEngineSettings(urls=(address,), key_variable="SILVA_API_KEY").build(context)
             try:
                 await client.connect()
                 assert client.capabilities.context == CONTEXT

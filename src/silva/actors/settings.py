@@ -6,19 +6,22 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
+from silva.config.parts import EngineSettings
 from silva.config.requests import ChatApiSettings
 from silva.config.sections import Sampling
 from silva.wire.requests import Prices
 
 if TYPE_CHECKING:
-    from silva.protocols import Actor, Context
+    from silva.assembly import Assembly
+    from silva.protocols import Actor
 
 Price = Annotated[float, Field(ge=0)]
 
 
-class OpenAIEngineSettings(ChatApiSettings):
+class OpenAIEngineSettings(ChatApiSettings, EngineSettings):
     """A model behind a chat API (OpenAI, vLLM, llama.cpp, ...), for evaluation only."""
 
+    remote: ClassVar[bool] = True
     only_evaluates: ClassVar[str] = "a chat API gives no token ids, no log-probabilities and no weights"
 
     type: Literal["openai"] = "openai"
@@ -43,7 +46,7 @@ class OpenAIEngineSettings(ChatApiSettings):
             self.input_price, self.output_price, self.cached_price, self.max_cost, setting="engine.max_cost"
         )
 
-    def actor(self, context: Context, sampling: Sampling) -> Actor:
+    def actor(self, context: Assembly, sampling: Sampling) -> Actor:
         from silva.actors.chat_api import ChatModel
 
         return ChatModel(self, sampling, system=context.config.rendering.system)

@@ -86,8 +86,7 @@ def check_addresses(placement: Any) -> None:
     Raises:
         ConfigError: with the keys to set.
     """
-    placed = getattr(placement, "addressed", lambda: None)()
-    if placed is None or placed.starts:
+    if not placement.processes or placement.addressed().starts:
         raise ConfigError(
             'silva orchestrator: it computes nothing itself; expected placement.type = "services" with the '
             "addresses of running parts in placement.trainer and placement.inference. `silva rl` starts them"
@@ -100,21 +99,17 @@ def check_engine(config: RunConfig) -> None:
     Raises:
         CapabilityError: with the reason.
     """
-    if config.placement.type == "services" and config.engine.type == "http":
+    engine, placement = config.engine, config.placement
+    if reason := engine.only_evaluates:
         raise CapabilityError(
-            'engine.type = "http" with placement.type = "services": the servers are those of '
-            'placement.inference, or of `silva rl`; expected engine.type = "local" or "vllm"'
-        )
-    if reason := only_evaluates(config):
-        raise CapabilityError(
-            f'engine.type = "{config.engine.type}": {reason}, so it cannot be trained; expected '
+            f'engine.type = "{engine.type}": {reason}, so it cannot be trained; expected '
             'engine.type = "local", or `silva eval`'
         )
-
-
-def only_evaluates(config: RunConfig) -> str:
-    """Why the engine's model can be evaluated only; "" if it can be trained."""
-    return getattr(config.engine, "only_evaluates", "")
+    if placement.processes and engine.remote and not engine.launched:
+        raise CapabilityError(
+            f'engine.type = "{engine.type}" with placement.type = "{placement.type}": the servers are those '
+            'of placement.inference, or of `silva rl`; expected engine.type = "local" or "vllm"'
+        )
 
 
 def check_parts(config: RunConfig, engine: Engine, trainer: Trainer) -> None:

@@ -8,7 +8,6 @@ from typing import Any
 
 from silva.config.load import Resolved, load
 from silva.config.schema import RunConfig
-from silva.placement.settings import ServicesPlacementSettings
 from silva.registries import REGISTRIES
 
 
@@ -22,6 +21,4 @@ def as_resolved(config: str | Path | Mapping[str, Any] | Resolved) -> Resolved:
 
 def here(config: RunConfig) -> RunConfig:
     """The configuration with all parts in this process."""
-    placement = config.placement
-    local = placement.local if isinstance(placement, ServicesPlacementSettings) else placement
-    return config.model_copy(update={"placement": local})
+    return config.model_copy(update={"placement": config.placement.local})

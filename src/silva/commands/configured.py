@@ -32,7 +32,7 @@ def rl(given: Given) -> int:
         print(to_toml(resolved))
         put("\n".join(f"# {line}" for line in plan.splitlines()))  # so that all of it is TOML
         return 0
-    if getattr(config.placement, "starts", False):
+    if config.placement.starts:
         from silva.commands.supervise import supervise
 
         run = Layout(Path(config.output_dir) / config.name)

@@ -15,7 +15,6 @@ from rich.table import Table
 from silva.actors.policy import Policy
 from silva.actors.script import Script
 from silva.assembly import Assembly, model_settings
-from silva.commands.checks import only_evaluates
 from silva.commands.common import here
 from silva.config.schema import RunConfig
 from silva.errors import ConfigError, NoSignalError
@@ -39,14 +38,12 @@ def evaluate_config(
     config = here(config)  # services hold weights of their own
     if weights is not None:
         config = config.model_copy(update={"model": model_settings(weights)})
-        if getattr(config.engine, "elsewhere", False):
+        if config.engine.remote:
             raise ConfigError(
                 f'--weights with engine.type = "{config.engine.type}": its servers have weights of their '
                 'own; expected engine.type = "local"'
             )
-    if only_evaluates(config):
-        if weights is not None:
-            raise ConfigError(f'--weights with engine.type = "{config.engine.type}": it takes no weights')
+    if config.engine.only_evaluates:
         if policy == "model":
             return asyncio.run(_evaluate_service(config))
         usual = type(config).model_fields["engine"].default  # scripted play samples nothing

@@ -105,7 +105,7 @@ def plan_run(config: RunConfig) -> Plan:
     """
     check(config)
     config = here(config)
-    if getattr(config.engine, "elsewhere", False):  # a plan starts nothing and asks nobody
+    if config.engine.remote:  # a plan starts nothing and asks nobody
         config = config.model_copy(update={"engine": type(config).model_fields["engine"].default})
     with loaded(config) as assembly:
         refuse_too_large(assembly.model)

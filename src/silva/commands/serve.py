@@ -16,19 +16,16 @@ from silva.commands.common import here
 from silva.config.load import Resolved, load
 from silva.config.schema import RunConfig
 from silva.config.sections import PretrainedModel
-from silva.engines.vllm.launch import command
 from silva.errors import CapabilityError, ConfigError
 from silva.models.loading import name_of, resolve
 from silva.models.snapshots import weight_folder
 from silva.monitoring.printable import put
-from silva.placement.settings import ServicesPlacementSettings
 from silva.protocols import Engine, Trainer
 from silva.registries import REGISTRIES
 from silva.storage.layout import Layout
 from silva.trainer.remote import Open
 from silva.trainer.transfer import WeightFolders
 from silva.types import Snapshot
-from silva.wire.requests import key_of
 from silva.wire.transport import UNIX
 
 NO_ENVIRONMENT = [{"type": "bandit"}]  # a trainer plays nothing, and a configuration has at least one
@@ -45,10 +42,7 @@ def bind_of(config: RunConfig, part: str, given: Mapping[str, str]) -> Any:
         if not port.isdecimal():
             raise ConfigError(f"--port: got {port!r}, expected a number")
         return Bind(host=given.get("--host", "127.0.0.1"), port=int(port))
-    placement: Any = config.placement
-    named = ""
-    if isinstance(placement, ServicesPlacementSettings):
-        named = placement.trainer if part == "trainer" else next(iter(placement.inference), "")
+    named = config.placement.address_of(part)
     if named.startswith(UNIX):
         return Bind(unix=named.removeprefix(UNIX))
     if named.startswith("http://"):
@@ -70,8 +64,7 @@ def checked_bind(config: RunConfig, part: str, given: Mapping[str, str]) -> tupl
     """
     from silva.wire.listening import check_bind, check_free
 
-    bind = bind_of(config, part, given)
-    key = key_of(getattr(config.placement, "key_variable", "SILVA_API_KEY"))  # which clients must have
+    bind, key = bind_of(config, part, given), config.placement.key
     check_bind(bind, key)
     check_free(bind)
     return bind, key
@@ -87,8 +80,8 @@ def serve_inference(resolved: Resolved, given: Mapping[str, str]) -> int:
     if weights is not None:
         config = config.model_copy(update={"model": model_settings(weights)})
     bind, key = checked_bind(resolved.config, "inference", given)
-    if config.engine.type == "vllm":
-        become_vllm(config, bind, key)
+    if config.engine.launched:
+        become_launched(config, bind, key)
     process.prepare()
     assembly = Assembly(config)
     try:
@@ -125,26 +118,24 @@ def initial_weights(config: RunConfig, engine: Engine) -> Callable[[], Awaitable
     return load
 
 
-def become_vllm(config: RunConfig, bind: Any, key: str) -> NoReturn:
-    """Let vLLM's server take the place of this process.
+def become_launched(config: RunConfig, bind: Any, key: str) -> NoReturn:
+    """Let the engine's server take the place of this process.
 
     Raises:
-        CapabilityError: a model or an address that vLLM cannot take.
+        CapabilityError: a model or an address that it cannot take.
         ConfigError: there is no such interpreter.
     """
-    model = config.model
+    model, engine = config.model, f'engine.type = "{config.engine.type}"'
     source = Path(resolve(model.name)) if isinstance(model, PretrainedModel) else None
     if source is None or not source.is_dir():
-        raise CapabilityError(
-            f'engine.type = "vllm": got model {name_of(model)!r}, expected a model\'s folder'
-        )
+        raise CapabilityError(f"{engine}: got model {name_of(model)!r}, expected a model's folder")
     if bind.unix or not bind.port:
-        raise CapabilityError('engine.type = "vllm": expected --host and --port, or http://HOST:PORT')
-    argv, added = command(config.engine, str(source), bind.host, bind.port, key)
+        raise CapabilityError(f"{engine}: expected --host and --port, or http://HOST:PORT")
+    argv, added = config.engine.command(str(source), bind.host, bind.port, key)
     python = shutil.which(argv[0])
     if python is None:
         raise ConfigError(f"engine.python = {argv[0]!r}: no such program, expected the Python with vLLM")
-    _say(f"inference: vLLM with {name_of(model)} at {bind.address}")
+    _say(f"inference: {config.engine.type} with {name_of(model)} at {bind.address}")
     os.execve(python, argv, {**os.environ, **added})
 
 
@@ -169,11 +160,12 @@ def serve_trainer(resolved: Resolved, given: Mapping[str, str]) -> int:
 
 
 class Builder:
-    """Makes the trainer that an orchestrator asks for, on this process's placement."""
+    """Makes the trainer that an orchestrator asks for, where this process computes."""
 
     def __init__(self, own: RunConfig, stack: ExitStack) -> None:
-        self._placement = own.placement.build()
-        stack.callback(self._placement.close, wait=False)
+        parts = Assembly(own)
+        self._placement, self._compute = own.placement, parts.compute
+        stack.callback(parts.close, wait=False)
 
     async def __call__(self, asked: Open, say: Callable[[str], None]) -> Trainer:
         return await asyncio.to_thread(self._build, asked, say)
@@ -182,7 +174,8 @@ class Builder:
         values = {**asked.config, "environments": NO_ENVIRONMENT}
         config = load([], REGISTRIES, values=values, env={}, own_code=False).config
         process.forget()  # the model of the session before
-        assembly = Assembly(config, self._placement, say=say)
+        config = config.model_copy(update={"placement": self._placement})
+        assembly = Assembly(config, say=say, compute=self._compute)
         transfer = WeightFolders(Layout(Path(asked.folder)).broadcast, asked.publishes)
         algorithm = config.algorithm if asked.recipe else None
         trainer: Trainer = config.trainer.build(assembly, algorithm, transfer=transfer)

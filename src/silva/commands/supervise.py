@@ -23,7 +23,6 @@ from silva.signals import TOLD
 from silva.storage import replaced
 from silva.storage.layout import Layout, steps_in
 from silva.storage.run_folder import owner
-from silva.wire.requests import key_of
 
 CRASH = ("SILVA_CRASH", "SILVA_CRASH_PROOF")
 LONGEST = 103  # bytes of a socket's path, on every system
@@ -41,7 +40,7 @@ def supervise(resolved: Resolved, argv: Sequence[str], flags: Sequence[str]) -> 
     check(config)
     run = Layout(Path(config.output_dir) / config.name)
     # Parts that run already have the user's key, and all have the same.
-    key = key_of(placement.key_variable) or secrets.token_urlsafe(24)
+    key = placement.key or secrets.token_urlsafe(24)
     own = OwnRun(run, flags)
 
     def writes() -> bool:  # another `silva rl` may have the folder
@@ -104,7 +103,7 @@ def parts_of(
     def service(command: str, name: str) -> str:
         address, where = _free_address(config, command, folder / f"{name}.sock")
         line = [*silva, command, *argv, *where]
-        told = signal.SIGINT if _is_vllm(config, command) else TOLD  # it knows no signal of Silva's
+        told = signal.SIGINT if _is_launched(config, command) else TOLD  # it knows no signal of Silva's
         parts.append(Part(name, line, address=address, env=shared, once=_crash(command), told=told))
         return address
 
@@ -126,8 +125,8 @@ def parts_of(
 
 
 def _free_address(config: RunConfig, command: str, path: Path) -> tuple[str, list[str]]:
-    """Where a part listens, and the flags that tell it: a Unix socket, but vLLM takes only ports."""
-    if not _is_vllm(config, command):
+    """Where a part listens, and the flags that tell it: a Unix socket, or a port for what is launched."""
+    if not _is_launched(config, command):
         return f"unix:{path}", ["--unix", str(path)]
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -135,8 +134,8 @@ def _free_address(config: RunConfig, command: str, path: Path) -> tuple[str, lis
     return f"http://127.0.0.1:{port}", ["--host", "127.0.0.1", "--port", str(port)]
 
 
-def _is_vllm(config: RunConfig, command: str) -> bool:
-    return command == "inference" and config.engine.type == "vllm"
+def _is_launched(config: RunConfig, command: str) -> bool:
+    return command == "inference" and config.engine.launched
 
 
 def _crash(command: str) -> dict[str, str]:

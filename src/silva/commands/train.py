@@ -138,14 +138,14 @@ async def _trainer(run: Run) -> Trainer:
     """
     config, assembly, monitor = run.config, run.assembly, run.monitor
     monitor.stage("open the trainer")
-    trainer = await connected(assembly.trainer(config.algorithm))
+    trainer = await connected(assembly.trainer(recipe=True))
     check_parts(config, assembly.engine, trainer)
     await check_environments(config, assembly.tasksets)
     limits, context = config.rollout.limits, config.rollout.context
     begun = await openings(assembly.tasksets, assembly.renderer, limits, context, seed=config.seed)
     for line in misfits(begun, limits):
         monitor.message(line, "warning")
-    if config.monitoring.trace or not assembly.placement.holds_model:
+    if config.monitoring.trace or not assembly.host.holds_model:
         assembly.engine = TracedEngine(assembly.engine, run.trace)
         return TracedTrainer(trainer, run.trace)
     return trainer

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Literal
 
-from silva.config.sections import Natural, Positive, Section
+from silva.config.parts import EngineSettings
+from silva.config.sections import Natural, Positive
 
 if TYPE_CHECKING:
-    from silva.protocols import Context, Engine
+    from silva.assembly import Assembly
+    from silva.protocols import Engine
 
 
-class LocalEngineSettings(Section):
+class LocalEngineSettings(EngineSettings):
     """In-process torch, sampling from the trainer's own parameters."""
 
     type: Literal["local"] = "local"
@@ -32,7 +34,7 @@ class LocalEngineSettings(Section):
     likely. Completions are the same to the last bit, and come sooner. Works on CPU where a row's bits do not
     depend on its company (`silva doctor` tells)."""
 
-    def build(self, context: Context) -> Engine:
+    def build(self, context: Assembly) -> Engine:
         from silva.engines.local.engine import LocalEngine
 
-        return context.placement.run(LocalEngine, context.model, self, context.placement.compute)
+        return context.compute.run(LocalEngine, context.model, self, context.compute)

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager
 from typing import Any
 
 from silva.monitoring.trace import Trace
-from silva.protocols import Engine, EngineCapabilities, Trainer
+from silva.protocols import Engine, EngineCapabilities, Trainer, TrainerCapabilities
 from silva.types import Completion, SamplingParams, Snapshot, TokenScores
-from silva.wrapped import WrappedTrainer
+from silva.wire import rpc
 
 
 class TracedEngine:
@@ -60,12 +59,24 @@ class TracedEngine:
         return self._inner.notes
 
 
-class TracedTrainer(WrappedTrainer):
-    """Each call is a span."""
+class TracedTrainer(rpc.proxy(Trainer)):  # type: ignore[misc]
+    """Implements `protocols.Trainer` over another one; each call is a span."""
 
     def __init__(self, inner: Trainer, trace: Trace) -> None:
-        super().__init__(inner)
-        self._trace = trace
+        self._inner, self._trace = inner, trace
+        self.capabilities: TrainerCapabilities = inner.capabilities
 
-    def around(self, method: str) -> AbstractContextManager[None]:
-        return self._trace.call("trainer", method)
+    @property
+    def version(self) -> int:
+        return self._inner.version
+
+    @version.setter
+    def version(self, version: int) -> None:
+        self._inner.version = version
+
+    async def close(self) -> None:
+        await self._inner.close()
+
+    async def _call(self, method: str, arguments: Sequence[Any]) -> Any:
+        with self._trace.call("trainer", method):
+            return await getattr(self._inner, method)(*arguments)

@@ -4,21 +4,24 @@ from __future__ import annotations
 
 import json
 import os
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import field_validator
 
-from silva.config.sections import Above0, Natural, PartAddress, Positive, Section
+from silva.config.parts import PlacementSettings
+from silva.config.sections import Above0, Natural, PartAddress, Positive
+from silva.wire.requests import key_of
 from silva.wire.transport import part_address
 
 if TYPE_CHECKING:
-    from silva.protocols import Placement
+    from silva.assembly import Assembly
+    from silva.protocols import Host
 
 ADDRESSES = "SILVA_SERVICES"
 """Environment variable in which `silva rl` tells the orchestrator where the parts are that it has started."""
 
 
-class LocalPlacementSettings(Section):
+class LocalPlacementSettings(PlacementSettings):
     """Everything in one process."""
 
     type: Literal["local"] = "local"
@@ -26,15 +29,16 @@ class LocalPlacementSettings(Section):
     threads: Natural = 0
     """Threads for torch; 0 takes all cores."""
 
-    def build(self) -> Placement:
-        from silva.placement.local import LocalPlacement
+    def build(self, context: Assembly) -> Host:
+        from silva.placement.here import Here
 
-        return LocalPlacement(self)
+        return Here(context)
 
 
-class ServicesPlacementSettings(Section):
+class ServicesPlacementSettings(PlacementSettings):
     """Trainer and inference in processes of their own, which `silva rl` starts and watches."""
 
+    processes: ClassVar[bool] = True
     type: Literal["services"] = "services"
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Of each process."""
@@ -61,23 +65,28 @@ class ServicesPlacementSettings(Section):
 
     @property
     def starts(self) -> bool:
-        """Whether there is a part that `silva rl` starts itself."""
         return not (self.trainer and self.inference)
 
     @property
     def local(self) -> LocalPlacementSettings:
-        """Of each of its processes; of commands that have no services, such as `silva eval`."""
         return LocalPlacementSettings(device=self.device, threads=self.threads)
+
+    @property
+    def key(self) -> str:
+        return key_of(self.key_variable)
+
+    def address_of(self, part: str) -> str:
+        return self.trainer if part == "trainer" else next(iter(self.inference), "")
 
     def addressed(self) -> ServicesPlacementSettings:
         """With the addresses that `silva rl` gives the orchestrator, if it is one."""
         given = json.loads(os.environ.get(ADDRESSES) or "{}")
         return self.model_copy(update={**given, "inference": tuple(given.get("inference", self.inference))})
 
-    def build(self) -> Placement:
+    def build(self, context: Assembly) -> Host:
         placed = self.addressed()
         if placed.starts:
-            return self.local.build()
-        from silva.placement.processes import ServicesPlacement
+            return self.local.build(context)
+        from silva.placement.processes import Processes
 
-        return ServicesPlacement(placed)
+        return Processes(placed, context)

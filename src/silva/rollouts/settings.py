@@ -20,7 +20,8 @@ from silva.config.sections import (
 )
 
 if TYPE_CHECKING:
-    from silva.protocols import Context, Rollout
+    from silva.assembly import Assembly
+    from silva.protocols import Rollout
     from silva.rollouts.faults import Watch
 
 
@@ -79,7 +80,7 @@ class RolloutSettings(Section):
 
     def build(
         self,
-        context: Context,
+        context: Assembly,
         *,
         on_turn: Callable[[str, str | None], None] = lambda episode, waiting_for: None,
         watch: Watch | None = None,

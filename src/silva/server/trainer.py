@@ -25,14 +25,13 @@ from starlette.routing import Route
 from silva import __version__
 from silva.errors import CapabilityError, CheckpointError, ConfigError, PartLost
 from silva.ports import CLOCK
-from silva.protocols import Trainer
+from silva.protocols import Trainer, TrainerCapabilities
 from silva.storage.checkpoints import disk_faults
 from silva.storage.run_folder import holder
 from silva.trainer.remote import Open, Opened, ServedTrainer
 from silva.wire import rpc
 from silva.wire.codec import decode, encode
 from silva.wire.guard import Application
-from silva.wrapped import WrappedTrainer
 
 MAX_BODY = 4 << 30
 """Bytes of one call: all samples of an update with their arrays."""
@@ -146,14 +145,21 @@ class TrainerServer:
             self._doing = ""
 
 
-class _Served(WrappedTrainer):
+class _Served(rpc.proxy(Trainer)):  # type: ignore[misc]
     """Implements `ServedTrainer`: it reads and writes in the run's folder alone."""
 
     def __init__(
         self, inner: Trainer, folder: Path, said: list[str], at: Callable[[str], AbstractContextManager[None]]
     ) -> None:
-        super().__init__(inner)
-        self._folder, self._said, self._at = folder, said, at
+        self.inner, self._folder, self._said, self._at = inner, folder, said, at
+
+    @property
+    def capabilities(self) -> TrainerCapabilities:
+        return self.inner.capabilities
+
+    @property
+    def version(self) -> int:
+        return self.inner.version
 
     @property
     def said(self) -> tuple[str, ...]:
@@ -161,17 +167,13 @@ class _Served(WrappedTrainer):
         self._said.clear()
         return said
 
-    @contextmanager
-    def around(self, method: str) -> Iterator[None]:
-        with self._at(method), disk_faults(f"{method} failed in {self._folder}"):
-            yield
-
     async def close(self) -> None:
         raise CapabilityError("close: a session ends with the next open")
 
     async def _call(self, method: str, arguments: Sequence[Any]) -> Any:
         inside = [self._inside(each) if isinstance(each, Path) else each for each in arguments]
-        return await super()._call(method, inside)
+        with self._at(method), disk_faults(f"{method} failed in {self._folder}"):
+            return await getattr(self.inner, method)(*inside)
 
     def _inside(self, path: Path) -> Path:
         found = _where(path)

@@ -11,7 +11,7 @@ from silva.models.loading import LoadedModel, copied, load_model
 
 if TYPE_CHECKING:
     from silva.algorithms.settings import Algorithm
-    from silva.protocols import Context
+    from silva.assembly import Assembly
 
 
 class Reference:
@@ -60,7 +60,7 @@ class Reference:
         return {name: self._copy.model.get_parameter(name) for name in trained}
 
 
-def load_reference(context: Context, algorithm: Algorithm) -> LoadedModel | bool:
+def load_reference(context: Assembly, algorithm: Algorithm) -> LoadedModel | bool:
     """The model that `algorithm.reference` names, or whether a copy of the policy is needed.
 
     Raises:
@@ -69,9 +69,9 @@ def load_reference(context: Context, algorithm: Algorithm) -> LoadedModel | bool
     """
     if algorithm.reference is None or not algorithm.refers:
         return algorithm.refers
-    place, policy = context.placement, context.model
+    policy = context.model
     try:
-        reference = place.run(
+        reference = context.compute.run(
             load_model, algorithm.reference, seed=context.config.seed, device=policy.device.type
         )
     except ModelError as error:

@@ -8,7 +8,8 @@ from silva.config.sections import Critic, Optimizer, Positive, Section
 
 if TYPE_CHECKING:
     from silva.algorithms.settings import Algorithm
-    from silva.protocols import Context, Trainer
+    from silva.assembly import Assembly
+    from silva.protocols import Trainer
     from silva.trainer.transfer import WeightTransfer
 
 
@@ -30,7 +31,7 @@ class LocalTrainerSettings(Section):
 
     def build(
         self,
-        context: Context,
+        context: Assembly,
         algorithm: Algorithm | None = None,
         *,
         transfer: WeightTransfer | None = None,
@@ -49,4 +50,4 @@ class LocalTrainerSettings(Section):
             critic=bool(algorithm and algorithm.critic),
             say=context.say,
         )
-        return LocalTrainer(learner, transfer, compute=context.placement.compute)
+        return LocalTrainer(learner, transfer, compute=context.compute)

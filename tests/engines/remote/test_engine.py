@@ -10,13 +10,15 @@ from tests.engines.inference_server import CUT, HANG
 from tests.virtual_clock import InLine
 
 from silva.engines.local.engine import LocalEngine
-from silva.engines.remote.engine import http_engine
-from silva.engines.remote.settings import HttpEngineSettings
+from silva.engines.remote.engine import HttpEngine
+from silva.engines.remote.settings import ClientSettings
+from silva.engines.remote.wire import SilvaDialect
 from silva.engines.settings import LocalEngineSettings
 from silva.errors import ContextOverflow, EngineError, NoReply, OutOfMemory
 from silva.models.loading import LoadedModel
 from silva.protocols import EngineCapabilities
 from silva.types import SamplingParams
+from silva.wire.transport import Peer
 
 PROMPT = list(range(40, 60))
 
@@ -63,7 +65,8 @@ def test_the_context_is_the_smaller_one_and_limits_the_answer(local, tmp_path) -
 
 
 def test_before_it_is_connected_nobody_knows_what_the_servers_can_do(tmp_path) -> None:
-    engine = http_engine(HttpEngineSettings(urls=(f"unix:{tmp_path}/s",)))
+    peers = [Peer(f"unix:{tmp_path}/s", name="inference")]
+    engine = HttpEngine(peers, ClientSettings(), SilvaDialect())
     for name in ("capabilities", "machine", "notes"):
         with pytest.raises(EngineError, match=f"{name}: got a question before `connect`"):
             getattr(engine, name)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from itertools import pairwise
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,15 +15,20 @@ from tests import virtual_clock
 from tests.virtual_clock import LoopClock, now
 
 from silva import __version__
-from silva.engines.remote.engine import HttpEngine, http_engine
+from silva.engines.remote.engine import HttpEngine
 from silva.engines.remote.servers import UNEVEN, Router, Server
 from silva.engines.remote.settings import FIRST_PAUSE, LONGEST_PAUSE, ClientSettings, HttpEngineSettings
+from silva.engines.remote.vllm import VllmDialect
 from silva.engines.remote.wire import Answer, SilvaDialect
 from silva.errors import ConfigError, EngineError, NoReply
 from silva.ports import derive, uniform, use_clock
+from silva.storage.layout import Layout
 from silva.types import Completion, SamplingParams, Snapshot, WeightFolder
 from silva.wire.transport import Refused, Unreachable
 
+CONTEXT: Any = SimpleNamespace(
+    run_layout=Layout(Path("/run")), renderer=SimpleNamespace(vocabulary=256), say=print
+)
 FACTS = {
     "context": 100, "entropies": True, "loads": ["folder"], "machine": {}, "notes": [], "version": 0,
     "model": "m", "memory_per_token": 0, "weights": "start", "silva": __version__,
@@ -296,7 +303,10 @@ def test_settings_say_what_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
             HttpEngineSettings(urls=urls)
     monkeypatch.delenv("NO_SUCH_KEY", raising=False)
     with pytest.raises(ConfigError, match=r"engine\.key_variable: NO_SUCH_KEY is not set"):
-        http_engine(HttpEngineSettings(urls=("http://x",), key_variable="NO_SUCH_KEY"))
+        HttpEngineSettings(urls=("http://x",), key_variable="NO_SUCH_KEY").build(CONTEXT)
+    for dialect, kind in (("silva", SilvaDialect), ("vllm", VllmDialect)):
+        engine: Any = HttpEngineSettings(urls=("http://x",), dialect=dialect).build(CONTEXT)
+        assert type(engine._dialect) is kind
 
 
 def test_a_server_of_another_version_of_silva_is_refused() -> None:

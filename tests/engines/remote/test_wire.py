@@ -16,7 +16,6 @@ from silva.engines.remote.engine import HttpEngine
 from silva.engines.remote.settings import ClientSettings
 from silva.engines.remote.vllm import VllmDialect, estimated_entropies
 from silva.engines.remote.weights import PROBE
-from silva.engines.remote.wire import dialect_of
 from silva.errors import CapabilityError, EngineError
 from silva.ports import use_clock
 from silva.types import SamplingParams, Snapshot, TokenScores, WeightFolder
@@ -215,11 +214,6 @@ def test_the_models_own_numbers_and_other_models_are_refused() -> None:
         facts(raw)
     with pytest.raises(CapabilityError, match="has no model 'other'; it has m"):
         facts(VllmPeer(), model="other")
-
-
-def test_dialects_by_name() -> None:
-    assert type(dialect_of("vllm", vocabulary=9)) is VllmDialect
-    assert type(dialect_of("silva")).__name__ == "SilvaDialect"
 
 
 def test_entropies_of_limited_distributions_are_exact() -> None:

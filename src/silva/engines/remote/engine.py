@@ -28,40 +28,19 @@ from functools import partial
 from typing import Any, TypeVar
 
 from silva.engines.remote.servers import Server, may_pass
-from silva.engines.remote.settings import ClientSettings, HttpEngineSettings
+from silva.engines.remote.settings import ClientSettings
 from silva.engines.remote.weights import Weights, foreign, refusal
-from silva.engines.remote.wire import Answer, Dialect, Facts, dialect_of
+from silva.engines.remote.wire import Answer, Dialect, Facts
 from silva.errors import CapabilityError, ContextOverflow, EngineError, NoReply, OutOfMemory
 from silva.ports import derive
 from silva.protocols import EngineCapabilities
 from silva.types import Completion, SamplingParams, Snapshot, TokenScores
-from silva.wire.requests import Requests, Transient, key_of
+from silva.wire.requests import Requests, Transient
 from silva.wire.transport import Peer, Refused, Unreachable
 
 T = TypeVar("T")
 
 TOO_MANY = 429
-
-
-def http_engine(
-    settings: HttpEngineSettings,
-    *,
-    owner: str = "",
-    vocabulary: int = 0,
-    say: Callable[[str], None] = lambda _: None,
-) -> HttpEngine:
-    """The engine of a configuration. `owner`: for whom it loads weights, as in `SilvaDialect`.
-
-    Raises:
-        ConfigError: the environment variable of the key is not set.
-    """
-    key = key_of(settings.key_variable, "engine.key_variable")
-    dialect = dialect_of(
-        settings.dialect, model=settings.model, owner=owner, vocabulary=vocabulary,
-        top_logprobs=settings.top_logprobs,
-    )  # fmt: skip
-    peers = [Peer(url, name="inference", key=key) for url in settings.urls]
-    return HttpEngine(peers, settings, dialect, say=say)
 
 
 class HttpEngine:

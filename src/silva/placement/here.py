@@ -1,0 +1,32 @@
+"""Everything in this process: one thread computes, for the engine and the trainer alike."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from silva.trainer.transfer import transfer_to
+
+if TYPE_CHECKING:
+    from silva.assembly import Assembly
+    from silva.protocols import Engine, Trainer
+
+
+class Here:
+    """Implements `protocols.Host`: the parts are objects."""
+
+    holds_model = True
+
+    def __init__(self, context: Assembly) -> None:
+        self._context = context
+
+    def engine(self) -> Engine:
+        engine: Engine = self._context.config.engine.build(self._context)
+        return engine
+
+    def trainer(self, *, recipe: bool = False) -> Trainer:
+        """If the engine cannot read the trainer's own parameters, its snapshots are folders of the run."""
+        context, config = self._context, self._context.config
+        transfer = transfer_to(context.engine.capabilities.loads, context.run_layout.broadcast)
+        algorithm = config.algorithm if recipe else None
+        trainer: Trainer = config.trainer.build(context, algorithm, transfer=transfer)
+        return trainer
