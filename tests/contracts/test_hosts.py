@@ -7,6 +7,7 @@ from collections.abc import Callable, Coroutine, Iterator
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, TypeVar
 
 import numpy as np
@@ -39,22 +40,21 @@ def config(folder: Path, **placement: Any) -> RunConfig:
     return load([], OUTSIDE, values=values, env={}).config
 
 
-@pytest.fixture(params=["local", "services", "outside"])
-def assembly(
-    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[Assembly]:
-    monkeypatch.setenv("SILVA_API_KEY", trainer_server.KEY)
+@pytest.fixture(scope="module", params=["local", "services", "outside"])
+def assembly(request: pytest.FixtureRequest) -> Iterator[Assembly]:
     placement: dict[str, Any] = {"type": request.param}
     with ExitStack() as stack:
+        folder = Path(stack.enter_context(TemporaryDirectory()))
+        stack.enter_context(pytest.MonkeyPatch.context()).setenv("SILVA_API_KEY", trainer_server.KEY)
 
         def made(**placement: Any) -> Assembly:
-            parts = Assembly(config(tmp_path, **placement))
+            parts = Assembly(config(folder, **placement))
             stack.callback(parts.close)
             return parts
 
         if request.param == "services":
-            server = stack.enter_context(inference_server.serving(made().engine, tmp_path / "i"))
-            trainer = stack.enter_context(trainer_server.serving(Builder(config(tmp_path), stack)))
+            server = stack.enter_context(inference_server.serving(made().engine, folder / "i"))
+            trainer = stack.enter_context(trainer_server.serving(Builder(config(folder), stack)))
             placement |= {"inference": [server.address], "trainer": trainer}
         yield made(**placement)
 
@@ -64,7 +64,7 @@ def run(assembly: Assembly, work: Coroutine[Any, Any, T]) -> T:
         await assembly.connect()
         return await work
 
-    return asyncio.run(asyncio.wait_for(reached(), 60))
+    return asyncio.run(reached())
 
 
 def test_the_engine_answers_as_it_does_in_this_process(assembly: Assembly, tmp_path: Path) -> None:
@@ -87,7 +87,7 @@ def test_what_the_trainer_publishes_is_what_the_engine_samples_from(
         await trainer.forward_backward(rows, LossSpec("reinforce"))
         await trainer.optim_step(OptimParams(lr=1e-2))
         await engine.load(await trainer.publish())
-        assert engine.version == trainer.version == 1
+        assert engine.version == trainer.version > 0
         after = (await engine.score(rows[0].tokens.tolist(), 1)).logprobs
         assert max(abs(a - b) for a, b in zip(before, after, strict=True)) > 1e-3
         own = replace(rows[0], temperatures=np.ones(9), loss_weights=np.append(0.0, np.ones(8)))
@@ -109,6 +109,9 @@ def test_what_a_recipe_needs_beside_the_policy_is_made_only_for_it(assembly: Ass
 
 
 def test_a_host_that_holds_no_model_loads_none(assembly: Assembly) -> None:
-    run(assembly, connected(assembly.trainer()))
+    async def work() -> None:
+        await (await connected(assembly.trainer())).close()
+
+    run(assembly, work())
     assert assembly.renderer.vocabulary
     assert ("model" in vars(assembly)) == assembly.host.holds_model

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tests.server.running import CONTEXT
+from tests.coroutines import in_loop
+from tests.server.running import CONTEXT, run
 from tests.server.scripted_trainer import Park
 
 from silva.engines.local.engine import LocalEngine
@@ -16,6 +17,8 @@ from silva.engines.settings import LocalEngineSettings
 from silva.models.loading import LoadedModel
 from silva.rendering.renderer import Renderer
 from silva.types import Sample
+
+pytest_pyfunc_call = in_loop(run)
 
 
 @pytest.fixture(scope="session")

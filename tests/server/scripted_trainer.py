@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import httpx2
 import numpy as np
-from tests.server.running import asking, run
+from tests.server.running import asking
 
 from silva.protocols import Trainer, TrainerCapabilities
 from silva.server.trainer import TAKES, TrainerServer
@@ -142,13 +143,10 @@ class Asked:
         return await self.client.post(f"/sessions/{session or self.session}", content=call)
 
 
-def told(park: Park, ask: Callable[[Asked], Any]) -> Any:
-    """What `ask` returns, after an `open`."""
-
-    async def work() -> Any:
-        async with asking(park.guard, authorization=f"Bearer {KEY}") as client:
-            asked = park.client(client)
-            await asked.open()
-            return await ask(asked)
-
-    return run(work())
+@asynccontextmanager
+async def opened(park: Park) -> AsyncIterator[Asked]:
+    """Calls after an `open`."""
+    async with asking(park.guard, authorization=f"Bearer {KEY}") as client:
+        asked = park.client(client)
+        await asked.open()
+        yield asked

@@ -205,12 +205,9 @@ def test_fields_that_would_change_the_result_are_refused_and_others_are_not(rend
 
 
 @pytest.mark.parametrize("name", [MODEL, "org/model", "%C3%BC"])
-def test_a_model_is_found_by_its_name(renderer: Renderer, name: str) -> None:
-    async def ask() -> Any:
-        async with asking(guarded(says(renderer, "yes"), renderer)) as client:
-            return await client.get(f"/v1/models/{name}"), (await client.get("/v1/models")).json()
-
-    found, models = run(ask())
+async def test_a_model_is_found_by_its_name(renderer: Renderer, name: str) -> None:
+    async with asking(guarded(says(renderer, "yes"), renderer)) as client:
+        found, models = await client.get(f"/v1/models/{name}"), (await client.get("/v1/models")).json()
     if name == MODEL:
         assert found.status_code == 200 and found.json() == models["data"][0]
     else:

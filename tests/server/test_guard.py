@@ -54,32 +54,26 @@ def length_of_body() -> Application:
         "Bearer schlüssel",
     ],
 )
-def test_every_route_is_closed_without_the_right_key(renderer: Renderer, sent: str | None) -> None:
+async def test_every_route_is_closed_without_the_right_key(renderer: Renderer, sent: str | None) -> None:
     engine = says(renderer, "yes")
     routes = inference_app(engine, renderer, model="m", limits=ServerLimits()).routes
     assert len(routes) >= 13
     headers = {} if sent is None else {"authorization": sent.encode()}
-
-    async def ask() -> None:
-        async with asking(guarded(engine, renderer, key=KEY)) as client:
-            for route in [*routes, Route("/unknown", length_of_body)]:
-                assert isinstance(route, Route)
-                for method in {*(route.methods or ()), "GET", "POST", "PUT", "OPTIONS", "DELETE"}:
-                    answer = await client.request(method, route.path, content=b"{}", headers=headers)
-                    assert answer.status_code == 401, (method, route.path)
-                    assert KEY not in answer.text
-
-    run(ask())
+    async with asking(guarded(engine, renderer, key=KEY)) as client:
+        for route in [*routes, Route("/unknown", length_of_body)]:
+            assert isinstance(route, Route)
+            for method in {*(route.methods or ()), "GET", "POST", "PUT", "OPTIONS", "DELETE"}:
+                answer = await client.request(method, route.path, content=b"{}", headers=headers)
+                assert answer.status_code == 401, (method, route.path)
+                assert KEY not in answer.text
     assert not engine.requests
 
 
-def test_with_the_key_they_are_open(renderer: Renderer) -> None:
-    async def ask() -> list[int]:
-        app = guarded(says(renderer, "yes"), renderer, key=KEY)
-        async with asking(app, authorization=f"Bearer {KEY}") as client:
-            return [(await client.get(path)).status_code for path in ("/health", "/alive", "/unknown")]
-
-    assert run(ask()) == [200, 200, 404]
+async def test_with_the_key_they_are_open(renderer: Renderer) -> None:
+    app = guarded(says(renderer, "yes"), renderer, key=KEY)
+    async with asking(app, authorization=f"Bearer {KEY}") as client:
+        found = [(await client.get(path)).status_code for path in ("/health", "/alive", "/unknown")]
+    assert found == [200, 200, 404]
 
 
 @pytest.mark.parametrize(
@@ -103,26 +97,21 @@ def test_with_the_key_they_are_open(renderer: Renderer) -> None:
         (Bind(unix="a.sock"), "evil.example", 403),
     ],
 )
-def test_the_host_must_be_this_server(bind: Bind, host: str, status: int) -> None:
-    async def ask() -> int:
-        async with asking(Guard(length_of_body(), bind, key="", log=print)) as client:
-            return (await client.post("/", headers={"host": host})).status_code
-
-    assert run(ask()) == status
+async def test_the_host_must_be_this_server(bind: Bind, host: str, status: int) -> None:
+    async with asking(Guard(length_of_body(), bind, key="", log=print)) as client:
+        found = (await client.post("/", headers={"host": host})).status_code
+    assert found == status
 
 
 @pytest.mark.parametrize(
     ("name", "value", "status"), [("host", "localhost", 403), ("authorization", KEY, 401)]
 )
-def test_what_is_said_twice_is_refused(name: str, value: str, status: int) -> None:
+async def test_what_is_said_twice_is_refused(name: str, value: str, status: int) -> None:
     """Whoever stands before the server might have read the other one."""
-
-    async def ask() -> list[int]:
-        async with asking(Guard(length_of_body(), Bind(), key=KEY * (name != "host"), log=print)) as client:
-            said = (name, f"Bearer {value}" if name != "host" else value)
-            return [(await client.post("/", headers=[said] * times)).status_code for times in (1, 2)]
-
-    assert run(ask()) == [200, status]
+    async with asking(Guard(length_of_body(), Bind(), key=KEY * (name != "host"), log=print)) as client:
+        said = (name, f"Bearer {value}" if name != "host" else value)
+        found = [(await client.post("/", headers=[said] * times)).status_code for times in (1, 2)]
+    assert found == [200, status]
 
 
 @pytest.mark.parametrize(
@@ -138,15 +127,13 @@ def test_what_is_said_twice_is_refused(name: str, value: str, status: int) -> No
         ("file://", 403),
     ],
 )
-def test_another_site_may_not_ask(origin: str, status: int) -> None:
-    async def ask() -> int:
-        async with asking(Guard(length_of_body(), Bind(), key="", log=print)) as client:
-            return (await client.post("/", headers={"origin": origin})).status_code
-
-    assert run(ask()) == status
+async def test_another_site_may_not_ask(origin: str, status: int) -> None:
+    async with asking(Guard(length_of_body(), Bind(), key="", log=print)) as client:
+        found = (await client.post("/", headers={"origin": origin})).status_code
+    assert found == status
 
 
-def test_a_body_that_is_too_large_is_refused_before_it_is_read() -> None:
+async def test_a_body_that_is_too_large_is_refused_before_it_is_read() -> None:
     app = Guard(length_of_body(), Bind(), key="", log=print, max_body=100_000)
     sent = 0
 
@@ -156,16 +143,13 @@ def test_a_body_that_is_too_large_is_refused_before_it_is_read() -> None:
             sent += 1
             yield b"a" * 50_000
 
-    async def ask() -> list[int]:
-        found = []
-        async with asking(app) as client:
-            for content in (b"a" * 100_000, b"a" * 100_001, chunks()):
-                found.append((await client.post("/", content=content)).status_code)
-            claimed = {"content-length": "9" * 5000}
-            found.append((await client.post("/", content=b"a", headers=claimed)).status_code)
-        return found
-
-    assert run(ask()) == [200, 413, 413, 413]
+    found = []
+    async with asking(app) as client:
+        for content in (b"a" * 100_000, b"a" * 100_001, chunks()):
+            found.append((await client.post("/", content=content)).status_code)
+        claimed = {"content-length": "9" * 5000}
+        found.append((await client.post("/", content=b"a", headers=claimed)).status_code)
+    assert found == [200, 413, 413, 413]
     assert sent <= 4
 
 
@@ -183,35 +167,28 @@ def test_a_body_that_is_too_large_is_refused_before_it_is_read() -> None:
 )
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions", "/score", "/load", "/sleep",
                                   "/update_weights", "/reload_weights"])  # fmt: skip
-def test_a_body_of_another_type_is_refused(
+async def test_a_body_of_another_type_is_refused(
     renderer: Renderer, path: str, sent: str | None, status: int
 ) -> None:
     """A page in a browser can send these three, and none, to a server that has not allowed it anything."""
     app = guarded(says(renderer, "yes"), renderer)
-
-    async def ask() -> Any:
-        async with asking(app) as client:
-            del client.headers["content-type"]
-            headers = {} if sent is None else {"content-type": sent}
-            return await client.post(path, content=b"[]", headers=headers)
-
-    answer = run(ask())
+    async with asking(app) as client:
+        del client.headers["content-type"]
+        headers = {} if sent is None else {"content-type": sent}
+        answer = await client.post(path, content=b"[]", headers=headers)
     assert answer.status_code == (400 if status == 200 else 415), answer.text  # [] has no fields
     if status == 415:
         expected = f"Content-Type: got {sent or 'none'}, expected application/json"
         assert answer.json()["error"]["message"] == expected
 
 
-def test_no_body_needs_no_type() -> None:
+async def test_no_body_needs_no_type() -> None:
     """As `curl -X POST` sends it."""
-
-    async def ask() -> list[Any]:
-        async with asking(Guard(length_of_body(), Bind(), key="", log=print)) as client:
-            del client.headers["content-type"]
-            refused = await client.post("/", content=b"a")
-            return [(await client.post("/")).text, refused.status_code]
-
-    assert run(ask()) == ["0", 415]
+    async with asking(Guard(length_of_body(), Bind(), key="", log=print)) as client:
+        del client.headers["content-type"]
+        refused = await client.post("/", content=b"a")
+        found = [(await client.post("/")).text, refused.status_code]
+    assert found == ["0", 415]
 
 
 def test_a_client_that_goes_away_before_its_body_asks_nothing() -> None:
@@ -228,16 +205,12 @@ def test_a_client_that_goes_away_before_its_body_asks_nothing() -> None:
     assert asked == []
 
 
-def test_it_is_refused_over_a_connection_too() -> None:
+async def test_it_is_refused_over_a_connection_too() -> None:
     app = Guard(length_of_body(), Bind(), key="", log=print, max_body=1000)
-
-    async def ask() -> Any:
-        async with listening(app) as address, httpx2.AsyncClient(headers=JSON) as client:
-            large = await client.post(address, content=b"a" * 5_000_000)
-            after = await client.post(address, content=b"abc")
-        return large.status_code, large.json()["error"], after.text
-
-    status, error, after = run(ask())
+    async with listening(app) as address, httpx2.AsyncClient(headers=JSON) as client:
+        large = await client.post(address, content=b"a" * 5_000_000)
+        after = await client.post(address, content=b"abc")
+    status, error, after = large.status_code, large.json()["error"], after.text
     assert (status, after) == (413, "3")
     assert error == {
         "message": "the body is too large, expected at most 1000 bytes",
@@ -246,23 +219,18 @@ def test_it_is_refused_over_a_connection_too() -> None:
     }
 
 
-def test_a_body_that_takes_too_long_is_given_up() -> None:
+async def test_a_body_that_takes_too_long_is_given_up() -> None:
     app = Guard(length_of_body(), Bind(), key="", log=print, body_seconds=0.2)
-
-    async def ask() -> bytes:
-        async with listening(app) as address:
-            reader, writer = await asyncio.open_connection("127.0.0.1", int(address.rpartition(":")[2]))
-            writer.write(b"POST / HTTP/1.1\r\nhost: localhost\r\ncontent-length: 1000\r\n\r\n")
-            writer.write(b"abc")
-            answer = await reader.readuntil(b"}}")
-            writer.close()
-            return answer
-
-    answer = run(ask())
+    async with listening(app) as address:
+        reader, writer = await asyncio.open_connection("127.0.0.1", int(address.rpartition(":")[2]))
+        writer.write(b"POST / HTTP/1.1\r\nhost: localhost\r\ncontent-length: 1000\r\n\r\n")
+        writer.write(b"abc")
+        answer = await reader.readuntil(b"}}")
+        writer.close()
     assert answer.startswith(b"HTTP/1.1 408") and b"within 0.2 s" in answer
 
 
-def test_all_bodies_together_have_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_all_bodies_together_have_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "AT_ONCE", 2)
     app = Guard(length_of_body(), Bind(), key="", log=print, max_body=1000)
     last = asyncio.Event()
@@ -271,17 +239,15 @@ def test_all_bodies_together_have_a_limit(monkeypatch: pytest.MonkeyPatch) -> No
         yield b"a" * 900
         await last.wait()
 
-    async def ask() -> list[int]:
-        async with asking(app) as client:
-            waiting = [asyncio.ensure_future(client.post("/", content=slow())) for _ in range(2)]
-            while app._held < 1800:
-                await asyncio.sleep(0.001)
-            refused = await client.post("/", content=b"a" * 900)
-            last.set()
-            answers = [*await asyncio.gather(*waiting), await client.post("/", content=b"a" * 900)]
-            return [refused.status_code, *(answer.status_code for answer in answers)]
-
-    assert run(ask()) == [429, 200, 200, 200]
+    async with asking(app) as client:
+        waiting = [asyncio.ensure_future(client.post("/", content=slow())) for _ in range(2)]
+        while app._held < 1800:
+            await asyncio.sleep(0.001)
+        refused = await client.post("/", content=b"a" * 900)
+        last.set()
+        answers = [*await asyncio.gather(*waiting), await client.post("/", content=b"a" * 900)]
+        found = [refused.status_code, *(answer.status_code for answer in answers)]
+    assert found == [429, 200, 200, 200]
     assert app._held == 0
 
 
@@ -300,43 +266,34 @@ def test_all_bodies_together_have_a_limit(monkeypatch: pytest.MonkeyPatch) -> No
     ],
     ids=lambda value: type(value).__name__ if isinstance(value, Exception) else None,
 )  # fmt: skip
-def test_exceptions_become_errors_in_json(error: Exception, status: int, kind: str, message: str) -> None:
+async def test_exceptions_become_errors_in_json(
+    error: Exception, status: int, kind: str, message: str
+) -> None:
     lines: list[str] = []
-
-    async def ask() -> httpx2.Response:
-        async with asking(Guard(raising(error), Bind(), key="", log=lines.append)) as client:
-            return await client.get("/")
-
-    answer = run(ask())
+    async with asking(Guard(raising(error), Bind(), key="", log=lines.append)) as client:
+        answer = await client.get("/")
     assert answer.status_code == status and answer.headers["content-type"] == "application/json"
     found = answer.json()["error"]
     assert (found["type"], found["message"]) == (kind, message)
     assert [line.startswith(f"GET /: 500 {kind}: ") for line in lines] == [True] * (status >= 500)
 
 
-def test_a_line_of_the_log_is_one_line_and_says_where() -> None:
+async def test_a_line_of_the_log_is_one_line_and_says_where() -> None:
     lines: list[str] = []
 
     async def fail(scope: Scope, receive: Receive, send: Send) -> None:
         raise KeyError("two\nlines \x1b[31m")
 
     app = Guard(fail, Bind(), key="", log=lines.append)
-
-    async def ask() -> None:
-        async with asking(app) as client:
-            await client.get("/a%0Ab")
-
-    run(ask())
+    async with asking(app) as client:
+        await client.get("/a%0Ab")
     (line,) = lines
     assert line.isprintable() and line.startswith("GET /a b: 500 KeyError: ") and "test_guard.py:" in line
 
 
-def test_unknown_paths_and_methods_are_errors_in_json_too() -> None:
-    async def ask() -> list[httpx2.Response]:
-        async with asking(Guard(length_of_body(), Bind(), key="", log=print)) as client:
-            return [await client.get("/unknown"), await client.delete("/")]
-
-    unknown, wrong = run(ask())
+async def test_unknown_paths_and_methods_are_errors_in_json_too() -> None:
+    async with asking(Guard(length_of_body(), Bind(), key="", log=print)) as client:
+        unknown, wrong = [await client.get("/unknown"), await client.delete("/")]
     assert (unknown.status_code, wrong.status_code, wrong.headers["allow"]) == (404, 405, "POST")
     assert (b"allow", b"POST") in wrong.headers.raw  # in lower case, as a server wants it
     for answer in (unknown, wrong):
@@ -351,7 +308,7 @@ def test_what_a_request_says_is_shown_as_valid_json() -> None:
     assert json.loads(run(ask()).content)["error"]["message"] == "got \\ud800"
 
 
-def test_half_an_answer_does_not_look_like_a_whole_one() -> None:
+async def test_half_an_answer_does_not_look_like_a_whole_one() -> None:
     async def parts() -> AsyncIterator[bytes]:
         yield b"half"
         raise RecordError("no more")
@@ -360,13 +317,9 @@ def test_half_an_answer_does_not_look_like_a_whole_one() -> None:
         return StreamingResponse(parts())
 
     app = Guard(Application([Route("/", stream)]), Bind(), key="", log=print)
-
-    async def ask() -> None:
-        async with listening(app) as address, httpx2.AsyncClient() as client:
-            with pytest.raises(httpx2.RemoteProtocolError):
-                await client.get(address)
-        async with asking(app) as client:
-            with pytest.raises(RecordError, match="no more"):  # for the log of the server
-                await client.get("/")
-
-    run(ask())
+    async with listening(app) as address, httpx2.AsyncClient() as client:
+        with pytest.raises(httpx2.RemoteProtocolError):
+            await client.get(address)
+    async with asking(app) as client:
+        with pytest.raises(RecordError, match="no more"):  # for the log of the server
+            await client.get("/")

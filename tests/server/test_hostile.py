@@ -7,7 +7,7 @@ import resource
 from typing import Any
 
 import pytest
-from tests.server.running import asking, guarded, run
+from tests.server.running import asking, guarded
 
 from silva.engines.local.engine import LocalEngine
 from silva.rendering.renderer import Renderer
@@ -109,16 +109,13 @@ async def well(client: Any) -> None:
 
 
 @pytest.mark.parametrize("name", LETTERS)
-def test_it_is_refused_and_the_server_is_well(engine: LocalEngine, renderer: Renderer, name: str) -> None:
+async def test_it_is_refused_and_the_server_is_well(
+    engine: LocalEngine, renderer: Renderer, name: str
+) -> None:
     path, body = LETTERS[name]
-
-    async def ask() -> Any:
-        async with asking(guarded(engine, renderer)) as client:
-            answer = await client.post(path, content=body)
-            await well(client)
-            return answer
-
-    answer = run(ask())
+    async with asking(guarded(engine, renderer)) as client:
+        answer = await client.post(path, content=body)
+        await well(client)
     assert 400 <= answer.status_code < 500, answer.text[:500]
     error = answer.json()["error"]
     assert set(error) == {"message", "type", "code"} and len(error["message"]) <= 1000
@@ -138,14 +135,10 @@ def test_it_is_refused_and_the_server_is_well(engine: LocalEngine, renderer: Ren
         json.dumps({"prompt": [[65]] * 100, "max_tokens": 0, "echo": True, "logprobs": 1}),
     ],
 )
-def test_the_limits_themselves_are_served(engine: LocalEngine, renderer: Renderer, body: str) -> None:
-    async def ask() -> Any:
-        async with asking(guarded(engine, renderer)) as client:
-            answer = await client.post(COMPLETE, content=body)
-            await well(client)
-            return answer
-
-    answer = run(ask())
+async def test_the_limits_themselves_are_served(engine: LocalEngine, renderer: Renderer, body: str) -> None:
+    async with asking(guarded(engine, renderer)) as client:
+        answer = await client.post(COMPLETE, content=body)
+        await well(client)
     assert answer.status_code == 200, answer.text[:500]
     assert answer.json()["choices"]
 

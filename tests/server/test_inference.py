@@ -80,62 +80,53 @@ async def hung_up(address: str, path: str, body: dict[str, Any]) -> asyncio.Stre
     ],
     ids=["completions", "chat", "stream"],
 )
-def test_a_client_that_goes_away_cancels_its_sampling(
+async def test_a_client_that_goes_away_cancels_its_sampling(
     renderer: Renderer, path: str, body: dict[str, Any]
 ) -> None:
-    async def ask() -> None:
-        engine = Endless()
-        async with listening(guarded(engine, renderer)) as address:
-            writer = await hung_up(address, path, body)
-            await until(lambda: engine.waiting == 4, "the requests reach the engine")
-            writer.close()
-            await until(lambda: engine.cancelled == 4, "the requests are cancelled")
-            engine.go.set()
-            async with connected(address) as peer:
-                answer = await peer.post("/v1/completions", {"prompt": PROMPT})
-            assert answer["choices"][0]["text"] == "b"
-
-    run(ask())
+    engine = Endless()
+    async with listening(guarded(engine, renderer)) as address:
+        writer = await hung_up(address, path, body)
+        await until(lambda: engine.waiting == 4, "the requests reach the engine")
+        writer.close()
+        await until(lambda: engine.cancelled == 4, "the requests are cancelled")
+        engine.go.set()
+        async with connected(address) as peer:
+            answer = await peer.post("/v1/completions", {"prompt": PROMPT})
+        assert answer["choices"][0]["text"] == "b"
 
 
-def test_it_frees_the_place_in_the_local_engine(engine: LocalEngine, renderer: Renderer) -> None:
-    async def ask() -> None:
-        body = {"prompt": [PROMPT] * 4, "max_tokens": 200, "stop_token_ids": []}
-        async with listening(guarded(engine, renderer)) as address:
-            writer = await hung_up(address, "/v1/completions", body)
-            await until(lambda: engine.running == 4, "every place is taken")
-            writer.close()
-            async with connected(address) as peer:
-                answer = await peer.post("/v1/completions", {"prompt": PROMPT, "max_tokens": 1}, timeout=20)
-            assert answer["usage"]["completion_tokens"] == 1
-            assert engine.running == 0 and engine.stats.decode_tokens < 4 * 199
-
-    run(ask())
+async def test_it_frees_the_place_in_the_local_engine(engine: LocalEngine, renderer: Renderer) -> None:
+    body = {"prompt": [PROMPT] * 4, "max_tokens": 200, "stop_token_ids": []}
+    async with listening(guarded(engine, renderer)) as address:
+        writer = await hung_up(address, "/v1/completions", body)
+        await until(lambda: engine.running == 4, "every place is taken")
+        writer.close()
+        async with connected(address) as peer:
+            answer = await peer.post("/v1/completions", {"prompt": PROMPT, "max_tokens": 1}, timeout=20)
+        assert answer["usage"]["completion_tokens"] == 1
+        assert engine.running == 0 and engine.stats.decode_tokens < 4 * 199
 
 
-def test_too_much_at_once_is_refused_with_a_time_to_try_again(renderer: Renderer) -> None:
-    async def ask() -> None:
-        engine = Endless()
-        async with asking(guarded(engine, renderer, waiting=4, tokens=100)) as client:
+async def test_too_much_at_once_is_refused_with_a_time_to_try_again(renderer: Renderer) -> None:
+    engine = Endless()
+    async with asking(guarded(engine, renderer, waiting=4, tokens=100)) as client:
 
-            async def complete(**body: Any) -> Any:
-                return await client.post("/v1/completions", json={"prompt": PROMPT} | body)
+        async def complete(**body: Any) -> Any:
+            return await client.post("/v1/completions", json={"prompt": PROMPT} | body)
 
-            first = asyncio.ensure_future(complete(n=3))
-            await until(lambda: engine.waiting == 3, "the engine has them")
-            refused = await complete(n=2)
-            assert (refused.status_code, refused.headers["retry-after"]) == (429, "1")
-            assert refused.json()["error"]["code"] == "rate_limit_exceeded"
-            assert (await complete(prompt=[1] * 41)).status_code == 429  # tokens: 60 + 41
-            assert (await complete(n=5)).status_code == 400  # never possible
-            engine.go.set()
-            assert (await first).status_code == 200
-            assert (await complete(n=4)).status_code == 200
-
-    run(ask())
+        first = asyncio.ensure_future(complete(n=3))
+        await until(lambda: engine.waiting == 3, "the engine has them")
+        refused = await complete(n=2)
+        assert (refused.status_code, refused.headers["retry-after"]) == (429, "1")
+        assert refused.json()["error"]["code"] == "rate_limit_exceeded"
+        assert (await complete(prompt=[1] * 41)).status_code == 429  # tokens: 60 + 41
+        assert (await complete(n=5)).status_code == 400  # never possible
+        engine.go.set()
+        assert (await first).status_code == 200
+        assert (await complete(n=4)).status_code == 200
 
 
-def test_one_failure_of_the_engine_fails_the_request_and_cancels_its_other_samples(
+async def test_one_failure_of_the_engine_fails_the_request_and_cancels_its_other_samples(
     renderer: Renderer,
 ) -> None:
     class Broken(Endless):
@@ -144,74 +135,67 @@ def test_one_failure_of_the_engine_fails_the_request_and_cancels_its_other_sampl
                 raise EngineError("the forward pass failed")
             return await super().sample(tokens, params, session=session)
 
-    async def ask() -> None:
-        engine = Broken()
-        async with asking(guarded(engine, renderer)) as client:
-            answer = await client.post("/v1/completions", json={"prompt": PROMPT, "n": 3, "seed": 9})
-            assert answer.status_code == 500
-            assert answer.json()["error"] == {
-                "message": "the forward pass failed", "type": "EngineError", "code": None,
-            }  # fmt: skip
-            assert engine.waiting == 0
-
-    run(ask())
+    engine = Broken()
+    async with asking(guarded(engine, renderer)) as client:
+        answer = await client.post("/v1/completions", json={"prompt": PROMPT, "n": 3, "seed": 9})
+        assert answer.status_code == 500
+        assert answer.json()["error"] == {
+            "message": "the forward pass failed", "type": "EngineError", "code": None,
+        }  # fmt: skip
+        assert engine.waiting == 0
 
 
-def test_a_snapshot_is_loaded_and_its_version_is_on_every_token(
+async def test_a_snapshot_is_loaded_and_its_version_is_on_every_token(
     engine: LocalEngine, renderer: Renderer, weights: Path, tmp_path: Path
 ) -> None:
     lines: list[str] = []
     digest = weight_folder(weights).digest
-
-    async def ask() -> None:
-        app = guarded(engine, renderer, folders=(tmp_path,), lines=lines)
-        bind = Bind(unix=str(tmp_path / "s"))
-        async with listening(app, bind) as address, connected(address) as peer:
-            folder = {"path": str(weights), "digest": digest}
-            assert await peer.post("/load", {"version": 7, "folder": folder}) == {"version": 7}
-            body = {"prompt": PROMPT, "return_token_ids": True, "max_tokens": 2, "stop_token_ids": []}
-            found = await peer.post("/v1/completions", body)
-            assert found["choices"][0]["silva"]["versions"] == [7, 7]
-            answer = await peer.post("/update_weights", {"weight_dir": str(weights)})
-            assert answer == {"status": "ok", "version": 8}
-            assert (await peer.post("/load", {"version": 3, "folder": folder}))["version"] == 3
-            assert await peer.post("/sleep") == {}
-            alive = await peer.get("/alive")
-            assert alive.pop("counts")["decode_tokens"] == engine.stats.decode_tokens > 0
-            assert alive.pop("weights") == weight_folder(weights).digest
-            assert alive == {
-                "role": "inference", "version": 3, "pid": os.getpid(), "silva": __version__,
-            }  # fmt: skip
-            for body, status, words in (
-                ({"version": 9, "folder": folder | {"digest": "0"}}, 409, "digest"),
-                ({"version": 9, "folder": {"path": "/etc", "digest": "0"}}, 400, "outside the folders"),
-                ({"version": 9, "folder": {"path": "weights", "digest": "0"}}, 400, "absolute"),
-                ({"version": 9, "folder": {"path": f"{weights}/../..", "digest": "0"}}, 400, "outside"),
-                ({"version": 9, "folder": {"path": f"{weights}/no", "digest": "0"}}, 400, "no folder"),
-                ({"version": 9, "folder": {"path": f"{weights}/\0", "digest": "0"}}, 400, "absolute"),
-                (
-                    {"version": 9, "folder": {"path": f"{weights}/{'a' * 300}", "digest": "0"}},
-                    400,
-                    "no folder|cannot be read",
-                ),
-                ({"version": 9, "folder": None}, 400, "folder"),  # it would give old weights a new name
-                ({"version": -1, "folder": folder}, 400, "version"),
-                ({"version": True, "folder": folder}, 400, "version"),
-                ({}, 400, "version"),
-            ):
-                with pytest.raises(Refused, match=words) as refused:
-                    await peer.post("/load", body)
-                assert refused.value.status == status
-            empty = tmp_path / "empty"
-            empty.mkdir()
-            (tmp_path / "link").symlink_to("/etc")
-            for path, status in ((empty, 409), (tmp_path / "link", 400), ("/etc", 400)):
-                with pytest.raises(Refused) as refused:
-                    await peer.post("/update_weights", {"weight_dir": str(path)})
-                assert refused.value.status == status
-            assert (await peer.get("/alive"))["version"] == 3
-
-    run(ask())
+    app = guarded(engine, renderer, folders=(tmp_path,), lines=lines)
+    bind = Bind(unix=str(tmp_path / "s"))
+    async with listening(app, bind) as address, connected(address) as peer:
+        folder = {"path": str(weights), "digest": digest}
+        assert await peer.post("/load", {"version": 7, "folder": folder}) == {"version": 7}
+        body = {"prompt": PROMPT, "return_token_ids": True, "max_tokens": 2, "stop_token_ids": []}
+        found = await peer.post("/v1/completions", body)
+        assert found["choices"][0]["silva"]["versions"] == [7, 7]
+        answer = await peer.post("/update_weights", {"weight_dir": str(weights)})
+        assert answer == {"status": "ok", "version": 8}
+        assert (await peer.post("/load", {"version": 3, "folder": folder}))["version"] == 3
+        assert await peer.post("/sleep") == {}
+        alive = await peer.get("/alive")
+        assert alive.pop("counts")["decode_tokens"] == engine.stats.decode_tokens > 0
+        assert alive.pop("weights") == weight_folder(weights).digest
+        assert alive == {
+            "role": "inference", "version": 3, "pid": os.getpid(), "silva": __version__,
+        }  # fmt: skip
+        for body, status, words in (
+            ({"version": 9, "folder": folder | {"digest": "0"}}, 409, "digest"),
+            ({"version": 9, "folder": {"path": "/etc", "digest": "0"}}, 400, "outside the folders"),
+            ({"version": 9, "folder": {"path": "weights", "digest": "0"}}, 400, "absolute"),
+            ({"version": 9, "folder": {"path": f"{weights}/../..", "digest": "0"}}, 400, "outside"),
+            ({"version": 9, "folder": {"path": f"{weights}/no", "digest": "0"}}, 400, "no folder"),
+            ({"version": 9, "folder": {"path": f"{weights}/\0", "digest": "0"}}, 400, "absolute"),
+            (
+                {"version": 9, "folder": {"path": f"{weights}/{'a' * 300}", "digest": "0"}},
+                400,
+                "no folder|cannot be read",
+            ),
+            ({"version": 9, "folder": None}, 400, "folder"),  # it would give old weights a new name
+            ({"version": -1, "folder": folder}, 400, "version"),
+            ({"version": True, "folder": folder}, 400, "version"),
+            ({}, 400, "version"),
+        ):
+            with pytest.raises(Refused, match=words) as refused:
+                await peer.post("/load", body)
+            assert refused.value.status == status
+        empty = tmp_path / "empty"
+        empty.mkdir()
+        (tmp_path / "link").symlink_to("/etc")
+        for path, status in ((empty, 409), (tmp_path / "link", 400), ("/etc", 400)):
+            with pytest.raises(Refused) as refused:
+                await peer.post("/update_weights", {"weight_dir": str(path)})
+            assert refused.value.status == status
+        assert (await peer.get("/alive"))["version"] == 3
     assert lines == [f"weights: version {version}" for version in (7, 8, 3)]
 
 
@@ -266,7 +250,7 @@ def test_health_says_why_an_engine_is_not_well(renderer: Renderer) -> None:
     run(stuck())
 
 
-def test_an_engine_that_serves_others_is_healthy_though_it_has_no_place_for_the_probe(
+async def test_an_engine_that_serves_others_is_healthy_though_it_has_no_place_for_the_probe(
     renderer: Renderer,
 ) -> None:
     class Full(Endless):
@@ -277,28 +261,22 @@ def test_an_engine_that_serves_others_is_healthy_though_it_has_no_place_for_the_
                 return await super().sample(tokens, params, session=session)
             return await ScriptedEngine.sample(self, tokens, params, session=session)
 
-    async def ask() -> int:
-        engine = Full()
-        async with asking(guarded(engine, renderer, health_seconds=0.5)) as client:
-            health = asyncio.ensure_future(client.get("/health"))
-            await until(lambda: engine.waiting == 1, "the probe waits")
-            assert (await client.post("/v1/completions", json={"prompt": PROMPT})).status_code == 200
-            return (await health).status_code
-
-    assert run(ask()) == 200
+    engine = Full()
+    async with asking(guarded(engine, renderer, health_seconds=0.5)) as client:
+        health = asyncio.ensure_future(client.get("/health"))
+        await until(lambda: engine.waiting == 1, "the probe waits")
+        assert (await client.post("/v1/completions", json={"prompt": PROMPT})).status_code == 200
+        found = (await health).status_code
+    assert found == 200
 
 
-def test_metrics_count_requests_tokens_and_seconds(renderer: Renderer) -> None:
+async def test_metrics_count_requests_tokens_and_seconds(renderer: Renderer) -> None:
     engine = says(renderer, "yes")
     engine.version = 4
-
-    async def ask() -> Any:
-        async with asking(guarded(engine, renderer)) as client:
-            for body in ({"prompt": PROMPT}, {"prompt": PROMPT, "n": 2}, {"prompt": []}, {"prompt": [999]}):
-                await client.post("/v1/completions", json=body)
-            return await client.get("/metrics")
-
-    answer = run(ask())
+    async with asking(guarded(engine, renderer)) as client:
+        for body in ({"prompt": PROMPT}, {"prompt": PROMPT, "n": 2}, {"prompt": []}, {"prompt": [999]}):
+            await client.post("/v1/completions", json=body)
+        answer = await client.get("/metrics")
     assert answer.headers["content-type"] == "text/plain; version=0.0.4; charset=utf-8"
     values = dict(line.rsplit(" ", 1) for line in answer.text.splitlines() if not line.startswith("#"))
     assert values['silva_requests_total{route="/v1/completions",status="200"}'] == "2"
@@ -309,12 +287,9 @@ def test_metrics_count_requests_tokens_and_seconds(renderer: Renderer) -> None:
     assert float(values['silva_request_seconds_total{route="/v1/completions"}']) > 0
 
 
-def test_capabilities_and_models_say_what_there_is(engine: LocalEngine, renderer: Renderer) -> None:
-    async def ask() -> Any:
-        async with asking(guarded(engine, renderer)) as client:
-            return [(await client.get(path)).json() for path in ("/capabilities", "/v1/models")]
-
-    able, models = run(ask())
+async def test_capabilities_and_models_say_what_there_is(engine: LocalEngine, renderer: Renderer) -> None:
+    async with asking(guarded(engine, renderer)) as client:
+        able, models = [(await client.get(path)).json() for path in ("/capabilities", "/v1/models")]
     assert able["memory_per_token"] == pytest.approx(engine.memory(1, CONTEXT) / CONTEXT)
     del able["memory_per_token"], able["weights"]
     assert able == {
@@ -325,14 +300,10 @@ def test_capabilities_and_models_say_what_there_is(engine: LocalEngine, renderer
     assert [(m["id"], m["max_model_len"]) for m in models["data"]] == [(MODEL, CONTEXT)]
 
 
-def test_the_openapi_document_has_every_route_and_the_limits_of_the_model(renderer: Renderer) -> None:
+async def test_the_openapi_document_has_every_route_and_the_limits_of_the_model(renderer: Renderer) -> None:
     app = guarded(says(renderer, "yes"), renderer)
-
-    async def ask() -> Any:
-        async with asking(app) as client:
-            return (await client.get("/openapi.json")).json()
-
-    document = run(ask())
+    async with asking(app) as client:
+        document = (await client.get("/openapi.json")).json()
     assert document["openapi"] == "3.1.0"
     routes = {(method, path) for path, found in document["paths"].items() for method in found}
     served = {
@@ -349,7 +320,7 @@ def test_the_openapi_document_has_every_route_and_the_limits_of_the_model(render
     assert references <= schemas.keys()
 
 
-def test_a_load_waits_for_the_one_before_it(renderer: Renderer, tmp_path: Path) -> None:
+async def test_a_load_waits_for_the_one_before_it(renderer: Renderer, tmp_path: Path) -> None:
     order: list[str] = []
     folder = {"path": str(tmp_path), "digest": "0"}
 
@@ -361,12 +332,9 @@ def test_a_load_waits_for_the_one_before_it(renderer: Renderer, tmp_path: Path) 
             await super().load(snapshot)
             order.append(f"end {snapshot.version}")
 
-    async def ask() -> None:
-        async with asking(guarded(Loading(lambda tokens, params: [1]), renderer)) as client:
-            bodies = [{"version": version, "folder": folder} for version in (1, 2)]
-            await asyncio.gather(*(client.post("/load", json=body) for body in bodies))
-
-    run(ask())
+    async with asking(guarded(Loading(lambda tokens, params: [1]), renderer)) as client:
+        bodies = [{"version": version, "folder": folder} for version in (1, 2)]
+        await asyncio.gather(*(client.post("/load", json=body) for body in bodies))
     assert order in (["begin 1", "end 1", "begin 2", "end 2"], ["begin 2", "end 2", "begin 1", "end 1"])
 
 

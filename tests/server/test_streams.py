@@ -217,67 +217,55 @@ def text_of(chunk: Any) -> str:
 
 
 @PATHS
-def test_the_first_piece_comes_before_the_last_token_is_sampled(renderer: Renderer, path: str) -> None:
-    async def ask() -> None:
-        engine = Waiting(renderer, "hello")
-        async with listening(guarded(engine, renderer)) as address, client_of(address) as client:
-            text, reasons = "", []
-            async for chunk in await asked(client, path):
-                text += text_of(chunk)
-                reasons.append(chunk.choices[0].finish_reason)
-                if text == "hello" and not engine.go.is_set():
-                    assert reasons == [None] * len(reasons)
-                    engine.go.set()
-            assert (text, reasons[-1]) == ("hello", "stop")
-
-    run(ask())
+async def test_the_first_piece_comes_before_the_last_token_is_sampled(renderer: Renderer, path: str) -> None:
+    engine = Waiting(renderer, "hello")
+    async with listening(guarded(engine, renderer)) as address, client_of(address) as client:
+        text, reasons = "", []
+        async for chunk in await asked(client, path):
+            text += text_of(chunk)
+            reasons.append(chunk.choices[0].finish_reason)
+            if text == "hello" and not engine.go.is_set():
+                assert reasons == [None] * len(reasons)
+                engine.go.set()
+        assert (text, reasons[-1]) == ("hello", "stop")
 
 
 @PATHS
-def test_an_error_after_the_first_piece_is_the_last_event(renderer: Renderer, path: str) -> None:
+async def test_an_error_after_the_first_piece_is_the_last_event(renderer: Renderer, path: str) -> None:
     lines: list[str] = []
-
-    async def ask() -> None:
-        engine = Waiting(renderer, "hello", EngineError("sampling failed: broken"))
-        async with (
-            listening(guarded(engine, renderer, lines=lines)) as address,
-            client_of(address) as client,
-            connected(address) as peer,
-        ):
-            text = ""
-            with pytest.raises(openai.APIError, match="sampling failed: broken") as caught:
-                async for chunk in await asked(client, path):
-                    text += text_of(chunk)
-                    engine.go.set()
-            assert text == "hello" and caught.value.type == "EngineError"
-            await until(lambda: bool(lines), "the error is in the log")
-            assert (await peer.get("/alive"))["role"] == "inference"  # and it goes on
-
-    run(ask())
+    engine = Waiting(renderer, "hello", EngineError("sampling failed: broken"))
+    async with (
+        listening(guarded(engine, renderer, lines=lines)) as address,
+        client_of(address) as client,
+        connected(address) as peer,
+    ):
+        text = ""
+        with pytest.raises(openai.APIError, match="sampling failed: broken") as caught:
+            async for chunk in await asked(client, path):
+                text += text_of(chunk)
+                engine.go.set()
+        assert text == "hello" and caught.value.type == "EngineError"
+        await until(lambda: bool(lines), "the error is in the log")
+        assert (await peer.get("/alive"))["role"] == "inference"  # and it goes on
     assert "500 EngineError: sampling failed: broken" in lines[0]
 
 
-def test_an_error_before_the_first_piece_is_an_answer(renderer: Renderer) -> None:
-    async def ask() -> None:
-        async with asking(guarded(says(renderer, "yes"), renderer)) as client:
-            body = {"prompt": "a" * CONTEXT, "stream": True}
-            answer = await client.post(COMPLETE, json=body)
-            assert (answer.status_code, answer.json()["error"]["code"]) == (400, "context_length_exceeded")
-
-    run(ask())
+async def test_an_error_before_the_first_piece_is_an_answer(renderer: Renderer) -> None:
+    async with asking(guarded(says(renderer, "yes"), renderer)) as client:
+        body = {"prompt": "a" * CONTEXT, "stream": True}
+        answer = await client.post(COMPLETE, json=body)
+        assert (answer.status_code, answer.json()["error"]["code"]) == (400, "context_length_exceeded")
 
 
 @PATHS
-def test_a_client_that_goes_away_in_the_middle_cancels_the_sampling(renderer: Renderer, path: str) -> None:
+async def test_a_client_that_goes_away_in_the_middle_cancels_the_sampling(
+    renderer: Renderer, path: str
+) -> None:
     engine = Waiting(renderer, "hello")
-
-    async def ask() -> None:
-        async with listening(guarded(engine, renderer)) as address, client_of(address) as client:
-            stream = await asked(client, path)
-            async for _ in stream:
-                break
-            await stream.close()
-            await until(lambda: engine.cancelled > 0, "the sampling is cancelled")
-
-    run(ask())
+    async with listening(guarded(engine, renderer)) as address, client_of(address) as client:
+        stream = await asked(client, path)
+        async for _ in stream:
+            break
+        await stream.close()
+        await until(lambda: engine.cancelled > 0, "the sampling is cancelled")
     assert engine.cancelled == 1

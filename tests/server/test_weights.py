@@ -8,7 +8,7 @@ from typing import Any
 
 from scripted_engine import ScriptedEngine
 from tests import virtual_clock
-from tests.server.running import asking, guarded, run, says
+from tests.server.running import asking, guarded, says
 from tests.virtual_clock import LoopClock, now
 
 from silva.errors import ModelError
@@ -88,17 +88,15 @@ def test_answers_name_the_weights_they_were_computed_with(renderer: Renderer, tm
     )  # another process, other weights
 
 
-def test_a_load_that_fails_leaves_the_name(renderer: Renderer, tmp_path: Path) -> None:
+async def test_a_load_that_fails_leaves_the_name(renderer: Renderer, tmp_path: Path) -> None:
     class Refusing(ScriptedEngine):
         async def load(self, snapshot: Snapshot) -> None:
             if snapshot.version == 2:
                 raise ModelError("not these")
 
-    async def ask() -> list[str]:
-        async with asking(guarded(Refusing(lambda tokens, params: [1]), renderer)) as client:
-            server = Owned(tmp_path, client)
-            assert (await server.load("", "a", 1))[0] == 200
-            assert (await server.load("", "b", 2))[0] == 409
-            return (await client.get("/alive")).json()["weights"]
-
-    assert run(ask()) == "a"
+    async with asking(guarded(Refusing(lambda tokens, params: [1]), renderer)) as client:
+        server = Owned(tmp_path, client)
+        assert (await server.load("", "a", 1))[0] == 200
+        assert (await server.load("", "b", 2))[0] == 409
+        found = (await client.get("/alive")).json()["weights"]
+    assert found == "a"

@@ -201,22 +201,18 @@ def test_what_may_have_been_charged_counts_in_full(clock) -> None:
         call(one, [], tokens=(100, 301))
 
 
-def test_a_request_that_is_cancelled_on_its_way_may_have_been_charged(clock) -> None:
+async def test_a_request_that_is_cancelled_on_its_way_may_have_been_charged(clock) -> None:
     one = requests(input=1000.0, output=1000.0, most=1.0)
+    sent = asyncio.Event()
 
-    async def go() -> None:
-        sent = asyncio.Event()
+    async def send() -> Any:
+        sent.set()
+        await asyncio.Event().wait()
 
-        async def send() -> Any:
-            sent.set()
-            await asyncio.Event().wait()
-
-        asked = asyncio.ensure_future(one.call(send, most=Usage(100, 200), seed=0))
-        await sent.wait()
-        asked.cancel()
-        await asyncio.gather(asked, return_exceptions=True)
-
-    asyncio.run(go())
+    asked = asyncio.ensure_future(one.call(send, most=Usage(100, 200), seed=0))
+    await sent.wait()
+    asked.cancel()
+    await asyncio.gather(asked, return_exceptions=True)
     assert (one.counts.unknown_cost, one._held) == (pytest.approx(0.3), 0.0)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from tests.engines.http_park import Park, Slow, counting, run, until
+from tests.engines.http_park import Park, Slow, counting, until
 from tests.engines.inference_server import CUT, HANG
 from tests.virtual_clock import InLine
 
@@ -28,40 +28,31 @@ def local(tiny_model: LoadedModel) -> LocalEngine:
     return LocalEngine(tiny_model, LocalEngineSettings(context=64), InLine())
 
 
-def test_answers_are_those_of_the_engine_behind_it_to_the_last_bit(local, tmp_path) -> None:
+async def test_answers_are_those_of_the_engine_behind_it_to_the_last_bit(local, tmp_path) -> None:
     params = SamplingParams(8, temperature=0.7, top_p=0.9, seed=(1 << 63) - 5, stop_token_ids=(3, 4))
-
-    async def work() -> None:
-        async with Park(tmp_path, [local]) as park:
-            expected = await local.sample(PROMPT, params)
-            found = await park.engine.sample(PROMPT, params)
-            assert found == expected.__class__(
-                *(getattr(expected, name) for name in expected.__slots__[:-1]), found.cached_tokens
-            )
-            assert found.cached_tokens > 0  # the same prompt again
-            assert await park.engine.score(PROMPT, 5) == await local.score(PROMPT, 5)
-            assert park.engine.memory(3, 7) == pytest.approx(local.memory(1, 1) * 21)
-            assert park.engine.machine == local.machine and park.engine.notes == list(local.notes)
-            assert park.engine.capabilities == EngineCapabilities(
-                context=local.capabilities.context, loads=local.capabilities.loads - {"shared"}
-            )
-
-    run(work())
+    async with Park(tmp_path, [local]) as park:
+        expected = await local.sample(PROMPT, params)
+        found = await park.engine.sample(PROMPT, params)
+        assert found == expected.__class__(
+            *(getattr(expected, name) for name in expected.__slots__[:-1]), found.cached_tokens
+        )
+        assert found.cached_tokens > 0  # the same prompt again
+        assert await park.engine.score(PROMPT, 5) == await local.score(PROMPT, 5)
+        assert park.engine.memory(3, 7) == pytest.approx(local.memory(1, 1) * 21)
+        assert park.engine.machine == local.machine and park.engine.notes == list(local.notes)
+        assert park.engine.capabilities == EngineCapabilities(
+            context=local.capabilities.context, loads=local.capabilities.loads - {"shared"}
+        )
 
 
-def test_the_context_is_the_smaller_one_and_limits_the_answer(local, tmp_path) -> None:
-    async def work() -> None:
-        async with Park(tmp_path, [local], context=24) as park:
-            found = await park.engine.sample(PROMPT, SamplingParams(9))
-            assert (len(found.tokens), found.stop_reason) == (4, "context_overflow")
-            assert (await park.engine.sample(PROMPT, SamplingParams(4))).stop_reason == "length"
-            with pytest.raises(
-                ContextOverflow, match="prompt of 24 tokens leaves no room in a context of 24"
-            ):
-                await park.engine.sample(list(range(24)), SamplingParams(1))
-            assert park.sent() == [2]
-
-    run(work())
+async def test_the_context_is_the_smaller_one_and_limits_the_answer(local, tmp_path) -> None:
+    async with Park(tmp_path, [local], context=24) as park:
+        found = await park.engine.sample(PROMPT, SamplingParams(9))
+        assert (len(found.tokens), found.stop_reason) == (4, "context_overflow")
+        assert (await park.engine.sample(PROMPT, SamplingParams(4))).stop_reason == "length"
+        with pytest.raises(ContextOverflow, match="prompt of 24 tokens leaves no room in a context of 24"):
+            await park.engine.sample(list(range(24)), SamplingParams(1))
+        assert park.sent() == [2]
 
 
 def test_before_it_is_connected_nobody_knows_what_the_servers_can_do(tmp_path) -> None:
@@ -72,48 +63,39 @@ def test_before_it_is_connected_nobody_knows_what_the_servers_can_do(tmp_path) -
             getattr(engine, name)
 
 
-def test_turns_of_a_session_and_shared_prompts_go_where_the_prefix_is(tmp_path) -> None:
-    async def work() -> None:
-        async with Park(tmp_path, [counting(), counting(), counting()]) as park:
-            await asyncio.gather(*(park.ask([i], session=f"s{i}") for i in range(6)))
-            assert park.sent() == [2, 2, 2]
-            for turn in range(3):
-                await park.ask([1, turn], session="s1")
-            assert park.sent() == [2, 5, 2]
-            long = list(range(200))
-            await park.ask(*[long] * 4)  # no session: samples of one prompt stay together
-            assert sorted(park.sent()) == [2, 5, 6]
-            await park.ask([*long, *range(40)])  # 128 of 240 tokens are known there
-            assert sorted(park.sent()) == [2, 5, 7]
-            await park.ask([*long[:64], *range(500, 700)])  # 64 of 264 are not worth it
-            assert sorted(park.sent()) == [3, 5, 7]
-
-    run(work())
+async def test_turns_of_a_session_and_shared_prompts_go_where_the_prefix_is(tmp_path) -> None:
+    async with Park(tmp_path, [counting(), counting(), counting()]) as park:
+        await asyncio.gather(*(park.ask([i], session=f"s{i}") for i in range(6)))
+        assert park.sent() == [2, 2, 2]
+        for turn in range(3):
+            await park.ask([1, turn], session="s1")
+        assert park.sent() == [2, 5, 2]
+        long = list(range(200))
+        await park.ask(*[long] * 4)  # no session: samples of one prompt stay together
+        assert sorted(park.sent()) == [2, 5, 6]
+        await park.ask([*long, *range(40)])  # 128 of 240 tokens are known there
+        assert sorted(park.sent()) == [2, 5, 7]
+        await park.ask([*long[:64], *range(500, 700)])  # 64 of 264 are not worth it
+        assert sorted(park.sent()) == [3, 5, 7]
 
 
 @pytest.mark.parametrize("fault", [CUT, (500, "EngineError"), (503, ""), (429, "")], ids=str)
-def test_what_may_pass_is_sent_again_to_another_server_first(fault, tmp_path) -> None:
-    async def work() -> None:
-        async with Park(tmp_path, [counting(), counting()]) as park:
-            first = park.servers[0]
-            first.fault = lambda path, body: fault if path == "/v1/completions" else None
-            assert await park.ask([7]) == [(8, 9, 10)]
-            assert park.sent() == [1, 1]
-            bodies = [server.called("/v1/completions")[0] for server in park.servers]
-            assert bodies[0] == bodies[1]
-
-    run(work())
+async def test_what_may_pass_is_sent_again_to_another_server_first(fault, tmp_path) -> None:
+    async with Park(tmp_path, [counting(), counting()]) as park:
+        first = park.servers[0]
+        first.fault = lambda path, body: fault if path == "/v1/completions" else None
+        assert await park.ask([7]) == [(8, 9, 10)]
+        assert park.sent() == [1, 1]
+        bodies = [server.called("/v1/completions")[0] for server in park.servers]
+        assert bodies[0] == bodies[1]
 
 
-def test_with_one_server_the_same_request_is_tried_there_again(tmp_path) -> None:
-    async def work() -> None:
-        async with Park(tmp_path, [counting()]) as park:
-            server = park.servers[0]
-            server.fault = lambda path, body: CUT if path != "/alive" and park.sent() == [1] else None
-            assert await park.ask([7]) == [(8, 9, 10)]
-            assert park.sent() == [2] and park.said == []
-
-    run(work())
+async def test_with_one_server_the_same_request_is_tried_there_again(tmp_path) -> None:
+    async with Park(tmp_path, [counting()]) as park:
+        server = park.servers[0]
+        server.fault = lambda path, body: CUT if path != "/alive" and park.sent() == [1] else None
+        assert await park.ask([7]) == [(8, 9, 10)]
+        assert park.sent() == [2] and park.said == []
 
 
 @pytest.mark.parametrize(
@@ -127,129 +109,102 @@ def test_with_one_server_the_same_request_is_tried_there_again(tmp_path) -> None
     ],
     ids=str,
 )
-def test_what_is_raised_says_what_the_server_said(fault, kind, sent, tmp_path) -> None:
-    async def work() -> None:
-        async with Park(tmp_path, [counting()], retries=1) as park:
-            park.servers[0].fault = lambda path, body: fault if path == "/v1/completions" else None
-            tries = r" \(after 2 tries\)" if sent == 2 else ""
-            with pytest.raises(kind, match=f"HTTP {fault[0]}: as planned{tries}") as caught:
-                await park.ask([7])
-            assert type(caught.value) is kind
-            assert park.sent() == [sent]
-
-    run(work())
+async def test_what_is_raised_says_what_the_server_said(fault, kind, sent, tmp_path) -> None:
+    async with Park(tmp_path, [counting()], retries=1) as park:
+        park.servers[0].fault = lambda path, body: fault if path == "/v1/completions" else None
+        tries = r" \(after 2 tries\)" if sent == 2 else ""
+        with pytest.raises(kind, match=f"HTTP {fault[0]}: as planned{tries}") as caught:
+            await park.ask([7])
+        assert type(caught.value) is kind
+        assert park.sent() == [sent]
 
 
-def test_cancelling_a_request_ends_it_on_the_server(tmp_path) -> None:
-    async def work() -> None:
-        slow = Slow()
-        async with Park(tmp_path, [slow]) as park:
-            asked = asyncio.ensure_future(park.ask([1]))
-            await until(lambda: park.sent() == [1])
-            asked.cancel()
-            await asyncio.wait({asked})
-            assert asked.cancelled()
-            await until(lambda: park.servers[0].cancelled == 1)
-            assert slow.requests == []
-            slow.go.set()
-            assert await park.ask([2]) == [(1,)]  # the engine is as it was
-
-    run(work())
+async def test_cancelling_a_request_ends_it_on_the_server(tmp_path) -> None:
+    slow = Slow()
+    async with Park(tmp_path, [slow]) as park:
+        asked = asyncio.ensure_future(park.ask([1]))
+        await until(lambda: park.sent() == [1])
+        asked.cancel()
+        await asyncio.wait({asked})
+        assert asked.cancelled()
+        await until(lambda: park.servers[0].cancelled == 1)
+        assert slow.requests == []
+        slow.go.set()
+        assert await park.ask([2]) == [(1,)]  # the engine is as it was
 
 
-def test_a_server_that_hangs_is_taken_out_and_its_requests_go_to_another(tmp_path) -> None:
-    async def work() -> None:
-        async with Park(tmp_path, [counting(), counting()]) as park:
-            first = park.servers[0]
-            first.fault = lambda path, body: HANG
-            asked = asyncio.ensure_future(park.ask([7], [17]))
-            assert await asked == [(8, 9, 10), (18, 19, 20)]
-            assert park.sent() == [1, 2]
-            assert len(park.said) == 1
-            assert park.said[0].startswith(f"inference at {first.address} does not answer (0.")
-            assert park.said[0].endswith("s): its requests go to others")
-            first.fault = lambda path, body: None
-            await until(lambda: len(park.said) == 2)
-            assert f"{first.address} is back after" in park.said[1]
-            await park.ask([1], [2])
-            assert park.sent() == [2, 3]
-
-    run(work())
-
-
-def test_without_any_server_it_says_what_each_of_them_said_last(tmp_path) -> None:
-    async def work() -> None:
-        async with Park(tmp_path, [counting(), counting()], patience=0.3) as park:
-            await park.servers[0].stop()
-            park.servers[1].fault = lambda path, body: HANG
-            await until(lambda: len(park.said) == 2)
-            with pytest.raises(EngineError, match=r"no inference server for 0\.3 s") as caught:
-                await park.ask([1])
-            for server, words in zip(park.servers, ("ConnectError", "no answer to /alive"), strict=True):
-                assert server.address in str(caught.value) and words in str(caught.value)
-
-    run(work())
-
-
-def test_a_wrong_key_ends_it_at_once(tmp_path) -> None:
-    async def work() -> None:
-        park = Park(tmp_path, [counting()], patience=1000.0)
-        park.servers[0].fault = lambda path, body: (401, "")
-        await park.servers[0].start()
-        with pytest.raises(EngineError, match=r"no inference server can be used.*HTTP 401: as planned"):
-            await park.engine.connect()
-        await park.__aexit__()
-
-    run(work())
-
-
-def test_servers_that_start_later_are_waited_for(tmp_path) -> None:
-    async def work() -> None:
-        park = Park(tmp_path, [counting(), counting()])
-        connecting = asyncio.ensure_future(park.engine.connect())
-        await until(lambda: "ConnectError" in park.engine._servers.all[1].words)
-        await park.servers[0].start()
-        await connecting
-        assert await park.ask([7]) == [(8, 9, 10)]
-        await park.servers[1].start()
-        await until(lambda: len(park.engine._servers.live) == 2)
+async def test_a_server_that_hangs_is_taken_out_and_its_requests_go_to_another(tmp_path) -> None:
+    async with Park(tmp_path, [counting(), counting()]) as park:
+        first = park.servers[0]
+        first.fault = lambda path, body: HANG
+        asked = asyncio.ensure_future(park.ask([7], [17]))
+        assert await asked == [(8, 9, 10), (18, 19, 20)]
+        assert park.sent() == [1, 2]
+        assert len(park.said) == 1
+        assert park.said[0].startswith(f"inference at {first.address} does not answer (0.")
+        assert park.said[0].endswith("s): its requests go to others")
+        first.fault = lambda path, body: None
+        await until(lambda: len(park.said) == 2)
+        assert f"{first.address} is back after" in park.said[1]
         await park.ask([1], [2])
-        assert park.sent() == [2, 1]
-        assert park.said == ["waiting for an inference server, 10 s at most"]
-        await park.__aexit__()
-
-    run(work())
+        assert park.sent() == [2, 3]
 
 
-def test_one_that_joins_later_must_keep_what_was_promised(tmp_path) -> None:
-    async def work() -> None:
-        small = counting()
-        small.capabilities = EngineCapabilities(context=16)
-        park = Park(tmp_path, [counting(), small])
-        await park.servers[0].start()
-        await park.engine.connect()
-        await park.servers[1].start()
-        await until(lambda: "context of 16, expected at least" in park.engine._servers.all[1].words)
-        assert len(park.engine._servers.live) == 1
-        await park.__aexit__()
-
-    run(work())
-
-
-def test_sleep_goes_to_every_server(tmp_path) -> None:
-    async def work() -> None:
-        async with Park(tmp_path, [counting(), counting()]) as park:
-            await park.engine.sleep()
-            assert [len(server.called("/sleep")) for server in park.servers] == [1, 1]
-
-    run(work())
-
-
-def test_nothing_is_left_running_after_close(tmp_path) -> None:
-    async def work() -> None:
-        async with Park(tmp_path, [counting()]) as park:
+async def test_without_any_server_it_says_what_each_of_them_said_last(tmp_path) -> None:
+    async with Park(tmp_path, [counting(), counting()], patience=0.3) as park:
+        await park.servers[0].stop()
+        park.servers[1].fault = lambda path, body: HANG
+        await until(lambda: len(park.said) == 2)
+        with pytest.raises(EngineError, match=r"no inference server for 0\.3 s") as caught:
             await park.ask([1])
-        await until(lambda: len(asyncio.all_tasks()) <= 2)
-        assert len(asyncio.all_tasks()) <= 2  # this one, and the one that limits its time
+        for server, words in zip(park.servers, ("ConnectError", "no answer to /alive"), strict=True):
+            assert server.address in str(caught.value) and words in str(caught.value)
 
-    run(work())
+
+async def test_a_wrong_key_ends_it_at_once(tmp_path) -> None:
+    park = Park(tmp_path, [counting()], patience=1000.0)
+    park.servers[0].fault = lambda path, body: (401, "")
+    await park.servers[0].start()
+    with pytest.raises(EngineError, match=r"no inference server can be used.*HTTP 401: as planned"):
+        await park.engine.connect()
+    await park.__aexit__()
+
+
+async def test_servers_that_start_later_are_waited_for(tmp_path) -> None:
+    park = Park(tmp_path, [counting(), counting()])
+    connecting = asyncio.ensure_future(park.engine.connect())
+    await until(lambda: "ConnectError" in park.engine._servers.all[1].words)
+    await park.servers[0].start()
+    await connecting
+    assert await park.ask([7]) == [(8, 9, 10)]
+    await park.servers[1].start()
+    await until(lambda: len(park.engine._servers.live) == 2)
+    await park.ask([1], [2])
+    assert park.sent() == [2, 1]
+    assert park.said == ["waiting for an inference server, 10 s at most"]
+    await park.__aexit__()
+
+
+async def test_one_that_joins_later_must_keep_what_was_promised(tmp_path) -> None:
+    small = counting()
+    small.capabilities = EngineCapabilities(context=16)
+    park = Park(tmp_path, [counting(), small])
+    await park.servers[0].start()
+    await park.engine.connect()
+    await park.servers[1].start()
+    await until(lambda: "context of 16, expected at least" in park.engine._servers.all[1].words)
+    assert len(park.engine._servers.live) == 1
+    await park.__aexit__()
+
+
+async def test_sleep_goes_to_every_server(tmp_path) -> None:
+    async with Park(tmp_path, [counting(), counting()]) as park:
+        await park.engine.sleep()
+        assert [len(server.called("/sleep")) for server in park.servers] == [1, 1]
+
+
+async def test_nothing_is_left_running_after_close(tmp_path) -> None:
+    async with Park(tmp_path, [counting()]) as park:
+        await park.ask([1])
+    await until(lambda: len(asyncio.all_tasks()) <= 2)
+    assert len(asyncio.all_tasks()) <= 2  # this one, and the one that limits its time

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,7 +12,6 @@ from typing import Any
 
 import pytest
 from pydantic import ValidationError
-from tests import virtual_clock
 from tests.virtual_clock import LoopClock, now
 
 from silva import __version__
@@ -82,29 +82,26 @@ class FakePeer:
         pass
 
 
-def run(
-    work: Callable[[list[FakePeer], HttpEngine, list[str]], Any], count: int = 1, **settings: Any
-) -> None:
+@asynccontextmanager
+async def client_of(
+    count: int = 1, **settings: Any
+) -> AsyncIterator[tuple[list[FakePeer], HttpEngine, list[str]]]:
+    """Servers, an engine that is connected to them, and what it says."""
     said: list[str] = []
-    peers = [FakePeer(f"s{i}") for i in range(count)]
-
-    async def whole() -> None:
-        engine = HttpEngine(
-            peers,  # type: ignore[arg-type]
-            ClientSettings(**settings),
-            SilvaDialect(),
-            say=lambda words: said.append(f"{now():.3f}: {words}"),
-        )
-        await engine.connect()
-        await work(peers, engine, said)
-        await engine.close()
-
-    with use_clock(LoopClock()):
-        virtual_clock.run(whole())
+    peers: Any = [FakePeer(f"s{i}") for i in range(count)]
+    engine = HttpEngine(
+        peers,
+        ClientSettings(**settings),
+        SilvaDialect(),
+        say=lambda words: said.append(f"{now():.3f}: {words}"),
+    )
+    await engine.connect()
+    yield peers, engine, said
+    await engine.close()
 
 
-def test_silence_is_noticed_within_a_check_and_its_time() -> None:
-    async def work(peers: list[FakePeer], engine: HttpEngine, said: list[str]) -> None:
+async def test_silence_is_noticed_within_a_check_and_its_time() -> None:
+    async with client_of(2) as (peers, engine, said):
         peers[0].script = lambda path: None  # silent from time 0.0 on, right after its first check
         asked = asyncio.ensure_future(engine.sample([5], SamplingParams(1)))
         await asyncio.sleep(4.0 + 1e-6)
@@ -116,13 +113,11 @@ def test_silence_is_noticed_within_a_check_and_its_time() -> None:
         await asyncio.sleep(5.0)
         assert said[1:] == ["16.000: inference at s0 is back after 12.0 s, with version 0"]
 
-    run(work, 2)
 
-
-def test_an_answer_that_this_process_slept_through_does_not_count_as_silence() -> None:
+async def test_an_answer_that_this_process_slept_through_does_not_count_as_silence() -> None:
     """As after SIGSTOP and SIGCONT: every timer has run out, whatever the server has answered."""
+    async with client_of() as (peers, _, said):
 
-    async def work(peers: list[FakePeer], engine: HttpEngine, said: list[str]) -> None:
         def asleep(path: str) -> Any:
             clock.ahead += 100.0
             peers[0].script = peers[0].good
@@ -133,22 +128,18 @@ def test_an_answer_that_this_process_slept_through_does_not_count_as_silence() -
             await asyncio.sleep(2.0)
             assert clock.ahead == 100.0 and said == []
 
-    run(work)
 
-
-def test_patience_ends_in_an_error() -> None:
-    async def work(peers: list[FakePeer], engine: HttpEngine, said: list[str]) -> None:
+async def test_patience_ends_in_an_error() -> None:
+    async with client_of() as (peers, engine, said):
         peers[0].script = lambda path: Unreachable("the inference at s0: refused")
         with pytest.raises(EngineError, match=r"no inference server for 300 s.*the inference at s0: refused"):
             await engine.sample([5], SamplingParams(1))
         assert now() == pytest.approx(300.0, abs=1.0)
         assert said[0].endswith("does not answer (0.0 s): requests wait until it is back")
 
-    run(work)
 
-
-def test_pauses_are_a_function_of_the_seed() -> None:
-    async def work(peers: list[FakePeer], engine: HttpEngine, said: list[str]) -> None:
+async def test_pauses_are_a_function_of_the_seed() -> None:
+    async with client_of(retries=3) as (peers, engine, _):
         peer = peers[0]
         peer.script = lambda path: Unreachable("cut") if path == "/v1/completions" else peer.good(path)
         with pytest.raises(NoReply, match=r"cut \(after 4 tries\)"):
@@ -159,11 +150,9 @@ def test_pauses_are_a_function_of_the_seed() -> None:
         expected = [FIRST_PAUSE * 2**i * share for i, share in enumerate(shares)]
         assert waited == pytest.approx(expected, abs=1e-9)
 
-    run(work, retries=3)
 
-
-def test_a_server_that_cannot_join_is_tried_less_and_less_often() -> None:
-    async def work(peers: list[FakePeer], engine: HttpEngine, said: list[str]) -> None:
+async def test_a_server_that_cannot_join_is_tried_less_and_less_often() -> None:
+    async with client_of(2) as (peers, engine, _):
         second = peers[1]
         second.script = lambda path: Unreachable("gone")
         await asyncio.sleep(2.0)
@@ -173,11 +162,9 @@ def test_a_server_that_cannot_join_is_tried_less_and_less_often() -> None:
         loads = [at for path, at in second.times if path == "/load"]
         assert [b - a for a, b in pairwise(loads)] == pytest.approx([1.0, 2.0, 4.0, 8.0])
 
-    run(work, 2)
 
-
-def test_a_server_that_has_enough_to_do_is_asked_again_until_it_has_less() -> None:
-    async def work(peers: list[FakePeer], engine: HttpEngine, said: list[str]) -> None:
+async def test_a_server_that_has_enough_to_do_is_asked_again_until_it_has_less() -> None:
+    async with client_of(retries=2) as (peers, engine, said):
         peer = peers[0]
         full = lambda path: Refused("HTTP 429", 429) if path == "/v1/completions" else peer.good(path)  # noqa: E731
         peer.script = full
@@ -189,12 +176,10 @@ def test_a_server_that_has_enough_to_do_is_asked_again_until_it_has_less() -> No
         peer.script = peer.good
         assert (await asked).tokens == (1,)
 
-    run(work, retries=2)
-
 
 @pytest.mark.parametrize("computes", [True, False])
-def test_a_request_may_take_long_as_long_as_its_server_computes(computes) -> None:
-    async def work(peers: list[FakePeer], engine: HttpEngine, said: list[str]) -> None:
+async def test_a_request_may_take_long_as_long_as_its_server_computes(computes) -> None:
+    async with client_of(retries=1) as (peers, engine, _):
         peer, began = peers[0], now()
 
         def busy(path: str) -> Any:
@@ -214,13 +199,10 @@ def test_a_request_may_take_long_as_long_as_its_server_computes(computes) -> Non
                 await asked
             assert now() - began == pytest.approx(1200.0, abs=2.0)  # it was tried twice
 
-    run(work, retries=1)
 
-
-def test_no_more_requests_are_under_way_than_there_may_be_connections(monkeypatch) -> None:
+async def test_no_more_requests_are_under_way_than_there_may_be_connections(monkeypatch) -> None:
     monkeypatch.setattr("silva.engines.remote.servers.open_files", lambda: 64)
-
-    async def work(peers: list[FakePeer], engine: HttpEngine, said: list[str]) -> None:
+    async with client_of(2) as (_, engine, _):
         under_way = most = 0
 
         async def slow(*args: Any) -> Any:
@@ -235,19 +217,15 @@ def test_no_more_requests_are_under_way_than_there_may_be_connections(monkeypatc
         found = await asyncio.gather(*(engine.sample([5], SamplingParams(1)) for _ in range(1000)))
         assert (len(found), most) == (1000, 32)
 
-    run(work, 2)
 
-
-def test_a_check_that_fails_for_whatever_reason_is_told_and_made_again() -> None:
-    async def work(peers: list[FakePeer], engine: HttpEngine, said: list[str]) -> None:
+async def test_a_check_that_fails_for_whatever_reason_is_told_and_made_again() -> None:
+    async with client_of() as (peers, _, said):
         peers[0].script = lambda path: OverflowError("port must be 0-65535")
         await asyncio.sleep(5.0)
         assert "is out (port must be 0-65535)" in said[0]
         peers[0].script = peers[0].good
         await asyncio.sleep(5.0)
         assert "is back" in said[1]
-
-    run(work)
 
 
 def servers(*running: int) -> list[Server]:
@@ -309,8 +287,8 @@ def test_settings_say_what_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
         assert type(engine._dialect) is kind
 
 
-def test_a_server_of_another_version_of_silva_is_refused() -> None:
-    async def work(peers: list[FakePeer], engine: HttpEngine, said: list[str]) -> None:
+async def test_a_server_of_another_version_of_silva_is_refused() -> None:
+    async with client_of(2) as (peers, _, said):
         second = peers[1]
         second.script = lambda path: Unreachable("gone")
         await asyncio.sleep(2.0)
@@ -319,5 +297,3 @@ def test_a_server_of_another_version_of_silva_is_refused() -> None:
         await asyncio.sleep(2.0)
         assert f"is of Silva 9.9.9, this is {__version__}: install the same version" in said[-1]
         assert "cannot be used" in said[-1]
-
-    run(work, 2)

@@ -20,62 +20,51 @@ def weights(version: int) -> Snapshot:
     return Snapshot(version, WeightFolder("/weights", "digest"))
 
 
-def test_requests_wait_for_the_only_server_until_it_is_back_with_the_weights(tmp_path) -> None:
-    async def work() -> None:
-        async with Park(tmp_path, [Slow()]) as park:
-            server = park.servers[0]
-            await park.engine.load(weights(4))
-            asked = asyncio.ensure_future(park.engine.sample([7], SamplingParams(3)))
-            await until(lambda: park.sent() == [1])
-            await server.stop()
-            await until(lambda: park.said)
-            assert "requests wait until it is back" in park.said[0]
-            server.calls.clear()
-            await server.restart(counting())
-            found = await asked
-            assert (found.tokens, found.versions) == ((8, 9, 10), (4, 4, 4))
-            assert [path for path, _ in server.calls] == [
-                "/capabilities",
-                "/load",
-                "/score",
-                "/v1/completions",
-            ]
-            assert "is back after" in park.said[1] and park.said[1].endswith("with version 4")
-
-    run(work())
+async def test_requests_wait_for_the_only_server_until_it_is_back_with_the_weights(tmp_path) -> None:
+    async with Park(tmp_path, [Slow()]) as park:
+        server = park.servers[0]
+        await park.engine.load(weights(4))
+        asked = asyncio.ensure_future(park.engine.sample([7], SamplingParams(3)))
+        await until(lambda: park.sent() == [1])
+        await server.stop()
+        await until(lambda: park.said)
+        assert "requests wait until it is back" in park.said[0]
+        server.calls.clear()
+        await server.restart(counting())
+        found = await asked
+        assert (found.tokens, found.versions) == ((8, 9, 10), (4, 4, 4))
+        assert [path for path, _ in server.calls] == [
+            "/capabilities",
+            "/load",
+            "/score",
+            "/v1/completions",
+        ]
+        assert "is back after" in park.said[1] and park.said[1].endswith("with version 4")
 
 
-def test_a_restart_that_no_check_saw_is_noticed_by_its_process(tmp_path) -> None:
+async def test_a_restart_that_no_check_saw_is_noticed_by_its_process(tmp_path) -> None:
     """The version alone does not tell: another process may hold version 0 too, with other weights."""
-
-    async def work() -> None:
-        async with Park(tmp_path, [counting()]) as park:
-            server = park.servers[0]
-            await park.engine.load(Snapshot(0, WeightFolder(str(tmp_path), "d")))
-            server.calls.clear()
-            server.process += 1
-            await until(lambda: len(park.said) == 2)
-            assert "was started again" in park.said[0] and "is back" in park.said[1]
-            (load,) = server.called("/load")
-            assert load["version"] == 0 and load["folder"] == {"path": str(tmp_path), "digest": "d"}
-
-    run(work())
+    async with Park(tmp_path, [counting()]) as park:
+        server = park.servers[0]
+        await park.engine.load(Snapshot(0, WeightFolder(str(tmp_path), "d")))
+        server.calls.clear()
+        server.process += 1
+        await until(lambda: len(park.said) == 2)
+        assert "was started again" in park.said[0] and "is back" in park.said[1]
+        (load,) = server.called("/load")
+        assert load["version"] == 0 and load["folder"] == {"path": str(tmp_path), "digest": "d"}
 
 
-def test_an_answer_from_older_weights_is_asked_for_again(tmp_path) -> None:
+async def test_an_answer_from_older_weights_is_asked_for_again(tmp_path) -> None:
     """The server was started again since the last check, which comes once a minute here."""
-
-    async def work() -> None:
-        async with Park(tmp_path, [counting()], check_every=60.0) as park:
-            server = park.servers[0]
-            await park.engine.load(weights(3))
-            await server.stop()
-            await server.restart(counting())
-            assert (await park.engine.sample([1], SamplingParams(1))).versions == (3,)
-            assert (await park.engine.score([1, 2], 1)).version == 3
-            assert park.sent() == [2]
-
-    run(work())
+    async with Park(tmp_path, [counting()], check_every=60.0) as park:
+        server = park.servers[0]
+        await park.engine.load(weights(3))
+        await server.stop()
+        await server.restart(counting())
+        assert (await park.engine.sample([1], SamplingParams(1))).versions == (3,)
+        assert (await park.engine.score([1, 2], 1)).version == 3
+        assert park.sent() == [2]
 
 
 def other_version(server: InferenceServer) -> None:
@@ -90,50 +79,40 @@ def other_weights(server: InferenceServer) -> None:
     ("changed", "said"),
     [(other_version, "holds version 9, expected 3"), (other_weights, "holds other weights as version 3")],
 )
-def test_a_check_notices_what_somebody_else_has_loaded(tmp_path, changed, said) -> None:
+async def test_a_check_notices_what_somebody_else_has_loaded(tmp_path, changed, said) -> None:
     """It is put right before the next request."""
-
-    async def work() -> None:
-        async with Park(tmp_path, [counting()]) as park:
-            await park.engine.load(weights(3))
-            changed(park.servers[0])
-            await until(lambda: len(park.said) == 2)
-            assert said in park.said[0]
-            assert park.servers[0].held[-1] == "digest"
-            assert (await park.engine.sample([1], SamplingParams(1))).versions == (3,)
-
-    run(work())
+    async with Park(tmp_path, [counting()]) as park:
+        await park.engine.load(weights(3))
+        changed(park.servers[0])
+        await until(lambda: len(park.said) == 2)
+        assert said in park.said[0]
+        assert park.servers[0].held[-1] == "digest"
+        assert (await park.engine.sample([1], SamplingParams(1))).versions == (3,)
 
 
-def test_a_load_reaches_every_server_also_the_one_that_was_out(tmp_path) -> None:
-    async def work() -> None:
-        async with Park(tmp_path, [counting(), counting()]) as park:
-            await park.servers[1].stop()
-            await until(lambda: park.said)
-            await park.engine.load(weights(5))
-            assert park.engine.version == 5
-            assert [server.engine.version for server in park.servers] == [5, 0]
-            await park.servers[1].restart(counting())
-            await until(lambda: len(park.said) == 2)
-            assert park.servers[1].engine.version == 5
-
-    run(work())
+async def test_a_load_reaches_every_server_also_the_one_that_was_out(tmp_path) -> None:
+    async with Park(tmp_path, [counting(), counting()]) as park:
+        await park.servers[1].stop()
+        await until(lambda: park.said)
+        await park.engine.load(weights(5))
+        assert park.engine.version == 5
+        assert [server.engine.version for server in park.servers] == [5, 0]
+        await park.servers[1].restart(counting())
+        await until(lambda: len(park.said) == 2)
+        assert park.servers[1].engine.version == 5
 
 
-def test_a_server_that_dies_while_it_loads_is_left_behind(tmp_path) -> None:
-    async def work() -> None:
-        async with Park(tmp_path, [counting(), counting()]) as park:
-            hung = park.servers[1]
-            hung.fault = lambda path, body: HANG if path == "/load" else None
-            loading = asyncio.ensure_future(park.engine.load(weights(2)))
-            await until(lambda: hung.called("/load"))
-            assert not loading.done() and park.engine.version == 0
-            hung.fault = lambda path, body: HANG
-            await loading
-            assert park.engine.version == 2 and len(park.said) == 1
-            assert (await park.engine.sample([1], SamplingParams(1))).versions == (2,)
-
-    run(work())
+async def test_a_server_that_dies_while_it_loads_is_left_behind(tmp_path) -> None:
+    async with Park(tmp_path, [counting(), counting()]) as park:
+        hung = park.servers[1]
+        hung.fault = lambda path, body: HANG if path == "/load" else None
+        loading = asyncio.ensure_future(park.engine.load(weights(2)))
+        await until(lambda: hung.called("/load"))
+        assert not loading.done() and park.engine.version == 0
+        hung.fault = lambda path, body: HANG
+        await loading
+        assert park.engine.version == 2 and len(park.said) == 1
+        assert (await park.engine.sample([1], SamplingParams(1))).versions == (2,)
 
 
 def test_a_slow_load_keeps_nobody_waiting_and_loses_nobody(tmp_path) -> None:
@@ -174,104 +153,82 @@ class Stuck(ScriptedEngine):
         return TokenScores(shifted, found.likeliest, found.likeliest_logprobs, version)
 
 
-def test_a_stale_engine_is_an_error(tmp_path) -> None:
-    async def work() -> None:
-        async with Park(tmp_path, [counting(), Stuck(version=0)]) as park:
-            with pytest.raises(EngineError, match="computes with version 0 after version 1 was loaded"):
-                await park.engine.load(weights(1))
-
-    run(work())
+async def test_a_stale_engine_is_an_error(tmp_path) -> None:
+    async with Park(tmp_path, [counting(), Stuck(version=0)]) as park:
+        with pytest.raises(EngineError, match="computes with version 0 after version 1 was loaded"):
+            await park.engine.load(weights(1))
 
 
 @pytest.mark.parametrize(("shift", "fits"), [(0.0009, True), (0.0011, False), (math.nan, False)])
-def test_servers_must_agree_on_the_probe(shift, fits, tmp_path) -> None:
-    async def work() -> None:
-        async with Park(tmp_path, [counting(), Stuck(shift=shift)]) as park:
-            if fits:
+async def test_servers_must_agree_on_the_probe(shift, fits, tmp_path) -> None:
+    async with Park(tmp_path, [counting(), Stuck(shift=shift)]) as park:
+        if fits:
+            await park.engine.load(weights(1))
+            assert (await park.engine.probe()).logprobs[1:] == (0.0,) * 30
+            assert park.servers[0].called("/score")[0] == {"tokens": list(PROBE), "start": 1}
+        else:
+            with pytest.raises(EngineError, match="holds other weights than the other servers"):
                 await park.engine.load(weights(1))
-                assert (await park.engine.probe()).logprobs[1:] == (0.0,) * 30
-                assert park.servers[0].called("/score")[0] == {"tokens": list(PROBE), "start": 1}
-            else:
-                with pytest.raises(EngineError, match="holds other weights than the other servers"):
-                    await park.engine.load(weights(1))
-
-    run(work())
 
 
-def test_a_server_with_other_numbers_does_not_come_back(tmp_path) -> None:
-    async def work() -> None:
-        async with Park(tmp_path, [counting(), counting()]) as park:
-            await park.engine.load(weights(1))
-            second = park.servers[1]
-            await second.stop()
-            await until(lambda: park.said)
-            second.calls.clear()
-            await second.restart(Stuck(shift=0.5))
-            await until(lambda: second.called("/score"))
-            await until(lambda: len(park.said) == 2)
-            assert "cannot be used" in park.said[1] and "other weights" in park.said[1]
-            await park.ask([1], [2])
-            assert second.called("/v1/completions") == []
-
-    run(work())
+async def test_a_server_with_other_numbers_does_not_come_back(tmp_path) -> None:
+    async with Park(tmp_path, [counting(), counting()]) as park:
+        await park.engine.load(weights(1))
+        second = park.servers[1]
+        await second.stop()
+        await until(lambda: park.said)
+        second.calls.clear()
+        await second.restart(Stuck(shift=0.5))
+        await until(lambda: second.called("/score"))
+        await until(lambda: len(park.said) == 2)
+        assert "cannot be used" in park.said[1] and "other weights" in park.said[1]
+        await park.ask([1], [2])
+        assert second.called("/v1/completions") == []
 
 
-def test_after_weights_that_are_refused_servers_have_those_before(tmp_path) -> None:
-    async def work() -> None:
-        async with Park(tmp_path, [counting(), counting()]) as park:
-            await park.engine.load(weights(1))
-            second = park.servers[1]
-            second.fault = lambda path, body: (409, "ModelError") if body.get("version") == 2 else None
-            with pytest.raises(ModelError, match="as planned"):
-                await park.engine.load(weights(2))
-            assert park.engine.version == 1
-            await until(lambda: len(park.said) == 2)  # the first one was out for a moment
-            assert [server.engine.version for server in park.servers] == [1, 1]
-            assert await park.ask([1], [2]) == [(2, 3, 4), (3, 4, 5)]
-            assert park.sent() == [1, 1]
-
-    run(work())
+async def test_after_weights_that_are_refused_servers_have_those_before(tmp_path) -> None:
+    async with Park(tmp_path, [counting(), counting()]) as park:
+        await park.engine.load(weights(1))
+        second = park.servers[1]
+        second.fault = lambda path, body: (409, "ModelError") if body.get("version") == 2 else None
+        with pytest.raises(ModelError, match="as planned"):
+            await park.engine.load(weights(2))
+        assert park.engine.version == 1
+        await until(lambda: len(park.said) == 2)  # the first one was out for a moment
+        assert [server.engine.version for server in park.servers] == [1, 1]
+        assert await park.ask([1], [2]) == [(2, 3, 4), (3, 4, 5)]
+        assert park.sent() == [1, 1]
 
 
-def test_what_other_processes_cannot_read_is_refused(tmp_path) -> None:
-    async def work() -> None:
-        async with Park(tmp_path, [counting()]) as park:
-            with pytest.raises(CapabilityError, match="a snapshot without a folder"):
-                await park.engine.load(Snapshot(1))
-            assert park.servers[0].called("/load") == []
-
-    run(work())
+async def test_what_other_processes_cannot_read_is_refused(tmp_path) -> None:
+    async with Park(tmp_path, [counting()]) as park:
+        with pytest.raises(CapabilityError, match="a snapshot without a folder"):
+            await park.engine.load(Snapshot(1))
+        assert park.servers[0].called("/load") == []
 
 
-def test_weights_that_somebody_else_loads_as_the_same_version_are_noticed(tmp_path) -> None:
+async def test_weights_that_somebody_else_loads_as_the_same_version_are_noticed(tmp_path) -> None:
     """The check comes once a minute here, so the answer itself must tell."""
-
-    async def work() -> None:
-        async with Park(tmp_path, [counting()], check_every=60.0) as park:
-            server = park.servers[0]
-            await park.engine.load(weights(3))
-            other_weights(server)
-            assert (await park.engine.sample([1], SamplingParams(1))).versions == (3,)
-            assert "were not loaded from here" in park.said[0] and "is back" in park.said[1]
-            assert [body["version"] for body in server.called("/load")] == [3, 3]
-            assert park.sent() == [2]
-
-    run(work())
+    async with Park(tmp_path, [counting()], check_every=60.0) as park:
+        server = park.servers[0]
+        await park.engine.load(weights(3))
+        other_weights(server)
+        assert (await park.engine.sample([1], SamplingParams(1))).versions == (3,)
+        assert "were not loaded from here" in park.said[0] and "is back" in park.said[1]
+        assert [body["version"] for body in server.called("/load")] == [3, 3]
+        assert park.sent() == [2]
 
 
-def test_an_answer_that_lives_through_a_load_has_both(tmp_path) -> None:
-    async def work() -> None:
-        slow = Slow()
-        async with Park(tmp_path, [slow]) as park:
-            await park.engine.load(weights(1))
-            asked = asyncio.ensure_future(park.engine.sample([1], SamplingParams(1)))
-            await until(lambda: park.sent() == [1])
-            await park.engine.load(Snapshot(2, WeightFolder("/weights", "next")))
-            slow.go.set()
-            await asked
-            assert park.sent() == [1] and park.said == []
-
-    run(work())
+async def test_an_answer_that_lives_through_a_load_has_both(tmp_path) -> None:
+    slow = Slow()
+    async with Park(tmp_path, [slow]) as park:
+        await park.engine.load(weights(1))
+        asked = asyncio.ensure_future(park.engine.sample([1], SamplingParams(1)))
+        await until(lambda: park.sent() == [1])
+        await park.engine.load(Snapshot(2, WeightFolder("/weights", "next")))
+        slow.go.set()
+        await asked
+        assert park.sent() == [1] and park.said == []
 
 
 @pytest.mark.parametrize(("versions", "shift", "model", "words"), [
@@ -279,18 +236,15 @@ def test_an_answer_that_lives_through_a_load_has_both(tmp_path) -> None:
     ((3, 3), 0.5, "tiny", "holds other weights than the other servers"),
     ((3, 3), 0.0, "other", "holds other, version 3: expected the same"),
 ])  # fmt: skip
-def test_without_a_load_servers_must_hold_the_same_before_the_first_answer(
+async def test_without_a_load_servers_must_hold_the_same_before_the_first_answer(
     versions, shift, model, words, tmp_path
 ) -> None:
-    async def work() -> None:
-        engines = [counting(), Stuck(shift=shift)]
-        for engine, version in zip(engines, versions, strict=True):
-            engine.version = version
-        park = Park(tmp_path, engines)
-        park.servers[1].model = model
-        async with park:
-            with pytest.raises(EngineError, match=words):
-                await park.ask([1])
-            assert park.sent() == [0, 0]
-
-    run(work())
+    engines = [counting(), Stuck(shift=shift)]
+    for engine, version in zip(engines, versions, strict=True):
+        engine.version = version
+    park = Park(tmp_path, engines)
+    park.servers[1].model = model
+    async with park:
+        with pytest.raises(EngineError, match=words):
+            await park.ask([1])
+        assert park.sent() == [0, 0]
