@@ -1,4 +1,4 @@
-"""Tests that are coroutines: a folder's conftest says in which event loop they run."""
+"""Tests that are coroutines: they run in `run` of their module, or else of their folder's conftest."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ def in_loop(run: Callable[[Coroutine[Any, Any, None]], None]) -> Callable[[pytes
         test = pyfuncitem.obj
         if not inspect.iscoroutinefunction(test):
             return None
-        run(test(**{name: pyfuncitem.funcargs[name] for name in inspect.signature(test).parameters}))
+        own = getattr(pyfuncitem.module, "run", run)
+        own(test(**{name: pyfuncitem.funcargs[name] for name in inspect.signature(test).parameters}))
         return True
 
     return pytest_pyfunc_call

@@ -30,16 +30,13 @@ def test_a_part_gets_its_environment_and_the_key_opens_it(folder: Path) -> None:
     assert park.lines == ["trainer: trainer begins a word"]
 
 
-@pytest.mark.parametrize(
-    ("number", "word"), [(signal.SIGKILL, "was killed (SIGKILL)"), (signal.SIGABRT, "was killed (SIGABRT)")]
-)
-def test_a_killed_part_is_started_again_and_named(folder: Path, number: int, word: str) -> None:
+def test_a_killed_part_is_started_again_and_named(folder: Path) -> None:
     park = Park(folder, "trainer", "inference")
 
     async def ask(task: asyncio.Task[int]) -> float:
         await park.until(lambda: park.up, "all is up")
-        os.kill(park.pids("inference")[0], number)
-        seconds = await park.until_said(f"inference {word}: it is started again")
+        os.kill(park.pids("inference")[0], signal.SIGABRT)
+        seconds = await park.until_said("inference was killed (SIGABRT): it is started again")
         await park.until(lambda: len(park.pids("inference")) == 2, "it runs again")
         return seconds
 
@@ -102,7 +99,10 @@ def test_a_part_that_has_not_answered_yet_is_left_in_peace(
     assert park.said == [] and len(park.pids("trainer")) == 1
 
 
-def test_a_part_that_fails_at_its_start_ends_everything_and_says_why(folder: Path) -> None:
+def test_a_part_that_fails_at_its_start_ends_everything_and_says_why(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(supervisor, "SHORT", 0.0)  # a start that takes long and fails counts too
     park = Park(folder, "trainer", "inference")
     park.touch("trainer.fails")
 
@@ -111,15 +111,6 @@ def test_a_part_that_fails_at_its_start_ends_everything_and_says_why(folder: Pat
     assert [line.strip() for line in lines] == ["trainer begins", "the last line"]
     assert len(park.pids("trainer")) == supervisor.MOST_FAILURES
     assert [text for _, text in park.said] == ["trainer ended with exit code 3: it is started again"] * 2
-
-
-def test_a_start_that_takes_long_and_fails_counts_too(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(supervisor, "SHORT", 0.0)
-    park = Park(folder)
-    park.touch("trainer.fails")
-
-    assert failure(park).startswith("trainer ended with exit code 3")
-    assert len(park.pids("trainer")) == supervisor.MOST_FAILURES
 
 
 async def lose(park: Park, count: int) -> None:
@@ -139,32 +130,20 @@ async def kill(park: Park) -> None:
 def test_a_part_may_be_lost_again_and_again_as_long_as_the_run_gets_further(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(supervisor, "MOST_LOSSES", 5)
+    monkeypatch.setattr(supervisor, "MOST_LOSSES", 4)
     park, steps = Park(folder), [0]
 
     async def ask(task: asyncio.Task[int]) -> None:
-        await lose(park, 4)
+        await lose(park, 3)
         steps.append(1)
-        await lose(park, 4)
+        await lose(park, 3)
         assert not task.done()
-
-    with_park(park, ask, checkpoints=lambda: list(steps))
-    assert [text for _, text in park.said] == ["trainer was killed (SIGKILL): it is started again"] * 8
-
-
-def test_a_part_that_is_always_lost_before_the_next_checkpoint_ends_everything(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(supervisor, "MOST_LOSSES", 5)
-    park = Park(folder)
-
-    async def ask(task: asyncio.Task[int]) -> None:
-        await lose(park, 4)
         await kill(park)
-        with pytest.raises(SilvaError, match=r"SIGKILL\), lost 5 times without a new checkpoint; its last"):
+        with pytest.raises(SilvaError, match=r"SIGKILL\), lost 4 times without a new checkpoint; its last"):
             await asyncio.wait_for(asyncio.shield(task), SOON)
 
-    with_park(park, ask, checkpoints=lambda: [0])
+    with_park(park, ask, checkpoints=lambda: list(steps))
+    assert [text for _, text in park.said] == ["trainer was killed (SIGKILL): it is started again"] * 6
 
 
 def test_a_command_that_does_not_exist_says_so(folder: Path) -> None:
@@ -208,24 +187,22 @@ def test_an_orchestrator_that_is_killed_starts_again_and_goes_on(folder: Path) -
     assert len(park.pids("trainer")) == 1
 
 
-def test_an_orchestrator_that_dies_at_every_start_ends_everything(folder: Path) -> None:
-    park = Park(folder)
-    park.touch("dies")
-
-    assert failure(park).startswith("orchestrator was killed (SIGKILL)")
-    assert len(park.pids("orchestrator")) == supervisor.MOST_FAILURES
-
-
-def test_an_orchestrator_that_dies_late_again_and_again_ends_everything(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("short", "count", "said"),
+    [(supervisor.SHORT, supervisor.MOST_FAILURES, ""), (0.0, 4, "lost 4 times without a new checkpoint")],
+    ids=["at every start", "late, again and again"],
+)
+def test_an_orchestrator_that_always_dies_ends_everything(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, short: float, count: int, said: str
 ) -> None:
-    monkeypatch.setattr(supervisor, "SHORT", 0.0)
+    monkeypatch.setattr(supervisor, "SHORT", short)
     monkeypatch.setattr(supervisor, "MOST_LOSSES", 4)
     park = Park(folder)
     park.touch("dies")
 
-    assert "lost 4 times without a new checkpoint" in failure(park, checkpoints=lambda: [2])
-    assert len(park.pids("orchestrator")) == 4
+    words = failure(park, checkpoints=lambda: [2])
+    assert words.startswith("orchestrator was killed (SIGKILL)") and said in words
+    assert len(park.pids("orchestrator")) == count
 
 
 def test_a_stopped_orchestrator_is_left_as_it_is(folder: Path) -> None:

@@ -7,7 +7,7 @@ import gzip
 import json
 import socket
 import tempfile
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
+from collections.abc import AsyncIterator, Coroutine, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, TypeVar
@@ -91,66 +91,51 @@ async def listening(where: str = "tcp") -> AsyncIterator[tuple[Server, str]]:
             listener.close()
 
 
-def asking(
-    ask: Callable[[Peer], Awaitable[T]],
-    *replies: bytes | None,
-    where: str = "tcp",
-    whole: bool = True,
-    key: str = "",
-) -> tuple[T, list[tuple[str, bytes]]]:
-    """What `ask` returns, and the requests that came."""
-
-    async def work() -> tuple[T, list[tuple[str, bytes]]]:
-        async with listening(where) as (server, address):
-            server.replies, server.whole = [*replies], whole
-            peer = Peer(address, name="trainer", key=key)
-            try:
-                return await ask(peer), server.requests
-            finally:
-                await peer.close()
-
-    return run(work())
+@asynccontextmanager
+async def answering(
+    *replies: bytes | None, where: str = "tcp", whole: bool = True, key: str = ""
+) -> AsyncIterator[tuple[Peer, list[tuple[str, bytes]]]]:
+    """A peer whose server gives these replies, and the requests that came."""
+    async with listening(where) as (server, address):
+        server.replies, server.whole = [*replies], whole
+        peer = Peer(address, name="trainer", key=key)
+        try:
+            yield peer, server.requests
+        finally:
+            await peer.close()
 
 
 @pytest.mark.parametrize("where", ["tcp", "unix"])
-def test_json_and_bytes_go_there_and_come_back(where: str) -> None:
-    async def ask(peer: Peer) -> list[Any]:
-        return [
-            await peer.get("/alive"),
-            await peer.post("/load", {"x": 0.1, "é": None}),
-            await peer.post("/sleep"),
-            await peer.send("/open", b"\x00\xff\n"),
-        ]
-
+async def test_json_and_bytes_go_there_and_come_back(where: str) -> None:
     replies = answer(b'{"a": [1]}'), answer(b"0.1"), answer(b"null"), answer(b"\xff\x00")
-    found, requests = asking(ask, *replies, where=where)
-    assert found == [{"a": [1]}, 0.1, None, b"\xff\x00"]
+    async with answering(*replies, where=where) as (peer, requests):
+        assert await peer.get("/alive") == {"a": [1]}
+        assert await peer.post("/load", {"x": 0.1, "é": None}) == 0.1
+        assert await peer.post("/sleep") is None
+        assert await peer.send("/open", b"\x00\xff\n") == b"\xff\x00"
     lines = [head.split("\r\n")[0] for head, _ in requests]
     assert lines == [f"{each} HTTP/1.1" for each in ("GET /alive", "POST /load", "POST /sleep", "POST /open")]
     assert [json.loads(requests[i][1]) for i in (1, 2)] == [{"x": 0.1, "é": None}, {}]
     assert requests[3][1] == b"\x00\xff\n"
 
 
-def test_what_is_no_json_is_not_sent() -> None:
-    async def ask(peer: Peer) -> None:
+async def test_what_is_no_json_is_not_sent() -> None:
+    async with answering(answer(b"{}")) as (peer, requests):
         with pytest.raises(ValueError, match="Out of range"):
             await peer.post("/load", {"x": float("nan")})
-
-    assert asking(ask, answer(b"{}"))[1] == []
+    assert requests == []
 
 
 @pytest.mark.parametrize("key", ["", SECRET])
-def test_the_key_travels_in_a_header_and_in_no_message(key: str) -> None:
-    async def ask(peer: Peer) -> str:
+async def test_the_key_travels_in_a_header_and_in_no_message(key: str) -> None:
+    reply = answer(b'{"error": {"message": "no", "type": "t"}}', 401)
+    async with answering(reply, key=key) as (peer, requests):
         with pytest.raises(Refused) as refused:
             await peer.get("/alive")
-        return str(refused.value) + repr(refused.value) + str(vars(refused.value))
-
-    text, requests = asking(ask, answer(b'{"error": {"message": "no", "type": "t"}}', 401), key=key)
     head = requests[0][0].lower()
     assert (f"authorization: bearer {key}\r\n" in head) == bool(key)
     assert ("authorization" in head) == bool(key)
-    assert SECRET not in text
+    assert SECRET not in str(refused.value) + repr(refused.value) + str(vars(refused.value))
 
 
 @pytest.mark.parametrize(
@@ -167,24 +152,20 @@ def test_the_key_travels_in_a_header_and_in_no_message(key: str) -> None:
         (None, True, "no answer to /alive within 0.2 s"),
     ],
 )
-def test_a_peer_without_an_answer_is_unreachable(reply: bytes | None, whole: bool, said: str) -> None:
-    async def ask(peer: Peer) -> str:
+async def test_a_peer_without_an_answer_is_unreachable(reply: bytes | None, whole: bool, said: str) -> None:
+    async with answering(reply, whole=whole) as (peer, requests):
         with pytest.raises(Unreachable) as fault:
             await peer.get("/alive", timeout=0.2 if reply is None else 20)
-        assert isinstance(fault.value, ConnectionError)
-        return str(fault.value)
-
-    text, requests = asking(ask, reply, whole=whole)
+    assert isinstance(fault.value, ConnectionError)
     assert len(requests) == 1  # asked once, whatever becomes of it
+    text = str(fault.value)
     assert text.startswith("the trainer at http://127.0.0.1:") and said in text
     assert len(text) < 2 * SHOWN
 
 
-def test_what_was_compressed_is_read() -> None:
-    async def ask(peer: Peer) -> Any:
-        return await peer.get("/alive")
-
-    assert asking(ask, answer(gzip.compress(b'{"a": 1}'), Content_Encoding="gzip"))[0] == {"a": 1}
+async def test_what_was_compressed_is_read() -> None:
+    async with answering(answer(gzip.compress(b'{"a": 1}'), Content_Encoding="gzip")) as (peer, _):
+        assert await peer.get("/alive") == {"a": 1}
 
 
 @pytest.fixture
@@ -198,10 +179,10 @@ def nowhere() -> Iterator[list[str]]:
         yield [f"http://127.0.0.1:{closed.getsockname()[1]}", f"unix:{folder}/no.sock", f"unix:{dead}"]
 
 
-def test_nobody_listens(nowhere: list[str]) -> None:
+async def test_nobody_listens(nowhere: list[str]) -> None:
     for address in nowhere:
         with pytest.raises(Unreachable) as fault:
-            run(Peer(address, name="inference").get("/alive"))
+            await Peer(address, name="inference").get("/alive")
         assert str(fault.value).startswith(f"the inference at {address}: ")
         assert str(fault.value).endswith("(ConnectError at /alive)")
 
@@ -224,69 +205,48 @@ def test_nobody_listens(nowhere: list[str]) -> None:
         (b"", 302, "", ""),
     ],
 )
-def test_an_error_of_the_peer_keeps_its_status_and_name(
+async def test_an_error_of_the_peer_keeps_its_status_and_name(
     body: bytes, status: int, message: str, kind: str
 ) -> None:
-    async def ask(peer: Peer) -> Refused:
+    async with answering(answer(body, status)) as (peer, _):
         with pytest.raises(Refused) as fault:
             await peer.send("/open", b"")
-        return fault.value
-
-    refused = asking(ask, answer(body, status))[0]
-    assert (refused.status, refused.kind) == (status, kind)
-    assert str(refused).endswith(f": /open: HTTP {status}: {message}")
+    assert (fault.value.status, fault.value.kind) == (status, kind)
+    assert str(fault.value).endswith(f": /open: HTTP {status}: {message}")
 
 
-def test_a_long_error_is_cut() -> None:
-    async def ask(peer: Peer) -> str:
-        with pytest.raises(Refused) as fault:
-            await peer.get("/alive")
-        return str(fault.value)
-
+async def test_a_long_error_is_cut() -> None:
     for body in (b"x" * 9 * SHOWN, json.dumps({"error": {"message": "x" * 9 * SHOWN}}).encode()):
-        assert asking(ask, answer(body, 500))[0].count("x") == SHOWN
+        async with answering(answer(body, 500)) as (peer, _):
+            with pytest.raises(Refused) as fault:
+                await peer.get("/alive")
+        assert str(fault.value).count("x") == SHOWN
 
 
 @pytest.mark.parametrize("where", ["tcp", "unix"])
-def test_a_cancelled_call_closes_its_request(where: str) -> None:
-    async def work() -> None:
+async def test_a_call_that_is_cancelled_or_given_up_closes_its_request(where: str) -> None:
+    for timeout, raised in ((None, asyncio.CancelledError), (0.1, Unreachable)):
         async with listening(where) as (server, address):
             server.replies = [None]
-            peer = Peer(address, name="trainer")
-            call = asyncio.create_task(peer.get("/alive"))
-            await asyncio.wait_for(server.arrived.wait(), 20)
-            call.cancel()
-            with pytest.raises(asyncio.CancelledError):
+            call = asyncio.create_task(Peer(address, name="trainer").get("/alive", timeout=timeout))
+            await server.arrived.wait()
+            if timeout is None:
+                call.cancel()
+            with pytest.raises(raised):
                 await call
-            await asyncio.wait_for(server.gone.wait(), 20)
-
-    run(work())
+            await server.gone.wait()
 
 
-def test_a_call_that_was_given_up_closes_its_request() -> None:
-    async def work() -> None:
-        async with listening() as (server, address):
-            server.replies = [None]
-            with pytest.raises(Unreachable):
-                await Peer(address, name="trainer").get("/alive", timeout=0.1)
-            await asyncio.wait_for(server.gone.wait(), 20)
-
-    run(work())
-
-
-def test_calls_at_once_do_not_wait_for_each_other() -> None:
-    async def work() -> None:
-        async with listening() as (server, address):
-            server.replies = [None, answer(b"1")]
-            peer = Peer(address, name="trainer")
-            waiting = asyncio.create_task(peer.get("/slow"))
-            await asyncio.wait_for(server.arrived.wait(), 20)
-            assert await peer.get("/alive") == 1 and not waiting.done()
-            waiting.cancel()
-            await asyncio.gather(waiting, return_exceptions=True)
-            await peer.close()
-
-    run(work())
+async def test_calls_at_once_do_not_wait_for_each_other() -> None:
+    async with listening() as (server, address):
+        server.replies = [None, answer(b"1")]
+        peer = Peer(address, name="trainer")
+        waiting = asyncio.create_task(peer.get("/slow"))
+        await server.arrived.wait()
+        assert await peer.get("/alive") == 1 and not waiting.done()
+        waiting.cancel()
+        await asyncio.gather(waiting, return_exceptions=True)
+        await peer.close()
 
 
 def test_a_connection_is_kept_and_a_new_loop_makes_its_own() -> None:
@@ -307,25 +267,19 @@ def test_a_connection_is_kept_and_a_new_loop_makes_its_own() -> None:
     assert connections == [1, 1]
 
 
-def test_a_peer_that_was_closed_connects_again() -> None:
-    async def ask(peer: Peer) -> list[Any]:
-        await peer.close()
-        first = await peer.get("/alive")
-        await peer.close()
-        await peer.close()
-        return [first, await peer.get("/alive")]
-
-    assert asking(ask, answer(b"1"))[0] == [1, 1]
+async def test_a_peer_that_was_closed_connects_again() -> None:
+    async with answering(answer(b"1")) as (peer, _):
+        for _ in range(2):
+            await peer.close()
+            await peer.close()
+            assert await peer.get("/alive") == 1
 
 
-def test_no_proxy_of_the_environment_stands_between(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_no_proxy_of_the_environment_stands_between(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"):
         monkeypatch.setenv(name, "http://127.0.0.1:9")
-
-    async def ask(peer: Peer) -> Any:
-        return await peer.get("/alive")
-
-    assert asking(ask, answer(b"1"))[0] == 1
+    async with answering(answer(b"1")) as (peer, _):
+        assert await peer.get("/alive") == 1
 
 
 @pytest.mark.parametrize(
@@ -436,9 +390,9 @@ class Answers(Peer):
         ([Unreachable("refused")], 4.0, 4),  # nobody listens
     ],
 )
-def test_silence(answers: list[Any], seconds: float, asked: int) -> None:
+async def test_silence(answers: list[Any], seconds: float, asked: int) -> None:
     clock = Moved()
     peer = Answers(clock, *answers)
     with use_clock(clock):
-        run(silence(peer, patience=4.0, every=1.0))
+        await silence(peer, patience=4.0, every=1.0)
     assert clock.now == pytest.approx(seconds) and peer.asked == asked
