@@ -211,6 +211,15 @@ class EngineCapabilities:
     entropies: bool = True
     loads: frozenset[str] = frozenset({"shared", "folder", "parameters"})  # kinds of snapshots, see below
 
+    def check_prompt(self, tokens: Sequence[int]) -> None:
+        """Raises EngineError or ContextOverflow for what no engine with them can continue."""
+        if len(tokens) == 0:
+            raise EngineError("sample: got an empty prompt, expected at least one token")
+        if len(tokens) >= self.context:
+            raise ContextOverflow(
+                f"prompt of {len(tokens)} tokens leaves no room in a context of {self.context}"
+            )
+
     def check_score(self, tokens: Sequence[int], start: int) -> None:
         """Raises EngineError or ContextOverflow for what no engine with them can score."""
         if not 1 <= start <= len(tokens):
@@ -222,8 +231,8 @@ class EngineCapabilities:
 class Engine(Protocol):
     """Samples tokens from tokens. `session` is a routing hint only."""
 
-    capabilities: EngineCapabilities
-
+    @property
+    def capabilities(self) -> EngineCapabilities: ...
     @property
     def version(self) -> int: ...  # of the weights
     @property

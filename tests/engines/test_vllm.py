@@ -235,7 +235,7 @@ async def check_load(
     mismatch = furthest(after.logprobs, expected, after.tokens)
     record_property("mismatch after the load", mismatch)
     assert mismatch < 1e-3
-    probe = await engine.probe()
+    probe = await engine.score(PROBE, 1)
     assert furthest(probe.logprobs, logprobs(changed, list(PROBE), 1), PROBE[1:]) < 1e-3
     for found in over:
         assert len(found.tokens) == 210 and set(found.versions) == {0}

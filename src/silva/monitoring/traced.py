@@ -46,10 +46,6 @@ class TracedEngine:
     def capabilities(self) -> EngineCapabilities:
         return self._inner.capabilities
 
-    @capabilities.setter
-    def capabilities(self, capabilities: EngineCapabilities) -> None:
-        self._inner.capabilities = capabilities
-
     @property
     def machine(self) -> Mapping[str, Any]:
         return self._inner.machine
@@ -69,10 +65,6 @@ class TracedTrainer(rpc.proxy(Trainer)):  # type: ignore[misc]
     @property
     def version(self) -> int:
         return self._inner.version
-
-    @version.setter
-    def version(self, version: int) -> None:
-        self._inner.version = version
 
     async def close(self) -> None:
         await self._inner.close()

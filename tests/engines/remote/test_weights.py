@@ -164,7 +164,7 @@ async def test_servers_must_agree_on_the_probe(shift, fits, tmp_path) -> None:
     async with Park(tmp_path, [counting(), Stuck(shift=shift)]) as park:
         if fits:
             await park.engine.load(weights(1))
-            assert (await park.engine.probe()).logprobs[1:] == (0.0,) * 30
+            assert (await park.engine.score(PROBE, 1)).logprobs[1:] == (0.0,) * 30
             assert park.servers[0].called("/score")[0] == {"tokens": list(PROBE), "start": 1}
         else:
             with pytest.raises(EngineError, match="holds other weights than the other servers"):

@@ -32,7 +32,7 @@ from silva.engines.local.machine import describe
 from silva.engines.local.prepacked import PrepackedLinears
 from silva.engines.local.request import EngineStats, Request, future, ids
 from silva.engines.local.same_bits import RowRules, fill_up, probe
-from silva.errors import ConfigError, ContextOverflow, EngineError, OutOfMemory, SilvaError
+from silva.errors import ConfigError, EngineError, OutOfMemory, SilvaError
 from silva.models.loading import LoadedModel, copied
 from silva.models.memory import give_freed_memory_back, is_out_of_memory
 from silva.models.snapshots import load_weights
@@ -118,12 +118,7 @@ class LocalEngine:
         self, tokens: Sequence[int], params: SamplingParams, on_tokens: OnTokens | None = None
     ) -> Completion:
         """As `sample`; `on_tokens` hears of tokens after the step that gave them, in the event loop."""
-        if len(tokens) == 0:
-            raise EngineError("sample: got an empty prompt, expected at least one token")
-        if len(tokens) >= self.capabilities.context:
-            raise ContextOverflow(
-                f"prompt of {len(tokens)} tokens leaves no room in a context of {self.capabilities.context}"
-            )
+        self.capabilities.check_prompt(tokens)
         request = Request(ids(tokens), params, future(), on_tokens=on_tokens)
         return cast(Completion, await self._answered(request))
 

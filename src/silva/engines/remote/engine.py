@@ -31,7 +31,7 @@ from silva.engines.remote.servers import Server, may_pass
 from silva.engines.remote.settings import ClientSettings
 from silva.engines.remote.weights import Weights, foreign, refusal
 from silva.engines.remote.wire import Answer, Dialect, Facts
-from silva.errors import CapabilityError, ContextOverflow, EngineError, NoReply, OutOfMemory
+from silva.errors import CapabilityError, EngineError, NoReply, OutOfMemory
 from silva.ports import derive
 from silva.protocols import EngineCapabilities
 from silva.types import Completion, SamplingParams, Snapshot, TokenScores
@@ -102,10 +102,6 @@ class HttpEngine:
             raise EngineError("capabilities: got a question before `connect`, expected it after")
         return self._weights.capabilities
 
-    @capabilities.setter
-    def capabilities(self, capabilities: EngineCapabilities) -> None:
-        self._weights.capabilities = capabilities
-
     @property
     def machine(self) -> Mapping[str, Any]:
         """That of the servers; where they differ, nothing says which of them answers."""
@@ -136,13 +132,8 @@ class HttpEngine:
             EngineError: no server can answer, or the request is refused.
         """
         await self.connect()
-        if len(tokens) == 0:
-            raise EngineError("sample: got an empty prompt, expected at least one token")
+        self.capabilities.check_prompt(tokens)
         prompt, room = [int(token) for token in tokens], self.capabilities.context - len(tokens)
-        if room <= 0:
-            raise ContextOverflow(
-                f"prompt of {len(tokens)} tokens leaves no room in a context of {self.capabilities.context}"
-            )
         asked = dataclasses.replace(params, max_tokens=min(room, params.max_tokens))
 
         def ask(server: Server) -> Coroutine[Any, Any, Answer[Completion]]:
@@ -171,11 +162,6 @@ class HttpEngine:
             return self._dialect.score(server.peer, text, start, server.version)
 
         return await self._asked(ask, lambda found: found.version, text, "", 0)
-
-    async def probe(self) -> TokenScores:
-        """What the servers make of the text `PROBE`, from its second token on, with the current weights."""
-        await self.connect()
-        return await self.score(self._weights.text(), 1)
 
     async def load(self, snapshot: Snapshot) -> None:
         """Sample from these weights, on every server. One that does not answer gets them when it is back.
