@@ -165,18 +165,13 @@ async def test_a_body_that_is_too_large_is_refused_before_it_is_read() -> None:
         (None, 415),
     ],
 )
-@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions", "/score", "/load", "/sleep",
-                                  "/update_weights", "/reload_weights"])  # fmt: skip
-async def test_a_body_of_another_type_is_refused(
-    renderer: Renderer, path: str, sent: str | None, status: int
-) -> None:
+async def test_a_body_of_another_type_is_refused(sent: str | None, status: int) -> None:
     """A page in a browser can send these three, and none, to a server that has not allowed it anything."""
-    app = guarded(says(renderer, "yes"), renderer)
-    async with asking(app) as client:
+    async with asking(Guard(length_of_body(), Bind(), key="", log=print)) as client:
         del client.headers["content-type"]
         headers = {} if sent is None else {"content-type": sent}
-        answer = await client.post(path, content=b"[]", headers=headers)
-    assert answer.status_code == (400 if status == 200 else 415), answer.text  # [] has no fields
+        answer = await client.post("/", content=b"[]", headers=headers)
+    assert answer.status_code == status
     if status == 415:
         expected = f"Content-Type: got {sent or 'none'}, expected application/json"
         assert answer.json()["error"]["message"] == expected

@@ -25,7 +25,6 @@ from silva.wire.transport import Peer, Refused
 CIRCLE = pytest.mark.skipif(sys.version_info >= (3, 13), reason="pathlib follows no circle from 3.13 on")
 
 
-@pytest.mark.parametrize("method", ["save", "load", "export"])
 @pytest.mark.parametrize(
     "path",
     [
@@ -42,12 +41,14 @@ CIRCLE = pytest.mark.skipif(sys.version_info >= (3, 13), reason="pathlib follows
         "{run}/\ud800",
     ],
 )
-async def test_a_path_outside_the_runs_folder_is_refused(park: Park, method: str, path: str) -> None:
+async def test_a_path_outside_the_runs_folder_is_refused(park: Park, path: str) -> None:
     (park.folder / "link").symlink_to("/etc")
     (park.folder / "circle").symlink_to("circle")
     async with opened(park) as asked:
-        error = await asked(method, Path(path.format(run=park.folder)))
-    assert error["type"] == "CheckpointError" and "expected one in the run's folder" in error["message"]
+        for method in ("save", "load", "export"):
+            error = await asked(method, Path(path.format(run=park.folder)))
+            assert error["type"] == "CheckpointError"
+            assert "expected one in the run's folder" in error["message"]
     assert park.built[0].calls == []
 
 
