@@ -63,13 +63,7 @@ def test_words_are_split_at_all_but_letters_and_digits() -> None:
 
 @pytest.mark.parametrize(
     ("query", "size", "expected"),
-    [
-        ("c e", 3, (2, 5)),
-        ("e f", 2, (4, 6)),
-        ("x", 2, (0, 2)),
-        ("a", 99, (0, 6)),
-        ("f", 1, (5, 6)),
-    ],
+    [("c e", 3, (2, 5)), ("e f", 2, (4, 6)), ("x", 2, (0, 2)), ("a", 99, (0, 6)), ("f", 1, (5, 6))],
 )
 def test_the_window_shows_most_words_of_the_query(query: str, size: int, expected: tuple[int, int]) -> None:
     assert best_window("a b c d e f", query, size) == expected

@@ -129,6 +129,10 @@ class Cache:
             self._opened = None
 
     async def _fly(self, key: str, make: Callable[[], Awaitable[Any]]) -> Any:
+        def keep(db: sqlite3.Connection) -> None:
+            db.execute("INSERT OR REPLACE INTO answers VALUES (?, ?, ?)", (key, text, CLOCK.time()))
+            _drop(db, key, owner)
+
         owner = secrets.token_hex(8)
         renewing: asyncio.Task[None] | None = None
         try:
@@ -138,7 +142,7 @@ class Cache:
                 await CLOCK.sleep(POLL)
             renewing = asyncio.get_running_loop().create_task(self._renew(key, owner))
             text = json.dumps(await make())
-            await asyncio.to_thread(self._run, lambda db: _keep(db, key, text, owner), write=True)
+            await asyncio.to_thread(self._run, keep, write=True)
             return json.loads(text)  # the same, kept or made: tuples become lists
         except BaseException:
             await asyncio.to_thread(self._run, lambda db: _drop(db, key, owner), write=True)
@@ -266,11 +270,6 @@ def _key(request: Any) -> str:
 def _answer(db: sqlite3.Connection, key: str) -> Any:
     row = db.execute("SELECT answer FROM answers WHERE request = ?", (key,)).fetchone()
     return json.loads(row[0]) if row else _MISSING
-
-
-def _keep(db: sqlite3.Connection, key: str, answer: str, owner: str) -> None:
-    db.execute("INSERT OR REPLACE INTO answers VALUES (?, ?, ?)", (key, answer, CLOCK.time()))
-    _drop(db, key, owner)
 
 
 def _drop(db: sqlite3.Connection, key: str, owner: str) -> None:

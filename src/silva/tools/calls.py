@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Awaitable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from silva.aio import gather
 from silva.errors import SilvaError, contained
 from silva.protocols import Tool
 from silva.tools.function import ToolError, ToolException, cut
-from silva.types import ToolCall
+from silva.types import ToolCall, ToolSpec
 
 GRACE = 1.0  # seconds that a cancelled call has to clean up
 
@@ -40,6 +40,24 @@ class Limits(NamedTuple):
 
 class ToolLate(SilvaError, OSError):
     """No answer of a tool in time, where only the tool can be at fault."""
+
+
+@dataclass
+class SessionTool:
+    """A `silva.protocols.Tool` that a session of an episode runs.
+
+    Attributes:
+        timeout: seconds of one call.
+        max_chars: characters of a result that are shown; None: what the environment allows.
+    """
+
+    spec: ToolSpec
+    timeout: float
+    call: Callable[[Mapping[str, Any]], Awaitable[str]]
+    max_chars: int | None = None
+
+    async def __call__(self, arguments: Mapping[str, object]) -> str:
+        return await self.call(arguments)
 
 
 class Result(NamedTuple):

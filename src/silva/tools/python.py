@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import Literal
 
 from silva.errors import CapabilityError
-from silva.protocols import Tool
 from silva.sandbox.process import Result, Sandbox
 from silva.sandbox.settings import SandboxSettings
 from silva.sandbox.walls import Walls, chosen
+from silva.tools.calls import SessionTool
 from silva.tools.function import ToolError
 from silva.tools.settings import ToolSettings
 from silva.types import ToolSpec
@@ -52,7 +53,9 @@ class Session:
     def __init__(self, settings: PythonSettings, walls: Walls, seed: int) -> None:
         self.settings, self.walls = settings, walls
         self.sandbox = Sandbox(settings, walls, seed)
-        self.tools: Sequence[Tool] = [PythonTool(self)]
+        spec = replace(SPEC, description=SPEC.description + KEPT) if settings.keep_state else SPEC
+        # Time for a start and the sandbox's own limit; room for what is said of the end.
+        self.tools = [SessionTool(spec, settings.seconds + 30.0, self.call, settings.output_chars + 200)]
         self.attempts = 0  # to open a socket, since they were last asked for
 
     def metrics(self) -> Mapping[str, float]:
@@ -76,17 +79,7 @@ class Session:
     async def close(self) -> None:
         await self.sandbox.close()
 
-
-class PythonTool:
-    def __init__(self, session: Session) -> None:
-        settings = session.settings
-        self.session = session
-        self.spec = SPEC if not settings.keep_state else ToolSpec(
-            SPEC.name, SPEC.description + KEPT, SPEC.parameters)  # fmt: skip
-        self.timeout = settings.seconds + 30.0  # a start, and the sandbox's own limit
-        self.max_chars = settings.output_chars + 200  # with what is said of the end
-
-    async def __call__(self, arguments: Mapping[str, object]) -> str:
+    async def call(self, arguments: Mapping[str, object]) -> str:
         code = arguments.get("code")
         if not isinstance(code, str) or set(arguments) != {"code"}:
             raise ToolError("python: expected one argument, code, with text")
@@ -96,9 +89,9 @@ class PythonTool:
             code.encode()
         except UnicodeEncodeError:
             raise ToolError("python: the code is not valid Unicode") from None
-        result = await self.session.sandbox.run(code)
-        self.session.attempts += result.network_attempts
-        return shown(result, self.session.settings)
+        result = await self.sandbox.run(code)
+        self.attempts += result.network_attempts
+        return shown(result, self.settings)
 
 
 def shown(result: Result, settings: SandboxSettings) -> str:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
+from collections.abc import Sequence
 from typing import Any
 
 from silva.environments.check.checks import examine
 from silva.environments.check.findings import Finding
+from silva.environments.process.workers import Workers
 from silva.environments.settings import EnvironmentSettings
 from silva.types import Message, Observation, Step, Task, ToolCall
 
@@ -62,3 +65,23 @@ def fork_refused(settings: EnvironmentSettings, task: Task | None = None) -> Non
             await environment.close()
 
     asyncio.run(run())
+
+
+def same_in_a_worker(settings: EnvironmentSettings, replies: Sequence[Message] = ()) -> None:
+    """An episode, at random if no replies are given, also in a process with another order of sets."""
+
+    async def told(taskset: Any) -> list[Any]:
+        episode = taskset.environment(taskset.tasks("train")[0])
+        shown = [await episode.reset()]
+        for turn in range(len(replies) or 4):
+            said = replies[turn] if replies else episode.random_reply(turn)
+            said = await said if inspect.isawaitable(said) else said
+            shown.append(await episode.step(Message("assistant", said) if isinstance(said, str) else said))
+        await episode.close()
+        return shown
+
+    apart = Workers(settings.model_copy(update={"workers": 1}))
+    try:
+        assert asyncio.run(told(apart)) == asyncio.run(told(settings.taskset()))
+    finally:
+        apart.close()

@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import random
 import types
 from pathlib import Path
 
 import pytest
-from tests.environments.foreign.playing import wrong
+from tests.environments.foreign.playing import same_in_a_worker, wrong
 
 from silva.environments.foreign import alfworld
 from silva.environments.foreign.alfworld import AlfWorld, AlfWorldStory, made_up
 from silva.environments.foreign.alfworld_houses import KINDS, draw, layout
 from silva.environments.foreign.alfworld_plans import plan_for
-from silva.environments.process.workers import Workers
 from silva.errors import ConfigError
-from silva.types import Message
 
 GAME = {
     "pddl_domain": "",
@@ -194,27 +191,6 @@ def test_nothing_is_wrong_with_the_real_package(real) -> None:
     assert wrong(settings) == []
 
 
-def test_workers_give_the_same_episodes(real) -> None:
-    """Also the order in which things are listed: another process has another order of sets."""
-
-    async def told(taskset) -> list:
-        episode = taskset.environment(taskset.tasks("train")[0])
-        said = [await episode.reset()]
-        for turn in range(4):
-            reply = episode.random_reply(turn)
-            said.append(
-                await episode.step(Message("assistant", reply if isinstance(reply, str) else await reply))
-            )
-        await episode.close()
-        return said
-
-    apart = Workers(real.model_copy(update={"workers": 1}))
-    try:
-        assert asyncio.run(told(apart)) == asyncio.run(told(real.taskset()))
-    finally:
-        apart.close()
-
-
 def test_games_of_a_folder_are_played_and_the_planner_of_the_package_helps(
     real, tmp_path, expert_rate
 ) -> None:
@@ -223,3 +199,7 @@ def test_games_of_a_folder_are_played_and_the_planner_of_the_package_helps(
         write(tmp_path, f"pick_and_place_simple-{i}/t", **made_up(house), walkthrough=None)
     settings = AlfWorld(path=str(tmp_path), eval_size=1, eval_share=0.5, train_size=4)
     assert expert_rate(settings, 1) == (1.0, 1.0)
+
+
+def test_workers_give_the_same_episodes(real) -> None:
+    same_in_a_worker(real)

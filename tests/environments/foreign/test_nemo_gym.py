@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import http.server
 import json
-import threading
 from collections.abc import Iterator
 
 import pytest
 from tests.environments.foreign.playing import call, first_task, played, wrong
+from tests.tools.web_server import Reply, Request, serving
 
 from silva.environments.foreign.nemo_gym import NemoGym, NemoGymFault, messages_of, response_of
 from silva.errors import ConfigError
@@ -41,58 +40,31 @@ def row(number: int) -> dict:
     }
 
 
-class Server(http.server.BaseHTTPRequestHandler):
+@contextlib.contextmanager
+def running(fault: str = "") -> Iterator[tuple[str, list[Request]]]:
     """The weather of a city is known to a session that was seeded with its row."""
+    sessions: dict[str, dict] = {}
 
-    sessions: dict[str, dict]
-    requests: list[tuple[str, dict, str]]
-    fault = ""
-
-    def do_POST(self) -> None:
-        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        cookie = self.headers.get("Cookie", "")
-        self.requests.append((self.path, body, cookie))
-        if self.fault == self.path:
-            return self.answer(500, {"detail": "boom"})
-        if self.path == "/seed_session":
-            name = f"session={len(self.sessions)}"
-            self.sessions[name] = body
-            return self.answer(200, {}, name)
-        session = self.sessions[cookie]
-        if self.path == "/get_weather":
+    def script(number: int, request: Request) -> Reply:
+        body, cookie = request.body, request.headers.get("cookie", "")
+        if fault == request.path:
+            return Reply({"detail": "boom"}, 500)
+        if request.path == "/seed_session":
+            name = f"session={len(sessions)}"
+            sessions[name] = body
+            return Reply({}, headers={"Set-Cookie": f"{name}; Path=/"})
+        if request.path == "/get_weather":
             if set(body) != {"city"}:
-                return self.answer(422, {"detail": "city: Field required"})
-            return self.answer(200, {"weather": session["expected"]})
+                return Reply({"detail": "city: Field required"}, 422)
+            return Reply({"weather": sessions[cookie]["expected"]})
         last = body["response"]["output"][-1]
         text = last["content"][0]["text"] if last["type"] == "message" else ""
-        told = {**body, "reward": float(text.strip() == session["expected"]), "length": len(text)}
-        if self.fault.startswith("{"):
-            told |= json.loads(self.fault)
-        return self.answer(200, told)
+        right = text.strip() == sessions[cookie]["expected"]
+        told = {**body, "reward": float(right), "length": len(text)}
+        return Reply(told | json.loads(fault if fault.startswith("{") else "{}"))
 
-    def answer(self, status: int, body: dict, cookie: str = "") -> None:
-        data = json.dumps(body).encode()
-        self.send_response(status)
-        self.send_header("Content-Length", str(len(data)))
-        if cookie:
-            self.send_header("Set-Cookie", f"{cookie}; Path=/")
-        self.end_headers()
-        self.wfile.write(data)
-
-    def log_message(self, *arguments) -> None:
-        pass
-
-
-@contextlib.contextmanager
-def running(fault: str = "") -> Iterator[tuple[str, list]]:
-    requests: list = []
-    handler = type("Handler", (Server,), {"sessions": {}, "requests": requests, "fault": fault})
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
-        thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
-        thread.start()
-        yield f"http://127.0.0.1:{server.server_port}", requests
-        server.shutdown()
-        thread.join(5)
+    with serving(script) as server:
+        yield server.url, server.requests
 
 
 @pytest.fixture
@@ -115,11 +87,11 @@ def test_a_dialogue_with_a_tool_call_is_verified(path) -> None:
     assert steps[0].observation.messages[0].content == json.dumps({"weather": expected})
     assert steps[1].rewards == {"reward": 1.0} and steps[1].terminated
     assert steps[1].metrics == {"length": float(len(expected)), "success": 1.0}
-    assert [(where, cookie) for where, _, cookie in requests] == [
+    assert [(request.path, request.headers.get("cookie", "")) for request in requests] == [
         ("/seed_session", ""), ("/get_weather", "session=0"), ("/verify", "session=0")
     ]  # fmt: skip
-    verified = requests[2][1]
-    assert requests[0][1] == task.data["row"] and requests[1][1] == {"city": "here"}
+    seeded, asked, verified = (request.body for request in requests)
+    assert seeded == task.data["row"] and asked == {"city": "here"}
     assert {key: value for key, value in verified.items() if key != "response"} == task.data["row"]
     kinds = [item["type"] for item in verified["response"]["output"]]
     assert kinds == ["function_call", "function_call_output", "reasoning", "message"]

@@ -35,11 +35,3 @@ def test_problems_that_all_begin_alike_are_told_apart_by_seed_and_it_is_said() -
 
 def test_problems_that_cannot_be_seen_beforehand() -> None:
     assert "cannot be seen beforehand" in taskset(None).notes[0]
-
-
-def test_another_seed_of_the_task_set_moves_no_problem_to_the_other_side() -> None:
-    def begins(seed: int) -> str:
-        return str(seed % 997)
-
-    held_out = begin_of(taskset(begins).tasks("eval"), begins)
-    assert not held_out & begin_of(taskset(begins, seed=5).tasks("train"), begins)

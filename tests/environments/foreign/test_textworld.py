@@ -9,10 +9,9 @@ import types
 from pathlib import Path
 
 import pytest
-from tests.environments.foreign.playing import wrong
+from tests.environments.foreign.playing import same_in_a_worker, wrong
 
 from silva.environments.foreign.textworld import TextWorld
-from silva.environments.process.workers import Workers
 from silva.errors import ConfigError
 from silva.types import Message
 
@@ -196,25 +195,6 @@ def test_the_real_expert_wins(real, expert_rate) -> None:
     assert expert_rate(real, 1) == (1.0, 1.0)
 
 
-def test_workers_give_the_same_episodes(real) -> None:
-    async def told(taskset) -> list:
-        episode = taskset.environment(taskset.tasks("train")[0])
-        shown = [await episode.reset()]
-        for turn in range(3):
-            reply = episode.random_reply(turn)
-            shown.append(
-                await episode.step(Message("assistant", reply if isinstance(reply, str) else await reply))
-            )
-        await episode.close()
-        return shown
-
-    apart = Workers(real.model_copy(update={"workers": 1}))
-    try:
-        assert asyncio.run(told(apart)) == asyncio.run(told(real.taskset()))
-    finally:
-        apart.close()
-
-
 def test_a_seed_gives_the_same_games_on_every_machine(real) -> None:
     if sys.modules["textworld"].__version__ != "1.7.0":
         pytest.skip("the digests are those of the games of TextWorld 1.7.0")
@@ -237,3 +217,7 @@ def test_a_real_game_saves_no_file(real, tmp_path, monkeypatch, replies_to) -> N
         steps[3].metrics["action_is_valid"],
     ]
     assert list(tmp_path.iterdir()) == []
+
+
+def test_workers_give_the_same_episodes(real) -> None:
+    same_in_a_worker(real)

@@ -7,10 +7,9 @@ import dataclasses
 from pathlib import Path
 
 import pytest
-from tests.environments.foreign.playing import wrong
+from tests.environments.foreign.playing import same_in_a_worker, wrong
 
 from silva.environments.foreign.trl import Trl
-from silva.environments.process.workers import Workers
 from silva.errors import ConfigError
 from silva.protocols import Scripted
 from silva.tools.function import ToolDefinitionError
@@ -175,18 +174,11 @@ def test_nothing_to_show_is_said() -> None:
         settings(path="rows.jsonl", rows=ROWS)
 
 
+def test_a_worker_process_plays_the_same_episode() -> None:
+    same_in_a_worker(settings(rows=ROWS), [guess(1, 2, 3), DONE])
+    assert settings().workers == 1
+
+
 @pytest.mark.parametrize("rows", [(), ROWS], ids=["seeds", "rows"])
 def test_nothing_is_wrong_with_them(rows) -> None:
     assert wrong(settings(rows=rows)) == []
-
-
-def test_a_worker_process_plays_the_same_episode(play_out) -> None:
-    chosen = settings(rows=ROWS)
-    task = chosen.taskset().tasks("train")[0]
-    here = play_out(chosen.taskset().environment(task), lambda turn: DONE if turn else guess(1, 2, 3))
-    workers = Workers(chosen)
-    try:
-        there = play_out(workers.environment(task), lambda turn: DONE if turn else guess(1, 2, 3))
-    finally:
-        workers.close()
-    assert chosen.workers == 1 and there == here

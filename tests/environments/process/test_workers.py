@@ -7,25 +7,23 @@ import os
 import signal
 import textwrap
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.contracts.test_environments import message, play
 
-from silva.actors.script import Script
 from silva.config.sections import Limits
 from silva.environments.process import workers as module
 from silva.environments.process.variables import named_in
 from silva.environments.process.worker import settings_of
 from silva.environments.process.workers import Workers
 from silva.environments.worlds.dataset import Dataset
-from silva.environments.worlds.frozen_lake import FrozenLake
 from silva.errors import CapabilityError, ConfigError
-from silva.models.tiny import tiny_tokenizer
-from silva.rendering.renderer import Renderer
+from silva.protocols import Reply
 from silva.rollouts.episode import Episode
-from silva.rollouts.episode import play as play_episode
+from silva.types import Segment
 
 COUNTING = """
 import asyncio, os, random, signal, sys, time
@@ -113,6 +111,17 @@ def counting(tmp_path: Path) -> Iterator[Any]:
         each.close()
 
 
+@dataclass
+class Says:
+    """An actor whose every reply is the same."""
+
+    said: str
+    reads_tokens = False
+
+    async def reply(self, request: Any) -> Reply:
+        return Reply((Segment("policy", (), reported=1),), message(self.said), "stop_token", 1)
+
+
 def texts(told: list[Any]) -> list[str]:
     return [getattr(each, "observation", each).messages[0].content for each in told]
 
@@ -126,8 +135,9 @@ def test_episodes_are_those_of_one_process(counting):
     said = ["a", "print", "b"]
 
     async def check() -> None:
+        alone, apart = counting(0), counting(2)
         for index in range(5):
-            here, there = await played(counting(0), said, index), await played(counting(2), said, index)
+            here, there = await played(alone, said, index), await played(apart, said, index)
             assert texts(here) == texts(there)
             assert here[-1].rewards == there[-1].rewards
 
@@ -135,21 +145,18 @@ def test_episodes_are_those_of_one_process(counting):
 
 
 def test_episodes_are_spread_over_the_processes(counting):
-    async def check() -> set[float]:
+    async def check() -> list[Any]:
         taskset = counting(2)
         open_ = [taskset.environment(task) for task in taskset.tasks("train")[:4]]
         for each in open_:
             await each.reset()
-        steps = await asyncio.gather(*(each.step(message("a")) for each in open_))
-        return {step.metrics["pid"] for step in steps}
+        return await asyncio.gather(*(each.step(message("a")) for each in open_))
 
-    pids = asyncio.run(check())
+    steps = asyncio.run(check())
+    pids = {step.metrics["pid"] for step in steps}
     assert len(pids) == 2 and os.getpid() not in pids
-
-
-def test_workers_yield_to_the_event_loop(counting):
-    step = asyncio.run(played(counting(1), []))[-1]
-    assert step.metrics["nice"] == min(os.nice(0) + 5, 19)  # 19: the lowest priority there is
+    # They yield to the event loop; 19 is the lowest priority there is.
+    assert {step.metrics["nice"] for step in steps} == {min(os.nice(0) + 5, 19)}
 
 
 def test_a_worker_that_dies_is_replaced_and_nothing_is_seen_of_it(counting, tmp_path):
@@ -225,9 +232,9 @@ def test_waiting_for_a_worker_is_not_the_environments_time(counting):
     async def check() -> None:
         other = taskset.environment(taskset.tasks("train")[0])
         await other.reset()
-        renderer, loop = Renderer(tiny_tokenizer()), asyncio.get_running_loop()
+        loop = asyncio.get_running_loop()
         task = taskset.tasks("train")[1]
-        episode = Episode(task, taskset, Script(renderer), renderer, Limits(timeout=600), "a", 1)
+        episode = Episode(task, taskset, Says("a"), None, Limits(timeout=600), "a", 1)
         began, lock = loop.time(), taskset._workers[0].alone
         async with other.worker_slot():
             starting = asyncio.create_task(episode.start())
@@ -259,26 +266,6 @@ def test_a_fork_goes_on_in_another_process_if_its_own_dies(counting):
     here = asyncio.run(forked(counting(0), die=False))
     assert asyncio.run(forked(counting(1), die=False)) == here
     assert asyncio.run(forked(counting(1), die=True)) == here
-
-
-def test_expert_play_comes_from_the_worker():
-    async def check() -> list[tuple[str, ...]]:
-        found = []
-        for workers in (0, 1):
-            settings = FrozenLake(workers=workers, train_size=4, eval_size=2)
-            taskset: Any = Workers(settings) if workers else settings.taskset()
-            renderer = Renderer(tiny_tokenizer())
-            trajectory = await play_episode(
-                taskset.tasks("train")[0], taskset, Script(renderer), renderer, Limits(), id="a", seed=3
-            )
-            assert trajectory.error is None
-            found.append(tuple(turn.messages[-1].content for turn in trajectory.turns))
-            if workers:
-                taskset.close()
-        return found
-
-    here, there = asyncio.run(check())
-    assert here == there and here
 
 
 def test_an_environment_without_an_expert_says_so(counting):
@@ -328,16 +315,8 @@ def test_settings_without_a_type_are_refused(counting):
 
 async def through_the_rollout(taskset: Any, said: str, left: float = 600.0) -> Any:
     """The trajectory of an episode whose every reply is `said`; `left`: seconds after its reset."""
-    renderer = Renderer(tiny_tokenizer())
-
-    class Says:
-        reads_tokens = True
-
-        async def reply(self, request: Any) -> Any:
-            return await Script(renderer).reply(_Asked(request, said))
-
     limits = Limits(timeout=600, max_turns=3)
-    episode = Episode(taskset.tasks("train")[0], taskset, Says(), renderer, limits, "a", 1)
+    episode = Episode(taskset.tasks("train")[0], taskset, Says(said), None, limits, "a", 1)
     try:
         await episode.start()
         episode.left = left
@@ -346,20 +325,3 @@ async def through_the_rollout(taskset: Any, said: str, left: float = 600.0) -> A
     finally:
         await episode.close()
     return episode.trajectory()
-
-
-class _Asked:
-    """A request whose environment would say `said`."""
-
-    def __init__(self, request: Any, said: str):
-        self._request, self.environment = request, self
-        self._said = said
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._request, name)
-
-    def expert_reply(self) -> str:
-        return self._said
-
-    def random_reply(self, seed: int) -> str:
-        return self._said

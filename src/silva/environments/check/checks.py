@@ -171,8 +171,8 @@ class Examination:
                 for name, value in getattr(step, kind).items():
                     if not isinstance(value, (int, float)) or not math.isfinite(value):
                         self._wrong(f"{kind}[{name!r}] is {value!r}, expected a finite number", "step")
-        said = [m for each in played.told for m in _observation(each).messages]
-        if any(message.role == "assistant" for message in said):
+        shown = [getattr(each, "observation", each) for each in played.told]
+        if any(m.role == "assistant" for each in shown for m in getattr(each, "messages", ())):
             self._wrong("an observation has a message of the role assistant: that is the model", "step")
         if not played.ended:
             self._wrong(
@@ -347,11 +347,6 @@ def _first(tasks: Sequence[Task]) -> list[Task]:
     until = time.perf_counter() + DRAWING
     numbers = range(min(len(tasks), TASKS))
     return [tasks[n] for n in itertools.takewhile(lambda n: n == 0 or time.perf_counter() <= until, numbers)]
-
-
-def _observation(told: Any) -> Observation:
-    found = getattr(told, "observation", told)
-    return found if isinstance(found, Observation) else Observation()
 
 
 def _told(played: Sequence[Played]) -> list[str]:

@@ -67,7 +67,10 @@ class HouseState:
             self.where[name], self.held = place, ""
         elif verb == "use" and self.kinds.get(name) == LAMP and self.where[name] == self.here:
             self.changed.add((verb, name))
-        elif (name, place) == (self.held, self.here) and self._can(verb, name, place):
+        elif (name, place) == (self.held, self.here) and any(
+            (verb, self.kinds[place]) == (need.verb, need.place) and self.kinds[name] in ABLE[need.able]
+            for need in NEEDS.values()
+        ):
             self.changed.discard(({"heat": "cool", "cool": "heat"}.get(verb, ""), name))
             self.changed.add((verb, name))
 
@@ -145,10 +148,6 @@ class HouseState:
 
     def _fits(self, name: str, place: str) -> bool:
         return self.kinds[place] in ROOMS[self.house["room"]].things[self.kinds[name]]
-
-    def _can(self, verb: str, name: str, place: str) -> bool:
-        needs = [need for need in NEEDS.values() if need.verb == verb]
-        return any(self.kinds[place] == need.place and self.kinds[name] in ABLE[need.able] for need in needs)
 
 
 def shown(ids: Sequence[str]) -> list[str]:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from silva.environments.bases.tool_dialogue import ToolDialogue, ToolDialogueSettings
 from silva.environments.foreign.library import finite, solved
 from silva.protocols import Tool
-from silva.types import Message, Role, Step, Task, ToolSpec
+from silva.types import Message, Role, Step, Task
 
 
 class ForeignDialogueSettings(ToolDialogueSettings):
@@ -46,22 +45,6 @@ class ForeignSession(ABC):
 
     async def close(self) -> None:  # noqa: B027  (nothing to free is the usual case)
         pass
-
-
-@dataclass
-class SessionTool:
-    """A `silva.protocols.Tool` that the library or its server runs.
-
-    Attributes:
-        timeout: seconds of one call.
-    """
-
-    spec: ToolSpec
-    timeout: float
-    call: Callable[[Mapping[str, object]], Awaitable[str]]
-
-    async def __call__(self, arguments: Mapping[str, object]) -> str:
-        return await self.call(arguments)
 
 
 class ForeignDialogue(ToolDialogue):

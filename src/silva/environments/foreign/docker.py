@@ -161,7 +161,10 @@ def remove_orphans() -> None:
         "ps", "--all", "--filter", f"label={LABEL}", "--format", f'{{{{.Names}}}} {{{{.Label "{LABEL}"}}}}'
     )
     lines = [line.split(" ", 1) for line in told.splitlines() if " " in line]
-    for name in [name for name, who in lines if _is_dead(who)]:
+    for name, who in lines:
+        machine, pid, _ = f"{who}::".split(":", 2)
+        if machine != socket.gethostname() or not pid.isdecimal() or owner(int(pid)) == who:
+            continue
         try:
             _at_once("rm", "--force", name)
         except DockerFault as error:
@@ -172,12 +175,6 @@ def remove_orphans() -> None:
 def _is_gone(said: str) -> bool:
     """Whether a container cannot be removed because it ends, or has ended, by itself."""
     return "No such container" in said or "already in progress" in said
-
-
-def _is_dead(who: str) -> bool:
-    machine, _, process = who.partition(":")
-    pid = process.partition(":")[0]
-    return machine == socket.gethostname() and pid.isdecimal() and owner(int(pid)) != who
 
 
 def _at_once(*arguments: str) -> str:

@@ -76,7 +76,8 @@ class GymnasiumEpisode(SeededGame):
         with self.own:
             observation, _ = self.inner.reset(seed=self.task.data["seed"])
         self.chance("noise")
-        about = self.settings.instructions or _first_paragraph(self.inner.unwrapped)
+        paragraph = (type(self.inner.unwrapped).__doc__ or "").strip().partition("\n\n")[0]
+        about = self.settings.instructions or " ".join(paragraph.split())
         return "\n".join(filter(None, (about, self.actions.rules(), self._shown(observation))))
 
     async def play(self, reply: str) -> Told:
@@ -189,8 +190,3 @@ def _drawing(settings: Gymnasium, made: Any) -> str:
         return ""
     picture = made.render()
     return drawn(picture if isinstance(picture, str) else "\n".join(picture or ()))
-
-
-def _first_paragraph(base: Any) -> str:
-    text = (type(base).__doc__ or "").strip().partition("\n\n")[0]
-    return " ".join(text.split())

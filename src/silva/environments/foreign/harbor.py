@@ -27,13 +27,13 @@ from silva.environments.foreign.dialogue import (
     ForeignDialogueSettings,
     ForeignSession,
     Graded,
-    SessionTool,
 )
 from silva.environments.foreign.docker import LATE, Docker, DockerFault, remove_orphans
 from silva.environments.foreign.harbor_tasks import HarborTask, read_tasks, reward_of
 from silva.environments.tasks import Draft, listed
 from silva.errors import CapabilityError, ConfigError, SilvaError
 from silva.rendering.tool_calls import write_calls
+from silva.tools.calls import SessionTool
 from silva.tools.function import ToolError
 from silva.types import Message, Task, ToolCall, ToolSpec
 
@@ -85,7 +85,12 @@ class Harbor(ForeignDialogueSettings):
         def build(task: Task) -> HarborEpisode:
             return HarborEpisode(self, task, by_folder[task.data["folder"]])
 
-        return listed(self, [_draft(task) for task in tasks], build)
+        # The instruction is the problem; the folder says where it is.
+        drafts = [
+            Draft({"folder": task.folder, "instruction": task.instruction}, None, [task.instruction])
+            for task in tasks
+        ]
+        return listed(self, drafts, build)
 
 
 class HarborEpisode(ForeignDialogue):
@@ -162,7 +167,9 @@ class HarborSession(ForeignSession):
             "for f in reward.json reward.txt; do [ -f /logs/verifier/$f ] && [ ! -L /logs/verifier/$f ] && "
             'printf "%s %s\\n" $f "$(head -c 65536 /logs/verifier/$f | base64 -w0)"; done; true'
         )
-        return Graded(reward_of(self.task, _files(read), ran.output, self.settings.reward_key))
+        lines = [line.split(" ", 1) for line in read.splitlines() if " " in line]
+        files = {name: base64.b64decode(data).decode("utf-8", "replace") for name, data in lines}
+        return Graded(reward_of(self.task, files, ran.output, self.settings.reward_key))
 
     async def close(self) -> None:
         await self.machine.close()
@@ -172,13 +179,3 @@ class HarborSession(ForeignSession):
         if ran.status:
             raise HarborFault(f"harbor: {self.task.name}: {command[:60]}: {ran.output[-200:]!r}")
         return ran.output
-
-
-def _files(listing: str) -> dict[str, str]:
-    lines = [line.split(" ", 1) for line in listing.splitlines() if " " in line]
-    return {name: base64.b64decode(data).decode("utf-8", "replace") for name, data in lines}
-
-
-def _draft(task: HarborTask) -> Draft:
-    # The instruction is the problem; the folder says where it is.
-    return Draft({"folder": task.folder, "instruction": task.instruction}, None, [task.instruction])

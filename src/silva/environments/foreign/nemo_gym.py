@@ -28,12 +28,12 @@ from silva.environments.foreign.dialogue import (
     ForeignDialogueSettings,
     ForeignSession,
     Graded,
-    SessionTool,
 )
 from silva.environments.foreign.library import as_json, imported
 from silva.environments.tasks import Draft, listed
 from silva.errors import ConfigError, SilvaError
 from silva.rendering.openai import ROLES, arguments_text, call_ids, spec_of, text_of, thoughts_apart
+from silva.tools.calls import SessionTool
 from silva.tools.function import ToolError
 from silva.types import Message, Role, Task
 

@@ -30,12 +30,12 @@ from silva.environments.foreign.dialogue import (
     ForeignDialogueSettings,
     ForeignSession,
     Graded,
-    SessionTool,
 )
 from silva.environments.foreign.library import as_json, finite, imported, solved
 from silva.environments.foreign.seeds import seeded
 from silva.errors import SilvaError
 from silva.thoughts import answer_of
+from silva.tools.calls import SessionTool
 from silva.tools.function import ToolError
 from silva.types import Message, Step, Task, ToolSpec
 

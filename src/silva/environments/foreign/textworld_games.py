@@ -85,7 +85,9 @@ def made(wanted: Wanted, folder: Path, label: str) -> list[GameFile]:
     lacking, in_vain = {True: wanted.evaluation, False: wanted.training}, 0
     while any(lacking.values()):
         if not seeds:
-            seeds = [rng.randrange(1 << 31) for _ in range(_likely(lacking, wanted.eval_share))]
+            share = wanted.eval_share
+            likely = max(round(lacking[True] / share), round(lacking[False] / (1 - share)), 1)
+            seeds = [rng.randrange(1 << 31) for _ in range(likely)]
             _complete(wanted, folder, seeds, label)
         record = json.loads((folder / f"{(seed := seeds.pop(0))}.made.json").read_text())
         if "error" in record or record["content"] in seen:
@@ -107,11 +109,6 @@ def _found(file: Path, folder: Path) -> GameFile:
     logic = json.loads(file.with_suffix(".json").read_text())
     walkthrough = logic.get("metadata", {}).get("walkthrough") or ()
     return GameFile(file, file.relative_to(folder).as_posix(), content(logic), tuple(walkthrough))
-
-
-def _likely(lacking: Mapping[bool, int], eval_share: float) -> int:
-    """How many seeds give what is lacking, on average."""
-    return max(round(lacking[True] / eval_share), round(lacking[False] / (1 - eval_share)), 1)
 
 
 def _complete(wanted: Wanted, folder: Path, seeds: Sequence[int], label: str) -> None:
@@ -139,12 +136,8 @@ def _complete(wanted: Wanted, folder: Path, seeds: Sequence[int], label: str) ->
 
 
 def _maker(wanted: Wanted, folder: Path, seeds: Sequence[int]) -> subprocess.Popen[str]:
-    request = {
-        "challenge": wanted.challenge,
-        "keys": dict(wanted.keys),
-        "folder": str(folder),
-        "seeds": seeds,
-    }
+    keys = dict(wanted.keys)
+    request = {"challenge": wanted.challenge, "keys": keys, "folder": str(folder), "seeds": seeds}
     return subprocess.Popen(
         [sys.executable, "-m", MAKER, json.dumps(request)],
         stdin=subprocess.DEVNULL,
