@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Coroutine, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
-from tests.placement.processes import Park, left
+from tests.coroutines import in_loop
+from tests.placement.processes import SOON, Park, left
+
+
+def run(work: Coroutine[Any, Any, None]) -> None:
+    asyncio.run(asyncio.wait_for(work, 2 * SOON))
+
+
+pytest_pyfunc_call = in_loop(run)
 
 
 @pytest.fixture

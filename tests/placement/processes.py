@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import sys
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
@@ -172,6 +172,13 @@ class Park:
                 self.end()
             await asyncio.wait_for(asyncio.gather(task, return_exceptions=True), SOON)
 
+    @contextlib.asynccontextmanager
+    async def supervised(self, **options: Any) -> AsyncIterator[asyncio.Task[int]]:
+        """The same; afterwards no process is left."""
+        async with self.running(**options) as task:
+            yield task
+        assert self.everyone() and gone(self, 10)
+
 
 def lives(pid: int) -> bool:
     """Also if it is stopped; not if it has ended and nobody has asked for its code yet."""
@@ -193,25 +200,14 @@ def gone(park: Park, seconds: float) -> bool:
     return not left(park)
 
 
-def with_park(park: Park, ask: Callable[[asyncio.Task[int]], Awaitable[Any]], **options: Any) -> Any:
-    """What `ask` returns; afterwards no process is left."""
-
-    async def work() -> Any:
-        async with park.running(**options) as task:
-            return await ask(task)
-
-    found = asyncio.run(asyncio.wait_for(work(), 2 * SOON))
-    assert park.everyone() and gone(park, 10)
-    return found
+async def end_of(task: asyncio.Task[int]) -> int:
+    """The exit code."""
+    return await asyncio.wait_for(asyncio.shield(task), SOON)
 
 
-def failure(park: Park, **options: Any) -> str:
+async def failure(park: Park, **options: Any) -> str:
     """What the supervisor says when it gives up by itself."""
-
-    async def ask(task: asyncio.Task[int]) -> str:
+    async with park.supervised(**options) as task:
         with pytest.raises(SilvaError) as failed:
-            await asyncio.wait_for(asyncio.shield(task), SOON)
-        return str(failed.value)
-
-    found: str = with_park(park, ask, **options)
-    return found
+            await end_of(task)
+    return str(failed.value)

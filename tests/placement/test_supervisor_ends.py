@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.placement.processes import SOON, Park, gone, lives, with_park
+from tests.placement.processes import SOON, Park, end_of, gone, lives
 
 from silva.placement import supervisor
 
@@ -30,57 +30,48 @@ sys.exit(asyncio.run(Supervisor(parts, log=lambda line: None, say=say).run()))
 
 
 @pytest.mark.parametrize("code", [0, 3])
-def test_the_exit_code_of_the_orchestrator_comes_through(folder: Path, code: int) -> None:
+async def test_the_exit_code_of_the_orchestrator_comes_through(folder: Path, code: int) -> None:
     park = Park(folder, "trainer", "inference")
-
-    async def ask(task: asyncio.Task[int]) -> int:
+    async with park.supervised() as task:
         await park.until(lambda: park.up, "all is up")
         park.end(code)
-        return await asyncio.wait_for(asyncio.shield(task), SOON)
-
-    assert with_park(park, ask) == code
+        assert await end_of(task) == code
     assert park.said == [] and {*park.lines} == {"trainer: trainer begins", "inference: inference begins"}
     assert park.text("arguments") == "first 1\n"
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_a_signal_to_everybody_reaches_the_orchestrator_once_and_everything_ends(
+async def test_a_signal_to_everybody_reaches_the_orchestrator_once_and_everything_ends(
     folder: Path, number: signal.Signals
 ) -> None:
     park = Park(folder)
-
-    async def ask(task: asyncio.Task[int]) -> int:
+    async with park.supervised() as task:
         await park.until(lambda: park.up, "all is up")
         for pid in (*park.pids("trainer"), *park.pids("orchestrator"), os.getpid()):
             os.kill(pid, number)
-        return await asyncio.wait_for(asyncio.shield(task), SOON)
-
-    assert with_park(park, ask) == 130
+        assert await end_of(task) == 130
     assert park.text("signals").split() == ["SIGUSR2"]  # a part listens to no other
     assert park.said == []
 
 
 @pytest.mark.parametrize("sent", [["SIGHUP", "SIGHUP SIGINT"], ["SIGINT", "SIGINT", "SIGINT"]], ids=str)
-def test_every_signal_is_passed_on_but_that_of_a_terminal_which_closes_twice(
+async def test_every_signal_is_passed_on_but_that_of_a_terminal_which_closes_twice(
     folder: Path, sent: Sequence[str]
 ) -> None:
     """The second Ctrl-C means something else than the first."""
     park = Park(folder)
     park.touch("stubborn")
-
-    async def ask(task: asyncio.Task[int]) -> None:
+    async with park.supervised():
         await park.until(lambda: park.up, "all is up")
         for count, names in enumerate(sent, 1):
             for name in names.split():
                 os.kill(os.getpid(), signal.Signals[name])
             await park.until(lambda count=count: len(park.text("signals").split()) == count, "it was told")
-
-    with_park(park, ask)
     assert park.text("signals").split() == ["SIGUSR2"] * len(sent)
 
 
 @pytest.mark.parametrize("at", ["trainer", "inference", "orchestrator", "orchestrator again"])
-def test_a_signal_while_parts_are_started_is_not_lost(
+async def test_a_signal_while_parts_are_started_is_not_lost(
     folder: Path, monkeypatch: pytest.MonkeyPatch, at: str
 ) -> None:
     """It comes when the process is there, and nobody has noted it down yet."""
@@ -99,17 +90,11 @@ def test_a_signal_while_parts_are_started_is_not_lost(
 
     monkeypatch.setattr(asyncio, "create_subprocess_exec", start)
 
-    async def ask(task: asyncio.Task[int]) -> int:
+    async with park.running() as task:
         if at == "orchestrator again":
             await park.until(lambda: park.up, "all is up")
             os.kill(park.pids("orchestrator")[0], signal.SIGKILL)
-        return await asyncio.wait_for(asyncio.shield(task), SOON)
-
-    async def work() -> int:
-        async with park.running() as task:
-            return await ask(task)
-
-    assert asyncio.run(work()) == 130
+        assert await end_of(task) == 130
     assert gone(park, 10)
     ran = [name for name in (*park.services, "orchestrator") if park.pids(name)]
     last = ["trainer", "inference", "orchestrator"].index(at.split()[0])
@@ -135,26 +120,22 @@ def test_ctrl_z_stops_everybody_and_nobody_is_lost_when_they_go_on(folder: Path)
     assert {name: len(park.pids(name)) for name in park.services} == {"trainer": 1, "inference": 1}
 
 
-def test_an_orchestrator_that_is_killed_while_it_ends_is_not_started_again(folder: Path) -> None:
+async def test_an_orchestrator_that_is_killed_while_it_ends_is_not_started_again(folder: Path) -> None:
     park = Park(folder)
     park.touch("stubborn")
-
-    async def ask(task: asyncio.Task[int]) -> int:
+    async with park.supervised() as task:
         await park.until(lambda: park.up, "all is up")
         os.kill(os.getpid(), signal.SIGINT)
         await park.until(lambda: park.text("signals"), "it was told")
         os.kill(park.pids("orchestrator")[0], signal.SIGKILL)
-        return await asyncio.wait_for(asyncio.shield(task), SOON)
-
-    assert with_park(park, ask) == 128 + signal.SIGKILL
+        assert await end_of(task) == 128 + signal.SIGKILL
     assert len(park.pids("orchestrator")) == 1
 
 
 @pytest.mark.parametrize("how", ["killed", "ended"])
-def test_a_part_that_ends_leaves_no_children(folder: Path, how: str) -> None:
+async def test_a_part_that_ends_leaves_no_children(folder: Path, how: str) -> None:
     park = Park(folder)
-
-    async def ask(task: asyncio.Task[int]) -> None:
+    async with park.supervised():
         await park.until(lambda: park.up and park.text("trainer.child"), "all is up")
         child = int(park.text("trainer.child"))
         assert lives(child)
@@ -164,14 +145,11 @@ def test_a_part_that_ends_leaves_no_children(folder: Path, how: str) -> None:
             park.end()
         await park.until(lambda: not lives(child), "the child is gone")
 
-    with_park(park, ask)
 
-
-def test_a_child_that_left_its_group_and_holds_the_output_is_not_waited_for(folder: Path) -> None:
+async def test_a_child_that_left_its_group_and_holds_the_output_is_not_waited_for(folder: Path) -> None:
     park = Park(folder)
     park.touch("trainer.daemon")
-
-    async def ask(task: asyncio.Task[int]) -> None:
+    async with park.supervised():
         await park.until(lambda: park.up and park.text("trainer.child"), "all is up")
         child = int(park.text("trainer.child"))
         (folder / "trainer.daemon").unlink()
@@ -180,25 +158,20 @@ def test_a_child_that_left_its_group_and_holds_the_output_is_not_waited_for(fold
             await park.until(lambda: len(park.pids("trainer")) == 2, "it runs again")
         finally:
             os.kill(child, signal.SIGKILL)
-
-    with_park(park, ask)
     assert len(park.pids("trainer")) == 2
 
 
-def test_a_part_that_is_stopped_does_not_keep_the_end_from_coming(
+async def test_a_part_that_is_stopped_does_not_keep_the_end_from_coming(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(supervisor, "GRACE", 0.5)
     monkeypatch.setattr(supervisor, "TICK", 0.5)
     park = Park(folder)
-
-    async def ask(task: asyncio.Task[int]) -> int:
+    async with park.supervised() as task:
         await park.until(lambda: park.up, "all is up")
         park.end(0)
         os.kill(park.pids("trainer")[0], signal.SIGSTOP)
-        return await asyncio.wait_for(asyncio.shield(task), SOON)
-
-    assert with_park(park, ask) == 0
+        assert await end_of(task) == 0
 
 
 def driven(park: Park) -> subprocess.Popen[str]:
