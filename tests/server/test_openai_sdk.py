@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any
 
 import openai
 import pytest
-from tests.server.running import MODEL, guarded, listening, run, says
+from tests.server.running import MODEL, guarded, listening, says
 
 from silva.rendering.renderer import Renderer
 
@@ -15,29 +16,27 @@ KEY = "s3cret"
 CALL = '<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>'
 TOOLS: Any = [{"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}]
 HELLO: Any = [{"role": "user", "content": "hi"}]
-Use = Callable[[openai.AsyncOpenAI], Awaitable[None]]
+ClientOf = Callable[..., AbstractAsyncContextManager[openai.AsyncOpenAI]]
 
 
 @pytest.fixture
-def use(renderer: Renderer) -> Callable[..., None]:
-    """Runs a function with a client of a server that says these texts."""
+def client_of(renderer: Renderer) -> ClientOf:
+    """A client of a server with these replies."""
 
-    def using(work: Use, *texts: str, key: str = KEY) -> None:
-        async def session() -> None:
-            engine = says(renderer, *texts, context=4096)
-            async with (
-                listening(guarded(engine, renderer, key=KEY)) as address,
-                openai.AsyncOpenAI(base_url=f"{address}/v1", api_key=key, max_retries=0) as client,
-            ):
-                await work(client)
+    @asynccontextmanager
+    async def made(*texts: str, key: str = KEY) -> AsyncIterator[openai.AsyncOpenAI]:
+        app = guarded(says(renderer, *texts, context=4096), renderer, key=KEY)
+        async with (
+            listening(app) as address,
+            openai.AsyncOpenAI(base_url=f"{address}/v1", api_key=key, max_retries=0) as client,
+        ):
+            yield client
 
-        run(session())
-
-    return using
+    return made
 
 
-def test_models_and_completions(use: Callable[..., None]) -> None:
-    async def work(client: openai.AsyncOpenAI) -> None:
+async def test_models_and_completions(client_of: ClientOf) -> None:
+    async with client_of("two") as client:
         assert [model.id async for model in client.models.list()] == [MODEL]
         answer = await client.completions.create(model=MODEL, prompt="one", max_tokens=9, logprobs=1, n=2)
         assert [choice.text for choice in answer.choices] == ["two", "two"]
@@ -45,11 +44,9 @@ def test_models_and_completions(use: Callable[..., None]) -> None:
         assert logprobs is not None and logprobs.tokens == ["t", "w", "o", "<|end|>"]
         assert answer.usage is not None and answer.usage.completion_tokens == 8
 
-    use(work, "two")
 
-
-def test_a_stream_of_completions(use: Callable[..., None]) -> None:
-    async def work(client: openai.AsyncOpenAI) -> None:
+async def test_a_stream_of_completions(client_of: ClientOf) -> None:
+    async with client_of("yes", "no") as client:
         asked: Any = {"prompt": ["one", "two"], "max_tokens": 9, "stream_options": {"include_usage": True}}
         stream = await client.completions.create(model=MODEL, stream=True, **asked)
         chunks = [chunk async for chunk in stream]
@@ -58,11 +55,9 @@ def test_a_stream_of_completions(use: Callable[..., None]) -> None:
         assert [text for index, text in pieces if index == 1] == ["n", "o", ""]
         assert chunks[-1].usage is not None and chunks[-1].usage.prompt_tokens == 6
 
-    use(work, "yes", "no")
 
-
-def test_chat_with_tools_over_two_turns(use: Callable[..., None]) -> None:
-    async def work(client: openai.AsyncOpenAI) -> None:
+async def test_chat_with_tools_over_two_turns(client_of: ClientOf) -> None:
+    async with client_of(CALL, "it is 2") as client:
         first = await client.chat.completions.create(model=MODEL, messages=HELLO, tools=TOOLS)
         message = first.choices[0].message
         assert first.choices[0].finish_reason == "tool_calls" and message.tool_calls is not None
@@ -75,11 +70,9 @@ def test_chat_with_tools_over_two_turns(use: Callable[..., None]) -> None:
         third: Any = [*HELLO, message.model_dump(), result]  # with every field that the client knows
         assert (await client.chat.completions.create(model=MODEL, messages=third)).choices
 
-    use(work, CALL, "it is 2")
 
-
-def test_a_stream_of_chat(use: Callable[..., None]) -> None:
-    async def work(client: openai.AsyncOpenAI) -> None:
+async def test_a_stream_of_chat(client_of: ClientOf) -> None:
+    async with client_of("hello", CALL) as client:
         stream = await client.chat.completions.create(
             model=MODEL, messages=HELLO, tools=TOOLS, stream=True, n=2, stream_options={"include_usage": True}
         )
@@ -103,19 +96,13 @@ def test_a_stream_of_chat(use: Callable[..., None]) -> None:
             final = await events.get_final_completion()
         assert final.choices[0].message.tool_calls is not None
 
-    use(work, "hello", CALL)
 
-
-def test_errors_are_those_of_the_client(use: Callable[..., None]) -> None:
-    async def work(client: openai.AsyncOpenAI) -> None:
+async def test_errors_are_those_of_the_client(client_of: ClientOf) -> None:
+    async with client_of("yes") as client:
         with pytest.raises(openai.BadRequestError, match="temperature"):
             await client.chat.completions.create(model=MODEL, messages=HELLO, temperature=-1)
         with pytest.raises(openai.NotFoundError, match="this server has 'tiny'"):
             await client.chat.completions.create(model="gpt-9", messages=HELLO)
-
-    async def locked_out(client: openai.AsyncOpenAI) -> None:
+    async with client_of("yes", key="wrong") as client:
         with pytest.raises(openai.AuthenticationError):
             await client.models.list()
-
-    use(work, "yes")
-    use(locked_out, "yes", key="wrong")

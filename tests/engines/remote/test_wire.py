@@ -4,22 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Callable, Coroutine
 from typing import Any
 
 import numpy as np
 import pytest
-from tests import virtual_clock
-from tests.virtual_clock import LoopClock, now
+from tests.virtual_clock import now
 
 from silva.engines.remote.engine import HttpEngine
 from silva.engines.remote.settings import ClientSettings
 from silva.engines.remote.vllm import VllmDialect, estimated_entropies
 from silva.engines.remote.weights import PROBE
 from silva.errors import CapabilityError, EngineError
-from silva.ports import use_clock
 from silva.types import SamplingParams, Snapshot, TokenScores, WeightFolder
-from silva.wire.transport import Peer, Refused, Unreachable
+from silva.wire.transport import Refused, Unreachable
 
 
 class VllmPeer:
@@ -64,33 +61,27 @@ def completion(
     return {"choices": [choice | more], "usage": usage}
 
 
-def asked(peer: VllmPeer, work: Callable[[VllmDialect, Peer], Coroutine[Any, Any, Any]], **made: Any) -> Any:
+async def met(peer: Any, **made: Any) -> VllmDialect:
+    """A dialect that has asked this server what it is."""
     dialect = VllmDialect(**{"vocabulary": 4, "top_logprobs": 2} | made)
-
-    async def whole() -> Any:
-        await dialect.facts(peer, 1.0)  # type: ignore[arg-type]
-        peer.calls.clear()
-        return await work(dialect, peer)  # type: ignore[arg-type]
-
-    return asyncio.run(whole())
+    await dialect.facts(peer, 1.0)
+    peer.calls.clear()
+    return dialect
 
 
-def sampled(answer: Any, params: SamplingParams | None = None, version: int = 3) -> Any:
-    peer = VllmPeer()
-
-    async def work(dialect: VllmDialect, _: Peer) -> Any:
-        peer.answers["/v1/completions"] = answer
-        return (await dialect.sample(peer, [1, 2, 3], params or SamplingParams(2), version)).found  # type: ignore[arg-type]
-
-    return asked(peer, work), peer
+async def sampled(answer: Any, params: SamplingParams | None = None, version: int = 3) -> Any:
+    peer: Any = VllmPeer()
+    dialect = await met(peer)
+    peer.answers["/v1/completions"] = answer
+    return (await dialect.sample(peer, [1, 2, 3], params or SamplingParams(2), version)).found, peer
 
 
 HALF = math.log(0.5)
 
 
-def test_a_request_names_every_parameter() -> None:
+async def test_a_request_names_every_parameter() -> None:
     params = SamplingParams(2, 0.5, 0.9, 7, 0.1, ("x",), (4,), (1 << 63) - 1)
-    _, peer = sampled(completion([1], [HALF], [{"token_id:1": HALF, "token_id:2": HALF}]), params)
+    _, peer = await sampled(completion([1], [HALF], [{"token_id:1": HALF, "token_id:2": HALF}]), params)
     assert peer.calls == [
         ("/v1/completions", {
             "model": "m", "prompt": [1, 2, 3], "max_tokens": 2, "temperature": 0.5, "top_p": 0.9, "top_k": 7,
@@ -101,13 +92,13 @@ def test_a_request_names_every_parameter() -> None:
     ]  # fmt: skip
 
 
-def test_a_completion_has_its_numbers_and_the_older_version() -> None:
+async def test_a_completion_has_its_numbers_and_the_older_version() -> None:
     quarter = math.log(0.25)
     tops = [
         {"token_id:1": HALF, "token_id:2": HALF},
         {"token_id:3": quarter, "token_id:0": HALF, "token_id:1": quarter},  # sampled: not of the likeliest
     ]
-    found, _ = sampled(completion([1, 3], [HALF, quarter], tops))
+    found, _ = await sampled(completion([1, 3], [HALF, quarter], tops))
     assert (found.tokens, found.logprobs, found.versions) == ((1, 3), (HALF, quarter), (3, 3))
     assert found.raw_logprobs == found.logprobs and found.stop_reason == "length"
     # 1/2, 1/4 are known of the second row; the rest, 1/4, is one of two tokens or shared by both.
@@ -119,51 +110,46 @@ def test_a_completion_has_its_numbers_and_the_older_version() -> None:
     ("finish", "stop", "expected"),
     [("length", None, "length"), ("stop", 7, "stop_token"), ("stop", "x", "stop_string")],
 )
-def test_why_it_stopped(finish, stop, expected) -> None:
-    found, _ = sampled(completion([1], [0.0], [{"token_id:1": 0.0}], finish=finish, stop=stop))
+async def test_why_it_stopped(finish, stop, expected) -> None:
+    found, _ = await sampled(completion([1], [0.0], [{"token_id:1": 0.0}], finish=finish, stop=stop))
     assert found.stop_reason == expected
 
 
-def test_an_aborted_completion_is_no_answer() -> None:
+async def test_an_aborted_completion_is_no_answer() -> None:
     with pytest.raises(Unreachable, match="finish_reason 'abort'"):
-        sampled(completion([1], [0.0], [{"token_id:1": 0.0}], finish="abort"))
+        await sampled(completion([1], [0.0], [{"token_id:1": 0.0}], finish="abort"))
 
 
-def test_a_greedy_choice_is_certain_and_a_tempered_one_has_no_raw_numbers() -> None:
+async def test_a_greedy_choice_is_certain_and_a_tempered_one_has_no_raw_numbers() -> None:
     answer = completion([1], [-0.7], [{"token_id:1": -0.7, "token_id:2": -0.8}])
-    greedy, _ = sampled(answer, SamplingParams(1, temperature=0.0))
+    greedy, _ = await sampled(answer, SamplingParams(1, temperature=0.0))
     assert (greedy.logprobs, greedy.raw_logprobs, greedy.entropies) == ((0.0,), (-0.7,), (0.0,))
     for other in (SamplingParams(1, temperature=0.9), SamplingParams(1, top_p=0.9)):
-        found, _ = sampled(answer, other)
+        found, _ = await sampled(answer, other)
         assert found.logprobs == (-0.7,) and math.isnan(found.raw_logprobs[0])
 
 
-def test_scores_are_read_from_the_prompt() -> None:
+async def test_scores_are_read_from_the_prompt() -> None:
     rows = [
         None,
         {"2": {"logprob": -3.0, "rank": 9}, "8": {"logprob": -1.0, "rank": 1}},
         {"3": {"logprob": -0.5, "rank": 1}},
     ]
-    peer = VllmPeer()
-
-    async def work(dialect: VllmDialect, _: Peer) -> Any:
-        peer.answers["/v1/completions"] = completion([1], [0.0], [{}], prompt_logprobs=rows)
-        return (await dialect.score(peer, [1, 2, 3], 1, 6)).found  # type: ignore[arg-type]
-
-    assert asked(peer, work) == TokenScores((-3.0, -0.5), (8, 3), (-1.0, -0.5), 6)
+    peer: Any = VllmPeer()
+    dialect = await met(peer)
+    peer.answers["/v1/completions"] = completion([1], [0.0], [{}], prompt_logprobs=rows)
+    found = (await dialect.score(peer, [1, 2, 3], 1, 6)).found
+    assert found == TokenScores((-3.0, -0.5), (8, 3), (-1.0, -0.5), 6)
 
 
-def loading(peer: VllmPeer, folder: WeightFolder | None = WeightFolder("/w", "d")) -> list[str]:
-    async def work(dialect: VllmDialect, _: Peer) -> Any:
-        await dialect.load(peer, Snapshot(1, folder), 1.0)  # type: ignore[arg-type]
-
-    asked(peer, work)
+async def loading(peer: Any, folder: WeightFolder | None = WeightFolder("/w", "d")) -> list[str]:
+    await (await met(peer)).load(peer, Snapshot(1, folder), 1.0)
     return [path for path, _ in peer.calls]
 
 
-def test_a_load_pauses_reloads_forgets_and_resumes() -> None:
+async def test_a_load_pauses_reloads_forgets_and_resumes() -> None:
     peer = VllmPeer(reset_prefix_cache={"success": True})
-    assert loading(peer) == [
+    assert await loading(peer) == [
         "/pause?mode=keep", "/collective_rpc", "/reset_prefix_cache?reset_running_requests=true", "/resume",
     ]  # fmt: skip
     assert peer.calls[1][1] == {"method": "reload_weights", "kwargs": {"weights_path": "/w"}}
@@ -177,43 +163,43 @@ def test_a_load_pauses_reloads_forgets_and_resumes() -> None:
         ({"reset_prefix_cache": {"success": False}}, EngineError),
     ],
 )
-def test_it_is_resumed_whatever_went_wrong(answers, kind) -> None:
+async def test_it_is_resumed_whatever_went_wrong(answers, kind) -> None:
     peer = VllmPeer(**answers)
     with pytest.raises(kind):
-        loading(peer)
+        await loading(peer)
     assert peer.calls[-1][0] == "/resume"
 
 
-def test_only_a_folder_is_loaded() -> None:
+async def test_only_a_folder_is_loaded() -> None:
     with pytest.raises(CapabilityError, match="from a folder"):
-        loading(VllmPeer(), None)
+        await loading(VllmPeer(), None)
 
 
-def facts(peer: VllmPeer, **made: Any) -> Any:
-    return asyncio.run(VllmDialect(**made).facts(peer, 1.0))  # type: ignore[arg-type]
+async def facts(peer: Any, **made: Any) -> Any:
+    return await VllmDialect(**made).facts(peer, 1.0)
 
 
-def test_what_a_server_says_of_itself() -> None:
-    found = facts(VllmPeer())
+async def test_what_a_server_says_of_itself() -> None:
+    found = await facts(VllmPeer())
     assert (found.context, found.version, found.entropies, found.loads) == (512, 0, True, {"folder"})
     assert found.machine == {"server": "vLLM 0.32.0"}
-    closed = facts(VllmPeer(is_paused=Refused("HTTP 404", 404)))
+    closed = await facts(VllmPeer(is_paused=Refused("HTTP 404", 404)))
     assert closed.loads == frozenset() and "VLLM_SERVER_DEV_MODE=1" in closed.notes[-1]
 
 
-def test_a_server_that_was_left_paused_is_resumed_before_it_is_asked_anything() -> None:
+async def test_a_server_that_was_left_paused_is_resumed_before_it_is_asked_anything() -> None:
     peer = VllmPeer(is_paused={"is_paused": True})
-    facts(peer)
+    await facts(peer)
     paths = [path for path, _ in peer.calls]
     assert paths.index("/resume") < paths.index("/v1/completions")
 
 
-def test_the_models_own_numbers_and_other_models_are_refused() -> None:
+async def test_the_models_own_numbers_and_other_models_are_refused() -> None:
     raw = VllmPeer(v1__completions=completion([5], [-2.1], [{"token_id:5": -2.1}]))
     with pytest.raises(CapabilityError, match="--logprobs-mode processed_logprobs"):
-        facts(raw)
+        await facts(raw)
     with pytest.raises(CapabilityError, match="has no model 'other'; it has m"):
-        facts(VllmPeer(), model="other")
+        await facts(VllmPeer(), model="other")
 
 
 def test_entropies_of_limited_distributions_are_exact() -> None:
@@ -255,28 +241,23 @@ class HungVllm(VllmPeer):
         pass
 
 
-def test_a_core_that_hangs_behind_a_front_that_answers_is_noticed_within_ten_seconds() -> None:
+async def test_a_core_that_hangs_behind_a_front_that_answers_is_noticed_within_ten_seconds() -> None:
     peer, said = HungVllm(), list[tuple[float, str]]()
     rows = [None] + [{str(token): {"logprob": 0.0, "rank": 1}} for token in PROBE[1:]]
     peer.answers["/v1/completions"]["choices"][0]["prompt_logprobs"] = rows
-
-    async def work() -> None:
-        engine = HttpEngine(
-            [peer],  # type: ignore[list-item]
-            ClientSettings(),
-            VllmDialect(vocabulary=300),
-            say=lambda text: said.append((now(), text)),
-        )
-        await engine.connect()
-        await asyncio.sleep(100.0)
-        assert said == []
-        peer.hangs = True
-        await asyncio.sleep(10.0)
-        assert said and "requests wait until it is back" in said[0][1]
-        peer.hangs = False
-        await asyncio.sleep(40.0)
-        assert "is back" in said[-1][1]
-        await engine.close()
-
-    with use_clock(LoopClock()):
-        virtual_clock.run(work())
+    engine = HttpEngine(
+        [peer],  # type: ignore[list-item]
+        ClientSettings(),
+        VllmDialect(vocabulary=300),
+        say=lambda text: said.append((now(), text)),
+    )
+    await engine.connect()
+    await asyncio.sleep(100.0)
+    assert said == []
+    peer.hangs = True
+    await asyncio.sleep(10.0)
+    assert said and "requests wait until it is back" in said[0][1]
+    peer.hangs = False
+    await asyncio.sleep(40.0)
+    assert "is back" in said[-1][1]
+    await engine.close()
