@@ -82,7 +82,7 @@ report = false
 LATE = (
     "pyarrow.dataset",
     "silva.engines.local.engine",
-    "silva.placement.local",
+    "silva.placement.here",
     "silva.rollouts.linear",
     "silva.trainer.local",
     "tomlkit",
