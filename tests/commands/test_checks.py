@@ -18,15 +18,14 @@ from silva.registries import REGISTRIES
 ALL = frozenset({"logprobs", "reference_logprobs", "values"})
 
 
-def refused(
-    engine: EngineCapabilities, trainer: TrainerCapabilities, level: int = 0, **algorithm: Any
-) -> str:
-    rollout = {"max_async_level": level}
-    given = {"environments": [{"type": "bandit"}], "algorithm": algorithm, "rollout": rollout}
-    config = load([], REGISTRIES, values=given, env={}).config
+def resolved(**sections: Any) -> Any:
+    return load([], REGISTRIES, values={"environments": [{"type": "bandit"}], **sections}, env={}).config
+
+
+def refused(engine: EngineCapabilities, trainer: TrainerCapabilities, **sections: Any) -> str:
     parts: Any = (SimpleNamespace(capabilities=engine), SimpleNamespace(capabilities=trainer))
     try:
-        check_parts(config, *parts)
+        check_parts(resolved(**sections), *parts)
     except CapabilityError as error:
         return str(error)
     return ""
@@ -64,7 +63,7 @@ ENGINE = EngineCapabilities(context=64)
 def test_what_does_not_fit_is_refused(
     engine: EngineCapabilities, trainer: TrainerCapabilities, algorithm: dict[str, Any], message: str
 ) -> None:
-    assert refused(engine, trainer, **algorithm) == message
+    assert refused(engine, trainer, algorithm=algorithm) == message
 
 
 @pytest.mark.parametrize(
@@ -83,16 +82,12 @@ def test_what_does_not_fit_is_refused(
 def test_rollouts_ahead_need_weights_of_their_own(
     level: int, trainer: TrainerCapabilities, message: str
 ) -> None:
-    assert refused(ENGINE, trainer, level, type="grpo") == message
+    assert refused(ENGINE, trainer, rollout={"max_async_level": level}) == message
 
 
 def test_servers_of_the_engine_and_of_the_placement_are_not_both_taken() -> None:
-    given = {
-        "environments": [{"type": "bandit"}],
-        "engine": {"type": "http", "urls": ["http://gpu1"]},
-        "placement": {"type": "services"},
-    }
-    config = load([], REGISTRIES, values=given, env={}).config
+    engine = {"type": "http", "urls": ["http://gpu1"]}
+    config = resolved(engine=engine, placement={"type": "services"})
     with pytest.raises(CapabilityError, match=r'engine\.type = "http" with placement\.type = "services"'):
         check(config)
 
@@ -101,17 +96,7 @@ def test_a_strategy_that_reads_entropies_needs_them() -> None:
     blind = EngineCapabilities(context=64, entropies=False)
 
     def refused_with(engine: EngineCapabilities, **rollout: Any) -> str:
-        given = {"environments": [{"type": "bandit"}], "rollout": {"type": "branching", **rollout}}
-        config = load([], REGISTRIES, values=given, env={}).config
-        parts: Any = (
-            SimpleNamespace(capabilities=engine),
-            SimpleNamespace(capabilities=TrainerCapabilities(ALL)),
-        )
-        try:
-            check_parts(config, *parts)
-        except CapabilityError as error:
-            return str(error)
-        return ""
+        return refused(engine, TrainerCapabilities(ALL), rollout={"type": "branching", **rollout})
 
     assert refused_with(blind) == (
         "rollout.type = 'branching' branches by entropies, which engine.type = 'local' does not give; "
@@ -142,8 +127,7 @@ def test_environments_that_cannot_do_what_a_strategy_needs_are_refused() -> None
         return SimpleNamespace(tasks=lambda split: ["task"], environment=environment)
 
     def config(kind: str) -> Any:
-        given = {"environments": [{"type": "bandit"}], "rollout": {"type": kind}}
-        return load([], REGISTRIES, values=given, env={}).config
+        return resolved(rollout={"type": kind})
 
     asyncio.run(check_environments(config("linear"), {"plain": tasks(Plain)}))
     asyncio.run(check_environments(config("branching"), {"forking": tasks(Forking)}))
@@ -190,7 +174,7 @@ def test_environments_that_cannot_do_what_a_strategy_needs_are_refused() -> None
     ],
 )
 def test_what_does_nothing_beside_other_sections_is_refused(given: dict[str, Any], message: str) -> None:
-    config = load([], REGISTRIES, values={"environments": [{"type": "bandit"}], **given}, env={}).config
+    config = resolved(**given)
     if not message:
         return check(config)
     with pytest.raises(ConfigError, match=f"^{re.escape(message)}"):
@@ -201,8 +185,7 @@ def test_what_does_nothing_beside_other_sections_is_refused(given: dict[str, Any
     ("recipe", "updates", "said"), [("rloo", 1, 0), ("rloo", 2, 1), ("grpo", 2, 0), ("cross_entropy", 2, 0)]
 )
 def test_later_updates_of_a_loss_without_a_ratio_are_told(recipe: str, updates: int, said: int) -> None:
-    given = {"algorithm": {"type": recipe}, "trainer": {"updates_per_step": updates}}
-    config = load([], REGISTRIES, values={"environments": [{"type": "bandit"}], **given}, env={}).config
+    config = resolved(algorithm={"type": recipe}, trainer={"updates_per_step": updates})
     assert [note.partition(" is exact for the first update")[0] for note in bias_notes(config)] == (
         ['algorithm.loss = "reinforce"'] * said
     )

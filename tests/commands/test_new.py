@@ -51,21 +51,21 @@ def test_nothing_is_overwritten(folder: Path, capsys, taken: str) -> None:
     assert [(path.name, path.read_text()) for path in folder.iterdir()] == [(taken, "mine")]
 
 
-@pytest.mark.parametrize("name", ["My-World", "class", "2worlds", "../world", "", "World", "_world"])
-def test_a_name_that_is_none(folder: Path, name: str) -> None:
-    with pytest.raises(ConfigError, match="expected a name for a Python file"):
-        write_environment(name, folder)
+FORM = "expected a name for a Python file"
+
+
+@pytest.mark.parametrize(
+    ("name", "place", "message"),
+    [
+        *((name, ".", FORM) for name in ["My-World", "class", "2worlds", "../world", "", "World", "_world"]),
+        ("bandit", ".", "bandit is an environment of Silva"),
+        ("my_world", "gone", "No such file or directory"),
+    ],
+)
+def test_a_name_or_a_folder_that_is_none(folder: Path, name: str, place: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        write_environment(name, folder / place)
     assert list(folder.iterdir()) == []
-
-
-def test_a_name_of_silva(folder: Path) -> None:
-    with pytest.raises(ConfigError, match="bandit is an environment of Silva"):
-        write_environment("bandit", folder)
-
-
-def test_a_folder_that_does_not_exist(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="No such file or directory"):
-        write_environment("my_world", tmp_path / "gone")
 
 
 @pytest.mark.parametrize("arguments", [[], ["environment"], ["environment", "a", "b"], ["reward", "mine"]])

@@ -229,66 +229,20 @@ def test_byte_order_mark(tmp_path, resolve):
     assert resolve("@ a.toml").config.environments[0].type == "toy"
 
 
+KEYS = (
+    "name steps model model.type model.lora model.lora.rank environments environments.0 environments.size "
+    "environments.0.type environments.0.shape.1 environments.1.type environments.1.prices rollout.type x.y "
+    "rollout.sampling.stop rollout.sampling.stop.0 rollout.sampling.stop.0.x algorithm.type algorithm.kl "
+    "warm_start no-warm_start no-monitoring.report eval.sampling trainer.optimizer.betas.0 engine"
+)
+VALUES = (
+    '3 -1 null true toy grid tiny linear branching reinforce [] {} [1,2] {"type":"toy"} [{"type":"grid"}] '
+    '{"rank":3} {"a":[{"b":null}]} 1e-3 zz:B nan [null] [[1]] [{}]'
+)
 ARGUMENTS = st.builds(
     lambda key, value: f"--{key}" if value is None else f"--{key}={value}",
-    st.sampled_from(
-        [
-            "name",
-            "steps",
-            "model",
-            "model.type",
-            "model.lora",
-            "model.lora.rank",
-            "environments",
-            "environments.0",
-            "environments.size",
-            "environments.0.type",
-            "environments.0.shape.1",
-            "environments.1.type",
-            "environments.1.prices",
-            "rollout.type",
-            "x.y",
-            "rollout.sampling.stop",
-            "rollout.sampling.stop.0",
-            "rollout.sampling.stop.0.x",
-            "algorithm.type",
-            "algorithm.kl",
-            "warm_start",
-            "no-warm_start",
-            "no-monitoring.report",
-            "eval.sampling",
-            "trainer.optimizer.betas.0",
-            "engine",
-        ]
-    ),
-    st.none()
-    | st.sampled_from(
-        [
-            "3",
-            "-1",
-            "null",
-            "true",
-            "toy",
-            "grid",
-            "tiny",
-            "linear",
-            "branching",
-            "reinforce",
-            "[]",
-            "{}",
-            "[1,2]",
-            '{"type":"toy"}',
-            '[{"type":"grid"}]',
-            '{"rank":3}',
-            '{"a":[{"b":null}]}',
-            "1e-3",
-            "zz:B",
-            "nan",
-            "[null]",
-            "[[1]]",
-            "[{}]",
-        ]
-    ),
+    st.sampled_from(KEYS.split()),
+    st.none() | st.sampled_from(VALUES.split()),
 )
 
 

@@ -7,7 +7,6 @@ from dataclasses import replace
 import pytest
 from config_test_worlds import Toy
 
-from silva.config import plugins
 from silva.config.help import help_text
 from silva.config.load import load
 from silva.config.saved import to_toml
@@ -77,21 +76,6 @@ def test_class_in_a_package(resolve):
     config = resolve("--environments.0.type config_test_worlds:Toy --environments.0.size 9").config
     assert isinstance(config.environments[0], Toy)
     assert (config.environments[0].size, config.environments[0].label) == (9, "toy")
-
-
-def test_entry_point(resolve, tmp_path, monkeypatch):
-    package = tmp_path / "worlds_package-1.0.dist-info"
-    package.mkdir()
-    (package / "METADATA").write_text("Metadata-Version: 2.1\nName: worlds-package\nVersion: 1.0\n")
-    (package / "entry_points.txt").write_text("[silva.environments]\nlabyrinth = labyrinth_module:Maze\n")
-    (tmp_path / "labyrinth_module.py").write_text(WORLD)
-    monkeypatch.syspath_prepend(str(tmp_path))
-    try:
-        assert plugins.entry_points() == {"labyrinth": "labyrinth_module:Maze"}
-        config = resolve("--environments.0.type labyrinth --environments.0.walls 7").config
-    finally:
-        sys.modules.pop("labyrinth_module", None)
-    assert (config.environments[0].walls, config.environments[0].label) == (7, "labyrinth")
 
 
 @pytest.mark.parametrize(

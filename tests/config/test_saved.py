@@ -6,7 +6,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from silva.config.saved import load_saved, read_saved, saved_values, to_toml, toml
+from silva.config.saved import load_saved, saved_values, to_toml, toml
 from silva.errors import ConfigError
 
 
@@ -100,18 +100,6 @@ label = "null"
     assert second.config == first.config
     write("saved/config.toml", toml(saved_values(first.config), {}))
     assert resolve("@ saved/config.toml").data == first.data
-
-
-def test_origins_are_read_back(write, resolve, tmp_path):
-    write("a.toml", '[[environments]]\ntype = "toy"\nsize = 3\n')
-    write("run/config.toml", to_toml(resolve(["@", "a.toml", "--name", "x # y"])))
-    values, origins = read_saved(tmp_path / "run")
-    assert values["name"] == "x # y"
-    assert origins == {
-        ("name",): "--name",
-        ("environments", 0, "type"): "a.toml:2",
-        ("environments", 0, "size"): "a.toml:3",
-    }
 
 
 KEYS = st.text("ab.\"' \n", max_size=3)
