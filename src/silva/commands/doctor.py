@@ -55,8 +55,7 @@ def examine() -> dict[str, Any]:
         "packages": packages,
     }
     if packages["torch"] is not None:
-        findings["torch"] = _torch()
-        findings["same bits"] = _same_bits()
+        findings["torch"], findings["same bits"] = _torch()
         if no := [name for name, text in findings["same bits"].items() if text.startswith("no")]:
             notes.append(
                 f"runs in {', '.join(no)} repeat within rounding here, not bit for bit: a row of a matrix "
@@ -80,13 +79,14 @@ def show(findings: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def _torch() -> dict[str, Any]:
+def _torch() -> tuple[dict[str, Any], dict[str, str]]:
+    """What torch has here, and whether a run in each dtype repeats bit for bit on this CPU."""
     import torch
 
-    from silva.engines.local.machine import blas, processor
+    from silva.engines.local.machine import blas, processor, promises
 
     gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None
-    return {
+    found = {
         "version": torch.__version__,
         "gpu": gpu,
         "threads": torch.get_num_threads(),
@@ -95,15 +95,7 @@ def _torch() -> dict[str, Any]:
         "blas": blas(),
         "MKL_CBWR": os.environ.get("MKL_CBWR"),
     }
-
-
-def _same_bits() -> dict[str, str]:
-    """Whether a run in each dtype repeats bit for bit on this CPU, and what sampling does for it."""
-    import torch
-
-    from silva.engines.local.machine import promises
-
-    return promises(torch.get_num_threads())
+    return found, promises(torch.get_num_threads())
 
 
 def _version(name: str) -> str | None:

@@ -10,6 +10,7 @@ import os
 import re
 import shutil
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from functools import cache
 from pathlib import Path
 from random import randrange
@@ -155,51 +156,29 @@ def _renderer() -> Renderer:
 
 
 def as_data(label: str, checks: Sequence[Check]) -> dict[str, Any]:
-    return {
-        "environment": label,
-        "ok": all(check.ok for check in checks),
-        "checks": [
-            {
-                "name": check.name,
-                "ok": check.ok,
-                "done": check.done,
-                "findings": [
-                    {"kind": finding.kind, "text": finding.text, "where": finding.where}
-                    for finding in check.findings
-                ],
-            }
-            for check in checks
-        ],
-    }
+    found = [{"name": check.name, "ok": check.ok, **asdict(check)} for check in checks]
+    return {"environment": label, "ok": all(check.ok for check in checks), "checks": found}
 
 
 def _row(name: str, target: str) -> dict[str, Any]:
-    row: dict[str, Any] = {
-        "name": name,
-        "about": "",
-        "licence": "",
-        "needs": "",
-        "missing": [],
-        "programs": [],
-        "here": False,
-    }
+    settings: Any = None
     try:
         with contained():
             settings = import_settings(target)
+        said = about(settings)
     except Exception as error:  # an installed package of somebody else: the others are listed all the same
-        return {**row, "about": f"cannot be loaded: {type(error).__name__}: {error}", "settings": target}
-    packages = getattr(settings, "packages", ())
-    missing = [package for package in packages if importlib.util.find_spec(package) is None]
+        said = f"cannot be loaded: {type(error).__name__}: {error}"
+    missing = [each for each in getattr(settings, "packages", ()) if importlib.util.find_spec(each) is None]
     programs = [program for program in getattr(settings, "programs", ()) if shutil.which(program) is None]
     own = "Apache-2.0" if target.startswith("silva.") else "of its package"
     return {
         "name": name,
-        "about": about(settings),
-        "licence": getattr(settings, "licence", "") or own,
+        "about": said,
+        "licence": (getattr(settings, "licence", "") or own) if settings else "",
         "needs": getattr(settings, "needs", ""),
         "missing": missing,
         "programs": programs,
-        "here": not missing and not programs,
+        "here": settings is not None and not missing and not programs,
         "settings": target,
     }
 

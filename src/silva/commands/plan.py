@@ -28,7 +28,6 @@ from silva.commands.common import here
 from silva.config.schema import RunConfig
 from silva.config.sections import TinyModel
 from silva.errors import NoSignalError
-from silva.models.loading import LoadedModel
 from silva.models.memory import in_words
 from silva.models.trie import build
 from silva.orchestrator.notices import MANY_CUT, same_rewards, share_cut
@@ -145,7 +144,7 @@ def plan_run(config: RunConfig) -> Plan:
         parameters=sum(p.numel() for p in model.parameters()),
         trained_parameters=updated,
         memory_bytes=memory,
-        checkpoint_bytes=3.0 * updated * _wide(assembly.model),
+        checkpoint_bytes=3.0 * updated * max(4, assembly.model.dtype.itemsize),  # what learns is 4 bytes or 8
         checkpoints=config.checkpoint.keep + config.checkpoint.keep_best,
         directory=f"{config.output_dir}/{config.name}",
         data=tuple(data),
@@ -282,11 +281,6 @@ def _memory(assembly: Assembly, found: Probe) -> float:
     if loaded.device.type == "cpu":
         process = PROCESS_BYTES + (CUDA_BYTES if torch.version.cuda else 0)
     return process + models + each * per_token * micro_batch + cached + logits
-
-
-def _wide(loaded: LoadedModel) -> int:
-    """Bytes of a number in what learns: float32, or float64 for a float64 model."""
-    return max(4, loaded.dtype.itemsize)
 
 
 def _eval_episodes(assembly: Assembly) -> int:

@@ -62,7 +62,10 @@ def train(
                 resume=resume, overwrite=overwrite, accept_files=accept_files, console=console,
             ) as folder:  # fmt: skip
                 if folder.state == "finished":
-                    return _finished(folder, console)
+                    for note in folder.notes:
+                        say(note, console)
+                    report = folder.report if folder.report.exists() else None
+                    return Outcome(folder.path, read_summary(folder.summary), report, None)
                 outcome = asyncio.run(_train(resolved, folder, console))
             process.forget()
             return outcome
@@ -180,10 +183,3 @@ def _replay(run: Run) -> Replay | None:
     if run.checkpoint and saved.exists():  # else the run has only now been given a buffer
         replay.load(saved.read_bytes())
     return replay
-
-
-def _finished(folder: RunFolder, console: Console | None) -> Outcome:
-    for note in folder.notes:
-        say(note, console)
-    report = folder.report if folder.report.exists() else None
-    return Outcome(folder.path, read_summary(folder.summary), report, None)

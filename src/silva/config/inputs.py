@@ -97,18 +97,14 @@ def _is_read(file: Path) -> bool:
 
 def _digest(file: Path) -> str:
     try:
-        return _digest_of_readable(file)
+        size, digest = file.stat().st_size, hashlib.sha256()
+        with file.open("rb") as content:
+            if size <= WHOLE:
+                digest = hashlib.file_digest(content, "sha256")
+            else:
+                for number in range(BLOCKS):
+                    content.seek((size - BLOCK) * number // (BLOCKS - 1))
+                    digest.update(content.read(BLOCK))
     except OSError as error:  # a folder may hold files that nobody reads
         return f"not readable: {error.strerror or error}"
-
-
-def _digest_of_readable(file: Path) -> str:
-    size, digest = file.stat().st_size, hashlib.sha256()
-    with file.open("rb") as content:
-        if size <= WHOLE:
-            digest = hashlib.file_digest(content, "sha256")
-        else:
-            for number in range(BLOCKS):
-                content.seek((size - BLOCK) * number // (BLOCKS - 1))
-                digest.update(content.read(BLOCK))
     return f"{size} bytes, sha256 {digest.hexdigest()[:16]}"

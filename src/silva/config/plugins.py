@@ -35,9 +35,11 @@ def find_settings(name: str, base: type[Section], *, installed: bool = False) ->
     target = name if ":" in name else entry_points().get(name) if installed else None
     if target is None:
         return None
-    found: type[Section] = load_object(
-        target, lambda value: _fits(value, base), f"subclass of {base.__name__}"
-    )
+
+    def fits(value: object) -> bool:
+        return isinstance(value, type) and issubclass(value, base) and value is not base
+
+    found: type[Section] = load_object(target, fits, f"subclass of {base.__name__}")
     return found
 
 
@@ -89,10 +91,6 @@ def entry_points() -> dict[str, str]:
     from importlib import metadata  # slow to import, and rarely needed
 
     return {point.name: point.value for point in metadata.entry_points(group=ENTRY_POINTS)}
-
-
-def _fits(value: object, base: type[Section]) -> bool:
-    return isinstance(value, type) and issubclass(value, base) and value is not base
 
 
 def _module(place: str) -> ModuleType:
