@@ -35,21 +35,13 @@ def documents(rows: Iterable[Row]) -> list[Document]:
     Raises:
         ConfigError: a row has no text, or neither id nor title; it names the row.
     """
-    found: dict[str, Document] = {}
-    for row in rows:
-        document = _document(row.values, row.where)
-        found.setdefault(document.id, document)
-    return list(found.values())
+    return _distinct(_document(row.values, row.where) for row in rows)
 
 
 def documents_inside(rows: Iterable[Row]) -> list[Document]:
     """Those that rows of questions bring along: `gold_docs`, `evidence_docs` and `negative_docs` of
     BrowseComp-Plus, `context` of HotpotQA (titles and their sentences)."""
-    found: dict[str, Document] = {}
-    for row in rows:
-        for document in _inside(row):
-            found.setdefault(document.id, document)
-    return list(found.values())
+    return _distinct(document for row in rows for document in _inside(row))
 
 
 def sections(document: Document) -> list[Section]:
@@ -78,6 +70,13 @@ def sections(document: Document) -> list[Section]:
 def as_id(text: str) -> str:
     """A name as an id: lower case, with _ for spaces."""
     return "_".join(text.casefold().split())
+
+
+def _distinct(documents: Iterable[Document]) -> list[Document]:
+    found: dict[str, Document] = {}
+    for document in documents:
+        found.setdefault(document.id, document)
+    return list(found.values())
 
 
 def _document(values: Mapping[str, Any], where: str) -> Document:

@@ -112,14 +112,16 @@ class Calls:
         seconds = getattr(tool, "timeout", None) or self.limits.timeout
         max_chars = getattr(tool, "max_chars", None) or self.limits.max_chars
         try:
-            return Result(cut(await _within(seconds, tool(call.arguments)), max_chars))
-        except _TooLong:
-            if self.limits.late_is_fault:
-                raise ToolLate(f"{call.name} took longer than {seconds:g} s") from None
-            return Result(f"Error: {call.name} took longer than {seconds:g} s", "timeout")
+            done = await _within(seconds, tool(call.arguments))
+            if done is not None:
+                return Result(cut(done.result(), max_chars))
         except ToolError as error:
             how = "exception" if isinstance(error, ToolException) else "error"
             return Result(cut(f"Error: {error}", max_chars), how)
+        late = f"{call.name} took longer than {seconds:g} s"
+        if self.limits.late_is_fault:
+            raise ToolLate(late)
+        return Result(f"Error: {late}", "timeout")
 
 
 async def _contained(call: Awaitable[str]) -> str:
@@ -127,25 +129,18 @@ async def _contained(call: Awaitable[str]) -> str:
         return await call
 
 
-class _TooLong(Exception):
-    pass
-
-
-async def _within(seconds: float, call: Awaitable[str]) -> str:
-    """Its result. One that ignores that it is cancelled is left alone after GRACE.
-
-    Raises:
-        _TooLong: there is none after `seconds`.
-    """
-    task = asyncio.ensure_future(_contained(call))
+async def _within(seconds: float, call: Awaitable[str]) -> asyncio.Task[str] | None:
+    """The call when it has ended, or None: it was cancelled after `seconds`. One that ignores that is left
+    alone after GRACE."""
+    task = asyncio.create_task(_contained(call))
     try:
         done, _ = await asyncio.wait({task}, timeout=seconds)
         if not done:
             task.cancel()
             await asyncio.wait({task}, timeout=GRACE)
             task.add_done_callback(lambda late: late.cancelled() or late.exception())  # nobody else asks
-            raise _TooLong
+            return None
     except asyncio.CancelledError:
         task.cancel()
         raise
-    return task.result()
+    return task

@@ -122,6 +122,7 @@ class OpenEnvSession(ForeignSession):
     def __init__(self, settings: OpenEnv, library: Any, seed: int) -> None:
         self.settings, self.library, self.seed = settings, library, seed
         self.connection: Any = None
+        self.tools: list[SessionTool] = []
         self.field: str | None = None
         self.done = False
         self.total = self._untaken = 0.0
@@ -228,14 +229,15 @@ class OpenEnvSession(ForeignSession):
         """Decides what an action is, by the schema of the server's actions."""
         if schema.get("title") in TOOL_ACTIONS:
             told = await self.ask("step", {"type": "list_tools"})
-            self.tools = [
-                SessionTool(
-                    ToolSpec(each["name"], each.get("description") or "", _parameters(each)),
-                    self.settings.timeout,
-                    functools.partial(self.call, each["name"]),
+            for each in told["observation"].get("tools", ()):
+                inputs = each.get("input_schema") or each.get("inputSchema")
+                spec = ToolSpec(
+                    each["name"],
+                    each.get("description") or "",
+                    inputs or {"type": "object", "properties": {}},
                 )
-                for each in told["observation"].get("tools", ())
-            ]
+                call = functools.partial(self.call, spec.name)
+                self.tools.append(SessionTool(spec, self.settings.timeout, call))
             return
         fields = {k: v for k, v in schema.get("properties", {}).items() if k not in NOT_SHOWN}
         required = [name for name in schema.get("required", fields) if name in fields]
@@ -258,10 +260,6 @@ def _action_schema(settings: OpenEnv) -> Mapping[str, Any]:
     if not isinstance(schema, dict):
         raise ValueError("/schema has no `action`")
     return schema
-
-
-def _parameters(tool: Mapping[str, Any]) -> Mapping[str, Any]:
-    return tool.get("input_schema") or tool.get("inputSchema") or {"type": "object", "properties": {}}
 
 
 def _shown(observation: Mapping[str, Any]) -> str:

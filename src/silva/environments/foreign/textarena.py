@@ -9,9 +9,9 @@ comes at the end; 1 is a win, except in games that count (`COUNTS`).
 
 from __future__ import annotations
 
-import contextlib
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
+from contextlib import redirect_stdout
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from silva.environments.foreign.game import ForeignGameSettings, SeededGame, Told
@@ -69,7 +69,7 @@ class TextArenaEpisode(SeededGame):
         return "\n".join(filter(None, (self.settings.instructions, text)))
 
     async def play(self, reply: str) -> Told:
-        with self.own, silent():
+        with self.own, redirect_stdout(sys.stderr):
             done, _ = self.game.step(reply)
             text, valid = seen(self.game, self.library)
         if not done:
@@ -86,7 +86,7 @@ def started(library: Any, settings: TextArena, seed: int, own: OwnRandomness) ->
     """A game, and what it shows first. The plain game, not the one that repeats all texts in every turn."""
     plain_id = settings.id if settings.id.endswith("-raw") else f"{settings.id.removesuffix('-train')}-raw"
     try:
-        with own, silent():
+        with own, redirect_stdout(sys.stderr):  # some print while they make a puzzle
             game = library.make(plain_id, **settings.kwargs)
             game.reset(num_players=1, seed=seed)
             text, _ = seen(game, library)
@@ -114,10 +114,3 @@ def seen(game: Any, library: Any) -> tuple[str, bool]:
     shown = [(text, kind) for sender, text, kind in said if sender != player]
     texts = [str(text).strip() for text, _ in shown]
     return "\n".join(filter(None, texts)), all(kind != kinds.GAME_ADMIN for _, kind in shown)
-
-
-@contextlib.contextmanager
-def silent() -> Iterator[None]:
-    """Some games print while they make a puzzle: on stdout that would be in the way of results."""
-    with contextlib.redirect_stdout(sys.stderr):
-        yield
