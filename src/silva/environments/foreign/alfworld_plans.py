@@ -68,7 +68,7 @@ class HouseState:
         elif verb == "use" and self.kinds.get(name) == LAMP and self.where[name] == self.here:
             self.changed.add((verb, name))
         elif (name, place) == (self.held, self.here) and any(
-            (verb, self.kinds[place]) == (need.verb, need.place) and self.kinds[name] in ABLE[need.able]
+            verb == need.verb and self.kinds[place] == need.place and self.kinds[name] in ABLE[need.able]
             for need in NEEDS.values()
         ):
             self.changed.discard(({"heat": "cool", "cool": "heat"}.get(verb, ""), name))
