@@ -1,15 +1,52 @@
-"""Thoughts apart from the answer: what stands between <think> and </think>.
+"""Thoughts apart from the answer: what stands between <think> and </think>, or between the marks of another
+family of models.
 
 `split_reasoning` reads a whole reply, as the renderer and the APIs do. `answer_of` is for graders: in the
-content of a message the end of a thought can still stand, if nothing in it opened the thought.
+content of a message the end of a thought can still stand, if nothing in it opened the thought. Both read the
+marks of all families; what Silva writes has <think>, unless the chat template has others (`marks_of`).
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
+from typing import NamedTuple
 
-OPEN, CLOSE = "<think>", "</think>"
+
+class Marks(NamedTuple):
+    """What opens and closes a thought, and what opens an answer without one."""
+
+    open: str
+    close: str
+    answer: str = ""
+
+
+THINK = Marks("<think>", "</think>")
+FINAL = "<|channel|>final<|message|>"
+FAMILIES = (
+    THINK,
+    Marks("[THINK]", "[/THINK]"),  # Magistral
+    Marks("<seed:think>", "</seed:think>"),  # Seed-OSS
+    Marks("<|START_THINKING|>", "<|END_THINKING|>"),  # Command A
+    Marks("<|channel|>analysis<|message|>", f"<|end|><|start|>assistant{FINAL}", FINAL),  # gpt-oss
+)
+OPEN, CLOSE = THINK.open, THINK.close
+TAGS = tuple(tag for marks in FAMILIES for tag in marks if tag)
+_CLOSES = {marks.open: marks.close for marks in FAMILIES}
+
+
+def _any(tags: Sequence[str]) -> re.Pattern[str]:
+    return re.compile("|".join(map(re.escape, tags)))
+
+
+_OPEN, _CLOSE, _TAG = _any([*_CLOSES]), _any([*_CLOSES.values()]), _any([*_CLOSES, *_CLOSES.values()])
+_AGAIN = re.compile(rf"\A\s*(?:{_OPEN.pattern})")
 _HIDDEN = "\ufdd4"  # a non-character
+
+
+def marks_of(template: str) -> Marks:
+    """The marks in the source of a chat template."""
+    return next((marks for marks in FAMILIES if marks.open in template), THINK)
 
 
 def split_reasoning(text: str, *, opened: bool = False) -> tuple[str | None, str]:
@@ -24,28 +61,32 @@ def split_reasoning(text: str, *, opened: bool = False) -> tuple[str | None, str
         joined by newlines. A thought that is never closed runs to the end. Content is left as it is
         when there is no thought, and `trimmed` otherwise.
     """
-    thoughts, rest = [], text
+    thoughts, rest = list[str](), text
     content = [""] if opened else []  # before the first thought
     while True:
-        if not opened:
-            before, tag, rest = rest.partition(OPEN)
-            content.append(before)
-            if not tag:
-                break
-        thought, tag, rest = rest.partition(CLOSE)
+        if opened:  # by the prompt
+            first = _CLOSE.search(rest)
+            close = first[0] if first else CLOSE
+        elif tag := _OPEN.search(rest):
+            content.append(rest[: tag.start()])
+            rest, close = rest[tag.end() :], _CLOSES[tag[0]]
+        else:
+            content.append(rest)
+            break
+        thought, closed, rest = rest.partition(close)
         # A prompt may already hold the tag that the model writes once more.
-        thoughts.append(thought.strip().removeprefix(OPEN).strip())
+        thoughts.append(_AGAIN.sub("", thought).strip())
         opened = False
-        if not tag:
+        if not closed:
             break
     if not thoughts:
-        return None, text
+        return None, text.removeprefix(FINAL)
     return "\n".join(thoughts), trimmed(content)
 
 
 def answer_of(text: str) -> str:
     """What follows the last thought that ends in `text`."""
-    return text.rpartition(CLOSE)[2]
+    return _CLOSE.split(text)[-1]
 
 
 def trimmed(parts: Sequence[str]) -> str:
@@ -57,27 +98,35 @@ def trimmed(parts: Sequence[str]) -> str:
     return text if parts[0].strip() else text.lstrip()
 
 
-def join_reasoning(reasoning: str | None, content: str) -> str:
+def join_reasoning(reasoning: str | None, content: str, marks: Marks = THINK) -> str:
     """The inverse: one text with the thought in front, in the whitespace reasoning models are trained on."""
-    return content if reasoning is None else f"{OPEN}\n{reasoning}\n{CLOSE}\n\n{content}"
+    if reasoning is None:
+        return marks.answer + content
+    if marks.answer:
+        return f"{marks.open}{reasoning}{marks.close}{content}"
+    return f"{marks.open}\n{reasoning}\n{marks.close}\n\n{content}"
 
 
 def ends_in_thought(text: str) -> bool:
     """Whether `text` (the end of a prompt) leaves a thought open."""
-    return text.rfind(OPEN) > text.rfind(CLOSE)
+    tags = _TAG.findall(text)
+    return bool(tags) and tags[-1] in _CLOSES
+
+
+def starts_in_thought(text: str) -> bool:
+    """Whether `text` (a reply) goes on with a thought: it closes one before it opens any."""
+    tag = _TAG.search(text)
+    return tag is not None and tag[0] not in _CLOSES
 
 
 def hide_tags(text: str, spans: Sequence[tuple[int, int]]) -> str:
     """`text` whose tags inside `spans` open and close no thought; `show_tags` undoes it."""
     pieces, at = list[str](), 0
     for begin, end in spans:
-        inside = text[begin:end]
-        for tag in (OPEN, CLOSE):
-            inside = inside.replace(tag, _HIDDEN + tag[1:])
-        pieces += [text[at:begin], inside]
+        pieces += [text[at:begin], _TAG.sub(lambda tag: tag[0][0] + _HIDDEN + tag[0][1:], text[begin:end])]
         at = end
     return "".join([*pieces, text[at:]])
 
 
 def show_tags(text: str) -> str:
-    return text.replace(_HIDDEN, "<")
+    return text.replace(_HIDDEN, "")

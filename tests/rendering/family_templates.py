@@ -116,6 +116,22 @@ PYTHONIC = """\
 {%- endfor %}{{- ']' }}{%- else %}{{- message.content | trim }}{%- endif %}{{- '<|eot_id|>' }}{%- endfor %}
 {%- if add_generation_prompt %}{{- '<|start_header_id|>assistant<|end_header_id|>\n\n' }}{%- endif %}"""
 
+# Magistral: thoughts between [THINK] and [/THINK], which are special tokens.
+MAGISTRAL = """{{- bos_token }}{%- for message in messages %}{%- if message.role == 'assistant' %}
+{%- if message.reasoning_content %}{{- '[THINK]\n' + message.reasoning_content + '\n[/THINK]\n\n' }}{%- endif %}
+{{- message.content + eos_token }}
+{%- else %}{{- ('[INST]' if message.role == 'user' else '[' + message.role + ']') + message.content + '[/INST]' }}
+{%- endif %}{%- endfor %}"""
+
+# gpt-oss: thoughts and answers are messages of their own, in channels; another token ends the last one.
+HARMONY = """{%- for message in messages %}
+{%- if message.role == 'assistant' %}{%- if '<|channel|>' in message.content %}{{- raise_exception('channel') }}{%- endif %}
+{%- if message.thinking and loop.last %}{{- '<|start|>assistant<|channel|>analysis<|message|>' + message.thinking + '<|end|>' }}{%- endif %}
+{{- '<|start|>assistant<|channel|>final<|message|>' + message.content }}
+{{- '<|return|>' if loop.last and not add_generation_prompt else '<|end|>' }}
+{%- else %}{{- '<|start|>' + message.role + '<|message|>' + message.content + '<|end|>' }}{%- endif %}{%- endfor %}
+{%- if add_generation_prompt %}{{- '<|start|>assistant' }}{%- endif %}"""
+
 FAMILIES = {
     "qwen_xml": QWEN_XML,
     "deepseek": DEEPSEEK,
@@ -123,12 +139,20 @@ FAMILIES = {
     "kimi": KIMI,
     "mistral": MISTRAL,
     "pythonic": PYTHONIC,
+    "magistral": MAGISTRAL,
+    "harmony": HARMONY,
 }
-ENDS = {"deepseek": "<｜end▁of▁sentence｜>", "kimi": "<|im_end|>", "pythonic": "<|eot_id|>"}
+ENDS = {
+    "deepseek": "<｜end▁of▁sentence｜>",
+    "kimi": "<|im_end|>",
+    "pythonic": "<|eot_id|>",
+    "harmony": "<|return|>",
+}
 SPECIAL = [
     "<｜end▁of▁sentence｜>", "[gMASK]", "<sop>", "<|system|>", "<|user|>", "<|assistant|>", "<|observation|>",
     "<|im_system|>", "<|im_user|>", "<|im_assistant|>", "<|im_middle|>", "[INST]", "[/INST]", "[TOOL_CALLS]",
     "[TOOL_RESULTS]", "[/TOOL_RESULTS]", "[AVAILABLE_TOOLS]", "[/AVAILABLE_TOOLS]", "<|python_tag|>",
+    "[THINK]", "[/THINK]", "<|start|>", "<|message|>", "<|channel|>", "<|end|>", "<|return|>",
 ]  # fmt: skip
 # Not special for DeepSeek's and Kimi's tokenizers either.
 ADDED = [

@@ -59,21 +59,19 @@ def reply(content, **fields):
 
 
 @pytest.mark.parametrize(
-    ("name", "opening", "closing", "stops"),
+    ("name", "opening", "stops"),
     [
-        ("chatml", "<|im_start|>assistant\n", "<|im_end|>\n", ["<|im_end|>", "<|endoftext|>"]),
-        ("qwen25", "<|im_start|>assistant\n", "<|im_end|>\n", ["<|im_end|>", "<|endoftext|>"]),
-        ("qwen3", "<|im_start|>assistant\n", "<|im_end|>\n", ["<|im_end|>", "<|endoftext|>"]),
-        ("llama3", "<|start_header_id|>assistant<|end_header_id|>\n\n", "<|eot_id|>", ["<|eot_id|>"]),
-        ("llama31", "<|start_header_id|>assistant<|end_header_id|>\n\n", "<|eot_id|>", ["<|eot_id|>"]),
-        ("gemma", "<start_of_turn>model\n", "<end_of_turn>\n", ["<end_of_turn>"]),
-        ("r1", "<|Assistant|><think>\n", "<|eot_id|>", ["<|eot_id|>"]),
-        ("glm", "<|assistant|>", "", ["<|user|>", "<|observation|>", "<|endoftext|>"]),
+        ("chatml", "<|im_start|>assistant\n", ["<|im_end|>", "<|endoftext|>"]),
+        ("llama31", "<|start_header_id|>assistant<|end_header_id|>\n\n", ["<|eot_id|>"]),
+        ("gemma", "<start_of_turn>model\n", ["<end_of_turn>"]),
+        ("r1", "<|Assistant|><think>\n", ["<|eot_id|>"]),
+        ("glm", "<|assistant|>", ["<|user|>", "<|observation|>", "<|endoftext|>"]),
+        ("harmony", "<|start|>assistant", ["<|return|>"]),  # <|end|> ends a thought too
     ],
 )
-def test_glue_is_derived_from_the_template(name, opening, closing, stops):
+def test_glue_is_derived_from_the_template(name, opening, stops):
     made = renderer(name)
-    assert (made.opening, made.closing) == (opening, closing)
+    assert made.opening == opening
     assert [text(name, [token]) for token in made.stop_token_ids] == stops
 
 
@@ -329,7 +327,7 @@ def test_smollm2():
         Path(spec.origin).parent, gguf_file="SmolLM2-135M-Instruct.Q4_1.gguf", local_files_only=True
     )
     made = Renderer(real)
-    assert (made.opening, made.closing) == ("<|im_start|>assistant\n", "<|im_end|>\n")
+    assert made.opening == "<|im_start|>assistant\n"
     assert made.stop_token_ids == (2,)
     dialogue = [user("What is 3 + 7?"), reply("It is 10.", id="1"), user("And doubled?\n")]
     plain = [{"role": m.role, "content": m.content} for m in dialogue]

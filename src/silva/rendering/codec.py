@@ -17,13 +17,16 @@ from typing import TYPE_CHECKING, Any
 from tokenizers.pre_tokenizers import Metaspace
 from tokenizers.pre_tokenizers import Sequence as Sequences
 
+from silva.thoughts import FAMILIES
+
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
     from transformers import PreTrainedTokenizerFast
 
 # Markup of replies: never a means of control, even where a tokenizer registers it as special.
 MARKUP = frozenset(
-    f"<{slash}{name}>" for slash in ("", "/") for name in ("think", "tool_call", "tool_response", "tools")
+    [f"<{slash}{name}>" for slash in ("", "/") for name in ("tool_call", "tool_response", "tools")]
+    + [tag for marks in FAMILIES if not marks.answer for tag in marks[:2]]
 )
 _HEADER = re.compile(r"<[|｜].*[|｜]>")
 # Unicode non-characters, so that no ordinary text holds them; those it does hold are escaped too.

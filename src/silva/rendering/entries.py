@@ -107,7 +107,10 @@ class Entries:
             return entry
         if self._has.reasoning:
             return {**entry, "reasoning_content": escape(message.reasoning)}
-        return {**entry, "content": join_reasoning(escape(message.reasoning), entry["content"] or "")}
+        if escape(self._has.marks.open) != self._has.marks.open:  # control tokens, which stand in no content
+            return entry
+        content = join_reasoning(escape(message.reasoning), entry["content"] or "", self._has.marks)
+        return {**entry, "content": content}
 
     def takes(self, calls: Sequence[ToolCall]) -> bool:
         """Whether the template writes these calls."""

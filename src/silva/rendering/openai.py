@@ -14,7 +14,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from silva.thoughts import CLOSE, OPEN
+from silva.thoughts import answer_of, split_reasoning
 from silva.types import Message, Role, ToolCall, ToolSpec
 
 ROLES: Mapping[str, Role] = {
@@ -94,8 +94,9 @@ def call_ids(messages: Sequence[Message]) -> list[tuple[str, ...]]:
 
 def thoughts_apart(message: Message) -> tuple[str, str]:
     """Thoughts ("" if none) and answer of a reply, whose content may still hold the end of a thought."""
-    thoughts, _, answer = message.content.rpartition(CLOSE)
-    return message.reasoning or thoughts.removeprefix(OPEN).strip(), answer
+    answer = answer_of(message.content)
+    thoughts, _ = split_reasoning(message.content.removesuffix(answer), opened=True)
+    return message.reasoning or thoughts or "", answer
 
 
 def as_function(tool: ToolSpec) -> dict[str, Any]:

@@ -22,13 +22,14 @@ from silva.rendering.call_forms import FORMS, MARKERS, foreign
 from silva.rendering.codec import CACHED_CHARACTERS, Codec
 from silva.rendering.entries import Entries
 from silva.rendering.growing import GrowingText
-from silva.rendering.notes import limits, tool_limits
+from silva.rendering.notes import earlier_turns, limits, ruling, tool_limits, trims
 from silva.rendering.openai import as_function
 from silva.rendering.template import ChatTemplate
 from silva.rendering.tool_calls import parse_hermes
 from silva.thoughts import (
     CLOSE,
     OPEN,
+    answer_of,
     ends_in_thought,
     hide_tags,
     join_reasoning,
@@ -45,7 +46,7 @@ class Renderer:
     """Renders dialogues for one tokenizer; safe to share between episodes.
 
     Attributes:
-        opening, closing: text around an assistant's turn.
+        opening: text that opens an assistant's turn.
         vocabulary: how many tokens there are.
         stop_token_ids: the tokens that end a turn before a user message and before a result, then the
             tokenizer's own end of sequence, then `stops`.
@@ -53,6 +54,7 @@ class Renderer:
             would not show what the template wants).
         notes: what was overruled or made up for, for people to read.
         tool_notes: the same where an environment has tools.
+        marks: of thoughts, as the chat template writes them.
 
     Args:
         tokenizer: a fast tokenizer with a chat template.
@@ -84,27 +86,30 @@ class Renderer:
         self._form = (self._features.form or "hermes") if tools == "auto" else tools
         self._calls = FORMS[self._form]
         self._entries = Entries(self._template, self._codec, self._form, system)
-        self._silent = self._codec.control - {self._codec.ids.get(marker) for marker in MARKERS}
+        self.marks = self._features.marks
+        parts = {token for text, token in self._codec.ids.items() if text in "".join(self.marks)}
+        self._silent = self._codec.control - {self._codec.ids.get(marker) for marker in MARKERS} - parts
         self._result = result
         self._cached_tail = lru_cache(1024)(self._short_tail)
-        self.opening, self.closing = self._template.opening, self._template.closing
+        self.opening = self._template.opening
         self._bare_opening = not any(
             t in self._codec.control for t in self._codec.encode_escaped(self.opening)
         )
         # Some templates end a turn that calls tools with another token (GLM: <|observation|>).
         self._end, self._end_of_call = self._end_before("user"), self._end_before("tool")
         ends = (self._end, self._end_of_call, tokenizer.eos_token_id, *stops)
-        self.stop_token_ids: tuple[int, ...] = tuple(dict.fromkeys(t for t in ends if isinstance(t, int)))
+        stops = [t for t in ends if isinstance(t, int) and t not in parts]
+        self.stop_token_ids: tuple[int, ...] = tuple(dict.fromkeys(stops))
         if not self.stop_token_ids:
             raise RenderingError(
                 "nothing ends an assistant's turn: the chat template closes it with no special token and "
                 "the tokenizer has no eos_token; set one of the two"
             )
-        changes = self._changes()
+        changes = earlier_turns(self._template, self._entries)
         self.rebuilds_context = history == "template" and bool(changes)
         self.notes = (
             *limits(self._features),
-            *(self._ruling(change) for change in changes),
+            *(ruling(change, rebuilds=self.rebuilds_context) for change in changes),
             *self._tolerated(tokenizer),
         )
         self.tool_notes = tuple(tool_limits(self._features, self._form, result))
@@ -174,27 +179,34 @@ class Renderer:
         """UTF-8 of a token after others, or its part of a character."""
         return self._codec.bytes_of(token, before)
 
+    def encode_marks(self, text: str) -> list[int]:
+        """Tokens of `marks`, which may be control tokens."""
+        return self._codec.encode_escaped(text)
+
     def encode_reply(self, text: str) -> list[int]:
         """What a policy would have sampled to say `text`: its tokens and the stop token."""
         return [*self.encode(text), self.stop_token_ids[0]]
 
     def script(self, text: str, prompt: Sequence[int]) -> list[int]:
-        """What a policy would have sampled after `prompt` to say what an environment wrote as a reply (its
-        calls are JSON in <tool_call>): calls in the form in use, a thought that the prompt opened closed.
+        """What a policy would have sampled after `prompt` to say what an environment wrote as a reply
+        (thoughts in <think>, calls as JSON in <tool_call>): both as the model writes them, and a thought that
+        the prompt opened closed.
         """
-        thoughts, tag, answer = (
-            text.rpartition(CLOSE) if parse_hermes(text).content.count(CLOSE) else ("", "", text)
-        )
+        marks, thoughts, tag, answer = self.marks, "", "", text
+        if CLOSE in parse_hermes(text).content:
+            thoughts, tag, answer = text.rpartition(CLOSE)
         said = parse_hermes(answer)
-        head = self._continued(thoughts + tag, prompt)
+        thoughts = self._codec.escape(thoughts).replace(OPEN, marks.open)
+        head = self._continued(thoughts + marks.close if tag else marks.answer, prompt)
         if self._form == "hermes" or not said.calls:
             written = self._codec.escape(answer)
         else:
             if tag:
                 head += answer[: len(answer) - len(answer.lstrip())]
             written = self._entries.written(said.content.strip(), said.calls)
-        stop = self._end_of_call if said.calls and self._end_of_call is not None else self.stop_token_ids[0]
-        return [*self._codec.encode_escaped(self._codec.escape(head) + written), stop]
+        stop = self._end_of_call if said.calls else None
+        stop = stop if stop in self.stop_token_ids else self.stop_token_ids[0]
+        return [*self._codec.encode_escaped(head + written), stop]
 
     def opens_thought(self, prompt: Sequence[int]) -> bool:
         """Whether a reply to `prompt` begins inside a thought that the template, or a prefill, opened.
@@ -326,16 +338,18 @@ class Renderer:
     ) -> list[int]:
         """Tokens of a reply in the turn of which results may follow."""
         entry = self._entries.reply(message, tools)
-        text = join_reasoning(entry.get("reasoning_content"), entry["content"])
+        text = join_reasoning(entry.get("reasoning_content"), entry["content"], self.marks)
         words = self._codec.encode_escaped(self._continued(text, prompt))
         inside = bool(following) and following[0].role == "tool"
         return words if inside else [*words, self.stop_token_ids[0]]
 
     def _continued(self, text: str, prompt: Sequence[int]) -> str:
-        """`text` of a reply to `prompt`: without the <think> that the prompt opened, which it closes."""
+        """`text` of a reply to `prompt`: without the mark of a thought that the prompt opened."""
         if not self.opens_thought(prompt):
             return text
-        return text.lstrip().removeprefix(OPEN).lstrip("\n") if CLOSE in text else f"\n{CLOSE}\n\n{text}"
+        if self.marks.close not in text:
+            return f"\n{self.marks.close}\n\n{text}"
+        return text.lstrip().removeprefix(self.marks.open).lstrip("\n")
 
     def _tail(self, last: Sequence[int], messages: Sequence[Message]) -> Sequence[int]:
         end = last[-1] if len(last) and last[-1] in self.stop_token_ids else None
@@ -353,7 +367,7 @@ class Renderer:
 
     def _ids(self, last: Sequence[int]) -> tuple[str, ...]:
         """Of the calls of a reply, as the model wrote them."""
-        answer = self._codec.decode(self.words(last)).rpartition(CLOSE)[2]
+        answer = answer_of(self._codec.decode(self.words(last)))
         return tuple(call.id for call in self._calls.parse(answer).calls)
 
     def _short_tail(
@@ -376,38 +390,12 @@ class Renderer:
         close = self._codec.leading_special(text) if end is not None else None
         return self._codec.encode_escaped(close[1] if close and close[0] == end else text)
 
-    # --- what the template does to earlier turns
-
-    def _changes(self) -> list[str]:
-        """What the template does to earlier turns, found by rendering dialogues whole and piece by piece."""
-        user, tool = Message("user", "qxuser"), Message("tool", "qxresult", name="qxtool")
-        answer, calls = Message("assistant", "qxanswer"), (ToolCall("qxtool", {}),)
-        asks = Message("assistant", "", tool_calls=calls) if self._entries.takes(calls) else answer
-        thought = Message("assistant", "qxanswer", reasoning="qxthought")
-        if ends_in_thought(self.opening):
-            return ["opens a thought for the last reply only"]
-        if not self._agrees([user, asks, tool, answer, user]):
-            return ["writes earlier turns differently from the last one"]
-        changes = []
-        for follower, where in ((tool, "before a tool result"), (user, "before a user message")):
-            if not self._agrees([user, thought, follower]):
-                whole = self._template.render(self._entries.of([user, thought, follower], start=True))
-                verb = "rewrites" if "qxthought" in whole else "drops"
-                changes.append(f"{verb} the thoughts of earlier turns {where}")
-        return changes
-
-    def _ruling(self, change: str) -> str:
-        if self.rebuilds_context:
-            return f"The chat template {change}: every turn is rendered again (history = 'template')."
-        return f"The chat template {change}: overruled, earlier turns stay as sampled (history = 'keep')."
-
     def _tolerated(self, tokenizer: PreTrainedTokenizerFast) -> list[str]:
         notes = []
-        user, plain = Message("user", "Hello, how are you?"), Message("assistant", "qxanswer")
-        padded = Message("assistant", " \nqxanswer\n ")
-        if self._agrees([user, plain, user]) and not self._agrees([user, padded, user]):
+        if trims(self._template, self._entries):
             notes.append("The chat template trims replies: sampled ones keep their whitespace.")
-        text = self._template.render(self._entries.of([user], start=True))
+        hello = Message("user", "Hello, how are you?")
+        text = self._template.render(self._entries.of([hello], start=True))
         if list(tokenizer.encode(text, add_special_tokens=False)) != self._codec.encode_escaped(
             text, first=True
         ):
@@ -415,15 +403,3 @@ class Renderer:
                 "The tokenizer splits whole dialogues differently from their parts; the parts count."
             )
         return notes
-
-    def _agrees(self, messages: Sequence[Message]) -> bool:
-        """Whether a whole dialogue, rendered at once, is the text of its turns put together."""
-        replies = [i for i, message in enumerate(messages) if message.role == "assistant"]
-        pieces = [self._template.render(self._entries.of(messages[: replies[0]], start=True))]
-        for reply, following in pairwise([*replies, len(messages)]):
-            said = messages[reply]
-            words = self._entries.written("", said.tool_calls) if said.tool_calls else said.content
-            words = join_reasoning(said.reasoning, words)
-            tail = self._template.after_reply(self._entries.of(messages[reply + 1 : following]))
-            pieces += [words, tail]
-        return "".join(pieces) == self._template.render(self._entries.of(messages, start=True))

@@ -19,6 +19,7 @@ from silva.errors import RenderingError
 from silva.rendering import openai
 from silva.rendering.call_forms import FORMS, Form
 from silva.rendering.codec import MARK
+from silva.thoughts import Marks, marks_of
 from silva.types import ToolCall, ToolSpec
 
 if TYPE_CHECKING:
@@ -53,6 +54,7 @@ class Features:
     content_as_none: bool  # takes a reply that only calls as one without content
     reasoning: bool  # takes thoughts in a field of their own
     clock: bool  # prints the date
+    marks: Marks  # of thoughts
 
 
 class ChatTemplate:
@@ -60,7 +62,6 @@ class ChatTemplate:
 
     Attributes:
         opening: text that opens the assistant's turn.
-        closing: text that closes it, the stop token included.
 
     Raises:
         RenderingError: no chat template, or one that cannot show a reply in the middle of a dialogue.
@@ -78,7 +79,6 @@ class ChatTemplate:
             self._no_tools = []
         self._last = ""  # what ends a whole dialogue, and no turn
         self.opening = self._probe_opening()
-        self.closing = self._probe_closing()
         self.features = self._probe()
 
     def render(self, messages: Sequence[Entry], tools: Sequence[dict] = (), *, open: bool = True) -> str:
@@ -106,9 +106,9 @@ class ChatTemplate:
             raise RenderingError(f"the chat template gave {type(text).__name__}, expected one text")
         return text if open else text.removesuffix(self._last)
 
-    def after_reply(self, messages: Sequence[Entry], *, open: bool = True) -> str:
+    def after_reply(self, messages: Sequence[Entry]) -> str:
         """Text that follows the assistant's words: the close of its turn, `messages`, the next opening."""
-        text = self.render([_USER, _REPLY, *messages], open=open)
+        text = self.render([_USER, _REPLY, *messages])
         if text.count(MARK) != 1:
             raise RenderingError(
                 f"the chat template shows an earlier reply {text.count(MARK)} times, expected once: "
@@ -121,10 +121,6 @@ class ChatTemplate:
         before, _, after = self.render([_USER, _REPLY], open=False).partition(MARK)
         text = self.render([_USER, reply], open=False)
         return text[len(_common_prefix(text, before)) :].removesuffix(after)
-
-    def _probe_closing(self) -> str:
-        end, followed = self.after_reply([], open=False), self.after_reply([_USER], open=False)
-        return _common_prefix(end, followed)
 
     def _probe_opening(self) -> str:
         text, prompt = self.render([_USER], open=False), self.render([_USER])
@@ -146,6 +142,7 @@ class ChatTemplate:
         tools = with_tools is not None and with_tools != plain and _TOOL in with_tools
         form, as_text, as_none = self._form()
         thought = [_USER, {"role": "assistant", "content": "a", "reasoning_content": "qxcontent"}]
+        source = json.dumps(self._tokenizer.chat_template)
         return Features(
             system=system,
             later_system=later,
@@ -159,7 +156,8 @@ class ChatTemplate:
             several_calls=bool(form) and self._takes_several(form, as_text, as_none),
             content_as_none=as_none,
             reasoning=self._shows(thought, open=False),
-            clock="strftime_now" in json.dumps(self._tokenizer.chat_template),
+            clock="strftime_now" in source,
+            marks=marks_of(source),
         )
 
     def _try(self, messages: Sequence[Entry], tools: Sequence[dict] = (), *, open: bool = True) -> str | None:

@@ -19,7 +19,6 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from silva.actors.policy import Policy
 from silva.ports import derive, uniform
 from silva.protocols import Reply, Work
 from silva.rollouts.episode import Episode
@@ -70,8 +69,7 @@ class _Forest:
 
     def __init__(self, strategy: Branching, work: Work, tasks: asyncio.TaskGroup):
         self.strategy, self.settings, self.work, self.tasks = strategy, strategy.settings, work, tasks
-        sampling = self.settings.sampling.model_copy(update={"temperature": work.temperature})
-        self.actor = Policy(strategy.engine, strategy.renderer, sampling)
+        self.actor = strategy.policy(work)
         self.unit = math.log(strategy.renderer.vocabulary)
 
     async def grow(self) -> list[Trajectory]:
@@ -89,15 +87,15 @@ class _Forest:
         AEPO's k * sigmoid(beta * (H_root - mean H of later replies)).
         """
         weight, size = self.settings.entropy_gap_weight or 0.0, self.settings.group_size
-        found = [self._entropy(turn.reply[0].entropies) for turn in played.turns]
-        gap = found[0] - sum(found[1:]) / len(found[1:]) if found[1:] else 0.0
+        entropies = [self._entropy(turn.reply[0].entropies) for turn in played.turns]
+        gap = entropies[0] - sum(entropies[1:]) / len(entropies[1:]) if entropies[1:] else 0.0
         return max(2, min(size, round(size / (1 + math.exp(-weight * gap)))))
 
     async def _root(self, path: _Path) -> list[Trajectory]:
         work, strategy = self.work, self.strategy
         episode = Episode(
-            work.task, work.taskset, self.actor, strategy.renderer, self.settings.limits,
-            watch=strategy.watch, context=self.settings.context, **self._own(path),
+            work.task, work.taskset, self.actor, strategy.renderer, self.settings.limits, **self._own(path),
+            on_turn=strategy.on_turn, watch=strategy.watch, context=self.settings.context,
         )  # fmt: skip
         return await self._play(episode, path)
 
@@ -116,7 +114,6 @@ class _Forest:
                     grown += await self._fork(episode, path, count)
         finally:
             await episode.close()
-            self.strategy.on_turn(episode.id, None)
         trajectory = episode.trajectory()
         if trajectory.failure == "redo" and path.attempt < settings.redo:
             leaves = await self._root(_Path(path.place, path.budget, attempt=path.attempt + 1))
@@ -154,18 +151,16 @@ class _Forest:
     def _entropy(self, entropies: Sequence[float]) -> float:
         """Of the beginning of a reply, in units of ln(vocabulary), see `entropy_tokens`."""
         count = self.settings.entropy_tokens
-        found = entropies[:count]
-        if self.settings.variant == "paper" and found:
-            return count * sum(found) / len(found) / self.unit
-        return sum(found) / self.unit
+        first = entropies[:count]
+        if self.settings.variant == "paper" and first:
+            return count * sum(first) / len(first) / self.unit
+        return sum(first) / self.unit
 
     def _own(self, path: _Path) -> dict[str, Any]:
-        """Id, seed and callback of an episode. A root has those of an episode of `linear`."""
-        id = f"{self.work.id}/{'.'.join(map(str, path.name))}"
+        """Id and seed of an episode. A root has those of an episode of `linear`."""
         return {
-            "id": id,
+            "id": f"{self.work.id}/{'.'.join(map(str, path.name))}",
             "seed": derive(self.strategy.seed, self.work.id, *path.place, path.attempt),
-            "on_turn": lambda waiting_for: self.strategy.on_turn(id, waiting_for),
         }
 
 

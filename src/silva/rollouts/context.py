@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 from silva.config.sections import ContextSettings, FullContext, HideObservations, LastTurns, SingleTurn
 from silva.rendering.tool_calls import write_calls
-from silva.thoughts import CLOSE, OPEN, join_reasoning, split_reasoning
+from silva.thoughts import join_reasoning, split_reasoning, starts_in_thought
 from silva.types import Message
 
 FULL = FullContext()
@@ -113,9 +113,7 @@ def _text(reply: Message) -> str:
     """A reply as text: with its calls as they were written, and its thoughts unless they were stripped."""
     text = reply.content
     if (reply.tool_calls or reply.errors) and reply.raw is not None:
-        # The prompt may have opened the thought that the reply closes.
-        opened = CLOSE in reply.raw and OPEN not in reply.raw.partition(CLOSE)[0]
-        text = split_reasoning(reply.raw, opened=opened)[1]
+        text = split_reasoning(reply.raw, opened=starts_in_thought(reply.raw))[1]
     elif reply.tool_calls:
         text = "\n".join(part for part in (text, write_calls(reply.tool_calls, "hermes")) if part)
     return join_reasoning(reply.reasoning, text)

@@ -35,6 +35,8 @@ from silva.rollouts.state import End, State, answered, new_messages, render, res
 from silva.types import Failure, Task, Trajectory
 
 T = TypeVar("T")
+OnTurn = Callable[[str, str | None], None]
+"""Told the id of an episode and whom it waits for: "engine", its environment, or None once it is closed."""
 _AT_ONCE: nullcontext[None] = nullcontext()
 LONG_TEXT = 50_000
 """Characters that take about a tenth of a second to tokenise."""
@@ -49,7 +51,7 @@ async def play(
     *,
     id: str,
     seed: int,
-    on_turn: Callable[[str], None] = lambda waiting_for: None,
+    on_turn: OnTurn = lambda episode, waiting_for: None,
     watch: Watch = UNWATCHED,
     context: ContextSettings = FULL,
 ) -> Trajectory:
@@ -90,7 +92,6 @@ class Episode:
         seed: decides every random number of the episode, the actor's and the environment's; it replaces the
             task's own seed. So a task has the same prompt but different random events in every episode.
         context: what the actor is shown of the dialogue.
-        on_turn: told whom the episode waits for next: "engine", or the environment's name.
         state: what has happened so far. Forks share it.
         end: how it ended; None as long as it goes on.
         left: seconds that the environment may still take.
@@ -105,7 +106,7 @@ class Episode:
     limits: Limits
     id: str
     seed: int
-    on_turn: Callable[[str], None] = lambda waiting_for: None
+    on_turn: OnTurn = lambda episode, waiting_for: None
     watch: Watch = UNWATCHED
     context: ContextSettings = FULL
     environment: Environment | None = None
@@ -127,7 +128,7 @@ class Episode:
         self.left, self.root = self.limits.timeout, self.root or self.id
         loop = asyncio.get_running_loop()
         began = loop.time()
-        self.on_turn(self.task.environment)
+        self.on_turn(self.id, self.task.environment)
         try:
             self.environment = self._construct()
             self.left -= loop.time() - began
@@ -161,7 +162,7 @@ class Episode:
         environment = self._running("step")
         try:
             message = replace(reply.message, id=f"{self.id}/{len(self.state.turns)}")
-            self.on_turn(self.task.environment)
+            self.on_turn(self.id, self.task.environment)
             step = await self._timed("step", environment.step, message, check=check_step)
             self._show(answered, self.state, reply, message, step, self.context)
             if step.terminated:
@@ -177,7 +178,7 @@ class Episode:
         except EpisodeFault as fault:
             self._fail(fault)
 
-    async def fork(self, *, id: str, seed: int, on_turn: Callable[[str], None] | None = None) -> Episode:
+    async def fork(self, *, id: str, seed: int) -> Episode:
         """The same episode once more, to go on from here with the random numbers of `seed`.
 
         No token is copied: both share the turns so far. With the seed of this episode, the fork goes on
@@ -193,9 +194,8 @@ class Episode:
                 "`async def fork(self, seed)`, as `Episode` of silva.environments.bases.episode has it"
             )
         twin = replace(
-            self, id=id, seed=seed, on_turn=on_turn or self.on_turn, environment=None,
-            parent=self.id, fork_turn=len(self.state.turns),
-        )  # fmt: skip
+            self, id=id, seed=seed, environment=None, parent=self.id, fork_turn=len(self.state.turns)
+        )
         try:
             twin.environment = await twin._timed("fork", environment.fork, derive(seed, "luck"))
         except EpisodeFault as fault:
@@ -205,18 +205,18 @@ class Episode:
     async def close(self) -> None:
         """Close the environment. An error in closing is noted, and the result stands."""
         environment, self.environment = self.environment, None
-        if environment is None:
-            return
-        self.calling = "close"
-        try:
-            async with asyncio.timeout(self.limits.timeout):
-                with contained():
-                    await watched(environment.close, tell=self._tell)
-        except Exception as fault:
-            found = _fault("close", fault, environment)
-            self.watch.fault(self.task.environment, str(found), found.trace)
-            if self.end is not None:
-                self.end = replace(self.end, error=self.end.error or str(found))
+        if environment is not None:
+            self.calling = "close"
+            try:
+                async with asyncio.timeout(self.limits.timeout):
+                    with contained():
+                        await watched(environment.close, tell=self._tell)
+            except Exception as fault:
+                noted = _fault("close", fault, environment)
+                self.watch.fault(self.task.environment, str(noted), noted.trace)
+                if self.end is not None:
+                    self.end = replace(self.end, error=self.end.error or str(noted))
+        self.on_turn(self.id, None)
 
     def trajectory(self) -> Trajectory:
         """The result of an episode that is over. Its turns include those that it shares with its parent."""
@@ -246,7 +246,7 @@ class Episode:
             tell_if_long(began, self._tell)
 
     async def _reply(self, environment: Environment) -> Reply:
-        self.on_turn("engine")
+        self.on_turn(self.id, "engine")
         if self.overdue:
             raise self._late()
         size = await self._size()
@@ -384,6 +384,7 @@ class Episode:
 
 
 def _fault(where: str, fault: Exception, environment: object) -> EpisodeFault:
-    found = place(fault, environment)
-    at = f" ({found})" if found else ""
-    return EpisodeFault(f"{where}: {described(fault)}{at}", "redo", trace=trace(fault))
+    line = place(fault, environment)
+    return EpisodeFault(
+        f"{where}: {described(fault)}{f' ({line})' if line else ''}", "redo", trace=trace(fault)
+    )

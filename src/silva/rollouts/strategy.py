@@ -1,15 +1,17 @@
-"""What strategies have in common: from what they are made."""
+"""What strategies have in common: from what they are made, and how they play an episode."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass
 from typing import Generic, TypeVar
 
-from silva.protocols import Engine
+from silva.actors.policy import Policy
+from silva.protocols import Actor, Engine, Work
 from silva.rendering.renderer import Renderer
+from silva.rollouts.episode import OnTurn, play
 from silva.rollouts.faults import UNWATCHED, Watch
 from silva.rollouts.settings import RolloutSettings
+from silva.types import Trajectory
 
 S = TypeVar("S", bound=RolloutSettings)
 
@@ -20,7 +22,6 @@ class Strategy(Generic[S]):
 
     Attributes:
         seed: of the run; with the id of the work and the episode's place in it, it fixes every sample.
-        on_turn: told (episode id, whom it waits for); None for an episode that has ended.
     """
 
     settings: S
@@ -28,5 +29,15 @@ class Strategy(Generic[S]):
     renderer: Renderer
     _: KW_ONLY
     seed: int
-    on_turn: Callable[[str, str | None], None] = lambda episode, waiting_for: None
+    on_turn: OnTurn = lambda episode, waiting_for: None
     watch: Watch = UNWATCHED
+
+    def policy(self, work: Work) -> Policy:
+        sampling = self.settings.sampling.model_copy(update={"temperature": work.temperature})
+        return Policy(self.engine, self.renderer, sampling)
+
+    async def play(self, work: Work, actor: Actor, id: str, seed: int) -> Trajectory:
+        return await play(
+            work.task, work.taskset, actor, self.renderer, self.settings.limits, id=id, seed=seed,
+            on_turn=self.on_turn, watch=self.watch, context=self.settings.context,
+        )  # fmt: skip

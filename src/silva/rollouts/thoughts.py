@@ -23,10 +23,9 @@ from silva.actors.script import Script
 from silva.errors import CapabilityError, ContextOverflow, NoReply
 from silva.ports import derive
 from silva.protocols import Reply, Request, Work
-from silva.rollouts.episode import play, tries
+from silva.rollouts.episode import tries
 from silva.rollouts.settings import ThoughtsRolloutSettings
 from silva.rollouts.strategy import Strategy
-from silva.thoughts import CLOSE, OPEN
 from silva.types import Completion, Group, Message, Segment, Trajectory, Turn
 
 REWARD = "action_prob"
@@ -107,20 +106,21 @@ class Thinker:
                 f"{request.prefill!r}, so that no thought can stand before the action"
             )
         said = expert.message.raw or ""
-        _, thinks, after = said.rpartition(CLOSE)
-        text = after.strip()
+        marks, encode = self.renderer.marks, self.renderer.encode
+        _, thinks, after = said.rpartition(marks.close)
+        text = after.removeprefix(marks.answer).strip()
         if not text:
             raise NoReply(f"the expert's reply {said!r} holds no action")
         gap = after[: len(after) - len(after.lstrip())] if thinks else ""
-        encode = self.renderer.encode
-        before, action = encode("" if opened else OPEN), encode(text)
+        opens = self.renderer.encode_marks(marks.open)
+        before, action = [] if opened else opens, encode(text)
         opening = [*request.tokens, *before]
         if self.settings.shows_action:
             hint = Message("user", self.settings.hint.replace("{action}", text))
             messages = [*request.messages, hint]
             opening = self.renderer.context(messages, request.tools, prefill=request.prefill)
-            opening += encode("" if self.renderer.opens_thought(opening) else OPEN)
-        taken = len(before) + len(encode(CLOSE + gap)) + len(action) + 1
+            opening += [] if self.renderer.opens_thought(opening) else opens
+        taken = len(before) + len(self.renderer.encode_marks(marks.close + gap)) + len(action) + 1
         if taken >= request.max_tokens:
             raise ContextOverflow(
                 f"the expert's action and the tags of a thought have {taken} tokens, expected less than the "
@@ -132,9 +132,10 @@ class Thinker:
         """Sample a thought, and score the action after it."""
         request, opening = state.request, state.opening
         seed = derive(request.seed, "thought", number)
-        sampled = await self.policy.sample(opening, (CLOSE,), state.room, seed=seed, session=request.session)
+        stops = (self.renderer.marks.close,)
+        sampled = await self.policy.sample(opening, stops, state.room, seed=seed, session=request.session)
         kept, missing = self._ended(sampled)
-        closing = self.renderer.encode(missing + state.gap)
+        closing = self.renderer.encode_marks(missing + state.gap)
         stop = self.renderer.stop_token_ids[0]
         said = [*state.before, *sampled.tokens[:kept], *closing, *state.action, stop]
         scores = await self.engine.score([*request.tokens, *said], len(request.tokens))
@@ -170,13 +171,13 @@ class Thinker:
 
         A token that goes on past the tag is not kept, as it holds the beginning of what the policy would do.
         """
-        tokens, kept = sampled.tokens, len(sampled.tokens)
+        tokens, kept, close = sampled.tokens, len(sampled.tokens), self.renderer.marks.close
         while kept and tokens[kept - 1] in self.renderer.stop_token_ids:
             kept -= 1
-        while kept and self.renderer.decode(tokens[:kept]).partition(CLOSE)[2]:
+        while kept and self.renderer.decode(tokens[:kept]).partition(close)[2]:
             kept -= 1
         text = self.renderer.decode(tokens[:kept])
-        return kept, next(CLOSE[n:] for n in range(len(CLOSE), -1, -1) if text.endswith(CLOSE[:n]))
+        return kept, next(close[n:] for n in range(len(close), -1, -1) if text.endswith(close[:n]))
 
 
 class Thoughts(Strategy[ThoughtsRolloutSettings]):
@@ -203,23 +204,15 @@ class Thoughts(Strategy[ThoughtsRolloutSettings]):
 
     async def _episode(self, work: Work, id: str, count: int) -> tuple[Trajectory, Thinker]:
         """An episode of the expert with thoughts, and all of them."""
-        settings = self.settings
-        sampling = settings.sampling.model_copy(update={"temperature": work.temperature})
-        policy = Policy(self.engine, self.renderer, sampling)
+        policy = self.policy(work)
         thinker: Thinker
 
         async def attempt(number: int) -> Trajectory:
             nonlocal thinker
-            thinker = Thinker(settings, policy, count, id)
-            return await play(
-                work.task, work.taskset, thinker, self.renderer, settings.limits, id=id,
-                seed=derive(self.seed, id, number), watch=self.watch, context=settings.context,
-                on_turn=lambda waiting_for: self.on_turn(id, waiting_for),
-            )  # fmt: skip
+            thinker = Thinker(self.settings, policy, count, id)
+            return await self.play(work, thinker, id, derive(self.seed, id, number))
 
-        trajectory = await tries(settings.redo, attempt)
-        self.on_turn(id, None)
-        return trajectory, thinker
+        return await tries(self.settings.redo, attempt), thinker
 
 
 def _leaf(thought: Thought, episode: str) -> Trajectory:

@@ -22,7 +22,7 @@ from silva.server.completions import FINISH, exact, head, seeds, usage
 from silva.server.dialogue import dialogue, tool_specs
 from silva.server.engine import CHARACTERS, Service, apart
 from silva.server.streams import Choice, Stream, Tell
-from silva.thoughts import CLOSE, OPEN, split_reasoning
+from silva.thoughts import TAGS, split_reasoning
 from silva.types import Completion, Message, SamplingParams, ToolSpec
 from silva.wire.guard import HttpError
 
@@ -205,7 +205,7 @@ class _ChatStream(Stream):
         if self._asked.tools and self._asked.renderer.may_be_call(text):
             return {}
         text = before(before(text, self._asked.stop), self._marks)
-        reasoning, content = split_reasoning(before_partial(text, (OPEN, CLOSE)), opened=self._opened)
+        reasoning, content = split_reasoning(before_partial(text, TAGS), opened=self._opened)
         if self._asked.tools and self._asked.renderer.may_be_call(content):
             content = ""
         grown = {"reasoning_content": reasoning or "", "content": content}
