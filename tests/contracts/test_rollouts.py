@@ -120,9 +120,10 @@ class Closed:
         await self._inner.close()
 
 
-def played(rollout: Rollout, worlds: TaskSet, id: str = "s1g0") -> list[Group]:
+def played(rollout: Rollout, worlds: TaskSet, id: str = "s1g0", temperature: float = 1.0) -> list[Group]:
     async def run() -> list[Group]:
-        return [group async for group in rollout.run(Work(id, worlds.tasks("train")[0], worlds, 1.0))]
+        work = Work(id, worlds.tasks("train")[0], worlds, temperature)
+        return [group async for group in rollout.run(work)]
 
     return asyncio.run(run())
 
@@ -142,6 +143,14 @@ def test_the_run_s_seed_and_the_work_decide_what_is_played(make: Make) -> None:
     others = [played(make(guesses(), 6), Worlds()), played(make(guesses(), 5), Worlds(), "s1g1")]
     tokens = [[t.turns for g in groups for t in g.trajectories] for groups in (first, *others)]
     assert tokens[0] not in tokens[1:]
+
+
+def test_the_work_says_at_which_temperature_it_is_played(make: Make) -> None:
+    engine = guesses()
+    groups = played(make(engine, 0), Worlds(), temperature=0.25)
+    assert {params.temperature for _, params, _ in engine.requests} == {0.25}
+    turns = [turn for g in groups for t in g.trajectories for turn in t.turns]
+    assert {s.temperature for turn in turns for s in turn.reply if s.source == "policy"} <= {0.25}
 
 
 @pytest.mark.parametrize(("turns", "replies"), [(0, {0}), (1, {0, 1}), (9, {0, 1, 2})])

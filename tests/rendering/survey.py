@@ -74,7 +74,7 @@ def _read(
     made: Renderer, prompt: Sequence[int], calls: Sequence[ToolCall], said: str, thought: str | None
 ) -> bool:
     """Whether an expert's reply is read as what it says."""
-    text = join_reasoning(thought, "\n".join(filter(None, (said, write_calls(calls, "hermes")))))
+    text = join_reasoning(thought, "\n".join(filter(None, (said, write_calls(calls)))))
     if thought is not None and made.opens_thought(prompt):
         text = text.removeprefix(OPEN)
     message = made.parse(made.script(text, prompt), prompt=prompt, tools=TOOLS)
@@ -92,7 +92,7 @@ def _dialogue(made: Renderer, tokenizer: Any, calls: Sequence[ToolCall]) -> tupl
     )
     messages = [SYSTEM, USER, asks, *results, answer, THANKS]
     tokens, sampled = made.context([SYSTEM, USER], TOOLS), dict[str, list[int]]()
-    for id, said, shown in (("1", write_calls(calls, "hermes"), results), ("2", "20.", [THANKS])):
+    for id, said, shown in (("1", write_calls(calls), results), ("2", "20.", [THANKS])):
         sampled[id] = made.script(said, tokens)
         tokens += [*sampled[id], *made.extend(sampled[id], shown)]
     kept = made.context(messages, TOOLS, sampled=sampled) == tokens

@@ -8,11 +8,21 @@ from typing import get_args
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.rendering.test_tool_calls import json_values
 
 from silva.config.sections import Rendering
 from silva.rendering.call_forms import FORMS, foreign
 from silva.types import ToolCall, ToolSpec
+
+JSON = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(-(10**9), 10**9)
+    | st.text(alphabet=st.characters(exclude_categories=["Cs"])),
+    lambda inner: (
+        st.lists(inner, max_size=2) | st.dictionaries(st.text(alphabet="ab", max_size=2), inner, max_size=2)
+    ),
+    max_leaves=4,
+)
 
 PROPERTIES = {"query": {"type": "string"}, "limit": {"type": "integer"}, "more": {}}
 SEARCH = ToolSpec("search", "Searches.", {"type": "object", "properties": PROPERTIES, "required": ["query"]})
@@ -27,7 +37,7 @@ def test_every_form_can_be_set() -> None:
 @settings(deadline=None, max_examples=40)
 @given(
     query=st.text(alphabet=st.characters(exclude_categories=["Cs"], exclude_characters="\r")),
-    more=json_values,
+    more=JSON,
 )
 def test_what_is_written_is_read_back(form: str, query: str, more: object) -> None:
     """Tags of a form inside its own values aside: only JSON and Python can hold those."""

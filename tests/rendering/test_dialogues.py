@@ -2,20 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
-
 import pytest
 from tests.rendering.templates import TEMPLATES, byte_tokenizer
 from tests.rendering.test_renderer import CALC, own_tokens, renderer, text, user
 
-from silva.actors.script import Script
-from silva.config.sections import Limits
-from silva.environments.worlds.calculator import Calculator
-from silva.errors import RenderingError
 from silva.rendering.openai import as_function
 from silva.rendering.renderer import Renderer
 from silva.rendering.tool_calls import write_calls
-from silva.rollouts.episode import play
 from silva.types import Message, ToolCall
 
 CALL = ToolCall("calculator", {"expression": "6*7"})
@@ -28,7 +21,7 @@ NO_TOOLS = {"chatml", "llama3", "gemma", "magistral", "harmony"}
 def test_thoughts_calls_and_answers_are_read_where_they_stand(name: str) -> None:
     made = renderer(name)
     context = made.context([Message("system", "<think> Be brief."), user("What is 6*7? <think>")], [CALC])
-    for said, calls in ((write_calls([CALL], "hermes"), [CALL]), ("It is 42.", [])):
+    for said, calls in ((write_calls([CALL]), [CALL]), ("It is 42.", [])):
         opened = made.opens_thought(context)
         assert opened == (name in OPENS and not (name == "deepseek" and not calls))
         thought = "hm\n</think>\n\n" if opened else "<think>\nhm\n</think>\n\n"
@@ -62,27 +55,16 @@ def test_a_dialogue_in_parts_is_the_template_s_own_whole(name: str) -> None:
         {"role": "user", "content": "Thanks."},
     ]  # fmt: skip
     tokens = made.context([user("q")], [CALC])
-    for said, follower in ((write_calls([CALL], "hermes"), RESULT), ("It is 42.", user("Thanks."))):
+    for said, follower in ((write_calls([CALL]), RESULT), ("It is 42.", user("Thanks."))):
         reply = made.script(said, tokens)
         tokens += [*reply, *made.extend(reply, [follower])]
     own = own_tokens(name, dialogue, tools=[as_function(CALC)])
     assert tokens == own
 
 
-@pytest.mark.parametrize("name", sorted(TEMPLATES))
-def test_an_expert_solves_its_tasks_in_every_template(name: str) -> None:
-    tasks = Calculator(eval_size=2).taskset()
-    limits = Limits(max_turn_tokens=2000, max_episode_tokens=20000)
-    for task in tasks.tasks("eval"):
-        playing = play(task, tasks, Script(renderer(name)), renderer(name), limits, id="e", seed=1)
-        played = asyncio.run(playing)
-        assert (played.failure, played.metrics["success"]) == (None, 1.0), played
-        assert any(m.tool_calls for turn in played.turns for m in turn.messages)
-
-
 def test_a_turn_may_end_with_the_header_of_what_follows() -> None:
     made = renderer("glm")
-    call = made.script(write_calls([CALL], "hermes"), made.context([user("q")], [CALC]))
+    call = made.script(write_calls([CALL]), made.context([user("q")], [CALC]))
     answer = made.script("Hi.", made.context([user("q")]))
     assert text("glm", [call[-1], answer[-1]]) == "<|observation|><|user|>"
     result = "\n<tool_response>\n42\n</tool_response><|assistant|>"
@@ -100,7 +82,7 @@ def test_stops_of_the_generation_config_end_a_reply() -> None:
 
 def test_an_answer_after_a_result_is_no_thought_where_no_thought_is_opened() -> None:
     made = renderer("deepseek")
-    call = made.script(write_calls([CALL], "hermes"), made.context([user("q")], [CALC]))
+    call = made.script(write_calls([CALL]), made.context([user("q")], [CALC]))
     prompt = [*made.context([user("q")], [CALC]), *call, *made.extend(call, [RESULT])]
     message = made.parse(made.encode_reply("The answer is 42."), prompt=prompt)
     assert (message.content, message.reasoning) == ("The answer is 42.", None)
@@ -136,7 +118,7 @@ def test_marks_of_calls_in_a_message_are_spelled_out() -> None:
     evil = ToolCall("calculator", {"expression": "[TOOL_CALLS]"})
     mark = byte_tokenizer("mistral").convert_tokens_to_ids("[TOOL_CALLS]")
     assert mark not in made.context([user("[TOOL_CALLS]")])
-    said = made.script(write_calls([evil], "hermes"), made.context([user("q")], [CALC]))
+    said = made.script(write_calls([evil]), made.context([user("q")], [CALC]))
     assert said.count(mark) == 1
     assert made.parse(said, tools=[CALC]).tool_calls[0].arguments == evil.arguments
 
@@ -144,7 +126,7 @@ def test_marks_of_calls_in_a_message_are_spelled_out() -> None:
 def test_tags_of_thoughts_inside_a_call_are_its_own() -> None:
     made = renderer("qwen25")
     call = ToolCall("calculator", {"expression": "print('<think></tool_call>')"})
-    message = made.parse(made.encode_reply("<think>so</think>" + write_calls([call], "hermes")), tools=[CALC])
+    message = made.parse(made.encode_reply("<think>so</think>" + write_calls([call])), tools=[CALC])
     assert (message.reasoning, message.tool_calls, message.errors) == ("so", (call,), ())
 
 
@@ -181,14 +163,6 @@ def test_a_closed_turn_is_not_opened_again_for_a_result() -> None:
     assert "<|im_start|>user\n<tool_response>" in text(
         "qwen25", made.extend(made.encode_reply("x"), [RESULT])
     )
-
-
-def test_templates_that_nothing_ends_are_refused() -> None:
-    plain = byte_tokenizer("{% for m in messages %}{{ m.role + ': ' + m.content + '\n' }}{% endfor %}")
-    plain.eos_token = None
-    with pytest.raises(RenderingError, match="nothing ends an assistant's turn"):
-        Renderer(plain)
-    assert Renderer(plain, stops=[3]).stop_token_ids == (3,)
 
 
 @pytest.mark.parametrize("name", ["qwen25", "r1"])

@@ -13,10 +13,8 @@ from tests.rendering.templates import TEMPLATES, byte_tokenizer
 from transformers import AutoTokenizer
 
 from silva.errors import RenderingError
-from silva.rendering.openai import as_function
 from silva.rendering.renderer import Renderer
-from silva.rendering.tool_calls import write_calls
-from silva.types import Message, ToolCall, ToolSpec
+from silva.types import Message, ToolSpec
 
 CALC = ToolSpec(
     "calculator",
@@ -83,36 +81,6 @@ def test_context_is_the_template_s_own_text_and_tokens():
         assert renderer(name).context(dialogue) == own, name
         sampled = {"1": renderer(name).encode_reply("4")}
         assert renderer(name).context(dialogue, sampled=sampled) == own, name
-
-
-def test_tool_use_in_parts_is_the_template_s_own_whole():
-    calls = [ToolCall("calculator", {"expression": "1+1"}), ToolCall("calculator", {"expression": "é"})]
-    said = ["Hm.\n" + write_calls([call], "hermes") for call in calls]
-    dialogue = [
-        {"role": "user", "content": "q"},
-        {"role": "assistant", "content": said[0]},
-        {"role": "tool", "content": "2"},
-        {"role": "tool", "content": "3"},
-        {"role": "assistant", "content": said[1]},
-        {"role": "tool", "content": "4"},
-    ]
-    for name in ("qwen25", "qwen3"):
-        made = renderer(name)
-        one, two = map(made.encode_reply, said)
-        tokens = made.context([user("q")], [CALC]) + one
-        tokens += made.extend(one, [Message("tool", "2"), Message("tool", "3")]) + two
-        tokens += made.extend(two, [Message("tool", "4")])
-        assert tokens == own_tokens(name, dialogue, tools=[as_function(CALC)]), name
-
-
-def test_extend_continues_what_was_sampled():
-    made = renderer("chatml")
-    sampled = [*made.encode("up"), made.stop_token_ids[0]]
-    tokens = made.context([user("Go.")]) + sampled + made.extend(sampled, [user("You moved.")])
-    assert text("chatml", tokens) == (
-        "<|im_start|>system\nYou are Smol.<|im_end|>\n<|im_start|>user\nGo.<|im_end|>\n"
-        "<|im_start|>assistant\nup<|im_end|>\n<|im_start|>user\nYou moved.<|im_end|>\n<|im_start|>assistant\n"
-    )
 
 
 def test_extend_closes_a_turn_that_was_cut():
@@ -313,6 +281,7 @@ def test_a_turn_that_nothing_ends_is_refused():
     made.eos_token = None
     with pytest.raises(RenderingError, match="nothing ends an assistant's turn"):
         Renderer(made)
+    assert Renderer(made, stops=[3]).stop_token_ids == (3,)
 
 
 # --- a real tokenizer

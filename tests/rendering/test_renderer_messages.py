@@ -91,7 +91,7 @@ def test_a_malformed_reply_is_rendered_as_it_was_unless_edited():
 def test_parse_takes_a_reply_apart():
     made = renderer("qwen3")
     call = ToolCall("calculator", {"expression": "1"})
-    said = "<think>\nadd\n</think>\n\nSure.\n" + write_calls([call], "hermes")
+    said = "<think>\nadd\n</think>\n\nSure.\n" + write_calls([call])
     message = made.parse(made.encode_reply(said))
     assert message == reply("Sure.", reasoning="add", tool_calls=(call,), raw=said)
 

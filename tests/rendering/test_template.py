@@ -55,7 +55,7 @@ def test_an_expert_s_text_and_call_are_written_whole(template: str, expression: 
     prompt = made.context([user("q")], [CALC])
     for said in ("", "Let me see."):
         for calls in ([call], [call, call]):
-            tokens = made.script(f"{said}\n{write_calls(calls, 'hermes')}", prompt)
+            tokens = made.script(f"{said}\n{write_calls(calls)}", prompt)
             message = made.parse(tokens, prompt=prompt, tools=[CALC])
             assert [(c.name, c.arguments) for c in message.tool_calls] == [(call.name, call.arguments)] * len(
                 calls

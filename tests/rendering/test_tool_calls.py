@@ -10,8 +10,6 @@ from silva.rendering.tool_calls import (
     describe_tags,
     error_observation,
     parse_hermes,
-    parse_tags,
-    write_calls,
 )
 from silva.types import Message, ToolCall, ToolSpec
 
@@ -24,6 +22,7 @@ def tool(name, required=(), **properties):
 
 SEARCH = tool("search", ["query"], query={"type": "string"}, limit={"type": "integer"})
 PYTHON = tool("python")
+TAGS = FORMS["tags"]
 EXPECTED = '{"name": "...", "arguments": {...}}'
 
 
@@ -80,19 +79,19 @@ def test_hermes_keeps_good_calls_beside_bad_ones():
 
 def test_tags_use_the_one_required_text_parameter():
     text = "See <search> Rome </search> then <python>print(1)\n</python>."
-    parsed = parse_tags(text, [SEARCH, PYTHON])
+    parsed = TAGS.parse(text, [SEARCH, PYTHON])
     assert parsed.calls == (ToolCall("search", {"query": "Rome"}), ToolCall("python", {"input": "print(1)"}))
     assert (parsed.content, parsed.errors) == ("See  then .", ())
 
 
 def test_tags_are_text_unless_the_tool_is_on_offer():
     text = " <python>1</python> "
-    assert parse_tags(text, [SEARCH]) == Parsed(text)
-    assert parse_tags(text) == Parsed(text)
+    assert TAGS.parse(text, [SEARCH]) == Parsed(text)
+    assert TAGS.parse(text) == Parsed(text)
 
 
 def test_tags_unclosed():
-    parsed = parse_tags("Hm <search>Rome", [SEARCH])
+    parsed = TAGS.parse("Hm <search>Rome", [SEARCH])
     assert parsed == Parsed(
         "Hm", (), ("tool call 1: <search> is never closed; expected <search>...</search>",)
     )
@@ -109,28 +108,9 @@ def test_error_observation_names_error_and_form():
     )
 
 
-json_values = st.recursive(
-    st.none()
-    | st.booleans()
-    | st.integers(-(10**9), 10**9)
-    | st.text(alphabet=st.characters(exclude_categories=["Cs"])),
-    lambda inner: (
-        st.lists(inner, max_size=2) | st.dictionaries(st.text(alphabet="ab", max_size=2), inner, max_size=2)
-    ),
-    max_leaves=4,
-)
-
-
-@settings(deadline=None)
-@given(arguments=st.dictionaries(st.text(alphabet="xyz", max_size=3), json_values, max_size=3))
-def test_what_is_written_is_read_back(arguments):
-    calls = (ToolCall("f", arguments), ToolCall("g", {}))
-    assert parse_hermes(write_calls(calls, "hermes")).calls == calls
-
-
 def test_tags_are_read_back_and_described():
     calls = (ToolCall("search", {"query": "Rome"}), ToolCall("python", {"input": "1"}))
-    assert parse_tags(write_calls(calls, "tags"), [SEARCH, PYTHON]).calls == calls
+    assert TAGS.parse(TAGS.write(calls), [SEARCH, PYTHON]).calls == calls
     described = describe_tags([SEARCH, PYTHON])
     assert "- <search>query</search>: Does search.\n- <python>input</python>: Does python.\n" in described
 

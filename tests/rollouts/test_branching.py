@@ -20,7 +20,7 @@ from silva.models.tiny import tiny_tokenizer
 from silva.ports import derive, uniform
 from silva.protocols import Work
 from silva.rendering.renderer import Renderer
-from silva.rollouts.branching import Branching, branch_probability, shares
+from silva.rollouts.branching import Branching, branch_probability
 from silva.rollouts.linear import Linear
 from silva.rollouts.settings import BranchingRolloutSettings, LinearRolloutSettings
 from silva.types import Completion, Observation, SamplingParams, Step, Trajectory
@@ -181,15 +181,6 @@ def test_a_budget_that_is_not_used_becomes_roots() -> None:
     assert len({t.episode for t in leaves}) == 5
 
 
-def chance(count: int = 400, **keys: Any) -> float:
-    """How often the second turn of a root branches, over many seeds."""
-    hits = 0
-    for seed in range(count):
-        leaves = grow(seed=seed, group_size=2, initial_rollouts=1, turns=2, make=Talks, **keys)
-        hits += leaves[1].parent is not None
-    return hits / count
-
-
 @pytest.mark.parametrize(
     ("keys", "expected"),
     [
@@ -202,8 +193,10 @@ def chance(count: int = 400, **keys: Any) -> float:
     ],
 )
 def test_the_probability_is_the_paper_s(keys: dict[str, Any], expected: float) -> None:
-    got = chance(**{"entropy_weight": 0.2, **keys})
-    assert abs(got - expected) < 4 * math.sqrt(expected * (1 - expected) / 400)
+    keys = {"entropy_weight": 0.2, "group_size": 2, "initial_rollouts": 1, "turns": 2, "make": Talks, **keys}
+    for seed in range(60):
+        drawn = uniform(derive(derive(seed, "s1g0", 0, 0), "branch", 1), [0])[0]
+        assert (grow(seed=seed, **keys)[1].parent is not None) == (drawn < expected)
 
 
 @pytest.mark.parametrize(
@@ -247,7 +240,7 @@ def test_the_gap_of_entropies_decides_how_many_roots_there_are(gap: float, weigh
     assert all(t.parent != "s1g0/0" for t in leaves), "the root that was played first does not branch"
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(2))
 def test_the_forest_does_not_depend_on_the_time_that_tools_take(seed: int) -> None:
     keys: dict[str, Any] = dict(
         group_size=12, initial_rollouts=3, branch_probability=0.6, beam_size=3, seed=seed, turns=5
@@ -272,15 +265,15 @@ def test_the_forest_does_not_depend_on_the_time_that_tools_take(seed: int) -> No
 
 def test_an_episode_without_a_result_is_played_again_as_a_root() -> None:
     class Breaks(Fork):
-        broken: list[str] = []  # noqa: RUF012
+        doomed = False
 
         async def fork(self, seed: int) -> Breaks:
             twin = replace(self, heard=[*self.heard], closed=0)
-            twin.doomed = True  # type: ignore[attr-defined]
+            twin.doomed = True
             return twin
 
         async def step(self, message: Any) -> Step:
-            if getattr(self, "doomed", False):
+            if self.doomed:
                 raise OSError("the tool is gone")
             return await Talk.step(self, message)
 
@@ -298,7 +291,7 @@ def test_an_episode_without_a_result_is_played_again_as_a_root() -> None:
     assert [t.parent for t in kept] == [None, "s1g0/0", None, "s1g0/1"]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(
     size=st.integers(4, 12),
     roots=st.integers(1, 3),
@@ -374,12 +367,6 @@ def test_whoever_watches_is_told_of_every_episode_and_of_its_end() -> None:
     )  # fmt: skip
     assert set(told) == {t.id for t in leaves}
     assert all(entries[-1] is None and "engine" in entries for entries in told.values())
-
-
-def test_budgets_are_shared_evenly() -> None:
-    assert shares(7, 3) == [3, 2, 2]
-    assert shares(0, 2) == [0, 0]
-    assert shares(2, 4) == [1, 1, 0, 0]
 
 
 def test_more_roots_than_leaves_are_refused() -> None:

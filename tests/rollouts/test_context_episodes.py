@@ -135,7 +135,8 @@ def test_a_template_that_cuts_thoughts_itself_agrees(talks) -> None:
     tokenizer, says, found = byte_tokenizer("r1"), ["hm</think>yes"] * 4, []
     for history, strips in (("template", False), ("template", True), ("keep", True), ("keep", False)):
         renderer = Renderer(tokenizer, history=history)
-        _, engine = talks(FullContext(strip_thoughts=strips), renderer=renderer, says=says)
+        trajectory, engine = talks(FullContext(strip_thoughts=strips), renderer=renderer, says=says)
+        assert all(turn.fresh for turn in trajectory.turns[1:]) == (history == "template" or strips)
         found.append("".join(tokenizer.decode(engine.requests[-1][0]).split()))  # without line breaks
     assert found[0] == found[1] == found[2] and found[0].count("yes") == 3 and "hm" not in found[0]
     assert found[3].count("hm") == 3

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import math
 from dataclasses import replace
 from typing import Any
@@ -11,7 +10,6 @@ import numpy as np
 import pytest
 
 from silva.errors import ContextOverflow, EngineError
-from silva.rollouts.episode import play
 from silva.types import Message, Observation
 
 HERE = "tests/rollouts/test_episode_faults.py"
@@ -140,23 +138,3 @@ def test_a_fault_of_the_engine_is_not_the_environment_s(run, world, talk) -> Non
     masked = run(places, Broken(ContextOverflow("too long")))
     assert (masked.stop_reason, masked.failure, masked.error) == ("context_overflow", "mask", "too long")
     assert [one.closed for one in places.made] == [1] * 3
-
-
-def test_cancelling_an_episode_closes_its_environment(task, world, talk, renderer, policy, limits) -> None:
-    class Silent:
-        async def sample(self, *_: Any, **__: Any):
-            await asyncio.Event().wait()
-
-    places = world(talk)
-
-    async def go() -> None:
-        playing = asyncio.ensure_future(
-            play(task, places, policy(Silent()), renderer, limits(), id="e", seed=1)
-        )
-        await asyncio.sleep(0.01)
-        playing.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await playing
-
-    asyncio.run(go())
-    assert places.made[0].closed == 1

@@ -15,16 +15,6 @@ from silva.models.tiny import tiny_tokenizer
 from silva.rollouts import episode, state
 from silva.types import Message, Observation, Step
 
-
-def test_max_turns(run, world, talk) -> None:
-    trajectory = run(world(talk), max_turns=2)
-    assert (trajectory.stop_reason, len(trajectory.turns), trajectory.rewards) == (
-        "max_turns",
-        2,
-        {"talk": 2.0},
-    )
-
-
 WHOLE = "<|user|>hello t0<|end|><|assistant|>yes<|end|><|user|>go on 1<|end|><|assistant|>no<|end|>"
 
 
@@ -43,15 +33,6 @@ def test_what_would_have_been_answered_next_is_noted_where_a_limit_cuts(run, wor
     assert (trajectory.stop_reason, len(trajectory.turns), trajectory.failure) == (reason, 2, None)
     expected = "" if reason == "terminated" else WHOLE + "<|user|>go on 2<|end|><|assistant|>"
     assert tiny_tokenizer().decode(trajectory.next_context) == expected
-
-
-def test_a_context_that_replaces_the_history_is_what_would_have_been_answered_next(run, world, talk) -> None:
-    class Forgets(talk):
-        def say(self, text: str) -> Observation:
-            return replace(super().say(text), messages=(), context=super().say(text).messages)
-
-    trajectory = run(world(Forgets), max_turns=2)
-    assert tiny_tokenizer().decode(trajectory.next_context) == "<|user|>go on 2<|end|><|assistant|>"
 
 
 @pytest.mark.parametrize("last", [Observation(), Observation((Message("user", 7),))])  # type: ignore[arg-type]

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from silva.actors.script import Script
-from silva.environments.bases.text_game import Outcome, TextGame, TextGameSettings
 from silva.ports import Clock, use_clock
 from silva.rollouts.episode import play
 from silva.rollouts.faults import Watch, kind, tally, watched
@@ -183,26 +182,3 @@ def test_watching_a_call_changes_nothing_about_it() -> None:
 
     asyncio.run(go())
     assert closed == [False, True, False]
-
-
-def test_a_game_whose_apply_returns_nothing_names_the_game(run, world, task, renderer) -> None:
-    settings = TextGameSettings(type="silent", style="compact", think=False, answer_tags=False)
-
-    class Silent(TextGame):
-        def instructions(self) -> str:
-            return ""
-
-        def render(self) -> str:
-            return "0"
-
-        def actions(self) -> dict[str, str]:
-            return {"Up": "U"}
-
-        def apply(self, action: str) -> Outcome:
-            pass  # type: ignore[return-value]
-
-        def expert_actions(self) -> list[str]:
-            return ["Up"]
-
-    trajectory, _ = run(world(lambda task: Silent(settings, task)), Script(renderer))
-    assert trajectory.failure == "redo" and HERE in trajectory.error

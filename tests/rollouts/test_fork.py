@@ -1,4 +1,7 @@
-"""Forks of episodes: the same from there on with the same seed, noise of their own with another."""
+"""Forks of episodes: the same from there on with the same seed, noise of their own with another.
+
+Forks of every world: tests/contracts/test_environments.py.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,6 @@ from typing import Any
 
 import pytest
 from scripted_engine import ScriptedEngine
-from tests.environment_cases import OWN, small
 
 from silva.actors.script import Script
 from silva.config.sections import FullContext, HideObservations, LastTurns, Limits, SingleTurn
@@ -18,57 +20,24 @@ from silva.errors import CapabilityError
 from silva.rollouts.episode import Episode, play
 from silva.types import Turn
 
-MOVES = ["<think>x</think><answer>Right</answer>", "<answer>Down || Right</answer>", "none"]
-LETTERS = ["<answer>A</answer>", "<answer>B</answer>", "none"]
 REPLIES = {
-    "alphabet_sort": ["<answer>Ann</answer>", "<answer>Bob\nCid</answer>", "none"],
-    "bandit": ["<answer>Anchor</answer>", "<answer>Rocket</answer>", "none"],
-    "browsecomp_plus_search": [
-        '<tool_call>\n{"name": "search", "arguments": {"query": "museum"}}\n</tool_call>',
-        "<tool_call>{bad</tool_call>",
-        "19",
-    ],
+    "frozen_lake": ["<think>x</think><answer>Right</answer>", "<answer>Down || Right</answer>", "none"],
     "calculator": [
         '<tool_call>\n{"name": "calculator", "arguments": {"expression": "12 + 7"}}\n</tool_call>',
         "<tool_call>{bad</tool_call>",
         "19",
     ],
-    "connections": ["<answer>a, b, c, d</answer>", "none", "no"],
-    "countdown": ["<answer>1 + 2</answer>", "<answer>3</answer>", "none"],
-    "dataset": ["7", "none", "It is 12."],
-    "frozen_lake": MOVES,
-    "guess_number": ["4", "5 or 6", "no"],
-    "hanoi": ["<answer>A>B</answer>", "<answer>A>C || B>C</answer>", "none"],
-    "hotpotqa_mc": [
-        '<tool_call>\n{"name": "visit", "arguments": {"title": "nowhere"}}\n</tool_call>',
-        *LETTERS,
-    ],
-    "demonstrations": ["<tool_call>{}</tool_call>", "12", "<think>b</think>7"],
-    "key_door": ["<answer>Left</answer>", "<answer>Take red</answer>", "<answer>Right</answer>"],
-    "longbench_v2": ['<tool_call>\n{"name": "scroll_down", "arguments": {}}\n</tool_call>', *LETTERS],
-    "metamath": ["<answer>12</answer>", "The answer is 7", "none"],
-    "reverse_text": ["abc", "xyz"],
-    "sokoban": ["<answer>Up</answer>", "<answer>Left || Down</answer>", "none"],
-    "webshop": ["<answer>search[mug]</answer>", "<answer>click[back to search]</answer>", "none"],
-    "wiki_search": [
-        '<tool_call>\n{"name": "search_pages", "arguments": {"query": "museum"}}\n</tool_call>',
-        "<tool_call>{bad</tool_call>",
-        "19",
-    ],
-    "wordle": ["<answer>crane</answer>", "<answer>moist</answer>", "none"],
 }
-WORLDS = [(name, small(name, eval_size=8)) for name in OWN] + [
-    ("frozen_lake", FrozenLake(slippery=True, success_rate=0.4, eval_size=8)),
-]
-WHOLE: dict[str, Any] = {"context": FullContext()}
 REWRITES: list[dict[str, Any]] = [
+    {"context": FullContext()},
     {"context": FullContext(strip_thoughts=True)},
     {"context": LastTurns(turns=1)},
     {"context": SingleTurn()},
     {"context": HideObservations()},
     {"context": FullContext(overflow="drop_oldest"), "limits": Limits(max_episode_tokens=900)},
 ]
-CASES = [(name, settings, WHOLE) for name, settings in WORLDS] + [
+SLIPPERY = FrozenLake(slippery=True, success_rate=0.4, eval_size=8)
+CASES = [("frozen_lake", SLIPPERY, {"context": FullContext()})] + [
     (name, settings, rewrite)
     for rewrite in REWRITES
     for name, settings in (("frozen_lake", FrozenLake(eval_size=8)), ("calculator", Calculator(chain=2)))
@@ -185,26 +154,20 @@ def test_a_fork_of_a_fork_and_an_expert_that_takes_over(open_episode, renderer) 
 
 
 def test_a_world_that_cannot_be_forked_is_named(task, world, talk, renderer, policy, speaker, limits) -> None:
-    async def go(call: str) -> None:
+    async def go() -> None:
         episode = Episode(task, world(talk), policy(speaker("yes")), renderer, limits(), "a", 1)
-        if call == "fork":
-            await episode.start()
-        elif call == "closed":
-            await finish_started(episode)
-        await episode.fork(id="b", seed=2)
-
-    async def finish_started(episode: Episode) -> None:
+        with pytest.raises(RuntimeError, match=r"episode a: fork\(\) of an episode that is not started"):
+            await episode.fork(id="b", seed=2)
         await episode.start()
+        with pytest.raises(
+            CapabilityError, match=r"environment 'talk' cannot be forked: Talk needs .*fork\(self"
+        ):
+            await episode.fork(id="b", seed=2)
         await episode.close()
+        with pytest.raises(RuntimeError, match=r"episode a: fork\(\) of an episode that is closed"):
+            await episode.fork(id="b", seed=2)
 
-    with pytest.raises(
-        CapabilityError, match=r"environment 'talk' cannot be forked: Talk needs .*fork\(self"
-    ):
-        asyncio.run(go("fork"))
-    with pytest.raises(RuntimeError, match=r"episode a: fork\(\) of an episode that is not started"):
-        asyncio.run(go("new"))
-    with pytest.raises(RuntimeError, match=r"episode a: fork\(\) of an episode that is closed"):
-        asyncio.run(go("closed"))
+    asyncio.run(go())
 
 
 def test_a_fork_that_fails_has_no_result_and_its_parent_goes_on(

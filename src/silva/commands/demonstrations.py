@@ -129,5 +129,5 @@ def _text(message: Message) -> str:
     """What was said: as sampled if that is known and holds all of it, else put together."""
     if message.raw is not None and (message.reasoning is None or OPEN in message.raw):
         return message.raw
-    calls = write_calls(message.tool_calls, "hermes")
+    calls = write_calls(message.tool_calls)
     return join_reasoning(message.reasoning, "\n".join(part for part in (message.content, calls) if part))

@@ -226,7 +226,7 @@ def _message(row: Row, key: str, entry: Any) -> Message:
         message = message_of(entry)
     except Malformed as error:
         raise _wrong(row, key + error.where, error.expected, error.got) from None
-    written = write_calls(message.tool_calls, "hermes")
+    written = write_calls(message.tool_calls)
     return Message(message.role, "\n".join(filter(None, (message.content, written))))
 
 

@@ -10,35 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from silva.rendering.bare_calls import (
-    LLAMA,
-    MISTRAL,
-    PYTHONIC,
-    START,
-    TAG,
-    scan_llama,
-    scan_mistral,
-    scan_pythonic,
-    short_id,
-    write_llama,
-    write_mistral,
-    write_pythonic,
-)
-from silva.rendering.marked_calls import (
-    DEEPSEEK,
-    GLM,
-    KIMI,
-    XML,
-    kimi_id,
-    scan_deepseek,
-    scan_glm,
-    scan_kimi,
-    scan_xml,
-    write_deepseek,
-    write_glm,
-    write_kimi,
-    write_xml,
-)
+from silva.rendering import bare_calls as bare
+from silva.rendering import marked_calls as marked
 from silva.rendering.tool_calls import (
     CLOSE,
     HERMES,
@@ -51,6 +24,7 @@ from silva.rendering.tool_calls import (
     scan_tags,
     schemas,
     write_calls,
+    write_tags,
 )
 from silva.types import ToolCall, ToolSpec
 
@@ -77,7 +51,7 @@ class Form:
     marks: tuple[str, ...] = ()
     whole: str = ""
     between: str = "\n"
-    call_id: Callable[[str, int], str] = short_id
+    call_id: Callable[[str, int], str] = bare.short_id
 
     def parse(self, text: str, tools: Sequence[ToolSpec] = ()) -> Parsed:
         return parsed(text, self.scan(text, tools))
@@ -109,28 +83,29 @@ def foreign(text: str, tools: Sequence[ToolSpec], form: str) -> str:
 
 
 FORMS: dict[str, Form] = {
-    "hermes": Form(scan_hermes, lambda calls: write_calls(calls, "hermes"), HERMES, marks=(OPEN, CLOSE)),
-    "tags": Form(scan_tags, lambda calls: write_calls(calls, "tags"), "<name>input</name>"),
-    "qwen_xml": Form(scan_xml, write_xml, XML, marks=(OPEN, CLOSE, "<function=")),
-    "glm": Form(scan_glm, write_glm, GLM, marks=(OPEN, CLOSE)),
-    "llama": Form(scan_llama, write_llama, LLAMA, (TAG,), whole="{", between=TAG),
+    "hermes": Form(scan_hermes, write_calls, HERMES, marks=(OPEN, CLOSE)),
+    "tags": Form(scan_tags, write_tags, "<name>input</name>"),
+    "qwen_xml": Form(marked.scan_xml, marked.write_xml, marked.XML, marks=(OPEN, CLOSE, "<function=")),
+    "glm": Form(marked.scan_glm, marked.write_glm, marked.GLM, marks=(OPEN, CLOSE)),
+    "llama": Form(bare.scan_llama, bare.write_llama, bare.LLAMA, (bare.TAG,), whole="{", between=bare.TAG),
     "mistral": Form(
-        scan_mistral, write_mistral, MISTRAL, ("[TOOL_CALLS]", "[ARGS]", "[CALL_ID]"), between=""
+        bare.scan_mistral, bare.write_mistral, bare.MISTRAL, ("[TOOL_CALLS]", "[ARGS]", "[CALL_ID]"),
+        between="",
     ),
     "deepseek": Form(
-        scan_deepseek, write_deepseek, DEEPSEEK,
+        marked.scan_deepseek, marked.write_deepseek, marked.DEEPSEEK,
         ("<｜tool▁calls▁begin｜>", "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>",
          "<｜tool▁calls▁end｜>"),
     ),
     "kimi": Form(
-        scan_kimi, write_kimi, KIMI,
+        marked.scan_kimi, marked.write_kimi, marked.KIMI,
         ("<|tool_calls_section_begin|>", "<|tool_call_begin|>", "<|tool_call_argument_begin|>",
          "<|tool_call_end|>", "<|tool_calls_section_end|>"),
-        call_id=kimi_id,
+        call_id=marked.kimi_id,
     ),
     "pythonic": Form(
-        scan_pythonic, write_pythonic, PYTHONIC, (TAG, START, "<|tool_call_end|>"),
-        whole="[", between=START,
+        bare.scan_pythonic, bare.write_pythonic, bare.PYTHONIC, (bare.TAG, bare.START, "<|tool_call_end|>"),
+        whole="[", between=bare.START,
     ),
 }  # fmt: skip
 MARKERS = frozenset(marker for form in FORMS.values() for marker in form.markers)

@@ -92,14 +92,11 @@ class Renderer:
         self._result = result
         self._cached_tail = lru_cache(1024)(self._short_tail)
         self.opening = self._template.opening
-        self._bare_opening = not any(
-            t in self._codec.control for t in self._codec.encode_escaped(self.opening)
-        )
+        self._bare_opening = self._codec.control.isdisjoint(self._codec.encode_escaped(self.opening))
         # Some templates end a turn that calls tools with another token (GLM: <|observation|>).
-        self._end, self._end_of_call = self._end_before("user"), self._end_before("tool")
-        ends = (self._end, self._end_of_call, tokenizer.eos_token_id, *stops)
-        stops = [t for t in ends if isinstance(t, int) and t not in parts]
-        self.stop_token_ids: tuple[int, ...] = tuple(dict.fromkeys(stops))
+        end, self._end_of_call = self._end_before("user"), self._end_before("tool")
+        ends = [end, self._end_of_call, tokenizer.eos_token_id, *stops]
+        self.stop_token_ids = tuple(dict.fromkeys(t for t in ends if isinstance(t, int) and t not in parts))
         if not self.stop_token_ids:
             raise RenderingError(
                 "nothing ends an assistant's turn: the chat template closes it with no special token and "
@@ -168,7 +165,7 @@ class Renderer:
         return self._codec.decode(list(tokens))
 
     def words(self, tokens: Sequence[int]) -> list[int]:
-        """The tokens without control tokens that are no part of calls."""
+        """The tokens without control tokens that are no part of calls or of the marks of thoughts."""
         return [token for token in tokens if token not in self._silent]
 
     def growing(self) -> GrowingText:
@@ -359,16 +356,14 @@ class Renderer:
                 inside = self.encode("".join(self._result.replace("{}", m.content) for m in results))
                 others = messages[len(results) :]
                 return [*inside, *self._tail((), others)] if others else inside
-        ids = self._ids(last) if self._features.ids and messages and messages[0].role == "tool" else ()
+        ids: tuple[str, ...] = ()  # of the calls, as the model wrote them
+        if self._features.ids and messages and messages[0].role == "tool":
+            answer = answer_of(self._codec.decode(self.words(last)))
+            ids = tuple(call.id for call in self._calls.parse(answer).calls)
         plain = all(m.role != "assistant" for m in messages)
         if plain and sum(len(m.content) for m in messages) <= CACHED_CHARACTERS:
             return self._cached_tail(end, tuple((m.role, m.content, m.name) for m in messages), ids)
         return self._new_tail(end, messages, ids)
-
-    def _ids(self, last: Sequence[int]) -> tuple[str, ...]:
-        """Of the calls of a reply, as the model wrote them."""
-        answer = answer_of(self._codec.decode(self.words(last)))
-        return tuple(call.id for call in self._calls.parse(answer).calls)
 
     def _short_tail(
         self, end: int | None, messages: tuple[tuple[Role, str, str | None], ...], ids: tuple[str, ...]
@@ -396,9 +391,8 @@ class Renderer:
             notes.append("The chat template trims replies: sampled ones keep their whitespace.")
         hello = Message("user", "Hello, how are you?")
         text = self._template.render(self._entries.of([hello], start=True))
-        if list(tokenizer.encode(text, add_special_tokens=False)) != self._codec.encode_escaped(
-            text, first=True
-        ):
+        whole = list(tokenizer.encode(text, add_special_tokens=False))
+        if whole != self._codec.encode_escaped(text, first=True):
             notes.append(
                 "The tokenizer splits whole dialogues differently from their parts; the parts count."
             )

@@ -85,13 +85,10 @@ def scan_hermes(text: str, tools: Sequence[ToolSpec] = ()) -> list[Found]:
     return found
 
 
-def parse_tags(text: str, tools: Sequence[ToolSpec] = ()) -> Parsed:
-    """Calls such as <search>text</search>, for the tools on offer; other tags are plain text."""
-    return parsed(text, scan_tags(text, tools))
-
-
 def scan_tags(text: str, tools: Sequence[ToolSpec] = ()) -> list[Found]:
-    """The text becomes the tool's single required string parameter, or `input` where there is no such one."""
+    """Calls such as <search>text</search>, for the tools on offer; other tags are plain text.
+
+    The text becomes the tool's single required string parameter, or `input` where there is no such one."""
     parameters = {tool.name: _text_parameter(tool) for tool in tools}
     if not parameters:
         return []
@@ -119,9 +116,18 @@ def error_observation(message: Message) -> tuple[Message, ...] | None:
     return (Message("tool", f"Error: malformed tool call, nothing was run.\n{lines}"),)
 
 
-def write_calls(calls: Sequence[ToolCall], form: str) -> str:
-    """The calls as a model would write them."""
-    return "\n".join(_write_tag(call) if form == "tags" else _write_hermes(call) for call in calls)
+def write_calls(calls: Sequence[ToolCall]) -> str:
+    """The calls as JSON in <tool_call>."""
+    bodies = ({"name": call.name, "arguments": dict(call.arguments)} for call in calls)
+    return "\n".join(f"{OPEN}\n{json.dumps(body, ensure_ascii=False)}\n{CLOSE}" for body in bodies)
+
+
+def write_tags(calls: Sequence[ToolCall]) -> str:
+    written = []
+    for call in calls:
+        text = "\n".join(v if isinstance(v, str) else json.dumps(v) for v in call.arguments.values())
+        written.append(f"<{call.name}>{text}</{call.name}>")
+    return "\n".join(written)
 
 
 def read_call(name: str, arguments: str, id: str = "") -> ToolCall | str:
@@ -228,16 +234,6 @@ def _text_parameter(tool: ToolSpec) -> str:
 
 def _is_text(schema: object) -> bool:
     return isinstance(schema, Mapping) and schema.get("type") == "string"
-
-
-def _write_hermes(call: ToolCall) -> str:
-    body = json.dumps({"name": call.name, "arguments": dict(call.arguments)}, ensure_ascii=False)
-    return f"{OPEN}\n{body}\n{CLOSE}"
-
-
-def _write_tag(call: ToolCall) -> str:
-    text = "\n".join(v if isinstance(v, str) else json.dumps(v) for v in call.arguments.values())
-    return f"<{call.name}>{text}</{call.name}>"
 
 
 def schemas(tools: Sequence[ToolSpec]) -> str:

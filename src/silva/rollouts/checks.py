@@ -26,10 +26,6 @@ def expect(kind: type[T], got: T) -> T:
     return got
 
 
-def check_observation(observation: Observation) -> None:
-    expect(Observation, observation)
-
-
 def check_step(step: Step) -> None:
     expect(Observation, expect(Step, step).observation)
     for field_, what in (("rewards", "reward"), ("shaped", "reward"), ("metrics", "metric")):

@@ -81,17 +81,16 @@ class Dialogue:
 
     def _hidden(self, settings: HideObservations) -> Dialogue:
         shown = {*range(settings.first), *range(len(self.observations))[-settings.last :]}
-        return replace(
-            self,
-            observations=tuple(
-                observation if i in shown else tuple(_hide(message, settings) for message in observation)
-                for i, observation in enumerate(self.observations)
-            ),
+
+        def hidden(i: int, message: Message) -> Message:
+            hides = i not in shown and message.role in settings.roles
+            return replace(message, content=HIDDEN) if hides else message
+
+        observations = tuple(
+            tuple(hidden(i, message) for message in observation)
+            for i, observation in enumerate(self.observations)
         )
-
-
-def _hide(message: Message, settings: HideObservations) -> Message:
-    return replace(message, content=HIDDEN) if message.role in settings.roles else message
+        return replace(self, observations=observations)
 
 
 def _one_message(
@@ -115,5 +114,5 @@ def _text(reply: Message) -> str:
     if (reply.tool_calls or reply.errors) and reply.raw is not None:
         text = split_reasoning(reply.raw, opened=starts_in_thought(reply.raw))[1]
     elif reply.tool_calls:
-        text = "\n".join(part for part in (text, write_calls(reply.tool_calls, "hermes")) if part)
+        text = "\n".join(part for part in (text, write_calls(reply.tool_calls)) if part)
     return join_reasoning(reply.reasoning, text)

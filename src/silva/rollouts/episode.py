@@ -20,6 +20,7 @@ import math
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TypeVar
 
 from silva.actors.script import ScriptFault
@@ -28,11 +29,11 @@ from silva.errors import CapabilityError, ContextOverflow, NoReply, RenderingErr
 from silva.ports import CLOCK, derive
 from silva.protocols import Actor, Environment, Forkable, Reply, Request, TaskSet
 from silva.rendering.renderer import Renderer
-from silva.rollouts.checks import EpisodeFault, check_observation, check_step, expect
+from silva.rollouts.checks import EpisodeFault, check_step, expect
 from silva.rollouts.context import FULL
 from silva.rollouts.faults import UNWATCHED, Watch, described, place, tell_if_long, trace, watched
 from silva.rollouts.state import End, State, answered, new_messages, render, result, shorter, started
-from silva.types import Failure, Task, Trajectory
+from silva.types import Failure, Observation, Task, Trajectory
 
 T = TypeVar("T")
 OnTurn = Callable[[str, str | None], None]
@@ -132,7 +133,7 @@ class Episode:
         try:
             self.environment = self._construct()
             self.left -= loop.time() - began
-            first = await self._timed("reset", self.environment.reset, check=check_observation)
+            first = await self._timed("reset", self.environment.reset, check=partial(expect, Observation))
             self._show(started, first)
             if (size := await self._size()) >= self.limits.max_episode_tokens:
                 raise EpisodeFault(  # nothing was asked of the policy, and to play it again would not help

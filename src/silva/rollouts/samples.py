@@ -47,12 +47,7 @@ def next_states(groups: Iterable[Group], longest: int) -> list[Sample]:
         longest: the model's context, which must have room for that token.
     """
     cut = [(t, g.key) for g in groups for t in g.scored if 0 < len(t.next_context) < longest]
-    return [_next_state(t, key) for t, key in cut]
-
-
-def _next_state(trajectory: Trajectory, group: str) -> Sample:
-    shown = trajectory.next_context
-    return to_score(shown, shown[-1:], trajectory.id, group)
+    return [to_score(t.next_context, t.next_context[-1:], t.id, key) for t, key in cut]
 
 
 def to_score(shown: Sequence[int], scored: Sequence[int], trajectory: str, group: str) -> Sample:

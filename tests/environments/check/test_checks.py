@@ -148,7 +148,7 @@ class BankEpisode(ToolDialogue):
     def expert_reply(self) -> str:
         if self.calls.left < self.settings.max_tool_calls:
             return "done"
-        return write_calls([ToolCall("move", {"amount": self.task.answer})], "hermes")
+        return write_calls([ToolCall("move", {"amount": self.task.answer})])
 
     def random_reply(self, seed: int) -> str:
         return "done"

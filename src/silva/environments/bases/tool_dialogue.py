@@ -153,7 +153,7 @@ class ToolDialogue(Episode, ABC):
     def next_of(self, calls: Sequence[ToolCall], answer: str) -> str:
         """What an expert says next that makes these calls, one a turn, as JSON in <tool_call> (Hermes), and
         then answers."""
-        return write_calls([calls[self.called]], "hermes") if self.called < len(calls) else answer
+        return write_calls([calls[self.called]]) if self.called < len(calls) else answer
 
     def show(self, *messages: Message) -> Observation:
         """The observation that adds these messages."""

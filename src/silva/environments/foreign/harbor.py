@@ -111,14 +111,14 @@ class HarborEpisode(ForeignDialogue):
         if self.called:
             return "Done."
         script = (Path(self.chosen.folder) / self.chosen.solution).read_text("utf-8")
-        return write_calls([ToolCall("bash", {"command": script})], "hermes")
+        return write_calls([ToolCall("bash", {"command": script})])
 
     def random_reply(self, seed: int) -> str:
         """A harmless command, then the end."""
         if self.called:
             return "Done."
         command = random.Random(seed).choice(("ls", "id -u", "echo hello", "true"))
-        return write_calls([ToolCall("bash", {"command": command})], "hermes")
+        return write_calls([ToolCall("bash", {"command": command})])
 
     def _shared(self) -> tuple[Any, ...]:
         return (*super()._shared(), self.chosen)

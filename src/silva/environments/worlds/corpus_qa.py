@@ -187,7 +187,7 @@ class CorpusEpisode(RewardedDialogue):
         """A call, or the answer to some question."""
         rng = random.Random(f"{seed}/{len(self.history)}")
         if self.calls.left and rng.random() < 0.7:
-            return write_calls([self.random_call(rng)], "hermes")
+            return write_calls([self.random_call(rng)])
         return f"<answer>{rng.choice(self.answers)}</answer>"
 
     def _shared(self) -> tuple[Any, ...]:
