@@ -202,7 +202,7 @@ def test_history_is_decided_at_the_start():
         dropped in note and "rendered again" in note for note in renderer("qwen3", history="template").notes
     )
     rebuilds = {name for name in TEMPLATES if renderer(name, history="template").rebuilds_context}
-    assert rebuilds == {"qwen3", "r1", "qwen_xml", "deepseek", "glm"}
+    assert rebuilds == {"qwen3", "r1", "qwen_xml", "deepseek", "glm", "harmony"}
     assert not any(renderer(name).rebuilds_context for name in TEMPLATES)
 
 

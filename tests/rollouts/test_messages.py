@@ -76,22 +76,6 @@ def test_limits_count_the_tokens_that_are_reported(
     assert chat.requests[-1].max_tokens == min(last, most)
 
 
-def test_a_context_that_replaces_the_history_is_the_whole_request(run, world, talk) -> None:
-    class Forgets(talk):
-        def say(self, text: str) -> Observation:
-            usual = super().say(text)
-            return Observation(context=usual.messages)
-
-    chat = Chat()
-    trajectory = run(world(Forgets), actor=chat, renderer=None)
-    assert [[m.content for m in r.messages] for r in chat.requests] == [
-        ["hello t0"],
-        ["go on 1"],
-        ["go on 2"],
-    ]
-    assert [turn.fresh for turn in trajectory.turns] == [True] * 3
-
-
 @pytest.mark.parametrize(
     ("fault", "stop_reason", "failure", "error"),
     [

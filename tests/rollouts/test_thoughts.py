@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from scripted_engine import ScriptedEngine
+from tests.rendering.templates import byte_tokenizer
 
 from silva.config.sections import Limits
 from silva.errors import CapabilityError
@@ -89,7 +90,7 @@ class Engine(ScriptedEngine):
         thought, _, after = said.partition("</think>")
         action = after.strip().removesuffix(decode([STOP]))
         digit = int(next(c for c in thought.removeprefix("<think>") if c.isdigit()))
-        found, first = [self.other] * len(said), said.rindex(action)
+        first = said.rindex(action)
         length = len(tokens) - start  # one token a character, except the stop token
         found = [self.other] * length
         found[first : first + len(action)] = [-digit / 10] * len(action)
@@ -99,10 +100,12 @@ class Engine(ScriptedEngine):
 def played(engine: Engine | None = None, worlds: Worlds | None = None, **settings: Any) -> list[Group]:
     limits = Limits(max_turns=4, max_turn_tokens=200, timeout=60.0)
     made = ThoughtsRolloutSettings(**{"group_size": 4, "limits": limits, **settings})
-    rollout = Thoughts(made, engine or Engine(), RENDERER, seed=3)
+    return collected(Thoughts(made, engine or Engine(), RENDERER, seed=3), worlds or Worlds())
 
+
+def collected(rollout: Thoughts, worlds: Worlds) -> list[Group]:
     async def run() -> list[Group]:
-        return [g async for g in rollout.run(Work("s1g0", TASK, worlds or Worlds(), 0.8))]
+        return [g async for g in rollout.run(Work("s1g0", TASK, worlds, 0.8))]
 
     return asyncio.run(run())
 
@@ -242,6 +245,23 @@ def test_a_prefill_that_opens_the_thought_is_not_written_twice() -> None:
     (turn,) = played(worlds=Worlds(prefill="<think>"))[0].trajectories[0].turns
     assert decode(turn.segments[0].tokens).endswith("<think>")
     assert [source for source, _ in text(turn.reply)] == ["policy", "expert"]
+
+
+def test_thoughts_stand_between_the_marks_of_the_model_s_family() -> None:
+    renderer = Renderer(byte_tokenizer("magistral"))
+
+    class Even(ScriptedEngine):
+        async def score(self, tokens: Sequence[int], start: int) -> TokenScores:
+            even = (-1.0,) * (len(tokens) - start)
+            return TokenScores(even, tuple(tokens[start:]), even, 0)
+
+    engine = Even(lambda tokens, params: renderer.encode("hm[/THINK]"))
+    settings = ThoughtsRolloutSettings(group_size=1, limits=Limits(max_turn_tokens=200))
+    worlds = Worlds()
+    groups = collected(Thoughts(settings, engine, renderer, seed=3), worlds)
+    (turn,) = groups[0].trajectories[0].turns
+    assert renderer.decode(turn.reply_tokens[:-1]) == "[THINK]hm[/THINK] <answer>go north</answer>"
+    assert [m.reasoning for m in worlds.made[0].heard] == ["hm", "hm"]
 
 
 @pytest.mark.parametrize(

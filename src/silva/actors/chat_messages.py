@@ -47,8 +47,8 @@ class _Said(BaseModel):
     @property
     def thoughts(self) -> tuple[str, str] | None:
         """Name and text of the field that holds them; forms that are not known are left out."""
-        found = ((name, getattr(self, name)) for name in THOUGHTS)
-        return next(((name, value) for name, value in found if value and isinstance(value, str)), None)
+        fields = ((name, getattr(self, name)) for name in THOUGHTS)
+        return next(((name, value) for name, value in fields if value and isinstance(value, str)), None)
 
 
 class _Choice(BaseModel):
@@ -88,32 +88,32 @@ def chat_messages(
         thoughts_in: the field in which thoughts go back with their calls (DeepSeek refuses calls without
             them); "": thoughts are left out, as they are from answers without calls.
     """
-    found: list[dict[str, Any]] = []
+    entries: list[dict[str, Any]] = []
     waiting: list[str] = []  # ids of calls without a result
     loose: list[dict[str, Any]] = []  # results without a call
 
     def settle() -> None:
-        found.extend({"role": "tool", "tool_call_id": id, "content": NO_RESULT} for id in waiting)
-        found.extend(loose)
+        entries.extend({"role": "tool", "tool_call_id": id, "content": NO_RESULT} for id in waiting)
+        entries.extend(loose)
         waiting.clear()
         loose.clear()
 
     if system is not None and all(message.role != "system" for message in messages):
-        found.append({"role": "system", "content": system})
+        entries.append({"role": "system", "content": system})
     messages = [_calls_as_text(message) if message.errors else message for message in messages]
     for message, ids in zip(messages, call_ids(messages), strict=True):
         if message.role == "tool" and ids:
             waiting.remove(ids[0])
-            found.append({"role": "tool", "tool_call_id": ids[0], "content": message.content})
+            entries.append({"role": "tool", "tool_call_id": ids[0], "content": message.content})
         elif message.role == "tool":
             loose.append({"role": "user", "content": message.content})
         else:
             settle()
             waiting.extend(ids)
             thoughts = thoughts_in if ids and message.reasoning else ""
-            found.append({**reply_entry(message, ids, thoughts), "role": message.role})
+            entries.append({**reply_entry(message, ids, thoughts), "role": message.role})
     settle()
-    return found
+    return entries
 
 
 def _calls_as_text(message: Message) -> Message:

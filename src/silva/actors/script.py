@@ -41,18 +41,18 @@ class Script:
                 f"{type(environment).__name__}"
             )
         wrong = Random(derive(seed, "mistake")).random() < self.mistakes
-        astray = wrong or Random(derive(seed, "noise")).random() < self.noise
+        at_random = wrong or Random(derive(seed, "noise")).random() < self.noise
         try:
             with contained():
-                said = environment.random_reply(seed) if astray else environment.expert_reply()
-                text = await said if isinstance(said, Awaitable) else said
+                reply = environment.random_reply(seed) if at_random else environment.expert_reply()
+                text = await reply if isinstance(reply, Awaitable) else reply
             if not isinstance(text, str):
                 raise TypeError(f"returned {type(text).__name__}, expected the text of a reply (str)")
             tokens = tuple(self.renderer.script(text.removeprefix(request.prefill), request.tokens))
         except CapabilityError:  # there is no expert in any other episode either
             raise
         except Exception as fault:
-            raise ScriptFault("random_reply" if astray else "expert_reply") from fault
+            raise ScriptFault("random_reply" if at_random else "expert_reply") from fault
         message = self.renderer.parse(
             tokens, prompt=request.tokens, prefill=request.prefill, tools=request.tools
         )

@@ -87,16 +87,19 @@ class Renderer:
         self._calls = FORMS[self._form]
         self._entries = Entries(self._template, self._codec, self._form, system)
         self.marks = self._features.marks
-        parts = {token for text, token in self._codec.ids.items() if text in "".join(self.marks)}
-        self._silent = self._codec.control - {self._codec.ids.get(marker) for marker in MARKERS} - parts
+        ids, control = self._codec.ids, self._codec.control
+        in_marks = {name for name, id in ids.items() if id in control and name in "".join(self.marks)}
+        self._markup = (MARKERS | in_marks) & ids.keys()
+        self._silent = control - {ids[name] for name in self._markup}
         self._result = result
         self._cached_tail = lru_cache(1024)(self._short_tail)
         self.opening = self._template.opening
-        self._bare_opening = self._codec.control.isdisjoint(self._codec.encode_escaped(self.opening))
+        self._bare_opening = control.isdisjoint(self._codec.encode_escaped(self.opening))
         # Some templates end a turn that calls tools with another token (GLM: <|observation|>).
         end, self._end_of_call = self._end_before("user"), self._end_before("tool")
-        ends = [end, self._end_of_call, tokenizer.eos_token_id, *stops]
-        self.stop_token_ids = tuple(dict.fromkeys(t for t in ends if isinstance(t, int) and t not in parts))
+        not_ends = {None, *(ids[name] for name in in_marks)}  # gpt-oss ends a thought as it ends a turn
+        ends = dict.fromkeys([end, self._end_of_call, tokenizer.eos_token_id, *stops])
+        self.stop_token_ids: tuple[int, ...] = tuple(token for token in ends if token not in not_ends)
         if not self.stop_token_ids:
             raise RenderingError(
                 "nothing ends an assistant's turn: the chat template closes it with no special token and "
@@ -260,16 +263,10 @@ class Renderer:
         errors, content = parsed.errors, parsed.content
         if not (parsed.calls or errors) and (other := foreign(answer, tools, self._form)):
             errors = (other,)
-        for marker in MARKERS & self._codec.ids.keys():
+        for marker in self._markup:
             content = content.replace(marker, "")
-        return Message(
-            role="assistant",
-            content=content,
-            reasoning=reasoning and show_tags(reasoning),
-            tool_calls=parsed.calls,
-            raw=raw,
-            errors=errors,
-        )
+        thoughts = reasoning and show_tags(reasoning)
+        return Message("assistant", content, thoughts, tool_calls=parsed.calls, raw=raw, errors=errors)
 
     def thinks_on(
         self, prompt: Sequence[int], tokens: Sequence[int], stop: Sequence[str], tools: Sequence[ToolSpec]

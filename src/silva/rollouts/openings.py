@@ -52,19 +52,19 @@ async def openings(
         expert = sum(len(segment.tokens) for segment in reply.segments) if reply else 0
         return Opening(label, prompt, expert) if prompt else None
 
-    found = []
+    begun = []
     for label, taskset in tasksets.items():
         count = len(taskset.tasks("train"))
         chosen = sorted({i * count // TASKS for i in range(TASKS)})
-        found += await asyncio.gather(*(one(label, index) for index in chosen))
-    return [opening for opening in found if opening]
+        begun += await asyncio.gather(*(one(label, index) for index in chosen))
+    return [opening for opening in begun if opening]
 
 
-def misfits(found: Sequence[Opening], limits: Limits) -> list[str]:
+def misfits(begun: Sequence[Opening], limits: Limits) -> list[str]:
     """One line for each environment and limit that its episodes cannot keep."""
     lines = []
-    for label in dict.fromkeys(opening.environment for opening in found):
-        mine = [opening for opening in found if opening.environment == label]
+    for label in dict.fromkeys(opening.environment for opening in begun):
+        mine = [opening for opening in begun if opening.environment == label]
         long = sorted(o.prompt for o in mine if o.prompt >= limits.max_episode_tokens)
         if long:
             lines.append(

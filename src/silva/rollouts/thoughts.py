@@ -142,10 +142,10 @@ class Thinker:
 
         def given(begin: int, end: int) -> Segment:
             """Tokens of the reply that were not sampled here, with what the policy makes of them."""
-            tokens, found = tuple(said[begin:end]), scores.logprobs[begin:end]
+            tokens, logprobs = tuple(said[begin:end]), scores.logprobs[begin:end]
             if not self.settings.train_given:
                 return Segment("environment", tokens)
-            return Segment("expert", tokens, found, versions=(scores.version,) * len(tokens))
+            return Segment("expert", tokens, logprobs, versions=(scores.version,) * len(tokens))
 
         thought = policy_segment(sampled, kept, self.policy.sampling.temperature)
         first, last = len(state.before), len(state.before) + kept
@@ -222,11 +222,11 @@ def _leaf(thought: Thought, episode: str) -> Trajectory:
 
 def _rewarded(episode: Trajectory, thinker: Thinker) -> Trajectory:
     """With the probabilities of its actions as rewards: what the environment pays, the expert has earned."""
-    found = [max(thought.probability for thought in thoughts) for thoughts in thinker.steps]
+    best = [max(thought.probability for thought in thoughts) for thoughts in thinker.steps]
     turns = tuple(
         replace(turn, rewards={REWARD: p}, shaped={}, metrics={REWARD: p})
-        for turn, p in zip(episode.turns, found, strict=False)  # a reply whose step failed is no turn
+        for turn, p in zip(episode.turns, best, strict=False)  # a reply whose step failed is no turn
     )
-    total = sum(found[: len(turns)])
+    total = sum(best[: len(turns)])
     mean = {REWARD: total / len(turns)} if turns else {}
     return replace(episode, turns=turns, rewards={REWARD: total}, shaped={}, metrics=mean)
