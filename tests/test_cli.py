@@ -12,7 +12,7 @@ import silva as package
 from silva.cli import main
 from silva.commands import COMMANDS
 from silva.commands.chat import chat
-from silva.config.load import load
+from silva.commands.common import as_resolved
 from silva.config.saved import to_toml
 from silva.registries import REGISTRIES
 
@@ -34,7 +34,7 @@ CONFIG = {
 @pytest.fixture
 def silva(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "small.toml").write_text(toml(CONFIG))
+    (tmp_path / "small.toml").write_text(to_toml(as_resolved(CONFIG)))
 
     def call(*arguments, code=0):
         capsys.readouterr()
@@ -44,15 +44,6 @@ def silva(tmp_path, monkeypatch, capsys):
         return out
 
     return call
-
-
-def toml(config):
-    resolved = load([f"--{key}={as_text(value)}" for key, value in config.items()], REGISTRIES, env={})
-    return to_toml(resolved)
-
-
-def as_text(value):
-    return value if isinstance(value, str) else json.dumps(value)
 
 
 @pytest.fixture(scope="module")
@@ -169,17 +160,13 @@ def test_play_ends_with_the_input(silva, monkeypatch):
 def test_schema_describes_shipped_files(silva):
     schema = json.loads(silva("schema"))
     assert schema["$schema"] == "https://json-schema.org/draft/2020-12/schema"
-    assert set(schema["properties"]) == {"extends", *load_small().data}
+    assert set(schema["properties"]) == {"extends", *as_resolved(CONFIG).data}
     types = {variant["properties"]["type"].get("const") for name, variant in schema["$defs"].items()
              if "type" in variant.get("properties", {})}  # fmt: skip
     assert types >= {*REGISTRIES.environments, *REGISTRIES.algorithms, "tiny", "linear", "local"}
     for reference in re.findall(r'"\$ref": "#/\$defs/(\w+)"', json.dumps(schema)):
         assert reference in schema["$defs"]
     assert "#:schema ./silva.schema.json" in silva("schema", "--help")
-
-
-def load_small():
-    return load([f"--{key}={as_text(value)}" for key, value in CONFIG.items()], REGISTRIES, env={})
 
 
 def test_doctor(silva):
@@ -224,7 +211,7 @@ def test_train_from_python(trained):
 def test_train_a_file_inside_a_running_loop(tmp_path, monkeypatch):
     """As in a notebook, whose cells run in a loop."""
     monkeypatch.chdir(tmp_path)
-    Path("small.toml").write_text(toml(CONFIG))
+    Path("small.toml").write_text(to_toml(as_resolved(CONFIG)))
 
     async def cell():
         return package.train("small.toml")

@@ -2,6 +2,7 @@
 
 import re
 import tomllib
+from itertools import takewhile
 from pathlib import Path
 
 import pytest
@@ -37,18 +38,9 @@ def test_loads(path, tmp_path):
 
 @pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.stem)
 def test_says_what_it_is(path):
-    comment = "\n".join(head(path.read_text()))
+    comment = "".join(takewhile(lambda line: line.startswith("#"), path.open()))
     told = [word for word in ("Shows:", "Costs:", "Expect:") if word in comment]
     assert told == ["Shows:", "Costs:", "Expect:"]
-
-
-def head(text: str) -> list[str]:
-    lines = []
-    for line in text.splitlines():
-        if not line.startswith("#"):
-            break
-        lines.append(line)
-    return lines
 
 
 SNIPPETS = [

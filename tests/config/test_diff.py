@@ -118,6 +118,10 @@ def test_what_may_change_on_resume(write, resolve):
     assert not may_change("steps_more")
 
 
+def data(words):
+    return load([*words.split(), "--environments.0.type=bandit"], REGISTRIES, env={}).data
+
+
 HTTP = "--engine.type http --engine.urls "
 VLLM = "--placement.type services --engine.type vllm "
 
@@ -137,18 +141,12 @@ VLLM = "--placement.type services --engine.type vllm "
     ],
 )
 def test_a_resumed_run_may_be_elsewhere(old, new):
-    before, after = (
-        load([*words.split(), "--environments.0.type=bandit"], REGISTRIES, env={}).data
-        for words in (old, new)
-    )
+    before, after = data(old), data(new)
     assert changed_keys(before, after) and forbidden_changes(before, after) == {}
 
 
 def test_a_resumed_run_keeps_its_model_wherever_it_is():
-    before, after = (
-        load([*words.split(), "--environments.0.type=bandit"], REGISTRIES, env={}).data
-        for words in (f'{HTTP} ["http://a:1"] --engine.model a', f'{HTTP} ["http://a:1"] --engine.model b')
-    )
+    before, after = (data(f'{HTTP} ["http://a:1"] --engine.model {model}') for model in "ab")
     assert [*forbidden_changes(before, after)] == ["engine.model"]
 
 
@@ -169,8 +167,7 @@ def test_a_resumed_run_keeps_its_model_wherever_it_is():
     ],
 )
 def test_steps_may_change_unless_a_schedule_depends_on_them(given, why):
-    begun = load([*given.split(), "--environments.0.type=bandit"], REGISTRIES, env={}).data
-    more = load([*given.split(), "--environments.0.type=bandit", "--steps=7"], REGISTRIES, env={}).data
+    begun, more = data(given), data(f"{given} --steps 7")
     found = forbidden_changes(begun, more)
     assert list(found) == (["steps"] if why else [])
     assert why is None or found["steps"].startswith(why)

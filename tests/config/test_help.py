@@ -66,16 +66,6 @@ def test_a_long_section_of_several_types_lists_them(registries, monkeypatch):
     ]
 
 
-def test_each_environment_says_in_a_line_what_it_is():
-    from silva.registries import REGISTRIES
-
-    text = page(REGISTRIES, "environments")
-    heads = text.split("\n[[environments]] type = ")[1:]
-    assert len(heads) == len(REGISTRIES.environments)
-    assert [head for head in heads if len(head.split()) < 4] == []
-    assert 'type = "sokoban"  Sokoban: push every box onto a target.' in text
-
-
 def test_a_type_inside_a_section_is_found_by_its_name():
     from silva.registries import REGISTRIES
 
