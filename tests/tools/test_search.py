@@ -264,9 +264,8 @@ def test_kept_answers_are_replayed_without_a_key(tmp_path, monkeypatch) -> None:
     monkeypatch.delenv("BRIGHTDATA_API_KEY")
     replayed, other = searched(made, "who is x", "other")
     assert replayed == "1. Page 1\n> One" and isinstance(other, ServiceFault)
-    assert "'other' is not in the cache, and search.backend.key_variable: BRIGHTDATA_API_KEY is not" in str(
-        other
-    )
+    why = "'other' is not in the cache, and search.backend.key_variable: BRIGHTDATA_API_KEY is not"
+    assert why in str(other)
 
 
 def test_lengths_are_limited() -> None:
