@@ -28,6 +28,7 @@ __all__ = [
     "end_state",
     "metrics",
     "rollouts",
+    "small",
     "write_config",
 ]
 
@@ -36,6 +37,18 @@ def write_config(folder: Path) -> Path:
     path = folder / "run.toml"
     path.write_text(CONFIG)
     return path
+
+
+def small(folder: Path, **more: Any) -> dict[str, Any]:
+    """The keys of a run of two seconds in this process."""
+    return {
+        "name": "run", "steps": 1, "output_dir": str(folder), "eval.tasks": 2,
+        "environments": [{"type": f"{WORLDS}:Parity", "eval_size": 4}],
+        "model": {"type": "tiny", "layers": 1, "width": 32, "heads": 2, "kv_heads": 1},
+        "rollout.groups_per_step": 2, "rollout.group_size": 3, "rollout.limits.max_turn_tokens": 4,
+        "algorithm.drop_zero_variance": False, "trainer.self_check": False,
+        "monitoring": {"terminal": "off", "tensorboard": False, "report": False},
+    } | more  # fmt: skip
 
 
 @dataclass(frozen=True)

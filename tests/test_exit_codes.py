@@ -86,7 +86,7 @@ def test_what_a_task_of_somebodys_code_ends_names_the_place(monkeypatch, capsys,
 
 def test_a_process_that_somebodys_code_ends_at_once_says_where():
     code = (
-        "import os, sys\nfrom silva.process import tell_exit\ntell_exit()\n"
+        "import os, sys\nfrom silva.process import report_exit\nreport_exit()\n"
         "if os.fork() == 0:\n    os._exit(0)\nprint(os.wait()[1], flush=True)\nos._exit(0)\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from silva.signals import NUMBERS, TOLD, held
+from silva.signals import NUMBERS, STOP_PART, held
 
 BEGIN = """
 import os, signal
@@ -75,14 +75,16 @@ child.stdout.read(1)
 child.send_signal({int(ignored)})  # its children listen
 print(child.wait() == -{int(ignored)})
 try:
-    os.kill(os.getpid(), signals.TOLD)
+    os.kill(os.getpid(), signals.STOP_PART)
 except KeyboardInterrupt:
     print("caught")
 """
     assert run(PART + code, ignored="INT").stdout == "True\ncaught\n"  # by a shell's `&`
 
 
-@pytest.mark.parametrize(("number", "output"), [*((number, "goes on\n") for number in NUMBERS), (TOLD, "")])
+@pytest.mark.parametrize(
+    ("number", "output"), [*((number, "goes on\n") for number in NUMBERS), (STOP_PART, "")]
+)
 def test_a_part_gets_no_signal_before_it_has_said_which_it_listens_to(number, output):
     """Python itself takes a tenth of a second to begin."""
     code = f"""

@@ -9,7 +9,7 @@ from silva import process, signals
 def entry() -> None:
     """`cli.main`, and no waiting for the compute thread once the user wants out."""
     signals.end_at_once()
-    process.tell_exit()
+    process.report_exit()
     if process.tie_to_parent():
         signals.end_as_a_part()
     from silva.cli import main  # after them: these imports take the longest

@@ -18,6 +18,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import functools
 import hashlib
 import os
 import secrets
@@ -60,7 +61,7 @@ class Files:
         with open(path, "ab") as file:
             before = os.fstat(file.fileno()).st_size
         try:
-            self._append(path, data)
+            self.write(path, data, "ab")
             if sync:
                 self.fsync(path)
         except OSError:
@@ -68,12 +69,8 @@ class Files:
                 os.truncate(path, before)
             raise
 
-    def write(self, path: Path, data: bytes) -> None:
-        with open(path, "wb") as file:
-            file.write(data)
-
-    def _append(self, path: Path, data: bytes) -> None:
-        with open(path, "ab") as file:
+    def write(self, path: Path, data: bytes, mode: str = "wb") -> None:
+        with open(path, mode) as file:
             file.write(data)
 
     def truncate(self, path: Path, size: int) -> None:
@@ -120,36 +117,29 @@ class FaultyFiles(Files):
         self.every_k, self.error = every_k, error
         self.operations = self.fired = 0
 
-    def write(self, path: Path, data: bytes) -> None:
-        if due := self._due():
-            data = data[: len(data) // 2]
-        super().write(path, data)
-        self._fail(due, path)
-
-    def _append(self, path: Path, data: bytes) -> None:
-        if due := self._due():
-            data = data[: len(data) // 2]
-        super()._append(path, data)
-        self._fail(due, path)
+    def write(self, path: Path, data: bytes, mode: str = "wb") -> None:
+        try:
+            self._next(path)
+        except OSError:
+            super().write(path, data[: len(data) // 2], mode)
+            raise
+        super().write(path, data, mode)
 
     def fsync(self, path: Path) -> None:
-        self._fail(self._due(), path)
+        self._next(path)
         super().fsync(path)
 
     def fsync_dir(self, path: Path) -> None:
-        self._fail(self._due(), path)
+        self._next(path)
         super().fsync_dir(path)
 
     def rename(self, source: Path, target: Path) -> None:
-        self._fail(self._due(), target)
+        self._next(target)
         super().rename(source, target)
 
-    def _due(self) -> bool:
+    def _next(self, path: Path) -> None:
         self.operations += 1
-        return self.operations % self.every_k == 0
-
-    def _fail(self, due: bool, path: Path) -> None:
-        if due:
+        if self.operations % self.every_k == 0:
             self.fired += 1
             raise OSError(self.error, os.strerror(self.error), str(path))
 
@@ -191,14 +181,10 @@ def _use(current: _Current, port: Any) -> Iterator[Any]:
         current.port = before
 
 
-def use_files(port: Files) -> contextlib.AbstractContextManager[Any]:
-    """`with use_files(FaultyFiles(every_k=3)) as disk:` for the whole process, all threads."""
-    return _use(_files, port)
-
-
-def use_clock(port: Clock) -> contextlib.AbstractContextManager[Any]:
-    """`with use_clock(my_clock):` for the whole process, all threads."""
-    return _use(_clock, port)
+use_files = functools.partial(_use, _files)
+"""`with use_files(FaultyFiles(every_k=3)) as disk:` for the whole process, all threads."""
+use_clock = functools.partial(_use, _clock)
+"""`with use_clock(my_clock):` for the whole process, all threads."""
 
 
 _MASK = (1 << 64) - 1

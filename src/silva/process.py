@@ -45,7 +45,7 @@ def prepare() -> None:
     keep_freed_memory()
 
 
-def tell_exit() -> None:
+def report_exit() -> None:
     """From here on `os._exit` in code that is not Silva's says where, and the status is not 0."""
     process, leave = os.getpid(), os._exit
 
@@ -74,9 +74,9 @@ def tie_to_parent() -> bool:
         return False
     if sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != int(parent):  # it died before that
-        os._exit(1)
-    if sys.platform != "linux":
+        if os.getppid() != int(parent):  # it died before that
+            os._exit(1)
+    else:
         threading.Thread(target=_watch, args=(int(parent),), daemon=True).start()
     return True
 

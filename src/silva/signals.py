@@ -7,7 +7,7 @@ While modules are imported, a signal ends the process: there is nothing to save,
 exception into one of their own ("Could not import module"). After that, each of the three raises
 KeyboardInterrupt. During training, `Interrupt` handles them and ends the run with a checkpoint.
 
-A part of `silva rl` listens to TOLD alone, which its supervisor sends it. The others may be sent to all
+A part of `silva rl` listens to STOP_PART alone, which its supervisor sends it. The others may be sent to all
 processes of a service or a job at once: trainer and inference have to last until the orchestrator has its
 checkpoint, and the orchestrator would take its own and the supervisor's for two.
 """
@@ -21,7 +21,7 @@ from contextlib import contextmanager
 from types import FrameType
 
 NUMBERS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-TOLD = signal.SIGUSR2
+STOP_PART = signal.SIGUSR2
 
 
 class Interrupted(Exception):
@@ -30,7 +30,7 @@ class Interrupted(Exception):
 
 def end_at_once() -> None:
     """A signal that was ignored when the process began (nohup, a shell's background job) stays ignored."""
-    for number in heard():
+    for number in stop_signals():
         signal.signal(number, _end)
 
 
@@ -38,31 +38,31 @@ def end_as_a_part() -> None:
     """The same for a process of `silva rl`, which was begun with its signals `held`."""
     for number in NUMBERS:
         signal.signal(number, _ignore)
-    signal.signal(TOLD, _end)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, (*NUMBERS, TOLD))
+    signal.signal(STOP_PART, _end)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, (*NUMBERS, STOP_PART))
 
 
 @contextmanager
 def held() -> Iterator[None]:
     """A process that is begun here gets no signal before it has said which it listens to."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, (*NUMBERS, TOLD))
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, (*NUMBERS, STOP_PART))
     try:
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def heard() -> list[int]:
+def stop_signals() -> list[int]:
     """The signals by which this process is told to end."""
-    numbers = (TOLD,) if signal.getsignal(signal.SIGINT) is _ignore else NUMBERS
+    numbers = (STOP_PART,) if signal.getsignal(signal.SIGINT) is _ignore else NUMBERS
     return [number for number in numbers if signal.getsignal(number) is not signal.SIG_IGN]
 
 
 def be_caught() -> None:
     """From here on a signal raises KeyboardInterrupt. Does nothing if `end_at_once` was not called."""
-    for number in heard():
+    for number in stop_signals():
         if signal.getsignal(number) is _end:
-            direct = number in (signal.SIGINT, TOLD)
+            direct = number in (signal.SIGINT, STOP_PART)
             signal.signal(number, signal.default_int_handler if direct else _as_ctrl_c)
 
 

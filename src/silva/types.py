@@ -26,14 +26,9 @@ Source = Literal["environment", "policy", "expert"]
 Failure = Literal["redo", "mask"]  # no result: do it again | a result that must not be used
 CompletionStop = Literal["stop_token", "stop_string", "length", "context_overflow"]
 StopReason = Literal[
-    "terminated",  # the environment ended the episode
-    "truncated",  # the environment cut it short
-    "max_turns",
-    "max_tokens",
-    "context_overflow",
-    "timeout",
-    "error",
-]
+    "terminated", "truncated",  # the environment ended the episode, or cut it short
+    "max_turns", "max_tokens", "context_overflow", "timeout", "error",
+]  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,16 +118,15 @@ class SamplingParams:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if not self.max_tokens >= 1:
-            raise RecordError(f"max_tokens: got {self.max_tokens}, expected 1 or more")
-        if not self.temperature >= 0:
-            raise RecordError(f"temperature: got {self.temperature}, expected 0 (greedy) or more")
-        if not 0 < self.top_p <= 1:
-            raise RecordError(f"top_p: got {self.top_p}, expected 0 < top_p <= 1")
-        if not self.top_k >= 0:
-            raise RecordError(f"top_k: got {self.top_k}, expected 0 (off) or more")
-        if not 0 <= self.min_p < 1:
-            raise RecordError(f"min_p: got {self.min_p}, expected 0 <= min_p < 1")
+        for name, fits, expected in (
+            ("max_tokens", self.max_tokens >= 1, "1 or more"),
+            ("temperature", self.temperature >= 0, "0 (greedy) or more"),
+            ("top_p", 0 < self.top_p <= 1, "0 < top_p <= 1"),
+            ("top_k", self.top_k >= 0, "0 (off) or more"),
+            ("min_p", 0 <= self.min_p < 1, "0 <= min_p < 1"),
+        ):
+            if not fits:
+                raise RecordError(f"{name}: got {getattr(self, name)}, expected {expected}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,10 +171,7 @@ class TokenScores:
 @dataclass(frozen=True, slots=True)
 class Segment:
     """Tokens with their source. `policy` segments carry log-probabilities and versions, `expert` segments do
-    if the policy has scored them, and `environment` segments never.
-
-    `reported`: how many tokens there are, if a chat API counted them and gave none; None if they are given.
-    """
+    if the policy has scored them, and `environment` segments never."""
 
     source: Source
     tokens: tuple[int, ...]
@@ -189,26 +180,24 @@ class Segment:
     entropies: tuple[float, ...] = ()
     versions: tuple[int, ...] = ()
     temperature: float = 1.0
-    reported: int | None = None
+    reported: int | None = None  # how many tokens there are, if a chat API counted them and gave none
 
     def __post_init__(self) -> None:
         if self.reported is not None and (self.tokens or self.reported < 0):
             got = f"{self.reported} and {len(self.tokens)} tokens"
             raise RecordError(f"Segment: reported: got {got}, expected 0 or more and no tokens")
-        if self.source == "policy":
+        if self.logprobs and self.source == "environment":
+            raise RecordError("Segment: environment tokens carry no log-probabilities")
+        if self.logprobs or self.source == "policy":
             _same_length("Segment", self.tokens, logprobs=self.logprobs, versions=self.versions)
-            # Engines behind an interface may give neither of these two.
+        if self.source == "policy":  # engines behind an interface may give neither of these two
             _same_length("Segment", self.tokens, raw_logprobs=self.raw_logprobs or self.tokens,
                          entropies=self.entropies or self.tokens)  # fmt: skip
-        elif self.logprobs and self.source == "expert":
-            _same_length("Segment", self.tokens, logprobs=self.logprobs, versions=self.versions)
-        elif self.logprobs:
-            raise RecordError(f"Segment: {self.source} tokens carry no log-probabilities")
 
     @property
     def count(self) -> int:
         """How many tokens, given or reported."""
-        return len(self.tokens) if self.reported is None else self.reported
+        return self.reported or len(self.tokens)
 
 
 @dataclass(frozen=True, slots=True)
@@ -276,10 +265,8 @@ class Trajectory:
 
     @property
     def limited(self) -> bool:
-        """It met a limit for which the policy is responsible: context, tokens, or time of a step.
-
-        Such an episode is masked in training and counts as not solved in evaluation.
-        """
+        """It met a limit for which the policy is responsible (context, tokens, time of a step): masked in
+        training, not solved in evaluation."""
         return self.failure == "mask" and self.stop_reason != "error"
 
     @property
@@ -336,9 +323,8 @@ class Sample:
 
     def __post_init__(self) -> None:
         what = f"sample of {self.trajectory}"
-        _same_length(what, self.tokens, loss_weights=self.loss_weights, logprobs=self.logprobs,
-                     temperatures=self.temperatures, versions=self.versions)  # fmt: skip
-        for name in ("advantages", "entropies", "old_logprobs", "values", "returns"):
+        for name in ("loss_weights", "logprobs", "temperatures", "versions", "advantages", "entropies",
+                     "old_logprobs", "values", "returns"):  # fmt: skip
             if (array := getattr(self, name)) is not None:
                 _same_length(what, self.tokens, **{name: array})
         if float(self.loss_weights[0]) != 0.0:
@@ -347,25 +333,21 @@ class Sample:
     def __len__(self) -> int:
         return len(self.tokens)
 
-    def replace(self, **changes: Any) -> Sample:
-        return dataclasses.replace(self, **changes)
+    replace = dataclasses.replace
 
 
 def plain_number(value: Any) -> Any:
     """A number of numpy or torch as Python's own; anything else as it is, also an array of several."""
-    if not hasattr(value, "item"):
-        return value
     try:
-        return value.item()
+        return value.item() if hasattr(value, "item") else value
     except (ValueError, RuntimeError, TypeError):
         return value
 
 
 def _same_length(what: str, tokens: Sequence | np.ndarray, **others: Sequence | np.ndarray) -> None:
-    count = len(tokens)
     for name, values in others.items():
-        if len(values) != count:
-            raise RecordError(f"{name} must align with tokens of {what}: got {len(values)}, expected {count}")
+        if (got := len(values)) != (count := len(tokens)):
+            raise RecordError(f"{name} must align with tokens of {what}: got {got}, expected {count}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -389,13 +371,10 @@ class OptimParams:
 
 @dataclass(frozen=True, slots=True)
 class WeightFolder:
-    """A folder of safetensors: a plain Hugging Face folder, or what a trainer changes and nothing else.
-
-    `digest` covers the content of the files.
-    """
+    """A folder of safetensors: a plain Hugging Face folder, or what a trainer changes and nothing else."""
 
     path: str
-    digest: str
+    digest: str  # of the content of the files
 
 
 @dataclass(frozen=True, slots=True)
@@ -416,5 +395,5 @@ class Signals:
 
     def first(self, count: int) -> Signals:
         """Those of the first samples."""
-        cut = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
-        return Signals(**{name: rows and rows[:count] for name, rows in cut.items()})
+        all_rows = self.logprobs, self.reference_logprobs, self.values
+        return Signals(*(rows and rows[:count] for rows in all_rows))

@@ -108,7 +108,7 @@ def test_gradients_add_up_until_the_step(make: Make, rows: list[Sample]) -> None
 
 
 def test_scores_are_nan_where_nothing_is_trained(make: Make, rows: list[Sample]) -> None:
-    trainer = make(0)
+    trainer, rows = make(0), [*rows, rows[0].replace(loss_weights=np.zeros(len(rows[0])))]
     signals = asyncio.run(trainer.score(rows, frozenset({"logprobs", "reference_logprobs"})))
     assert signals.logprobs is not None and signals.reference_logprobs is not None
     for row, own, reference in zip(rows, signals.logprobs, signals.reference_logprobs, strict=True):

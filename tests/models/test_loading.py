@@ -17,15 +17,11 @@ from tests.models.tiny import TINY
 from transformers import AutoModelForCausalLM as Auto
 from transformers import (
     BloomConfig,
-    Gemma3TextConfig,
     Lfm2Config,
     LlamaForCausalLM,
     MambaConfig,
     Phi3Config,
     PreTrainedConfig,
-    Qwen2Config,
-    Qwen3Config,
-    Qwen3MoeConfig,
 )
 
 from silva.config.sections import PretrainedModel
@@ -375,22 +371,6 @@ def saved(config: PreTrainedConfig, folder: Path) -> PretrainedModel:
 def test_models_that_mix_neighbours_are_refused(config: PreTrainedConfig, tmp_path: Path) -> None:
     with pytest.raises(ModelError, match=f"family {config.model_type}.* gives other states to a sequence"):
         load_model(saved(config, tmp_path), seed=0)
-
-
-@pytest.mark.parametrize(
-    "config",
-    [
-        Qwen2Config(**SIZES),
-        Qwen3Config(**SIZES),
-        Gemma3TextConfig(**SIZES, sliding_window=64),
-        Qwen3MoeConfig(**SIZES, num_experts=2, num_experts_per_tok=1, moe_intermediate_size=16),
-    ],
-    ids=lambda config: config.model_type,
-)
-def test_families_that_attend_are_taken(config: PreTrainedConfig, tmp_path: Path) -> None:
-    loaded = load_model(saved(config, tmp_path), seed=0)
-    assert loaded.model.config.model_type == config.model_type
-    assert loaded.context <= (getattr(config, "sliding_window", None) or loaded.context)
 
 
 def test_the_context_ends_where_rotations_change(tmp_path: Path) -> None:

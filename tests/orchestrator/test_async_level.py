@@ -24,7 +24,7 @@ from silva.orchestrator import rl
 from silva.orchestrator.buffer import Buffer
 from silva.orchestrator.notices import Notices
 from silva.orchestrator.phases import Phases
-from silva.orchestrator.state import RunState, restore
+from silva.orchestrator.state import restore
 from silva.orchestrator.tasks import Source, TaskStream
 from silva.orchestrator.work import WorkQueue
 from silva.protocols import Work
@@ -205,9 +205,3 @@ def test_an_engine_that_stays_behind_is_an_error(tmp_path: Path) -> None:
         RecordError, match="got one of versions 0 to 0 of the policy while version 1 is trained"
     ):
         virtual_clock.run(loop(tmp_path, 0, stuck=True).run())
-
-
-def test_the_state_of_a_run_remembers_what_was_in_flight() -> None:
-    entry = {"id": "s2g3", "environment": "w", "task": "t4", "temperature": 0.7}
-    state = RunState(step=2, parts={"in_flight": [entry]})
-    assert RunState.decode(state.encode()) == state

@@ -4,6 +4,7 @@ import asyncio
 import math
 
 import pytest
+from tests.orchestrator.test_work import Tasks
 
 from silva.algorithms.filters import DifficultyPools, VarianceFilter
 from silva.algorithms.recipes import Dapo, Grpo, Ppo, StarpoS
@@ -15,14 +16,9 @@ from silva.orchestrator.tasks import Source, TaskStream
 from silva.orchestrator.work import WorkQueue
 from silva.rollouts.settings import LinearRolloutSettings
 from silva.storage.ledger import Ledger, audit, read
-from silva.types import Group, Segment, Task, Trajectory, Turn
+from silva.types import Group, Segment, Trajectory, Turn
 
 VARIED, EQUAL, FAILED, PARTLY, ONE = (0.0, 1.0), (1.0, 1.0), (None, None), (None, 0.0, 1.0), (None, 1.0)
-
-
-class Tasks:
-    def tasks(self, split):
-        return [Task(f"t{i}", "world", i, {"n": i}) for i in range(100)]
 
 
 class Played:
@@ -52,7 +48,7 @@ def collect(
     recipe = recipe or Grpo(drop_zero_variance=drop, max_refills=max_refills)
     ledger = Ledger.create(tmp_path / "ledger.jsonl")
     work = WorkQueue(
-        stream or TaskStream([Source("world", Tasks(), 1.0)], 0),
+        stream or TaskStream([Source("w", Tasks(), 1.0)], 0),
         rollout or Played(*rewards),
         ledger,
         batch=math.ceil(groups * recipe.oversample),
@@ -87,17 +83,6 @@ def test_what_teaches_nothing_is_dropped_with_its_reason_and_refilled(tmp_path):
     assert [s[-1] for s in audit(records, finished=True)] == ["d"] * 4  # kept, and not trained yet
 
 
-def test_refills_end_at_the_limit(tmp_path):
-    batch = collect(tmp_path, EQUAL, groups=3, max_refills=2)
-    assert batch.kept == [] and len(batch.dropped) == 9
-    assert audit(read(tmp_path / "ledger.jsonl"), finished=True) == []
-
-
-def test_without_the_filter_equal_groups_are_kept_and_failed_ones_are_not(tmp_path):
-    batch = collect(tmp_path, EQUAL, FAILED, groups=2, drop=False, max_refills=0)
-    assert keys(batch.kept) == ["s7g0"] and [d.reason for d in batch.dropped] == ["failed"]
-
-
 def test_a_group_that_failed_in_part_trains_on_the_rest(tmp_path):
     batch = collect(tmp_path, PARTLY, groups=1)
     assert [t.id for t in batch.kept[0].scored] == ["s7g0/1", "s7g0/2"]
@@ -113,20 +98,39 @@ def test_when_every_episode_fails_the_commonest_error_is_named(tmp_path):
     assert audit(read(tmp_path / "ledger.jsonl"), finished=True) == []
 
 
-def test_an_error_that_is_no_episode_s_ends_the_batch_as_it_is(tmp_path):
-    class Broken(Played):
-        async def run(self, work):
-            if work.id == "s7g2":
-                raise RuntimeError("the engine is gone")
-            yield Group(work.id, work.task, ())
-            await asyncio.sleep(3600)
-
-    with pytest.raises(RuntimeError, match="the engine is gone"):
-        collect(tmp_path, rollout=Broken())
-
-
 def dropped(batch):
     return [(d.group.key, d.reason) for d in batch.dropped]
+
+
+@pytest.mark.parametrize(
+    ("recipe", "groups", "rewards", "kept", "reasons"),
+    [
+        # Refills end at the limit: twice three more.
+        (Grpo(max_refills=2), 3, [EQUAL], [], dict.fromkeys(range(9), "zero_variance")),
+        # Without the filter equal groups are kept, and failed ones are not.
+        (Grpo(drop_zero_variance=False, max_refills=0), 2, [EQUAL, FAILED], [0], {1: "failed"}),
+        # A group that failed is replaced before the filter compares: half of four are two.
+        (Ppo(variance_filter=VarianceFilter(keep="top_fraction", value=0.5), oversample=2.0), 2,
+         [VARIED, FAILED, EQUAL, EQUAL, (0.0, 3.0)], [0, 4],
+         {1: "failed", 2: "zero_variance", 3: "zero_variance"}),
+        # 1.5 times 3 groups are 5: a batch is never larger than what was asked for.
+        (Grpo(oversample=1.5), 3, [VARIED], [0, 1, 2], {3: "surplus", 4: "surplus"}),
+        # Of these 5 two have no signal, three stay, and nothing more is asked for.
+        (Grpo(oversample=1.5), 3, [VARIED, EQUAL, VARIED, EQUAL, VARIED], [0, 2, 4],
+         {1: "zero_variance", 3: "zero_variance"}),
+        # Means 0.5, 0.75, 0.25, then as refills 0.5 and 1.
+        (Grpo(difficulty_range=(0.3, 0.7), max_refills=1), 3,
+         [VARIED, (0.5, 1.0), (0.0, 0.5), VARIED, EQUAL], [0, 3],
+         {1: "too_easy", 2: "too_hard", 4: "zero_variance"}),
+    ],
+)  # fmt: skip
+def test_what_is_kept_and_why_the_others_are_not(tmp_path, recipe, groups, rewards, kept, reasons):
+    batch = collect(tmp_path, *rewards, groups=groups, recipe=recipe)
+    assert keys(batch.kept) == [f"s7g{i}" for i in kept]
+    assert dropped(batch) == [(f"s7g{i}", reason) for i, reason in reasons.items()]
+    statuses = ["failed" if reason == "failed" else "dropped" for reason in reasons.values()]
+    rows = [row.status for row in batch.rows([])]
+    assert rows == ["trained"] * 2 * len(kept) + [status for status in statuses for _ in (0, 1)]
 
 
 def test_of_all_that_were_played_those_that_vary_most_are_trained(tmp_path):
@@ -139,37 +143,6 @@ def test_of_all_that_were_played_those_that_vary_most_are_trained(tmp_path):
     assert [r.fields["attempt"] for r in records if r.event == "issued"] == [0] * 8
     logged = [(r.fields["group"], r.fields["reason"]) for r in records if r.event == "dropped"]
     assert logged == dropped(batch) and audit(records) == []
-
-
-def test_a_group_that_failed_is_replaced_before_the_filter_compares(tmp_path):
-    """Four to choose from are wanted, so that half of them are two."""
-    recipe = Ppo(variance_filter=VarianceFilter(keep="top_fraction", value=0.5), oversample=2.0)
-    batch = collect(tmp_path, VARIED, FAILED, EQUAL, EQUAL, (0.0, 3.0), groups=2, recipe=recipe)
-    assert keys(batch.kept) == ["s7g0", "s7g4"]
-    assert dropped(batch) == [("s7g1", "failed"), ("s7g2", "zero_variance"), ("s7g3", "zero_variance")]
-
-
-def test_what_is_left_over_is_surplus(tmp_path):
-    """1.5 times 3 groups, rounded up; a batch is never larger than what was asked for."""
-    batch = collect(tmp_path, VARIED, groups=3, recipe=Grpo(oversample=1.5))
-    assert keys(batch.kept) == ["s7g0", "s7g1", "s7g2"]
-    assert dropped(batch) == [("s7g3", "surplus"), ("s7g4", "surplus")]
-    assert [row.status for row in batch.rows([])] == ["trained"] * 6 + ["dropped"] * 4
-
-
-def test_without_a_filter_only_what_is_missing_is_refilled(tmp_path):
-    """4.5 -> 5 groups for 3 places: two have no signal, three stay, and nothing more is asked for."""
-    batch = collect(tmp_path, VARIED, EQUAL, VARIED, EQUAL, VARIED, groups=3, recipe=Grpo(oversample=1.5))
-    assert keys(batch.kept) == ["s7g0", "s7g2", "s7g4"]
-    assert dropped(batch) == [("s7g1", "zero_variance"), ("s7g3", "zero_variance")]
-
-
-def test_groups_that_are_too_easy_or_too_hard_are_refilled(tmp_path):
-    """Means 0.5, 0.75, 0.25, 0.5 and 1."""
-    recipe = Grpo(difficulty_range=(0.3, 0.7), max_refills=1)
-    batch = collect(tmp_path, VARIED, (0.5, 1.0), (0.0, 0.5), VARIED, EQUAL, groups=3, recipe=recipe)
-    assert keys(batch.kept) == ["s7g0", "s7g3"]
-    assert dropped(batch) == [("s7g1", "too_easy"), ("s7g2", "too_hard"), ("s7g4", "zero_variance")]
 
 
 class Spoken(Played):
@@ -216,7 +189,7 @@ def test_every_group_of_a_batch_is_played_at_one_temperature(tmp_path):
 
 def test_how_hard_a_task_was_is_remembered_whatever_becomes_of_its_group(tmp_path):
     """Means 0.5, 1 and 0."""
-    stream = TaskStream([Source("world", Tasks(), 1.0)], 0, settings=DifficultyPools())
+    stream = TaskStream([Source("w", Tasks(), 1.0)], 0, settings=DifficultyPools())
     collect(tmp_path, VARIED, EQUAL, (0.0, 0.0), groups=3, max_refills=0, stream=stream)
     assert sorted(stream.pools.values()) == ["easy", "hard"]
 

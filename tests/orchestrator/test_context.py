@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.runs import WORLDS
+from tests.runs import WORLDS, small
 
 import silva
 from silva.commands.evaluate import evaluate_config
@@ -33,22 +33,19 @@ def shown(monkeypatch) -> dict[str, set[str]]:
     return found
 
 
-def keys(folder: Path, context: Any) -> dict[str, Any]:
-    return {
-        "name": "run", "steps": 1, "output_dir": str(folder), "eval": {"tasks": 2},
-        "model": {"type": "tiny", "layers": 1, "width": 32, "heads": 2, "kv_heads": 1, "dtype": "float64"},
-        "environments": [{"type": f"{WORLDS}:Parity", "eval_size": 4, "turns": 3}],
-        "rollout": {"groups_per_step": 4, "group_size": 4, "limits": {"max_turn_tokens": 4},
-                    "context": context},
-        "trainer.self_check": False,
-        "warm_start": {"steps": 1, "episodes_per_step": 2}, "algorithm.drop_zero_variance": False,
-        "monitoring": {"terminal": "off", "tensorboard": False, "report": False},
-    }  # fmt: skip
+def keys(folder: Path) -> dict[str, Any]:
+    return small(
+        folder,
+        environments=[{"type": f"{WORLDS}:Parity", "eval_size": 4, "turns": 3}],
+        warm_start={"steps": 1, "episodes_per_step": 2},
+        **{"model.dtype": "float64", "rollout.groups_per_step": 4, "rollout.group_size": 4,
+           "rollout.context": "single_turn"},
+    )  # fmt: skip
 
 
 def test_all_who_play_are_shown_the_same_and_rows_are_what_was_sampled_from(tmp_path, shown) -> None:
     """The trainer finds the sampler's log-probabilities: a row of another context would have others."""
-    silva.train(keys(tmp_path, "single_turn"))
+    silva.train(keys(tmp_path))
     assert dict(shown) == {kind: {"single_turn"} for kind in ("eval", "w", "s")}
     row = json.loads((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()[-1])
     assert (row["rollout/turns"], row["rollout/rows"]) == (3.0, 3.0)
@@ -56,7 +53,7 @@ def test_all_who_play_are_shown_the_same_and_rows_are_what_was_sampled_from(tmp_
 
 
 def test_so_do_evaluations_and_plans(tmp_path, shown) -> None:
-    config = load([], REGISTRIES, values=keys(tmp_path, "single_turn")).config
+    config = load([], REGISTRIES, values=keys(tmp_path)).config
     evaluate_config(config, policy="expert")
     assert dict(shown) == {"eval": {"single_turn"}}
     shown.clear()

@@ -6,7 +6,7 @@ import signal
 from pathlib import Path
 
 import pytest
-from tests.runs import differences, end_state
+from tests.runs import differences, end_state, small
 
 import silva
 from silva.errors import ConfigError, PartLost
@@ -16,16 +16,10 @@ from silva.storage.run_folder import LOCK
 from silva.trainer.local import LocalTrainer
 
 
-def train(folder: Path, *, overwrite: bool = False, resume: bool = False, **more):
-    keys = {
-        "name": "run", "steps": 3, "output_dir": str(folder), "environments": [{"type": "bandit"}],
-        "model": {"type": "tiny", "layers": 1, "width": 32, "heads": 2, "kv_heads": 1},
-        "rollout.groups_per_step": 2, "rollout.group_size": 2, "rollout.limits.max_turn_tokens": 4,
-        "checkpoint.every": 1, "eval.tasks": 2, "trainer.self_check": False,
-        "algorithm.drop_zero_variance": False,
-        "monitoring": {"terminal": "plain", "tensorboard": False, "report": False},
-    }  # fmt: skip
-    return silva.train(keys | more, overwrite=overwrite, resume=resume)
+def train(folder: Path, *, overwrite: bool = False, **more):
+    keys = {"steps": 3, "environments": [{"type": "bandit"}], "rollout.group_size": 2, "checkpoint.every": 1,
+            "monitoring": {"terminal": "plain", "tensorboard": False, "report": False}}  # fmt: skip
+    return silva.train(small(folder, **keys | more), overwrite=overwrite)
 
 
 def content(run: Path) -> dict[Path, bytes]:

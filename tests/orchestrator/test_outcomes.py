@@ -2,11 +2,10 @@
 
 import json
 import math
-import signal
 
 import pytest
 import torch
-from tests.runs import WORLDS, differences, end_state, metrics, rollouts
+from tests.runs import metrics, rollouts, small
 
 import silva
 from silva.errors import NonFiniteError
@@ -44,45 +43,22 @@ def test_steps_without_any_difference_are_empty_and_the_run_goes_on(server, tmp_
     assert audit(read(ended.path / "ledger.jsonl"), finished=True) == []
 
 
-@pytest.mark.same_bits
-def test_an_empty_step_is_resumed_to_the_bit(server, tmp_path):
-    """One world that pays all the same, refilled from both: some steps are short, some full."""
-    options = ("--environments.0.paid", "constant", "--algorithm.max_refills", "1")
-    whole = server.rl("whole", *options, into=tmp_path)
-    assert whole.status == 0, whole.output
-    trained = [row["groups/trained"] for row in metrics(whole.path)[1:]]
-    issued = [row["groups/trained"] + row["groups/zero_variance"] for row in metrics(whole.path)[1:]]
-    assert all(5 <= count <= 10 for count in issued) and 0 < sum(trained) < sum(issued)
-    assert server.rl("killed", *options, into=tmp_path, crash="seal:6").status == -signal.SIGKILL
-    assert server.rl("killed", *options, "--resume", into=tmp_path).status == 0
-    assert differences(tmp_path / "killed", end_state(whole.path)) == []
-
-
 @pytest.mark.parametrize(
-    ("fails", "error"),
+    ("keys", "error"),
     [
-        ("construction", "construction: OSError: no such world"),
-        ("reset", "reset: ValueError: the reset is broken"),
-        ("step", "step: ValueError: the step is broken"),
+        ({"fails": "construction", "share": 1}, "construction: OSError: no such world ("),
+        ({"fails": "step", "share": 1}, "step: ValueError: the step is broken ("),
+        ({"paid": "nan"}, "step: reward 'pay' is nan, expected a finite number"),
     ],
 )
-def test_a_run_in_which_every_episode_fails_gives_up_and_says_why(server, tmp_path, fails, error):
-    broken = [
-        f"--environments.{i}.{key}={value}" for i in (0, 1) for key, value in (("fails", fails), ("share", 1))
-    ]
+def test_a_run_in_which_every_episode_fails_gives_up_and_says_why(server, tmp_path, keys, error):
+    broken = [f"--environments.{i}.{key}={value}" for i in (0, 1) for key, value in keys.items()]
     ended = server.rl("run", *broken, into=tmp_path)
     assert ended.status == 3 and "Traceback" not in ended.output
-    assert "step 1: all 60 episodes failed" in ended.output and f"60 x {error} (" in ended.output
-    assert f"parity: an episode failed: {error} (" in ended.output and "worlds.py:" in ended.output
-    log = (ended.path / "run.log").read_text()
-    assert log.count("Traceback (most recent call last)") == 2  # one for each world
-
-
-def test_rewards_of_nan_are_no_rewards(server, tmp_path):
-    nan = ("--environments.0.paid", "nan", "--environments.1.paid", "nan")
-    ended = server.rl("run", *nan, into=tmp_path)
-    assert ended.status == 3
-    assert "step: reward 'pay' is nan, expected a finite number" in ended.output
+    assert "step 1: all 60 episodes failed" in ended.output and f"60 x {error}" in ended.output
+    assert f"parity: an episode failed: {error}" in ended.output
+    tracebacks = (ended.path / "run.log").read_text().count("Traceback (most recent call last)")
+    assert tracebacks == (2 if "fails" in keys else 0)  # one for each world
 
 
 def test_episodes_that_never_end_are_cut_by_the_time_limit(server, tmp_path):
@@ -151,14 +127,6 @@ def test_episodes_that_fail_are_counted_and_stay_out_of_every_baseline(server, t
     assert f"of {played} training episodes failed and were left out:" in ended.output
 
 
-@pytest.mark.parametrize("drop", ["true", "false"])
-def test_groups_of_one_teach_nothing_and_are_refused(server, tmp_path, drop):
-    options = (*SHORT, "--rollout.group_size", "1", "--algorithm.drop_zero_variance", drop)
-    ended = server.rl("run", *options, into=tmp_path)
-    assert ended.status == 2, ended.output
-    assert "rollout.group_size = 1 leaves nothing to compare an episode with" in ended.output
-
-
 def test_an_environment_that_cannot_be_closed_keeps_its_result(server, tmp_path):
     options = ("--environments.0.fails", "close", "--environments.0.share", "1")
     ended = server.rl("run", *SHORT, *options, into=tmp_path)
@@ -171,18 +139,10 @@ def test_an_environment_that_cannot_be_closed_keeps_its_result(server, tmp_path)
 # Numbers that are not finite: in this process, with a loss that breaks on demand.
 
 
-def train(folder, **more):
-    worlds = [{"type": f"{WORLDS}:Parity", "eval_size": 4}]
-    keys = {
-        "name": "run", "steps": 3, "output_dir": str(folder), "environments": worlds,
-        "model": {"type": "tiny", "layers": 1, "width": 32, "heads": 2, "kv_heads": 1},
-        "rollout.groups_per_step": 2, "rollout.group_size": 3, "rollout.limits.max_turn_tokens": 4,
-        "trainer.updates_per_step": 2, "trainer.max_nonfinite": 2, "checkpoint.every": 1,
-        "algorithm.drop_zero_variance": False, "trainer.optimizer.lr": 1e-2, "eval.tasks": 4,
-        "trainer.self_check": False,  # its calls would be counted too
-        "monitoring": {"terminal": "off", "tensorboard": False, "report": False},
-    }  # fmt: skip
-    return silva.train(keys | more)
+def train(folder):
+    """Its self-check is off, whose calls would be counted too."""
+    more = {"steps": 3, "trainer.updates_per_step": 2, "trainer.max_nonfinite": 2, "checkpoint.every": 1}
+    return silva.train(small(folder, **more, **{"trainer.optimizer.lr": 1e-2}))
 
 
 @pytest.fixture

@@ -58,7 +58,7 @@ def test_an_engine_with_the_published_weights_differs_by_rounding(made, make_sam
         return found
 
     for metrics in asyncio.run(run()):
-        assert 0 <= metrics["mismatch_kl"] < 1e-10 and metrics["mismatch_max"] < 1e-4
+        assert 0 <= metrics["perf/mismatch_kl"] < 1e-10 and metrics["perf/mismatch_max"] < 1e-4
 
 
 def test_an_engine_that_kept_its_weights_is_refused_however_small_the_update(made, make_samples) -> None:

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-import signal
 from typing import Any
 
 import pytest
 from tests.algorithms.by_hand import group, one_turn
-from tests.runs import differences, end_state, metrics
 
 from silva.algorithms.recipes import ActPrm, Grpo
 from silva.algorithms.settings import ReplaySettings
-from silva.orchestrator.replay import FILE, Replay
+from silva.orchestrator.replay import Replay
 from silva.storage.ledger import Ledger, audit, read
 from silva.types import Group, Trajectory
 
@@ -99,25 +97,3 @@ def test_the_audit_knows_what_may_be_replayed(tmp_path: Any) -> None:
         "seq 6: group b replayed, but trained in step 2, expected trained in an earlier step"
     ]
     assert problems("c") == ["seq 6: group c replayed, but never sealed, expected trained in an earlier step"]
-
-
-REPLAY = ("--algorithm.replay.groups", "3", "--algorithm.replay.max_staleness", "2",
-          "--algorithm.rollout_correction.weight", "truncate")  # fmt: skip
-
-
-@pytest.mark.same_bits
-def test_a_run_that_replays_goes_on_to_the_bit(server, tmp_path):
-    whole = server.rl("whole", *REPLAY, into=tmp_path)
-    assert whole.status == 0, whole.output
-    rows = metrics(whole.path)[1:]
-    assert rows[0]["replay/groups"] == 0 and {row["replay/groups"] for row in rows[1:]} == {3}
-    assert all(1 <= row["replay/staleness"] <= 2 for row in rows[1:])
-    replayed = [r.fields for r in read(whole.path / "ledger.jsonl") if r.event == "replayed"]
-    assert [sum(len(f["groups"]) for f in replayed if f["step"] == step) for step in (2, 3, 4)] == [3, 3, 3]
-    killed = server.rl("killed", *REPLAY, into=tmp_path, crash="publish:3")
-    assert killed.status == -signal.SIGKILL
-    assert (killed.path / "checkpoints" / "step_2" / FILE).exists()
-    ended = server.rl("killed", *REPLAY, "--resume", into=tmp_path)
-    assert ended.status == 0, ended.output
-    assert differences(ended.path, end_state(whole.path)) == []
-    assert audit(read(ended.path / "ledger.jsonl"), finished=True) == []

@@ -151,15 +151,6 @@ def test_the_seed_decides_the_order():
     assert drawn(stream(seed=3), 30) == drawn(stream(seed=3), 30) != drawn(stream(seed=4), 30)
 
 
-@pytest.mark.parametrize("done", [0, 1, 6, 19, 40])
-def test_a_position_is_all_there_is_to_go_on_from(done):
-    whole = drawn(stream(), 60)
-    first = stream()
-    assert drawn(first, done) == whole[:done]
-    assert sum(first.position.values()) == done
-    assert drawn(at(stream(), position=dict(first.position)), 60 - done) == whole[done:]
-
-
 def test_an_environment_that_is_new_in_the_position_begins_at_its_start():
     assert at(stream(), position={"a": 4}).position == {"a": 4, "b": 0}
 
@@ -233,15 +224,6 @@ def test_where_every_task_is_passed_over_the_last_one_comes_all_the_same():
     assert made.position == {"a": 80}
 
 
-def test_pools_and_position_are_all_there_is_to_go_on_from():
-    pools = {f"a/a{i}": "hard" for i in range(20)}
-    first = pooled(pools=pools)
-    whole = drawn(first, 100)
-    second = pooled(pools=pools)
-    drawn(second, 37)
-    assert drawn(at(pooled(), **second.state()), 63) == whole[37:]
-
-
 def test_what_is_passed_over_is_no_part_of_a_share():
     """Of world a nearly every task is easy: it is looked at ten times for one that is drawn."""
     pools = {f"a/a{i}": "easy" for i in range(40)}
@@ -252,17 +234,3 @@ def test_what_is_passed_over_is_no_part_of_a_share():
     assert sum(id[0] == "a" for id in ids) == 100
     assert made.position["a"] - made.passed["a"] == 100 and made.passed["a"] > 500
     assert (made.position["b"], made.passed["b"]) == (300, 0)
-
-
-def test_draws_and_what_was_passed_over_are_told_apart_after_a_restart():
-    pools = {f"a/a{i}": "easy" for i in range(40)}
-
-    def mixed():
-        return pooled((1.0, 2.0), pools, easy_fraction=0.2)
-
-    first = mixed()
-    whole = drawn(first, 200)
-    second = mixed()
-    drawn(second, 73)
-    third = at(mixed(), **second.state())
-    assert drawn(third, 127) == whole[73:] and third.passed == first.passed

@@ -19,11 +19,11 @@ SOON = 30.0  # seconds within which everything happens, or the test fails
 SERVICE = """
 import http.server, os, pathlib, signal, socketserver, subprocess, sys, time
 from silva.process import tie_to_parent
-from silva.signals import TOLD, end_as_a_part
+from silva.signals import STOP_PART, end_as_a_part
 
 tie_to_parent()
 end_as_a_part()
-signal.signal(TOLD, signal.SIG_DFL)
+signal.signal(STOP_PART, signal.SIG_DFL)
 folder, name, path = pathlib.Path(sys.argv[1]), sys.argv[2], sys.argv[3]
 with open(folder / f"{name}.pids", "a") as file:
     file.write(f"{os.getpid()}\\n")
@@ -61,7 +61,7 @@ socketserver.ThreadingUnixStreamServer(path, Handler).serve_forever()
 ORCHESTRATOR = """
 import os, pathlib, signal, sys, time
 from silva.process import tie_to_parent
-from silva.signals import TOLD, end_as_a_part
+from silva.signals import STOP_PART, end_as_a_part
 
 tie_to_parent()
 folder = pathlib.Path(sys.argv[1])
@@ -74,7 +74,7 @@ def note(number, frame):
     if not (folder / "stubborn").exists():
         sys.exit(130)
 
-signal.signal(TOLD, note)
+signal.signal(STOP_PART, note)
 with open(folder / "orchestrator.pids", "a") as file:
     file.write(f"{os.getpid()}\\n")
 with open(folder / "arguments", "a") as file:

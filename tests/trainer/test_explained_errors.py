@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -71,29 +72,17 @@ def test_out_of_memory_names_what_to_lower(
     assert gradients(loaded) == {} and not loaded.model.training
 
 
-def test_out_of_memory_in_the_optimizer_is_explained_too(
+def test_memory_of_the_optimizer_is_explained_too_and_other_errors_pass_through(
     tiny: Make, make_samples: Rows, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail(*_: Any, **__: Any) -> None:
-        raise MemoryError
-
     trainer = make_trainer(tiny())
     asyncio.run(trainer.forward_backward(make_samples([9]), REINFORCE))
-    monkeypatch.setattr(torch.optim.AdamW, "step", fail)
+    step = Mock(side_effect=[MemoryError, RuntimeError("shapes do not match")])
+    monkeypatch.setattr(torch.optim.AdamW, "step", step)
     with pytest.raises(OutOfMemory, match=r"while stepping the optimizer: .* \[model\.lora\]"):
         asyncio.run(optim_step(trainer))
-
-
-def test_other_runtime_errors_pass_through(
-    tiny: Make, make_samples: Rows, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def fail(*_: Any, **__: Any) -> None:
-        raise RuntimeError("shapes do not match")
-
-    trainer = make_trainer(tiny())
-    monkeypatch.setattr(learner, "token_logprobs", fail)
     with pytest.raises(RuntimeError, match="shapes do not match"):
-        asyncio.run(trainer.forward_backward(make_samples([9]), REINFORCE))
+        asyncio.run(optim_step(trainer))
 
 
 def test_nothing_to_train_is_refused(tiny: Make) -> None:

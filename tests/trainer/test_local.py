@@ -96,14 +96,6 @@ def test_a_trie_that_is_wrong_is_not_used(
     assert relative_error(gradients(loaded), expected) > 1e-3 and len(said) == 1
 
 
-def test_two_calls_accumulate_to_one(tiny: Make, make_samples: Rows) -> None:
-    loaded, samples = tiny("float64"), make_samples([9, 30, 4, 17])
-    trainer = make_trainer(loaded)
-    asyncio.run(trainer.forward_backward(samples[:1], REINFORCE))
-    asyncio.run(trainer.forward_backward(samples[1:], REINFORCE))
-    assert relative_error(gradients(loaded), naive_gradients(loaded, samples)) < 1e-10
-
-
 @pytest.mark.parametrize("lora", [False, True])
 def test_gradient_checkpointing_changes_nothing(tiny: Make, make_samples: Rows, lora: bool) -> None:
     samples = make_samples([9, 30, 4])
@@ -142,18 +134,6 @@ def test_metrics_are_token_means_of_the_whole_update(tiny: Make, make_samples: R
         assert report["loss"] == pytest.approx(-(advantages * logprobs).mean(), rel=1e-6)  # float32 weights
         assert report["entropy"] == pytest.approx(reports[0]["entropy"], rel=1e-12)
     assert 5 < reports[0]["entropy"] < np.log(262) + 1e-9  # an untrained model is nearly uniform
-
-
-def test_scores_stand_where_tokens_are_trained(tiny: Make, make_samples: Rows) -> None:
-    loaded, samples = tiny(), make_samples([9, 30, 4])
-    silent = samples[1].replace(loss_weights=np.zeros(30))
-    signals = asyncio.run(
-        make_trainer(loaded).score([samples[0], silent, samples[2]], frozenset({"logprobs"}))
-    )
-    assert signals.logprobs is not None
-    for sample, row in zip([samples[0], silent, samples[2]], signals.logprobs, strict=True):
-        assert row.dtype == np.float32
-        np.testing.assert_array_equal(~np.isnan(row), sample.loss_weights > 0)
 
 
 def test_rows_without_loss_give_no_gradient(tiny: Make, make_samples: Rows) -> None:
@@ -230,15 +210,6 @@ def test_expert_tokens_need_no_advantages(tiny: Make, make_samples: Rows) -> Non
     losses = [train(trainer, [expert], LossSpec("cross_entropy"))["loss"] for _ in range(4)]
     assert losses[0] == pytest.approx(np.log(262), abs=0.3)
     assert losses[3] < losses[0] - 0.5
-
-
-def test_versions_count_publishes_and_not_updates(tiny: Make, make_samples: Rows) -> None:
-    trainer, samples = make_trainer(tiny()), make_samples([9])
-    train(trainer, samples)
-    train(trainer, samples)
-    assert (trainer.version, trainer.learner.stepper.counters.updates) == (0, 2)
-    assert asyncio.run(trainer.publish()) == Snapshot(1) == asyncio.run(trainer.snapshot())
-    assert (trainer.version, trainer.learner.stepper.counters.updates) == (1, 2)
 
 
 def test_crash_points_stand_after_each_micro_batch_and_before_the_step(

@@ -40,47 +40,36 @@ def family(prefix: int, *answers: int) -> list[np.ndarray]:
 ROWS = st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=9).map(np.array), max_size=24)
 
 
-def test_largest_first_within_the_budget() -> None:
-    assert plan(distinct(3, 10, 4, 9, 2), budget=20) == [[[0, 1, 2], [3, 4]]]
-
-
-def test_a_shared_part_is_counted_once() -> None:
-    assert plan(family(10, 5, 5, 5, 5), budget=30) == [[[0, 1, 2, 3]]]
-
-
-def test_families_stay_together() -> None:
-    rows = [*family(10, 5, 5), *distinct(12)]  # the stranger would fit beside either half
-    assert plan(rows, budget=25) == [[[0, 1], [2]]]
-
-
-def test_a_family_over_the_budget_is_cut_where_least_is_repeated() -> None:
-    trunk, left, right = np.full(4, 1), np.full(20, 2), np.full(20, 3)
-    leaves = [np.full(10, 4), np.full(10, 5)]
-    rows = [np.concatenate([trunk, side, leaf]) for side in (left, right) for leaf in leaves]
-    assert plan(rows, budget=50) == [[[0, 1], [2, 3]]]
-
-
-def test_a_family_is_walked_where_a_cut_would_repeat_too_much() -> None:
-    rows = family(90, *[10] * 8)  # 170 tokens; cut in tens it would be 800
-    assert plan(rows, budget=100) == [[list(range(8))]]
-
-
-def test_a_row_over_the_budget_is_walked_alone() -> None:
-    assert plan(distinct(5, 30, 5), budget=10) == [[[1], [0, 2]]] or plan(distinct(5, 30, 5), budget=10) == [
-        [[1], [0], [2]]
+def tree(trunk: int, branch: int, leaf: int) -> list[np.ndarray]:
+    """A trunk with two branches, each with the same two leaves."""
+    return [
+        np.concatenate([np.full(trunk, 1), np.full(branch, side), np.full(leaf, end)])
+        for side in (2, 3)
+        for end in (4, 5)
     ]
 
 
-def test_nothing_to_do_is_no_micro_batch() -> None:
-    assert plan([], budget=8, ranks=2) == [[], []]
-
-
-def test_a_small_update_uses_every_rank() -> None:
-    assert plan(distinct(4, 4, 4, 4), budget=1000, ranks=2) == [[[0, 1]], [[2, 3]]]
-
-
-def test_fewer_rows_than_ranks_leaves_empty_micro_batches() -> None:
-    assert plan(distinct(2, 2), budget=100, ranks=3) == [[[0]], [[1]], [[]]]
+@pytest.mark.parametrize(
+    ("rows", "budget", "ranks", "expected"),
+    [
+        (distinct(3, 10, 4, 9, 2), 20, 1, [[[0, 1, 2], [3, 4]]]),  # largest first, within the budget
+        (family(10, 5, 5, 5, 5), 30, 1, [[[0, 1, 2, 3]]]),  # a shared part is counted once
+        ([*family(10, 5, 5), *distinct(12)], 25, 1, [[[0, 1], [2]]]),  # the stranger would fit beside either
+        (tree(4, 20, 10), 50, 1, [[[0, 1], [2, 3]]]),  # cut where least is repeated
+        (
+            family(90, *[10] * 8),
+            100,
+            1,
+            [[list(range(8))]],
+        ),  # walked: 170 tokens, cut up 800
+        (distinct(5, 30, 5), 10, 1, [[[1], [0], [2]]]),  # a row over the budget is walked alone
+        ([], 8, 2, [[], []]),
+        (distinct(4, 4, 4, 4), 1000, 2, [[[0, 1]], [[2, 3]]]),  # a small update uses every rank
+        (distinct(2, 2), 100, 3, [[[0]], [[1]], [[]]]),  # fewer rows than ranks
+    ],
+)
+def test_cuts(rows: list[np.ndarray], budget: int, ranks: int, expected: list[list[list[int]]]) -> None:
+    assert plan(rows, budget, ranks) == expected
 
 
 @pytest.mark.parametrize(("rows", "budget", "ranks"), [([[1]], 0, 1), ([[1]], 4, 0), ([[1], []], 4, 1)])

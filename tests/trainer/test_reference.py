@@ -55,11 +55,8 @@ def test_the_reference_of_adapters_shares_the_base_model(tiny: Make) -> None:
     assert reference.parameters is not None and reference.parameters.keys() == own
 
 
-@pytest.mark.parametrize("lora", [True, False])
-def test_a_refreshed_reference_is_the_policy_of_the_moment(
-    tiny: Make, make_samples: Rows, lora: bool
-) -> None:
-    loaded, samples = tiny(lora=lora), make_samples([9, 30])
+def test_a_refreshed_reference_is_the_policy_of_the_moment(tiny: Make, make_samples: Rows) -> None:
+    loaded, samples = tiny(lora=True), make_samples([9, 30])
     trainer, spec = make_trainer(loaded, reference=True), LossSpec("reinforce", {"kl_coef": 0.1})
     train(trainer, samples, spec)
     assert train(trainer, samples, spec)["kl"] > 0
@@ -80,9 +77,8 @@ def test_a_reference_by_adapters_keeps_gradients_so_far(tiny: Make, make_samples
     assert relative_error(results[1], results[0]) < 1e-10
 
 
-@pytest.mark.parametrize("lora", [True, False])
-def test_without_a_reference_nothing_pretends_to_have_one(tiny: Make, make_samples: Rows, lora: bool) -> None:
-    trainer, samples = make_trainer(tiny(lora=lora)), make_samples([9])
+def test_without_a_reference_nothing_pretends_to_have_one(tiny: Make, make_samples: Rows) -> None:
+    trainer, samples = make_trainer(tiny(lora=True)), make_samples([9])
     assert trainer.capabilities.needs == {"logprobs"}
     with pytest.raises(CapabilityError, match=r"got the needs \['reference_logprobs'\]"):
         asyncio.run(trainer.score(samples, frozenset({"reference_logprobs"})))

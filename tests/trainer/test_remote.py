@@ -101,13 +101,21 @@ class FakePeer(Peer):
 
 
 def with_trainer(
-    peer: FakePeer, ask: Callable[[RemoteTrainer], Awaitable[Any]], *, patience: float = 10.0
+    peer: FakePeer,
+    ask: Callable[[RemoteTrainer], Awaitable[Any]],
+    *,
+    patience: float = 10,
+    connect: bool = True,
 ) -> tuple[Any, list[str], Quick]:
+    """What `ask` comes to with a connected trainer, what people were told, and the clock."""
     said: list[str] = []
 
     async def work() -> Any:
         asked = Open({"steps": 1}, True, "/run", "parameters")
-        return await ask(RemoteTrainer(peer, asked, patience=patience, say=said.append))
+        trainer = RemoteTrainer(peer, asked, patience=patience, say=said.append)
+        if connect:
+            await trainer.connect()
+        return await ask(trainer)
 
     with use_clock(Quick()) as clock:
         return run(work()), said, clock
@@ -128,7 +136,7 @@ def test_a_session_is_opened_and_every_answer_says_how_the_trainer_is() -> None:
         assert await trainer.publish() == Snapshot(3)
         return [*found, (trainer.capabilities.needs, trainer.version)]
 
-    found, said, _ = with_trainer(peer, ask)
+    found, said, _ = with_trainer(peer, ask, connect=False)
     assert found == [("parameters", 0), ("folder", 2), ({"values"}, 3)] and said == ["hello", "published"]
     (open_, opening), (path, call) = peer.sent
     assert (open_, decode(Open, opening)) == ("/open", Open({"steps": 1}, True, "/run", "parameters"))
@@ -139,10 +147,7 @@ def test_a_server_that_is_not_there_yet_is_waited_for() -> None:
     peer = FakePeer()
     peer.alive = lambda number: Unreachable("no") if number < 13 else ALIVE
 
-    async def ask(trainer: RemoteTrainer) -> None:
-        await trainer.connect()
-
-    _, said, _ = with_trainer(peer, ask, patience=60)
+    _, said, _ = with_trainer(peer, RemoteTrainer.connect, patience=60, connect=False)
     assert peer.asked_at == 100 + 13 * CHECK
     assert said == [f"waiting for the trainer at {ADDRESS}", "hello"]  # said once
 
@@ -157,7 +162,7 @@ def test_a_trainer_of_another_version_of_silva_is_told_before_anything_is_sent(t
             await trainer.connect()
         return str(refused.value)
 
-    text, *_ = with_trainer(peer, ask)
+    text, *_ = with_trainer(peer, ask, connect=False)
     assert "install the same version at both ends" in text and peer.sent == []
 
 
@@ -171,7 +176,7 @@ def test_patience_ends() -> None:
         assert not isinstance(lost.value, PartLost)  # the run would go on, and wait as long again
         return str(lost.value)
 
-    text, _, clock = with_trainer(peer, ask, patience=2)
+    text, _, clock = with_trainer(peer, ask, patience=2, connect=False)
     assert text == "the trainer at x: gone (waited 2 s: placement.patience)" and peer.sent == []
     assert 2 < clock.now - 100 <= 2 + 2 * CHECK
 
@@ -184,7 +189,7 @@ def test_a_server_that_wants_another_key_is_not_waited_for() -> None:
         with pytest.raises(Refused, match="a key is needed"):
             await trainer.connect()
 
-    assert with_trainer(peer, ask)[2].now == 100
+    assert with_trainer(peer, ask, connect=False)[2].now == 100
 
 
 def test_a_call_takes_as_long_as_it_takes_while_the_server_lives() -> None:
@@ -206,7 +211,6 @@ def test_a_call_takes_as_long_as_it_takes_while_the_server_lives() -> None:
     peer.alive = alive
 
     async def ask(trainer: RemoteTrainer) -> Any:
-        await trainer.connect()
         return await trainer.optim_step(PARAMS)
 
     metrics, _, clock = with_trainer(peer, ask)
@@ -219,7 +223,6 @@ def test_silence_ends_a_call() -> None:
     peer.alive = lambda number: Unreachable("no") if number else ALIVE
 
     async def ask(trainer: RemoteTrainer) -> tuple[str, float]:
-        await trainer.connect()
         with pytest.raises(PartLost) as lost:
             await trainer.optim_step(PARAMS)
         return str(lost.value), CLOCK.monotonic() - peer.asked_at
@@ -242,7 +245,6 @@ def test_a_cut_connection_is_a_lost_trainer_at_once() -> None:
     peer.answer = cut
 
     async def ask(trainer: RemoteTrainer) -> None:
-        await trainer.connect()
         with pytest.raises(PartLost, match=r"connection reset \(while it was asked to publish\)"):
             await trainer.publish()
 
@@ -272,7 +274,6 @@ def test_the_trainers_errors_are_raised_here(kind: str, expected: type[SilvaErro
     peer.answer = refuse
 
     async def ask(trainer: RemoteTrainer) -> SilvaError:
-        await trainer.connect()
         with pytest.raises(SilvaError) as raised:
             await trainer.optim_step(PARAMS)
         return raised.value
@@ -288,7 +289,6 @@ def test_a_cancelled_call_leaves_nothing_behind() -> None:
     peer.answer = hanging
 
     async def ask(trainer: RemoteTrainer) -> Sequence[asyncio.Task[Any]]:
-        await trainer.connect()
         call = asyncio.create_task(trainer.optim_step(PARAMS))
         await until(lambda: len(peer.sent) == 2, "the call is made")
         call.cancel()

@@ -44,9 +44,7 @@ def train(
     return history
 
 
-@pytest.mark.parametrize(
-    ("lora", "dtype"), [(False, "float32"), (True, "float32"), (False, "bfloat16"), (True, "bfloat16")]
-)
+@pytest.mark.parametrize(("lora", "dtype"), [(True, "float32"), (False, "bfloat16")])
 def test_training_goes_on_bit_for_bit(
     tiny: Make, make_samples: Rows, tmp_path: Path, lora: bool, dtype: str
 ) -> None:
@@ -72,13 +70,6 @@ def test_training_goes_on_bit_for_bit(
         assert parameter.data_ptr() == storage[name]  # an engine that shares the weights sees them
 
 
-def test_dropout_is_at_work_in_the_test_above(tiny: Make, make_samples: Rows) -> None:
-    samples = make_samples([9, 30, 4])
-    runs = [train(make_trainer(tiny(lora=True, dropout=0.3), seed=seed), samples, 3) for seed in (0, 0, 1)]
-    assert runs[0] == runs[1]
-    assert runs[0][-1] != runs[2][-1]
-
-
 def test_two_trainers_in_one_process_do_not_share_random_numbers(tiny: Make, make_samples: Rows) -> None:
     samples = make_samples([9, 30, 4])
     alone = train(make_trainer(tiny(lora=True, dropout=0.3)), samples, 3)
@@ -87,26 +78,6 @@ def test_two_trainers_in_one_process_do_not_share_random_numbers(tiny: Make, mak
     together = [(train(one, samples, 1), train(other, samples, 1)) for _ in range(3)]
     assert [row for (row,), _ in together] == alone
     assert torch.equal(torch.get_rng_state(), before)
-
-
-@pytest.mark.parametrize("lora", [False, True])
-def test_the_reference_comes_back_with_the_checkpoint(
-    tiny: Make, make_samples: Rows, tmp_path: Path, lora: bool
-) -> None:
-    """The reference may have been warmed up first, so it is not what the model's name loads."""
-    samples = make_samples([9, 30, 4])
-    loaded = tiny(seed=3, lora=lora)
-    train(make_trainer(loaded), samples, 2)
-    trainer = make_trainer(loaded, reference=True)
-    train(trainer, samples, 1, kl_coef=0.1)
-    asyncio.run(trainer.save(tmp_path))
-    frozen = load_file(tmp_path / "reference.safetensors")
-    assert frozen.keys() == load_file(tmp_path / "weights.safetensors").keys()
-    expected = train(trainer, samples, 2, kl_coef=0.1)
-    resumed = make_trainer(tiny(seed=3 if lora else 4, lora=lora), reference=True)
-    asyncio.run(resumed.load(tmp_path))
-    assert train(resumed, samples, 2, kl_coef=0.1) == expected
-    assert expected[-1]["kl"] > 0
 
 
 def test_files_are_safetensors_and_json(tiny: Make, make_samples: Rows, tmp_path: Path) -> None:
@@ -215,8 +186,7 @@ def with_critic(
     return LocalTrainer(Learner(loaded, settings, seed=seed, critic=True)), rows
 
 
-@pytest.mark.parametrize("trunk", ["own", "policy"])
-@pytest.mark.parametrize("lora", [False, True])
+@pytest.mark.parametrize(("trunk", "lora"), [("own", True), ("policy", False)])
 def test_a_critic_goes_on_bit_for_bit(
     tiny: Make, make_samples: Rows, tmp_path: Path, trunk: str, lora: bool
 ) -> None:
@@ -256,22 +226,16 @@ def test_a_critic_has_a_folder_of_its_own(tiny: Make, make_samples: Rows, tmp_pa
     assert set(json.loads((tmp_path / "trainer.json").read_text())["steps"].values()) == {1}  # it waited once
 
 
-@pytest.mark.parametrize("damage", ["nothing there", "other weights"])
-def test_a_critic_that_does_not_fit_changes_nothing(
-    tiny: Make, make_samples: Rows, tmp_path: Path, damage: str
-) -> None:
+def test_a_critic_that_does_not_fit_changes_nothing(tiny: Make, make_samples: Rows, tmp_path: Path) -> None:
     trainer, samples = with_critic(tiny(), make_samples([9]))
     train(trainer, samples, 2)
     asyncio.run(trainer.save(tmp_path))
-    file = tmp_path / "critic" / "weights.safetensors"
-    if damage == "nothing there":
-        file.unlink()
-    else:
-        change(file, lambda t: t.pop("value_head.linear.bias"))
+    change(tmp_path / "critic" / "weights.safetensors", lambda t: t.pop("value_head.linear.bias"))
     other, _ = with_critic(tiny(seed=5), samples)
     before = {n: p.clone() for n, p in other.learner.loaded.model.named_parameters()}
-    words = "No such file" if damage == "nothing there" else r"missing: value_head\.linear\.bias$"
-    with pytest.raises(CheckpointError, match=rf"critic/weights\.safetensors.*{words}"):
+    with pytest.raises(
+        CheckpointError, match=r"critic/weights\.safetensors.*missing: value_head\.linear\.bias$"
+    ):
         asyncio.run(other.load(tmp_path))
     assert all(torch.equal(before[n], p) for n, p in other.learner.loaded.model.named_parameters())
     assert (other.version, other.learner.stepper.counters.updates) == (0, 0)

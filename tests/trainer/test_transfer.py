@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-import hashlib
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 from safetensors.torch import load_file
-from tests.trainer.updates import REINFORCE, make_trainer
-from transformers import AutoModelForCausalLM
+from tests.trainer.updates import REINFORCE
 
 from silva.engines.local.engine import LocalEngine
 from silva.engines.settings import LocalEngineSettings
@@ -85,33 +82,6 @@ def answers(loaded: LoadedModel, compute: ThreadPoolExecutor, snapshot: Snapshot
         return await asyncio.gather(*map(engine.sample, prompts, params))
 
     return asyncio.run(ask())
-
-
-def test_a_version_is_a_folder_named_with_its_digest(make: Make, tiny: Tiny, tmp_path: Path) -> None:
-    loaded = tiny()
-    trainer = make(loaded)
-    snapshot = asyncio.run(trainer.publish())
-    assert snapshot.version == trainer.version == 1 and snapshot.folder is not None
-    path = Path(snapshot.folder.path)
-    assert path == tmp_path / "run" / "broadcast" / "version_1" and written(trainer) == ["version_1"]
-    assert [file.name for file in path.iterdir()] == ["model.safetensors"]
-    content = hashlib.sha256((path / "model.safetensors").read_bytes()).hexdigest()
-    assert snapshot.folder.digest == hashlib.sha256(f"model.safetensors {content}\n".encode()).hexdigest()
-    assert snapshot.folder == weight_folder(path)
-    parameters = dict(loaded.model.named_parameters())
-    tensors = load_file(path / "model.safetensors")
-    assert tensors.keys() == parameters.keys()
-    assert all(torch.equal(tensors[name], parameters[name]) for name in parameters)
-    assert trainer.capabilities.publishes == "parameters"
-
-
-def test_a_folder_of_the_other_kind_is_a_plain_model(make: Make, tiny: Tiny) -> None:
-    loaded = tiny()
-    trainer = make(loaded, "folder")
-    model = AutoModelForCausalLM.from_pretrained(publish(trainer))
-    own = dict(loaded.model.named_parameters())
-    assert all(torch.equal(parameter, own[name]) for name, parameter in model.named_parameters())
-    assert trainer.capabilities.publishes == "folder"
 
 
 def test_only_the_last_two_versions_stay(make: Make, tiny: Tiny) -> None:
@@ -187,52 +157,6 @@ def test_the_snapshot_is_written_once(make: Make, tiny: Tiny) -> None:
     assert (folder_of(trainer) / "version_0").stat().st_mtime_ns == before
 
 
-def change(loaded: LoadedModel) -> None:
-    with torch.no_grad():
-        for parameter in loaded.model.parameters():
-            parameter.add_(0.01)
-
-
-def test_a_restart_makes_another_snapshot_of_the_same_version(make: Make, tiny: Tiny) -> None:
-    loaded = tiny()
-    trainer = make(loaded)
-    first = asyncio.run(trainer.snapshot())
-    change(loaded)  # as a warm start does
-    asyncio.run(trainer.restart())
-    second = asyncio.run(trainer.snapshot())
-    assert first.version == second.version == 0
-    assert first.folder is not None and second.folder is not None
-    assert first.folder.path == second.folder.path and first.folder.digest != second.folder.digest
-    load_weights(other := tiny(seed=5), second.folder)
-    assert same(loaded, other)
-
-
-def same(one: LoadedModel, other: LoadedModel) -> bool:
-    pairs = zip(one.model.parameters(), other.model.parameters(), strict=True)
-    return all(torch.equal(a, b) for a, b in pairs)
-
-
-def test_a_load_goes_back_to_an_earlier_version_and_writes_it(make: Make, tiny: Tiny, tmp_path: Path) -> None:
-    loaded = tiny()
-    trainer = make(loaded)
-    publish(trainer)
-    asyncio.run(trainer.save(tmp_path / "saved"))
-    kept = [parameter.detach().clone() for parameter in loaded.model.parameters()]
-    for _ in range(4):
-        change(loaded)
-        publish(trainer)
-    asyncio.run(trainer.load(tmp_path / "saved"))
-    snapshot = asyncio.run(trainer.snapshot())
-    assert snapshot.version == trainer.version == 1 and snapshot.folder is not None
-    load_weights(other := tiny(seed=5), snapshot.folder)
-    assert all(torch.equal(a, b) for a, b in zip(kept, other.model.parameters(), strict=True))
-    change(loaded)
-    second = publish(trainer)
-    assert second.name == "version_2"
-    assert {"version_1", "version_2"} == {*written(trainer)}  # the last two that were written
-    assert snapshot.folder == weight_folder(Path(snapshot.folder.path))
-
-
 def test_of_lora_only_the_adapters_are_written(make: Make, tiny: Tiny) -> None:
     loaded = tiny(lora=True)
     file = publish(make(loaded)) / "model.safetensors"
@@ -263,30 +187,3 @@ def test_an_engine_that_loads_it_samples_the_trainers_own_bits(
             ours, theirs = (np.array(getattr(each, name)).view(np.int64) for each in (one, other))
             assert np.array_equal(ours, theirs), name
     assert [one.raw_logprobs for one in found] != [one.raw_logprobs for one in before]
-
-
-@pytest.mark.same_bits
-def test_a_plain_model_of_merged_adapters_is_close_and_not_equal(
-    make: Make, tiny: Tiny, make_samples: Rows
-) -> None:
-    """Why adapters travel as they are: merged weights round otherwise."""
-    loaded = tiny(lora=True)
-    trainer = make(loaded, "folder")
-    update(trainer, make_samples([14, 9]))
-    model = AutoModelForCausalLM.from_pretrained(publish(trainer))
-    tokens = torch.arange(40, 60)[None]
-    with torch.no_grad():
-        merged, own = model(tokens).logits, loaded.model(input_ids=tokens).logits
-    assert torch.allclose(merged, own, atol=1e-5)
-
-
-def test_all_else_is_the_trainers_inside(make: Make, tiny: Tiny, make_samples: Rows, tmp_path: Path) -> None:
-    rows = make_samples([9, 14])
-    trainer, plain = make(tiny()), make_trainer(tiny())
-    for _ in range(2):
-        assert update(trainer, rows) == update(plain, rows)
-    assert trainer.capabilities.needs == plain.capabilities.needs
-    trainer.version = 5
-    assert trainer.learner.version == 5 == asyncio.run(trainer.snapshot()).version
-    asyncio.run(trainer.export(tmp_path / "model"))
-    assert (tmp_path / "model" / "config.json").exists()

@@ -63,26 +63,22 @@ def check(loaded: LoadedModel, samples: list[Sample], budget: int | None, naive:
     assert float(gap / torch.stack([b.norm() for b in true]).norm()) < 1e-10
 
 
-@settings(deadline=None, max_examples=60)
-@given(samples=forests(), name=st.sampled_from(sorted(MODELS)))
-def test_whole(models: dict[str, LoadedModel], naive: Callable, samples: list[Sample], name: str) -> None:
-    check(models[name], samples, None, naive)
-
-
-@settings(deadline=None, max_examples=60)
-@given(samples=forests(), name=st.sampled_from(sorted(MODELS)), budget=st.integers(1, 20))
-def test_chunk_by_chunk(
-    models: dict[str, LoadedModel], naive: Callable, samples: list[Sample], name: str, budget: int
+@settings(deadline=None, max_examples=120)
+@given(
+    samples=forests(),
+    name=st.sampled_from(sorted(MODELS)),
+    budget=st.none() | st.integers(1, 20),
+    product=st.booleans(),
+)
+def test_whole_or_chunk_by_chunk_in_segments_or_in_one_product_as_on_a_gpu(
+    models: dict[str, LoadedModel],
+    naive: Callable,
+    samples: list[Sample],
+    name: str,
+    budget: int | None,
+    product: bool,
 ) -> None:
-    check(models[name], samples, budget, naive)
-
-
-@settings(deadline=None, max_examples=60)
-@given(samples=forests(), name=st.sampled_from(sorted(MODELS)), budget=st.none() | st.integers(1, 20))
-def test_in_one_product_as_on_a_gpu(
-    models: dict[str, LoadedModel], naive: Callable, samples: list[Sample], name: str, budget: int | None
-) -> None:
-    with mock.patch.dict(trie_attention.ONE_PRODUCT, cpu=2**22):
+    with mock.patch.dict(trie_attention.ONE_PRODUCT, {"cpu": 2**22} if product else {}):
         check(models[name], samples, budget, naive)
 
 

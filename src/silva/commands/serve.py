@@ -191,7 +191,7 @@ def _served(app: Any, bind: Any, what: str) -> int:
         serving = asyncio.ensure_future(
             serve(app, bind, ready=lambda address: _say(f"{what}: listening at {address}"))
         )
-        for number in signals.heard():
+        for number in signals.stop_signals():
             asyncio.get_running_loop().add_signal_handler(number, serving.cancel)
         try:
             await serving

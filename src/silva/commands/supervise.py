@@ -19,7 +19,7 @@ from silva.monitoring.printable import put
 from silva.placement.settings import ADDRESSES, ServicesPlacementSettings
 from silva.placement.supervisor import Part, Supervisor, line_writer
 from silva.scratch import private_folder
-from silva.signals import TOLD
+from silva.signals import STOP_PART
 from silva.storage import replaced
 from silva.storage.layout import Layout, steps_in
 from silva.storage.run_folder import owner
@@ -103,7 +103,7 @@ def parts_of(
     def service(command: str, name: str) -> str:
         address, where = _free_address(config, command, folder / f"{name}.sock")
         line = [*silva, command, *argv, *where]
-        told = signal.SIGINT if _is_launched(config, command) else TOLD  # it knows no signal of Silva's
+        told = signal.SIGINT if _is_launched(config, command) else STOP_PART  # it knows no signal of Silva's
         parts.append(Part(name, line, address=address, env=shared, once=_crash(command), told=told))
         return address
 

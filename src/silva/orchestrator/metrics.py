@@ -74,7 +74,7 @@ def forest_metrics(groups: Sequence[Group]) -> dict[str, float]:
         "forest/fork_turn": _mean([t.fork_turn or 0 for t in forked]),
         "forest/depth": _mean([_depth(t.id, parents) for t in leaves]),
         "forest/sampled_share": sampled / max(1, sum(t.tokens("policy") for t in leaves)),
-        "forest/unique_leaves": _mean([share for group in groups for share in _alone(group)]),
+        "forest/unique_leaves": sum(map(_unique, groups)) / len(leaves),
     }
 
 
@@ -120,15 +120,9 @@ def mean_of_updates(updates: Sequence[dict[str, float]]) -> dict[str, float]:
     """`train/...`: sums for counts, else the mean over the step's updates."""
     updates = _with_all_ages(updates)
     keys = dict.fromkeys(key for u in updates for key in u)
-    out = {}
-    for key in keys:
-        values = [u[key] for u in updates if key in u]
-        out[f"train/{key}"] = (
-            float(sum(values))
-            if key in ("trained_tokens", "nonfinite", "critic/nonfinite")
-            else _mean(values)
-        )
-    return out
+    values = {key: [u[key] for u in updates if key in u] for key in keys}
+    sums = ("trained_tokens", "nonfinite", "critic/nonfinite")
+    return {f"train/{key}": float(sum(v)) if key in sums else _mean(v) for key, v in values.items()}
 
 
 def _with_all_ages(updates: Sequence[dict[str, float]]) -> list[dict[str, float]]:
@@ -204,11 +198,10 @@ def _depth(trajectory: str, parents: Mapping[str, str | None]) -> int:
     return 0 if parent is None else 1 + _depth(parent, parents)
 
 
-def _alone(group: Group) -> list[float]:
-    """For each trajectory, whether no other one of the group has its tokens."""
-    tokens = [tuple(s.tokens for turn in t.turns for s in turn.segments) for t in group.trajectories]
-    counts = Counter(tokens)
-    return [float(counts[each] == 1) for each in tokens]
+def _unique(group: Group) -> int:
+    """Trajectories whose tokens no other one of the group has."""
+    counts = Counter(tuple(s.tokens for turn in t.turns for s in turn.segments) for t in group.trajectories)
+    return list(counts.values()).count(1)
 
 
 def _reported(trajectories: Sequence[Trajectory]) -> dict[str, float]:

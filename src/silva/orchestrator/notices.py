@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 
-from silva.algorithms.filters import Reason
 from silva.algorithms.settings import Algorithm
 from silva.monitoring.monitor import Monitor
 from silva.orchestrator.buffer import Batch
@@ -21,7 +20,7 @@ from silva.types import Group, Sample
 MOST_KINDS = 20  # so that errors whose text never repeats do not fill the terminal
 MANY_CUT = 0.25  # if a larger share of the replies is cut off, that comes first
 NOTHING = "no token had an advantage other than 0 in any step"
-TOLD_AFTER = 1.0  # seconds for which an environment has blocked the event loop
+WARN_AFTER = 1.0  # seconds for which an environment has blocked the event loop
 
 
 class Activity(Watch):
@@ -59,9 +58,9 @@ class Activity(Watch):
 
     def blocked(self, environment: str, call: str, seconds: float) -> None:
         times = self._blocked[environment]
-        told = sum(times) >= TOLD_AFTER
+        warned = sum(times) >= WARN_AFTER
         times.append(seconds)
-        if told or sum(times) < TOLD_AFTER:
+        if warned or sum(times) < WARN_AFTER:
             return
         self.monitor.message(
             f"{environment}: {call} blocks the event loop, {max(times):.1f} s at a time: no other episode "
@@ -141,15 +140,12 @@ def explain(recipe: Algorithm, batch: Batch) -> str:
     else:
         reasons = ", ".join(f"{count} {reason}" for reason, count in counts.most_common())
         what = f"trained nothing, since all {len(batch.dropped)} groups were left out ({reasons})"
-    return f"step {batch.step} {what}. {_advice(recipe, batch, counts)}"
-
-
-def _advice(recipe: Algorithm, batch: Batch, counts: Counter[Reason]) -> str:
     if counts["too_easy"] or counts["too_hard"]:
-        return f"algorithm.difficulty_range = {list(recipe.difficulty_range or ())} may be too narrow."
-    if counts["failed"] and len(counts) == 1:
-        return "Every episode failed."
-    return same_rewards(batch.groups)
+        advice = f"algorithm.difficulty_range = {list(recipe.difficulty_range or ())} may be too narrow."
+    else:
+        only_failed = counts["failed"] and len(counts) == 1
+        advice = "Every episode failed." if only_failed else same_rewards(batch.groups)
+    return f"step {batch.step} {what}. {advice}"
 
 
 def share_cut(groups: Sequence[Group]) -> float:

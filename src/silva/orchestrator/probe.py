@@ -60,7 +60,8 @@ class Probe:
         gap = trainers - np.asarray(scores.logprobs)
         self._refuse_stale(trainer.version, scores.version, scores.logprobs, trainers, gap)
         self._engines, self._trainers = scores.logprobs, trainers
-        return {"mismatch_kl": float(np.mean(np.expm1(gap) - gap)), "mismatch_max": float(np.abs(gap).max())}
+        kl, largest = float(np.mean(np.expm1(gap) - gap)), float(np.abs(gap).max())
+        return {"perf/mismatch_kl": kl, "perf/mismatch_max": largest}
 
     def _refuse_stale(
         self, version: int, engines: int, scores: tuple[float, ...], trainers: np.ndarray, gap: np.ndarray

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from itertools import groupby
 
 from silva.algorithms.settings import ReplaySettings
@@ -21,24 +20,12 @@ from silva.types import Group, Task
 FILE = "replay.parquet"  # in a checkpoint
 
 
-@dataclass(frozen=True)
-class _Held:
-    step: int
-    group: Group
-
-    @property
-    def version(self) -> int:
-        """The oldest policy that sampled a token of it."""
-        segments = (s for turn in self.group.turns for s in turn.segments)
-        return min((version for s in segments for version in s.versions), default=0)
-
-
 class Replay:
     """The buffer of one run."""
 
     def __init__(self, settings: ReplaySettings, seed: int):
         self.settings, self.seed = settings, seed
-        self._held: list[_Held] = []
+        self._held: list[tuple[int, Group]] = []  # with the step that it was played for
 
     @property
     def size(self) -> int:
@@ -52,27 +39,26 @@ class Replay:
             version: of the policy that is trained.
         """
         oldest = version - self.settings.max_staleness
-        fresh = [held for held in self._held if held.version >= oldest]
+        fresh = [group for _, group in self._held if _version(group) >= oldest]
         count = min(self.settings.groups, len(fresh))
         drawn = random.Random(derive(self.seed, "replay", step)).sample(range(len(fresh)), count)
-        return [fresh[i].group for i in sorted(drawn)]
+        return [fresh[i] for i in sorted(drawn)]
 
     def staleness(self, groups: Sequence[Group], version: int) -> float:
         """Mean number of versions since the groups were sampled."""
-        return sum(version - _Held(0, group).version for group in groups) / max(1, len(groups))
+        return sum(version - _version(group) for group in groups) / max(1, len(groups))
 
     def add(self, step: int, groups: Iterable[Group]) -> None:
         """Keep the groups that a step has trained; the oldest make room."""
-        self._held += [_Held(step, group) for group in groups]
+        self._held += [(step, group) for group in groups]
         del self._held[: max(0, len(self._held) - self.settings.capacity)]
 
     def state(self) -> bytes:
         """As a parquet file of rollouts. Of a task only its name and its environment are kept."""
         return encode_rollouts(
             [
-                RolloutRow(held.step, group.task.id, group.task.environment, group.key, trajectory, "trained")
-                for held in self._held
-                for group in [held.group]
+                RolloutRow(step, group.task.id, group.task.environment, group.key, trajectory, "trained")
+                for step, group in self._held
                 for trajectory in group.trajectories
             ]
         )
@@ -84,4 +70,10 @@ class Replay:
             first, *others = rows
             task = Task(first.task, first.environment, 0, {})
             group = Group(key, task, tuple(row.trajectory for row in (first, *others)))
-            self._held.append(_Held(step, group))
+            self._held.append((step, group))
+
+
+def _version(group: Group) -> int:
+    """The oldest policy that sampled a token of it."""
+    segments = (s for turn in group.turns for s in turn.segments)
+    return min((version for s in segments for version in s.versions), default=0)

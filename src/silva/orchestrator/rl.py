@@ -1,17 +1,19 @@
 """The reinforcement learning loop: one, for every recipe.
 
-    ┌─> rollout     Buffer.collect            groups of trajectories       waits for episodes
-    │   train       Updates.rows              rows with advantages         waits for the trainer
-    │               Updates.update            forward, backward, step      updates_per_step times
-    │   publish     trainer.publish, engine.load                           waits for both
-    │   evaluate    when due                                               waits for episodes
-    └── save        when due                  checkpoint                   waits for the disk
+    stage         consumes                     produces                     waits for, unblocked by
+    ┌─> rollout   tasks, the engine's version  a Batch of sealed groups     the last of its episodes
+    │   train     groups that are kept         rows, updates_per_step       each answer of the trainer
+    │                                          times an optimizer step
+    │   publish   the trainer's weights        a version in the engine      trainer, then engine
+    │   evaluate  held-out tasks, when due     results, a row of metrics    the last of its episodes
+    └── save      RunState, when due           a checkpoint                 trainer and disk
 
 Every stage waits for the one before it. Rollouts of later steps may already be in flight meanwhile
 (`rollout.max_async_level`, see work.py), or updates begin while the last groups of their step are played
-(`rollout.overlap_training`). The ledger is written before each effect, the checkpoint after all of them; a
-killed run goes on from its last checkpoint and repeats what came after, bit for bit if nothing was in flight.
-Components never reference this module.
+(`rollout.overlap_training`). A first Ctrl-C gives up rollout and evaluate at once; train, publish and save
+are completed. An error of any part ends the run, and what is in flight is cancelled. The ledger is written
+before each effect, the checkpoint after all of them; a killed run goes on from its last checkpoint, and what
+came after is repeated, bit for bit if nothing was in flight. Components never reference this module.
 """
 
 from __future__ import annotations
@@ -38,7 +40,7 @@ from silva.orchestrator.updates import Row, Updates
 from silva.ports import crash_point
 from silva.signals import Interrupted
 from silva.storage.checkpoints import Writer
-from silva.types import Group, Sample
+from silva.types import Group
 
 __all__ = ["Loop", "Parts", "split"]
 T = TypeVar("T")
@@ -53,7 +55,7 @@ class Trained:
     batch: Batch
     rows: list[Row] = field(default_factory=list)
     updates: list[dict[str, float]] = field(default_factory=list)
-    diagnosis: dict[str, float] = field(default_factory=dict)
+    metrics: dict[str, float] = field(default_factory=dict)
 
 
 class Loop:
@@ -126,11 +128,9 @@ class Loop:
             step, interrupt
         )
         with p.phases("publish"):
-            probed = await self._publish(step, trained=bool(done.updates))
-        found = done.diagnosis | probed | p.idle() | metrics.engine_metrics(before, p.engine.counts())
-        samples = [sample for _, samples in done.rows for sample in samples]
-        p.monitor.rollouts(step, done.batch.rows(samples))
-        self._advance(done.batch, samples, done.updates, found)
+            done.metrics |= await self._publish(step, trained=bool(done.updates))
+        done.metrics |= p.idle() | metrics.engine_metrics(before, p.engine.counts())
+        self._advance(done)
         await self._finish_step(self.state.pending or {}, interrupt)
 
     async def _in_turn(self, step: int, interrupt: Interrupt) -> Trained:
@@ -143,10 +143,10 @@ class Loop:
             replayed = p.replay.draw(step, p.trainer.version) if p.replay and batch.kept else []
             own, count = len(batch.kept), p.config.trainer.updates_per_step
             done.rows = await self._updates.rows([*batch.kept, *replayed], own, controllers)
-            done.diagnosis = await self._diagnosis(step, batch, replayed)
+            done.metrics = await self._diagnosis(step, batch, replayed)
             shares = zip_longest(split(done.rows[:own], count), split(done.rows[own:], count), fillvalue=())
             for number, (new, again) in enumerate(shares):
-                done.updates.append(await self._update(step, number, new, again))
+                done.updates.append(await self._updates.update(self.state, number, new, again))
             if p.replay:
                 p.replay.add(step, batch.kept)
         return done
@@ -169,18 +169,12 @@ class Loop:
                 groups = [group for piece in pieces for group in piece.kept]
                 rows = await self._updates.rows(groups, len(groups), self.state.controllers)
                 if rows:
-                    done.updates.append(await self._update(step, len(done.updates), rows, ()))
+                    done.updates.append(await self._updates.update(self.state, len(done.updates), rows))
                 done.rows += rows
         p.buffer.check(done.batch)
         with p.phases("train"):
-            done.diagnosis = await self._diagnosis(step, done.batch, ())
+            done.metrics = await self._diagnosis(step, done.batch, ())
         return done
-
-    async def _update(
-        self, step: int, number: int, new: Sequence[Row], again: Sequence[Row]
-    ) -> dict[str, float]:
-        controllers, made = self.state.controllers, self.state.updates
-        return await self._updates.update(step, number, new, again, controllers, made=made)
 
     @property
     def _temperature(self) -> float:
@@ -203,34 +197,30 @@ class Loop:
         p, every = self.parts, self.parts.recipe.reference_refresh
         if every and step % every == 0:
             await p.trainer.refresh_reference()
-        if trained:
-            snapshot = await p.trainer.publish()
-            p.ledger.record("published", version=snapshot.version)
-            p.ledger.commit()
-            crash_point("publish")
-            await p.engine.load(snapshot)
-            restarted = await p.buffer.work.updated(snapshot.version)
-            found = {"perf/restarted_work": float(restarted)} if restarted else {}
-            probed = await p.probe.check(p.trainer, p.engine) if p.probe else {}
-            return found | {f"perf/{name}": value for name, value in probed.items()}
-        return {}
+        if not trained:
+            return {}
+        snapshot = await p.trainer.publish()
+        p.ledger.record("published", version=snapshot.version)
+        p.ledger.commit()
+        crash_point("publish")
+        await p.engine.load(snapshot)
+        restarted = await p.buffer.work.updated(snapshot.version)
+        probed = await p.probe.check(p.trainer, p.engine) if p.probe else {}
+        return ({"perf/restarted_work": float(restarted)} if restarted else {}) | probed
 
-    def _advance(
-        self,
-        batch: Batch,
-        samples: Sequence[Sample],
-        updates: Sequence[dict[str, float]],
-        diagnosis: dict[str, float],
-    ) -> None:
+    def _advance(self, done: Trained) -> None:
         """The state after the step. Its numbers wait there until its evaluation is done, however often that
         is interrupted."""
-        p = self.parts
-        means = metrics.mean_of_updates(updates)
+        p, batch = self.parts, done.batch
+        samples = [sample for _, samples in done.rows for sample in samples]
+        p.monitor.rollouts(batch.step, batch.rows(samples))
+        means = metrics.mean_of_updates(done.updates)
         controllers = next_state(
             p.recipe, self.state.controllers, batch.groups,
             {name.removeprefix("train/"): value for name, value in means.items()},
             p.config.rollout.sampling.temperature,
         )  # fmt: skip
+        fails = len(batch.failed) > p.config.rollout.max_failed * batch.played
         turns = [turn for group in batch.groups for turn in group.turns]
         generated = sum(s.count for turn in turns for s in turn.segments if s.source == "policy")
         self.state = self.state.replace(
@@ -242,18 +232,15 @@ class Loop:
             tokens_in_rows=self.state.tokens_in_rows + sum(len(s) for s in samples),
             tokens_trained=self.state.tokens_trained + int(means.get("train/trained_tokens", 0)),
             steps_trained=self.state.steps_trained + p.notices.step(batch, samples),
-            failing=self.state.failing + 1 if self._fails(batch) else 0,
-            updates=self.state.updates + len(updates),
+            failing=self.state.failing + 1 if fails else 0,
+            updates=self.state.updates + len(done.updates),
             pending=metrics.batch_metrics(batch)
             | metrics.advantage_metrics(samples)
             | means
-            | diagnosis
+            | done.metrics
             | {f"control/{name}": value for name, value in controllers.items()}
             | metrics.perf_metrics(p.phases.step, generated),
         )
-
-    def _fails(self, batch: Batch) -> bool:
-        return len(batch.failed) > self.parts.config.rollout.max_failed * batch.played
 
     async def _finish_step(self, pending: dict[str, float], interrupt: Interrupt) -> None:
         """Evaluate when due, log the step, save when due."""

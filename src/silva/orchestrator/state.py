@@ -84,13 +84,13 @@ def restore(store: CheckpointStore, ledger: Ledger) -> tuple[RunState, Path | No
         CheckpointError: a checkpoint's state cannot be read, or no checkpoint is whole.
     """
     newest = store.newest()
+    if newest is None and store.skipped:
+        raise CheckpointError(
+            "no checkpoint of this run is whole, so it cannot go on:\n  "
+            + "\n  ".join(store.skipped)
+            + "\nPut one back, or start again with --overwrite."
+        )
     if newest is None:
-        if store.skipped:
-            raise CheckpointError(
-                "no checkpoint of this run is whole, so it cannot go on:\n  "
-                + "\n  ".join(store.skipped)
-                + "\nPut one back, or start again with --overwrite."
-            )
         if ledger.position:
             ledger.roll_back(0, 0)
         return RunState(), None

@@ -72,7 +72,8 @@ class TaskStream:
 
     def draw(self) -> tuple[Source, Task]:
         """The environment furthest behind its share is next (the earlier one listed on a tie)."""
-        source = min(self.sources, key=lambda w: (self._drawn(w) + 1) / w.weight)
+        drawn = {label: self.position[label] - self.passed[label] for label in self._tasks}
+        source = min(self.sources, key=lambda w: (drawn[w.label] + 1) / w.weight)
         if self.settings is None:
             return source, self._next(source)
         recent, repeated = self._avoided(source.label), list[Task]()
@@ -96,15 +97,10 @@ class TaskStream:
         if self.settings is None or not group.scored:
             return
         mean = sum(t.raw_reward for t in group.scored) / len(group.scored)
-        pool = difficulty(self.settings, mean)
         key = f"{group.task.environment}/{group.task.id}"
-        if pool == "normal":
-            self.pools.pop(key, None)
-        else:
+        self.pools.pop(key, None)
+        if (pool := difficulty(self.settings, mean)) != "normal":
             self.pools[key] = pool
-
-    def _drawn(self, source: Source) -> int:
-        return self.position[source.label] - self.passed[source.label]
 
     def _next(self, source: Source) -> Task:
         self.position[source.label] += 1

@@ -18,6 +18,7 @@ from silva.algorithms.compose import with_advantages
 from silva.config.sections import Optimizer
 from silva.errors import RecordError
 from silva.orchestrator.parts import Parts
+from silva.orchestrator.state import RunState
 from silva.rollouts.samples import next_states, to_samples
 from silva.types import Group, OptimParams, Sample, Signals
 
@@ -26,7 +27,7 @@ Row = tuple[Group, list[Sample]]
 
 
 class Updates:
-    """`controllers`, where asked for, is the state of the recipe's controllers."""
+    """Those of one run."""
 
     def __init__(self, parts: Parts) -> None:
         self.parts = parts
@@ -48,13 +49,9 @@ class Updates:
         signals = await p.trainer.score([*samples, *ends], p.recipe.needs) if p.recipe.needs else Signals()
         values = signals.values[len(samples) :] if ends and signals.values else ()
         ahead = {end.trajectory: float(row[-1]) for end, row in zip(ends, values, strict=True)}
-        found = iter(
-            with_advantages(
-                p.recipe, samples, groups, signals.first(len(samples)), controllers,
-                bootstrap=ahead,
-            )
-        )  # fmt: skip
-        return [(group, [next(found) for _ in samples]) for group, samples in rows]
+        known = signals.first(len(samples))
+        ready = iter(with_advantages(p.recipe, samples, groups, known, controllers, bootstrap=ahead))
+        return [(group, [next(ready) for _ in samples]) for group, samples in rows]
 
     def _check_fresh(self, samples: Sequence[Sample], replayed: Collection[str]) -> None:
         """Raises RecordError if the policy of a token is staler than admission allows, or `replay` does."""
@@ -71,22 +68,15 @@ class Updates:
                 )
 
     async def update(
-        self,
-        step: int,
-        number: int,
-        new: Sequence[Row],
-        again: Sequence[Row],
-        controllers: Mapping[str, float],
-        *,
-        made: int,
+        self, state: RunState, number: int, new: Sequence[Row], replayed: Sequence[Row] = ()
     ) -> dict[str, float]:
         """One optimizer step on rows of this step (`new`) and replayed ones; its metrics.
 
         Args:
+            state: after the step before.
             number: of the update in its step.
-            made: updates before this step.
         """
-        p, part = self.parts, [*new, *again]
+        p, part, step = self.parts, [*new, *replayed], state.step + 1
         groups = [group for group, _ in part]
         samples = normalise(
             [sample for _, samples in part for sample in samples],
@@ -94,21 +84,17 @@ class Updates:
             constant=self._constant(groups),
         )
         p.ledger.record("trained", step=step, update=number, groups=[g.key for g, _ in new])
-        if again:
-            p.ledger.record("replayed", step=step, update=number, groups=[g.key for g, _ in again])
+        if replayed:
+            p.ledger.record("replayed", step=step, update=number, groups=[g.key for g, _ in replayed])
         p.ledger.commit()
         p.monitor.stage("train", number, p.config.trainer.updates_per_step)
-        found = dict(await p.trainer.forward_backward(samples, p.recipe.loss_spec(controllers)))
-        found |= await p.trainer.optim_step(*self._optim_params(made + number))
-        p.notices.update(step, found)
-        return found
-
-    def _optim_params(self, update: int) -> tuple[OptimParams, OptimParams | None]:
-        """Of the policy, and of the critic if there is one."""
-        trainer = self.parts.config.trainer
-        total = self.parts.config.steps * trainer.updates_per_step
-        critic = optim_params(update, trainer.critic.optimizer, total) if self.parts.recipe.critic else None
-        return optim_params(update, trainer.optimizer, total), critic
+        metrics = dict(await p.trainer.forward_backward(samples, p.recipe.loss_spec(state.controllers)))
+        trainer, update = p.config.trainer, state.updates + number
+        total = p.config.steps * trainer.updates_per_step
+        critic = optim_params(update, trainer.critic.optimizer, total) if p.recipe.critic else None
+        metrics |= await p.trainer.optim_step(optim_params(update, trainer.optimizer, total), critic)
+        p.notices.update(step, metrics)
+        return metrics
 
     def _constant(self, groups: Sequence[Group]) -> float | None:
         """What `aggregation = "constant"` divides the update's loss by."""

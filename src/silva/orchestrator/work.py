@@ -4,9 +4,12 @@
                            ^                                      │
                            └── as many as `take` asks for, and `level` batches behind them
 
-`take` consumes tasks; it waits for the rollouts of what it takes, and these for the engine and for
-environments. Whatever finishes first, work is taken in the order of issue, so that a batch does not depend
-on the clock.
+    consumes      tasks of the stream, when `take` issues work; the engine's version, at every request
+    produces      the groups of each piece of work, in the order of issue whatever finishes first, so that a
+                  batch does not depend on the clock; `issued` in the ledger, before anything is played
+    waits for     the rollouts that `take` takes, and these for the engine and for environments
+    unblocked by  the last of these rollouts, an error of one of them, or the cancellation of `take`. What is
+                  in flight goes on until it is taken, until `updated` restarts it or `close` cancels it
 
 Staleness (the versions published between a token and its training) is bounded at admission. While a batch
 is collected, `level` batches at most are in flight behind it. Work at place q behind it is trained in one of
@@ -146,8 +149,7 @@ class WorkQueue:
             self.ledger.record("restarted", work=flight.work.id, version=version)
         self.ledger.commit()
         for flight in old:
-            place = waiting.index(flight)
-            self._flights[place] = Flight(flight.work, flight.environment, self._begun(flight.work))
+            self._flights[waiting.index(flight)] = self._begun(flight.environment, flight.work)
         return len(old)
 
     async def close(self) -> None:
@@ -165,10 +167,13 @@ class WorkQueue:
             )  # fmt: skip
         self.ledger.commit()
         crash_point("issue")
-        self._flights += [Flight(work, label, self._begun(work)) for label, work in issued]
+        self._flights += [self._begun(label, work) for label, work in issued]
 
-    def _begun(self, work: Work) -> asyncio.Task[tuple[Group, ...]]:
-        return asyncio.ensure_future(self._play(work))
+    def _begun(self, label: str, work: Work) -> Flight:
+        async def play() -> tuple[Group, ...]:
+            return tuple([group async for group in self.rollout.run(work)])
+
+        return Flight(work, label, asyncio.ensure_future(play()))
 
     def _next(self, step: int, temperature: float) -> tuple[str, Work]:
         if self._again:
@@ -177,17 +182,12 @@ class WorkQueue:
         source, task = self.stream.draw()
         return source.label, Work(f"s{step}g{self._count}", task, source.taskset, temperature)
 
-    async def _play(self, work: Work) -> tuple[Group, ...]:
-        return tuple([group async for group in self.rollout.run(work)])
-
     def _restored(self, entry: Mapping[str, Any]) -> tuple[str, Work]:
         label, id, name = entry["environment"], entry["id"], entry["task"]
-        for source in self.stream.sources:
-            if source.label == label:
-                for task in source.taskset.tasks("train"):
-                    if task.id == name:
-                        task = dataclasses.replace(task, seed=entry["seed"])
-                        return label, Work(id, task, source.taskset, entry["temperature"])
+        for source in (source for source in self.stream.sources if source.label == label):
+            for task in (task for task in source.taskset.tasks("train") if task.id == name):
+                task = dataclasses.replace(task, seed=entry["seed"])
+                return label, Work(id, task, source.taskset, entry["temperature"])
         raise CheckpointError(
             f"work {id} was in flight at the checkpoint: got no task {name!r} of environment {label!r}, "
             "expected the tasks with which the run began"

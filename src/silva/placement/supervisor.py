@@ -12,7 +12,7 @@ A lost part is killed and started again at the same address. What it knew the or
 of a checkpoint. Every process dies with this one (process.tie_to_parent).
 
     this process gets                          the orchestrator gets
-    SIGINT, SIGTERM, the first SIGHUP          TOLD: it ends with a checkpoint, or at the second at once
+    SIGINT, SIGTERM, the first SIGHUP          STOP_PART: it ends with a checkpoint, or at the second at once
     SIGTSTP (Ctrl-Z), then SIGCONT             SIGSTOP, then SIGCONT, and so does every part
 
 Parts listen to no other signal (signals.end_as_a_part). Not here: what the parts do, and torch.
@@ -32,7 +32,7 @@ from pathlib import Path
 from silva.aio import cancelled
 from silva.errors import SilvaError
 from silva.ports import CLOCK
-from silva.signals import TOLD, heard, held
+from silva.signals import STOP_PART, held, stop_signals
 from silva.wire.transport import Peer, Refused, Unreachable, silence
 
 TICK = 0.2  # seconds between two looks at the processes
@@ -64,7 +64,7 @@ class Part:
     address: str = ""
     env: Mapping[str, str] = field(default_factory=dict)
     once: Mapping[str, str] = field(default_factory=dict)
-    told: int = TOLD
+    told: int = STOP_PART
 
 
 @dataclass
@@ -116,7 +116,7 @@ class Supervisor:
             SilvaError: a part fails at every start, or is lost again and again before the next checkpoint.
         """
         loop = asyncio.get_running_loop()
-        for number in heard():
+        for number in stop_signals():
             loop.add_signal_handler(number, self._pass_on, number)
         if signal.getsignal(signal.SIGTSTP) is not signal.SIG_IGN:
             loop.add_signal_handler(signal.SIGTSTP, self._pause)

@@ -91,14 +91,13 @@ def verify(path: Path) -> Manifest:
         file = path / name
         try:
             got = file.stat().st_size
-            if got != size:
-                raise CheckpointError(f"{file}: got {got} bytes, expected {size}: torn or altered")
-            if _sha256(file) != digest:
-                raise CheckpointError(f"{file}: damaged, its sha256 is not the manifest's")
-        except CheckpointError:
-            raise
+            intact = got == size and _sha256(file) == digest
         except OSError as error:
             raise CheckpointError(f"{file}: {_reason(error)}") from error
+        if got != size:
+            raise CheckpointError(f"{file}: got {got} bytes, expected {size}: torn or altered")
+        if not intact:
+            raise CheckpointError(f"{file}: damaged, its sha256 is not the manifest's")
     return manifest
 
 
@@ -182,16 +181,13 @@ class CheckpointStore:
 
     def best(self) -> tuple[int, Path] | None:
         """The checkpoint marked best (not verified: `verify` it before use), or None."""
-        step = self._best_step()
-        return None if step is None else (step, self.path(step))
-
-    def _best_step(self) -> int | None:
         try:
             text = (self.directory / "best").read_text(errors="replace")
         except OSError:
             return None
         name = re.fullmatch(r"step_(\d+)\n", text)
-        return int(name[1]) if name and self.path(int(name[1])).is_dir() else None
+        step = int(name[1]) if name else -1
+        return (step, self.path(step)) if self.path(step).is_dir() else None
 
     def _writable(self) -> None:
         if self.read_only:
@@ -255,8 +251,8 @@ class CheckpointStore:
         """
         steps = self.steps()
         kept = {*[step for step in steps if step <= newest][-self.keep :]}
-        if (best := self._best_step()) is not None and best <= newest:
-            kept.add(best)
+        if (best := self.best()) and best[0] <= newest:
+            kept.add(best[0])
         for step in steps:
             if step not in kept:  # renamed first: killed half-way it must not look like a damaged one
                 doomed = self.directory / f"tmp-pruned-step_{step}-{secrets.token_hex(4)}"
@@ -269,12 +265,10 @@ def disk_faults(what: str, advice: str = "") -> Iterator[None]:
     """Faults of the disk become a CheckpointError that says where and what to do."""
     try:
         yield
-    except PartLost:  # a writer's trainer, in another process, and no disk
-        raise
     except (OSError, SafetensorError) as error:
-        # a writer may have words of its own for what the disk said
+        # a writer may have words of its own for what the disk said, and lose its trainer in another process
         fault = error.__cause__ if isinstance(error, CheckpointError) else error
-        if not isinstance(fault, (OSError, SafetensorError)):
+        if isinstance(fault, PartLost) or not isinstance(fault, (OSError, SafetensorError)):
             raise
         raise CheckpointError(f"{what}: {error}. {advice}".rstrip()) from error
 
@@ -282,7 +276,7 @@ def disk_faults(what: str, advice: str = "") -> Iterator[None]:
 def _check(step: int, files: Mapping[str, Writer]) -> None:
     if step < 0:
         raise CheckpointError(f"checkpoint: got step {step}, expected 0 or more")
-    for name in files:
+    for name in files:  # a CheckpointError in place of a file outside the folder
         path = PurePosixPath(name)
         if not name or path.is_absolute() or ".." in path.parts or str(path) == MANIFEST:
             raise CheckpointError(

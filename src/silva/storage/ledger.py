@@ -90,12 +90,9 @@ def _parse(path: Path, number: int, line: bytes) -> Record:
     with contextlib.suppress(ValueError, TypeError, KeyError):
         values = json.loads(line)
         del values["crc"]
-        record = Record(values.pop("seq"), values.pop("event"), values)
-    try:
-        intact = record is not None and record.line() == line + b"\n"
-    except ValueError:  # NaN
-        intact = False
-    if record is None or not intact:
+        found = Record(values.pop("seq"), values.pop("event"), values)
+        record = found if found.line() == line + b"\n" else None
+    if record is None:
         shown = line[:80].decode(errors="replace")
         raise LedgerError(f"{path}:{number + 1}: damaged line (checksum): got {shown!r}")
     if record.seq != number:
@@ -261,31 +258,13 @@ class _Lives:
         self._step: dict[str, int] = {}  # of a group: the one that it is meant for
         self._issued_at: dict[str, int] = {}  # of work and of its groups, in seq
         self._newest = -1  # seq at which the newest work was issued that training has seen
-        self._trained: tuple[int, int] | None = None  # step, update
+        self._update = (-1, -1)  # step and number of the last one
         self._version: int | None = None
 
     def follow(self, record: Record) -> list[str]:
-        fields = record.fields
-        if record.event == "issued":
-            return self._issued(record)
-        if record.event == "restarted":
-            known = self._work.get(fields["work"])
-            return [] if known and known.event == "issued" else [f"work {fields['work']} is not in flight"]
-        if record.event == "sealed":
-            return self._sealed(record)
-        if record.event == "dropped":
-            return self._move(self._group, "group", fields["group"], record, after="sealed")
-        if record.event == "trained":
-            return self._trained_groups(record)
-        if record.event == "replayed":
-            return self._replayed_groups(record)
-        if record.event == "published":
-            before, self._version = self._version, fields["version"]
-            if before is not None and fields["version"] != before + 1:
-                return [f"published version {fields['version']}, expected {before + 1}"]
-        if record.event == "checkpoint" and fields["position"] > record.seq:
-            return [f"checkpoint of step {fields['step']} at {fields['position']}, after itself"]
-        return []
+        """What is wrong with the record after those before it."""
+        check = getattr(self, f"_{record.event}", None)  # a method for each event that something depends on
+        return check(record, record.fields) if check else []
 
     def left_behind(self, finished: bool) -> list[str]:
         """What training went past, or what was left when it ended."""
@@ -295,7 +274,7 @@ class _Lives:
             if record.event == "issued" and (late or finished):
                 reached = "training went on to what was issued later" if late else "the run has finished"
                 problems.append(f"work {work} was skipped: issued, then {reached}")
-        now = self._trained[0] if self._trained else -1
+        now, _ = self._update
         for group in (group for group, record in self._group.items() if record.event == "sealed"):
             step = self._step[group]
             if now > step or finished:
@@ -303,8 +282,8 @@ class _Lives:
                 problems.append(f"group {group} of step {step} was skipped: sealed, then {reached}")
         return problems
 
-    def _issued(self, record: Record) -> list[str]:
-        work = record.fields["work"]
+    def _issued(self, record: Record, fields: Mapping[str, Any]) -> list[str]:
+        work = fields["work"]
         last = self._work.get(work)
         self._work[work], self._issued_at[work] = record, record.seq
         # a restart loses what was in flight, so that it is issued again
@@ -314,8 +293,11 @@ class _Lives:
             return []
         return [f"work {work} issued after it was {last.event}, expected once, or again after a restart"]
 
-    def _sealed(self, record: Record) -> list[str]:
-        fields = record.fields
+    def _restarted(self, record: Record, fields: Mapping[str, Any]) -> list[str]:
+        known = self._work.get(fields["work"])
+        return [] if known and known.event == "issued" else [f"work {fields['work']} is not in flight"]
+
+    def _sealed(self, record: Record, fields: Mapping[str, Any]) -> list[str]:
         problems = self._move(self._work, "work", fields["work"], record, after="issued")
         for group, result in fields["groups"].items():
             problems += self._move(self._group, "group", group, record, after="")
@@ -326,31 +308,43 @@ class _Lives:
                 problems.append(f"group {group}: got {got} rewards, expected {expected}")
         return problems
 
-    def _trained_groups(self, record: Record) -> list[str]:
-        fields = record.fields
+    def _dropped(self, record: Record, fields: Mapping[str, Any]) -> list[str]:
+        return self._move(self._group, "group", fields["group"], record, after="sealed")
+
+    def _trained(self, record: Record, fields: Mapping[str, Any]) -> list[str]:
         problems = []
         now = (fields["step"], fields["update"])
-        if self._trained is not None and now < self._trained:
-            problems.append(f"trained step {now[0]} update {now[1]} after step {self._trained[0]}")
-        self._trained = now
+        if now < self._update:
+            problems.append(f"trained step {now[0]} update {now[1]} after step {self._update[0]}")
+        self._update = now
         for group in fields["groups"]:
             problems += self._move(self._group, "group", group, record, after="sealed")
             self._newest = max(self._newest, self._issued_at.get(group, -1))
         return problems
 
-    def _replayed_groups(self, record: Record) -> list[str]:
+    def _replayed(self, record: Record, fields: Mapping[str, Any]) -> list[str]:
         problems = []
-        for group in record.fields["groups"]:
+        for group in fields["groups"]:
             last = self._group.get(group)
-            if last is None or last.event != "trained" or last.fields["step"] >= record.fields["step"]:
+            if last is None or last.event != "trained" or last.fields["step"] >= fields["step"]:
                 what = f"{last.event} in step {last.fields.get('step')}" if last else "never sealed"
                 problems.append(f"group {group} replayed, but {what}, expected trained in an earlier step")
         return problems
 
+    def _published(self, record: Record, fields: Mapping[str, Any]) -> list[str]:
+        before, self._version = self._version, fields["version"]
+        if before is None or fields["version"] == before + 1:
+            return []
+        return [f"published version {fields['version']}, expected {before + 1}"]
+
+    def _checkpoint(self, record: Record, fields: Mapping[str, Any]) -> list[str]:
+        if fields["position"] <= record.seq:
+            return []
+        return [f"checkpoint of step {fields['step']} at {fields['position']}, after itself"]
+
     @staticmethod
     def _move(lives: dict[str, Record], what: str, name: str, record: Record, *, after: str) -> list[str]:
-        last = lives.get(name)
-        before = last.event if last is not None else ""
+        before = lives[name].event if name in lives else ""
         lives[name] = record
         if before == after:
             return []

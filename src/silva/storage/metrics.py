@@ -26,11 +26,8 @@ of it, and the share of replies with thoughts."""
 def append_metrics(path: Path, step: int, metrics: Mapping[str, float]) -> None:
     """Append one row and sync it. OSError where the disk does not take it."""
     numbers = {key: _number(metrics[key]) for key in sorted(metrics)}
-    row: dict[str, Any] = {"step": step}
     bad = [key for key, value in numbers.items() if not math.isfinite(value)]
-    if bad:
-        row["nonfinite"] = bad
-    row |= {key: None if key in bad else value for key, value in numbers.items()}
+    row = {"step": step} | ({"nonfinite": bad} if bad else {}) | numbers | dict.fromkeys(bad)
     FILES.append(path, (json.dumps(row, allow_nan=False) + "\n").encode(), sync=True)
 
 

@@ -13,6 +13,7 @@ import io
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -85,13 +86,10 @@ def state_of(group: str) -> int | None:
     return int(found[1]) if found else None
 
 
-def rollouts_path(folder: Path, step: int) -> Path:
-    return step_path(folder, step, SUFFIX)
-
-
-def rollouts_in(folder: Path) -> dict[int, Path]:
-    """The files in `folder` by step, the first step first."""
-    return steps_in(folder, SUFFIX)
+rollouts_path = partial(step_path, suffix=SUFFIX)
+"""The file of a step, by its folder and number."""
+rollouts_in = partial(steps_in, suffix=SUFFIX)
+"""The files in a folder by step, the first step first."""
 
 
 def truncate_rollouts(folder: Path, last_step: int) -> None:

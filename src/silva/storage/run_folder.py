@@ -207,12 +207,11 @@ class RunFolder(Layout):
                 "Put them back, or choose another --name."
             )
         self._check_files(known)
-        summary = _summary(self)
-        steps = new.get("steps", 0)
-        if summary is not None and summary.get("steps", -1) >= steps:
+        done, steps = _steps_done(self), new.get("steps", 0)
+        if done is not None and done >= steps:
             self.state = "finished"
             more = "" if may_change(new, new | {"steps": steps + 1}) else "; raise steps to go on"
-            self.notes.append(f"{self.path} has finished ({summary['steps']} steps){more}")
+            self.notes.append(f"{self.path} has finished ({done} steps){more}")
             return
         self.state = "resumed"
         for leftover in self.path.glob(".*.tmp-*"):  # of a write that was killed before its rename
@@ -231,12 +230,12 @@ class RunFolder(Layout):
         if lines and self._accept_files:
             self.notes.append("this run goes on with changed files:\n" + "\n".join(lines))
         elif lines:
-            more = [f"  and {len(lines) - SHOWN_FILES} more"] if len(lines) > SHOWN_FILES else []
+            more = f"\n  and {len(lines) - SHOWN_FILES} more" if len(lines) > SHOWN_FILES else ""
             raise RunFolderError(
                 f"cannot resume {self.path}: files that its configuration points at have changed:\n"
-                + "\n".join([*lines[:SHOWN_FILES], *more])
-                + "\nPut them back, choose another --name, or add --accept-files to go on with them as they "
-                "are now; the ledger records the change."
+                + "\n".join(lines[:SHOWN_FILES])
+                + f"{more}\nPut them back, choose another --name, or add --accept-files to go on with them "
+                "as they are now; the ledger records the change."
             )
 
 
@@ -270,10 +269,9 @@ def _lock(path: Path) -> TextIO:
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as error:
-        file.seek(0)
-        owner = file.read().strip() or "unknown"
         file.close()
-        raise RunFolderError(f"{path} is in use by process {owner}: wait for it, or stop it") from error
+        by = owner(path) or "unknown"
+        raise RunFolderError(f"{path} is in use by process {by}: wait for it, or stop it") from error
     file.truncate(0)
     file.write(f"{os.getpid()}\n")
     file.flush()
@@ -284,10 +282,9 @@ def holder(path: Path) -> str:
     """The id of the process that has the run open; "" if none has."""
     try:
         with open(path / LOCK) as file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-            except BlockingIOError:
-                return str(owner(path) or "unknown")
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return str(owner(path) or "unknown")
     except OSError:  # no lock, no run
         pass
     return ""
@@ -300,10 +297,8 @@ def _is_run(path: Path) -> bool:
 
 def _check_contents(path: Path) -> None:
     """Refuse to remove what no run writes: a user's file, another run."""
-    others = sorted(
-        e.name for e in path.iterdir() if e.name not in WRITTEN and not _LEFTOVER.fullmatch(e.name)
-    )
-    if others:
+    names = sorted(entry.name for entry in path.iterdir())
+    if others := [name for name in names if name not in WRITTEN and not _LEFTOVER.fullmatch(name)]:
         shown = ", ".join(others[:5]) + (f" and {len(others) - 5} more" if len(others) > 5 else "")
         raise RunFolderError(
             f"{path} holds more than a run of Silva ({shown}), so --overwrite leaves it alone: move that "
@@ -314,22 +309,20 @@ def _check_contents(path: Path) -> None:
 def _progress(path: Path) -> str:
     """How far a run came, in words."""
     run = Layout(path)
-    summary = _summary(run)
-    if summary is not None and "steps" in summary:
-        return f"finished, {summary['steps']} steps"
+    if (steps := _steps_done(run)) is not None:
+        return f"finished, {steps} steps"
     step = last_step(run.metrics)
     done = "no step done" if step is None else f"step {step} was its last"
-    checkpoints = list(steps_in(run.checkpoints).values())
-    saved = f"newest checkpoint {checkpoints[-1].name}" if checkpoints else "no checkpoint"
+    *_, newest = (None, *steps_in(run.checkpoints).values())
+    saved = f"newest checkpoint {newest.name}" if newest else "no checkpoint"
     return f"{done}, {saved}"
 
 
-def _summary(run: Layout) -> dict[str, Any] | None:
-    """None where the file is missing or damaged: then the run counts as not finished."""
-    try:
-        return read_summary(run.summary)
-    except (OSError, ValueError):
-        return None
+def _steps_done(run: Layout) -> int | None:
+    """Of a finished run. One whose summary is missing or damaged counts as not finished."""
+    with contextlib.suppress(OSError, RecordError):
+        return read_summary(run.summary).get("steps")
+    return None
 
 
 def _at(data: Any, key: str) -> str:

@@ -61,7 +61,8 @@ class Critic:
         self._head = ValueHead(width, policy.dtype, policy.device, frozen=not own)
         parameters = {n: p for n, p in self._trunk.model.named_parameters() if p.requires_grad and own}
         unused = self._trunk.model.get_output_embeddings().weight  # but where it is the input's as well
-        used = {n: p for n, p in parameters.items() if p is not unused or _tied(self._trunk)}
+        tied = unused is self._trunk.model.get_input_embeddings().weight
+        used = {n: p for n, p in parameters.items() if p is not unused or tied}
         self.stepper = Stepper(
             used | {f"value_head.{n}": p for n, p in self._head.named_parameters()},
             mesh,
@@ -102,8 +103,3 @@ class Critic:
             self.stepper.blame(total, names)
             total.backward()
         return metrics
-
-
-def _tied(loaded: LoadedModel) -> bool:
-    model = loaded.model
-    return model.get_output_embeddings().weight is model.get_input_embeddings().weight

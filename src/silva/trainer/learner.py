@@ -93,9 +93,8 @@ class Learner:
             enable_gradient_checkpointing(loaded.model)
         self._with_critic = critic
         self._begin()
-        needs = {"logprobs"} | ({"reference_logprobs"} if self._reference.exists else set())
-        needs |= {"values"} if critic else set()
-        self.needs = frozenset(needs)
+        able = {"logprobs": True, "reference_logprobs": self._reference.exists, "values": critic}
+        self.needs = frozenset(need for need, known in able.items() if known)
 
     def _begin(self) -> None:
         self.stepper.begin()
@@ -130,19 +129,18 @@ class Learner:
                 f"score: got the needs {sorted(unknown)}, expected some of {sorted(self.needs)} "
                 "(reference_logprobs need a reference, values need critic=True)"
             )
-        current = self._logprobs(self.loaded, samples) if "logprobs" in needs else None
-        reference = self._logprobs(self._reference.model, samples) if "reference_logprobs" in needs else None
-        values = self._values(samples) if "values" in needs else None
-        return Signals(logprobs=current, reference_logprobs=reference, values=values)
+        critic, budget = self.critic, self.settings.micro_batch_tokens
+        return Signals(
+            self._logprobs(self.loaded, samples) if "logprobs" in needs else None,
+            self._logprobs(self._reference.model, samples) if "reference_logprobs" in needs else None,
+            self._of_tokens(samples, lambda batch: critic.values(batch, budget))
+            if critic and "values" in needs
+            else None,
+        )
 
     def _logprobs(self, loaded: LoadedModel, samples: Sequence[Sample]) -> tuple[np.ndarray, ...]:
         budget = self.settings.micro_batch_tokens
         return self._of_tokens(samples, lambda batch: token_logprobs(loaded, batch, budget=budget).logprobs)
-
-    def _values(self, samples: Sequence[Sample]) -> tuple[np.ndarray, ...]:
-        critic, budget = self.critic, self.settings.micro_batch_tokens
-        assert critic is not None
-        return self._of_tokens(samples, lambda batch: critic.values(batch, budget))
 
     @torch.no_grad()
     def _of_tokens(
@@ -187,7 +185,9 @@ class Learner:
         references = self._needed_reference(samples, loss)
         if not self._checked:
             self._check_trie(samples, references, loss)
-        critic = self._learning(samples, loss)
+        # A supervised update leaves a critic nothing to learn from.
+        supervised = objective.parse(loss)[0].imitates and all(sample.returns is None for sample in samples)
+        critic = None if supervised else self.critic
         sums: Sums = defaultdict(float)
         aged = any((s.versions[trained(s)] != self.version).any() for s in samples)
         try:
@@ -234,11 +234,6 @@ class Learner:
         sums["loss"] += total.detach().double()
         for name, values in metrics.items():
             sums[name] += values.double().sum()
-
-    def _learning(self, samples: list[Sample], loss: LossSpec) -> Critic | None:
-        """The critic, unless a supervised update leaves it nothing to learn from."""
-        supervised = objective.parse(loss)[0].imitates and all(sample.returns is None for sample in samples)
-        return None if supervised else self.critic
 
     def _backward_critic(self, critic: Critic, batch: Pack, samples: list[Sample], sums: Sums) -> None:
         like = torch.zeros((), dtype=wide(self.loaded.dtype), device=self.loaded.device)
@@ -290,6 +285,8 @@ class Learner:
 
     def restart(self) -> None:
         """Keep the weights and reset everything else: moments, counts, reference and critic."""
+        # Ranks: the critic is copied again, when the policy is divided already
+        # (test_an_update_is_that_of_one_rank, with a critic).
         if self._reference.parameters is not None:
             self._reference.refresh()
         self._begin()

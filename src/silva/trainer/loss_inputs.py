@@ -33,10 +33,11 @@ def loss_inputs(
         RecordError: samples without advantages, for a loss that reads them.
     """
     like = found.logprobs
+    old = [s.logprobs if s.old_logprobs is None else s.old_logprobs for s in samples]
     scored = any(s.old_logprobs is not None for s in samples)
     return LossInputs(
         logprobs=found.logprobs,
-        old_logprobs=flat(samples, [_old_logprobs(s) for s in samples], like),
+        old_logprobs=flat(samples, old, like),
         sampler_logprobs=flat(samples, [s.logprobs for s in samples], like) if scored else None,
         ages=flat(samples, [version - s.versions for s in samples], like) if aged else None,
         advantages=flat(samples, [_advantages(s, loss) for s in samples], like),
@@ -52,27 +53,15 @@ def flat(samples: Sequence[Sample], arrays: Sequence[np.ndarray], like: torch.Te
     return torch.from_numpy(values).to(like.device, like.dtype)
 
 
-def needed(sample: Sample, name: str) -> np.ndarray:
+def needed(sample: Sample, name: str, why: str = "which the critic learns from") -> np.ndarray:
     """Raises RecordError where the sample has none."""
-    array = getattr(sample, name)
+    array: np.ndarray | None = getattr(sample, name)
     if array is None:
-        raise RecordError(
-            f"{name} of the sample of {sample.trajectory}, which the critic learns from: got None, "
-            "expected [T]"
-        )
+        raise RecordError(f"{name} of the sample of {sample.trajectory}, {why}: got None, expected [T]")
     return array
 
 
 def _advantages(sample: Sample, loss: LossSpec) -> np.ndarray:
-    if sample.advantages is not None:
-        return sample.advantages
-    if not parse(loss)[0].imitates:
-        raise RecordError(
-            f"advantages of the sample of {sample.trajectory}, which loss {loss.name} reads: "
-            "got None, expected [T]"
-        )
-    return np.zeros(len(sample), dtype=np.float32)
-
-
-def _old_logprobs(sample: Sample) -> np.ndarray:
-    return sample.logprobs if sample.old_logprobs is None else sample.old_logprobs
+    if sample.advantages is None and parse(loss)[0].imitates:
+        return np.zeros(len(sample), dtype=np.float32)
+    return needed(sample, "advantages", f"which loss {loss.name} reads")

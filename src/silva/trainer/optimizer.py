@@ -90,6 +90,8 @@ class Stepper:
         for name, gradient in self._mesh.sum(mine).items():
             self.parameters[name].grad = gradient
         self.bad_loss = [name for part in self._mesh.gather(self.bad_loss) for name in part][:4]
+        # Ranks: of a divided model each has a part of every gradient, and the norm is of all parts
+        # (test_an_update_is_that_of_one_rank, which compares `grad_norm`).
         norm, counters = norm_of(self.gradients), self.counters
         finite = not self.bad_loss and math.isfinite(norm)
         if finite:
@@ -174,7 +176,6 @@ def norm_of(tensors: Sequence[torch.Tensor]) -> float:
 
 def clip(gradients: Sequence[torch.Tensor], norm: float, limit: float | None) -> None:
     """Scale all gradients by `limit / norm` where their norm exceeds the limit (Pascanu et al. 2013)."""
-    if limit is None or norm <= limit:
-        return
-    for gradient in gradients:
-        gradient.mul_(limit / norm)
+    if limit is not None and norm > limit:
+        for gradient in gradients:
+            gradient.mul_(limit / norm)

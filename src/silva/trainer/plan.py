@@ -64,8 +64,8 @@ def plan(
     if budget < 1 or ranks < 1:
         raise ValueError(f"plan: got budget {budget} and ranks {ranks}, expected 1 or more of both")
     lengths = [len(row) for row in rows]
-    if any(length < 1 for length in lengths):
-        raise ValueError(f"plan: row {min(range(len(lengths)), key=lengths.__getitem__)} holds no token")
+    if 0 in lengths:
+        raise ValueError(f"plan: row {lengths.index(0)} holds no token")
     order, shared = sort_rows(rows, least)
     added = np.array([lengths[i] for i in order], dtype=np.int64) - shared
     fair = budget if ranks == 1 else max(1, min(budget, -(-int(added.sum()) // ranks)))

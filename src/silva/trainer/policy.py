@@ -57,9 +57,9 @@ def trained(sample: Sample) -> np.ndarray:
     Raises:
         RecordError: a weight is negative or NaN; the sign of a token belongs into its advantage.
     """
-    if not np.all(sample.loss_weights >= 0):
-        worst = sample.loss_weights[~(sample.loss_weights >= 0)][0]
-        raise RecordError(f"sample of {sample.trajectory}: got a loss weight of {worst}, expected 0 or more")
+    if len(wrong := sample.loss_weights[~(sample.loss_weights >= 0)]):
+        got = f"got a loss weight of {wrong[0]}, expected 0 or more"
+        raise RecordError(f"sample of {sample.trajectory}: {got}")
     return sample.loss_weights > 0
 
 
@@ -77,8 +77,8 @@ def pack(loaded: LoadedModel, samples: Sequence[Sample], *, least: int = MIN_SHA
     before, at, rows, places, temperatures = [], [], [], [], []
     for row, (sample, path) in enumerate(zip(samples, trie.rows, strict=True)):
         chosen = np.flatnonzero(trained(sample))  # never 0: a Sample refuses a loss on its first token
-        if np.any(sample.temperatures[chosen] <= 0):
-            where = int(chosen[np.argmax(sample.temperatures[chosen] <= 0)])
+        if len(greedy := chosen[sample.temperatures[chosen] <= 0]):
+            where = int(greedy[0])
             raise RecordError(
                 f"sample of {sample.trajectory}: token {where} was sampled at temperature "
                 f"{float(sample.temperatures[where])}, which cannot be trained; expected more than 0"

@@ -86,9 +86,8 @@ class RemoteTrainer(rpc.proxy(Trainer)):  # type: ignore[misc]
         """
         await self._awake()
         opened = decode(Opened, await self._asking("open", "/open", encode(self._asked)))
-        self._session, self.version = opened.session, opened.version
-        self.capabilities = opened.capabilities
-        self._repeat(opened.said)
+        self._session = opened.session
+        self._update(opened)
 
     async def close(self) -> None:
         await self._peer.close()
@@ -97,8 +96,7 @@ class RemoteTrainer(rpc.proxy(Trainer)):  # type: ignore[misc]
         call = await asyncio.to_thread(rpc.encode, ServedTrainer, method, arguments)
         data = await self._asking(method, f"/sessions/{self._session}", call)
         answer = await asyncio.to_thread(rpc.decode, ServedTrainer, method, data)
-        self.capabilities, self.version = answer.capabilities, answer.version
-        self._repeat(answer.said)
+        self._update(answer)
         return answer.result
 
     async def _asking(self, doing: str, path: str, body: bytes) -> bytes:
@@ -107,8 +105,7 @@ class RemoteTrainer(rpc.proxy(Trainer)):  # type: ignore[misc]
         try:
             if done := await first(self._peer.send(path, body), watch):
                 return done.result()
-            where = f"the trainer at {self._peer.address}"
-            raise Unreachable(f"{where}: no sign of life for {DEAD_AFTER:g} s")
+            raise Unreachable(f"the trainer at {self._peer.address}: no sign of life for {DEAD_AFTER:g} s")
         except Unreachable as error:
             raise PartLost(f"{self._without_session(error)} (while it was asked to {doing})") from error
         except Refused as error:
@@ -144,8 +141,10 @@ class RemoteTrainer(rpc.proxy(Trainer)):  # type: ignore[misc]
         """Whoever knows the session can use the trainer."""
         return str(error).replace(self._session, "...") if self._session else str(error)
 
-    def _repeat(self, said: Sequence[str]) -> None:
-        for line in said:
+    def _update(self, answer: Any) -> None:
+        """How the trainer is, which every answer tells, and what people should know."""
+        self.capabilities, self.version = answer.capabilities, answer.version
+        for line in answer.said:
             self._say(line)
 
 

@@ -71,8 +71,7 @@ def load_state(state: State, path: Path) -> None:
         CheckpointError: a file is missing or unreadable, or names, shapes or types differ: says which.
     """
     ready = [_read_state(state, path)]
-    if state.critic is not None:
-        ready.append(_read_state(state.critic, path / "critic"))
+    ready += [_read_state(state.critic, path / "critic")] if state.critic else []
     for apply in ready:
         apply()
 

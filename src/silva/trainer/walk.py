@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
@@ -23,24 +23,8 @@ from silva.models.trie_attention import Chunk, KeyValue, TrieAttention
 from silva.trainer.gradients import read
 from silva.trainer.randomness import States, set_states, states_of
 
-
-class Batch(Protocol):
-    """What a walk reads of a `policy.Pack`."""
-
-    @property
-    def tokens(self) -> torch.Tensor: ...
-
-    @property
-    def positions(self) -> torch.Tensor: ...
-
-    @property
-    def predictors(self) -> torch.Tensor: ...
-
-    @property
-    def targets(self) -> torch.Tensor: ...
-
-    @property
-    def temperatures(self) -> torch.Tensor: ...
+if TYPE_CHECKING:
+    from silva.trainer.policy import Pack
 
 
 class Head(Protocol):
@@ -68,7 +52,7 @@ class Live:
 class Walk:
     """One walk over a batch; call it once for the results of its head, [M] each."""
 
-    def __init__(self, loaded: LoadedModel, head: Head, batch: Batch, chunks: Sequence[Chunk]) -> None:
+    def __init__(self, loaded: LoadedModel, head: Head, batch: Pack, chunks: Sequence[Chunk]) -> None:
         self.loaded, self.head, self.batch, self.chunks = loaded, head, batch, chunks
         self.kept: dict[int, list[KeyValue]] = {}  # of each piece that later chunks look at, one a layer
         self.random: list[States] = []
@@ -106,7 +90,10 @@ class Walk:
         waiting: dict[int, list[KeyValue]] = {}  # gradients of `kept`
         now = states_of(self.loaded.device)
         for number in reversed(range(len(self.chunks))):
-            live, self.last = self.last or self._again(number), None
+            if (live := self.last) is None:
+                set_states(self.random[number], self.loaded.device)
+                live = self._live(number)
+            self.last = None
             places = self.of_chunk[number]
             flows = list(zip(live.results, (gradient[places] for gradient in gradients), strict=True))
             for piece, layers in live.found.items():
@@ -128,10 +115,6 @@ class Walk:
                     ]
                 waiting[piece] = flowing
         set_states(now, self.loaded.device)
-
-    def _again(self, number: int) -> Live:
-        set_states(self.random[number], self.loaded.device)
-        return self._live(number)
 
     def _live(self, number: int) -> Live:
         outside = {
