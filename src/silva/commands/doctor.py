@@ -49,12 +49,16 @@ def examine() -> dict[str, Any]:
         "python": platform.python_version(),
         "platform": platform.platform(),
         "cores": os.cpu_count(),
-        "memory_gib": _memory_gib() if packages["torch"] is not None else None,
+        "memory_gib": None,
         "disk_free_gib": round(shutil.disk_usage(Path.cwd()).free / 2**30, 1),
         "sandbox": describe(),
         "packages": packages,
     }
     if packages["torch"] is not None:
+        from silva.models.memory import memory_limit
+
+        limit = memory_limit()
+        findings["memory_gib"] = None if limit is None else round(limit / 2**30, 1)
         findings["torch"], findings["same bits"] = _torch()
         if no := [name for name, text in findings["same bits"].items() if text.startswith("no")]:
             notes.append(
@@ -103,10 +107,3 @@ def _version(name: str) -> str | None:
         return importlib.metadata.version(name)
     except importlib.metadata.PackageNotFoundError:
         return None
-
-
-def _memory_gib() -> float | None:
-    from silva.models.memory import memory_limit
-
-    limit = memory_limit()
-    return None if limit is None else round(limit / 2**30, 1)

@@ -83,7 +83,9 @@ def table(rows: Sequence[Mapping[str, Any]]) -> str:
     cells = [("name", "here", "about", "needs", "licence")]
     for row in rows:
         programs = f"no {', '.join(row['programs'])} here" if row["programs"] else ""
-        needs = "; ".join(filter(None, (row["needs"], _install(row["missing"]), programs))) or "nothing"
+        packages = " ".join(name.replace("_", "-") for name in row["missing"])
+        install = f"pip install {packages}" if packages else ""
+        needs = "; ".join(filter(None, (row["needs"], install, programs))) or "nothing"
         cells.append((row["name"], "yes" if row["here"] else "no", row["about"], needs, row["licence"]))
     widths = [max(len(line[column]) for line in cells) for column in range(4)]
     return "\n".join(
@@ -121,7 +123,9 @@ def shown(label: str, checks: Sequence[Check]) -> str:
     for check in checks:
         lines.append(f"  {'ok' if check.ok else 'wrong':<5}  {check.name:<{width}}  {check.done}".rstrip())
         for finding in check.findings:
-            where = f"  ({_relative(finding.where)})" if finding.where else ""
+            inside = finding.where.startswith(str(Path.cwd()) + os.sep)
+            place = os.path.relpath(finding.where) if inside else finding.where
+            where = f"  ({place})" if place else ""
             lines.append(f"         {finding.kind}: {finding.text}{where}")
     wrong = sum(finding.kind == "wrong" for check in checks for finding in check.findings)
     lines.append(f"{wrong} {'fault' if wrong == 1 else 'faults'}" if wrong else "nothing is wrong")
@@ -181,11 +185,3 @@ def _row(name: str, target: str) -> dict[str, Any]:
         "here": settings is not None and not missing and not programs,
         "settings": target,
     }
-
-
-def _install(missing: Sequence[str]) -> str:
-    return f"pip install {' '.join(name.replace('_', '-') for name in missing)}" if missing else ""
-
-
-def _relative(where: str) -> str:
-    return os.path.relpath(where) if where.startswith(str(Path.cwd()) + os.sep) else where

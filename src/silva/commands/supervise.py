@@ -51,7 +51,7 @@ def supervise(resolved: Resolved, argv: Sequence[str], flags: Sequence[str]) -> 
         supervisor = Supervisor(
             parts,
             log=line_writer(run.services, writes),
-            say=_say,
+            say=lambda text: put(f"silva: {text}", error=True),
             key=key,
             checkpoints=lambda: list(steps_in(run.checkpoints)),
         )
@@ -144,7 +144,3 @@ def _crash(command: str) -> dict[str, str]:
     if command == "orchestrator":
         found = found or os.environ.get("SILVA_CRASH", "")
     return {"SILVA_CRASH": found, "SILVA_CRASH_PROOF": os.environ.get("SILVA_CRASH_PROOF", "")}
-
-
-def _say(text: str) -> None:
-    put(f"silva: {text}", error=True)

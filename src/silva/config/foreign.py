@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-FRAMEWORKS = ("TRL", "verl", "prime-rl")
-# Silva's key, then those of the frameworks, in order; "" where there is none.
+# Silva's key, then those of TRL, verl and prime-rl; "" where there is none.
 ROWS: tuple[tuple[str, str, str, str], ...] = (
     ("model.name", "model_name_or_path", "actor_rollout_ref.model.path", "model.name"),
     ("model.lora.rank", "lora_r", "actor_rollout_ref.model.lora_rank", "lora.rank"),

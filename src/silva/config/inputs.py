@@ -62,8 +62,10 @@ def _files(key: Key, text: str, own: list[Path]) -> Iterator[Path]:
             if path.suffix == ".py":
                 yield from _imported(path, path.parent, {path.resolve()})
         elif folder and path.is_dir() and not any(each.is_relative_to(path.resolve()) for each in own):
-            found = (each for each in path.rglob("*") if _is_read(each.relative_to(path)))
-            yield from sorted(each for each in found if each.is_file())
+            for each in sorted(path.rglob("*")):
+                inside = each.relative_to(path).parts
+                if each.is_file() and not any(part[0] == "." or part == "__pycache__" for part in inside):
+                    yield each
     except OSError:  # a text that is too long for a name, or what may not be read
         return
 
@@ -89,10 +91,6 @@ def _imported(file: Path, root: Path, seen: set[Path]) -> Iterator[Path]:
                     seen.add(path.resolve())
                     yield path
                     yield from _imported(path, root, seen)
-
-
-def _is_read(file: Path) -> bool:
-    return not any(part.startswith(".") or part == "__pycache__" for part in file.parts)
 
 
 def _digest(file: Path) -> str:

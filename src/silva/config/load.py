@@ -189,12 +189,6 @@ def _name_at(tree: Tree, path: Key) -> tuple[str | None, Key]:
     return None, path
 
 
-def _with_default(field: FieldInfo, default: Any) -> FieldInfo:
-    changed = copy.copy(field)
-    changed.default = default
-    return changed
-
-
 def settle(node: Node, annotation: Any, gaps: list[Problem], path: Key = ()) -> Any:
     """Plain values for pydantic: default types filled in, typed text read by what its field accepts,
     the string "null" read as null where that is meant.
@@ -239,7 +233,9 @@ def settle(node: Node, annotation: Any, gaps: list[Problem], path: Key = ()) -> 
             name for name in own if field_types.plain(own[name]) != field_types.default_of(fields[name])
         )
         settled |= {name: field_types.plain(own[name]) for name in differing}
-        fields = {name: _with_default(field, own[name]) for name, field in fields.items()}
+        for name in fields:
+            fields[name] = copy.copy(fields[name])
+            fields[name].default = own[name]
     for key, item in value.items():
         settled[key] = settle(item, fields.get(key), gaps, (*path, key))
     return settled
