@@ -57,16 +57,24 @@ def smollm2() -> LoadedModel:
     return load_model(PretrainedModel(), seed=0)
 
 
+WHOLE_RUNS = {"alone", "start", "undisturbed", "warm"}
+"""Fixtures that are runs of some seconds, of which tests then start others."""
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
-        if "smollm2" in getattr(item, "fixturenames", ()):
+        fixtures = {*getattr(item, "fixturenames", ())}
+        runs = "server" in fixtures and item.path.parent.name == "orchestrator"
+        if runs or fixtures & {"smollm2", *WHOLE_RUNS}:
             item.add_marker(pytest.mark.slow)
-        if {"undisturbed", "warm"} & set(getattr(item, "fixturenames", ())):  # ends as that run, to the bit
+        if {"undisturbed", "warm"} & fixtures:  # ends as that run, to the bit
             item.add_marker(pytest.mark.same_bits)
     if equal := [item for item in items if "same_bits" in item.keywords]:
         said = promises(torch.get_num_threads())["float32"]
         for item in equal if said.startswith("no") else ():
             item.add_marker(pytest.mark.skip(f"no equal bits in any company on {processor()}: {said}"))
+    slow = {item.path for item in items if "slow" in item.keywords}
+    items.sort(key=lambda item: item.path not in slow)  # or one process would end long after the others
 
 
 def pytest_configure(config: pytest.Config) -> None:

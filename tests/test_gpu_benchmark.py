@@ -7,6 +7,7 @@ import pytest
 import torch
 
 
+@pytest.mark.slow
 def test_the_toy_runs_and_its_numerics_hold(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 ) -> None:

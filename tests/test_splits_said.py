@@ -105,6 +105,7 @@ def test_a_world_whose_splits_overlap_is_refused(silva, command):
     assert "environment Overlap: training task train/0 has the content of the held-out task eval/0" in err
 
 
+@pytest.mark.slow
 def test_tasks_that_were_trained_on_are_named_by_eval_and_by_resume(silva):
     assert silva("rl", "@", "said.toml")[0] == 0
     assert len(json.loads(Path("runs/said/held_out.json").read_text())["Letters"]) == 8

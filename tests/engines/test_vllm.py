@@ -246,6 +246,7 @@ async def check_load(
 
 
 @pytest.mark.vllm
+@pytest.mark.slow
 def test_vllm_samples_scores_and_loads(
     server: tuple[str, Path],
     smollm2: LoadedModel,

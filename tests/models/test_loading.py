@@ -290,6 +290,7 @@ loading.resolve(sys.argv[1])
 """
 
 
+@pytest.mark.slow
 def test_a_killed_conversion_leaves_no_half_folder(small_gguf: Path, cache: Path) -> None:
     done = subprocess.run([sys.executable, "-c", KILLED, str(small_gguf)], capture_output=True)
     assert done.returncode == -9, done.stderr.decode()

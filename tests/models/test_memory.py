@@ -51,6 +51,7 @@ def test_only_memory_counts() -> None:
 
 
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="reads resident memory from /proc")
+@pytest.mark.slow
 def test_memory_freed_in_a_run_stays_until_it_is_given_back() -> None:
     """In a process of its own, as it would stay so for all tests after this one."""
     command = [sys.executable, "-c", FREEING, ROOT / "configs" / "smoke.toml"]

@@ -43,6 +43,7 @@ def keys(folder: Path) -> dict[str, Any]:
     )  # fmt: skip
 
 
+@pytest.mark.slow
 def test_all_who_play_are_shown_the_same_and_rows_are_what_was_sampled_from(tmp_path, shown) -> None:
     """The trainer finds the sampler's log-probabilities: a row of another context would have others."""
     silva.train(keys(tmp_path))

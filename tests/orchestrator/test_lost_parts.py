@@ -49,6 +49,7 @@ def losing(monkeypatch):
 
 
 @pytest.mark.parametrize(("method", "times"), [("snapshot", 1), ("snapshot", 3), ("optim_step", 1)])
+@pytest.mark.slow
 def test_a_run_that_replaces_another_begins_again_and_not_the_other(tmp_path, losing, capsys, method, times):
     """The trainer is lost before the new run has done a step, when the earlier run could still come back."""
     train(tmp_path)
@@ -60,6 +61,7 @@ def test_a_run_that_replaces_another_begins_again_and_not_the_other(tmp_path, lo
     assert differences(tmp_path / "run", end_state(tmp_path / "other" / "run")) == []
 
 
+@pytest.mark.slow
 def test_a_run_that_loses_its_trainer_for_good_gives_the_earlier_one_back(tmp_path, losing):
     train(tmp_path)
     before = content(tmp_path / "run")
@@ -69,6 +71,7 @@ def test_a_run_that_loses_its_trainer_for_good_gives_the_earlier_one_back(tmp_pa
     assert content(tmp_path / "run") == before
 
 
+@pytest.mark.slow
 def test_after_its_first_step_a_run_goes_on_from_its_own_checkpoint(tmp_path, losing, capsys):
     train(tmp_path)
     losing("optim_step", 1, first=2)
@@ -89,6 +92,7 @@ def test_a_run_that_was_told_to_end_does_not_wait_for_another_trainer(tmp_path, 
     assert CheckpointStore(tmp_path / "run" / "checkpoints", read_only=True).steps() == [1]
 
 
+@pytest.mark.slow
 def test_tools_that_cannot_be_opened_end_a_run_before_anything_is_played_or_lost(tmp_path):
     train(tmp_path)
     before = content(tmp_path / "run")

@@ -55,6 +55,7 @@ def test_environments_take_turns_by_weight(weights, order):
 @example(size=20_000, step=24, seed=0, done=31_007, others=3, weights=(3.0, 1.0))
 @example(size=2, step=2, seed=0, done=3, others=1, weights=(1.0, 1.0))
 @example(size=7_473, step=24, seed=1, done=7_473, others=3, weights=(3.0, 1.0))
+@pytest.mark.slow
 def test_each_pass_has_every_row_once_and_no_step_has_one_twice(size, step, seed, done, others, weights):
     sources = [Source(n, Listed(n, s), w) for n, s, w in zip("ab", (size, others), weights, strict=True)]
 

@@ -73,6 +73,7 @@ def test_faults_of_the_evaluations_around_a_warm_start_are_reported(tmp_path):
 
 
 @pytest.mark.parametrize(("redo", "left_out"), [(0, True), (20, False)])
+@pytest.mark.slow
 def test_episodes_of_every_evaluation_are_tried_again(tmp_path, redo, left_out):
     half = keys(tmp_path, **world("eval", 0.5), **{"rollout.redo": redo})
     found = [*silva.train(half).summary["eval_before"]]

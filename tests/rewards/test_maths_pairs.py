@@ -32,6 +32,7 @@ async def _graded() -> list[Score]:
     )
 
 
+@pytest.mark.slow
 def test_no_wrong_answer_is_solved_and_nearly_all_right_ones_are() -> None:
     counts: Counter[tuple[str, str, str]] = Counter()
     solved_wrong, missed = [], []

@@ -32,6 +32,7 @@ def loss_of(trainer: LocalTrainer, samples: list[Sample]) -> float:
 
 
 @pytest.mark.parametrize(("lora", "lr"), [(False, 1e-6), (False, 1e-5), (True, 1e-5)])
+@pytest.mark.slow
 def test_its_loss_falls_as_that_of_float32(tiny: Make, make_samples: Rows, lora: bool, lr: float) -> None:
     """Over 200 updates. With weights and moments in bfloat16 it would fall by 2, 14 and 82 % of that."""
     samples = [s.replace(advantages=np.ones(len(s))) for s in make_samples([16, 16], temperature=1.0)]

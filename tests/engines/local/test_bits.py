@@ -124,6 +124,7 @@ def schedules(draw: st.DrawFn) -> Schedule:
     derandomize=True,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
+@pytest.mark.slow
 def test_any_schedule_gives_the_same_bits(
     tiny_model: LoadedModel, stepped: Stepped, expected: dict[str, Bits], schedule: Schedule
 ) -> None:

@@ -65,6 +65,7 @@ def recorded(engine: LocalEngine) -> list[Replay]:
     return found
 
 
+@pytest.mark.slow
 def test_recorded_steps_sample_what_packed_steps_do(
     wide_model: LoadedModel, make_engine: Callable[..., LocalEngine]
 ) -> None:
@@ -78,6 +79,7 @@ def test_recorded_steps_sample_what_packed_steps_do(
         np.testing.assert_allclose(ours.logprobs, theirs.logprobs, rtol=0, atol=1e-12)
 
 
+@pytest.mark.slow
 def test_one_record_serves_all_steps_of_a_size_until_the_cache_moves(
     wide_model: LoadedModel, make_engine: Callable[..., LocalEngine]
 ) -> None:

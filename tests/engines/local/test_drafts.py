@@ -117,6 +117,7 @@ def model() -> LoadedModel:
     derandomize=True,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
+@pytest.mark.slow
 def test_no_draft_changes_a_bit(model: LoadedModel, stepped: Stepped, jobs: list[Job], data: Any) -> None:
     """Whatever is drafted, cancelled, evicted, and loaded again in between."""
     expected = [alone(stepped, model, job) for job in jobs]

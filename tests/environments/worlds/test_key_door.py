@@ -47,6 +47,7 @@ def test_a_wrong_key_earns_nothing_and_nothing_says_so_before_the_door(play) -> 
         assert (end.rewards, end.terminated, end.metrics["success"]) == ({"opened": 0.0}, True, 0.0)
 
 
+@pytest.mark.slow
 def test_only_the_right_key_and_the_right_exits_open_the_door() -> None:
     """All ways through five places, with every action there is."""
     world = KeyDoor(keys=3, before=1, after=2)
