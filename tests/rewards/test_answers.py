@@ -10,7 +10,7 @@ from tests.rewards.attempts import attempt
 
 from silva.errors import RecordError
 from silva.protocols import Attempt
-from silva.rewards.answers import FINDERS, MAX_ANSWER, boxed, find_answer, question, references
+from silva.rewards.answers import FINDERS, MAX_ANSWER, find_answer, question, references
 from silva.types import Message
 
 
@@ -116,13 +116,6 @@ def test_endless_replies_have_no_answer(how, reply: str) -> None:
 def test_an_answer_is_a_part_of_the_reply(reply: str, how) -> None:
     answer = find_answer(reply, how)
     assert answer is None or (answer and answer == answer.strip() and answer in reply)
-
-
-@given(st.text("ab{}\\", max_size=20), st.text(max_size=20))
-def test_a_box_is_read_to_its_own_brace(inside: str, before: str) -> None:
-    read = boxed(before.replace("\\", "") + "\\boxed{" + inside + "}")
-    if inside.count("{") == inside.count("}") == inside.count("\\") == 0:
-        assert read == inside
 
 
 @pytest.mark.parametrize(

@@ -8,16 +8,13 @@ import threading
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import settings as examples
-from hypothesis import strategies as st
 from tests.rewards.attempts import attempt, grade
 
 from silva.config.load import load
 from silva.errors import ConfigError, RewardError
 from silva.protocols import Attempt, Score
 from silva.registries import REGISTRIES
-from silva.rewards.function import Function, FunctionReward, read_score
+from silva.rewards.function import Function, FunctionReward
 from silva.types import Message
 
 SETTINGS = Function(function="own.py:reward")
@@ -219,13 +216,6 @@ def test_a_column_that_is_missing_is_named() -> None:
 def test_a_function_that_cannot_be_called_is_refused_at_the_start(function) -> None:
     with pytest.raises(ConfigError, match=r"reward own\.py:reward: "):
         own(function)
-
-
-@examples(max_examples=50, deadline=None, derandomize=True)
-@given(value=st.floats(allow_nan=False, allow_infinity=False), at=st.floats(-10, 10))
-def test_no_value_below_the_threshold_is_a_success(value: float, at: float) -> None:
-    score = read_score(value, at, "reward own")
-    assert score == Score(value, value >= at)
 
 
 def test_the_short_form_in_a_file_loads_it(tmp_path) -> None:

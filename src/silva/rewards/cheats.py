@@ -244,16 +244,13 @@ CHEATS: tuple[Cheat, ...] = (
 
 def attempts(replies: Sequence[str | tuple[str, ...]], example: Example) -> list[Attempt]:
     """The dialogues in which a task gets these replies; those that need what it lacks are left out."""
+    asked = example.messages or (Message("user", example.prompt),)
     return [
-        Attempt(_asked(example) + _dialogue((reply,) if isinstance(reply, str) else reply, example),
+        Attempt(asked + _dialogue((reply,) if isinstance(reply, str) else reply, example),
                 example.answer, example.columns)
         for reply in replies
         if all(_filled(name, example) or name not in reply for name in ("[[working]]", "[[number]]"))
     ]  # fmt: skip
-
-
-def _asked(example: Example) -> tuple[Message, ...]:
-    return example.messages or (Message("user", example.prompt),)
 
 
 def _dialogue(texts: Sequence[str], example: Example) -> tuple[Message, ...]:

@@ -15,7 +15,7 @@ import json
 import math
 import re
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from decimal import Decimal
 from typing import Annotated, Any, Literal, NamedTuple
 
@@ -98,7 +98,11 @@ class CodeTestsReward:
         expected = case.expected if isinstance(case.expected, str) else json.dumps(case.expected)
         limit = max(self.settings.output_chars, 2 * len(expected))
         mark = secrets.token_hex(8)
-        source, stdin = (_calling(code, case, mark), "") if case.function else (code, case.given)
+        source, stdin = code, case.given
+        if case.function:
+            given = json.dumps(case.given)
+            source = _CALLING.format(code=code, function=case.function, given=given, mark=mark, names=_NAMES)
+            stdin = ""
         result = await sandbox.run(source, stdin, program=True, output_chars=limit)
         if result.how != "ok" or result.cut:
             return False
@@ -118,47 +122,40 @@ def read_cases(answer: Any) -> list[Case]:
     Raises:
         RecordError: there are none, or they have another form: the task cannot be graded.
     """
-    given = answer
-    if isinstance(given, str):
-        try:
-            given = json.loads(given)
-        except ValueError:
-            raise _wrong(answer) from None
-    name = ""
-    if isinstance(given, Mapping) and "inputs" in given and "outputs" in given:
-        name = given.get("fn_name") or ""
-        inputs, outputs = given["inputs"], given["outputs"]
-        if (
-            not isinstance(inputs, Sequence)
-            or not isinstance(outputs, Sequence)
-            or len(inputs) != len(outputs)
-        ):
-            raise _wrong(answer)
-        given = [{"input": i, "output": o} for i, o in zip(inputs, outputs, strict=True)]
-    if not isinstance(given, Sequence) or isinstance(given, str) or not given:
-        raise _wrong(answer)
-    if not all(isinstance(entry, Mapping) and {"input", "output"} <= set(entry) for entry in given):
-        raise _wrong(answer)
-    wrapped = all(isinstance(entry["output"], list) and len(entry["output"]) == 1 for entry in given)
-    cases = []
-    for entry in given:
-        function, case = entry.get("fn_name") or name, (entry["input"], entry["output"])
-        if not function:
-            case = (_lines(entry["input"]), _lines(entry["output"]))
-            fits = None not in case
-        else:
-            fits = isinstance(function, str) and function.isidentifier() and isinstance(entry["input"], list)
-        if not fits:
-            raise _wrong(answer)
-        cases.append(Case(*case, function, wrapped))
+    try:
+        tests = json.loads(answer) if isinstance(answer, str) else answer
+        if isinstance(tests, Mapping):
+            pairs = zip(tests["inputs"], tests["outputs"], strict=True)
+            tests = [{"input": i, "output": o, "fn_name": tests.get("fn_name")} for i, o in pairs]
+        outputs = [test["output"] for test in tests]
+        wrapped = all(isinstance(output, list) and len(output) == 1 for output in outputs)
+        cases = [_case(test, wrapped) for test in tests]
+    except (AttributeError, KeyError, TypeError, ValueError):
+        cases = []
+    if not cases:
+        raise RecordError(
+            f"answer of the task: got {cut(str(answer), 100)}, expected tests: a list of "
+            '{"input", "output"} that is not empty, or {"inputs", "outputs"} of equal length; text or lists '
+            'of lines for a program, and for a function "fn_name" and lists of arguments'
+        )
     return cases
 
 
-def _lines(text: Any) -> str | None:
+def _case(test: Mapping[str, Any], wrapped: bool) -> Case:
+    """Raises KeyError or TypeError for a test of another form."""
+    function, given = test.get("fn_name") or "", test["input"]
+    if not function:
+        return Case(_lines(given), _lines(test["output"]), wrapped=wrapped)
+    if not (isinstance(function, str) and function.isidentifier() and isinstance(given, list)):
+        raise TypeError
+    return Case(given, test["output"], function, wrapped)
+
+
+def _lines(text: Any) -> str:
     """Of a program's input or output: text, or a list of lines."""
-    if isinstance(text, list) and all(isinstance(line, str) for line in text):
-        return "\n".join(text)
-    return text if isinstance(text, str) else None
+    if not isinstance(text, str | list):
+        raise TypeError
+    return text if isinstance(text, str) else "\n".join(text)
 
 
 def same_output(output: str, expected: str) -> bool:
@@ -214,7 +211,8 @@ def same_value(returned: Any, expected: Any) -> bool:
     return type(returned) is type(expected) and bool(returned == expected)
 
 
-# Only the function is tested: what the code does after its definitions may fail, such as reading input.
+# Calls the function of the code, or the method of its class Solution. Only that is tested: what the code does
+# after its definitions may fail, such as reading input.
 _CALLING = """\
 import json, sys
 dumps = json.JSONEncoder(default=lambda value: value.tolist()).encode
@@ -243,17 +241,3 @@ from math import *
 from typing import *
 from builtins import *
 """
-
-
-def _calling(code: str, case: Case, mark: str) -> str:
-    """A program that calls the function of the code, or the method of its class Solution."""
-    given = json.dumps(case.given)
-    return _CALLING.format(code=code, function=case.function, given=given, mark=mark, names=_NAMES)
-
-
-def _wrong(answer: Any) -> RecordError:
-    return RecordError(
-        f"answer of the task: got {cut(str(answer), 100)}, expected tests: a list of "
-        '{"input", "output"} that is not empty, or {"inputs", "outputs"} of equal length; text or lists '
-        'of lines for a program, and for a function "fn_name" and lists of arguments'
-    )

@@ -107,7 +107,8 @@ def broken_rules(
     own = [message for message in messages if message.role == "assistant"]
     said = [_THOUGHT.sub("", message.content) for message in own]
     broken = []
-    if think and not (any(map(_thinks, own)) and all(map(_is_closed, own))):
+    thinks = any(message.reasoning or OPEN in message.content for message in own)
+    if think and not (thinks and all(map(_is_closed, own))):
         broken.append("think")
     answer = _answer(said)
     if answer is None:
@@ -135,10 +136,6 @@ def _answer(said: Sequence[str]) -> str | None:
         return None
     inside, closed, _ = said[-1].partition("<answer>")[2].partition("</answer>")
     return inside if closed else None
-
-
-def _thinks(message: Message) -> bool:
-    return bool(message.reasoning) or OPEN in message.content
 
 
 def _is_closed(message: Message) -> bool:

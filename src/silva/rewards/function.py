@@ -148,7 +148,8 @@ def read_score(result: Any, solved_at: float, name: str) -> Score:
         score = result
     elif isinstance(result, Mapping):
         if "score" not in result:
-            raise RewardError(f"{name} returned a table with {_keys(result)}: expected a key score")
+            keys = ", ".join(map(str, result)) or "no keys"
+            raise RewardError(f"{name} returned a table with {keys}: expected a key score")
         value = _number(result["score"], name)
         said = plain_number(result.get("solved"))
         if said is not None and not isinstance(said, bool):
@@ -251,7 +252,3 @@ def _metrics(result: Mapping[Any, Any]) -> dict[str, float]:
         for key, value in numbers.items()
         if key not in ("score", "solved") and isinstance(value, Real) and math.isfinite(value)
     }
-
-
-def _keys(table: Mapping[Any, Any]) -> str:
-    return ", ".join(map(str, table)) or "no keys"

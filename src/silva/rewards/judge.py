@@ -151,7 +151,7 @@ def prompt(asked: str, expected: Sequence[str], answer: str, rubric: str = RUBRI
     case = {"question": defuse(asked), "references": list(expected), "answer": defuse(answer)}
     data = json.dumps(case, ensure_ascii=False, indent=1)
     system = SYSTEM.format(rubric=rubric)
-    ask = ASK.format(word=_word(system + data))
+    ask = ASK.format(word=f"verdict-{hashlib.sha256((system + data).encode()).hexdigest()[:8]}")
     return [{"role": "system", "content": system}, {"role": "user", "content": data + ask}]
 
 
@@ -165,7 +165,3 @@ def read_verdict(reply: str, begins: str) -> bool | None:
     lines = answer_of(reply).strip().splitlines()
     found = re.fullmatch(rf"\W*{begins}\W+(correct|wrong)\W*", lines[-1], re.I) if lines else None
     return None if found is None else found[1].lower() == "correct"
-
-
-def _word(text: str) -> str:
-    return f"verdict-{hashlib.sha256(text.encode()).hexdigest()[:8]}"

@@ -136,8 +136,10 @@ class Worker:
         """
         process = self._process or self._start()
         question = json.dumps({"answer": answer, "references": list(expected)})
+        assert process.stdin is not None
         try:
-            _write(process, question)
+            process.stdin.write(question.encode() + b"\n")
+            process.stdin.flush()
             line = _line(process, self.seconds + WAIT)
         except BrokenPipeError:
             line = None
@@ -213,12 +215,6 @@ def _turned(given: Form, right: Form) -> Tree | None:
 
 def _score(solved: bool, *, answered: bool = True, too_hard: bool = False) -> Score:
     return Score(float(solved), solved, {"answered": float(answered), "too_hard": float(too_hard)})
-
-
-def _write(process: subprocess.Popen[bytes], line: str) -> None:
-    assert process.stdin is not None
-    process.stdin.write(line.encode() + b"\n")
-    process.stdin.flush()
 
 
 def _line(process: subprocess.Popen[bytes], seconds: float) -> bytes | None:

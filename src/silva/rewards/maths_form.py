@@ -20,7 +20,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from fractions import Fraction
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from math import gcd
 from typing import Any
 
@@ -268,7 +268,7 @@ def _pieces(flat: str) -> list[tuple[str, bool]]:
     start = 0
     for found in _TEXT.finditer(flat):
         before = flat[start : found.start()]
-        if _depth(before):
+        if _depths(before)[-1]:
             continue
         if before.strip(" .,;:"):
             pieces.append((before, False))
@@ -279,23 +279,18 @@ def _pieces(flat: str) -> list[tuple[str, bool]]:
     return pieces
 
 
-def _depth(text: str) -> int:
-    text = text.replace("\\{", "(").replace("\\}", ")")
-    return sum(text.count(opening) for opening in "({[") - sum(text.count(closing) for closing in ")}]")
+def _depths(text: str) -> list[int]:
+    """How many brackets are open before each character, and after the last one."""
+    return list(accumulate(((c in "({[") - (c in ")}]") for c in text), initial=0))
 
 
 def _split(text: str, separator: str) -> list[str]:
-    """At the separators outside all brackets."""
-    parts, depth, start, index = [], 0, 0, 0
-    while index < len(text):
-        if depth == 0 and text.startswith(separator, index):
-            parts.append(text[start:index])
-            index = start = index + len(separator)
-            continue
-        character = text[index]
-        depth += (character in "({[") - (character in ")}]")
-        index += 1
-    return [*parts, text[start:]] if depth == 0 else [text]
+    """At the separators outside all brackets; all of a text whose brackets do not close."""
+    depths = _depths(text)
+    places = [found.start() for found in re.finditer(re.escape(separator), text) if not depths[found.start()]]
+    starts = [0, *(place + len(separator) for place in places)]
+    parts = [text[start:end] for start, end in zip(starts, [*places, None], strict=True)]
+    return [text] if depths[-1] else parts
 
 
 def _bare(maths: str) -> str:
@@ -307,12 +302,8 @@ def _bare(maths: str) -> str:
 
 def _closes(text: str) -> bool:
     """Whether the bracket that opens it closes at its end alone."""
-    depth = 0
-    for index, character in enumerate(text):
-        depth += (character in "({[") - (character in ")}]")
-        if depth == 0:
-            return index == len(text) - 1
-    return False
+    _, *depths = _depths(text)
+    return 0 in depths and depths.index(0) == len(text) - 1
 
 
 def _items(maths: str) -> list[Tree]:
@@ -324,13 +315,13 @@ def _items(maths: str) -> list[Tree]:
 
 def _listed(items: list[Tree], joined: str) -> Tree:
     """Several values; those of one name are its values, and x < 1 or x > 2 is a union."""
-    named = [isinstance(each, list) and each[0] == "=" for each in items]
-    names = {each[1] for each, is_named in zip(items, named, strict=True) if is_named}
-    values = [each[2] if is_named else each for each, is_named in zip(items, named, strict=True)]
-    plain = all(len(each) == 3 for each, is_named in zip(items, named, strict=True) if is_named)
-    if len(names) == 1 and named[0] and plain and (all(named) or sum(named) == 1):
+    named = [each for each in items if isinstance(each, list) and each[0] == "="]
+    names = {each[1] for each in named}
+    one_name = len(names) == 1 and named[0] is items[0] and all(len(each) == 3 for each in named)
+    if one_name and len(named) in (1, len(items)):
+        values = [each[2] if isinstance(each, list) and each[0] == "=" else each for each in items]
         is_range = all(isinstance(each, list) and each[0] in ("()", "(]", "[)", "[]") for each in values)
-        if is_range and all(named):
+        if is_range and len(named) == len(items):
             return "" if joined == "and" else ["=", *names, ["U", *values]]
         return ["=", *names, ["{}", *values]]
     return ["{=}" if names else "{}", *items]
@@ -362,7 +353,7 @@ def _inequality(maths: str) -> Tree | None:
             (["-\\infty", *parts], ["<", *signs]) if first else ([*parts, "\\infty"], [*signs, "<"])
         )
     low, name, high = parts
-    if not _VARIABLE.fullmatch(name) or name == "\\infty" or any(map(_depth, parts)):
+    if not _VARIABLE.fullmatch(name) or name == "\\infty" or any(_depths(part)[-1] for part in parts):
         return None
     kind = ("[" if "=" in signs[0] else "(") + ("]" if "=" in signs[1] else ")")
     return ["=", name, [kind, tree(low), tree(high)]]

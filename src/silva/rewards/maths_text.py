@@ -63,24 +63,30 @@ _COMMANDS = {
     **{"lbrace": "\\{", "rbrace": "\\}", "varnothing": "\\emptyset ", "degree": "^\\circ "},
 }
 """Commands that have a simpler form, or that only change the look."""
-_RAISED = {**{unicodedata.normalize("NFKC", c): c for c in "⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻ⁿˣ"}, "-": "⁻"}
-_RAISED = {raised: sign for sign, raised in _RAISED.items()}
-_LOWERED = {chr(0x2080 + digit): str(digit) for digit in range(10)}
 _MONEY = {"$": "dollar", "€": "euro", "£": "gbp", "¥": "yen", "₹": "rupee"}
 _FUNCTIONS = "sin|cos|tan|cot|sec|csc|arcsin|arccos|arctan|sinh|cosh|tanh|log|ln|exp|pi|theta|alpha|beta"
 _LAST_STOP = re.compile(r"(?<!\.)\.$")
-_FORMULA = re.compile(
-    r"\$\$(.+?)\$\$|(?<![\\$])\$(?!\s)([^$]+?)(?<![\\\s])\$(?!\d)|(?<![\\$])\$ ([^$]+?) \$|"
-    r"\\\[(.+?)\\\]|\\\((.+?)\\\)",
-    re.S,
-)
-_SPACE = r"(?<!\\)\\[,;:! ]|\\q?quad(?![a-zA-Z])|~"
-_THOUSANDS = re.compile(r"(?<![\d.,}])(\d{1,3})((?:(?:,?(?:\\[,! ]|~)\s*|\{,\}| )\d{3})+)(?![\d,])")
-_PLAIN_THOUSANDS = re.compile(r"(?:(?<![\d.,(\[{])|(?<=frac\{)|(?<=\}\{))(\d{1,3}(?:,\d{3})+)(?![\d,])")
+_TOUCHED = re.compile(r"[\d)}^_(]")
+_WORD_BEFORE = re.compile(r"(?:^|[^\\a-zA-Z])[a-zA-Z]{2,}[.,]?\s+$")
+_TEXT = r"\\text\{([^{}]*)\}"
+_POWER = r"\s*\^\s*\{?([23])\}?"
+_BETWEEN = r"[\s.,;:]*(?:(?<![a-zA-Z])[aA]n?(?![a-zA-Z])\s*)?"  # words
 
 
-def _degrouped(found: re.Match[str]) -> str:
-    return found[1] + re.sub(r"\D", "", found[2])
+def _plain(found: re.Match[str]) -> str:
+    """x² as x^{2}, x₁ as x_{1}, ½ as \\frac{1}{2}."""
+    plain = unicodedata.normalize("NFKC", found[0]).replace("−", "-")
+    if found.lastgroup:
+        return f"{'^' if found.lastgroup == 'raised' else '_'}{{{plain}}}"
+    return "\\frac{{{}}}{{{}}}".format(*plain.split("⁄"))
+
+
+def _digits(found: re.Match[str]) -> str:
+    return re.sub(r"\D", "", found[0])
+
+
+def _inside(found: re.Match[str]) -> str:
+    return f" {next(filter(None, found.groups()))} "
 
 
 def _styled(found: re.Match[str]) -> str:
@@ -111,98 +117,18 @@ def _spelled(found: re.Match[str]) -> str:
     return f"{total + group} " if found[0].endswith("-") else str(total + group)
 
 
-_NUMERAL = r"\d[\d,]*(?:\.\d+)?|\.\d+"
-_UNIT_LETTER = "|".join(name for name in [*UNITS, "min"] if len(name) == 1 or name == "min")
-_DRESS: tuple[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]], ...] = tuple(
-    (re.compile(pattern), new)
-    for pattern, new in (
-        (_SPELLED, _spelled),
-        (r"(?i)^half$", "1/2"),
-        (r"(?i)(?<!and )\ban? (?=(?:half|third|quarter|hundred|thousand|million|dozen)\b)", "1 "),
-        (r"\b(\d+) \(\1\)", r"\1"),
-        (r"\b(\d{1,3})\.(\d{3}),(\d+)\b", r"\1\2.\3"),
-        (r"\b(?:USD?|US\$|Rs\.?|EUR)\s?(?=\d)", lambda found: {"R": "₹", "E": "€"}.get(found[0][0], "$")),
-        (r"\\(?:(?:text)?color|[hv]space|[hv]?phantom)\*?\s*\{[^{}]*\}", ""),
-        (r"(?:\{|^)([^{}=]*)\\over(?![a-zA-Z])([^{}]*)(?:\}|$)", r"\\frac{\1}{\2}"),
-        (r"\\log_\s*\{?e\}?(?![a-zA-Z])", r"\\ln "),
-        (r"(\\sqrt\s*\[[^\[\]]*\])\s*(\d)", r"\1{\2}"),
-        (r"(?<=[\w)}])\s*\\approx\s*[-\d.,]+\s*$", ""),
-        (r"(?i)^(?:there (?:is|are|exists?) )?no (?:real )?solutions?(?: exists?)?$", r"\\emptyset "),
-        (r"(?i)^(?:the limit )?does not exist$", "DNE"),
-        (r"\\[a-zA-Z]+", lambda found: _COMMANDS.get(found[0][1:], found[0])),
-        (r"<=|=<", r"\\le "),
-        (r">=", r"\\ge "),
-        (r"(?<=[\w ])!=(?!=)|\\not\s*=", r"\\ne "),
-        (r"\\\{\s*\\\}|(?i:\b(?:the )?(?:empty|null) set\b)|(?i:\\text\{(?:the )?(?:empty|null) set\})",
-         r"\\emptyset "),
-        (r"^\s*(\d+) to (\d+)\s*$", r"\1:\2"),
-        (r"\\mathbb\s*\{?R\}?|\ball real numbers\b|\\text\{all real numbers\}", _REAL.replace("\\", r"\\")),
-        (rf"\\(?:{STYLES})\s*\{{([^{{}}]*)\}}", _styled),
-        (r"\\?\$", "$"),
-        (rf"([$€£¥₹])\s*(-?(?:{_NUMERAL}))", lambda found: f"{found[2]}\\text{{{_MONEY[found[1]]}}}"),
-        (rf"(?<![\w^])({_NUMERAL})\s*([€£¥₹$])", lambda found: f"{found[1]}\\text{{{_MONEY[found[2]]}}}"),
-        (r"\^\s*\{?\s*\\circ\s*\}?\s*(?:\\text\{)?([CF])\b\}?",
-         lambda found: f"\\text{{{'celsius' if found[1] == 'C' else 'fahrenheit'}}}"),
-        (r"\^\s*\{?\s*\\circ(?![a-zA-Z])\s*\}?", r"\\text{degree}"),
-        (r"\\?%", r"\\text{percent}"),
-        (_SPACE, " "),
-        (r"\*\*([^*]+)\*\*", r"\1"),
-        (r"\*\*", "^"),
-        (r"\\root\s*\(([^()]*)\)|(?<![\\a-zA-Z])sqrt\s*\(([^()]*)\)",
-         lambda found: f"\\sqrt{{{found[1] or found[2]}}}"),
-        (r"(?:\\root|(?<![\\a-zA-Z])sqrt)\s*(\d+|[a-z](?![a-z])|\\[a-z]+)", r"\\sqrt{\1}"),
-        (r"\\cuberoot\s*\(?([^()\s]+)\)?", r"\\sqrt[3]{\1}"),
-        (r"(?<![\\a-zA-Z])(?:infinity|infty|inf)(?![a-zA-Z])", r"\\infty "),
-        (rf"(?<![\\a-zA-Z])({_FUNCTIONS})(?![a-zA-Z])", r"\\\1 "),
-        (r"\b(\d+(?:\.\d+)?)[eE]([-+]?\d{1,3})\b", r"\1\\times 10^{\2}"),
-        (r"(?<=[\d ])[xX](?= ?10\s*\^)", r"\\times "),
-        (r"\^\s*(-?\d+)", r"^{\1}"),
-        (r"\^\s*\(([^()]*)\)", r"^{\1}"),
-        (r"(?<![\d.])(\d*)\.(\d*)\\(?:overline|bar)\s*\{(\d+)\}", _recurring),
-        (r"(?<![\d.])(\d*)\.(\d*?)(\d{1,6}?)\3+(?:\.{3}|\\[lc]?dots)", _recurring),
-        (r"\\text\{([^{}]*)\}\s*\^\s*\{?([23])\}?", r"\\text{\1^\2}"),
-        (r"\\frac\s*\{\s*\\text\{([^{}]*)\}\s*\}\s*\{\s*\\text\{([^{}]*)\}\s*\}", r"\\text{\1 per \2}"),
-    )
-)  # fmt: skip
-_PIECE = re.compile(r"\\(?:begin|end)\{\w+\*?\}|\\text\{[^{}]*\}|\\[a-zA-Z]+|([^\W\d_]+(?:'[^\W\d_]+)*)")
-_TOUCHED = re.compile(r"[\d)}^_(]")
-_WORD_BEFORE = re.compile(r"(?:^|[^\\a-zA-Z])[a-zA-Z]{2,}[.,]?\s+$")
-_UNIT_END = re.compile(
-    rf"(?:(?<=[\d}}])|(?<= sq))\s+({_UNIT_LETTER})((?:\s*\^\s*\{{?[23]\}}?)?)(?=\s*(?:/|$|[.,;\d]|\\text))"
-)
-_RATE = re.compile(r"\\text\{([^{}]*)\}\s*/\s*(?:\\text\{\s*)?([a-zA-Z]+(?:\s*\^\s*\{?[23]\}?)?)\}?")
-_NEIGHBOURS = re.compile(
-    r"\\text\{([^{}]*)\}([\s.,;:]*(?:(?<![a-zA-Z])[aA]n?(?![a-zA-Z])\s*)?)\\text\{([^{}]*)\}"
-)
-_COPULA = re.compile(
-    r"(?<=[\w})|])\s*\\text\{\s*(?:is|are|was|equals|is equal to|must\s+(?:be|equal))\s*\}(?=\s*[^\s.])"
-)
-_ASIDE = re.compile(r"(?<=[\s\d}])\(\s*\\text\{([^{}]*)\}\s*\)")
-_SIGN = re.compile(r"\\text\{([^{}]*?)\b(?:minus|negative)\s*\}\s*(?=\\?\w)", re.I)
+def _negative(found: re.Match[str]) -> str:
+    return (f"\\text{{{found[1]}}}" if found[1].strip() else "") + "-"
 
 
-def canonical(text: str) -> str:
-    """An answer in the one dress."""
-    text = unframed(_LAST_STOP.sub("", unicodedata.normalize("NFC", text).strip().strip('*`"')))
-    text = _LAST_STOP.sub("", text)
-    text = _raised(text.translate(_SYMBOLS))
-    text = _THOUSANDS.sub(_degrouped, text.rstrip("\\"))
-    text = _FORMULA.sub(lambda found: f" {next(filter(None, found.groups()))} ", text)
-    for pattern, new in _DRESS:
-        text = pattern.sub(new, text)
-    text = _UNIT_END.sub(lambda found: f"\\text{{{found[1]}{re.sub('[ {}]', '', found[2])}}}", text)
-    text = _PIECE.sub(_worded, text)
-    text = re.sub(r"\\text\{([^{}]*)\}\s*\^\s*\{?([23])\}?", r"\\text{\1^\2}", text)
-    text = _RATE.sub(
-        lambda found: f"\\text{{{found[1]} per {found[2].replace('{', '').replace('}', '')}}}", text
-    )
-    text = _SIGN.sub(lambda found: (f"\\text{{{found[1]}}}" if found[1].strip() else "") + "-", text)
-    count = 1
-    while count:
-        text, count = _NEIGHBOURS.subn(r"\\text{\1 \2 \3}", text)
-    text = _COPULA.sub(" = ", _ASIDE.sub(r"\\text{\1}", text))
-    text = _PLAIN_THOUSANDS.sub(lambda found: found[1].replace(",", ""), text)
-    return " ".join(text.split())
+def _unspaced(found: re.Match[str]) -> str:
+    """A unit with its power: cm^{2} as cm^2."""
+    return f"\\text{{{re.sub('[ {}]', '', found[1])}}}"
+
+
+def _joined(found: re.Match[str]) -> str:
+    """Words beside each other as one run of them."""
+    return "\\text{" + re.sub(_TEXT, r" \1 ", found[0]).strip() + "}"
 
 
 def _worded(found: re.Match[str]) -> str:
@@ -220,12 +146,87 @@ def _worded(found: re.Match[str]) -> str:
     return f"\\text{{{word}}}" if known or len(word) > 3 else word
 
 
-def _raised(text: str) -> str:
-    """x² as x^{2}, x₁ as x_{1}, ½ as \\frac{1}{2}."""
-    for signs, mark in ((_RAISED, "^"), (_LOWERED, "_")):
-        run = re.compile(f"[{''.join(signs)}]+")
-        text = run.sub(lambda found: f"{mark}{{{''.join(signs[c] for c in found[0])}}}", text)  # noqa: B023
-    fractions = re.compile("[¼-¾⅐-⅞]")
-    return fractions.sub(
-        lambda found: "\\frac{{{}}}{{{}}}".format(*unicodedata.normalize("NFKC", found[0]).split("⁄")), text
+_NUMERAL = r"\d[\d,]*(?:\.\d+)?|\.\d+"
+_LETTER = "|".join(name for name in [*UNITS, "min"] if len(name) == 1 or name == "min")
+_DRESS: tuple[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]], ...] = tuple(
+    (re.compile(pattern), new)
+    for pattern, new in (
+        # x², ½; 10\,000; $x = 5$; twenty-five
+        (r"(?P<raised>[⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻ⁿˣ]+)|(?P<lowered>[₀-₉]+)|[¼-¾⅐-⅞]", _plain),
+        (r"\\+\Z", ""),
+        (r"(?<![\d.,}])\d{1,3}(?:(?:,?(?:\\[,! ]|~)\s*|\{,\}| )\d{3})+(?![\d,])", _digits),
+        (r"(?s)\$\$(.+?)\$\$|(?<![\\$])\$(?!\s)([^$]+?)(?<![\\\s])\$(?!\d)|(?<![\\$])\$ ([^$]+?) \$|"
+         r"\\\[(.+?)\\\]|\\\((.+?)\\\)", _inside),
+        (_SPELLED, _spelled),
+        (r"(?i)^half$", "1/2"),
+        (r"(?i)(?<!and )\ban? (?=(?:half|third|quarter|hundred|thousand|million|dozen)\b)", "1 "),
+        (r"\b(\d+) \(\1\)", r"\1"),
+        (r"\b(\d{1,3})\.(\d{3}),(\d+)\b", r"\1\2.\3"),
+        (r"\b(?:USD?|US\$|Rs\.?|EUR)\s?(?=\d)", lambda found: {"R": "₹", "E": "€"}.get(found[0][0], "$")),
+        # \color{red}5; {1 \over 2}; no solution; \dfrac; <=; the empty set
+        (r"\\(?:(?:text)?color|[hv]space|[hv]?phantom)\*?\s*\{[^{}]*\}", ""),
+        (r"(?:\{|^)([^{}=]*)\\over(?![a-zA-Z])([^{}]*)(?:\}|$)", r"\\frac{\1}{\2}"),
+        (r"\\log_\s*\{?e\}?(?![a-zA-Z])", r"\\ln "),
+        (r"(\\sqrt\s*\[[^\[\]]*\])\s*(\d)", r"\1{\2}"),
+        (r"(?<=[\w)}])\s*\\approx\s*[-\d.,]+\s*$", ""),
+        (r"(?i)^(?:there (?:is|are|exists?) )?no (?:real )?solutions?(?: exists?)?$", r"\\emptyset "),
+        (r"(?i)^(?:the limit )?does not exist$", "DNE"),
+        (r"\\[a-zA-Z]+", lambda found: _COMMANDS.get(found[0][1:], found[0])),
+        (r"<=|=<", r"\\le "),
+        (r">=", r"\\ge "),
+        (r"(?<=[\w ])!=(?!=)|\\not\s*=", r"\\ne "),
+        (r"\\\{\s*\\\}|(?i:\b(?:the )?(?:empty|null) set\b)|(?i:\\text\{(?:the )?(?:empty|null) set\})",
+         r"\\emptyset "),
+        (r"^\s*(\d+) to (\d+)\s*$", r"\1:\2"),
+        (r"\\mathbb\s*\{?R\}?|\ball real numbers\b|\\text\{all real numbers\}", _REAL.replace("\\", r"\\")),
+        # \mathbf{5}; $5, 5 €; 90°; 5%
+        (rf"\\(?:{STYLES})\s*\{{([^{{}}]*)\}}", _styled),
+        (r"\\?\$", "$"),
+        (rf"([$€£¥₹])\s*(-?(?:{_NUMERAL}))", lambda found: f"{found[2]}\\text{{{_MONEY[found[1]]}}}"),
+        (rf"(?<![\w^])({_NUMERAL})\s*([€£¥₹$])", lambda found: f"{found[1]}\\text{{{_MONEY[found[2]]}}}"),
+        (r"\^\s*\{?\s*\\circ\s*\}?\s*(?:\\text\{)?([CF])\b\}?",
+         lambda found: f"\\text{{{'celsius' if found[1] == 'C' else 'fahrenheit'}}}"),
+        (r"\^\s*\{?\s*\\circ(?![a-zA-Z])\s*\}?", r"\\text{degree}"),
+        (r"\\?%", r"\\text{percent}"),
+        # 1\,2; **5**; 2**3; √2; sqrt(2); 1e3; x^12; 0.\overline{3}, 0.333...
+        (r"(?<!\\)\\[,;:! ]|\\q?quad(?![a-zA-Z])|~", " "),
+        (r"\*\*([^*]+)\*\*", r"\1"),
+        (r"\*\*", "^"),
+        (r"\\root\s*\(([^()]*)\)|(?<![\\a-zA-Z])sqrt\s*\(([^()]*)\)",
+         lambda found: f"\\sqrt{{{found[1] or found[2]}}}"),
+        (r"(?:\\root|(?<![\\a-zA-Z])sqrt)\s*(\d+|[a-z](?![a-z])|\\[a-z]+)", r"\\sqrt{\1}"),
+        (r"\\cuberoot\s*\(?([^()\s]+)\)?", r"\\sqrt[3]{\1}"),
+        (r"(?<![\\a-zA-Z])(?:infinity|infty|inf)(?![a-zA-Z])", r"\\infty "),
+        (rf"(?<![\\a-zA-Z])({_FUNCTIONS})(?![a-zA-Z])", r"\\\1 "),
+        (r"\b(\d+(?:\.\d+)?)[eE]([-+]?\d{1,3})\b", r"\1\\times 10^{\2}"),
+        (r"(?<=[\d ])[xX](?= ?10\s*\^)", r"\\times "),
+        (r"\^\s*(-?\d+)", r"^{\1}"),
+        (r"\^\s*\(([^()]*)\)", r"^{\1}"),
+        (r"(?<![\d.])(\d*)\.(\d*)\\(?:overline|bar)\s*\{(\d+)\}", _recurring),
+        (r"(?<![\d.])(\d*)\.(\d*?)(\d{1,6}?)\3+(?:\.{3}|\\[lc]?dots)", _recurring),
+        # 5 cm^2; \frac{\text{m}}{\text{s}}; 5 apples; km/h; minus 5; 5 (ways); x is 5; 1,000
+        (_TEXT + _POWER, r"\\text{\1^\2}"),
+        (rf"\\frac\s*\{{\s*{_TEXT}\s*\}}\s*\{{\s*{_TEXT}\s*\}}", r"\\text{\1 per \2}"),
+        (rf"(?:(?<=[\d}}])|(?<= sq))\s+((?:{_LETTER})(?:{_POWER})?)(?=\s*(?:/|$|[.,;\d]|\\text))", _unspaced),
+        (r"\\(?:begin|end)\{\w+\*?\}|\\text\{[^{}]*\}|\\[a-zA-Z]+|([^\W\d_]+(?:'[^\W\d_]+)*)", _worded),
+        (_TEXT + _POWER, r"\\text{\1^\2}"),
+        (_TEXT + r"\s*/\s*(?:\\text\{\s*)?([a-zA-Z]+(?:\s*\^\s*\{?[23]\}?)?)\}?",
+         lambda found: f"\\text{{{found[1]} per {re.sub('[{}]', '', found[2])}}}"),
+        (r"(?i)\\text\{([^{}]*?)\b(?:minus|negative)\s*\}\s*(?=\\?\w)", _negative),
+        (rf"{_TEXT}(?:{_BETWEEN}{_TEXT})+", _joined),
+        (rf"(?<=[\s\d}}])\(\s*{_TEXT}\s*\)", r"\\text{\1}"),
+        (r"(?<=[\w})|])\s*\\text\{\s*(?:is|are|was|equals|is equal to|must\s+(?:be|equal))\s*\}(?=\s*[^\s.])",
+         " = "),
+        (r"(?:(?<![\d.,(\[{])|(?<=frac\{)|(?<=\}\{))\d{1,3}(?:,\d{3})+(?![\d,])", _digits),
     )
+)  # fmt: skip
+"""Applied in this order. Above each group is what it reads."""
+
+
+def canonical(text: str) -> str:
+    """An answer in the one dress."""
+    text = unframed(_LAST_STOP.sub("", unicodedata.normalize("NFC", text).strip().strip('*`"')))
+    text = _LAST_STOP.sub("", text).translate(_SYMBOLS)
+    for pattern, new in _DRESS:
+        text = pattern.sub(new, text)
+    return " ".join(text.split())

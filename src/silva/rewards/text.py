@@ -73,7 +73,7 @@ def as_number(answer: str) -> Fraction | None:
     Not numbers: 5%, 1e5, 1/2, 2020-05-12, and codes, which begin with a superfluous 0 (007).
     """
     text = normalise(answer)
-    return None if _CODE.match(text) else _read_number(text)
+    return _fraction(text) if _NUMERAL.fullmatch(text) and not _CODE.match(text) else None
 
 
 def integers(text: str) -> list[int]:
@@ -164,10 +164,6 @@ def is_right(reply: str, answer: str) -> bool:
 def similarity(text: str, other: str) -> float:
     """Share of characters in common, in order (0 to 1; 1 only for equal texts)."""
     return SequenceMatcher(None, text, other, autojunk=False).ratio()
-
-
-def _read_number(text: str) -> Fraction | None:
-    return _fraction(text) if _NUMERAL.fullmatch(text) else None
 
 
 def _fraction(numeral: str) -> Fraction | None:
