@@ -12,7 +12,43 @@ import numpy as np
 from silva.algorithms import ALGORITHMS
 from silva.algorithms.compose import with_advantages
 from silva.rollouts.samples import to_samples
-from silva.types import Group, Sample, Segment, Signals, StopReason, Task, Trajectory, Turn
+from silva.types import Failure, Group, Sample, Segment, Signals, StopReason, Task, Trajectory, Turn
+
+
+def rewarded(
+    key: str,
+    rewards: Sequence[float],
+    shaped: Sequence[float] | None = None,
+    failures: Sequence[Failure | None] | None = None,
+) -> Group:
+    """A group of trajectories without turns."""
+    nothing = [None] * len(rewards)
+    given = zip(rewards, shaped or [0.0] * len(rewards), failures or nothing, strict=True)
+    return group(
+        key,
+        *(
+            Trajectory(
+                f"{key}/{i}", (), "error" if failure else "terminated", rewards={"success": reward},
+                shaped={"format": extra}, failure=failure, error="no answer" if failure else None,
+            )
+            for i, (reward, extra, failure) in enumerate(given)
+        ),
+        environment="e",
+    )  # fmt: skip
+
+
+def row_of(trajectory: str, weights: Sequence[float]) -> Sample:
+    """A sample of a trajectory, with loss weights."""
+    length = len(weights)
+    return Sample(
+        tokens=np.arange(length),
+        loss_weights=np.array(weights, dtype=np.float32),
+        logprobs=np.full(length, -1.0, dtype=np.float32),
+        temperatures=np.ones(length, dtype=np.float32),
+        versions=np.zeros(length, dtype=np.int64),
+        trajectory=trajectory,
+        group=trajectory.partition("/")[0],
+    )
 
 
 def recipe(name: str, **given: Any) -> Any:

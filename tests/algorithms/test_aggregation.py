@@ -1,15 +1,12 @@
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import numpy as np
 import pytest
+from tests.algorithms.by_hand import row_of
 
 from silva.algorithms.aggregation import AGGREGATIONS, normalise
 from silva.errors import ConfigError
 from silva.types import Sample
-
-MakeSample = Callable[..., Sample]
 
 # Trajectory a has two rows (its context was rewritten) of 2 and 1 trained tokens, b one of 5, c none:
 # 8 trained tokens in 2 sequences.
@@ -25,12 +22,12 @@ BY_HAND = {
 }
 
 
-def samples_of(make_sample: MakeSample) -> list[Sample]:
+def samples_of() -> list[Sample]:
     return [
-        make_sample("a", [0, 1, 0, 1]),
-        make_sample("b", [0, 0, 1, 1, 1, 1, 1]),
-        make_sample("c", [0, 0]),
-        make_sample("a", [0, 0, 1]),
+        row_of("a", [0, 1, 0, 1]),
+        row_of("b", [0, 0, 1, 1, 1, 1, 1]),
+        row_of("c", [0, 0]),
+        row_of("a", [0, 0, 1]),
     ]
 
 
@@ -39,8 +36,8 @@ def constant_of(mode: str) -> float | None:
 
 
 @pytest.mark.parametrize("mode", AGGREGATIONS)
-def test_by_hand(make_sample: MakeSample, mode: str) -> None:
-    samples = samples_of(make_sample)
+def test_by_hand(mode: str) -> None:
+    samples = samples_of()
     a, b = BY_HAND[mode]
     weights = [s.loss_weights for s in normalise(samples, mode, constant=constant_of(mode))]
     assert weights[0].tolist() == pytest.approx([0, a, 0, a], rel=1e-7)
@@ -52,9 +49,9 @@ def test_by_hand(make_sample: MakeSample, mode: str) -> None:
 
 
 @pytest.mark.parametrize("mode", AGGREGATIONS)
-def test_nothing_trained_stays_nothing(make_sample: MakeSample, mode: str) -> None:
+def test_nothing_trained_stays_nothing(mode: str) -> None:
     assert normalise([], mode, constant=constant_of(mode)) == []
-    (sample,) = normalise([make_sample("a", [0, 0])], mode, constant=constant_of(mode))
+    (sample,) = normalise([row_of("a", [0, 0])], mode, constant=constant_of(mode))
     assert sample.loss_weights.tolist() == [0, 0]
 
 
@@ -68,8 +65,6 @@ def test_nothing_trained_stays_nothing(make_sample: MakeSample, mode: str) -> No
         ("constant", float("inf"), "expected a finite number above 0"),
     ],
 )
-def test_wrong_settings_are_refused(
-    make_sample: MakeSample, mode: str, constant: float | None, message: str
-) -> None:
+def test_wrong_settings_are_refused(mode: str, constant: float | None, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        normalise(samples_of(make_sample), mode, constant=constant)
+        normalise(samples_of(), mode, constant=constant)

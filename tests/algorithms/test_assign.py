@@ -1,28 +1,28 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
 
 import numpy as np
 import pytest
 import torch
+from tests.algorithms.by_hand import rewarded, row_of
 
 from silva.algorithms.advantages import ADVANTAGES
 from silva.algorithms.assign import assign, clip_samples, next_baselines, whiten, whiten_samples
 from silva.errors import ConfigError, RecordError
 from silva.types import Group, Sample
 
+Batch = tuple[list[Sample], list[Group]]
 
-def test_assign_gives_every_token_its_trajectory_s_advantage(
-    make_group: Callable[..., Group], make_sample: Callable[..., Sample]
-) -> None:
+
+def test_assign_gives_every_token_its_trajectory_s_advantage() -> None:
     """Group a: 1.0 and 0.0 - 0.5 (a penalty), mean 0.25, advantages 0.75 and -0.75. Group b: 2, 4: -1, 1."""
-    groups = [make_group("a", [1.0, 0.0], shaped=[0.0, -0.5]), make_group("b", [2.0, 4.0])]
+    groups = [rewarded("a", [1.0, 0.0], shaped=[0.0, -0.5]), rewarded("b", [2.0, 4.0])]
     samples = [
-        make_sample("b/1", [0, 1]),
-        make_sample("a/0", [0, 1, 1]),
-        make_sample("a/1", [0, 1]),
-        make_sample("a/0", [0, 0, 0, 1]),  # its context was rewritten: a second row
+        row_of("b/1", [0, 1]),
+        row_of("a/0", [0, 1, 1]),
+        row_of("a/1", [0, 1]),
+        row_of("a/0", [0, 0, 0, 1]),  # its context was rewritten: a second row
     ]
     assigned = assign(samples, groups, "mean")
     assert [sample.trajectory for sample in assigned] == ["b/1", "a/0", "a/1", "a/0"]
@@ -33,47 +33,37 @@ def test_assign_gives_every_token_its_trajectory_s_advantage(
 
 
 @pytest.mark.parametrize(("kind", "solved", "other"), [("max_rl", 9.0, -1.0), ("share", 1.0, 0.0)])
-def test_a_penalty_that_takes_the_mean_to_0_divides_nothing(
-    make_group: Callable[..., Group],
-    make_sample: Callable[..., Sample],
-    kind: str,
-    solved: float,
-    other: float,
-) -> None:
+def test_a_penalty_that_takes_the_mean_to_0_divides_nothing(kind: str, solved: float, other: float) -> None:
     """Raw 1 and nine times 0, all with a penalty of 0.1: their sum is the rounding of 0.9 - 9 * 0.1."""
-    group = make_group("a", [1.0] + [0.0] * 9, shaped=[-0.1] * 10)
+    group = rewarded("a", [1.0] + [0.0] * 9, shaped=[-0.1] * 10)
     assert 0 < abs(sum(t.shaped_reward for t in group.trajectories)) < 1e-15  # Python 3.12 adds otherwise
-    found = first(assign([make_sample(f"a/{i}", [0, 1]) for i in range(10)], [group], kind))
+    found = first(assign([row_of(f"a/{i}", [0, 1]) for i in range(10)], [group], kind))
     assert found == pytest.approx([solved] + [other] * 9, abs=1e-6)
 
 
-def test_failures_enter_no_baseline_and_are_not_trained(
-    make_group: Callable[..., Group], make_sample: Callable[..., Sample]
-) -> None:
+def test_failures_enter_no_baseline_and_are_not_trained() -> None:
     """The failed one has no result, not 0: the mean of 3 and 1 is 2, with a 0 it would be 4/3."""
-    group = make_group("a", [3.0, float("nan"), 1.0, 9.0], failures=[None, "redo", None, "mask"])
-    assigned = assign([make_sample(f"a/{i}", [0, 1]) for i in range(4)], [group], "mean")
+    group = rewarded("a", [3.0, float("nan"), 1.0, 9.0], failures=[None, "redo", None, "mask"])
+    assigned = assign([row_of(f"a/{i}", [0, 1]) for i in range(4)], [group], "mean")
     assert [(s.trajectory, s.advantages.tolist()) for s in assigned] == [("a/0", [1, 1]), ("a/2", [-1, -1])]
 
 
-def test_assign_of_nothing(make_group: Callable[..., Group], make_sample: Callable[..., Sample]) -> None:
+def test_assign_of_nothing() -> None:
     assert assign([], [], "mean_std") == []
-    failed = make_group("a", [0.0], failures=["redo"])
-    assert assign([make_sample("a/0", [0, 1])], [failed], "leave_one_out") == []
+    failed = rewarded("a", [0.0], failures=["redo"])
+    assert assign([row_of("a/0", [0, 1])], [failed], "leave_one_out") == []
 
 
-def test_assign_refuses_what_does_not_fit(
-    make_group: Callable[..., Group], make_sample: Callable[..., Sample]
-) -> None:
-    groups = [make_group("a", [1.0, 0.0])]
+def test_assign_refuses_what_does_not_fit() -> None:
+    groups = [rewarded("a", [1.0, 0.0])]
     with pytest.raises(ConfigError, match="unknown advantage: got 'gae', expected one of mean, mean_std"):
         assign([], groups, "gae")
     with pytest.raises(RecordError, match="trajectory 'c/0' of a sample"):
-        assign([make_sample("c/0", [0, 1])], groups, "mean")
+        assign([row_of("c/0", [0, 1])], groups, "mean")
     with pytest.raises(RecordError, match="got 'a/0' twice"):
         assign([], groups * 2, "mean")
     with pytest.raises(RecordError, match="reward of trajectory a/1: got nan, expected a finite number"):
-        assign([], [make_group("a", [1.0, float("nan")])], "mean")
+        assign([], [rewarded("a", [1.0, float("nan")])], "mean")
 
 
 def in_environment(group: Group, name: str) -> Group:
@@ -85,18 +75,16 @@ def first(samples: list[Sample]) -> list[float]:
 
 
 @pytest.fixture
-def batch(
-    make_group: Callable[..., Group], make_sample: Callable[..., Sample]
-) -> tuple[list[Sample], list[Group]]:
+def batch() -> Batch:
     """a and b in one environment, c in another; 1, 2, 1, 3, 2 and 1 trained tokens."""
     groups = [
-        in_environment(make_group("a", [1.0, 0.0]), "maze"),
-        in_environment(make_group("b", [2.0, 4.0]), "maze"),
-        in_environment(make_group("c", [10.0, 0.0]), "shop"),
+        in_environment(rewarded("a", [1.0, 0.0]), "maze"),
+        in_environment(rewarded("b", [2.0, 4.0]), "maze"),
+        in_environment(rewarded("c", [10.0, 0.0]), "shop"),
     ]
     weights = {"a/0": [0, 1], "a/1": [0, 1, 1], "b/0": [0, 1], "c/0": [0, 1, 0, 1], "c/1": [0, 1]}
-    samples = [make_sample(name, row) for name, row in weights.items()]
-    rewritten = [make_sample("b/1", [0, 0, 1]), make_sample("b/1", [0, 1, 1])]
+    samples = [row_of(name, row) for name, row in weights.items()]
+    rewritten = [row_of("b/1", [0, 0, 1]), row_of("b/1", [0, 1, 1])]
     return [*samples[:3], *rewritten, *samples[3:]], groups
 
 
@@ -108,19 +96,17 @@ def batch(
         ("batch", [1 - 17 / 6, -17 / 6, 2 - 17 / 6, 4 - 17 / 6, 4 - 17 / 6, 10 - 17 / 6, -17 / 6]),
     ],
 )
-def test_what_a_baseline_is_taken_over(
-    over: str, expected: list[float], batch: tuple[list[Sample], list[Group]]
-) -> None:
+def test_what_a_baseline_is_taken_over(over: str, expected: list[float], batch: Batch) -> None:
     assert first(assign(*batch, "mean", over=over)) == pytest.approx(expected, rel=1e-6)
 
 
-def test_lengths_are_trained_tokens_of_all_rows(batch: tuple[list[Sample], list[Group]]) -> None:
+def test_lengths_are_trained_tokens_of_all_rows(batch: Batch) -> None:
     """a: (1 * 1 + 2 * 0) / 3 = 1/3. b: 1 and 3 tokens, (2 + 12) / 4 = 3.5. c: 2 and 1, 20 / 3."""
     expected = [2 / 3, -1 / 3, -1.5, 0.5, 0.5, 10 / 3, -20 / 3]
     assert first(assign(*batch, "length_weighted")) == pytest.approx(expected, rel=1e-6)
 
 
-def test_running_baselines_are_one_per_environment(batch: tuple[list[Sample], list[Group]]) -> None:
+def test_running_baselines_are_one_per_environment(batch: Batch) -> None:
     """maze from 1: 1 - 1, b = 1; 0 - 1, b = 0.95; 2 - 0.95, b = 0.9025 + 0.1 = 1.0025; 4 - 1.0025,
     b = 0.952375 + 0.2 = 1.152375. shop from 0: 10 - 0, b = 0.5; 0 - 0.5, b = 0.475."""
     samples, groups = batch
@@ -133,7 +119,7 @@ def test_running_baselines_are_one_per_environment(batch: tuple[list[Sample], li
 
 
 @pytest.mark.parametrize("kind", ADVANTAGES)
-def test_groups_may_come_one_by_one(kind: str, batch: tuple[list[Sample], list[Group]]) -> None:
+def test_groups_may_come_one_by_one(kind: str, batch: Batch) -> None:
     samples, groups = batch
     baselines: dict[str, float] = {}
     parts: list[float] = []
@@ -164,9 +150,7 @@ def test_whiten_without_variance_is_zero() -> None:
         ("trajectories", 3.0, 2.0),  # variance (1 + 1) / 1
     ],
 )
-def test_whiten_samples(
-    over: str, mean_of_all: float, variance: float, batch: tuple[list[Sample], list[Group]]
-) -> None:
+def test_whiten_samples(over: str, mean_of_all: float, variance: float, batch: Batch) -> None:
     samples, groups = batch
     rows = assign([s for s in samples if s.group == "b"], groups, "reward")
     expected = [(value - mean_of_all) / variance**0.5 for value in (2, 4, 4)]
@@ -175,12 +159,12 @@ def test_whiten_samples(
     assert [len(set(s.advantages.tolist())) for s in whitened if s.advantages is not None] == [1, 1, 1]
 
 
-def test_clip_samples(batch: tuple[list[Sample], list[Group]]) -> None:
+def test_clip_samples(batch: Batch) -> None:
     rows = assign(*batch, "mean")  # 0.5, -0.5, -1, 1, 1, 5, -5
     assert first(clip_samples(rows, -1, 3)) == [0.5, -0.5, -1, 1, 1, 3, -1]
 
 
-def test_later_steps_refuse_what_does_not_fit(batch: tuple[list[Sample], list[Group]]) -> None:
+def test_later_steps_refuse_what_does_not_fit(batch: Batch) -> None:
     samples, groups = batch
     assert whiten_samples([], "tokens") == clip_samples([], -1, 1) == []
     with pytest.raises(RecordError, match="advantages of a sample of a/0: got none, expected 2"):

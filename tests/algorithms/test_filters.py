@@ -2,11 +2,11 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable
 
 import numpy as np
 import pytest
 from pydantic import ValidationError
+from tests.algorithms.by_hand import rewarded
 
 from silva.algorithms.filters import (
     SELECTIONS,
@@ -35,14 +35,8 @@ from silva.types import Group
         ([1.0, float("nan")], None, None, False),  # goes on to where it is reported
     ],
 )
-def test_zero_variance(
-    make_group: Callable[..., Group],
-    rewards: list,
-    shaped: list | None,
-    failures: list | None,
-    expected: bool,
-) -> None:
-    assert zero_variance(make_group("a", rewards, shaped, failures)) is expected
+def test_zero_variance(rewards: list, shaped: list | None, failures: list | None, expected: bool) -> None:
+    assert zero_variance(rewarded("a", rewards, shaped, failures)) is expected
 
 
 @pytest.mark.parametrize(
@@ -57,21 +51,17 @@ def test_zero_variance(
     ],
 )
 def test_reward_std_by_hand(
-    make_group: Callable[..., Group],
-    rewards: list,
-    shaped: list | None,
-    failures: list | None,
-    expected: float,
+    rewards: list, shaped: list | None, failures: list | None, expected: float
 ) -> None:
-    assert reward_std(make_group("a", rewards, shaped, failures)) == pytest.approx(expected, rel=1e-15)
+    assert reward_std(rewarded("a", rewards, shaped, failures)) == pytest.approx(expected, rel=1e-15)
 
 
-def test_reward_std_is_numpy_s_and_blind_to_order(make_group: Callable[..., Group]) -> None:
+def test_reward_std_is_numpy_s_and_blind_to_order() -> None:
     rewards = np.random.default_rng(0).normal(size=7).tolist()
-    std = reward_std(make_group("a", rewards))
+    std = reward_std(rewarded("a", rewards))
     assert std == pytest.approx(np.std(rewards, ddof=1), rel=1e-14)
-    assert {reward_std(make_group("a", list(p))) for p in itertools.permutations(rewards[:5])} == {
-        reward_std(make_group("a", rewards[:5]))
+    assert {reward_std(rewarded("a", list(p))) for p in itertools.permutations(rewards[:5])} == {
+        reward_std(rewarded("a", rewards[:5]))
     }
 
 
@@ -79,8 +69,8 @@ def test_reward_std_is_numpy_s_and_blind_to_order(make_group: Callable[..., Grou
 SPREADS = [4.0, 1.0, 0.0, 3.0, 1.0, 1.0]
 
 
-def spread(make_group: Callable[..., Group], differences: list[float]) -> list[Group]:
-    return [make_group(f"g{i}", [0.0, d]) for i, d in enumerate(differences)]
+def spread(differences: list[float]) -> list[Group]:
+    return [rewarded(f"g{i}", [0.0, d]) for i, d in enumerate(differences)]
 
 
 def kept(reasons: list) -> list[int]:
@@ -110,10 +100,8 @@ def kept(reasons: list) -> list[int]:
         ("nucleus", 1.0, [0, 1, 3, 4, 5]),  # no zeros
     ],
 )
-def test_drop_reasons_by_hand(
-    make_group: Callable[..., Group], kind: str, value: float, expected: list[int]
-) -> None:
-    reasons = drop_reasons(spread(make_group, SPREADS), VarianceFilter(keep=kind, value=value))
+def test_drop_reasons_by_hand(kind: str, value: float, expected: list[int]) -> None:
+    reasons = drop_reasons(spread(SPREADS), VarianceFilter(keep=kind, value=value))
     assert kept(reasons) == expected
     assert [r for i, r in enumerate(reasons) if i not in expected] == [
         "zero_variance" if d == 0 else "low_variance" for i, d in enumerate(SPREADS) if i not in expected
@@ -123,18 +111,18 @@ def test_drop_reasons_by_hand(
 @pytest.mark.parametrize(
     ("kind", "expected"), [("top_fraction", [0]), ("top_k", [0]), ("min_p", []), ("nucleus", [])]
 )
-def test_where_no_group_varies(make_group: Callable[..., Group], kind: str, expected: list[int]) -> None:
+def test_where_no_group_varies(kind: str, expected: list[int]) -> None:
     settings_ = VarianceFilter(keep=kind, value=1 if kind == "top_k" else 0.5)
-    reasons = drop_reasons(spread(make_group, [0.0, 0.0]), settings_)
+    reasons = drop_reasons(spread([0.0, 0.0]), settings_)
     assert kept(reasons) == expected
     assert set(reasons) - {None} == {"zero_variance"}
 
 
 @pytest.mark.parametrize("kind", SELECTIONS)
-def test_failed_groups_are_none_of_the_groups(make_group: Callable[..., Group], kind: str) -> None:
+def test_failed_groups_are_none_of_the_groups(kind: str) -> None:
     """Half of the two others is one; with the failed ones it would be two."""
-    failed = [make_group(f"f{i}", [0.0, 1.0], failures=["redo", "mask"]) for i in range(2)]
-    low, high = spread(make_group, [1.0, 2.0])
+    failed = [rewarded(f"f{i}", [0.0, 1.0], failures=["redo", "mask"]) for i in range(2)]
+    low, high = spread([1.0, 2.0])
     settings_ = VarianceFilter(keep=kind, value=1 if kind == "top_k" else 0.51)
     reasons = drop_reasons([failed[0], low, failed[1], high], settings_)
     assert reasons == ["failed", "low_variance", "failed", None]
@@ -142,11 +130,11 @@ def test_failed_groups_are_none_of_the_groups(make_group: Callable[..., Group], 
     assert drop_reasons([], settings_) == []
 
 
-def test_shares_do_not_lose_a_group_to_rounding(make_group: Callable[..., Group]) -> None:
+def test_shares_do_not_lose_a_group_to_rounding() -> None:
     """0.29 * 100 is 28.999999999999996; nine times 0.3 falls short of 0.9 * 3; 0.1 * 3 exceeds 0.3."""
 
     def chosen(differences: list[float], keep: str, value: float) -> list[int]:
-        return kept(drop_reasons(spread(make_group, differences), VarianceFilter(keep=keep, value=value)))
+        return kept(drop_reasons(spread(differences), VarianceFilter(keep=keep, value=value)))
 
     assert len(chosen([1.0] * 100, "top_fraction", 0.29)) == 29
     assert chosen([0.3 * math.sqrt(2)] * 10, "nucleus", 0.9) == list(range(9))
@@ -182,13 +170,9 @@ def test_a_filter_out_of_range_is_refused(keep: str, value: float, message: str)
     ],
 )
 def test_out_of_range(
-    make_group: Callable[..., Group],
-    rewards: list,
-    shaped: list | None,
-    failures: list | None,
-    expected: str | None,
+    rewards: list, shaped: list | None, failures: list | None, expected: str | None
 ) -> None:
-    assert out_of_range(make_group("a", rewards, shaped, failures), 0.25, 0.75) == expected
+    assert out_of_range(rewarded("a", rewards, shaped, failures), 0.25, 0.75) == expected
 
 
 def test_difficulty() -> None:

@@ -1,8 +1,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from typing import get_args
 
 import pytest
@@ -201,9 +199,3 @@ def test_there_is_nothing_to_say_of_bounds_that_are_the_loss_s_own_or_the_user_s
     made += [recipe("dapo", loss={"type": "clipped", "clip_high": 0.5})]
     made += [recipe("dapo", loss={"type": "gspo", "clip_high": 5e-4})]
     assert [m.notes for m in made] == [[]] * len(made)
-
-
-def test_settings_import_neither_torch_nor_numpy() -> None:
-    code = "import sys, silva.algorithms.recipes; print(sorted({'torch', 'numpy'} & set(sys.modules)))"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "[]"

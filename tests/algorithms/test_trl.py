@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from tests.algorithms.by_hand import row_of
 from tests.golden.read import read
 
 from silva.algorithms.advantages import ADVANTAGES, Scores
 from silva.algorithms.aggregation import normalise
 from silva.algorithms.losses import LossInputs
 from silva.algorithms.objective import compute
-from silva.types import LossSpec, Sample
+from silva.types import LossSpec
 
 GOLDEN = read("trl")
 AGGREGATION = {
@@ -65,9 +65,9 @@ def spec_of(settings: dict[str, Any]) -> LossSpec:
     return LossSpec("clipped", params | {"clip_dual": settings.get("delta")})
 
 
-def weights_of(make_sample: Callable[..., Sample], loss_type: str) -> torch.Tensor:
+def weights_of(loss_type: str) -> torch.Tensor:
     """[B, T]: the normalised weights of rows of one token of context, then the completion."""
-    samples = [make_sample(f"t/{b}", [0, *row]) for b, row in enumerate(GOLDEN["mask"])]
+    samples = [row_of(f"t/{b}", [0, *row]) for b, row in enumerate(GOLDEN["mask"])]
     samples = [s.replace(loss_weights=s.loss_weights.astype(np.float64)) for s in samples]
     constant = len(samples) * GOLDEN["longest"] if loss_type == "dr_grpo" else None
     normalised = normalise(samples, AGGREGATION[loss_type], constant=constant)
@@ -75,7 +75,7 @@ def weights_of(make_sample: Callable[..., Sample], loss_type: str) -> torch.Tens
 
 
 @pytest.mark.parametrize("case", GOLDEN["losses"])
-def test_loss_gradient_and_metrics(case: str, make_sample: Callable[..., Sample]) -> None:
+def test_loss_gradient_and_metrics(case: str) -> None:
     golden = GOLDEN["losses"][case]
     trained = table("mask").bool()
     logprobs = table("logprobs").requires_grad_()
@@ -95,7 +95,7 @@ def test_loss_gradient_and_metrics(case: str, make_sample: Callable[..., Sample]
         sampler_logprobs=table("sampler_logprobs")[trained] if corrected else None,
     )
     loss, metrics = compute(spec, inputs)
-    weights = weights_of(make_sample, golden["settings"]["loss_type"])[trained]
+    weights = weights_of(golden["settings"]["loss_type"])[trained]
     total = (weights * loss).sum()
     total.backward()
 

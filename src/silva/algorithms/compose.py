@@ -36,28 +36,24 @@ def with_penalties(recipe: Algorithm, group: Group, limits: Limits) -> Group:
     Args:
         limits: under which it was played.
     """
-    if not group.scored or not (recipe.overlong_buffer or recipe.length_penalty):
+    scored, shaped = group.scored, {t.id: dict(t.shaped) for t in group.trajectories}
+    if not scored or not (recipe.overlong_buffer or recipe.length_penalty):
         return group
-    scored = group.scored
-    lengths_B = torch.tensor([t.tokens("policy") for t in scored], dtype=torch.float64)
-    added: dict[str, torch.Tensor] = {}
     if recipe.overlong_buffer:
-        added["overlong"] = torch.stack([_overlong(recipe.overlong_buffer, t, limits) for t in scored])
+        for t in scored:
+            shaped[t.id]["overlong"] = _overlong(recipe.overlong_buffer, t, limits)
     if recipe.length_penalty:
-        rewards_B = torch.tensor([t.raw_reward for t in scored], dtype=torch.float64)
+        rewards_B = assign.as_float64(t.raw_reward for t in scored)
+        lengths_B = assign.as_float64(t.tokens("policy") for t in scored)
         scores = Scores(rewards_B, torch.zeros(len(scored), dtype=torch.int64), lengths_B)
-        added["length"] = shaping.length_penalty(scores, coef=recipe.length_penalty)
-    by_id = {
-        t.id: {name: float(values_B[i]) for name, values_B in added.items()} for i, t in enumerate(scored)
-    }
-
-    def penalised(t: Trajectory) -> Trajectory:
-        return dataclasses.replace(t, shaped={**t.shaped, **by_id[t.id]}) if t.id in by_id else t
-
-    return dataclasses.replace(group, trajectories=tuple(map(penalised, group.trajectories)))
+        penalties_B = shaping.length_penalty(scores, coef=recipe.length_penalty)
+        for t, penalty in zip(scored, penalties_B.tolist(), strict=True):
+            shaped[t.id]["length"] = penalty
+    played = (dataclasses.replace(t, shaped=shaped[t.id]) for t in group.trajectories)
+    return dataclasses.replace(group, trajectories=tuple(played))
 
 
-def _overlong(buffer: float, trajectory: Trajectory, limits: Limits) -> torch.Tensor:
+def _overlong(buffer: float, trajectory: Trajectory, limits: Limits) -> float:
     """The punishment of the reply that came closest to being cut off.
 
     A reply may have what its limits leave it: fewer tokens where the context has less room. One that was cut
@@ -72,8 +68,8 @@ def _overlong(buffer: float, trajectory: Trajectory, limits: Limits) -> torch.Te
         lengths.append(sampled)
         rooms.append(max(1, sampled if turn.cut else room))
         context += sampled + given
-    lengths_K, rooms_K = (torch.tensor(numbers, dtype=torch.float64) for numbers in (lengths, rooms))
-    return shaping.overlong(lengths_K, rooms_K, buffer=buffer).min()
+    found_K = shaping.overlong(assign.as_float64(lengths), assign.as_float64(rooms), buffer=buffer)
+    return float(found_K.min())
 
 
 def drop_reason(recipe: Algorithm, group: Group) -> filters.Reason | None:

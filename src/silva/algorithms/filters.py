@@ -101,7 +101,7 @@ def zero_variance(group: Group, compared: Compared = totals) -> bool:
     not count either; with fewer than two scored ones the answer is True. Rewards that are not finite
     (`assign.finite_reward` reports them) are never equal.
     """
-    return all(map(_equal, compared(group)))
+    return all(abs(reward - alike[0]) <= TOLERANCE for alike in compared(group) for reward in alike)
 
 
 def reward_std(group: Group, compared: Compared = totals) -> float:
@@ -173,7 +173,3 @@ def difficulty(settings: DifficultyPools, success: float) -> Difficulty:
     if success >= settings.easy_threshold - TOLERANCE:
         return "easy"
     return "hard" if success <= settings.hard_threshold + TOLERANCE else "normal"
-
-
-def _equal(rewards: Sequence[float]) -> bool:
-    return len(rewards) < 2 or all(abs(reward - rewards[0]) <= TOLERANCE for reward in rewards)
