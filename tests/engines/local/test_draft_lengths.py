@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from silva.engines.local.drafts import MARGIN, Ahead, Chances, Drafts, StepTimes, Work
+from silva.engines.local.drafts import MARGIN, Chances, Drafts, Lookahead, StepTimes, Work
 from silva.engines.local.history import Guess, Trail
 from silva.engines.local.request import EngineStats, Request
 from silva.engines.local.same_bits import ANY
@@ -96,7 +96,7 @@ def test_the_drafts_chosen_give_the_most_tokens_a_second(
     drafts = Drafts(100, ANY, EngineStats())
     times = drafts._times
     times._base, times.row, times._steps = 1.0, row, 1
-    times._stairs = {
+    times._measured = {
         (rows, drafting): ((1 + row * rows + stair * (rows > 4) + own * drafting) * 1e9, 1e9, 1)
         for rows in range(1, 65)
         for drafting in (False, True)
@@ -105,7 +105,7 @@ def test_the_drafts_chosen_give_the_most_tokens_a_second(
     for number, each in enumerate(chances):
         likely = np.cumprod(each)
         request = Request(np.array([1]), SamplingParams(50), None)  # type: ignore[arg-type]
-        request.ahead = Ahead(Trail(drafts._history), guesses=[Guess(9, 0, 1, 1)] * len(each))
+        request.lookahead = Lookahead(Trail(drafts._history), guesses=[Guess(9, 0, 1, 1)] * len(each))
         requests.append(request)
         offers += [(-float(chance), 0, number, length) for length, chance in enumerate(likely, 1)]
         gains.append(np.append(0.0, np.cumsum(likely)))
@@ -126,7 +126,7 @@ def silent(drafts: Drafts, count: int) -> list[Request]:
     """Requests of which nothing is learned but time."""
     made = [Request(np.array([1]), SamplingParams(50), None) for _ in range(count)]  # type: ignore[arg-type]
     for request in made:
-        request.ahead = Ahead(Trail(drafts._history))
+        request.lookahead = Lookahead(Trail(drafts._history))
     return made
 
 

@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from silva.config.sections import TinyModel
-from silva.engines.local.drafts import AHEAD, Drafts
+from silva.engines.local.drafts import LOOKAHEAD, Drafts
 from silva.engines.local.engine import LocalEngine
 from silva.engines.local.history import Trail
 from silva.engines.local.request import EngineStats, Request, row_of
@@ -212,7 +212,7 @@ def test_no_draft_is_longer_than_there_is_room_for(model: LoadedModel, stepped: 
     for _ in range(8):
         Trail(drafts._history).extend(text)
     engine, _ = stepped(model)
-    for length, tokens, most in ((10, 30, AHEAD), (10, 4, 3), (10, 1, 0), (34, 30, 5), (39, 30, 0)):
+    for length, tokens, most in ((10, 30, LOOKAHEAD), (10, 4, 3), (10, 1, 0), (34, 30, 5), (39, 30, 0)):
         request = Request(np.array(text[:length]), SamplingParams(tokens), None)  # type: ignore[arg-type]
         request.row, request.cached = engine.cache.acquire(None, 0, request.prompt)  # type: ignore[misc]
         drafts.begin(request)

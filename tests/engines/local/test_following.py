@@ -12,7 +12,7 @@ import torch
 
 from silva.config.sections import TinyModel
 from silva.engines.local.engine import LocalEngine
-from silva.engines.local.following import AHEAD, follow, look_ahead
+from silva.engines.local.following import LOOKAHEAD, follow, look_ahead
 from silva.engines.local.request import Request, row_of
 from silva.models.loading import LoadedModel, load_model
 from silva.types import Completion, SamplingParams, Snapshot
@@ -95,7 +95,7 @@ def test_who_comes_later_draws_from_what_is_known_many_tokens_in_a_step(
         first = await engine.sample(PROMPT, asked)
         before = engine.stats.steps, engine.stats.prefill_tokens
         again = await engine.sample(PROMPT, asked)
-        assert engine.stats.steps - before[0] == -(-40 // (AHEAD + 1))
+        assert engine.stats.steps - before[0] == -(-40 // (LOOKAHEAD + 1))
         assert engine.stats.prefill_tokens == before[1]
         return first, again
 
@@ -218,10 +218,10 @@ def test_only_one_of_those_who_diverge_together_leads(model: LoadedModel, steppe
         return made
 
     old, *new = [request([1, 2, 3, 4, 5], 5)] + [request([1, 2, 3, 4, last], 3) for last in (6, 6, 5, 6)]
-    old.leads = True
+    old.computes = True
     follow(cache, [old, *new])
     assert [each.source for each in new] == [None, row_of(new[0]), row_of(old), row_of(new[0])]
-    assert [each.leads for each in new] == [True, False, False, False]
+    assert [each.computes for each in new] == [True, False, False, False]
     assert [row_of(each).computed for each in new] == [4, 3, 3, 3]  # what it goes on from is copied
     follow(cache, [old, *new])
     assert [each.source for each in new] == [None, row_of(new[0]), row_of(old), row_of(new[0])]
@@ -239,7 +239,7 @@ def test_nobody_looks_further_ahead_than_the_reply_may_go(model: LoadedModel, st
         look_ahead([asked])
         return asked.draft
 
-    assert draft(1) == list(range(112, 112 + AHEAD))
+    assert draft(1) == list(range(112, 112 + LOOKAHEAD))
     assert draft(1, tokens=6) == [112, 113, 114, 115]
     assert draft(1, tokens=2) == []
     assert draft(1, stop_token_ids=(114,)) == [112, 113]  # and 114 is drawn without being a draft

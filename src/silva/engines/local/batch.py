@@ -31,7 +31,7 @@ from silva.errors import EngineError
 from silva.models.head import logits_of
 from silva.models.loading import LoadedModel
 from silva.ports import uniform
-from silva.types import CompletionStop, SamplingParams, TokenScores
+from silva.types import CompletionStop, TokenScores
 
 if TYPE_CHECKING:
     from silva.engines.settings import LocalEngineSettings
@@ -199,17 +199,18 @@ class Batch:
         """A token for each of these requests, and one more for each token of its draft that was drawn."""
         states: dict[Any, list[tuple[Request, int]]] = {}  # what to draw from, and for whom
         for request in ready:
-            row, last = source_of(request).index, row_of(request).length - 1
+            row, last, params = source_of(request).index, row_of(request).length - 1, request.params
+            law = params.temperature, params.top_k, params.top_p, params.min_p  # probabilities from logits
             for ahead in range(len(request.draft) + 1):
-                states.setdefault((row, last + ahead, _law(request.params)), []).append((request, ahead))
+                states.setdefault((row, last + ahead, law), []).append((request, ahead))
         if not states:
             return
         draws = [each for drawing in states.values() for each in drawing]
         logits = self._logits([row for row, _, _ in states], [place for _, place, _ in states])
         numbers = uniform([r.params.seed for r, _ in draws], [len(r.tokens) + ahead for r, ahead in draws])
         uniforms = torch.from_numpy(numbers).to(logits.device)
-        params = [drawing[0][0].params for drawing in states.values()]
-        drawn = draw(logits, params, uniforms, [len(drawing) for drawing in states.values()])
+        firsts = [drawing[0][0].params for drawing in states.values()]
+        drawn = draw(logits, firsts, uniforms, [len(drawing) for drawing in states.values()])
         work.draws = len(draws)
         places = {each: number for number, each in enumerate(draws)}
         known = {r for r in ready if r.source is not None and not r.source.busy}
@@ -301,8 +302,3 @@ class Batch:
         filled = [0] * (self.cache.rules.linear.padded(len(rows)) - len(rows))
         states = self.cache.outputs[0][[*rows, *filled], 0, [*places, *filled]]
         return logits_of(self._loaded.model, states)[: len(rows)]
-
-
-def _law(params: SamplingParams) -> tuple[float, ...]:
-    """What of them makes probabilities out of logits."""
-    return params.temperature, params.top_k, params.top_p, params.min_p

@@ -26,7 +26,7 @@ from silva.engines.local.history import ORDERS, Guess, History, Trail
 from silva.engines.local.request import EngineStats, Request, row_of, source_of
 from silva.engines.local.same_bits import RowRule
 
-AHEAD = 8  # tokens of one request in one step, at most
+LOOKAHEAD = 8  # tokens of one request in one step, at most
 MARGIN = 1.08  # tokens a second with drafts over those without: less is within the error of the times
 _LEAST = 0.02  # chance of a draft that is worth a thought
 _Offer = tuple[float, int, int, int]
@@ -37,7 +37,7 @@ _GAIN = 0.03  # share of the time of steps with drafts that they must save: less
 _OVER = 0.5  # of the seconds that looking ahead takes itself: that much more must come back
 _LONGEST_PAUSE = 4096  # steps
 _PRIOR, _REMEMBERED = 4.0, 512  # guesses of a kind: how much the votes weigh, and how many count
-_FORGET, _DOUBT = 0.99, 0.5  # what a step weighs after another one; how many the line weighs against a stair
+_FORGET, _DOUBT = 0.99, 0.5  # what a step weighs after another one; how many steps a fitted time weighs
 _ROWS = 28  # that cost as much as the rest of a step, until more is known
 _EVERY = 8  # steps from one fit to the next
 
@@ -80,7 +80,7 @@ class StepTimes:
     def __init__(self) -> None:
         self._moments, self._sums = np.zeros((5, 5)), np.zeros(5)
         self._base = self.row = self._prompt = self._drafting = self._other = 0.0
-        self._stairs: dict[tuple[int, bool], tuple[float, float, int]] = {}  # as of a step
+        self._measured: dict[tuple[int, bool], tuple[float, float, int]] = {}  # as of a step
         self._steps = 0
 
     @property
@@ -89,10 +89,10 @@ class StepTimes:
 
     def of(self, rows: int, prompt: float = 0, *, others: int = 0, drafting: bool = False) -> float:
         if prompt:
-            return self._line(rows, prompt, drafting) + self._other * others
-        stair = _stair(rows)
-        seconds, weight = self._on_stair(stair, drafting)
-        mean = (seconds + _DOUBT * self._line(stair, 0, drafting)) / (weight + _DOUBT)
+            return self._fitted(rows, prompt, drafting) + self._other * others
+        size = _size_class(rows)
+        seconds, weight = self._measured_at(size, drafting)
+        mean = (seconds + _DOUBT * self._fitted(size, 0, drafting)) / (weight + _DOUBT)
         return mean + self._other * others
 
     def learn(
@@ -109,18 +109,18 @@ class StepTimes:
             self._fit()
         self._steps += 1
         if not prompt:
-            stair = _stair(rows)
-            total, weight = self._on_stair(stair, drafting)
+            size = _size_class(rows)
+            total, weight = self._measured_at(size, drafting)
             own = seconds - self._other * others
-            self._stairs[stair, drafting] = total + own, weight + 1, self._steps
+            self._measured[size, drafting] = total + own, weight + 1, self._steps
         return seconds
 
-    def _line(self, rows: float, prompt: float, drafting: bool) -> float:
+    def _fitted(self, rows: float, prompt: float, drafting: bool) -> float:
         return self._base + self.row * rows + self._prompt * prompt + self._drafting * drafting
 
-    def _on_stair(self, stair: int, drafting: bool) -> tuple[float, float]:
+    def _measured_at(self, size: int, drafting: bool) -> tuple[float, float]:
         """The seconds of its steps, and how much these weigh together by now."""
-        seconds, weight, step = self._stairs.get((stair, drafting), (0.0, 0.0, 0))
+        seconds, weight, step = self._measured.get((size, drafting), (0.0, 0.0, 0))
         faded = _FORGET ** (self._steps - step)
         return seconds * faded, weight * faded
 
@@ -135,7 +135,7 @@ class StepTimes:
         self._base, self.row, self._prompt, self._drafting, self._other = found.tolist()
 
 
-def _stair(rows: int) -> int:
+def _size_class(rows: int) -> int:
     """The most rows that count as equal to these: from 9 on four of them, from 65 on sixteen."""
     width = 1 if rows <= 8 else 4 if rows <= 64 else 16
     return -(-rows // width) * width
@@ -163,7 +163,7 @@ class Work:
 
 
 @dataclass
-class Ahead:
+class Lookahead:
     """What is known ahead of one request.
 
     Attributes:
@@ -174,6 +174,11 @@ class Ahead:
     trail: Trail
     written: int = 0
     guesses: Sequence[Guess] = ()
+
+    def write(self, tokens: Sequence[int]) -> None:
+        """Put the request's tokens into the trail, as far as they are not there yet."""
+        self.trail.extend(tokens[self.written :])
+        self.written = len(tokens)
 
 
 class Drafts:
@@ -198,8 +203,8 @@ class Drafts:
             return
         with self._at_work():
             known = request.prompt[: request.cached]
-            request.ahead = Ahead(Trail(self._history, known[-ORDERS[0] :].tolist()))
-            request.ahead.trail.extend(request.prompt[request.cached :].tolist())
+            request.lookahead = Lookahead(Trail(self._history, known[-ORDERS[0] :].tolist()))
+            request.lookahead.trail.extend(request.prompt[request.cached :].tolist())
 
     def plan(self, requests: Sequence[Request], followers: Sequence[Request], prompt: int) -> None:
         """Set the `draft` of those that get a token in a step.
@@ -252,7 +257,8 @@ class Drafts:
             room = self._context - row_of(request).length
             left = min(request.params.max_tokens - len(request.tokens), room)
             ahead = self._ahead(request)
-            ahead.guesses = ahead.trail.guesses(min(AHEAD, left - 1)) if left > 1 else ()
+            ahead.write(request.tokens)
+            ahead.guesses = ahead.trail.guesses(min(LOOKAHEAD, left - 1)) if left > 1 else ()
             chance = 1.0
             for length, guess in enumerate(ahead.guesses, 1):
                 chance *= self._chances.of(guess)
@@ -293,23 +299,18 @@ class Drafts:
 
     def _learn_from(self, request: Request) -> None:
         """The first guess is checked in any case, a later one where the request has come so far."""
-        ahead = self._ahead(request, catch_up=False)
-        new = request.tokens[ahead.written :]
-        for guess, token in zip(ahead.guesses, new, strict=False):
+        ahead = self._ahead(request)
+        for guess, token in zip(ahead.guesses, request.tokens[ahead.written :], strict=False):
             self._chances.learn(guess, hit := guess.token == token)
             if not hit:
                 break
-        ahead.trail.extend(new)
-        ahead.written, ahead.guesses = len(request.tokens), ()
+        ahead.write(request.tokens)
+        ahead.guesses = ()
 
-    def _ahead(self, request: Request, *, catch_up: bool = True) -> Ahead:
-        if request.ahead is None:  # it came in a pause
-            request.ahead = Ahead(Trail(self._history, request.prompt[-ORDERS[0] :].tolist()))
-        ahead = request.ahead
-        if catch_up and ahead.written < len(request.tokens):
-            ahead.trail.extend(request.tokens[ahead.written :])
-            ahead.written = len(request.tokens)
-        return ahead
+    def _ahead(self, request: Request) -> Lookahead:
+        if request.lookahead is None:  # it came in a pause
+            request.lookahead = Lookahead(Trail(self._history, request.prompt[-ORDERS[0] :].tolist()))
+        return request.lookahead
 
     def _keep_account(self, saved: float, expected: float) -> None:
         """Pause if a window has saved less than it must, each time for longer; one that pays halves that."""

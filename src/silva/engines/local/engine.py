@@ -30,7 +30,7 @@ from silva.engines.local.drafts import Drafts
 from silva.engines.local.kv_cache import KvCache
 from silva.engines.local.machine import describe
 from silva.engines.local.prepacked import PrepackedLinears
-from silva.engines.local.request import EngineStats, Request, future, ids
+from silva.engines.local.request import EngineStats, Request, ids
 from silva.engines.local.same_bits import RowRules, fill_up, probe
 from silva.errors import ConfigError, EngineError, OutOfMemory, SilvaError
 from silva.models.loading import LoadedModel, copied
@@ -119,7 +119,7 @@ class LocalEngine:
     ) -> Completion:
         """As `sample`; `on_tokens` hears of tokens after the step that gave them, in the event loop."""
         self.capabilities.check_prompt(tokens)
-        request = Request(ids(tokens), params, future(), on_tokens=on_tokens)
+        request = Request(ids(tokens), params, on_tokens=on_tokens)
         return cast(Completion, await self._answered(request))
 
     async def score(self, tokens: Sequence[int], start: int) -> TokenScores:
@@ -134,7 +134,7 @@ class LocalEngine:
         self.capabilities.check_score(tokens, start)
         if start == len(tokens):
             return TokenScores((), (), (), self.version)
-        request = Request(ids(tokens), SamplingParams(1), future(), score_from=start)
+        request = Request(ids(tokens), SamplingParams(1), score_from=start)
         return cast(TokenScores, await self._answered(request))
 
     async def _answered(self, request: Request) -> Completion | TokenScores:
@@ -243,20 +243,19 @@ class LocalEngine:
         """Every request of the moment fails with the forward pass; later ones find an empty engine."""
         for request in self.batch.abandon():
             if not request.future.done():
-                wrapped = self._explained("sampling", error)
+                wrapped = self._explained(error)
                 wrapped.__cause__ = error
                 request.future.set_exception(wrapped)
 
-    def _explained(self, doing: str, error: Exception) -> SilvaError:
-        first = str(error).splitlines()[0] if str(error) else ""
-        if is_out_of_memory(error):
-            return OutOfMemory(
-                f"memory ran out while {doing}: lower engine.max_concurrent "
-                f"(now {self._settings.max_concurrent}), engine.cached_sequences "
-                f"(now {self._settings.cached_sequences}) or rollout.limits.max_episode_tokens. "
-                f"({first or type(error).__name__})"
-            )
-        return EngineError(f"{doing} failed: {type(error).__name__}: {error}")
+    def _explained(self, error: Exception) -> SilvaError:
+        if not is_out_of_memory(error):
+            return EngineError(f"sampling failed: {type(error).__name__}: {error}")
+        first = str(error).partition("\n")[0] or type(error).__name__
+        return OutOfMemory(
+            "memory ran out while sampling: lower engine.max_concurrent "
+            f"(now {self._settings.max_concurrent}), engine.cached_sequences "
+            f"(now {self._settings.cached_sequences}) or rollout.limits.max_episode_tokens. ({first})"
+        )
 
     def _step(self) -> list[Request]:
         """On the compute thread: the batch's, once the weights are laid out for it."""

@@ -91,7 +91,7 @@ class KvCache:
             row.computed, row.owners = 0, ()
         for row in self.rows:
             if row.busy:
-                self._reserve(row.index + 1, row.length)
+                self.reserve(row, row.length)
             else:
                 self._write(row, np.empty(0, np.int64))
 
@@ -128,7 +128,7 @@ class KvCache:
         row = source if continued else self._idle_row(source, spared)
         if row is None:
             return None
-        self._reserve(row.index + 1, len(tokens))
+        self.reserve(row, len(tokens))
         if source is None:
             row.owners = ()
         else:
@@ -170,10 +170,6 @@ class KvCache:
             self._clock += 1
             source.last_used = self._clock
 
-    def reserve(self, row: Row, length: int) -> None:
-        """Memory for so many positions of a row, beyond its tokens too."""
-        self._reserve(row.index + 1, length)
-
     def copy(self, source: Row, row: Row, stop: int) -> None:
         """Go on with what `source` holds of positions up to `stop`, where `row` has the same tokens."""
         start = row.computed
@@ -210,7 +206,9 @@ class KvCache:
         self.tokens[row.index, len(tokens) : row.length] = FREE
         row.length = len(tokens)
 
-    def _reserve(self, rows: int, length: int) -> None:
+    def reserve(self, row: Row, length: int) -> None:
+        """Memory for so many positions of a row, beyond its tokens too."""
+        rows = row.index + 1
         if length >= self.tokens.shape[1]:
             wider = min(self.context, max(length, 2 * self.tokens.shape[1]))
             kept, self.tokens = self.tokens, np.full((len(self.rows), wider + 1), FREE)

@@ -14,7 +14,7 @@ from silva.protocols import OnTokens
 from silva.types import Completion, CompletionStop, SamplingParams, TokenScores
 
 if TYPE_CHECKING:
-    from silva.engines.local.drafts import Ahead
+    from silva.engines.local.drafts import Lookahead
 
 
 @dataclass(eq=False)
@@ -24,12 +24,13 @@ class Request:
     Attributes:
         draft: tokens that are computed in this step as if they had been drawn (drafts.py).
         source: the row that its next token is drawn from; None: its own (following.py).
-        leads: nobody else has its text.
+        lookahead: what may come next (drafts.py).
+        computes: nobody else has its text.
     """
 
     prompt: np.ndarray
     params: SamplingParams
-    future: asyncio.Future[Any]
+    future: asyncio.Future[Any] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
     score_from: int = 0
     on_tokens: OnTokens | None = None
     told: int = 0  # tokens that it has heard of
@@ -45,9 +46,9 @@ class Request:
     entropies: list[float] = field(default_factory=list)
     versions: list[int] = field(default_factory=list)
     draft: list[int] = field(default_factory=list)
-    ahead: Ahead | None = None
+    lookahead: Lookahead | None = None
     source: Row | None = None
-    leads: bool = False
+    computes: bool = False
 
     @property
     def done(self) -> bool:
@@ -94,10 +95,6 @@ class EngineStats:
 
 def ids(tokens: Sequence[int]) -> np.ndarray:
     return np.asarray(tokens, np.int64)
-
-
-def future() -> asyncio.Future[Any]:
-    return asyncio.get_running_loop().create_future()
 
 
 def row_of(request: Request) -> Row:
