@@ -6,51 +6,39 @@ import re
 import pytest
 import torch
 from safetensors.torch import load_file
-from tests.runs import WORLDS
+from tests.runs import small
 
 import silva
 from silva.errors import NoSignalError
 
 
 def train(folder, world, **more):
-    keys = {
-        "name": "run", "steps": 1, "output_dir": str(folder), "eval": {"tasks": 2},
-        "model": {"type": "tiny", "layers": 1, "width": 32, "heads": 2, "kv_heads": 1},
-        "environments": [{"type": f"{WORLDS}:Parity", "eval_size": 4, **world}],
-        "rollout": {"groups_per_step": 2, "group_size": 3, "limits": {"max_turn_tokens": 4}},
-        "warm_start": {"steps": 4, "episodes_per_step": 8}, "trainer.self_check": False,
-        "monitoring": {"terminal": "off", "tensorboard": False, "report": False},
-    }  # fmt: skip
-    return silva.train(keys | more)
+    keys = small(folder, warm_start={"steps": 4, "episodes_per_step": 8}, **more)
+    keys["environments"][0] |= world
+    return silva.train(keys)
 
 
 def log(folder):
     return (folder / "run" / "run.log").read_text()
 
 
-def test_an_expert_whose_episodes_all_fail_is_an_error_with_file_and_line(tmp_path):
-    reason = r"warm start: 16 of 16 scripted episodes .* 16 x step: ValueError: .* \(tests/worlds.py:\d+\)"
-    with pytest.raises(NoSignalError, match=reason):
-        train(tmp_path, {"share": 1.0})
-    assert log(tmp_path).count("Traceback (most recent call last)") == 1
+@pytest.mark.parametrize(
+    ("world", "more", "reason"),
+    [
+        ({"share": 1.0}, {},
+         r"16 of 16 scripted episodes .* 16 x step: ValueError: .* \(tests/worlds.py:\d+\)"),
+        ({}, {"rollout.limits.max_episode_tokens": 6},
+         r"16 x the first observation .*max_episode_tokens = 6"),
+        ({}, {"rollout.limits.max_turns": 1},
+         r"the expert solved none of 16 tasks.*silva eval --policy expert"),
+        ({}, {"warm_start.mistakes": 1.0}, r"nothing to imitate.*warm_start.mistakes = 1, expected less"),
+    ],
+)  # fmt: skip
+def test_too_little_to_imitate_is_an_error_with_its_reason(tmp_path, world, more, reason):
+    with pytest.raises(NoSignalError, match=f"warm start: .*{reason}"):
+        train(tmp_path, world, **more)
+    assert log(tmp_path).count("Traceback (most recent call last)") == len(world)
     assert "warm start: 4 supervised steps" not in log(tmp_path)
-
-
-def test_a_prompt_that_has_no_room_is_named(tmp_path):
-    with pytest.raises(NoSignalError, match=r"16 x the first observation .*max_episode_tokens = 6"):
-        train(tmp_path, {}, **{"rollout.limits.max_episode_tokens": 6})
-
-
-def test_an_expert_that_solves_nothing_is_not_imitated(tmp_path):
-    with pytest.raises(
-        NoSignalError, match=r"the expert solved none of 16 tasks.*silva eval --policy expert"
-    ):
-        train(tmp_path, {}, **{"rollout.limits.max_turns": 1})
-
-
-def test_nothing_but_mistakes_is_nothing_to_imitate(tmp_path):
-    with pytest.raises(NoSignalError, match=r"nothing to imitate.*warm_start.mistakes = 1, expected less"):
-        train(tmp_path, {}, **{"warm_start.mistakes": 1.0})
 
 
 def test_a_few_failed_episodes_are_counted_and_shown(tmp_path):
@@ -81,7 +69,7 @@ def test_the_weights_after_a_warm_start_are_on_disk_before_anything_else(tmp_pat
 @pytest.mark.parametrize("lora", [{}, {"model.lora.rank": 2}])
 def test_the_reference_is_the_policy_after_its_warm_start(tmp_path, lora):
     """And stays it. Before the warm start the adapters are the identity: their B is 0."""
-    more = {"algorithm.kl_coef": 0.1, "algorithm.drop_zero_variance": False, "checkpoint.every": 1,
+    more = {"algorithm.kl_coef": 0.1, "checkpoint.every": 1,
             "trainer.optimizer.lr": 1e-2, "warm_start.optimizer.lr": 1e-2}  # fmt: skip
     train(tmp_path, {}, **more, **lora)
     checkpoints = tmp_path / "run" / "checkpoints"

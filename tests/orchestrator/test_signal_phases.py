@@ -30,6 +30,7 @@ PHASES = {
     "warm start": Phase("warm_start:6", [], [], []),
     "first evaluation": Phase("eval:3", [0], [0], [0]),
     "rollout": Phase("rollout:3", [0], [0], [0]),
+    "issue": Phase("issue:1", [0], [0], [0]),
     "update": Phase("optim:4", [0, 1], [0], [0]),
     "evaluation": Phase("eval:11", [0, 1], [0], [0]),
     "save": Phase("checkpoint_file:7", [0, 1], [0, 1], [0]),
@@ -61,12 +62,22 @@ def told(server, folder, phase: str, number: int, signals: int = 1) -> Ended:
     return ended
 
 
+def goes_on(server, folder, undisturbed, phase: str) -> None:
+    """To the end of a run that was left alone."""
+    ended = server.rl("run", *OPTIONS, "--resume", into=folder)
+    assert ended.status == 0, ended.output
+    assert ("supervised steps" in ended.output) == (phase in ("start", "warm start"))
+    assert differences(ended.path, undisturbed) == []
+
+
 @pytest.mark.parametrize(("phase", "number"), [(p, ASKED[i % 3]) for i, p in enumerate(PHASES)])
-def test_the_first_ends_a_run_where_it_can_go_on(server, tmp_path, phase, number):
+def test_the_first_ends_a_run_where_it_can_go_on(server, undisturbed, tmp_path, phase, number):
     """The three do the same: tests/orchestrator/test_interrupt.py."""
     ended = told(server, tmp_path, phase, number)
     assert ended.status == 130 and ended.resumable(), ended.output
+    assert ("begins the warm start again" in ended.output) == (phase == "warm start")
     assert left(ended) == PHASES[phase].once
+    goes_on(server, tmp_path, undisturbed, phase)
 
 
 @pytest.mark.parametrize("phase", PHASES)
@@ -77,9 +88,11 @@ def test_the_second_ends_it_at_once(server, tmp_path, phase):
 
 
 @pytest.mark.parametrize("phase", PHASES)
-def test_a_kill_leaves_what_is_whole(server, tmp_path, phase):
+def test_a_kill_leaves_what_is_whole(server, undisturbed, tmp_path, phase):
     ended = told(server, tmp_path, phase, signal.SIGKILL)
     assert ended.status == -signal.SIGKILL and left(ended) == PHASES[phase].killed
+    if phase in ("warm start", "update", "save"):  # elsewhere the folder is that of one signal, or of a start
+        goes_on(server, tmp_path, undisturbed, phase)
 
 
 @pytest.mark.parametrize("phase", PHASES)
