@@ -83,6 +83,7 @@ def metrics(run):
         ("rl @ bad.toml --name ../../evil", ["--name", '"../../evil"', "one folder", "output_dir"]),
         ("rl @ bad.toml --resume --overwrite", ["--resume and --overwrite", "expected one"]),
         ("rl @ bad.toml --rollout.sampling.top_p 0.9", ["rollout.sampling.top_p = 0.9", "eval.sampling"]),
+        ("rl @ bad.toml --rollout.sampling.top_k 5", ["rollout.sampling.top_k = 5", "full distribution"]),
         ("rl @ bad.toml --rollout.sampling.temperature 0", ["temperature = 0", "expected > 0"]),
         ("rl @ bad.toml --algorithm.type distillation", ["use_rewards = false", "name another model"]),
         (
