@@ -19,17 +19,24 @@ def checkpoint(tmp_path):
     return lambda step: tmp_path / f"step_{step}"
 
 
-def test_a_clear_fall_names_the_best_step_and_its_checkpoint(checkpoint, tmp_path):
-    now = [row(0.16, 0.10, 0.25), row(0.1, 0.0, 0.2, "reward")]
-    assert fall(now, [BEFORE, BEST], checkpoint) == (
-        "held-out success of lake fell to 16.0% [10.0%, 25.0%] from 69.0% [61.0%, 76.0%] at step 90; "
-        f"its checkpoint is {tmp_path / 'step_90'}"
-    )
-
-
-def test_what_was_there_before_training_counts_too(checkpoint):
-    text = fall([row(0.02, 0.0, 0.07)], [(0, [row(0.4, 0.3, 0.5)]), (10, [row(0.3, 0.2, 0.4)])], checkpoint)
-    assert text.endswith("from 40.0% [30.0%, 50.0%] at step 0; no checkpoint of that step is kept")
+@pytest.mark.parametrize(
+    ("now", "peaks", "text"),
+    [
+        ([row(0.16, 0.10, 0.25), row(0.1, 0.0, 0.2, "reward")], [BEFORE, BEST],
+         "held-out success of lake fell to 16.0% [10.0%, 25.0%] from 69.0% [61.0%, 76.0%] at step 90; "
+         "its checkpoint is {step_90}"),
+        # What was there before training counts too.
+        ([row(0.02, 0.0, 0.07)], [(0, [row(0.4, 0.3, 0.5)]), (10, [row(0.3, 0.2, 0.4)])],
+         "held-out success of lake fell to 2.0% [0.0%, 7.0%] from 40.0% [30.0%, 50.0%] at step 0; "
+         "no checkpoint of that step is kept"),
+        # Reward counts without success.
+        ([row(0.1, 0.0, 0.2, "reward")], [(90, [row(0.5, 0.4, 0.6, "reward")])],
+         "held-out reward of lake fell to 0.100 [0.000, 0.200] from 0.500 [0.400, 0.600] at step 90; "
+         "its checkpoint is {step_90}"),
+    ],
+)  # fmt: skip
+def test_a_clear_fall_names_the_best_step_and_its_checkpoint(checkpoint, tmp_path, now, peaks, text):
+    assert fall(now, peaks, checkpoint) == text.format(step_90=tmp_path / "step_90")
 
 
 @pytest.mark.parametrize(
@@ -46,13 +53,6 @@ def test_what_was_there_before_training_counts_too(checkpoint):
 def test_anything_else_is_no_fall(now, checkpoint):
     assert fall(now, [BEFORE, BEST], checkpoint) == ""
     assert fall(now, [], checkpoint) == ""
-
-
-def test_reward_counts_without_success(checkpoint):
-    text = fall([row(0.1, 0.0, 0.2, "reward")], [(90, [row(0.5, 0.4, 0.6, "reward")])], checkpoint)
-    assert text.startswith(
-        "held-out reward of lake fell to 0.100 [0.000, 0.200] from 0.500 [0.400, 0.600] at"
-    )
 
 
 def test_each_environment_has_its_own_best(checkpoint):

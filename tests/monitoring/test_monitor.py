@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import io
 import json
+import random
 import sys
 import threading
 from pathlib import Path
@@ -57,8 +58,6 @@ def test_a_terminal_that_is_gone_does_not_end_the_run(
 
 
 def test_resume_takes_back_rollouts_of_later_steps(tmp_path: Path) -> None:
-    import random
-
     rng = random.Random(0)
     with make(tmp_path) as monitor:
         for step in range(1, 6):
@@ -155,8 +154,6 @@ def test_threads_do_not_mix_lines(tmp_path: Path) -> None:
 
 
 def test_same_numbers_give_the_same_bytes(tmp_path: Path) -> None:
-    import random
-
     for name in ("one", "two"):
         rng = random.Random(3)
         with make(tmp_path / name) as monitor:
@@ -168,8 +165,6 @@ def test_same_numbers_give_the_same_bytes(tmp_path: Path) -> None:
 
 
 def test_rollouts_can_be_switched_off(tmp_path: Path) -> None:
-    import random
-
     with make(tmp_path, rollouts=False) as monitor:
         monitor.rollouts(1, [rollout(1, 0, random.Random(0), 0.5)])
     assert not (tmp_path / "rollouts").exists()

@@ -17,7 +17,6 @@ import pytest
 
 from silva.monitoring import report_rollouts
 from silva.monitoring.report import embed, report_data, write_report
-from silva.ports import FaultyFiles, use_files
 from silva.storage.rollouts import read_rollouts, write_rollouts
 
 from .fake_run import HOSTILE, decode, make_run, rollout
@@ -240,10 +239,3 @@ def test_damaged_files_are_named_and_the_rest_is_shown(tmp_path: Path) -> None:
     for file, problem in zip(files, data["problems"], strict=True):
         assert problem.startswith(f"{tmp_path / file}: cannot be read")
     assert {row["step"] for row in data["rollouts"]["rows"]} == {0, 1, 3}
-
-
-def test_a_full_disk_keeps_the_old_report(tmp_path: Path) -> None:
-    (tmp_path / "report.html").write_text("old")
-    with use_files(FaultyFiles(every_k=1)), pytest.raises(OSError, match="No space left"):
-        write_report(tmp_path)
-    assert (tmp_path / "report.html").read_text() == "old"

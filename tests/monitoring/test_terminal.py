@@ -25,11 +25,16 @@ class Time:
         return self.now
 
 
-def test_plain_prints_one_line_per_step_and_per_eval() -> None:
+def plain(step: int = 0) -> tuple[io.StringIO, Time, Progress, PlainTerminal]:
     out, clock = io.StringIO(), Time()
-    progress = Progress("walk", 40, step=2, clock=clock)
+    progress = Progress("walk", 40, step=step, clock=clock)
     terminal = make_terminal("auto", progress, Console(file=out, width=80))
     assert isinstance(terminal, PlainTerminal)
+    return out, clock, progress, terminal
+
+
+def test_plain_prints_one_line_per_step_and_per_eval() -> None:
+    out, clock, progress, terminal = plain(step=2)
     terminal.start()
     for done in range(50):
         progress.set_stage("rollout", done, 64, "lake")
@@ -48,9 +53,7 @@ def test_plain_prints_one_line_per_step_and_per_eval() -> None:
 
 
 def test_an_evaluation_says_what_was_left_out_and_what_that_could_change() -> None:
-    out = io.StringIO()
-    progress = Progress("walk", 40, clock=Time())
-    terminal = PlainTerminal(progress, Console(file=out, width=80))
+    out, _, progress, terminal = plain()
     lost = {"eval/lake/left_out": 3, "eval/lake/success_bound_low": 0.4, "eval/lake/success_bound_high": 0.6}
     numbers = EVAL | lost | {"eval/lake/reward": 0.5, "eval/sea/left_out": 8}
     progress.set_step(4, numbers)
@@ -62,9 +65,7 @@ def test_an_evaluation_says_what_was_left_out_and_what_that_could_change() -> No
 
 
 def test_plain_gives_a_sign_of_life_from_a_long_stage_only() -> None:
-    out, clock = io.StringIO(), Time()
-    progress = Progress("walk", 40, clock=clock)
-    terminal = PlainTerminal(progress, Console(file=out, width=80))
+    out, clock, progress, terminal = plain()
     for second in range(0, 70, 5):
         clock.now = float(second)
         progress.set_stage("rollout", second, 64, "lake")

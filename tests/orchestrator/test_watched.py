@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Literal
 
 import pytest
+from tests.runs import small
 from tests.worlds import Parity, ParityEpisode
 
 import silva
@@ -29,18 +30,9 @@ class Faulty(Parity):
         return ParityEpisode(self.model_copy(update={"fails": "reset"}), task, broken)
 
 
-def keys(folder, **more):
-    return {
-        "name": "run", "steps": 1, "output_dir": str(folder), "eval": {"tasks": 8},
-        "model": {"type": "tiny", "layers": 1, "width": 32, "heads": 2, "kv_heads": 1},
-        "rollout": {"groups_per_step": 2, "group_size": 3, "limits": {"max_turn_tokens": 4}},
-        "algorithm.drop_zero_variance": False, "trainer.self_check": False,
-        "monitoring": {"terminal": "off", "tensorboard": False, "report": False},
-    } | more  # fmt: skip
-
-
-def world(split, share):
-    return {"environments": [{"type": f"{__file__}:Faulty", "split": split, "share": share, "eval_size": 8}]}
+def keys(folder, split, share, **more):
+    world = {"type": f"{__file__}:Faulty", "split": split, "share": share, "eval_size": 8}
+    return small(folder, environments=[world], **{"eval.tasks": 8}, **more)
 
 
 def log(folder):
@@ -51,7 +43,7 @@ FAULT = "faulty: an episode failed: reset: ValueError: the reset is broken (test
 
 
 def test_faults_of_an_evaluation_are_reported(tmp_path):
-    summary = silva.train(keys(tmp_path, **world("eval", 1.0))).summary
+    summary = silva.train(keys(tmp_path, "eval", 1.0)).summary
     assert log(tmp_path).count("Traceback (most recent call last)") == log(tmp_path).count(FAULT) == 1
     (row,) = summary["eval_after"]
     assert (row["mean"], row["left_out"]) == (None, 8)
@@ -60,13 +52,13 @@ def test_faults_of_an_evaluation_are_reported(tmp_path):
 
 def test_faults_of_rollouts_are_reported(tmp_path):
     with pytest.raises(NoSignalError):
-        silva.train(keys(tmp_path, **world("train", 1.0)))
+        silva.train(keys(tmp_path, "train", 1.0))
     assert log(tmp_path).count("Traceback (most recent call last)") == log(tmp_path).count(FAULT) == 1
 
 
 def test_faults_of_the_evaluations_around_a_warm_start_are_reported(tmp_path):
     warm = {"warm_start": {"steps": 2, "episodes_per_step": 4}}
-    summary = supervise(keys(tmp_path, **world("eval", 1.0), **warm)).summary
+    summary = supervise(keys(tmp_path, "eval", 1.0, **warm)).summary
     assert log(tmp_path).count("Traceback (most recent call last)") == log(tmp_path).count(FAULT) == 1
     assert log(tmp_path).count("evaluation: faulty: 8 of 8 held-out episodes gave no usable result") == 2
     assert summary["steps_trained"] == 2 and "nothing was learned" not in log(tmp_path)
@@ -75,7 +67,7 @@ def test_faults_of_the_evaluations_around_a_warm_start_are_reported(tmp_path):
 @pytest.mark.parametrize(("redo", "left_out"), [(0, True), (20, False)])
 @pytest.mark.slow
 def test_episodes_of_every_evaluation_are_tried_again(tmp_path, redo, left_out):
-    half = keys(tmp_path, **world("eval", 0.5), **{"rollout.redo": redo})
+    half = keys(tmp_path, "eval", 0.5, **{"rollout.redo": redo})
     found = [*silva.train(half).summary["eval_before"]]
     config = load([], REGISTRIES, values=half).config
     found += [row for e in evaluate_config(config) for row in e.rows()]

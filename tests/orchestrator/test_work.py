@@ -91,24 +91,21 @@ def trained(
     return virtual_clock.run(run())
 
 
-@pytest.mark.parametrize(("level", "seconds"), [(0, 6 * 5), (1, 2 + 6 * 3), (2, 2 + 6 * 3)])
-def test_rollouts_ahead_hide_behind_training(tmp_path: Path, level: int, seconds: float) -> None:
-    """Rollouts take 2 s and training 3 s: one after the other, or the rollouts of the first step alone."""
-    training, elapsed = trained(tmp_path / "ledger.jsonl", level, lambda work: 2.0)
-    assert elapsed == pytest.approx(seconds)
+@pytest.mark.parametrize(
+    ("level", "rollouts", "seconds", "busy"),
+    [
+        (0, 2.0, 6 * 5, [0] * 6),  # nothing runs while the trainer computes
+        (1, 2.0, 2 + 6 * 3, [0, 4, 4, 4, 4, 0]),  # the second batch begins with the first
+        (2, 2.0, 2 + 6 * 3, [0, 4, 4, 4, 0, 0]),
+        (1, 5.0, 27.0, [0, 4, 4, 4, 4, 0]),  # batch 3 is waited for for 2 s, batch 5 too
+    ],
+)
+def test_rollouts_ahead_hide_behind_training_of_three_seconds(
+    tmp_path: Path, level: int, rollouts: float, seconds: float, busy: list[int]
+) -> None:
+    training, elapsed = trained(tmp_path / "ledger.jsonl", level, lambda work: rollouts)
+    assert elapsed == pytest.approx(seconds) and training.busy == busy
     assert training.staleness == [min(level, step) for step in range(6)]
-
-
-def test_at_level_0_nothing_runs_while_the_trainer_computes(tmp_path: Path) -> None:
-    training, _ = trained(tmp_path / "ledger.jsonl", 0, lambda work: 5.0)
-    assert training.busy == [0] * 6 and training.staleness == [0] * 6
-    assert training.taken == [[f"s{step}g{i}" for i in range(4)] for step in range(1, 7)]
-
-
-def test_at_level_1_the_next_batch_runs_meanwhile(tmp_path: Path) -> None:
-    """But for the first step, whose rollouts begin with those of the second."""
-    training, _ = trained(tmp_path / "ledger.jsonl", 1, lambda work: 5.0)
-    assert training.busy == [0, 4, 4, 4, 4, 0]
 
 
 @given(level=st.integers(0, 3), seed=st.integers(0, 10**6), data=st.data())
@@ -134,18 +131,6 @@ def test_staleness_is_bounded_at_admission(
     taken = [id for step in training.taken for id in step]
     issued = [r.fields["work"] for r in read(path) if r.event == "issued"]
     assert taken == issued and len(set(taken)) == len(taken)  # in the order of issue, and all of it
-
-
-def test_work_is_taken_in_the_order_of_issue_whatever_ends_first(tmp_path: Path) -> None:
-    seen: list[tuple[int, int]] = []
-    rollout = Timed(lambda work: 10.0 - int(work.id[-1]))
-
-    async def run() -> list[str]:
-        work = queue(tmp_path / "l.jsonl", rollout, steps=9, on_played=lambda *done: seen.append(done))
-        return [each.work.id for each in await work.take(4, 7, attempt=0, temperature=1.0)]
-
-    assert virtual_clock.run(run()) == ["s7g0", "s7g1", "s7g2", "s7g3"]
-    assert seen == [(1, 4), (2, 4), (3, 4), (4, 4)]
 
 
 def test_what_was_in_flight_is_issued_again_under_its_id(tmp_path: Path) -> None:

@@ -22,7 +22,10 @@ def fall(now: Rows, peaks: Sequence[tuple[int, Rows]], checkpoint: Callable[[int
     """
     lines = []
     for row in _headlines(now):
-        earlier = [(step, each) for step, rows in peaks for each in _headlines(rows) if _same(each, row)]
+        earlier = [
+            (step, each) for step, rows in peaks for each in _headlines(rows)
+            if (each["environment"], each["metric"]) == (row["environment"], row["metric"])
+        ]  # fmt: skip
         if not earlier:
             continue
         step, best = max(earlier, key=lambda pair: pair[1]["mean"])
@@ -36,15 +39,11 @@ def fall(now: Rows, peaks: Sequence[tuple[int, Rows]], checkpoint: Callable[[int
 
 def _headlines(rows: Rows) -> list[Mapping[str, Any]]:
     solved = {row["environment"] for row in rows if row["metric"] == "success"}
-    wanted = {True: "success", False: "reward"}
     return [
         row for row in rows
-        if row["mean"] is not None and row["metric"] == wanted[row["environment"] in solved]
+        if row["mean"] is not None
+        and row["metric"] == ("success" if row["environment"] in solved else "reward")
     ]  # fmt: skip
-
-
-def _same(a: Mapping[str, Any], b: Mapping[str, Any]) -> bool:
-    return (a["environment"], a["metric"]) == (b["environment"], b["metric"])
 
 
 def with_interval(row: Mapping[str, Any], form: str) -> str:

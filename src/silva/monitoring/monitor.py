@@ -61,7 +61,6 @@ class Monitor:
         self._files_lock = threading.Lock()  # a disk that hangs must not silence the watchdog
         self._show_lock = threading.RLock()
         self._log_works = True
-        self._closed = False
 
     def __enter__(self) -> Monitor:
         self._run.path.mkdir(parents=True, exist_ok=True)
@@ -80,13 +79,7 @@ class Monitor:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """Stop the watchdog and give the terminal back. Calling it twice is harmless."""
-        if self._closed:
-            return
-        self._closed = True
+        """Stop the watchdog and give the terminal back."""
         self._watchdog.stop()
         if self._tensorboard is not None:
             self._tensorboard.close()

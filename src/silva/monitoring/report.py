@@ -125,39 +125,32 @@ def _read(path: Path, reader: Callable[[Path], Any], problems: list[str]) -> Any
 
 
 def _headline(metrics: Sequence[Row], summary: Row | None, settings: Row) -> dict[str, Any]:
-    """Evaluations before and after, and facts as (label, value, kind) in reading order."""
+    """Evaluations before and after, and facts as (label, value, kind) in reading order.
+
+    Without a summary they are those of the metrics and the configuration.
+    """
+    known: Row
     if summary is None:
         rows = [row for row in metrics if _evaluations(row)]
         before, after = (_evaluations(rows[0]), _evaluations(rows[-1])) if rows else ([], [])
-        model = settings.get("model", {})
-        facts = [
-            ("model", model.get("name") or model.get("type"), "text"),
-            ("steps", max((row["step"] for row in metrics), default=0), "count"),
-            ("seed", settings.get("seed"), "text"),
-        ]
-        return {
-            "finished": False,
-            "before": before,
-            "after": after,
-            "facts": [f for f in facts if f[1] is not None],
-        }
-    seconds = summary.get("seconds") or {}
+        model, steps = settings.get("model", {}), max((row["step"] for row in metrics), default=0)
+        name = model.get("name") or model.get("type")
+        known = {"model": name, "steps": steps, "seed": settings.get("seed")}
+    else:
+        known, before, after = summary, summary.get("eval_before") or [], summary.get("eval_after") or []
+    seconds = known.get("seconds")
     facts = [
-        ("model", summary.get("model"), "text"),
-        ("steps", summary.get("steps"), "count"),
-        ("time", seconds.get("total", math.fsum(seconds.values())), "seconds"),
-        ("tokens generated", summary.get("tokens_generated"), "count"),
-        ("tokens in rows", summary.get("tokens_in_rows"), "count"),
-        ("tokens trained (with a loss)", summary.get("tokens_trained"), "count"),
-        ("peak memory", summary.get("peak_memory_bytes"), "bytes"),
-        ("seed", summary.get("seed"), "text"),
+        ("model", known.get("model"), "text"),
+        ("steps", known.get("steps"), "count"),
+        ("time", seconds.get("total", math.fsum(seconds.values())) if seconds else None, "seconds"),
+        ("tokens generated", known.get("tokens_generated"), "count"),
+        ("tokens in rows", known.get("tokens_in_rows"), "count"),
+        ("tokens trained (with a loss)", known.get("tokens_trained"), "count"),
+        ("peak memory", known.get("peak_memory_bytes"), "bytes"),
+        ("seed", known.get("seed"), "text"),
     ]
-    return {
-        "finished": True,
-        "before": summary.get("eval_before") or [],
-        "after": summary.get("eval_after") or [],
-        "facts": [fact for fact in facts if fact[1] is not None],
-    }
+    shown = [fact for fact in facts if fact[1] is not None]
+    return {"finished": summary is not None, "before": before, "after": after, "facts": shown}
 
 
 def _circumstances(log: Log | None) -> list[tuple[str, str, str]]:
@@ -197,13 +190,8 @@ def _charts(metrics: Sequence[Row]) -> list[dict[str, Any]]:
     for title, patterns in CHARTS:
         shown = [key for key in left if any(_matches(key, pattern) for pattern in patterns)]
         left = [key for key in left if key not in shown]
-        if shown:
-            charts.append(
-                {"title": title, "more": False, "series": _series(metrics, shown, patterns, bounds)}
-            )
-    charts += [
-        {"title": key, "more": True, "series": _series(metrics, [key], (key,), bounds)} for key in left
-    ]
+        charts.append({"title": title, "more": False, "series": _series(metrics, shown, patterns, bounds)})
+    charts += [{"title": k, "more": True, "series": _series(metrics, [k], (k,), bounds)} for k in left]
     return [chart for chart in charts if any(series["x"] for series in chart["series"])]
 
 
@@ -248,15 +236,11 @@ def _config_line(line: str) -> tuple[str, str]:
     quote = ""
     for index, char in enumerate(line):
         if quote:
-            escaped = quote == '"' and _odd_backslashes(line, index)
-            if char == quote and not escaped:
+            backslashes = index - len(line[:index].rstrip("\\"))
+            if char == quote and not (quote == '"' and backslashes % 2):
                 quote = ""
         elif char in "\"'":
             quote = char
         elif char == "#":
             return line[:index].rstrip(), line[index + 1 :].strip()
     return line.rstrip(), ""
-
-
-def _odd_backslashes(line: str, index: int) -> bool:
-    return (index - len(line[:index].rstrip("\\"))) % 2 == 1

@@ -19,7 +19,7 @@ from statistics import fmean, pvariance
 from typing import Any
 
 from silva.errors import RecordError
-from silva.monitoring.report_rollouts import spread
+from silva.monitoring.report_rollouts import cut, spread
 from silva.storage.rollouts import RolloutRow, read_columns, read_rollouts, rollouts_in, state_of
 from silva.types import Message, Turn
 
@@ -177,6 +177,5 @@ def _message(message: Message, budget: list[int]) -> dict[str, Any]:
 
 
 def _cut(text: str, budget: list[int]) -> str:
-    limit = max(0, min(MAX_TEXT, budget[0]))
-    budget[0] -= min(len(text), limit)
-    return text if len(text) <= limit else text[:limit] + f" … ({len(text) - limit:,} more characters)"
+    shown, budget[0] = cut(text, MAX_TEXT, budget[0])
+    return shown

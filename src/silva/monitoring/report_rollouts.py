@@ -60,26 +60,20 @@ def _verdicts(flat: Mapping[Key, Mapping[str, Any]]) -> dict[Key, str]:
     rewards: dict[str, list[float]] = defaultdict(list)
     for row in scored.values():
         rewards[row["environment"]].append(row["reward_raw"])
-    middle = {name: (min(values) + max(values)) / 2 for name, values in rewards.items()}
-    flat_range = {name: min(values) == max(values) for name, values in rewards.items()}
-
-    def good(row: Mapping[str, Any]) -> bool:
-        name = row["environment"]
-        return row["reward_raw"] > (0.0 if flat_range[name] else middle[name])
-
-    return {key: "good" if good(row) else "bad" for key, row in scored.items()}
+    ends = {name: (min(values), max(values)) for name, values in rewards.items()}
+    middle = {name: 0.0 if low == high else (low + high) / 2 for name, (low, high) in ends.items()}
+    return {
+        key: "good" if row["reward_raw"] > middle[row["environment"]] else "bad"
+        for key, row in scored.items()
+    }
 
 
 def _choose(flat: Mapping[Key, Mapping[str, Any]]) -> list[Key]:
     """A few of each kind from steps spread evenly over the run; always the same ones."""
     kinds: dict[str, dict[int, list[Key]]] = {name: defaultdict(list) for name in QUOTAS}
     for key, row in flat.items():
-        status = row["status"]
-        if status == "trained":
-            kinds["best"][row["step"]].append(key)
-            kinds["worst"][row["step"]].append(key)
-        else:
-            kinds[status][row["step"]].append(key)
+        for name in ("best", "worst") if row["status"] == "trained" else (row["status"],):
+            kinds[name][row["step"]].append(key)
     chosen: set[Key] = set()
     for name, by_step in kinds.items():
         candidates: list[Key] = []
@@ -99,6 +93,14 @@ def spread(items: Sequence[Any], count: int) -> list[Any]:
     if count == 1:
         return [items[-1]]
     return [items[round(i * (len(items) - 1) / (count - 1))] for i in range(count)]
+
+
+def cut(text: str, most: int, left: int) -> tuple[str, int]:
+    """The text, or as much of it as `most` and what is `left` of a budget allow; and what is left then."""
+    limit = max(0, min(most, left))
+    if len(text) <= limit:
+        return text, left - len(text)
+    return text[:limit] + f" … ({len(text) - limit:,} more characters)", left - limit
 
 
 def _details(chosen: Iterable[Key], decode: Decode | None, problems: list[str]) -> dict[Key, dict[str, Any]]:
@@ -164,9 +166,8 @@ class _Budget:
         return shown
 
     def _cut(self, text: str) -> str:
-        limit = max(0, min(MAX_TEXT, self._characters))
-        self._characters -= min(len(text), limit)
-        return text if len(text) <= limit else text[:limit] + f" … ({len(text) - limit:,} more characters)"
+        shown, self._characters = cut(text, MAX_TEXT, self._characters)
+        return shown
 
     def _token_view(self, segments: Sequence[Segment]) -> list[tuple[str, float, float | None]] | None:
         """(text, log-probability sampled with, entropy) of each sampled token; None beyond the limit."""
@@ -175,14 +176,16 @@ class _Budget:
         if count > self._tokens:
             return None
         self._tokens -= count
-        view = []
-        for segment in policy:
-            entropies = segment.entropies or [None] * len(segment.tokens)
-            for token, logprob, entropy in zip(segment.tokens, segment.logprobs, entropies, strict=True):
-                view.append(
-                    (self._text(token), round(logprob, 4), None if entropy is None else round(entropy, 4))
-                )
-        return view
+        return [
+            (self._text(token), round(logprob, 4), None if entropy is None else round(entropy, 4))
+            for segment in policy
+            for token, logprob, entropy in zip(
+                segment.tokens,
+                segment.logprobs,
+                segment.entropies or [None] * len(segment.tokens),
+                strict=True,
+            )
+        ]
 
     def _text(self, token: int) -> str:
         if token not in self._texts:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -17,33 +18,32 @@ class TensorBoard:
         self._writer: Any = None
         try:
             from torch.utils.tensorboard import SummaryWriter
-
-            self._writer = SummaryWriter(log_dir=str(directory), purge_step=first_step)
         except ImportError:
             complain(
                 "TensorBoard is not installed (pip install 'silva[tensorboard]'): no event files are written"
             )
-        except Exception as error:
-            self._give_up(error)
+            return
+        with self._trying():
+            self._writer = SummaryWriter(log_dir=str(directory), purge_step=first_step)
 
     def step(self, step: int, metrics: Mapping[str, float]) -> None:
         if self._writer is None:
             return
-        try:
+        with self._trying():
             for key in sorted(metrics):
                 if math.isfinite(metrics[key]):  # it prints a warning for each that is not
                     self._writer.add_scalar(key, float(metrics[key]), step)
             self._writer.flush()
-        except Exception as error:
-            self._give_up(error)
 
     def close(self) -> None:
-        try:
+        with self._trying():
             if self._writer is not None:
                 self._writer.close()
-        except Exception as error:
-            self._give_up(error)
 
-    def _give_up(self, error: Exception) -> None:
-        self._writer = None
-        self._complain(f"TensorBoard is off from here on: {type(error).__name__}: {error}")
+    @contextmanager
+    def _trying(self) -> Iterator[None]:
+        try:
+            yield
+        except Exception as error:
+            self._writer = None
+            self._complain(f"TensorBoard is off from here on: {type(error).__name__}: {error}")

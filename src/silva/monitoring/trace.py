@@ -20,7 +20,7 @@ import json
 import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from io import FileIO
 from pathlib import Path
 from types import TracebackType
@@ -60,17 +60,23 @@ class Trace:
         if self._file:
             self._file.close()
 
-    @contextmanager
-    def phase(self, name: str) -> Iterator[None]:
+    def phase(self, name: str) -> AbstractContextManager[None]:
         """The loop is in this phase."""
-        with self._at_work(name), self._span("loop", name):
-            yield
+        return self._span(name, "loop", name)
+
+    def call(self, part: Part, name: str) -> AbstractContextManager[None]:
+        """The part answers a call, which is shown as a span."""
+        return self._span(part, part, name)
 
     @contextmanager
-    def call(self, part: Part, name: str) -> Iterator[None]:
-        """The part answers a call, which is shown as a span."""
-        with self._at_work(part), self._span(part, name):
-            yield
+    def _span(self, at_work: str, track: str, name: str) -> Iterator[None]:
+        with self._at_work(at_work):
+            began = CLOCK.monotonic()
+            try:
+                yield
+            finally:
+                if self._file:
+                    self._file.span(track, name, began, CLOCK.monotonic())
 
     @contextmanager
     def request(self) -> Iterator[None]:
@@ -120,15 +126,6 @@ class Trace:
         for part in PARTS:
             if self._running[part]:
                 self._busy[part] += passed
-
-    @contextmanager
-    def _span(self, track: str, name: str) -> Iterator[None]:
-        began = CLOCK.monotonic()
-        try:
-            yield
-        finally:
-            if self._file:
-                self._file.span(track, name, began, CLOCK.monotonic())
 
     def _count_requests(self, more: int) -> None:
         self._requests += more

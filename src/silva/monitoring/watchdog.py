@@ -43,9 +43,7 @@ class Watchdog:
     def beat(self) -> None:
         """Something moved. Cheap, callable from any thread; remembers the event loop it runs in."""
         self._last = self._clock()
-        loop = asyncio._get_running_loop()
-        if loop is not None:
-            self._loop = loop
+        self._loop = asyncio._get_running_loop() or self._loop
 
     def check(self) -> None:
         """Report if the silence has lasted long enough."""
@@ -69,11 +67,11 @@ class Watchdog:
 def stacks(loop: asyncio.AbstractEventLoop | None = None) -> str:
     """Stacks of all Python threads and of the loop's unfinished tasks; equal ones are shown once."""
     names = {thread.ident: thread.name for thread in threading.enumerate()}
-    parts = []
-    for ident, frame in sys._current_frames().items():
-        if ident == threading.get_ident():
-            continue
-        parts.append(f"thread {names.get(ident, ident)}\n" + "".join(traceback.format_stack(frame)))
+    parts = [
+        f"thread {names.get(ident, ident)}\n" + "".join(traceback.format_stack(frame))
+        for ident, frame in sys._current_frames().items()
+        if ident != threading.get_ident()
+    ]
     if loop is not None and not loop.is_closed():
         parts += _task_stacks(loop)
     return "\n".join(parts)
