@@ -38,7 +38,7 @@ from silva.assembly import Assembly
 from silva.config.load import load
 from silva.engines.remote.engine import HttpEngine
 from silva.engines.remote.settings import ClientSettings
-from silva.engines.remote.wire import Answer, SilvaDialect
+from silva.engines.remote.wire import ServedResult, SilvaDialect
 from silva.models.snapshots import save_parameters, weight_folder
 from silva.orchestrator.probe import Probe
 from silva.process import PARENT
@@ -167,7 +167,9 @@ class Timed(SilvaDialect):
         with self.clock("load"):
             await super().load(peer, snapshot, timeout)
 
-    async def score(self, peer: Peer, tokens: Sequence[int], start: int, version: int) -> Answer[TokenScores]:
+    async def score(
+        self, peer: Peer, tokens: Sequence[int], start: int, version: int
+    ) -> ServedResult[TokenScores]:
         with self.clock("probe"):
             return await super().score(peer, tokens, start, version)
 

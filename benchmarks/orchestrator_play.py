@@ -15,7 +15,7 @@ from typing import Any
 from scripted_engine import ScriptedEngine
 from transformers import AutoTokenizer
 
-from silva.config.sections import Limits
+from silva.config.sections import EpisodeLimits
 from silva.environments.worlds.calculator import Calculator
 from silva.environments.worlds.frozen_lake import FrozenLake
 from silva.models.loading import PACKAGED, resolve
@@ -28,7 +28,7 @@ from silva.storage.ledger import token_digest
 from silva.types import Group, SamplingParams, Task
 
 GROUP = 8  # episodes of one task
-LIMITS = Limits()
+LIMITS = EpisodeLimits()
 
 MOVES = tuple(
     f"<think>Next: {move}.</think><answer>{move}</answer>" for move in ("Left", "Down", "Right", "Up")

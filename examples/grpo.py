@@ -23,7 +23,7 @@ from silva.actors.policy import Policy
 from silva.algorithms.aggregation import normalise
 from silva.algorithms.assign import assign
 from silva.compute import ComputeThread
-from silva.config.sections import Limits, Sampling, TinyModel
+from silva.config.sections import EpisodeLimits, Sampling, TinyModel
 from silva.engines.local.engine import LocalEngine
 from silva.engines.settings import LocalEngineSettings
 from silva.models.loading import load_model
@@ -39,7 +39,7 @@ from silva.types import Group, LossSpec, Message, Observation, OptimParams, Spli
 
 DIGITS = "0123456789"
 TASKS, GROUP = 16, 16  # tasks of a step, and attempts at each of them
-LIMITS = Limits(max_turns=1, max_turn_tokens=2, max_episode_tokens=64)
+LIMITS = EpisodeLimits(max_turns=1, max_turn_tokens=2, max_episode_tokens=64)
 LOSS = LossSpec("clipped", {"clip_low": 0.2, "clip_high": 0.28})  # max(-A r, -A clip(r, 0.8, 1.28))
 OPTIMIZER = OptimParams(lr=3e-3, max_grad_norm=1.0)
 

@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from silva.algorithms.aggregation import normalise
-from silva.config.sections import Limits, Sampling, TinyModel
+from silva.config.sections import EpisodeLimits, Sampling, TinyModel
 from silva.engines.local.engine import LocalEngine
 from silva.engines.settings import LocalEngineSettings
 from silva.environments.worlds.guess_number import GuessNumber
@@ -42,7 +42,7 @@ async def play(loaded: LoadedModel, compute: ThreadPoolExecutor, stop: tuple[str
     settings = LinearRolloutSettings(
         group_size=4,
         sampling=Sampling(temperature=0.7, stop=stop),
-        limits=Limits(max_turns=4, max_turn_tokens=24, max_episode_tokens=1000),
+        limits=EpisodeLimits(max_turns=4, max_turn_tokens=24, max_episode_tokens=1000),
     )
     linear = Linear(settings, engine, Renderer(loaded.tokenizer), seed=3)  # type: ignore[arg-type]
 

@@ -66,3 +66,12 @@ def test_nothing_grows(name: str) -> None:
 def test_modules_are_named_after_what_they_do() -> None:
     """`service` says that something is served, not what."""
     assert [str(path) for path in SOURCE.rglob("service*.py")] == []
+
+
+def test_a_public_class_has_a_name_of_its_own() -> None:
+    """So that a name in a message, a page or a search leads to one place."""
+    places: dict[str, list[str]] = {}
+    for path in SOURCE.rglob("*.py"):
+        for name in re.findall(r"^class ([A-Z]\w*)", path.read_text(), re.MULTILINE):
+            places.setdefault(name, []).append(path.relative_to(SOURCE).as_posix())
+    assert {name: files for name, files in places.items() if len(files) > 1} == {}

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from pathlib import Path
 
-    from silva.commands.outcome import Outcome
+    from silva.commands.outcome import RunOutcome
     from silva.config.load import Resolved
 
 __all__ = ["__version__", "train"]
@@ -35,7 +35,7 @@ def train(
     resume: bool = False,
     overwrite: bool = False,
     accept_files: bool = False,
-) -> Outcome:
+) -> RunOutcome:
     """Run reinforcement learning: what `silva rl` does, from Python, in scripts and in notebooks.
 
         outcome = silva.train("configs/smoke.toml")
@@ -56,7 +56,7 @@ def train(
     return _beside_loop(lambda: train(config, resume=resume, overwrite=overwrite, accept_files=accept_files))
 
 
-def _beside_loop(work: Callable[[], Outcome]) -> Outcome:
+def _beside_loop(work: Callable[[], RunOutcome]) -> RunOutcome:
     """Call `work`, which runs an event loop of its own: in a thread where one runs here (a notebook)."""
     import asyncio
     import ctypes
@@ -65,7 +65,7 @@ def _beside_loop(work: Callable[[], Outcome]) -> Outcome:
 
     if asyncio._get_running_loop() is None:
         return work()
-    result: Future[Outcome] = Future()
+    result: Future[RunOutcome] = Future()
 
     def run() -> None:
         try:

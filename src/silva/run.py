@@ -207,7 +207,7 @@ async def opened(
             raise
 
 
-def _tell(run: Run, began: busy.Sample | None) -> None:
+def _tell(run: Run, began: busy.BusySample | None) -> None:
     """What is worth knowing of parts, machine and held-out tasks. `began`: before the parts were loaded."""
     monitor, assembly, folder, config = run.monitor, run.assembly, run.folder, run.config
     cores = len(busy.cores())

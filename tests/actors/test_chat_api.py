@@ -16,7 +16,7 @@ from tests.virtual_clock import NoWait
 
 from silva.actors.chat_api import ChatModel
 from silva.actors.settings import OpenAIEngineSettings
-from silva.config.sections import Eval, Limits, Sampling
+from silva.config.sections import EpisodeLimits, Eval, Sampling
 from silva.environments.worlds.calculator import Calculator
 from silva.environments.worlds.frozen_lake import FrozenLake
 from silva.environments.worlds.guess_number import GuessNumber
@@ -64,7 +64,7 @@ def play(
         try:
             tasksets = {world.label: world.taskset() for world in worlds}
             return await evaluate(
-                tasksets, actor, None, Eval(tasks=tasks), Limits(), seed=0, redo=redo
+                tasksets, actor, None, Eval(tasks=tasks), EpisodeLimits(), seed=0, redo=redo
             ), actor
         finally:
             await actor.close()
@@ -142,7 +142,7 @@ def test_worlds_have_the_score_of_the_same_replies_played_locally() -> None:
             Local(renderer),
             renderer,
             Eval(tasks=24),
-            Limits(max_episode_tokens=100_000, max_turn_tokens=1000),
+            EpisodeLimits(max_episode_tokens=100_000, max_turn_tokens=1000),
             seed=0,
         )
     )
@@ -247,7 +247,13 @@ def test_an_unreachable_api_is_no_result(clock) -> None:
     async def go() -> Evaluation:
         actor = chat("http://127.0.0.1:9/v1", retries=1, input_price=1.0, max_cost=1.0)
         (found,) = await evaluate(
-            {"g": GuessNumber(eval_size=1).taskset()}, actor, None, Eval(tasks=1), Limits(), seed=0, redo=0
+            {"g": GuessNumber(eval_size=1).taskset()},
+            actor,
+            None,
+            Eval(tasks=1),
+            EpisodeLimits(),
+            seed=0,
+            redo=0,
         )
         assert actor._requests.counts.unknown_cost == 0.0  # nobody was there to charge for it
         return found

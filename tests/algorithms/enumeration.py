@@ -22,13 +22,13 @@ from torch import Tensor
 from silva.algorithms import compose
 from silva.algorithms.aggregation import normalise
 from silva.algorithms.objective import compute
-from silva.config.sections import Limits
+from silva.config.sections import EpisodeLimits
 from silva.rollouts.samples import to_samples
 from silva.trainer.loss_inputs import flat, loss_inputs
 from silva.trainer.policy import TokenLogprobs, trained
 from silva.types import Group, Sample, Segment, Signals, Task, Trajectory, Turn
 
-LIMITS = Limits(max_turns=3, max_turn_tokens=3)
+LIMITS = EpisodeLimits(max_turns=3, max_turn_tokens=3)
 LONGEST = 9  # tokens of an episode under these limits
 WIDTH = 3  # tokens of a node; token t of node s has the id 3 s + t
 TOOL = 999  # a token that the world shows

@@ -10,10 +10,10 @@ from tests.algorithms.by_hand import assigned, batch, failed, group, one_turn, r
 from silva.algorithms.compose import compare, drop_reason, next_state, with_penalties
 from silva.algorithms.control import AdaptiveEntropy, AdaptiveKl, AdaptiveTemperature
 from silva.algorithms.filters import VarianceFilter
-from silva.config.sections import Limits
+from silva.config.sections import EpisodeLimits
 from silva.types import CompletionStop, Group, Segment, Trajectory, Turn
 
-LIMITS = Limits(max_turn_tokens=20)
+LIMITS = EpisodeLimits(max_turn_tokens=20)
 
 # Shaped rewards.
 
@@ -45,7 +45,9 @@ def test_a_reply_is_overlong_by_the_room_that_its_limits_left_it() -> None:
     """A buffer of a fifth, 100 tokens a reply and 150 of context. Shown are 2 tokens, so that a second reply
     after one of 90 has 150 - 94 = 56. The worst reply counts."""
 
-    def penalty(*turns: Turn, limits: Limits = Limits(max_turn_tokens=100, max_episode_tokens=150)) -> float:
+    def penalty(
+        *turns: Turn, limits: EpisodeLimits = EpisodeLimits(max_turn_tokens=100, max_episode_tokens=150)
+    ) -> float:
         played = group("g", trajectory("a", turns))
         return with_penalties(recipe("dapo"), played, limits).trajectories[0].shaped["overlong"]
 
@@ -66,7 +68,7 @@ def test_a_reply_is_overlong_by_the_room_that_its_limits_left_it() -> None:
     ]
     for turns, expected in cases:
         assert penalty(*turns) == pytest.approx(expected, abs=1e-12), turns
-    lots = Limits(max_turn_tokens=4096, max_episode_tokens=2048)
+    lots = EpisodeLimits(max_turn_tokens=4096, max_episode_tokens=2048)
     prompt = dataclasses.replace(turn("t", 600, 1448), stop_reason="length")
     assert penalty(prompt, limits=lots) == -1
     assert penalty(turn("t", 600, 1300), limits=lots) == pytest.approx(-(1300 - 0.8 * 1448) / (0.2 * 1448))
@@ -77,7 +79,7 @@ def test_a_thought_is_overlong_by_the_room_beside_the_action() -> None:
     thought = Segment("policy", (1,) * 72, logprobs=(-1.0,) * 72, versions=(0,) * 72)
     reply = Turn("t", (Segment("environment", (0, 0)), thought, Segment("expert", (1,) * 20)), fresh=True)
     played = group("g", Trajectory("a", (reply,), "terminated"))
-    shaped = with_penalties(recipe("dapo"), played, Limits(max_turn_tokens=100)).trajectories[0].shaped
+    shaped = with_penalties(recipe("dapo"), played, EpisodeLimits(max_turn_tokens=100)).trajectories[0].shaped
     assert shaped["overlong"] == pytest.approx(-0.5)
 
 

@@ -20,7 +20,7 @@ from silva.algorithms.correction import RolloutCorrection
 from silva.algorithms.losses import LOSSES
 from silva.algorithms.objective import compute
 from silva.algorithms.settings import Algorithm
-from silva.config.sections import Limits
+from silva.config.sections import EpisodeLimits
 from silva.rollouts.samples import to_samples
 from silva.trainer.loss_inputs import loss_inputs
 from silva.trainer.policy import TokenLogprobs
@@ -122,7 +122,7 @@ SIGNALS = Signals(
 
 def fingerprint(made: Algorithm) -> list[float]:
     """The numbers that a recipe makes of the batch: who is trained, advantages, gradient, controllers."""
-    groups = [compose.with_penalties(made, each, Limits(max_turn_tokens=8)) for each in GROUPS]
+    groups = [compose.with_penalties(made, each, EpisodeLimits(max_turn_tokens=8)) for each in GROUPS]
     reasons = [*(compose.drop_reason(made, each) for each in groups), *compose.compare(made, groups)]
     found = [float(len(reason or "")) for reason in reasons]
     ahead = {"c": 2.0} if made.bootstraps else {}

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from silva.cli import main
-from silva.commands.attack import LISTED, Finding, Report, show
+from silva.commands.attack import LISTED, CheatResult, Report, show
 
 QA = """
 from silva.environments.bases.tool_qa import Question, ToolQA
@@ -47,7 +47,7 @@ def test_a_reward_that_raises_is_reported_with_its_line(tmp_path, monkeypatch, c
 
 
 def test_every_kind_of_cheat_is_among_the_examples():
-    kinds = [Finding(name, "", holes=[f"{name}{i}" for i in range(30)]) for name in "abc"]
+    kinds = [CheatResult(name, "", holes=[f"{name}{i}" for i in range(30)]) for name in "abc"]
     lines = show(Report(1, 1.0, kinds, [])).splitlines()
     start = lines.index("worth a solution:") + 1
     assert lines[start : start + 4] == ["  a: a0", "  b: b0", "  c: c0", "  a: a1"]

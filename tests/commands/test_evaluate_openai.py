@@ -90,7 +90,7 @@ def test_more_tasks_than_are_held_out_are_named(server: Server, capsys) -> None:
 def test_weights_are_refused(server: Server, capsys) -> None:
     Path("w").mkdir()
     assert main(["eval", "@", "api.toml", "--weights", "w"]) == 2
-    assert "it takes no weights" in capsys.readouterr().err
+    assert "its servers have weights of their own" in capsys.readouterr().err
 
 
 def test_scripted_play_asks_no_api(server: Server, monkeypatch: pytest.MonkeyPatch, capsys) -> None:

@@ -13,7 +13,7 @@ import torch
 
 from silva.algorithms.recipes import Grpo
 from silva.cli import main
-from silva.commands.plan import Plan, Probe, _summarise, describe
+from silva.commands.plan import Measured, Plan, _summarise, describe
 from silva.config.sections import Lora, TinyModel
 from silva.models import memory
 from silva.models.loading import load_model
@@ -167,7 +167,7 @@ def test_probe_counts_usable_episodes():
     # Replies 4, 8, 4, 4; rows 24, 20 + 2 + 2 + 6 = 30, 24, 24; only the second group is all equal.
     # The first two have 22 tokens in common (20 + 2), the last two are the same row: 24 + 8 + 24.
     found = _summarise(Grpo(), groups)
-    assert found == Probe(
+    assert found == Measured(
         generated=5.0, row_tokens=25.5, rows=1.0, unique=14.0, longest=30, groups=2, silent=1
     )
 

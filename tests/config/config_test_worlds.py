@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from silva.config.sections import Limits, Positive, Sampling, Section
+from silva.config.sections import EpisodeLimits, Positive, Sampling, Section
 from silva.environments.settings import EnvironmentSettings
 
 
@@ -29,7 +29,7 @@ class Linear(Section):
     type: Literal["linear"] = "linear"
     group_size: Positive = 8
     sampling: Sampling = Sampling()
-    limits: Limits = Limits()
+    limits: EpisodeLimits = EpisodeLimits()
 
 
 class Branching(Section):

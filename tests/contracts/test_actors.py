@@ -17,7 +17,7 @@ from silva.actors.chat_api import ChatModel
 from silva.actors.policy import Policy
 from silva.actors.script import Script as OwnScript
 from silva.actors.settings import OpenAIEngineSettings
-from silva.config.sections import Limits, Sampling
+from silva.config.sections import EpisodeLimits, Sampling
 from silva.environments.worlds.guess_number import GuessNumber
 from silva.errors import EngineError
 from silva.models.tiny import tiny_tokenizer
@@ -84,7 +84,7 @@ def asked(actor: Actor, count: int = 1) -> list[Any]:
 
 def episode(actor: Actor, **limits: Any) -> Trajectory:
     renderer = RENDERER if actor.reads_tokens else None
-    return asyncio.run(play(TASK, TASKSET, actor, renderer, Limits(**limits), id="e", seed=1))
+    return asyncio.run(play(TASK, TASKSET, actor, renderer, EpisodeLimits(**limits), id="e", seed=1))
 
 
 def test_a_reply_is_a_message_with_its_tokens_or_their_number(actor: Actor) -> None:

@@ -10,7 +10,7 @@ import pytest
 from scripted_engine import ScriptedEngine
 from tests.contracts.doubles import Failing, Slow
 
-from silva.config.sections import LastTurns, Limits
+from silva.config.sections import EpisodeLimits, LastTurns
 from silva.environments.worlds.guess_number import GuessNumber
 from silva.errors import EngineError
 from silva.models.tiny import tiny_tokenizer
@@ -31,20 +31,20 @@ Make = Callable[..., Rollout]  # engine, seed of the run, keys of its settings
 
 
 def linear(engine: Engine, seed: int, **more: Any) -> Rollout:
-    settings = LinearRolloutSettings(group_size=3, limits=Limits(max_turns=3, timeout=60.0), **more)
+    settings = LinearRolloutSettings(group_size=3, limits=EpisodeLimits(max_turns=3, timeout=60.0), **more)
     return Linear(settings, engine, RENDERER, seed=seed)
 
 
 def branching(engine: Engine, seed: int, **more: Any) -> Rollout:
     settings = BranchingRolloutSettings(
         group_size=5, initial_rollouts=2, branch_probability=0.9, entropy_weight=0.0,
-        limits=Limits(max_turns=3, timeout=60.0), **more,
+        limits=EpisodeLimits(max_turns=3, timeout=60.0), **more,
     )  # fmt: skip
     return Branching(settings, engine, RENDERER, seed=seed)
 
 
 def thoughts(engine: Engine, seed: int, **more: Any) -> Rollout:
-    limits = Limits(max_turns=3, max_turn_tokens=200, timeout=60.0)
+    limits = EpisodeLimits(max_turns=3, max_turn_tokens=200, timeout=60.0)
     settings = ThoughtsRolloutSettings(group_size=3, limits=limits, **more)
     return Thoughts(settings, engine, RENDERER, seed=seed)
 

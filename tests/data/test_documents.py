@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from silva.data.documents import Document, Section, as_id, documents, documents_inside, sections
+from silva.data.documents import Document, DocumentSection, as_id, documents, documents_inside, sections
 from silva.data.rows import Row
 from silva.errors import ConfigError
 
@@ -69,16 +69,16 @@ def test_sections_begin_at_headings() -> None:
         "ems", "Ems", "A river.\n\n# Course\nLong.\n## Names: old #\nAms.\n#5 is no heading\n# Course\nEnd."
     )
     assert sections(page) == [
-        Section("ems:introduction", "Introduction", "A river."),
-        Section("ems:course", "Course", "Long."),
-        Section("ems:names:_old", "Names: old", "Ams.\n#5 is no heading"),
-        Section("ems:course_2", "Course", "End."),  # repeated names stay within reach
+        DocumentSection("ems:introduction", "Introduction", "A river."),
+        DocumentSection("ems:course", "Course", "Long."),
+        DocumentSection("ems:names:_old", "Names: old", "Ams.\n#5 is no heading"),
+        DocumentSection("ems:course_2", "Course", "End."),  # repeated names stay within reach
     ]
 
 
 def test_a_page_without_headings_is_one_section() -> None:
-    assert sections(Document("p", "P", "a\nb")) == [Section("p:full_page", "Full page", "a\nb")]
-    assert sections(Document("p", "P", "## Only\na")) == [Section("p:only", "Only", "a")]
+    assert sections(Document("p", "P", "a\nb")) == [DocumentSection("p:full_page", "Full page", "a\nb")]
+    assert sections(Document("p", "P", "## Only\na")) == [DocumentSection("p:only", "Only", "a")]
 
 
 def test_ids_are_lower_case_without_spaces() -> None:

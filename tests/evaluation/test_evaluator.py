@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from silva.config.sections import Eval, Limits
+from silva.config.sections import EpisodeLimits, Eval
 from silva.errors import EngineError
 from silva.evaluation import evaluator
 from silva.evaluation.evaluator import Standing, evaluate, standing, success
@@ -44,7 +44,7 @@ def run(monkeypatch, outcome, *, k=1, tasks=4, worlds=("a",), seed=0, concurrenc
     tasksets = {label: Tasks(label, 6) for label in worlds}
     settings = Eval(tasks=tasks, samples_per_task=k)
     return asyncio.run(
-        evaluate(tasksets, None, None, settings, Limits(), seed=seed, concurrency=concurrency, **how)
+        evaluate(tasksets, None, None, settings, EpisodeLimits(), seed=seed, concurrency=concurrency, **how)
     )
 
 

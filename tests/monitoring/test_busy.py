@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from silva.monitoring.busy import Sample, cores, hint, sample, worked_seconds
+from silva.monitoring.busy import BusySample, cores, hint, sample, worked_seconds
 
 STAT = """\
 cpu  900 90 90 9000 900 9 9 9 0 0
@@ -23,7 +23,7 @@ def test_work_of_the_cores_of_this_process():
 
 
 def between(worked, own, seconds=10.0):
-    return Sample(100.0, 50.0, 5.0), Sample(100.0 + seconds, 50.0 + worked, 5.0 + own)
+    return BusySample(100.0, 50.0, 5.0), BusySample(100.0 + seconds, 50.0 + worked, 5.0 + own)
 
 
 @pytest.mark.parametrize(

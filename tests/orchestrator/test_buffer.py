@@ -8,7 +8,7 @@ from tests.orchestrator.test_work import Tasks
 
 from silva.algorithms.filters import DifficultyPools, VarianceFilter
 from silva.algorithms.recipes import Dapo, Grpo, Ppo, StarpoS
-from silva.config.sections import Limits
+from silva.config.sections import EpisodeLimits
 from silva.errors import NoSignalError
 from silva.orchestrator.buffer import Buffer
 from silva.orchestrator.rl import split
@@ -55,7 +55,7 @@ def collect(
         steps=10,
         on_played=(lambda done, total: seen.append((done, total))) if seen is not None else lambda *_: None,
     )
-    settings = LinearRolloutSettings(groups_per_step=groups, limits=Limits(max_turn_tokens=100))
+    settings = LinearRolloutSettings(groups_per_step=groups, limits=EpisodeLimits(max_turn_tokens=100))
     return asyncio.run(Buffer(work, recipe, ledger, settings).collect(7, 1.0))
 
 

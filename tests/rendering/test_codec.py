@@ -7,10 +7,10 @@ from tests.rendering.templates import byte_tokenizer
 from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from silva.rendering.codec import MARK, Codec
+from silva.rendering.codec import MARK, TokenCodec
 
 TOKENIZER = byte_tokenizer("chatml")
-CODEC = Codec(TOKENIZER)
+CODEC = TokenCodec(TOKENIZER)
 
 anything = st.lists(
     st.text()
@@ -64,7 +64,7 @@ def test_tokens_that_swallow_whitespace():
         [AddedToken("<|end|>", rstrip=True, normalized=False, special=True)], special_tokens=True
     )
     text = "a<|end|>\n b"
-    assert Codec(tokenizer).encode_escaped(text) == tokenizer.encode(text)
+    assert TokenCodec(tokenizer).encode_escaped(text) == tokenizer.encode(text)
 
 
 @pytest.mark.parametrize("scheme", ["first", "always", "never"])
@@ -78,7 +78,7 @@ def test_pieces_after_a_special_token_are_those_of_the_whole_dialogue(scheme: st
     backend.pre_tokenizer = pre_tokenizers.Sequence([space]) if nested else space
     backend.add_special_tokens([AddedToken("<s>", special=True, normalized=False)])
     whole = PreTrainedTokenizerFast(tokenizer_object=backend)
-    codec = Codec(whole)
+    codec = TokenCodec(whole)
     for text in ("a<s>b a<s>u", "<s>a", "a b"):
         own = whole.encode(text, add_special_tokens=False)
         assert codec.encode_escaped(text, first=True) == own

@@ -9,24 +9,24 @@ from tests.rendering.templates import byte_tokenizer
 from tokenizers import Tokenizer, decoders, models
 from transformers import PreTrainedTokenizerFast
 
-from silva.rendering.codec import Codec
+from silva.rendering.codec import TokenCodec
 from silva.rendering.growing import GrowingText, before
 
 BYTES = [f"<0x{byte:02X}>" for byte in range(256)]
 WORDS = ["▁a", "▁", "é", "▁▁", "x", "##y", "</w>", "b</w>", "."]
 
 
-def codec(decoder: object) -> Codec:
+def codec(decoder: object) -> TokenCodec:
     backend = Tokenizer(models.WordLevel({name: i for i, name in enumerate([*BYTES, *WORDS])}, "x"))
     backend.decoder = decoder
-    return Codec(PreTrainedTokenizerFast(tokenizer_object=backend))
+    return TokenCodec(PreTrainedTokenizerFast(tokenizer_object=backend))
 
 
 LLAMA = decoders.Sequence(
     [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
 )
 CODECS = {
-    "byte level": Codec(byte_tokenizer("chatml")),
+    "byte level": TokenCodec(byte_tokenizer("chatml")),
     "llama": codec(LLAMA),
     "metaspace": codec(decoders.Metaspace()),
     "word pieces": codec(decoders.WordPiece("##", cleanup=False)),

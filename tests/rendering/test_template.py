@@ -9,7 +9,7 @@ from tests.rendering.templates import byte_tokenizer
 from tests.rendering.test_renderer import CALC, text, user
 
 from silva.errors import RenderingError
-from silva.rendering.codec import Codec
+from silva.rendering.codec import TokenCodec
 from silva.rendering.renderer import Renderer
 from silva.rendering.template import ChatTemplate
 from silva.rendering.tool_calls import write_calls
@@ -110,7 +110,7 @@ def test_results_name_the_calls_as_the_model_wrote_them(form: str, said: str, id
     tokenizer = byte_tokenizer(form)
     made = Renderer(tokenizer)
     prompt = made.context([user("q")], [CALC])
-    reply = [*Codec(tokenizer).encode_escaped(said), made.stop_token_ids[0]]
+    reply = [*TokenCodec(tokenizer).encode_escaped(said), made.stop_token_ids[0]]
     results = [Message("tool", f"r{i}", name="calculator") for i in range(len(ids))]
     tail = made.extend(reply, results)
     places = [made.decode(tail).find(id) for id in ids]

@@ -23,7 +23,7 @@ from silva.rewards.letter import Letter
 from silva.rewards.maths import Math
 from silva.rewards.settings import RewardSettings
 from silva.rewards.token_f1 import TokenF1
-from silva.rewards.weighted import Part, Weighted
+from silva.rewards.weighted import Weighted, WeightedPart
 
 REWARDS: dict[str, tuple[RewardSettings, int]] = {  # and how many tasks an honest reply solves
     "exact_match": (ExactMatch(), 12),
@@ -40,7 +40,10 @@ REWARDS: dict[str, tuple[RewardSettings, int]] = {  # and how many tasks an hone
     "deep_research": (DeepResearch(), 12),
     "deep_research, 20 % format": (DeepResearch(format_share=0.2, bonus=0.0), 12),
     "deep_research, exact": (DeepResearch(correctness=ExactMatch(), think=False, box=False), 12),
-    "weighted": (Weighted(parts=(Part(reward=ExactMatch()), Part(reward=TokenF1(), weight=5.0))), 12),
+    "weighted": (
+        Weighted(parts=(WeightedPart(reward=ExactMatch()), WeightedPart(reward=TokenF1(), weight=5.0))),
+        12,
+    ),
 }
 
 

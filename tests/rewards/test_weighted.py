@@ -15,7 +15,7 @@ from silva.protocols import Score
 from silva.registries import REGISTRIES
 from silva.rewards.exact_match import ExactMatch
 from silva.rewards.token_f1 import TokenF1
-from silva.rewards.weighted import Part, Weighted, WeightedReward
+from silva.rewards.weighted import Weighted, WeightedPart, WeightedReward
 
 
 class Fixed:
@@ -28,7 +28,7 @@ class Fixed:
 
 def total(scores: list[Score], weights: list[float], *, decides: int | None = None, partial=0.9) -> Score:
     parts = tuple(
-        Part(reward=ExactMatch(), weight=weight, name=str(i), decides=i == decides)
+        WeightedPart(reward=ExactMatch(), weight=weight, name=str(i), decides=i == decides)
         for i, weight in enumerate(weights)
     )
     return grade(WeightedReward(Weighted(parts=parts, partial=partial), list(map(Fixed, scores))), "x")
@@ -53,7 +53,9 @@ def test_a_solution_counts_in_full() -> None:
 
 
 def test_real_parts() -> None:
-    settings = Weighted(parts=(Part(reward=ExactMatch(), weight=0.7), Part(reward=TokenF1(), weight=0.3)))
+    settings = Weighted(
+        parts=(WeightedPart(reward=ExactMatch(), weight=0.7), WeightedPart(reward=TokenF1(), weight=0.3))
+    )
     reward = settings.build()
     assert grade(reward, "the Eiffel Tower", "Eiffel Tower").value == pytest.approx(0.3)
     assert grade(reward, "Eiffel Tower", "Eiffel Tower").value == pytest.approx(1.0)

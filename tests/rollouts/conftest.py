@@ -11,7 +11,7 @@ import pytest
 from scripted_engine import ScriptedEngine
 
 from silva.actors.policy import Policy
-from silva.config.sections import ContextSettings, Limits, Sampling
+from silva.config.sections import ContextSettings, EpisodeLimits, Sampling
 from silva.models.tiny import tiny_tokenizer
 from silva.rendering.renderer import Renderer
 from silva.rollouts.context import FULL
@@ -111,9 +111,9 @@ def policy(renderer: Renderer) -> Callable[..., Policy]:
 
 
 @pytest.fixture
-def limits() -> Callable[..., Limits]:
+def limits() -> Callable[..., EpisodeLimits]:
     """`limits(max_turns=2)`"""
-    return lambda **values: Limits(**values)
+    return lambda **values: EpisodeLimits(**values)
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from scripted_engine import ScriptedEngine
 from tests.contracts.doubles import Slow
 from tests.rollouts.conftest import Talk, World, a_task
 
-from silva.config.sections import Limits
+from silva.config.sections import EpisodeLimits
 from silva.models.tiny import tiny_tokenizer
 from silva.ports import derive, uniform
 from silva.protocols import Work
@@ -64,7 +64,7 @@ def grow(
     on_turn: Callable[[str, str | None], None] = lambda episode, waiting_for: None,
     **keys: Any,
 ) -> tuple[Trajectory, ...]:
-    keys = {"limits": Limits(max_turns=10, timeout=60), "entropy_weight": 0.0, **keys}
+    keys = {"limits": EpisodeLimits(max_turns=10, timeout=60), "entropy_weight": 0.0, **keys}
     strategy = Branching(
         BranchingRolloutSettings(**keys), engine or Unsure(1.0), RENDERER, seed=seed, on_turn=on_turn
     )
@@ -84,7 +84,7 @@ def forks(leaves: Sequence[Trajectory]) -> list[tuple[str, str | None, int | Non
 
 def test_roots_alone_are_linear_rollouts_bit_for_bit() -> None:
     linear = Linear(
-        LinearRolloutSettings(group_size=5, limits=Limits(max_turns=10)), Unsure(1.0), RENDERER, seed=7
+        LinearRolloutSettings(group_size=5, limits=EpisodeLimits(max_turns=10)), Unsure(1.0), RENDERER, seed=7
     )
 
     async def run() -> tuple[Trajectory, ...]:

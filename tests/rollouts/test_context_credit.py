@@ -19,10 +19,10 @@ from silva.algorithms.assign import assign
 from silva.algorithms.credit import assign_gae, assign_turns, hard
 from silva.config.sections import (
     ContextSettings,
+    EpisodeLimits,
     FullContext,
     HideObservations,
     LastTurns,
-    Limits,
     SingleTurn,
 )
 from silva.models.trie import build
@@ -72,12 +72,12 @@ def start(world, renderer, policy):
     """`start(context, payments, id)`: an episode that says "y", to be advanced."""
     actor = policy(ScriptedEngine(lambda tokens, params: renderer.encode_reply("y")))
     # The task has 5 tokens with the opening of the reply, a turn 2 + 7: with two turns a reply has no room.
-    limits = Limits(max_turn_tokens=2, max_episode_tokens=24)
+    limits = EpisodeLimits(max_turn_tokens=2, max_episode_tokens=24)
 
     def make(context: ContextSettings, payments: Sequence[float], id: str) -> Episode:
         drops = context.overflow == "drop_oldest"
         return Episode(TASK, world(lambda task: Pays(payments)), actor, renderer,
-                       limits if drops else Limits(), id, 1, context=context)  # fmt: skip
+                       limits if drops else EpisodeLimits(), id, 1, context=context)  # fmt: skip
 
     return make
 

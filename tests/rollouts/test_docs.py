@@ -12,7 +12,14 @@ import pytest
 from scripted_engine import ScriptedEngine
 
 from silva.config.load import load
-from silva.config.sections import EpisodeContext, FullContext, HideObservations, LastTurns, Limits, SingleTurn
+from silva.config.sections import (
+    EpisodeContext,
+    EpisodeLimits,
+    FullContext,
+    HideObservations,
+    LastTurns,
+    SingleTurn,
+)
 from silva.models.trie import build
 from silva.registries import REGISTRIES
 from silva.rollouts.episode import play
@@ -75,16 +82,16 @@ class Counts:
         pass
 
 
-COSTS: list[tuple[Any, Limits]] = [
-    (FullContext(), Limits()),
-    (FullContext(strip_thoughts=True), Limits()),
-    (HideObservations(), Limits()),
-    (HideObservations(last=2), Limits()),
-    (LastTurns(), Limits()),
-    (LastTurns(turns=0), Limits()),
-    (SingleTurn(), Limits()),
-    (SingleTurn(turns=0), Limits()),
-    (FullContext(overflow="drop_oldest"), Limits(max_turn_tokens=60, max_episode_tokens=600)),
+COSTS: list[tuple[Any, EpisodeLimits]] = [
+    (FullContext(), EpisodeLimits()),
+    (FullContext(strip_thoughts=True), EpisodeLimits()),
+    (HideObservations(), EpisodeLimits()),
+    (HideObservations(last=2), EpisodeLimits()),
+    (LastTurns(), EpisodeLimits()),
+    (LastTurns(turns=0), EpisodeLimits()),
+    (SingleTurn(), EpisodeLimits()),
+    (SingleTurn(turns=0), EpisodeLimits()),
+    (FullContext(overflow="drop_oldest"), EpisodeLimits(max_turn_tokens=60, max_episode_tokens=600)),
 ]
 
 

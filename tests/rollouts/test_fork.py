@@ -13,7 +13,7 @@ import pytest
 from scripted_engine import ScriptedEngine
 
 from silva.actors.script import Script
-from silva.config.sections import FullContext, HideObservations, LastTurns, Limits, SingleTurn
+from silva.config.sections import EpisodeLimits, FullContext, HideObservations, LastTurns, SingleTurn
 from silva.environments.worlds.calculator import Calculator
 from silva.environments.worlds.frozen_lake import FrozenLake
 from silva.errors import CapabilityError
@@ -34,7 +34,7 @@ REWRITES: list[dict[str, Any]] = [
     {"context": LastTurns(turns=1)},
     {"context": SingleTurn()},
     {"context": HideObservations()},
-    {"context": FullContext(overflow="drop_oldest"), "limits": Limits(max_episode_tokens=900)},
+    {"context": FullContext(overflow="drop_oldest"), "limits": EpisodeLimits(max_episode_tokens=900)},
 ]
 SLIPPERY = FrozenLake(slippery=True, success_rate=0.4, eval_size=8)
 CASES = [("frozen_lake", SLIPPERY, {"context": FullContext()})] + [
@@ -54,7 +54,7 @@ def open_episode(renderer, policy):
         tasks = settings.taskset()
         arguments: dict[str, Any] = dict(
             task=tasks.tasks("train")[number], taskset=tasks, actor=policy(engine), renderer=renderer,
-            limits=Limits(), id="a", seed=number,
+            limits=EpisodeLimits(), id="a", seed=number,
         )  # fmt: skip
         return Episode(**(arguments | changes))
 

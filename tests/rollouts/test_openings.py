@@ -2,7 +2,7 @@
 
 import asyncio
 
-from silva.config.sections import FullContext, Limits
+from silva.config.sections import EpisodeLimits, FullContext
 from silva.environments.worlds.calculator import Calculator
 from silva.models.tiny import tiny_tokenizer
 from silva.rendering.renderer import Renderer
@@ -21,14 +21,14 @@ def test_prompts_of_all_training_tasks_are_tried_with_their_experts():
         Opening("calculator", prompt, expert if prompt < room else 0)
         for prompt, expert in zip(prompts, experts, strict=True)
     ]
-    limits = Limits(max_turn_tokens=40, max_episode_tokens=room)
+    limits = EpisodeLimits(max_turn_tokens=40, max_episode_tokens=room)
     found = asyncio.run(openings({"calculator": tasks}, renderer, limits, FullContext(), seed=0))
     assert found == expected and len(found) == TASKS and min(prompts) < room
 
 
 def test_what_does_not_fit_is_told_by_environment():
     found = [Opening("a", 90, 0), Opening("a", 100, 0), Opening("a", 130, 0), Opening("b", 10, 41)]
-    assert misfits(found, Limits(max_episode_tokens=131, max_turn_tokens=41)) == []
-    prompt, expert = misfits(found, Limits(max_episode_tokens=100, max_turn_tokens=40))
+    assert misfits(found, EpisodeLimits(max_episode_tokens=131, max_turn_tokens=41)) == []
+    prompt, expert = misfits(found, EpisodeLimits(max_episode_tokens=100, max_turn_tokens=40))
     assert prompt.startswith("a: 2 of 3 first prompts that were tried have 100 to 130 tokens, and ")
     assert expert.startswith("b: the expert's own first reply has up to 41 tokens, more than ")

@@ -12,7 +12,7 @@ import pytest
 from scripted_engine import ScriptedEngine
 from tests.rendering.templates import byte_tokenizer
 
-from silva.config.sections import Limits
+from silva.config.sections import EpisodeLimits
 from silva.errors import CapabilityError
 from silva.models.tiny import tiny_tokenizer
 from silva.ports import derive
@@ -98,7 +98,7 @@ class Engine(ScriptedEngine):
 
 
 def played(engine: Engine | None = None, worlds: Worlds | None = None, **settings: Any) -> list[Group]:
-    limits = Limits(max_turns=4, max_turn_tokens=200, timeout=60.0)
+    limits = EpisodeLimits(max_turns=4, max_turn_tokens=200, timeout=60.0)
     made = ThoughtsRolloutSettings(**{"group_size": 4, "limits": limits, **settings})
     return collected(Thoughts(made, engine or Engine(), RENDERER, seed=3), worlds or Worlds())
 
@@ -234,7 +234,7 @@ def test_an_episode_that_breaks_is_tried_again_and_then_reported() -> None:
 def test_what_leaves_no_place_for_a_thought_is_an_error() -> None:
     with pytest.raises(CapabilityError, match="begins replies with '<answer>', so that no thought"):
         played(worlds=Worlds(prefill="<answer>"))
-    (group,) = played(limits=Limits(max_turns=4, max_turn_tokens=20, timeout=60.0))
+    (group,) = played(limits=EpisodeLimits(max_turns=4, max_turn_tokens=20, timeout=60.0))
     (trajectory,) = group.trajectories
     assert trajectory.failure == "mask" and "have 42 tokens, expected less than the 20" in (
         trajectory.error or ""
@@ -256,7 +256,7 @@ def test_thoughts_stand_between_the_marks_of_the_model_s_family() -> None:
             return TokenScores(even, tuple(tokens[start:]), even, 0)
 
     engine = Even(lambda tokens, params: renderer.encode("hm[/THINK]"))
-    settings = ThoughtsRolloutSettings(group_size=1, limits=Limits(max_turn_tokens=200))
+    settings = ThoughtsRolloutSettings(group_size=1, limits=EpisodeLimits(max_turn_tokens=200))
     worlds = Worlds()
     groups = collected(Thoughts(settings, engine, renderer, seed=3), worlds)
     (turn,) = groups[0].trajectories[0].turns
@@ -278,7 +278,7 @@ def test_settings_that_do_not_fit_are_refused(keys: dict[str, Any], message: str
 
 
 def test_the_longest_answer_is_one_reply_or_a_whole_episode() -> None:
-    limits = Limits(max_turns=4, max_turn_tokens=50)
+    limits = EpisodeLimits(max_turns=4, max_turn_tokens=50)
     found = [ThoughtsRolloutSettings(limits=limits, **keys).longest_answer
              for keys in ({}, {"joint": True}, {"commit": "own"})]  # fmt: skip
     assert found == [50, 200, 200]

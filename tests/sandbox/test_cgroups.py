@@ -29,14 +29,14 @@ def sleeper() -> Iterator[subprocess.Popen[bytes]]:
 def test_a_group_whose_processes_go_late_is_removed(
     sleeper: subprocess.Popen[bytes], with_the_next: bool
 ) -> None:
-    late = cgroups.Group(1 << 26, 10)
+    late = cgroups.ControlGroup(1 << 26, 10)
     late.add(sleeper.pid)
     late.remove()
     assert set(late.paths) <= set(groups(os.getpid()))
     sleeper.kill()
     sleeper.wait()
     if with_the_next:
-        cgroups.Group(1 << 26, 10).remove()
+        cgroups.ControlGroup(1 << 26, 10).remove()
     else:
         cgroups._at_the_end()
     assert not groups(os.getpid())
@@ -47,7 +47,7 @@ def test_the_groups_of_a_killed_run_are_removed_at_the_next_start(reused: bool) 
     gone = subprocess.Popen(["true"])
     gone.wait()
     process = os.getppid() if reused else gone.pid
-    mine = cgroups.Group(1 << 26, 10)
+    mine = cgroups.ControlGroup(1 << 26, 10)
     left = [parent / f"sandbox-{process}-1-abc" for parent in cgroups.parents()]
     for path in left:
         path.mkdir()
@@ -59,7 +59,7 @@ def test_the_groups_of_a_killed_run_are_removed_at_the_next_start(reused: bool) 
 
 def test_a_group_that_cannot_be_limited_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(OSError):
-        cgroups.Group(-7, -7)
+        cgroups.ControlGroup(-7, -7)
     assert not groups(os.getpid())
 
 

@@ -357,7 +357,7 @@ def test_a_start_that_fails_is_told_and_leaves_nothing(monkeypatch: pytest.Monke
 
     words = {"no group": "No space left", "no walls": "--surprise", "no program": "nowhere"}[fault]
     if fault == "no group":
-        monkeypatch.setattr(cgroups.Group, "add", refused)
+        monkeypatch.setattr(cgroups.ControlGroup, "add", refused)
     else:
         monkeypatch.setattr(module, "_bubblewrap", broken)
     walls = Walls("bubblewrap", as_nobody=fault == "no walls" and AUTO.as_nobody)  # type: ignore[union-attr]

@@ -18,7 +18,7 @@ from silva.engines.local.engine import LocalEngine
 from silva.errors import EngineError
 from silva.protocols import OnTokens
 from silva.rendering.call_forms import FORMS
-from silva.rendering.codec import Codec
+from silva.rendering.codec import TokenCodec
 from silva.rendering.renderer import Renderer
 from silva.types import Completion, SamplingParams, ToolCall
 
@@ -125,7 +125,7 @@ def message_of(message: dict[str, Any], delta: dict[str, Any]) -> None:
 @pytest.mark.parametrize("template", ["chatml", "r1"])
 @pytest.mark.parametrize(("path", "form"), [(COMPLETE, "hermes"), *((CHAT, form) for form in FORMS)])
 def test_the_pieces_are_the_answer_whatever_is_said(path: str, template: str, form: Any) -> None:
-    renderer, codec = Renderer(byte_tokenizer(template), tools=form), Codec(byte_tokenizer(template))
+    renderer, codec = Renderer(byte_tokenizer(template), tools=form), TokenCodec(byte_tokenizer(template))
     rng, streamed = random.Random(f"{template} {form}"), 0
     call = FORMS[form].write([ToolCall("add", {"a": "é </think>"})])
     own = [call, call[: len(call) // 2], *FORMS[form].marks, *FORMS[form].markers, FORMS[form].whole]
@@ -151,7 +151,7 @@ def test_text_before_a_call_comes_as_it_grows_and_the_call_at_the_end(form: Any)
     made, arguments = byte_tokenizer("chatml"), {"a": "é"} if form != "tags" else {"input": "é"}
     renderer = Renderer(made, tools=form)
     text = "See this." + FORMS[form].between + FORMS[form].write([ToolCall("add", arguments)])
-    reply = [*Codec(made).encode_escaped(text), renderer.stop_token_ids[0]]
+    reply = [*TokenCodec(made).encode_escaped(text), renderer.stop_token_ids[0]]
     _, chunks = both(Stopping(renderer, reply), renderer, CHAT, tools=TOOLS)
     deltas = [choice["delta"] for chunk in chunks for choice in chunk["choices"]]
     pieces = [delta["content"] for delta in deltas if "content" in delta]

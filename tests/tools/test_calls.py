@@ -11,7 +11,7 @@ import pytest
 
 from silva.errors import Escaped
 from silva.tools import calls as module
-from silva.tools.calls import Calls, Limits, Result, ToolLate
+from silva.tools.calls import CallLimits, CallResult, Calls, ToolLate
 from silva.tools.fixed import Fixed
 from silva.tools.function import ToolError, cut, tool
 from silva.types import ToolCall, ToolSpec
@@ -46,8 +46,8 @@ class Meeting:
         raise ToolError(why)
 
 
-def made(limits: Limits, meeting: Meeting, *batches: Sequence[ToolCall]) -> list[list[Result]]:
-    async def play() -> list[list[Result]]:
+def made(limits: CallLimits, meeting: Meeting, *batches: Sequence[ToolCall]) -> list[list[CallResult]]:
+    async def play() -> list[list[CallResult]]:
         calls = Calls(limits, limits.calls)
         return [await calls.run(batch, tools) for batch in batches]
 
@@ -58,8 +58,8 @@ def made(limits: Limits, meeting: Meeting, *batches: Sequence[ToolCall]) -> list
 
 def limits(
     calls: int = 8, timeout: float = 5.0, max_chars: int = 100, concurrent: int = 8, **per: int
-) -> Limits:
-    return Limits(calls, per, timeout, max_chars, concurrent)
+) -> CallLimits:
+    return CallLimits(calls, per, timeout, max_chars, concurrent)
 
 
 def meet(word: str = "met") -> ToolCall:
@@ -68,7 +68,7 @@ def meet(word: str = "met") -> ToolCall:
 
 def test_the_calls_of_one_reply_run_side_by_side_and_answer_in_order() -> None:
     meeting = Meeting(people=3)
-    assert made(limits(), meeting, [meet("a"), meet("b"), meet("c")]) == [[Result(w) for w in "abc"]]
+    assert made(limits(), meeting, [meet("a"), meet("b"), meet("c")]) == [[CallResult(w) for w in "abc"]]
     assert meeting.most == 3
 
 
@@ -85,14 +85,14 @@ def test_calls_are_counted_by_episode_and_by_tool() -> None:
     assert [r.how for r in first] == ["ok", "ok", "refused"]
     assert first[2].text == "Error: no calls of meet are left (2 were allowed)"
     assert second == [
-        Result("Error: no such page", "error"),
-        Result("Error: no tool calls are left", "refused"),
+        CallResult("Error: no such page", "error"),
+        CallResult("Error: no tool calls are left", "refused"),
     ]
 
 
 def test_an_unknown_tool_counts_too() -> None:
     ((unknown, refused),) = made(limits(1), Meeting(), [ToolCall("search", {}), meet()])
-    assert unknown == Result("Error: no tool called 'search': there is meet, lose, refuse", "error")
+    assert unknown == CallResult("Error: no tool called 'search': there is meet, lose, refuse", "error")
     assert refused.how == "refused"
 
 
@@ -100,14 +100,14 @@ def test_a_slow_call_is_cancelled_and_the_others_are_not() -> None:
     """A tool's own limits go before those of the episode."""
     meeting = Meeting(people=9)
 
-    async def play() -> list[Result]:
+    async def play() -> list[CallResult]:
         own = [tool(meeting.meet, timeout=0.02), tool(meeting.refuse, max_chars=7)]
         tools = {one.spec.name: one for one in Fixed(own).tools}
         return await Calls(limits(timeout=60.0), 8).run([meet(), ToolCall("refuse", {})], tools)
 
     slow, short = asyncio.run(play())
-    assert slow == Result("Error: meet took longer than 0.02 s", "timeout") and meeting.cancelled == 1
-    assert short == Result("Error: \n[cut: 7 of 19 characters shown]", "error")
+    assert slow == CallResult("Error: meet took longer than 0.02 s", "timeout") and meeting.cancelled == 1
+    assert short == CallResult("Error: \n[cut: 7 of 19 characters shown]", "error")
 
 
 def test_a_slow_call_of_a_session_that_it_would_spoil_is_a_fault() -> None:
@@ -153,7 +153,7 @@ def test_the_limit_holds_for_threads_and_for_calls_that_will_not_be_cancelled(mo
                 await ended.wait()
         raise ConnectionError("late, and nobody hears it")
 
-    async def play() -> list[Result]:
+    async def play() -> list[CallResult]:
         tools = {one.spec.name: one for one in Fixed([thread, stubborn]).tools}
         try:
             return await Calls(limits(timeout=0.02), 8).run([ToolCall(name, {}) for name in tools], tools)

@@ -15,7 +15,7 @@ import pytest
 
 from silva.errors import ConfigError
 from silva.tools import TOOLS
-from silva.tools.calls import Calls, Limits
+from silva.tools.calls import CallLimits, Calls
 from silva.tools.function import ToolError
 from silva.tools.mcp import McpSettings
 from silva.types import ToolCall
@@ -88,7 +88,7 @@ def session(tmp_path_factory):
     folder = tmp_path_factory.mktemp("mcp")
     lock, sign = folder / "mcp.lock.json", folder / "sign"
     made = McpSettings(command=SERVER, lock=str(lock), variables=("WANTED",), timeout=30.0)
-    limits = Limits(9, {}, 60.0, 1000, 4)
+    limits = CallLimits(9, {}, 60.0, 1000, 4)
 
     async def run():
         toolset = made.build()

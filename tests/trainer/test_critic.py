@@ -19,7 +19,7 @@ from tests.trainer.updates import train as update
 from transformers import AutoModelForCausalLM, LlamaConfig
 
 from silva.algorithms.values import value_loss
-from silva.config.sections import Critic as CriticSettings
+from silva.config.sections import CriticSettings as CriticSettings
 from silva.config.sections import Optimizer
 from silva.errors import NonFiniteError, RecordError
 from silva.models.loading import LoadedModel

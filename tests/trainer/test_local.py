@@ -23,7 +23,7 @@ from tests.trainer.updates import (
     train,
 )
 
-from silva.config.sections import Critic, Optimizer
+from silva.config.sections import CriticSettings, Optimizer
 from silva.errors import CapabilityError, RecordError
 from silva.models.loading import LoadedModel, copied
 from silva.models.trie import Trie
@@ -241,7 +241,7 @@ def test_after_a_restart_a_trainer_is_as_new(tiny: Make, make_samples: Rows, tru
         sample.replace(returns=np.ones(len(sample)), values=np.zeros(len(sample)))
         for sample in make_samples([9, 30])
     ]
-    settings = LocalTrainerSettings(optimizer=Optimizer(lr=1e-2), critic=Critic(trunk=trunk))
+    settings = LocalTrainerSettings(optimizer=Optimizer(lr=1e-2), critic=CriticSettings(trunk=trunk))
 
     def made(model: LoadedModel) -> LocalTrainer:
         return LocalTrainer(Learner(model, settings, seed=0, reference=True, critic=True))

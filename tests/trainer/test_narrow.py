@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file
 from tests.trainer.updates import REINFORCE, Make, Rows, make_trainer
 
-from silva.config.sections import Critic
+from silva.config.sections import CriticSettings
 from silva.models.loading import LoadedModel
 from silva.trainer.learner import Learner
 from silva.trainer.local import LocalTrainer
@@ -84,7 +84,7 @@ def test_a_checkpoint_holds_the_masters(
     """Of policy and critic; the weights of both are theirs rounded, in the trainer that goes on as well."""
 
     def make(seed: int) -> LocalTrainer:
-        settings = LocalTrainerSettings(critic=Critic(trunk=trunk))
+        settings = LocalTrainerSettings(critic=CriticSettings(trunk=trunk))
         return LocalTrainer(Learner(tiny("bfloat16", seed=seed), settings, seed=0, critic=True))
 
     samples = [s.replace(values=np.zeros(len(s)), returns=np.ones(len(s))) for s in make_samples([9, 30])]

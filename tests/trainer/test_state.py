@@ -15,7 +15,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from tests.trainer.updates import optim_step
 
-from silva.config.sections import Critic, Optimizer
+from silva.config.sections import CriticSettings, Optimizer
 from silva.errors import CheckpointError
 from silva.models.loading import LoadedModel
 from silva.models.snapshots import save_parameters
@@ -179,7 +179,7 @@ def with_critic(
     loaded: LoadedModel, samples: list[Sample], trunk: Any = "own", *, seed: int = 0
 ) -> tuple[LocalTrainer, list[Sample]]:
     """A trainer whose policy waits for the critic's first update, and samples to learn values from."""
-    critic = Critic(trunk=trunk, warmup=1, optimizer=Optimizer(lr=3e-2, warmup=2, schedule="linear"))
+    critic = CriticSettings(trunk=trunk, warmup=1, optimizer=Optimizer(lr=3e-2, warmup=2, schedule="linear"))
     settings = LocalTrainerSettings(optimizer=Optimizer(lr=1e-2), critic=critic)
     rng = np.random.default_rng(0)
     rows = [s.replace(values=np.zeros(len(s)), returns=rng.normal(size=len(s))) for s in samples]

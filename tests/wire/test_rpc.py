@@ -11,7 +11,7 @@ from typing import Any, Literal, Protocol
 import numpy as np
 import pytest
 
-from silva.environments.process.worker import Played
+from silva.environments.process.worker import WorkerEpisode
 from silva.errors import CheckpointError, RecordError
 from silva.trainer.remote import ServedTrainer
 from silva.types import LossSpec, Sample
@@ -143,7 +143,7 @@ def test_an_argument_of_another_type_is_named_before_it_is_sent(
         asyncio.run(there.sort(frozenset("a")))
 
 
-@pytest.mark.parametrize("protocol", [ServedTrainer, Played])
+@pytest.mark.parametrize("protocol", [ServedTrainer, WorkerEpisode])
 def test_every_method_of_our_protocols_has_types_that_cross(protocol: type) -> None:
     for name, signature in rpc.methods(protocol).items():
         with pytest.raises(RecordError):  # neither None as every argument nor nothing as an answer

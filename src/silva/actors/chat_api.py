@@ -19,7 +19,7 @@ import re
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from silva.actors.chat_messages import Answer, chat_messages, chat_tools, most_tokens, read_answer
+from silva.actors.chat_messages import ChatAnswer, chat_messages, chat_tools, most_tokens, read_answer
 from silva.actors.settings import OpenAIEngineSettings
 from silva.config.sections import Sampling
 from silva.errors import CapabilityError, ContextOverflow, EngineError, NoReply
@@ -115,7 +115,7 @@ class ChatModel:
             body["stop"] = list(sampling.stop)
         return body
 
-    async def _send(self, body: Mapping[str, Any], request: Request) -> Answer:
+    async def _send(self, body: Mapping[str, Any], request: Request) -> ChatAnswer:
         try:
             text = await self._api.complete(body)
         except Refused as refused:

@@ -61,7 +61,7 @@ class _Answer(BaseModel):
     usage: Any = None
 
 
-class Answer(NamedTuple):
+class ChatAnswer(NamedTuple):
     """What a response holds.
 
     finish: why it ended, in the API's word.
@@ -132,7 +132,7 @@ def most_tokens(body: Mapping[str, Any]) -> int:
     return len(json.dumps([body.get("messages"), body.get("tools")], ensure_ascii=False).encode())
 
 
-def read_answer(text: str, tools: Sequence[ToolSpec] = ()) -> Answer:
+def read_answer(text: str, tools: Sequence[ToolSpec] = ()) -> ChatAnswer:
     """From the body of a response. What is not needed, such as the usage, may be missing or have any form.
 
     Calls that are malformed or lack their arguments become `errors` of the message, in the words for text.
@@ -148,7 +148,7 @@ def read_answer(text: str, tools: Sequence[ToolSpec] = ()) -> Answer:
         raise ValueError(f"{where + ': ' if where else ''}{fault['msg']}") from None
     choice = answer.choices[0]
     thoughts_in, _ = choice.message.thoughts or ("", "")
-    return Answer(
+    return ChatAnswer(
         _message(choice.message, tools), choice.finish_reason or "stop", _usage(answer.usage), thoughts_in
     )
 

@@ -24,13 +24,13 @@ from silva.errors import RecordError
 from silva.types import Group, Sample, Signals, Trajectory
 
 if TYPE_CHECKING:
-    from silva.config.sections import Limits
+    from silva.config.sections import EpisodeLimits
 
 ControllerState = Mapping[str, float]
 BASELINE = "baseline/"  # and the environment: key of a running baseline
 
 
-def with_penalties(recipe: Algorithm, group: Group, limits: Limits) -> Group:
+def with_penalties(recipe: Algorithm, group: Group, limits: EpisodeLimits) -> Group:
     """The group with the penalties on length among its trajectories' shaped rewards.
 
     Args:
@@ -53,7 +53,7 @@ def with_penalties(recipe: Algorithm, group: Group, limits: Limits) -> Group:
     return dataclasses.replace(group, trajectories=tuple(played))
 
 
-def _overlong(buffer: float, trajectory: Trajectory, limits: Limits) -> float:
+def _overlong(buffer: float, trajectory: Trajectory, limits: EpisodeLimits) -> float:
     """The punishment of the reply that came closest to being cut off.
 
     A reply may have what its limits leave it: fewer tokens where the context has less room. One that was cut

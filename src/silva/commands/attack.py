@@ -37,7 +37,7 @@ OTHERS = ("something else", "another thing", "none of these")  # wrong answers, 
 
 
 @dataclass
-class Finding:
+class CheatResult:
     """What one cheat got: `holes` are replies that were worth a solution."""
 
     name: str
@@ -55,7 +55,7 @@ class Report:
 
     tasks: int
     honest: float
-    findings: list[Finding]
+    findings: list[CheatResult]
     left_out: list[str]
 
     @property
@@ -202,8 +202,8 @@ async def _attack(
     return Report(len(solvable), least, findings, left_out)
 
 
-async def _tried(grade: _Grader, cheat: Cheat, examples: Sequence[Example], least: float) -> Finding:
-    finding = Finding(cheat.name, cheat.about)
+async def _tried(grade: _Grader, cheat: Cheat, examples: Sequence[Example], least: float) -> CheatResult:
+    finding = CheatResult(cheat.name, cheat.about)
     for example in examples:
         made = [each for each in attempts(cheat.replies, example) if not _is_right(each, example)]
         for attempt, score in zip(made, await grade.all(made), strict=True):

@@ -23,7 +23,7 @@ Row = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
-class Outcome:
+class RunOutcome:
     """What a finished run comes to."""
 
     directory: Path
@@ -37,7 +37,7 @@ class Outcome:
         return self.summary.get("steps_trained") != 0
 
 
-def finish(run: Run, state: RunState, weights: Path) -> Outcome:
+def finish(run: Run, state: RunState, weights: Path) -> RunOutcome:
     """Summary, report and the last words of a run."""
     monitor, folder = run.monitor, run.folder
     before, after = state.eval_before or [], state.eval_last or []
@@ -66,7 +66,7 @@ def finish(run: Run, state: RunState, weights: Path) -> Outcome:
     if report:
         monitor.message(f"report: {report}", "result")
     monitor.message(f"weights: {weights}", "result")
-    return Outcome(folder.path, summary, report, weights)
+    return RunOutcome(folder.path, summary, report, weights)
 
 
 def last_words(before: Sequence[Row], after: Sequence[Row]) -> list[str]:

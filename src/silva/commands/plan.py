@@ -84,7 +84,7 @@ class Plan:
 
 
 @dataclass(frozen=True)
-class Probe:
+class Measured:
     """What some groups of episodes came to; numbers are of one episode, except those of groups."""
 
     generated: float
@@ -234,7 +234,7 @@ def _shown(renderer: Renderer, groups: Sequence[Group]) -> tuple[str, str]:
     return renderer.decode(turn.segments[0].tokens), renderer.decode(turn.reply_tokens)
 
 
-def _summarise(recipe: Algorithm, groups: Sequence[Group]) -> Probe:
+def _summarise(recipe: Algorithm, groups: Sequence[Group]) -> Measured:
     """Raises NoSignalError where no episode gave a usable result."""
     played = [t for group in groups for t in group.scored]
     if not played:
@@ -242,7 +242,7 @@ def _summarise(recipe: Algorithm, groups: Sequence[Group]) -> Probe:
         raise NoSignalError(f"every episode of the plan's probe failed: {tally(errors)}")
     rows = [[row.tokens for t in g.scored for row in trajectory_samples(t, "")] for g in groups if g.scored]
     lengths = [len(row) for group in rows for row in group]
-    return Probe(
+    return Measured(
         generated=sum(len(turn.reply_tokens) for t in played for turn in t.turns) / len(played),
         row_tokens=sum(lengths) / len(played),
         rows=len(lengths) / len(played),
@@ -253,7 +253,7 @@ def _summarise(recipe: Algorithm, groups: Sequence[Group]) -> Probe:
     )
 
 
-def _memory(assembly: Assembly, found: Probe) -> float:
+def _memory(assembly: Assembly, found: Measured) -> float:
     """Weights, what learning takes, activations of the largest micro-batch, cached keys and values, and the
     process itself: all at once, since rows stay cached until new weights are published."""
     config, loaded = assembly.config, assembly.model

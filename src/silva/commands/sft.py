@@ -10,7 +10,7 @@ from typing import Any
 from silva.assembly import connected
 from silva.commands.checks import check_engine
 from silva.commands.common import as_resolved
-from silva.commands.outcome import Outcome, finish
+from silva.commands.outcome import RunOutcome, finish
 from silva.config.load import Resolved
 from silva.errors import ConfigError
 from silva.evaluation.evaluator import records
@@ -20,7 +20,7 @@ from silva.signals import Interrupted
 from silva.storage.run_folder import RunFolder
 
 
-def supervise(config: str | Path | Mapping[str, Any] | Resolved, *, overwrite: bool = False) -> Outcome:
+def supervise(config: str | Path | Mapping[str, Any] | Resolved, *, overwrite: bool = False) -> RunOutcome:
     """Only the warm start of a configuration: scripted play imitated, evaluated, exported.
 
     Raises:
@@ -37,7 +37,7 @@ def supervise(config: str | Path | Mapping[str, Any] | Resolved, *, overwrite: b
             raise KeyboardInterrupt from None
 
 
-async def _supervise(resolved: Resolved, folder: RunFolder) -> Outcome:
+async def _supervise(resolved: Resolved, folder: RunFolder) -> RunOutcome:
     async with opened(resolved, folder, steps=1) as run:
         before = await run.measure()
         run.monitor.step(0, eval_metrics(before))

@@ -14,7 +14,7 @@ from silva import process
 from silva.assembly import connected
 from silva.commands.checks import bias_notes, check, check_environments, check_parts
 from silva.commands.common import as_resolved
-from silva.commands.outcome import Outcome, finish, write_last_report
+from silva.commands.outcome import RunOutcome, finish, write_last_report
 from silva.config.load import Resolved
 from silva.errors import PartLost
 from silva.monitoring.traced import TracedEngine, TracedTrainer
@@ -43,7 +43,7 @@ def train(
     overwrite: bool = False,
     accept_files: bool = False,
     console: Console | None = None,
-) -> Outcome:
+) -> RunOutcome:
     """Run reinforcement learning from a TOML file, a table of keys, or a resolved configuration.
 
     Raises:
@@ -65,7 +65,7 @@ def train(
                     for note in folder.notes:
                         say(note, console)
                     report = folder.report if folder.report.exists() else None
-                    return Outcome(folder.path, read_summary(folder.summary), report, None)
+                    return RunOutcome(folder.path, read_summary(folder.summary), report, None)
                 outcome = asyncio.run(_train(resolved, folder, console))
             process.forget()
             return outcome
@@ -83,7 +83,7 @@ def newest_step(path: Path) -> int:
     return max(steps_in(Layout(path).checkpoints), default=-1)
 
 
-async def _train(resolved: Resolved, folder: RunFolder, console: Console | None) -> Outcome:
+async def _train(resolved: Resolved, folder: RunFolder, console: Console | None) -> RunOutcome:
     config = resolved.config
     notes = (*config.algorithm.notes, *bias_notes(config))
     async with opened(resolved, folder, steps=config.steps, notes=notes, console=console) as run:

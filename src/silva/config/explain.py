@@ -26,14 +26,14 @@ _MISSING: Any = object()
 
 
 @dataclass(frozen=True)
-class Problem:
+class ConfigProblem:
     path: Key
     message: str
     origin: str = ""
     got: str | None = None
 
 
-def config_error(problems: Sequence[Problem]) -> ConfigError:
+def config_error(problems: Sequence[ConfigProblem]) -> ConfigError:
     """All problems as one message, two lines each."""
     lines = [] if len(problems) == 1 else [f"{len(problems)} problems in the configuration:"]
     for problem in problems:
@@ -43,10 +43,10 @@ def config_error(problems: Sequence[Problem]) -> ConfigError:
     return ConfigError("\n".join(lines))
 
 
-def secrets(tree: Tree) -> list[Problem]:
+def secrets(tree: Tree) -> list[ConfigProblem]:
     """Keys that look like secrets: a saved configuration must never hold one. Values are not shown."""
     return [
-        Problem(
+        ConfigProblem(
             path,
             "looks like a secret, and a configuration is saved with the run; "
             f"set it in the environment or in .env ({path[-1].upper()}=...)",
@@ -58,10 +58,10 @@ def secrets(tree: Tree) -> list[Problem]:
     ]
 
 
-def dates(tree: Tree) -> list[Problem]:
+def dates(tree: Tree) -> list[ConfigProblem]:
     """TOML has dates, the configuration has none; as text they would pass for strings."""
     return [
-        Problem(path, "a date; text needs quotes", node.origin, str(node.value))
+        ConfigProblem(path, "a date; text needs quotes", node.origin, str(node.value))
         for path, node in walk(tree.root)
         if isinstance(node.value, datetime.date | datetime.time)
     ]
@@ -69,13 +69,13 @@ def dates(tree: Tree) -> list[Problem]:
 
 def validation(
     error: ValidationError, model: type[BaseModel], data: Mapping[str, Any], tree: Tree
-) -> list[Problem]:
+) -> list[ConfigProblem]:
     """Every pydantic error as a problem; alternatives of one value ("an integer or a list") are one."""
-    problems: dict[Key, Problem] = {}
+    problems: dict[Key, ConfigProblem] = {}
     for item in error.errors(include_url=False):
         kind = item["type"]
         if kind == "json_invalid":  # the data was made by json.dumps: only half a surrogate pair gets here
-            return [Problem(("configuration",), "a text in it is not valid Unicode")]
+            return [ConfigProblem(("configuration",), "a text in it is not valid Unicode")]
         path, annotation, parent = _locate(model, data, item["loc"])
         if kind.startswith("union_tag"):
             path = (*path, "type")
@@ -91,7 +91,7 @@ def validation(
         else:
             message = _mismatch(item, annotation, path, bare)
         hidden = value is _MISSING or bare or (kind == "value_error" and isinstance(value, dict | list))
-        problems[path] = Problem(path, message, tree.origin(path), None if hidden else show(value))
+        problems[path] = ConfigProblem(path, message, tree.origin(path), None if hidden else show(value))
     return list(problems.values())
 
 

@@ -26,7 +26,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
 from silva.config import explain, field_types, plugins
-from silva.config.explain import Problem
+from silva.config.explain import ConfigProblem
 from silva.config.field_types import NULL, Key, dotted
 from silva.config.schema import UNIONS, Own, Registries, RunConfig, import_settings, run_config
 from silva.config.sections import Section
@@ -111,7 +111,7 @@ def _check(tree: Tree, registries: Registries, own_code: bool) -> RunConfig:
     unknown += wrong
     widen = importlib.import_module(registries.algorithm_parts).widened if adopted else None
     model = run_config(registries, own, widen)
-    gaps: list[Problem] = []
+    gaps: list[ConfigProblem] = []
     data = settle(tree.root, model, gaps)
     problems = [*gaps, *explain.secrets(tree), *explain.dates(tree), *unknown]
     config = None
@@ -130,14 +130,14 @@ def _check(tree: Tree, registries: Registries, own_code: bool) -> RunConfig:
     return config
 
 
-def _own_parts(tree: Tree, registries: Registries, own_code: bool) -> tuple[Own, list[Problem]]:
+def _own_parts(tree: Tree, registries: Registries, own_code: bool) -> tuple[Own, list[ConfigProblem]]:
     """Classes of the user's own behind `type`: environments, recipes, strategies of rollouts."""
     environments = tree.at(("environments",))
     count = len(environments.value) if environments and isinstance(environments.value, Items) else 0
     places: list[tuple[Key, str]] = [(("environments", i), registries.environment_base) for i in range(count)]
     places += [(("rollout",), registries.rollout_base), (("algorithm",), registries.algorithm_base)]
     own: dict[str, dict[str, type[Section]]] = {}
-    problems: list[Problem] = []
+    problems: list[ConfigProblem] = []
     for path, base in places:
         key = str(path[0])
         name, given = _name_at(tree, path)
@@ -147,14 +147,16 @@ def _own_parts(tree: Tree, registries: Registries, own_code: bool) -> tuple[Own,
             _may_load(name, own_code)
             settings = plugins.find_settings(name, import_settings(base), installed=key == "environments")
         except ConfigError as error:
-            problems.append(Problem(given, str(error), tree.origin(given), field_types.show(name, 1000)))
+            problems.append(
+                ConfigProblem(given, str(error), tree.origin(given), field_types.show(name, 1000))
+            )
             continue
         if settings is not None:
             own.setdefault(key, {})[name] = settings
     return own, problems
 
 
-def _adopted(tree: Tree, registries: Registries, own_code: bool) -> tuple[bool, list[Problem]]:
+def _adopted(tree: Tree, registries: Registries, own_code: bool) -> tuple[bool, list[ConfigProblem]]:
     """Takes in losses, advantages and credit of the user's own; whether the configuration names any."""
     adopted, problems = False, []
     for key in ("loss", "advantage", "credit"):
@@ -169,7 +171,9 @@ def _adopted(tree: Tree, registries: Registries, own_code: bool) -> tuple[bool, 
                 _may_load(name, own_code)
             adopted = True
         except ConfigError as error:
-            problems.append(Problem(given, str(error), tree.origin(given), field_types.show(name, 1000)))
+            problems.append(
+                ConfigProblem(given, str(error), tree.origin(given), field_types.show(name, 1000))
+            )
     return adopted, problems
 
 
@@ -189,7 +193,7 @@ def _name_at(tree: Tree, path: Key) -> tuple[str | None, Key]:
     return None, path
 
 
-def settle(node: Node, annotation: Any, gaps: list[Problem], path: Key = ()) -> Any:
+def settle(node: Node, annotation: Any, gaps: list[ConfigProblem], path: Key = ()) -> Any:
     """Plain values for pydantic: default types filled in, typed text read by what its field accepts,
     the string "null" read as null where that is meant.
 
@@ -211,7 +215,7 @@ def settle(node: Node, annotation: Any, gaps: list[Problem], path: Key = ()) -> 
             here = (*path, index)
             if index > len(elements):
                 count = f"{len(elements)} elements" if len(elements) != 1 else "1 element (number 0)"
-                gaps.append(Problem(here, f"no element {index}: the list has {count}", item.origin))
+                gaps.append(ConfigProblem(here, f"no element {index}: the list has {count}", item.origin))
             else:
                 elements.append(settle(item, field_types.element(annotation, index), gaps, here))
         return elements

@@ -112,7 +112,7 @@ class Rendering(Section):
         return self
 
 
-class Limits(Section):
+class EpisodeLimits(Section):
     """Limits of one episode."""
 
     max_turns: Positive = 8
@@ -190,7 +190,7 @@ class Optimizer(Section):
     max_grad_norm: Annotated[float, Field(gt=0)] | None = 1.0
 
 
-class Critic(Section):
+class CriticSettings(Section):
     """Of recipes that ask for values."""
 
     trunk: Literal["own", "policy"] = "own"

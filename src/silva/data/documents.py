@@ -23,7 +23,7 @@ class Document(NamedTuple):
     text: str  # Markdown or plain
 
 
-class Section(NamedTuple):
+class DocumentSection(NamedTuple):
     id: str
     name: str
     text: str
@@ -44,7 +44,7 @@ def documents_inside(rows: Iterable[Row]) -> list[Document]:
     return _distinct(document for row in rows for document in _inside(row))
 
 
-def sections(document: Document) -> list[Section]:
+def sections(document: Document) -> list[DocumentSection]:
     """What its Markdown headings divide it into; a page without any is one section. Every id is used once."""
     parts: list[tuple[str, list[str]]] = [(INTRODUCTION, [])]
     for line in document.text.splitlines():
@@ -56,14 +56,14 @@ def sections(document: Document) -> list[Section]:
         parts = [(WHOLE, parts[0][1])]
     elif not any(line.strip() for line in parts[0][1]):
         del parts[0]
-    named: dict[str, Section] = {}
+    named: dict[str, DocumentSection] = {}
     for name, lines in parts:
         id_ = base = f"{document.id}:{as_id(name)}"
         number = 1
         while id_ in named:
             number += 1
             id_ = f"{base}_{number}"
-        named[id_] = Section(id_, name, "\n".join(lines).strip())
+        named[id_] = DocumentSection(id_, name, "\n".join(lines).strip())
     return list(named.values())
 
 

@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 
 from silva.aio import gather
-from silva.config.sections import ContextSettings, Eval, Limits
+from silva.config.sections import ContextSettings, EpisodeLimits, Eval
 from silva.evaluation.statistics import Estimate, estimate, pass_at_k
 from silva.ports import derive
 from silva.protocols import Actor, TaskSet
@@ -161,7 +161,7 @@ async def evaluate(
     actor: Actor,
     renderer: Renderer | None,
     settings: Eval,
-    limits: Limits,
+    limits: EpisodeLimits,
     *,
     seed: int,
     redo: int = 1,

@@ -24,7 +24,7 @@ NEVER = sys.maxsize
 
 
 @dataclass(frozen=True)
-class Node:
+class TrieNode:
     """A run of tokens without a fork. `start`, `stop` and `end` (of all that is below it) are packed."""
 
     start: int
@@ -43,7 +43,7 @@ class Trie:
 
     tokens: np.ndarray  # [N] int64
     positions: np.ndarray  # [N] int64
-    nodes: tuple[Node, ...]  # in packed order
+    nodes: tuple[TrieNode, ...]  # in packed order
     rows: tuple[np.ndarray, ...]  # [T] int64 each: where the tokens of a row stand
 
     def __len__(self) -> int:
@@ -56,7 +56,7 @@ class Trie:
             found[node.start : node.stop] = node.end
         return found
 
-    def above(self, node: Node) -> list[int]:
+    def above(self, node: TrieNode) -> list[int]:
         """Numbers of the nodes above `node`, root first."""
         found = []
         while node.parent >= 0:
@@ -131,5 +131,5 @@ def build(rows: Sequence[np.ndarray], least: int = MIN_SHARED) -> Trie:
         if node[4] >= 0:
             above = nodes[node[4]]
             above[2] = max(above[2], node[2])
-    made = tuple(Node(*node) for node in nodes)
+    made = tuple(TrieNode(*node) for node in nodes)
     return Trie(np.concatenate(tokens), np.concatenate(positions), made, tuple(paths))

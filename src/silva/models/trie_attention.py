@@ -38,7 +38,7 @@ FILL = 1.25
 
 
 @dataclass(frozen=True)
-class Piece:
+class NodePiece:
     """A node or a part of one; `above` numbers the pieces over it, root first."""
 
     start: int
@@ -53,7 +53,7 @@ class Piece:
 class Chunk:
     """Consecutive pieces, numbers [first, last) of `pieces`; `kept`: those that later chunks look at."""
 
-    pieces: Sequence[Piece]
+    pieces: Sequence[NodePiece]
     first: int
     last: int
     kept: frozenset[int] = frozenset()
@@ -76,7 +76,7 @@ class Chunk:
 def chunks(trie: Trie, budget: int | None = None) -> list[Chunk]:
     """Cut a trie into runs of at most `budget` packed tokens (None: one run of all)."""
     most = len(trie) if budget is None else budget
-    pieces: list[Piece] = []
+    pieces: list[NodePiece] = []
     of_node: list[tuple[int, ...]] = []  # the pieces over and of each node, root first
     firsts, room = [0], most
     for node in trie.nodes:
@@ -87,7 +87,7 @@ def chunks(trie: Trie, budget: int | None = None) -> list[Chunk]:
                 firsts.append(len(pieces))
                 room = most
             stop = min(node.stop, start + room)
-            pieces.append(Piece(start, stop, above))
+            pieces.append(NodePiece(start, stop, above))
             above = (*above, len(pieces) - 1)
             room -= stop - start
             start = stop
@@ -281,9 +281,9 @@ def _bias(hidden: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     return zeros.masked_fill_(hidden, float("-inf"))[None, None]
 
 
-def _siblings(chunk: Chunk) -> list[list[Piece]]:
+def _siblings(chunk: Chunk) -> list[list[NodePiece]]:
     """Consecutive pieces under the same pieces, of like length."""
-    groups: list[list[Piece]] = []
+    groups: list[list[NodePiece]] = []
     longest = total = 0
     for piece in chunk.pieces[chunk.first : chunk.last]:
         group = groups[-1] if groups and groups[-1][0].above == piece.above else None

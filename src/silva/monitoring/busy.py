@@ -16,7 +16,7 @@ SHORTEST = 0.5  # seconds; the kernel counts in hundredths, so a shorter time is
 
 
 @dataclass(frozen=True)
-class Sample:
+class BusySample:
     """At time `at`: seconds that the cores of this process have worked, for all programs and for this one."""
 
     at: float
@@ -31,13 +31,13 @@ def cores() -> list[int]:
     return list(range(os.cpu_count() or 1))
 
 
-def sample(stat: Path = Path("/proc/stat")) -> Sample | None:
+def sample(stat: Path = Path("/proc/stat")) -> BusySample | None:
     """None if the system does not report it (not Linux)."""
     try:
         worked = worked_seconds(stat.read_text(), cores(), os.sysconf("SC_CLK_TCK"))
     except (OSError, ValueError):
         return None
-    return Sample(time.monotonic(), worked, time.process_time())
+    return BusySample(time.monotonic(), worked, time.process_time())
 
 
 def worked_seconds(stat: str, cores: list[int], ticks: int) -> float:
@@ -52,7 +52,7 @@ def worked_seconds(stat: str, cores: list[int], ticks: int) -> float:
     return total / ticks
 
 
-def hint(first: Sample | None, last: Sample | None, cores: int, threads: int) -> str:
+def hint(first: BusySample | None, last: BusySample | None, cores: int, threads: int) -> str:
     """A line for the user if other programs and `threads` of this one want more cores than there are."""
     if first is None or last is None or last.at - first.at < SHORTEST:
         return ""

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from silva.actors.policy import Policy
 from silva.actors.script import Script
 from silva.algorithms.aggregation import normalise
-from silva.config.sections import ContextSettings, Limits, Sampling, WarmStart
+from silva.config.sections import ContextSettings, EpisodeLimits, Sampling, WarmStart
 from silva.errors import NoSignalError
 from silva.evaluation.evaluator import reports_success, success
 from silva.orchestrator.interrupt import Interrupt
@@ -59,7 +59,7 @@ async def imitate(
     stream: TaskStream,
     renderer: Renderer,
     settings: WarmStart,
-    limits: Limits,
+    limits: EpisodeLimits,
     *,
     seed: int,
     stage: Callable[[str, int, int], None] = lambda name, done, total: None,

@@ -1,4 +1,4 @@
-"""How families of models write calls: a `Form` for each, found from the chat template or named in
+"""How families of models write calls: a `CallForm` for each, found from the chat template or named in
 `rendering.tools`.
 
 A form finds its calls in a reply. What it cannot read becomes an error in words for the model, and it never
@@ -30,7 +30,7 @@ from silva.types import ToolCall, ToolSpec
 
 
 @dataclass(frozen=True, slots=True)
-class Form:
+class CallForm:
     """A way to write calls.
 
     Attributes:
@@ -82,28 +82,30 @@ def foreign(text: str, tools: Sequence[ToolSpec], form: str) -> str:
     return f"this is a call in the form {best}, which is not read here; expected {FORMS[form].example}"
 
 
-FORMS: dict[str, Form] = {
-    "hermes": Form(scan_hermes, write_calls, HERMES, marks=(OPEN, CLOSE)),
-    "tags": Form(scan_tags, write_tags, "<name>input</name>"),
-    "qwen_xml": Form(marked.scan_xml, marked.write_xml, marked.XML, marks=(OPEN, CLOSE, "<function=")),
-    "glm": Form(marked.scan_glm, marked.write_glm, marked.GLM, marks=(OPEN, CLOSE)),
-    "llama": Form(bare.scan_llama, bare.write_llama, bare.LLAMA, (bare.TAG,), whole="{", between=bare.TAG),
-    "mistral": Form(
+FORMS: dict[str, CallForm] = {
+    "hermes": CallForm(scan_hermes, write_calls, HERMES, marks=(OPEN, CLOSE)),
+    "tags": CallForm(scan_tags, write_tags, "<name>input</name>"),
+    "qwen_xml": CallForm(marked.scan_xml, marked.write_xml, marked.XML, marks=(OPEN, CLOSE, "<function=")),
+    "glm": CallForm(marked.scan_glm, marked.write_glm, marked.GLM, marks=(OPEN, CLOSE)),
+    "llama": CallForm(
+        bare.scan_llama, bare.write_llama, bare.LLAMA, (bare.TAG,), whole="{", between=bare.TAG
+    ),
+    "mistral": CallForm(
         bare.scan_mistral, bare.write_mistral, bare.MISTRAL, ("[TOOL_CALLS]", "[ARGS]", "[CALL_ID]"),
         between="",
     ),
-    "deepseek": Form(
+    "deepseek": CallForm(
         marked.scan_deepseek, marked.write_deepseek, marked.DEEPSEEK,
         ("<｜tool▁calls▁begin｜>", "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>",
          "<｜tool▁calls▁end｜>"),
     ),
-    "kimi": Form(
+    "kimi": CallForm(
         marked.scan_kimi, marked.write_kimi, marked.KIMI,
         ("<|tool_calls_section_begin|>", "<|tool_call_begin|>", "<|tool_call_argument_begin|>",
          "<|tool_call_end|>", "<|tool_calls_section_end|>"),
         call_id=marked.kimi_id,
     ),
-    "pythonic": Form(
+    "pythonic": CallForm(
         bare.scan_pythonic, bare.write_pythonic, bare.PYTHONIC, (bare.TAG, bare.START, "<|tool_call_end|>"),
         whole="[", between=bare.START,
     ),

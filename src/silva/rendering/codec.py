@@ -36,7 +36,7 @@ _BYTE = re.compile("<0x([0-9A-F]{2})>")
 CACHED_CHARACTERS = 4096  # longer texts rarely come twice
 
 
-class Codec:
+class TokenCodec:
     """Encodes and decodes with a private copy of a fast tokenizer (whose settings are then our own)."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerFast) -> None:

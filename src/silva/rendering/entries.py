@@ -7,7 +7,7 @@ from typing import Any
 
 from silva.errors import RenderingError
 from silva.rendering.call_forms import FORMS
-from silva.rendering.codec import Codec
+from silva.rendering.codec import TokenCodec
 from silva.rendering.template import ChatTemplate, call_entry, tool_entry
 from silva.thoughts import join_reasoning, split_reasoning
 from silva.types import Message, ToolCall, ToolSpec
@@ -21,7 +21,7 @@ class Entries:
         system: used where the messages hold no system message.
     """
 
-    def __init__(self, template: ChatTemplate, codec: Codec, form: str, system: str | None) -> None:
+    def __init__(self, template: ChatTemplate, codec: TokenCodec, form: str, system: str | None) -> None:
         self._template, self._codec, self._system = template, codec, system
         self._has, self._calls = template.features, FORMS[form]
         self._native = self._has.form == form

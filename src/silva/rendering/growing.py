@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from silva.rendering.codec import Codec
+from silva.rendering.codec import TokenCodec
 
 BROKEN = "\ufffd"
 
@@ -12,7 +12,7 @@ BROKEN = "\ufffd"
 class GrowingText:
     """Attributes: `text`, which begins the text of all tokens together. It never ends inside a character."""
 
-    def __init__(self, codec: Codec) -> None:
+    def __init__(self, codec: TokenCodec) -> None:
         self.text = ""
         self._codec = codec
         self._base = ""  # text up to the end of the first `_context` tokens of `_recent`

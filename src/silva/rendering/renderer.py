@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Literal
 
 from silva.errors import RenderingError
 from silva.rendering.call_forms import FORMS, MARKERS, foreign
-from silva.rendering.codec import CACHED_CHARACTERS, Codec
+from silva.rendering.codec import CACHED_CHARACTERS, TokenCodec
 from silva.rendering.entries import Entries
 from silva.rendering.growing import GrowingText
 from silva.rendering.notes import earlier_turns, limits, ruling, tool_limits, trims
@@ -80,7 +80,7 @@ class Renderer:
         stops: Sequence[int] = (),
     ) -> None:
         self._template = ChatTemplate(tokenizer)
-        self._codec = Codec(tokenizer)
+        self._codec = TokenCodec(tokenizer)
         self.vocabulary = len(tokenizer)
         self._features = self._template.features
         self._form = (self._features.form or "hermes") if tools == "auto" else tools

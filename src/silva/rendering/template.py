@@ -17,7 +17,7 @@ import jinja2
 
 from silva.errors import RenderingError
 from silva.rendering import openai
-from silva.rendering.call_forms import FORMS, Form
+from silva.rendering.call_forms import FORMS, CallForm
 from silva.rendering.codec import MARK
 from silva.thoughts import Marks, marks_of
 from silva.types import ToolCall, ToolSpec
@@ -192,7 +192,7 @@ class ChatTemplate:
                     return name, as_text, as_none
         return "", False, False
 
-    def _shows_ids(self, form: Form) -> bool:
+    def _shows_ids(self, form: CallForm) -> bool:
         first, second = (
             self._try(
                 [_USER, {"role": "assistant", "content": "a"}, tool_entry("a", _TOOL, form.call_id(_TOOL, i))]

@@ -25,7 +25,7 @@ class Block(NamedTuple):
     text: str
 
 
-class End(NamedTuple):
+class BlockEnd(NamedTuple):
     """Of a block: the line, what of it is still the block's, and the line to go on with."""
 
     line: int
@@ -77,16 +77,16 @@ def _opening(line: str) -> re.Match[str] | None:
     return found
 
 
-def _ends(lines: Sequence[str], start: int, fence: str) -> Iterator[End]:
+def _ends(lines: Sequence[str], start: int, fence: str) -> Iterator[BlockEnd]:
     """Where a block may end."""
     for number in range(start, len(lines)):
         line = lines[number].rstrip()
         rest = line.rstrip(fence[0])
         if len(line) - len(rest) >= len(fence) and not rest.lstrip().startswith("#"):
-            yield End(number, rest if rest.strip(" \t>") else "", number + 1)
+            yield BlockEnd(number, rest if rest.strip(" \t>") else "", number + 1)
         elif (opening := _opening(line)) and _PYTHON.match(opening["info"].strip()):
-            yield End(number, "", number)  # the fence that closes it is missing
-    yield End(len(lines), "", len(lines))
+            yield BlockEnd(number, "", number)  # the fence that closes it is missing
+    yield BlockEnd(len(lines), "", len(lines))
 
 
 def _text(lines: Sequence[str], rest: str) -> str:

@@ -36,7 +36,7 @@ from silva.errors import ConfigError, RewardError
 from silva.protocols import Attempt, Reward, Score
 from silva.rewards.answers import Extract, GradesByAnswer, boxed, find_answer, references
 from silva.rewards.maths_form import (
-    Form,
+    AnswerForm,
     Tree,
     is_broken,
     is_decimal,
@@ -104,7 +104,7 @@ class MathReward(GradesByAnswer):
         solved = await loop.run_in_executor(self._pool, self._ask, given.tree, trees)
         return _score(bool(solved), too_hard=solved is None)
 
-    def _comparable(self, given: Form, right: Form) -> list[Tree]:
+    def _comparable(self, given: AnswerForm, right: AnswerForm) -> list[Tree]:
         if given.tree is None or right.tree is None:
             return []
         percent = right.quantity.percent
@@ -177,7 +177,7 @@ class Worker:
         return status
 
 
-def in_unit_of(given: Form, right: Form) -> list[Tree]:
+def in_unit_of(given: AnswerForm, right: AnswerForm) -> list[Tree]:
     """What an answer in this unit must be; nothing if the units are of different kinds.
 
     An answer need not repeat the unit of the reference. 28% is 28 where the reference has no unit, and 0.28.
@@ -200,7 +200,7 @@ def in_unit_of(given: Form, right: Form) -> list[Tree]:
     return [converted] if is_share else [converted, right.tree]
 
 
-def _turned(given: Form, right: Form) -> Tree | None:
+def _turned(given: AnswerForm, right: AnswerForm) -> Tree | None:
     """What an answer in radians must be if the reference is in degrees, and the other way round."""
     factors: dict[tuple[Unit, Unit], str] = {
         (DEGREES, RADIANS): "\\frac{180}{\\pi}",

@@ -73,7 +73,7 @@ _CLOSED = {"(": ")", "[": "]"}
 
 
 @dataclass(frozen=True)
-class Form:
+class AnswerForm:
     """`text`: all of it, flat; `tree`: None if it commits to no value."""
 
     text: str
@@ -83,33 +83,33 @@ class Form:
     decimal: str | None = None  # 0,5 as a number, where the reference is one
 
 
-def read(answer: str) -> Form:
+def read(answer: str) -> AnswerForm:
     """What an answer or a reference says."""
     flat = canonical(answer)
     if based := _BASE.fullmatch(flat):
         digits = based[1].upper()
         text = f"{digits}_{{{based[2]}}}"
-        return Form(text, digits if based[2] == "10" else text, digits=digits.lower())
+        return AnswerForm(text, digits if based[2] == "10" else text, digits=digits.lower())
     words = " ".join(_TEXT.sub(lambda found: f" {found[1].casefold()} ", flat).split()).replace(" ,", ",")
     lead = _LEAD.match(words)
     if lead and harmless(lead[0]):
         words = words[lead.end() :]
     if fixed := _fixed(words):
-        return Form(fixed, None)
+        return AnswerForm(fixed, None)
     text = _flat(words)
     said = _said(_pieces(flat))
     if said is None:
-        return Form(text, None)
+        return AnswerForm(text, None)
     maths, joined, unit = said
     if len(maths) > MAX_ITEMS:
-        return Form(text, None)
+        return AnswerForm(text, None)
     whole = (
         _listed([item for each in maths for item in _items(each)], joined)
         if len(maths) > 1
         else tree(maths[0])
     )
     decimal = flat.replace(",", ".") if re.fullmatch(r"-?\d+,\d+", flat) else None
-    return Form(text, scaled(whole, unit.scale, unit.plus) if whole else None, unit, decimal=decimal)
+    return AnswerForm(text, scaled(whole, unit.scale, unit.plus) if whole else None, unit, decimal=decimal)
 
 
 def _fixed(flat: str) -> str | None:
@@ -148,7 +148,7 @@ def is_decimal(text: str) -> bool:
     return bool(re.fullmatch(rf"[-+]?(?:{_NUMERAL})", text))
 
 
-def is_broken(form: Form) -> bool:
+def is_broken(form: AnswerForm) -> bool:
     """Whether it is one number, and no integer."""
     value = number(form.tree) if isinstance(form.tree, str) else None
     return value is not None and value.denominator > 1

@@ -28,7 +28,7 @@ else:
     AnyPart = union({name: target for name, target in REWARDS.items() if name != "weighted"})
 
 
-class Part(Section):
+class WeightedPart(Section):
     """One of several rewards."""
 
     reward: AnyPart
@@ -49,7 +49,7 @@ class Weighted(RewardSettings):
     """Several rewards in one, of which one decides whether an attempt is solved."""
 
     type: Literal["weighted"] = "weighted"
-    parts: Annotated[tuple[Part, ...], Field(min_length=1)]
+    parts: Annotated[tuple[WeightedPart, ...], Field(min_length=1)]
     partial: Annotated[float, Field(ge=0, lt=1)] = 0.9
     """Most that an attempt can get that is not solved, as a share of the deciding weight."""
 

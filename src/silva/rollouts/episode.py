@@ -24,7 +24,7 @@ from functools import partial
 from typing import TypeVar
 
 from silva.actors.script import ScriptFault
-from silva.config.sections import ContextSettings, Limits
+from silva.config.sections import ContextSettings, EpisodeLimits
 from silva.errors import CapabilityError, ContextOverflow, NoReply, RenderingError, contained
 from silva.ports import CLOCK, derive
 from silva.protocols import Actor, Environment, Forkable, Reply, Request, TaskSet
@@ -48,7 +48,7 @@ async def play(
     taskset: TaskSet,
     actor: Actor,
     renderer: Renderer | None,
-    limits: Limits,
+    limits: EpisodeLimits,
     *,
     id: str,
     seed: int,
@@ -104,7 +104,7 @@ class Episode:
     taskset: TaskSet
     actor: Actor
     renderer: Renderer | None
-    limits: Limits
+    limits: EpisodeLimits
     id: str
     seed: int
     on_turn: OnTurn = lambda episode, waiting_for: None
@@ -192,7 +192,7 @@ class Episode:
         if not isinstance(environment, Forkable):
             raise CapabilityError(
                 f"environment {self.task.environment!r} cannot be forked: {type(environment).__name__} needs "
-                "`async def fork(self, seed)`, as `Episode` of silva.environments.bases.episode has it"
+                "`async def fork(self, seed)`, as `Episode` of silva.environments.bases.environment has it"
             )
         twin = replace(
             self, id=id, seed=seed, environment=None, parent=self.id, fork_turn=len(self.state.turns)

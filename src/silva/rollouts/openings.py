@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from silva.actors.script import Script
-from silva.config.sections import ContextSettings, Limits
+from silva.config.sections import ContextSettings, EpisodeLimits
 from silva.ports import derive
 from silva.protocols import Scripted, TaskSet
 from silva.rendering.renderer import Renderer
@@ -31,7 +31,7 @@ class Opening:
 async def openings(
     tasksets: Mapping[str, TaskSet],
     renderer: Renderer,
-    limits: Limits,
+    limits: EpisodeLimits,
     context: ContextSettings,
     *,
     seed: int,
@@ -60,7 +60,7 @@ async def openings(
     return [opening for opening in begun if opening]
 
 
-def misfits(begun: Sequence[Opening], limits: Limits) -> list[str]:
+def misfits(begun: Sequence[Opening], limits: EpisodeLimits) -> list[str]:
     """One line for each environment and limit that its episodes cannot keep."""
     lines = []
     for label in dict.fromkeys(opening.environment for opening in begun):

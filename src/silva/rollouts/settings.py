@@ -10,9 +10,9 @@ from pydantic import Field, model_validator
 from silva.config.field_types import refuse_idle
 from silva.config.sections import (
     EpisodeContext,
+    EpisodeLimits,
     Fraction,
     FullContext,
-    Limits,
     NotNegative,
     Positive,
     Sampling,
@@ -48,7 +48,7 @@ class RolloutSettings(Section):
     group_size: Positive = 8
     """Episodes of one task."""
     sampling: Sampling = Sampling()
-    limits: Limits = Limits()
+    limits: EpisodeLimits = EpisodeLimits()
     context: EpisodeContext = FullContext()
     """What the model is shown of an episode so far, in training and evaluation."""
     redo: Annotated[int, Field(ge=0)] = 1

@@ -42,7 +42,7 @@ class Gate:
         self._told, self.tell = os.pipe()
         self.wait, self._open = os.pipe()
 
-    def let_in(self, group: Group) -> None:
+    def let_in(self, group: ControlGroup) -> None:
         """Waits for the process to tell, and closes the gate behind it. If it ends before, nothing happens;
         if it cannot be put into the group it is killed.
 
@@ -71,7 +71,7 @@ class Gate:
         os.close(self._open)
 
 
-class Group:
+class ControlGroup:
     """The groups of one sandbox."""
 
     def __init__(self, memory: int, processes: int) -> None:

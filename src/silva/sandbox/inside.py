@@ -42,13 +42,13 @@ class Char(_ctypes._SimpleCData):
     _type_ = "c"
 
 
-class Function(_ctypes.CFuncPtr):
+class KernelCall(_ctypes.CFuncPtr):
     _flags_ = _ctypes.FUNCFLAG_CDECL | _ctypes.FUNCFLAG_USE_ERRNO
     _restype_ = Int
 
 
 LIBC = _ctypes.dlopen(None, 0)  # type: ignore[arg-type]  # None: what this process has loaded
-prctl, syscall = (Function(_ctypes.dlsym(LIBC, name)) for name in ("prctl", "syscall"))
+prctl, syscall = (KernelCall(_ctypes.dlsym(LIBC, name)) for name in ("prctl", "syscall"))
 
 
 def main() -> None:
@@ -76,7 +76,7 @@ def main() -> None:
         hard = hard if most == resource.RLIM_INFINITY else min(hard, most)
         resource.setrlimit(number, (min(soft, hard), hard))
     sys.dont_write_bytecode = True
-    calls = Kept(settings) if settings["keep_state"] else Calls(settings)
+    calls = Kept(settings) if settings["keep_state"] else ForkedCalls(settings)
     gc.freeze()  # so that a collection in a call does not copy what calls share
     while request := control.request():
         control.answer(*calls.run(*request))
@@ -119,7 +119,7 @@ class Control:
         write_all(self.fd, struct.pack("<BiII", how, detail, len(output), len(errors)) + output + errors)
 
 
-class Calls:
+class ForkedCalls:
     """Each call is a fork of this process, and all that it started ends with it."""
 
     def __init__(self, settings) -> None:
@@ -201,7 +201,7 @@ class Calls:
             reap_all()
 
 
-class Kept(Calls):
+class Kept(ForkedCalls):
     """The state is a process that is stopped, the holder. For a call it makes a copy of itself and runs the
     code. If the code ends well it makes another copy, and exits: the copy is the next holder. If not, the
     first copy is. Copies and calls are children of this process, once their parents are gone; it learns their

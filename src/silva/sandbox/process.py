@@ -183,7 +183,7 @@ class _Process:
     """
 
     def __init__(
-        self, process: subprocess.Popen[bytes], channel: socket.socket, group: cgroups.Group | None
+        self, process: subprocess.Popen[bytes], channel: socket.socket, group: cgroups.ControlGroup | None
     ) -> None:
         self.process, self.channel, self.attempts = process, channel, 0
         self._loop = asyncio.get_running_loop()
@@ -198,7 +198,7 @@ class _Process:
         group = None
         try:
             if gate is not None:
-                group = cgroups.Group(settings.memory_mb * MIB, settings.processes)
+                group = cgroups.ControlGroup(settings.memory_mb * MIB, settings.processes)
             process = subprocess.Popen(
                 arguments, stdin=theirs.fileno(), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
                 pass_fds=inherited, cwd="/",
@@ -297,7 +297,9 @@ class _Process:
             self._listener = -1
 
 
-def _end(process: subprocess.Popen[bytes], channel: socket.socket, group: cgroups.Group | None) -> None:
+def _end(
+    process: subprocess.Popen[bytes], channel: socket.socket, group: cgroups.ControlGroup | None
+) -> None:
     channel.close()
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)

@@ -25,7 +25,7 @@ from silva.ports import CLOCK
 from silva.protocols import Engine, Streaming
 from silva.rendering.renderer import Renderer
 from silva.rendering.sampling import Sample, sample_reply
-from silva.server.prometheus import Counts
+from silva.server.prometheus import ServerCounts
 from silva.types import Completion, SamplingParams, Snapshot, TokenScores, ToolSpec
 from silva.wire.guard import HttpError
 
@@ -59,7 +59,7 @@ class Countable(Protocol):
     def running(self) -> int: ...
 
 
-class Live(Protocol):
+class Listener(Protocol):
     """Hears of completions while they are sampled. `number`: the place of one in its request."""
 
     def tokens(self, number: int, tokens: Sequence[int], logprobs: Sequence[float]) -> None: ...
@@ -78,7 +78,7 @@ class Service:
 
     def __init__(self, engine: Engine, renderer: Renderer, limits: ServerLimits) -> None:
         self.engine, self.renderer, self.limits = engine, renderer, limits
-        self.counts = Counts()
+        self.counts = ServerCounts()
         self.asked = 0
         self._held = 0  # tokens of their prompts
         self._proved = 0.0  # when the last token came
@@ -129,7 +129,7 @@ class Service:
         receive: Receive,
         prompts: Sequence[Sequence[int]],
         params: Sequence[SamplingParams],
-        live: Live | None = None,
+        live: Listener | None = None,
         *,
         stop: Sequence[str] = (),
         tools: Sequence[ToolSpec] = (),
@@ -166,7 +166,7 @@ class Service:
         number: int,
         tokens: Sequence[int],
         params: SamplingParams,
-        live: Live | None,
+        live: Listener | None,
         stop: Sequence[str],
         tools: Sequence[ToolSpec],
     ) -> Completion:

@@ -38,7 +38,7 @@ from silva.server.bodies import (
 )
 from silva.server.engine import GONE, ServerLimits, Service, apart
 from silva.server.parsing import Body, parse, read
-from silva.server.prometheus import Counts
+from silva.server.prometheus import ServerCounts
 from silva.server.streams import Events, dumped
 from silva.types import Snapshot, WeightFolder
 from silva.wire.guard import Application, HttpError, fault_of
@@ -78,7 +78,7 @@ class _Served(NamedTuple):
 class _Counted:
     """A route whose requests are counted once their answers are sent. An object is an app to starlette."""
 
-    def __init__(self, counts: Counts, route: _Served) -> None:
+    def __init__(self, counts: ServerCounts, route: _Served) -> None:
         self._counts, self._route = counts, route
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

@@ -9,7 +9,7 @@ PREFIX = "silva_"
 Labels = tuple[tuple[str, str], ...]
 
 
-class Counts:
+class ServerCounts:
     """Sums since the server was started, by name and labels."""
 
     def __init__(self) -> None:

@@ -16,7 +16,7 @@ from silva.tools.web import Call
 from silva.wire.requests import Transient
 
 
-class Form(ABC):
+class SearchForm(ABC):
     """How one service is asked. `asked`: settings on which an answer depends: the cache tells them apart."""
 
     asked: ClassVar[tuple[str, ...]] = ("url",)
@@ -35,7 +35,7 @@ class Form(ABC):
     def read(self, answer: Any) -> list[Hit]: ...
 
 
-class Serper(Form):
+class Serper(SearchForm):
     """https://serper.dev: results of Google."""
 
     settings: SerperBackend
@@ -57,7 +57,7 @@ class Serper(Form):
         return [*hits, *(_hit(row.get("link"), row.get("title"), row.get("snippet")) for row in organic)]
 
 
-class BrightData(Form):
+class BrightData(SearchForm):
     """https://brightdata.com, SERP API: parsed result pages of Google or Bing."""
 
     settings: BrightDataBackend
@@ -80,7 +80,7 @@ class BrightData(Form):
         return [_hit(row.get("link"), row.get("title"), row.get("description")) for row in rows]
 
 
-class Searxng(Form):
+class Searxng(SearchForm):
     """https://docs.searxng.org: an instance whose settings list `json` under `search.formats`."""
 
     settings: SearxngBackend
@@ -100,7 +100,7 @@ class Searxng(Form):
         return hits
 
 
-class RetrievalServer(Form):
+class RetrievalServer(SearchForm):
     """The retrieval server of Search-R1, and those that copy its form."""
 
     settings: RetrievalServerBackend
@@ -144,7 +144,7 @@ def _given(**values: str) -> dict[str, str]:
     return {key: value for key, value in values.items() if value}
 
 
-FORMS: Mapping[str, type[Form]] = {
+FORMS: Mapping[str, type[SearchForm]] = {
     "serper": Serper,
     "brightdata": BrightData,
     "searxng": Searxng,

@@ -17,7 +17,7 @@ from silva.types import ToolCall, ToolSpec
 GRACE = 1.0  # seconds that a cancelled call has to clean up
 
 
-class Limits(NamedTuple):
+class CallLimits(NamedTuple):
     """Of one episode.
 
     Attributes:
@@ -60,7 +60,7 @@ class SessionTool:
         return await self.call(arguments)
 
 
-class Result(NamedTuple):
+class CallResult(NamedTuple):
     """What the model reads, and how the call went: "error" if the model made a mistake."""
 
     text: str
@@ -71,11 +71,11 @@ class Result(NamedTuple):
 class Calls:
     """Counts and runs calls. `left`: how many more there may be."""
 
-    limits: Limits
+    limits: CallLimits
     left: int
     made: Counter[str] = field(default_factory=Counter)
 
-    async def run(self, calls: Sequence[ToolCall], tools: Mapping[str, Tool]) -> list[Result]:
+    async def run(self, calls: Sequence[ToolCall], tools: Mapping[str, Tool]) -> list[CallResult]:
         """The results in the order of the calls, which run side by side.
 
         Raises:
@@ -94,34 +94,34 @@ class Calls:
         await gather(map(one, admitted))
         return [result for result in results if result is not None]
 
-    def _refusal(self, call: ToolCall, tools: Mapping[str, Tool]) -> Result | None:
+    def _refusal(self, call: ToolCall, tools: Mapping[str, Tool]) -> CallResult | None:
         """Why the call is not made; None: it is, and counts."""
         if self.left <= 0:
-            return Result("Error: no tool calls are left", "refused")
+            return CallResult("Error: no tool calls are left", "refused")
         self.left -= 1
         if call.name not in tools:
             there = ", ".join(tools) or "none"
-            return Result(f"Error: no tool called {call.name!r}: there is {there}", "error")
+            return CallResult(f"Error: no tool called {call.name!r}: there is {there}", "error")
         most = self.limits.per_tool.get(call.name)
         if most is not None and self.made[call.name] >= most:
-            return Result(f"Error: no calls of {call.name} are left ({most} were allowed)", "refused")
+            return CallResult(f"Error: no calls of {call.name} are left ({most} were allowed)", "refused")
         self.made[call.name] += 1
         return None
 
-    async def _result(self, call: ToolCall, tool: Tool) -> Result:
+    async def _result(self, call: ToolCall, tool: Tool) -> CallResult:
         seconds = getattr(tool, "timeout", None) or self.limits.timeout
         max_chars = getattr(tool, "max_chars", None) or self.limits.max_chars
         try:
             done = await _within(seconds, tool(call.arguments))
             if done is not None:
-                return Result(cut(done.result(), max_chars))
+                return CallResult(cut(done.result(), max_chars))
         except ToolError as error:
             how = "exception" if isinstance(error, ToolException) else "error"
-            return Result(cut(f"Error: {error}", max_chars), how)
+            return CallResult(cut(f"Error: {error}", max_chars), how)
         late = f"{call.name} took longer than {seconds:g} s"
         if self.limits.late_is_fault:
             raise ToolLate(late)
-        return Result(f"Error: {late}", "timeout")
+        return CallResult(f"Error: {late}", "timeout")
 
 
 async def _contained(call: Awaitable[str]) -> str:

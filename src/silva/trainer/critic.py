@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 from silva.algorithms.values import value_loss
-from silva.config.sections import Critic as CriticSettings
+from silva.config.sections import CriticSettings as CriticSettings
 from silva.models.loading import LoadedModel, copied
 from silva.trainer.gradients import summed_in_place
 from silva.trainer.head import wide

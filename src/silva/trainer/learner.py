@@ -32,13 +32,13 @@ from silva.trainer.head import wide
 from silva.trainer.loss_inputs import flat, loss_inputs, needed
 from silva.trainer.optimizer import Stepper
 from silva.trainer.parallel import Mesh
-from silva.trainer.plan import MicroBatch, Work, plan
+from silva.trainer.plan import MicroBatch, RankWork, plan
 from silva.trainer.policy import Pack, pack, token_logprobs, trained
 from silva.trainer.randomness import Randomness
 from silva.trainer.reference import Reference
 from silva.trainer.self_check import CHECKED, compared
 from silva.trainer.settings import LocalTrainerSettings
-from silva.trainer.state import State, load_state, save_state
+from silva.trainer.state import TrainerState, load_state, save_state
 from silva.trainer.training_mode import enable_gradient_checkpointing, training_mode
 from silva.types import LossSpec, OptimParams, Sample, Signals
 
@@ -336,11 +336,11 @@ class Learner:
         return self._logprobs(self._reference.model, samples)
 
     def _share(self, samples: Sequence[Sample]) -> list[MicroBatch]:
-        # Ranks: of a divided model each rank makes `Work.passes` passes, or the others wait for ever
+        # Ranks: of a divided model each rank makes `RankWork.passes` passes, or the others wait for ever
         # (test_an_update_is_that_of_one_rank, with fewer rows than ranks and where a trie is walked).
         return [work.rows for work in self._plan(samples)[self.mesh.rank] if work.rows]
 
-    def _plan(self, samples: Sequence[Sample]) -> list[list[Work]]:
+    def _plan(self, samples: Sequence[Sample]) -> list[list[RankWork]]:
         tokens = [sample.tokens for sample in samples]
         return plan(tokens, self.settings.micro_batch_tokens, self.mesh.size, least=self._least)
 
@@ -376,9 +376,9 @@ class Learner:
         if self.critic:
             self.critic.stepper.drop_gradients()
 
-    def _state(self) -> State:
-        critic = State(self.critic.stepper, self._randomness) if self.critic else None
-        return State(self.stepper, self._randomness, self._reference.parameters, critic)
+    def _state(self) -> TrainerState:
+        critic = TrainerState(self.critic.stepper, self._randomness) if self.critic else None
+        return TrainerState(self.stepper, self._randomness, self._reference.parameters, critic)
 
 
 def _size(samples: Sequence[Sample]) -> str:

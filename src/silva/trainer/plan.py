@@ -21,7 +21,7 @@ from silva.models.trie import MIN_SHARED, sort_rows
 MicroBatch = list[int]  # indices of samples
 
 
-class Work(NamedTuple):
+class RankWork(NamedTuple):
     """What a rank does in one round.
 
     `passes`: chunks of the largest trie of the round, 1 for one that is not walked. A model that is divided
@@ -40,7 +40,7 @@ WALK = 1.4
 
 def plan(
     rows: Sequence[np.ndarray], budget: int, ranks: int = 1, *, least: int = MIN_SHARED
-) -> list[list[Work]]:
+) -> list[list[RankWork]]:
     """Micro-batches of sample indices for each rank, in rounds that all ranks make together.
 
     A micro-batch's trie holds at most `budget` tokens, tokens that its rows share counted once. Rows that
@@ -102,10 +102,12 @@ def _cut(added: np.ndarray, shared: np.ndarray, budget: int) -> list[tuple[int, 
     return bounds[::-1]
 
 
-def _deal(micro_batches: list[MicroBatch], sizes: Sequence[int], budget: int, ranks: int) -> list[list[Work]]:
+def _deal(
+    micro_batches: list[MicroBatch], sizes: Sequence[int], budget: int, ranks: int
+) -> list[list[RankWork]]:
     """Rounds of similar sizes, largest first (memory runs out at once or never), and within a round the
     largest to the rank with the fewest tokens (LPT scheduling)."""
-    dealt: list[list[Work]] = [[] for _ in range(ranks)]
+    dealt: list[list[RankWork]] = [[] for _ in range(ranks)]
     load = [0] * ranks
     ordered = sorted(zip(sizes, micro_batches, strict=True), key=lambda pair: -pair[0])
     for start in range(0, len(ordered), ranks):
@@ -113,6 +115,6 @@ def _deal(micro_batches: list[MicroBatch], sizes: Sequence[int], budget: int, ra
         together += [(0, [])] * (ranks - len(together))
         passes = -(-together[0][0] // budget)
         for (size, rows), rank in zip(together, sorted(range(ranks), key=load.__getitem__), strict=True):
-            dealt[rank].append(Work(rows, passes))
+            dealt[rank].append(RankWork(rows, passes))
             load[rank] += size
     return dealt

@@ -22,7 +22,7 @@ from silva.models.trie import MIN_SHARED, Trie, build
 from silva.models.trie_attention import FLEX_MIN_TOKENS, FlexTrieAttention, TrieAttention, chunks
 from silva.trainer.gradients import read
 from silva.trainer.head import LOGIT_BYTES, Head, wide
-from silva.trainer.walk import Head as WalkHead
+from silva.trainer.walk import TokenHead as WalkHead
 from silva.trainer.walk import Walk
 from silva.types import Sample
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Literal
 
-from silva.config.sections import Critic, Optimizer, Positive, Section
+from silva.config.sections import CriticSettings, Optimizer, Positive, Section
 
 if TYPE_CHECKING:
     from silva.algorithms.settings import Algorithm
@@ -18,7 +18,7 @@ class LocalTrainerSettings(Section):
 
     type: Literal["local"] = "local"
     optimizer: Optimizer = Optimizer()
-    critic: Critic = Critic()
+    critic: CriticSettings = CriticSettings()
     updates_per_step: Positive = 1
     """Optimizer steps a batch is split into."""
     micro_batch_tokens: Positive = 4096

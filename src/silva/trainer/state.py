@@ -30,16 +30,16 @@ Tensors = dict[str, torch.Tensor]
 
 
 @dataclass(frozen=True)
-class State:
+class TrainerState:
     """Live objects of one trainer: saving reads them, loading writes into the same storage."""
 
     stepper: Stepper
     randomness: Randomness
     reference: Mapping[str, torch.nn.Parameter] | None = None
-    critic: State | None = None
+    critic: TrainerState | None = None
 
 
-def save_state(state: State, path: Path) -> None:
+def save_state(state: TrainerState, path: Path) -> None:
     """Write every file into the folder `path`, made if missing; gradients not stepped on are left out.
 
     Raises:
@@ -64,7 +64,7 @@ def save_state(state: State, path: Path) -> None:
         save_state(state.critic, path / "critic")
 
 
-def load_state(state: State, path: Path) -> None:
+def load_state(state: TrainerState, path: Path) -> None:
     """Read what `save_state` wrote. Nothing changes unless everything fits.
 
     Raises:
@@ -76,7 +76,7 @@ def load_state(state: State, path: Path) -> None:
         apply()
 
 
-def _read_state(state: State, path: Path) -> Callable[[], None]:
+def _read_state(state: TrainerState, path: Path) -> Callable[[], None]:
     """What brings `state` to what `path` holds, all of it checked."""
     weights, moments, rng = (_read(path / f"{name}.safetensors") for name in ("weights", "optimizer", "rng"))
     numbers = _read_json(path / "trainer.json")

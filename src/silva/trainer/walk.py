@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from silva.trainer.policy import Pack
 
 
-class Head(Protocol):
+class TokenHead(Protocol):
     """From hidden states [N, H], target tokens [N] and temperatures [N] to results [N] of one type each.
 
     `frozen`: no gradient goes into the hidden states.
@@ -41,7 +41,7 @@ class Head(Protocol):
 
 
 @dataclass(frozen=True)
-class Live:
+class LiveChunk:
     """A chunk with its graph: what came in, its kept pieces' keys and values, and the head's results."""
 
     outside: dict[int, list[KeyValue]]
@@ -52,11 +52,11 @@ class Live:
 class Walk:
     """One walk over a batch; call it once for the results of its head, [M] each."""
 
-    def __init__(self, loaded: LoadedModel, head: Head, batch: Pack, chunks: Sequence[Chunk]) -> None:
+    def __init__(self, loaded: LoadedModel, head: TokenHead, batch: Pack, chunks: Sequence[Chunk]) -> None:
         self.loaded, self.head, self.batch, self.chunks = loaded, head, batch, chunks
         self.kept: dict[int, list[KeyValue]] = {}  # of each piece that later chunks look at, one a layer
         self.random: list[States] = []
-        self.last: Live | None = None
+        self.last: LiveChunk | None = None
         # The predicted tokens of a chunk: those whose predictor is in it.
         self.of_chunk = [
             ((batch.predictors >= c.start) & (batch.predictors < c.stop)).nonzero()[:, 0] for c in chunks
@@ -116,13 +116,13 @@ class Walk:
                 waiting[piece] = flowing
         set_states(now, self.loaded.device)
 
-    def _live(self, number: int) -> Live:
+    def _live(self, number: int) -> LiveChunk:
         outside = {
             n: [(k.detach().requires_grad_(), v.detach().requires_grad_()) for k, v in self.kept[n]]
             for n in self.chunks[number].outside
         }
         with torch.enable_grad():
-            return Live(outside, *self._through(number, outside))
+            return LiveChunk(outside, *self._through(number, outside))
 
     def _through(
         self, number: int, outside: dict[int, list[KeyValue]]

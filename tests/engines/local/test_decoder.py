@@ -22,7 +22,7 @@ from transformers import (
 from silva.compute import set_threads
 from silva.engines.local import prepacked
 from silva.engines.local.decoder import AnyDecoder, Decoder, LlamaDecoder, decoder_of
-from silva.engines.local.kv_cache import KvCache, Row
+from silva.engines.local.kv_cache import CacheRow, KvCache
 from silva.engines.local.prepacked import PrepackedLinears
 from silva.engines.local.ragged_step import RaggedStep, Span
 from silva.engines.local.same_bits import probe
@@ -54,7 +54,7 @@ def make(config: Any, dtype: torch.dtype = torch.float32) -> PreTrainedModel:
     return model
 
 
-def sequences(model: PreTrainedModel) -> tuple[KvCache, list[np.ndarray], list[Row]]:
+def sequences(model: PreTrainedModel) -> tuple[KvCache, list[np.ndarray], list[CacheRow]]:
     rng = np.random.default_rng(0)
     tokens = [rng.integers(0, 50, n) for n in (70, 9, 31)]
     cache = KvCache(model.config, rows=4, context=512, dtype=model.dtype, device=torch.device("cpu"))

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from silva.engines.local.drafts import MARGIN, Chances, Drafts, Lookahead, StepTimes, Work
+from silva.engines.local.drafts import MARGIN, Chances, Drafts, Lookahead, StepTimes, StepWork
 from silva.engines.local.history import Guess, Trail
-from silva.engines.local.request import EngineStats, Request
+from silva.engines.local.request import EngineRequest, EngineStats
 from silva.engines.local.same_bits import ANY
 from silva.types import SamplingParams
 
@@ -104,7 +104,7 @@ def test_the_drafts_chosen_give_the_most_tokens_a_second(
     requests, offers, gains = [], [], []
     for number, each in enumerate(chances):
         likely = np.cumprod(each)
-        request = Request(np.array([1]), SamplingParams(50), None)  # type: ignore[arg-type]
+        request = EngineRequest(np.array([1]), SamplingParams(50), None)  # type: ignore[arg-type]
         request.lookahead = Lookahead(Trail(drafts._history), guesses=[Guess(9, 0, 1, 1)] * len(each))
         requests.append(request)
         offers += [(-float(chance), 0, number, length) for length, chance in enumerate(likely, 1)]
@@ -122,9 +122,9 @@ def test_the_drafts_chosen_give_the_most_tokens_a_second(
     assert found == pytest.approx(best if best > MARGIN * none else none, rel=1e-6)
 
 
-def silent(drafts: Drafts, count: int) -> list[Request]:
+def silent(drafts: Drafts, count: int) -> list[EngineRequest]:
     """Requests of which nothing is learned but time."""
-    made = [Request(np.array([1]), SamplingParams(50), None) for _ in range(count)]  # type: ignore[arg-type]
+    made = [EngineRequest(np.array([1]), SamplingParams(50), None) for _ in range(count)]  # type: ignore[arg-type]
     for request in made:
         request.lookahead = Lookahead(Trail(drafts._history))
     return made
@@ -137,7 +137,7 @@ def test_looking_ahead_pauses_where_it_costs_time_each_time_for_longer(requests:
     sampled = silent(drafts, requests)
     while len(pauses) < 9:
         drafts._spent = 0.0 if drafts._pause else 0.05  # of a step of 1 second: nothing is ever accepted
-        drafts.learn(sampled, Work(requests, 0, 0, draws=requests), 1 + drafts._spent)
+        drafts.learn(sampled, StepWork(requests, 0, 0, draws=requests), 1 + drafts._spent)
         steps += 1
         if drafts._pause and (not pauses or steps > pauses[-1][0] + pauses[-1][1]):
             pauses.append((steps, drafts._pause))
@@ -158,7 +158,7 @@ def test_drafts_that_bring_next_to_nothing_pause_and_steps_without_any_do_not(
         drafts._spent = spent
         drafted = step % 2 if gain else 0  # and drawn: of 4 requests, so that it saves a quarter of a step
         seconds = 1 + drafted * (0.25 - (gain or 0)) + spent
-        work = Work(4, drafted, 0, draws=4 + drafted, accepted=drafted)
+        work = StepWork(4, drafted, 0, draws=4 + drafted, accepted=drafted)
         drafts.learn(silent(drafts, 4), work, seconds)
         paused = paused or drafts._pause > 0
     assert paused == pauses
@@ -171,7 +171,7 @@ def test_drafts_that_pay_never_pause() -> None:
         drafts._spent = 0.05
         drafted = step % 5
         seconds = 1 + 0.01 * drafted + drafts._spent
-        work = Work(4, drafted, 0, draws=4 + drafted, accepted=drafted // 2)
+        work = StepWork(4, drafted, 0, draws=4 + drafted, accepted=drafted // 2)
         drafts.learn(sampled, work, seconds)
         assert not drafts._pause
     # Of five steps of 4 tokens a second, two give one token more and one gives two.
@@ -182,7 +182,7 @@ def test_a_window_that_pays_halves_the_next_pause() -> None:
     drafts, halves = Drafts(100, ANY, EngineStats()), []
     sampled, drafts._longer_pause = silent(drafts, 4), 128
     for step in range(160):
-        drafts.learn(sampled, Work(4, step % 2, 0, draws=4 + step % 2, accepted=step % 2), 1.0)
+        drafts.learn(sampled, StepWork(4, step % 2, 0, draws=4 + step % 2, accepted=step % 2), 1.0)
         if step % 32 == 31:
             halves.append(drafts._longer_pause)
     assert halves == [64, 32, 32, 32, 32]
@@ -194,7 +194,7 @@ def test_those_that_draw_from_what_is_known_have_a_price_of_their_own() -> None:
     for _ in range(600):
         rows, known = int(rng.integers(1, 9)), int(rng.integers(0, 30))
         seconds = 0.04 + 0.002 * rows + 0.0003 * known
-        drafts.learn(silent(drafts, rows + known), Work(rows, 0, 0, draws=rows + known), seconds)
+        drafts.learn(silent(drafts, rows + known), StepWork(rows, 0, 0, draws=rows + known), seconds)
     assert drafts._times.of(8) == pytest.approx(0.056, rel=0.02)
     assert drafts._times.of(4, others=20) == pytest.approx(0.054, rel=0.02)
 
@@ -213,6 +213,6 @@ def test_a_step_that_packs_weights_brings_no_pause() -> None:
     drafts = Drafts(100, ANY, EngineStats())
     for step in range(300):
         seconds = 0.5 if step % 30 == 1 else 0.05
-        drafts.learn(silent(drafts, 8), Work(8, 0, 0, draws=8), seconds)
+        drafts.learn(silent(drafts, 8), StepWork(8, 0, 0, draws=8), seconds)
         assert not drafts._pause
     assert abs(drafts._stats.seconds_saved) < 0.1

@@ -17,7 +17,7 @@ from silva.config.sections import TinyModel
 from silva.engines.local.drafts import LOOKAHEAD, Drafts
 from silva.engines.local.engine import LocalEngine
 from silva.engines.local.history import Trail
-from silva.engines.local.request import EngineStats, Request, row_of
+from silva.engines.local.request import EngineRequest, EngineStats, row_of
 from silva.engines.local.same_bits import ANY
 from silva.models.loading import LoadedModel, load_model
 from silva.types import Completion, SamplingParams, Snapshot
@@ -36,10 +36,12 @@ class AnyDrafts:
         self._expected = {(tuple(tokens), params): found.tokens for (tokens, params), found in expected}
         self._random = random.Random(seed)
 
-    def begin(self, request: Request) -> None:
+    def begin(self, request: EngineRequest) -> None:
         pass
 
-    def plan(self, requests: Sequence[Request], followers: Sequence[Request], prompt: int) -> None:
+    def plan(
+        self, requests: Sequence[EngineRequest], followers: Sequence[EngineRequest], prompt: int
+    ) -> None:
         for request in requests:
             room = min(request.params.max_tokens - len(request.tokens), CONTEXT - row_of(request).length)
             truth = self._expected.get((tuple(request.prompt.tolist()), request.params), ())
@@ -172,7 +174,9 @@ def test_right_drafts_save_steps(model: LoadedModel, stepped: Stepped) -> None:
     engine, stepper = stepped(model, context=CONTEXT)
 
     class Right(AnyDrafts):
-        def plan(self, requests: Sequence[Request], followers: Sequence[Request], prompt: int) -> None:
+        def plan(
+            self, requests: Sequence[EngineRequest], followers: Sequence[EngineRequest], prompt: int
+        ) -> None:
             for request in requests:
                 request.draft = list(expected.tokens[len(request.tokens) : -1][:8])
 
@@ -213,7 +217,7 @@ def test_no_draft_is_longer_than_there_is_room_for(model: LoadedModel, stepped: 
         Trail(drafts._history).extend(text)
     engine, _ = stepped(model)
     for length, tokens, most in ((10, 30, LOOKAHEAD), (10, 4, 3), (10, 1, 0), (34, 30, 5), (39, 30, 0)):
-        request = Request(np.array(text[:length]), SamplingParams(tokens), None)  # type: ignore[arg-type]
+        request = EngineRequest(np.array(text[:length]), SamplingParams(tokens), None)  # type: ignore[arg-type]
         request.row, request.cached = engine.cache.acquire(None, 0, request.prompt)  # type: ignore[misc]
         drafts.begin(request)
         drafts.plan([request], [], 0)
@@ -236,14 +240,16 @@ def test_a_draft_goes_to_those_that_others_follow(model: LoadedModel, stepped: S
     for _ in range(8):
         Trail(drafts._history).extend(text)
     engine, _ = stepped(model)
-    asked = [Request(np.array(text[n : n + 10]), SamplingParams(9), None) for n in (0, 15, 30)]  # type: ignore[arg-type]
+    asked = [EngineRequest(np.array(text[n : n + 10]), SamplingParams(9), None) for n in (0, 15, 30)]  # type: ignore[arg-type]
     for request in asked:
         request.row, request.cached = engine.cache.acquire(None, 0, request.prompt)  # type: ignore[misc]
         drafts.begin(request)
     drafts.plan(asked, [], 0)
     assert not any(request.draft for request in asked)
     one = asked[1]
-    others = [Request(one.prompt, one.params, one.future, row=one.row, source=one.row) for _ in range(5)]
+    others = [
+        EngineRequest(one.prompt, one.params, one.future, row=one.row, source=one.row) for _ in range(5)
+    ]
     drafts.plan(asked, others, 0)
     assert [bool(request.draft) for request in asked] == [False, True, False]
     assert one.draft == text[25 : 25 + len(one.draft)]

@@ -13,7 +13,7 @@ import torch
 from silva.config.sections import TinyModel
 from silva.engines.local.engine import LocalEngine
 from silva.engines.local.following import LOOKAHEAD, follow, look_ahead
-from silva.engines.local.request import Request, row_of
+from silva.engines.local.request import EngineRequest, row_of
 from silva.models.loading import LoadedModel, load_model
 from silva.types import Completion, SamplingParams, Snapshot
 
@@ -166,9 +166,11 @@ def test_siblings_come_in_with_the_last_token_of_their_prompt_and_move_no_draft(
     engine, stepper = stepped(model)
 
     class Right:
-        def begin(self, request: Request) -> None: ...
+        def begin(self, request: EngineRequest) -> None: ...
 
-        def plan(self, requests: Sequence[Request], followers: Sequence[Request], prompt: int) -> None:
+        def plan(
+            self, requests: Sequence[EngineRequest], followers: Sequence[EngineRequest], prompt: int
+        ) -> None:
             for request in requests:
                 request.draft = list(expected[request.params.seed][0][len(request.tokens) : 5])
 
@@ -211,8 +213,8 @@ def test_only_one_of_those_who_diverge_together_leads(model: LoadedModel, steppe
     engine, _ = stepped(model)
     cache = engine.cache
 
-    def request(text: list[int], computed: int) -> Request:
-        made = Request(np.array(text[:3]), params(0), None, tokens=text[3:])  # type: ignore[arg-type]
+    def request(text: list[int], computed: int) -> EngineRequest:
+        made = EngineRequest(np.array(text[:3]), params(0), None, tokens=text[3:])  # type: ignore[arg-type]
         made.row, _ = cache.acquire(None, 0, np.array(text))  # type: ignore[misc]
         row_of(made).computed = computed
         return made
@@ -234,7 +236,7 @@ def test_nobody_looks_further_ahead_than_the_reply_may_go(model: LoadedModel, st
     row, _ = engine.cache.acquire(None, 0, np.arange(100, 112))
 
     def draft(after: int, **limits: Any) -> list[int]:
-        asked = Request(np.arange(100, 110), params(0, **limits), None)  # type: ignore[arg-type]
+        asked = EngineRequest(np.arange(100, 110), params(0, **limits), None)  # type: ignore[arg-type]
         asked.row, asked.source, asked.tokens = row, source, [110] * after
         look_ahead([asked])
         return asked.draft

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from silva.engines.local import kv_cache
-from silva.engines.local.kv_cache import KvCache, Row
+from silva.engines.local.kv_cache import CacheRow, KvCache
 from silva.engines.local.same_bits import BLOCK, LANES
 
 
@@ -21,7 +21,7 @@ def make_cache(rows: int = 4, *, heads: int = 4, kv_heads: int = 2, width: int =
     return KvCache(config, rows=rows, context=1024, dtype=torch.float64, device=torch.device("cpu"))
 
 
-def take(cache: KvCache, *tokens: int, computed: bool = True) -> Row:
+def take(cache: KvCache, *tokens: int, computed: bool = True) -> CacheRow:
     """A row for `tokens`, found and acquired as an engine does, computed by writing each token's number."""
     array = np.array(tokens)
     got = cache.acquire(*cache.longest_prefix(array), array)
@@ -37,7 +37,7 @@ def take(cache: KvCache, *tokens: int, computed: bool = True) -> Row:
     return row
 
 
-def held(cache: KvCache, row: Row) -> list[list[float]]:
+def held(cache: KvCache, row: CacheRow) -> list[list[float]]:
     """What keys, values and outputs hold for the row's tokens."""
     stores = (*cache.keys, *cache.values, *cache.outputs)
     return [store[row.index, -1, : row.computed, 0].tolist() for store in stores]

@@ -19,7 +19,7 @@ from silva.engines.remote.engine import HttpEngine
 from silva.engines.remote.servers import UNEVEN, Router, Server
 from silva.engines.remote.settings import LONGEST_PAUSE, ClientSettings, HttpEngineSettings
 from silva.engines.remote.vllm import VllmDialect
-from silva.engines.remote.wire import Answer, SilvaDialect
+from silva.engines.remote.wire import ServedResult, SilvaDialect
 from silva.errors import ConfigError, EngineError, NoReply
 from silva.ports import use_clock
 from silva.storage.layout import Layout
@@ -198,7 +198,7 @@ async def test_no_more_requests_are_under_way_than_there_may_be_connections(monk
             most = max(most, under_way)
             await asyncio.sleep(1.0)
             under_way -= 1
-            return Answer(Completion((1,), (0.0,), (0.0,), (0.0,), (0,), "length"), ("start",))
+            return ServedResult(Completion((1,), (0.0,), (0.0,), (0.0,), (0,), "length"), ("start",))
 
         engine._dialect.sample = slow  # type: ignore[method-assign]
         found = await asyncio.gather(*(engine.sample([5], SamplingParams(1)) for _ in range(1000)))

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from tests.contracts.test_environments import message, play
 
-from silva.config.sections import Limits
+from silva.config.sections import EpisodeLimits
 from silva.environments.process import workers as module
 from silva.environments.process.variables import named_in
 from silva.environments.process.worker import settings_of
@@ -234,7 +234,7 @@ def test_waiting_for_a_worker_is_not_the_environments_time(counting):
         await other.reset()
         loop = asyncio.get_running_loop()
         task = taskset.tasks("train")[1]
-        episode = Episode(task, taskset, Says("a"), None, Limits(timeout=600), "a", 1)
+        episode = Episode(task, taskset, Says("a"), None, EpisodeLimits(timeout=600), "a", 1)
         began, lock = loop.time(), taskset._workers[0].alone
         async with other.worker_slot():
             starting = asyncio.create_task(episode.start())
@@ -315,7 +315,7 @@ def test_settings_without_a_type_are_refused(counting):
 
 async def through_the_rollout(taskset: Any, said: str, left: float = 600.0) -> Any:
     """The trajectory of an episode whose every reply is `said`; `left`: seconds after its reset."""
-    limits = Limits(timeout=600, max_turns=3)
+    limits = EpisodeLimits(timeout=600, max_turns=3)
     episode = Episode(taskset.tasks("train")[0], taskset, Says(said), None, limits, "a", 1)
     try:
         await episode.start()

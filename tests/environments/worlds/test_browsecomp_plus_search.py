@@ -9,7 +9,12 @@ import pytest
 from tests.environments.conftest import call, said
 
 from silva.data.documents import Document
-from silva.environments.worlds.browsecomp_plus_search import BrowseCompPlusSearch, Library, Part, divided
+from silva.environments.worlds.browsecomp_plus_search import (
+    BrowseCompPlusSearch,
+    DocumentPart,
+    Library,
+    divided,
+)
 from silva.tools.function import ToolError
 
 PAGES = [
@@ -40,11 +45,11 @@ DOWN, UP = ("scroll_down", {}), ("scroll_up", {})
 
 def test_documents_are_divided_into_parts() -> None:
     assert divided(PAGES[0], 3) == [
-        Part("ems#1", "Ems", "one two three", 1, 3),
-        Part("ems#2", "Ems", "four five six", 2, 3),
-        Part("ems#3", "Ems", "seven", 3, 3),
+        DocumentPart("ems#1", "Ems", "one two three", 1, 3),
+        DocumentPart("ems#2", "Ems", "four five six", 2, 3),
+        DocumentPart("ems#3", "Ems", "seven", 3, 3),
     ]
-    assert divided(Document("x", "X", ""), 3) == [Part("x#1", "X", "", 1, 1)]
+    assert divided(Document("x", "X", ""), 3) == [DocumentPart("x#1", "X", "", 1, 1)]
 
 
 def test_a_search_shows_where_the_words_stand() -> None:

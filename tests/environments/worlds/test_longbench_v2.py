@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from tests.environments.conftest import call, said
 
-from silva.environments.worlds.longbench_v2 import Document, LongBench, LongBenchEpisode, journal
+from silva.environments.worlds.longbench_v2 import DividedText, LongBench, LongBenchEpisode, journal
 from silva.errors import ConfigError
 from silva.types import Message, Task
 
@@ -26,7 +26,7 @@ TASK = Task(
 
 def episode(text: str = TEXT, **keys: Any) -> LongBenchEpisode:
     world = LongBench(part_words=4, overlap=0, **keys)
-    return LongBenchEpisode(world, TASK, lambda key: Document(text, world.part_words, world.overlap))
+    return LongBenchEpisode(world, TASK, lambda key: DividedText(text, world.part_words, world.overlap))
 
 
 def search(query: str) -> Message:

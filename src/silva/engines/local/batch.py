@@ -21,11 +21,11 @@ import torch
 
 from silva.engines.local.decode_graph import DecodeGraphs
 from silva.engines.local.decoder import Decoder
-from silva.engines.local.drafts import Drafts, Work
+from silva.engines.local.drafts import Drafts, StepWork
 from silva.engines.local.following import follow, hand_on, look_ahead
 from silva.engines.local.kv_cache import KvCache
 from silva.engines.local.ragged_step import RaggedStep, Span
-from silva.engines.local.request import EngineStats, Request, ids, is_ready, row_of, source_of
+from silva.engines.local.request import EngineRequest, EngineStats, ids, is_ready, row_of, source_of
 from silva.engines.local.sampling import Drawn, draw
 from silva.errors import EngineError
 from silva.models.head import logits_of
@@ -40,7 +40,7 @@ LATE = 8  # characters at the end of a stop string that are looked for first
 SCORED = 128  # places whose logits are computed at once
 
 
-class Batch:
+class RunningBatch:
     """The requests of an engine. They come by `waiting` and go by `step`, which runs on the compute thread.
 
     Args:
@@ -65,11 +65,11 @@ class Batch:
     ) -> None:
         self.cache, self.decoder, self.drafts, self.graphs, self.stats = cache, decoder, drafts, graphs, stats
         self.version = 0
-        self.waiting: deque[Request] = deque()
-        self.running: list[Request] = []
+        self.waiting: deque[EngineRequest] = deque()
+        self.running: list[EngineRequest] = []
         self._loaded, self._settings, self._context = loaded, settings, context
 
-    def abandon(self) -> list[Request]:
+    def abandon(self) -> list[EngineRequest]:
         """Give up all requests between two steps, and return them."""
         requests = [*self.running, *self.waiting]
         self.running.clear()
@@ -83,7 +83,7 @@ class Batch:
         self.cache.clear()
 
     @torch.inference_mode()
-    def step(self) -> list[Request]:
+    def step(self) -> list[EngineRequest]:
         """Admit, run one packed forward, sample; returns the requests that are done."""
         began = time.perf_counter()
         self._drop_cancelled()
@@ -97,7 +97,7 @@ class Batch:
             look_ahead(followers)
             self.drafts.plan([*decode, *whole], followers, prompt)
             hand_on(decode, followers)
-        work = Work(len(decode) + len(whole), sum(len(r.draft) for r in [*decode, *whole]), prompt)
+        work = StepWork(len(decode) + len(whole), sum(len(r.draft) for r in [*decode, *whole]), prompt)
         if decode or prefill:
             self._forward(decode, prefill)
         if whole:  # those who waited for these prompts draw with them
@@ -130,14 +130,14 @@ class Batch:
 
     def _admit(self, spared: Collection[int] = ()) -> None:
         """Requests come in as long as there are rows, the spared ones left out."""
-        blocked: list[Request] = []
+        blocked: list[EngineRequest] = []
         while self.waiting and len(self.running) < self._settings.max_concurrent:
             request = self.waiting.popleft()
             if not request.cancelled and not self._place(request, spared):
                 blocked.append(request)
         self.waiting.extendleft(reversed(blocked))
 
-    def _place(self, request: Request, spared: Collection[int]) -> bool:
+    def _place(self, request: EngineRequest, spared: Collection[int]) -> bool:
         if request.blocked is not None:
             sibling, length = request.blocked
             if sibling.busy and sibling.computed < min(length, sibling.length):
@@ -156,10 +156,10 @@ class Batch:
             self.drafts.begin(request)
         return True
 
-    def _follow(self, requests: Sequence[Request]) -> None:
+    def _follow(self, requests: Sequence[EngineRequest]) -> None:
         follow(self.cache, [r for r in requests if not r.score_from and (r.tokens or is_ready(r))])
 
-    def _schedule(self) -> tuple[list[Request], list[tuple[Request, Span]]]:
+    def _schedule(self) -> tuple[list[EngineRequest], list[tuple[EngineRequest, Span]]]:
         """Who decodes one token, and which prompts advance by how much, the one with least left first.
 
         So a short prompt never waits for a long one that came before it.
@@ -176,7 +176,7 @@ class Batch:
             budget -= count
         return decode, prefill
 
-    def _forward(self, decode: list[Request], prefill: list[tuple[Request, Span]]) -> None:
+    def _forward(self, decode: list[EngineRequest], prefill: list[tuple[EngineRequest, Span]]) -> None:
         """Compute the last token of each that decodes, these spans of prompts, and the drafts of all of them
         into the cache, in one step."""
         given = [(r, Span(row_of(r).index, row_of(r).computed, row_of(r).length)) for r in decode] + prefill
@@ -195,9 +195,9 @@ class Batch:
         for request, span in zip(requests, spans, strict=True):
             row_of(request).computed = min(span.stop, row_of(request).length)
 
-    def _sample(self, ready: Sequence[Request], work: Work) -> None:
+    def _sample(self, ready: Sequence[EngineRequest], work: StepWork) -> None:
         """A token for each of these requests, and one more for each token of its draft that was drawn."""
-        states: dict[Any, list[tuple[Request, int]]] = {}  # what to draw from, and for whom
+        states: dict[Any, list[tuple[EngineRequest, int]]] = {}  # what to draw from, and for whom
         for request in ready:
             row, last, params = source_of(request).index, row_of(request).length - 1, request.params
             law = params.temperature, params.top_k, params.top_p, params.min_p  # probabilities from logits
@@ -227,7 +227,7 @@ class Batch:
             else:
                 work.accepted += kept
 
-    def _take_all(self, request: Request, drawn: Drawn, places: Sequence[int]) -> int:
+    def _take_all(self, request: EngineRequest, drawn: Drawn, places: Sequence[int]) -> int:
         """Take what was drawn at these places for as long as the draft says the same; returns how many of
         its tokens that were."""
         draft, request.draft = request.draft, []
@@ -243,7 +243,7 @@ class Batch:
             self.cache.copy(source, row, stop + kept)
         return kept
 
-    def _take(self, request: Request, drawn: Drawn, place: int) -> None:
+    def _take(self, request: EngineRequest, drawn: Drawn, place: int) -> None:
         self._check_finite(drawn.raw_logprobs[place : place + 1])
         request.tokens.append(drawn.tokens[place])
         request.logprobs.append(drawn.logprobs[place])
@@ -261,7 +261,7 @@ class Batch:
                 f"infinity, or {self._loaded.dtype} is too narrow for it"
             )
 
-    def _stopped(self, request: Request) -> CompletionStop | None:
+    def _stopped(self, request: EngineRequest) -> CompletionStop | None:
         params, tokens = request.params, request.tokens
         if tokens[-1] in params.stop_token_ids:
             return "stop_token"
@@ -282,7 +282,7 @@ class Batch:
         tail = self._loaded.tokenizer.decode(tokens[-4 * length - 4 :])
         return [each for each in stop if each[-length:] in tail]
 
-    def _score(self, request: Request) -> None:
+    def _score(self, request: EngineRequest) -> None:
         """From the hidden states that the cache holds of every token."""
         row, targets = row_of(request), torch.from_numpy(request.prompt[request.score_from :])
         places = range(request.score_from - 1, row.length - 1)

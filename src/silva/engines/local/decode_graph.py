@@ -19,7 +19,7 @@ import numpy as np
 import torch
 
 from silva.engines.local.decoder import Decoder
-from silva.engines.local.kv_cache import KvCache, Row
+from silva.engines.local.kv_cache import CacheRow, KvCache
 from silva.engines.local.same_bits import BLOCK
 
 Replay = Callable[[], object]
@@ -44,7 +44,7 @@ class DecodeGraphs:
         self._recorded: dict[int, tuple[torch.Tensor, Replay]] = {}
         self._of: weakref.ref[torch.Tensor] | None = None  # the memory that the records know
 
-    def __call__(self, rows: Sequence[Row]) -> None:
+    def __call__(self, rows: Sequence[CacheRow]) -> None:
         """Compute the next token of each row into the cache: keys, values and output."""
         keys = self._cache.keys[0]
         if self._of is None or self._of() is not keys:

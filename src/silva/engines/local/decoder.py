@@ -24,7 +24,7 @@ FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
 _FIXED_ROTATIONS = ("default", "linear", "llama3", "yarn")  # that do not change with the longest position
 
 
-class Step(Protocol):
+class DecoderStep(Protocol):
     """New tokens of rows of the cache and their attention: `RaggedStep`, or `decode_graph.DecodeStep`."""
 
     cache: KvCache
@@ -41,7 +41,7 @@ class Decoder(Protocol):
     linears: tuple[JoinedLinear, ...]
     """The linear layers that it does not call as modules; those of one input are one."""
 
-    def __call__(self, tokens_N: torch.Tensor, step: Step) -> torch.Tensor:
+    def __call__(self, tokens_N: torch.Tensor, step: DecoderStep) -> torch.Tensor:
         """[N] int64 -> [N, D], the last hidden states; keys and values go into the cache of `step`."""
 
 
@@ -62,7 +62,7 @@ class AnyDecoder:
     def __init__(self, model: PreTrainedModel) -> None:
         self._decoder = model.get_decoder()
 
-    def __call__(self, tokens_N: torch.Tensor, step: Step) -> torch.Tensor:
+    def __call__(self, tokens_N: torch.Tensor, step: DecoderStep) -> torch.Tensor:
         output = self._decoder(
             input_ids=tokens_N[None], position_ids=step.positions[None], use_cache=False, packed=step
         )
@@ -83,7 +83,7 @@ class LlamaDecoder:
         self._scales = scales.to(first.q_proj.weight)  # of queries and keys: the rotation scales queries too
         self.linears = tuple(linear for layer in self._layers for linear in layer.linears)
 
-    def __call__(self, tokens_N: torch.Tensor, step: Step) -> torch.Tensor:
+    def __call__(self, tokens_N: torch.Tensor, step: DecoderStep) -> torch.Tensor:
         x = self._decoder.embed_tokens(tokens_N)
         rotation = self._decoder.rotary_emb(x[None], step.positions[None])
         cos, sin = (part[0, :, None] * self._scales for part in rotation)
@@ -107,7 +107,7 @@ class _Layer:
         self.down = JoinedLinear(mlp.down_proj)
         self.linears = self.qkv, self.out, self.gate_up, self.down
 
-    def __call__(self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, step: Step) -> None:
+    def __call__(self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, step: DecoderStep) -> None:
         """Adds to x [N, D]; cos, and sin with the sign of the rotation: [N, heads + kv_heads, d]."""
         tokens, (heads, kv_heads) = x.shape[0], (step.cache.heads, step.cache.kv_heads)
         qkv = self.qkv(self.norms[0](x)).view(tokens, -1, step.cache.head_dim)

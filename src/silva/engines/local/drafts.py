@@ -23,7 +23,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from silva.engines.local.history import ORDERS, Guess, History, Trail
-from silva.engines.local.request import EngineStats, Request, row_of, source_of
+from silva.engines.local.request import EngineRequest, EngineStats, row_of, source_of
 from silva.engines.local.same_bits import RowRule
 
 LOOKAHEAD = 8  # tokens of one request in one step, at most
@@ -142,7 +142,7 @@ def _size_class(rows: int) -> int:
 
 
 @dataclass
-class Work:
+class StepWork:
     """Of one step.
 
     Attributes:
@@ -197,7 +197,7 @@ class Drafts:
         self._longer_pause = _WINDOW
         self._steps, self._saved, self._expected = 0, 0.0, 0.0  # in this window: seconds
 
-    def begin(self, request: Request) -> None:
+    def begin(self, request: EngineRequest) -> None:
         """The request has got its row; what the cache did not know of its prompt is new."""
         if self._pause:
             return
@@ -206,7 +206,9 @@ class Drafts:
             request.lookahead = Lookahead(Trail(self._history, known[-ORDERS[0] :].tolist()))
             request.lookahead.trail.extend(request.prompt[request.cached :].tolist())
 
-    def plan(self, requests: Sequence[Request], followers: Sequence[Request], prompt: int) -> None:
+    def plan(
+        self, requests: Sequence[EngineRequest], followers: Sequence[EngineRequest], prompt: int
+    ) -> None:
         """Set the `draft` of those that get a token in a step.
 
         Args:
@@ -223,7 +225,7 @@ class Drafts:
             others = sum(1 + len(r.draft) for r in followers)
             self._choose(requests, self._offers(requests, drawing), drawing, prompt, others)
 
-    def learn(self, sampled: Sequence[Request], work: Work, seconds: float) -> None:
+    def learn(self, sampled: Sequence[EngineRequest], work: StepWork, seconds: float) -> None:
         """What a step of so many seconds has given these requests."""
         self._pause = max(0, self._pause - 1)
         if self._pause:
@@ -246,7 +248,7 @@ class Drafts:
         self._stats.seconds_saved += saved + known
         self._keep_account(saved, _OVER * spent + seconds * (_GAIN if work.drafted else -_LOSS))
 
-    def _offers(self, requests: Sequence[Request], drawing: Sequence[int]) -> list[_Offer]:
+    def _offers(self, requests: Sequence[EngineRequest], drawing: Sequence[int]) -> list[_Offer]:
         """All drafts that may be drawn, best first; of those as good that of the longest reply.
 
         Args:
@@ -271,7 +273,7 @@ class Drafts:
 
     def _choose(
         self,
-        requests: Sequence[Request],
+        requests: Sequence[EngineRequest],
         offers: Sequence[_Offer],
         drawing: Sequence[int],
         prompt: int,
@@ -297,7 +299,7 @@ class Drafts:
         for request, length in zip(requests, lengths, strict=True):
             request.draft = [guess.token for guess in self._ahead(request).guesses[:length]]
 
-    def _learn_from(self, request: Request) -> None:
+    def _learn_from(self, request: EngineRequest) -> None:
         """The first guess is checked in any case, a later one where the request has come so far."""
         ahead = self._ahead(request)
         for guess, token in zip(ahead.guesses, request.tokens[ahead.written :], strict=False):
@@ -307,7 +309,7 @@ class Drafts:
         ahead.write(request.tokens)
         ahead.guesses = ()
 
-    def _ahead(self, request: Request) -> Lookahead:
+    def _ahead(self, request: EngineRequest) -> Lookahead:
         if request.lookahead is None:  # it came in a pause
             request.lookahead = Lookahead(Trail(self._history, request.prompt[-ORDERS[0] :].tolist()))
         return request.lookahead

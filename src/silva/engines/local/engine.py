@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, cast
 import torch
 
 import silva
-from silva.engines.local.batch import Batch
+from silva.engines.local.batch import RunningBatch
 from silva.engines.local.check import check_steps
 from silva.engines.local.decode_graph import DecodeGraphs
 from silva.engines.local.decoder import decoder_of
@@ -30,7 +30,7 @@ from silva.engines.local.drafts import Drafts
 from silva.engines.local.kv_cache import KvCache
 from silva.engines.local.machine import describe
 from silva.engines.local.prepacked import PrepackedLinears
-from silva.engines.local.request import EngineStats, Request, ids
+from silva.engines.local.request import EngineRequest, EngineStats, ids
 from silva.engines.local.same_bits import RowRules, fill_up, probe
 from silva.errors import ConfigError, EngineError, OutOfMemory, SilvaError
 from silva.models.loading import LoadedModel, copied
@@ -91,7 +91,7 @@ class LocalEngine:
         self._pack = self._packed is not None  # before the next step
         graphs = loaded.flex and decoder.recordable
         drafts = settings.drafts == "forest" and loaded.device.type == "cpu" and self.rules.hold
-        self.batch = Batch(
+        self.batch = RunningBatch(
             loaded,
             settings,
             context=context,
@@ -119,7 +119,7 @@ class LocalEngine:
     ) -> Completion:
         """As `sample`; `on_tokens` hears of tokens after the step that gave them, in the event loop."""
         self.capabilities.check_prompt(tokens)
-        request = Request(ids(tokens), params, on_tokens=on_tokens)
+        request = EngineRequest(ids(tokens), params, on_tokens=on_tokens)
         return cast(Completion, await self._answered(request))
 
     async def score(self, tokens: Sequence[int], start: int) -> TokenScores:
@@ -134,10 +134,10 @@ class LocalEngine:
         self.capabilities.check_score(tokens, start)
         if start == len(tokens):
             return TokenScores((), (), (), self.version)
-        request = Request(ids(tokens), SamplingParams(1), score_from=start)
+        request = EngineRequest(ids(tokens), SamplingParams(1), score_from=start)
         return cast(TokenScores, await self._answered(request))
 
-    async def _answered(self, request: Request) -> Completion | TokenScores:
+    async def _answered(self, request: EngineRequest) -> Completion | TokenScores:
         self.batch.waiting.append(request)
         if self._loop_task is None or self._loop_task.done():
             self._loop_task = asyncio.get_running_loop().create_task(self._run())
@@ -257,7 +257,7 @@ class LocalEngine:
             f"(now {self._settings.cached_sequences}) or rollout.limits.max_episode_tokens. ({first})"
         )
 
-    def _step(self) -> list[Request]:
+    def _step(self) -> list[EngineRequest]:
         """On the compute thread: the batch's, once the weights are laid out for it."""
         try:
             with self._threads():

@@ -16,11 +16,11 @@ from collections.abc import Sequence
 import numpy as np
 
 from silva.engines.local.drafts import LOOKAHEAD
-from silva.engines.local.kv_cache import KvCache, Row
-from silva.engines.local.request import Request, is_ready, row_of, source_of
+from silva.engines.local.kv_cache import CacheRow, KvCache
+from silva.engines.local.request import EngineRequest, is_ready, row_of, source_of
 
 
-def follow(cache: KvCache, requests: Sequence[Request]) -> None:
+def follow(cache: KvCache, requests: Sequence[EngineRequest]) -> None:
     """Find for each request, whose last token is not computed, the row that knows it or is the first to."""
     computing = {row_of(r).index for r in requests if r.computes}
     for request in requests:
@@ -42,7 +42,7 @@ def follow(cache: KvCache, requests: Sequence[Request]) -> None:
                 cache.copy(cache.rows[best], row, int(known[best]))
 
 
-def look_ahead(followers: Sequence[Request]) -> None:
+def look_ahead(followers: Sequence[EngineRequest]) -> None:
     """Give those whose source knows more what it says as drafts, which cost no computing."""
     for request in followers:
         source, params, length = source_of(request), request.params, row_of(request).length
@@ -54,7 +54,7 @@ def look_ahead(followers: Sequence[Request]) -> None:
         request.draft = draft[: next(ends, None)]  # after the last token of a reply nothing is drawn
 
 
-def hand_on(computing: Sequence[Request], followers: Sequence[Request]) -> None:
+def hand_on(computing: Sequence[EngineRequest], followers: Sequence[EngineRequest]) -> None:
     """Give those who follow one of these, which compute now, its draft as well."""
     drafts = {row_of(each).index: each.draft for each in computing if each.draft}
     for request in followers if drafts else ():
@@ -62,7 +62,7 @@ def hand_on(computing: Sequence[Request], followers: Sequence[Request]) -> None:
             request.draft = drafts.get(source_of(request).index, [])
 
 
-def _has(source: Row, row: Row, computing: set[int]) -> bool:
+def _has(source: CacheRow, row: CacheRow, computing: set[int]) -> bool:
     """Whether the source has all of the row's tokens, and has computed them or is about to."""
     return (
         source.length >= row.length

@@ -33,7 +33,7 @@ time, addresses do not."""
 FREE, NOTHING = -1, -2
 
 
-class Row:
+class CacheRow:
     """A sequence in the cache: `tokens[:computed]` have their keys, values and outputs."""
 
     def __init__(self, cache: KvCache, index: int) -> None:
@@ -71,7 +71,7 @@ class KvCache:
         self.width = text.hidden_size
         self.context = context
         self.dtype, self.device = dtype, device
-        self.rows = [Row(self, i) for i in range(rows)]
+        self.rows = [CacheRow(self, i) for i in range(rows)]
         self.tokens = np.full((rows, 1), FREE)  # of every row; the last column is always free
         self.keys: list[torch.Tensor] = []  # a layer: [rows, kv_heads, T, d]
         self.values: list[torch.Tensor] = []
@@ -99,7 +99,7 @@ class KvCache:
     def nbytes(self) -> int:
         return sum(store.nbytes for store in (*self.keys, *self.values, *self.outputs))
 
-    def longest_prefix(self, tokens: np.ndarray) -> tuple[Row | None, int]:
+    def longest_prefix(self, tokens: np.ndarray) -> tuple[CacheRow | None, int]:
         """The row sharing the longest prefix with `tokens` (planned tokens count), and its length.
 
         Of several the one that has computed the most of it."""
@@ -115,8 +115,8 @@ class KvCache:
         return planned, np.minimum(planned, [row.computed for row in self.rows])
 
     def acquire(
-        self, source: Row | None, shared: int, tokens: np.ndarray, spared: Collection[int] = ()
-    ) -> tuple[Row, int] | None:
+        self, source: CacheRow | None, shared: int, tokens: np.ndarray, spared: Collection[int] = ()
+    ) -> tuple[CacheRow, int] | None:
         """A row for `tokens` whose first `shared` positions come from `source`; None while all others are
         busy or spared.
 
@@ -147,7 +147,7 @@ class KvCache:
         row.computed, row.busy, row.last_used = shared, True, self._clock
         return row, shared
 
-    def _idle_row(self, source: Row | None, spared: Collection[int]) -> Row | None:
+    def _idle_row(self, source: CacheRow | None, spared: Collection[int]) -> CacheRow | None:
         """The row to give up: an empty one, else the one unused for longest; `source` itself as the last.
 
         Never one that is spared or holds blocks of others. Among rows that nobody uses, there is always one
@@ -157,7 +157,7 @@ class KvCache:
         idle = [r for r in self.rows if not r.busy and r.index not in held and r.index not in spared]
         return min(idle, key=lambda r: (r is source, r.length > 0, r.last_used, r.index), default=None)
 
-    def release(self, row: Row, source: Row | None = None) -> None:
+    def release(self, row: CacheRow, source: CacheRow | None = None) -> None:
         """The sequence has ended; what was computed stays for reuse until the row is needed.
 
         Args:
@@ -170,7 +170,7 @@ class KvCache:
             self._clock += 1
             source.last_used = self._clock
 
-    def copy(self, source: Row, row: Row, stop: int) -> None:
+    def copy(self, source: CacheRow, row: CacheRow, stop: int) -> None:
         """Go on with what `source` holds of positions up to `stop`, where `row` has the same tokens."""
         start = row.computed
         for first in range(start - start % BLOCK, stop, BLOCK):
@@ -181,7 +181,7 @@ class KvCache:
         self.outputs[0][row.index, :, start:stop] = self.outputs[0][source.index, :, start:stop]
         row.computed = stop
 
-    def append(self, row: Row, token: int) -> None:
+    def append(self, row: CacheRow, token: int) -> None:
         self.reserve(row, row.length + 1)
         self.tokens[row.index, row.length] = token
         row.length += 1
@@ -201,12 +201,12 @@ class KvCache:
         torch.ops.aten.index_put_(values, where, value)
         return keys, values
 
-    def _write(self, row: Row, tokens: np.ndarray) -> None:
+    def _write(self, row: CacheRow, tokens: np.ndarray) -> None:
         self.tokens[row.index, : len(tokens)] = tokens
         self.tokens[row.index, len(tokens) : row.length] = FREE
         row.length = len(tokens)
 
-    def reserve(self, row: Row, length: int) -> None:
+    def reserve(self, row: CacheRow, length: int) -> None:
         """Memory for so many positions of a row, beyond its tokens too."""
         rows = row.index + 1
         if length >= self.tokens.shape[1]:

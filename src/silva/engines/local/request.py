@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from silva.engines.local.kv_cache import Row
+from silva.engines.local.kv_cache import CacheRow
 from silva.protocols import OnTokens
 from silva.types import Completion, CompletionStop, SamplingParams, TokenScores
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(eq=False)
-class Request:
+class EngineRequest:
     """Tokens to be continued, or to be scored from place `score_from` on (0: continued).
 
     Attributes:
@@ -35,9 +35,9 @@ class Request:
     on_tokens: OnTokens | None = None
     told: int = 0  # tokens that it has heard of
     scores: TokenScores | None = None
-    row: Row | None = None
+    row: CacheRow | None = None
     cached: int = 0
-    blocked: tuple[Row, int] | None = None  # waits until this row, now computing, is so far
+    blocked: tuple[CacheRow, int] | None = None  # waits until this row, now computing, is so far
     cancelled: bool = False
     stop_reason: CompletionStop | None = None
     tokens: list[int] = field(default_factory=list)
@@ -47,7 +47,7 @@ class Request:
     versions: list[int] = field(default_factory=list)
     draft: list[int] = field(default_factory=list)
     lookahead: Lookahead | None = None
-    source: Row | None = None
+    source: CacheRow | None = None
     computes: bool = False
 
     @property
@@ -97,16 +97,16 @@ def ids(tokens: Sequence[int]) -> np.ndarray:
     return np.asarray(tokens, np.int64)
 
 
-def row_of(request: Request) -> Row:
+def row_of(request: EngineRequest) -> CacheRow:
     assert request.row is not None
     return request.row
 
 
-def source_of(request: Request) -> Row:
+def source_of(request: EngineRequest) -> CacheRow:
     """The row that its next token is drawn from."""
     return request.source or row_of(request)
 
 
-def is_ready(request: Request) -> bool:
+def is_ready(request: EngineRequest) -> bool:
     """Whether that row has computed all of the request's tokens."""
     return source_of(request).computed >= row_of(request).length

@@ -30,7 +30,7 @@ from typing import Any, TypeVar
 from silva.engines.remote.servers import Server, may_pass
 from silva.engines.remote.settings import ClientSettings
 from silva.engines.remote.weights import Weights, foreign, refusal
-from silva.engines.remote.wire import Answer, Dialect, Facts
+from silva.engines.remote.wire import Dialect, Facts, ServedResult
 from silva.errors import CapabilityError, EngineError, NoReply, OutOfMemory
 from silva.ports import derive
 from silva.protocols import EngineCapabilities
@@ -136,7 +136,7 @@ class HttpEngine:
         prompt, room = [int(token) for token in tokens], self.capabilities.context - len(tokens)
         asked = dataclasses.replace(params, max_tokens=min(room, params.max_tokens))
 
-        def ask(server: Server) -> Coroutine[Any, Any, Answer[Completion]]:
+        def ask(server: Server) -> Coroutine[Any, Any, ServedResult[Completion]]:
             return self._dialect.sample(server.peer, prompt, asked, server.version)
 
         def oldest(found: Completion) -> int:
@@ -158,7 +158,7 @@ class HttpEngine:
             return TokenScores((), (), (), self.version)
         text = [int(token) for token in tokens]
 
-        def ask(server: Server) -> Coroutine[Any, Any, Answer[TokenScores]]:
+        def ask(server: Server) -> Coroutine[Any, Any, ServedResult[TokenScores]]:
             return self._dialect.score(server.peer, text, start, server.version)
 
         return await self._asked(ask, lambda found: found.version, text, "", 0)
@@ -192,7 +192,7 @@ class HttpEngine:
 
     async def _asked(
         self,
-        ask: Callable[[Server], Coroutine[Any, Any, Answer[T]]],
+        ask: Callable[[Server], Coroutine[Any, Any, ServedResult[T]]],
         oldest: Callable[[T], int],
         tokens: Sequence[int],
         session: str,
@@ -219,7 +219,7 @@ class HttpEngine:
     async def _answered(
         self,
         server: Server,
-        ask: Callable[[Server], Coroutine[Any, Any, Answer[T]]],
+        ask: Callable[[Server], Coroutine[Any, Any, ServedResult[T]]],
         oldest: Callable[[T], int],
     ) -> T:
         """The answer of a server, if it has computed it with what this client gave it."""

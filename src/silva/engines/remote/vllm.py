@@ -8,7 +8,7 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from silva.engines.remote.wire import Answer, Facts, Pulse, read_answer, sampling_fields
+from silva.engines.remote.wire import Facts, Pulse, ServedResult, read_answer, sampling_fields
 from silva.errors import CapabilityError, EngineError
 from silva.types import Completion, CompletionStop, SamplingParams, Snapshot, TokenScores
 from silva.wire.transport import Peer, Refused
@@ -90,10 +90,10 @@ class VllmDialect:
 
     async def sample(
         self, peer: Peer, tokens: Sequence[int], params: SamplingParams, version: int
-    ) -> Answer[Completion]:
+    ) -> ServedResult[Completion]:
         answer = await self._complete(peer, sampling_fields(tokens, params) | {"logprobs": self._top})
 
-        def read(answer: Any) -> Answer[Completion]:
+        def read(answer: Any) -> ServedResult[Completion]:
             (choice,) = answer["choices"]
             found = tuple(choice["token_ids"])
             sampled = tuple(choice["logprobs"]["token_logprobs"])
@@ -107,21 +107,23 @@ class VllmDialect:
             stop = _stop(choice["finish_reason"], choice.get("stop_reason"))
             cached = int(details.get("cached_tokens") or 0)
             own = (version,) * len(found)
-            return Answer(Completion(found, logprobs, raw, entropies, own, stop, cached))
+            return ServedResult(Completion(found, logprobs, raw, entropies, own, stop, cached))
 
         return read_answer(peer, "/v1/completions", answer, read)
 
-    async def score(self, peer: Peer, tokens: Sequence[int], start: int, version: int) -> Answer[TokenScores]:
+    async def score(
+        self, peer: Peer, tokens: Sequence[int], start: int, version: int
+    ) -> ServedResult[TokenScores]:
         """vLLM samples a token more, so the text must be shorter than the context by one."""
         body = {"prompt": list(tokens), "max_tokens": 1, "temperature": 0.0, "prompt_logprobs": 1}
         answer = await self._complete(peer, body)
 
-        def read(answer: Any) -> Answer[TokenScores]:
+        def read(answer: Any) -> ServedResult[TokenScores]:
             rows = answer["choices"][0]["prompt_logprobs"][start:]
             own = tuple(row[str(token)]["logprob"] for row, token in zip(rows, tokens[start:], strict=True))
             best = [max(row.items(), key=lambda each: each[1]["logprob"]) for row in rows]
             likeliest = tuple(int(token) for token, _ in best), tuple(e["logprob"] for _, e in best)
-            return Answer(TokenScores(own, *likeliest, version))
+            return ServedResult(TokenScores(own, *likeliest, version))
 
         return read_answer(peer, "/v1/completions", answer, read)
 

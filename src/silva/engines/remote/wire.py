@@ -59,7 +59,7 @@ class Pulse:
     computes: bool = False
 
 
-class Answer(NamedTuple, Generic[T]):
+class ServedResult(NamedTuple, Generic[T]):
     """What was found, and with which weights: all that the server held meanwhile."""
 
     found: T
@@ -79,10 +79,10 @@ class Dialect(Protocol):
     async def alive(self, peer: Peer, timeout: float, core: float) -> Pulse: ...
     async def sample(
         self, peer: Peer, tokens: Sequence[int], params: SamplingParams, version: int
-    ) -> Answer[Completion]: ...
+    ) -> ServedResult[Completion]: ...
     async def score(
         self, peer: Peer, tokens: Sequence[int], start: int, version: int
-    ) -> Answer[TokenScores]: ...
+    ) -> ServedResult[TokenScores]: ...
     async def load(self, peer: Peer, snapshot: Snapshot, timeout: float) -> None: ...
     async def sleep(self, peer: Peer, timeout: float) -> None: ...
 
@@ -129,11 +129,11 @@ class SilvaDialect:
 
     async def sample(
         self, peer: Peer, tokens: Sequence[int], params: SamplingParams, version: int
-    ) -> Answer[Completion]:
+    ) -> ServedResult[Completion]:
         body = sampling_fields(tokens, params) | {"model": self._models[peer.address], "logprobs": 0}
         answer = await peer.post("/v1/completions", body)
 
-        def read(answer: Any) -> Answer[Completion]:
+        def read(answer: Any) -> ServedResult[Completion]:
             (choice,) = answer["choices"]
             own = choice["silva"]
             found = Completion(
@@ -145,17 +145,19 @@ class SilvaDialect:
                 own["stop_reason"],
                 own["cached_tokens"],
             )
-            return Answer(found, tuple(answer["weights"]))
+            return ServedResult(found, tuple(answer["weights"]))
 
         return read_answer(peer, "/v1/completions", answer, read)
 
-    async def score(self, peer: Peer, tokens: Sequence[int], start: int, version: int) -> Answer[TokenScores]:
+    async def score(
+        self, peer: Peer, tokens: Sequence[int], start: int, version: int
+    ) -> ServedResult[TokenScores]:
         answer = await peer.post("/score", {"tokens": list(tokens), "start": start})
 
-        def read(a: Any) -> Answer[TokenScores]:
+        def read(a: Any) -> ServedResult[TokenScores]:
             likeliest = tuple(a["likeliest"]), tuple(a["likeliest_logprobs"])
             found = TokenScores(tuple(a["logprobs"]), *likeliest, int(a["version"]))
-            return Answer(found, tuple(a["weights"]))
+            return ServedResult(found, tuple(a["weights"]))
 
         return read_answer(peer, "/score", answer, read)
 

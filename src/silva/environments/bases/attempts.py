@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Awaitable
 from typing import Any, NamedTuple
 
-from silva.environments.bases.episode import Episode
+from silva.environments.bases.environment import BaseEnvironment
 from silva.thoughts import answer_of
 from silva.types import Message, Observation, Step, Task
 
@@ -24,7 +24,7 @@ class Verdict(NamedTuple):
     valid: bool = True
 
 
-class Attempts(Episode, ABC):
+class Attempts(BaseEnvironment, ABC):
     """Attempt k (from 0) earns `decay ** k` if it is right; if none is, the last one earns
     `partial_weight * partial`.
 

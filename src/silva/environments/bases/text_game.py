@@ -22,7 +22,7 @@ from typing import Annotated, Literal, NamedTuple, TypeVar
 from pydantic import Field
 
 from silva.config.sections import Positive
-from silva.environments.bases.episode import Episode
+from silva.environments.bases.environment import BaseEnvironment
 from silva.environments.bases.reply_form import ReplyForm
 from silva.environments.settings import EnvironmentSettings
 from silva.types import Message, Observation, Step, Task
@@ -65,7 +65,7 @@ class Outcome(NamedTuple):
     note: str = ""
 
 
-class TextGame(Episode, ABC):
+class TextGame(BaseEnvironment, ABC):
     """One episode of a game: a `Forkable` and `Scripted` environment.
 
     A subclass keeps its state in attributes that hold plain data (a fork copies them), takes random numbers

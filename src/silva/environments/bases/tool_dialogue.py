@@ -12,12 +12,12 @@ from typing import Annotated, Any, Self
 from pydantic import Field
 
 from silva.config.sections import Positive
-from silva.environments.bases.episode import Episode
+from silva.environments.bases.environment import BaseEnvironment
 from silva.environments.settings import EnvironmentSettings
 from silva.errors import CapabilityError, RecordError
 from silva.protocols import Attempt, ForkableTools, Reward, Tool, ToolSession, Toolset
 from silva.rendering.tool_calls import write_calls
-from silva.tools.calls import Calls, Limits, Result
+from silva.tools.calls import CallLimits, CallResult, Calls
 from silva.tools.fixed import Fixed
 from silva.tools.function import ToolDefinitionError
 from silva.types import Message, Observation, Step, Task, ToolCall, ToolSpec
@@ -42,8 +42,8 @@ class ToolDialogueSettings(EnvironmentSettings):
     """Characters of a tool result that are shown, where a tool has no limit of its own."""
 
     @property
-    def limits(self) -> Limits:
-        return Limits(
+    def limits(self) -> CallLimits:
+        return CallLimits(
             self.max_tool_calls,
             self.max_calls_of,
             self.tool_timeout,
@@ -52,7 +52,7 @@ class ToolDialogueSettings(EnvironmentSettings):
         )
 
 
-class ToolDialogue(Episode, ABC):
+class ToolDialogue(BaseEnvironment, ABC):
     """Base of such an episode, `Forkable` as far as its tools are.
 
     A reply that calls tools is answered with their results, any other reply by `answered`. Tools may come and
@@ -161,7 +161,7 @@ class ToolDialogue(Episode, ABC):
         return Observation(messages, tools=self._offered)
 
     async def _use_tools(self, message: Message) -> Step:
-        results = [Result(f"Error: {error}", "error") for error in message.errors]
+        results = [CallResult(f"Error: {error}", "error") for error in message.errors]
         self.calls.left -= min(len(results), self.calls.left)
         results += await self.calls.run(message.tool_calls, self.tools)
         names = [None] * len(message.errors) + [call.name for call in message.tool_calls]

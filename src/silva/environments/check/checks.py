@@ -21,7 +21,7 @@ from contextlib import suppress
 from typing import Any
 
 from silva.environments.check.findings import SHOWN, Check, Finding, file_of, raised
-from silva.environments.check.play import MOST_TURNS, Played, always, as_message, at_random, expert
+from silva.environments.check.play import MOST_TURNS, CheckedEpisode, always, as_message, at_random, expert
 from silva.environments.check.state import called, forked
 from silva.environments.settings import EnvironmentSettings
 from silva.errors import CapabilityError, ConfigError, contained, one_line
@@ -51,7 +51,7 @@ class Examination:
         self.settings = settings
         self.own = file_of(type(settings))
         self.checks: list[Check] = []
-        self.played: list[Played] = []
+        self.played: list[CheckedEpisode] = []
         self.taskset: Any = None
 
     def run(self) -> list[Check]:
@@ -156,7 +156,7 @@ class Examination:
             )  # fmt: skip
         self.check.done = f"{len(self.played)} at random, {turns} turns"
 
-    def _looked_at(self, played: Played) -> None:
+    def _looked_at(self, played: CheckedEpisode) -> None:
         first, *steps = played.told
         if not isinstance(first, Observation):
             self._wrong(f"reset() returned {type(first).__name__}, expected an Observation", "reset")
@@ -295,11 +295,11 @@ class Examination:
 
     # What they use.
 
-    async def _random(self, task: Task, seed: int) -> Played:
+    async def _random(self, task: Task, seed: int) -> CheckedEpisode:
         return await self._unplayed(task).play(at_random(seed))
 
-    def _unplayed(self, task: Task) -> Played:
-        return Played(self.taskset.environment(task))
+    def _unplayed(self, task: Task) -> CheckedEpisode:
+        return CheckedEpisode(self.taskset.environment(task))
 
     def _some_tasks(self, count: int) -> Sequence[Task]:
         return list(self.taskset.tasks("train")[:count])
@@ -349,11 +349,11 @@ def _first(tasks: Sequence[Task]) -> list[Task]:
     return [tasks[n] for n in itertools.takewhile(lambda n: n == 0 or time.perf_counter() <= until, numbers)]
 
 
-def _told(played: Sequence[Played]) -> list[str]:
+def _told(played: Sequence[CheckedEpisode]) -> list[str]:
     return [repr(each) for one in played for each in one.told]
 
 
-def _difference(some: Sequence[Played], others: Sequence[Played]) -> str:
+def _difference(some: Sequence[CheckedEpisode], others: Sequence[CheckedEpisode]) -> str:
     """The method whose results differ first."""
     pairs = zip(some, others, strict=True)
     return "reset" if any(repr(a.told[0]) != repr(b.told[0]) for a, b in pairs) else "step"

@@ -21,7 +21,7 @@ WORDS = "yes|no|left|up|A|B|1|7|42|[3]|<answer>5</answer>|<answer>Up</answer>".s
 
 
 @dataclass
-class Played:
+class CheckedEpisode:
     """An episode that is played, and what it told.
 
     Attributes:
@@ -81,7 +81,7 @@ class Played:
         self.tools = getattr(getattr(told, "observation", told), "tools", ()) or self.tools
 
 
-Reply = Callable[[Played], Awaitable[Message | str]]
+Reply = Callable[[CheckedEpisode], Awaitable[Message | str]]
 
 
 def as_message(reply: Message | str, turn: int) -> Message:
@@ -95,7 +95,7 @@ def as_message(reply: Message | str, turn: int) -> Message:
 
 
 def always(message: Message) -> Reply:
-    async def reply(played: Played) -> Message:
+    async def reply(played: CheckedEpisode) -> Message:
         return message
 
     return reply
@@ -104,7 +104,7 @@ def always(message: Message) -> Reply:
 def at_random(seed: int) -> Reply:
     """The environment's own random replies; if it has none, tool calls that fit their schema, and words."""
 
-    async def reply(played: Played) -> Message | str:
+    async def reply(played: CheckedEpisode) -> Message | str:
         if isinstance(played.inner, Scripted):
             with suppress(CapabilityError):
                 return await _said(played.inner.random_reply(derive(seed, played.turn)))
@@ -113,12 +113,12 @@ def at_random(seed: int) -> Reply:
     return reply
 
 
-async def expert(played: Played) -> str:
+async def expert(played: CheckedEpisode) -> str:
     return await _said(played.inner.expert_reply())
 
 
 def expert_or_random(seed: int) -> Reply:
-    async def reply(played: Played) -> Message | str:
+    async def reply(played: CheckedEpisode) -> Message | str:
         if isinstance(played.inner, Scripted):
             with suppress(CapabilityError):
                 return await expert(played)

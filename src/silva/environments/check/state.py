@@ -6,12 +6,12 @@ import random
 from collections.abc import Callable
 
 from silva.environments.check.findings import SHOWN
-from silva.environments.check.play import Played, always, at_random, expert_or_random, value_for
+from silva.environments.check.play import CheckedEpisode, always, at_random, expert_or_random, value_for
 from silva.errors import one_line
 from silva.types import Message, Task, ToolCall
 
 CALLS = 3  # of each tool
-Make = Callable[[Task], Played]
+Make = Callable[[Task], CheckedEpisode]
 
 
 async def forked(make: Make, task: Task, begun: int, seed: int) -> list[str]:
@@ -63,7 +63,7 @@ async def called(make: Make, task: Task) -> tuple[int, list[str]]:
     return len(first.tools), notes
 
 
-async def _exception(played: Played, call: ToolCall) -> str:
+async def _exception(played: CheckedEpisode, call: ToolCall) -> str:
     """What the model reads if the call raises; "" if it does not."""
     await played.play(always(Message("assistant", "", tool_calls=(call,), id="reply")), turns=1)
     (step,) = played.steps

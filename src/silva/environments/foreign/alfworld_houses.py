@@ -46,7 +46,7 @@ NEEDS = {
 }
 
 
-class Room(NamedTuple):
+class RoomKind(NamedTuple):
     """`places`: type -> fewest and most of them. `things`: type -> where it may lie."""
 
     places: Mapping[str, tuple[int, int]]
@@ -54,7 +54,7 @@ class Room(NamedTuple):
 
 
 ROOMS = {
-    "kitchen": Room(
+    "kitchen": RoomKind(
         {
             "Cabinet": (2, 6),
             "CoffeeMachine": (1, 1),
@@ -83,7 +83,7 @@ ROOMS = {
             "SoapBottle": (*_TABLES, "Cabinet", "GarbageCan"),
         },
     ),
-    "bedroom": Room(
+    "bedroom": RoomKind(
         {
             "Bed": (1, 1),
             "Desk": (1, 2),
@@ -102,7 +102,7 @@ ROOMS = {
             **dict.fromkeys(("AlarmClock", "Mug"), ("Desk", "Dresser", "Shelf", "SideTable")),
         },
     ),
-    "bathroom": Room(
+    "bathroom": RoomKind(
         {
             "Cabinet": (2, 5),
             "CounterTop": (1, 2),

@@ -9,7 +9,7 @@ from typing import Annotated, Any, NamedTuple, Self
 from pydantic import Field
 
 from silva.config.sections import Positive
-from silva.environments.bases.episode import Episode
+from silva.environments.bases.environment import BaseEnvironment
 from silva.environments.foreign.library import OwnRandomness, finite, solved
 from silva.environments.foreign.settings import ForeignSettings
 from silva.errors import CapabilityError
@@ -38,7 +38,7 @@ class Told(NamedTuple):
     metrics: Mapping[str, float] = {}
 
 
-class ForeignGame(Episode, ABC):
+class ForeignGame(BaseEnvironment, ABC):
     settings: ForeignGameSettings
 
     def __init__(self, settings: ForeignGameSettings, task: Task) -> None:

@@ -25,7 +25,7 @@ MAKERS = ("dataclasses", "collections", "enum", "typing", "importlib")
 ALL_OF_SYMPY = compile("from sympy import *", "<string>", "exec")  # what `parse_expr` begins with
 
 
-class Refused(BaseException):
+class AnswerRefused(BaseException):
     """The answer is a program. No `except Exception` of a grader catches it."""
 
 
@@ -57,7 +57,7 @@ def _is_mathematics(name: str, sympy: Any) -> bool:
     return isinstance(found, sympy.Basic) or name in ("sqrt", "cbrt", "root", "Abs", "diff", "integrate")
 
 
-class Watch:
+class CodeWatch:
     """An audit hook: looks at all code that is made from text while it is `on`."""
 
     on = False
@@ -74,10 +74,10 @@ class Watch:
         fine = harmless(code, sys.modules.get("sympy") if caller.startswith("sympy.") else None)
         self.on = True
         if not fine:
-            raise Refused
+            raise AnswerRefused
 
 
-def graded(asked: dict[str, Any], watch: Watch) -> float:
+def graded(asked: dict[str, Any], watch: CodeWatch) -> float:
     import reasoning_gym
 
     random.seed(asked["seed"])
@@ -90,14 +90,14 @@ def graded(asked: dict[str, Any], watch: Watch) -> float:
     watch.on = True
     try:
         return float(dataset.score_answer(asked["answer"], entry))
-    except (Refused, MemoryError, RecursionError):  # the answer's doing
+    except (AnswerRefused, MemoryError, RecursionError):  # the answer's doing
         return 0.0
     finally:
         watch.on = False
 
 
 def main() -> None:
-    asked, watch = json.load(sys.stdin), Watch()
+    asked, watch = json.load(sys.stdin), CodeWatch()
     sys.addaudithook(watch)
     score = graded(asked, watch)
     print(f"\n{asked['mark']}{json.dumps(score)}")

@@ -21,7 +21,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from silva.aio import cancelled, first
-from silva.environments.bases.episode import Episode
+from silva.environments.bases.environment import BaseEnvironment
 from silva.environments.foreign.library import finite, imported, plain, solved
 from silva.environments.tasks import Draft, listed
 from silva.errors import CapabilityError, ConfigError, contained
@@ -54,7 +54,7 @@ def taskset(settings: Verifiers, library: Any) -> TaskSet:
     )
 
 
-class V0Episode(Episode):
+class V0Episode(BaseEnvironment):
     """`play`: the environment's own loop, which waits for replies."""
 
     settings: Verifiers

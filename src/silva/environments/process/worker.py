@@ -2,10 +2,10 @@
 
     python -m silva.environments.process.worker FD TYPE SETTINGS
 
-It sends an empty frame to the socket FD once it is ready, or the `Fault` of its start. Then it takes one call
-of `Played` (wire/rpc.py) at a time, after the 8 bytes of the episode's number, and sends the answer or the
-`Fault`. A frame is its length in 4 bytes and its bytes. The worker ends when the socket is closed. What
-environments print goes to stderr.
+It sends an empty frame to the socket FD once it is ready, or the `WorkerFault` of its start. Then it takes
+one call of `WorkerEpisode` (wire/rpc.py) at a time, after the 8 bytes of the episode's number, and sends
+the answer or the `WorkerFault`. A frame is its length in 4 bytes and its bytes. The worker ends when the
+socket is closed. What environments print goes to stderr.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ LENGTH, NUMBER = 4, 8  # bytes
 
 
 @dataclass(frozen=True, slots=True)
-class Fault:
+class WorkerFault:
     """An exception: its type and text, its traceback as text and as (file, line) from the outermost in."""
 
     text: str
@@ -55,7 +55,7 @@ class Asked(Environment, Protocol):
     async def random_reply(self, seed: int) -> str: ...
 
 
-class Played(Asked, Protocol):
+class WorkerEpisode(Asked, Protocol):
     """An episode in a worker, which knows it by a number."""
 
     async def make(self, task: Task) -> None: ...
@@ -96,7 +96,7 @@ def serve(channel: socket.socket, taskset: Callable[[], TaskSet]) -> None:
 
 
 class _Episode(rpc.proxy(Asked)):  # type: ignore[misc]
-    """Implements `Played` over the environment of `live` that has this number."""
+    """Implements `WorkerEpisode` over the environment of `live` that has this number."""
 
     def __init__(self, number: int, live: dict[int, Any], make: Callable[[Task], Environment]) -> None:
         self._number, self._live, self._make = number, live, make
@@ -130,13 +130,13 @@ def _result(loop: asyncio.AbstractEventLoop, running: Coroutine[Any, Any, bytes]
 
 async def _run(episode: _Episode, call: bytes) -> bytes:
     with contained():
-        return await rpc.dispatch(episode, Played, call)
+        return await rpc.dispatch(episode, WorkerEpisode, call)
 
 
 def _fault(error: Exception) -> bytes:
     frames = [(f.filename, f.lineno or 0) for f in traceback.extract_tb(error.__traceback__)]
     return FAULT + encode(
-        Fault(
+        WorkerFault(
             str(error) if isinstance(error, Escaped) else f"{type(error).__name__}: {error}",
             "".join(traceback.format_exception(error)).rstrip(),
             tuple(f for f in frames if f[0] not in (__file__, rpc.__file__)),

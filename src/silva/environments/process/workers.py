@@ -24,7 +24,7 @@ from typing import Any
 
 from silva.aio import received
 from silva.environments.process.variables import named_in, variables
-from silva.environments.process.worker import FAULT, LENGTH, NUMBER, Asked, Fault, Played, frame
+from silva.environments.process.worker import FAULT, LENGTH, NUMBER, Asked, WorkerEpisode, WorkerFault, frame
 from silva.environments.settings import EnvironmentSettings
 from silva.errors import CapabilityError, ConfigError, RemoteFault
 from silva.protocols import Environment, Forkable, TaskSet
@@ -33,7 +33,7 @@ from silva.wire import rpc
 from silva.wire.codec import decode
 
 LARGEST = 1 << 28  # bytes of an answer
-Call = tuple[str, Sequence[Any]]  # of `Played`: method and arguments
+Call = tuple[str, Sequence[Any]]  # of `WorkerEpisode`: method and arguments
 LAST = 2.0  # seconds that a process without a channel has to end by itself
 
 
@@ -102,7 +102,7 @@ class _Worker:
         return self._channel is not None
 
     async def ask(self, episode: int, method: str, arguments: Sequence[Any]) -> Any:
-        """What the method of `Played` returns.
+        """What the method of `WorkerEpisode` returns.
 
         Raises:
             EOFError: the process died.
@@ -112,7 +112,7 @@ class _Worker:
             if self._channel is None:
                 self._channel = self._start()
                 _checked(_found("", await self._read(self._channel)))
-            call = episode.to_bytes(NUMBER, "little") + rpc.encode(Played, method, arguments)
+            call = episode.to_bytes(NUMBER, "little") + rpc.encode(WorkerEpisode, method, arguments)
             await asyncio.get_running_loop().sock_sendall(self._channel, frame(call))
             found = _found(method, await self._read(self._channel))
         except (OSError, EOFError) as error:
@@ -237,12 +237,12 @@ class _ForkableProxy(_Proxy):
 def _found(method: str, answer: bytes) -> Any:
     """The result or the fault; no method was called if the worker says that it is ready."""
     if answer.startswith(FAULT):
-        return decode(Fault, answer.removeprefix(FAULT))
-    return rpc.decode(Played, method, answer).result if method else None
+        return decode(WorkerFault, answer.removeprefix(FAULT))
+    return rpc.decode(WorkerEpisode, method, answer).result if method else None
 
 
 def _checked(found: Any) -> Any:
-    if not isinstance(found, Fault):
+    if not isinstance(found, WorkerFault):
         return found
     if found.capability:
         raise CapabilityError(found.text.partition(": ")[2])

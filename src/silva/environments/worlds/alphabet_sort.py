@@ -22,7 +22,7 @@ from typing import Annotated, ClassVar, Literal, Self
 from pydantic import Field, model_validator
 
 from silva.config.sections import Above0, Positive
-from silva.environments.bases.episode import Episode
+from silva.environments.bases.environment import BaseEnvironment
 from silva.environments.settings import EnvironmentSettings
 from silva.environments.tasks import Draft, Tasks, generated
 from silva.environments.worlds.names import FIRST_NAMES, LAST_NAMES
@@ -86,7 +86,7 @@ class AlphabetSort(EnvironmentSettings):
         return Draft({"names": come, "by": by}, keys=[sorted(come[0])])
 
 
-class SortEpisode(Episode):
+class SortEpisode(BaseEnvironment):
     """Every turn is played, whatever the one before earned."""
 
     settings: AlphabetSort

@@ -54,7 +54,7 @@ class BrowseCompPlusSearch(CorpusQA):
         return BrowseEpisode(self, task, toolset, reward, answers)
 
 
-class Part(NamedTuple):
+class DocumentPart(NamedTuple):
     """Number `number` of the `of` parts of a document, from 1."""
 
     id: str
@@ -210,12 +210,12 @@ class BrowseEpisode(CorpusEpisode):
         raise ValueError(f"{hop.title}: the fact {hop.fact!r} is not in its document")
 
 
-def divided(document: Document, words: int) -> list[Part]:
+def divided(document: Document, words: int) -> list[DocumentPart]:
     """Its text in parts of so many words. The last one may be shorter."""
     text = document.text.split()
     starts = range(0, len(text), words) or range(1)
     return [
-        Part(
+        DocumentPart(
             f"{document.id}#{number}",
             document.title,
             " ".join(text[start : start + words]),

@@ -21,7 +21,7 @@ from pydantic import Field, model_validator
 
 from silva.config.sections import Positive
 from silva.environments.bases.attempts import Attempts, Verdict
-from silva.environments.bases.episode import Episode
+from silva.environments.bases.environment import BaseEnvironment
 from silva.environments.settings import EnvironmentSettings
 from silva.environments.tasks import Draft, Tasks, generated, held_out
 from silva.environments.worlds.word_groups import WORD_GROUPS
@@ -132,7 +132,7 @@ class ConnectionsAnswer(Attempts):
         return [set(group) for group in groups]
 
 
-class ConnectionsGame(Episode):
+class ConnectionsGame(BaseEnvironment):
     """A found group pays a share of PARTIAL, the last one whatever is left to 1."""
 
     settings: Connections

@@ -20,7 +20,7 @@ from typing import Any, ClassVar, Literal
 from silva.data.row_shapes import Problem, Shape, problem, recognised, shown
 from silva.data.rows import Row
 from silva.data.settings import GivenRows
-from silva.environments.bases.episode import Episode
+from silva.environments.bases.environment import BaseEnvironment
 from silva.environments.settings import EnvironmentSettings
 from silva.environments.tasks import Draft, Tasks, listed
 from silva.errors import ConfigError
@@ -86,7 +86,7 @@ def action_of(reply: str) -> str:
     return text
 
 
-class Demonstration(Episode):
+class Demonstration(BaseEnvironment):
     """One recorded dialogue: a `Forkable` and `Scripted` environment."""
 
     settings: Demonstrations

@@ -133,7 +133,7 @@ FILLERS = (
 )
 
 
-class Page(NamedTuple):
+class Article(NamedTuple):
     title: str
     sections: tuple[tuple[str, str], ...]  # name and text
 
@@ -156,7 +156,7 @@ class Hop(NamedTuple):
     fact: str
 
 
-class Question(NamedTuple):
+class MadeQuestion(NamedTuple):
     text: str
     answer: str
     hops: tuple[Hop, ...]
@@ -168,9 +168,9 @@ class Encyclopedia:
 
     kinds: Mapping[str, str]
     facts: Mapping[str, Mapping[str, str]]
-    pages: Sequence[Page]
+    pages: Sequence[Article]
 
-    def questions(self, hops: int, *, named: bool = True) -> Iterator[Question]:
+    def questions(self, hops: int, *, named: bool = True) -> Iterator[MadeQuestion]:
         """All questions that need exactly `hops` pages.
 
         Args:
@@ -185,12 +185,12 @@ class Encyclopedia:
 
     def _from(
         self, title: str, subject: str, query: str, done: tuple[Hop, ...], hops: int
-    ) -> Iterator[Question]:
+    ) -> Iterator[MadeQuestion]:
         for name, relation in RELATIONS[self.kinds[title]].items():
             value = self.facts[title][name]
             path = (*done, Hop(f"{query} {name}", title, _filled(relation.sentence, title, value)))
             if hops == 1 and value not in subject:  # otherwise the question would say it
-                yield Question(relation.ask.format(subject), value, path)
+                yield MadeQuestion(relation.ask.format(subject), value, path)
             elif hops > 1 and relation.phrase and value not in [hop.title for hop in path]:
                 yield from self._from(value, relation.phrase.format(subject), value, path, hops - 1)
 
@@ -240,7 +240,7 @@ def _value(
     return str(rng.choice(relation.values))
 
 
-def _page(title: str, kind: str, facts: Mapping[str, str], rng: random.Random) -> Page:
+def _page(title: str, kind: str, facts: Mapping[str, str], rng: random.Random) -> Article:
     sections: dict[str, list[str]] = {}
     for name, relation in RELATIONS[kind].items():
         sections.setdefault(relation.section, []).append(_filled(relation.sentence, title, facts[name]))
@@ -248,7 +248,7 @@ def _page(title: str, kind: str, facts: Mapping[str, str], rng: random.Random) -
     texts = [("Introduction", f"{intro} {' '.join(rng.sample(FILLERS, 2))}")]
     for section, sentences in sections.items():
         texts.append((section, " ".join([*sentences, *rng.sample(FILLERS, 2)])))
-    return Page(title, tuple(texts))
+    return Article(title, tuple(texts))
 
 
 def _filled(text: str, title: str, value: str) -> str:

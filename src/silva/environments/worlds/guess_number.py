@@ -14,7 +14,7 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, model_validator
 
 from silva.config.sections import Positive
-from silva.environments.bases.episode import Episode
+from silva.environments.bases.environment import BaseEnvironment
 from silva.environments.settings import EnvironmentSettings
 from silva.environments.tasks import Draft, Tasks, listed
 from silva.rewards.text import integers
@@ -61,7 +61,7 @@ class GuessNumber(EnvironmentSettings):
                 yield Draft({"low": low, "high": high}, number, keys=[[low, high]])
 
 
-class GuessEpisode(Episode):
+class GuessEpisode(BaseEnvironment):
     settings: GuessNumber
 
     def __init__(self, settings: GuessNumber, task: Task) -> None:

@@ -64,14 +64,14 @@ class LongBench(FirstRows, ToolDialogueSettings):
                 lambda key: self._document(journal(int(key), self.words)[0]),
             )
             return generated(self, self._draw, lambda task: LongBenchEpisode(self, task, made_up))
-        texts: dict[str, Document] = {}
+        texts: dict[str, DividedText] = {}
         drafts = list(self._drafts(texts))
         return listed(self, drafts, lambda task: LongBenchEpisode(self, task, texts.__getitem__))
 
-    def _document(self, text: str) -> Document:
-        return Document(text, self.part_words, self.overlap)
+    def _document(self, text: str) -> DividedText:
+        return DividedText(text, self.part_words, self.overlap)
 
-    def _drafts(self, texts: dict[str, Document]) -> Iterator[Draft]:
+    def _drafts(self, texts: dict[str, DividedText]) -> Iterator[Draft]:
         """Puts the texts in `texts`, by their digest: tasks hold only that."""
         for row in self.read():
             text, question, answer, *choices = (_text(row, key) for key in _COLUMNS)
@@ -98,7 +98,7 @@ class LongBench(FirstRows, ToolDialogueSettings):
 _COLUMNS = ("context", "question", "answer", *(f"choice_{letter}" for letter in CHOICES))
 
 
-class Document:
+class DividedText:
     """A text in parts. They and their index are made when they are needed, and shared by all episodes."""
 
     def __init__(self, text: str, words: int, overlap: int) -> None:
@@ -120,7 +120,7 @@ class LongBenchEpisode(MultipleChoice):
         "`scroll_down` and `scroll_up` show the parts after and before."
     )
 
-    def __init__(self, settings: LongBench, task: Task, document: Callable[[str], Document]) -> None:
+    def __init__(self, settings: LongBench, task: Task, document: Callable[[str], DividedText]) -> None:
         super().__init__(settings, task, [])
         self.document = document(task.data["document"])
         self.place: int | None = None  # the part shown last; None: before the first

@@ -18,7 +18,7 @@ from typing import Annotated, Literal, NamedTuple, Self
 from pydantic import Field, model_validator
 
 from silva.config.sections import Natural, Positive
-from silva.environments.bases.episode import Episode
+from silva.environments.bases.environment import BaseEnvironment
 from silva.environments.bases.text_game import TextGameSettings
 from silva.environments.tasks import Draft, Tasks, listed
 from silva.environments.worlds.webshop_catalogue import BRANDS
@@ -108,7 +108,7 @@ class View(NamedTuple):
     bought: bool = False
 
 
-class Visit(Episode):
+class Visit(BaseEnvironment):
     """One visit to the store: a `Forkable` and `Scripted` environment."""
 
     settings: WebShop

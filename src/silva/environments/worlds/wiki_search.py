@@ -16,7 +16,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from silva.config.sections import Positive
-from silva.data.documents import Document, Section, as_id, sections
+from silva.data.documents import Document, DocumentSection, as_id, sections
 from silva.data.retrieval import Ranking
 from silva.environments.worlds.corpus_qa import CorpusEpisode, CorpusQA
 from silva.environments.worlds.encyclopedia import Hop
@@ -88,7 +88,7 @@ class Wiki(Fixed):
             return Ranking(self.titles)
         return Ranking(f"{f'{page.title} ' * TITLE_WEIGHT}\n{page.text}" for page in self._order)
 
-    def section_of(self, hop: Hop) -> Section:
+    def section_of(self, hop: Hop) -> DocumentSection:
         """Where a fact stands."""
         page = self._order[self.titles.index(hop.title)]
         return next(section for section in sections(page) if hop.fact in section.text)

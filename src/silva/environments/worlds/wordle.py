@@ -24,7 +24,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, model_validator
 
 from silva.config.sections import Positive
-from silva.environments.bases.episode import Episode
+from silva.environments.bases.environment import BaseEnvironment
 from silva.environments.bases.reply_form import ReplyForm
 from silva.environments.settings import EnvironmentSettings
 from silva.environments.tasks import Draft, Tasks, listed
@@ -123,7 +123,7 @@ class Lexicon:
         return self._best[told]
 
 
-class WordleEpisode(Episode):
+class WordleEpisode(BaseEnvironment):
     settings: Wordle
 
     def __init__(self, settings: Wordle, task: Task, lexicon: Lexicon) -> None:

@@ -9,7 +9,7 @@ from typing import Any, Self
 from silva.types import Message, Role, Task
 
 
-class Episode:
+class BaseEnvironment:
     """Base of an environment: guards the order of calls, holds the noise, forks.
 
     What is shown depends on `task.data`, noise on `task.seed` alone: the same task with another seed
