@@ -7,7 +7,8 @@ A tiny transformer with random weights learns to repeat what it is shown: "7 3" 
 an answer; it only gets rewards. One task in five is held out and never trained.
 
 The mean reward of 4 attempts at each of the 20 held-out tasks rises in 80 steps from 0.01, 0.00 and 0.00 to
-0.68, 0.73 and 0.80 (seeds 0, 1 and 2), in 30 to 45 seconds of processor time on one core, without a download.
+0.68, 0.73 and 0.80 (seeds 0, 1 and 2; two random digits earn 0.1), in 30 to 45 seconds of processor time on
+one core, without a download.
 """
 
 from __future__ import annotations
