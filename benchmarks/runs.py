@@ -93,7 +93,7 @@ SIGNALS_AT = {
     "load": "silva.assembly:load_model",
     "warm_start": "silva.orchestrator.sft:play",
     "eval": "silva.evaluation.evaluator:play",
-    "rollout": "silva.rollouts.linear:play",
+    "rollout": "silva.rollouts.strategy:play",
     "export": "silva.trainer.learner:export_model",
 }
 """Places besides the crash points: the k-th call of a function."""
