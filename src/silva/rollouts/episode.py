@@ -192,7 +192,7 @@ class Episode:
         if not isinstance(environment, Forkable):
             raise CapabilityError(
                 f"environment {self.task.environment!r} cannot be forked: {type(environment).__name__} needs "
-                "`async def fork(self, seed)`, as `Episode` of silva.environments.bases.environment has it"
+                "`async def fork(self, seed)`, as silva.environments.bases.environment.BaseEnvironment has it"
             )
         twin = replace(
             self, id=id, seed=seed, environment=None, parent=self.id, fork_turn=len(self.state.turns)
