@@ -44,7 +44,7 @@ def keys() -> int:
 
 SIZES = {
     "lines of src/silva": (lambda: lines(SOURCE), 53_669),
-    "lines of tests": (lambda: lines(ROOT / "tests"), 55_462),
+    "lines of tests": (lambda: lines(ROOT / "tests"), 55_459),
     "lines of the longest file of src/silva": (longest, 399),
     "files of the largest room of src/silva": (most_files, 22),
     "files of src/silva/orchestrator": (lambda: len(list((SOURCE / "orchestrator").glob("*.py"))), 17),

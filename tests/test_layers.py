@@ -107,8 +107,8 @@ def targets() -> set[str]:
 
 @cache
 def concrete() -> set[str]:
-    """Modules of parts that others could replace: those a registry names, but for mere settings, and those
-    whose classes settings import when they build, or name as strings."""
+    """Modules that implement a replaceable part. A registry names them (modules of settings do not count),
+    or the part's settings import their classes in `build` or name them as strings."""
     found = {target for target in targets() if not target.endswith("settings")}
     for target in targets():
         for node, top in walk(ast.parse(FILES[target].read_text()), True):

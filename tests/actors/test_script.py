@@ -1,4 +1,4 @@
-"""Who can play itself, and what of its play is to be imitated."""
+"""An environment plays itself: its expert's replies are to be imitated, and its mistakes are not."""
 
 from __future__ import annotations
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import platform
 import shutil
@@ -16,10 +15,10 @@ from typing import Any
 
 import pytest
 from tests.sandbox.attacks import ATTACKS, Attack
+from tests.sandbox.calling import runs
 
 from silva.sandbox import cgroups
-from silva.sandbox.process import Result, Sandbox
-from silva.sandbox.settings import SandboxSettings
+from silva.sandbox.process import Result
 from silva.sandbox.walls import Walls, _problem
 
 KINDS = [Walls("bubblewrap"), Walls("bubblewrap", True), Walls("userns"), Walls("userns", True)]
@@ -93,16 +92,7 @@ def host(tmp_path: Path, server: int, monkeypatch: pytest.MonkeyPatch) -> Iterat
 def played(attack: Attack, host: dict[str, Any], walls: Walls) -> tuple[bool, Result]:
     """Whether the attack won, and what its code said."""
     limits = attack.down if walls.kind == "none" else attack.up
-    settings = SandboxSettings(**({"seconds": 5.0, "cpu_seconds": 5} | limits))
-
-    async def play() -> Result:
-        sandbox = Sandbox(settings, walls)
-        try:
-            return await sandbox.run(f"HOST = {host!r}\n{attack.code}")
-        finally:
-            await sandbox.close()
-
-    result = asyncio.run(play())
+    (result,) = runs(f"HOST = {host!r}\n{attack.code}", walls=walls, **{"cpu_seconds": 5} | limits)
     marks = [Path(f"{folder}/{host['shared']}") for folder in ("/tmp", "/dev/shm")]
     marked = [mark for mark in (*marks, Path(host["mark"])) if mark.exists()]
     for mark in marked:

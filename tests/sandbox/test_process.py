@@ -7,51 +7,16 @@ import os
 import random
 import select
 import signal
-from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.sandbox.calling import NEEDS_WALLS, children, play, runs
 
-from silva.errors import ConfigError
-from silva.sandbox import cgroups, process
-from silva.sandbox import walls as module
-from silva.sandbox.process import Result, Sandbox, SandboxFault, works
-from silva.sandbox.settings import SandboxSettings
-from silva.sandbox.walls import Walls, _chosen, _problem, chosen, describe
+from silva.sandbox import process
+from silva.sandbox.process import Result, Sandbox
 
-AUTO = _chosen("auto")
-pytestmark = pytest.mark.skipif(isinstance(AUTO, str), reason=str(AUTO))
-
-
-def play(story: Callable[[Sandbox], Coroutine[Any, Any, Any]], **limits: Any) -> Any:
-    async def go() -> Any:
-        sandbox = Sandbox(SandboxSettings(**({"seconds": 5.0} | limits)))
-        try:
-            return await story(sandbox)
-        finally:
-            await sandbox.close()
-
-    return asyncio.run(go())
-
-
-def runs(*codes: str, **limits: Any) -> list[Result]:
-    async def story(sandbox: Sandbox) -> list[Result]:
-        return [await sandbox.run(code) for code in codes]
-
-    return play(story, **limits)
-
-
-def children() -> set[str]:
-    """Processes whose parent is this one."""
-    found = set()
-    for entry in Path("/proc").iterdir():
-        try:
-            if entry.name.isdecimal() and f"PPid:\t{os.getpid()}\n" in (entry / "status").read_text():
-                found.add(entry.name)
-        except OSError:
-            pass
-    return found
+pytestmark = NEEDS_WALLS
 
 
 def states(process: int) -> list[str]:
@@ -245,60 +210,6 @@ def test_kept_state_takes_no_program_and_no_call_without_bounds() -> None:
     play(story, keep_state=True)
 
 
-WRITABLE = """
-import os
-found = []
-for folder in ("/proc/sys", "/proc/irq", "/proc/bus", "/proc/fs"):
-    for path, _, names in os.walk(folder):
-        found += [f"{path}/{name}" for name in names]
-for path in ["/proc/sysrq-trigger", *found]:
-    try:
-        os.close(os.open(path, os.O_WRONLY))
-        print(path)
-    except OSError:
-        pass
-"""
-
-
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root may write settings of the kernel")
-@pytest.mark.parametrize("kind", ["bubblewrap", "userns"])
-def test_root_without_landlock_writes_no_settings_of_the_kernel(
-    kind: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    walls = Walls(kind)
-    if problem := _problem(walls):
-        pytest.skip(problem)
-    monkeypatch.setattr(module, "landlock_version", lambda: 0)
-    assert "needs Landlock" in _problem(walls)  # a second wall behind the first
-
-    async def go() -> Result:
-        sandbox = Sandbox(SandboxSettings(), walls)
-        try:
-            return await sandbox.run(WRITABLE)
-        finally:
-            await sandbox.close()
-
-    assert asyncio.run(go()) == Result("ok", "")
-
-
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root may write settings of the kernel")
-def test_walls_through_which_settings_of_the_kernel_are_written_do_not_stand(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    if problem := _problem(Walls("bubblewrap")):
-        pytest.skip(problem)
-    whole = module._bubblewrap
-
-    def without(*given: Any) -> list[str]:
-        found = whole(*given)
-        place = found.index("/proc", found.index("--remount-ro"))
-        return found[: place - 1] + found[place + 1 :]
-
-    monkeypatch.setattr(module, "landlock_version", lambda: 0)
-    monkeypatch.setattr(module, "_bubblewrap", without)
-    assert "/proc/sys/kernel/core_pattern" in works(Walls("bubblewrap"), True)
-
-
 def test_many_calls_and_sandboxes_leave_no_process() -> None:
     async def story(sandbox: Sandbox) -> None:
         for number in range(300):
@@ -321,55 +232,6 @@ def test_a_cancelled_call_ends_its_sandbox() -> None:
     before = children()
     assert play(story).output == "'again'\n"
     assert children() <= before
-
-
-@pytest.mark.skipif(not cgroups.parents(), reason="no control groups can be made here")
-@pytest.mark.parametrize("kind", ["bubblewrap", "userns"])
-def test_code_runs_within_the_control_groups(kind: str) -> None:
-    walls = Walls(kind, as_nobody=AUTO.as_nobody)  # type: ignore[union-attr]
-    if problem := _problem(walls):
-        pytest.skip(problem)
-
-    async def go() -> list[list[str]]:
-        sandbox = Sandbox(SandboxSettings(), walls)
-        assert (await sandbox.run("1")).output == "1\n"
-        name = f"sandbox-{os.getpid()}-*"
-        groups = [group for parent in cgroups.parents() for group in parent.glob(name)]
-        found = [(group / "cgroup.procs").read_text().split() for group in groups]
-        await sandbox.close()
-        return found
-
-    found = asyncio.run(go())
-    assert len(found) == len(cgroups.parents())
-    assert all(len(processes) >= 2 for processes in found), (
-        "the first process of the namespace, the interpreter"
-    )
-
-
-@pytest.mark.skipif(not cgroups.parents(), reason="no control groups can be made here")
-@pytest.mark.parametrize("fault", ["no group", "no walls", "no program"])
-def test_a_start_that_fails_is_told_and_leaves_nothing(monkeypatch: pytest.MonkeyPatch, fault: str) -> None:
-    def refused(*given: object) -> None:
-        raise OSError(28, "No space left on device")
-
-    def broken(*given: object) -> list[str]:
-        return ["bwrap", "--surprise"] if fault == "no walls" else ["/nowhere/bwrap"]
-
-    words = {"no group": "No space left", "no walls": "--surprise", "no program": "nowhere"}[fault]
-    if fault == "no group":
-        monkeypatch.setattr(cgroups.ControlGroup, "add", refused)
-    else:
-        monkeypatch.setattr(module, "_bubblewrap", broken)
-    walls = Walls("bubblewrap", as_nobody=fault == "no walls" and AUTO.as_nobody)  # type: ignore[union-attr]
-    files, processes = len(os.listdir("/proc/self/fd")), children()
-
-    async def go() -> None:
-        with pytest.raises(SandboxFault, match=words):
-            await Sandbox(SandboxSettings(), walls).run("1")
-
-    asyncio.run(go())
-    assert len(os.listdir("/proc/self/fd")) == files and children() == processes
-    assert not [group for parent in cgroups.parents() for group in parent.glob(f"sandbox-{os.getpid()}-*")]
 
 
 def test_every_attempt_to_reach_the_network_is_counted() -> None:
@@ -416,14 +278,10 @@ RANDOM = "import random\nprint(list({'a', 'b', 'c', 'd', 'e', 'f'}), random.rand
 
 @pytest.mark.parametrize("keep_state", [False, True])
 def test_equal_seeds_give_equal_output(keep_state: bool) -> None:
-    async def outputs(seed: int) -> list[str]:
-        sandbox = Sandbox(SandboxSettings(keep_state=keep_state), seed=seed)
-        try:
-            return [(await sandbox.run(RANDOM)).output for _ in range(2)]
-        finally:
-            await sandbox.close()
-
-    one, again, other = (asyncio.run(outputs(seed)) for seed in (3, 3, 4))
+    one, again, other = (
+        [result.output for result in runs(RANDOM, RANDOM, seed=seed, keep_state=keep_state)]
+        for seed in (3, 3, 4)
+    )
     assert one == again and one[0] != one[1] and one != other
     assert one[0].partition("]")[0] == other[0].partition("]")[0]  # the order of a set has no seed
 
@@ -437,25 +295,3 @@ def test_a_seed_of_the_code_itself_holds() -> None:
 def test_packages_can_be_left_out() -> None:
     (with_them,), (without,) = runs("import numpy"), runs("import numpy", packages=False)
     assert (with_them.how, without.how) == ("ok", "raised")
-
-
-def test_without_any_walls_the_error_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_problem", lambda walls, packages: "not here")
-    _chosen.cache_clear()
-    try:
-        with pytest.raises(
-            ConfigError, match=r"no sandbox works here .*bubblewrap: not here.*Install bubble"
-        ):
-            chosen(SandboxSettings())
-        assert chosen(SandboxSettings(sandbox="none")).kind == "none"
-        assert "no sandbox works here" in describe()
-    finally:
-        _chosen.cache_clear()
-
-
-def test_the_log_says_once_which_walls_stand(caplog: pytest.LogCaptureFixture) -> None:
-    _chosen.cache_clear()
-    with caplog.at_level("INFO"):
-        walls = chosen(SandboxSettings())
-        chosen(SandboxSettings())
-    assert isinstance(walls, Walls) and len(caplog.records) == 1 and "seccomp" in caplog.records[0].message

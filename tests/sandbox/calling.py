@@ -1,0 +1,47 @@
+"""Sandboxes to call, and the processes that they leave."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable, Coroutine
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from silva.sandbox.process import Result, Sandbox
+from silva.sandbox.settings import SandboxSettings
+from silva.sandbox.walls import Walls, _chosen
+
+Story = Callable[[Sandbox], Coroutine[Any, Any, Any]]
+AUTO = _chosen("auto")
+NEEDS_WALLS = pytest.mark.skipif(isinstance(AUTO, str), reason=str(AUTO))
+
+
+def play(story: Story, walls: Walls | None = None, seed: int = 0, **limits: Any) -> Any:
+    async def go() -> Any:
+        sandbox = Sandbox(SandboxSettings(**({"seconds": 5.0} | limits)), walls, seed)
+        try:
+            return await story(sandbox)
+        finally:
+            await sandbox.close()
+
+    return asyncio.run(go())
+
+
+def runs(*codes: str, walls: Walls | None = None, seed: int = 0, **limits: Any) -> list[Result]:
+    async def story(sandbox: Sandbox) -> list[Result]:
+        return [await sandbox.run(code) for code in codes]
+
+    return play(story, walls, seed, **limits)
+
+
+def children() -> set[str]:
+    """Processes whose parent is this one."""
+    own, found = f"PPid:\t{os.getpid()}\n", set()
+    for entry in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            found |= {entry.name} if own in (entry / "status").read_text() else set()
+    return found

@@ -1,0 +1,123 @@
+"""Which walls are chosen, what a start that fails leaves behind, and what root cannot do behind walls."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import pytest
+from tests.sandbox.calling import AUTO, NEEDS_WALLS, children, play, runs
+
+from silva.errors import ConfigError
+from silva.sandbox import cgroups
+from silva.sandbox import walls as module
+from silva.sandbox.process import Result, Sandbox, SandboxFault, works
+from silva.sandbox.settings import SandboxSettings
+from silva.sandbox.walls import Walls, _chosen, _problem, chosen, describe
+
+pytestmark = NEEDS_WALLS
+
+
+def standing(kind: str, as_nobody: bool = False) -> Walls:
+    walls = Walls(kind, as_nobody)
+    if problem := _problem(walls):
+        pytest.skip(problem)
+    return walls
+
+
+WRITABLE = """
+import os
+found = []
+for folder in ("/proc/sys", "/proc/irq", "/proc/bus", "/proc/fs"):
+    for path, _, names in os.walk(folder):
+        found += [f"{path}/{name}" for name in names]
+for path in ["/proc/sysrq-trigger", *found]:
+    try:
+        os.close(os.open(path, os.O_WRONLY))
+        print(path)
+    except OSError:
+        pass
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may write settings of the kernel")
+@pytest.mark.parametrize("kind", ["bubblewrap", "userns"])
+def test_root_without_landlock_writes_no_settings_of_the_kernel(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    walls = standing(kind)
+    monkeypatch.setattr(module, "landlock_version", lambda: 0)
+    assert "needs Landlock" in _problem(walls)  # a second wall behind the first
+    assert runs(WRITABLE, walls=walls) == [Result("ok", "")]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may write settings of the kernel")
+def test_walls_through_which_settings_of_the_kernel_are_written_do_not_stand(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    walls = standing("bubblewrap")
+    whole = module._bubblewrap
+
+    def without(*given: Any) -> list[str]:
+        found = whole(*given)
+        place = found.index("/proc", found.index("--remount-ro"))
+        return found[: place - 1] + found[place + 1 :]
+
+    monkeypatch.setattr(module, "landlock_version", lambda: 0)
+    monkeypatch.setattr(module, "_bubblewrap", without)
+    assert "/proc/sys/kernel/core_pattern" in works(walls, True)
+
+
+@pytest.mark.skipif(not cgroups.parents(), reason="no control groups can be made here")
+@pytest.mark.parametrize("kind", ["bubblewrap", "userns"])
+def test_code_runs_within_the_control_groups(kind: str) -> None:
+    walls = standing(kind, AUTO.as_nobody)  # type: ignore[union-attr]
+
+    async def story(sandbox: Sandbox) -> list[list[str]]:
+        assert (await sandbox.run("1")).output == "1\n"
+        name = f"sandbox-{os.getpid()}-*"
+        groups = [group for parent in cgroups.parents() for group in parent.glob(name)]
+        return [(group / "cgroup.procs").read_text().split() for group in groups]
+
+    found = play(story, walls)
+    assert len(found) == len(cgroups.parents())
+    assert all(len(processes) >= 2 for processes in found)  # the namespace's first one and the interpreter
+
+
+@pytest.mark.skipif(not cgroups.parents(), reason="no control groups can be made here")
+@pytest.mark.parametrize("fault", ["no group", "no walls", "no program"])
+def test_a_start_that_fails_is_told_and_leaves_nothing(monkeypatch: pytest.MonkeyPatch, fault: str) -> None:
+    def refused(*given: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    def broken(*given: object) -> list[str]:
+        return ["bwrap", "--surprise"] if fault == "no walls" else ["/nowhere/bwrap"]
+
+    words = {"no group": "No space left", "no walls": "--surprise", "no program": "nowhere"}[fault]
+    if fault == "no group":
+        monkeypatch.setattr(cgroups.ControlGroup, "add", refused)
+    else:
+        monkeypatch.setattr(module, "_bubblewrap", broken)
+    walls = Walls("bubblewrap", as_nobody=fault == "no walls" and AUTO.as_nobody)  # type: ignore[union-attr]
+    files, processes = len(os.listdir("/proc/self/fd")), children()
+    with pytest.raises(SandboxFault, match=words):
+        runs("1", walls=walls)
+    assert len(os.listdir("/proc/self/fd")) == files and children() == processes
+    assert not [group for parent in cgroups.parents() for group in parent.glob(f"sandbox-{os.getpid()}-*")]
+
+
+def test_without_any_walls_the_error_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_problem", lambda walls, packages: "not here")
+    monkeypatch.setattr(module, "_chosen", _chosen.__wrapped__)  # without the cache
+    with pytest.raises(ConfigError, match=r"no sandbox works here .*bubblewrap: not here.*Install bubble"):
+        chosen(SandboxSettings())
+    assert chosen(SandboxSettings(sandbox="none")).kind == "none"
+    assert "no sandbox works here" in describe()
+
+
+def test_the_log_says_once_which_walls_stand(caplog: pytest.LogCaptureFixture) -> None:
+    _chosen.cache_clear()
+    with caplog.at_level("INFO"):
+        walls = chosen(SandboxSettings())
+        chosen(SandboxSettings())
+    assert isinstance(walls, Walls) and len(caplog.records) == 1 and "seccomp" in caplog.records[0].message
