@@ -11,6 +11,8 @@ import pytest
 
 from silva.cli import main
 
+pytestmark = pytest.mark.slow
+
 WORLDS = Path(__file__).parent / "worlds.py"
 CONFIG = f"""
 name = "bad"

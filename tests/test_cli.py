@@ -259,6 +259,7 @@ def test_sft(silva):
     assert (Path("runs/small/weights/step_0") / "model.safetensors").is_file()
 
 
+@pytest.mark.slow
 def test_sft_ends_early_where_the_policy_succeeds_often_enough(silva):
     options = ("--warm_start.steps", 30, "--warm_start.episodes_per_step", 2)
     assert "30 supervised steps" in silva(

@@ -60,6 +60,7 @@ def test_the_pages_and_the_code_are_found():
     assert {"src/silva/cli.py", "benchmarks/chaos.py"} <= {short(path) for path in CODE}
 
 
+@pytest.mark.slow
 def test_files_that_are_named_exist():
     wrong = [
         f"{short(path)}: {name}"
@@ -71,6 +72,7 @@ def test_files_that_are_named_exist():
     assert wrong == []
 
 
+@pytest.mark.slow
 def test_dotted_names_of_silva_exist():
     named = {
         (name, short(path))

@@ -203,6 +203,7 @@ def test_settings_and_configuration_load_only_pydantic():
     assert wrong == []
 
 
+@pytest.mark.slow
 def test_light_commands_load_nothing_heavy(tmp_path):
     code = f"""
 import sys, contextlib, io
@@ -220,6 +221,7 @@ ROOT = SOURCE.parent
 CODE = sorted(path for folder in ("src", "benchmarks", "examples") for path in (ROOT / folder).rglob("*.py"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", CODE, ids=lambda path: str(path.relative_to(ROOT)))
 def test_what_is_imported_from_silva_exists(path):
     """Also where it is imported late, or for type checkers only."""

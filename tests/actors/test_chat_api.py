@@ -132,6 +132,7 @@ def through_the_api(number: int, body: dict[str, Any]) -> Answer:
     return said(None, finish="tool_calls", tool_calls=called(*calls))
 
 
+@pytest.mark.slow
 def test_worlds_have_the_score_of_the_same_replies_played_locally() -> None:
     worlds: Sequence[Any] = (FrozenLake(), GuessNumber(eval_size=24), Calculator())
     evaluations, server, actor = play(through_the_api, *worlds, tasks=24)

@@ -38,6 +38,8 @@ from torch import Tensor
 from silva.algorithms import ALGORITHMS
 from silva.types import Group, Sample
 
+pytestmark = pytest.mark.slow
+
 PAGE = File(__file__).parents[2] / "docs/algorithms.md"
 EXACT = {"rtol": 0.0, "atol": 1e-10}
 

@@ -26,6 +26,8 @@ from silva.trainer.loss_inputs import loss_inputs
 from silva.trainer.policy import TokenLogprobs
 from silva.types import Group, Signals
 
+pytestmark = pytest.mark.slow
+
 # What is read outside of the algorithm, by which tasks are played, how often, and from which reference.
 ELSEWHERE = {
     "type", "reference", "reference_refresh", "difficulty_pools", "oversample", "replay", "early_stop",

@@ -246,6 +246,7 @@ ARGUMENTS = st.builds(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(ARGUMENTS, max_size=4))
 def test_whatever_is_given_is_explained_or_saved(write, resolve, arguments):

@@ -190,6 +190,7 @@ def earned(told: Sequence[Observation | Step]) -> float:
     return sum(value for step in steps(told) for value in step.rewards.values())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", OWN)
 def test_neither_seed_nor_size_nor_name_moves_a_problem_to_the_other_split(name: str) -> None:
     sizes = {"eval_size": 40, "train_size": 200}
@@ -205,6 +206,7 @@ def test_neither_seed_nor_size_nor_name_moves_a_problem_to_the_other_split(name:
         assert not {task.content() for task in others.tasks("eval")} & {*train}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", PARTS)
 def test_what_makes_two_tasks_alike_is_in_one_split(name: str) -> None:
     keys, parts = PARTS[name]
@@ -228,6 +230,7 @@ def test_bounds_are_in_order(name: str) -> None:
             small(name, **{f"min_{what}": low + 1, f"max_{what}": low})
 
 
+@pytest.mark.slow
 def test_splits_share_no_problem_and_ids_are_unique(taskset: TaskSet) -> None:
     train, held_out = (list(taskset.tasks(split)) for split in SPLITS)  # type: ignore[arg-type]
     assert train and held_out
@@ -237,6 +240,7 @@ def test_splits_share_no_problem_and_ids_are_unique(taskset: TaskSet) -> None:
     assert {task.split for task in train} == {"train"} and {task.split for task in held_out} == {"eval"}
 
 
+@pytest.mark.slow
 def test_tasks_are_plain_json_and_the_same_each_time(make: Callable[[], TaskSet]) -> None:
     for split in SPLITS:
         first, again = (list(make().tasks(split)) for _ in range(2))  # type: ignore[arg-type]
@@ -256,6 +260,7 @@ def test_an_episode_ends_and_its_numbers_are_finite(taskset: TaskSet) -> None:
             assert all(math.isfinite(number) for number in numbers)
 
 
+@pytest.mark.slow
 def test_a_task_and_the_replies_decide_an_episode(make: Callable[[], TaskSet]) -> None:
     """Noise is of the task's seed, and episodes that run side by side share nothing."""
     taskset, other = make(), make()
@@ -286,6 +291,7 @@ def test_another_seed_changes_what_happens_but_not_what_is_asked(taskset: TaskSe
     asyncio.run(run())
 
 
+@pytest.mark.slow
 def test_the_expert_always_succeeds_and_chance_seldom_does(taskset: TaskSet) -> None:
     task = taskset.tasks("eval")[0]
     if not isinstance(taskset.environment(task), Scripted):
@@ -303,6 +309,7 @@ def test_the_expert_always_succeeds_and_chance_seldom_does(taskset: TaskSet) -> 
     assert success(0.0) <= {"bandit": 0.75, "guess_number": 0.5, "parity": 0.75}.get(task.environment, 0.45)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("kind", "keys"), VARIED, ids=lambda each: each if isinstance(each, str) else "")
 def test_the_expert_solves_what_other_settings_ask(kind: str, keys: dict[str, Any]) -> None:
     taskset = small(kind, train_size=4, **{"eval_size": 8, **keys}).taskset()
@@ -311,6 +318,7 @@ def test_the_expert_solves_what_other_settings_ask(kind: str, keys: dict[str, An
         assert played[-1].metrics["success"] == 1.0 and earned(played) == pytest.approx(1.0)
 
 
+@pytest.mark.slow
 def test_no_failure_earns_as_much_as_a_success(taskset: TaskSet) -> None:
     """Replies with parts of the expert's, of random ones and of nonsense, repeated or in another order."""
     task = taskset.tasks("train")[1]

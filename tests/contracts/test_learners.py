@@ -27,6 +27,8 @@ from silva.trainer.settings import LocalTrainerSettings
 from silva.trainer.transfer import WeightFolders
 from silva.types import LossSpec, OptimParams, Sample
 
+pytestmark = pytest.mark.slow
+
 LOSS = LossSpec("clipped", {"kl_coef": 0.1})
 PARAMS = OptimParams(lr=1e-3)
 

@@ -30,6 +30,8 @@ from silva.trainer.settings import LocalTrainerSettings
 from silva.trainer.transfer import WeightFolders
 from silva.types import LossSpec, OptimParams, Sample
 
+pytestmark = pytest.mark.slow
+
 Tiny = Callable[..., LoadedModel]
 Make = Callable[[int], Trainer]  # seed of the weights
 LOSS = LossSpec("reinforce")

@@ -20,6 +20,8 @@ from silva.trainer.settings import LocalTrainerSettings
 from silva.trainer.transfer import WeightTransfer, transfer_to
 from silva.types import Sample, Snapshot
 
+pytestmark = pytest.mark.slow
+
 Tiny = Callable[..., LoadedModel]
 Weights = dict[str, torch.Tensor]
 KINDS = ["shared", "folder", "parameters", "adapters"]

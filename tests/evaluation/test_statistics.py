@@ -97,6 +97,7 @@ def test_equal_samples_of_a_task_count_once() -> None:
     assert (low, high) != clustered_wilson(columns(*means))  # Student's quantile: d is estimated
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("tasks", "mean"), [(4, 0.02), (4, 0.25), (4, 0.9), (16, 0.02), (16, 0.25), (16, 0.9), (64, 0.02)]
 )

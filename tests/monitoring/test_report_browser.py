@@ -17,9 +17,10 @@ from .browser import CHROMIUM, Page, browser
 from .fake_run import HOSTILE
 from .test_report_forests import row
 
-pytestmark = pytest.mark.skipif(
-    CHROMIUM is None, reason="Chromium is not installed (apt-get install chromium)"
-)
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(CHROMIUM is None, reason="Chromium is not installed (apt-get install chromium)"),
+]
 
 
 @pytest.fixture(scope="module")

@@ -151,6 +151,7 @@ def test_rows_are_as_stale_as_the_level_allows(tmp_path: Path, level: int, versi
     assert len(trained(tmp_path)) == 20 and audit(read(tmp_path / "ledger.jsonl"), finished=True) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("level", [0, 1, 2])
 @pytest.mark.parametrize("killed_at", [1, 2, 3, 4, 5])
 def test_a_killed_run_trains_every_group_once(tmp_path: Path, level: int, killed_at: int) -> None:

@@ -52,6 +52,7 @@ def test_arguments_are_text_or_an_object(call: ToolCall) -> None:
     assert json.loads(text["arguments"]) == value["arguments"] == dict(call.arguments)
 
 
+@pytest.mark.slow
 @given(st.lists(REPLIES, max_size=4), st.data())
 def test_each_call_has_an_id_of_its_own_that_its_result_answers(replies: list[Message], data) -> None:
     dialogue = list[Message]()

@@ -25,6 +25,8 @@ from silva.rewards.settings import RewardSettings
 from silva.rewards.token_f1 import TokenF1
 from silva.rewards.weighted import Weighted, WeightedPart
 
+pytestmark = pytest.mark.slow
+
 REWARDS: dict[str, tuple[RewardSettings, int]] = {  # and how many tasks an honest reply solves
     "exact_match": (ExactMatch(), 12),
     "exact_match, tag": (ExactMatch(extract="answer_tag"), 12),

@@ -252,6 +252,7 @@ numerals = st.from_regex(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=300, deadline=None, derandomize=True)
 @given(
     reply=numerals.filter(lambda text: text[-1:].isdigit()),

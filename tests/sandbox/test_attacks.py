@@ -21,6 +21,8 @@ from silva.sandbox import cgroups
 from silva.sandbox.process import Result
 from silva.sandbox.walls import Walls, _problem
 
+pytestmark = pytest.mark.slow
+
 KINDS = [Walls("bubblewrap"), Walls("bubblewrap", True), Walls("userns"), Walls("userns", True)]
 PROBLEMS = {walls: _problem(walls) for walls in KINDS if os.geteuid() == 0 or not walls.as_nobody}
 STANDING = [walls for walls, problem in PROBLEMS.items() if not problem]

@@ -22,6 +22,8 @@ from silva.rendering.codec import TokenCodec
 from silva.rendering.renderer import Renderer
 from silva.types import Completion, SamplingParams, ToolCall
 
+pytestmark = pytest.mark.slow
+
 COMPLETE, CHAT = "/v1/completions", "/v1/chat/completions"
 PATHS = pytest.mark.parametrize("path", [COMPLETE, CHAT])
 HELLO: Any = [{"role": "user", "content": "hi"}]

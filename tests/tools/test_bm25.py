@@ -50,6 +50,7 @@ def by_hand(texts: list[list[str]], query: list[str], k1: float, b: float) -> li
     return scores
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("k1", "b"), [(1.5, 0.75), (0.9, 0.4), (2.0, 1.0), (0.0, 0.0)])
 def test_queries_of_several_words_are_scored_by_the_formula(k1, b) -> None:
     rng = random.Random(11)

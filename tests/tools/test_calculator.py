@@ -91,6 +91,7 @@ numerals = st.decimals(0, 1000, places=2).map(str) | st.integers(0, 1000).map(st
 spaces = st.text(" \n\t\r\f\u2003", max_size=3)
 
 
+@pytest.mark.slow
 @settings(max_examples=300, deadline=None, derandomize=True)
 @given(
     first=numerals,

@@ -290,6 +290,7 @@ HOSTILE = [
 ]  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("piece", HOSTILE)
 def test_no_page_takes_longer_than_its_length(extractor, piece) -> None:
     """A time that grows with the square would take minutes here: 20 s for 200 kB of "<!--" in html.parser."""

@@ -24,6 +24,8 @@ pytest.importorskip("mcp", reason="needs mcp: pip install 'silva[mcp]'")
 
 from silva.tools.mcp_connection import Connection, McpFault
 
+pytestmark = pytest.mark.slow
+
 SERVER = (sys.executable, str(Path(__file__).with_name("mcp_server.py")))
 NAMES = ["add", "count", "die", "echo", "environment", "fail", "leave", "wait"]
 SILENT = (sys.executable, "-c", "import sys; sys.stdin.read()")

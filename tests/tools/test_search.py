@@ -198,6 +198,7 @@ ANY_JSON = st.recursive(
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("type_", FORMS)
 @given(answer=ANY_JSON)
 def test_any_answer_is_read_or_malformed(type_, answer) -> None:

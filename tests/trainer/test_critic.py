@@ -148,6 +148,7 @@ def test_its_own_trunk_is_in_train_mode_for_the_gradient_alone(
 # On the trie.
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=25)
 @given(
     samples=forests(),
@@ -261,6 +262,7 @@ def test_the_policy_waits_while_the_critic_warms_up(tiny: Make, make_samples: Ro
     assert not any(torch.equal(p, before[n]) for n, p in loaded.model.named_parameters())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("trunk", ["own", "policy"])
 def test_it_explains_more_and_more_of_a_fixed_batch(tiny: Make, make_samples: Rows, trunk: Trunk) -> None:
     """1 - var(R - V) / var(R), by numpy; 0 at the start. Without a clip, which is for one update."""

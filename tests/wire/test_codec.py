@@ -30,6 +30,8 @@ from silva.types import (
 )
 from silva.wire.codec import decode, encode
 
+pytestmark = pytest.mark.slow
+
 
 def turn(name: str, **changes: Any) -> Turn:
     sampled = Segment("policy", (5, 6), (-0.5, -1e-17), versions=(3, 3))

@@ -139,6 +139,7 @@ def computed(
 UNSHARED = SIZES | {"num_key_value_heads": 4}
 
 
+@pytest.mark.slow
 @pytest.mark.same_bits
 @pytest.mark.parametrize(
     "config",
@@ -162,6 +163,7 @@ def test_what_is_computed_of_a_sequence_does_not_depend_on_its_company(config: A
         torch.set_num_threads(before)
 
 
+@pytest.mark.slow
 @pytest.mark.same_bits
 @pytest.mark.skipif(not torch.backends.mkl.is_available(), reason="this torch has no MKL")
 @pytest.mark.parametrize("config", [CONFIGS[0], CONFIGS[3]], ids=lambda c: c.model_type)

@@ -45,6 +45,7 @@ def kept_by_transformers(logits: torch.Tensor, params: SamplingParams) -> torch.
     return scores[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("vocabulary", [2, 7, 256, 257, 600])
 def test_tokens_are_drawn_as_often_as_their_probability_says(vocabulary: int) -> None:
     logits, count = logits_of(vocabulary, scale=1.0)[0], 60_000
@@ -103,6 +104,7 @@ def test_an_impossible_token_is_never_drawn(seed: int, vocabulary: int, uniform:
 CUTS = list(product((0, 1, 3, 40), (1.0, 0.9, 0.3, 1e-6), (0.0, 0.02, 0.3)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("top_k", "top_p", "min_p"), CUTS)
 def test_what_is_kept_is_what_transformers_keeps(top_k: int, top_p: float, min_p: float) -> None:
     """In this order: temperature, top-k, top-p, min-p."""

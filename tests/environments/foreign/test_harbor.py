@@ -26,6 +26,8 @@ from silva.environments.foreign.harbor_tasks import HarborTask, read_task, read_
 from silva.errors import CapabilityError, ConfigError
 from silva.types import Message
 
+pytestmark = pytest.mark.slow
+
 TOML = """
 version = "1.0"
 [metadata]
