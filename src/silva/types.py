@@ -303,6 +303,8 @@ class Sample:
 
     `loss_weights` start as 1 on policy (and expert) tokens and 0 elsewhere; normalising multiplies
     them by the global normaliser of the update. `logprobs` are NaN where nothing was sampled or scored.
+    `streams` are weights [T] of cross-entropy beside that loss, by name: of observations, of roles that
+    speak to the policy, of data that is mixed in. Each has a normaliser and metrics of its own.
     """
 
     tokens: np.ndarray  # [T] int64
@@ -319,7 +321,7 @@ class Sample:
     returns: np.ndarray | None = None  # [T] what the critic learns
     turn_spans: tuple[tuple[int, int], ...] = ()
     turn_ids: tuple[str, ...] = ()
-    component: Literal["rl", "ce"] = "rl"
+    streams: Mapping[str, np.ndarray] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         what = f"sample of {self.trajectory}"
@@ -327,7 +329,8 @@ class Sample:
                      "old_logprobs", "values", "returns"):  # fmt: skip
             if (array := getattr(self, name)) is not None:
                 _same_length(what, self.tokens, **{name: array})
-        if float(self.loss_weights[0]) != 0.0:
+        _same_length(what, self.tokens, **self.streams)
+        if any(float(weights[0]) != 0.0 for weights in (self.loss_weights, *self.streams.values())):
             raise RecordError(f"{what}: the first token is never trained")
 
     def __len__(self) -> int:

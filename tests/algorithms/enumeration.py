@@ -21,10 +21,9 @@ from torch import Tensor
 
 from silva.algorithms import compose
 from silva.algorithms.aggregation import normalise
-from silva.algorithms.objective import compute
 from silva.config.sections import EpisodeLimits
 from silva.rollouts.samples import to_samples
-from silva.trainer.loss_inputs import flat, loss_inputs
+from silva.trainer.loss_inputs import weighted_loss
 from silva.trainer.policy import TokenLogprobs, trained
 from silva.types import Group, Sample, Segment, Signals, Task, Trajectory, Turn
 
@@ -260,9 +259,8 @@ def step(recipe: Any, process: Process, micro_batches: Iterable[Sequence[Sample]
         entropies = -(table.exp() * table.masked_fill(table.isinf(), 0.0)).sum(1)
         found = TokenLogprobs(table.flatten()[ids], entropies[ids // WIDTH], numbers)
         references = [_on_trained(row, process.reference.flatten()) for row in rows]
-        loss, _ = compute(spec, loss_inputs(found, rows, references, spec, 0, False))
-        weights = flat(rows, [row.loss_weights for row in rows], found.logprobs)
-        total -= torch.autograd.grad((weights * loss).sum(), logits)[0]
+        loss, _ = weighted_loss(found, rows, references, spec, 0, False)
+        total -= torch.autograd.grad(loss, logits)[0]
     return total
 
 

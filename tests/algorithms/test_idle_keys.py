@@ -18,11 +18,10 @@ from silva.algorithms.advantages import ADVANTAGES
 from silva.algorithms.aggregation import AGGREGATIONS, normalise
 from silva.algorithms.correction import RolloutCorrection
 from silva.algorithms.losses import LOSSES
-from silva.algorithms.objective import compute
 from silva.algorithms.settings import Algorithm
 from silva.config.sections import EpisodeLimits
 from silva.rollouts.samples import to_samples
-from silva.trainer.loss_inputs import loss_inputs
+from silva.trainer.loss_inputs import weighted_loss
 from silva.trainer.policy import TokenLogprobs
 from silva.types import Group, Signals
 
@@ -46,7 +45,7 @@ LOSS_KEYS: dict[str, list[dict[str, Any]]] = {
     "cispo": [{}, {"clip_low": 0.5}, {"clip_high": 0.9}],
     "aipo": [{}, {"max_ratio": 1.5}, {"kl_tau": 0.3}],
     "dro": [{}, {"kl_beta": 0.5}],
-    "cross_entropy": [{}],
+    "cross_entropy": [{}, {"weighting": "dft"}],
 }
 CORRECTIONS: list[dict[str, Any]] = [
     {}, {"weight": "mask"}, {"weight": None}, {"level": "geometric"}, {"level": "sequence"}, {"low": 0.9},
@@ -145,9 +144,9 @@ def fingerprint(made: Algorithm) -> list[float]:
     entropies = joined([_noise(row.trajectory, len(row), 6).clip(0) for row in rows])
     numbers = joined([np.full(len(row), i) for i, row in enumerate(rows)])
     references = SIGNALS.reference_logprobs if made.refers else None
-    inputs = loss_inputs(TokenLogprobs(logprobs, entropies, numbers), rows, references, spec, 0, False)
-    loss = compute(spec, inputs)[0] * joined([row.loss_weights for row in rows])
-    found += torch.autograd.grad(loss.sum(), logprobs)[0].tolist() + loss.tolist()
+    packed = TokenLogprobs(logprobs, entropies, numbers)
+    loss, _ = weighted_loss(packed, rows, references, spec, 0, False)
+    found += [*torch.autograd.grad(loss, logprobs)[0].tolist(), loss.item()]
     return found + [state[name] for name in sorted(state)]
 
 

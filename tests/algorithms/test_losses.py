@@ -233,9 +233,9 @@ def test_metrics_by_age_add_up_over_micro_batches(dtype: torch.dtype) -> None:
 @pytest.mark.parametrize(
     ("params", "values", "slope", "metrics"),
     [
-        ({}, [1.0, 2.0], -1.0, set()),
+        ({}, [1.0, 2.0], -1.0, {"nll"}),
         # 0.1 k1 with k1 = log p - log p_ref: 1 + 0.1 * (-1 + 3) = 1.2, 2 + 0.1 * (-2 + 3) = 2.1.
-        ({"kl_coef": 0.1, "kl_estimator": "k1"}, [1.2, 2.1], -0.9, {"kl"}),
+        ({"kl_coef": 0.1, "kl_estimator": "k1"}, [1.2, 2.1], -0.9, {"nll", "kl"}),
     ],
 )
 def test_cross_entropy_reads_neither_advantages_nor_sampling_logprobs(
@@ -249,6 +249,16 @@ def test_cross_entropy_reads_neither_advantages_nor_sampling_logprobs(
     assert loss.tolist() == pytest.approx(values)
     assert gradient(loss, inputs) == pytest.approx([slope, slope])
     assert set(found) == metrics
+
+
+def test_dft_weighs_each_token_by_its_probability() -> None:
+    """p = 0.5 and 0.25: p * -log p = 0.346574 and 0.346574; the slopes are -p, since the weight has none."""
+    logprobs, nan = tensor(0.5, 0.25).log().requires_grad_(), tensor(math.nan, math.nan)
+    inputs = LossInputs(logprobs, nan, nan, torch.zeros(2, dtype=torch.int64))
+    loss, found = compute(LossSpec("cross_entropy", {"weighting": "dft"}), inputs)
+    assert loss.tolist() == pytest.approx([0.346574, 0.346574], abs=1e-6)
+    assert gradient(loss, inputs) == pytest.approx([-0.5, -0.25])
+    assert found["nll"].tolist() == pytest.approx([0.693147, 1.386294], abs=1e-6)
 
 
 def test_kl_and_entropy_terms_by_hand() -> None:

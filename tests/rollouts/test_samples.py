@@ -59,7 +59,6 @@ def test_every_sampled_token_is_trained_once_and_no_other(shapes) -> None:
         np.testing.assert_array_equal(row.versions, np.where(sampled, row.tokens + 1, -1))
         np.testing.assert_array_equal(row.temperatures[sampled], 0.7)
         assert (row.trajectory, row.group) == ("e", "g")
-        assert row.component == ("ce" if any(t in said and t not in policy for t in row.tokens) else "rl")
     sampled_ids = [int(t) for row in rows for t in row.tokens[~np.isnan(row.logprobs)]]
     assert sampled_ids == policy
 

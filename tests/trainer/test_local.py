@@ -203,7 +203,7 @@ def test_lora_trains_adapters_only(tiny: Make, make_samples: Rows) -> None:
 
 def test_expert_tokens_need_no_advantages(tiny: Make, make_samples: Rows) -> None:
     loaded, (sample,) = tiny(), make_samples([20], temperature=1.0)
-    expert = sample.replace(advantages=None, component="ce", logprobs=np.full(20, np.nan))
+    expert = sample.replace(advantages=None, logprobs=np.full(20, np.nan))
     trainer = make_trainer(loaded)
     with pytest.raises(RecordError, match="advantages of the sample of t0"):
         asyncio.run(trainer.forward_backward([expert], REINFORCE))

@@ -1,8 +1,8 @@
 """From losses per token to one number: the normaliser of an update, folded into each token's weight.
 
 It is computed from all samples of the update, over ranks and micro-batches, before the first of them
-runs. Summing weight * loss then gives the same gradient however the update is cut. Components with
-different losses (rl, ce) are normalised in separate calls.
+runs. Summing weight * loss then gives the same gradient however the update is cut. Streams of other losses
+(`Sample.streams`) are normalised in calls of their own, so that none changes what another one weighs.
 
 A *sequence* is a trajectory, also where a rewritten context spread it over several samples. Only what is
 trained counts: tokens with a weight above 0, sequences with at least one of them.
@@ -20,7 +20,9 @@ from silva.errors import ConfigError
 from silva.types import Sample
 
 
-def normalise(samples: Sequence[Sample], mode: str, *, constant: float | None = None) -> list[Sample]:
+def normalise(
+    samples: Sequence[Sample], mode: str, *, constant: float | None = None, stream: str = ""
+) -> list[Sample]:
     """Multiplies `loss_weights` by the normaliser of `mode`, with n sequences of tokens_i trained tokens:
 
     - `token_mean`: 1 / sum of tokens_i. Every token counts the same (DAPO, arXiv:2503.14476).
@@ -29,9 +31,10 @@ def normalise(samples: Sequence[Sample], mode: str, *, constant: float | None = 
     - `constant`: 1 / constant (Dr. GRPO, arXiv:2503.20783: sequences * longest answer).
 
     Args:
-        samples: all samples of one update, with weights 1 where trained and 0 elsewhere.
+        samples: all samples of one update, with weights above 0, mostly 1, where trained and 0 elsewhere.
         mode: a name in `AGGREGATIONS`.
         constant: for `constant` only, above 0.
+        stream: whose weights are meant in place of `loss_weights`.
 
     Returns:
         The samples in their order, weights in their dtype; unchanged where nothing is trained.
@@ -48,19 +51,22 @@ def normalise(samples: Sequence[Sample], mode: str, *, constant: float | None = 
     if constant is not None and not (constant > 0 and math.isfinite(constant)):
         raise ConfigError(f"aggregation constant: got {constant}, expected a finite number above 0")
 
+    given = [sample.streams.get(stream) if stream else sample.loss_weights for sample in samples]
     tokens: Counter[str] = Counter()  # trained ones of each trajectory that has any
-    for sample in samples:
-        if trained := int(np.count_nonzero(sample.loss_weights > 0)):
+    for sample, weights in zip(samples, given, strict=True):
+        if weights is not None and (trained := int(np.count_nonzero(weights > 0))):
             tokens[sample.trajectory] += trained
 
-    def divided(sample: Sample) -> Sample:
-        if not (own := tokens[sample.trajectory]):
+    def divided(sample: Sample, weights: np.ndarray | None) -> Sample:
+        if weights is None or not (own := tokens[sample.trajectory]):
             return sample
         denominator = AGGREGATIONS[mode](len(tokens), own, tokens.total(), constant or 0.0)
-        weights = sample.loss_weights.astype(np.float64) / denominator
-        return sample.replace(loss_weights=weights.astype(sample.loss_weights.dtype))
+        normal = (weights.astype(np.float64) / denominator).astype(weights.dtype)
+        if stream:
+            return sample.replace(streams={**sample.streams, stream: normal})
+        return sample.replace(loss_weights=normal)
 
-    return [divided(sample) for sample in samples]
+    return [divided(*each) for each in zip(samples, given, strict=True)]
 
 
 # (sequences, trained tokens of the token's own sequence, of all, constant) -> what its loss is divided by

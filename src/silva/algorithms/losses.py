@@ -321,11 +321,19 @@ class CrossEntropyLoss(LossSettings):
     """-log p: imitation, without advantages."""
 
     type: Literal["cross_entropy"] = "cross_entropy"
+    weighting: Literal["none", "dft"] = "none"
+    """`dft`: each token weighs its own probability, so that unlikely ones pull less (DFT)."""
 
 
-def cross_entropy(*, logprobs: Tensor) -> tuple[Tensor, Metrics]:
-    """-log p: for tokens to imitate. No metrics."""
-    return -logprobs, {}
+def cross_entropy(*, settings: CrossEntropyLoss, logprobs: Tensor) -> tuple[Tensor, Metrics]:
+    """-log p: for tokens to imitate; with `dft` -sg(p) log p (Wu et al. 2025, arXiv:2508.05629).
+
+    Returns:
+        loss [N]; metric `nll`, -log p in nats.
+    """
+    nll_N = -logprobs.detach()
+    weights_N = (-nll_N).exp() if settings.weighting == "dft" else 1.0
+    return -weights_N * logprobs, {"nll": nll_N}
 
 
 LOSSES: dict[str, Loss] = {

@@ -90,7 +90,6 @@ def _sample(turns: Sequence[Turn], trajectory: str, group: str) -> Sample:
         group=group,
         turn_spans=tuple(zip((ends - turn_lengths).tolist(), ends.tolist(), strict=True)),
         turn_ids=tuple(turn.id for turn in turns),
-        component="ce" if any(s.source == "expert" for s in segments) else "rl",
     )
 
 

@@ -11,7 +11,7 @@ are made of its values before an update (algorithms/gae.py).
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import nn
@@ -88,17 +88,21 @@ class Critic:
         returns: torch.Tensor,
         old_values: torch.Tensor,
         weights: torch.Tensor,
+        *,
+        of: Callable[[torch.Tensor], torch.Tensor] = lambda packed: packed,
         names: Sequence[str] = (),
     ) -> dict[str, torch.Tensor]:
         """Add the gradient of sum(weights * value loss); metrics [N]. All tensors [N].
 
-        `names`: the trajectories of the batch, for the message if their loss is not finite.
+        Args:
+            of: picks the N tokens from all trained ones of the batch.
+            names: the trajectories of the batch, for the message if their loss is not finite.
         """
         # The trainer has set the mode of the policy.
         mode = training_mode(self._trunk.model) if self._own else contextlib.nullcontext()
         with mode, summed_in_place(self._trunk.model):
             (values,) = through(self._trunk, batch, self._head, budget)
-            loss, metrics = value_loss(values, old_values, returns, clip=self.settings.clip)
+            loss, metrics = value_loss(of(values), old_values, returns, clip=self.settings.clip)
             total = (weights * loss).sum()
             self.stepper.blame(total, names)
             total.backward()

@@ -29,7 +29,7 @@ from silva.trainer.explained_errors import explained_memory, refuse_too_large
 from silva.trainer.export import export_model
 from silva.trainer.gradients import summed_in_place
 from silva.trainer.head import wide
-from silva.trainer.loss_inputs import flat, loss_inputs, needed
+from silva.trainer.loss_inputs import Stream, streams, weighted_loss
 from silva.trainer.optimizer import Stepper
 from silva.trainer.parallel import Mesh
 from silva.trainer.plan import MicroBatch, RankWork, plan
@@ -167,11 +167,12 @@ class Learner:
         return tuple(found)
 
     def forward_backward(self, samples: Sequence[Sample], loss: LossSpec) -> dict[str, float]:
-        """Add the gradient of sum(loss_weights * loss) over all trained tokens to what is there.
+        """Add the gradient of sum(loss_weights * loss) over all trained tokens to what is there, and that of
+        the cross-entropy of every other stream.
 
         Returns:
             `loss` (the sum), `trained_tokens`, and the mean over the trained tokens of the update of
-            `entropy` and of each metric of the loss.
+            `entropy` and of each metric of the loss; those of another stream under its name.
 
         Raises:
             RecordError: samples without advantages, for a loss that reads them.
@@ -189,7 +190,7 @@ class Learner:
         supervised = objective.parse(loss)[0].imitates and all(sample.returns is None for sample in samples)
         critic = None if supervised else self.critic
         sums: Sums = defaultdict(float)
-        aged = any((s.versions[trained(s)] != self.version).any() for s in samples)
+        aged = any((s.versions[trained(s, "")] != self.version).any() for s in samples)
         try:
             for indices in self._share(samples):
                 rows = [samples[i] for i in indices]
@@ -208,7 +209,10 @@ class Learner:
         tokens = sum(int(trained(sample).sum()) for sample in samples)
         means = dict(self.mesh.sum({name: float(value) for name, value in sums.items()}))
         total = means.pop("loss", 0.0)
-        means = {name: value / tokens for name, value in means.items()}
+        counts = {name: sum(int(trained(s, name).sum()) for s in samples) for name in streams(samples)}
+        means = {
+            name: value / counts.get(name.partition("/")[0], counts[""]) for name, value in means.items()
+        }
         return {"loss": total, "trained_tokens": float(tokens), **means}
 
     def _backward(
@@ -224,11 +228,9 @@ class Learner:
         entropy_grad, budget = bool(loss.params.get("entropy_coef", 0)), self.settings.micro_batch_tokens
         with summed_in_place(self.loaded.model):
             found = token_logprobs(self.loaded, batch, budget=budget, entropy_grad=entropy_grad)
-            inputs = loss_inputs(found, samples, references, loss, self.version, aged)
-            per_token, metrics = objective.compute(loss, inputs)
             # The weights hold the normaliser of the whole update: gradients of ranks add up, and are never
             # averaged.
-            total = (flat(samples, [s.loss_weights for s in samples], found.logprobs) * per_token).sum()
+            total, metrics = weighted_loss(found, samples, references, loss, self.version, aged)
             self.stepper.blame(total, [sample.trajectory for sample in samples])
             total.backward()  # also where it is not finite: the gradients say which parameter it reaches
         sums["loss"] += total.detach().double()
@@ -237,13 +239,17 @@ class Learner:
 
     def _backward_critic(self, critic: Critic, batch: Pack, samples: list[Sample], sums: Sums) -> None:
         like = torch.zeros((), dtype=wide(self.loaded.dtype), device=self.loaded.device)
-        returns, values = ([needed(s, name) for s in samples] for name in ("returns", "values"))
+        stream = Stream(samples, "", like)
+        returns, values = (
+            stream.needed(name, "which the critic learns from") for name in ("returns", "values")
+        )
         metrics = critic.backward(
             batch,
             self.settings.micro_batch_tokens,
-            flat(samples, returns, like),
-            flat(samples, values, like),
-            flat(samples, [s.loss_weights for s in samples], like),
+            returns,
+            values,
+            stream.weights,
+            of=stream.of,
             names=[sample.trajectory for sample in samples],
         )
         for name, numbers in metrics.items():

@@ -51,16 +51,20 @@ class TokenLogprobs:
     rows: torch.Tensor  # [N] int64
 
 
-def trained(sample: Sample) -> np.ndarray:
-    """[T] bool: the tokens that carry a loss.
+def trained(sample: Sample, stream: str | None = None) -> np.ndarray:
+    """[T] bool: the tokens that carry a loss, or those of one stream ("": of the loss that a call names).
 
     Raises:
         RecordError: a weight is negative or NaN; the sign of a token belongs into its advantage.
     """
-    if len(wrong := sample.loss_weights[~(sample.loss_weights >= 0)]):
-        got = f"got a loss weight of {wrong[0]}, expected 0 or more"
-        raise RecordError(f"sample of {sample.trajectory}: {got}")
-    return sample.loss_weights > 0
+    weights = {"": sample.loss_weights, **sample.streams}
+    for each in weights.values():
+        if len(wrong := each[~(each >= 0)]):
+            got = f"got a loss weight of {wrong[0]}, expected 0 or more"
+            raise RecordError(f"sample of {sample.trajectory}: {got}")
+    if stream is not None:
+        return weights[stream] > 0 if stream in weights else np.zeros(len(sample), bool)
+    return np.logical_or.reduce([each > 0 for each in weights.values()])
 
 
 def pack(loaded: LoadedModel, samples: Sequence[Sample], *, least: int = MIN_SHARED) -> Pack:
