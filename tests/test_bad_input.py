@@ -388,6 +388,12 @@ def test_resume_without_the_ledger(silva, two_steps):
 
 
 def test_weights_of_a_run_that_has_none(silva, two_steps):
+    """Its newest checkpoint has the same."""
+    code, exported, _ = silva("eval", "--json", "--weights", two_steps)
     shutil.rmtree(two_steps / "weights")
+    assert code == 0 and silva("eval", "--json", "--weights", two_steps)[:2] == (0, exported)
+    code, _, err = silva("eval", "--weights", f"{two_steps}@step_7")
+    assert code == 2 and "has step_1, step_2; none is marked best" in err
+    shutil.rmtree(two_steps / "checkpoints")
     code, _, err = silva("eval", "@", "bad.toml", "--weights", two_steps)
     assert code == 2 and "no weights" in err

@@ -12,10 +12,9 @@ import torch
 from silva.algorithms.filters import DifficultyPools
 from silva.compute import ComputeThread
 from silva.config.schema import RunConfig
-from silva.config.sections import PretrainedModel
 from silva.environments.process.workers import Workers
 from silva.environments.tasks import check_splits
-from silva.errors import CapabilityError, ConfigError, Escaped, ModelError, SilvaError, contained
+from silva.errors import CapabilityError, ConfigError, Escaped, SilvaError, contained
 from silva.evaluation.evaluator import Evaluation, evaluate
 from silva.models.loading import LoadedModel, generation_stops, load_model, load_tokenizer, name_of
 from silva.orchestrator.tasks import Source, TaskStream
@@ -23,7 +22,7 @@ from silva.ports import derive
 from silva.protocols import Actor, Engine, Host, Remote, TaskSet, Trainer
 from silva.rendering.renderer import Renderer
 from silva.rollouts.faults import UNWATCHED, Watch
-from silva.storage.layout import Layout, steps_in
+from silva.storage.layout import Layout
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -215,20 +214,3 @@ def offers_tools(environment: Any) -> bool:
     """Whether the settings of an environment name tools, as those of `ToolQA` do."""
     tools = getattr(environment, "tools", ())
     return bool(tools() if callable(tools) else tools)
-
-
-def model_settings(path: str | None) -> PretrainedModel:
-    """A run's newest exported weights, or a model folder, hub id or GGUF file; the packaged model for None.
-
-    Raises:
-        ModelError: a run's folder that holds no weights.
-    """
-    if path is None:
-        return PretrainedModel()
-    folder = Path(path).expanduser() / "weights"
-    if not folder.is_dir() and not (folder.parent / "ledger.jsonl").exists():
-        return PretrainedModel(name=path)
-    exported = [path for path in steps_in(folder).values() if (path / "config.json").is_file()]
-    if not exported:
-        raise ModelError(f"{path}: this run has exported no weights yet; --resume it to its end")
-    return PretrainedModel(name=str(exported[-1]))

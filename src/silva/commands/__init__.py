@@ -13,8 +13,9 @@ _RESUME = (
     Option("--accept-files",
            "resume although files that the configuration points at have changed; the ledger says so"),
 )
-_WEIGHTS = Option("--weights", "a run's folder or a model folder, in place of [model]; a run's own "
-                  "configuration is used if no file is given", "PATH", "a run's folder or a model folder")
+_WEIGHTS = Option("--weights", "a run (RUN, RUN@best, RUN@step_200) or a model folder, in place of [model]; "
+                  "a run's own configuration is used if no file is given", "PATH",
+                  "a run's folder or a model folder")
 _LISTEN = (
     Option("--unix", "listen at a Unix socket", "PATH", "a path"),
     Option("--host", "listen there", "HOST", "a name or an address"),
@@ -73,7 +74,8 @@ COMMANDS: dict[str, Command] = {
         "runs/quickstart",
         "silva.commands.chat:run",
         usage=("[PATH]",),
-        words={"PATH": "a run's folder, a model folder, GGUF file or hub id; without it, the packaged model"},
+        words={"PATH": "a run (RUN, RUN@best, RUN@step_200), a model folder, GGUF file or hub id; without "
+                       "it, the packaged model"},
     ),
     "envs": Command(
         "list, play or check environments",

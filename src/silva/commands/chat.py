@@ -7,10 +7,12 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from silva.assembly import Assembly, model_settings
+from silva.assembly import Assembly
 from silva.commands.command import Given
 from silva.config.schema import run_config
+from silva.config.sections import PretrainedModel
 from silva.errors import ConfigError
+from silva.models.sources import run_of
 from silva.monitoring.printable import put
 from silva.registries import REGISTRIES
 from silva.run import loaded
@@ -28,14 +30,17 @@ def chat(path: str | None, *, read: Callable[[str], str] = input, write: Callabl
     """Answer line by line until an empty line, end of input or Ctrl-C.
 
     Args:
-        path: a run's folder, a model folder or hub id; the packaged model where None.
+        path: a run's folder (runs/lake, runs/lake@best, runs/lake@step_200), a model folder or hub id; the
+            packaged model if None.
     """
     place = Path(path or "").expanduser()
-    if path is not None and not place.exists() and place.parent.is_dir() and "/" in path:
+    missing = path is not None and "/" in path and place.parent.is_dir() and not place.exists()
+    if missing and run_of(str(path))[0] is None:
         raise ConfigError(
             f"silva chat: {path}: no such folder; expected a run's folder, a model folder or hub id"
         )
-    config = run_config(REGISTRIES).model_construct(model=model_settings(path), environments=())
+    model = PretrainedModel() if path is None else PretrainedModel(name=path)
+    config = run_config(REGISTRIES).model_construct(model=model, environments=())
     with loaded(config) as assembly:
         write(f"{assembly.model.name}: an empty line ends the talk")
         asyncio.run(_talk(assembly, read, write))

@@ -121,7 +121,9 @@ def _of_run(given: Given) -> list[str]:
     weights = given.options.get("--weights")
     if weights is None:
         return given.rest
-    folder = Path(weights).expanduser()
+    from silva.models.sources import run_of
+
+    folder = run_of(weights)[0] or Path(weights).expanduser()
     if not folder.exists():
         raise ConfigError(
             f"--weights {weights}: no such file or folder; expected a run's folder or a model folder"

@@ -14,11 +14,13 @@ from rich.table import Table
 
 from silva.actors.policy import Policy
 from silva.actors.script import Script
-from silva.assembly import Assembly, model_settings
+from silva.assembly import Assembly
 from silva.commands.common import here
 from silva.config.schema import RunConfig
+from silva.config.sections import PretrainedModel
 from silva.errors import ConfigError, NoSignalError
 from silva.evaluation.evaluator import Evaluation, records
+from silva.models.sources import pinned, run_of
 from silva.monitoring.printable import printable, put
 from silva.orchestrator.evaluations import held_out_changes
 from silva.protocols import Actor
@@ -37,7 +39,7 @@ def evaluate_config(
     """
     config = here(config)  # services hold weights of their own
     if weights is not None:
-        config = config.model_copy(update={"model": model_settings(weights)})
+        config = config.model_copy(update={"model": PretrainedModel(name=pinned(weights))})
         if config.engine.remote:
             raise ConfigError(
                 f'--weights with engine.type = "{config.engine.type}": its servers have weights of their '
@@ -48,7 +50,7 @@ def evaluate_config(
             return asyncio.run(_evaluate_service(config))
         usual = type(config).model_fields["engine"].default  # scripted play samples nothing
         config = config.model_copy(update={"engine": usual})
-    return asyncio.run(_evaluate(config, policy, Path(weights) if weights else None))
+    return asyncio.run(_evaluate(config, policy, run_of(weights)[0] if weights else None))
 
 
 def report(evaluations: Sequence[Evaluation], *, as_json: bool) -> int:

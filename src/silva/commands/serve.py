@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from silva import process, signals
-from silva.assembly import Assembly, model_settings
+from silva.assembly import Assembly
 from silva.commands.common import here
 from silva.config.load import Resolved, load
 from silva.config.schema import RunConfig
@@ -19,6 +19,7 @@ from silva.config.sections import PretrainedModel
 from silva.errors import CapabilityError, ConfigError
 from silva.models.loading import name_of, resolve
 from silva.models.snapshots import weight_folder
+from silva.models.sources import find, pinned
 from silva.monitoring.printable import put
 from silva.protocols import Engine, Trainer
 from silva.registries import REGISTRIES
@@ -78,7 +79,7 @@ def serve_inference(resolved: Resolved, given: Mapping[str, str]) -> int:
 
     config, weights = here(resolved.config), given.get("--weights")
     if weights is not None:
-        config = config.model_copy(update={"model": model_settings(weights)})
+        config = config.model_copy(update={"model": PretrainedModel(name=pinned(weights))})
     bind, key = checked_bind(resolved.config, "inference", given)
     if config.engine.launched:
         become_launched(config, bind, key)
@@ -108,8 +109,10 @@ def served_name(config: RunConfig, weights: str | None) -> str:
 def initial_weights(config: RunConfig, engine: Engine) -> Callable[[], Awaitable[None]] | None:
     """What loads the weights of `[model]` again; None if they are no folder of the whole model."""
     model = config.model
-    source = Path(resolve(model.name)) if isinstance(model, PretrainedModel) and model.lora is None else None
-    if source is None or not source.is_dir():
+    if not isinstance(model, PretrainedModel) or model.lora or not isinstance(find(model.name), str):
+        return None
+    source = Path(resolve(model.name))
+    if not source.is_dir():
         return None
 
     async def load() -> None:

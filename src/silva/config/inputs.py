@@ -52,6 +52,8 @@ def _files(key: Key, text: str, own: list[Path]) -> Iterator[Path]:
         return
     path = Path(os.path.expanduser(file))
     model = key[0] in ("model", "algorithm") and key[-1] == "name"
+    if model and not path.exists() and "@" in path.name:  # a run at a step
+        path = path.with_name(path.name.rpartition("@")[0])
     # Any other word may be the name of a folder by chance.
     folder = "/" in file or model or key[-1] == "corpus"
     try:
@@ -62,7 +64,8 @@ def _files(key: Key, text: str, own: list[Path]) -> Iterator[Path]:
             if path.suffix == ".py":
                 yield from _imported(path, path.parent, {path.resolve()})
         elif folder and path.is_dir() and not any(each.is_relative_to(path.resolve()) for each in own):
-            for each in sorted(path.rglob("*")):
+            run = model and (path / "ledger.jsonl").is_file()  # whose other files change by themselves
+            for each in sorted(path.rglob("*.safetensors" if run else "*")):
                 inside = each.relative_to(path).parts
                 if each.is_file() and not any(part[0] == "." or part == "__pycache__" for part in inside):
                     yield each

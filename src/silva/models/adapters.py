@@ -72,3 +72,16 @@ def merged(model: PreTrainedModel) -> dict[str, torch.Tensor]:
                 weight = weight + module.get_delta_weight(adapter).to(weight.dtype)
             weights[f"{prefix}.weight"] = weight.to(base.dtype)
     return weights
+
+
+@torch.no_grad()
+def fold(model: PreTrainedModel) -> None:
+    """Merge the adapters into the model's own weights, in place: a plain one, all of it trainable."""
+    weights = merged(model)
+    for name, module in [*model.named_modules()]:
+        if isinstance(module, LoraLinear):
+            plain = module.get_base_layer()
+            plain.weight.data = weights[f"{name}.weight"]
+            model.set_submodule(name, plain)
+    for parameter in model.parameters():
+        parameter.requires_grad_(True)

@@ -33,7 +33,7 @@ from transformers import (
 from transformers.utils import logging as transformers_logging
 
 from silva.errors import ModelError, one_line
-from silva.models import adapters, attention, hub, weight_files
+from silva.models import adapters, attention, hub, overlays, sources, weight_files
 from silva.models.activation import steady_activations
 from silva.models.checks import check_model, misfit
 from silva.models.memory import is_out_of_memory, too_large
@@ -73,20 +73,8 @@ def load_model(settings: PretrainedModel | TinyModel, *, seed: int, device: str 
         ModelError: there is no such model, its weights are damaged or incomplete, or Silva would run it
             differently from transformers.
     """
-    from silva.config.sections import TinyModel
-
     transformers_logging.disable_progress_bar()
-    with torch.random.fork_rng():
-        torch.manual_seed(seed)
-        if isinstance(settings, TinyModel):
-            tokenizer: Any = tiny_tokenizer()
-            config = tiny_config(settings, tokenizer)
-            _refuse_too_large(settings.type, config, settings.dtype)
-            model: Any = tiny_model(config, attention.NAME).to(getattr(torch, settings.dtype))
-        else:
-            model, tokenizer = _pretrained(settings)
-        if settings.lora is not None:
-            adapters.inject(model, settings.lora)
+    model, tokenizer = _built(settings, seed)
     if settings.dtype == "float64":
         _keep_float64_norms(model)
     steady_activations(model)
@@ -113,6 +101,7 @@ def load_tokenizer(settings: PretrainedModel | TinyModel) -> PreTrainedTokenizer
     """
     from silva.config.sections import TinyModel
 
+    settings = _below(settings)
     if isinstance(settings, TinyModel):
         return tiny_tokenizer()
     source, options = _source(settings)
@@ -129,6 +118,7 @@ def generation_stops(settings: PretrainedModel | TinyModel) -> tuple[int, ...]:
     """The tokens that end a reply by the model's generation_config.json; none if it has no such file."""
     from silva.config.sections import TinyModel
 
+    settings = _below(settings)
     if isinstance(settings, TinyModel):
         return ()
     source, options = _source(settings)
@@ -137,6 +127,50 @@ def generation_stops(settings: PretrainedModel | TinyModel) -> tuple[int, ...]:
     except (OSError, ValueError):
         return ()
     return tuple(found) if isinstance(found, list) else () if found is None else (found,)
+
+
+def _built(settings: PretrainedModel | TinyModel, seed: int) -> tuple[PreTrainedModel, Any]:
+    """Model and tokenizer, with fresh adapters if the settings ask for some."""
+    from silva.config.sections import TinyModel
+
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        if isinstance(settings, TinyModel):
+            tokenizer: Any = tiny_tokenizer()
+            config = tiny_config(settings, tokenizer)
+            _refuse_too_large(settings.type, config, settings.dtype)
+            model: Any = tiny_model(config, attention.NAME).to(getattr(torch, settings.dtype))
+        else:
+            model, tokenizer = _named(settings)
+        if settings.lora is not None:
+            adapters.inject(model, settings.lora)
+    return model, tokenizer
+
+
+def _named(settings: PretrainedModel) -> tuple[PreTrainedModel, Any]:
+    """A plain model, or one with the parameters of a checkpoint or an adapter."""
+    found = sources.find(settings.name)
+    if isinstance(found, str):
+        return _pretrained(settings)
+    if isinstance(found, sources.Adapter):
+        model, tokenizer = _named(settings.model_copy(update={"name": found.base}))
+        overlays.lay_adapter(model, found.folder)
+    else:  # in the type in which it was trained, so that its weights are rounded as they were then
+        model, tokenizer = _built(found.model, found.seed)
+        overlays.lay_checkpoint(model, found.folder)
+        model.to(getattr(torch, settings.dtype))  # type: ignore[arg-type]
+        model.config.dtype = getattr(torch, settings.dtype)
+    return model, tokenizer
+
+
+def _below(settings: PretrainedModel | TinyModel) -> PretrainedModel | TinyModel:
+    """The plain model under a checkpoint or an adapter, whose tokenizer is also theirs."""
+    found = sources.find(getattr(settings, "name", ""))
+    if isinstance(found, sources.Checkpoint):
+        return _below(found.model)
+    if isinstance(found, sources.Adapter):
+        return _below(settings.model_copy(update={"name": found.base}))
+    return settings
 
 
 def name_of(settings: PretrainedModel | TinyModel) -> str:
@@ -153,9 +187,13 @@ def resolve(name: str) -> str:
     """The folder or hub id that `model.name` stands for; converts a GGUF file into the cache once.
 
     Raises:
-        ModelError: a path that does not exist, a package that is not installed, or a file that is no
-            usable GGUF.
+        ModelError: a path that does not exist, a package that is not installed, a file that is no
+            usable GGUF, or what lies over a model: a checkpoint or an adapter.
     """
+    found = sources.find(name)
+    if not isinstance(found, str):
+        raise _refused(name, f"{found.folder} is no plain model; `silva convert` makes one of it")
+    name = found
     if name == PACKAGED:
         spec = importlib.util.find_spec(PACKAGE)
         if spec is None or spec.origin is None:
