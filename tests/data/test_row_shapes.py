@@ -172,7 +172,7 @@ def test_a_shape_is_told_in_words(row, words):
         ({"prompt": ["q"]}, "prompt.0: got 'q', expected a message"),
         ({"prompt": [{"role": "robot", "content": "q"}]},
          "prompt.0.role: got 'robot', expected one of system, developer, human, user, gpt, "
-         "assistant, chatgpt, bot, tool, function, observation"),
+         "assistant, chatgpt, bot, tool, function, observation, function_call"),
         ({"prompt": [{"role": "user", "content": [{"type": "image"}]}]},
          "prompt.0.content: got [{'type': 'image'}], expected text"),
         ({"question": "q", "answer": None}, "answer: got None, expected an answer"),

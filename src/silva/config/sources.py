@@ -121,7 +121,7 @@ def place_files(layer: Layer, folder: Path) -> Layer:
     anywhere: `file.py:name`, the keys of FILES and `*_path`, and files in a `command`."""
     for path, given in layer:
         for inner, node in walk(given, path):
-            if inner[:1] in (("environments",), ("algorithm",), ("rollout",)):
+            if inner[:1] in (("environments",), ("algorithm",), ("rollout",), ("data",)):
                 value, key = node.value, next(str(part) for part in reversed(inner) if isinstance(part, str))
                 if isinstance(value, Text):
                     node.value = Text(*(_absolute(each, folder, key) for each in (value.text, value.value)))

@@ -82,7 +82,7 @@ def recognised(row: Row, prompt: str = "", answer: str = "", after: str = "") ->
     found = _guessed(row) if not prompt else Shape("keys", prompt, _answer_in(row, prompt))
     found = replace(found, answer=answer or found.answer, after=after or found.after)
     for key in filter(None, (found.prompt, found.answer)):
-        _at(row, key)
+        value_at(row, key)
     return found
 
 
@@ -92,28 +92,68 @@ def problem(row: Row, shape: Shape) -> Problem:
     Raises:
         ConfigError: prompt or answer is missing or is of another kind; it names file, line and key.
     """
-    messages, answer = _messages(row, shape.prompt), None
-    if shape.more and (more := row.values.get(shape.more)):
-        last = messages[-1]
-        messages = (*messages[:-1], Message(last.role, f"{last.content}\n{more}"))
+    messages, answer = [_as_text(message) for message in asked(row, shape)], None
     if shape.answer == shape.prompt:
-        if len(messages) < 2 or messages[-1].role != "assistant":
-            raise _wrong(row, shape.prompt, "a dialogue that ends with an answer", messages[-1].role)
-        messages, answer = messages[:-1], messages[-1].content
+        if len(value_at(row, shape.prompt)) < 2 or messages[-1].role != "assistant":
+            raise wrong(row, shape.prompt, "a dialogue that ends with an answer", messages[-1].role)
+        answer = messages.pop().content
     elif shape.answer:
-        answer = _at(row, shape.answer)
-        if isinstance(answer, Sequence) and answer and all(map(_is_message, answer)):  # TRL's completion
-            answer = _messages(row, shape.answer)[-1].content
-    messages = (*_system(row, shape, messages), *_history(row, shape), *messages)
+        answer = value_at(row, shape.answer)
+        if is_dialogue(answer):  # TRL's completion
+            answer = _as_text(messages_at(row, shape.answer)[-1]).content
     if shape.after:
         if not isinstance(answer, str) or shape.after not in answer:
-            raise _wrong(row, shape.answer, f"text with {shape.after!r}", answer)
+            raise wrong(row, shape.answer, f"text with {shape.after!r}", answer)
         answer = answer.rpartition(shape.after)[2].strip()
     if shape.answer and (answer is None or (isinstance(answer, str) and not answer.strip())):
-        raise _wrong(row, shape.answer, "an answer", answer)
+        raise wrong(row, shape.answer, "an answer", answer)
     before = {shape.prompt.partition(".")[0], shape.more, shape.system, shape.history}
     used = before | {shape.answer}
-    return Problem(messages, answer, {k: v for k, v in row.values.items() if k not in used})
+    return Problem(tuple(messages), answer, {k: v for k, v in row.values.items() if k not in used})
+
+
+def asked(row: Row, shape: Shape) -> tuple[Message, ...]:
+    """The messages where the prompt stands, after the columns that come before it.
+
+    Raises:
+        ConfigError: as `problem`.
+    """
+    messages = messages_at(row, shape.prompt)
+    if shape.more and (more := row.values.get(shape.more)):
+        last = messages[-1]
+        messages = (*messages[:-1], replace(last, content=f"{last.content}\n{more}"))
+    return (*_system(row, shape, messages), *_history(row, shape), *messages)
+
+
+def messages_at(row: Row, key: str) -> tuple[Message, ...]:
+    """A text as a user's message, or a list of messages, with their calls and thoughts.
+
+    Raises:
+        ConfigError: there is something else; it names the part.
+    """
+    value = value_at(row, key)
+    if isinstance(value, str):
+        if not value.strip():
+            raise wrong(row, key, "text or messages", value)
+        return (Message("user", value),)
+    if not isinstance(value, Sequence) or not value:
+        raise wrong(row, key, "text or messages", value)
+    messages = [_message(row, f"{key}.{index}", entry) for index, entry in enumerate(value)]
+    names = {call.id: call.name for message in messages for call in message.tool_calls if call.id}
+    for index, message in enumerate(messages):
+        if message.role == "tool" and message.name is None:
+            name = names.get(str(value[index].get("tool_call_id")))
+            messages[index] = replace(message, name=name)
+    return tuple(messages)
+
+
+def is_dialogue(value: Any) -> bool:
+    """Whether a column holds messages."""
+    return isinstance(value, Sequence) and bool(value) and all(map(_is_message, value))
+
+
+def wrong(row: Row, key: str, expected: str, got: Any) -> ConfigError:
+    return ConfigError(f"{row.where}: {key}: got {repr(got)[:80]}, expected {expected}")
 
 
 def shown(label: str, shape: Shape, problems: Sequence[Problem]) -> list[str]:
@@ -183,19 +223,24 @@ def _pairs(value: Any) -> list[tuple[str, str]] | None:
 def _system(row: Row, shape: Shape, messages: Sequence[Message]) -> list[Message]:
     text = row.values.get(shape.system) if shape.system else None
     if text is not None and not isinstance(text, str):
-        raise _wrong(row, shape.system, "text", text)
+        raise wrong(row, shape.system, "text", text)
     return [Message("system", text)] if text and all(m.role != "system" for m in messages) else []
 
 
 def _history(row: Row, shape: Shape) -> list[Message]:
     value = row.values.get(shape.history) if shape.history else None
     if (pairs := _pairs(value)) is None:
-        raise _wrong(row, shape.history, "pairs of a question and its answer", value)
+        raise wrong(row, shape.history, "pairs of a question and its answer", value)
     roles: tuple[Role, Role] = ("user", "assistant")
     return [Message(role, text) for pair in pairs for role, text in zip(roles, pair, strict=True)]
 
 
-def _at(row: Row, key: str) -> Any:
+def value_at(row: Row, key: str) -> Any:
+    """A column, dotted where nested.
+
+    Raises:
+        ConfigError: it is not there, or JSON cannot hold it.
+    """
     value: Any = row.values
     if key in row.values:  # a column may have a dot in its name
         return row.values[key]
@@ -210,22 +255,14 @@ def _at(row: Row, key: str) -> Any:
     return value
 
 
-def _messages(row: Row, key: str) -> tuple[Message, ...]:
-    value = _at(row, key)
-    if isinstance(value, str):
-        if not value.strip():
-            raise _wrong(row, key, "text or messages", value)
-        return (Message("user", value),)
-    if not isinstance(value, Sequence) or not value:
-        raise _wrong(row, key, "text or messages", value)
-    return tuple(_message(row, f"{key}.{index}", entry) for index, entry in enumerate(value))
-
-
 def _message(row: Row, key: str, entry: Any) -> Message:
     try:
-        message = message_of(entry)
+        return message_of(entry)
     except Malformed as error:
-        raise _wrong(row, key + error.where, error.expected, error.got) from None
+        raise wrong(row, key + error.where, error.expected, error.got) from None
+
+
+def _as_text(message: Message) -> Message:
     written = write_calls(message.tool_calls)
     return Message(message.role, "\n".join(filter(None, (message.content, written))))
 
@@ -233,8 +270,3 @@ def _message(row: Row, key: str, entry: Any) -> Message:
 def _is_message(value: Any) -> bool:
     forms = ({"role", "content"}, {"from", "value"})
     return isinstance(value, Mapping) and any(form <= value.keys() for form in forms)
-
-
-def _wrong(row: Row, key: str, expected: str, got: Any) -> ConfigError:
-    shown = repr(got)
-    return ConfigError(f"{row.where}: {key}: got {shown[:80]}, expected {expected}")

@@ -39,6 +39,20 @@ def read_rows(source: str, *, split: str = "train", subset: str = "") -> Iterato
     Raises:
         ConfigError: there is nothing at `source`, or a row cannot be read; it names file and line.
     """
+    files = files_of(source)
+    for file in files:
+        yield from read_file(file)
+    if not files:
+        for number, values in enumerate(from_hub(source, split, subset), 1):
+            yield columns(f"{source} ({split}): row {number}", values)
+
+
+def files_of(source: str) -> list[Path]:
+    """The file, or the files in the folder in order of their names; none if it is the id of a hub.
+
+    Raises:
+        ConfigError: there is nothing at `source`.
+    """
     path = Path(source).expanduser()
     if path.is_dir():
         files = sorted(
@@ -48,17 +62,20 @@ def read_rows(source: str, *, split: str = "train", subset: str = "") -> Iterato
         )
         if not files:
             raise ConfigError(f"{source}: no file in this folder ends with {_suffixes()}")
-        for file in files:
-            yield from _read(file)
-    elif path.exists():
-        yield from _read(path)
-    elif _HUB.fullmatch(source) and path.suffix.lower() not in READERS:
-        yield from _hub(source, split, subset)
-    else:
-        raise ConfigError(f"{source}: no such file or folder, and no hub id (owner/name)")
+        return files
+    if path.exists():
+        return [path]
+    if _HUB.fullmatch(source) and path.suffix.lower() not in READERS:
+        return []
+    raise ConfigError(f"{source}: no such file or folder, and no hub id (owner/name)")
 
 
-def _read(path: Path) -> Iterator[Row]:
+def read_file(path: Path) -> Iterator[Row]:
+    """The rows of a file.
+
+    Raises:
+        ConfigError: as `read_rows`.
+    """
     reader = READERS.get(path.suffix.lower())
     if reader is None:
         raise ConfigError(f"{path}: got a file that ends with {path.suffix!r}, expected {_suffixes()}")
@@ -81,7 +98,16 @@ def _json_lines(path: Path) -> Iterator[Row]:
     with path.open(encoding="utf-8-sig") as file:
         for number, line in enumerate(file, 1):
             if line.strip():
-                yield _row(f"{path}:{number}", _parsed(line, f"{path}:{number}"))
+                yield json_row(line, f"{path}:{number}")
+
+
+def json_row(text: str, where: str) -> Row:
+    """The row that is one object of JSON.
+
+    Raises:
+        ConfigError: it is not.
+    """
+    return _row(where, _parsed(text, where))
 
 
 def _json(path: Path) -> Iterator[Row]:
@@ -131,12 +157,17 @@ def _parquet(path: Path) -> Iterator[Row]:
         for batch in parquet.ParquetFile(path).iter_batches(batch_size=1024):
             for values in batch.to_pylist():
                 number += 1
-                yield _columns(f"{path}: row {number}", values)
+                yield columns(f"{path}: row {number}", values)
     except pyarrow.ArrowInvalid as error:
         raise ConfigError(f"{path}: not a parquet file: {error}") from error
 
 
-def _hub(name: str, split: str, subset: str) -> Iterator[Row]:
+def from_hub(name: str, split: str, subset: str) -> Any:
+    """A data set of the hub, with a length and rows by number. Its file is read where it is asked.
+
+    Raises:
+        ConfigError: the package is missing, or the hub gave nothing.
+    """
     try:
         import datasets
     except ImportError:
@@ -145,15 +176,13 @@ def _hub(name: str, split: str, subset: str) -> Iterator[Row]:
             "a file of the data set and set `path` to it."
         ) from None
     try:
-        rows = datasets.load_dataset(name, subset or None, split=split)
+        return datasets.load_dataset(name, subset or None, split=split)
     except Exception as error:  # offline, no such data set, gated: as many types as there are causes
         raise ConfigError(
             f"{name}: the hub gave no data ({type(error).__name__}: {str(error).splitlines()[0][:200]}). "
             f"Without a network, run `huggingface-cli download {name} --repo-type dataset --local-dir data` "
             "where there is one, and set `path` to a file in that folder."
         ) from error
-    for number, values in enumerate(rows, 1):
-        yield _columns(f"{name} ({split}): row {number}", values)
 
 
 READERS: Mapping[str, Callable[[Path], Iterator[Row]]] = {
@@ -189,7 +218,8 @@ def _parsed(text: str, where: str) -> Any:
         raise ConfigError(f"{where}: objects or lists are nested too deeply to be read") from None
 
 
-def _columns(where: str, values: Mapping[str, Any]) -> Row:
+def columns(where: str, values: Mapping[str, Any]) -> Row:
+    """A row of values that may be more than JSON can hold."""
     plain, left_out = {}, {}
     for key, value in values.items():
         try:

@@ -1,15 +1,16 @@
-"""Settings of rows, for environments that read them."""
+"""Settings of rows: for environments that read them, and of supervised training."""
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Mapping
-from typing import Any, ClassVar, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import model_validator
+from pydantic import Field, model_validator
 
-from silva.config.sections import Positive, Section
+from silva.config.sections import Above0, Natural, Positive, Section
 from silva.data.rows import Row, read_rows
+from silva.types import Role
 
 
 class HubRows(Section):
@@ -53,3 +54,42 @@ class FirstRows(HubRows):
 
     def read(self) -> Iterator[Row]:
         return itertools.islice(read_rows(self.path, split=self.split, subset=self.subset), self.rows)
+
+
+class SupervisedSource(GivenRows):
+    weight: Above0 = 1.0
+    """How often each of its rows comes in an epoch: 2.0 twice, 0.5 in every second epoch."""
+
+
+class SupervisedData(Section):
+    """What supervised training learns from: docs/sft.md shows the shapes of rows."""
+
+    sources: Annotated[tuple[SupervisedSource, ...], Field(min_length=1)]
+    """Where the dialogues are: a list of tables, [[data.sources]]."""
+    roles: Annotated[tuple[Role, ...], Field(min_length=1)] = ("assistant",)
+    """Whose words are trained: "assistant", "user", "system", "tool"."""
+    turns: Literal["all", "last"] = "all"
+    """Train every reply of a dialogue, or its last one."""
+    max_tokens: Positive = 4096
+    """Tokens of the longest row."""
+    too_long: Literal["truncate", "drop"] = "truncate"
+    """What happens to longer rows: their end is cut off, or they are left out. Both are counted."""
+    max_bad_rows: Natural = 0
+    """So many rows that cannot be read are left out and counted; the next one ends the run."""
+    validation: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    """Share of the prompts that is held out. Rows with the same prompt are on one side."""
+    validation_path: str = ""
+    """File or folder of rows that are held out, in place of a share. Training rows with their prompts are
+    left out."""
+    validation_rows: Positive = 512
+    """The most dialogues that a validation uses."""
+    epochs: Above0 = 1.0
+    """Passes over all sources."""
+
+    @model_validator(mode="after")
+    def _holds_out_once(self) -> Self:
+        if self.validation and self.validation_path:
+            raise ValueError("expected one of validation and validation_path, got both")
+        if len(set(self.roles)) < len(self.roles):
+            raise ValueError(f"roles: got {', '.join(self.roles)}, expected each role once")
+        return self

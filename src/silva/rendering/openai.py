@@ -20,7 +20,7 @@ from silva.types import Message, Role, ToolCall, ToolSpec
 ROLES: Mapping[str, Role] = {
     "system": "system", "developer": "system", "human": "user", "user": "user", "gpt": "assistant",
     "assistant": "assistant", "chatgpt": "assistant", "bot": "assistant", "tool": "tool", "function": "tool",
-    "observation": "tool",
+    "observation": "tool", "function_call": "assistant",
 }  # fmt: skip
 """By the words of OpenAI's API, of ShareGPT and of data sets like it."""
 THOUGHTS = ("reasoning_content", "reasoning")  # DeepSeek, vLLM; OpenRouter, newer vLLM
@@ -121,12 +121,16 @@ def message_of(entry: object) -> Message:
     speaker, content = entry.get("role", entry.get("from")), entry.get("content", entry.get("value"))
     if not isinstance(speaker, str) or speaker not in ROLES:
         raise Malformed(".role", f"one of {', '.join(ROLES)}", speaker)
+    if speaker == "function_call":  # ShareGPT as LLaMA-Factory reads it: a call, or a list of calls
+        entry, content = {"tool_calls": _listed(_from_json(".value", content))}, None
     calls = _calls(entry)
     if content is None and not calls:
         raise Malformed(".content", "text", content)
     found = (entry.get(name) for name in THOUGHTS)
     thoughts = next((text for text in found if text and isinstance(text, str)), None)
-    return Message(ROLES[speaker], text_of(content), thoughts, tool_calls=calls)
+    name = entry.get("name") if ROLES[speaker] == "tool" else None
+    name = name if isinstance(name, str) else None
+    return Message(ROLES[speaker], text_of(content), thoughts, tool_calls=calls, name=name)
 
 
 def text_of(content: object) -> str:
@@ -142,6 +146,24 @@ def text_of(content: object) -> str:
     if None in texts:
         raise Malformed(".content", "text", content)
     return "".join(texts)  # type: ignore[arg-type]
+
+
+def specs_of(tools: object) -> tuple[ToolSpec, ...]:
+    """Of a list of tools, or its JSON text: in the API's form, or only the functions in it.
+
+    Raises:
+        Malformed: names the part.
+    """
+    tools = _from_json("", tools or ()) or ()
+    if isinstance(tools, str | Mapping) or not isinstance(tools, Sequence):
+        raise Malformed("", "a list of tools", tools)
+    functions = [tool.get("function", tool) if isinstance(tool, Mapping) else tool for tool in tools]
+    for i, function in enumerate(functions):
+        if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
+            raise Malformed(f".{i}", "a tool with the name of its function", tools[i])
+        if not isinstance(function.get("parameters") or {}, Mapping):
+            raise Malformed(f".{i}.parameters", "a JSON schema", function["parameters"])
+    return tuple(map(spec_of, functions))
 
 
 def spec_of(function: Mapping[str, Any]) -> ToolSpec:
@@ -168,6 +190,10 @@ def _call(where: str, call: Any) -> ToolCall:
         raise Malformed(f"{where}.arguments", "an object", arguments)
     id = call.get("id")
     return ToolCall(function["name"], arguments, id if isinstance(id, str) else "")
+
+
+def _listed(value: Any) -> Any:
+    return [value] if isinstance(value, Mapping) else value
 
 
 def _from_json(where: str, value: Any) -> Any:

@@ -1,0 +1,249 @@
+"""Recorded dialogues as rows to train on: the tokens that inference would see, and who wrote each of them.
+
+    system, user ──context──> prompt     reply ──script──> as a policy would have sampled it
+    tool, user   ──extend───> prompt     reply ──script──> ...                                  one row
+
+Where the chat template rewrites earlier turns (`Renderer.rebuilds_context`), every prompt is a context of its
+own. One that goes on from the row before it stays in that row; otherwise it begins the next one. A reply is
+trained where a policy would have sampled it, and nowhere else.
+
+Who wrote a token is known from rendering, and the text is not searched: what `script` makes of a reply is the
+assistant's, its stop token included. The words of other roles are found by rendering once more with marks
+around them, which no content holds. Headers and other glue of the template are nobody's.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import accumulate, pairwise
+from typing import TYPE_CHECKING, Literal
+
+from silva.errors import RenderingError
+from silva.rendering.renderer import Renderer
+from silva.rendering.tool_calls import write_calls
+from silva.thoughts import join_reasoning
+from silva.types import Message, Role, ToolSpec
+
+if TYPE_CHECKING:
+    import numpy as np
+
+_MARKS = [chr(0xFDD5 + i) for i in range(27)]  # Unicode non-characters
+
+
+@dataclass(frozen=True, slots=True)
+class Dialogue:
+    """What was said, the replies included, and the tools that were on offer. `where` names the row, such as
+    "train.jsonl:12"."""
+
+    messages: tuple[Message, ...]
+    tools: tuple[ToolSpec, ...] = ()
+    where: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class SupervisedRow:
+    """One row to train on.
+
+    Attributes:
+        tokens: int64 [T].
+        trained: by role, bool [T]: the tokens that it wrote and that are to be learned. No token is in two.
+        where: as in `Dialogue`.
+    """
+
+    tokens: np.ndarray
+    trained: Mapping[Role, np.ndarray]
+    where: str = ""
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    @property
+    def count(self) -> int:
+        """Trained tokens."""
+        return sum(int(mask.sum()) for mask in self.trained.values())
+
+    def first(self, count: int) -> SupervisedRow:
+        """Its first tokens."""
+        trained = {role: mask[:count] for role, mask in self.trained.items()}
+        return replace(self, tokens=self.tokens[:count], trained=trained)
+
+
+def supervised_rows(
+    renderer: Renderer,
+    dialogue: Dialogue,
+    *,
+    roles: Sequence[Role] = ("assistant",),
+    turns: Literal["all", "last"] = "all",
+) -> list[SupervisedRow]:
+    """The rows of a dialogue, each with a trained token: one, or more if the template rewrites earlier turns.
+
+    Args:
+        roles: whose words are trained.
+        turns: all of them, or the last reply only (of other roles: what it answers).
+
+    Raises:
+        RenderingError: the template refuses the dialogue, or does not show the words of a role as they are.
+    """
+    steps = list(_steps(dialogue.messages))
+    replies = [i for i, (_, reply) in enumerate(steps) if reply is not None]
+    first = replies[-1] if turns == "last" and replies else 0
+    others: set[Role] = {role for role in roles if role != "assistant"}
+    rows, row, history = list[_Growing](), _Growing(roles), list[Message]()
+    for number, (added, reply) in enumerate(steps):
+        if reply is None and not any(message.role in others for message in added):
+            break  # nobody answers it, and nothing of it is trained
+        wanted = others if number >= first else set[Role]()
+        row = row.prompted(renderer, history, added, dialogue.tools, wanted)
+        if not rows or rows[-1] is not row:
+            rows.append(row)
+        history += added
+        if reply is not None:
+            ids, said = _sampled(renderer, reply, row.tokens, dialogue.tools)
+            row.add(ids, "assistant" if number >= first else None)
+            history.append(said)
+    found = [row.finished(dialogue.where) for row in rows]
+    return [row for row in found if row.count]
+
+
+def reply_text(message: Message) -> str:
+    """A reply as one text, as environments write it: thoughts in <think>, calls as JSON in <tool_call>."""
+    calls = write_calls(message.tool_calls)
+    return join_reasoning(message.reasoning, "\n".join(part for part in (message.content, calls) if part))
+
+
+def trained_text(renderer: Renderer, row: SupervisedRow) -> str:
+    """The text of a row for people, with what is trained between ⟦ and ⟧."""
+    trained = [any(mask[i] for mask in row.trained.values()) for i in range(len(row))]
+    cuts = [0, *(i for i in range(1, len(row)) if trained[i] != trained[i - 1]), len(row)]
+    pieces = []
+    for begin, end in pairwise(cuts):
+        text = renderer.decode(row.tokens[begin:end].tolist())
+        pieces.append(f"⟦{text}⟧" if trained[begin] else text)
+    return "".join(pieces)
+
+
+def _steps(messages: Sequence[Message]) -> Iterator[tuple[list[Message], Message | None]]:
+    """Each reply with the new messages before it; at the end, those that nobody answers."""
+    added: list[Message] = []
+    for message in messages:
+        if message.role == "assistant":
+            yield added, message
+            added = []
+        else:
+            added.append(message)
+    if added:
+        yield added, None
+
+
+class _Growing:
+    """A row while it grows: `spans` are the trained ones, as (begin, end, role)."""
+
+    def __init__(self, roles: Sequence[Role]) -> None:
+        self.roles, self.tokens = roles, list[int]()
+        self.last, self.spans = list[int](), list[tuple[int, int, Role]]()
+
+    def prompted(
+        self,
+        renderer: Renderer,
+        history: Sequence[Message],
+        added: Sequence[Message],
+        tools: Sequence[ToolSpec],
+        wanted: set[Role],
+    ) -> _Growing:
+        """This row with the prompt of the next reply; a new one if the prompt does not go on from it."""
+        begins = renderer.rebuilds_context or not self.tokens
+
+        def render(new: Sequence[Message]) -> list[int]:
+            if begins:
+                return renderer.context([*history, *new], tools)
+            return renderer.extend(self.last, new)
+
+        prompt, count = render(added), len(self.tokens)
+        words = _words(renderer, prompt, added, render, wanted)
+        if begins and prompt[:count] != self.tokens:
+            row, at, row_tokens = _Growing(self.roles), 0, prompt
+        else:
+            row, at, row_tokens = self, 0 if begins else count, prompt[count:] if begins else prompt
+        row.tokens += row_tokens
+        row.spans += [(at + begin, at + end, role) for begin, end, role in words]
+        return row
+
+    def add(self, reply: Sequence[int], role: Role | None) -> None:
+        if role in self.roles and role is not None:
+            self.spans.append((len(self.tokens), len(self.tokens) + len(reply), role))
+        self.tokens += reply
+        self.last = list(reply)
+
+    def finished(self, where: str) -> SupervisedRow:
+        import numpy as np
+
+        trained = {role: np.zeros(len(self.tokens), dtype=bool) for role in self.roles}
+        for begin, end, role in self.spans:
+            trained[role][max(begin, 1) : end] = True  # nothing predicts the first token
+        return SupervisedRow(np.array(self.tokens, dtype=np.int64), trained, where)
+
+
+def _sampled(
+    renderer: Renderer, reply: Message, prompt: Sequence[int], tools: Sequence[ToolSpec]
+) -> tuple[list[int], Message]:
+    """What a policy would have sampled, and the message that it says."""
+    ids = renderer.script(reply_text(reply), prompt)
+    offered = tools or [ToolSpec(call.name, "", {}) for call in reply.tool_calls]
+    if reply.tool_calls and renderer.decode(ids[:-1]).endswith(renderer.stop_strings(offered) or ("\0",)):
+        ids = ids[:-1]  # sampling stops at the tag
+    return ids, renderer.parse(ids, prompt=prompt, tools=offered)
+
+
+def _words(
+    renderer: Renderer,
+    prompt: Sequence[int],
+    added: Sequence[Message],
+    render: Callable[[Sequence[Message]], list[int]],
+    roles: set[Role],
+) -> list[tuple[int, int, Role]]:
+    """Where in `prompt` the words of new messages stand, as (begin, end, role).
+
+    Whitespace around them, and tokens that they share with the template, are left out.
+    """
+    found: list[tuple[int, int, Role]] = []
+    for role in sorted({m.role for m in added if m.role in roles and m.content.strip()}):
+        used = "".join(message.content for message in added)
+        begin, end = [mark for mark in _MARKS if mark not in used][:2]
+        marked = [_marked(m, begin, end) if m.role == role else m for m in added]
+        whole = b"".join(_bytes(renderer, render(marked)))
+        pieces = _bytes(renderer, prompt)
+        ends = list(accumulate(map(len, pieces)))
+        spans, text = _spans(whole, begin.encode(), end.encode())
+        if text != b"".join(pieces) or len(spans) != sum(
+            m is not n for m, n in zip(marked, added, strict=True)
+        ):
+            raise RenderingError(
+                f"the chat template does not show what role {role} says as it is, so it is not known which "
+                f"tokens are its words; leave {role!r} out of `roles`"
+            )
+        for first, last in spans:
+            inside = [i for i, piece in enumerate(pieces) if first <= ends[i] - len(piece) < ends[i] <= last]
+            if inside:
+                found.append((inside[0], inside[-1] + 1, role))
+    return found
+
+
+def _marked(message: Message, begin: str, end: str) -> Message:
+    core = message.content.strip()
+    if not core:
+        return message
+    before, _, after = message.content.partition(core)
+    return replace(message, content=f"{before}{begin}{core}{end}{after}")
+
+
+def _bytes(renderer: Renderer, tokens: Sequence[int]) -> list[bytes]:
+    return [renderer.bytes_of(token, tokens[max(i - 1, 0) : i]) for i, token in enumerate(tokens)]
+
+
+def _spans(whole: bytes, begin: bytes, end: bytes) -> tuple[list[tuple[int, int]], bytes]:
+    """What stands between marks, as places in the text without them, and that text."""
+    parts = re.split(re.escape(begin) + b"|" + re.escape(end), whole)
+    places = [0, *accumulate(map(len, parts))]
+    return list(zip(places[1:-1:2], places[2:-1:2], strict=False)), b"".join(parts)
