@@ -10,8 +10,8 @@ from silva.storage.layout import Layout
 
 def test_starts_and_warnings_come_back(tmp_path, monkeypatch):
     settings = Monitoring(terminal="off", tensorboard=False)
-    for command in (["rl", "@", "a b.toml"], ["rl", "--resume"]):
-        monkeypatch.setattr(sys, "argv", ["/usr/bin/silva", *command])
+    for name, *command in (["silva", "rl", "@", "a b.toml"], ["__main__.py", "rl", "--resume"]):
+        monkeypatch.setattr(sys, "argv", [f"/usr/bin/{name}", *command])
         with Monitor(tmp_path, settings, name="x", total_steps=1) as monitor:
             monitor.message("nothing to see")
             monitor.message(

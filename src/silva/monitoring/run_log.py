@@ -33,7 +33,7 @@ class Log:
 
 
 def start_line() -> str:
-    command = shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]])
+    command = shlex.join([Path(sys.argv[0]).name.replace("__main__.py", "silva"), *sys.argv[1:]])
     return START + json.dumps({"command": command, "host": platform.node(), "Silva": version()})
 
 
