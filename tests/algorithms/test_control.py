@@ -12,6 +12,7 @@ from silva.algorithms.control import (
     adaptive_entropy_coef,
     adaptive_kl_coef,
     adaptive_temperature,
+    gated_entropy_coef,
 )
 from silva.errors import ConfigError, RecordError
 
@@ -32,6 +33,8 @@ from silva.errors import ConfigError, RecordError
 )
 def test_adaptive_temperature_by_hand(base: float, std: float, expected: float) -> None:
     assert adaptive_temperature(AdaptiveTemperature(), base, std) == pytest.approx(expected, rel=1e-15)
+    quarter = AdaptiveTemperature(reference_std=0.25)
+    assert adaptive_temperature(quarter, base, std / 4) == pytest.approx(expected, rel=1e-15)
 
 
 @pytest.mark.parametrize(
@@ -48,6 +51,7 @@ def test_adaptive_entropy_coef_by_hand(coef: float, entropy: float, expected: fl
     assert adaptive_entropy_coef(AdaptiveEntropy(), coef, entropy) == pytest.approx(
         expected, rel=1e-12, abs=1e-18
     )
+    assert gated_entropy_coef(AdaptiveEntropy(), coef, entropy) == (coef if entropy <= 0.2 else 0.0)
 
 
 @pytest.mark.parametrize(
@@ -76,3 +80,10 @@ def test_what_is_no_number_and_settings_out_of_range_are_refused() -> None:
         adaptive_temperature(AdaptiveTemperature(), 0.0, 0.5)
     with pytest.raises(ValidationError, match=r"low: got 2\.5 with high = 2\.0, expected at most that"):
         AdaptiveTemperature(low=2.5)
+    assert AdaptiveTemperature(low=2.0).low == 2.0
+    for settings, key in (
+        (AdaptiveTemperature, "reference_std"), (AdaptiveEntropy, "target"), (AdaptiveEntropy, "step"),
+        (AdaptiveEntropy, "max_coef"), (AdaptiveKl, "target"), (AdaptiveKl, "horizon"),
+    ):  # fmt: skip
+        with pytest.raises(ValidationError, match="greater than 0"):
+            settings(**{key: 0.0})

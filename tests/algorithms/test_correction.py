@@ -35,8 +35,9 @@ def tensor(*values: float) -> Tensor:
     ],
 )
 def test_weights_by_hand(kind: str, settings: dict, expected: list[float]) -> None:
-    weights = importance_weights(tensor(*RATIOS).log(), ROWS, RolloutCorrection(weight=kind, **settings))
-    assert weights.tolist() == pytest.approx(expected, rel=1e-12)
+    ratios = tensor(*RATIOS).log().requires_grad_()
+    weights = importance_weights(ratios, ROWS, RolloutCorrection(weight=kind, **settings))
+    assert weights.tolist() == pytest.approx(expected, rel=1e-12) and not weights.requires_grad
 
 
 @pytest.mark.parametrize("bounds", [(1.0, 2.0), (0.5, 1.0)])
@@ -83,7 +84,7 @@ def test_the_product_is_the_unbiased_weight_of_a_sequence() -> None:
         ({"token": [None, 3.5]}, [0, 1, 1, 1, 1, 0]),
         ({"token": [0.3, None]}, [1, 1, 0, 1, 0, 1]),
         ({"any": [0.2, 5.0]}, [0, 1, 0, 1, 0, 0]),  # rows 5 and 8 hold 0.125 and 6
-        ({"any": [0.2, None]}, [0, 1, 0, 1, 0, 1]),  # by the least ratio of a row
+        ({"any": [0.6, None]}, [0, 0, 0, 0, 0, 1]),  # by the least ratio of a row, not its product
         ({"geometric": [0.6, 2.0]}, [0, 1, 0, 1, 0, 0]),
         ({"sequence": [0.1, 1.4]}, [1, 0, 1, 0, 1, 0]),
         ({"token": [0.2, 5.0], "sequence": [0.1, 1.4]}, [1, 0, 1, 0, 0, 0]),
@@ -117,6 +118,8 @@ def test_a_ratio_that_is_not_a_number_is_never_used() -> None:
         ({"weight": "mask", "level": "row"}, "'token', 'geometric' or 'sequence'"),
         ({"weight": "mask", "low": 6.0}, "mask: got bounds 6.0 and 5.0, expected 0 <= low < high"),
         ({"low": 3.0}, "truncate: got bounds 3.0 and 2.0"),
+        ({"weight": None, "low": 1.0}, "low: got 1.0 with weight = null, expected null"),
+        ({"weight": None, "level": "sequence"}, 'level: got "sequence" with weight = null, expected "token"'),
         ({"reject": {"token": (2.0, 2.0)}}, "reject token: got bounds 2.0 and 2.0"),
         ({"reject": {"token": (2.0,)}}, "reject.token"),
         ({"reject": {"row": (0.5, 2.0)}}, "'token', 'geometric', 'sequence' or 'any'"),

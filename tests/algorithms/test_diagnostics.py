@@ -44,7 +44,8 @@ def test_reasoning_that_ignores_its_prompt() -> None:
     """Each row constant: matched = marginal, so no information, whatever the entropy; retrieval is chance."""
     scores = matrix(*([-float(i)] * 4 for i in (1, 2, 5, 8)))
     metrics = collapse(scores, torch.tensor([1, 2, 5, 4]))
-    assert metrics["mutual_information"] == pytest.approx(0.0, abs=1e-14)
+    information = pytest.approx(0.0, abs=1e-14)
+    assert metrics["mutual_information"] == information == metrics["mutual_information_per_token"]
     assert metrics["mi_zscore"] == pytest.approx(0.0, abs=1e-12)
     assert metrics["conditional_entropy"] == 4.0  # (1 + 2 + 5 + 8) / 4
     assert metrics["conditional_entropy_per_token"] == 1.25  # (1 + 1 + 1 + 2) / 4

@@ -167,6 +167,7 @@ def test_a_filter_out_of_range_is_refused(keep: str, value: float, message: str)
         ([0.0, 1.0], [9.0, 9.0], None, None),  # raw rewards decide
         ([1.0, 0.0, 0.0], None, [None, "redo", "mask"], "too_easy"),  # of one result, 1
         ([7 * 0.05, 17 * 0.05, 17 * 0.05, 19 * 0.05], None, None, None),  # 0.75 but for the last bit
+        ([0.25 - 1e-12], None, None, None),
     ],
 )
 def test_out_of_range(
@@ -181,5 +182,6 @@ def test_difficulty() -> None:
     assert pools == ["hard"] * 4 + ["normal"] * 3 + ["easy"] * 4  # 0 to 0.3, 0.4 to 0.6, 0.7 to 1
     assert [difficulty(usual, n / 8) for n in (0, 1, 7, 8)] == ["hard", "normal", "normal", "easy"]
     assert difficulty(middle, 0.1 * 3) == "hard"  # 0.30000000000000004
+    assert difficulty(middle, 0.7 - 1e-12) == "easy"
     with pytest.raises(ValidationError, match=r"got 0\.5 with hard_threshold = 0\.5, expected more"):
         DifficultyPools(easy_threshold=0.5, hard_threshold=0.5)
