@@ -35,11 +35,14 @@ from silva.thoughts import (
         ("a</think>b", False, None, "a</think>b"),
         ("hm[/THINK]up", True, "hm", "up"),
         ("[THINK]is it </think>?[/THINK]up", False, "is it </think>?", "up"),
+        ("so <think>is it [/THINK]", False, "is it [/THINK]", "so"),
         (f"{FINAL}up", False, None, "up"),
     ],
 )
 def test_split(text, opened, reasoning, content):
     assert split_reasoning(text, opened=opened) == (reasoning, content)
+    goes_on = split_reasoning(f"{text}X", opened=opened)[0] or ""
+    assert ends_in_thought(text, opened=opened) == goes_on.endswith("X")
 
 
 @pytest.mark.parametrize("marks", FAMILIES, ids=lambda marks: marks.open)
@@ -57,8 +60,7 @@ def test_every_family_s_thoughts_are_found_again(marks):
 
 def test_thoughts_are_written_as_models_are_trained_on_them():
     assert join_reasoning("hm", "up") == "<think>\nhm\n</think>\n\nup"
-    assert join_reasoning(None, " up ") == " up "
-    assert marks_of("{{ message.content }}") == THINK
+    assert join_reasoning(None, " up ") == " up " and marks_of("{{ message.content }}") == THINK
 
 
 @pytest.mark.parametrize(

@@ -65,8 +65,7 @@ def split_reasoning(text: str, *, opened: bool = False) -> tuple[str | None, str
     content = [""] if opened else []  # before the first thought
     while True:
         if opened:  # by the prompt
-            first = _CLOSE.search(rest)
-            close = first[0] if first else CLOSE
+            close = next(iter(_CLOSE.findall(rest)), CLOSE)
         elif tag := _OPEN.search(rest):
             content.append(rest[: tag.start()])
             rest, close = rest[tag.end() :], _CLOSES[tag[0]]
@@ -107,16 +106,18 @@ def join_reasoning(reasoning: str | None, content: str, marks: Marks = THINK) ->
     return f"{marks.open}\n{reasoning}\n{marks.close}\n\n{content}"
 
 
-def ends_in_thought(text: str) -> bool:
-    """Whether `text` (the end of a prompt) leaves a thought open."""
-    tags = _TAG.findall(text)
-    return bool(tags) and tags[-1] in _CLOSES
+def ends_in_thought(text: str, *, opened: bool = False) -> bool:
+    """Whether `text` leaves a thought open: its own mark closes it. `opened`: it starts inside one."""
+    closes = {*_CLOSES.values()} if opened else set[str]()
+    for tag in _TAG.findall(text):
+        if tag in (closes or _CLOSES):
+            closes = set() if closes else {_CLOSES[tag]}
+    return bool(closes)
 
 
 def starts_in_thought(text: str) -> bool:
     """Whether `text` (a reply) goes on with a thought: it closes one before it opens any."""
-    tag = _TAG.search(text)
-    return tag is not None and tag[0] not in _CLOSES
+    return next(iter(_TAG.findall(text)), OPEN) not in _CLOSES
 
 
 def hide_tags(text: str, spans: Sequence[tuple[int, int]]) -> str:

@@ -251,7 +251,7 @@ class Renderer:
             opened = ends_in_thought(self.opening)
         else:
             opened = self.opens_thought(prompt[: len(prompt) - len(self.encode(prefill))])
-        inside = ends_in_thought((OPEN if opened else "") + prefill)
+        inside = ends_in_thought(prefill, opened=opened)
         raw = self._cut(self._codec.decode(ids), stop, tools, inside)
         words = self.words(ids)
         text = raw if len(words) == len(ids) else self._cut(self._codec.decode(words), stop, tools, inside)
@@ -275,7 +275,7 @@ class Renderer:
         text = self._codec.decode(list(tokens))
         if not self.stop_strings(tools) or any(s in text for s in stop):
             return False
-        return ends_in_thought((OPEN if self.opens_thought(prompt) else "") + text)
+        return ends_in_thought(text, opened=self.opens_thought(prompt))
 
     def call_marks(self, tools: Sequence[ToolSpec]) -> tuple[str, ...]:
         """Before the first of these, a reply is text, unless it `may_be_call`."""
@@ -295,10 +295,9 @@ class Renderer:
         """`text` up to the end of the stop string that ends first, as sampling would have met it. The tags of
         calls stop it outside of thoughts."""
         ends = [text.find(s) + len(s) for s in stop if s and s in text]
-        opened = OPEN if inside else ""
         for tag in self.stop_strings(tools):
             found = (m.end() for m in re.finditer(re.escape(tag), text))
-            ends += [end for end in found if not ends_in_thought(opened + text[:end])][:1]
+            ends += [end for end in found if not ends_in_thought(text[:end], opened=inside)][:1]
         return text[: min(ends)] if ends else text
 
     # --- tokens after a reply
