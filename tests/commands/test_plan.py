@@ -13,10 +13,12 @@ import torch
 
 from silva.algorithms.recipes import Grpo
 from silva.cli import main
-from silva.commands.plan import Measured, Plan, _summarise, describe
+from silva.commands.plan import Plan, ProbeResult, _summarise, describe
+from silva.config.load import load
 from silva.config.sections import Lora, TinyModel
 from silva.models import memory
 from silva.models.loading import load_model
+from silva.registries import REGISTRIES
 from silva.trainer.optimizer import Stepper, learning_bytes
 from silva.types import Group, OptimParams, Segment, Task, Trajectory, Turn
 
@@ -167,7 +169,7 @@ def test_probe_counts_usable_episodes():
     # Replies 4, 8, 4, 4; rows 24, 20 + 2 + 2 + 6 = 30, 24, 24; only the second group is all equal.
     # The first two have 22 tokens in common (20 + 2), the last two are the same row: 24 + 8 + 24.
     found = _summarise(Grpo(), groups)
-    assert found == Measured(
+    assert found == ProbeResult(
         generated=5.0, row_tokens=25.5, rows=1.0, unique=14.0, longest=30, groups=2, silent=1
     )
 
@@ -205,12 +207,18 @@ def test_probe_without_a_usable_episode_says_why():
 
 
 def test_plan_in_words():
+    values = {
+        "environments": [{"type": "bandit"}], "model.type": "tiny", "steps": 20, "output_dir": "runs", "name": "x",
+        "rollout.groups_per_step": 64, "rollout.group_size": 8, "trainer.updates_per_step": 4, "eval.every": 10,
+        "warm_start.steps": 50, "checkpoint.keep": 2,
+    }  # fmt: skip
+    probe = ProbeResult(
+        generated=100.0, row_tokens=390.625, rows=4.0, unique=1.0, longest=301, groups=6, silent=3
+    )
     plan = Plan(
-        steps=20, groups=64, group_size=8, updates=4, refills=12.5, tokens_generated=61_234.0,
-        row_tokens=150_000.0, rows=1536.0, longest=301, warm_steps=50, eval_episodes=128, evaluations=3,
-        parameters=134_515_008, trained_parameters=2_442_240, memory_bytes=1.99 * 2**30,
-        checkpoint_bytes=30 * 2**20, checkpoints=3, directory="runs/x", signal="3 of 6",
-        shown=("Say a\nnow", "b" * 4_000),
+        load([], REGISTRIES, values=values).config, probe, refills=12.5, kept=48.0, compares=True,
+        eval_episodes=128, parameters=134_515_008, trained_parameters=2_442_240, memory_bytes=1.99 * 2**30,
+        checkpoint_bytes=30 * 2**20, shown=("Say a\nnow", "b" * 4_000),
     )  # fmt: skip
     warned = describe(dataclasses.replace(plan, warnings=("one", "two")))
     assert warned == "WARNING: one\nWARNING: two\n" + describe(plan)

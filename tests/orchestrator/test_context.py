@@ -60,4 +60,4 @@ def test_so_do_evaluations_and_plans(tmp_path, shown) -> None:
     shown.clear()
     plan = plan_run(config)
     assert dict(shown) == {"w": {"single_turn"}, "probe": {"single_turn"}}
-    assert plan.rows == 4 * 4 * 3
+    assert plan.probe.rows == 3

@@ -52,48 +52,42 @@ MAX_TEXT = 3_000  # characters shown of a prompt, or of a reply
 
 
 @dataclass(frozen=True)
-class Plan:
-    """Per step unless it says otherwise; tokens are estimates at the lengths of the probe."""
+class ProbeResult:
+    """What the episodes of a probe came to; numbers are of one episode, except those of groups."""
 
-    steps: int
-    groups: int
-    group_size: int
-    updates: int
-    refills: float  # groups played in place of those without signal
-    tokens_generated: float
+    generated: float
     row_tokens: float  # of the rows that are trained, prompts included
-    rows: float  # trained
+    rows: float  # more than one if its context is rewritten
+    unique: float  # of the trained ones, what is left once a group's shared tokens count once
     longest: int  # tokens of the longest row
-    warm_steps: int
+    groups: int
+    silent: int  # groups whose episodes all earned the same
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a run will do, if all its episodes are as those of `probe`.
+
+    Attributes:
+        refills: groups of a step that are played in place of those without signal.
+        kept: groups of a step that are trained.
+        compares: whether the rewards of the probe say what a run would learn from.
+        shown: a prompt as the model reads it, and what it answered.
+    """
+
+    config: RunConfig
+    probe: ProbeResult
+    refills: float
+    kept: float
+    compares: bool
     eval_episodes: int
-    evaluations: int
     parameters: int
     trained_parameters: int
     memory_bytes: float
     checkpoint_bytes: float
-    checkpoints: int
-    directory: str
-    data: tuple[str, ...] = ()  # how rows were read and how many tasks there are
-    warnings: tuple[str, ...] = ()
-    signal: str = ""  # how many groups of the probe had something to learn from
-    shown: tuple[str, str] = ("", "")  # a prompt as the model reads it, and what it answered
-
-    @property
-    def rollouts(self) -> int:
-        return self.groups * self.group_size
-
-
-@dataclass(frozen=True)
-class Measured:
-    """What some groups of episodes came to; numbers are of one episode, except those of groups."""
-
-    generated: float
-    row_tokens: float
-    rows: float  # more than one if its context is rewritten
-    unique: float  # of the trained ones, what is left once a group's shared tokens count once
-    longest: int
-    groups: int
-    silent: int  # groups whose episodes all earned the same
+    shown: tuple[str, str]
+    data: Sequence[str] = ()  # how rows were read and how many tasks there are
+    warnings: Sequence[str] = ()
 
 
 def plan_run(config: RunConfig) -> Plan:
@@ -109,84 +103,72 @@ def plan_run(config: RunConfig) -> Plan:
     with loaded(config) as assembly:
         refuse_too_large(assembly.model)
         groups, warnings = asyncio.run(_probe(assembly))
-        scripted = config.warm_start is not None and not isinstance(config.model, TinyModel)
-        compared = config.algorithm.relative and not scripted  # what an expert earns tells nothing
-        found = _summarise(config.algorithm, groups)
-        memory, data, eval_episodes = _memory(assembly, found), assembly.data_notes, _eval_episodes(assembly)
-        shown = _shown(assembly.renderer, groups)
-    rollout, evaluation, model = config.rollout, config.eval, assembly.model.model
-    updated = sum(p.numel() for p in model.parameters() if p.requires_grad)
-    silent_share = found.silent / found.groups if compared else 0.0
+        probe = _summarise(config.algorithm, groups)
+        memory, shown = _memory(assembly, probe), _shown(assembly.renderer, groups)
+        data, eval_episodes = assembly.data_notes, _eval_episodes(assembly)
+    parameters = list(assembly.model.model.parameters())
+    trained = sum(p.numel() for p in parameters if p.requires_grad)
+    scripted = config.warm_start is not None and not isinstance(config.model, TinyModel)
+    compares = config.algorithm.relative and not scripted  # what an expert earns tells nothing
+    silent_share = probe.silent / probe.groups if compares else 0.0
     # Shares of groups that are still without signal after 0, 1, ... refills.
     tries = range(1, config.algorithm.max_refills + 2 if config.algorithm.drop_zero_variance else 1)
     silent = [silent_share**n for n in tries] or [0.0]
-    issued = rollout.groups_per_step * config.algorithm.oversample
-    refilled = issued * sum(silent[:-1])
-    kept = min(issued * (1 - silent[-1]), rollout.groups_per_step)
+    rollout, issued = config.rollout, config.rollout.groups_per_step * config.algorithm.oversample
     if silent_share == 1:
         warnings.append(f"nothing would be learned from the episodes of a probe. {same_rewards(groups)}")
     elif (cut := share_cut(groups)) > MANY_CUT:
         limit = f"rollout.limits.max_turn_tokens = {rollout.limits.max_turn_tokens}"
         warnings.append(f"{cut:.0%} of the replies in a probe were cut off for lack of room ({limit})")
     return Plan(
-        steps=config.steps,
-        groups=rollout.groups_per_step,
-        group_size=rollout.group_size,
-        updates=config.trainer.updates_per_step,
-        refills=refilled,
-        tokens_generated=found.generated * (issued + refilled) * rollout.group_size,
-        row_tokens=found.row_tokens * kept * rollout.group_size,
-        rows=found.rows * kept * rollout.group_size,
-        longest=found.longest,
-        warm_steps=config.warm_start.steps if config.warm_start else 0,
+        config, probe, compares=compares, shown=shown, data=data, warnings=warnings,
+        refills=issued * sum(silent[:-1]),
+        kept=min(issued * (1 - silent[-1]), rollout.groups_per_step),
         eval_episodes=eval_episodes,
-        evaluations=2 if not evaluation.every else 1 + -(-config.steps // evaluation.every),
-        parameters=sum(p.numel() for p in model.parameters()),
-        trained_parameters=updated,
+        parameters=sum(p.numel() for p in parameters),
+        trained_parameters=trained,
         memory_bytes=memory,
-        checkpoint_bytes=3.0 * updated * max(4, assembly.model.dtype.itemsize),  # what learns is 4 bytes or 8
-        checkpoints=config.checkpoint.keep + config.checkpoint.keep_best,
-        directory=f"{config.output_dir}/{config.name}",
-        data=tuple(data),
-        warnings=tuple(warnings),
-        signal=f"{found.groups - found.silent} of {found.groups}" if compared else "",
-        shown=shown,
-    )
+        checkpoint_bytes=3.0 * trained * max(4, assembly.model.dtype.itemsize),  # what learns is 4 bytes or 8
+    )  # fmt: skip
 
 
 def describe(plan: Plan) -> str:
-    several, generated, trained = plan.updates > 1, plan.tokens_generated, plan.row_tokens
-    share = (
-        "" if plan.trained_parameters == plan.parameters else f", {_count(plan.trained_parameters)} trained"
-    )
-    refills = f", and about {plan.refills:.1f} tasks more for groups without signal" if plan.refills else ""
-    first = f"before them up to {plan.warm_steps} supervised steps on scripted play"
-    warm = [first] if plan.warm_steps else []
-    learning = (
-        f"{plan.signal} groups in a probe have episodes that earned different rewards, as learning needs"
-    )
+    config, probe, rollout = plan.config, plan.probe, plan.config.rollout
+    groups, size, updates = rollout.groups_per_step, rollout.group_size, config.trainer.updates_per_step
+    generated = probe.generated * (groups * config.algorithm.oversample + plan.refills) * size
+    trained = probe.row_tokens * plan.kept * size
     lines = [
-        f"{plan.steps} steps, each {plan.groups} tasks x {plan.group_size} = {plan.rollouts} rollouts"
-        f"{refills}, {plan.updates} update{'s' if several else ''} of {plan.rollouts // plan.updates}",
-        *warm,
-        *([learning] if plan.signal else []),
-        f"a step: about {_count(generated)} tokens sampled and {_count(plan.rows)} rows trained, of "
-        f"{_count(trained)} tokens with their prompts; the longest row has {plan.longest}",
-        f"in all: about {_count(plan.steps * generated)} tokens sampled and "
-        f"{_count(plan.steps * trained)} in rows, if all stays as in a probe",
-        f"{plan.evaluations} evaluations of {plan.eval_episodes} held-out episodes",
-        f"memory: about {in_words(plan.memory_bytes)} at most, "
-        f"for {_count(plan.parameters)} parameters{share}",
-        f"disk: checkpoints of about {in_words(plan.checkpoint_bytes)}, at most {plan.checkpoints} kept",
-        f"files: {plan.directory}/{{config.toml, metrics.jsonl, ledger.jsonl, rollouts/, checkpoints/, "
-        "weights/, summary.json, report.html}",
+        f"{config.steps} steps, each {groups} tasks x {size} = {groups * size} rollouts"
+        + (f", and about {plan.refills:.1f} tasks more for groups without signal" if plan.refills else "")
+        + f", {updates} update{'s' if updates > 1 else ''} of {groups * size // updates}",
+        config.warm_start
+        and f"before them up to {config.warm_start.steps} supervised steps on scripted play",
+        plan.compares
+        and f"{probe.groups - probe.silent} of {probe.groups} groups in a probe have episodes that earned "
+        "different rewards, as learning needs",
+        f"a step: about {_count(generated)} tokens sampled and {_count(probe.rows * plan.kept * size)} rows "
+        f"trained, of {_count(trained)} tokens with their prompts; the longest row has {probe.longest}",
+        f"in all: about {_count(config.steps * generated)} tokens sampled and "
+        f"{_count(config.steps * trained)} in rows, if all stays as in a probe",
+        f"{1 + (-(-config.steps // config.eval.every) if config.eval.every else 1)} evaluations of "
+        f"{plan.eval_episodes} held-out episodes",
+        f"memory: about {in_words(plan.memory_bytes)} at most, for {_count(plan.parameters)} parameters"
+        + (
+            ""
+            if plan.trained_parameters == plan.parameters
+            else f", {_count(plan.trained_parameters)} trained"
+        ),
+        f"disk: checkpoints of about {in_words(plan.checkpoint_bytes)}, at most "
+        f"{config.checkpoint.keep + config.checkpoint.keep_best} kept",
+        f"files: {config.output_dir}/{config.name}/{{config.toml, metrics.jsonl, ledger.jsonl, rollouts/, "
+        "checkpoints/, weights/, summary.json, report.html}",
     ]
     return "\n".join([
         *(f"WARNING: {warning}" for warning in plan.warnings),
         *plan.data,
         "a prompt, as the model reads it:", *_quoted(plan.shown[0]),
         "a reply to it:", *_quoted(plan.shown[1]),
-        "plan:", *(f"  {line}" for line in lines),
+        "plan:", *(f"  {line}" for line in lines if line),
     ])  # fmt: skip
 
 
@@ -234,7 +216,7 @@ def _shown(renderer: Renderer, groups: Sequence[Group]) -> tuple[str, str]:
     return renderer.decode(turn.segments[0].tokens), renderer.decode(turn.reply_tokens)
 
 
-def _summarise(recipe: Algorithm, groups: Sequence[Group]) -> Measured:
+def _summarise(recipe: Algorithm, groups: Sequence[Group]) -> ProbeResult:
     """Raises NoSignalError where no episode gave a usable result."""
     played = [t for group in groups for t in group.scored]
     if not played:
@@ -242,7 +224,7 @@ def _summarise(recipe: Algorithm, groups: Sequence[Group]) -> Measured:
         raise NoSignalError(f"every episode of the plan's probe failed: {tally(errors)}")
     rows = [[row.tokens for t in g.scored for row in trajectory_samples(t, "")] for g in groups if g.scored]
     lengths = [len(row) for group in rows for row in group]
-    return Measured(
+    return ProbeResult(
         generated=sum(len(turn.reply_tokens) for t in played for turn in t.turns) / len(played),
         row_tokens=sum(lengths) / len(played),
         rows=len(lengths) / len(played),
@@ -253,7 +235,7 @@ def _summarise(recipe: Algorithm, groups: Sequence[Group]) -> Measured:
     )
 
 
-def _memory(assembly: Assembly, found: Measured) -> float:
+def _memory(assembly: Assembly, probe: ProbeResult) -> float:
     """Weights, what learning takes, activations of the largest micro-batch, cached keys and values, and the
     process itself: all at once, since rows stay cached until new weights are published."""
     config, loaded = assembly.config, assembly.model
@@ -274,9 +256,9 @@ def _memory(assembly: Assembly, found: Measured) -> float:
     rollouts = config.rollout.groups_per_step * config.rollout.group_size
     rows = max(rollouts / config.trainer.updates_per_step,
                config.warm_start.episodes_per_step if config.warm_start else 0)  # fmt: skip
-    micro_batch = min(config.trainer.micro_batch_tokens, found.unique * rows)
+    micro_batch = min(config.trainer.micro_batch_tokens, probe.unique * rows)
     logits = max(4, each) * text.vocab_size * min(LOGIT_ROWS, 3 * micro_batch)
-    cached = assembly.engine.memory(max(rollouts, _eval_episodes(assembly)), found.longest)
+    cached = assembly.engine.memory(max(rollouts, _eval_episodes(assembly)), probe.longest)
     process = 0.0  # on a GPU it is not in the memory that counts
     if loaded.device.type == "cpu":
         process = PROCESS_BYTES + (CUDA_BYTES if torch.version.cuda else 0)
