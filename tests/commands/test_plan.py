@@ -208,9 +208,9 @@ def test_probe_without_a_usable_episode_says_why():
 
 def test_plan_in_words():
     values = {
-        "environments": [{"type": "bandit"}], "model.type": "tiny", "steps": 20, "output_dir": "runs", "name": "x",
-        "rollout.groups_per_step": 64, "rollout.group_size": 8, "trainer.updates_per_step": 4, "eval.every": 10,
-        "warm_start.steps": 50, "checkpoint.keep": 2,
+        "environments": [{"type": "bandit"}], "model.type": "tiny", "steps": 20, "name": "x",
+        "eval.every": 10, "rollout.groups_per_step": 64, "rollout.group_size": 8,
+        "trainer.updates_per_step": 4, "warm_start.steps": 50, "checkpoint.keep": 2,
     }  # fmt: skip
     probe = ProbeResult(
         generated=100.0, row_tokens=390.625, rows=4.0, unique=1.0, longest=301, groups=6, silent=3

@@ -67,8 +67,11 @@ def fork_refused(settings: EnvironmentSettings, task: Task | None = None) -> Non
     asyncio.run(run())
 
 
-def same_in_a_worker(settings: EnvironmentSettings, replies: Sequence[Message] = ()) -> None:
-    """An episode, at random if no replies are given, also in a process with another order of sets."""
+def apart_and_here(
+    settings: EnvironmentSettings, replies: Sequence[Message] = ()
+) -> tuple[list[Any], list[Any]]:
+    """What an episode shows in a process with another order of sets, and in this one; its replies are drawn
+    at random if none are given."""
 
     async def told(taskset: Any) -> list[Any]:
         episode = taskset.environment(taskset.tasks("train")[0])
@@ -82,6 +85,6 @@ def same_in_a_worker(settings: EnvironmentSettings, replies: Sequence[Message] =
 
     apart = Workers(settings.model_copy(update={"workers": 1}))
     try:
-        assert asyncio.run(told(apart)) == asyncio.run(told(settings.taskset()))
+        return asyncio.run(told(apart)), asyncio.run(told(settings.taskset()))
     finally:
         apart.close()

@@ -9,7 +9,7 @@ import types
 from pathlib import Path
 
 import pytest
-from tests.environments.foreign.playing import same_in_a_worker, wrong
+from tests.environments.foreign.playing import apart_and_here, wrong
 
 from silva.environments.foreign.textworld import TextWorld
 from silva.errors import ConfigError
@@ -220,4 +220,5 @@ def test_a_real_game_saves_no_file(real, tmp_path, monkeypatch, replies_to) -> N
 
 
 def test_workers_give_the_same_episodes(real) -> None:
-    same_in_a_worker(real)
+    apart, here = apart_and_here(real)
+    assert apart == here

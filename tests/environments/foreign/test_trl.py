@@ -7,7 +7,7 @@ import dataclasses
 from pathlib import Path
 
 import pytest
-from tests.environments.foreign.playing import same_in_a_worker, wrong
+from tests.environments.foreign.playing import apart_and_here, wrong
 
 from silva.environments.foreign.trl import Trl
 from silva.errors import ConfigError
@@ -175,7 +175,8 @@ def test_nothing_to_show_is_said() -> None:
 
 
 def test_a_worker_process_plays_the_same_episode() -> None:
-    same_in_a_worker(settings(rows=ROWS), [guess(1, 2, 3), DONE])
+    apart, here = apart_and_here(settings(rows=ROWS), [guess(1, 2, 3), DONE])
+    assert apart == here
     assert settings().workers == 1
 
 
