@@ -153,7 +153,8 @@ class Assembly:
         """How data sets were understood, and how much of each environment is trained and evaluated on."""
         found, wanted = list[str](), self.config.eval.tasks
         for label, taskset in self.tasksets.items():
-            train, held_out = (len(taskset.tasks(split)) for split in ("train", "eval"))
+            held_out = len(taskset.tasks("eval"))
+            train = 0 if getattr(taskset, "only_held_out", False) else len(taskset.tasks("train"))
             most = "at most " if getattr(taskset, "made_up", False) else ""
             played = "all of which" if held_out <= wanted else f"of which {wanted:,}"
             found += [

@@ -26,8 +26,9 @@ from silva.rendering.tool_calls import write_calls
 from silva.types import Message, Role
 
 PROMPTS = ("prompt", "question", "problem", "query", "instruction")
-ANSWERS = ("answer", "solution", "ground_truth", "final answer", "target", "completion", "response", "output",
-           "label")  # fmt: skip
+ANSWERS = ("answer", "solution", "ground_truth", "golden_answers", "final answer", "target", "completion",
+           "response", "output", "label")  # fmt: skip
+ALIASES = "answer_aliases"  # of MuSiQue: other texts that are as right
 GROUND_TRUTH = "reward_model.ground_truth"
 SYSTEMS = ("system", "system_prompt")
 AFTER = "####"  # stands before the number in GSM8K's answers
@@ -92,7 +93,8 @@ def problem(row: Row, shape: Shape) -> Problem:
     Raises:
         ConfigError: prompt or answer is missing or is of another kind; it names file, line and key.
     """
-    messages, answer = [_as_text(message) for message in asked(row, shape)], None
+    messages = [_as_text(message) for message in asked(row, shape)]
+    answer: Any = None
     if shape.answer == shape.prompt:
         if len(value_at(row, shape.prompt)) < 2 or messages[-1].role != "assistant":
             raise wrong(row, shape.prompt, "a dialogue that ends with an answer", messages[-1].role)
@@ -107,6 +109,8 @@ def problem(row: Row, shape: Shape) -> Problem:
         answer = answer.rpartition(shape.after)[2].strip()
     if shape.answer and (answer is None or (isinstance(answer, str) and not answer.strip())):
         raise wrong(row, shape.answer, "an answer", answer)
+    if isinstance(answer, str) and (aliases := row.values.get(ALIASES)):
+        answer = [answer, *aliases]
     before = {shape.prompt.partition(".")[0], shape.more, shape.system, shape.history}
     used = before | {shape.answer}
     return Problem(tuple(messages), answer, {k: v for k, v in row.values.items() if k not in used})

@@ -37,9 +37,9 @@ class EnvironmentSettings(Section):
     eval_size: Natural = 0
     """Held-out tasks, of which `eval.tasks` are played; 0: all of a list, up to 256 of a world that makes its
     own."""
-    eval_share: Annotated[float, Field(gt=0, lt=1)] = 0.25
+    eval_share: Annotated[float, Field(gt=0, le=1)] = 0.25
     """Share of all problems that is held out. A problem's content decides, so the share is approximate; no
-    other setting moves a problem to the other side."""
+    other setting moves a problem to the other side. 1 holds out all: a test set, which nothing trains on."""
     workers: Natural = 0
     """Processes that run its episodes, so that a step that blocks or computes holds up nothing else; 0: this
     one."""

@@ -102,7 +102,10 @@ def check_splits(taskset: TaskSet, label: str) -> None:
     Raises:
         ConfigError: a task is in both splits or is not plain JSON, or the task set is too small.
     """
-    evaluation, training = taskset.tasks("eval"), taskset.tasks("train")
+    evaluation = taskset.tasks("eval")
+    if getattr(taskset, "only_held_out", False):
+        return
+    training = taskset.tasks("train")
     if isinstance(taskset, Tasks):
         return
     held_out = {_content(task, label): task for task in evaluation}
@@ -120,7 +123,7 @@ class Tasks:
     that an environment that is too small raises ConfigError early. Tasks are created when used.
 
     `notes`: what the user should know of how its data were read. `made_up`: its tasks come from a generator,
-    so that some may be equal.
+    so that some may be equal. `only_held_out`: it is a test set, so that `tasks("train")` raises.
     """
 
     def __init__(
@@ -132,6 +135,7 @@ class Tasks:
     ) -> None:
         self.notes = notes
         self.made_up = isinstance(source, _Drawn)
+        self.only_held_out = settings.eval_share == 1
         self._settings = settings
         self._build = build
         self._source = source

@@ -50,6 +50,7 @@ class Workers:
         self.inner: TaskSet = settings.taskset()
         self.notes: Sequence[str] = getattr(self.inner, "notes", ())
         self.made_up: bool = getattr(self.inner, "made_up", False)
+        self.only_held_out: bool = getattr(self.inner, "only_held_out", False)
         self._workers = [_Worker(settings) for _ in range(settings.workers)]
         self._numbers = itertools.count()
         self._proxy: type[_Proxy] | None = None

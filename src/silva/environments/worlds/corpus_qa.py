@@ -56,9 +56,9 @@ class CorpusQA(ToolDialogueSettings):
     """Made-up questions name the page to begin with; off: they describe it."""
     reward: AnyReward = ExactMatch()
     """What grades a finished dialogue: a table with `type`, the name of one, or "file.py:function"."""
-    eval_size: Positive = 128
-    """Held-out tasks, disjoint from the training tasks by content."""
-    eval_share: Annotated[float, Field(gt=0, lt=1)] = 0.5
+    eval_size: Natural = 128
+    """Held-out tasks, disjoint from the training tasks by content; 0: all."""
+    eval_share: Annotated[float, Field(gt=0, le=1)] = 0.5
     """Share of all pages (of all questions of a file) that is held out. A made-up question is held out if
     all its pages are, trained on if none is, otherwise left out."""
 

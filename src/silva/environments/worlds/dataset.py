@@ -15,6 +15,7 @@ from __future__ import annotations
 import itertools
 import random
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar, Literal, Self
 
@@ -49,6 +50,8 @@ class Dataset(GivenRows, ToolDialogueSettings):
     """Where the expected answer stands; recognised where empty."""
     answer_after: str = ""
     """The answer is what follows this text: "####" in GSM8K, which is recognised."""
+    without: tuple[str, ...] = ()
+    """Rows with something in one of these columns are left out, such as an image or a file."""
     system: str = ""
     """A system message for rows without one."""
     reward: AnyReward
@@ -87,14 +90,15 @@ class Dataset(GivenRows, ToolDialogueSettings):
         Raises:
             ConfigError: a row cannot be read or graded, or `expert` names a column that is not there.
         """
-        first = next(rows, None)
+        kept = _without(rows, self.without, left_out := Counter[str]())
+        first = next(kept, None)
         if first is None:
             raise ConfigError(f"environment {self.label}: {self.path or self.hub} holds no rows")
         shape = recognised(first, self.prompt, self.answer, self.answer_after)
         problems = []
         # Asked here and not of each row, which would take a minute.
         check = reward.check if isinstance(reward, ChecksTasks) else None
-        for row in itertools.chain([first], rows):
+        for row in itertools.chain([first], kept):
             each = problem(row, shape)
             problems.append(each)
             if check:
@@ -112,6 +116,7 @@ class Dataset(GivenRows, ToolDialogueSettings):
         if first.left_out:
             columns = ", ".join(f"{key} ({kind})" for key, kind in first.left_out.items())
             said.append(f"  columns that are left out: {columns}")
+        said += [f"{self.label}: {count:,} rows with `{key}` are left out" for key, count in left_out.items()]
         return [_draft(each) for each in problems], said
 
 
@@ -174,6 +179,16 @@ class DatasetEpisode(RewardedDialogue):
 
     def _shared(self) -> tuple[Any, ...]:
         return (*super()._shared(), self.others)
+
+
+def _without(rows: Iterator[Row], columns: Sequence[str], left_out: Counter[str]) -> Iterator[Row]:
+    """Those with nothing in these columns; the others are counted in `left_out`."""
+    for row in rows:
+        has = next((key for key in columns if row.values.get(key) or key in row.left_out), None)
+        if has is None:
+            yield row
+        else:
+            left_out[has] += 1
 
 
 def _draft(problem: Problem) -> Draft:

@@ -1,0 +1,153 @@
+"""The evaluation suites of the field by name.
+
+    silva eval gsm8k math500 --data ~/data
+
+    SUITES["gsm8k"] ── environment("gsm8k", data=...) ──> an [[environments]] entry ──> rows, episodes,
+                                                                        rewards as in every other run
+
+A suite is a preset: it names a data set, a prompt, a reward and tools. Reading and grading are those of the
+environments and rewards that it names. No rows are shipped: they come from a folder of the user's, from the
+hub, or from a package.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Mapping, Sequence
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any
+
+from silva.errors import ConfigError
+from silva.evaluation.suites.published import PUBLISHED
+from silva.evaluation.suites.suite import Suite, found
+
+SUITES: Mapping[str, Suite] = {**PUBLISHED}
+
+
+def suite(name: str) -> Suite:
+    """Raises ConfigError with the nearest name for one that is unknown."""
+    if name in SUITES:
+        return SUITES[name]
+    near = get_close_matches(name.casefold(), SUITES, n=1)
+    hint = f'; did you mean "{near[0]}"?' if near else ""
+    raise ConfigError(f"suite: got {name!r}, expected one of {', '.join(SUITES)}{hint}")
+
+
+def environment(
+    name: str,
+    *,
+    data: Path | None = None,
+    tools: Sequence[Any] = (),
+    judge: Mapping[str, Any] | None = None,
+    reward: Any = None,
+) -> dict[str, Any]:
+    """The `[[environments]]` entry of a suite, as plain values. All of its rows are held out.
+
+    Args:
+        data: a folder with the rows, or the file itself; None: from the hub.
+        tools: what is offered, as in the key `tools`; nothing by default.
+        judge: keys of the reward `judge` (`model`, `base_url`, ...), for suites that a model grades.
+        reward: another reward in place of the suite's own, as in the key `reward`. Its numbers are not those
+            that are published.
+
+    Raises:
+        ConfigError: the name is unknown, the rows are missing, or a judge is; it says what to do.
+    """
+    wanted = suite(name)
+    entry: dict[str, Any] = {"type": wanted.type, "name": name, "eval_share": 1.0, **wanted.keys}
+    entry |= _rows_of(name, wanted, data)
+    if wanted.instructions:
+        entry["instructions"] = wanted.instructions
+    if wanted.reward:
+        entry["reward"] = reward or _reward(name, wanted, judge)
+    elif reward is not None:
+        raise ConfigError(
+            f"suite {name}: reward: it is graded by its environment {wanted.type}, which takes none"
+        )
+    if tools:
+        if not wanted.calls:
+            raise ConfigError(f"suite {name}: tools: its environment {wanted.type} has tools of its own")
+        limits = {"max_calls_of": dict(wanted.calls), "max_tool_calls": sum(wanted.calls.values())}
+        entry |= {"tools": list(tools), **limits}
+    return entry
+
+
+def rows() -> list[dict[str, Any]]:
+    """The table, one object a suite, for `silva eval --list`."""
+    return [
+        {
+            "name": name,
+            "title": each.title,
+            "rows": each.rows,
+            "source": each.source,
+            "licence": each.licence,
+            "gate": each.gate,
+            "columns": list(each.columns),
+            "metric": each.metric,
+            "tools": list(each.tools),
+            "citation": each.citation,
+        }
+        for name, each in SUITES.items()
+    ]
+
+
+def note(name: str, found_rows: int) -> str:
+    """What is unusual about the number of rows; empty if nothing is."""
+    wanted = suite(name)
+    if found_rows in (wanted.rows, wanted.arpo):
+        return ""
+    also = f" (ARPO's sample: {wanted.arpo:,})" if wanted.arpo else ""
+    return f"suite {name}: {found_rows:,} rows; the published split has {wanted.rows:,}{also}"
+
+
+def _rows_of(name: str, wanted: Suite, data: Path | None) -> dict[str, Any]:
+    """The keys that say where the rows are."""
+    for module, command in wanted.packages.items():
+        if importlib.util.find_spec(module) is None:
+            raise ConfigError(f"suite {name}: its rows are in a package that is not installed: {command}")
+    if wanted.packages:
+        return {}
+    file_key, hub_key = wanted.place
+    if data is None:
+        if not wanted.hub:
+            raise ConfigError(f"suite {name}: its rows cannot be read from the hub; {wanted.where()}")
+        if importlib.util.find_spec("datasets") is None:
+            raise ConfigError(
+                f"suite {name}: reading {wanted.hub} from the hub needs the package datasets: pip install "
+                f"'silva[hub]'. Or, for its rows, {wanted.where()}"
+            )
+        chosen = {hub_key: wanted.hub, "subset": wanted.subset, "split": wanted.split}
+        return {key: value for key, value in chosen.items() if value} | _beside(name, wanted, None)
+    data = data.expanduser().resolve()
+    if not data.exists():
+        raise ConfigError(f"suite {name}: {data}: no such file or folder")
+    file = data if data.is_file() else found(name, wanted, wanted.files, data)
+    if file is None:
+        tried = ", ".join(f"{each}/test.jsonl, {each}*.jsonl" for each in wanted.files[:2])
+        raise ConfigError(
+            f"suite {name}: {data} holds no rows of it (looked for {tried}, ...); {wanted.where()}"
+        )
+    return {file_key: str(file)} | _beside(name, wanted, data if data.is_dir() else data.parent)
+
+
+def _beside(name: str, wanted: Suite, data: Path | None) -> dict[str, str]:
+    """Further files; those that are not in the folder are read from the hub, if they are there."""
+    chosen = {}
+    for key, (names, hub) in wanted.beside.items():
+        file = found(name, wanted, names, data) if data else None
+        if file or hub:
+            chosen[key] = str(file or hub)
+    return chosen
+
+
+def _reward(name: str, wanted: Suite, judge: Mapping[str, Any] | None) -> dict[str, Any]:
+    if not wanted.judged:
+        return dict(wanted.reward)
+    if not (judge or {}).get("model"):
+        raise ConfigError(
+            f"suite {name}: it is graded by a model: got none, expected a judge with `model` (and `base_url` "
+            "and `key_variable` of its API); or another reward, such as token_f1, whose numbers are no "
+            f"published ones of {wanted.title}"
+        )
+    return {**wanted.reward, **(judge or {})}
