@@ -25,6 +25,7 @@ from silva.errors import ConfigError
 PYTHON = "Python"
 """The origin of values that were given in Python."""
 FILES = frozenset({"path", "corpus", "arpo_cache", "lock"})  # keys of environments that name a file
+_HUB = re.compile(r"[\w-]+/[\w-]+")  # "zai-org/LongBench-v2", which is no path unless there is such a folder
 _NUMBER = r"[+-]?([0-9][0-9_]*(\.[0-9_]+)?([eE][+-]?[0-9]+)?|inf|nan)$|0[xob]\w+$"
 
 
@@ -134,6 +135,8 @@ def _absolute(value: Any, folder: Path, key: str) -> Any:
     if not isinstance(value, str) or not value:
         return value
     of_command = key == "command" and len(value) < 4096 and (folder / value).is_file()
+    if key == "path" and _HUB.fullmatch(value) and not (folder / value).exists():
+        return value
     if of_command or key in FILES or key.endswith("_path"):
         return str((folder / Path(value).expanduser()).resolve())
     if ".py:" not in value:

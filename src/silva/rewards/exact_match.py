@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Literal
 
 from silva.protocols import Attempt, Reward, Score
-from silva.rewards import squad, text
+from silva.rewards import gaia, squad, text
 from silva.rewards.answers import Extract, GradesByAnswer, find_answer, references
 from silva.rewards.settings import RewardSettings
 
@@ -16,18 +16,22 @@ class ExactMatch(RewardSettings):
     type: Literal["exact_match"] = "exact_match"
     extract: Extract = "auto"
     """Where the final answer stands: a tag, a box, the last line, the whole reply."""
-    rules: Literal["plain", "squad"] = "plain"
+    rules: Literal["plain", "squad", "gaia"] = "plain"
     """What does not matter. `plain`: case, spaces, quotes around it, a full stop at its end; numbers are
-    compared as numbers. `squad`: case, spaces, all punctuation, the words a, an, the."""
+    compared as numbers. `squad`: case, spaces, all punctuation, the words a, an, the. `gaia`: case, spaces,
+    punctuation, signs of currency and percent; lists are compared item by item."""
 
     def build(self) -> Reward:
         return ExactMatchReward(self)
 
 
+RULES = {"plain": text.exact_match, "squad": squad.same, "gaia": gaia.same}
+
+
 class ExactMatchReward(GradesByAnswer):
     def __init__(self, settings: ExactMatch) -> None:
         self.settings = settings
-        self._same = text.exact_match if settings.rules == "plain" else squad.same
+        self._same = RULES[settings.rules]
 
     async def score(self, attempt: Attempt) -> Score:
         expected, answer = references(attempt.answer), find_answer(attempt.reply, self.settings.extract)

@@ -118,7 +118,7 @@ def _rows_of(name: str, wanted: Suite, data: Path | None) -> dict[str, Any]:
                 f"'silva[hub]'. Or, for its rows, {wanted.where()}"
             )
         chosen = {hub_key: wanted.hub, "subset": wanted.subset, "split": wanted.split}
-        return {key: value for key, value in chosen.items() if value} | _beside(name, wanted, None)
+        return {key: value for key, value in chosen.items() if value}
     data = data.expanduser().resolve()
     if not data.exists():
         raise ConfigError(f"suite {name}: {data}: no such file or folder")
@@ -128,17 +128,9 @@ def _rows_of(name: str, wanted: Suite, data: Path | None) -> dict[str, Any]:
         raise ConfigError(
             f"suite {name}: {data} holds no rows of it (looked for {tried}, ...); {wanted.where()}"
         )
-    return {file_key: str(file)} | _beside(name, wanted, data if data.is_dir() else data.parent)
-
-
-def _beside(name: str, wanted: Suite, data: Path | None) -> dict[str, str]:
-    """Further files; those that are not in the folder are read from the hub, if they are there."""
-    chosen = {}
-    for key, (names, hub) in wanted.beside.items():
-        file = found(name, wanted, names, data) if data else None
-        if file or hub:
-            chosen[key] = str(file or hub)
-    return chosen
+    folder = data if data.is_dir() else data.parent
+    beside = {key: found(name, wanted, names, folder) for key, names in wanted.beside.items()}
+    return {file_key: str(file)} | {key: str(path) for key, path in beside.items() if path}
 
 
 def _reward(name: str, wanted: Suite, judge: Mapping[str, Any] | None) -> dict[str, Any]:

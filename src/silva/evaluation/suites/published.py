@@ -128,7 +128,7 @@ PUBLISHED: Mapping[str, Suite] = {
         **{
             **SEARCHED,
             "metric": "exact match",
-            "reward": {"type": "exact_match"},
+            "reward": {"type": "exact_match", "rules": "gaia"},
             "keys": {**SEARCHED["keys"], "without": ["file_name"]},
         },
     ),
@@ -166,7 +166,7 @@ PUBLISHED: Mapping[str, Suite] = {
         files=("browsecomp_plus", "browsecomp_plus_decrypted"), metric="judge",
         reward={"type": "judge", "rubric": EXACT}, tools=("search", "expand", "scroll_up", "scroll_down"),
         type="browsecomp_plus_search", place=("questions", "questions"),
-        beside={"corpus": (("browsecomp_plus_corpus",), "Tevatron/browsecomp-plus-corpus")},
+        beside={"corpus": ("browsecomp_plus_corpus",)},  # otherwise the documents in the rows
         # Act-PRM's limits, in words: 1,024 tokens of a part, 204 of a preview.
         keys={"part_words": 750, "preview_words": 150, "max_tool_calls": 50, "eval_size": 0},
     ),

@@ -34,7 +34,7 @@ class Suite:
         reward: settings of the reward that measures it; a judge needs the keys of a model besides.
         keys: other keys of the environment.
         place: the keys of the environment that take a file and the id of the data set on the hub.
-        beside: further files, by key of the environment: the names of each, and its data set on the hub.
+        beside: further files of a folder that are used if they are there: names by key of the environment.
         packages: of modules that bring the rows -> the command that installs them.
     """
 
@@ -58,7 +58,7 @@ class Suite:
     type: str = "dataset"
     keys: Mapping[str, Any] = field(default_factory=dict)
     place: tuple[str, str] = ("path", "hub")
-    beside: Mapping[str, tuple[tuple[str, ...], str]] = field(default_factory=dict)
+    beside: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     packages: Mapping[str, str] = field(default_factory=dict)
 
     @property
