@@ -129,7 +129,7 @@ def test_an_action_is_a_reply_without_its_thoughts(reply: str, action: str) -> N
         ({"messages": [{"role": "assistant", "content": "a"}, {"role": "assistant", "content": "b"}]},
          "rows.jsonl:1: messages: got a dialogue that begins with a reply"),
         ({"prompt": "q", "answer": 4}, "rows.jsonl:1: answer: got 4, expected text"),
-        ({"messages": [{"role": "user", "content": "q"}]}, "expected a dialogue that ends with an answer"),
+        ({"messages": [{"role": "user", "content": "q"}]}, "messages: got no reply, expected a dialogue with one"),
         ({"state": "q", "action": "a", "done": True}, "rows.jsonl:1: state, action: expected a list of"),
         ({"state": [], "action": {}, "done": False}, "holds no demonstration"),
     ],
