@@ -10,7 +10,7 @@ import pytest
 from silva.data.dialogues import dialogue
 from silva.data.rows import Row
 from silva.errors import ConfigError
-from silva.rendering.supervised import Dialogue
+from silva.rendering.dialogue import Dialogue
 from silva.types import Message, ToolCall, ToolSpec
 
 ADD = {"name": "add", "description": "Adds.", "parameters": {"type": "object"}}

@@ -20,9 +20,10 @@ from silva.actors.script import Script
 from silva.config.sections import EpisodeLimits
 from silva.environments.worlds.demonstrations import Demonstrations
 from silva.errors import RenderingError
+from silva.rendering.dialogue import Dialogue
 from silva.rendering.openai import as_function
 from silva.rendering.renderer import Renderer
-from silva.rendering.supervised import Dialogue, SupervisedRow, supervised_rows, trained_text
+from silva.rendering.supervised import SupervisedRow, supervised_rows, trained_text
 from silva.rollouts.episode import play
 from silva.rollouts.samples import to_samples
 from silva.types import Group, Message, Role, ToolCall, ToolSpec

@@ -20,7 +20,7 @@ from silva.commands.command import Given
 from silva.errors import ConfigError
 from silva.monitoring.printable import put
 from silva.ports import FILES
-from silva.rendering.supervised import reply_text
+from silva.rendering.dialogue import reply_text
 from silva.storage.layout import Layout
 from silva.storage.rollouts import RolloutRow, read_rollouts, rollouts_in, state_of
 from silva.thoughts import OPEN

@@ -20,8 +20,8 @@ from dataclasses import replace
 from silva.data.row_shapes import Shape, asked, is_dialogue, messages_at, recognised, value_at, wrong
 from silva.data.rows import Row
 from silva.errors import ConfigError
+from silva.rendering.dialogue import Dialogue
 from silva.rendering.openai import Malformed, specs_of
-from silva.rendering.supervised import Dialogue
 from silva.rendering.tool_calls import scan_tags
 from silva.types import Message, ToolCall, ToolSpec
 

@@ -23,8 +23,9 @@ from silva.data.row_shapes import Shape
 from silva.data.settings import GivenRows, SupervisedData
 from silva.errors import ConfigError, RenderingError, one_line
 from silva.ports import derive
+from silva.rendering.dialogue import Dialogue
 from silva.rendering.renderer import Renderer
-from silva.rendering.supervised import Dialogue, SupervisedRow, supervised_rows, trained_text
+from silva.rendering.supervised import SupervisedRow, supervised_rows, trained_text
 
 if TYPE_CHECKING:
     import numpy as np

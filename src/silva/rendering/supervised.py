@@ -21,25 +21,15 @@ from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Literal
 
 from silva.errors import RenderingError
+from silva.rendering.dialogue import Dialogue, reply_text
 from silva.rendering.renderer import Renderer
 from silva.rendering.tool_calls import write_calls
-from silva.thoughts import join_reasoning
 from silva.types import Message, Role, ToolSpec
 
 if TYPE_CHECKING:
     import numpy as np
 
 _MARKS = [chr(0xFDD5 + i) for i in range(27)]  # Unicode non-characters
-
-
-@dataclass(frozen=True, slots=True)
-class Dialogue:
-    """What was said, the replies included, and the tools that were on offer. `where` names the row, such as
-    "train.jsonl:12"."""
-
-    messages: tuple[Message, ...]
-    tools: tuple[ToolSpec, ...] = ()
-    where: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,12 +98,6 @@ def supervised_rows(
             row.add(ids, "assistant" if number >= first else None)
     found = [row.finished(dialogue.where) for row in rows]
     return [row for row in found if row.count]
-
-
-def reply_text(message: Message) -> str:
-    """A reply as one text, as environments write it: thoughts in <think>, calls as JSON in <tool_call>."""
-    calls = write_calls(message.tool_calls)
-    return join_reasoning(message.reasoning, "\n".join(part for part in (message.content, calls) if part))
 
 
 def trained_text(renderer: Renderer, row: SupervisedRow) -> str:

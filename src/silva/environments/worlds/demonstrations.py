@@ -24,7 +24,7 @@ from silva.environments.bases.environment import BaseEnvironment
 from silva.environments.settings import EnvironmentSettings
 from silva.environments.tasks import Draft, Tasks, listed
 from silva.errors import ConfigError
-from silva.rendering.supervised import reply_text
+from silva.rendering.dialogue import reply_text
 from silva.rendering.tool_calls import parse_hermes
 from silva.thoughts import split_reasoning
 from silva.types import Message, Observation, Step, Task, ToolCall
