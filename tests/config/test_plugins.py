@@ -93,6 +93,7 @@ def test_class_in_a_package(resolve):
         ),
         ("syntax.py:Maze", "DIR/syntax.py could not be imported (line 2): SyntaxError: invalid syntax"),
         ("no_such_module:Maze", "there is no module no_such_module (it must be installed)"),
+        ("maze.py:", 'expected "file.py:name" or "package.module:name"'),
     ],
 )
 def test_failures_are_explained(write, refuse, type_, message):
@@ -102,6 +103,16 @@ def test_failures_are_explained(write, refuse, type_, message):
     write("a.toml", f'[[environments]]\ntype = "{type_}"\n[[environments]]\ntype = "grid"\n')
     shown = f"DIR/{type_}" if ".py" in type_ else type_
     assert refuse("@ a.toml") == f'a.toml:2: environments.0.type = "{shown}"\n    {message}'
+
+
+def test_code_that_fails_is_run_once(write, refuse, capsys):
+    write("broken.py", "print('run')\nraise SystemExit\n")
+    for keys in (
+        "--environments.0.type broken.py:Maze",
+        "--environments.0.type grid --algorithm.loss broken.py:loss",
+    ):
+        assert "could not be imported (line 2): SystemExit" in refuse(keys)
+    assert capsys.readouterr().out == "run\n" * 2
 
 
 PARTS = '''

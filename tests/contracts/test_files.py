@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import json
+import math
 import os
 import random
 import shutil
@@ -222,6 +223,12 @@ def test_a_full_disk_leaves_what_was_there(name: str, path: Path) -> None:
     with use_files(FaultyFiles(every_k=1)) as disk, pytest.raises(OSError, match="No space left"):
         kind.write(path)
     assert disk.fired == 1 and kind.read(path) == kind.expected and os.listdir(path.parent) == [path.name]
+
+
+def test_a_number_that_json_has_not_is_refused_before_anything_is_written(path: Path) -> None:
+    with pytest.raises(ValueError, match="not JSON compliant"):
+        write_plain(path, {"reward": math.nan})
+    assert not path.exists()
 
 
 # What is appended to.

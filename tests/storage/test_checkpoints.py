@@ -88,6 +88,8 @@ def test_the_best_stays_until_another_is_better(store):
     assert store.steps() == [4, 5]
     with pytest.raises(CheckpointError, match="cannot mark step 9 as best: no checkpoint at"):
         store.mark_best(9)
+    (store.directory / "best").write_bytes(b"\xff")
+    assert store.best() is None
 
 
 def test_the_same_step_saved_again_replaces_the_old_one(store):
@@ -109,6 +111,7 @@ def test_later_checkpoints_of_a_rolled_back_history_go(store):
     """Step 3 is damaged, so the run went back to 2: it must never be picked up, nor push 2 out."""
     for step in (2, 3):
         save(store, step)
+    store.mark_best(3)
     (store.path(3) / "rng/state.bin").write_bytes(b"")
     single = CheckpointStore(store.directory, keep=1)
     assert single.newest() == (2, store.path(2))

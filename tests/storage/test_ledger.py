@@ -117,8 +117,9 @@ def test_roll_back_refuses_what_the_ledger_does_not_hold(path):
     one_step(ledger, 2, ["b"])
     ledger.roll_back(4, step=1)
     ledger = Ledger.open(path)
-    with pytest.raises(LedgerError, match="seq 4 to 8 were undone by an earlier roll back"):
-        ledger.roll_back(6, step=2)
+    for undone in (6, 8):
+        with pytest.raises(LedgerError, match="seq 4 to 8 were undone by an earlier roll back"):
+            ledger.roll_back(undone, step=2)
     ledger.roll_back(4, step=1)
     assert ledger.position == 10
 

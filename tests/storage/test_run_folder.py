@@ -157,7 +157,7 @@ def test_an_earlier_run_that_cannot_be_put_back_is_kept_aside(path):
         assert content(path) == before
 
 
-@pytest.mark.parametrize("theirs", ["thesis.tex", "other_run/ledger.jsonl"])
+@pytest.mark.parametrize("theirs", ["thesis.tex", "other_run/ledger.jsonl", ".a.tmp-0a1b.tex"])
 def test_overwrite_leaves_a_folder_alone_that_holds_more_than_a_run(path, theirs):
     """As `runs/` itself: an empty name made it the folder of a run, and every run below was deleted."""
     trained(path, 3)
@@ -279,6 +279,9 @@ def test_two_processes_cannot_use_one_run(path):
         for flags in ({}, {"resume": True}, {"overwrite": True}):
             with pytest.raises(RunFolderError, match=f"in use by process {os.getpid()}"):
                 start(path, **flags)
+        (path / LOCK).write_text("?")
+        with pytest.raises(RunFolderError, match="in use by process unknown"):
+            start(path)
     start(path).close()
 
 

@@ -51,6 +51,15 @@ def test_clipping_scales_all_gradients_alike(limit: float | None, expected: list
     assert [gradient.tolist() for gradient in found] == expected
 
 
+def test_the_first_loss_that_is_not_finite_is_named() -> None:
+    """Later ones of the same update come of the same weights."""
+    stepper = Stepper({"weight": nn.Parameter(torch.ones(1))})
+    for loss, name in ((1.0, "fine"), (math.inf, "first"), (math.nan, "later")):
+        stepper.blame(torch.tensor(loss), [name])
+    numbers, problem = stepper.step(OptimParams(lr=0.1))
+    assert numbers["nonfinite"] == 1.0 and "micro-batch with trajectories first." in problem
+
+
 def test_norm_of_bfloat16_numbers_is_taken_in_float32() -> None:
     assert norm_of([torch.ones(1001, dtype=torch.bfloat16)]) == pytest.approx(math.sqrt(1001), rel=1e-6)
 

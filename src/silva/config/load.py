@@ -17,7 +17,7 @@ import copy
 import importlib
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -33,6 +33,9 @@ from silva.config.sections import Section
 from silva.config.sources import command_line, file_layers, place_files, python_values, variables
 from silva.config.tree import Items, Layer, Node, Text, Tree, implied_types, typed, walk
 from silva.errors import ConfigError
+
+Outside = tuple[Own, Callable[[Any], Any] | None, list[ConfigProblem]]
+"""Parts of the user's own, what makes recipes take those of an algorithm, and what is wrong with them."""
 
 
 @dataclass(frozen=True)
@@ -83,10 +86,14 @@ def load(
     own: list[Layer] = [variables(env, keys), command, python_values(values or {})]
     lowest, *highest = (place_files(layer, cwd) for layer in own)
     layers = [lowest, *(layer for _, layer in files), *highest]
+    named = registries.only(_texts(layers))
+    tree = _laid(layers, named)
+    outside = _from_outside(tree, registries, own_code)  # once: it runs code
     try:
-        config, tree = _checked(layers, registries.only(_texts(layers)), own_code)
+        config = _check(tree, named, outside)
     except ConfigError:  # its words may need the other variants: which types there are, whose key this is
-        config, tree = _checked(layers, registries, own_code)
+        tree = _laid(layers, registries)
+        config = _check(tree, registries, outside)
     data = field_types.plain(config)
     provenance = {dotted(path): node.origin for path in field_types.leaves(data) if (node := tree.at(path))}
     return Resolved(config, data, provenance, tuple(path for path, _ in files), tuple(tree.notes))
@@ -98,18 +105,15 @@ def _texts(layers: Sequence[Layer]) -> set[str]:
     return {value for value in found if isinstance(value, str)}
 
 
-def _checked(layers: Sequence[Layer], registries: Registries, own_code: bool) -> tuple[RunConfig, Tree]:
+def _laid(layers: Sequence[Layer], registries: Registries) -> Tree:
     tree = Tree(implied_types(run_config(registries)))
     for layer in layers:
         tree.lay([(path, copy.deepcopy(given)) for path, given in layer])
-    return _check(tree, registries, own_code), tree
+    return tree
 
 
-def _check(tree: Tree, registries: Registries, own_code: bool) -> RunConfig:
-    own, unknown = _own_parts(tree, registries, own_code)
-    adopted, wrong = _adopted(tree, registries, own_code)
-    unknown += wrong
-    widen = importlib.import_module(registries.algorithm_parts).widened if adopted else None
+def _check(tree: Tree, registries: Registries, outside: Outside) -> RunConfig:
+    own, widen, unknown = outside
     model = run_config(registries, own, widen)
     gaps: list[ConfigProblem] = []
     data = settle(tree.root, model, gaps)
@@ -128,6 +132,13 @@ def _check(tree: Tree, registries: Registries, own_code: bool) -> RunConfig:
     if problems or config is None:
         raise explain.config_error(problems)
     return config
+
+
+def _from_outside(tree: Tree, registries: Registries, own_code: bool) -> Outside:
+    own, unknown = _own_parts(tree, registries, own_code)
+    adopted, wrong = _adopted(tree, registries, own_code)
+    widen = importlib.import_module(registries.algorithm_parts).widened if adopted else None
+    return own, widen, [*unknown, *wrong]
 
 
 def _own_parts(tree: Tree, registries: Registries, own_code: bool) -> tuple[Own, list[ConfigProblem]]:

@@ -62,7 +62,8 @@ def load_object(target: str, fits: Callable[[Any], bool], kind: str) -> Any:
         ConfigError: the file, module or name is missing, is of another kind, or raised on import.
     """
     place, _, attribute = target.rpartition(":")
-    if not place.endswith(".py") and not all(part.isidentifier() for part in [*place.split("."), attribute]):
+    modules = [] if place.endswith(".py") else place.split(".")
+    if not all(part.isidentifier() for part in [*modules, attribute]):
         raise ConfigError('expected "file.py:name" or "package.module:name"')
     module = _module(place)
     found = getattr(module, attribute, None)
