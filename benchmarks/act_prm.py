@@ -159,12 +159,11 @@ def measured(job: Job, name: str, run: Path) -> Stage:
     from silva.commands.evaluate import evaluate_config
 
     weights = weights_of(run)
-    (played,) = evaluate_config(config_of(job, "play", job.flags).config, weights=str(weights))
+    model = ["--model.type=pretrained", f"--model.name={weights}"]
+    (played,) = evaluate_config(config_of(job, "play", [*job.flags, *model]).config)
     likely = likelihood(job, weights, thinks=name.startswith("thoughts"))
     thinks = thought_share([turn for _, trajectory in played.episodes for turn in trajectory.turns])
-    return Stage(
-        name, solved_in((task.id, trajectory) for task, trajectory in played.episodes), likely, thinks
-    )
+    return Stage(name, solved_in(played.episodes), likely, thinks)
 
 
 def likelihood(job: Job, weights: Path, *, thinks: bool) -> float:

@@ -157,8 +157,7 @@ def learn(
     before, after = (_success(outcome.summary[key]) for key in ("eval_before", "eval_after"))
     evaluated = list(held_out(outcome.directory).values())
     solved = {"before": evaluated[0], "after": evaluated[-1]} | {
-        who: solved_in((task.id, trajectory) for task, trajectory in found[0].episodes)
-        for who, found in played.items()
+        who: solved_in(found[0].episodes) for who, found in played.items()
     }
     curve = series(outcome.directory, f"eval/{after['environment']}/success")
     seconds = sum(outcome.summary["seconds"].values())

@@ -81,6 +81,7 @@ report = false
 
 LATE = (
     "pyarrow.dataset",
+    "silva.commands.evaluate",
     "silva.engines.local.engine",
     "silva.placement.here",
     "silva.rollouts.linear",
@@ -93,6 +94,9 @@ SIGNALS_AT = {
     "load": "silva.assembly:load_model",
     "warm_start": "silva.orchestrator.sft:play",
     "eval": "silva.evaluation.evaluator:play",
+    "kept": "silva.evaluation.store:rollout_row",
+    "episodes": "silva.evaluation.store:encode_rollouts",
+    "report": "silva.commands.evaluate:write_report",
     "rollout": "silva.rollouts.strategy:play",
     "export": "silva.trainer.learner:export_model",
 }
@@ -114,6 +118,7 @@ class Job:
     signals: int = 1
     signal: str = "SIGINT"
     counts: str = ""  # a file that gets how often each place was come through
+    folder: str = ""  # where it runs; here if it is not given
     faults: int = 0  # every k-th write to the disk fails; `proof` gets how many did
 
 
@@ -164,6 +169,7 @@ def _child(job: Job) -> int:
     from silva import cli, ports, signals
 
     faulthandler.dump_traceback_later(LIMIT, exit=True)
+    os.chdir(job.folder or ".")
     for number in signals.NUMBERS:  # whatever this process inherited
         signal.signal(number, signal.SIG_DFL)
     signals.end_at_once()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -15,7 +15,7 @@ from silva.config.schema import RunConfig
 from silva.environments.process.workers import Workers
 from silva.environments.tasks import check_splits
 from silva.errors import CapabilityError, ConfigError, Escaped, SilvaError, contained
-from silva.evaluation.evaluator import Evaluation, evaluate
+from silva.evaluation.evaluator import Evaluation, Job, Key, evaluate
 from silva.models.loading import LoadedModel, generation_stops, load_model, load_tokenizer, name_of
 from silva.orchestrator.tasks import Source, TaskStream
 from silva.ports import derive
@@ -23,6 +23,7 @@ from silva.protocols import Actor, Engine, Host, Remote, TaskSet, Trainer
 from silva.rendering.renderer import Renderer
 from silva.rollouts.faults import UNWATCHED, Watch
 from silva.storage.layout import Layout
+from silva.types import Trajectory
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -34,7 +35,7 @@ class Assembly:
     """What settings build their parts from: each part is made when it is first asked for, and then kept.
 
     `tasksets`: by label of their environment. `say` takes what people should know, `stage` what is being
-    done. `compute`: the thread of another assembly of this process.
+    done. `compute`, `tasksets`: those of another assembly of this process.
     """
 
     def __init__(
@@ -42,12 +43,15 @@ class Assembly:
         config: RunConfig,
         *,
         compute: ComputeThread | None = None,
+        tasksets: dict[str, TaskSet] | None = None,
         say: Callable[[str], None] = lambda text: None,
         stage: Callable[[str], None] = lambda text: None,
     ) -> None:
         self.config, self.say, self.stage = config, say, stage
         self.host: Host = config.placement.build(self)
         self._compute = compute
+        if tasksets is not None:
+            self.tasksets = tasksets
 
     def load(self) -> Assembly:
         """Build what every command needs now; what is built is closed if a part cannot be."""
@@ -174,12 +178,14 @@ class Assembly:
         renderer: Renderer | None,
         on_episode: Callable[[int, int, str], None],
         watch: Watch = UNWATCHED,
+        known: Mapping[Key, Trajectory] = {},
+        keep: Callable[[Job, Trajectory], None] = lambda job, trajectory: None,
     ) -> list[Evaluation]:
-        """Play the held-out tasks as the configuration says."""
+        """Play the held-out tasks as the configuration says; arguments as of `evaluator.evaluate`."""
         config, rollout = self.config, self.config.rollout
         return await evaluate(
             self.tasksets, actor, renderer, config.eval, rollout.limits, seed=config.seed, redo=rollout.redo,
-            on_episode=on_episode, watch=watch, context=rollout.context,
+            on_episode=on_episode, watch=watch, context=rollout.context, known=known, keep=keep,
         )  # fmt: skip
 
     def close(self, *, wait: bool = True) -> None:

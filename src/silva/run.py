@@ -40,7 +40,7 @@ from silva.orchestrator.phases import Phases
 from silva.orchestrator.sft import Imitation, imitate
 from silva.orchestrator.state import RunState, restore
 from silva.ports import FILES
-from silva.protocols import Trainer
+from silva.protocols import TaskSet, Trainer
 from silva.rollouts.faults import tally
 from silva.storage.checkpoints import CheckpointStore
 from silva.storage.ledger import Ledger
@@ -231,12 +231,13 @@ def _tell(run: Run, began: busy.BusySample | None) -> None:
 def loaded(
     config: RunConfig,
     *,
+    tasksets: dict[str, TaskSet] | None = None,
     say: Callable[[str], None] = lambda text: None,
     stage: Callable[[str], None] = lambda text: None,
 ) -> Iterator[Assembly]:
-    """The parts of a configuration, until the end of the block."""
+    """The parts of a configuration, until the end of the block. `tasksets`: as of `Assembly`."""
     process.prepare()
-    assembly, wait = Assembly(config, say=say, stage=stage).load(), True
+    assembly, wait = Assembly(config, tasksets=tasksets, say=say, stage=stage).load(), True
     try:
         with process.loaded():
             yield assembly

@@ -25,12 +25,12 @@ def served(tmp_path, monkeypatch):
         found.append((resolved.config, given.get("--weights")))
         return 0
 
-    def play(config, policy, weights):
-        found.append((config, weights))
-        return []
+    def play(asked):
+        found.append((asked.config, str(asked.run)))
+        return {}
 
     monkeypatch.setattr(services, "serve_inference", serve)
-    monkeypatch.setattr(evaluate, "evaluate_config", play)
+    monkeypatch.setattr(evaluate, "evaluate", play)
     return found
 
 
@@ -57,6 +57,7 @@ def test_a_run_is_served_by_its_name(served):
     main(["inference"])
     ((config, _),) = served
     assert services.served_name(config, "runs/lake") == "lake"
+    assert services.served_name(config, "runs/lake@step_5") == "lake@step_5"
     assert services.served_name(config, None) == "SmolLM2-135M-Instruct"
 
 

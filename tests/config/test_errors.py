@@ -114,7 +114,7 @@ bad.toml:2: stepz = 20
         ("@ a.toml --trainer.optimizer.beta 1", "--trainer.optimizer.beta: trainer.optimizer.beta = 1\n"
          "    unknown key; did you mean trainer.optimizer.betas?"),
         ("@ a.toml --eval.zzz 1", "--eval.zzz: eval.zzz = 1\n"
-         "    unknown key; valid here: every, tasks, samples_per_task, sampling"),
+         "    unknown key; valid here: every, tasks, samples_per_task, pass_at, sampling"),
         ("@ a.toml --environments.0.sise 1", "--environments.0.sise: environments.0.sise = 1\n"
          "    unknown key; did you mean environments.0.size?"),
         ("@ a.toml --steps 1.5", "--steps: steps = 1.5\n    expected an integer > 0"),

@@ -56,7 +56,7 @@ def test_one_sample_a_task(monkeypatch):
     assert e.estimates["success"].ci_low == pytest.approx(0.3006, abs=1e-4)
     assert e.estimates["success"].ci_high == pytest.approx(0.9544, abs=1e-4)
     assert e.estimates["reward"].mean == pytest.approx(0.5)
-    assert [task.id for task, _ in e.episodes] == ["a/0", "a/1", "a/2", "a/3"]
+    assert [task for task, _ in e.episodes] == ["a/0", "a/1", "a/2", "a/3"]
 
 
 def test_avg_and_pass_at_k_by_hand(monkeypatch):

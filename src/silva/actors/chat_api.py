@@ -67,6 +67,7 @@ class ChatModel:
         self._api = ChatApi("engine", settings.base_url, key, settings.timeout)
         self.reach, self.close = self._api.reach, self._api.close
         self._requests = Requests(settings.limits, settings.prices)
+        self.counts = self._requests.counts
         self._thoughts_in = ""  # the field in which this server gives thoughts, once it has given some
 
     async def reply(self, request: Request) -> Reply:

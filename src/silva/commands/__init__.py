@@ -1,7 +1,7 @@
 """The commands, each one record: to add one, add its module and an entry here."""
 
 # fmt: off
-from silva.commands.command import Command, Option
+from silva.commands.command import CONFIGURED, Command, Option
 
 POLICIES = ("model", "expert", "random")
 _JSON = Option("--json", "print the result as JSON")
@@ -62,12 +62,28 @@ COMMANDS: dict[str, Command] = {
         (_OVERWRITE,),
     ),
     "eval": Command(
-        "evaluate on held-out tasks",
+        "evaluate on held-out tasks, or on suites of the field",
         "@ configs/quickstart.toml --weights runs/quickstart",
         "silva.commands.configured:evaluate",
         (_WEIGHTS,
+         Option("--weights-dir", "a series: the weights of a run, or of a folder with step_N, one row a step",
+                "DIR", "a run's folder, or one with folders step_N"),
+         Option("--steps", "which of the series (default all)", "N,N", "numbers such as 100,200, or all"),
+         Option("--model", "a model by name: hub id, folder, run; or of the API", "NAME", "a model's name"),
+         Option("--api", "a model behind an API: openai, anthropic, deepseek, together, openrouter; its key "
+                "is in the environment", "NAME", "the name of an API"),
          Option("--policy", "who plays: model (default), expert or random", "WHO", ", ".join(POLICIES)),
+         Option("--data", "where the rows of the suites are, if not on the hub", "DIR", "a file or folder"),
+         Option("--samples", "samples of each task (eval.samples_per_task)", "K", "a number"),
+         Option("--tasks", "tasks of each environment (eval.tasks)", "N", "a number"),
+         Option("--name", "names the folder of the results, evals/NAME", "NAME", "a folder's name"),
+         Option("--overwrite", "replace the evaluation in evals/NAME"),
+         Option("--list", "list the suites"),
          _JSON),
+        (CONFIGURED, "SUITE ... --model NAME [--data DIR] [--samples K] [--tasks N]", "--list [--json]"),
+        {"SUITE": "one or more of the list"},
+        "Every episode is written to evals/NAME as it ends. The same command goes on if it was interrupted,\n"
+        "and plays no finished episode again.",
     ),
     "chat": Command(
         "talk to a model or to a run's weights",

@@ -12,7 +12,7 @@ from silva.commands.command import Given
 from silva.config.schema import run_config
 from silva.config.sections import PretrainedModel
 from silva.errors import ConfigError
-from silva.models.sources import run_of
+from silva.models.sources import pinned, run_of
 from silva.monitoring.printable import put
 from silva.registries import REGISTRIES
 from silva.run import loaded
@@ -39,7 +39,7 @@ def chat(path: str | None, *, read: Callable[[str], str] = input, write: Callabl
         raise ConfigError(
             f"silva chat: {path}: no such folder; expected a run's folder, a model folder or hub id"
         )
-    model = PretrainedModel() if path is None else PretrainedModel(name=path)
+    model = PretrainedModel() if path is None else PretrainedModel(name=pinned(path))
     config = run_config(REGISTRIES).model_construct(model=model, environments=())
     with loaded(config) as assembly:
         write(f"{assembly.model.name}: an empty line ends the talk")

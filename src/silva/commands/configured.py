@@ -7,7 +7,6 @@ import os
 from pathlib import Path
 
 from silva import signals
-from silva.commands import POLICIES
 from silva.commands.command import Given
 from silva.config.load import Resolved
 from silva.errors import ConfigError, NoSignalError
@@ -98,18 +97,16 @@ def inference(given: Given) -> int:
 
 
 def evaluate(given: Given) -> int:
-    weights, policy = given.options.get("--weights"), given.options.get("--policy", "model")
-    if policy not in POLICIES:
-        raise ConfigError(f"--policy: got {policy!r}, expected {', '.join(POLICIES)}")
-    if weights is not None and policy != "model":
-        raise ConfigError(
-            f"--weights with --policy {policy}: scripted play uses no weights; give one of them"
-        )
-    config = given.resolve(_of_run(given)).config
-    from silva.commands.evaluate import evaluate_config, report
+    if "--list" in given:
+        from silva.commands.suites import list_suites
 
+        return list_suites(given)
+    from silva.commands.asked import asked
+    from silva.commands.evaluate import evaluate, report
+
+    what = asked(given)
     signals.be_caught()
-    return report(evaluate_config(config, policy=policy, weights=weights), as_json="--json" in given)
+    return report(evaluate(what), what, as_json="--json" in given)
 
 
 def _of_run(given: Given) -> list[str]:

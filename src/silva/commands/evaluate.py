@@ -1,10 +1,19 @@
-"""`silva eval`: held-out evaluation of a model, of a run's weights, or of scripted play."""
+"""`silva eval`: held-out evaluation of models, of a run's weights, of an API's model, or of scripted play.
+
+    asked ──> jobs ──> evals/NAME, with what is finished ──> play what is missing ──> rows ──> summary, report
+
+Not here: what the command line means (asked.py), the numbers, and how the folder is kept
+(evaluation/store.py).
+"""
 
 from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,119 +24,247 @@ from rich.table import Table
 from silva.actors.policy import Policy
 from silva.actors.script import Script
 from silva.assembly import Assembly
+from silva.commands.asked import Asked
 from silva.commands.common import here
+from silva.config.saved import to_toml
 from silva.config.schema import RunConfig
-from silva.config.sections import PretrainedModel
-from silva.errors import ConfigError, NoSignalError
-from silva.evaluation.evaluator import Evaluation, records
-from silva.models.sources import pinned, run_of
+from silva.errors import NoSignalError
+from silva.evaluation.evaluator import Evaluation, Job, jobs_of
+from silva.evaluation.store import EvalFolder, free_name, identity
+from silva.evaluation.summary import Series, evaluations_of, results, summary
 from silva.monitoring.printable import printable, put
+from silva.monitoring.report import Decode, write_report
+from silva.monitoring.tensorboard import TensorBoard
 from silva.orchestrator.evaluations import held_out_changes
-from silva.protocols import Actor
+from silva.orchestrator.metrics import eval_metrics
+from silva.ports import FILES
+from silva.protocols import Actor, TaskSet
 from silva.rendering.renderer import Renderer
 from silva.run import loaded, say
+from silva.storage.metrics import append_metrics
+from silva.wire.requests import Counts
+
+EVALS = Path("evals")
+"""Holds a folder for each evaluation."""
 
 
-def evaluate_config(
-    config: RunConfig, *, policy: str = "model", weights: str | None = None
-) -> list[Evaluation]:
-    """Held-out evaluation of the model (or of `weights`), or of scripted play.
+def evaluate(asked: Asked) -> Series:
+    """Play what is missing of an evaluation, and write its files; its numbers by step of the weights."""
+    console, config = Console(stderr=True), here(asked.config)
+    tasksets = _tasksets(config, console)
+    jobs, steps = jobs_of(tasksets, config.eval), list(asked.models)
+    this = identity(asked.resolved.data, models=asked.names, weights=asked.weights, files=asked.files,
+                    policy=asked.policy, jobs=jobs)  # fmt: skip
+    usual = asked.usual_name if asked.overwrite else free_name(EVALS, asked.usual_name, this)
+    path, toml = EVALS / (asked.name or usual), to_toml(asked.resolved)
+    with EvalFolder.open(path, this, toml, overwrite=asked.overwrite) as store:
+        missing = {step: count for step in steps if (count := store.missing(step, jobs))}
+        total, decode = len(jobs) * len(steps), None
+        if not missing and store.finished:
+            say(f"{path}: it was finished before, so nothing is played; --overwrite plays it again", console)
+        else:
+            if sum(missing.values()) < total:
+                say(
+                    f"{path}: goes on, with {total - sum(missing.values())} of {total} episodes kept", console
+                )
+            with _kept(store, steps, jobs, console):
+                decode = asyncio.run(_play(asked, list(missing), tasksets, store, console))
+        rows = store.in_order(steps, jobs)
+        series = evaluations_of(rows, config.eval)
+        if missing or not store.finished:
+            whole = summary(path.name, series, asked.names, seed=config.seed, settings=config.eval,
+                            spent=store.spent)  # fmt: skip
+            store.write(rows, whole)
+            _write_shown(config, store, series, decode, console)
+            store.done()
+            say(f"{path}: episodes.parquet, summary.json, report.html", console)
+    return series
+
+
+def evaluate_config(config: RunConfig, *, policy: str = "model") -> list[Evaluation]:
+    """Of one model, without any file.
 
     Args:
         policy: model, expert or random: who plays.
-        weights: a run's folder or a model folder in place of `[model]`.
     """
-    config = here(config)  # services hold weights of their own
-    if weights is not None:
-        config = config.model_copy(update={"model": PretrainedModel(name=pinned(weights))})
-        if config.engine.remote:
-            raise ConfigError(
-                f'--weights with engine.type = "{config.engine.type}": its servers have weights of their '
-                'own; expected engine.type = "local"'
-            )
-    if config.engine.only_evaluates:
-        if policy == "model":
-            return asyncio.run(_evaluate_service(config))
-        usual = type(config).model_fields["engine"].default  # scripted play samples nothing
-        config = config.model_copy(update={"engine": usual})
-    return asyncio.run(_evaluate(config, policy, run_of(weights)[0] if weights else None))
+    config, console = here(config), Console(stderr=True)
+
+    async def play() -> list[Evaluation]:
+        async with _parts(config, policy, None, console) as (assembly, actor, renderer, _):
+            return await assembly.evaluate(actor, renderer, lambda done, total, label: None)
+
+    return asyncio.run(play())
 
 
-def report(evaluations: Sequence[Evaluation], *, as_json: bool) -> int:
-    """Print them; the exit code says whether anything was measured."""
-    rows = records(evaluations)
+def report(series: Series, asked: Asked, *, as_json: bool) -> int:
+    """Print the numbers; the exit code says whether anything was measured."""
+    rows = results(series, asked.names)
     if as_json:
         put(json.dumps(rows, indent=1))
     else:
-        print_table(rows)
-        for evaluation in evaluations:
-            for note in evaluation.notes():
-                put(note)
-    return 0 if any(each.estimates for each in evaluations) else NoSignalError.exit_code
+        print_table(rows, samples=asked.config.eval.samples_per_task)
+        for step, found in series.items():
+            for evaluation in found:
+                for note in evaluation.notes():
+                    put(f"step {step}: {note}" if len(series) > 1 else note)
+    measured = any(each.estimates for found in series.values() for each in found)
+    return 0 if measured else NoSignalError.exit_code
 
 
-def print_table(rows: Sequence[Mapping[str, Any]], console: Console | None = None) -> None:
-    """Rows of an evaluation, and under them what the episodes left out could change."""
+def print_table(
+    rows: Sequence[Mapping[str, Any]], console: Console | None = None, *, samples: int = 1
+) -> None:
+    """Rows of an evaluation, and under them what the episodes left out could change. Of a series, one row a
+    step."""
     console = console or Console()
-
-    def number(value: float | None) -> str:
-        return "-" if value is None else f"{value:.3f}"
-
-    def interval(row: Mapping[str, Any], key: str) -> str:
-        return f"[{number(row[f'{key}_low'])}, {number(row[f'{key}_high'])}]"
-
-    table, lines = Table("environment", "metric", "mean", "95 % interval", "n"), []
+    steps = list(dict.fromkeys(row.get("step", 0) for row in rows))
+    console.print(_of_series(rows, steps, samples) if len(steps) > 1 else _of_one(rows, samples))
     for row in rows:
-        name, known = printable(row["environment"]), row["ci_low"] is not None or row["mean"] is None
-        table.add_row(name, printable(row["metric"]), number(row["mean"]),
-                      interval(row, "ci") if known else "all equal", str(row["n"]))  # fmt: skip
         if row["left_out"]:
-            lines.append(
-                f"{name} {row['metric']}: {interval(row, 'bound')} with the {row['left_out']} left out"
+            of = f"step {row['step']}: " if len(steps) > 1 else ""
+            line = (
+                f"{of}{printable(row['environment'])} {printable(row['metric'])}: {_interval(row, 'bound')}"
             )
-    console.print(table)
-    for line in lines:
-        console.print(line, markup=False, highlight=False, soft_wrap=True)
+            console.print(f"{line} with the {row['left_out']} left out", markup=False, highlight=False,
+                          soft_wrap=True)  # fmt: skip
 
 
-async def _evaluate(config: RunConfig, policy: str, run: Path | None) -> list[Evaluation]:
-    console = Console(stderr=True)
-    with loaded(config) as assembly:
-        await assembly.connect()
-        changes = held_out_changes(run, assembly.tasksets, config.eval.tasks) if run else []
-        for note in (*assembly.data_notes, *assembly.notes, *changes):
-            say(note, console)
-        actor: Actor
-        if policy == "model":
-            actor = Policy(assembly.engine, assembly.renderer, config.eval.sampling)
-        else:
-            actor = Script(assembly.renderer, mistakes=float(policy == "random"))
-        return await _play(assembly, actor, assembly.renderer, console)
+def _of_one(rows: Sequence[Mapping[str, Any]], samples: int) -> Table:
+    table = Table("environment", "metric", "mean", "95 % interval", "n")
+    for row in rows:
+        known = row["ci_low"] is not None or row["mean"] is None
+        table.add_row(printable(row["environment"]), _metric(row, samples), _number(row["mean"]),
+                      _interval(row, "ci") if known else "all equal", str(row["n"]))  # fmt: skip
+    return table
 
 
-async def _evaluate_service(config: RunConfig) -> list[Evaluation]:
-    """Of a model behind an API: no model and no tokenizer is loaded here."""
-    console, assembly = Console(stderr=True), Assembly(config)
+def _of_series(rows: Sequence[Mapping[str, Any]], steps: Sequence[int], samples: int) -> Table:
+    several = len({row["environment"] for row in rows}) > 1
+    cells: dict[str, dict[int, str]] = {}
+    for row in rows:
+        column = (
+            f"{printable(row['environment'])} {_metric(row, samples)}" if several else _metric(row, samples)
+        )
+        interval = f" {_interval(row, 'ci')}" if row["ci_low"] is not None else ""
+        cells.setdefault(column, {})[row["step"]] = _number(row["mean"]) + interval
+    table = Table("step", *cells)
+    for step in steps:
+        table.add_row(str(step), *(column.get(step, "-") for column in cells.values()))
+    return table
+
+
+def _metric(row: Mapping[str, Any], samples: int) -> str:
+    mean = f" (avg@{samples})" if samples > 1 and row["metric"] == "success" else ""
+    return printable(row["metric"]) + mean
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:.3f}"
+
+
+def _interval(row: Mapping[str, Any], key: str) -> str:
+    return f"[{_number(row[f'{key}_low'])}, {_number(row[f'{key}_high'])}]"
+
+
+def _tasksets(config: RunConfig, console: Console) -> dict[str, TaskSet]:
+    """Before a model is loaded: the evaluation may be finished."""
+    assembly = Assembly(config)
     try:
-        actor = config.engine.actor(assembly, config.eval.sampling)
         for note in assembly.data_notes:
             say(note, console)
-        try:
-            await actor.reach()
-            return await _play(assembly, actor, None, console)
-        finally:
-            for note in actor.notes:
-                say(note, console)
-            await actor.close()
+        return assembly.tasksets
     finally:
         assembly.close()
 
 
+@contextmanager
+def _kept(store: EvalFolder, steps: Sequence[int], jobs: Sequence[Job], console: Console) -> Iterator[None]:
+    """What ends an evaluation early (Ctrl-C, a cap that is met, a service that is gone) loses nothing."""
+    try:
+        yield
+    except BaseException:
+        total = len(jobs) * len(steps)
+        kept = total - sum(store.missing(step, jobs) for step in steps)
+        say(f"{store.path}: {kept} of {total} episodes are kept; the same command goes on with the others",
+            console)  # fmt: skip
+        raise
+
+
 async def _play(
-    assembly: Assembly, actor: Actor, renderer: Renderer | None, console: Console
-) -> list[Evaluation]:
-    with Progress(console=console, transient=True) as progress:
-        bar = progress.add_task("evaluating")
-        return await assembly.evaluate(
-            actor, renderer, lambda done, total, label: progress.update(bar, completed=done, total=total)
-        )
+    asked: Asked, steps: Sequence[int], tasksets: dict[str, TaskSet], store: EvalFolder, console: Console
+) -> Decode | None:
+    """What is missing at these steps; how the last model's tokens become text, for the report."""
+    decode: Decode | None = None
+    for step in steps:
+        config = here(asked.config_of(step))
+        async with _parts(config, asked.policy, tasksets, console) as (assembly, actor, renderer, counts):
+            decode = assembly.tokenizer.decode if renderer is not None else None
+            if step == steps[0]:
+                notes = assembly.notes if renderer is not None else []
+                run = asked.run and held_out_changes(asked.run, assembly.tasksets, config.eval.tasks)
+                for note in (*notes, *(run or ())):
+                    say(note, console)
+            if counts is not None:  # what was paid before counts for the cap
+                for name, value in store.spent.items():
+                    setattr(counts, name, value)
+
+            def keep(job: Job, trajectory: Any, step: int = step, counts: Counts | None = counts) -> None:
+                store.keep(step, job, trajectory, asdict(counts) if counts else None)
+
+            with Progress(console=console, transient=True) as progress:
+                bar = progress.add_task(f"evaluating{f' step {step}' if len(asked.models) > 1 else ''}")
+                await assembly.evaluate(actor, renderer, partial(_shown, progress, bar),
+                                        known=store.known(step), keep=keep)  # fmt: skip
+    return decode
+
+
+def _shown(progress: Progress, bar: Any, done: int, total: int, label: str) -> None:
+    progress.update(bar, completed=done, total=total)
+
+
+@asynccontextmanager
+async def _parts(
+    config: RunConfig, policy: str, tasksets: dict[str, TaskSet] | None, console: Console
+) -> AsyncIterator[tuple[Assembly, Actor, Renderer | None, Counts | None]]:
+    """Who plays. Of a model behind an API no model and no tokenizer is loaded, and the cost is counted."""
+    if config.engine.only_evaluates and policy == "model":
+        assembly = Assembly(config, tasksets=tasksets)
+        try:
+            actor = config.engine.actor(assembly, config.eval.sampling)
+            try:
+                await actor.reach()
+                yield assembly, actor, None, actor.counts
+            finally:
+                for note in actor.notes:
+                    say(note, console)
+                await actor.close()
+        finally:
+            assembly.close()
+        return
+    if config.engine.only_evaluates:  # scripted play samples nothing
+        config = config.model_copy(update={"engine": type(config).model_fields["engine"].default})
+    with loaded(config, tasksets=tasksets) as assembly:
+        await assembly.connect()
+        renderer = assembly.renderer
+        script = partial(Script, renderer, mistakes=float(policy == "random"))
+        model = partial(Policy, assembly.engine, renderer, config.eval.sampling)
+        yield assembly, model() if policy == "model" else script(), renderer, None
+
+
+def _write_shown(
+    config: RunConfig, store: EvalFolder, series: Series, decode: Decode | None, console: Console
+) -> None:
+    """What only shows the rows: metrics and TensorBoard by step, and the page with every transcript."""
+    complain: Callable[[str], None] = partial(say, console=console)
+    for path in (store.metrics, store.tensorboard):
+        FILES.remove_tree(path)
+    board = TensorBoard(store.tensorboard, None, complain) if config.monitoring.tensorboard else None
+    for step, found in series.items():
+        metrics = eval_metrics(found)
+        append_metrics(store.metrics, step, metrics)
+        if board is not None:
+            board.step(step, metrics)
+    if board is not None:
+        board.close()
+    if config.monitoring.report:
+        write_report(store.path, decode)

@@ -19,7 +19,7 @@ from silva.config.sections import PretrainedModel
 from silva.errors import CapabilityError, ConfigError
 from silva.models.loading import name_of, resolve
 from silva.models.snapshots import weight_folder
-from silva.models.sources import find, pinned
+from silva.models.sources import find, pinned, run_of
 from silva.monitoring.printable import put
 from silva.protocols import Engine, Trainer
 from silva.registries import REGISTRIES
@@ -102,7 +102,9 @@ def serve_inference(resolved: Resolved, given: Mapping[str, str]) -> int:
 def served_name(config: RunConfig, weights: str | None) -> str:
     """What clients call the model: the name of a run or folder, without its path."""
     name = weights or name_of(config.model)
-    path = Path(name).expanduser()
+    path, (run, at) = Path(name).expanduser(), run_of(name)
+    if run is not None and at:
+        return f"{run.resolve().name}@{at}"
     return path.resolve().name if path.exists() else name
 
 

@@ -33,7 +33,7 @@ def input_files(data: Mapping[str, Any]) -> dict[str, str]:
     for key, value in leaves(dict(data)).items():
         for text in value if isinstance(value, list) else [value]:
             if isinstance(text, str) and key[-1] not in WRITTEN and "rows" not in key:
-                found |= {str(file): _digest(file) for file in _files(key, text, own)}
+                found |= {str(file): digest(file) for file in _files(key, text, own)}
     return found
 
 
@@ -96,7 +96,8 @@ def _imported(file: Path, root: Path, seen: set[Path]) -> Iterator[Path]:
                     yield from _imported(path, root, seen)
 
 
-def _digest(file: Path) -> str:
+def digest(file: Path) -> str:
+    """Of a file's size and content; of more than `WHOLE` bytes, of a sample of blocks."""
     try:
         size, digest = file.stat().st_size, hashlib.sha256()
         with file.open("rb") as content:

@@ -222,7 +222,23 @@ class Eval(Section):
     tasks: Positive = 128
     """Held-out tasks of each environment that are played; all of them where there are fewer."""
     samples_per_task: Positive = 1
+    pass_at: tuple[Positive, ...] = ()
+    """The k of pass@k; none given: all samples of a task, and half of them."""
     sampling: Sampling = Sampling()
+
+    @model_validator(mode="after")
+    def _has_samples(self) -> Self:
+        if wrong := [k for k in self.pass_at if k > self.samples_per_task]:
+            raise ValueError(
+                f"pass_at: got {wrong[0]}, expected at most samples_per_task = {self.samples_per_task}, as "
+                "pass@k cannot be estimated from fewer samples"
+            )
+        return self
+
+    @property
+    def pass_sizes(self) -> list[int]:
+        usual = (self.samples_per_task // 2, self.samples_per_task)
+        return [k for k in dict.fromkeys(self.pass_at or usual) if k > 1 or self.pass_at]
 
 
 class Checkpoint(Section):

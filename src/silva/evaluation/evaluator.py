@@ -35,6 +35,8 @@ from silva.rollouts.faults import UNWATCHED, Watch, tally
 from silva.storage.rollouts import RolloutRow
 from silva.types import Task, Trajectory
 
+Key = tuple[str, str]
+"""An episode: its environment and the id of its trajectory."""
 MANY_CUT = 0.1
 """A larger share of episodes that end with a reply cut off is said."""
 
@@ -51,7 +53,7 @@ class Evaluation:
     environment: str
     estimates: Mapping[str, Estimate]
     bounds: Mapping[str, tuple[float, float]]
-    episodes: tuple[tuple[Task, Trajectory], ...]
+    episodes: tuple[tuple[str, Trajectory], ...]  # with the id of the task, in the order of the jobs
 
     @property
     def left_out(self) -> int:
@@ -145,15 +147,49 @@ def reports_success(trajectories: Iterable[Trajectory]) -> bool:
 def rollout_rows(step: int, evaluations: Sequence[Evaluation]) -> list[RolloutRow]:
     """All episodes, for the file of rollouts."""
     return [
-        RolloutRow(step, task.id, e.environment, f"eval:{task.id}", t, "eval", reason=t.error or "")
+        rollout_row(step, e.environment, task, trajectory)
         for e in evaluations
-        for task, t in e.episodes
+        for task, trajectory in e.episodes
     ]
+
+
+def rollout_row(step: int, environment: str, task: str, trajectory: Trajectory) -> RolloutRow:
+    return RolloutRow(
+        step, task, environment, f"eval:{task}", trajectory, "eval", reason=trajectory.error or ""
+    )
 
 
 def records(evaluations: Sequence[Evaluation]) -> list[dict[str, Any]]:
     """All of them as summary.json holds them: one object a metric of each environment."""
     return [row for e in evaluations for row in e.rows()]
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One episode that is to be played."""
+
+    environment: str
+    task: Task
+    sample: int
+
+    @property
+    def id(self) -> str:
+        """That of its trajectory."""
+        return f"eval:{self.task.id}/{self.sample}"
+
+    @property
+    def key(self) -> Key:
+        return self.environment, self.id
+
+
+def jobs_of(tasksets: Mapping[str, TaskSet], settings: Eval) -> list[Job]:
+    """`settings.tasks` held-out tasks of every environment, `settings.samples_per_task` times each."""
+    return [
+        Job(label, task, sample)
+        for label, taskset in tasksets.items()
+        for task in taskset.tasks("eval")[: settings.tasks]
+        for sample in range(settings.samples_per_task)
+    ]
 
 
 async def evaluate(
@@ -168,58 +204,61 @@ async def evaluate(
     on_episode: Callable[[int, int, str], None] = lambda done, total, environment: None,
     watch: Watch = UNWATCHED,
     context: ContextSettings = FULL,
+    known: Mapping[Key, Trajectory] = {},
+    keep: Callable[[Job, Trajectory], None] = lambda job, trajectory: None,
     concurrency: int = 256,
 ) -> list[Evaluation]:
-    """Play `settings.tasks` held-out tasks of every environment, `settings.samples_per_task` times each.
+    """Play all jobs of the settings.
 
     Args:
         redo: how often an episode that gave no result is tried again.
         context: what the actor is shown of an episode: as in training.
+        known: episodes that are not played, as they were before.
+        keep: gets every other one as soon as it has ended, in any order.
     """
-    k = settings.samples_per_task
-    jobs = [
-        (label, taskset, task, sample)
-        for label, taskset in tasksets.items()
-        for task in taskset.tasks("eval")[: settings.tasks]
-        for sample in range(k)
-    ]
-    places, done = asyncio.Semaphore(concurrency), 0
+    jobs = jobs_of(tasksets, settings)
+    places, done = asyncio.Semaphore(concurrency), sum(job.key in known for job in jobs)
 
-    async def one(label: str, taskset: TaskSet, task: Task, sample: int) -> Trajectory:
+    async def one(job: Job) -> Trajectory:
         nonlocal done
-        first = derive(seed, "eval", label, task.id, sample)
+        if job.key in known:
+            return known[job.key]
+        first = derive(seed, "eval", job.environment, job.task.id, job.sample)
         async with places:
             trajectory = await tries(
                 redo,
                 lambda attempt: play(
-                    task, taskset, actor, renderer, limits, id=f"eval:{task.id}/{sample}",
+                    job.task, tasksets[job.environment], actor, renderer, limits, id=job.id,
                     seed=derive(first, attempt) if attempt else first, watch=watch, context=context,
                 ),
             )  # fmt: skip
+        keep(job, trajectory)
         done += 1
-        on_episode(done, len(jobs), label)
+        on_episode(done, len(jobs), job.environment)
         return trajectory
 
-    ended = await gather(one(*job) for job in jobs)
-    played = [(job[0], job[2], trajectory) for job, trajectory in zip(jobs, ended, strict=True)]
+    played = list(zip(jobs, await gather(one(job) for job in jobs), strict=True))
     return [
-        _evaluation(label, [(task, t) for name, task, t in played if name == label], k) for label in tasksets
+        evaluation(label, [(job.task.id, t) for job, t in played if job.environment == label], settings)
+        for label in tasksets
     ]
 
 
-def _evaluation(label: str, episodes: Sequence[tuple[Task, Trajectory]], k: int) -> Evaluation:
+def evaluation(label: str, episodes: Sequence[tuple[str, Trajectory]], settings: Eval) -> Evaluation:
+    """The numbers for one environment, from the id of the task of each episode, and the episode."""
+    k, sizes = settings.samples_per_task, settings.pass_sizes
     by_task: dict[str, list[Trajectory]] = {}
     for task, trajectory in episodes:
-        by_task.setdefault(task.id, []).append(trajectory)
+        by_task.setdefault(task, []).append(trajectory)
     usable = [[t for t in ts if t.has_result] for ts in by_task.values() if any(t.has_result for t in ts)]
     if not usable:
         return Evaluation(label, {}, {}, tuple(episodes))
     rewards = {"reward": estimate([np.array([t.raw_reward for t in ts]) for ts in usable])}
     if not reports_success(t for ts in usable for t in ts):
         return Evaluation(label, rewards, {}, tuple(episodes))
-    shares = _shares([[success(t) for t in ts] for ts in usable], k)
+    shares = _shares([[success(t) for t in ts] for ts in usable], k, sizes)
     low, high = (
-        _shares([[success(t) if t.has_result else left for t in ts] for ts in by_task.values()], k)
+        _shares([[success(t) if t.has_result else left for t in ts] for ts in by_task.values()], k, sizes)
         for left in (0.0, 1.0)
     )
     found = {metric: estimate(values, share=True) for metric, values in shares.items()}
@@ -227,14 +266,14 @@ def _evaluation(label: str, episodes: Sequence[tuple[Task, Trajectory]], k: int)
     return Evaluation(label, {"success": found.pop("success"), **rewards, **found}, bounds, tuple(episodes))
 
 
-def _shares(solved: Sequence[Sequence[float]], k: int) -> dict[str, list[np.ndarray]]:
+def _shares(solved: Sequence[Sequence[float]], k: int, sizes: Sequence[int]) -> dict[str, list[np.ndarray]]:
     """By metric, the samples of each task. A task that lacks one of its k samples has no pass@k."""
     shares = {"success": [np.array(values) for values in solved]}
     whole = [values for values in solved if len(values) == k]
-    sizes = [size for size in dict.fromkeys((k // 2, k)) if size > 1 and whole]
     return shares | {
         f"pass@{size}": [np.array([pass_at_k(k, int(sum(values)), size)]) for values in whole]
         for size in sizes
+        if whole
     }
 
 

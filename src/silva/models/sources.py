@@ -63,6 +63,17 @@ def find(name: str) -> str | Checkpoint | Adapter:
     return name
 
 
+def weight_files(name: str) -> list[Path]:
+    """The files that decide a model's weights; none of a model of the hub, or that is in a package."""
+    found = find(name)
+    if isinstance(found, Checkpoint):
+        return [found.folder / MANIFEST, *weight_files(getattr(found.model, "name", ""))]
+    if isinstance(found, Adapter):
+        return [*sorted(found.folder.glob("adapter_*")), *weight_files(found.base)]
+    path = Path(found).expanduser()
+    return sorted(path.glob("*.safetensors")) if path.is_dir() else [path] if path.is_file() else []
+
+
 def pinned(name: str) -> str:
     """The name with the step that it means now: a run that goes on has other newest weights later."""
     run, at = run_of(name)

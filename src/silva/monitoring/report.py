@@ -81,7 +81,7 @@ def report_data(directory: Path, decode: Decode | None = None) -> dict[str, Any]
         "headline": {**headline, "facts": [*headline["facts"], *_circumstances(log)]},
         "warnings": log.warnings if log else [],
         "charts": _charts(metrics),
-        "rollouts": sample_rollouts(run.rollouts, decode, problems),
+        "rollouts": sample_rollouts(run, decode, problems),
         "forests": sample_forests(run.rollouts, problems),
         "config": [_config_line(line) for line in config.splitlines()],
         "problems": problems,
@@ -138,6 +138,11 @@ def _headline(metrics: Sequence[Row], summary: Row | None, settings: Row) -> dic
         known = {"model": name, "steps": steps, "seed": settings.get("seed")}
     else:
         known, before, after = summary, summary.get("eval_before") or [], summary.get("eval_after") or []
+        if found := summary.get("results"):  # of an evaluation alone, perhaps of several models
+            steps = sorted({row["step"] for row in found})
+            before, after = ([row for row in found if row["step"] == step] for step in (steps[0], steps[-1]))
+            before = before if len(steps) > 1 else []
+            known = {**summary, "model": ", ".join(summary["models"].values())}
     seconds = known.get("seconds")
     facts = [
         ("model", known.get("model"), "text"),

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from silva.errors import RecordError
+from silva.storage.layout import Layout
 from silva.storage.rollouts import read_columns, read_rollouts, rollouts_in
 from silva.types import Message, Segment, Trajectory, Turn
 
@@ -33,13 +34,15 @@ _SHORT = ("step", "environment", "status", "failure", "reward_raw")
 _MESSAGE = ("role", "content", "reasoning", "tool_calls", "name", "errors")
 
 
-def sample_rollouts(folder: Path, decode: Decode | None, problems: list[str]) -> dict[str, Any]:
-    """`{"total", "shown", "counts", "rows"}`: rows in order of step, each with its dialogue.
+def sample_rollouts(run: Layout, decode: Decode | None, problems: list[str]) -> dict[str, Any]:
+    """`{"total", "shown", "counts", "rows"}`: rows in order of step, each with its dialogue. Of an evaluation
+    all are shown.
 
     Files that cannot be read are named in `problems`.
     """
     flat: dict[Key, dict[str, Any]] = {}
-    for path in rollouts_in(folder).values():
+    evaluation = run.episodes.exists()
+    for path in [run.episodes] if evaluation else rollouts_in(run.rollouts).values():
         try:
             rows = read_columns(path, _SHORT)
         except RecordError as error:
@@ -48,7 +51,7 @@ def sample_rollouts(folder: Path, decode: Decode | None, problems: list[str]) ->
         flat |= {(path, index): row for index, row in enumerate(rows)}
     verdicts = _verdicts(flat)
     counts = Counter(row["status"] for row in flat.values()) + Counter(verdicts.values())
-    chosen = _choose(flat)
+    chosen = [*flat] if evaluation else _choose(flat)
     shown = _details(chosen, decode, problems)
     for key, row in shown.items():
         row["verdict"] = verdicts.get(key, "")

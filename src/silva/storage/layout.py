@@ -24,6 +24,8 @@ class Layout:
         self.report = path / "report.html"
         self.log = path / "run.log"
         self.rollouts = path / "rollouts"
+        self.episodes = path / "episodes.parquet"  # of an evaluation
+        self.journal = path / "journal.jsonl"
         self.checkpoints = path / "checkpoints"
         self.weights = path / "weights"
         self.broadcast = path / "broadcast"

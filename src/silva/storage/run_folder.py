@@ -90,7 +90,7 @@ class RunFolder(Layout):
                     f"{path} is not empty and not a run of Silva (it has no ledger.jsonl), so it is left "
                     "alone: choose another --name or --output_dir."
                 )
-            run = cls(path, _lock(path), files, accept_files)
+            run = cls(path, lock(path), files, accept_files)
         try:
             with _failing(path):
                 run._decide(resume, overwrite, config, may_change)
@@ -263,8 +263,12 @@ def _prepare(path: Path) -> bool:
     return False
 
 
-def _lock(path: Path) -> TextIO:
-    """Hold the lock file, with our process id in it; BlockingIOError becomes a readable refusal."""
+def lock(path: Path) -> TextIO:
+    """Hold the lock file of a folder, with our process id in it, until the file is closed.
+
+    Raises:
+        RunFolderError: another process holds it.
+    """
     file = open(path / LOCK, "a+")  # noqa: SIM115 (held open as long as the run is)
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

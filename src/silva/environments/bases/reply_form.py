@@ -7,13 +7,14 @@ ReplyForm(think=False).ask("look")       Reply in this form: <answer>look</answe
 from __future__ import annotations
 
 import re
-from typing import NamedTuple
+from dataclasses import dataclass
 
 from silva.thoughts import CLOSE, OPEN, answer_of
 from silva.types import Message
 
 
-class ReplyForm(NamedTuple):
+@dataclass(frozen=True)
+class ReplyForm:
     """`begun`: the first tag is given to the policy, as a prefill. `strict`: nothing else is read."""
 
     think: bool = True

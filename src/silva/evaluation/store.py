@@ -1,0 +1,230 @@
+"""`evals/NAME/`: one evaluation on disk, of one model or of a series, which goes on where it stopped.
+
+    config.toml       its configuration, for people; config.json: what the same evaluation must have
+    journal.jsonl     episodes as they end (storage/journal.py)
+          |  when none is missing
+    episodes.parquet  all of them in the order of the jobs, as storage/rollouts.py writes them; `step` is that
+                      of the weights
+    summary.json, metrics.jsonl, tensorboard/, report.html; then the journal is removed
+
+An episode is known by step, environment and id; each is played once. Those without a usable result are played
+again when the same evaluation is asked for again. Not here: who plays, and the numbers.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, TextIO
+
+from silva.config.diff import changed_keys, may_change
+from silva.errors import RecordError, RunFolderError
+from silva.evaluation.evaluator import Job, Key, rollout_row
+from silva.ports import FILES
+from silva.storage.journal import Journal, read_journal
+from silva.storage.layout import Layout
+from silva.storage.plain import read_plain, write_plain
+from silva.storage.rollouts import RolloutRow, encode_rollouts, read_rollouts
+from silva.storage.run_folder import LOCK, lock
+from silva.storage.summary import finite, read_summary
+from silva.types import Trajectory
+
+SECTIONS = ("seed", "environments", "rendering", "eval", "engine")
+ROLLOUT = ("limits", "redo", "context")
+"""What of a configuration decides the episodes of an evaluation, besides `rollout` with these keys."""
+
+
+def identity(
+    data: Mapping[str, Any],
+    *,
+    models: Mapping[int, str],
+    weights: Mapping[str, str],
+    files: Mapping[str, str],
+    policy: str,
+    jobs: Sequence[Job],
+) -> dict[str, Any]:
+    """What must be equal for an evaluation to go on.
+
+    Args:
+        data: the configuration (`Resolved.data`).
+        weights: digests of the files of the models.
+        files: digests of other files that the configuration points at.
+    """
+    kept = {key: data[key] for key in SECTIONS}
+    kept["rollout"] = {key: data["rollout"][key] for key in ROLLOUT if key in data["rollout"]}
+    tasks = hashlib.sha256("\n".join(f"{job.key} {job.task.content()}" for job in jobs).encode()).hexdigest()
+    own = {
+        "policy": policy, "tasks": tasks, "files": dict(files), "weights": dict(weights),
+        "models": {str(step): name for step, name in models.items()},
+    }  # fmt: skip
+    return json.loads(json.dumps(kept | own))  # type: ignore[no-any-return]
+
+
+class EvalFolder(Layout):
+    """An open evaluation, locked. Use `with`.
+
+    rows: finished episodes by step and key, those without a result among them.
+    spent: what a paid service has counted until now.
+    """
+
+    def __init__(self, path: Path, held: TextIO) -> None:
+        super().__init__(path)
+        self.rows: dict[tuple[int, Key], RolloutRow] = {}
+        self.spent: dict[str, Any] = {}
+        self._lock, self._writer = held, Journal(self.journal)
+
+    @classmethod
+    def open(cls, path: Path, this: Mapping[str, Any], toml: str, *, overwrite: bool) -> EvalFolder:
+        """The folder with what it holds of `this` evaluation (`identity`).
+
+        Args:
+            toml: the configuration as text.
+            overwrite: an earlier evaluation in the folder is removed.
+
+        Raises:
+            RunFolderError: it holds something else, or another process uses it.
+            RecordError: what it holds is damaged.
+        """
+        before = _before(path)
+        path.mkdir(parents=True, exist_ok=True)
+        folder = cls(path, lock(path))
+        try:
+            if before and overwrite:
+                folder._clear()
+            elif before and (changed := _changed(before, this)):
+                raise RunFolderError(f"{path} holds another evaluation: {changed}. {_ADVICE}")
+            folder._read()
+            with _writing(path):
+                FILES.write_atomic(folder.config_toml, toml.encode())
+                write_plain(folder.config_json, {_MARK: this})
+        except BaseException:
+            folder.close()
+            raise
+        return folder
+
+    def known(self, step: int) -> dict[Key, Trajectory]:
+        """Episodes with a usable result."""
+        found = ((key, row.trajectory) for (at, key), row in self.rows.items() if at == step)
+        return {key: trajectory for key, trajectory in found if trajectory.has_result}
+
+    def missing(self, step: int, jobs: Iterable[Job]) -> int:
+        known = self.known(step)
+        return sum(job.key not in known for job in jobs)
+
+    def keep(self, step: int, job: Job, trajectory: Trajectory, spent: Mapping[str, Any] | None) -> None:
+        row = rollout_row(step, job.environment, job.task.id, trajectory)
+        with _writing(self.path):
+            self._writer.append(row, spent)
+        self.rows[step, job.key] = row
+        self.spent = dict(spent or self.spent)
+
+    def in_order(self, steps: Iterable[int], jobs: Sequence[Job]) -> list[RolloutRow]:
+        """Rows of all jobs that are there, in their order."""
+        places = ((step, job.key) for step in steps for job in jobs)
+        return [self.rows[place] for place in places if place in self.rows]
+
+    @property
+    def finished(self) -> bool:
+        """Whether everything is written that follows from its episodes."""
+        return self.summary.exists() and not self.journal.exists()
+
+    def write(self, rows: Sequence[RolloutRow], summary: Mapping[str, Any]) -> None:
+        """The two files that hold a whole evaluation."""
+        text = json.dumps(finite(summary), indent=1, allow_nan=False)
+        with _writing(self.path):
+            FILES.write_atomic(self.episodes, encode_rollouts(rows))
+            FILES.write_atomic(self.summary, (text + "\n").encode())
+
+    def done(self) -> None:
+        """All else is written too: the journal is not needed any more."""
+        with _writing(self.path):
+            FILES.remove_tree(self.journal)
+
+    def close(self) -> None:
+        self._writer.close()
+        self._lock.close()
+
+    def __enter__(self) -> EvalFolder:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _read(self) -> None:
+        stored = read_rollouts(self.episodes) if self.episodes.exists() else []
+        played, spent = read_journal(self.journal)
+        for row in (*stored, *played):
+            self.rows[row.step, (row.environment, row.trajectory.id)] = row
+        if not spent and self.summary.exists():
+            spent = read_summary(self.summary).get("spent", {})
+        self.spent = spent
+
+    def _clear(self) -> None:
+        for path in (*vars(Layout(self.path)).values(), *self.path.glob(".*.tmp-*")):
+            if path != self.path:
+                FILES.remove_tree(path)
+
+
+def free_name(folder: Path, name: str, this: Mapping[str, Any]) -> str:
+    """`name`, or the first of name-2, name-3, ... whose folder holds this evaluation or none."""
+    for number in range(1, 1_000_000):
+        found = name if number == 1 else f"{name}-{number}"
+        try:
+            before = _before(folder / found)
+        except (RunFolderError, RecordError):  # somebody else's
+            continue
+        if not before or not _changed(before, this):
+            return found
+    raise RunFolderError(f"{folder / name}: there are a million of these; choose another --name")
+
+
+@contextmanager
+def _writing(path: Path) -> Iterator[None]:
+    """A disk that takes no more is said in words."""
+    try:
+        yield
+    except OSError as error:
+        raise RunFolderError(
+            f"{path} cannot be written: {error.strerror or error}. What was played before is kept"
+        ) from error
+
+
+_MARK = "evaluation"
+_ADVICE = "Give this one another --name, or --overwrite to remove the other"
+
+
+def _before(path: Path) -> dict[str, Any]:
+    """The identity of the evaluation in a folder; {} if there is none."""
+    if not path.exists() or not {each.name for each in path.iterdir()} - {LOCK}:
+        return {}
+    try:
+        found: dict[str, Any] = read_plain(path / "config.json")[_MARK]
+    except (FileNotFoundError, NotADirectoryError, KeyError) as error:
+        raise RunFolderError(
+            f"{path} is not empty and no evaluation of Silva, so it is left alone: choose another --name"
+        ) from error
+    return found
+
+
+def _changed(before: Mapping[str, Any], this: Mapping[str, Any]) -> str:
+    """What differs, in words; "" if it is the same evaluation."""
+    keys = [key for key in changed_keys(before, this) if not may_change(key)]
+    words = [f"{key} was {_at(before, key)}, is {_at(this, key)}" for key in keys[:3]]
+    if "tasks" in keys and len(keys) == 1:
+        words = ["its tasks have other contents"]
+    return "; ".join(words) + (f" and {len(keys) - 3} more" if len(keys) > 3 else "")
+
+
+def _at(values: Any, key: str) -> str:
+    for part in key.split("."):
+        if isinstance(values, Mapping) and part in values:
+            values = values[part]
+        elif isinstance(values, list) and part.isdigit() and int(part) < len(values):
+            values = values[int(part)]
+        else:
+            return "absent"
+    text = json.dumps(values)
+    return text if len(text) <= 60 else text[:57] + "..."

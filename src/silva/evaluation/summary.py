@@ -1,0 +1,115 @@
+"""What an evaluation comes to, as `evals/NAME/summary.json` holds it; computed from the stored rows alone."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from silva import __version__
+from silva.config.sections import Eval
+from silva.evaluation.evaluator import Evaluation, evaluation, records, success
+from silva.storage.rollouts import RolloutRow
+from silva.types import Trajectory
+
+Series = Mapping[int, Sequence[Evaluation]]
+"""Evaluations by step of the weights; 0 for weights that belong to no step."""
+
+
+def tool_calls(trajectory: Trajectory) -> int:
+    return sum(len(m.tool_calls) for turn in trajectory.turns for m in turn.messages if m.role == "assistant")
+
+
+COUNTS: Mapping[str, Callable[[Trajectory], float]] = {
+    "reward": lambda t: t.raw_reward,
+    "turns": lambda t: len(t.turns),
+    "tool_calls": tool_calls,
+    "response_tokens": lambda t: t.tokens("policy"),
+    "tokens": lambda t: t.tokens(),
+}
+"""Of an episode, for means."""
+
+
+def evaluations_of(rows: Iterable[RolloutRow], settings: Eval) -> dict[int, list[Evaluation]]:
+    """The numbers of stored episodes, by step and then by environment, in the order of the rows."""
+    found: dict[int, dict[str, list[tuple[str, Trajectory]]]] = {}
+    for row in rows:
+        episodes = found.setdefault(row.step, {}).setdefault(row.environment, [])
+        episodes.append((row.task, row.trajectory))
+    return {
+        step: [evaluation(label, episodes, settings) for label, episodes in by_label.items()]
+        for step, by_label in found.items()
+    }
+
+
+def results(series: Series, models: Mapping[int, str]) -> list[dict[str, Any]]:
+    """One object a metric, environment and step: EVALUATION_KEYS of storage/summary.py, step and model."""
+    return [
+        {"step": step, "model": models[step], **row}
+        for step, found in series.items()
+        for row in records(found)
+    ]
+
+
+def summary(
+    name: str,
+    series: Series,
+    models: Mapping[int, str],
+    *,
+    seed: int,
+    settings: Eval,
+    spent: Mapping[str, Any],
+) -> dict[str, Any]:
+    """`spent`: what a paid service has counted; {} for other actors, so that the same episodes give the same
+    bytes."""
+    return {
+        "name": name,
+        "version": __version__,
+        "seed": seed,
+        "models": {str(step): model for step, model in models.items()},
+        "samples_per_task": settings.samples_per_task,
+        "results": results(series, models),
+        "episodes": [
+            {"step": step, "environment": each.environment, **_episodes(each)}
+            for step, found in series.items()
+            for each in found
+        ],
+        **({"spent": dict(spent)} if spent else {}),
+    }
+
+
+def _episodes(found: Evaluation) -> dict[str, Any]:
+    """How they ended, and their means: of all with a result, and apart of those solved and not solved."""
+    usable = [t for _, t in found.episodes if t.has_result]
+    parts = {"all": usable}
+    if "success" in found.estimates:
+        parts["solved"] = [t for t in usable if success(t)]
+        parts["unsolved"] = [t for t in usable if not success(t)]
+    return {
+        "count": len(found.episodes),
+        "left_out": found.left_out,
+        "stop_reasons": dict(sorted(Counter(t.stop_reason for _, t in found.episodes).items())),
+        "means": {
+            part: {"count": len(those), **{name: _mean(map(of, those)) for name, of in COUNTS.items()}}
+            for part, those in parts.items()
+        },
+        "reward_against": {
+            name: _correlation([of(t) for t in usable], [t.raw_reward for t in usable])
+            for name, of in COUNTS.items()
+            if name != "reward"
+        },
+    }
+
+
+def _mean(values: Iterable[float]) -> float | None:
+    numbers = list(values)
+    return float(np.mean(numbers)) if numbers else None
+
+
+def _correlation(x: Sequence[float], y: Sequence[float]) -> float | None:
+    """Pearson's; None if one of the two does not vary."""
+    if len(set(x)) < 2 or len(set(y)) < 2:
+        return None
+    return float(np.corrcoef(x, y)[0, 1])

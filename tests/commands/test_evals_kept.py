@@ -1,0 +1,153 @@
+"""`silva eval` and its folder: the same bytes however it was played, nothing repeated, what is asked for."""
+
+from __future__ import annotations
+
+import json
+import signal
+from pathlib import Path
+
+import pytest
+from tests.runs import WORLDS
+
+from silva.cli import main
+from silva.commands import COMMANDS
+from silva.commands.asked import APIS, Asked, asked
+from silva.evaluation import evaluator, store
+from silva.storage.rollouts import read_rollouts
+
+CONFIG = f"""
+model = {{type = "tiny", layers = 1, width = 32, heads = 2, kv_heads = 1, context = 256}}
+environments = [{{type = "{WORLDS}:Parity", eval_size = 16, delay = 2.0}}]
+rollout = {{limits = {{max_turn_tokens = 4, max_episode_tokens = 128}}}}
+eval = {{tasks = 16, samples_per_task = 4}}
+monitoring = {{tensorboard = false}}
+"""
+FILES = ("episodes.parquet", "summary.json")
+
+
+@pytest.fixture
+def silva(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    Path("e.toml").write_text(CONFIG)
+
+    def call(*arguments, code=0):
+        capsys.readouterr()
+        returned = main(["eval", *map(str, arguments)])
+        out, err = capsys.readouterr()
+        assert returned == code, err
+        return out, " ".join(err.split())
+
+    return call
+
+
+def bytes_of(name: str) -> list[bytes]:
+    """Without the name, which is part of the summary."""
+    return [(Path("evals") / name / file).read_bytes().replace(name.encode(), b"") for file in FILES]
+
+
+@pytest.mark.slow
+def test_the_same_bytes_at_every_concurrency_and_number_of_threads(silva):
+    """64 episodes, whose environments take their time at random."""
+    found = []
+    for concurrent, threads in ((1, 1), (8, 1), (64, 1), (8, 2)):
+        name = f"at-{concurrent}-{threads}"
+        silva("@", "e.toml", "--name", name, f"--engine.max_concurrent={concurrent}",
+              f"--placement.threads={threads}")  # fmt: skip
+        found.append(bytes_of(name))
+    assert len(read_rollouts(Path("evals/at-8-1/episodes.parquet"))) == 64
+    assert all(each == found[0] for each in found)
+
+
+@pytest.mark.parametrize("how", ["ctrl-c", "disk"])
+def test_what_ends_it_early_loses_nothing(silva, monkeypatch, how):
+    silva("@", "e.toml", "--name", "whole")
+    write, played = store.Journal.append, []
+
+    def append(self, row, spent=None):
+        if len(played) == 20 and how == "disk":
+            raise OSError(28, "No space left on device")
+        write(self, row, spent)
+        played.append(row.trajectory.id)
+        if len(played) == 20 and how == "ctrl-c":
+            signal.raise_signal(signal.SIGINT)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(store.Journal, "append", append)
+        _, err = silva("@", "e.toml", "--name", "cut", code=130 if how == "ctrl-c" else 2)
+    kept = len(played)
+    assert 20 <= kept < 30
+    assert f"evals/cut: {kept} of 64 episodes are kept; the same command goes on with the others" in err
+    again, play = [], evaluator.play
+    monkeypatch.setattr(evaluator, "play", lambda *a, **how: again.append(how["id"]) or play(*a, **how))
+    out, err = silva("@", "e.toml", "--name", "cut", "--json")
+    assert f"evals/cut: goes on, with {kept} of 64 episodes kept" in err
+    assert len(again) == 64 - kept and not {*again} & {*played}
+    assert bytes_of("cut") == bytes_of("whole")
+    more, err = silva("@", "e.toml", "--name", "cut", "--json")
+    assert more == out and len(again) == 64 - kept and "finished before, so nothing is played" in err
+
+
+def test_the_page_has_every_transcript_and_the_summary_means(silva):
+    out, _ = silva("@", "e.toml")
+    folder = Path("evals/tiny-parity")
+    page = (folder / "report.html").read_text()
+    rows = read_rollouts(folder / "episodes.parquet")
+    assert all(f'"{row.trajectory.id}"' in page for row in rows) and "success (avg@4)" in out
+    (found,) = json.loads((folder / "summary.json").read_text())["episodes"]
+    of = [sum(len(turn.reply_tokens) for turn in row.trajectory.turns) for row in rows]
+    assert found["count"] == 64 and found["means"]["all"]["response_tokens"] == pytest.approx(sum(of) / 64)
+    solved = [n for n, row in zip(of, rows, strict=True) if row.trajectory.metrics["success"] == 1]
+    assert found["means"]["solved"]["count"] == len(solved) > 0
+    assert found["means"]["solved"]["response_tokens"] == pytest.approx(sum(solved) / len(solved))
+
+
+def test_another_configuration_has_another_folder_or_is_refused(silva):
+    silva("@", "e.toml", "--tasks", 2)
+    silva("@", "e.toml", "--tasks", 3)
+    assert sorted(path.name for path in Path("evals").iterdir()) == ["tiny-parity", "tiny-parity-2"]
+    _, err = silva("@", "e.toml", "--tasks", 3, "--name", "tiny-parity", code=2)
+    assert "evals/tiny-parity holds another evaluation: eval.tasks was 2, is 3" in err
+    silva("@", "e.toml", "--tasks", 3, "--name", "tiny-parity", "--overwrite")
+    assert len(read_rollouts(Path("evals/tiny-parity/episodes.parquet"))) == 12
+
+
+def test_pass_at_chosen_k(silva):
+    out, _ = silva("@", "e.toml", "--json", "--eval.pass_at=[1,3]")
+    means = {row["metric"]: row["mean"] for row in json.loads(out)}
+    assert {*means} == {"success", "reward", "pass@1", "pass@3"}
+    assert means["pass@1"] == pytest.approx(means["success"])  # by definition
+    _, err = silva("@", "e.toml", "--eval.pass_at=[5]", code=2)
+    assert "pass_at: got 5, expected at most samples_per_task = 4" in err
+
+
+def read(*arguments: str) -> Asked:
+    return asked(COMMANDS["eval"].read("eval", list(arguments)))
+
+
+@pytest.mark.parametrize("api", [name for name in APIS if name != "anthropic"])
+def test_an_api_by_its_name(silva, api):
+    found = read("@", "e.toml", "--api", api, "--model", "some/model")
+    engine = found.config.engine
+    assert (engine.model, engine.base_url) == ("some/model", APIS[api]["base_url"])
+    assert found.usual_name == "model-parity" and found.weights == {}
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ("--api nowhere --model m", "--api: got 'nowhere', expected openai, anthropic, deepseek"),
+        ("--api openai", "--api openai: which model? expected --model NAME too"),
+        ("--model a --weights b", "--weights and --model: give one of them"),
+        ("--steps 1,2", "--steps: it chooses weights of a series"),
+        ("--weights nowhere", "--weights nowhere: no such file or folder"),
+        ("--weights-dir .", ".: no weights there"),
+        ("--tasks none", "--tasks: got 'none', expected a whole number above 0"),
+        ("--name a/b", "--name: got 'a/b', expected the name of one folder"),
+        ("--data x", "--data: it is where the rows of a suite are"),
+        ("--policy nobody", "--policy: got 'nobody', expected model, expert, random"),
+        ("--policy expert --model m", "--model with --policy expert"),
+    ],
+)
+def test_options_that_make_no_sense_are_named(silva, options, words):
+    _, err = silva("@", "e.toml", *options.split(), code=2)
+    assert words in err
