@@ -20,6 +20,9 @@ async def cancelled(tasks: Iterable[asyncio.Future[Any]]) -> None:
 
 async def gather(works: Iterable[Awaitable[T]]) -> list[T]:
     """Results in order; the first error cancels the others and is raised as it is."""
+    works = list(works)
+    if len(works) < 2:  # a task would cost turns of the event loop
+        return [await work for work in works]
     tasks = [asyncio.ensure_future(work) for work in works]
     try:
         return await asyncio.gather(*tasks)

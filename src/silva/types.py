@@ -325,8 +325,9 @@ class Sample:
 
     def __post_init__(self) -> None:
         what = f"sample of {self.trajectory}"
-        for name in ("loss_weights", "logprobs", "temperatures", "versions", "advantages", "entropies",
-                     "old_logprobs", "values", "returns"):  # fmt: skip
+        _same_length(what, self.tokens, loss_weights=self.loss_weights, logprobs=self.logprobs,
+                     temperatures=self.temperatures, versions=self.versions)  # fmt: skip
+        for name in ("advantages", "entropies", "old_logprobs", "values", "returns"):
             if (array := getattr(self, name)) is not None:
                 _same_length(what, self.tokens, **{name: array})
         _same_length(what, self.tokens, **self.streams)

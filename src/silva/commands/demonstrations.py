@@ -20,10 +20,10 @@ from silva.commands.command import Given
 from silva.errors import ConfigError
 from silva.monitoring.printable import put
 from silva.ports import FILES
-from silva.rendering.tool_calls import write_calls
+from silva.rendering.dialogue import reply_text
 from silva.storage.layout import Layout
 from silva.storage.rollouts import RolloutRow, read_rollouts, rollouts_in, state_of
-from silva.thoughts import OPEN, join_reasoning
+from silva.thoughts import OPEN
 from silva.types import Message, Trajectory
 
 DEFAULT = "demonstrations.jsonl"
@@ -129,5 +129,4 @@ def _text(message: Message) -> str:
     """What was said: as sampled if that is known and holds all of it, else put together."""
     if message.raw is not None and (message.reasoning is None or OPEN in message.raw):
         return message.raw
-    calls = write_calls(message.tool_calls)
-    return join_reasoning(message.reasoning, "\n".join(part for part in (message.content, calls) if part))
+    return reply_text(message)

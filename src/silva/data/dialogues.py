@@ -20,8 +20,8 @@ from dataclasses import replace
 from silva.data.row_shapes import Shape, asked, is_dialogue, messages_at, recognised, value_at, wrong
 from silva.data.rows import Row
 from silva.errors import ConfigError
+from silva.rendering.dialogue import Dialogue
 from silva.rendering.openai import Malformed, specs_of
-from silva.rendering.supervised import Dialogue
 from silva.rendering.tool_calls import scan_tags
 from silva.types import Message, ToolCall, ToolSpec
 
@@ -43,8 +43,7 @@ def dialogue(row: Row, shape: Shape | None = None) -> Dialogue:
     Raises:
         ConfigError: the row has another shape, or no reply; it names file, line and key.
     """
-    row = _whole(row)
-    shape = shape or recognised(row)
+    shape, row = shape or shape_of(row), _whole(row)
     said = [*asked(row, shape), *_answer(row, shape)]
     key, value = next(((key, v) for key, v in row.values.items() if key.casefold() == "tools"), ("", None))
     try:
@@ -58,6 +57,15 @@ def dialogue(row: Row, shape: Shape | None = None) -> Dialogue:
     if all(message.role != "assistant" for message in messages):
         raise ConfigError(f"{row.where}: {shape.prompt}: got no reply, expected a dialogue with one")
     return Dialogue(messages, tools, row.where)
+
+
+def shape_of(row: Row) -> Shape:
+    """The shape of rows such as this one, whose whole answer is the reply.
+
+    Raises:
+        ConfigError: no column looks like a prompt.
+    """
+    return replace(recognised(_whole(row)), after="")
 
 
 def _answer(row: Row, shape: Shape) -> Sequence[Message]:
@@ -81,7 +89,7 @@ def _whole(row: Row) -> Row:
     if not {"state", "action"} <= row.values.keys():
         return row
     state, action, system = (row.values.get(key) for key in ("state", "action", "system_prompt"))
-    if not isinstance(state, Sequence) or not isinstance(action, Mapping):
+    if not isinstance(state, list) or not isinstance(action, Mapping):
         raise ConfigError(f"{row.where}: state, action: expected a list of messages and a message")
     begins = [system] if isinstance(system, Mapping) and system.get("content") else []
     return Row(row.where, {"messages": [*begins, *state, action]})

@@ -189,9 +189,9 @@ def _lines(path: Path) -> tuple[np.ndarray, np.ndarray | None]:
         while chunk := file.read(CHUNK):
             begins.append(np.flatnonzero(np.frombuffer(chunk, np.uint8) == ord("\n")) + size + 1)
             size += len(chunk)
-        places = np.unique(np.concatenate([*begins, [size]]))
-        if size == 0:
-            return places, None
+        places = np.concatenate(begins)
+        if places[-1] < size:  # the last line does not end
+            places = np.append(places, size)
         kept = np.ones(len(places) - 1, dtype=bool)
         for line in np.flatnonzero(np.diff(places) <= SHORT):
             file.seek(places[line])

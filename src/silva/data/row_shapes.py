@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 
 from silva.data.rows import Row
 from silva.errors import ConfigError, one_line
-from silva.rendering.openai import Malformed, message_of
+from silva.rendering.openai import ROLES, Malformed, message_of
 from silva.rendering.tool_calls import write_calls
 from silva.types import Message, Role
 
@@ -272,5 +272,4 @@ def _as_text(message: Message) -> Message:
 
 
 def _is_message(value: Any) -> bool:
-    forms = ({"role", "content"}, {"from", "value"})
-    return isinstance(value, Mapping) and any(form <= value.keys() for form in forms)
+    return isinstance(value, Mapping) and (value.get("role") in ROLES or {"from", "value"} <= value.keys())

@@ -14,17 +14,18 @@ import hashlib
 import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from silva.data.dialogues import dialogue
+from silva.data.dialogues import dialogue, shape_of
 from silva.data.indexed import Rows, indexed, shuffled
-from silva.data.row_shapes import Shape, recognised
+from silva.data.row_shapes import Shape
 from silva.data.settings import GivenRows, SupervisedData
 from silva.errors import ConfigError, RenderingError, one_line
 from silva.ports import derive
+from silva.rendering.dialogue import Dialogue
 from silva.rendering.renderer import Renderer
-from silva.rendering.supervised import Dialogue, SupervisedRow, supervised_rows, trained_text
+from silva.rendering.supervised import SupervisedRow, supervised_rows, trained_text
 
 if TYPE_CHECKING:
     import numpy as np
@@ -284,7 +285,7 @@ def _opened(given: GivenRows, weight: float, seed: int) -> _Source:
     label, rows = given.path or given.hub or "rows", indexed(given)
     if not len(rows):
         raise ConfigError(f"{label}: got no rows, expected dialogues")
-    return _Source(label, rows, replace(recognised(rows[0]), after=""), weight, seed)
+    return _Source(label, rows, shape_of(rows[0]), weight, seed)
 
 
 def _digest(said: Dialogue) -> str:

@@ -21,25 +21,15 @@ from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Literal
 
 from silva.errors import RenderingError
+from silva.rendering.dialogue import Dialogue, reply_text
 from silva.rendering.renderer import Renderer
 from silva.rendering.tool_calls import write_calls
-from silva.thoughts import join_reasoning
 from silva.types import Message, Role, ToolSpec
 
 if TYPE_CHECKING:
     import numpy as np
 
 _MARKS = [chr(0xFDD5 + i) for i in range(27)]  # Unicode non-characters
-
-
-@dataclass(frozen=True, slots=True)
-class Dialogue:
-    """What was said, the replies included, and the tools that were on offer. `where` names the row, such as
-    "train.jsonl:12"."""
-
-    messages: tuple[Message, ...]
-    tools: tuple[ToolSpec, ...] = ()
-    where: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,27 +80,24 @@ def supervised_rows(
     replies = [i for i, (_, reply) in enumerate(steps) if reply is not None]
     first = replies[-1] if turns == "last" and replies else 0
     others: set[Role] = {role for role in roles if role != "assistant"}
+    marks = _free_marks(dialogue.messages) if others else ("", "")
     rows, row, history = list[_Growing](), _Growing(roles), list[Message]()
     for number, (added, reply) in enumerate(steps):
         if reply is None and not any(message.role in others for message in added):
             break  # nobody answers it, and nothing of it is trained
         wanted = others if number >= first else set[Role]()
-        row = row.prompted(renderer, history, added, dialogue.tools, wanted)
+        row = row.prompted(renderer, history, added, dialogue.tools, wanted, marks)
         if not rows or rows[-1] is not row:
             rows.append(row)
         history += added
         if reply is not None:
-            ids, said = _sampled(renderer, reply, row.tokens, dialogue.tools)
+            offered = dialogue.tools or [ToolSpec(call.name, "", {}) for call in reply.tool_calls]
+            ids = _sampled(renderer, reply, row.tokens, offered)
+            if renderer.rebuilds_context:  # with the message that inference would have
+                history.append(renderer.parse(ids, prompt=row.tokens, tools=offered))
             row.add(ids, "assistant" if number >= first else None)
-            history.append(said)
     found = [row.finished(dialogue.where) for row in rows]
     return [row for row in found if row.count]
-
-
-def reply_text(message: Message) -> str:
-    """A reply as one text, as environments write it: thoughts in <think>, calls as JSON in <tool_call>."""
-    calls = write_calls(message.tool_calls)
-    return join_reasoning(message.reasoning, "\n".join(part for part in (message.content, calls) if part))
 
 
 def trained_text(renderer: Renderer, row: SupervisedRow) -> str:
@@ -151,6 +138,7 @@ class _Growing:
         added: Sequence[Message],
         tools: Sequence[ToolSpec],
         wanted: set[Role],
+        marks: tuple[str, str],
     ) -> _Growing:
         """This row with the prompt of the next reply; a new one if the prompt does not go on from it."""
         begins = renderer.rebuilds_context or not self.tokens
@@ -161,7 +149,7 @@ class _Growing:
             return renderer.extend(self.last, new)
 
         prompt, count = render(added), len(self.tokens)
-        words = _words(renderer, prompt, added, render, wanted)
+        words = _words(renderer, prompt, added, render, wanted, marks)
         if begins and prompt[:count] != self.tokens:
             row, at, row_tokens = _Growing(self.roles), 0, prompt
         else:
@@ -187,13 +175,11 @@ class _Growing:
 
 def _sampled(
     renderer: Renderer, reply: Message, prompt: Sequence[int], tools: Sequence[ToolSpec]
-) -> tuple[list[int], Message]:
-    """What a policy would have sampled, and the message that it says."""
+) -> list[int]:
+    """What a policy would have sampled."""
     ids = renderer.script(reply_text(reply), prompt)
-    offered = tools or [ToolSpec(call.name, "", {}) for call in reply.tool_calls]
-    if reply.tool_calls and renderer.decode(ids[:-1]).endswith(renderer.stop_strings(offered) or ("\0",)):
-        ids = ids[:-1]  # sampling stops at the tag
-    return ids, renderer.parse(ids, prompt=prompt, tools=offered)
+    tags = renderer.stop_strings(tools) if reply.tool_calls else ()
+    return ids[:-1] if tags and renderer.decode(ids[:-1]).endswith(tags) else ids  # sampling stops at a tag
 
 
 def _words(
@@ -202,6 +188,7 @@ def _words(
     added: Sequence[Message],
     render: Callable[[Sequence[Message]], list[int]],
     roles: set[Role],
+    marks: tuple[str, str],
 ) -> list[tuple[int, int, Role]]:
     """Where in `prompt` the words of new messages stand, as (begin, end, role).
 
@@ -209,13 +196,11 @@ def _words(
     """
     found: list[tuple[int, int, Role]] = []
     for role in sorted({m.role for m in added if m.role in roles and m.content.strip()}):
-        used = "".join(message.content for message in added)
-        begin, end = [mark for mark in _MARKS if mark not in used][:2]
-        marked = [_marked(m, begin, end) if m.role == role else m for m in added]
+        marked = [_marked(m, *marks) if m.role == role else m for m in added]
         whole = b"".join(_bytes(renderer, render(marked)))
         pieces = _bytes(renderer, prompt)
         ends = list(accumulate(map(len, pieces)))
-        spans, text = _spans(whole, begin.encode(), end.encode())
+        spans, text = _spans(whole, *marks)
         if text != b"".join(pieces) or len(spans) != sum(
             m is not n for m, n in zip(marked, added, strict=True)
         ):
@@ -230,6 +215,13 @@ def _words(
     return found
 
 
+def _free_marks(messages: Sequence[Message]) -> tuple[str, str]:
+    """Two characters that nobody wrote."""
+    used = "".join(f"{m.content}{m.reasoning}{write_calls(m.tool_calls)}" for m in messages)
+    begin, end, *_ = (mark for mark in _MARKS if mark not in used)
+    return begin, end
+
+
 def _marked(message: Message, begin: str, end: str) -> Message:
     core = message.content.strip()
     if not core:
@@ -242,8 +234,8 @@ def _bytes(renderer: Renderer, tokens: Sequence[int]) -> list[bytes]:
     return [renderer.bytes_of(token, tokens[max(i - 1, 0) : i]) for i, token in enumerate(tokens)]
 
 
-def _spans(whole: bytes, begin: bytes, end: bytes) -> tuple[list[tuple[int, int]], bytes]:
+def _spans(whole: bytes, begin: str, end: str) -> tuple[list[tuple[int, int]], bytes]:
     """What stands between marks, as places in the text without them, and that text."""
-    parts = re.split(re.escape(begin) + b"|" + re.escape(end), whole)
+    parts = re.split(f"{begin}|{end}".encode(), whole)
     places = [0, *accumulate(map(len, parts))]
     return list(zip(places[1:-1:2], places[2:-1:2], strict=False)), b"".join(parts)

@@ -7,14 +7,13 @@ ReplyForm(think=False).ask("look")       Reply in this form: <answer>look</answe
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from silva.thoughts import CLOSE, OPEN, answer_of
 from silva.types import Message
 
 
-@dataclass(frozen=True)
-class ReplyForm:
+class ReplyForm(NamedTuple):
     """`begun`: the first tag is given to the policy, as a prefill. `strict`: nothing else is read."""
 
     think: bool = True

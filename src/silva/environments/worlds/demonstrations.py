@@ -14,16 +14,17 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 from typing import Any, ClassVar, Literal
 
-from silva.data.row_shapes import Problem, Shape, problem, recognised, shown
+from silva.data.dialogues import dialogue, shape_of
+from silva.data.row_shapes import Problem, Shape, shown, wrong
 from silva.data.rows import Row
 from silva.data.settings import GivenRows
 from silva.environments.bases.environment import BaseEnvironment
 from silva.environments.settings import EnvironmentSettings
 from silva.environments.tasks import Draft, Tasks, listed
 from silva.errors import ConfigError
+from silva.rendering.dialogue import reply_text
 from silva.rendering.tool_calls import parse_hermes
 from silva.thoughts import split_reasoning
 from silva.types import Message, Observation, Step, Task, ToolCall
@@ -41,36 +42,36 @@ class Demonstrations(GivenRows, EnvironmentSettings):
     """Steps of Act-PRM: only episodes with a higher `return_`."""
 
     def taskset(self) -> Tasks:
-        shape, problems = self._problems(self.read())
+        shape, recorded = self._recorded(self.read())
         if shape is None:
             raise ConfigError(f"environment {self.label}: {self.path or self.hub} holds no demonstration")
-        dialogues = [self._dialogue(each) for each in problems]
+        dialogues = [self._plain(each) for each in recorded]
+        problems = [Problem(each[:-1], reply_text(each[-1]), {}) for each in recorded]
         # Two recordings of one problem are on the same side.
         drafts = [Draft({"messages": each}, None, [_shown_first(each)]) for each in dialogues]
         replies = [m["content"] for each in dialogues[:1000] for m in each if m["role"] == "assistant"]
         notes = shown(self.label, shape, problems)
         return listed(self, drafts, lambda task: Demonstration(self, task, replies), notes=notes)
 
-    def _problems(self, rows: Iterator[Row]) -> tuple[Shape | None, list[Problem]]:
-        """What was recorded, each with its last reply whole: that is what is imitated."""
+    def _recorded(self, rows: Iterator[Row]) -> tuple[Shape | None, list[tuple[Message, ...]]]:
+        """What was recorded, up to the last reply."""
         shape, found = None, []
         for row in rows:
-            if "state" in row.values and "action" in row.values:
-                if not row.values.get("done") or row.values.get("return_", 1.0) <= self.min_return:
-                    continue
-                row = _whole(row)
-            shape = shape or replace(recognised(row), after="")
-            each = problem(row, shape)
-            if not isinstance(each.answer, str):
-                key = shape.answer or "answer"
-                raise ConfigError(f"{row.where}: {key}: got {each.answer!r}, expected text")
-            if each.messages[0].role == "assistant":
-                raise ConfigError(f"{row.where}: {shape.prompt}: got a dialogue that begins with a reply")
-            found.append(each)
+            if (
+                "state" in row.values
+                and "action" in row.values
+                and not (row.values.get("done") and row.values.get("return_", 1.0) > self.min_return)
+            ):
+                continue
+            shape = shape or shape_of(row)
+            messages = dialogue(row, shape).messages
+            if messages[-1].role != "assistant":
+                raise wrong(row, shape.prompt, "a dialogue that ends with an answer", messages[-1].role)
+            found.append(messages)
         return shape, found
 
-    def _dialogue(self, recorded: Problem) -> list[dict[str, str]]:
-        said = [(m.role, m.content) for m in (*recorded.messages, Message("assistant", recorded.answer))]
+    def _plain(self, recorded: Sequence[Message]) -> list[dict[str, str]]:
+        said = [(m.role, reply_text(m) if m.role == "assistant" else m.content) for m in recorded]
         if not self.thoughts:
             said = [(role, action_of(text) if role == "assistant" else text) for role, text in said]
         return [{"role": role, "content": text} for role, text in said]
@@ -151,12 +152,3 @@ def _parsed(reply: str) -> tuple[str, tuple[ToolCall, ...]]:
 def _doing(content: str, calls: Sequence[ToolCall]) -> tuple[str, list[Any]]:
     """What a reply does, to compare: its text, and its calls with their arguments."""
     return " ".join(content.split()), [(call.name, dict(call.arguments)) for call in calls]
-
-
-def _whole(row: Row) -> Row:
-    """The dialogue that the last step of an Act-PRM episode holds."""
-    state, action, system = (row.values.get(key) for key in ("state", "action", "system_prompt"))
-    if not isinstance(state, Sequence) or not isinstance(action, Mapping):
-        raise ConfigError(f"{row.where}: state, action: expected a list of messages and a message")
-    begins = [system] if isinstance(system, Mapping) and system.get("content") else []
-    return Row(row.where, {"messages": [*begins, *state, action]})
