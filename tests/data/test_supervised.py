@@ -50,14 +50,13 @@ def test_each_row_comes_once_an_epoch_in_an_order_of_its_own() -> None:
 
 
 def test_a_weight_is_how_often_a_row_comes_in_an_epoch() -> None:
-    made = stream((rows(6, "a"), 1.0), (rows(3, "b"), 2.0), (rows(8, "c"), 0.5), epochs=2.0)
-    assert made.steps(16) == 2 and not made.ended
+    made = stream((rows(6, "a"), 1.0), (rows(3, "b"), 2.0), (rows(8, "c"), 0.5))
+    assert (made.steps(16, 1.0), made.steps(16, 2.0), made.steps(5, 2.0)) == (1, 2, 7)
     first = Counter(shown(made.draw(16)))
     assert Counter(name[0] for name in first.elements()) == {"a": 6, "b": 6, "c": 4}
     assert max(first[f"a{i}"] for i in range(6)) == 1 and {first[f"b{i}"] for i in range(3)} == {2}
-    assert not made.ended
     both = first + Counter(shown(made.draw(16)))
-    assert {both[f"c{i}"] for i in range(8)} == {1} and made.ended
+    assert {both[f"c{i}"] for i in range(8)} == {1} and made.state()["positions"] == [12, 12, 8]
 
 
 def test_sources_are_mixed_all_along() -> None:
@@ -96,7 +95,11 @@ def test_held_out_is_the_prompt_whatever_the_answer() -> None:
         set(held_out.values()) == {2} and 10 <= len(held_out) <= 30
     )  # 20 are expected, 3 standard deviations
     drawn = Counter(shown(made.draw(400 - 2 * len(held_out))))
-    assert made.ended and set(drawn.values()) == {2} and not drawn.keys() & held_out.keys()
+    assert (
+        made.state()["positions"] == [400]
+        and set(drawn.values()) == {2}
+        and not drawn.keys() & held_out.keys()
+    )
     assert len(drawn) + len(held_out) == 200
     other = stream(twice, validation=0.1, seed=8)  # another seed holds out the same
     assert Counter(shown(other.validation())) == held_out

@@ -15,6 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.rendering.templates import TEMPLATES, byte_tokenizer
 from tests.rendering.test_renderer import CALC, renderer, tokenizer
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import PreTrainedTokenizerFast
 
 from silva.actors.script import Script
 from silva.config.sections import EpisodeLimits
@@ -311,6 +313,40 @@ def test_masks_are_those_of_transformers_for_a_template_that_marks_its_replies()
     assert row.tokens.tolist() == own["input_ids"][:size] and size == len(own["input_ids"]) - 1
     assert row.trained["assistant"].astype(int).tolist() == own["assistant_masks"][:size]
     assert sum(own["assistant_masks"]) == row.count
+
+
+@pytest.mark.parametrize(
+    ("kind", "expected"), [("merges of bytes", " é there"), ("merges that fall back to bytes", "é there")]
+)
+def test_tokens_that_words_share_with_the_template_are_left_out(kind: str, expected: str) -> None:
+    """One tokenizer has " Hello" as a token, the other "U: Hello " as well."""
+    model = models.BPE(byte_fallback=True, unk_token="?") if "fall" in kind else models.BPE()
+    backend, letters = Tokenizer(model), pre_tokenizers.ByteLevel.alphabet()
+    if "fall" in kind:
+        names = ["?", *(f"<0x{i:02X}>" for i in range(256))]
+        trainer = trainers.BpeTrainer(vocab_size=330, special_tokens=names, show_progress=False)
+        backend.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="never", split=False)
+        backend.decoder = decoders.Sequence(
+            [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
+        )
+    else:
+        trainer = trainers.BpeTrainer(vocab_size=300, initial_alphabet=letters, show_progress=False)
+        backend.pre_tokenizer, backend.decoder = (
+            pre_tokenizers.ByteLevel(add_prefix_space=False),
+            decoders.ByteLevel(),
+        )
+    backend.train_from_iterator(["U: Hello there, Hello", "A: Hello all"] * 9, trainer)
+    backend.add_special_tokens(["<|eot_id|>"])
+    made = PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="<|eot_id|>")
+    made.chat_template = CUSTOM.replace("'A: '", "'A:'")
+    dialogue = Dialogue((Message("user", "Hello é there"), Message("assistant", " Hello")))
+    (row,) = supervised_rows(Renderer(made), dialogue, roles=("user", "assistant"))
+    shown = trained_text(Renderer(made), row)
+    assert shown.endswith("there⟧<|eot_id|>A:⟦ Hello<|eot_id|>⟧") and shown.count("⟦") == 2
+    assert "".join(_runs(Renderer(made), row, row.trained["user"])) == expected
+    assert row.tokens.tolist()[: len(row) - row.trained["assistant"].sum()] == Renderer(made).context(
+        dialogue.messages[:1]
+    )
 
 
 def test_a_tool_that_is_only_called_needs_no_description() -> None:

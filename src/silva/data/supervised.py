@@ -150,18 +150,10 @@ class SupervisedStream:
             )
         return found
 
-    def steps(self, batch: int) -> int:
+    def steps(self, batch: int, epochs: float) -> int:
         """Batches of so many dialogues in `epochs`, if no row is left out but those that are held out."""
-        return max(1, math.ceil(self._visits * (1 - self.settings.validation) / batch))
-
-    @property
-    def ended(self) -> bool:
-        """Whether `epochs` are over."""
-        return sum(source.position for source in self._sources) >= self._visits
-
-    @property
-    def _visits(self) -> int:
-        return round(self.settings.epochs * sum(source.size for source in self._sources))
+        rows = epochs * sum(source.size for source in self._sources)
+        return max(1, math.ceil(round(rows) * (1 - self.settings.validation) / batch))
 
     @property
     def notes(self) -> tuple[str, ...]:
