@@ -30,7 +30,7 @@ ROWS = [
     ["tools"],
     ["rewards"],
     ["environments", "engines", "rollouts", "trainer"],
-    ["evaluation", "server"],
+    ["evaluation", "server", "conversion"],
     ["orchestrator", "placement"],
     ["registries", "assembly", "process"],
     ["run"],

@@ -123,6 +123,24 @@ COMMANDS: dict[str, Command] = {
         "Of each group of training the rollout with the highest raw reward is a row: `prompt` and `answer`\n"
         'if it has one turn (environment "dataset"), otherwise `messages` (environment "demonstrations").',
     ),
+    "convert": Command(
+        "write a model in the format of another tool",
+        "runs/quickstart --to gguf --dtype q8_0",
+        "silva.commands.convert:run",
+        (Option("--to", "the format to write", "FORMAT", "hf or gguf"),
+         Option("--output", "a folder, or a .gguf file (default: here, by the name of the source)", "PATH",
+                "a path"),
+         Option("--dtype", "f32, f16, bf16, and for gguf q8_0 (default: as it is stored)", "TYPE",
+                "a type of numbers"),
+         Option("--overwrite", "replace what is at the output"),
+         Option("--push", "upload it to the Hugging Face hub too; a new repository is private", "REPO",
+                "owner/name")),
+        ("SOURCE --to hf|gguf [--output PATH] [--dtype TYPE] [--push REPO]",),
+        {"SOURCE": "a run, a model folder, a hub id, a GGUF file, or a folder with verl's "
+                   "model_world_size_W_rank_R.pt",
+         "hf": "a Hugging Face folder, LoRA merged",
+         "gguf": "a file for llama.cpp and Ollama, of Llama, SmolLM2, Qwen2 and Qwen3"},
+    ),
     "attack": Command(
         "try cheating agents on a reward",
         "math --extract boxed",

@@ -88,7 +88,7 @@ def load_model(settings: PretrainedModel | TinyModel, *, seed: int, device: str 
         context=_context(model.config),
         lora=settings.lora is not None,
     )
-    with _no_warnings():
+    with no_warnings():
         check_model(loaded)
     return loaded
 
@@ -106,7 +106,7 @@ def load_tokenizer(settings: PretrainedModel | TinyModel) -> PreTrainedTokenizer
         return tiny_tokenizer()
     source, options = _source(settings)
     try:
-        with _no_warnings():
+        with no_warnings():
             tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(source, **options)
     except Exception as error:  # readers of foreign formats raise anything
         text = one_line(str(error), 300) or type(error).__name__
@@ -237,7 +237,7 @@ def _source(settings: PretrainedModel) -> tuple[str, dict[str, Any]]:
 def _pretrained(settings: PretrainedModel) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     source, options = _source(settings)
     try:
-        with _no_warnings():
+        with no_warnings():
             config = AutoConfig.from_pretrained(source, **options)
             _refuse_too_large(settings.name, config, settings.dtype)
             model, report = AutoModelForCausalLM.from_pretrained(
@@ -281,7 +281,7 @@ def _pretrained(settings: PretrainedModel) -> tuple[PreTrainedModel, PreTrainedT
 
 def _refuse_too_large(name: str, config: Any, dtype: str) -> None:
     """Before a weight is loaded: Linux would end the process without a word."""
-    with torch.device("meta"), _no_warnings():
+    with torch.device("meta"), no_warnings():
         count = sum(p.numel() for p in AutoModelForCausalLM.from_config(config).parameters())
     if why := too_large(count * getattr(torch, dtype).itemsize):
         raise ModelError(
@@ -291,7 +291,7 @@ def _refuse_too_large(name: str, config: Any, dtype: str) -> None:
 
 
 @contextlib.contextmanager
-def _no_warnings() -> Iterator[None]:
+def no_warnings() -> Iterator[None]:
     """Silences the reports of transformers: Silva raises an error or writes a line of its own instead."""
     before = transformers_logging.get_verbosity()
     transformers_logging.set_verbosity_error()
@@ -331,7 +331,7 @@ def _converted(gguf: Path) -> Path:
 
 def _convert(gguf: Path, folder: Path) -> None:
     _refuse_too_large(gguf.name, AutoConfig.from_pretrained(gguf.parent, gguf_file=gguf.name), "float32")
-    with _no_warnings(), contextlib.redirect_stderr(io.StringIO()):  # a progress bar that has no switch
+    with no_warnings(), contextlib.redirect_stderr(io.StringIO()):  # a progress bar that has no switch
         quantised, report = AutoModelForCausalLM.from_pretrained(
             gguf.parent, gguf_file=gguf.name, dtype=torch.float32, output_loading_info=True
         )

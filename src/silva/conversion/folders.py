@@ -1,0 +1,85 @@
+"""A model as a plain Hugging Face folder: config, tokenizer and safetensors of at most 5 GB."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+
+from silva.conversion.tensors import Model, OnTensor, cast, most_common
+from silva.errors import ModelError
+from silva.models.weight_files import differences, let_read
+
+MOST = 5_000_000_000  # bytes of a file, as transformers writes them
+_BESIDE = ("*.json", "*.jinja", "*.txt", "*.model", "LICENSE*", "NOTICE*", "additional_chat_templates")
+_NOT = ("model.safetensors.index.json", "adapter_config.json")
+
+
+def write_folder(model: Model, path: Path, dtype: torch.dtype | None, on_tensor: OnTensor) -> None:
+    """Write the new folder `path`; holds one file of weights in memory at a time.
+
+    Args:
+        dtype: None keeps each tensor's own.
+
+    Raises:
+        ModelError: the weights are not those that config.json describes, or a number has no place in `dtype`.
+    """
+    path.mkdir()
+    for pattern in _BESIDE:
+        for file in model.folder.glob(pattern):
+            if file.is_dir():
+                shutil.copytree(file, path / file.name)
+            elif file.name not in _NOT:
+                shutil.copyfile(file, path / file.name)
+    _write_config(path / "config.json", dtype or most_common(model.tensors))
+    parts, size, used = [dict[str, torch.dtype]()], 0, 0
+    for name, tensor in model.tensors.items():
+        kind = dtype or tensor.dtype
+        size = torch.Size(tensor.shape).numel() * kind.itemsize
+        if used and used + size > MOST:
+            parts.append({})
+            used = 0
+        parts[-1][name] = kind
+        used += size
+    weight_map, total, done = dict[str, str](), 0, 0
+    for number, part in enumerate(parts, 1):
+        file = path / (
+            "model.safetensors" if len(parts) == 1 else f"model-{number:05}-of-{len(parts):05}.safetensors"
+        )
+        held = dict[str, torch.Tensor]()
+        for name, kind in part.items():
+            held[name] = cast(name, model.tensors[name].read(), kind).contiguous()
+            done += 1
+            on_tensor(done, len(model.tensors))
+        save_file(held, file, metadata={"format": "pt"})
+        weight_map |= dict.fromkeys(part, file.name)
+        total += sum(each.nbytes for each in held.values())
+    if len(parts) > 1:
+        index = {"metadata": {"total_size": total}, "weight_map": weight_map}
+        (path / "model.safetensors.index.json").write_text(json.dumps(index, indent=2) + "\n")
+    let_read(path)
+    check_folder(path)
+
+
+def check_folder(path: Path) -> None:
+    """Raises ModelError if transformers would not load every weight of the folder, and no other one."""
+    from transformers import AutoModelForCausalLM
+
+    from silva.models.loading import no_warnings
+
+    with no_warnings():
+        _, report = AutoModelForCausalLM.from_pretrained(
+            path, dtype="auto", device_map="meta", output_loading_info=True, ignore_mismatched_sizes=True,
+            trust_remote_code=False, use_safetensors=True,
+        )  # fmt: skip
+    if wrong := differences(report) or ", ".join(sorted(report["unexpected_keys"])[:3]):
+        raise ModelError(f"{path}: {wrong}, which is not part of the model in config.json")
+
+
+def _write_config(path: Path, dtype: torch.dtype) -> None:
+    config = json.loads(path.read_bytes())
+    key = "torch_dtype" if "torch_dtype" in config else "dtype"  # transformers 4 and 5
+    path.write_text(json.dumps({**config, key: str(dtype).removeprefix("torch.")}, indent=2) + "\n")
