@@ -68,7 +68,7 @@ def folder(path: Path, family: str, dtype: torch.dtype = torch.float32, **more: 
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             parameter.copy_(
-                torch.randn_like(parameter) * (0.2 if parameter.ndim > 1 else 0.5) + ("norm" in name)
+                torch.randn_like(parameter) * (0.1 if parameter.ndim > 1 else 0.3) + ("norm" in name)
             )
     model.to(dtype).save_pretrained(path)
     tokenizer(FAMILIES[family]).save_pretrained(path)

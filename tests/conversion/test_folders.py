@@ -63,11 +63,11 @@ def test_what_is_there_stays_unless_it_may_be_replaced(
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["--to", "onnx"], "--to: got onnx, expected one of hf, "),
-        ([], "--to: got nothing, expected one of hf, "),
+        (["--to", "onnx"], "--to: got onnx, expected one of hf, peft"),
+        ([], "--to: got nothing, expected one of hf, peft"),
         (
             ["--to", "hf", "--dtype", "q8_0"],
-            "--dtype: got 'q8_0', expected one of f32, f16, bf16 for --to hf",
+            "--dtype: got 'q8_0', expected f32, f16, bf16 for --to hf",
         ),
         (["--to", "hf", "--dtpye", "f16"], "got"),
     ],

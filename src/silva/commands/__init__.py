@@ -127,7 +127,7 @@ COMMANDS: dict[str, Command] = {
         "write a model in the format of another tool",
         "runs/quickstart --to gguf --dtype q8_0",
         "silva.commands.convert:run",
-        (Option("--to", "the format to write", "FORMAT", "hf or gguf"),
+        (Option("--to", "the format to write", "FORMAT", "hf, peft or gguf"),
          Option("--output", "a folder, or a .gguf file (default: here, by the name of the source)", "PATH",
                 "a path"),
          Option("--dtype", "f32, f16, bf16, and for gguf q8_0 (default: as it is stored)", "TYPE",
@@ -135,10 +135,11 @@ COMMANDS: dict[str, Command] = {
          Option("--overwrite", "replace what is at the output"),
          Option("--push", "upload it to the Hugging Face hub too; a new repository is private", "REPO",
                 "owner/name")),
-        ("SOURCE --to hf|gguf [--output PATH] [--dtype TYPE] [--push REPO]",),
-        {"SOURCE": "a run, a model folder, a hub id, a GGUF file, or a folder with verl's "
-                   "model_world_size_W_rank_R.pt",
+        ("SOURCE --to hf|peft|gguf [--output PATH] [--dtype TYPE] [--push REPO]",),
+        {"SOURCE": "a run (RUN, RUN@best, RUN@step_N), a model folder, a hub id, a GGUF file, an adapter's "
+                   "folder, or a folder with verl's model_world_size_W_rank_R.pt",
          "hf": "a Hugging Face folder, LoRA merged",
+         "peft": "an adapter's folder, of a run with [model.lora]",
          "gguf": "a file for llama.cpp and Ollama, of Llama, SmolLM2, Qwen2 and Qwen3"},
     ),
     "attack": Command(

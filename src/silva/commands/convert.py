@@ -10,7 +10,7 @@ from silva.errors import ConfigError
 from silva.monitoring.printable import put
 from silva.ports import CLOCK
 
-MODELS = ("hf", "gguf")
+MODELS = ("hf", "peft", "gguf")
 EVERY = 5.0  # seconds between two lines of progress, where there is no terminal
 
 
@@ -25,15 +25,12 @@ def run(given: Given) -> int:
 
 
 def _model(given: Given, source: str, to: str, output: Path | None) -> int:
-    from silva.assembly import model_settings
-    from silva.conversion.fsdp import shards_in
     from silva.conversion.models import convert_model
     from silva.conversion.push import push
 
-    name = source if shards_in(Path(source)) else model_settings(source).name
     with Progress() as progress:
         made = convert_model(
-            name,
+            source,
             to,
             output,
             given.options.get("--dtype"),

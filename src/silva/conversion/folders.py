@@ -18,8 +18,8 @@ _BESIDE = ("*.json", "*.jinja", "*.txt", "*.model", "LICENSE*", "NOTICE*", "addi
 _NOT = ("model.safetensors.index.json", "adapter_config.json")
 
 
-def write_folder(model: Model, path: Path, dtype: torch.dtype | None, on_tensor: OnTensor) -> None:
-    """Write the new folder `path`; holds one file of weights in memory at a time.
+def write_folder(model: Model, path: Path, dtype: torch.dtype | None, on_tensor: OnTensor) -> list[str]:
+    """Write the new folder `path`, and return no notes; holds one file of weights in memory at a time.
 
     Args:
         dtype: None keeps each tensor's own.
@@ -62,6 +62,7 @@ def write_folder(model: Model, path: Path, dtype: torch.dtype | None, on_tensor:
         (path / "model.safetensors.index.json").write_text(json.dumps(index, indent=2) + "\n")
     let_read(path)
     check_folder(path)
+    return []
 
 
 def check_folder(path: Path) -> None:

@@ -5,7 +5,7 @@
     mesh (fsdp)        a tensor is the shards of all ranks, one after another along its sharded dimension
     mesh (ddp, fsdp)   the rows of the mesh are copies of each other: the first is read
 
-Facts: verl/model_merger/fsdp_model_merger.py. Tensor parallel shards and adapters are refused.
+Facts: the model merger of verl. Tensor parallel shards and adapters are refused.
 """
 
 from __future__ import annotations

@@ -3,8 +3,8 @@
 Names of tensors come from the package `gguf`. Llama's queries and keys are permuted: llama.cpp rotates
 neighbours (0, 1), (2, 3), ... of a head, transformers halves (0, d/2), (1, d/2 + 1), ... Matrices are stored
 as asked, vectors (norms, biases) always in float32. q8_0 stores blocks of 32 numbers as 8-bit integers times
-one scale in float16: no number moves by more than 1/254 + 1/2048 of the largest of its block. The format as
-written by ggml-org/llama.cpp, conversion/llama.py and qwen.py. Not here: tokenizers (gguf_tokenizer.py).
+one scale in float16: no number moves by more than 1/254 + 1/2048 of the largest of its block. As llama.cpp's
+own converters write these families. Not here: tokenizers (gguf_tokenizer.py).
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def write_gguf(model: Model, path: Path, form: str, on_tensor: OnTensor) -> list
         try:
             add_tokenizer(writer, tokenizer, config.vocab_size)
         except ModelError as error:
-            raise ModelError(f"{model.folder}: {error}") from None
+            raise ModelError(f"{model.name}: {error}") from None
         written = [(name, tensor, _form(tensor, form)) for name, tensor in _tensors(model, config, names)]
         for name, tensor, kind in written:
             nbytes = math.prod(tensor.shape) * (34 / BLOCK if kind == Q8_0 else DTYPES[kind].itemsize)
@@ -106,7 +106,7 @@ def _refuse(model: Model, config: Any) -> None:
     )
     for is_wrong, got, expected in wrong:
         if is_wrong:
-            raise ModelError(f"{model.folder}/config.json: got {got}; for GGUF expected {expected}")
+            raise ModelError(f"{model.name}: config.json: got {got}; for GGUF expected {expected}")
 
 
 def _add_numbers(writer: GGUFWriter, model: Model, config: Any, form: str) -> None:
@@ -141,7 +141,7 @@ def _tensors(model: Model, config: Any, names: Any) -> Iterator[tuple[str, LazyT
     for name, tensor in model.tensors.items():
         found = names.get_name(name, try_suffixes=(".weight", ".bias"))
         if found is None:
-            raise ModelError(f"{model.folder}: {name} is no tensor of the family {config.model_type}")
+            raise ModelError(f"{model.name}: {name} is no tensor of the family {config.model_type}")
         layer = name.split(".")[-2]
         if config.model_type == "llama" and layer in heads:
             tensor = tensor._replace(read=partial(_permuted, tensor.read, heads[layer]))

@@ -42,15 +42,13 @@ def add_tokenizer(writer: GGUFWriter, tokenizer: PreTrainedTokenizerBase, rows: 
         ModelError: the tokenizer is of a kind that is not known here, or has more tokens than rows.
     """
     content = json.loads(tokenizer.backend_tokenizer.to_str())
-    name = _split(content)
     tokens, kinds = _tokens(content, rows)
-    merges = [" ".join(pair) if isinstance(pair, list) else pair for pair in content["model"]["merges"]]
+    pairs = content["model"].get("merges") or ()
+    merges = [" ".join(pair) if isinstance(pair, list) else pair for pair in pairs]
     if not merges:
-        raise ModelError(
-            "the tokenizer has no merges, and llama.cpp reads none without; a tiny model stays here"
-        )
+        raise ModelError(f"the tokenizer ({content['model']['type']}) has no merges, which llama.cpp needs")
     writer.add_tokenizer_model("gpt2")
-    writer.add_tokenizer_pre(name)
+    writer.add_tokenizer_pre(_split(content))
     writer.add_token_list(tokens)
     writer.add_token_types(kinds)
     writer.add_token_merges(merges)

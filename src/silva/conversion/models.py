@@ -7,27 +7,36 @@ verl's shards (fsdp.py) ──────────────────�
 
 from __future__ import annotations
 
+import tempfile
 from pathlib import Path
 from typing import NamedTuple
 
 from transformers.utils import logging as transformers_logging
 
+from silva.config.sections import PretrainedModel
+from silva.conversion.adapters import write_adapter
 from silva.conversion.folders import write_folder
 from silva.conversion.fsdp import sharded_model, shards_in
 from silva.conversion.gguf_files import FORMATS, write_gguf
 from silva.conversion.tensors import DTYPES, Model, OnTensor, model_in, most_common, without_tied
 from silva.errors import ConfigError, ModelError
-from silva.models.loading import resolve
+from silva.models.loading import load_model, resolve
+from silva.models.sources import Checkpoint, checkpoint, find, run_of
 from silva.storage.placed import placed, refuse_existing
+from silva.trainer.export import export_model
 
-TARGETS = ("hf", "gguf")
+TARGETS = ("hf", "peft", "gguf")
 
 
 class Converted(NamedTuple):
     path: Path
     tensors: int
-    bytes: int
     notes: list[str]
+
+    @property
+    def bytes(self) -> int:
+        files = self.path.rglob("*") if self.path.is_dir() else [self.path]
+        return sum(file.stat().st_size for file in files if file.is_file())
 
 
 def convert_model(
@@ -37,7 +46,7 @@ def convert_model(
 
     Args:
         to: one of `TARGETS`.
-        output: None: in the working folder, by the name of the source.
+        output: None: in the working folder, by the name of the source. For gguf a file, or a folder for it.
         form: one of `FORMATS`; None keeps that of most weights.
 
     Raises:
@@ -45,41 +54,59 @@ def convert_model(
         ModelError: there is no such model, it is damaged, or the format cannot hold it.
         RunFolderError: something is at `output` already.
     """
-    forms = FORMATS if to == "gguf" else tuple(DTYPES)
+    forms = {"hf": tuple(DTYPES), "peft": (), "gguf": FORMATS}[to]
     if form is not None and form not in forms:
-        raise ConfigError(f"--dtype: got {form!r}, expected one of {', '.join(forms)} for --to {to}")
+        raise ConfigError(f"--dtype: got {form!r}, expected {', '.join(forms) or 'none'} for --to {to}")
     transformers_logging.disable_progress_bar()
-    if output is not None:
-        refuse_existing(output, overwrite)  # before a minute of reading
-    model = without_tied(model_of(source))
-    words = {dtype: word for word, dtype in DTYPES.items()}
-    if to == "hf":
-        path = output or Path(f"{model.name}-hf")
+    name = name_of(source)
+    if to == "gguf" and output is not None and output.suffix != ".gguf":
+        output /= f"{name}-{form}.gguf" if form else f"{name}.gguf"
+    path = output or Path(f"{name}.gguf" if to == "gguf" else f"{name}-{to}")
+    refuse_existing(path, overwrite)  # before a minute of reading
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=path.parent, prefix=".silva-convert-") as scratch:
+        if to == "peft":
+            with placed(path, overwrite=overwrite) as temporary:
+                return Converted(path, *write_adapter(checkpoint(source), temporary))
+        model = without_tied(model_of(source, Path(scratch)))._replace(name=name)
         with placed(path, overwrite=overwrite) as temporary:
-            write_folder(model, temporary, DTYPES[form] if form else None, on_tensor)
-        size = sum(file.stat().st_size for file in path.iterdir())
-        return Converted(path, len(model.tensors), size, [])
-    form = form or words.get(most_common(model.tensors), "f32")
-    path = output or Path(f"{model.name}-{form}.gguf")
-    if path.suffix != ".gguf":
-        path /= f"{model.name}-{form}.gguf"
-    with placed(path, overwrite=overwrite) as temporary:
-        notes = write_gguf(model, temporary, form, on_tensor)
-    return Converted(path, len(model.tensors), path.stat().st_size, notes)
+            if to == "hf":
+                notes = write_folder(model, temporary, DTYPES[form] if form else None, on_tensor)
+            else:
+                words = {dtype: word for word, dtype in DTYPES.items()}
+                form = form or words.get(most_common(model.tensors), "f32")
+                notes = write_gguf(model, temporary, form, on_tensor)
+    return Converted(path, len(model.tensors), notes)
 
 
-def model_of(source: str) -> Model:
+def name_of(source: str) -> str:
+    """What the output is called after: the model, or the run and its step."""
+    run, at = run_of(source)
+    if run is not None:
+        return "-".join(filter(None, (run.resolve().name, at)))
+    path = Path(source).expanduser()
+    path = path.parent if shards_in(path) == path and path.name == "actor" else path
+    return path.stem if path.suffix == ".gguf" else path.resolve().name
+
+
+def model_of(source: str, scratch: Path) -> Model:
     """Its config, its tokenizer, and its weights as they are needed.
+
+    Args:
+        scratch: an empty folder, where what lies over a model is merged into it.
 
     Raises:
         ModelError: there is no such model, or it is damaged.
     """
-    path = Path(source).expanduser()
-    if folder := shards_in(path):
+    if folder := shards_in(Path(source).expanduser()):
         return sharded_model(folder)
-    folder = _local(resolve(source))
-    name = path.stem if path.suffix == ".gguf" else path.name
-    return model_in(folder, name)
+    found = find(source)
+    if isinstance(found, str):
+        return model_in(_local(resolve(found)))
+    narrow = isinstance(found, Checkpoint) and found.model.dtype == "bfloat16"
+    settings = PretrainedModel(name=source, dtype="bfloat16" if narrow else "float32")
+    export_model(load_model(settings, seed=0), scratch)
+    return model_in(scratch)
 
 
 def _local(name: str) -> Path:

@@ -74,6 +74,21 @@ def weight_files(name: str) -> list[Path]:
     return sorted(path.glob("*.safetensors")) if path.is_dir() else [path] if path.is_file() else []
 
 
+def checkpoint(name: str) -> Checkpoint:
+    """The checkpoint that a name is about, also if the run has exported these weights: it has adapters apart.
+
+    Raises:
+        ModelError: the name is about no run, or the run has no such checkpoint any more.
+    """
+    run, at = run_of(name)
+    if run is None:
+        raise ModelError(f"{name}: got no run's folder, expected one, or RUN@best or RUN@step_N")
+    step, store = _step(run, name, at), CheckpointStore(Layout(run).checkpoints, read_only=True)
+    if not (store.path(step) / MANIFEST).is_file():
+        raise ModelError(f"{name}: no checkpoint of step_{step} is left; there are {_listed(store.steps())}")
+    return _checkpoint(run, step, name)
+
+
 def pinned(name: str) -> str:
     """The name with the step that it means now: a run that goes on has other newest weights later."""
     run, at = run_of(name)

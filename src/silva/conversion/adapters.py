@@ -1,0 +1,59 @@
+"""The adapters of a checkpoint as a folder of PEFT: adapter_config.json and adapter_model.safetensors."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+
+from silva.config.sections import TinyModel
+from silva.errors import ModelError
+from silva.models.loading import resolve
+from silva.models.overlays import WEIGHTS
+from silva.models.sources import Checkpoint
+from silva.models.weight_files import let_read
+from silva.storage.checkpoints import verify
+
+
+def write_adapter(checkpoint: Checkpoint, path: Path) -> tuple[int, list[str]]:
+    """Write the new folder `path`.
+
+    Returns:
+        How many tensors, and in words, what their base is.
+
+    Raises:
+        ModelError: the run trained no adapters, its base is in no folder, or the checkpoint is damaged.
+    """
+    from peft import LoraConfig
+
+    lora = checkpoint.model.lora
+    if lora is None:
+        raise ModelError(
+            f"{checkpoint.folder}: trained without [model.lora], so it has no adapters; take --to hf"
+        )
+    if isinstance(checkpoint.model, TinyModel):
+        raise ModelError(
+            f"{checkpoint.folder}: adapters of a tiny model, whose base is in no folder; take --to hf"
+        )
+    try:
+        verify(checkpoint.folder)
+        tensors = load_file(checkpoint.folder / WEIGHTS)
+    except (OSError, SafetensorError) as error:  # a CheckpointError is an OSError
+        raise ModelError(f"{checkpoint.folder}: its weights cannot be read: {error}") from error
+    base = resolve(checkpoint.model.name)
+    named = {f"base_model.model.{name.replace('.default.', '.')}": each for name, each in tensors.items()}
+    path.mkdir()
+    save_file(named, path / "adapter_model.safetensors", metadata={"format": "pt"})
+    let_read(path)
+    LoraConfig(
+        base_model_name_or_path=base,
+        revision=checkpoint.model.revision,
+        r=lora.rank,
+        lora_alpha=lora.alpha,  # type: ignore[arg-type]
+        lora_dropout=lora.dropout,
+        target_modules=list(lora.targets),
+        task_type="CAUSAL_LM",
+        inference_mode=True,
+    ).save_pretrained(str(path))
+    return len(named), [f"its base is {base}, as adapter_config.json says"]
