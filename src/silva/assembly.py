@@ -17,6 +17,7 @@ from silva.environments.tasks import check_splits
 from silva.errors import CapabilityError, ConfigError, Escaped, SilvaError, contained
 from silva.evaluation.evaluator import Evaluation, Job, Key, evaluate
 from silva.models.loading import LoadedModel, generation_stops, load_model, load_tokenizer, name_of
+from silva.orchestrator.scripted import ScriptedPlay
 from silva.orchestrator.tasks import Source, TaskStream
 from silva.ports import derive
 from silva.protocols import Actor, Engine, Host, Remote, TaskSet, Trainer
@@ -171,6 +172,15 @@ class Assembly:
     def stream(self, purpose: str, *, step: int = 1, settings: DifficultyPools | None = None) -> TaskStream:
         sources = [Source(e.label, self.tasksets[e.label], e.weight) for e in self.config.environments]
         return TaskStream(sources, derive(self.config.seed, purpose), step=step, settings=settings)
+
+    def scripted(self, watch: Watch = UNWATCHED) -> ScriptedPlay:
+        """What a warm start imitates."""
+        config, warm = self.config, self.config.warm_start
+        assert warm is not None
+        return ScriptedPlay(
+            self.stream("warm", step=warm.episodes_per_step), self.renderer, warm, config.rollout.limits,
+            config.seed, watch, config.rollout.context,
+        )  # fmt: skip
 
     async def evaluate(
         self,

@@ -37,7 +37,7 @@ from silva.monitoring.trace import Trace
 from silva.orchestrator.evaluations import held_out_changes, record_held_out
 from silva.orchestrator.notices import Activity
 from silva.orchestrator.phases import Phases
-from silva.orchestrator.sft import Imitation, imitate
+from silva.orchestrator.scripted import ScriptedPlay, warm_start
 from silva.orchestrator.state import RunState, restore
 from silva.ports import FILES
 from silva.protocols import TaskSet, Trainer
@@ -82,25 +82,24 @@ class Run:
                 self.monitor.message(f"{when}: {note}", "warning")
         return evaluations
 
-    async def warm_start(self, trainer: Trainer) -> Imitation:
-        parts, warm, monitor = self.assembly, self.config.warm_start, self.monitor
-        assert warm is not None
+    async def warm_start(self, trainer: Trainer) -> None:
+        monitor, play = self.monitor, self.assembly.scripted(self.activity)
         with self.phases("warm_start"):
-            monitor.stage("warm start", 0, warm.steps)
-            stream = parts.stream("warm", step=warm.episodes_per_step)
-            done = await imitate(trainer, parts.engine, stream, parts.renderer, warm,
-                                 self.config.rollout.limits, seed=self.config.seed, stage=monitor.stage,
-                                 watch=self.activity, context=self.config.rollout.context)  # fmt: skip
-        self.ledger.record("imitated", contents=done.contents)
-        self.ledger.commit()
+            monitor.stage("warm start", 0, play.settings.steps)
+            done = await warm_start(trainer, self.assembly.engine, play, monitor.stage)
+        self.imitated(play)
         monitor.message(f"warm start: {done.steps} supervised steps, loss {done.loss:.3f}")
-        if done.failed:
-            monitor.message(
-                f"warm start: {len(done.failed)} of {done.played} episodes failed and were not imitated: "
-                f"{tally(done.failed)}",
+
+    def imitated(self, play: ScriptedPlay) -> None:
+        """The ledger holds what was imitated, and people are told what could not be."""
+        self.ledger.record("imitated", contents=sorted(play.contents))
+        self.ledger.commit()
+        if play.failed:
+            self.monitor.message(
+                f"warm start: {len(play.failed)} of {play.played} episodes failed and were not imitated: "
+                f"{tally(play.failed)}",
                 "warning",
             )
-        return done
 
     async def export(self, trainer: Trainer, step: int) -> Path:
         """All of the weights or none; where they are."""

@@ -87,11 +87,15 @@ bad.toml:2: stepz = 20
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ("", "environments\n    missing; expected at least one [[environments]] table with a type"),
+        (
+            "",
+            "environments\n"
+            "    expected at least one [[environments]] table with a type (or [data], for `silva sft`)",
+        ),
         (
             "--environments []",
-            "--environments: environments = []\n"
-            "    expected at least one [[environments]] table with a type",
+            "--environments: environments\n"
+            "    expected at least one [[environments]] table with a type (or [data], for `silva sft`)",
         ),
         (
             "@ a.toml --seed=18446744073709551616",

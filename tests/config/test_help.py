@@ -98,6 +98,8 @@ def test_every_section_and_key_is_there(registries):
             assert "[[environments]] of every type" in text
         elif field_types.sections(field.annotation):
             assert f"[{field_types.dotted(path)}]" in text
+        elif field_types.held(field):
+            assert f"[[{field_types.dotted(path)}]]" in text
         elif path[-1] != "type":
             assert f"  {path[-1]} = " in text, path
         else:

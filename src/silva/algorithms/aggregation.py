@@ -1,8 +1,7 @@
 """From losses per token to one number: the normaliser of an update, folded into each token's weight.
 
 It is computed from all samples of the update, over ranks and micro-batches, before the first of them
-runs. Summing weight * loss then gives the same gradient however the update is cut. Streams of other losses
-(`Sample.streams`) are normalised in calls of their own, so that none changes what another one weighs.
+runs. Summing weight * loss then gives the same gradient however the update is cut.
 
 A *sequence* is a trajectory, also where a rewritten context spread it over several samples. Only what is
 trained counts: tokens with a weight above 0, sequences with at least one of them.
@@ -20,9 +19,7 @@ from silva.errors import ConfigError
 from silva.types import Sample
 
 
-def normalise(
-    samples: Sequence[Sample], mode: str, *, constant: float | None = None, stream: str = ""
-) -> list[Sample]:
+def normalise(samples: Sequence[Sample], mode: str, *, constant: float | None = None) -> list[Sample]:
     """Multiplies `loss_weights` by the normaliser of `mode`, with n sequences of tokens_i trained tokens:
 
     - `token_mean`: 1 / sum of tokens_i. Every token counts the same (DAPO, arXiv:2503.14476).
@@ -30,11 +27,12 @@ def normalise(
     - `sequence_mean_token_sum`: 1 / n. The plain policy gradient of a whole sequence (RLOO).
     - `constant`: 1 / constant (Dr. GRPO, arXiv:2503.20783: sequences * longest answer).
 
+    Every other stream gets the `token_mean` of its own tokens, so that none changes what another weighs.
+
     Args:
         samples: all samples of one update, with weights above 0, mostly 1, where trained and 0 elsewhere.
         mode: a name in `AGGREGATIONS`.
         constant: for `constant` only, above 0.
-        stream: whose weights are meant in place of `loss_weights`.
 
     Returns:
         The samples in their order, weights in their dtype; unchanged where nothing is trained.
@@ -51,22 +49,32 @@ def normalise(
     if constant is not None and not (constant > 0 and math.isfinite(constant)):
         raise ConfigError(f"aggregation constant: got {constant}, expected a finite number above 0")
 
-    given = [sample.streams.get(stream) if stream else sample.loss_weights for sample in samples]
+    own = _divided(samples, [sample.loss_weights for sample in samples], mode, constant)
+    normal = [sample.replace(loss_weights=w) for sample, w in zip(samples, own, strict=True)]
+    for name in sorted({name for sample in samples for name in sample.streams}):
+        rows = [i for i, sample in enumerate(normal) if name in sample.streams]
+        given = [normal[i].streams[name] for i in rows]
+        for i, weights in zip(rows, _divided([normal[i] for i in rows], given, "token_mean"), strict=True):
+            normal[i] = normal[i].replace(streams={**normal[i].streams, name: weights})
+    return normal
+
+
+def _divided(
+    samples: Sequence[Sample], given: Sequence[np.ndarray], mode: str, constant: float | None = None
+) -> list[np.ndarray]:
+    """The weights, one array [T] a sample; unchanged where nothing is trained."""
     tokens: Counter[str] = Counter()  # trained ones of each trajectory that has any
     for sample, weights in zip(samples, given, strict=True):
-        if weights is not None and (trained := int(np.count_nonzero(weights > 0))):
+        if trained := int(np.count_nonzero(weights > 0)):
             tokens[sample.trajectory] += trained
 
-    def divided(sample: Sample, weights: np.ndarray | None) -> Sample:
-        if weights is None or not (own := tokens[sample.trajectory]):
-            return sample
+    def divided(weights: np.ndarray, own: int) -> np.ndarray:
+        if not own:
+            return weights
         denominator = AGGREGATIONS[mode](len(tokens), own, tokens.total(), constant or 0.0)
-        normal = (weights.astype(np.float64) / denominator).astype(weights.dtype)
-        if stream:
-            return sample.replace(streams={**sample.streams, stream: normal})
-        return sample.replace(loss_weights=normal)
+        return (weights.astype(np.float64) / denominator).astype(weights.dtype)
 
-    return [divided(*each) for each in zip(samples, given, strict=True)]
+    return [divided(w, tokens[sample.trajectory]) for sample, w in zip(samples, given, strict=True)]
 
 
 # (sequences, trained tokens of the token's own sequence, of all, constant) -> what its loss is divided by

@@ -56,10 +56,10 @@ COMMANDS: dict[str, Command] = {
         details=f"Serves [model] with [engine].\n{_KEY}",
     ),
     "sft": Command(
-        "only the supervised warm start of a configuration",
+        "train on dialogues of [data], or on the scripted play of [warm_start]",
         "@ configs/frozen_lake_tiny.toml",
         "silva.commands.configured:sft",
-        (_OVERWRITE,),
+        (*_RESUME, _OVERWRITE),
     ),
     "eval": Command(
         "evaluate on held-out tasks, or on suites of the field",

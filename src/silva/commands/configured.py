@@ -70,12 +70,13 @@ def _trained(resolved: Resolved, given: Given) -> int:
 
 
 def sft(given: Given) -> int:
-    resolved = given.resolve(given.rest)
+    resolved, _ = _begun_or_new(given)
     from silva.commands.sft import supervise
 
     signals.be_caught()
-    supervise(resolved, overwrite="--overwrite" in given)
-    return 0
+    outcome = supervise(resolved, resume="--resume" in given, overwrite="--overwrite" in given,
+                        accept_files="--accept-files" in given)  # fmt: skip
+    return 0 if outcome.trained else NoSignalError.exit_code
 
 
 def trainer(given: Given) -> int:

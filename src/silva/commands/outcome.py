@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import silva
+from silva.evaluation.evaluator import NLL
 from silva.models.loading import name_of
 from silva.monitoring.fall import with_interval
 from silva.monitoring.gap import gap
@@ -70,11 +71,12 @@ def finish(run: Run, state: RunState, weights: Path) -> RunOutcome:
 
 
 def last_words(before: Sequence[Row], after: Sequence[Row]) -> list[str]:
-    """One line an environment: its success before and after, or its reward if it reports no success."""
+    """One line an environment: its success before and after, or its reward if it reports no success. Held-out
+    rows have a loss."""
     lines = []
     for name in dict.fromkeys(row["environment"] for row in (*before, *after)):
         found = [{r["metric"]: r for r in rows if r["environment"] == name} for rows in (before, after)]
-        metric = "success" if any("success" in rows for rows in found) else "reward"
+        metric = next(m for m in ("success", NLL, "reward") if m == "reward" or any(m in r for r in found))
         first, last = (_shown(rows.get(metric), rows.get("reward")) for rows in found)
         lines.append(f"held-out {metric}, {name}: {first} before, {last} after")
     return lines

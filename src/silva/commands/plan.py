@@ -31,7 +31,7 @@ from silva.errors import NoSignalError
 from silva.models.memory import in_words
 from silva.models.trie import build
 from silva.orchestrator.notices import MANY_CUT, same_rewards, share_cut
-from silva.orchestrator.sft import imitate
+from silva.orchestrator.scripted import warm_start
 from silva.ports import derive
 from silva.protocols import Actor
 from silva.rendering.renderer import Renderer
@@ -188,9 +188,7 @@ async def _probe(assembly: Assembly) -> tuple[list[Group], list[str]]:
     actor: Actor = Policy(assembly.engine, assembly.renderer, rollout.sampling)
     if warm is not None and isinstance(config.model, TinyModel):
         trainer = await connected(assembly.trainer())
-        shown = assembly.stream("warm", step=warm.episodes_per_step)
-        await imitate(trainer, assembly.engine, shown, assembly.renderer, warm,
-                      rollout.limits, seed=config.seed, context=rollout.context)  # fmt: skip
+        await warm_start(trainer, assembly.engine, assembly.scripted())
         await assembly.engine.load(await trainer.publish())
     elif warm is not None:
         actor = Script(assembly.renderer, warm.mistakes, warm.noise)

@@ -1,4 +1,4 @@
-"""`silva sft`: only the warm start of a configuration."""
+"""`silva sft`: supervised training on the dialogues of [data], or on the scripted play of [warm_start]."""
 
 from __future__ import annotations
 
@@ -10,46 +10,117 @@ from typing import Any
 from silva.assembly import connected
 from silva.commands.checks import check_engine
 from silva.commands.common import as_resolved
-from silva.commands.outcome import RunOutcome, finish
+from silva.commands.outcome import RunOutcome, finish, write_last_report
 from silva.config.load import Resolved
+from silva.data.supervised import SupervisedStream
 from silva.errors import ConfigError
-from silva.evaluation.evaluator import records
-from silva.orchestrator.metrics import eval_metrics
-from silva.run import claimed, opened
+from silva.orchestrator.scripted import ScriptedPlay
+from silva.orchestrator.sft import SupervisedLoop, SupervisedParts
+from silva.orchestrator.state import Batches
+from silva.orchestrator.supervised import DataBatches, Supervision, supervised_sample
+from silva.ports import derive
+from silva.run import Run, claimed, opened
 from silva.signals import Interrupted
 from silva.storage.run_folder import RunFolder
+from silva.storage.summary import read_summary
+from silva.types import LossSpec, Sample
 
 
-def supervise(config: str | Path | Mapping[str, Any] | Resolved, *, overwrite: bool = False) -> RunOutcome:
-    """Only the warm start of a configuration: scripted play imitated, evaluated, exported.
+def supervise(
+    config: str | Path | Mapping[str, Any] | Resolved,
+    *,
+    resume: bool = False,
+    overwrite: bool = False,
+    accept_files: bool = False,
+) -> RunOutcome:
+    """Supervised training from a TOML file, a table of keys, or a resolved configuration.
 
     Raises:
-        ConfigError: the configuration has no [warm_start].
+        ConfigError: the configuration has neither [data] nor [warm_start], or both.
+        Interrupted: after Ctrl-C (KeyboardInterrupt where there is nothing to save, or after the second).
     """
     resolved = as_resolved(config)
     check_engine(resolved.config)
-    if resolved.config.warm_start is None:
-        raise ConfigError("sft: the configuration has no [warm_start], so there is nothing to imitate")
-    with claimed(resolved, "start again with --overwrite", overwrite=overwrite) as folder:
-        try:
-            return asyncio.run(_supervise(resolved, folder))
-        except Interrupted:  # nothing of it is kept
-            raise KeyboardInterrupt from None
+    if (resolved.config.data is None) == (resolved.config.warm_start is None):
+        got = "neither" if resolved.config.data is None else "both"
+        raise ConfigError(f"silva sft: got {got} of [data] and [warm_start], expected one to learn from")
+    with claimed(
+        resolved, "--resume goes on", resume=resume, overwrite=overwrite, accept_files=accept_files
+    ) as folder:
+        if folder.state == "finished":
+            report = folder.report if folder.report.exists() else None
+            return RunOutcome(folder.path, read_summary(folder.summary), report, None)
+        return asyncio.run(_supervise(resolved, folder))
 
 
 async def _supervise(resolved: Resolved, folder: RunFolder) -> RunOutcome:
-    async with opened(resolved, folder, steps=1) as run:
-        before = await run.measure()
-        run.monitor.step(0, eval_metrics(before))
-        trainer = await connected(run.assembly.trainer())
-        done = await run.warm_start(trainer)
-        await run.assembly.engine.load(await trainer.publish())
-        after = await run.measure()
-        run.monitor.step(1, eval_metrics(after))
-        folder.begun()
-        weights = await run.export(trainer, 0)
-        state = run.state.replace(
-            steps_trained=done.steps, tokens_in_rows=done.tokens_in_rows, tokens_trained=done.tokens_trained,
-            eval_before=records(before), eval_last=records(after),
-        )  # fmt: skip
-        return finish(run, state, weights)
+    config = resolved.config
+    known = config.warm_start.steps if config.warm_start else 0 if config.data.epochs else config.steps
+    async with opened(resolved, folder, steps=known) as run:
+        try:
+            loop = await _prepare(run)
+            state = await loop.run(folder.begun)
+            if isinstance(loop.parts.batches, ScriptedPlay):
+                run.imitated(loop.parts.batches)
+            return finish(run, state, await run.export(loop.parts.trainer, state.step))
+        except Interrupted:
+            steps = run.store.steps()
+            where = f"goes on after step {steps[-1]}" if steps else "begins again"
+            run.monitor.message(f"stopped; --resume {where}", "warning")
+            write_last_report(run)
+            raise
+
+
+async def _prepare(run: Run) -> SupervisedLoop:
+    """The loop with everything in it, its weights restored where the run goes on."""
+    assembly, config = run.assembly, run.config
+    batches, how, held_out = _data(run) if config.data else _scripted(run)
+    if config.data and config.data.epochs:
+        run.monitor.expect(how.steps)
+    run.monitor.stage("open the trainer")
+    trainer = await connected(assembly.trainer())
+    if run.checkpoint is not None:
+        await trainer.load(run.checkpoint / "trainer")
+    parts = SupervisedParts(
+        config=config,
+        trainer=trainer,
+        engine=assembly.engine,
+        batches=batches,
+        how=how,
+        held_out=held_out,
+        evaluate=run.measure if config.environments else None,
+        ledger=run.ledger,
+        store=run.store,
+        monitor=run.monitor,
+        phases=run.phases,
+        patience=config.data.early_stop if config.data else 0,
+    )
+    return SupervisedLoop(parts, run.state)
+
+
+def data_batches(run: Run, *, beside: bool = False) -> DataBatches:
+    """Those of [data], after people were told how its rows are read."""
+    run.monitor.stage("read the data")
+    stream = SupervisedStream(run.config.data, run.assembly.renderer, derive(run.config.seed, "data"))
+    for note in stream.notes:
+        run.monitor.message(note)
+    return DataBatches(stream, run.config.data, beside=beside)
+
+
+def _data(run: Run) -> tuple[Batches, Supervision, list[Sample]]:
+    config, data, batches = run.config, run.config.data, data_batches(run)
+    stream = batches.stream
+    how = Supervision(
+        stream.steps(data.dialogues_per_step, data.epochs) if data.epochs else config.steps,
+        config.trainer.optimizer,
+        LossSpec("cross_entropy", {"weighting": data.weighting}),
+        data.aggregation,
+    )
+    held_out = [supervised_sample(row, f"validation/{i}") for i, row in enumerate(stream.validation())]
+    return batches, how, held_out
+
+
+def _scripted(run: Run) -> tuple[Batches, Supervision, list[Sample]]:
+    warm = run.config.warm_start
+    assert warm is not None
+    return run.assembly.scripted(run.activity), Supervision(warm.steps, warm.optimizer), []

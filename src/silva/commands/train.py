@@ -15,6 +15,7 @@ from silva.assembly import connected
 from silva.commands.checks import bias_notes, check, check_environments, check_parts
 from silva.commands.common import as_resolved
 from silva.commands.outcome import RunOutcome, finish, write_last_report
+from silva.commands.sft import data_batches
 from silva.config.load import Resolved
 from silva.errors import PartLost
 from silva.monitoring.traced import TracedEngine, TracedTrainer
@@ -129,6 +130,7 @@ async def _prepare(run: Run) -> rl.Loop:
         replay=_replay(run),
         probe=probe,
         idle=trace.idle if isinstance(trainer, TracedTrainer) else dict,
+        data=data_batches(run, beside=True) if config.data and config.data.mix else None,
     )
     trace.idle()  # the first step begins here
     return rl.Loop(parts, run.state)

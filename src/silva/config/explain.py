@@ -100,9 +100,6 @@ def _mismatch(item: Any, annotation: Any, path: Key, bare: bool) -> str:
     expected = field_types.describe(annotation)
     if kind in ("value_error", "assertion_error"):
         return str(item["ctx"]["error"])
-    if path == ("environments",) and kind in ("missing", "too_short"):
-        missing = "missing; " if kind == "missing" else ""
-        return f"{missing}expected at least one [[environments]] table with a type"
     if path == ("environments",) and kind == "too_long":
         return (
             f"expected at most {item['ctx']['max_length']} tables: each is evaluated on its own; many "

@@ -19,7 +19,7 @@ from pydantic.fields import FieldInfo
 from silva.config import field_types
 from silva.config.explain import elsewhere
 from silva.config.field_types import Key, Model, dotted, held
-from silva.config.schema import UNIONS, Registries, RunConfig, run_config
+from silva.config.schema import OUTSIDE, UNIONS, Registries, RunConfig, run_config
 from silva.errors import ConfigError
 
 WIDTH = 110
@@ -51,9 +51,9 @@ def help_text(command: str, own: str, registries: Registries, topic: str = "") -
 
 def _overview(command: str, registries: Registries) -> list[str]:
     """The keys at the top and a line for each section. Reads only the names in the registries."""
-    lines = [*_keys(RunConfig, None, hide=UNIONS), ""]
+    lines = [*_keys(RunConfig, None, hide=OUTSIDE), ""]
     for name, field in RunConfig.model_fields.items():
-        if name not in UNIONS and not held(field):
+        if name not in OUTSIDE and not held(field):
             continue
         tags = [str(field_types.tag(model)) for model in held(field)]
         if name in UNIONS:
@@ -114,9 +114,9 @@ def _topic(registries: Registries, topic: str) -> list[str]:
 
 def _narrow(registries: Registries, name: str) -> Model:
     """The model that explains one top-level key, built with as few variants as possible."""
-    if name not in UNIONS:
+    if name not in OUTSIDE:
         return RunConfig
-    table: Any = {UNIONS[name]: getattr(registries, UNIONS[name])}
+    table: Any = {UNIONS[name]: getattr(registries, UNIONS[name])} if name in UNIONS else {}
     return run_config(replace(registries.only(()), **table))
 
 

@@ -14,7 +14,7 @@ from operator import or_
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, create_model, field_validator
+from pydantic import Field, ValidationInfo, create_model, field_validator
 
 from silva.config import field_types
 from silva.config.sections import (
@@ -43,6 +43,8 @@ UNIONS = {
     "placement": "placements",
 }
 """The keys that are unions on `type`, each with the table of `Registries` that lists its variants."""
+OUTSIDE = {*UNIONS, "data"}
+"""The keys whose sections are declared elsewhere, and typed `Any` in `RunConfig`."""
 USUAL = ("linear", "grpo", "local")
 
 
@@ -62,6 +64,7 @@ class Registries:
     algorithm_base: str = "silva.algorithms.settings:Algorithm"
     algorithm_parts: str = "silva.algorithms.own"
     """Module with `TABLES`, `adopt` and `widened`: parts of an algorithm that a configuration names."""
+    data: str = "silva.data.settings:SupervisedData"
 
     def only(self, names: Collection[str]) -> Registries:
         """Those of these names, and the defaults: a run imports no other world, engine or strategy."""
@@ -89,8 +92,10 @@ class RunConfig(Section):
     """Training steps: one batch of rollouts each."""
     model: Model = PretrainedModel()
     """What is trained."""
-    environments: tuple[Any, ...] = Field(min_length=1, max_length=MAX_ENVIRONMENTS)
-    """Environments to learn in, at least one; `type` may also be "file.py:Class" or "module:Class"."""
+    data: Any = None
+    """Dialogues that `silva sft` learns from; null: it learns from scripted play (`warm_start`)."""
+    environments: tuple[Any, ...] = Field(default=(), max_length=MAX_ENVIRONMENTS, validate_default=True)
+    """Environments to learn and to be evaluated in; `type` may also be "file.py:Class" or "module:Class"."""
     rollout: Any = None
     """How one task becomes groups of episodes."""
     rendering: Rendering = Rendering()
@@ -138,7 +143,11 @@ class RunConfig(Section):
 
     @field_validator("environments")
     @classmethod
-    def _labels_differ(cls, environments: tuple[Any, ...]) -> tuple[Any, ...]:
+    def _labels_differ(cls, environments: tuple[Any, ...], info: ValidationInfo) -> tuple[Any, ...]:
+        if not environments and info.data.get("data") is None:
+            raise ValueError(
+                "expected at least one [[environments]] table with a type (or [data], for `silva sft`)"
+            )
         seen: dict[str, int] = {}
         for index, environment in enumerate(environments):
             first = seen.setdefault(environment.label, index)
@@ -163,6 +172,7 @@ def run_config(
         widen: what makes recipes take the user's own losses and the like.
     """
     tables = {key: tuple(getattr(registries, table).items()) for key, table in UNIONS.items()}
+    tables["data"] = (("", registries.data),)
     if widen is not None:  # what it does depends on what has been adopted so far
         return _closed.__wrapped__(tuple(tables.items()), _frozen(own or {}), widen)
     return _closed(tuple(tables.items()), _frozen(own or {}))
@@ -180,13 +190,17 @@ def _closed(
 ) -> type[RunConfig]:
     changes: dict[str, Any] = {}
     for key, table in tables:
+        about = RunConfig.model_fields[key].description
+        if key == "data":
+            settings = import_settings(dict(table)[""])
+            changes[key] = (settings | None, Field(default=None, description=about))
+            continue
         variants = {name: tagged(import_settings(target), name) for name, target in table}
         variants |= {name: tagged(settings, name) for name, settings in dict(own).get(key, ())}
         if key == "algorithm" and widen is not None:
             variants = {name: widen(recipe) for name, recipe in variants.items()}
-        about = RunConfig.model_fields[key].description
         if key == "environments":
-            field = Field(min_length=1, max_length=MAX_ENVIRONMENTS, description=about)
+            field = Field(default=(), max_length=MAX_ENVIRONMENTS, validate_default=True, description=about)
             changes[key] = (tuple[_union(variants), ...], field)  # type: ignore[misc]
         else:
             usual = variants[default_name(variants)]()

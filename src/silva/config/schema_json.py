@@ -36,7 +36,7 @@ def json_schema(registries: Registries) -> dict[str, Any]:
         "required": ["type"],
     }
     environments["items"] = {"oneOf": [*known, stranger]}
-    del schema["required"]  # a file may leave anything to the files it extends and to the command line
+    schema.pop("required", None)  # a file may leave it to the files it extends and to the command line
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         **schema,

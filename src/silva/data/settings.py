@@ -8,7 +8,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
-from silva.config.sections import Above0, Natural, Positive, Section
+from silva.config.sections import Above0, Natural, NotNegative, Positive, Section
 from silva.data.rows import Row, read_rows
 from silva.types import Role
 
@@ -83,8 +83,18 @@ class SupervisedData(Section):
     left out."""
     validation_rows: Positive = 512
     """The most dialogues that a validation uses."""
-    epochs: Above0 = 1.0
-    """Passes over all sources."""
+    dialogues_per_step: Positive = 32
+    """Dialogues of an update."""
+    epochs: Above0 | None = None
+    """Passes over all sources, which decide how many steps there are; null: `steps` of the run."""
+    aggregation: Literal["token_mean", "sequence_mean_token_mean"] = "token_mean"
+    """What counts the same in an update: every token of the replies, or every row."""
+    weighting: Literal["none", "dft"] = "none"
+    """`dft`: each token of the replies weighs its own probability (arXiv:2508.05629)."""
+    early_stop: Natural = 0
+    """Evaluations in a row (`eval.every`) without a better one after which training ends; 0: never."""
+    mix: NotNegative = 0.0
+    """`silva rl`: the weight of the cross-entropy of a batch of these rows in every update; 0: without."""
 
     @model_validator(mode="after")
     def _holds_out_once(self) -> Self:

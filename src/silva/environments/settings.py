@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Self
 
 from pydantic import Field, model_validator
 
-from silva.config.sections import Natural, Section
+from silva.config.sections import Natural, NotNegative, Section
 
 if TYPE_CHECKING:
     from silva.protocols import TaskSet
@@ -31,6 +31,9 @@ class EnvironmentSettings(Section):
     """Name in metrics and reports; the type where empty."""
     weight: Annotated[float, Field(gt=0)] = 1.0
     """Share of training tasks against the other environments."""
+    echo: NotNegative = 0.0
+    """Weight of the cross-entropy of what it answers to replies, beside the loss of RL (ECHO): the policy
+    learns to foresee it."""
     train_size: Natural = 0
     """Training tasks of a pass; 0: all of a list (of rows, games, words), up to 4096 of a world that makes
     its own."""

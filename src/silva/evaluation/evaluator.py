@@ -37,6 +37,8 @@ from silva.types import Task, Trajectory
 
 Key = tuple[str, str]
 """An episode: its environment and the id of its trajectory."""
+NLL = "nll"
+"""The metric of held-out rows, in nats a token; lower is better."""
 MANY_CUT = 0.1
 """A larger share of episodes that end with a reply cut off is said."""
 
@@ -46,7 +48,7 @@ class Evaluation:
     """The results for one environment.
 
     estimates: by metric: success (if the environment reports it), reward, pass@k; empty if every episode is
-        left out.
+        left out. Of held-out rows: `NLL`.
     bounds: (low, high) by metric, for shares only: the range of a reward is not known.
     """
 
@@ -118,12 +120,15 @@ class Standing:
 
 
 def standing(evaluations: Sequence[Evaluation]) -> Standing | None:
-    """None if all episodes of an environment are left out."""
-    if not all(e.estimates for e in evaluations):
+    """None if nothing is evaluated, or all episodes of an environment are left out. What is played decides,
+    and the loss on held-out rows only where nothing is."""
+    evaluations = [e for e in evaluations if NLL not in e.estimates] or evaluations
+    if not evaluations or not all(e.estimates for e in evaluations):
         return None
     shares = [e.bounds["success"][0] for e in evaluations if "success" in e.estimates]
     others = [e for e in evaluations if "success" not in e.estimates]
-    values = shares + [e.estimates["reward"].mean for e in others]
+    values = shares + [-e.estimates[NLL].mean if NLL in e.estimates else e.estimates["reward"].mean
+                       for e in others]  # fmt: skip
     return Standing(len(shares), sum(values) / len(values), sum(e.left_out for e in others))
 
 

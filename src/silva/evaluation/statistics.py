@@ -49,6 +49,22 @@ def estimate(values_by_task: Sequence[np.ndarray], *, share: bool | None = None)
     return Estimate(mean, low, high, len(tasks))
 
 
+def ratio(sums: np.ndarray, counts: np.ndarray) -> Estimate:
+    """sum(sums) / sum(counts) over n clusters, such as the mean over the tokens of n rows, with Student's t
+    interval of its linearised variance (Cochran 1977, eq. 6.13): residuals s_i - r c_i. NaN for one cluster.
+
+    Args:
+        sums: [n] of the values of each cluster.
+        counts: [n] how many they are, each above 0.
+    """
+    n, r = len(sums), float(sums.sum() / counts.sum())
+    if n == 1:
+        return Estimate(r, math.nan, math.nan, n)
+    error = float(np.sqrt(n / (n - 1) * np.square(sums - r * counts).sum()) / counts.sum())
+    half = student_quantile(UP_TO, n - 1) * error
+    return Estimate(r, r - half, r + half, n)
+
+
 def pass_at_k(n: int, c: int, k: int) -> float:
     """Probability that at least one of k samples is right, from n samples with c right ones.
 

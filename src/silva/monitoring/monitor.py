@@ -86,6 +86,11 @@ class Monitor:
         with self._show_lock:
             self._show(lambda: self._terminal.close())
 
+    def expect(self, steps: int) -> None:
+        """The run has so many steps, which was not known when it was opened."""
+        self._progress.total_steps = steps
+        self.message(f"{steps} steps")
+
     def stage(self, name: str, done: int = 0, total: int = 0, waiting_for: str = "") -> None:
         """A sign of life: stage `name` has done `done` of `total` and waits for `waiting_for`."""
         self._watchdog.beat()

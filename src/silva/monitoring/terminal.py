@@ -123,7 +123,8 @@ class PlainTerminal(Terminal):
     def start(self) -> None:
         p = self._progress
         begun = f", resumed after step {p.step}" if p.step else ""
-        self._print(f"{p.name}: {p.total_steps} steps{begun}")
+        steps = f": {p.total_steps} steps" if p.total_steps else ""
+        self._print(f"{p.name}{steps}{begun}")
 
     def stage(self) -> None:
         if self._progress.clock() - self._last >= QUIET_STAGE:

@@ -36,6 +36,16 @@ def compared(state: RunState, evaluations: Sequence[Evaluation]) -> tuple[RunSta
     return after, best
 
 
+def stalled(state: RunState, patience: int, every: int) -> bool:
+    """Whether the last `patience` evaluations (0: however many), each after `every` steps, brought nothing
+    better."""
+    return (
+        bool(patience * every)
+        and state.best_step is not None
+        and (state.step - state.best_step >= patience * every)
+    )
+
+
 def fallen(state: RunState, now: list[dict[str, Any]], steps: int, checkpoint: Callable[[int], Path]) -> str:
     """Warns if results fell clearly below their best: once, and again at the last step.
 

@@ -15,7 +15,7 @@ from silva.orchestrator.notices import Notices
 from silva.orchestrator.phases import Phases
 from silva.orchestrator.probe import Probe
 from silva.orchestrator.replay import Replay
-from silva.orchestrator.state import Stateful
+from silva.orchestrator.state import Batches, Stateful
 from silva.protocols import Engine, Trainer
 from silva.storage.checkpoints import CheckpointStore
 from silva.storage.ledger import Ledger
@@ -41,6 +41,7 @@ class Parts:
     phases: Phases
     replay: Replay | None = None
     probe: Probe | None = None  # None: the engine shares the trainer's parameters
+    data: Batches | None = None  # rows that each update imitates besides
     idle: Callable[[], dict[str, float]] = dict
 
     @property
@@ -51,7 +52,8 @@ class Parts:
     @property
     def stateful(self) -> dict[str, Stateful]:
         """What a checkpoint remembers besides the trainer, replayed groups and the loop's own counts."""
-        return {"tasks": self.buffer.work.stream, "in_flight": self.buffer.work, "seconds": self.phases}
+        work, data = self.buffer.work, {"data": self.data} if self.data else {}
+        return {"tasks": work.stream, "in_flight": work, "seconds": self.phases, **data}
 
     def state(self) -> dict[str, Any]:
         return {name: part.state() for name, part in self.stateful.items()}

@@ -18,11 +18,9 @@ came after is repeated, bit for bit if nothing was in flight. Components never r
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise, zip_longest
-from pathlib import Path
 from typing import TypeVar
 
 from silva.algorithms.compose import next_state
@@ -31,15 +29,15 @@ from silva.evaluation.evaluator import Evaluation, records, rollout_rows
 from silva.orchestrator import metrics
 from silva.orchestrator.buffer import Batch
 from silva.orchestrator.collapse import collapse_metrics
-from silva.orchestrator.evaluations import compared, fallen
+from silva.orchestrator.evaluations import compared, fallen, stalled
 from silva.orchestrator.interrupt import Interrupt
 from silva.orchestrator.parts import Parts
 from silva.orchestrator.replay import FILE as REPLAY
+from silva.orchestrator.saving import save_checkpoint
 from silva.orchestrator.state import RunState
 from silva.orchestrator.updates import Row, Updates
 from silva.ports import crash_point
 from silva.signals import Interrupted
-from silva.storage.checkpoints import Writer
 from silva.types import Group
 
 __all__ = ["Loop", "Parts", "split"]
@@ -96,13 +94,12 @@ class Loop:
 
     def _stops_early(self) -> bool:
         """Whether the last evaluations brought nothing better, see `algorithm.early_stop`."""
-        p, step, best = self.parts, self.state.step, self.state.best_step
-        wait = p.recipe.early_stop * p.config.eval.every
-        if not wait or best is None or step - best < wait:
+        p, state = self.parts, self.state
+        if not stalled(state, p.recipe.early_stop, p.config.eval.every):
             return False
         p.monitor.message(
-            f"stopped after step {step} of {p.config.steps}: {p.recipe.early_stop} evaluations in a row "
-            f"were not better than that at step {best} (algorithm.early_stop)"
+            f"stopped after step {state.step} of {p.config.steps}: {p.recipe.early_stop} evaluations in a "
+            f"row were not better than that at step {state.best_step} (algorithm.early_stop)"
         )
         return True
 
@@ -270,22 +267,13 @@ class Loop:
 
     async def save(self) -> None:
         """A checkpoint of the last whole step, unless this process has just written it."""
-        p, step = self.parts, self.state.step
+        p = self.parts
         if self._saved == self.state:
             return
         with p.phases("checkpoint"):
             p.monitor.stage("checkpoint")
-            state, loop = self.state, asyncio.get_running_loop()
-
-            def trainer(path: Path) -> None:
-                asyncio.run_coroutine_threadsafe(p.trainer.save(path), loop).result()
-
-            files: dict[str, Writer] = {"trainer": trainer, "state.json": state.encode()}
-            if p.replay:
-                files[REPLAY] = p.replay.state()
-            await asyncio.to_thread(p.store.save, step, files, {"ledger": state.ledger})
-            p.ledger.record("checkpoint", step=step, position=state.ledger)
-            p.ledger.commit()
+            others = {REPLAY: p.replay.state()} if p.replay else {}
+            await save_checkpoint(p.store, p.ledger, p.trainer, self.state, others)
         self._saved = self.state
 
 

@@ -1,158 +1,173 @@
-"""The supervised loop in its simplest form: imitate scripted play, one update a step.
+"""The supervised loop: one update a step on what is shown to the policy.
 
-    tasks ──> episodes of the script ──to_samples──> rows ──> cross-entropy update
+    ┌─> rows      a batch of dialogues, or of scripted play      (supervised.py, scripted.py)
+    │   train     one optimizer step
+    │   evaluate  held-out rows and held-out tasks, when due
+    └── save      RunState, when due
 
-It waits for its episodes and its update; where success may end it, for the policy's own play now and then.
-Nothing is checkpointed in between: the loop is short, and the same seed gives the same weights again.
-
-Scripted episodes that fail give no demonstration. A few failures are only counted. If most episodes fail, the
-environment or the limits are wrong, and the warm start says so instead of learning from the rest.
+A first Ctrl-C gives up an evaluation at once; an update and a checkpoint are completed. The checkpoint after
+all effects: a killed run goes on from its last one, and what came after is repeated, bit for bit.
 """
 
 from __future__ import annotations
 
-import asyncio
-from collections import deque
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
 
-from silva.actors.policy import Policy
-from silva.actors.script import Script
-from silva.algorithms.aggregation import normalise
-from silva.config.sections import ContextSettings, EpisodeLimits, Sampling, WarmStart
-from silva.errors import NoSignalError
-from silva.evaluation.evaluator import reports_success, success
+from silva.config.schema import RunConfig
+from silva.evaluation.evaluator import Evaluation, records, rollout_rows
+from silva.monitoring.monitor import Monitor
+from silva.orchestrator import metrics
+from silva.orchestrator.evaluations import compared, fallen, stalled
 from silva.orchestrator.interrupt import Interrupt
-from silva.orchestrator.tasks import TaskStream
-from silva.orchestrator.updates import optim_params
-from silva.ports import derive
-from silva.protocols import Actor, Engine, Trainer
-from silva.rendering.renderer import Renderer
-from silva.rollouts.context import FULL
-from silva.rollouts.episode import play
-from silva.rollouts.faults import UNWATCHED, Watch, tally
-from silva.rollouts.samples import to_samples
-from silva.types import Group, LossSpec
-
-WINDOW = 20  # steps whose mean loss is reported, and after which the policy is tried
-TRIED = 128  # episodes of a trial: its standard error is 4 points
-JUDGED_FROM = 16  # scripted episodes; with fewer, the share of failed ones says little
+from silva.orchestrator.phases import Phases
+from silva.orchestrator.saving import save_checkpoint
+from silva.orchestrator.state import Batches, RunState
+from silva.orchestrator.supervised import Supervision, held_out_loss
+from silva.protocols import Engine, Trainer
+from silva.signals import Interrupted
+from silva.storage.checkpoints import CheckpointStore
+from silva.storage.ledger import Ledger
+from silva.types import Sample
 
 
 @dataclass(frozen=True)
-class Imitation:
-    """What a warm start came to: its mean loss over the last steps, the tokens of its rows and those of them
-    with a loss."""
+class SupervisedParts:
+    """What the loop joins.
 
-    steps: int
-    loss: float
-    tokens_in_rows: int
-    tokens_trained: int
-    played: int  # episodes of the script
-    failed: tuple[str, ...]  # errors of the episodes that gave no demonstration
-    contents: tuple[str, ...]  # of the tasks that were imitated, each once
-
-
-async def imitate(
-    trainer: Trainer,
-    engine: Engine,
-    stream: TaskStream,
-    renderer: Renderer,
-    settings: WarmStart,
-    limits: EpisodeLimits,
-    *,
-    seed: int,
-    stage: Callable[[str, int, int], None] = lambda name, done, total: None,
-    watch: Watch = UNWATCHED,
-    context: ContextSettings = FULL,
-) -> Imitation:
-    """Updates on fresh scripted episodes: `settings.steps`, or fewer where `settings.stop_success` is met.
-
-    Args:
-        trainer: whose optimizer is at its start.
-        stage: told how far it is.
-        context: what the policy will be shown of an episode.
-        engine: asked only for the success that may end the warm start.
-
-    Raises:
-        Interrupted: after Ctrl-C; the steps so far are lost.
-        NoSignalError: most scripted episodes failed, the expert solved no task, or no row can be imitated.
+    held_out: rows whose loss is measured; there may be none.
+    evaluate: plays the held-out tasks; None where there are none.
+    patience: evaluations in a row without a better one that end the run; 0: it is never ended so.
     """
-    script = Script(renderer, settings.mistakes, settings.noise)
-    shown = _Shown(unsolved=not (settings.mistakes or settings.noise))
-    updates = in_rows = trained = 0
-    losses: deque[float] = deque(maxlen=WINDOW)
-    # Tasks of their own, so that every task of `stream` is imitated.
-    trials = TaskStream(stream.sources, derive(stream.seed, "trials"), step=TRIED)
 
-    async def episodes(tasks: TaskStream, actor: Actor, count: int, key: str) -> list[Group]:
-        draws = [tasks.draw() for _ in range(count)]
-        playing = [
-            play(task, source.taskset, actor, renderer, limits, id=f"{key}/{i}", seed=derive(seed, key, i),
-                 watch=watch, context=context)
-            for i, (source, task) in enumerate(draws)
-        ]  # fmt: skip
-        ended = await asyncio.gather(*playing)
-        return [Group(t.id, task, (t,)) for t, (_, task) in zip(ended, draws, strict=True)]
+    config: RunConfig
+    trainer: Trainer
+    engine: Engine
+    batches: Batches
+    how: Supervision
+    held_out: Sequence[Sample]
+    evaluate: Callable[[str], Awaitable[list[Evaluation]]] | None
+    ledger: Ledger
+    store: CheckpointStore
+    monitor: Monitor
+    phases: Phases
+    patience: int = 0
 
-    with Interrupt() as interrupt:
-        for step in range(settings.steps):
-            groups = await episodes(stream, script, settings.episodes_per_step, f"w{step}")
-            shown.add(groups, last=step + 1 == settings.steps)
-            if rows := normalise(to_samples(groups), "token_mean"):
-                metrics = await trainer.forward_backward(rows, LossSpec("cross_entropy"))
-                await trainer.optim_step(optim_params(updates, settings.optimizer, settings.steps))
-                updates += 1
-                losses.append(metrics["loss"])
-                in_rows += sum(map(len, rows))
-                trained += sum(int((row.loss_weights > 0).sum()) for row in rows)
-            stage("warm start", step + 1, settings.steps)
-            interrupt.check()
-            if settings.stop_success is not None and (step + 1) % WINDOW == 0:
-                await engine.load(await trainer.publish())
-                tried = await episodes(trials, Policy(engine, renderer, Sampling()), TRIED, f"t{step}")
-                if sum(success(t) for g in tried for t in g.trajectories) >= settings.stop_success * TRIED:
-                    break
-    if not losses:
-        raise NoSignalError(
-            f"warm start: {shown.played} scripted episodes hold nothing to imitate: every "
-            f"reply is empty, or a mistake (warm_start.mistakes = {settings.mistakes:g}, expected less)"
+
+class SupervisedLoop:
+    """Runs `parts` from `state` to the last step; `state` is where the run stands after each whole step."""
+
+    def __init__(self, parts: SupervisedParts, state: RunState) -> None:
+        self.parts, self.state = parts, state
+        self._saved: RunState | None = None  # that of the newest checkpoint written by this process
+        if "batches" in state.parts:
+            parts.batches.load(state.parts["batches"])
+            parts.phases.load(state.parts["seconds"])
+
+    async def run(self, begun: Callable[[], None] = lambda: None) -> RunState:
+        """Train to the last step; `begun` is called when a step is done.
+
+        Raises:
+            Interrupted: after Ctrl-C, with a checkpoint of the last whole step on disk.
+        """
+        p, every = self.parts, self.parts.config.eval.every
+        with Interrupt() as interrupt:
+            try:
+                await self._begin(interrupt)
+                while self.state.step < p.how.steps and not stalled(self.state, p.patience, every):
+                    await self._step(interrupt)
+                    begun()
+                    interrupt.check()
+            except Interrupted:
+                await self.save()
+                raise
+        if self.state.step < p.how.steps:
+            p.monitor.message(
+                f"stopped after step {self.state.step} of {p.how.steps}: {p.patience} evaluations in a row "
+                f"were not better than that at step {self.state.best_step} (data.early_stop)"
+            )
+        await self.save()
+        return self.state
+
+    async def _begin(self, interrupt: Interrupt) -> None:
+        """The evaluation before training, or the one an interrupt cut short."""
+        p, state = self.parts, self.state
+        p.monitor.stage("start")
+        if state.pending is not None:
+            await self._finish_step(state.pending, interrupt)
+        elif state.eval_before is None:
+            evaluations = await interrupt.during(self._evaluate(0))
+            before = records(evaluations)
+            self.state = state.replace(eval_before=before, eval_last=before, parts=self._parts())
+            if evaluations:
+                p.monitor.step(0, metrics.eval_metrics(evaluations) | metrics.perf_metrics(p.phases.step))
+
+    async def _step(self, interrupt: Interrupt) -> None:
+        p, step = self.parts, self.state.step + 1
+        p.phases.step.clear()
+        with p.phases("rows"):
+            rows = await interrupt.during(p.batches.draw(step))
+        with p.phases("train"):
+            p.monitor.stage("train", step, p.how.steps)
+            found = await p.how.update(p.trainer, rows, self.state.updates) if rows else {}
+        tokens = sum(map(len, rows))
+        self.state = self.state.replace(
+            step=step,
+            ledger=p.ledger.position,
+            parts=self._parts(),
+            tokens_in_rows=self.state.tokens_in_rows + tokens,
+            tokens_trained=self.state.tokens_trained + int(found.get("trained_tokens", 0)),
+            steps_trained=self.state.steps_trained + bool(found),
+            updates=self.state.updates + bool(found),
+            pending={f"train/{name}": value for name, value in found.items()}
+            | {"train/rows": float(len(rows)), "train/tokens": float(tokens)}
+            | metrics.perf_metrics(p.phases.step),
         )
-    loss = sum(losses) / len(losses)
-    return Imitation(
-        step + 1, loss, in_rows, trained, shown.played, tuple(shown.failed), tuple(sorted(shown.contents))
-    )
+        await self._finish_step(self.state.pending or {}, interrupt)
 
+    async def _finish_step(self, pending: dict[str, float], interrupt: Interrupt) -> None:
+        """Evaluate when due, log the step, save when due."""
+        p, config, step = self.parts, self.parts.config, self.state.step
+        best, warning, every = False, "", config.eval.every
+        if step == p.how.steps or (every and step % every == 0):
+            evaluations = await interrupt.during(self._evaluate(step))
+            pending = pending | metrics.eval_metrics(evaluations)
+            pending |= {f"perf/seconds/{name}": p.phases.step[name] for name in ("validation", "eval")}
+            warning = fallen(self.state, records(evaluations), p.how.steps, p.store.path)
+            self.state, best = compared(self.state, evaluations)
+        self.state = self.state.replace(pending=None, parts=self._parts())
+        p.monitor.step(step, pending)
+        if warning:
+            p.monitor.message(warning, "warning")
+        keep, every = best and config.checkpoint.keep_best, config.checkpoint.every
+        if keep or (every and step % every == 0):
+            await self.save()
+        if keep:
+            p.store.mark_best(step)
 
-@dataclass
-class _Shown:
-    """What the script has played so far.
+    async def _evaluate(self, step: int) -> list[Evaluation]:
+        """Of the policy as it is now, on held-out rows and held-out tasks."""
+        p, evaluations = self.parts, list[Evaluation]()
+        if p.held_out:
+            with p.phases("validation"):
+                p.monitor.stage("validation")
+                evaluations.append(await held_out_loss(p.trainer, p.held_out))
+        if p.evaluate:
+            await p.engine.load(await p.trainer.publish())
+            p.monitor.stage("eval", 0, 0)
+            evaluations += await p.evaluate(f"evaluation at step {step}")
+            p.monitor.rollouts(step, rollout_rows(step, evaluations))
+        return evaluations
 
-    unsolved: only an expert is expected to solve tasks, and it has not solved any.
-    """
+    def _parts(self) -> dict[str, object]:
+        return {"batches": self.parts.batches.state(), "seconds": self.parts.phases.state()}
 
-    unsolved: bool
-    played: int = 0
-    failed: list[str] = field(default_factory=list)
-    contents: set[str] = field(default_factory=set)
-
-    def add(self, groups: Sequence[Group], *, last: bool) -> None:
-        """Raises NoSignalError if enough episodes, or the `last` ones, have come to too little."""
-        trajectories = [t for group in groups for t in group.trajectories]
-        self.played += len(groups)
-        self.contents |= {group.task.content() for group in groups}
-        self.failed += [t.error or "" for t in trajectories if t.failure is not None]
-        self.unsolved &= reports_success(trajectories) and not any(map(success, trajectories))
-        if self.played < JUDGED_FROM and not last:
+    async def save(self) -> None:
+        """A checkpoint of the last whole step, unless this process has just written it."""
+        p = self.parts
+        if self._saved == self.state:
             return
-        if 2 * len(self.failed) > self.played:
-            raise NoSignalError(
-                f"warm start: {len(self.failed)} of {self.played} scripted episodes failed, "
-                f"so there is too little to imitate: {tally(self.failed)}"
-            )
-        if self.unsolved:
-            raise NoSignalError(
-                f"warm start: the expert solved none of {self.played} tasks, so there is nothing to imitate; "
-                "rollout.limits may be too small for it, or the environment does not read its replies: "
-                "look at them with `silva eval --policy expert`"
-            )
+        with p.phases("checkpoint"):
+            p.monitor.stage("checkpoint")
+            await save_checkpoint(p.store, p.ledger, p.trainer, self.state, {})
+        self._saved = self.state

@@ -15,6 +15,7 @@ from typing import Any, Protocol
 from silva.errors import CheckpointError
 from silva.storage.checkpoints import CheckpointStore
 from silva.storage.ledger import Ledger
+from silva.types import Sample
 
 
 class Stateful(Protocol):
@@ -25,6 +26,13 @@ class Stateful(Protocol):
 
     def load(self, state: Any) -> None:
         """Take up what `state` gave; before anything else is asked of the part."""
+
+
+class Batches(Stateful, Protocol):
+    """Where the rows of supervised updates come from, one batch after the other."""
+
+    async def draw(self, step: int) -> list[Sample]:
+        """The rows of a step, counted from 1; none where there is nothing to imitate."""
 
 
 @dataclass(frozen=True)

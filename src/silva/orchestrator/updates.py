@@ -13,6 +13,8 @@ import math
 from collections.abc import Collection, Mapping, Sequence
 from itertools import chain
 
+import numpy as np
+
 from silva.algorithms.aggregation import normalise
 from silva.algorithms.compose import with_advantages
 from silva.config.sections import Optimizer
@@ -31,6 +33,7 @@ class Updates:
 
     def __init__(self, parts: Parts) -> None:
         self.parts = parts
+        self._echo = {each.label: each.echo for each in parts.config.environments}
 
     async def rows(self, groups: Sequence[Group], own: int, controllers: Mapping[str, float]) -> list[Row]:
         """The rows of the groups with advantages, from what the trainer knows before its first update.
@@ -51,7 +54,10 @@ class Updates:
         ahead = {end.trajectory: float(row[-1]) for end, row in zip(ends, values, strict=True)}
         known = signals.first(len(samples))
         ready = iter(with_advantages(p.recipe, samples, groups, known, controllers, bootstrap=ahead))
-        return [(group, [next(ready) for _ in samples]) for group, samples in rows]
+        return [
+            (group, [echoed(next(ready), self._echo[group.task.environment]) for _ in samples])
+            for group, samples in rows
+        ]
 
     def _check_fresh(self, samples: Sequence[Sample], replayed: Collection[str]) -> None:
         """Raises RecordError if the policy of a token is staler than admission allows, or `replay` does."""
@@ -78,8 +84,9 @@ class Updates:
         """
         p, part, step = self.parts, [*new, *replayed], state.step + 1
         groups = [group for group, _ in part]
+        shown = await p.data.draw(step) if p.data else []
         samples = normalise(
-            [sample for _, samples in part for sample in samples],
+            [*(sample for _, samples in part for sample in samples), *shown],
             p.recipe.aggregation,
             constant=self._constant(groups),
         )
@@ -103,6 +110,14 @@ class Updates:
             return None
         trajectories = sum(len(group.scored) for group in groups)
         return recipe.aggregation_constant or float(trajectories * self.parts.buffer.rollout.longest_answer)
+
+
+def echoed(sample: Sample, weight: float) -> Sample:
+    """With a stream of what the environment answered: tokens without a loss after the first with one."""
+    if not weight:
+        return sample
+    answered = (sample.loss_weights == 0) & (np.cumsum(sample.loss_weights > 0) > 0)
+    return sample.replace(streams={**sample.streams, "observations": (weight * answered).astype(np.float32)})
 
 
 def optim_params(update: int, settings: Optimizer, total_updates: int) -> OptimParams:

@@ -190,7 +190,8 @@ class Learner:
         supervised = objective.parse(loss)[0].imitates and all(sample.returns is None for sample in samples)
         critic = None if supervised else self.critic
         sums: Sums = defaultdict(float)
-        aged = any((s.versions[trained(s, "")] != self.version).any() for s in samples)
+        sampled = [s.versions[trained(s, "") & (s.versions >= 0)] for s in samples]
+        aged = any((versions != self.version).any() for versions in sampled)
         try:
             for indices in self._share(samples):
                 rows = [samples[i] for i in indices]
