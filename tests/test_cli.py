@@ -252,21 +252,19 @@ def test_eval_of_a_run_a_folder_and_scripts(silva, trained):
 def test_sft(silva):
     options = ("--warm_start.steps", 2, "--warm_start.episodes_per_step", 4)
     text = silva("sft", "@", "small.toml", *options)
-    assert "warm start: 2 supervised steps, loss" in text
+    assert "step 2/2: loss" in text
     summary = json.loads(Path("runs/small/summary.json").read_text())
     assert 0 < summary["tokens_trained"] < summary["tokens_in_rows"] and summary["tokens_generated"] == 0
     assert {row["n"] for row in summary["eval_after"]} == {6}
-    assert (Path("runs/small/weights/step_0") / "model.safetensors").is_file()
+    assert (Path("runs/small/weights/step_2") / "model.safetensors").is_file()
 
 
 @pytest.mark.slow
 def test_sft_ends_early_where_the_policy_succeeds_often_enough(silva):
     options = ("--warm_start.steps", 30, "--warm_start.episodes_per_step", 2)
-    assert "30 supervised steps" in silva(
-        "sft", "@", "small.toml", *options, "--warm_start.stop_success", 1.0
-    )
+    assert "step 30/30" in silva("sft", "@", "small.toml", *options, "--warm_start.stop_success", 1.0)
     text = silva("sft", "@", "small.toml", *options, "--warm_start.stop_success", 0.0, "--overwrite")
-    assert "warm start: 20 supervised steps" in text  # the first trial
+    assert "stopped after step 20 of 30: the policy succeeds often enough" in text  # the first trial
 
 
 def test_chat_with_the_weights_of_a_run(trained):

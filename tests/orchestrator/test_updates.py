@@ -83,7 +83,8 @@ def test_a_cut_off_episode_goes_on_with_the_value_of_its_next_state(
     engine = SimpleNamespace(sleep=sleep, capabilities=SimpleNamespace(context=32))
     buffer = SimpleNamespace(work=SimpleNamespace(level=0, idle=True))
     made = recipe("ppo", whiten=None, **given)
-    parts = SimpleNamespace(recipe=made, trainer=trainer, engine=engine, buffer=buffer)
+    config = SimpleNamespace(environments=())
+    parts = SimpleNamespace(recipe=made, trainer=trainer, engine=engine, buffer=buffer, config=config)
     ((_, samples),) = asyncio.run(Updates(cast(Parts, parts)).rows(groups, len(groups), {}))
     assert trainer.scored == [scored]
     assert [s.trajectory for s in samples] == ["a", "b"]

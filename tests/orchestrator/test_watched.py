@@ -60,7 +60,7 @@ def test_faults_of_the_evaluations_around_a_warm_start_are_reported(tmp_path):
     warm = {"warm_start": {"steps": 2, "episodes_per_step": 4}}
     summary = supervise(keys(tmp_path, "eval", 1.0, **warm)).summary
     assert log(tmp_path).count("Traceback (most recent call last)") == log(tmp_path).count(FAULT) == 1
-    assert log(tmp_path).count("evaluation: faulty: 8 of 8 held-out episodes gave no usable result") == 2
+    assert log(tmp_path).count(": faulty: 8 of 8 held-out episodes gave no usable result") == 2
     assert summary["steps_trained"] == 2 and "nothing was learned" not in log(tmp_path)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -94,6 +95,9 @@ async def _prepare(run: Run) -> SupervisedLoop:
         monitor=run.monitor,
         phases=run.phases,
         patience=config.data.early_stop if config.data else 0,
+        learnt=partial(batches.learnt, trainer, assembly.engine)
+        if isinstance(batches, ScriptedPlay)
+        else None,
     )
     return SupervisedLoop(parts, run.state)
 

@@ -63,6 +63,8 @@ class ScriptedPlay:
     contents: set[str] = field(default_factory=set)
 
     def __post_init__(self) -> None:
+        # Tasks of their own, so that every task of the stream is imitated.
+        self._trials = TaskStream(self.stream.sources, derive(self.stream.seed, "trials"), step=TRIED)
         self.unsolved = not (self.settings.mistakes or self.settings.noise)
         self._script = Script(self.renderer, self.settings.mistakes, self.settings.noise)
 
@@ -72,6 +74,16 @@ class ScriptedPlay:
         groups = await self.episodes(self.stream, self._script, count, key)
         self._judge(groups, last=step == self.settings.steps)
         return to_samples(groups)
+
+    async def learnt(self, trainer: Trainer, engine: Engine, step: int) -> bool:
+        """Whether the policy succeeds as often as `stop_success` asks; it is tried every `WINDOW` steps."""
+        if self.settings.stop_success is None or step % WINDOW:
+            return False
+        await engine.load(await trainer.publish())
+        actor = Policy(engine, self.renderer, Sampling())
+        groups = await self.episodes(self._trials, actor, TRIED, f"t{step - 1}")
+        solved = sum(success(t) for group in groups for t in group.trajectories)
+        return solved >= self.settings.stop_success * TRIED
 
     async def episodes(self, tasks: TaskStream, actor: Actor, count: int, key: str) -> list[Group]:
         draws = [tasks.draw() for _ in range(count)]
@@ -85,12 +97,13 @@ class ScriptedPlay:
 
     def state(self) -> dict[str, Any]:
         return {
-            "tasks": self.stream.state(), "played": self.played, "failed": [*self.failed],
-            "contents": sorted(self.contents), "unsolved": self.unsolved,
+            "tasks": self.stream.state(), "trials": self._trials.state(), "played": self.played,
+            "failed": [*self.failed], "contents": sorted(self.contents), "unsolved": self.unsolved,
         }  # fmt: skip
 
     def load(self, state: Any) -> None:
         self.stream.load(state["tasks"])
+        self._trials.load(state["trials"])
         self.played, self.failed = state["played"], [*state["failed"]]
         self.contents, self.unsolved = {*state["contents"]}, state["unsolved"]
 
@@ -144,8 +157,6 @@ async def warm_start(
     """
     settings = play.settings
     how, losses, updates = Supervision(settings.steps, settings.optimizer), deque[float](maxlen=WINDOW), 0
-    # Tasks of their own, so that every task of the stream is imitated.
-    trials = TaskStream(play.stream.sources, derive(play.stream.seed, "trials"), step=TRIED)
     with Interrupt() as interrupt:
         for step in range(1, settings.steps + 1):
             if rows := await play.draw(step):
@@ -153,12 +164,8 @@ async def warm_start(
                 updates += 1
             stage("warm start", step, settings.steps)
             interrupt.check()
-            if settings.stop_success is not None and step % WINDOW == 0:
-                await engine.load(await trainer.publish())
-                actor = Policy(engine, play.renderer, Sampling())
-                tried = await play.episodes(trials, actor, TRIED, f"t{step - 1}")
-                if sum(success(t) for g in tried for t in g.trajectories) >= settings.stop_success * TRIED:
-                    break
+            if await play.learnt(trainer, engine, step):
+                break
     if not losses:
         raise NoSignalError(
             f"warm start: {play.played} scripted episodes hold nothing to imitate: every "

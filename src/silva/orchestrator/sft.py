@@ -38,6 +38,7 @@ class SupervisedParts:
     held_out: rows whose loss is measured; there may be none.
     evaluate: plays the held-out tasks; None where there are none.
     patience: evaluations in a row without a better one that end the run; 0: it is never ended so.
+    learnt: whether the policy needs no more after a step.
     """
 
     config: RunConfig
@@ -52,6 +53,7 @@ class SupervisedParts:
     monitor: Monitor
     phases: Phases
     patience: int = 0
+    learnt: Callable[[int], Awaitable[bool]] | None = None
 
 
 class SupervisedLoop:
@@ -74,17 +76,22 @@ class SupervisedLoop:
         with Interrupt() as interrupt:
             try:
                 await self._begin(interrupt)
-                while self.state.step < p.how.steps and not stalled(self.state, p.patience, every):
+                while not self.state.ended and not stalled(self.state, p.patience, every):
                     await self._step(interrupt)
                     begun()
                     interrupt.check()
             except Interrupted:
                 await self.save()
                 raise
-        if self.state.step < p.how.steps:
+        if stalled(self.state, p.patience, every):
             p.monitor.message(
                 f"stopped after step {self.state.step} of {p.how.steps}: {p.patience} evaluations in a row "
                 f"were not better than that at step {self.state.best_step} (data.early_stop)"
+            )
+        elif self.state.step < p.how.steps:
+            p.monitor.message(
+                f"stopped after step {self.state.step} of {p.how.steps}: the policy succeeds often enough "
+                "(warm_start.stop_success)"
             )
         await self.save()
         return self.state
@@ -110,9 +117,11 @@ class SupervisedLoop:
         with p.phases("train"):
             p.monitor.stage("train", step, p.how.steps)
             found = await p.how.update(p.trainer, rows, self.state.updates) if rows else {}
+            ended = step == p.how.steps or (p.learnt is not None and await p.learnt(step))
         tokens = sum(map(len, rows))
         self.state = self.state.replace(
             step=step,
+            ended=ended,
             ledger=p.ledger.position,
             parts=self._parts(),
             tokens_in_rows=self.state.tokens_in_rows + tokens,
@@ -129,7 +138,7 @@ class SupervisedLoop:
         """Evaluate when due, log the step, save when due."""
         p, config, step = self.parts, self.parts.config, self.state.step
         best, warning, every = False, "", config.eval.every
-        if step == p.how.steps or (every and step % every == 0):
+        if self.state.ended or (every and step % every == 0):
             evaluations = await interrupt.during(self._evaluate(step))
             pending = pending | metrics.eval_metrics(evaluations)
             pending |= {f"perf/seconds/{name}": p.phases.step[name] for name in ("validation", "eval")}

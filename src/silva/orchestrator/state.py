@@ -40,6 +40,7 @@ class RunState:
     """`pending`: numbers of a step whose evaluation was interrupted and is still to be done."""
 
     step: int = 0
+    ended: bool = False  # nothing is left to learn, though steps may be left
     ledger: int = 0  # Ledger.position
     parts: dict[str, Any] = field(default_factory=dict)  # by name in Parts.stateful
     updates: int = 0  # optimizer steps, which schedules count

@@ -55,7 +55,7 @@ class Updates:
         known = signals.first(len(samples))
         ready = iter(with_advantages(p.recipe, samples, groups, known, controllers, bootstrap=ahead))
         return [
-            (group, [echoed(next(ready), self._echo[group.task.environment]) for _ in samples])
+            (group, [echoed(next(ready), self._echo.get(group.task.environment, 0.0)) for _ in samples])
             for group, samples in rows
         ]
 
