@@ -8,8 +8,10 @@ from collections.abc import Mapping
 from typing import Any
 
 import pytest
+from tests.rewards.attempts import grade
 from tests.rewards.programs import DOUBLE, RIGHT, WRONG, Code
 
+from silva.errors import RecordError
 from silva.protocols import Attempt, Score
 from silva.rewards import code_tests
 from silva.rewards.code_tests import CodeTests, same_output, same_value
@@ -120,3 +122,30 @@ def test_integers_are_compared_to_their_last_digit():
 
 def test_a_number_too_large_for_a_float_is_a_wrong_answer_and_no_error():
     assert not same_value(10**400, 1.0) and not same_value(1.5, 10**400)
+
+
+CHECK = {"check": "def check(candidate):\n    assert candidate(2) == helper(2)\n", "entry_point": "double",
+         "before": "def helper(x):\n    return x + x\ndef double(x):\n    '''Twice x.'''\n"}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("reply", "solved"),
+    [
+        ("```python\ndef double(x):\n    return 2 * x\n```", True),
+        ("```python\ndef double(x):\n    return helper(x)\n```", True),
+        ("```python\ndef double(x):\n    return x\n```", False),
+        ("```python\ndef other(x):\n    return 2 * x\n```", False),  # the head alone returns None
+        ("```python\ndef double(x):\n    raise SystemExit(0)\n```", False),
+        ("```python\nimport sys\nsys.exit(0)\n```", False),
+        ("no code at all", False),
+    ],
+)
+def test_tests_may_be_code_that_is_called_with_the_function(reply: str, solved: bool) -> None:
+    score = grade(CodeTests().build(), reply, CHECK)
+    assert (score.value, score.solved) == (float(solved), solved)
+
+
+@pytest.mark.parametrize("change", [{"check": "assert True"}, {"entry_point": "a b"}, {"before": 3}])
+def test_code_that_defines_no_check_is_refused(change: dict) -> None:
+    with pytest.raises(RecordError, match=r"(?s)got .*, expected tests"):
+        grade(CodeTests().build(), "x = 1", {**CHECK, **change})

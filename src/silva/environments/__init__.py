@@ -16,6 +16,7 @@ ENVIRONMENTS: dict[str, str] = {
     "hanoi": "silva.environments.worlds.hanoi:Hanoi",
     "harbor": "silva.environments.foreign.harbor:Harbor",
     "hotpotqa_mc": "silva.environments.worlds.hotpotqa_mc:HotpotQA",
+    "human_eval": "silva.environments.foreign.human_eval:HumanEval",
     "key_door": "silva.environments.worlds.key_door:KeyDoor",
     "longbench_v2": "silva.environments.worlds.longbench_v2:LongBench",
     "metamath": "silva.environments.worlds.metamath:MetaMath",

@@ -3,10 +3,13 @@
 The tests are the task's answer: a list of {"input", "output"}, or {"inputs", "outputs"} with, for functions,
 "fn_name" (the form of APPS and TACO), as JSON or as text of it. Without a function the code is run as
 `python file.py < input` is; input and output are text or lists of lines. With one, the code is imported as a
-module is, and the function called with the items of the list that the input is.
+module is, and the function called with the items of the list that the input is. Or the tests are code, as in
+HumanEval: {"check", "entry_point", "before"}, where `check` defines `check(candidate)`, which raises for a
+function that is wrong, and `before` (imports, helpers, the head of the function) stands before the code.
 
 The code runs in a sandbox of its own, apart from the one that the attempt used. What is expected never goes
-into it: outputs are compared outside, as text that may say anything.
+into it: outputs are compared outside, as text that may say anything. Tests that are code run beside the code
+that they test, which can see them; they are for evaluation.
 """
 
 from __future__ import annotations
@@ -57,12 +60,15 @@ class CodeTests(RewardSettings, SandboxSettings):
 
 class Case(NamedTuple):
     """`function` is empty for a program that reads `given` and prints. `wrapped`: each output of the task is
-    a list of one item, in which APPS and TACO often put what the function returns."""
+    a list of one item, in which APPS and TACO often put what the function returns. `check` is code that
+    defines a function of this name, which is called with the tested one; `before` is run before the code."""
 
     given: Any
     expected: Any
     function: str = ""
     wrapped: bool = False
+    check: str = ""
+    before: str = ""
 
 
 class CodeTestsReward:
@@ -99,13 +105,18 @@ class CodeTestsReward:
         limit = max(self.settings.output_chars, 2 * len(expected))
         mark = secrets.token_hex(8)
         source, stdin = code, case.given
-        if case.function:
+        if case.check:
+            parts = [case.before, code, case.check]
+            source, stdin = _CHECKING.format(parts=parts, function=case.function, mark=mark), ""
+        elif case.function:
             given = json.dumps(case.given)
             source = _CALLING.format(code=code, function=case.function, given=given, mark=mark, names=_NAMES)
             stdin = ""
         result = await sandbox.run(source, stdin, program=True, output_chars=limit)
         if result.how != "ok" or result.cut:
             return False
+        if case.check:
+            return result.output.endswith(mark)
         if not case.function:
             return same_output(result.output, expected)
         try:
@@ -124,6 +135,8 @@ def read_cases(answer: Any) -> list[Case]:
     """
     try:
         tests = json.loads(answer) if isinstance(answer, str) else answer
+        if isinstance(tests, Mapping) and "check" in tests:
+            return [_checked(tests)]
         if isinstance(tests, Mapping):
             pairs = zip(tests["inputs"], tests["outputs"], strict=True)
             tests = [{"input": i, "output": o, "fn_name": tests.get("fn_name")} for i, o in pairs]
@@ -136,7 +149,8 @@ def read_cases(answer: Any) -> list[Case]:
         raise RecordError(
             f"answer of the task: got {cut(str(answer), 100)}, expected tests: a list of "
             '{"input", "output"} that is not empty, or {"inputs", "outputs"} of equal length; text or lists '
-            'of lines for a program, and for a function "fn_name" and lists of arguments'
+            'of lines for a program, and for a function "fn_name" and lists of arguments; or {"check", '
+            '"entry_point"} with code that defines check(candidate)'
         )
     return cases
 
@@ -149,6 +163,16 @@ def _case(test: Mapping[str, Any], wrapped: bool) -> Case:
     if not (isinstance(function, str) and function.isidentifier() and isinstance(given, list)):
         raise TypeError
     return Case(given, test["output"], function, wrapped)
+
+
+def _checked(tests: Mapping[str, Any]) -> Case:
+    """Raises KeyError or TypeError for tests of another form."""
+    check, function, before = tests["check"], tests["entry_point"], tests.get("before", "")
+    if not all(isinstance(each, str) for each in (check, function, before)) or not function.isidentifier():
+        raise TypeError
+    if "def check(" not in check:
+        raise TypeError
+    return Case("", "", function, check=check, before=before)
 
 
 def _lines(text: Any) -> str:
@@ -228,6 +252,16 @@ function = getattr(solution, {function!r}, None) or getattr(solution.Solution(),
 returned = dumps(function(*json.loads({given!r})))
 sys.stdout.flush()
 sys.stdout.write({mark!r} + returned)
+"""
+# One program, as in HumanEval: tests use helpers that stand before the function.
+_CHECKING = """\
+import sys
+program = {{"__name__": "solution"}}
+for part in {parts!r}:
+    exec(compile(part, "solution.py", "exec"), program)
+program["check"](program[{function!r}])
+sys.stdout.flush()
+sys.stdout.write({mark!r})
 """
 # The imports that APPS' own tests put before each solution, which its solutions rely on.
 _NAMES = """\

@@ -19,10 +19,11 @@ from pathlib import Path
 from typing import Any
 
 from silva.errors import ConfigError
+from silva.evaluation.suites.packaged import PACKAGED
 from silva.evaluation.suites.published import PUBLISHED
 from silva.evaluation.suites.suite import Suite, found
 
-SUITES: Mapping[str, Suite] = {**PUBLISHED}
+SUITES: Mapping[str, Suite] = {**PUBLISHED, **PACKAGED}
 
 
 def suite(name: str) -> Suite:
