@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from silva.data.dialogues import dialogue
+from silva.data.dialogues import dialogue, shape_of
 from silva.data.rows import Row
 from silva.errors import ConfigError
 from silva.rendering.dialogue import Dialogue
@@ -114,6 +114,21 @@ def test_sharegpt_of_llama_factory() -> None:
          result("2", "add"), reply("a")), (SPEC,), "rows.jsonl:1")  # fmt: skip
 
 
+def test_hermes_writes_calls_and_results_as_text() -> None:
+    call = '<tool_call>\n{"name": "add", "arguments": {"x": 1}}\n</tool_call>'
+    said = ["q", call, '<tool_response>\n{"sum": 1}\n</tool_response>', "a"]
+    roles = ("human", "gpt", "tool", "gpt")
+    row = [{"from": role, "value": text} for role, text in zip(roles, said, strict=True)]
+    assert read(conversations=row).messages == (
+        user("q"),
+        reply(call),
+        result('{"sum": 1}', "add"),
+        reply("a"),
+    )
+    row[2]["value"] *= 2  # two results in one message
+    assert read(conversations=row).messages[2] == result(said[2] * 2, "add")
+
+
 SEARCH, PYTHON = ToolCall("search", {"query": "rome"}), ToolCall("python", {"code": "print(\n1)"})
 TAGGED = (
     Message("system", "S"), user("q"), reply("<think>a</think>", SEARCH), result("In Italy <b>", "search"),
@@ -147,6 +162,29 @@ def test_tags_without_a_result_are_text() -> None:
     assert read(conversations=row).messages == (user("q"), reply("a"), user("<result>1</result>"), reply("b"))
     cut = read(prompt="q", completion="<add>1</add><result>2", tools=[ADD]).messages
     assert cut == (user("q"), reply("", ToolCall("add", {"input": "1"})), result("2", "add"))
+
+
+def test_columns_before_the_prompt_are_those_of_each_row() -> None:
+    """The first row, which decides where prompt and answer stand, may have none of them."""
+    shape = shape_of(Row("rows.jsonl:1", {"instruction": "a", "output": "b"}))
+    row = Row(
+        "rows.jsonl:2",
+        {"instruction": "a", "output": "b", "input": "c", "system": "S", "history": [["d", "e"]]},
+    )
+    assert dialogue(row, shape).messages == (
+        Message("system", "S"), user("d"), reply("e"), user("a\nc"), reply("b"),
+    )  # fmt: skip
+    talk = [{"from": "human", "value": "q"}, {"from": "gpt", "value": "a"}]
+    shape = shape_of(Row("rows.jsonl:1", {"conversations": talk}))
+    found = dialogue(Row("rows.jsonl:2", {"conversations": talk, "system": "S"}), shape)
+    assert found.messages == (Message("system", "S"), user("q"), reply("a"))
+
+
+def test_odd_columns_are_named_by_key() -> None:
+    row = Row("rows.jsonl:1", {"x": {"ask": "q"}, "said": "a", "question": "no"})
+    assert dialogue(row, shape_of(row, "x.ask", "said")).messages == (user("q"), reply("a"))
+    with pytest.raises(ConfigError, match=r"rows\.jsonl:1: no 'ask': got 'x', 'said', 'question'"):
+        shape_of(row, "ask")
 
 
 def test_a_step_of_act_prm_is_its_dialogue() -> None:

@@ -6,6 +6,7 @@ import json
 import tracemalloc
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -68,6 +69,23 @@ def test_a_row_group_is_read_once_where_rows_come_in_order(tmp_path, monkeypatch
     rows = indexed(GivenRows(path=str(tmp_path / "rows" / "e.parquet")))
     seen = [rows[i].values["answer"] for i in shuffled(rows.blocks, 5)]
     assert sorted(seen) == [row["answer"] for row in ROWS] and sorted(reads) == [0, 1, 2]
+
+
+def test_rows_of_arrow_lack_the_keys_of_other_rows(tmp_path, monkeypatch) -> None:
+    calls: list[dict[str, Any]] = [
+        {"call": {"name": "add", "arguments": {"x": 1}}, "system": None},
+        {"call": {"name": "hi", "arguments": {"to": "a"}}, "system": "S"},
+    ]
+    table = pa.Table.from_pylist(calls)
+    assert table.to_pylist()[0]["call"]["arguments"] == {"x": 1, "to": None}
+    parquet.write_table(table, tmp_path / "rows.parquet")
+    rows = indexed(GivenRows(path=str(tmp_path / "rows.parquet")))
+    assert [rows[i].values for i in range(2)] == calls
+    monkeypatch.setattr(module, "from_hub", lambda name, split, subset: table.to_pylist())
+    rows = indexed(GivenRows(hub="owner/name", split="test"))
+    assert [(rows[i].where, rows[i].values) for i in range(2)] == [
+        ("owner/name (test): row 1", calls[0]), ("owner/name (test): row 2", calls[1]),
+    ]  # fmt: skip
 
 
 def test_lines_take_eight_bytes_a_row(tmp_path, monkeypatch) -> None:

@@ -17,12 +17,12 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from silva.data.row_shapes import Shape, asked, is_dialogue, messages_at, recognised, value_at, wrong
+from silva.data.row_shapes import Shape, asked, before, is_dialogue, messages_at, recognised, value_at, wrong
 from silva.data.rows import Row
 from silva.errors import ConfigError
 from silva.rendering.dialogue import Dialogue
 from silva.rendering.openai import Malformed, specs_of
-from silva.rendering.tool_calls import scan_tags
+from silva.rendering.tool_calls import parse_hermes, scan_tags
 from silva.types import Message, ToolCall, ToolSpec
 
 TAGGED = tuple(
@@ -32,6 +32,7 @@ TAGGED = tuple(
 """The tools of ARPO, with the parameters of Silva's own tools of these names."""
 _RESULT = re.compile(r"\s*<result>(.*?)(?:</result>|\Z)", re.DOTALL)
 _ONLY_RESULT = re.compile(r"\s*<result>.*</result>\s*", re.DOTALL)
+_WRAPPED = re.compile(r"\s*<(tool_response|result)>\s*((?:(?!</?\1>).)*?)\s*</\1>\s*", re.DOTALL)
 
 
 def dialogue(row: Row, shape: Shape | None = None) -> Dialogue:
@@ -44,6 +45,7 @@ def dialogue(row: Row, shape: Shape | None = None) -> Dialogue:
         ConfigError: the row has another shape, or no reply; it names file, line and key.
     """
     shape, row = shape or shape_of(row), _whole(row)
+    shape = before(row, shape)
     said = [*asked(row, shape), *_answer(row, shape)]
     key, value = next(((key, v) for key, v in row.values.items() if key.casefold() == "tools"), ("", None))
     try:
@@ -59,13 +61,13 @@ def dialogue(row: Row, shape: Shape | None = None) -> Dialogue:
     return Dialogue(messages, tools, row.where)
 
 
-def shape_of(row: Row) -> Shape:
-    """The shape of rows such as this one, whose whole answer is the reply.
+def shape_of(row: Row, prompt: str = "", answer: str = "") -> Shape:
+    """The shape of rows such as this one: the reply is the whole answer. What is given by key is not guessed.
 
     Raises:
-        ConfigError: no column looks like a prompt.
+        ConfigError: no column looks like a prompt, or a given key is not there.
     """
-    return replace(recognised(_whole(row)), after="")
+    return replace(recognised(_whole(row), prompt, answer), after="")
 
 
 def _answer(row: Row, shape: Shape) -> Sequence[Message]:
@@ -127,14 +129,17 @@ def _split(reply: Message, tools: Sequence[ToolSpec]) -> list[Message]:
 
 
 def _named(messages: Sequence[Message]) -> Iterator[Message]:
-    """With the tool that answers on each result: the first call that waits, if the row names none."""
+    """With the tool that answers on each result: the first call that waits, if the row names none. Tags
+    around a result, as Hermes' rows have them, are left to the template."""
     waiting: list[str] = []
     for message in messages:
         if message.role == "assistant":
-            waiting = [call.name for call in message.tool_calls]
+            calls = message.tool_calls or parse_hermes(message.content).calls
+            waiting = [call.name for call in calls]
         elif message.role == "tool":
             name = message.name or next(iter(waiting), None)
             if name in waiting:
                 waiting.remove(name)
-            message = replace(message, name=name)
+            wrapped = _WRAPPED.fullmatch(message.content)
+            message = replace(message, name=name, content=wrapped[2] if wrapped else message.content)
         yield message

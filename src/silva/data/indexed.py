@@ -7,7 +7,7 @@ read from its own files. Rows of JSON and CSV are held: such files are read as a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -119,7 +119,7 @@ class Groups:
         number, inside = _place(self.blocks, index)
         with reading(self.path):
             values = self._group(self.path, number).slice(inside, 1).to_pylist()[0]
-        return columns(f"{self.path}: row {index + 1}", values)
+        return columns(f"{self.path}: row {index + 1}", _given(values))
 
 
 class FromHub:
@@ -131,7 +131,7 @@ class FromHub:
         return len(self._rows)
 
     def __getitem__(self, index: int) -> Row:
-        return columns(f"{self._name}: row {index + 1}", self._rows[index])
+        return columns(f"{self._name}: row {index + 1}", _given(self._rows[index]))
 
 
 class Joined:
@@ -171,6 +171,18 @@ def _place(lengths: Sequence[int], index: int) -> tuple[int, int]:
             return number, index
         index -= length
     raise IndexError(f"row {index} after the last one")
+
+
+def _given(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Without keys that only other rows have: Arrow gives objects of one column the same keys, of which those
+    that a row lacks are null. A call would otherwise have the arguments of all tools."""
+
+    def given(value: Any) -> Any:
+        if isinstance(value, Mapping):
+            return {key: given(item) for key, item in value.items() if item is not None}
+        return [given(item) for item in value] if isinstance(value, list) else value
+
+    return {column: given(value) for column, value in values.items()}
 
 
 def _row_group(path: Path, number: int) -> Any:

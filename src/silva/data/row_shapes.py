@@ -30,6 +30,7 @@ ANSWERS = ("answer", "solution", "ground_truth", "golden_answers", "final answer
            "response", "output", "label")  # fmt: skip
 ALIASES = "answer_aliases"  # of MuSiQue: other texts that are as right
 GROUND_TRUTH = "reward_model.ground_truth"
+DIALOGUES = ("conversations", "messages")
 SYSTEMS = ("system", "system_prompt")
 AFTER = "####"  # stands before the number in GSM8K's answers
 SHOWN_ROWS = 3
@@ -85,6 +86,15 @@ def recognised(row: Row, prompt: str = "", answer: str = "", after: str = "") ->
     for key in filter(None, (found.prompt, found.answer)):
         value_at(row, key)
     return found
+
+
+def before(row: Row, shape: Shape) -> Shape:
+    """`shape` with the columns of this row that belong to the prompt: another row may have had fewer."""
+    values, table = row.values, shape.prompt not in DIALOGUES
+    more = "input" if shape.prompt.casefold() == "instruction" and "input" in values else ""
+    history = (_first(values, ("history",)) or "") if table else ""
+    history = history if history and _pairs(values[history]) is not None else ""
+    return replace(shape, more=more, system=_text_in(values, SYSTEMS), history=history)
 
 
 def problem(row: Row, shape: Shape) -> Problem:
@@ -179,11 +189,11 @@ def _guessed(row: Row) -> Shape:
     reward_model = values.get("reward_model")
     if isinstance(reward_model, Mapping) and "ground_truth" in reward_model and "prompt" in values:
         return Shape("verl", "prompt", GROUND_TRUTH)
-    for key in ("conversations", "messages"):
+    for key in DIALOGUES:
         if isinstance(values.get(key), list):
             answer = _answer_in(row, key) or key
             name = "ShareGPT" if key == "conversations" else "dialogue"
-            return Shape(name, key, answer, system=_text_in(values, SYSTEMS))
+            return before(row, Shape(name, key, answer))
     prompt = _first(values, PROMPTS)
     if prompt is None:
         raise ConfigError(
@@ -191,12 +201,9 @@ def _guessed(row: Row) -> Shape:
             "set `prompt` to the name of one (and `answer`, where there is one)"
         )
     answer = _answer_in(row, prompt)
-    more = "input" if prompt.casefold() == "instruction" and "input" in values else ""
     text = values.get(answer)
     after = AFTER if isinstance(text, str) and _MARKED.search(text) else ""
-    history = _first(values, ("history",)) or ""
-    history = history if history and _pairs(values[history]) is not None else ""
-    return Shape("table", prompt, answer, more, after, _text_in(values, SYSTEMS), history)
+    return before(row, Shape("table", prompt, answer, after=after))
 
 
 def _answer_in(row: Row, prompt: str) -> str:

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from silva.data.dialogues import dialogue, shape_of
 from silva.data.indexed import Rows, indexed, shuffled
 from silva.data.row_shapes import Shape
-from silva.data.settings import GivenRows, SupervisedData
+from silva.data.settings import SupervisedData, SupervisedSource
 from silva.errors import ConfigError, RenderingError, one_line
 from silva.ports import derive
 from silva.rendering.dialogue import Dialogue
@@ -91,13 +91,12 @@ class SupervisedStream:
     def __init__(self, settings: SupervisedData, renderer: Renderer, seed: int) -> None:
         self.settings, self.counts, self._renderer = settings, Counts(), renderer
         self._sources = [
-            _opened(given, given.weight, derive(seed, "source", i))
-            for i, given in enumerate(settings.sources)
+            _opened(given, derive(seed, "source", i)) for i, given in enumerate(settings.sources)
         ]
         self._apart: _Source | None = None
         self._held_out: set[str] = set()
         if settings.validation_path:
-            self._apart = _opened(GivenRows(path=settings.validation_path), 1.0, 0)
+            self._apart = _opened(SupervisedSource(path=settings.validation_path), 0)
             self._held_out = {_digest(each) for each in self._dialogues(self._apart)}
         self._about = [note for source in self._sources for note in self._examples(source)]
 
@@ -273,11 +272,11 @@ class SupervisedStream:
         return "; ".join(said)
 
 
-def _opened(given: GivenRows, weight: float, seed: int) -> _Source:
+def _opened(given: SupervisedSource, seed: int) -> _Source:
     label, rows = given.path or given.hub or "rows", indexed(given)
     if not len(rows):
         raise ConfigError(f"{label}: got no rows, expected dialogues")
-    return _Source(label, rows, shape_of(rows[0]), weight, seed)
+    return _Source(label, rows, shape_of(rows[0], given.prompt, given.answer), given.weight, seed)
 
 
 def _digest(said: Dialogue) -> str:
