@@ -107,8 +107,10 @@ def targets() -> set[str]:
 
 @cache
 def concrete() -> set[str]:
-    """Modules that implement a replaceable part. A registry names them (modules of settings do not count),
-    or the part's settings import their classes in `build` or name them as strings."""
+    """Modules that implement a replaceable part.
+
+    A module counts if a registry names it, unless it holds settings alone. It also counts if the settings of
+    a part import a class from it inside a function, or name it as a string."""
     found = {target for target in targets() if not target.endswith("settings")}
     for target in targets():
         for node, top in walk(ast.parse(FILES[target].read_text()), True):

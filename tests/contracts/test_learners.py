@@ -196,10 +196,11 @@ def test_what_was_saved_goes_on_bit_for_bit(
     """Whatever number of ranks wrote it, and whatever number goes on."""
     ours = make(ranks, critic=True)
     ours.update(rows)
-    ours.all(lambda learner: learner.save(tmp_path))
+    ours.all(lambda learner: learner.save(tmp_path / f"by_{learner.mesh.rank}"))
+    (written,) = tmp_path.iterdir()  # by one of them
     for others in {1, ranks}:
         again = make(others, critic=True, seed=3)
-        again.all(lambda learner: learner.load(tmp_path))
+        again.all(lambda learner: learner.load(written))
         torch.testing.assert_close(again.weights(), ours.weights(), rtol=0, atol=0)
     expected = ours.update(rows)
     assert again.update(rows) == (expected if others == ranks else pytest.approx(expected, rel=1e-9))

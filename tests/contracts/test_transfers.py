@@ -131,7 +131,8 @@ def test_after_a_restart_or_a_load_the_snapshot_is_of_the_weights_of_then(ends: 
     ends.publish()
     asyncio.run(ends.trainer.load(tmp_path / "saved"))
     again = asyncio.run(ends.trainer.snapshot())
-    assert again.version == ends.trainer.version == 1 and again == first  # written again, with the same bits
+    # The snapshot was written again, and its digest says that the bits are the same.
+    assert again.version == ends.trainer.version == 1 and again == first
     ends.receive(again)
     assert equal(weights(ends.engine), kept)
     asyncio.run(ends.trainer.restart())

@@ -56,6 +56,18 @@ def test_plain_tags():
     )
 
 
+def test_a_plain_tag_inside_a_thought_stops_nothing():
+    """Also if the prompt opened the thought, whose mark is not in the reply then."""
+    for name, begins in (("r1", ""), ("chatml", "<think>")):
+        made = renderer(name, tools="tags")
+        prompt = made.context([user("a")], [CALC])
+        said = begins + "I could <calculator>1</calculator>"
+        assert made.thinks_on(prompt, made.encode(said), (), [CALC])
+        assert not made.thinks_on(prompt, made.encode(f"{said}</think>"), (), [CALC])
+        message = made.parse(made.encode(f"{said} or not</think>2"), prompt=prompt, tools=[CALC])
+        assert (message.content, message.tool_calls) == ("2", ())
+
+
 def test_tool_results_reach_the_model():
     last = renderer("qwen25").encode_reply("x")
     results = [Message("tool", "2", name="calculator"), Message("tool", "3")]

@@ -252,6 +252,7 @@ WRONG = {
     "stops at once": Code("raise SystemExit"),
     "leaves at once": Code("import os\nos._exit(0)"),
     "an expression without print": Code("2 * int(input())"),
+    "goes on after much space": Code("print(2 * int(input()), ' ' * 10**6, 7)"),
     "prints errors only": Code("import sys\nprint(2 * int(input()), file=sys.stderr)"),
     "a prompt": Code("print(2 * int(input('n = ')))"),
     "too much": Code("n = int(input())\nprint(2 * n)\nprint(2 * n)"),
@@ -307,6 +308,11 @@ WRONG = {
     "a generator": Code("def add(a, b): yield a + b", ADD),
     "what a function prints": Code("def add(a, b): print(a + b)", ADD),
     "one of a list of two": function("def f(a): return 1", "f", [1], [1, 2]),
+    "a list too deep": function(
+        "import sys\nsys.setrecursionlimit(10**6)\ndef f(a):\n    for _ in range(9000): a = [a]\n"
+        "    return a",
+        "f", [1], 1,
+    ),
     "wrapped twice": Code("def add(a, b): return [[a + b]]",
                           {"fn_name": "add", "inputs": [[3, 4]], "outputs": [[7]]}),
     "its own source": Code(

@@ -28,7 +28,7 @@ from silva.trainer.learner import Learner
 from silva.trainer.local import LocalTrainer
 from silva.trainer.policy import pack
 from silva.trainer.settings import LocalTrainerSettings
-from silva.types import Sample
+from silva.types import LossSpec, Sample
 
 Make = Callable[..., LoadedModel]
 Rows = Callable[..., list[Sample]]
@@ -345,6 +345,14 @@ def test_a_critic_whose_loss_alone_is_not_finite_is_not_stepped(tiny: Make, make
     metrics = update(trainer, far)
     assert metrics["critic/nonfinite"] == 1 and np.isfinite(metrics["critic/grad_norm"])
     assert not flat(scored(trainer, samples), "values").any()
+
+
+def test_imitation_teaches_a_critic_only_by_rows_with_returns(tiny: Make, make_samples: Rows) -> None:
+    trainer, plain = make_trainer(tiny(), CriticSettings()), make_samples([9, 5])
+    assert trainer.learner.critic is not None
+    for rows, learns in ((plain, False), (with_returns(plain), True)):
+        asyncio.run(trainer.forward_backward(rows, LossSpec("cross_entropy")))
+        assert bool(trainer.learner.critic.stepper.gradients) == learns
 
 
 # What is missing.

@@ -124,7 +124,12 @@ def test_a_required_tool_must_be_called_for_every_question(replies_to) -> None:
     assert nudges == [True, False, False, True, False, True, False, False]  # a failed call does not count
     assert steps[-1].rewards == {"correct": 1.0}
     stubborn = replies_to(Twice(tool_required=True, max_tool_calls=2), CHAIN, ["abab"] * 3)
-    assert len(stubborn) == 3 and stubborn[-1].truncated and stubborn[-1].rewards == {"correct": 0.0}
+    assert (
+        len(stubborn) == 3
+        and stubborn[-1].truncated
+        and not stubborn[-1].terminated
+        and stubborn[-1].rewards == {"correct": 0.0}
+    )
 
 
 def test_answers_are_numbers_or_words() -> None:
