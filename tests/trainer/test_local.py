@@ -201,6 +201,18 @@ def test_lora_trains_adapters_only(tiny: Make, make_samples: Rows) -> None:
     assert changed == {n for n in before if "lora_B" in n}  # A moves from the second step on: B starts at 0
 
 
+def test_metrics_are_told_by_age_once_a_token_is_older_than_the_policy(
+    tiny: Make, make_samples: Rows
+) -> None:
+    trainer, rows = make_trainer(tiny()), make_samples([9])
+    for version in (0, 1):
+        told = asyncio.run(trainer.forward_backward(rows, REINFORCE))
+        assert {name: value for name, value in told.items() if name.startswith("share/") and value} == (
+            {"share/age1": 1.0} if version else {}
+        )
+        asyncio.run(trainer.publish())
+
+
 def test_expert_tokens_need_no_advantages(tiny: Make, make_samples: Rows) -> None:
     loaded, (sample,) = tiny(), make_samples([20], temperature=1.0)
     expert = sample.replace(advantages=None, logprobs=np.full(20, np.nan))

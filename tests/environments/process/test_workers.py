@@ -150,7 +150,14 @@ def test_episodes_are_spread_over_the_processes(counting):
         open_ = [taskset.environment(task) for task in taskset.tasks("train")[:4]]
         for each in open_:
             await each.reset()
-        return await asyncio.gather(*(each.step(message("a")) for each in open_))
+        steps = await asyncio.gather(*(each.step(message("a")) for each in open_))
+        for each in (open_[0], open_[2]):  # of one process, which is the emptier one now
+            await each.close()
+        for task in taskset.tasks("train")[4:6]:
+            open_.append(taskset.environment(task))
+            await open_[-1].reset()
+            assert (await open_[-1].step(message("a"))).metrics["pid"] == steps[0].metrics["pid"]
+        return steps
 
     steps = asyncio.run(check())
     pids = {step.metrics["pid"] for step in steps}
