@@ -37,9 +37,9 @@ def test_a_folder_and_a_file_go_to_a_private_repository(hub: type[FakeHub], tmp_
     (tmp_path / "m.gguf").write_bytes(b"x")
     assert push(tmp_path, "me/model") == "https://huggingface.co/me/model"
     push(tmp_path / "m.gguf", "me/model")
-    create = ("create_repo", {"repo": "me/model", "private": True, "exist_ok": True})
+    create = ("create_repo", {"repo": "me/model", "repo_type": "model", "private": True, "exist_ok": True})
     sent = [(name, {**given, "commit_message": None}) for name, given in hub.calls]
-    about = {"repo_id": "me/model", "commit_message": None}
+    about = {"repo_id": "me/model", "repo_type": "model", "commit_message": None}
     create = (create[0], {**create[1], "commit_message": None})
     assert sent == [
         create, ("upload_folder", {**about, "folder_path": tmp_path}),

@@ -11,6 +11,7 @@ from silva.monitoring.printable import put
 from silva.ports import CLOCK
 
 MODELS = ("hf", "peft", "gguf")
+DATA = ("messages", "trl", "sharegpt", "arpo", "verl")
 EVERY = 5.0  # seconds between two lines of progress, where there is no terminal
 
 
@@ -18,37 +19,50 @@ def run(given: Given) -> int:
     given.only(1, "one source")
     source = given.first("source; expected a run, a model, verl's shards or a file of rows")
     to = given.options.get("--to")
-    if to not in MODELS:
-        raise ConfigError(f"--to: got {to or 'nothing'}, expected one of {', '.join(MODELS)}")
     output = Path(given.options["--output"]).expanduser() if "--output" in given else None
-    return _model(given, source, to, output)
+    if to in MODELS:
+        path, is_data = _model(given, source, to, output), False
+    elif to in DATA:
+        path, is_data = _rows(given, source, to, output), True
+    else:
+        raise ConfigError(f"--to: got {to or 'nothing'}, expected one of {', '.join((*MODELS, *DATA))}")
+    if repo := given.options.get("--push"):
+        from silva.conversion.push import push
+
+        put(f"pushed to {push(path, repo, data=is_data)}")
+    return 0
 
 
-def _model(given: Given, source: str, to: str, output: Path | None) -> int:
+def _model(given: Given, source: str, to: str, output: Path | None) -> Path:
     from silva.conversion.models import convert_model
-    from silva.conversion.push import push
 
-    with Progress() as progress:
-        made = convert_model(
-            source,
-            to,
-            output,
-            given.options.get("--dtype"),
-            overwrite="--overwrite" in given,
-            on_tensor=progress,
-        )
+    form, overwrite = given.options.get("--dtype"), "--overwrite" in given
+    with Progress("tensors") as progress:
+        made = convert_model(source, to, output, form, overwrite=overwrite, on_tensor=progress)
     put(f"{made.path}: {made.tensors} tensors, {made.bytes / 1e6:,.1f} MB")
     for note in made.notes:
         put(note)
-    if repo := given.options.get("--push"):
-        put(f"pushed to {push(made.path, repo)}")
-    return 0
+    return made.path
+
+
+def _rows(given: Given, source: str, to: str, output: Path | None) -> Path:
+    from silva.conversion.rows import convert_rows
+
+    if "--dtype" in given:
+        raise ConfigError(f"--dtype: rows have none; expected it only with --to {', '.join(MODELS)}")
+    with Progress("rows") as progress:
+        made = convert_rows(source, to, output, overwrite="--overwrite" in given, on_row=progress)
+    put(f"{made.path}: {made.rows} rows")
+    for note in made.notes:
+        put(note)
+    return made.path
 
 
 class Progress:
     """One line that is written over on a terminal; elsewhere a line from time to time."""
 
-    def __init__(self) -> None:
+    def __init__(self, what: str) -> None:
+        self._what = what
         self._last, self._live = CLOCK.monotonic(), sys.stderr.isatty()
 
     def __enter__(self) -> Progress:
@@ -59,7 +73,8 @@ class Progress:
         if now - self._last < (0.1 if self._live else EVERY):
             return
         self._last = now
-        print(f"{done} of {total} tensors", end="\r" if self._live else "\n", file=sys.stderr, flush=True)
+        text = f"{done:,}{f' of {total:,}' if total else ''} {self._what}"
+        print(text, end="\r" if self._live else "\n", file=sys.stderr, flush=True)
 
     def __exit__(self, *_: object) -> None:
         if self._live:

@@ -17,6 +17,7 @@ from statistics import fmean
 from typing import Any
 
 from silva.commands.command import Given
+from silva.data.recorded import messages_of
 from silva.errors import ConfigError
 from silva.monitoring.printable import put
 from silva.ports import FILES
@@ -108,14 +109,7 @@ def _state(trajectory: Trajectory) -> dict[str, Any]:
 
 
 def _dialogue(trajectory: Trajectory) -> dict[str, Any]:
-    messages = [message for turn in trajectory.turns for message in _shown(turn.messages, turn.fresh)]
-    return {"messages": [_plain(message) for message in messages]}
-
-
-def _shown(messages: Sequence[Message], fresh: bool) -> Sequence[Message]:
-    """What a turn adds to the dialogue: a rewritten context repeats earlier turns."""
-    said = [i for i, message in enumerate(messages[:-1]) if message.role == "assistant"]
-    return messages[said[-1] + 1 :] if fresh and said else messages
+    return {"messages": [_plain(message) for message in messages_of(trajectory)]}
 
 
 def _plain(message: Message) -> Mapping[str, str]:

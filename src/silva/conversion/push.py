@@ -6,13 +6,18 @@ from pathlib import Path
 
 from silva.errors import ConfigError, SilvaError, one_line
 
+MESSAGE = "Upload by silva convert"
+
 
 class PushError(SilvaError, ConnectionError):
     """The hub did not take it; what was converted is here."""
 
 
-def push(path: Path, repo: str) -> str:
+def push(path: Path, repo: str, *, data: bool = False) -> str:
     """Upload a folder's content or a file, and return the address; a repository that is made is private.
+
+    Args:
+        data: it is a repository of a data set.
 
     Raises:
         ConfigError: no repository can have this name.
@@ -21,16 +26,14 @@ def push(path: Path, repo: str) -> str:
     from huggingface_hub import HfApi
     from huggingface_hub.errors import HFValidationError
 
-    api = HfApi()
+    api, kind = HfApi(), "dataset" if data else "model"
     try:
-        made = api.create_repo(repo, private=True, exist_ok=True)
+        made = api.create_repo(repo, repo_type=kind, private=True, exist_ok=True)
         if path.is_dir():
-            api.upload_folder(
-                repo_id=made.repo_id, folder_path=path, commit_message="Upload by silva convert"
-            )
+            api.upload_folder(repo_id=made.repo_id, repo_type=kind, folder_path=path, commit_message=MESSAGE)
         else:
-            api.upload_file(repo_id=made.repo_id, path_or_fileobj=path, path_in_repo=path.name,
-                            commit_message="Upload by silva convert")  # fmt: skip
+            api.upload_file(repo_id=made.repo_id, repo_type=kind, path_or_fileobj=path,
+                            path_in_repo=path.name, commit_message=MESSAGE)  # fmt: skip
     except HFValidationError as error:
         raise ConfigError(
             f"--push: got {repo!r}, expected owner/name ({one_line(str(error), 200)})"

@@ -1,0 +1,49 @@
+"""Dialogues from the rollouts of a run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from silva.rendering.dialogue import Dialogue
+from silva.storage.layout import Layout
+from silva.storage.rollouts import RolloutRow, read_rollouts, rollouts_in
+from silva.types import Message, Trajectory
+
+
+def rollout_files(source: Path) -> list[Path]:
+    """Those of a run's folder, or of a folder of rollouts, the first step first; none if it is neither."""
+    return [*(rollouts_in(Layout(source).rollouts) or rollouts_in(source)).values()]
+
+
+def recorded(file: Path) -> Iterator[tuple[RolloutRow, Dialogue | None, dict[str, Any]]]:
+    """Each rollout of a file with what was said and what it earned; None if it failed or holds no turn.
+
+    A reply with malformed calls is its text as sampled, in which they stand.
+    """
+    for row in read_rollouts(file, tokens=False):
+        played, said = row.trajectory, None
+        if played.failure is None and played.turns:
+            said = Dialogue(tuple(map(_plain, messages_of(played))), where=f"{file}: {played.id}")
+        about = {"reward": played.raw_reward, "rewards": dict(played.rewards), "task": row.task,
+                 "environment": row.environment, "step": row.step, "status": row.status}  # fmt: skip
+        yield row, said, about
+
+
+def _plain(message: Message) -> Message:
+    if message.errors and message.raw:
+        message = replace(message, content=message.raw, reasoning=None, tool_calls=())
+    return replace(message, raw=None, id="", errors=())
+
+
+def messages_of(trajectory: Trajectory) -> list[Message]:
+    """What was said in its turns, once."""
+    return [message for turn in trajectory.turns for message in _added(turn.messages, turn.fresh)]
+
+
+def _added(messages: Sequence[Message], fresh: bool) -> Sequence[Message]:
+    """What a turn adds to the dialogue: a rewritten context repeats earlier turns."""
+    said = [i for i, message in enumerate(messages[:-1]) if message.role == "assistant"]
+    return messages[said[-1] + 1 :] if fresh and said else messages
