@@ -62,8 +62,9 @@ FAILS = {"type": "function", "function": "own.py:broken"}
 EXACT, F1 = {"type": "exact_match"}, {"type": "token_f1"}
 SUM: list[dict[str, Any]] = [{"reward": EXACT}, {"reward": F1, "weight": 0.5}]
 CASES = {
-    "exact_match": Case({}, refused={"'plain' or 'squad'": {"rules": "no"}, "extract": {"extract": "top"}}),
+    "exact_match": Case({}, refused={"or 'gaia'": {"rules": "no"}, "extract": {"extract": "top"}}),
     "exact_match, SQuAD's rules": Case({"rules": "squad"}),
+    "exact_match, GAIA's rules": Case({"rules": "gaia"}),
     "exact_match, answer_tag": Case({"extract": "answer_tag"}, right="<answer>C</answer>"),
     "exact_match, boxed": Case({"extract": "boxed"}, right="\\boxed{C}"),
     "exact_match, last_line": Case({"extract": "last_line"}, right="so\nC"),
@@ -91,6 +92,11 @@ CASES = {
     "function": Case(
         {"function": "own.py:exact"}, ungradable=(), broken=FAILS,
         refused={"timeout": {"timeout": 0}, "'messages' or 'text'": {"completions": "lines"}},
+    ),
+    "instructions": Case(
+        {}, answer={"instruction_id_list": ["keywords:existence"], "kwargs": [{"keywords": ["river"]}]},
+        right="A river.", wrong="A rover.", needs="if_verifiable",
+        refused={"'ifeval' or": {"benchmark": "no"}},
     ),
     "judge": Case(
         {"model": "j", "key_variable": "", "cache": "", "retries": 0}, needs="openai",

@@ -5,6 +5,7 @@ REWARDS: dict[str, str] = {
     "deep_research": "silva.rewards.deep_research:DeepResearch",
     "exact_match": "silva.rewards.exact_match:ExactMatch",
     "function": "silva.rewards.function:Function",
+    "instructions": "silva.rewards.instructions:Instructions",
     "judge": "silva.rewards.judge:Judge",
     "letter": "silva.rewards.letter:Letter",
     "math": "silva.rewards.maths:Math",

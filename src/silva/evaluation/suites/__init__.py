@@ -106,10 +106,13 @@ def _rows_of(name: str, wanted: Suite, data: Path | None) -> dict[str, Any]:
     """The keys that say where the rows are."""
     for module, command in wanted.packages.items():
         if importlib.util.find_spec(module) is None:
-            raise ConfigError(f"suite {name}: its rows are in a package that is not installed: {command}")
-    if wanted.packages:
-        return {}
+            raise ConfigError(f"suite {name}: it needs a package that is not installed: {command}")
     file_key, hub_key = wanted.place
+    if data is None and wanted.inside:
+        package = importlib.util.find_spec(next(iter(wanted.packages)))
+        return {file_key: str(Path(package.origin or "").parent / wanted.inside)} if package else {}
+    if not wanted.files:  # the environment finds them in its package
+        return {}
     if data is None:
         if not wanted.hub:
             raise ConfigError(f"suite {name}: its rows cannot be read from the hub; {wanted.where()}")

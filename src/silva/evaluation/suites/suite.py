@@ -35,7 +35,8 @@ class Suite:
         keys: other keys of the environment.
         place: the keys of the environment that take a file and the id of the data set on the hub.
         beside: further files of a folder that are used if they are there: names by key of the environment.
-        packages: of modules that bring the rows -> the command that installs them.
+        packages: modules that rows or graders are in -> the command that installs them.
+        inside: the file of rows in the first of them; empty if the environment finds them.
     """
 
     title: str
@@ -60,6 +61,7 @@ class Suite:
     place: tuple[str, str] = ("path", "hub")
     beside: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     packages: Mapping[str, str] = field(default_factory=dict)
+    inside: str = ""
 
     @property
     def headline(self) -> str:
@@ -75,8 +77,8 @@ class Suite:
     @property
     def source(self) -> str:
         """In words: the data set on the hub, a package, or an address."""
-        if self.packages:
-            return "package " + ", ".join(self.packages)
+        if self.packages and not self.hub:
+            return f"package {next(iter(self.packages))}"
         return " ".join(filter(None, (self.hub, self.subset, self.split))) if self.hub else self.url
 
     def where(self) -> str:
