@@ -148,6 +148,8 @@ def test_arpo_s_tags_are_calls_and_results() -> None:
     together = [start, {"from": "gpt", "value": "\n".join(said)}]
     assert read(system="S", conversations=together).messages == TAGGED
     assert read(instruction="q", system="S", output="".join(said)).messages == TAGGED
+    of_search_r1 = "".join(said).replace("result>", "information>")
+    assert read(instruction="q", system="S", output=of_search_r1).messages == TAGGED
 
 
 def test_tags_without_a_result_are_text() -> None:

@@ -6,9 +6,10 @@
     {"question": ..., "answer": ...} and all else of row_shapes.py: the answer is the reply
     {"state": [...], "action": {...}, "system_prompt": {...}}                             a step of Act-PRM
 
-ARPO and Tool-Star write calls and results as tags into the text, <search>...</search> <result>...</result>:
-in one turn, or the result in a user's turn of its own. Here they become calls and messages of tools. A tag is
-a call if a result follows it and it names a tool of the row, or is one of `TAGGED`.
+ARPO and Tool-Star write calls and results as tags into the text, <search>...</search> <result>...</result>
+(Search-R1: <information>), in one turn, or the result in a user's turn of its own. Here they become calls
+and messages of tools. A tag is a call if a result follows it and it names a tool of the row, or is one of
+`TAGGED`.
 """
 
 from __future__ import annotations
@@ -30,9 +31,9 @@ TAGGED = tuple(
     for name, key in (("search", "query"), ("python", "code"))
 )
 """The tools of ARPO, with the parameters of Silva's own tools of these names."""
-_RESULT = re.compile(r"\s*<result>(.*?)(?:</result>|\Z)", re.DOTALL)
-_ONLY_RESULT = re.compile(r"\s*<result>.*</result>\s*", re.DOTALL)
-_WRAPPED = re.compile(r"\s*<(tool_response|result)>\s*((?:(?!</?\1>).)*?)\s*</\1>\s*", re.DOTALL)
+_RESULT = re.compile(r"\s*<(result|information)>(.*?)(?:</\1>|\Z)", re.DOTALL)
+_ONLY_RESULT = re.compile(r"\s*<(result|information)>.*</\1>\s*", re.DOTALL)
+_WRAPPED = re.compile(r"\s*<(tool_response|result|information)>\s*((?:(?!</?\1>).)*?)\s*</\1>\s*", re.DOTALL)
 
 
 def dialogue(row: Row, shape: Shape | None = None) -> Dialogue:
@@ -114,7 +115,7 @@ def _apart(messages: Sequence[Message], tools: Sequence[ToolSpec]) -> list[Messa
 def _split(reply: Message, tools: Sequence[ToolSpec]) -> list[Message]:
     """A reply up to its first call with a result, the result, what follows it, and so on."""
     found, text = list[Message](), reply.content
-    while "<result>" in text and not reply.tool_calls:
+    while not reply.tool_calls and ("<result>" in text or "<information>" in text):
         calls = [
             (begin, end, call) for begin, end, call in scan_tags(text, tools) if isinstance(call, ToolCall)
         ]
@@ -123,7 +124,7 @@ def _split(reply: Message, tools: Sequence[ToolSpec]) -> list[Message]:
             break
         begin, call, result = asked_for[0]
         said = replace(reply, content=text[:begin].rstrip(), tool_calls=(call,))
-        found += [said, Message("tool", result[1].strip(), name=call.name)]
+        found += [said, Message("tool", result[2].strip(), name=call.name)]
         reply, text = Message("assistant", ""), text[result.end() :].lstrip()
     return [*found, replace(reply, content=text)] if text or not found else found
 
