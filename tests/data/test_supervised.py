@@ -113,7 +113,7 @@ def test_rows_of_their_own_are_held_out_and_not_trained(tmp_path: Path) -> None:
     made = stream(rows(5), validation_path=str(file))
     assert shown(made.validation()) == ["q0", "q1", "q2"]
     assert sorted(shown(made.draw(2))) == ["q3", "q4"]
-    with pytest.raises(ConfigError, match="data: no row is left to train on: all are held out"):
+    with pytest.raises(ConfigError, match="no row is left to train on: all are held out"):
         stream(rows(3), validation_path=str(file)).draw(1)
     with pytest.raises(ConfigError, match=r"validation = 0\.001 holds out none of 3 rows"):
         stream(rows(3), validation=0.001).validation()
@@ -135,7 +135,7 @@ def test_bad_rows_are_named_and_some_may_pass(tmp_path: Path) -> None:
     made = stream(file, max_bad_rows=2)
     assert Counter(shown(made.draw(6))) == dict.fromkeys(["q0", "q1", "q2"], 2)
     assert sorted(made.counts.bad) == [f"{file}{each}" for each in broken]
-    assert made.notes[-1].startswith(f"data: left out so far: 2 bad rows, such as {file}:")
+    assert made.notes[-1].startswith(f"data: 2 bad rows left out, such as {file}:")
 
 
 def test_what_a_template_refuses_is_a_bad_row() -> None:
@@ -161,7 +161,7 @@ def test_long_rows_are_cut_or_dropped_and_counted() -> None:
     assert [len(row) for row in made.draw(2)] == [size, size]
     visited = made.state()["positions"][0]
     assert 4 <= visited <= 6 and (made.counts.truncated, made.counts.dropped) == (0, visited - 2)
-    assert made.notes[-1] == f"data: left out so far: {visited - 2} rows too long for {size + 10} tokens"
+    assert made.notes[-1] == f"data: {visited - 2} rows left out, longer than {size + 10} tokens"
 
 
 def test_roles_and_turns_are_those_of_the_settings() -> None:
@@ -177,7 +177,9 @@ def test_roles_and_turns_are_those_of_the_settings() -> None:
         role: renderer("chatml").decode(row.tokens[mask].tolist()) for role, mask in row.trained.items()
     }
     assert trained == {"user": "user2", "assistant": "assistant2<|im_end|>"}
-    with pytest.raises(ConfigError, match=r"no row is left to train on: \d dialogues without words of tool"):
+    with pytest.raises(
+        ConfigError, match=r"no row is left to train on: \d dialogues left out, without words of tool"
+    ):
         stream(talk, roles=("tool",)).draw(1)
 
 

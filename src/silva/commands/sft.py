@@ -63,6 +63,8 @@ async def _supervise(resolved: Resolved, folder: RunFolder) -> RunOutcome:
             state = await loop.run(folder.begun)
             if isinstance(loop.parts.batches, ScriptedPlay):
                 run.imitated(loop.parts.batches)
+            elif isinstance(loop.parts.batches, DataBatches) and loop.parts.batches.left_out:
+                run.monitor.message(f"data: {loop.parts.batches.left_out}")
             return finish(run, state, await run.export(loop.parts.trainer, state.step))
         except Interrupted:
             steps = run.store.steps()

@@ -116,9 +116,7 @@ class SupervisedStream:
             drawn += bool(rows)
             in_vain = 0 if rows else in_vain + 1
             if in_vain > 2 * sum(len(each.rows) + each.size for each in self._sources):
-                raise ConfigError(
-                    f"data: no row is left to train on: {self._left_out() or 'all are held out'}"
-                )
+                raise ConfigError(f"data: no row is left to train on: {self.left_out or 'all are held out'}")
         self.counts.dialogues += drawn
         return found
 
@@ -157,8 +155,7 @@ class SupervisedStream:
     @property
     def notes(self) -> tuple[str, ...]:
         """How rows are read, with an example, and what was left out so far."""
-        left_out = self._left_out()
-        return (*self._about, *([f"data: left out so far: {left_out}"] if left_out else []))
+        return (*self._about, *([f"data: {self.left_out}"] if self.left_out else []))
 
     def state(self) -> dict[str, Any]:
         """Plain JSON."""
@@ -257,18 +254,17 @@ class SupervisedStream:
             if shown > 1 or (shown and not self._renderer.rebuilds_context):
                 break
 
-    def _left_out(self) -> str:
-        counts = self.counts
-        said = [
-            f"{number:,} {what}"
-            for number, what in (
-                (counts.truncated, f"rows cut at {self.settings.max_tokens} tokens"),
-                (counts.dropped, f"rows too long for {self.settings.max_tokens} tokens"),
-                (counts.untrained, f"dialogues without words of {', '.join(self.settings.roles)}"),
-                (len(counts.bad), f"bad rows, such as {next(iter(counts.bad), '')}"),
-            )
-            if number
-        ]
+    @property
+    def left_out(self) -> str:
+        """What was not used as it is, up to now, for people; empty if all was."""
+        counts, most = self.counts, self.settings.max_tokens
+        told = {
+            f"rows cut at {most} tokens": counts.truncated,
+            f"rows left out, longer than {most} tokens": counts.dropped,
+            f"dialogues left out, without words of {', '.join(self.settings.roles)}": counts.untrained,
+            f"bad rows left out, such as {next(iter(counts.bad), '')}": len(counts.bad),
+        }
+        said = [f"{number:,} {what}" for what, number in told.items() if number]
         return "; ".join(said)
 
 

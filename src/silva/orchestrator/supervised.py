@@ -56,6 +56,10 @@ class DataBatches:
         samples = [supervised_sample(row, f"data/{step}/{i}") for i, row in enumerate(rows)]
         return [_beside(sample, self.settings.mix) for sample in samples] if self._beside else samples
 
+    @property
+    def left_out(self) -> str:
+        return self.stream.left_out
+
     def state(self) -> Any:
         return self.stream.state()
 
