@@ -15,12 +15,13 @@ No fault ever becomes an answer. Not here: the forms of messages (chat_messages.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from silva.actors.chat_messages import ChatAnswer, chat_messages, chat_tools, most_tokens, read_answer
-from silva.actors.settings import OpenAIEngineSettings
+from silva.actors.settings import PaidEngineSettings
 from silva.config.sections import Sampling
 from silva.errors import CapabilityError, ContextOverflow, EngineError, NoReply
 from silva.protocols import Reply, Request
@@ -48,23 +49,31 @@ class ChatModel:
         system: system message for environments that give none.
 
     Raises:
-        CapabilityError: the API cannot sample so, or the package `openai` is missing.
+        CapabilityError: the API cannot sample so, or its package is missing.
         ConfigError: there is no key.
     """
 
     reads_tokens: ClassVar[bool] = False
+    sdk: ClassVar[str] = "openai"
+    lacks: ClassVar[tuple[str, ...]] = ("top_k", "min_p")
+    hottest: ClassVar[float] = math.inf
 
     def __init__(
-        self, settings: OpenAIEngineSettings, sampling: Sampling, *, system: str | None = None
+        self, settings: PaidEngineSettings, sampling: Sampling, *, system: str | None = None
     ) -> None:
-        for name in ("top_k", "min_p"):
+        for name in self.lacks:
             if getattr(sampling, name):
                 raise CapabilityError(
                     f"eval.sampling.{name} = {getattr(sampling, name)}: a chat API has no {name}; expected 0"
                 )
+        if sampling.temperature > self.hottest:
+            raise CapabilityError(
+                f"eval.sampling.temperature = {sampling.temperature:g}: the API takes at most "
+                f"{self.hottest:g}"
+            )
         self.settings, self.sampling, self.system = settings, sampling, system
         key = key_of(settings.key_variable, "engine.key_variable")
-        self._api = ChatApi("engine", settings.base_url, key, settings.timeout)
+        self._api = ChatApi("engine", settings.base_url, key, settings.timeout, sdk=self.sdk)
         self.reach, self.close = self._api.reach, self._api.close
         self._requests = Requests(settings.limits, settings.prices)
         self.counts = self._requests.counts
@@ -103,7 +112,7 @@ class ChatModel:
         body: dict[str, Any] = {
             "model": self.settings.model,
             "messages": chat_messages(request.messages, self.system, self._thoughts_in),
-            self.settings.limit_name: request.max_tokens,
+            getattr(self.settings, "limit_name", "max_tokens"): request.max_tokens,
             "seed": request.seed & 0x7FFFFFFF,  # some servers read 32 bits
         }
         if request.tools:
@@ -122,9 +131,12 @@ class ChatModel:
         except Refused as refused:
             raise self._refusal(refused) from None
         try:
-            return read_answer(text, request.tools)
+            return self._read(text, request)
         except ValueError as error:
             raise Transient(f"malformed answer: {self._api.hidden(str(error))}", charged=True) from None
+
+    def _read(self, text: str, request: Request) -> ChatAnswer:
+        return read_answer(text, request.tools)
 
     def _refusal(self, refused: Refused) -> EngineError | ContextOverflow:
         status, code, words = refused.status, refused.code, str(refused)

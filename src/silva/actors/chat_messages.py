@@ -129,7 +129,8 @@ def chat_tools(tools: Sequence[ToolSpec]) -> list[dict[str, Any]]:
 
 def most_tokens(body: Mapping[str, Any]) -> int:
     """More tokens than the input of a request can have: a token is at least one byte of it."""
-    return len(json.dumps([body.get("messages"), body.get("tools")], ensure_ascii=False).encode())
+    read = [body.get(key) for key in ("messages", "system", "tools")]
+    return len(json.dumps(read, ensure_ascii=False).encode())
 
 
 def read_answer(text: str, tools: Sequence[ToolSpec] = ()) -> ChatAnswer:

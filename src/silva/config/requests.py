@@ -31,11 +31,16 @@ class RequestSettings(Section):
         return Limits(self.retries, self.max_wait, self.max_concurrent, self.requests_per_minute)
 
 
-class ChatApiSettings(RequestSettings):
-    """A model behind a chat API of OpenAI's form."""
+class ModelApiSettings(RequestSettings):
+    """A model behind an API."""
 
     model: Annotated[str, Field(min_length=1)]
     """The API's name of the model."""
+
+
+class ChatApiSettings(ModelApiSettings):
+    """A model behind a chat API of OpenAI's form."""
+
     base_url: WebAddress = "https://api.openai.com/v1"
     """Address of the API, without /chat/completions."""
     key_variable: str = "OPENAI_API_KEY"

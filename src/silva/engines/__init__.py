@@ -3,4 +3,5 @@ ENGINES = {
     "http": "silva.engines.remote.settings:HttpEngineSettings",
     "vllm": "silva.engines.vllm.settings:VllmEngineSettings",
     "openai": "silva.actors.settings:OpenAIEngineSettings",
+    "anthropic": "silva.actors.settings:AnthropicEngineSettings",
 }

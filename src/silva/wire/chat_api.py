@@ -1,4 +1,4 @@
-"""A chat API of OpenAI's form, asked once.
+"""A chat API of OpenAI's form, or Anthropic's, asked once through the SDK of its maker.
 
 A key is part of no message. Not here: further tries and limits (requests.py), and what an answer means.
 """
@@ -6,6 +6,7 @@ A key is part of no message. Not here: further tries and limits (requests.py), a
 from __future__ import annotations
 
 import asyncio
+import importlib
 from collections.abc import Mapping
 from typing import Any
 
@@ -14,6 +15,8 @@ from silva.wire.requests import Transient, hidden, may_pass, retry_after
 from silva.wire.transport import Refused
 
 NO_MONEY = "insufficient_quota"
+CLIENTS = {"openai": "AsyncOpenAI", "anthropic": "AsyncAnthropic"}
+"""By the name of the SDK. Both are made by one generator: their errors have the same form."""
 
 
 class ChatApi:
@@ -21,19 +24,19 @@ class ChatApi:
 
     Args:
         section: where the keys of the configuration stand, in messages: "engine".
+        sdk: the package that asks, one of `CLIENTS`.
 
     Raises:
-        CapabilityError: the package openai is missing.
+        CapabilityError: it is missing.
     """
 
-    def __init__(self, section: str, base_url: str, key: str, timeout: float) -> None:
+    def __init__(self, section: str, base_url: str, key: str, timeout: float, *, sdk: str = "openai") -> None:
         try:
-            import openai
+            self._sdk = importlib.import_module(sdk)
         except ImportError as error:
             raise CapabilityError(
-                f"[{section}] needs the package openai: pip install 'silva[openai]'"
+                f"[{section}] needs the package {sdk}: pip install 'silva[{sdk}]'"
             ) from error
-        self._openai = openai
         self._section, self._base_url, self._key, self._timeout = section, base_url, key, timeout
         self._loop: asyncio.AbstractEventLoop | None = None
 
@@ -45,12 +48,12 @@ class ChatApi:
         """
         try:
             await self._client().models.with_raw_response.list()
-        except self._openai.APIConnectionError as error:
+        except self._sdk.APIConnectionError as error:
             if "Connect" in type(error.__cause__).__name__:
                 why = self.hidden(str(error.__cause__))
                 address = f"{self._section}.base_url = {self._base_url}"
                 raise EngineError(f"{address}: nobody answers ({why})") from None
-        except self._openai.APIError:
+        except self._sdk.APIError:
             pass  # an answer, even if it knows no list of models
 
     async def complete(self, body: Mapping[str, Any]) -> str:
@@ -63,10 +66,16 @@ class ChatApi:
         client, limit = self._client(), asyncio.timeout(self._timeout)
         try:
             async with limit:
-                response = await client.chat.completions.with_raw_response.create(**body)
-        except self._openai.APIStatusError as error:
+                if self._sdk.__name__ == "anthropic":
+                    # Its newest SDK has no argument for a temperature, which older models take.
+                    named = {key: body[key] for key in ("model", "messages", "max_tokens")}
+                    others = {key: value for key, value in body.items() if key not in named}
+                    response = await client.messages.with_raw_response.create(**named, extra_body=others)
+                else:
+                    response = await client.chat.completions.with_raw_response.create(**body)
+        except self._sdk.APIStatusError as error:
             raise self._refusal(error) from None
-        except self._openai.APIConnectionError as error:
+        except self._sdk.APIConnectionError as error:
             cause = error.__cause__
             why = self.hidden(f"{type(cause).__name__}: {cause}" if cause else str(error))
             # The request has not reached anybody if there was no connection.
@@ -90,6 +99,8 @@ class ChatApi:
 
     def _refusal(self, error: Any) -> Transient | Refused:
         status, body, message = error.status_code, error.body, str(error.message)
+        if isinstance(body, Mapping) and isinstance(inner := body.get("error"), Mapping):  # Anthropic's
+            body, message = inner, str(inner.get("message", message))
         code = str(body.get("code")) if isinstance(body, Mapping) else ""
         if isinstance(body, Mapping) and body.get("detail"):  # FastAPI's
             message = str(body["detail"])
@@ -103,7 +114,7 @@ class ChatApi:
         loop = asyncio.get_running_loop()
         if self._loop is not loop:
             self._loop = loop
-            self._connected = self._openai.AsyncOpenAI(
+            self._connected = getattr(self._sdk, CLIENTS[self._sdk.__name__])(
                 api_key=self._key or "none",  # the SDK wants one
                 base_url=self._base_url,
                 timeout=self._timeout,
