@@ -190,12 +190,14 @@ class Assembly:
         watch: Watch = UNWATCHED,
         known: Mapping[Key, Trajectory] = {},
         keep: Callable[[Job, Trajectory], None] = lambda job, trajectory: None,
+        concurrency: int = 256,
     ) -> list[Evaluation]:
         """Play the held-out tasks as the configuration says; arguments as of `evaluator.evaluate`."""
         config, rollout = self.config, self.config.rollout
         return await evaluate(
             self.tasksets, actor, renderer, config.eval, rollout.limits, seed=config.seed, redo=rollout.redo,
             on_episode=on_episode, watch=watch, context=rollout.context, known=known, keep=keep,
+            concurrency=concurrency,
         )  # fmt: skip
 
     def close(self, *, wait: bool = True) -> None:

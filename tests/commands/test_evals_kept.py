@@ -144,7 +144,7 @@ def test_an_api_by_its_name(silva, api):
         ("--weights-dir .", ".: no weights there"),
         ("--tasks none", "--tasks: got 'none', expected a whole number above 0"),
         ("--name a/b", "--name: got 'a/b', expected the name of one folder"),
-        ("--data x", "--data: it is where the rows of a suite are"),
+        ("--data x", "--data: it is about suites; expected the name of a suite too"),
         ("--policy nobody", "--policy: got 'nobody', expected model, expert, random"),
         ("--policy expert --model m", "--model with --policy expert"),
     ],

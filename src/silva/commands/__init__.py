@@ -74,6 +74,8 @@ COMMANDS: dict[str, Command] = {
                 "is in the environment", "NAME", "the name of an API"),
          Option("--policy", "who plays: model (default), expert or random", "WHO", ", ".join(POLICIES)),
          Option("--data", "where the rows of the suites are, if not on the hub", "DIR", "a file or folder"),
+         Option("--tools", "what suites offer in the loop, such as python,search", "TOOLS",
+                "names of tools"),
          Option("--samples", "samples of each task (eval.samples_per_task)", "K", "a number"),
          Option("--tasks", "tasks of each environment (eval.tasks)", "N", "a number"),
          Option("--name", "names the folder of the results, evals/NAME", "NAME", "a folder's name"),
@@ -81,7 +83,8 @@ COMMANDS: dict[str, Command] = {
          Option("--list", "list the suites"),
          _JSON),
         (CONFIGURED, "SUITE ... --model NAME [--data DIR] [--samples K] [--tasks N]", "--list [--json]"),
-        {"SUITE": "one or more of the list"},
+        {"SUITE": "one or more of the list",
+         "--judge.KEY": "of the model that grades, if a suite has one: model, base_url, key_variable, ..."},
         "Every episode is written to evals/NAME as it ends. The same command goes on if it was interrupted,\n"
         "and plays no finished episode again.",
     ),

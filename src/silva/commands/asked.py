@@ -23,6 +23,8 @@ from silva.config.inputs import digest, input_files
 from silva.config.load import Resolved
 from silva.config.schema import RunConfig
 from silva.config.sections import Model, PretrainedModel
+from silva.config.sources import command_line
+from silva.config.tree import typed
 from silva.errors import ConfigError
 from silva.models.loading import name_of
 from silva.models.sources import pinned, run_of, series, weight_files
@@ -182,13 +184,29 @@ def _suites(given: Given) -> tuple[list[str], list[str]]:
     count = next((i for i, each in enumerate(given.rest) if each.startswith(("-", "@"))), len(given.rest))
     words, rest = given.rest[:count], given.rest[count:]
     if not words:
-        if "--data" in given:
-            raise ConfigError("--data: it is where the rows of a suite are; expected the name of a suite too")
+        if given_flags := [flag for flag in ("--data", "--tools") if flag in given]:
+            raise ConfigError(f"{given_flags[0]}: it is about suites; expected the name of a suite too")
         return [], rest
     from silva.evaluation.suites import environment
 
+    judge, rest = _judge(rest)
     data = Path(given.options["--data"]) if "--data" in given else None
-    return [f"--environments={json.dumps([environment(word, data=data) for word in words])}", *ROOM], rest
+    tools = [{"type": name} for name in given.options.get("--tools", "").split(",") if name]
+    found = [environment(word, data=data, tools=tools, judge=judge) for word in words]
+    return [f"--environments={json.dumps(found)}", *ROOM], rest
+
+
+def _judge(rest: list[str]) -> tuple[dict[str, Any], list[str]]:
+    """The keys of a judge (--judge.model NAME, ...), and what else there is."""
+    _, layer = command_line(rest)
+    judge = {path[1]: typed(node.value) for path, node in layer if path[0] == "judge" and len(path) == 2}
+    left, skip = list[str](), False
+    for argument in rest:
+        if skip or argument.startswith("--judge."):
+            skip = not skip and "=" not in argument
+            continue
+        left.append(argument)
+    return judge, left
 
 
 def _engine(given: Given) -> list[str]:

@@ -211,10 +211,16 @@ async def _play(
             def keep(job: Job, trajectory: Any, step: int = step, counts: Counts | None = counts) -> None:
                 store.keep(step, job, trajectory, asdict(counts) if counts else None)
 
-            with Progress(console=console, transient=True) as progress:
-                bar = progress.add_task(f"evaluating{f' step {step}' if len(asked.models) > 1 else ''}")
-                await assembly.evaluate(actor, renderer, partial(_shown, progress, bar),
-                                        known=store.known(step), keep=keep)  # fmt: skip
+            # Of a paid service few are cut off when its cap is met: no more at once than requests.
+            most = {} if counts is None else {"concurrency": config.engine.max_concurrent}
+            try:
+                with Progress(console=console, transient=True) as progress:
+                    bar = progress.add_task(f"evaluating{f' step {step}' if len(asked.models) > 1 else ''}")
+                    await assembly.evaluate(actor, renderer, partial(_shown, progress, bar),
+                                            known=store.known(step), keep=keep, **most)  # fmt: skip
+            finally:
+                if counts is not None:
+                    store.pay(asdict(counts))
     return decode
 
 

@@ -121,6 +121,13 @@ class EvalFolder(Layout):
         self.rows[step, job.key] = row
         self.spent = dict(spent or self.spent)
 
+    def pay(self, spent: Mapping[str, Any]) -> None:
+        """What a paid service has counted, if no episode says it any more."""
+        if spent != self.spent:
+            with _writing(self.path):
+                self._writer.append_spent(spent)
+            self.spent = dict(spent)
+
     def in_order(self, steps: Iterable[int], jobs: Sequence[Job]) -> list[RolloutRow]:
         """Rows of all jobs that are there, in their order."""
         places = ((step, job.key) for step in steps for job in jobs)

@@ -31,15 +31,23 @@ class Journal:
         """One episode, and what everything has cost with it."""
         lines = encode(row)
         if spent is not None:
-            lines += _SPENT + json.dumps(spent).encode() + b"}\n"
+            lines += _spent_line(spent)
         self._waiting += 1
         FILES.append(self._path, lines, sync=self._waiting == BATCH)
         self._waiting %= BATCH
+
+    def append_spent(self, spent: Mapping[str, Any]) -> None:
+        """What everything has cost, episodes that were not finished among it."""
+        FILES.append(self._path, _spent_line(spent))
 
     def close(self) -> None:
         if self._waiting and self._path.exists():
             FILES.fsync(self._path)
         self._waiting = 0
+
+
+def _spent_line(spent: Mapping[str, Any]) -> bytes:
+    return _SPENT + json.dumps(spent).encode() + b"}\n"
 
 
 def read_journal(path: Path) -> tuple[list[RolloutRow], dict[str, Any]]:
