@@ -199,7 +199,7 @@ def _suites(given: Given) -> tuple[list[str], list[str]]:
 def _judge(rest: list[str]) -> tuple[dict[str, Any], list[str]]:
     """The keys of a judge (--judge.model NAME, ...), and what else there is."""
     _, layer = command_line(rest)
-    judge = {path[1]: typed(node.value) for path, node in layer if path[0] == "judge" and len(path) == 2}
+    judge = {str(path[1]): typed(node.value) for path, node in layer if path[0] == "judge" and len(path) == 2}
     left, skip = list[str](), False
     for argument in rest:
         if skip or argument.startswith("--judge."):

@@ -36,6 +36,8 @@ class ModelApiSettings(RequestSettings):
 
     model: Annotated[str, Field(min_length=1)]
     """The API's name of the model."""
+    base_url: WebAddress
+    """Address of the API."""
 
 
 class ChatApiSettings(ModelApiSettings):
