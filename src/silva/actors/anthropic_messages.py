@@ -74,13 +74,13 @@ def read_anthropic(text: str, tools: Sequence[ToolSpec] = ()) -> ChatAnswer:
         fault = error.errors(include_url=False, include_input=False)[0]
         raise ValueError(f"{'.'.join(map(str, fault['loc']))}: {fault['msg']}") from None
     calls = [
-        {"id": each.id, "function": {"name": each.name, "arguments": each.input}}
-        for each in answer.content
-        if each.type == "tool_use"
+        {"id": block.id, "function": {"name": block.name, "arguments": block.input}}
+        for block in answer.content
+        if block.type == "tool_use"
     ]
     said = {
-        "content": "".join(each.text for each in answer.content if each.type == "text"),
-        "reasoning_content": "".join(each.thinking for each in answer.content) or None,
+        "content": "".join(block.text for block in answer.content if block.type == "text"),
+        "reasoning_content": "".join(block.thinking for block in answer.content) or None,
         "tool_calls": calls or None,
     }
     finish = FINISH.get(answer.stop_reason or "", answer.stop_reason)

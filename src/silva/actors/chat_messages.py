@@ -129,7 +129,7 @@ def chat_tools(tools: Sequence[ToolSpec]) -> list[dict[str, Any]]:
 
 def most_tokens(body: Mapping[str, Any]) -> int:
     """More tokens than the input of a request can have: a token is at least one byte of it."""
-    read = [body.get(key) for key in ("messages", "system", "tools")]
+    read = [body.get(key) for key in ("messages", "tools", *({"system"} & body.keys()))]
     return len(json.dumps(read, ensure_ascii=False).encode())
 
 
