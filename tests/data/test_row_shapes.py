@@ -218,3 +218,12 @@ def test_real_rows_are_read_by_their_shape(name):
     assert len(problems) == count
     assert all(p.messages[0].content.strip() and p.answer for p in problems)
     json.dumps([p.columns for p in problems], allow_nan=False)
+
+
+def test_aliases_of_an_answer_are_as_right() -> None:
+    asked = {"question": "Where?", "answer": "York", "answer_aliases": ["Eboracum", "Jorvik"]}
+    assert understood(asked).answer == ["York", "Eboracum", "Jorvik"]
+    assert understood({**asked, "answer_aliases": []}).answer == "York"
+    with pytest.raises(ConfigError, match="answer_aliases: got 'Jorvik', expected a list of texts"):
+        understood({**asked, "answer_aliases": "Jorvik"})
+    assert understood({"question": "Where?", "golden_answers": ["York"], "metadata": {}}).answer == ["York"]

@@ -120,6 +120,8 @@ def problem(row: Row, shape: Shape) -> Problem:
     if shape.answer and (answer is None or (isinstance(answer, str) and not answer.strip())):
         raise wrong(row, shape.answer, "an answer", answer)
     if isinstance(answer, str) and (aliases := row.values.get(ALIASES)):
+        if not isinstance(aliases, list):
+            raise wrong(row, ALIASES, "a list of texts", aliases)
         answer = [answer, *aliases]
     before = {shape.prompt.partition(".")[0], shape.more, shape.system, shape.history}
     used = before | {shape.answer}

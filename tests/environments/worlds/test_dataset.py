@@ -220,3 +220,42 @@ def test_a_column_that_is_left_out_is_said(tmp_path) -> None:
     taskset = Dataset(path=str(tmp_path / "rows.parquet"), reward=ExactMatch()).taskset()
     assert list(taskset.notes)[-1] == "  columns that are left out: image (bytes)"
     assert [task.data["columns"] for task in taskset.tasks("train")[:2]] == [{}, {}]
+
+
+def test_rows_with_an_image_or_a_file_are_left_out_and_counted(configured, rows_file) -> None:
+    given = [
+        {**row, "image": "data:" if i % 4 == 0 else "", "file_name": None} for i, row in enumerate(rows())
+    ]
+    given[1]["file_name"] = "a.xlsx"
+    rows_file(given)
+    taskset = configured(without=["image", "file_name"], eval_share=1.0, eval_size=0).taskset()
+    asked = {task.data["messages"][0]["content"] for task in taskset.tasks("eval")}
+    assert asked == {f"Town {i}?" for i in range(40) if i % 4 and i != 1}
+    assert taskset.notes[-2:] == [
+        "dataset: 10 rows with `image` are left out", "dataset: 1 rows with `file_name` are left out"
+    ]  # fmt: skip
+
+
+def test_a_share_of_1_holds_out_all_and_leaves_nothing_to_train_on(configured, play) -> None:
+    settings = configured(eval_share=1.0, eval_size=0)
+    taskset = settings.taskset()
+    assert len(taskset.tasks("eval")) == 40 and taskset.only_held_out
+    with pytest.raises(ConfigError, match="eval_share = 1 holds out 40 and leaves 0 for training"):
+        play(settings, "7")
+
+
+def test_rows_are_decrypted_with_their_canary(configured, rows_file) -> None:
+    """As xbench: base64 of the UTF-8 text XOR the key, which is repeated. "Ab" XOR "key" is 0x2a 0x07."""
+    hidden = {"id": "1", "prompt": "KgdYVBU=", "answer": "XA==", "canary": "key"}
+    plain = {"id": "2", "prompt": "Ab!?", "answer": "8", "canary": ""}
+    rows_file([hidden, plain])
+    tasks = (
+        configured(canary="canary", eval_share=1.0, eval_size=0, reward="exact_match").taskset().tasks("eval")
+    )
+    asked = {task.data["messages"][0]["content"]: task.answer for task in tasks}
+    assert asked == {"Ab!?p": "7", "Ab!?": "8"}
+    rows_file([{**hidden, "answer": "no base64"}])
+    with pytest.raises(
+        ConfigError, match=r"jsonl:1: answer: got 'no base64', expected text that is encrypted"
+    ):
+        configured(canary="canary").taskset()

@@ -98,11 +98,26 @@ def test_errors_say_what_is_missing(name: str, names: list[str], keys, words: st
 
 def test_a_suite_that_no_hub_has_says_where_it_is() -> None:
     with pytest.raises(
-        ConfigError, match=r"xbench-evals \(MIT; its rows are encrypted .*DIR/xbench/test.jsonl"
+        ConfigError, match=r"BrowseComp-Plus \(MIT; .*encrypted.*DIR/browsecomp_plus/test.jsonl"
     ):
-        environment("xbench", judge=JUDGE)
+        environment("browsecomp_plus", judge=JUDGE)
     with pytest.raises(ConfigError, match="no such file or folder"):
         environment("gsm8k", data=Path("/nowhere"))
+
+
+def test_a_data_set_on_the_hub_stays_what_it_is(monkeypatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda module: module)
+    assert environment("gsm8k") == {
+        "type": "dataset", "name": "gsm8k", "eval_share": 1.0, "hub": "openai/gsm8k", "subset": "main",
+        "split": "test", "expert": "\\boxed{{answer}}", "reward": {"type": "math"},
+        "instructions": SUITES["gsm8k"].instructions,
+    }  # fmt: skip
+    monkeypatch.undo()
+    assert checked({"type": "longbench_v2", "path": "zai-org/LongBench-v2"}).path == "zai-org/LongBench-v2"
+    assert checked({"type": "longbench_v2", "path": "rows/a.jsonl"}).path == str(
+        Path("rows/a.jsonl").resolve()
+    )
+    assert checked({"type": "longbench_v2", "path": "src/silva"}).path == str(Path("src/silva").resolve())
 
 
 def test_tools_come_with_the_limits_of_the_suite(folder) -> None:

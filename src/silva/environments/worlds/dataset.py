@@ -12,6 +12,7 @@ three rows. The keys `prompt` and `answer` say it instead.
 
 from __future__ import annotations
 
+import base64
 import itertools
 import random
 import re
@@ -52,6 +53,9 @@ class Dataset(GivenRows, ToolDialogueSettings):
     """The answer is what follows this text: "####" in GSM8K, which is recognised."""
     without: tuple[str, ...] = ()
     """Rows with something in one of these columns are left out, such as an image or a file."""
+    canary: str = ""
+    """Column with the key of rows whose prompt and answer are encrypted against contamination, as those of
+    xbench: base64 of the text XOR the key. Rows with nothing in it are read as they are."""
     system: str = ""
     """A system message for rows without one."""
     reward: AnyReward
@@ -99,7 +103,7 @@ class Dataset(GivenRows, ToolDialogueSettings):
         # Asked here and not of each row, which would take a minute.
         check = reward.check if isinstance(reward, ChecksTasks) else None
         for row in itertools.chain([first], kept):
-            each = problem(row, shape)
+            each = problem(_decrypted(row, self.canary, (shape.prompt, shape.answer)), shape)
             problems.append(each)
             if check:
                 try:
@@ -189,6 +193,28 @@ def _without(rows: Iterator[Row], columns: Sequence[str], left_out: Counter[str]
             yield row
         else:
             left_out[has] += 1
+
+
+def _decrypted(row: Row, canary: str, columns: Sequence[str]) -> Row:
+    """The row with these columns in plain text.
+
+    Raises:
+        ConfigError: there is a key, and a column is not encrypted with it.
+    """
+    key = str(row.values.get(canary) or "").encode() if canary else b""
+    if not key:
+        return row
+    plain = {}
+    for column in filter(None, columns):
+        try:
+            data = base64.b64decode(str(row.values.get(column)), validate=True)
+            plain[column] = bytes(a ^ b for a, b in zip(data, itertools.cycle(key), strict=False)).decode()
+        except ValueError:
+            raise ConfigError(
+                f"{row.where}: {column}: got {str(row.values.get(column))[:60]!r}, expected text that is "
+                f"encrypted with the key in {canary}"
+            ) from None
+    return row._replace(values={**row.values, **plain})
 
 
 def _draft(problem: Problem) -> Draft:

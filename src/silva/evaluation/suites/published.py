@@ -142,9 +142,9 @@ PUBLISHED: Mapping[str, Suite] = {
     ),
     "xbench": Suite(
         title="xbench-DeepSearch", citation="Chen et al. 2025, arXiv:2506.13651", licence="MIT", rows=100,
-        gate="its rows are encrypted against contamination: run the decryption of xbench-evals",
-        columns=("prompt", "answer"), url="https://github.com/xbench-ai/xbench-evals",
-        files=("xbench", "DeepSearch-2505", "DeepSearch"), **judged(EXACT),
+        columns=("prompt", "answer, decrypted with canary"), hub="xbench/DeepSearch", split="train",
+        url="https://github.com/xbench-ai/xbench-evals", files=("xbench", "DeepSearch-2505", "DeepSearch"),
+        **{**judged(EXACT), "keys": {**SEARCHED["keys"], "canary": "canary"}},
     ),
     "simpleqa": Suite(
         title="SimpleQA", citation="Wei et al. 2024, arXiv:2411.04368", licence="MIT", rows=4326, arpo=500,
