@@ -85,8 +85,7 @@ def test_the_clearest_file_of_a_folder_is_taken(names: list[str], suite: str, ch
          r"accept its conditions there .*\) and put them in DIR/gaia/test.jsonl \(--data DIR\)"),
         ("hotpotqa", ["hotpotqa_1.jsonl", "hotpotqa_2.jsonl"], {},
          r"got 2 files that may be its rows \(hotpotqa_1.jsonl, hotpotqa_2.jsonl\), expected one"),
-        ("simpleqa", ["simpleqa.jsonl"], {}, "graded by a model: got none, expected a judge with `model`"),
-        ("longbench_v2", ["longbench_v2.json"], {"tools": ["python"]}, "has tools of its own"),
+        ("longbench_v2", ["longbench_v2.json"], {"tools": ["python"]}, "longbench_v2 takes none"),
         ("longbench_v2", ["longbench_v2.json"], {"reward": "math"},
          "by its environment longbench_v2, which takes none"),
     ],
@@ -110,7 +109,8 @@ def test_a_data_set_on_the_hub_stays_what_it_is(monkeypatch) -> None:
     assert environment("gsm8k") == {
         "type": "dataset", "name": "gsm8k", "eval_share": 1.0, "hub": "openai/gsm8k", "subset": "main",
         "split": "test", "expert": "\\boxed{{answer}}", "reward": {"type": "math"},
-        "instructions": SUITES["gsm8k"].instructions,
+        "instructions": SUITES["gsm8k"].instructions, "max_tool_calls": 15,
+        "max_calls_of": {"python": 5, "search": 10},
     }  # fmt: skip
     monkeypatch.undo()
     assert checked({"type": "longbench_v2", "path": "zai-org/LongBench-v2"}).path == "zai-org/LongBench-v2"
@@ -123,13 +123,15 @@ def test_a_data_set_on_the_hub_stays_what_it_is(monkeypatch) -> None:
 def test_tools_come_with_the_limits_of_the_suite(folder) -> None:
     data = folder("bamboogle.jsonl")
     plain, used = environment("bamboogle", data=data), environment("bamboogle", data=data, tools=["python"])
-    assert checked(plain).tools == ()
+    assert checked(plain).tools == () and checked(plain).max_tool_calls == 15
     assert checked(used).max_calls_of == {"python": 5, "search": 10} and checked(used).max_tool_calls == 15
 
 
 def test_another_reward_takes_the_judge_s_place(folder) -> None:
     entry = environment("simpleqa", data=folder("simpleqa.jsonl"), reward="token_f1")
     assert checked(entry).reward.type == "token_f1"
+    with pytest.raises(ConfigError, match=r"environments\.0\.reward\.model"):
+        checked(environment("simpleqa", data=folder("simpleqa.jsonl")))
     judged = checked(environment("simpleqa", data=folder("simpleqa.jsonl"), judge=JUDGE)).reward
     assert judged.model == "judge" and "last significant digit" in judged.rubric
 

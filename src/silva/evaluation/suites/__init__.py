@@ -48,12 +48,13 @@ def environment(
     Args:
         data: a folder with the rows, or the file itself; None: from the hub.
         tools: what is offered, as in the key `tools`; nothing by default.
-        judge: keys of the reward `judge` (`model`, `base_url`, ...), for suites that a model grades.
+        judge: keys of the reward `judge` (`model`, `base_url`, ...), for suites that a model grades. Its
+            `model` is needed; a configuration may also set it later, as environments.0.reward.model.
         reward: another reward in place of the suite's own, as in the key `reward`. Its numbers are not those
             that are published.
 
     Raises:
-        ConfigError: the name is unknown, the rows are missing, or a judge is; it says what to do.
+        ConfigError: the name is unknown, or the rows are missing; it says what to do.
     """
     wanted = suite(name)
     entry: dict[str, Any] = {"type": wanted.type, "name": name, "eval_share": 1.0, **wanted.keys}
@@ -61,17 +62,16 @@ def environment(
     if wanted.instructions:
         entry["instructions"] = wanted.instructions
     if wanted.reward:
-        entry["reward"] = reward or _reward(name, wanted, judge)
+        entry["reward"] = reward or {**wanted.reward, **(judge if wanted.judged and judge else {})}
     elif reward is not None:
         raise ConfigError(
             f"suite {name}: reward: it is graded by its environment {wanted.type}, which takes none"
         )
-    if tools:
-        if not wanted.calls:
-            raise ConfigError(f"suite {name}: tools: its environment {wanted.type} has tools of its own")
-        limits = {"max_calls_of": dict(wanted.calls), "max_tool_calls": sum(wanted.calls.values())}
-        entry |= {"tools": list(tools), **limits}
-    return entry
+    if wanted.calls:  # also without tools, so that those of a configuration have these limits
+        entry |= {"max_calls_of": dict(wanted.calls), "max_tool_calls": sum(wanted.calls.values())}
+    if tools and not wanted.calls:
+        raise ConfigError(f"suite {name}: tools: its environment {wanted.type} takes none")
+    return entry | ({"tools": list(tools)} if tools else {})
 
 
 def rows() -> list[dict[str, Any]]:
@@ -135,15 +135,3 @@ def _rows_of(name: str, wanted: Suite, data: Path | None) -> dict[str, Any]:
     folder = data if data.is_dir() else data.parent
     beside = {key: found(name, wanted, names, folder) for key, names in wanted.beside.items()}
     return {file_key: str(file)} | {key: str(path) for key, path in beside.items() if path}
-
-
-def _reward(name: str, wanted: Suite, judge: Mapping[str, Any] | None) -> dict[str, Any]:
-    if not wanted.judged:
-        return dict(wanted.reward)
-    if not (judge or {}).get("model"):
-        raise ConfigError(
-            f"suite {name}: it is graded by a model: got none, expected a judge with `model` (and `base_url` "
-            "and `key_variable` of its API); or another reward, such as token_f1, whose numbers are no "
-            f"published ones of {wanted.title}"
-        )
-    return {**wanted.reward, **(judge or {})}
