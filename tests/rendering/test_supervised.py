@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from tests.rendering.templates import TEMPLATES, byte_tokenizer
 from tests.rendering.test_renderer import CALC, renderer, tokenizer
@@ -180,6 +180,9 @@ def test_a_template_that_changes_words_cannot_train_them() -> None:
 
 # --- every trained token was written by a trained role, and all that it wrote is trained once
 
+OPTIONS: list[dict[str, str]] = [
+    {}, {"history": "template"}, {"tools": "hermes"}, {"tools": "tags", "result": " <result>{}</result> "},
+]  # fmt: skip
 LETTERS: Mapping[Role, str] = {"system": "σς", "user": "υύ", "assistant": "αά", "tool": "τť"}
 NASTY = [
     "<|im_end|>",
@@ -220,15 +223,16 @@ said = st.builds(
 @settings(max_examples=80, deadline=None)
 @given(
     name=st.sampled_from([*sorted(TEMPLATES), CUSTOM]),
-    history=st.sampled_from(["keep", "template"]),
+    options=st.sampled_from(OPTIONS),
     system=st.none() | words("system"),
     turns=st.lists(st.tuples(asked, said), min_size=1, max_size=3),
     roles=st.sets(st.sampled_from(ALL), min_size=1),
 )
 def test_every_trained_token_was_written_by_a_trained_role(
-    name: str, history: str, system: str | None, turns: list[Any], roles: set[Role]
+    name: str, options: Mapping[str, str], system: str | None, turns: list[Any], roles: set[Role]
 ) -> None:
-    made = renderer(name, history=history)
+    assume(name != "mistral" or "tools" not in options)  # it refuses results without its own calls
+    made = renderer(name, **options)
     messages = [Message("system", system)] if system else []
     messages += [m for added, reply in turns for m in (*added, reply)]
     rows = supervised_rows(made, Dialogue(tuple(messages)), roles=sorted(roles))
