@@ -150,9 +150,9 @@ def fair(index: int, body: dict[str, Any]) -> dict[str, Any]:
     return said(f"{word(body['messages'])}: {'correct' if right else 'wrong'}")
 
 
-def played(entry: dict[str, Any], mistakes: float) -> Evaluation:
+def played(entry: dict[str, Any], taskset: Any, mistakes: float) -> Evaluation:
     renderer = Renderer(tiny_tokenizer())
-    tasksets = {entry["name"]: checked(entry).taskset()}
+    tasksets = {entry["name"]: taskset}
     limits = EpisodeLimits(max_turns=12, max_episode_tokens=20_000)
     (found,) = asyncio.run(
         evaluate(
@@ -185,15 +185,16 @@ def test_scripted_play_has_fixed_scores(name: str, tmp_path: Path) -> None:
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))
     with serving(fair) as server:
         entry = environment(name, data=tmp_path, judge={**JUDGE, "base_url": server.url, "cache": ""})
-        scores = {}
+        taskset, scores = checked(entry).taskset(), {}
+        shown = {task.id: json.dumps(task.data) for task in taskset.tasks("eval")}
         for mistakes in (0.0, 1.0):
             if not mistakes and name == "browsecomp_plus":  # nobody knows where the answers are
                 continue
-            found = played(entry, mistakes)
+            found = played(entry, taskset, mistakes)
             by_prompt = {next(str(v) for k, v in row.items() if k.lower() in ASKED): row for row in rows}
             own = []
             for task, trajectory in found.episodes:
-                (row,) = [row for asked, row in by_prompt.items() if asked in json.dumps(task.data)]
+                (row,) = [row for asked, row in by_prompt.items() if asked in shown[task]]
                 own.append(METRICS[suite.metric](trajectory.turns[-1].messages[-1].content, row))
             assert len(own) == 20
             scores[mistakes] = found.estimates[suite.headline].mean
