@@ -92,7 +92,7 @@ LATE = (
 
 SIGNALS_AT = {
     "load": "silva.assembly:load_model",
-    "warm_start": "silva.orchestrator.sft:play",
+    "warm_start": "silva.orchestrator.scripted:play",
     "eval": "silva.evaluation.evaluator:play",
     "kept": "silva.evaluation.store:rollout_row",
     "episodes": "silva.evaluation.store:encode_rollouts",

@@ -83,8 +83,7 @@ COMMANDS: dict[str, Command] = {
          Option("--list", "list the suites"),
          _JSON),
         (CONFIGURED, "SUITE ... --model NAME [--data DIR] [--samples K] [--tasks N]", "--list [--json]"),
-        {"SUITE": "one or more of the list",
-         "--judge.KEY": "of the model that grades, if a suite has one: model, base_url, key_variable, ..."},
+        {"SUITE": "one or more of the list"},
         "Every episode is written to evals/NAME as it ends. The same command goes on if it was interrupted,\n"
         "and plays no finished episode again.",
     ),

@@ -23,8 +23,6 @@ from silva.config.inputs import digest, input_files
 from silva.config.load import Resolved
 from silva.config.schema import RunConfig
 from silva.config.sections import Model, PretrainedModel
-from silva.config.sources import command_line
-from silva.config.tree import typed
 from silva.errors import ConfigError
 from silva.models.loading import name_of
 from silva.models.sources import pinned, run_of, series, weight_files
@@ -189,24 +187,10 @@ def _suites(given: Given) -> tuple[list[str], list[str]]:
         return [], rest
     from silva.evaluation.suites import environment
 
-    judge, rest = _judge(rest)
     data = Path(given.options["--data"]) if "--data" in given else None
     tools = [{"type": name} for name in given.options.get("--tools", "").split(",") if name]
-    found = [environment(word, data=data, tools=tools, judge=judge) for word in words]
+    found = [environment(word, data=data, tools=tools) for word in words]
     return [f"--environments={json.dumps(found)}", *ROOM], rest
-
-
-def _judge(rest: list[str]) -> tuple[dict[str, Any], list[str]]:
-    """The keys of a judge (--judge.model NAME, ...), and what else there is."""
-    _, layer = command_line(rest)
-    judge = {str(path[1]): typed(node.value) for path, node in layer if path[0] == "judge" and len(path) == 2}
-    left, skip = list[str](), False
-    for argument in rest:
-        if skip or argument.startswith("--judge."):
-            skip = not skip and "=" not in argument
-            continue
-        left.append(argument)
-    return judge, left
 
 
 def _engine(given: Given) -> list[str]:
