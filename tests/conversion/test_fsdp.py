@@ -6,7 +6,9 @@ import os
 import shutil
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
@@ -71,8 +73,6 @@ def test_shards_with_the_names_of_earlier_versions_of_torch(made: Path, tmp_path
 
 
 def renamed(path: Path, old: bytes, new: bytes) -> None:
-    import zipfile
-
     with zipfile.ZipFile(path) as file:
         entries = {name: file.read(name) for name in file.namelist()}
     with zipfile.ZipFile(path, "w") as file:
@@ -115,6 +115,30 @@ def test_what_is_missing_or_of_another_kind_is_named(made: Path, tmp_path: Path)
         ModelError, match=r"placed as Replicate, Partial\(0\) on a mesh \(ddp, fsdp\), expected"
     ):
         sharded_model(strided)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:invalid escape sequence:DeprecationWarning")
+def test_a_damaged_program_is_an_error_in_words_or_reads_on(made: Path, tmp_path: Path) -> None:
+    """Each byte of the program of one rank by another one, at 400 places."""
+    shutil.copytree(made / "fsdp2", tmp_path / "broken")
+    file = tmp_path / "broken" / "model_world_size_2_rank_0.pt"
+    with zipfile.ZipFile(file) as whole:
+        entries = {name: whole.read(name) for name in whole.namelist()}
+    (name,) = (name for name in entries if name.endswith("data.pkl"))
+    random, refused = Random(0), 0
+    for _ in range(400):
+        program = bytearray(entries[name])
+        program[random.randrange(len(program))] = random.choice(b"\x00(.0Rbcst}]KX\xff\x85\x93h")
+        with zipfile.ZipFile(file, "w") as out:
+            for each, content in (entries | {name: bytes(program)}).items():
+                out.writestr(each, content)
+        try:
+            for lazy in sharded_model(file.parent).tensors.values():
+                lazy.read()
+        except ModelError:
+            refused += 1
+    assert refused > 200
 
 
 def test_plain_tensors_are_taken_from_one_rank(tmp_path: Path) -> None:

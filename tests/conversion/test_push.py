@@ -8,6 +8,7 @@ from typing import Any
 import huggingface_hub
 import pytest
 
+from silva.cli import main
 from silva.conversion.push import PushError, push
 from silva.errors import ConfigError
 
@@ -54,3 +55,17 @@ def test_what_the_hub_refuses_is_said(hub: type[FakeHub], tmp_path: Path) -> Non
     hub.fault = huggingface_hub.errors.HFValidationError("Repo id must use alphanumeric chars")
     with pytest.raises(ConfigError, match=r"--push: got 'a b', expected owner/name"):
         push(tmp_path, "a b")
+
+
+def test_the_command_sends_what_it_wrote(
+    hub: type[FakeHub], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows, output = tmp_path / "rows.jsonl", tmp_path / "o.jsonl"
+    rows.write_text('{"question": "2 + 2?", "answer": "4"}\n')
+    command = ["convert", str(rows), "--to", "trl", "--output", str(output), "--push", "me/sums"]
+    assert main(command) == 0
+    assert "pushed to https://huggingface.co/me/sums" in capsys.readouterr().out
+    assert [(name, given["repo_type"]) for name, given in hub.calls] == [
+        ("create_repo", "dataset"),
+        ("upload_file", "dataset"),
+    ]

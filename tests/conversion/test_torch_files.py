@@ -65,8 +65,8 @@ def test_hostile_pickles_do_not_run(tmp_path: Path) -> None:
     command = f"open({str(mark)!r}, 'w').close()"
     calls = {
         "posix.system": Payload(os.system, f"touch {mark}"),
-        "builtins.exec": Payload(exec, command),
-        "builtins.getattr": Payload(getattr, "x", "upper"),
+        r"(builtins|__builtin__).exec": Payload(exec, command),
+        r"(builtins|__builtin__).getattr": Payload(getattr, "x", "upper"),
         "torch.hub.load": Payload(torch.hub.load, "a/b", "c"),
     }
     for name, payload in calls.items():
@@ -75,10 +75,10 @@ def test_hostile_pickles_do_not_run(tmp_path: Path) -> None:
             torch.save({"w": torch.zeros(2), "x": payload}, buffer, pickle_protocol=protocol)
             path = tmp_path / "hostile.pt"
             path.write_bytes(buffer.getvalue())
-            with pytest.raises(ModelError, match=rf"hostile.pt: refused: it names {name}"):
+            with pytest.raises(ModelError, match=rf"^[^(]*hostile.pt: refused: it names {name}"):
                 TorchFile(path)
     assert not mark.exists()
-    pickle.loads(pickle.dumps(calls["builtins.exec"]))
+    pickle.loads(pickle.dumps(calls[r"(builtins|__builtin__).exec"]))
     assert mark.exists()  # so the payload is a real one
 
 

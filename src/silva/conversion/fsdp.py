@@ -107,9 +107,10 @@ def _joined(folder: Path, name: str, pieces: Sequence[Piece]) -> LazyTensor:
     locals = [piece.file.tensor(piece.local) for piece in pieces]  # views: no bytes are read
     dtype, shape = locals[0].dtype, list(locals[0].shape)
     dim = pieces[0].dim
-    if dim is not None:
+    fits = dim is None or (isinstance(dim, int) and all(0 <= dim < local.dim() for local in locals))
+    if dim is not None and fits:
         shape[dim] = sum(local.shape[dim] for local in locals)
-    alike = all(
+    alike = fits and all(
         (piece.dim, piece.shape, piece.row, local.dtype) == (dim, pieces[0].shape, pieces[0].row, dtype)
         and local.dim() == len(shape)
         and all(i == dim or local.shape[i] == shape[i] for i in range(len(shape)))
@@ -131,10 +132,10 @@ def _piece(file: TorchFile, name: Any, value: Any, rank: int, size: int) -> Piec
         raise ModelError(f"{file.path}: no {name!r}, which another rank has")
     if not isinstance(value, Called) or value.name != SUBCLASS:
         return Piece(file, value, (0,), None, None)
-    rebuilt, _, _, state = value.arguments
-    if rebuilt.name != WRAPPER:
-        return Piece(file, Called(rebuilt.name, value.arguments[2]), (0,), None, None)
     try:
+        rebuilt, _, arguments, state = value.arguments
+        if rebuilt.name != WRAPPER:  # a tensor with attributes
+            return Piece(file, Called(rebuilt.name, arguments), (0,), None, None)
         local, spec = (_fields(state)[key] for key in ("_local_tensor", "_spec"))
         spec = _fields(spec.state)
         about = _fields(spec["mesh"].state)

@@ -89,6 +89,8 @@ class TorchFile:
         try:
             self._records, program = _records(path)
             self.content: Mapping[Any, Any] = self._run(program)
+        except ModelError:  # which is an OSError
+            raise
         except (OSError, zipfile.BadZipFile, struct.error) as error:
             raise ModelError(f"{path}: cannot be read as a file of torch.save ({error})") from error
         except (ValueError, IndexError, KeyError, TypeError, AttributeError, AssertionError) as error:
@@ -100,10 +102,10 @@ class TorchFile:
         Raises:
             ModelError: the call is another one, or reaches beyond its storage.
         """
+        if isinstance(called, Called) and called.name == PARAMETER and called.arguments:
+            called = called.arguments[0]
         name = getattr(called, "name", type(called).__name__)
-        if name == PARAMETER:
-            return self.tensor(called.arguments[0])
-        if name != TENSOR:
+        if not isinstance(called, Called) or name != TENSOR:
             raise ModelError(f"{self.path}: got {name} in place of a tensor, expected {TENSOR}")
         try:
             storage, offset, size, stride = called.arguments[:4]
