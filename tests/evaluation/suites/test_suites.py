@@ -3,11 +3,13 @@ that say what to do."""
 
 from __future__ import annotations
 
+import asyncio
 import json
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.environments.conftest import _steps
 from tests.real_rows import DATA
 
 from silva.config.load import load
@@ -191,3 +193,19 @@ def test_a_missing_package_is_named_with_the_command(name: str, monkeypatch, tmp
         ConfigError, match=f"suite {name}: it needs a package that is not installed: {command}$"
     ):
         environment(name, data=tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["gsm8k", "math500", "2wiki", "musique", "bamboogle"])
+def test_the_expert_solves_the_real_rows_and_answers_of_other_rows_do_not(name: str) -> None:
+    if not DATA.is_dir():
+        pytest.skip(f"no real rows: {DATA} is not there")
+    taskset = checked(environment(name, data=DATA)).taskset()
+    rewards: dict[bool, list[float]] = {True: [], False: []}
+    for task in taskset.tasks("eval")[:50]:
+        for expert, found in rewards.items():
+            episode = taskset.environment(task)
+            reply = episode.expert_reply() if expert else episode.random_reply(task.seed)
+            (step,) = asyncio.run(_steps(episode, lambda turn, reply=reply: reply))
+            found.append(step.rewards["reward"])
+    assert set(rewards[True]) == {1.0} and sum(rewards[False]) / 50 < 0.1
