@@ -53,7 +53,7 @@ IDS = Dialogue(
 HELD: list[tuple[Dialogue, dict[str, set[str]]]] = [
     (PLAIN, {"messages": set(), "trl": set(), "sharegpt": set(), "arpo": set()}),
     (CALLS, {"messages": set(), "trl": set(), "sharegpt": set()}),
-    (SEARCH, {"messages": set(), "trl": set(), "sharegpt": {"calls", "names"}, "arpo": set()}),
+    (SEARCH, {"messages": set(), "trl": set(), "sharegpt": {"calls"}, "arpo": set()}),
     (THOUGHT, {"messages": set(), "trl": set(), "sharegpt": {"thoughts"}, "arpo": {"thoughts"}}),
     (IDS, {"messages": set(), "trl": set(), "sharegpt": {"ids"}}),
 ]
