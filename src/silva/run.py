@@ -133,8 +133,8 @@ def claimed(
     it, a disk that takes no more; `advice` says how to go on then."""
     with RunFolder.open(
         Path(resolved.config.output_dir) / resolved.config.name, resume=resume, overwrite=overwrite,
-        config=resolved.data, may_change=forbidden_changes, files=input_files(resolved.data),
-        accept_files=accept_files,
+        config=resolved.data, may_change=partial(forbidden_changes, given=resolved.provenance),
+        files=input_files(resolved.data), accept_files=accept_files,
     ) as folder:  # fmt: skip
         try:
             yield folder

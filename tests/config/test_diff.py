@@ -150,6 +150,21 @@ def test_a_resumed_run_keeps_its_model_wherever_it_is():
     assert [*forbidden_changes(before, after)] == ["engine.model"]
 
 
+def test_a_key_that_is_newer_than_the_run_may_have_its_default():
+    """In a list of tables, in a section and as a whole section; but nobody may have set it."""
+    old = {"environments": [{"type": "a"}], "engine": {"type": "local"}, "algorithm": {}}
+    new = {
+        "environments": [{"type": "a", "echo": 0.0}],
+        "engine": {"type": "local", "drafts": "off", "more": 1},
+        "algorithm": {},
+        "data": {"mix": 0.0},
+    }
+    assert forbidden_changes(old, new) == {}
+    given = ("environments.0.echo", "engine.more", "data.mix")
+    assert [*forbidden_changes(old, new, given)] == ["data", "engine.more", "environments.0.echo"]
+    assert [*forbidden_changes(new, old)] == ["data", "engine.more", "environments.0.echo"]  # it had them
+
+
 @pytest.mark.parametrize(
     ("given", "why"),
     [

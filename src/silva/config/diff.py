@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -65,14 +65,21 @@ def may_change(path: str) -> bool:
     return any(path == prefix or path.startswith(prefix + ".") for prefix in MAY_CHANGE)
 
 
-def forbidden_changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, str]:
+def forbidden_changes(
+    old: Mapping[str, Any], new: Mapping[str, Any], given: Collection[str] = ()
+) -> dict[str, str]:
     """Dotted paths that differ but must not in a resumed run, each with its specific reason, or "".
+
+    A key that is not in `old` is newer than the run, which did what its default does.
 
     Args:
         old: what the run was started with, as `Resolved.data`.
         new: what it is resumed with.
+        given: dotted paths in `new` that are no defaults.
     """
-    changed = changed_keys(old, new)
+    known = {*map(dotted, leaves(dict(old))), *given}
+    known |= {key[:i] for key in known for i, character in enumerate(key) if character == "."}
+    changed = [path for path in changed_keys(old, new) if path in known]
     found = {path: "" for path in changed if not may_change(path)}
     if "steps" in changed and (schedule := _scheduled(new)):
         found["steps"] = f"{schedule} ends with the last step and would not fit the steps already done"
