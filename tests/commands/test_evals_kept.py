@@ -93,6 +93,7 @@ def test_the_page_has_every_transcript_and_the_summary_means(silva):
     page = (folder / "report.html").read_text()
     rows = read_rollouts(folder / "episodes.parquet")
     assert all(f'"{row.trajectory.id}"' in page for row in rows) and "success (avg@4)" in out
+    assert "<title>tiny-parity" in page and '"evaluation":true' in page
     (found,) = json.loads((folder / "summary.json").read_text())["episodes"]
     of = [sum(len(turn.reply_tokens) for turn in row.trajectory.turns) for row in rows]
     assert found["count"] == 64 and found["means"]["all"]["response_tokens"] == pytest.approx(sum(of) / 64)

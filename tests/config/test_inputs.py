@@ -1,6 +1,7 @@
 """The files that a configuration points at, and what changed in them."""
 
 import json
+from pathlib import Path
 
 import pytest
 
@@ -121,3 +122,19 @@ def test_two_runs_of_other_rows_differ(write, tmp_path):
     found = {each.path: each for each in diff(tmp_path / "old", now, REGISTRIES)}
     assert (found[str(rows)].a, found[str(rows)].origin_a) == ("3 bytes, sha256 0", "file")
     assert found[str(rows)].b.startswith("33 bytes, sha256 ")
+
+
+def test_of_a_run_only_the_weights_that_are_meant_count(write, tmp_path):
+    """It goes on: its log, and checkpoints of other steps, change."""
+    run = tmp_path / "run"
+    of = "checkpoints/step_{}/trainer/weights.safetensors"
+    for name in ("ledger.jsonl", "run.log", of.format(1), of.format(2), "weights/step_2/model.safetensors"):
+        write(f"run/{name}", name)
+
+    def found(name):
+        files = input_files({"output_dir": "runs", "name": "r", "model": {"name": name}})
+        return {str(Path(file).relative_to(run)) for file in files}
+
+    first, second = {of.format(1)}, {of.format(2), "weights/step_2/model.safetensors"}
+    assert found(f"{run}@step_1") == first and found(f"{run}@step_2") == second
+    assert found(str(run)) == found(f"{run}@best") == first | second

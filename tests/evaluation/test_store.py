@@ -124,6 +124,12 @@ def test_two_processes_never_write_one(tmp_path: Path) -> None:
         opened(tmp_path / "e")
 
 
+def test_a_place_where_nothing_can_be_written_is_named(tmp_path: Path) -> None:
+    (tmp_path / "evals").write_text("a file")
+    with pytest.raises(RunFolderError, match="evals/e cannot be written: Not a directory"):
+        opened(tmp_path / "evals" / "e")
+
+
 def test_a_full_disk_keeps_what_there_was(tmp_path: Path) -> None:
     with opened(tmp_path / "e") as folder:
         keep(folder, JOBS[0])

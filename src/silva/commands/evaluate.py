@@ -77,7 +77,8 @@ def evaluate(asked: Asked) -> Series:
             store.write(rows, whole)
             _write_shown(config, store, series, decode, console)
             store.done()
-            say(f"{path}: episodes.parquet, summary.json, report.html", console)
+            written = [each.name for each in (store.episodes, store.summary, store.report) if each.exists()]
+            say(f"{path}: {', '.join(written)}", console)
     return series
 
 

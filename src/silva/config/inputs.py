@@ -52,8 +52,10 @@ def _files(key: Key, text: str, own: list[Path]) -> Iterator[Path]:
         return
     path = Path(os.path.expanduser(file))
     model = key[0] in ("model", "algorithm") and key[-1] == "name"
+    at = "*"
     if model and not path.exists() and "@" in path.name:  # a run at a step
-        path = path.with_name(path.name.rpartition("@")[0])
+        name, _, at = path.name.rpartition("@")
+        path, at = path.with_name(name), at if at.startswith("step_") else "*"
     # Any other word may be the name of a folder by chance.
     folder = "/" in file or model or key[-1] == "corpus"
     try:
@@ -65,7 +67,7 @@ def _files(key: Key, text: str, own: list[Path]) -> Iterator[Path]:
                 yield from _imported(path, path.parent, {path.resolve()})
         elif folder and path.is_dir() and not any(each.is_relative_to(path.resolve()) for each in own):
             run = model and (path / "ledger.jsonl").is_file()  # whose other files change by themselves
-            for each in sorted(path.rglob("*.safetensors" if run else "*")):
+            for each in sorted(path.glob(f"*/{at}/**/*.safetensors" if run else "**/*")):
                 inside = each.relative_to(path).parts
                 if each.is_file() and not any(part[0] == "." or part == "__pycache__" for part in inside):
                     yield each

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from silva.config.diff import changed_keys, may_change
-from silva.errors import RecordError, RunFolderError
+from silva.errors import RecordError, RunFolderError, SilvaError
 from silva.evaluation.evaluator import Job, Key, rollout_row
 from silva.ports import FILES
 from silva.storage.journal import Journal, read_journal
@@ -89,8 +89,9 @@ class EvalFolder(Layout):
             RecordError: what it holds is damaged.
         """
         before = _before(path)
-        path.mkdir(parents=True, exist_ok=True)
-        folder = cls(path, lock(path))
+        with _writing(path):
+            path.mkdir(parents=True, exist_ok=True)
+            folder = cls(path, lock(path))
         try:
             if before and overwrite:
                 folder._clear()
@@ -194,6 +195,8 @@ def _writing(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
+        if isinstance(error, SilvaError):  # which is said in words already
+            raise
         raise RunFolderError(
             f"{path} cannot be written: {error.strerror or error}. What was played before is kept"
         ) from error

@@ -75,9 +75,10 @@ def report_data(directory: Path, decode: Decode | None = None) -> dict[str, Any]
     config = _read(run.config_toml, lambda p: p.read_text("utf-8", "replace"), problems) or ""
     settings = _read(run.config_toml, lambda _: tomllib.loads(config), problems) or {}
     log = _read(run.log, read_log, problems)
-    headline = _headline(metrics, summary, settings)
+    headline, evaluation = _headline(metrics, summary, settings), run.episodes.exists()
     return {
-        "name": settings.get("name") or directory.resolve().name,
+        "name": directory.resolve().name if evaluation else settings.get("name") or directory.resolve().name,
+        "evaluation": evaluation,
         "headline": {**headline, "facts": [*headline["facts"], *_circumstances(log)]},
         "warnings": log.warnings if log else [],
         "charts": _charts(metrics),

@@ -270,6 +270,7 @@ const TREE = { narrow: 64, wide: 120, line: 17, left: 34, right: 190, top: 26, r
 const COLOURS = [["entropy", "entropy of the reply (nats per token)"], ["advantage", "advantage"], ["reward", "raw reward"]];
 
 function forests() {
+  byId("forest").hidden = data.evaluation;
   byId("forest-about").textContent = data.forests.length
     ? "All that one task became, for some steps: a node is a turn, what trajectories share is one node, and each leaf is a trajectory with its raw reward. A click or Enter on a node opens its text; arrow keys move along the tree."
     : "No rollouts of training were written.";
@@ -392,7 +393,8 @@ function options(select, all, values) {
 function rollouts() {
   const { rows, total, shown, counts } = data.rollouts;
   const parts = ["trained", "dropped", "failed", "eval"].filter((k) => counts[k]).map((k) => `${whole.format(counts[k])} ${k}`);
-  byId("sampled").textContent = total
+  const all = `All ${whole.format(total)} episodes of this evaluation. Good means a raw reward above the middle of the range seen in its environment.`;
+  byId("sampled").textContent = data.evaluation ? all : total
     ? `Shown here: ${shown} of ${whole.format(total)} rollouts of this run (${parts.join(", ")}): the best and the worst, failed, dropped and held-out ones, of steps spread over the run. All of them are in the rollouts folder. Good means a raw reward above the middle of the range seen in its environment.`
     : "No rollouts were written.";
   byId("filters").hidden = !total;
