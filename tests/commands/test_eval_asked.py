@@ -38,6 +38,7 @@ def silva(tmp_path, monkeypatch, capsys):
     return call
 
 
+@pytest.mark.slow
 def test_a_series_has_a_row_a_step_each_as_when_it_is_alone(silva):
     model = TinyModel(layers=1, width=16, heads=2, kv_heads=1, context=128)
     for step in (10, 20, 30):

@@ -58,6 +58,7 @@ def test_the_same_bytes_at_every_concurrency_and_number_of_threads(silva):
     assert all(each == found[0] for each in found)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["ctrl-c", "disk"])
 def test_what_ends_it_early_loses_nothing(silva, monkeypatch, how):
     silva("@", "e.toml", "--name", "whole")
