@@ -13,8 +13,8 @@ class EngineSettings(Section):
 
     Another one has `build(context)`, which makes an `Engine`. One that is launched has `command`, what
     `silva inference` runs, and `client(peers, context)`, the engine that asks such servers; one that only
-    evaluates has `max_concurrent` and `actor(context, sampling)` instead, which makes an `Actor` with `reach`,
-    `close`, `counts` and `notes`.
+    evaluates has `max_concurrent` and `actor(context, sampling)` instead, which makes an `Actor` with
+    `reach`, `close`, `counts` and `notes`.
     """
 
     remote: ClassVar[bool] = False
