@@ -11,6 +11,7 @@ from silva.evaluation.statistics import (
     Estimate,
     clustered_wilson,
     estimate,
+    maj_at_k,
     pass_at_k,
     student,
     student_quantile,
@@ -57,6 +58,42 @@ def test_pass_at_k_does_not_overflow() -> None:
 def test_pass_at_k_refuses(arguments: tuple[int, int, int]) -> None:
     with pytest.raises(ValueError, match="expected 0 <= c <= n and 1 <= k <= n"):
         pass_at_k(*arguments)
+
+
+def test_maj_at_k_enumerates_subsets_and_ties() -> None:
+    """The definition: over all subsets of k samples, the mean worth of their most frequent answers."""
+    rng = np.random.default_rng(6)
+    for _ in range(12):
+        votes = [["a", "b", "c", None][i] for i in rng.integers(0, 4, 7)]
+        worth = {"a": 1.0, "b": 0.0, "c": 0.25}
+        right = [0.0 if vote is None else worth[vote] for vote in votes]
+        for k in range(1, 8):
+            total, subsets = 0.0, list(itertools.combinations(votes, k))
+            for subset in subsets:
+                counts = {vote: subset.count(vote) for vote in subset if vote is not None}
+                best = [vote for vote, count in counts.items() if count == max(counts.values())]
+                total += sum(worth[vote] for vote in best) / len(best) if best else 0.0
+            assert maj_at_k(votes, right, k) == pytest.approx(total / len(subsets), rel=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("votes", "right", "expected"),
+    [
+        ("aab", (1, 1, 0), 1.0),
+        ("aabb", (1, 1, 0, 0), 0.5),  # a tie is broken at random
+        ("abb", (1, 0, 0), 0.0),
+        (("a", None, None), (1, 0, 0), 1.0),  # who says nothing casts no vote
+        ((None, None), (0, 0), 0.0),
+        ("aab", (1, 0, 0), 0.5),  # equal answers, graded differently
+    ],
+)
+def test_majorities_by_hand(votes, right, expected: float) -> None:
+    assert maj_at_k(list(votes), right, len(votes)) == expected
+
+
+def test_maj_at_k_refuses() -> None:
+    with pytest.raises(ValueError, match="got 2 votes, 2 right, k 3, expected 1 <= k <= n"):
+        maj_at_k(["a", "b"], [1, 0], 3)
 
 
 @pytest.mark.parametrize(

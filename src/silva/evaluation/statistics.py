@@ -1,4 +1,4 @@
-"""Numbers with error bars: pass@k and 95 % intervals over held-out tasks. numpy only.
+"""Numbers with error bars: pass@k, maj@k and 95 % intervals over held-out tasks. numpy only.
 
 Samples of one task resemble each other, so intervals count tasks, never samples as if independent.
 """
@@ -6,9 +6,11 @@ Samples of one task resemble each other, so intervals count tasks, never samples
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from statistics import NormalDist
+from fractions import Fraction
+from statistics import NormalDist, fmean
 
 import numpy as np
 
@@ -79,6 +81,46 @@ def pass_at_k(n: int, c: int, k: int) -> float:
     if n - c < k:
         return 1.0
     return float(1.0 - np.prod(1.0 - k / np.arange(n - c + 1, n + 1)))
+
+
+def maj_at_k(votes: Sequence[str | None], right: Sequence[float], k: int) -> float:
+    """Expected share of right answers, if the most frequent answer of k samples is taken (self-consistency,
+    Wang et al. 2022, arXiv:2203.11171). The k are drawn from all n without replacement, and one of several
+    answers that are equally frequent at random: the expectation over both is exact.
+
+    Args:
+        votes: the answer of each of the n samples; None casts no vote. No vote at all is not right.
+        right: whether each is right, 0 to 1; equal answers that differ count with their mean.
+
+    Raises:
+        ValueError: unless 1 <= k <= n and both have one entry a sample.
+    """
+    if not (1 <= k <= len(votes) == len(right)):
+        raise ValueError(f"maj_at_k: got {len(votes)} votes, {len(right)} right, k {k}, expected 1 <= k <= n")
+    counts = Counter(votes)
+    silent = counts.pop(None, 0)
+    won = Fraction(0)
+    for answer, count in counts.items():
+        worth = fmean(r for vote, r in zip(votes, right, strict=True) if vote == answer)
+        others = [n for other, n in counts.items() if other != answer]
+        for times in range(1, min(count, k) + 1) if worth else ():
+            ways = _draws_below(others, silent, k - times, times)
+            drawn = sum(Fraction(number, ties + 1) for ties, number in ways.items())
+            won += math.comb(count, times) * drawn * Fraction(worth)
+    return float(won / math.comb(len(votes), k))
+
+
+def _draws_below(others: Sequence[int], silent: int, draws: int, most: int) -> dict[int, int]:
+    """In how many ways `draws` samples of the other answers, and of silent ones, have no answer more than
+    `most` times, by how many have it exactly so often."""
+    ways = {(drawn, 0): math.comb(silent, drawn) for drawn in range(min(silent, draws) + 1)}
+    for count in others:
+        more = Counter[tuple[int, int]]()
+        for (drawn, ties), number in ways.items():
+            for times in range(min(count, most, draws - drawn) + 1):
+                more[drawn + times, ties + (times == most)] += number * math.comb(count, times)
+        ways = more
+    return {ties: number for (drawn, ties), number in ways.items() if drawn == draws}
 
 
 def wilson(p: float, n: float, z: float | None = None) -> tuple[float, float]:

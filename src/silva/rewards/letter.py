@@ -40,6 +40,10 @@ class Letter(RewardSettings):
     extract: Extract = "auto"
     """Where the final answer stands: a tag, a box, the last line, the whole reply."""
 
+    def vote(self, reply: str) -> str | None:
+        answer = find_answer(reply, self.extract)
+        return None if answer is None else named_letter(answer)
+
     def build(self) -> Reward:
         return LetterReward(self)
 
