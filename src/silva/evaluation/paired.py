@@ -55,8 +55,8 @@ def difference(a: Sequence[np.ndarray], b: Sequence[np.ndarray], *, share: bool)
 
 
 def sign_flip(deltas: np.ndarray, whole: int = 0) -> float:
-    """Two-sided p-value of a mean of 0: the share of all signs of the differences for which the mean is as far
-    from 0. Without a difference between the two sides, a task's difference has either sign with the same
+    """Two-sided p-value of a mean of 0: the share of all signs of the differences for which the mean is as
+    far from 0. Without a difference between the two sides, a task's difference has either sign with the same
     probability (Fisher's randomisation test; Good 2005, section 3.3). With one sample of 0 or 1 for each task
     this is McNemar's exact test.
 
@@ -85,7 +85,7 @@ def sign_flip(deltas: np.ndarray, whole: int = 0) -> float:
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
-    """Adjusted p-values: with these, the chance of a single false alarm among all is as stated (Holm 1979)."""
+    """Adjusted p-values: with these the chance of any false alarm among all is as stated (Holm 1979)."""
     found, least, count = [0.0] * len(p_values), 0.0, len(p_values)
     for rank, index in enumerate(sorted(range(count), key=p_values.__getitem__)):
         least = max(least, min(1.0, (count - rank) * p_values[index]))
