@@ -102,6 +102,7 @@ def lively(dtype: str) -> LoadedModel:
     return loaded
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("dtype", "most"), [("float32", 1e-5), ("float64", 1e-9)])
 def test_tiny_agrees_with_itself(batch: Batch, dtype: str, most: float) -> None:
     loaded = lively(dtype)

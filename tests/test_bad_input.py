@@ -96,7 +96,7 @@ def metrics(run):
             "rl @ bad.toml --algorithm.rollout_correction.low 3",
             ["algorithm.rollout_correction", "truncate: got bounds 3.0 and 2.0"],
         ),
-        ("sft @ bad.toml", ["no [warm_start]"]),
+        ("sft @ bad.toml", ["got neither of [data] and [warm_start]"]),
         ("sft", ["silva sft: got no configuration"]),
         ("eval @ bad.toml --policy nobody", ["--policy", "'nobody'", "model, expert, random"]),
         ("eval @ bad.toml --policy", ["--policy: got no value", "model, expert, random"]),

@@ -31,6 +31,8 @@ def test_loads(path, tmp_path):
     assert config.name == path.stem
     # What the file asks for can be had: the world has that many held-out tasks, and some to train on.
     for world in config.environments:
+        if getattr(world, "hub", ""):
+            pytest.skip("its rows are on the hub")
         tasks = world.taskset()
         assert len(tasks.tasks("eval")) >= min(config.eval.tasks, world.eval_size or 100)
         assert tasks.tasks("train")[0].split == "train"

@@ -110,6 +110,7 @@ def sample_of(prompt: list[int], completion: Completion) -> Sample:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("config", TAKEN, ids=lambda config: config.model_type)
 def test_a_family_is_sampled_and_trained_as_transformers_runs_it(
     config: PreTrainedConfig, tmp_path: Path

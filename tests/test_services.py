@@ -29,7 +29,10 @@ from chaos_services import SERVICES, Supervised, supervised, wait_for  # isort: 
 
 SHORT = ("--steps=2", "--eval.every=2", "--eval.tasks=4", "--checkpoint.every=1")
 LIMIT = 1200.0  # seconds for one run, on a machine with ten times as much work as it can do
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks for processes in /proc")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(sys.platform != "linux", reason="looks for processes in /proc"),
+]
 
 
 @pytest.fixture(scope="module")

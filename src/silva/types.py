@@ -154,9 +154,7 @@ class Completion:
 @dataclass(frozen=True, slots=True)
 class TokenScores:
     """What a model makes of given tokens (temperature 1, full vocabulary): one entry per token in the tuples.
-
-    `likeliest` are the tokens it would have taken instead, with their log-probabilities.
-    """
+    `likeliest` are the tokens it would have taken instead, with their log-probabilities."""
 
     logprobs: tuple[float, ...]
     likeliest: tuple[int, ...]
@@ -303,8 +301,6 @@ class Sample:
 
     `loss_weights` start as 1 on policy (and expert) tokens and 0 elsewhere; normalising multiplies
     them by the global normaliser of the update. `logprobs` are NaN where nothing was sampled or scored.
-    `streams` are weights [T] of cross-entropy beside that loss, by name: of observations, of roles that
-    speak to the policy, of data that is mixed in. Each has a normaliser and metrics of its own.
     """
 
     tokens: np.ndarray  # [T] int64
@@ -321,16 +317,15 @@ class Sample:
     returns: np.ndarray | None = None  # [T] what the critic learns
     turn_spans: tuple[tuple[int, int], ...] = ()
     turn_ids: tuple[str, ...] = ()
-    streams: Mapping[str, np.ndarray] = field(default_factory=dict)
+    streams: Mapping[str, np.ndarray] = field(default_factory=dict)  # [T] weights of cross-entropy, by name
 
     def __post_init__(self) -> None:
         what = f"sample of {self.trajectory}"
         _same_length(what, self.tokens, loss_weights=self.loss_weights, logprobs=self.logprobs,
-                     temperatures=self.temperatures, versions=self.versions)  # fmt: skip
-        for name in ("advantages", "entropies", "old_logprobs", "values", "returns"):
-            if (array := getattr(self, name)) is not None:
-                _same_length(what, self.tokens, **{name: array})
-        _same_length(what, self.tokens, **self.streams)
+                     temperatures=self.temperatures, versions=self.versions, **self.streams)  # fmt: skip
+        names = ("advantages", "entropies", "old_logprobs", "values", "returns")
+        given = {name: array for name in names if (array := getattr(self, name)) is not None}
+        _same_length(what, self.tokens, **given)
         if any(float(weights[0]) != 0.0 for weights in (self.loss_weights, *self.streams.values())):
             raise RecordError(f"{what}: the first token is never trained")
 

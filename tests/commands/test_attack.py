@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+import pytest
+
 from silva.cli import main
 from silva.commands.attack import LISTED, CheatResult, Report, show
 
@@ -39,6 +41,7 @@ def test_the_grade_of_a_tool_environment_is_attacked(tmp_path, monkeypatch, caps
     assert "grade raised ValueError: nothing to grade (towns.py:14)" in shown
 
 
+@pytest.mark.slow
 def test_a_reward_that_raises_is_reported_with_its_line(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     Path("mine.py").write_text(REWARD)

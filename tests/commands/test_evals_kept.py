@@ -11,7 +11,7 @@ from tests.runs import WORLDS
 
 from silva.cli import main
 from silva.commands import COMMANDS
-from silva.commands.asked import APIS, Asked, asked
+from silva.commands.asked import APIS, EvalRequest, asked
 from silva.evaluation import evaluator, store
 from silva.storage.rollouts import read_rollouts
 
@@ -122,7 +122,7 @@ def test_pass_at_chosen_k(silva):
     assert "pass_at: got 5, expected at most samples_per_task = 4" in err
 
 
-def read(*arguments: str) -> Asked:
+def read(*arguments: str) -> EvalRequest:
     return asked(COMMANDS["eval"].read("eval", list(arguments)))
 
 

@@ -19,6 +19,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+@pytest.mark.slow
 def test_what_is_written_passes_its_own_test_and_the_check(folder: Path, capsys) -> None:
     assert cli.main(["new", "environment", "my_world"]) == 0
     assert capsys.readouterr().out.splitlines()[0] == "my_world.py and test_my_world.py are written"

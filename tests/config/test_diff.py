@@ -4,7 +4,7 @@ import pytest
 
 from silva.config.diff import (
     MAY_CHANGE,
-    Difference,
+    ConfigDifference,
     changed_keys,
     diff,
     forbidden_changes,
@@ -31,12 +31,14 @@ def runs(write, resolve, tmp_path):
 
 def test_differences_with_origins(runs, registries):
     found = {each.path: each for each in diff(*runs, registries)}
-    assert found["trainer.optimizer.lr"] == Difference(
+    assert found["trainer.optimizer.lr"] == ConfigDifference(
         "trainer.optimizer.lr", 1e-4, "a.toml:4", 1e-5, "default"
     )
-    assert found["environments.0.size"] == Difference("environments.0.size", 4, "default", 5, "b.toml:3")
-    assert found["model.name"] == Difference("model.name", "SmolLM2-135M-Instruct", "default", None, "")
-    assert found["algorithm.kl"] == Difference("algorithm.kl", 0.1, "default", "null", "--algorithm.kl")
+    assert found["environments.0.size"] == ConfigDifference(
+        "environments.0.size", 4, "default", 5, "b.toml:3"
+    )
+    assert found["model.name"] == ConfigDifference("model.name", "SmolLM2-135M-Instruct", "default", None, "")
+    assert found["algorithm.kl"] == ConfigDifference("algorithm.kl", 0.1, "default", "null", "--algorithm.kl")
     assert sorted(found) == [
         "algorithm.kl", "environments.0.size", "model.context", "model.heads", "model.kv_heads",
         "model.layers", "model.name", "model.type", "model.width", "name", "trainer.optimizer.lr",
@@ -49,12 +51,12 @@ def test_a_file_is_resolved_and_names_its_lines(runs, write, registries, tmp_pat
     write("base.toml", "seed = 3\n" + TOY)
     write("c.toml", 'extends = "base.toml"\n[trainer.optimizer]\nlr = 1e-3\n[model]\nlora = {rank = 4}\n')
     found = {each.path: each for each in diff(tmp_path / "c.toml", runs[0], registries)}
-    assert found.pop("trainer.optimizer.lr") == Difference(
+    assert found.pop("trainer.optimizer.lr") == ConfigDifference(
         "trainer.optimizer.lr", 1e-3, "c.toml:3", 1e-4, "a.toml:4"
     )
-    assert found.pop("seed") == Difference("seed", 3, "base.toml:1", 0, "default")
-    assert found.pop("name") == Difference("name", "run", "default", "a", "--name")
-    assert found.pop("model.lora.rank") == Difference("model.lora.rank", 4, "c.toml:5", None, "")
+    assert found.pop("seed") == ConfigDifference("seed", 3, "base.toml:1", 0, "default")
+    assert found.pop("name") == ConfigDifference("name", "run", "default", "a", "--name")
+    assert found.pop("model.lora.rank") == ConfigDifference("model.lora.rank", 4, "c.toml:5", None, "")
     assert sorted(found) == ["model.lora.alpha", "model.lora.dropout", "model.lora.targets"]
     files = diff(tmp_path / "c.toml", tmp_path / "a.toml", registries)
     assert [each.origin_a for each in files if each.path == "seed"] == ["base.toml:1"]

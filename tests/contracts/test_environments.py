@@ -248,6 +248,7 @@ def test_tasks_are_plain_json_and_the_same_each_time(make: Callable[[], TaskSet]
         assert all(json.loads(json.dumps(task.data)) == task.data for task in first)
 
 
+@pytest.mark.slow
 def test_an_episode_ends_and_its_numbers_are_finite(taskset: TaskSet) -> None:
     for task in taskset.tasks("train")[:8]:
         first, *rest = episode(taskset, task)

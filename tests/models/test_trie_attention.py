@@ -54,6 +54,7 @@ def test_the_block_mask_is_the_one_found_by_looking_at_every_pair(trie: Trie) ->
         assert torch.equal(getattr(mask, name), getattr(expected, name)), name
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
 @pytest.mark.parametrize("trie", TRIES[:4], ids=len)
 def test_flex_and_segments_agree(trie: Trie, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -46,6 +46,7 @@ def data(run_directory: Path) -> dict[str, Any]:
     return report_data(run_directory, decode)
 
 
+@pytest.mark.slow
 def test_hostile_text_adds_no_element_and_survives_as_data(run_directory: Path) -> None:
     page = Elements((run_directory / "report.html").read_text("utf-8"))
     assert len(page.scripts) == 2

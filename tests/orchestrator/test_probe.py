@@ -77,6 +77,7 @@ def test_an_engine_that_kept_its_weights_is_refused_however_small_the_update(mad
     asyncio.run(run())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("lr", "updates"), [(1e-3, 1), (1e-5, 2), (1e-6, 10)])
 @pytest.mark.parametrize("half", [False, True])
 def test_weights_of_which_half_arrive_are_seen_at_any_learning_rate(

@@ -79,6 +79,7 @@ def test_each_pass_has_every_row_once_and_no_step_has_one_twice(size, step, seed
         last[id] = place
 
 
+@pytest.mark.slow
 @examples(max_examples=40, deadline=None, derandomize=True)
 @given(
     size=st.integers(1, 300),

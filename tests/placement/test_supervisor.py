@@ -14,7 +14,7 @@ from silva.errors import SilvaError
 from silva.placement import supervisor
 from silva.placement.supervisor import Part, Supervisor, line_writer
 
-pytestmark = pytest.mark.usefixtures("handlers")
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("handlers")]
 
 
 async def test_a_part_gets_its_environment_and_the_key_opens_it(folder: Path) -> None:

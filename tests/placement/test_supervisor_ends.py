@@ -18,7 +18,7 @@ from tests.placement.processes import SOON, Park, end_of, gone, lives
 
 from silva.placement import supervisor
 
-pytestmark = pytest.mark.usefixtures("handlers")
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("handlers")]
 DRIVER = """
 import asyncio, json, pathlib, sys
 from silva.placement.supervisor import Part, Supervisor

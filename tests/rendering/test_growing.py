@@ -53,6 +53,7 @@ def replies(name: str, count: int) -> list[list[int]]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CODECS)
 def test_a_text_grows_to_what_its_tokens_say(name: str) -> None:
     decoder, grown = CODECS[name], 0

@@ -70,6 +70,7 @@ def _table(counts: Counter[tuple[str, str, str]]) -> str:
     return "\n".join(lines)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(version("math-verify") != "0.9.0", reason="the column is that of math-verify 0.9.0")
 def test_the_column_is_what_math_verify_says() -> None:
     for pair in PAIRS[::60]:

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from silva.config.sections import ContextSettings, FullContext, HideObservations, LastTurns, SingleTurn
-from silva.rollouts.context import Dialogue
+from silva.rollouts.context import TurnsSoFar
 from silva.types import Message, ToolCall
 
 
@@ -34,8 +34,8 @@ GAME = [*TASK, reply(0), user("o1"), reply(1), user("o2"), reply(2), user("o3")]
 TOOLS = [*TASK, call(0), result("r0"), call(1), result("r1"), reply(2), user("again"), call(3), result("r3")]
 
 
-def dialogue(messages: list[Message]) -> Dialogue:
-    return Dialogue.of(messages, {"e/0", "e/1", "e/2", "e/3"})
+def dialogue(messages: list[Message]) -> TurnsSoFar:
+    return TurnsSoFar.of(messages, {"e/0", "e/1", "e/2", "e/3"})
 
 
 def words(messages: list[Message], how: ContextSettings, dropped: int = 0) -> str:
@@ -76,7 +76,7 @@ def test_a_single_turn_is_one_user_message() -> None:
     assert words(GAME[:2], SingleTurn()) == "rules task"
     examples = [user("q"), Message("assistant", "a"), *GAME[1:4]]
     assert words(examples, SingleTurn()) == "q a task\n\nEarlier turns:\n\nYou: a0\n\nNow:\n\no1"
-    assert [m.content for m in Dialogue.of(GAME[2:4], {"e/0"}).shown(SingleTurn())] == [
+    assert [m.content for m in TurnsSoFar.of(GAME[2:4], {"e/0"}).shown(SingleTurn())] == [
         "Earlier turns:\n\nYou: a0\n\nNow:\n\no1"
     ]
 
@@ -135,7 +135,7 @@ def test_the_task_and_the_newest_observation_always_stay(
     messages = list(TASK)
     for i, tool in enumerate(tools):
         messages += [call(i), result(f"r{i}")] if tool else [reply(i), user(f"o{i}")]
-    shown = Dialogue.of(messages, {f"e/{i}" for i in range(6)}).shown(how, min(dropped, len(tools)))
+    shown = TurnsSoFar.of(messages, {f"e/{i}" for i in range(6)}).shown(how, min(dropped, len(tools)))
     text = "\n".join(message.content for message in shown)
     assert shown[0] == TASK[0] and text.startswith("rules\ntask") and text.endswith(messages[-1].content)
     calls = sum(bool(message.tool_calls) for message in shown)

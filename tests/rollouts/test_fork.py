@@ -73,6 +73,7 @@ def plain(turns: tuple[Turn, ...]) -> list[Turn]:
     return [replace(t, id="", messages=tuple(replace(m, id="") for m in t.messages)) for t in turns]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "settings", "how"), CASES, ids=lambda value: value if isinstance(value, str) else ""
 )

@@ -65,6 +65,7 @@ def test_every_field_comes_back(tmp_path: Path) -> None:
     assert read_rollouts(tmp_path / "step_3.parquet") == rows
 
 
+@pytest.mark.slow
 @settings(max_examples=40, deadline=None)
 @given(records(Trajectory), st.none() | st.floats())
 def test_any_trajectory_comes_back_except_half_surrogate_pairs(

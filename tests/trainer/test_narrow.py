@@ -48,6 +48,7 @@ def test_its_loss_falls_as_that_of_float32(tiny: Make, make_samples: Rows, lora:
     assert falls[1] == pytest.approx(falls[0], rel=0.15)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("lora", "apart"), [(False, 1e-4), (True, 1e-6)])
 def test_its_gradient_does_not_depend_on_the_cut(
     tiny: Make, make_samples: Rows, lora: bool, apart: float

@@ -63,6 +63,7 @@ def check(loaded: LoadedModel, samples: list[Sample], budget: int | None, naive:
     assert float(gap / torch.stack([b.norm() for b in true]).norm()) < 1e-10
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=120)
 @given(
     samples=forests(),
@@ -82,6 +83,7 @@ def test_whole_or_chunk_by_chunk_in_segments_or_in_one_product_as_on_a_gpu(
         check(models[name], samples, budget, naive)
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=15)
 @given(samples=forests(), budget=st.sampled_from([None, 5]))
 def test_with_gradient_checkpointing(

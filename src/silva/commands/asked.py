@@ -44,7 +44,7 @@ ROOM = ("--rollout.limits.max_turn_tokens=1024", "--rollout.limits.max_episode_t
 
 
 @dataclass(frozen=True)
-class Asked:
+class EvalRequest:
     """One evaluation.
 
     models: what plays, by step of its weights; 0 if these belong to no step.
@@ -98,7 +98,7 @@ class Asked:
         return path.resolve().name if path.exists() else path.name.removesuffix(".gguf")
 
 
-def asked(given: Given) -> Asked:
+def asked(given: Given) -> EvalRequest:
     """Raises ConfigError, in words, for options that contradict each other or name nothing."""
     policy = given.options.get("--policy", "model")
     if policy not in POLICIES:
@@ -116,7 +116,7 @@ def asked(given: Given) -> Asked:
 
 def _of(
     found: Resolved, policy: str, weights: str | None, options: Mapping[str, str], name: str, overwrite: bool
-) -> Asked:
+) -> EvalRequest:
     engine = found.config.engine
     if weights is not None and engine.remote:
         raise ConfigError(
@@ -126,7 +126,7 @@ def _of(
     if weights is None:
         who = engine.model if engine.only_evaluates else name_of(found.config.model)
         names = {0: who if policy == "model" else policy}
-        return Asked(found, {0: found.config.model}, names, policy, None, name, overwrite)
+        return EvalRequest(found, {0: found.config.model}, names, policy, None, name, overwrite)
     run, _ = run_of(weights)
     if "--weights-dir" in options:
         names = series(weights, _steps(options.get("--steps", "all")))
@@ -140,7 +140,7 @@ def _of(
     last = [*models.values()][-1]
     data = {**found.data, "model": plain(last)}
     config = found.config.model_copy(update={"model": last})
-    return Asked(replace(found, config=config, data=data), models, names, policy, run, name, overwrite)
+    return EvalRequest(replace(found, config=config, data=data), models, names, policy, run, name, overwrite)
 
 
 def _weights(given: Given, policy: str) -> str | None:

@@ -37,7 +37,7 @@ def _model(given: Given, source: str, to: str, output: Path | None) -> Path:
     from silva.conversion.models import convert_model
 
     form, overwrite = given.options.get("--dtype"), "--overwrite" in given
-    with Progress("tensors") as progress:
+    with OneLine("tensors") as progress:
         made = convert_model(source, to, output, form, overwrite=overwrite, on_tensor=progress)
     put(f"{made.path}: {made.tensors} tensors, {made.bytes / 1e6:,.1f} MB")
     for note in made.notes:
@@ -50,7 +50,7 @@ def _rows(given: Given, source: str, to: str, output: Path | None) -> Path:
 
     if "--dtype" in given:
         raise ConfigError(f"--dtype: rows have none; expected it only with --to {', '.join(MODELS)}")
-    with Progress("rows") as progress:
+    with OneLine("rows") as progress:
         made = convert_rows(source, to, output, overwrite="--overwrite" in given, on_row=progress)
     put(f"{made.path}: {made.rows} rows")
     for note in made.notes:
@@ -58,14 +58,14 @@ def _rows(given: Given, source: str, to: str, output: Path | None) -> Path:
     return made.path
 
 
-class Progress:
+class OneLine:
     """One line that is written over on a terminal; elsewhere a line from time to time."""
 
     def __init__(self, what: str) -> None:
         self._what = what
         self._last, self._live = CLOCK.monotonic(), sys.stderr.isatty()
 
-    def __enter__(self) -> Progress:
+    def __enter__(self) -> OneLine:
         return self
 
     def __call__(self, done: int, total: int) -> None:

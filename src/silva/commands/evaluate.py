@@ -24,7 +24,7 @@ from rich.table import Table
 from silva.actors.policy import Policy
 from silva.actors.script import Script
 from silva.assembly import Assembly
-from silva.commands.asked import Asked
+from silva.commands.asked import EvalRequest
 from silva.commands.common import here
 from silva.config.saved import to_toml
 from silva.config.schema import RunConfig
@@ -48,7 +48,7 @@ EVALS = Path("evals")
 """Holds a folder for each evaluation."""
 
 
-def evaluate(asked: Asked) -> Series:
+def evaluate(asked: EvalRequest) -> Series:
     """Play what is missing of an evaluation, and write its files; its numbers by step of the weights."""
     console, config = Console(stderr=True), here(asked.config)
     tasksets = _tasksets(config, console)
@@ -97,7 +97,7 @@ def evaluate_config(config: RunConfig, *, policy: str = "model") -> list[Evaluat
     return asyncio.run(play())
 
 
-def report(series: Series, asked: Asked, *, as_json: bool) -> int:
+def report(series: Series, asked: EvalRequest, *, as_json: bool) -> int:
     """Print the numbers; the exit code says whether anything was measured."""
     rows = results(series, asked.names)
     if as_json:
@@ -192,7 +192,11 @@ def _kept(store: EvalFolder, steps: Sequence[int], jobs: Sequence[Job], console:
 
 
 async def _play(
-    asked: Asked, steps: Sequence[int], tasksets: dict[str, TaskSet], store: EvalFolder, console: Console
+    asked: EvalRequest,
+    steps: Sequence[int],
+    tasksets: dict[str, TaskSet],
+    store: EvalFolder,
+    console: Console,
 ) -> Decode | None:
     """What is missing at these steps; how the last model's tokens become text, for the report."""
     decode: Decode | None = None

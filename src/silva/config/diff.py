@@ -127,7 +127,7 @@ def _same(old: Any, new: Any) -> bool:
 
 
 @dataclass(frozen=True)
-class Difference:
+class ConfigDifference:
     """One key in two runs, or one file that they read. A side that lacks it has value None and origin ""; a
     value nobody gave has origin "default"."""
 
@@ -138,7 +138,7 @@ class Difference:
     origin_b: str
 
 
-def diff(run_a: Path, run_b: Path, registries: Registries) -> list[Difference]:
+def diff(run_a: Path, run_b: Path, registries: Registries) -> list[ConfigDifference]:
     """What differs between two configurations, sorted by key, and between the files that they point at.
 
     Args:
@@ -155,11 +155,11 @@ def diff(run_a: Path, run_b: Path, registries: Registries) -> list[Difference]:
         if not _same(left, right):
             name = dotted(path)
             sides = (*_side(left, origins_a.get(name)), *_side(right, origins_b.get(name)))
-            found.append(Difference(name, *sides))
+            found.append(ConfigDifference(name, *sides))
     for file in sorted({**files_a, **files_b}):
         if files_a.get(file) != files_b.get(file):
             sides = (*_side(files_a.get(file, _ABSENT), "file"), *_side(files_b.get(file, _ABSENT), "file"))
-            found.append(Difference(file, *sides))
+            found.append(ConfigDifference(file, *sides))
     return found
 
 
@@ -177,7 +177,9 @@ def _side(value: Any, origin: str | None) -> tuple[Any, str]:
     return (None, "") if value is _ABSENT else (value, origin or "default")
 
 
-def format_diff(differences: Sequence[Difference], name_a: str, name_b: str, *, as_json: bool = False) -> str:
+def format_diff(
+    differences: Sequence[ConfigDifference], name_a: str, name_b: str, *, as_json: bool = False
+) -> str:
     """The differences as text for people, or as a JSON list of objects."""
     if as_json:
         return json.dumps([asdict(each) for each in differences], indent=2)

@@ -11,12 +11,12 @@ from silva.config.sections import TinyModel
 from silva.errors import ModelError
 from silva.models.loading import resolve
 from silva.models.overlays import WEIGHTS
-from silva.models.sources import Checkpoint
+from silva.models.sources import RunCheckpoint
 from silva.models.weight_files import let_read
 from silva.storage.checkpoints import verify
 
 
-def write_adapter(checkpoint: Checkpoint, path: Path) -> tuple[int, list[str]]:
+def write_adapter(checkpoint: RunCheckpoint, path: Path) -> tuple[int, list[str]]:
     """Write the new folder `path`.
 
     Returns:

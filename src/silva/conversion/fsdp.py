@@ -26,7 +26,7 @@ _FILE = re.compile(r"model_world_size_(\d+)_rank_(\d+)\.pt")
 _MESHES = (("fsdp",), ("dp",), ("ddp", "fsdp"), ("dp", "fsdp"))
 
 
-class Piece(NamedTuple):
+class RankPart(NamedTuple):
     """A rank's part of a tensor. `row`: ranks that hold all of it together; `dim`: where they are joined,
     None if each has all; `shape`: of the whole tensor, None if the file does not say."""
 
@@ -102,7 +102,7 @@ def _files(folder: Path) -> list[Path]:
     return [found[rank] for rank in range(size)]
 
 
-def _joined(folder: Path, name: str, pieces: Sequence[Piece]) -> LazyTensor:
+def _joined(folder: Path, name: str, pieces: Sequence[RankPart]) -> LazyTensor:
     """Checked here, joined when it is read."""
     locals = [piece.file.tensor(piece.local) for piece in pieces]  # views: no bytes are read
     dtype, shape = locals[0].dtype, list(locals[0].shape)
@@ -127,15 +127,15 @@ def _joined(folder: Path, name: str, pieces: Sequence[Piece]) -> LazyTensor:
     return LazyTensor(tuple(shape), dtype, read)
 
 
-def _piece(file: TorchFile, name: Any, value: Any, rank: int, size: int) -> Piece:
+def _piece(file: TorchFile, name: Any, value: Any, rank: int, size: int) -> RankPart:
     if not isinstance(name, str) or value is None:
         raise ModelError(f"{file.path}: no {name!r}, which another rank has")
     if not isinstance(value, Called) or value.name != SUBCLASS:
-        return Piece(file, value, (0,), None, None)
+        return RankPart(file, value, (0,), None, None)
     try:
         rebuilt, _, arguments, state = value.arguments
         if rebuilt.name != WRAPPER:  # a tensor with attributes
-            return Piece(file, Called(rebuilt.name, arguments), (0,), None, None)
+            return RankPart(file, Called(rebuilt.name, arguments), (0,), None, None)
         local, spec = (_fields(state)[key] for key in ("_local_tensor", "_spec"))
         spec = _fields(spec.state)
         about = _fields(spec["mesh"].state)
@@ -169,7 +169,7 @@ def _piece(file: TorchFile, name: Any, value: Any, rank: int, size: int) -> Piec
     if own != rank:
         raise ModelError(f"{file.path}: written by rank {own} of its mesh, expected rank {rank}")
     kind, dim = kinds[-1]
-    return Piece(file, local, row if kind == "Shard" else row[:1], dim if kind == "Shard" else None, shape)
+    return RankPart(file, local, row if kind == "Shard" else row[:1], dim if kind == "Shard" else None, shape)
 
 
 def _mesh(file: TorchFile, state: Mapping[str, Any]) -> tuple[tuple[str, ...], torch.Tensor]:

@@ -21,7 +21,7 @@ from silva.conversion.gguf_files import FORMATS, write_gguf
 from silva.conversion.tensors import DTYPES, Model, OnTensor, model_in, most_common, without_tied
 from silva.errors import ConfigError, ModelError
 from silva.models.loading import load_model, resolve
-from silva.models.sources import Checkpoint, checkpoint, find, run_of
+from silva.models.sources import RunCheckpoint, checkpoint, find, run_of
 from silva.storage.placed import placed, refuse_existing
 from silva.trainer.export import export_model
 
@@ -103,7 +103,7 @@ def model_of(source: str, scratch: Path) -> Model:
     found = find(source)
     if isinstance(found, str):
         return model_in(_local(resolve(found)))
-    narrow = isinstance(found, Checkpoint) and found.model.dtype == "bfloat16"
+    narrow = isinstance(found, RunCheckpoint) and found.model.dtype == "bfloat16"
     settings = PretrainedModel(name=source, dtype="bfloat16" if narrow else "float32")
     export_model(load_model(settings, seed=0), scratch)
     return model_in(scratch)

@@ -64,7 +64,7 @@ class _Source:
 
 
 @dataclass
-class Counts:
+class RowCounts:
     """Rows that were not used as they are, up to now. `bad`: errors of those that cannot be read."""
 
     dialogues: int = 0
@@ -89,7 +89,7 @@ class SupervisedStream:
     """
 
     def __init__(self, settings: SupervisedData, renderer: Renderer, seed: int) -> None:
-        self.settings, self.counts, self._renderer = settings, Counts(), renderer
+        self.settings, self.counts, self._renderer = settings, RowCounts(), renderer
         self._sources = [
             _opened(given, derive(seed, "source", i)) for i, given in enumerate(settings.sources)
         ]
@@ -132,7 +132,7 @@ class SupervisedStream:
         total = sum(source.size for source in self._sources)
         for source in [self._apart] if self._apart else self._sources:
             most = math.ceil(settings.validation_rows * (1.0 if self._apart else source.size / total))
-            self.counts = Counts(bad=counts.bad)  # what is held out does not count
+            self.counts = RowCounts(bad=counts.bad)  # what is held out does not count
             for said in self._dialogues(source):
                 if most and self._is_held_out(said) and (rows := self._rows(said)):
                     found += rows
@@ -180,7 +180,7 @@ class SupervisedStream:
                 )
         for source, position in zip(self._sources, state["positions"], strict=True):
             source.position = position
-        self.counts = Counts(**{**state["counts"], "bad": [*state["counts"]["bad"]]})
+        self.counts = RowCounts(**{**state["counts"], "bad": [*state["counts"]["bad"]]})
 
     def _read(self, source: _Source, index: int) -> Dialogue | None:
         """What a row says; None if it is bad and passes."""

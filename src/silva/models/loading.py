@@ -166,7 +166,7 @@ def _named(settings: PretrainedModel) -> tuple[PreTrainedModel, Any]:
 def _below(settings: PretrainedModel | TinyModel) -> PretrainedModel | TinyModel:
     """The plain model under a checkpoint or an adapter, whose tokenizer is also theirs."""
     found = sources.find(getattr(settings, "name", ""))
-    if isinstance(found, sources.Checkpoint):
+    if isinstance(found, sources.RunCheckpoint):
         return _below(found.model)
     if isinstance(found, sources.Adapter):
         return _below(settings.model_copy(update={"name": found.base}))

@@ -29,7 +29,7 @@ ADAPTER = "adapter_config.json"
 
 
 @dataclass(frozen=True)
-class Checkpoint:
+class RunCheckpoint:
     """A run's model at a step: `model` built with `seed`, and the parameters in `folder` over it."""
 
     folder: Path
@@ -45,7 +45,7 @@ class Adapter:
     base: str
 
 
-def find(name: str) -> str | Checkpoint | Adapter:
+def find(name: str) -> str | RunCheckpoint | Adapter:
     """What to load for `model.name`: its plain folder if it is a run that has exported these weights, a
     checkpoint or an adapter, otherwise the name itself.
 
@@ -66,7 +66,7 @@ def find(name: str) -> str | Checkpoint | Adapter:
 def weight_files(name: str) -> list[Path]:
     """The files that decide a model's weights; none of a model of the hub, or that is in a package."""
     found = find(name)
-    if isinstance(found, Checkpoint):
+    if isinstance(found, RunCheckpoint):
         return [found.folder / MANIFEST, *weight_files(getattr(found.model, "name", ""))]
     if isinstance(found, Adapter):
         return [*sorted(found.folder.glob("adapter_*")), *weight_files(found.base)]
@@ -74,7 +74,7 @@ def weight_files(name: str) -> list[Path]:
     return sorted(path.glob("*.safetensors")) if path.is_dir() else [path] if path.is_file() else []
 
 
-def checkpoint(name: str) -> Checkpoint:
+def checkpoint(name: str) -> RunCheckpoint:
     """The checkpoint that a name is about, also if the run has exported these weights: it has adapters apart.
 
     Raises:
@@ -169,7 +169,7 @@ def _listed(steps: list[int] | dict[int, str]) -> str:
     return ", ".join(f"step_{step}" for step in steps)
 
 
-def _checkpoint(run: Path, step: int, name: str) -> Checkpoint:
+def _checkpoint(run: Path, step: int, name: str) -> RunCheckpoint:
     from pydantic import TypeAdapter, ValidationError
 
     from silva.config.sections import Model
@@ -184,7 +184,7 @@ def _checkpoint(run: Path, step: int, name: str) -> Checkpoint:
         raise ModelError(
             f"{name}: the model of a checkpoint is that of {file}, which cannot be read: {error}"
         ) from error
-    return Checkpoint(CheckpointStore(Layout(run).checkpoints, read_only=True).path(step), model, seed)
+    return RunCheckpoint(CheckpointStore(Layout(run).checkpoints, read_only=True).path(step), model, seed)
 
 
 def _base_of(folder: Path, name: str) -> str:

@@ -21,14 +21,14 @@ HIDDEN = "..."
 
 
 @dataclass(frozen=True, slots=True)
-class Dialogue:
+class TurnsSoFar:
     """A dialogue by turns: `replies[i]` answers `observations[i]`; the first observation is the task."""
 
     observations: tuple[tuple[Message, ...], ...]
     replies: tuple[Message, ...]
 
     @staticmethod
-    def of(messages: Sequence[Message], replies: Collection[str]) -> Dialogue:
+    def of(messages: Sequence[Message], replies: Collection[str]) -> TurnsSoFar:
         """`replies`: ids of the policy's own: examples in a task, say, are none."""
         observations, said = [list[Message]()], list[Message]()
         for message in messages:
@@ -37,7 +37,7 @@ class Dialogue:
                 observations.append([])
             else:
                 observations[-1].append(message)
-        return Dialogue(tuple(map(tuple, observations)), tuple(said))
+        return TurnsSoFar(tuple(map(tuple, observations)), tuple(said))
 
     def shown(self, settings: ContextSettings, dropped: int = 0) -> tuple[Message, ...]:
         """The messages that the model is shown.
@@ -79,7 +79,7 @@ class Dialogue:
             return _one_message(self.observations[0], earlier, self.observations[-1])
         return (*self.observations[0], *earlier, *self.observations[-1])
 
-    def _hidden(self, settings: HideObservations) -> Dialogue:
+    def _hidden(self, settings: HideObservations) -> TurnsSoFar:
         shown = {*range(settings.first), *range(len(self.observations))[-settings.last :]}
 
         def hidden(i: int, message: Message) -> Message:

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field, replace
 from silva.config.sections import ContextSettings
 from silva.protocols import Reply
 from silva.rendering.renderer import Renderer
-from silva.rollouts.context import FULL, Dialogue
+from silva.rollouts.context import FULL, TurnsSoFar
 from silva.types import Failure, Message, Observation, Segment, Step, StopReason, ToolSpec, Trajectory, Turn
 
 
@@ -164,8 +164,8 @@ def result(
     )
 
 
-def _dialogue(state: State) -> Dialogue:
-    return Dialogue.of(state.history, {turn.id for turn in state.turns})
+def _dialogue(state: State) -> TurnsSoFar:
+    return TurnsSoFar.of(state.history, {turn.id for turn in state.turns})
 
 
 def _rewritten(state: State, messages: tuple[Message, ...]) -> State:

@@ -29,7 +29,7 @@ from silva.trainer.explained_errors import explained_memory, refuse_too_large
 from silva.trainer.export import export_model
 from silva.trainer.gradients import summed_in_place
 from silva.trainer.head import wide
-from silva.trainer.loss_inputs import Stream, streams, weighted_loss
+from silva.trainer.loss_inputs import StreamTokens, streams, weighted_loss
 from silva.trainer.optimizer import Stepper
 from silva.trainer.parallel import Mesh
 from silva.trainer.plan import MicroBatch, RankWork, plan
@@ -240,7 +240,7 @@ class Learner:
 
     def _backward_critic(self, critic: Critic, batch: Pack, samples: list[Sample], sums: Sums) -> None:
         like = torch.zeros((), dtype=wide(self.loaded.dtype), device=self.loaded.device)
-        stream = Stream(samples, "", like)
+        stream = StreamTokens(samples, "", like)
         returns, values = (
             stream.needed(name, "which the critic learns from") for name in ("returns", "values")
         )

@@ -14,7 +14,7 @@ from silva.trainer.policy import TokenLogprobs, trained
 from silva.types import LossSpec, Sample
 
 
-class Stream:
+class StreamTokens:
     """The tokens of a pack that one stream of its samples trains.
 
     Attributes:
@@ -84,7 +84,7 @@ def weighted_loss(
     """
     total, metrics = found.logprobs.new_zeros(()), dict[str, torch.Tensor]()
     for name in streams(samples):
-        stream = Stream(samples, name, found.logprobs)
+        stream = StreamTokens(samples, name, found.logprobs)
         if len(stream.weights) and not name:
             inputs = _inputs(found, samples, stream, references, loss, version if aged else None)
             per_token, metrics = objective.compute(loss, inputs)
@@ -99,7 +99,7 @@ def weighted_loss(
 def _inputs(
     found: TokenLogprobs,
     samples: Sequence[Sample],
-    stream: Stream,
+    stream: StreamTokens,
     references: Sequence[np.ndarray] | None,
     loss: LossSpec,
     version: int | None = None,

@@ -133,6 +133,7 @@ def test_any_schedule_gives_the_same_bits(
     assert play(stepped, tiny_model, TINY_JOBS, schedule) == reference
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("width", "heads", "kv_heads"), [(64, 4, 4), (32, 8, 8), (16, 8, 4), (36, 2, 1)])
 def test_odd_shapes_do_too(stepped: Stepped, width: int, heads: int, kv_heads: int) -> None:
     """Heads that share no keys, heads of 4 and 2 numbers (other kernels for a single query, both), and an MLP
@@ -147,6 +148,7 @@ def test_odd_shapes_do_too(stepped: Stepped, width: int, heads: int, kv_heads: i
         assert play(stepped, loaded, jobs, schedule) == reference
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kv_heads", [4, 2])
 def test_a_reply_has_the_bits_of_the_same_tokens_in_a_prompt(stepped: Stepped, kv_heads: int) -> None:
     """The next turn of a dialogue finds what was decoded in the cache, or recomputes it after an eviction."""

@@ -36,6 +36,7 @@ def test_requests_that_are_cancelled_before_they_run_are_gone_at_once(
     asyncio.run(run())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ends", [False, True])
 def test_a_long_stop_string_is_looked_for_only_where_it_may_end(
     tiny_model: LoadedModel, stepped: Stepped, monkeypatch: pytest.MonkeyPatch, ends: bool

@@ -68,6 +68,7 @@ def nodes(replies: Sequence[Completion]) -> int:
     return len({each.tokens[:n] for each in replies for n in range(1, len(each.tokens))})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("length", [20, 250])
 def test_a_token_that_siblings_share_is_computed_once(model: LoadedModel, stepped: Any, length: int) -> None:
     """Also where the text passes the end of a block of attention."""

@@ -132,6 +132,7 @@ def test_what_cannot_be_played_is_said_at_the_start(keys, words) -> None:
     assert all(word in str(error.value) for word in words)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "settings",
     [

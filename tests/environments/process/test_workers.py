@@ -31,6 +31,8 @@ from silva.environments.settings import EnvironmentSettings
 from silva.environments.tasks import Draft, generated
 from silva.types import Message, Observation, Step
 
+pytestmark = pytest.mark.slow
+
 class Counting(EnvironmentSettings):
     '''Adds a random number to a sum in every step; does what a message tells it.'''
     name: str = "counting"
