@@ -102,6 +102,10 @@ def evaluate(given: Given) -> int:
         from silva.commands.suites import list_suites
 
         return list_suites(given)
+    if given.rest[:1] == ["compare"]:
+        from silva.commands.compare import run
+
+        return run(given)
     from silva.commands.asked import asked
     from silva.commands.evaluate import evaluate, report
 

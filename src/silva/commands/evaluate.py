@@ -14,7 +14,6 @@ from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import asdict
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from rich.console import Console
@@ -26,12 +25,13 @@ from silva.actors.script import Script
 from silva.assembly import Assembly
 from silva.commands.asked import EvalRequest
 from silva.commands.common import here
+from silva.commands.kept import EVALS
 from silva.config.saved import to_toml
 from silva.config.schema import RunConfig
 from silva.errors import NoSignalError
 from silva.evaluation.evaluator import Evaluation, Job, jobs_of
 from silva.evaluation.store import EvalFolder, free_name, identity
-from silva.evaluation.summary import Series, evaluations_of, results, summary
+from silva.evaluation.summary import Series, contents_of, evaluations_of, results, summary, votes_of
 from silva.monitoring.printable import printable, put
 from silva.monitoring.report import Decode, write_report
 from silva.monitoring.tensorboard import TensorBoard
@@ -43,9 +43,6 @@ from silva.rendering.renderer import Renderer
 from silva.run import loaded, say
 from silva.storage.metrics import append_metrics
 from silva.wire.requests import Counts
-
-EVALS = Path("evals")
-"""Holds a folder for each evaluation."""
 
 
 def evaluate(asked: EvalRequest) -> Series:
@@ -70,12 +67,12 @@ def evaluate(asked: EvalRequest) -> Series:
             with _kept(store, steps, jobs, console):
                 decode = asyncio.run(_play(asked, list(missing), tasksets, store, console))
         rows = store.in_order(steps, jobs)
-        series = evaluations_of(rows, config.eval)
+        series = evaluations_of(rows, config.eval, votes_of(config.environments))
         if missing or not store.finished:
             whole = summary(path.name, series, asked.names, seed=config.seed, settings=config.eval,
-                            spent=store.spent)  # fmt: skip
+                            spent=store.spent, tasks=contents_of(jobs))  # fmt: skip
             store.write(rows, whole)
-            _write_shown(config, store, series, decode, console)
+            write_shown(config, store, series, decode, console)
             store.done()
             written = [each.name for each in (store.episodes, store.summary, store.report) if each.exists()]
             say(f"{path}: {', '.join(written)}", console)
@@ -262,7 +259,7 @@ async def _parts(
         yield assembly, model() if policy == "model" else script(), renderer, None
 
 
-def _write_shown(
+def write_shown(
     config: RunConfig, store: EvalFolder, series: Series, decode: Decode | None, console: Console
 ) -> None:
     """What only shows the rows: metrics and TensorBoard by step, and the page with every transcript."""

@@ -25,9 +25,9 @@ import numpy as np
 
 from silva.aio import gather
 from silva.config.sections import ContextSettings, EpisodeLimits, Eval
-from silva.evaluation.statistics import Estimate, estimate, pass_at_k
+from silva.evaluation.statistics import Estimate, estimate, maj_at_k, pass_at_k
 from silva.ports import derive
-from silva.protocols import Actor, TaskSet
+from silva.protocols import Actor, Attempt, TaskSet
 from silva.rendering.renderer import Renderer
 from silva.rollouts.context import FULL
 from silva.rollouts.episode import play, tries
@@ -37,6 +37,8 @@ from silva.types import Task, Trajectory
 
 Key = tuple[str, str]
 """An episode: its environment and the id of its trajectory."""
+Vote = Callable[[str], str | None]
+"""The final answer of a reply, equal if answers are equal (`RewardSettings.vote`)."""
 NLL = "nll"
 """The metric of held-out rows, in nats a token; lower is better."""
 MANY_CUT = 0.1
@@ -47,8 +49,8 @@ MANY_CUT = 0.1
 class Evaluation:
     """The results for one environment.
 
-    estimates: by metric: success (if the environment reports it), reward, pass@k; empty if every episode is
-        left out. Of held-out rows: `NLL`.
+    estimates: by metric: success (if the environment reports it), reward, pass@k, maj@k; empty if every
+        episode is left out. Of held-out rows: `NLL`.
     bounds: (low, high) by metric, for shares only: the range of a reward is not known.
     """
 
@@ -249,8 +251,11 @@ async def evaluate(
     ]
 
 
-def evaluation(label: str, episodes: Sequence[tuple[str, Trajectory]], settings: Eval) -> Evaluation:
-    """The numbers for one environment, from the id of the task of each episode, and the episode."""
+def evaluation(
+    label: str, episodes: Sequence[tuple[str, Trajectory]], settings: Eval, vote: Vote | None = None
+) -> Evaluation:
+    """The numbers for one environment, from the id of the task of each episode, and the episode; with `vote`,
+    maj@k too."""
     k, sizes = settings.samples_per_task, settings.pass_sizes
     by_task: dict[str, list[Trajectory]] = {}
     for task, trajectory in episodes:
@@ -266,8 +271,10 @@ def evaluation(label: str, episodes: Sequence[tuple[str, Trajectory]], settings:
         _shares([[success(t) if t.has_result else left for t in ts] for ts in by_task.values()], k, sizes)
         for left in (0.0, 1.0)
     )
+    bounds = {metric: (_mean(low[metric]), _mean(high[metric])) for metric in shares}
+    if vote is not None:
+        shares |= majorities(by_task.values(), k, sizes, vote)
     found = {metric: estimate(values, share=True) for metric, values in shares.items()}
-    bounds = {metric: (_mean(low[metric]), _mean(high[metric])) for metric in found}
     return Evaluation(label, {"success": found.pop("success"), **rewards, **found}, bounds, tuple(episodes))
 
 
@@ -280,6 +287,28 @@ def _shares(solved: Sequence[Sequence[float]], k: int, sizes: Sequence[int]) -> 
         for size in sizes
         if whole
     }
+
+
+def majorities(
+    episodes: Iterable[Sequence[Trajectory]], k: int, sizes: Sequence[int], vote: Vote
+) -> dict[str, list[np.ndarray]]:
+    """maj@k by metric, from the episodes of each task; of tasks with k results, of which some answer."""
+    whole = [ts for ts in episodes if sum(t.has_result for t in ts) == k]
+    ballots = [([_answer(t, vote) for t in ts], [success(t) for t in ts]) for ts in whole]
+    if not any(answer is not None for answers, _ in ballots for answer in answers):
+        return {}
+    return {
+        f"maj@{size}": [np.array([maj_at_k(answers, right, size)]) for answers, right in ballots]
+        for size in sizes
+        if size > 1
+    }
+
+
+def _answer(trajectory: Trajectory, vote: Vote) -> str | None:
+    """That of its last reply; an episode that did not end with an answer has none."""
+    if trajectory.stop_reason != "terminated" or not trajectory.turns:
+        return None
+    return vote(Attempt(trajectory.turns[-1].messages).reply)
 
 
 def _mean(values_by_task: Sequence[np.ndarray]) -> float:

@@ -10,7 +10,7 @@ import numpy as np
 
 from silva import __version__
 from silva.config.sections import Eval
-from silva.evaluation.evaluator import Evaluation, evaluation, records, success
+from silva.evaluation.evaluator import Evaluation, Job, Vote, evaluation, records, success
 from silva.storage.rollouts import RolloutRow
 from silva.types import Trajectory
 
@@ -32,14 +32,34 @@ COUNTS: Mapping[str, Callable[[Trajectory], float]] = {
 """Of an episode, for means."""
 
 
-def evaluations_of(rows: Iterable[RolloutRow], settings: Eval) -> dict[int, list[Evaluation]]:
+def votes_of(environments: Iterable[Any]) -> dict[str, Vote]:
+    """How the answers of each environment are counted, by its label; of those whose reward finds answers."""
+    votes = {each.label: getattr(getattr(each, "reward", None), "vote", None) for each in environments}
+    return {label: vote for label, vote in votes.items() if vote}
+
+
+def contents_of(jobs: Iterable[Job]) -> dict[str, dict[str, str]]:
+    """Digests of what the tasks are, by environment and id."""
+    found: dict[str, dict[str, str]] = {}
+    for job in jobs:
+        tasks = found.setdefault(job.environment, {})
+        if job.task.id not in tasks:
+            tasks[job.task.id] = job.task.content()
+    return found
+
+
+def evaluations_of(
+    rows: Iterable[RolloutRow], settings: Eval, votes: Mapping[str, Vote]
+) -> dict[int, list[Evaluation]]:
     """The numbers of stored episodes, by step and then by environment, in the order of the rows."""
     found: dict[int, dict[str, list[tuple[str, Trajectory]]]] = {}
     for row in rows:
         episodes = found.setdefault(row.step, {}).setdefault(row.environment, [])
         episodes.append((row.task, row.trajectory))
     return {
-        step: [evaluation(label, episodes, settings) for label, episodes in by_label.items()]
+        step: [
+            evaluation(label, episodes, settings, votes.get(label)) for label, episodes in by_label.items()
+        ]
         for step, by_label in found.items()
     }
 
@@ -61,9 +81,15 @@ def summary(
     seed: int,
     settings: Eval,
     spent: Mapping[str, Any],
+    tasks: Mapping[str, Mapping[str, str]],
 ) -> dict[str, Any]:
-    """`spent`: what a paid service has counted; {} for other actors, so that the same episodes give the same
-    bytes."""
+    """What the file holds.
+
+    Args:
+        spent: what a paid service has counted; {} for other actors, so that the same episodes give the same
+            bytes.
+        tasks: `contents_of` what was played.
+    """
     return {
         "name": name,
         "version": __version__,
@@ -77,6 +103,7 @@ def summary(
             for each in found
         ],
         **({"spent": dict(spent)} if spent else {}),
+        "tasks": {label: dict(digests) for label, digests in tasks.items()},
     }
 
 

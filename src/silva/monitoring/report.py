@@ -89,10 +89,10 @@ def report_data(directory: Path, decode: Decode | None = None) -> dict[str, Any]
     }
 
 
-def page(data: Mapping[str, Any]) -> str:
-    """The template with its style, script and data filled in."""
+def page(data: Mapping[str, Any], template: str = "report") -> str:
+    """A template with its style, script and data filled in."""
     folder = resources.files("silva.monitoring") / "template"
-    script = (folder / "report.js").read_text("utf-8")
+    script = "".join((folder / f"{name}.js").read_text("utf-8") for name in ("common", template))
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     parts = {
         "TITLE": html.escape(str(data["name"])),
@@ -101,7 +101,7 @@ def page(data: Mapping[str, Any]) -> str:
         "SCRIPT_HASH": f"sha256-{digest}",
         "DATA": embed(data),
     }
-    pieces = (folder / "report.html").read_text("utf-8").split("%%")  # text, name, text, name, ..., text
+    pieces = (folder / f"{template}.html").read_text("utf-8").split("%%")  # text, name, text, name, ..., text
     return "".join(parts[piece] if index % 2 else piece for index, piece in enumerate(pieces))
 
 

@@ -1,0 +1,138 @@
+"""`silva eval compare A B ...`: evaluations of the same tasks side by side, as tables, JSON and a page.
+
+Not here: the numbers (evaluation/comparison.py), and the page (monitoring/report_comparison.py).
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from silva.commands.command import Given
+from silva.commands.kept import EVALS, kept
+from silva.errors import ConfigError, shorten
+from silva.evaluation.comparison import compare, is_share
+from silva.monitoring.printable import printable, put
+from silva.monitoring.report_comparison import write_comparison
+
+SHOWN = 12  # tasks that changed sides, in the terminal
+LINE = 100  # characters of a reply there
+
+
+def run(given: Given) -> int:
+    """After the word `compare`."""
+    names = given.rest[1:]
+    if len(names) < 1 or any(each.startswith(("-", "@")) for each in names):
+        raise ConfigError(
+            f"silva eval compare: got {' '.join(names)!r}, expected two or more evaluations, as in silva "
+            "eval compare lake-before lake-after"
+        )
+    contenders = [each for name in names for each in kept(name).contenders()]
+    if len(contenders) < 2:
+        raise ConfigError(f"silva eval compare: {names[0]} is one evaluation; expected another one too")
+    found = compare(contenders, shared="--shared" in given)
+    usual = shorten("-".join(Path(name).name for name in names), 100).strip(".")
+    page = write_comparison(Path(given.options.get("--output", EVALS / f"compare-{usual}.html")), found)
+    if "--json" in given:
+        put(json.dumps(found, indent=1))
+    else:
+        show(found)
+        put(f"{page}: plots, and both replies to each task that changed sides")
+    return 0
+
+
+def show(found: Mapping[str, Any], console: Console | None = None) -> None:
+    """The tables of a comparison, and what changed sides."""
+    console = console or Console()
+    for note in found["notes"]:
+        put(f"note: {printable(note)}")
+    names = [each["name"] for each in found["contenders"]]
+    several = len({row["environment"] for row in found["metrics"]}) > 1
+    console.print(_means(found, names, several))
+    console.print(_differences(found["differences"], several, len(names) > 2))
+    for each in found["contenders"]:
+        if any(each["left_out"].values()):
+            put(f"{printable(each['name'])}: left out for lack of a result: {_left_out(each)}")
+    _show_changes(found["changes"])
+
+
+def _means(found: Mapping[str, Any], names: Sequence[str], several: bool) -> Table:
+    table = Table(*(["environment"] if several else []), "metric", *map(printable, names))
+    for row in found["metrics"]:
+        cells = [_value(each, row["metric"]) for each in row["estimates"]]
+        table.add_row(*([printable(row["environment"])] if several else []), row["metric"], *cells)
+    if any(each["cost"] is not None for each in found["contenders"]):
+        costs = ["-" if each["cost"] is None else f"{each['cost']:.4g}" for each in found["contenders"]]
+        table.add_row(*([""] if several else []), "cost", *costs)
+    return table
+
+
+def _differences(rows: Sequence[Mapping[str, Any]], several: bool, others: bool) -> Table:
+    table = Table(*(["environment"] if several else []), *(["against the first"] if others else []),
+                  "metric", "difference", "95 % interval", "p", "p (Holm)", "tasks")  # fmt: skip
+    for row in rows:
+        front = [printable(row["environment"])] if several else []
+        front += [printable(row["b"])] if others else []
+        known = row["ci_low"] is not None
+        interval = f"[{_signed(row['ci_low'], row['metric'])}, {_signed(row['ci_high'], row['metric'])}]"
+        table.add_row(*front, row["metric"], _signed(row["mean"], row["metric"]), interval if known else "-",
+                      _p(row["p"]), _p(row["p_holm"]), str(row["n"]))  # fmt: skip
+    return table
+
+
+def _show_changes(changes: Sequence[Mapping[str, Any]]) -> None:
+    for name, group in itertools.groupby(changes, lambda each: each["b"]):
+        those = list(group)
+        better = sum(each["gain"] > 0 for each in those)
+        put(
+            f"{len(those)} tasks changed sides from {printable(those[0]['a'])} to {printable(name)}: "
+            f"{better} are solved now, {len(those) - better} no longer"
+        )
+        for each in those[:SHOWN]:
+            sides = f"{each['solved_a']}/{each['of_a']} -> {each['solved_b']}/{each['of_b']}"
+            put(f"  {printable(each['environment'])} {printable(each['task'])}: {sides}")
+            for side in "ab":
+                reply = printable(shorten(" ".join(each[f"reply_{side}"].split()), LINE))
+                put(f"    {printable(each[side])}: {reply or '(nothing)'}")
+        if len(those) > SHOWN:
+            put(f"  and {len(those) - SHOWN} more, which the page shows")
+    if not changes:
+        put("no task changed sides")
+
+
+def _left_out(contender: Mapping[str, Any]) -> str:
+    words = []
+    for label, count in contender["left_out"].items():
+        if count:
+            bounds = contender["bounds"].get(label, {}).get("success")
+            ends = f" (success {bounds[0]:.3f} to {bounds[1]:.3f} with them)" if bounds else ""
+            words.append(f"{printable(label)} {count}{ends}")
+    return ", ".join(words)
+
+
+def _value(each: Mapping[str, Any], metric: str) -> str:
+    text = _number(each["mean"], metric)
+    if each["ci_low"] is None:
+        return text
+    return f"{text} [{_number(each['ci_low'], metric)}, {_number(each['ci_high'], metric)}]"
+
+
+def _number(value: float | None, metric: str) -> str:
+    if value is None:
+        return "-"
+    return f"{value:.3f}" if is_share(metric) or metric == "reward" else f"{value:.1f}"
+
+
+def _signed(value: float | None, metric: str) -> str:
+    text = _number(value, metric)
+    return f"+{text}" if value is not None and value > 0 else text
+
+
+def _p(value: float | None) -> str:
+    return "-" if value is None else "<0.0001" if value < 1e-4 else f"{value:.4f}"

@@ -1,0 +1,146 @@
+"""Evaluations that are there already: of evals/NAME, of a folder, or of a run, as contenders of a comparison.
+
+lake-before             evals/lake-before, every step of a series
+lake-series@step_200    one step of it
+runs/lake@step_100      what a run measured at a step; without one, at its last
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from difflib import get_close_matches
+from pathlib import Path
+
+from silva.assembly import Assembly
+from silva.commands.common import here
+from silva.config.load import Resolved, load
+from silva.config.schema import RunConfig
+from silva.errors import ConfigError
+from silva.evaluation.comparison import Contender
+from silva.evaluation.evaluator import Job
+from silva.evaluation.store import ROLLOUT, SECTIONS
+from silva.evaluation.summary import contents_of, votes_of
+from silva.models.sources import is_run
+from silva.registries import REGISTRIES
+from silva.storage.layout import Layout
+from silva.storage.rollouts import RolloutRow, read_columns, read_rollouts, rollouts_in
+from silva.storage.summary import read_summary
+
+EVALS = Path("evals")
+"""Holds a folder for each evaluation."""
+
+
+@dataclass(frozen=True)
+class Kept:
+    """An evaluation as it is stored. `tasks`: digests of the contents, by environment and id; `models`: names
+    by step."""
+
+    name: str
+    path: Path
+    resolved: Resolved
+    rows: list[RolloutRow]
+    models: Mapping[int, str]
+    tasks: Mapping[str, Mapping[str, str]]
+    cost: float | None
+
+    @property
+    def config(self) -> RunConfig:
+        return self.resolved.config
+
+    def contenders(self) -> list[Contender]:
+        """One for each step."""
+        conditions = {key: self.resolved.data[key] for key in SECTIONS if key != "engine"}
+        conditions["rollout"] = {key: self.resolved.data["rollout"].get(key) for key in ROLLOUT}
+        steps = sorted({row.step for row in self.rows})
+        return [
+            Contender(
+                f"{self.name}@step_{step}" if len(steps) > 1 else self.name, self.models.get(step, ""),
+                [row for row in self.rows if row.step == step], self.tasks, self.config.eval,
+                votes_of(self.config.environments), conditions, self.cost,
+            )
+            for step in steps
+        ]  # fmt: skip
+
+
+def kept(name: str) -> Kept:
+    """The evaluation of this name.
+
+    Raises:
+        ConfigError: there is none, it is not finished, or it has no such step.
+        RecordError: a file of it is damaged.
+    """
+    path, step = _found(name)
+    resolved = load([f"@{Layout(path).config_toml}"], REGISTRIES, env={})
+    files = Layout(path)
+    if files.episodes.exists():
+        summary = read_summary(files.summary)
+        models = {int(at): model for at, model in summary.get("models", {}).items()}
+        rows, tasks = read_rollouts(files.episodes), summary.get("tasks")
+        cost = summary.get("spent", {}).get("cost")
+        if step is not None:
+            rows = [row for row in rows if row.step == step]
+    else:
+        at = _measured(path, name, step)
+        file = rollouts_in(files.rollouts)[at]
+        rows = [row for row in read_rollouts(file) if row.status == "eval"]
+        models, tasks, cost = {at: f"{path}@step_{at}"}, None, None
+    if not rows:
+        raise ConfigError(f"{name}: {path} has no episodes of step {step}")
+    if tasks is None:
+        tasks = contents_of(jobs_of_rows(rows, here(resolved.config)))
+    short = name if step is not None or path.parent.resolve() != EVALS.resolve() else path.name
+    return Kept(short, path, resolved, rows, models, tasks, cost)
+
+
+def jobs_of_rows(rows: list[RolloutRow], config: RunConfig) -> list[Job]:
+    """The tasks that were played, from the task sets of a configuration; in the order of the rows.
+
+    Raises:
+        ConfigError: the task sets have no such task any more.
+    """
+    tasksets = Assembly(config).tasksets
+    tasks = {label: {task.id: task for task in each.tasks("eval")} for label, each in tasksets.items()}
+    jobs = []
+    for row in rows:
+        task = tasks.get(row.environment, {}).get(row.task)
+        if task is None:
+            raise ConfigError(
+                f"{row.environment}: task {row.task} was played, and the environment has no such task now; "
+                "its rows or settings have changed"
+            )
+        sample = row.trajectory.id.rpartition("/")[2]
+        jobs.append(Job(row.environment, task, int(sample) if sample.isdigit() else 0))
+    return jobs
+
+
+def _found(name: str) -> tuple[Path, int | None]:
+    """The folder, and the step that is asked for."""
+    front, _, at = name.rpartition("@")
+    step = int(at.removeprefix("step_")) if front and at.removeprefix("step_").isdigit() else None
+    base = front if step is not None else name
+    for path in (EVALS / base, Path(base).expanduser()):
+        files = Layout(path)
+        if files.journal.exists():
+            raise ConfigError(
+                f"{name}: {path} is not finished; the same silva eval command goes on with it, then compare"
+            )
+        if files.episodes.exists() or (is_run(path) and files.config_toml.exists()):
+            return path, step
+    there = [each.parent.name for each in sorted(EVALS.glob("*/episodes.parquet"))]
+    near = get_close_matches(base, there, 1)
+    hint = f"; did you mean {near[0]}?" if near else f"; in {EVALS}/ there are {', '.join(there) or 'none'}"
+    raise ConfigError(f"{name}: no evaluation of that name, no folder of one and no run{hint}")
+
+
+def _measured(run: Path, name: str, step: int | None) -> int:
+    """The step of a run's evaluation, the last one if none is asked for."""
+    found = []
+    for at, file in rollouts_in(Layout(run).rollouts).items():
+        if any(row["status"] == "eval" for row in read_columns(file, ["status"])):
+            found.append(at)
+    if not found:
+        raise ConfigError(f"{name}: {run} has no episodes of an evaluation (monitoring.rollouts = true)")
+    if step is not None and step not in found:
+        raise ConfigError(f"{name}: {run} was evaluated at steps {', '.join(map(str, found))}")
+    return found[-1] if step is None else step
