@@ -15,7 +15,6 @@ from silva.assembly import connected
 from silva.commands.checks import bias_notes, check, check_environments, check_parts
 from silva.commands.common import as_resolved
 from silva.commands.outcome import RunOutcome, finish, write_last_report
-from silva.commands.sft import data_batches
 from silva.config.load import Resolved
 from silva.errors import PartLost
 from silva.monitoring.traced import TracedEngine, TracedTrainer
@@ -25,6 +24,7 @@ from silva.orchestrator.notices import Notices
 from silva.orchestrator.probe import Probe
 from silva.orchestrator.replay import FILE as REPLAY
 from silva.orchestrator.replay import Replay
+from silva.orchestrator.state import Batches
 from silva.orchestrator.work import WorkQueue
 from silva.protocols import Trainer
 from silva.rollouts.openings import misfits, openings
@@ -130,10 +130,16 @@ async def _prepare(run: Run) -> rl.Loop:
         replay=_replay(run),
         probe=probe,
         idle=trace.idle if isinstance(trainer, TracedTrainer) else dict,
-        data=data_batches(run, beside=True) if config.data and config.data.mix else None,
+        data=_data(run) if config.data and config.data.mix else None,
     )
     trace.idle()  # the first step begins here
     return rl.Loop(parts, run.state)
+
+
+def _data(run: Run) -> Batches:
+    from silva.commands.sft import data_batches
+
+    return data_batches(run, beside=True)
 
 
 async def _trainer(run: Run) -> Trainer:

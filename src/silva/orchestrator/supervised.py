@@ -10,20 +10,22 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from silva.algorithms.aggregation import normalise
 from silva.config.sections import Optimizer
-from silva.data.settings import SupervisedData
-from silva.data.supervised import SupervisedStream
 from silva.evaluation.evaluator import NLL, Evaluation
 from silva.evaluation.statistics import Estimate, ratio
 from silva.orchestrator.updates import optim_params
 from silva.protocols import Trainer
-from silva.rendering.supervised import SupervisedRow
 from silva.types import LossSpec, Sample
+
+if TYPE_CHECKING:
+    from silva.data.settings import SupervisedData
+    from silva.data.supervised import SupervisedStream
+    from silva.rendering.supervised import SupervisedRow
 
 IMITATION = LossSpec("cross_entropy")
 
