@@ -92,19 +92,28 @@ def reward_of(arguments: Sequence[str]) -> Reward:
                 )
             return Grade(grading.grade)
     else:
-        key, name = "environments.0.reward", arguments[0]
-        kind = [f"--{key}.type={name}"]
-        if ":" in name:
-            kind = [f"--{key}.type=function", f"--{key}.function={name}"]
-        own = [re.sub("^--(no-)?", rf"--\1{key}.", argument) for argument in arguments[1:]]
-        task = ["--environments.0.type=dataset", '--environments.0.rows=[{"prompt": "?", "answer": "!"}]']
-        try:
-            environment: Any = load([*task, *kind, *own], REGISTRIES).config.environments[0]
-        except ConfigError as error:
-            raise ConfigError(str(error).replace(f"{key}.", "")) from None
-        settings = environment.reward
+        settings = reward_settings(arguments)
     reward: Reward = settings.build()
     return reward
+
+
+def reward_settings(arguments: Sequence[str]) -> Any:
+    """Settings of "math", or of "file.py:function", with the keys that follow, as in `--extract boxed`.
+
+    Raises:
+        ConfigError: there is no such reward, or no such key of it.
+    """
+    key, name = "environments.0.reward", arguments[0]
+    kind = [f"--{key}.type={name}"]
+    if ":" in name:
+        kind = [f"--{key}.type=function", f"--{key}.function={name}"]
+    own = [re.sub("^--(no-)?", rf"--\1{key}.", argument) for argument in arguments[1:]]
+    task = ["--environments.0.type=dataset", '--environments.0.rows=[{"prompt": "?", "answer": "!"}]']
+    try:
+        environment: Any = load([*task, *kind, *own], REGISTRIES).config.environments[0]
+    except ConfigError as error:
+        raise ConfigError(str(error).replace(f"{key}.", "")) from None
+    return environment.reward
 
 
 @dataclass(frozen=True)

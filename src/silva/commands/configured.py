@@ -103,9 +103,17 @@ def evaluate(given: Given) -> int:
 
         return list_suites(given)
     if given.rest[:1] == ["compare"]:
-        from silva.commands.compare import run
+        from silva.commands.compare import run as compare
 
-        return run(given)
+        return compare(given)
+    if given.rest[:1] == ["export"]:
+        from silva.commands.export_log import run as export
+
+        return export(given)
+    if "--regrade" in given:
+        from silva.commands.regrade import run as regrade
+
+        return regrade(given)
     from silva.commands.asked import asked
     from silva.commands.evaluate import evaluate, report
 

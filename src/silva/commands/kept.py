@@ -26,6 +26,7 @@ from silva.registries import REGISTRIES
 from silva.storage.layout import Layout
 from silva.storage.rollouts import RolloutRow, read_columns, read_rollouts, rollouts_in
 from silva.storage.summary import read_summary
+from silva.types import Task
 
 EVALS = Path("evals")
 """Holds a folder for each evaluation."""
@@ -109,9 +110,13 @@ def jobs_of_rows(rows: list[RolloutRow], config: RunConfig) -> list[Job]:
                 f"{row.environment}: task {row.task} was played, and the environment has no such task now; "
                 "its rows or settings have changed"
             )
-        sample = row.trajectory.id.rpartition("/")[2]
-        jobs.append(Job(row.environment, task, int(sample) if sample.isdigit() else 0))
+        jobs.append(job_of(row, task))
     return jobs
+
+
+def job_of(row: RolloutRow, task: Task) -> Job:
+    sample = row.trajectory.id.rpartition("/")[2]
+    return Job(row.environment, task, int(sample) if sample.isdigit() else 0)
 
 
 def _found(name: str) -> tuple[Path, int | None]:

@@ -164,6 +164,22 @@ def result(
     )
 
 
+def regraded(trajectory: Trajectory, step: Step) -> Trajectory:
+    """The same episode with another result of its last step."""
+    last = replace(
+        trajectory.turns[-1],
+        rewards=_floats(step.rewards), shaped=_floats(step.shaped), metrics=_floats(step.metrics),
+    )  # fmt: skip
+    turns = (*trajectory.turns[:-1], last)
+    return replace(
+        trajectory,
+        turns=turns,
+        rewards=_sum(turn.rewards for turn in turns),
+        shaped=_sum(turn.shaped for turn in turns),
+        metrics=_mean(turn.metrics for turn in turns),
+    )
+
+
 def _dialogue(state: State) -> TurnsSoFar:
     return TurnsSoFar.of(state.history, {turn.id for turn in state.turns})
 

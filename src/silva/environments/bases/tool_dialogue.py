@@ -220,14 +220,21 @@ class RewardedDialogue(ToolDialogue):
         """What the reward may read besides the dialogue and the answer of the task."""
 
     async def answered(self, message: Message) -> Step:
-        return await self._graded(self.history, terminated=True)
+        self._end()
+        return await self.grade(self.history, terminated=True)
 
     async def out_of_calls(self, message: Message) -> Step:
-        # Whatever stands beside the call is no answer.
-        return await self._graded([*self.history[:-1], Message("assistant", "")], terminated=False)
-
-    async def _graded(self, messages: Sequence[Message], *, terminated: bool) -> Step:
         self._end()
+        return await self.grade(self.history, terminated=False)
+
+    async def grade(self, messages: Sequence[Message], *, terminated: bool) -> Step:
+        """The last step of an episode with this dialogue.
+
+        Args:
+            terminated: it ended with an answer; otherwise no calls were left.
+        """
+        if not terminated:  # whatever stands beside the call is no answer
+            messages = [*messages[:-1], Message("assistant", "")]
         score = await self.reward.score(Attempt(tuple(messages), self.task.answer, self.columns()))
         if not math.isfinite(score.value):
             raise ValueError(

@@ -1,0 +1,189 @@
+"""`silva eval --regrade RUN_OR_EVAL --reward X`: stored episodes get another reward, and no model is called.
+
+    kept rows ──> tasks of the configuration, with the reward ──> RewardedDialogue.grade ──> evals/NAME
+
+The dialogue is graded as it was shown. Episodes that never came to be graded (a limit, a fault) stay as they
+are.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import json
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from rich.console import Console
+
+from silva.aio import gather
+from silva.assembly import Assembly
+from silva.commands.attack import reward_settings
+from silva.commands.command import Given
+from silva.commands.common import here
+from silva.commands.compare import show
+from silva.commands.evaluate import write_shown
+from silva.commands.kept import EVALS, Kept, job_of, kept
+from silva.config.field_types import plain
+from silva.config.inputs import input_files
+from silva.config.load import Resolved, load
+from silva.config.saved import to_toml
+from silva.data.recorded import messages_of
+from silva.environments.bases.tool_dialogue import RewardedDialogue
+from silva.errors import ConfigError, RewardError
+from silva.evaluation.comparison import compare
+from silva.evaluation.evaluator import Job
+from silva.evaluation.store import EvalFolder, free_name, identity
+from silva.evaluation.summary import contents_of, evaluations_of, summary, votes_of
+from silva.monitoring.printable import printable, put
+from silva.protocols import TaskSet
+from silva.registries import REGISTRIES
+from silva.rollouts.state import regraded
+from silva.run import say
+from silva.storage.layout import Layout
+from silva.storage.rollouts import RolloutRow
+from silva.types import Trajectory
+
+OWN = ("--regrade", "--reward", "--name", "--overwrite", "--json", "--output")
+AT_ONCE = 64  # episodes that are graded at the same time
+GRADED = ("terminated", "truncated")
+
+
+def run(given: Given) -> int:
+    """Grade, write evals/NAME, and say what changed sides."""
+    if "--reward" not in given:
+        raise ConfigError("--regrade: with which reward? expected --reward NAME too, and its keys")
+    keys = [f"{flag}={value}" if value else flag for flag, value in given.options.items() if flag not in OWN]
+    before = kept(given.options["--regrade"])
+    resolved = _with_reward(before, [given.options["--reward"], *keys, *given.rest])
+    console, config = Console(stderr=True), here(resolved.config)
+    config = config.model_copy(update={
+        "environments": tuple(each.model_copy(update={"workers": 0}) for each in config.environments)
+    })  # fmt: skip
+    tasksets = Assembly(config).tasksets
+    jobs = _jobs(before, tasksets)
+    rows = asyncio.run(_regrade(before.rows, jobs, tasksets))
+    after = _write(given, before, resolved, rows, jobs, console)
+    found = [compare(pair) for pair in zip(before.contenders(), after.contenders(), strict=True)]
+    if "--json" in given:
+        put(json.dumps(found, indent=1))
+    else:
+        for each in found:
+            show(each)
+        _show_episodes(before.rows, rows)
+    return 0
+
+
+def _with_reward(before: Kept, reward: Sequence[str]) -> Resolved:
+    """The configuration with this reward in every environment that has one."""
+    settings = plain(reward_settings(reward))
+    data = copy.deepcopy(dict(before.resolved.data))
+    for environment, entry in zip(before.config.environments, data["environments"], strict=True):
+        if not hasattr(environment, "reward"):
+            raise ConfigError(
+                f"environment {environment.label}: its own rules grade it, so it takes no reward; expected "
+                "environments with a key `reward`"
+            )
+        entry["reward"] = settings
+    return load([], REGISTRIES, values=data, env={})
+
+
+def _jobs(before: Kept, tasksets: dict[str, TaskSet]) -> list[Job]:
+    """The job of each row; its task has the content that was played.
+
+    Raises:
+        ConfigError: a task is gone, or another one now.
+    """
+    tasks = {label: {task.id: task for task in each.tasks("eval")} for label, each in tasksets.items()}
+    jobs, changed = list[Job](), Counter[str]()
+    for row in before.rows:
+        task = tasks.get(row.environment, {}).get(row.task)
+        if task is None or task.content() != before.tasks[row.environment][row.task]:
+            changed[row.environment] += 1
+            continue
+        jobs.append(job_of(row, task))
+    if changed:
+        words = ", ".join(f"{count} of {label}" for label, count in changed.items())
+        raise ConfigError(
+            f"{before.name}: tasks of these episodes are gone or have other contents now: {words}; the rows or "
+            "settings of the environment have changed, and what a reward compares with is read from them"
+        )
+    return jobs
+
+
+async def _regrade(
+    rows: Sequence[RolloutRow], jobs: Sequence[Job], tasksets: dict[str, TaskSet]
+) -> list[RolloutRow]:
+    places = asyncio.Semaphore(AT_ONCE)
+
+    async def one(row: RolloutRow, job: Job) -> RolloutRow:
+        async with places:
+            trajectory = await _graded(row.trajectory, job, tasksets[job.environment])
+        return replace(row, trajectory=trajectory, reason=trajectory.error or "")
+
+    return list(await gather(one(row, job) for row, job in zip(rows, jobs, strict=True)))
+
+
+async def _graded(trajectory: Trajectory, job: Job, taskset: TaskSet) -> Trajectory:
+    """A reward that cannot grade it leaves no result."""
+    environment = taskset.environment(job.task)
+    if not isinstance(environment, RewardedDialogue):
+        raise ConfigError(
+            f"environment {job.environment}: {type(environment).__name__} grades by rules of its own; expected "
+            "one that is derived from RewardedDialogue, such as dataset"
+        )
+    if trajectory.failure is not None or trajectory.stop_reason not in GRADED or not trajectory.turns:
+        return trajectory
+    try:
+        step = await environment.grade(
+            messages_of(trajectory), terminated=trajectory.stop_reason == "terminated"
+        )
+    except RewardError as error:
+        return replace(trajectory, failure="redo", error=f"reward: {error}")
+    return regraded(trajectory, step)
+
+
+def _write(
+    given: Given,
+    before: Kept,
+    resolved: Resolved,
+    rows: list[RolloutRow],
+    jobs: Sequence[Job],
+    console: Console,
+) -> Kept:
+    config = here(resolved.config)
+    this = identity(resolved.data, models=before.models, weights={}, files=input_files(resolved.data),
+                    policy=f"regraded: {before.path.resolve().name}", jobs=jobs)  # fmt: skip
+    kind = given.options["--reward"].rpartition(":")[2]
+    usual = f"{before.path.resolve().name}-{kind}"
+    overwrite = "--overwrite" in given
+    name = given.options.get("--name") or (usual if overwrite else free_name(EVALS, usual, this))
+    with EvalFolder.open(EVALS / Path(name).name, this, to_toml(resolved), overwrite=overwrite) as store:
+        series = evaluations_of(rows, config.eval, votes_of(config.environments))
+        whole = summary(store.path.name, series, before.models, seed=config.seed, settings=config.eval,
+                        spent={}, tasks=contents_of(jobs))  # fmt: skip
+        store.write(rows, whole)
+        write_shown(config, store, series, None, console)
+        store.done()
+        say(f"{store.path}: {len(rows)} episodes, graded without a call of the model", console)
+        for found in series.values():
+            for note in (note for each in found for note in each.notes()):
+                say(note, console)
+    path = Layout(EVALS / Path(name).name).path
+    return Kept(path.name, path, resolved, rows, before.models, before.tasks, None)
+
+
+def _show_episodes(before: Sequence[RolloutRow], after: Sequence[RolloutRow]) -> None:
+    """Single episodes that changed sides, for a task may change with none of them alone."""
+    flips = Counter(
+        (a.trajectory.metrics.get("success", 0.0) >= 1, b.trajectory.metrics.get("success", 0.0) >= 1)
+        for a, b in zip(before, after, strict=True)
+    )
+    put(
+        printable(
+            f"{len(after)} episodes: {flips[False, True]} are solved now, {flips[True, False]} no longer, "
+            f"{flips[True, True]} still, {flips[False, False]} neither"
+        )
+    )
