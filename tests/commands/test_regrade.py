@@ -1,4 +1,4 @@
-"""`silva eval --regrade`: the same reward gives the same bits, another one what an evaluation with it gives."""
+"""`silva eval --regrade`: the same reward gives the same bits, another one those of its own evaluation."""
 
 from __future__ import annotations
 

@@ -107,8 +107,8 @@ def _jobs(before: Kept, tasksets: dict[str, TaskSet]) -> list[Job]:
     if changed:
         words = ", ".join(f"{count} of {label}" for label, count in changed.items())
         raise ConfigError(
-            f"{before.name}: tasks of these episodes are gone or have other contents now: {words}; the rows or "
-            "settings of the environment have changed, and what a reward compares with is read from them"
+            f"{before.name}: tasks of these episodes are gone or have other contents now: {words}; the "
+            "rows or settings of the environment have changed, and a reward compares with what they hold"
         )
     return jobs
 
@@ -131,8 +131,8 @@ async def _graded(trajectory: Trajectory, job: Job, taskset: TaskSet) -> Traject
     environment = taskset.environment(job.task)
     if not isinstance(environment, RewardedDialogue):
         raise ConfigError(
-            f"environment {job.environment}: {type(environment).__name__} grades by rules of its own; expected "
-            "one that is derived from RewardedDialogue, such as dataset"
+            f"environment {job.environment}: {type(environment).__name__} grades by rules of its own; "
+            "expected one that is derived from RewardedDialogue, such as dataset"
         )
     if trajectory.failure is not None or trajectory.stop_reason not in GRADED or not trajectory.turns:
         return trajectory

@@ -1,6 +1,6 @@
 """Logs of Inspect (inspect-ai, log version 2), written by the standard library alone.
 
-One log holds one task of Inspect, which is an environment here, and one model. A `.eval` file is a zip of JSON:
+One log holds one task of Inspect, which is an environment here, and one model. A `.eval` file is a zip:
 
     _journal/start.json   what was asked
     samples/ID_epoch_N.json   one episode; the samples of a task are its epochs
