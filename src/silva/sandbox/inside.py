@@ -76,7 +76,7 @@ def main() -> None:
         hard = hard if most == resource.RLIM_INFINITY else min(hard, most)
         resource.setrlimit(number, (min(soft, hard), hard))
     sys.dont_write_bytecode = True
-    calls = Kept(settings) if settings["keep_state"] else ForkedCalls(settings)
+    calls = KeptState(settings) if settings["keep_state"] else ForkedCalls(settings)
     gc.freeze()  # so that a collection in a call does not copy what calls share
     while request := control.request():
         control.answer(*calls.run(*request))
@@ -201,7 +201,7 @@ class ForkedCalls:
             reap_all()
 
 
-class Kept(ForkedCalls):
+class KeptState(ForkedCalls):
     """The state is a process that is stopped, the holder. For a call it makes a copy of itself and runs the
     code. If the code ends well it makes another copy, and exits: the copy is the next holder. If not, the
     first copy is. Copies and calls are children of this process, once their parents are gone; it learns their

@@ -25,13 +25,13 @@ from silva.protocols import Reply
 from silva.rollouts.episode import Episode
 from silva.types import Segment
 
+pytestmark = pytest.mark.slow
 COUNTING = """
 import asyncio, os, random, signal, sys, time
 from silva.environments.settings import EnvironmentSettings
 from silva.environments.tasks import Draft, generated
 from silva.types import Message, Observation, Step
 
-pytestmark = pytest.mark.slow
 
 class Counting(EnvironmentSettings):
     '''Adds a random number to a sum in every step; does what a message tells it.'''
