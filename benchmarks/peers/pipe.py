@@ -1,4 +1,5 @@
-"""How step.py talks to the processes it compares: one JSON object a line each way, one of them computing.
+"""How step.py and sft.py talk to the processes they compare: one JSON object a line each way, one of them
+computing.
 
     step.py ──"step"──> worker      resets its peak memory, computes, answers
     step.py <── {"rollout": seconds, "train": seconds, "peak": bytes, ...} ── worker
@@ -8,20 +9,32 @@ Only the standard library, for it is imported in the environments of peers too.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 _STATUS, _CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 LINEAR = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 
 
+class Sent:
+    """Work that a process reads from a file."""
+
+    def write(self, path: Path) -> None:
+        path.write_text(json.dumps(asdict(self)))  # type: ignore[call-overload]
+
+    @classmethod
+    def read(cls, path: str) -> Self:
+        return cls(**json.loads(Path(path).read_text()))
+
+
 @dataclass(frozen=True)
-class Work:
+class Work(Sent):
     """What every worker does at each step: GRPO on the next `groups` prompts, one update, beta 0, fp32.
 
     Args:
@@ -59,16 +72,45 @@ class Work:
     clip: float = 0.2
     max_grad_norm: float = 1.0
 
-    def write(self, path: Path) -> None:
-        path.write_text(json.dumps(asdict(self)))
-
-    @classmethod
-    def read(cls, path: str) -> Work:
-        return cls(**json.loads(Path(path).read_text()))
-
     @property
     def steps(self) -> int:
         return len(self.prompts) // self.groups
+
+
+@dataclass(frozen=True)
+class Supervised(Sent):
+    """What every worker of sft.py does: cross-entropy on the same rows in the same order, AdamW, fp32.
+
+    Args:
+        model: as in `Work`.
+        template: the chat template, with marks of what assistants generate.
+        history: `rendering.history` of Silva.
+        dialogues: rows with `messages` and `tools`; every step takes `dialogues_per_step` of them.
+        rows: what TRL trains on, in order: (tokens, trained). Silva makes its own from `dialogues`. Each step
+            takes as many, all of them in one forward and backward pass.
+        padding_free: TRL lays the rows of a step end to end in place of padding them.
+    """
+
+    model: str
+    template: str
+    history: str
+    dialogues: Sequence[Mapping[str, Any]]
+    dialogues_per_step: int
+    threads: int
+    rows: Sequence[tuple[Sequence[int], Sequence[bool]]] = ()
+    padding_free: bool = False
+    lr: float = 2e-5
+    max_grad_norm: float = 1.0
+
+    @property
+    def steps(self) -> int:
+        return len(self.dialogues) // self.dialogues_per_step
+
+
+def digest(rows: Iterable[tuple[Sequence[int], Sequence[bool]]]) -> str:
+    """Of rows (tokens, trained): equal where both are equal in the same order."""
+    plain = [([int(token) for token in tokens], [int(each) for each in mask]) for tokens, mask in rows]
+    return hashlib.sha256(json.dumps(plain).encode()).hexdigest()
 
 
 def reward(tokens: Sequence[int]) -> float:
