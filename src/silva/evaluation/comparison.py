@@ -168,8 +168,9 @@ def is_share(metric: str) -> bool:
 def _metric(
     label: str, metric: str, contenders: Sequence[Contender], by_side: Sequence[Mapping[TaskKey, np.ndarray]]
 ) -> dict[str, Any]:
+    share = None if metric == "reward" else is_share(metric)  # as an evaluation has it
     rows = [
-        {"name": each.name, **asdict(estimate(list(values.values()), share=is_share(metric)))}
+        {"name": each.name, **asdict(estimate(list(values.values()), share=share))}
         for each, values in zip(contenders, by_side, strict=True)
     ]
     return {"environment": label, "metric": metric, "share": is_share(metric), "estimates": rows}
