@@ -38,6 +38,7 @@ CHARTS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("Held-out success (95 % interval)", ("eval/*/success",)),
     ("Held-out reward (95 % interval)", ("eval/*/reward",)),
     ("Held-out episodes left out", ("eval/*/left_out",)),
+    ("Held-out loss in nats a token (95 % interval)", ("eval/*/nll",)),
     ("Reward", ("reward/raw", "reward/shaped")),
     ("Raw reward by environment", ("reward/*/raw",)),
     ("Success in training", ("success/",)),
