@@ -1,9 +1,9 @@
 """Supervised training on dialogues with tools, against TRL's SFTTrainer; an SFT update against an RL update.
 
     make peers PEERS=trl                                     once: TRL in an environment of its own
-    .venv/bin/python benchmarks/sft.py --json sft.json       SmolLM2-135M-Instruct, half an hour
+    .venv/bin/python benchmarks/sft.py --json sft.json       SmolLM2-135M-Instruct, an hour or more
     .venv/bin/python benchmarks/sft.py --only rewritten      one case
-    .venv/bin/python benchmarks/sft.py --quick               a tiny model, no TRL, under a minute
+    .venv/bin/python benchmarks/sft.py --quick               a tiny model, no TRL, some minutes
 
 20 updates in fp32 with AdamW on the same rows in the same order: each worker sends a digest of the tokens and
 masks that its model was given, and they must be equal. Each side is a process of its own; they take turns, so
