@@ -68,6 +68,12 @@ def test_help_has_usage_and_an_example(silva, command):
     assert re.search(rf"^example: silva {command}\b", text, re.M)
 
 
+def test_a_key_may_look_like_an_option(silva):
+    """`silva eval` has --output, and every configuration output_dir."""
+    given = COMMANDS["eval"].read("eval", ["@", "small.toml", "--output_dir", "elsewhere"])
+    assert given.resolve(given.rest).config.output_dir == "elsewhere"
+
+
 def test_options_of_a_command_are_taken_out():
     argv = ["@", "a.toml", "--json", "--seed", "3", "--weights=x", "--policy", "expert", "--json=yes"]
     given = COMMANDS["eval"].read("eval", argv)

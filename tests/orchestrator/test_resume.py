@@ -197,7 +197,9 @@ def test_ctrl_c_while_an_overwrite_loads_gives_the_earlier_run_back(server, tmp_
 def test_ctrl_c_in_supervised_training(server, tmp_path):
     ended = server.rl("run", *WARM, into=tmp_path, command="sft", interrupt="warm_start:6")
     assert (ended.status, ended.proof) == (130, "warm_start")
-    assert "start again with --overwrite" in ended.output and "Traceback" not in ended.output
+    assert "--resume goes on after step 1" in ended.output and "Traceback" not in ended.output
+    again = server.rl("run", *WARM, "--resume", into=tmp_path, command="sft")
+    assert again.status == 0 and "resumed after step 1" in again.output, again.output
 
 
 @pytest.mark.parametrize("crash", ["rename:1", "latest:1", "latest:2", "prune:2"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -100,6 +101,7 @@ class Given:
     def resolve(self, arguments: Sequence[str], env: Mapping[str, str] | None = None) -> Resolved:
         """The configuration that the arguments give."""
         from silva.config.load import load
+        from silva.config.schema import RunConfig
         from silva.registries import REGISTRIES
 
         if not arguments and self.name != "inference":
@@ -110,7 +112,8 @@ class Given:
         own = [each.flag for each in self.command.options]
         for argument in arguments:
             near = difflib.get_close_matches(argument.partition("=")[0], own, 1, 0.8)
-            if near and argument.startswith("--"):
+            key = re.split(r"[.=]", argument.removeprefix("--"))[0].replace("-", "_")
+            if near and argument.startswith("--") and key not in RunConfig.model_fields:
                 raise ConfigError(
                     f"silva {self.name}: got {argument}, an unknown option; did you mean {near[0]}?"
                 )
