@@ -110,9 +110,11 @@ def _sample(draw: st.DrawFn) -> dict[str, Any]:
     fields |= {name: array(np.float64) for name in ("logprobs", "temperatures")}
     for name in ("advantages", "entropies", "old_logprobs", "values", "returns"):
         fields[name] = draw(st.none() | arrays(np.float32, n))
-    weights = array(np.float32)
-    weights[0] = 0.0
-    return fields | {"loss_weights": weights}
+    weights = [array(np.float32) for _ in range(draw(st.integers(1, 3)))]
+    for each in weights:
+        each[0] = 0.0
+    streams = {draw(TEXT | st.sampled_from(["what", "loss_weights"])): each for each in weights[1:]}
+    return fields | {"loss_weights": weights[0], "streams": streams}
 
 
 _FITTING: dict[Any, st.SearchStrategy[dict[str, Any]]] = {

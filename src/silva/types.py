@@ -322,7 +322,8 @@ class Sample:
     def __post_init__(self) -> None:
         what = f"sample of {self.trajectory}"
         _same_length(what, self.tokens, loss_weights=self.loss_weights, logprobs=self.logprobs,
-                     temperatures=self.temperatures, versions=self.versions, **self.streams)  # fmt: skip
+                     temperatures=self.temperatures, versions=self.versions)  # fmt: skip
+        _same_length(what, self.tokens, **self.streams)
         names = ("advantages", "entropies", "old_logprobs", "values", "returns")
         given = {name: array for name in names if (array := getattr(self, name)) is not None}
         _same_length(what, self.tokens, **given)
@@ -343,7 +344,7 @@ def plain_number(value: Any) -> Any:
         return value
 
 
-def _same_length(what: str, tokens: Sequence | np.ndarray, **others: Sequence | np.ndarray) -> None:
+def _same_length(what: str, tokens: Sequence | np.ndarray, /, **others: Sequence | np.ndarray) -> None:
     for name, values in others.items():
         if (got := len(values)) != (count := len(tokens)):
             raise RecordError(f"{name} must align with tokens of {what}: got {got}, expected {count}")
