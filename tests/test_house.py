@@ -43,8 +43,8 @@ def keys() -> int:
 
 
 SIZES = {
-    "lines of src/silva": (lambda: lines(SOURCE), 61_008),
-    "lines of tests": (lambda: lines(ROOT / "tests"), 60_490),
+    "lines of src/silva": (lambda: lines(SOURCE), 61_022),
+    "lines of tests": (lambda: lines(ROOT / "tests"), 60_494),
     "lines of the longest file of src/silva": (longest, 399),
     "files of the largest room of src/silva": (most_files, 25),
     "files of src/silva/orchestrator": (lambda: len(list((SOURCE / "orchestrator").glob("*.py"))), 20),

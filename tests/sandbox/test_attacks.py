@@ -51,8 +51,11 @@ def test_there_are_enough_of_them() -> None:
 def server() -> Iterator[int]:
     """The port of a server that takes connections and datagrams."""
     with socket.create_server(("127.0.0.1", 0)) as tcp:
-        threading.Thread(target=_accept, args=(tcp,), daemon=True).start()
+        thread = threading.Thread(target=_accept, args=(tcp,), daemon=True)
+        thread.start()
         yield tcp.getsockname()[1]
+        tcp.shutdown(socket.SHUT_RDWR)  # to close it would leave the thread in accept()
+        thread.join()
 
 
 def _accept(listening: socket.socket) -> None:
@@ -84,8 +87,9 @@ def host(tmp_path: Path, server: int, monkeypatch: pytest.MonkeyPatch) -> Iterat
     }  # fmt: skip
     victim.kill()
     victim.wait()
-    unix.close()
-    abstract.close()
+    for each in (unix, abstract):
+        each.shutdown(socket.SHUT_RDWR)  # its thread ends
+        each.close()
     for left in (home / name, path, f"/tmp/{name}.big", f"/tmp/{name}"):
         Path(left).unlink(missing_ok=True)
     shutil.rmtree(f"/tmp/{name}.many", ignore_errors=True)

@@ -8,11 +8,13 @@ and so on, until the next beat.
 from __future__ import annotations
 
 import asyncio
+import gc
 import sys
 import threading
 import traceback
 from collections import Counter
 from collections.abc import Callable
+from types import FrameType
 from typing import Any
 
 from silva.ports import CLOCK
@@ -69,12 +71,24 @@ def stacks(loop: asyncio.AbstractEventLoop | None = None) -> str:
     names = {thread.ident: thread.name for thread in threading.enumerate()}
     parts = [
         f"thread {names.get(ident, ident)}\n" + "".join(traceback.format_stack(frame))
-        for ident, frame in sys._current_frames().items()
+        for ident, frame in _frames().items()
         if ident != threading.get_ident()
     ]
     if loop is not None and not loop.is_closed():
         parts += _task_stacks(loop)
     return "\n".join(parts)
+
+
+def _frames() -> dict[int, FrameType]:
+    """Of all threads. Some releases of Python 3.11 and 3.12 may collect garbage in here while they hold the
+    lock of all threads, and stand still where a finalizer waits (python/cpython#106883)."""
+    collecting = gc.isenabled()
+    gc.disable()
+    try:
+        return sys._current_frames()
+    finally:
+        if collecting:
+            gc.enable()
 
 
 def _task_stacks(loop: asyncio.AbstractEventLoop) -> list[str]:
