@@ -10,16 +10,9 @@ Exit code 1 unless every end is the same, and no episode that had been written w
 
 from __future__ import annotations
 
-import argparse
-import contextlib
 import json
-import os
-import random
-import shutil
-import signal
 import sys
-import tempfile
-import time
+from collections import defaultdict
 from pathlib import Path
 
 import runs
@@ -34,62 +27,42 @@ rollout = {{limits = {{max_turn_tokens = 16, max_episode_tokens = 200}}}}
 eval = {{tasks = 64, samples_per_task = 4}}
 monitoring = {{tensorboard = false}}
 """
+EPISODES = 512
 FILES = ("episodes.parquet", "summary.json")
+STARTS: dict[str, list[int]] = defaultdict(list)
+"""By trial, how many episodes each of its starts found written, so that they need not be played again."""
 
 
 def job(folder: Path, name: str) -> runs.Job:
+    (folder / "eval.toml").write_text(CONFIG)
+    STARTS[name].append(written(folder / "evals" / name))
     argv = ["eval", "@", "eval.toml", "--name", name]
     return runs.Job(
         argv, str(folder / f"{name}.log"), counts=str(folder / f"{name}.counts"), folder=str(folder)
     )
 
 
-def end_state(folder: Path, name: str) -> list[bytes]:
-    return [(folder / "evals" / name / file).read_bytes().replace(name.encode(), b"") for file in FILES]
+def written(evaluation: Path) -> int:
+    if (evaluation / "journal.jsonl").exists():
+        return (evaluation / "journal.jsonl").read_bytes().count(b"\n")
+    return EPISODES if (evaluation / "summary.json").exists() else 0
 
 
-def written(folder: Path, name: str, total: int) -> int:
-    """Episodes that need not be played again."""
-    path = folder / "evals" / name
-    if (path / "journal.jsonl").exists():
-        return (path / "journal.jsonl").read_bytes().count(b"\n")
-    return total if (path / "summary.json").exists() else 0
+def different(folder: Path, name: str) -> list[str]:
+    played = json.loads((folder / f"{name}.counts").read_text()).get("eval", 0)
+    again = [f"{played} episodes played"] if played != EPISODES - STARTS[name][-1] else []
+    return again + [file for file in FILES if content(folder, name, file) != content(folder, "whole", file)]
+
+
+def content(folder: Path, name: str, file: str) -> bytes:
+    return (folder / "evals" / name / file).read_bytes().replace(name.encode(), b"")
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--kills", type=int, default=20)
-    parser.add_argument("--seed", type=int, default=0)
-    given = parser.parse_args()
-    rng, folder = random.Random(given.seed), Path(tempfile.mkdtemp(prefix="silva-evals-"))
-    (folder / "eval.toml").write_text(CONFIG)
-    runs.prepare()
-    began = time.monotonic()
-    assert runs.wait(runs.start(job(folder, "whole"))) == 0, (folder / "whole.log").read_text()
-    seconds, total = time.monotonic() - began, json.loads((folder / "whole.counts").read_text())["eval"]
-    print(f"alone: {total} episodes in {seconds:.1f} s")
-    kills = wrong = trials = during = 0
-    while kills < given.kills:
-        name, trials = f"trial-{trials}", trials + 1
-        while True:
-            before = written(folder, name, total)
-            pid = runs.start(job(folder, name))
-            if kills < given.kills and rng.random() < 0.75:
-                time.sleep(rng.uniform(0, seconds))
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
-            status = runs.wait(pid)
-            if status == 0:
-                break
-            assert status == -signal.SIGKILL, (folder / f"{name}.log").read_text()
-            kills, during = kills + 1, during + (before < written(folder, name, total) < total)
-        played = json.loads((folder / f"{name}.counts").read_text()).get("eval", 0)
-        good = end_state(folder, name) == end_state(folder, "whole") and played == total - before
-        wrong += not good
-        print(f"{name}: {'the same' if good else 'DIFFERENT'}; {kills} kills so far", flush=True)
-    print(f"{kills} kills in {trials} evaluations, {during} of them between two episodes; {wrong} differ")
-    shutil.rmtree(folder)
-    return 1 if wrong else 0
+    code = runs.kill_at_random(__doc__, job, different)
+    kills = [found for starts in STARTS.values() for found in starts[1:]]
+    print(f"{sum(0 < found < EPISODES for found in kills)} kills between two episodes")
+    return code
 
 
 if __name__ == "__main__":

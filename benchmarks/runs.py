@@ -1,4 +1,5 @@
-"""Start runs of Silva quickly, end them where one likes, compare them: for chaos.py and for the tests.
+"""Start runs of Silva quickly, end them where one likes, compare them: for the tests and for chaos.py,
+evaluations.py and sft_killed.py.
 
     parent (has imported torch once) --fork--> silva rl ...   killed or interrupted at a named place
 
@@ -9,14 +10,18 @@ The parent must never have computed anything: a fork of a process with busy thre
 
 from __future__ import annotations
 
+import argparse
+import contextlib
 import faulthandler
 import gc
 import hashlib
 import importlib
 import json
 import os
+import random
 import signal
 import sys
+import tempfile
 import time
 import traceback
 from collections import Counter
@@ -163,6 +168,50 @@ def wait(pid: int) -> int:
     while os.WIFSTOPPED(status := os.waitpid(pid, os.WUNTRACED)[1]):
         os.kill(pid, signal.SIGCONT)
     return os.waitstatus_to_exitcode(status)
+
+
+def kill_at_random(
+    doc: str | None, job: Callable[[Path, str], Job], different: Callable[[Path, str], Sequence[str]]
+) -> int:
+    """Trial after trial: start a job, perhaps kill it at a random time, and start it again until it ends.
+
+    Args:
+        doc: the docstring of the benchmark; its first line is its help.
+        job: of a trial, by its name in a folder; asked before each start. The trial "whole" is left alone.
+        different: what of a trial that has ended is not as in "whole".
+
+    Returns:
+        The exit code: 1 if any trial differs.
+    """
+    parser = argparse.ArgumentParser(description=(doc or "").partition("\n")[0])
+    parser.add_argument("--kills", type=int, default=20)
+    parser.add_argument("--seed", type=int, default=0)
+    given = parser.parse_args()
+    rng, kills, wrong, trials = random.Random(given.seed), 0, 0, 0
+    prepare()
+    with tempfile.TemporaryDirectory(prefix="silva-killed-") as temporary:
+        folder, began = Path(temporary), time.monotonic()
+        assert wait(start(job(folder, "whole"))) == 0, (folder / "whole.log").read_text()
+        seconds = time.monotonic() - began
+        print(f"alone: {seconds:.1f} s")
+        while kills < given.kills:
+            name, trials = f"trial-{trials}", trials + 1
+            while True:
+                pid = start(job(folder, name))
+                if kills < given.kills and rng.random() < 0.75:
+                    time.sleep(rng.uniform(0, seconds))
+                    with contextlib.suppress(ProcessLookupError):
+                        os.kill(pid, signal.SIGKILL)
+                status = wait(pid)
+                if status == 0:
+                    break
+                assert status == -signal.SIGKILL, (folder / f"{name}.log").read_text()
+                kills += 1
+            found = different(folder, name)
+            wrong += bool(found)
+            print(f"{name}: {', '.join(found) or 'the same'}; {kills} kills so far", flush=True)
+    print(f"{kills} kills in {trials} trials; {wrong} differ")
+    return 1 if wrong else 0
 
 
 def _child(job: Job) -> int:

@@ -10,16 +10,9 @@ Exit code 1 unless every end is the same.
 
 from __future__ import annotations
 
-import argparse
-import contextlib
 import json
-import os
 import random
-import shutil
-import signal
 import sys
-import tempfile
-import time
 from pathlib import Path
 
 import runs
@@ -39,6 +32,15 @@ monitoring = {{terminal = "plain", tensorboard = false, report = false}}
 """
 
 
+def job(folder: Path, name: str) -> runs.Job:
+    if not (folder / "sft.toml").exists():
+        write_rows(folder, random.Random(0))
+        (folder / "sft.toml").write_text(CONFIG)
+    begun = (folder / "runs" / name / "metrics.jsonl").exists()
+    again = ["--resume", "--name", name] if begun else ["@", "sft.toml", "--name", name, "--overwrite"]
+    return runs.Job(["sft", *again], str(folder / f"{name}.log"), folder=str(folder))
+
+
 def write_rows(folder: Path, rng: random.Random) -> None:
     for name, count in (("a.jsonl", 150), ("b.jsonl", 60)):
         said = [(f"{rng.randrange(1000)}?", "x" * rng.randrange(1, 30)) for _ in range(count)]
@@ -49,46 +51,9 @@ def write_rows(folder: Path, rng: random.Random) -> None:
         (folder / name).write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--kills", type=int, default=20)
-    parser.add_argument("--seed", type=int, default=0)
-    given = parser.parse_args()
-    rng, folder = random.Random(given.seed), Path(tempfile.mkdtemp(prefix="silva-sft-"))
-    (folder / "sft.toml").write_text(CONFIG)
-    write_rows(folder, rng)
-    runs.prepare()
-
-    def job(name: str) -> runs.Job:
-        begun = (folder / "runs" / name / "metrics.jsonl").exists()
-        again = ["--resume", "--name", name] if begun else ["@", "sft.toml", "--name", name, "--overwrite"]
-        return runs.Job(["sft", *again], str(folder / f"{name}.log"), folder=str(folder))
-
-    began = time.monotonic()
-    assert runs.wait(runs.start(job("whole"))) == 0, (folder / "whole.log").read_text()
-    seconds, kills, wrong, trials = time.monotonic() - began, 0, 0, 0
-    reference = runs.end_state(folder / "runs" / "whole")
-    print(f"alone: {seconds:.1f} s")
-    while kills < given.kills:
-        name, trials = f"trial-{trials}", trials + 1
-        while True:
-            pid = runs.start(job(name))
-            if kills < given.kills and rng.random() < 0.8:
-                time.sleep(rng.uniform(0, seconds))
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
-            status = runs.wait(pid)
-            if status == 0:
-                break
-            assert status == -signal.SIGKILL, (folder / f"{name}.log").read_text()
-            kills += 1
-        different = runs.differences(folder / "runs" / name, reference)
-        wrong += bool(different)
-        print(f"{name}: {', '.join(different) or 'the same'}; {kills} kills so far", flush=True)
-    print(f"{kills} kills in {trials} runs; {wrong} differ")
-    shutil.rmtree(folder)
-    return 1 if wrong else 0
+def different(folder: Path, name: str) -> list[str]:
+    return runs.differences(folder / "runs" / name, runs.end_state(folder / "runs" / "whole"))
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(runs.kill_at_random(__doc__, job, different))
