@@ -74,6 +74,16 @@ def test_a_key_may_look_like_an_option(silva):
     assert given.resolve(given.rest).config.output_dir == "elsewhere"
 
 
+def test_bad_rows_pass_up_to_a_number(silva, capsys):
+    good = {"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}
+    Path("rows.jsonl").write_text(f'{json.dumps(good)}\n{{"messages": 7}}\n')
+    keys = ("--model.type", "tiny", "--data.sources", '[{"path": "rows.jsonl"}]', "--steps", 2,
+            "--name", "bad", "--data.dialogues_per_step", 1)  # fmt: skip
+    assert "rows.jsonl:2: messages: got 7" in silva("sft", *keys, "--max-bad-rows", 1)
+    assert main(["sft", *map(str, keys), "--overwrite"]) == 2
+    assert "rows.jsonl:2: messages: got 7, expected text or messages" in capsys.readouterr().err
+
+
 def test_options_of_a_command_are_taken_out():
     argv = ["@", "a.toml", "--json", "--seed", "3", "--weights=x", "--policy", "expert", "--json=yes"]
     given = COMMANDS["eval"].read("eval", argv)

@@ -59,7 +59,9 @@ COMMANDS: dict[str, Command] = {
         "train on dialogues of [data], or on the scripted play of [warm_start]",
         "@ configs/frozen_lake_tiny.toml",
         "silva.commands.configured:sft",
-        (*_RESUME, _OVERWRITE),
+        (*_RESUME, _OVERWRITE,
+         Option("--max-bad-rows", "so many rows that cannot be read are left out and counted "
+                "(data.max_bad_rows)", "N", "a number")),
     ),
     "eval": Command(
         "evaluate on held-out tasks, or on suites of the field",

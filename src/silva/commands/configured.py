@@ -70,6 +70,8 @@ def _trained(resolved: Resolved, given: Given) -> int:
 
 
 def sft(given: Given) -> int:
+    if "--max-bad-rows" in given:
+        given.rest.append(f"--data.max_bad_rows={given.options['--max-bad-rows']}")
     resolved, _ = _begun_or_new(given)
     from silva.commands.sft import supervise
 

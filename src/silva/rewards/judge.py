@@ -29,7 +29,7 @@ from silva.rewards.answers import Extract, GradesByAnswer, find_answer, question
 from silva.rewards.settings import RewardSettings
 from silva.thoughts import answer_of
 from silva.tools.quote import defuse
-from silva.wire.chat_api import ChatApi
+from silva.wire.chat_api import ChatApi, text_of
 from silva.wire.requests import Requests, key_of
 from silva.wire.transport import Refused
 
@@ -136,11 +136,7 @@ class JudgeReward(GradesByAnswer):
             answer = await self._requests.call(lambda: self._api.complete(body), seed=seed)
         except Refused as refused:
             raise self._fault(str(refused)) from None
-        try:
-            text = json.loads(answer)["choices"][0]["message"]["content"]
-        except (ValueError, LookupError, TypeError):
-            return ""
-        return text if isinstance(text, str) else ""
+        return text_of(answer)
 
     def _fault(self, words: str) -> RewardError:
         return RewardError(f"reward judge: {self.settings.base_url} gave no answer: {words[:SHOWN]}")

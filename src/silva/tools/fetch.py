@@ -13,6 +13,7 @@ import asyncio
 import codecs
 import functools
 import ipaddress
+import math
 import re
 import socket
 import zlib
@@ -24,6 +25,7 @@ from pydantic import Field
 
 from silva.errors import ConfigError
 from silva.tools.function import FunctionTool, ToolError, tool
+from silva.tools.page_summary import PageReader
 from silva.tools.quote import one_line, quoted
 from silva.tools.web import httpx
 
@@ -44,6 +46,9 @@ _INLINE = ("a", "b", "i", "u", "em", "strong", "span", "code", "sub", "sup", "sm
 _SLOW = ("punycode", "idna")  # codecs of Python whose time grows with the square of the length
 _HTML = ("text/html", "application/xhtml+xml", "")
 
+Url = Annotated[str, Field(min_length=1, max_length=MAX_URL, description="Its address.")]
+Goal = Annotated[str, Field(min_length=1, max_length=MAX_URL, description="What you want to know from it.")]
+
 
 class Page(NamedTuple):
     url: str  # after redirects
@@ -60,20 +65,36 @@ class Fetcher:
         self.settings, self._cache = settings, cache
         self._loop: asyncio.AbstractEventLoop | None = None
         limit = settings.max_chars + MAX_URL + 1000  # the text is cut by itself, below its heading
-        self.tool: FunctionTool = tool(self.fetch, timeout=settings.timeout + 5, max_chars=limit)
+        # A second model keeps its own time, because one that is late is a fault and no answer.
+        self._reader = PageReader(settings.summary, cache) if settings.summary else None
+        self.tool: FunctionTool = (
+            tool(self.fetch_for, name="fetch", timeout=math.inf, max_chars=limit)
+            if self._reader
+            else tool(self.fetch, timeout=settings.timeout + 5, max_chars=limit)
+        )
 
-    async def fetch(
-        self, url: Annotated[str, Field(min_length=1, max_length=MAX_URL, description="Its address.")]
-    ) -> str:
+    async def fetch(self, url: Url) -> str:
         """Read a web page. Returns its title and its text."""
+        return self._shown(page := await self._page(url), page.text)
+
+    async def fetch_for(self, url: Url, goal: Goal) -> str:
+        """Read a web page. Returns its title and what it says about your goal."""
+        page = await self._page(url)
+        assert self._reader is not None
+        return self._shown(page, await self._reader.summary(page.text, goal))
+
+    def _shown(self, page: Page, text: str) -> str:
+        heading = f"{one_line(page.title, 200) or 'Untitled'} ({one_line(page.url, 300)})"
+        return f"{heading}\n{quoted(text, self.settings.max_chars)}"
+
+    async def _page(self, url: str) -> Page:
         url = url.strip().partition("#")[0]
         if not url.isprintable():
             raise ToolError("the address holds control characters")
         page = Page(*await self._cache.get_or_make(["fetch", VERSION, url], lambda: self._read(url)))
         if not page.text.strip():
             raise ToolError("the page has no text that can be read")
-        heading = f"{one_line(page.title, 200) or 'Untitled'} ({one_line(page.url, 300)})"
-        return f"{heading}\n{quoted(page.text, self.settings.max_chars)}"
+        return page
 
     async def _read(self, url: str) -> Page:
         loop = asyncio.get_running_loop()

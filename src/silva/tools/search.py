@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field
 
-from silva.config.requests import RequestSettings
+from silva.config.requests import ChatApiSettings, RequestSettings
 from silva.config.sections import Above0, Fraction, Natural, NotNegative, Positive, Section, WebAddress
 from silva.errors import ConfigError
 from silva.tools.settings import ToolSettings
@@ -112,6 +112,15 @@ Backend = Annotated[
 ]
 
 
+class SummarySettings(ChatApiSettings):
+    """A second model that reads pages and shows what they say about the goal of the first."""
+
+    max_tokens: Positive = 1024
+    """Tokens of a summary, thoughts included."""
+    read_chars: Positive = 40_000
+    """Characters of a page that it reads."""
+
+
 class FetchSettings(Section):
     """A tool that reads web pages."""
 
@@ -125,6 +134,8 @@ class FetchSettings(Section):
     max_concurrent: Positive = 16
     private_hosts: tuple[str, ...] = ()
     """Hosts that may be read although their addresses are private or those of this machine."""
+    summary: SummarySettings | None = None
+    """Shows what a second model makes of a page, and asks the first for its goal; null shows the page."""
 
 
 class SearchSettings(ToolSettings):

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import importlib
+import json
 from collections.abc import Mapping
 from typing import Any
 
@@ -17,6 +18,15 @@ from silva.wire.transport import Refused
 NO_MONEY = "insufficient_quota"
 CLIENTS = {"openai": "AsyncOpenAI", "anthropic": "AsyncAnthropic"}
 """By the name of the SDK. Both are made by one generator: their errors have the same form."""
+
+
+def text_of(answer: str) -> str:
+    """What an answer of OpenAI's form says; "" for one of another form."""
+    try:
+        text = json.loads(answer)["choices"][0]["message"]["content"]
+    except (ValueError, LookupError, TypeError):
+        return ""
+    return text if isinstance(text, str) else ""
 
 
 class ChatApi:
