@@ -21,6 +21,7 @@ from silva.evaluation.statistics import Estimate
 from silva.orchestrator.evaluations import stalled
 from silva.orchestrator.state import RunState
 from silva.orchestrator.updates import echoed
+from silva.storage.checkpoints import CheckpointStore
 from silva.storage.layout import Layout
 from silva.types import Sample
 
@@ -73,6 +74,19 @@ def test_a_killed_run_goes_on_to_the_bit(tmp_path: Path, monkeypatch: pytest.Mon
     assert plain(tmp_path / "cut") == plain(tmp_path / "whole")
     whole, cut = weights(tmp_path / "whole"), weights(tmp_path / "cut")
     assert whole.keys() == cut.keys() and all(np.array_equal(whole[name], cut[name]) for name in whole)
+
+
+def test_a_run_killed_before_it_marks_its_best_checkpoint_marks_it_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def dies(self: CheckpointStore, step: int) -> None:
+        raise RuntimeError("killed")
+
+    with monkeypatch.context() as patch, pytest.raises(RuntimeError, match="killed"):
+        patch.setattr(CheckpointStore, "mark_best", dies)
+        supervise(keys(tmp_path, steps=2))
+    supervise(keys(tmp_path, steps=2), resume=True)
+    assert (tmp_path / "run" / "checkpoints" / "best").read_text().strip() == "step_2"
 
 
 def test_held_out_rows_have_a_loss_and_decide_which_step_is_the_best(tmp_path: Path) -> None:

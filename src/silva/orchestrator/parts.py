@@ -50,6 +50,10 @@ class Parts:
         return made
 
     @property
+    def steps(self) -> int:
+        return self.config.steps
+
+    @property
     def stateful(self) -> dict[str, Stateful]:
         """What a checkpoint remembers besides the trainer, replayed groups and the loop's own counts."""
         work, data = self.buffer.work, {"data": self.data} if self.data else {}

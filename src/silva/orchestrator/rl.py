@@ -25,19 +25,20 @@ from typing import TypeVar
 
 from silva.algorithms.compose import next_state
 from silva.errors import NoSignalError
-from silva.evaluation.evaluator import Evaluation, records, rollout_rows
+from silva.evaluation.evaluator import Evaluation, rollout_rows
 from silva.orchestrator import metrics
 from silva.orchestrator.buffer import Batch
 from silva.orchestrator.collapse import collapse_metrics
-from silva.orchestrator.evaluations import compared, fallen, stalled
+from silva.orchestrator.ending import StepEnd
+from silva.orchestrator.evaluations import stalled
 from silva.orchestrator.interrupt import Interrupt
 from silva.orchestrator.parts import Parts
 from silva.orchestrator.replay import FILE as REPLAY
-from silva.orchestrator.saving import save_checkpoint
 from silva.orchestrator.state import RunState
 from silva.orchestrator.updates import Row, Updates
 from silva.ports import crash_point
 from silva.signals import Interrupted
+from silva.storage.checkpoints import Writer
 from silva.types import Group
 
 __all__ = ["Loop", "Parts", "split"]
@@ -63,7 +64,7 @@ class Loop:
         self.parts, self.state = parts, state
         parts.load(state.parts)
         self._updates = Updates(parts)
-        self._saved: RunState | None = None  # that of the newest checkpoint written by this process
+        self._end = StepEnd(parts, self._evaluate, others=self._replayed)
 
     async def run(self, begun: Callable[[], None] = lambda: None) -> RunState:
         """Train to the last step; `begun` is called when a step is done: now the run has something to lose.
@@ -75,7 +76,7 @@ class Loop:
         p = self.parts
         with Interrupt() as interrupt:
             try:
-                await self._begin(interrupt)
+                self.state = await self._end.begin(self.state, interrupt)
                 while self.state.step < p.config.steps and not self._stops_early():
                     await self._step(interrupt)
                     begun()
@@ -103,20 +104,6 @@ class Loop:
         )
         return True
 
-    async def _begin(self, interrupt: Interrupt) -> None:
-        """The evaluation before training, or the one an interrupt cut short."""
-        p, state = self.parts, self.state
-        p.monitor.stage("start")
-        if state.best_step == state.step and p.config.checkpoint.keep_best:
-            p.store.mark_best(state.step)  # killed between the checkpoint and its mark
-        if state.pending is not None:
-            await self._finish_step(state.pending, interrupt)
-        elif state.eval_before is None:
-            evaluations = await interrupt.during(self._evaluate(0))
-            before = records(evaluations)
-            self.state = state.replace(eval_before=before, eval_last=before, parts=p.state())
-            p.monitor.step(0, metrics.eval_metrics(evaluations) | metrics.perf_metrics(p.phases.step))
-
     async def _step(self, interrupt: Interrupt) -> None:
         p, step = self.parts, self.state.step + 1
         p.phases.step.clear()
@@ -128,7 +115,7 @@ class Loop:
             done.metrics |= await self._publish(step, trained=bool(done.updates))
         done.metrics |= p.idle() | metrics.engine_metrics(before, p.engine.counts())
         self._advance(done)
-        await self._finish_step(self.state.pending or {}, interrupt)
+        self.state = await self._end.finish(self.state, interrupt)
 
     async def _in_turn(self, step: int, interrupt: Interrupt) -> Trained:
         """Play the whole batch, then make the updates: each of a share of the groups that are kept."""
@@ -239,26 +226,6 @@ class Loop:
             | metrics.perf_metrics(p.phases.step, generated),
         )
 
-    async def _finish_step(self, pending: dict[str, float], interrupt: Interrupt) -> None:
-        """Evaluate when due, log the step, save when due."""
-        p, config, step = self.parts, self.parts.config, self.state.step
-        best, warning, every = False, "", config.eval.every
-        if step == config.steps or (every and step % every == 0):
-            evaluations = await interrupt.during(self._evaluate(step))
-            pending = pending | metrics.eval_metrics(evaluations)
-            pending["perf/seconds/eval"] = p.phases.step["eval"]
-            warning = fallen(self.state, records(evaluations), config.steps, p.store.path)
-            self.state, best = compared(self.state, evaluations)
-        self.state = self.state.replace(pending=None, parts=p.state())
-        p.monitor.step(step, pending)
-        if warning:
-            p.monitor.message(warning, "warning")
-        keep, every = best and config.checkpoint.keep_best, config.checkpoint.every
-        if keep or (every and step % every == 0):
-            await self.save()
-        if keep:
-            p.store.mark_best(step)
-
     async def _evaluate(self, step: int) -> list[Evaluation]:
         self.parts.monitor.stage("eval", 0, 0)
         evaluations = await self.parts.evaluate(f"evaluation at step {step}")
@@ -267,14 +234,10 @@ class Loop:
 
     async def save(self) -> None:
         """A checkpoint of the last whole step, unless this process has just written it."""
-        p = self.parts
-        if self._saved == self.state:
-            return
-        with p.phases("checkpoint"):
-            p.monitor.stage("checkpoint")
-            others = {REPLAY: p.replay.state()} if p.replay else {}
-            await save_checkpoint(p.store, p.ledger, p.trainer, self.state, others)
-        self._saved = self.state
+        await self._end.save(self.state)
+
+    def _replayed(self) -> dict[str, Writer]:
+        return {REPLAY: self.parts.replay.state()} if self.parts.replay else {}
 
 
 def split(items: Sequence[T], parts: int) -> list[Sequence[T]]:
