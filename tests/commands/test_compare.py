@@ -8,52 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import scipy.stats
-from tests.runs import WORLDS
 
-from silva.cli import main
 from silva.storage.rollouts import read_rollouts
-
-MODEL = 'model = {type = "tiny", layers = 1, width = 32, heads = 2, kv_heads = 1, context = 256}\n'
-PARITY = (
-    MODEL
-    + f"""
-environments = [{{type = "{WORLDS}:Parity", eval_size = 16, turns = 1}}]
-rollout = {{limits = {{max_turn_tokens = 4, max_episode_tokens = 128}}}}
-eval = {{tasks = 16, samples_per_task = 4}}
-monitoring = {{tensorboard = false, report = false}}
-"""
-)
-ROWS = [{"prompt": f"What is {n} + {n}?", "answer": str(2 * n)} for n in range(12)]
-SUMS = (
-    MODEL
-    + f"""
-rollout = {{limits = {{max_turn_tokens = 16, max_episode_tokens = 256}}}}
-eval = {{samples_per_task = 3}}
-monitoring = {{tensorboard = false, report = false}}
-[[environments]]
-type = "dataset"
-name = "sums"
-rows = {json.dumps(ROWS).replace('":', '" =')}
-reward = "exact_match"
-eval_share = 1.0
-"""
-)
-
-
-@pytest.fixture
-def silva(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    Path("parity.toml").write_text(PARITY)
-    Path("sums.toml").write_text(SUMS)
-
-    def call(*arguments, code=0):
-        capsys.readouterr()
-        returned = main(["eval", *map(str, arguments)])
-        out, err = capsys.readouterr()
-        assert returned == code, err
-        return out, " ".join(err.split())
-
-    return call
 
 
 def solved(name: str) -> dict[str, list[float]]:

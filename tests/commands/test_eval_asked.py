@@ -6,11 +6,9 @@ import json
 from pathlib import Path
 
 import pytest
-from tests.engines.chat_server import said, serving
 from tests.models.test_sources import save
 from tests.runs import WORLDS
 
-from silva.cli import main
 from silva.config.sections import TinyModel
 from silva.evaluation.suites import SUITES
 from silva.storage.rollouts import read_rollouts
@@ -22,20 +20,6 @@ rollout = {{limits = {{max_turn_tokens = 4, max_episode_tokens = 100}}}}
 eval = {{tasks = 8}}
 monitoring = {{report = false}}
 """
-
-
-@pytest.fixture
-def silva(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-
-    def call(*arguments, code=0):
-        capsys.readouterr()
-        returned = main(["eval", *map(str, arguments)])
-        out, err = capsys.readouterr()
-        assert returned == code, err
-        return out, " ".join(err.split())
-
-    return call
 
 
 @pytest.mark.slow
@@ -81,19 +65,6 @@ def test_suites_are_listed(silva):
     table, _ = silva("--list")
     assert all(f"\n{name} " in f"\n{table}" for name in SUITES)
     assert [row["name"] for row in json.loads(silva("--list", "--json")[0])] == [*SUITES]
-
-
-@pytest.fixture
-def server(monkeypatch):
-    pytest.importorskip("openai")
-    monkeypatch.setenv("OPENAI_API_KEY", "sk-test")
-
-    def script(number, body):
-        lowest = int(body["messages"][0]["content"].split()[4])
-        return said(str(lowest + sum(message["role"] == "assistant" for message in body["messages"])))
-
-    with serving(script) as found:
-        yield found
 
 
 API = """

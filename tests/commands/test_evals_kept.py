@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 from tests.runs import WORLDS
 
-from silva.cli import main
 from silva.commands import COMMANDS
 from silva.commands.asked import APIS, EvalRequest, asked
 from silva.evaluation import evaluator, store
@@ -25,19 +24,9 @@ monitoring = {{tensorboard = false}}
 FILES = ("episodes.parquet", "summary.json")
 
 
-@pytest.fixture
-def silva(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
+@pytest.fixture(autouse=True)
+def _config(silva):
     Path("e.toml").write_text(CONFIG)
-
-    def call(*arguments, code=0):
-        capsys.readouterr()
-        returned = main(["eval", *map(str, arguments)])
-        out, err = capsys.readouterr()
-        assert returned == code, err
-        return out, " ".join(err.split())
-
-    return call
 
 
 def bytes_of(name: str) -> list[bytes]:

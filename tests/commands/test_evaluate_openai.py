@@ -7,12 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.engines.chat_server import Server, said, serving
+from tests.engines.chat_server import Server
 
 from silva import assembly
 from silva.cli import main
 
-pytest.importorskip("openai")
 CONFIG = """
 environments = [{{type = "guess_number", numbers = 3, guesses = 3, eval_size = 12}}]
 eval = {{tasks = 12}}
@@ -25,20 +24,10 @@ output_price = 2.0
 """
 
 
-@pytest.fixture
-def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """Guesses the lowest number, then the next ones: always right at last."""
-
-    def script(number: int, body: dict[str, Any]):
-        lowest = int(body["messages"][0]["content"].split()[4])
-        turn = sum(message["role"] == "assistant" for message in body["messages"])
-        return said(str(lowest + turn))
-
+@pytest.fixture(autouse=True)
+def _config(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("OPENAI_API_KEY", "sk-test-123456")
-    with serving(script) as found:
-        Path("api.toml").write_text(CONFIG.format(url=found.url))
-        yield found
+    Path("api.toml").write_text(CONFIG.format(url=server.url))
 
 
 def test_an_evaluation_needs_no_model(server: Server, monkeypatch: pytest.MonkeyPatch, capsys) -> None:

@@ -7,20 +7,19 @@ import zipfile
 from pathlib import Path
 
 import pytest
-from tests.commands.test_compare import silva  # noqa: F401
 
 from silva.evaluation.inspect_log import _messages
 from silva.types import Message, ToolCall
 
 
-def exported(silva) -> Path:  # noqa: F811
+def exported(silva) -> Path:
     silva("@", "sums.toml", "--policy", "expert", "--name", "sums", "--tasks", 2)
     silva("export", "sums", "--to", "inspect")
     (path,) = Path("evals/sums/inspect").glob("*.eval")
     return path
 
 
-def test_the_zip_holds_every_episode(silva):  # noqa: F811
+def test_the_zip_holds_every_episode(silva):
     path = exported(silva)
     before = path.read_bytes()
     silva("export", "sums", "--to", "inspect")
@@ -35,7 +34,7 @@ def test_the_zip_holds_every_episode(silva):  # noqa: F811
     assert sample["target"] == sample["messages"][-1]["content"] and sample["scores"]["success"]["value"] == 1
 
 
-def test_inspect_reads_it(silva):  # noqa: F811
+def test_inspect_reads_it(silva):
     log = pytest.importorskip("inspect_ai.log", reason="the package inspect-ai is not installed")
     path = exported(silva)
     found = log.read_eval_log(str(path))
@@ -61,6 +60,6 @@ def test_results_answer_their_calls() -> None:
     ("arguments", "words"),
     [(["sums"], "--to: got '', expected inspect"), ([], "expected the name of one evaluation")],
 )
-def test_what_is_missing_is_said(silva, arguments, words):  # noqa: F811
+def test_what_is_missing_is_said(silva, arguments, words):
     _, err = silva("export", *arguments, code=2)
     assert words in err

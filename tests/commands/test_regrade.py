@@ -6,7 +6,6 @@ import json
 from pathlib import Path
 
 import pytest
-from tests.commands.test_compare import silva  # noqa: F401
 
 from silva.actors.script import Script
 from silva.storage.rollouts import read_rollouts
@@ -20,7 +19,7 @@ def no_call(*_: object) -> None:
     raise AssertionError("the model was called")
 
 
-def test_the_same_reward_gives_the_same_bits_and_another_those_of_its_own_evaluation(silva, monkeypatch):  # noqa: F811
+def test_the_same_reward_gives_the_same_bits_and_another_those_of_its_own_evaluation(silva, monkeypatch):
     silva("@", "sums.toml", "--policy", "random", "--name", "before")
     silva("@", "sums.toml", "--policy", "random", "--name", "by-f1", "--environments.0.reward",
           '{"type": "token_f1", "solved_at": 0.5}')  # fmt: skip
@@ -34,7 +33,7 @@ def test_the_same_reward_gives_the_same_bits_and_another_those_of_its_own_evalua
     assert again == out and len([*Path("evals").glob("before*")]) == 2
 
 
-def test_it_says_what_changes_sides(silva):  # noqa: F811
+def test_it_says_what_changes_sides(silva):
     Path("mine.py").write_text("def lenient(attempt):\n    return float(attempt.reply != attempt.answer)\n")
     silva("@", "sums.toml", "--policy", "expert", "--name", "before")
     out, err = silva("--regrade", "before", "--reward", "mine.py:lenient", "--name", "after", "--json")
@@ -55,7 +54,7 @@ def test_it_says_what_changes_sides(silva):  # noqa: F811
         (["world", "--reward", "math"], "environment parity: its own rules grade it, so it takes no reward"),
     ],
 )
-def test_what_cannot_be_regraded_is_said(silva, arguments, words):  # noqa: F811
+def test_what_cannot_be_regraded_is_said(silva, arguments, words):
     silva("@", "sums.toml", "--policy", "expert", "--name", "before", "--tasks", 2)
     if "world" in arguments:
         silva("@", "parity.toml", "--name", "world", "--tasks", 1)
@@ -63,7 +62,7 @@ def test_what_cannot_be_regraded_is_said(silva, arguments, words):  # noqa: F811
     assert words in err
 
 
-def test_other_rows_are_refused(silva):  # noqa: F811
+def test_other_rows_are_refused(silva):
     silva("@", "sums.toml", "--policy", "expert", "--name", "before", "--tasks", 3)
     saved = Path("evals/before/config.toml")
     saved.write_text(
