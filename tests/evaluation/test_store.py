@@ -103,6 +103,12 @@ def test_another_evaluation_is_refused_in_words(tmp_path: Path) -> None:
     dearer = THIS | {"engine": {"model": "m", "max_cost": 2.0}}  # says nothing about the answers
     with opened(tmp_path / "e", dearer) as folder:
         assert len(folder.rows) == 1
+    newer = THIS | {"eval": {"tasks": 4, "later": 1}}
+    with pytest.raises(RunFolderError, match=r"eval\.later was absent, is 1"):
+        EvalFolder.open(tmp_path / "e", newer, "", overwrite=False, given=["eval.later"])
+    with pytest.raises(RunFolderError, match="files was absent"):  # a file is no key of the configuration
+        opened(tmp_path / "e", newer | {"files": {"rows.jsonl": "abc"}})
+    opened(tmp_path / "e", newer).close()  # a key of a later version, with its default
     with opened(tmp_path / "e", other, overwrite=True) as folder:
         assert folder.rows == {} and not folder.journal.exists()
 

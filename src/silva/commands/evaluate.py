@@ -52,9 +52,10 @@ def evaluate(asked: EvalRequest) -> Series:
     jobs, steps = jobs_of(tasksets, config.eval), list(asked.models)
     this = identity(asked.resolved.data, models=asked.names, weights=asked.weights, files=asked.files,
                     policy=asked.policy, jobs=jobs)  # fmt: skip
-    usual = asked.usual_name if asked.overwrite else free_name(EVALS, asked.usual_name, this)
+    given = asked.resolved.provenance
+    usual = asked.usual_name if asked.overwrite else free_name(EVALS, asked.usual_name, this, given)
     path, toml = EVALS / (asked.name or usual), to_toml(asked.resolved)
-    with EvalFolder.open(path, this, toml, overwrite=asked.overwrite) as store:
+    with EvalFolder.open(path, this, toml, overwrite=asked.overwrite, given=given) as store:
         missing = {step: count for step in steps if (count := store.missing(step, jobs))}
         total, decode = len(jobs) * len(steps), None
         if not missing and store.finished:

@@ -19,7 +19,7 @@ from silva.config.schema import RunConfig
 from silva.errors import ConfigError
 from silva.evaluation.comparison import Contender
 from silva.evaluation.evaluator import Job
-from silva.evaluation.store import ROLLOUT, SECTIONS
+from silva.evaluation.store import conditions
 from silva.evaluation.summary import contents_of, votes_of
 from silva.models.sources import is_run
 from silva.registries import REGISTRIES
@@ -51,14 +51,14 @@ class Kept:
 
     def contenders(self) -> list[Contender]:
         """One for each step."""
-        conditions = {key: self.resolved.data[key] for key in SECTIONS if key != "engine"}
-        conditions["rollout"] = {key: self.resolved.data["rollout"].get(key) for key in ROLLOUT}
+        decided = conditions(self.resolved.data)
+        del decided["engine"]
         steps = sorted({row.step for row in self.rows})
         return [
             Contender(
                 f"{self.name}@step_{step}" if len(steps) > 1 else self.name, self.models.get(step, ""),
                 [row for row in self.rows if row.step == step], self.tasks, self.config.eval,
-                votes_of(self.config.environments), conditions, self.cost,
+                votes_of(self.config.environments), decided, self.cost,
             )
             for step in steps
         ]  # fmt: skip

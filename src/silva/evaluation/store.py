@@ -15,12 +15,13 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TextIO
 
-from silva.config.diff import changed_keys, may_change
+from silva.config.diff import forbidden_changes
+from silva.config.field_types import dotted, leaves
 from silva.errors import RecordError, RunFolderError, SilvaError
 from silva.evaluation.evaluator import Job, Key, rollout_row
 from silva.ports import FILES
@@ -53,14 +54,18 @@ def identity(
         weights: digests of the files of the models.
         files: digests of other files that the configuration points at.
     """
-    kept = {key: data[key] for key in SECTIONS}
-    kept["rollout"] = {key: data["rollout"][key] for key in ROLLOUT if key in data["rollout"]}
     tasks = hashlib.sha256("\n".join(f"{job.key} {job.task.content()}" for job in jobs).encode()).hexdigest()
     own = {
         "policy": policy, "tasks": tasks, "files": dict(files), "weights": dict(weights),
         "models": {str(step): name for step, name in models.items()},
     }  # fmt: skip
-    return json.loads(json.dumps(kept | own))  # type: ignore[no-any-return]
+    return json.loads(json.dumps(conditions(data) | own))  # type: ignore[no-any-return]
+
+
+def conditions(data: Mapping[str, Any]) -> dict[str, Any]:
+    """What of a configuration (`Resolved.data`) decides the episodes."""
+    rollout = {key: data["rollout"][key] for key in ROLLOUT if key in data["rollout"]}
+    return {key: data[key] for key in SECTIONS} | {"rollout": rollout}
 
 
 class EvalFolder(Layout):
@@ -77,12 +82,16 @@ class EvalFolder(Layout):
         self._lock, self._writer = held, Journal(self.journal)
 
     @classmethod
-    def open(cls, path: Path, this: Mapping[str, Any], toml: str, *, overwrite: bool) -> EvalFolder:
+    def open(
+        cls, path: Path, this: Mapping[str, Any], toml: str, *, overwrite: bool, given: Collection[str] = ()
+    ) -> EvalFolder:
         """The folder with what it holds of `this` evaluation (`identity`).
 
         Args:
             toml: the configuration as text.
             overwrite: an earlier evaluation in the folder is removed.
+            given: dotted paths of the configuration that are no defaults. A key that the folder does not
+                know is newer than it, and may have its default.
 
         Raises:
             RunFolderError: it holds something else, or another process uses it.
@@ -95,7 +104,7 @@ class EvalFolder(Layout):
         try:
             if before and overwrite:
                 folder._clear()
-            elif before and (changed := _changed(before, this)):
+            elif before and (changed := _changed(before, this, given)):
                 raise RunFolderError(f"{path} holds another evaluation: {changed}. {_ADVICE}")
             folder._read()
             with _writing(path):
@@ -176,15 +185,16 @@ class EvalFolder(Layout):
                 FILES.remove_tree(path)
 
 
-def free_name(folder: Path, name: str, this: Mapping[str, Any]) -> str:
-    """`name`, or the first of name-2, name-3, ... whose folder holds this evaluation or none."""
+def free_name(folder: Path, name: str, this: Mapping[str, Any], given: Collection[str] = ()) -> str:
+    """`name`, or the first of name-2, name-3, ... whose folder holds this evaluation or none. `given`: as for
+    `EvalFolder.open`."""
     for number in range(1, 1_000_000):
         found = name if number == 1 else f"{name}-{number}"
         try:
             before = _before(folder / found)
         except (RunFolderError, RecordError):  # somebody else's
             continue
-        if not before or not _changed(before, this):
+        if not before or not _changed(before, this, given):
             return found
     raise RunFolderError(f"{folder / name}: there are a million of these; choose another --name")
 
@@ -219,9 +229,10 @@ def _before(path: Path) -> dict[str, Any]:
     return found
 
 
-def _changed(before: Mapping[str, Any], this: Mapping[str, Any]) -> str:
+def _changed(before: Mapping[str, Any], this: Mapping[str, Any], given: Collection[str]) -> str:
     """What differs, in words; "" if it is the same evaluation."""
-    keys = [key for key in changed_keys(before, this) if not may_change(key)]
+    own = {key: value for key, value in this.items() if key not in (*SECTIONS, "rollout")}  # no defaults
+    keys = [*forbidden_changes(before, this, {*given, *map(dotted, leaves(own))})]
     words = [f"{key} was {_at(before, key)}, is {_at(this, key)}" for key in keys[:3]]
     if "tasks" in keys and len(keys) == 1:
         words = ["its tasks have other contents"]
