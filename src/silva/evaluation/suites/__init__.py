@@ -93,15 +93,6 @@ def rows() -> list[dict[str, Any]]:
     ]
 
 
-def note(name: str, found_rows: int) -> str:
-    """What is unusual about the number of rows; empty if nothing is."""
-    wanted = suite(name)
-    if found_rows in (wanted.rows, wanted.arpo):
-        return ""
-    also = f" (ARPO's sample: {wanted.arpo:,})" if wanted.arpo else ""
-    return f"suite {name}: {found_rows:,} rows; the published split has {wanted.rows:,}{also}"
-
-
 def _rows_of(name: str, wanted: Suite, data: Path | None) -> dict[str, Any]:
     """The keys that say where the rows are."""
     for module, command in wanted.packages.items():

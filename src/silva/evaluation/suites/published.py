@@ -96,23 +96,23 @@ PUBLISHED: Mapping[str, Suite] = {
     ),
     "webwalkerqa": Suite(
         title="WebWalkerQA", citation="Wu et al. 2025, arXiv:2501.07572", licence="Apache-2.0", rows=680,
-        arpo=200, columns=("question", "answer"), hub="callanwu/WebWalkerQA", split="main",
+        columns=("question", "answer"), hub="callanwu/WebWalkerQA", split="main",
         url="https://huggingface.co/datasets/callanwu/WebWalkerQA",
         files=("webwalkerqa", "webwalker", "WebWalkerQA"), **judged(WHOLE_MEANING),
     ),
     "hotpotqa": Suite(
         title="HotpotQA", citation="Yang et al. 2018, arXiv:1809.09600", licence="CC BY-SA 4.0", rows=7405,
-        arpo=200, subset="hotpotqa", split="dev", url="https://hotpotqa.github.io",
+        subset="hotpotqa", split="dev", url="https://hotpotqa.github.io",
         files=("hotpotqa", "hotpot_dev_distractor_v1", "hotpot_dev_fullwiki_v1"), **HOPS,
     ),
     "2wiki": Suite(
         title="2WikiMultihopQA", citation="Ho et al. 2020, arXiv:2011.01060", licence="Apache-2.0",
-        rows=12576, arpo=200, subset="2wikimultihopqa", split="dev",
+        rows=12576, subset="2wikimultihopqa", split="dev",
         url="https://github.com/Alab-NII/2wikimultihop", files=("2wiki", "2wikimultihopqa"), **HOPS,
     ),
     "musique": Suite(
         title="MuSiQue", citation="Trivedi et al. 2022, arXiv:2108.00573", licence="CC BY 4.0", rows=2417,
-        arpo=200, subset="musique", split="dev", url="https://github.com/StonyBrookNLP/musique",
+        subset="musique", split="dev", url="https://github.com/StonyBrookNLP/musique",
         files=("musique",), **HOPS,
     ),
     "bamboogle": Suite(
@@ -121,7 +121,7 @@ PUBLISHED: Mapping[str, Suite] = {
     ),
     "gaia": Suite(
         title="GAIA", citation="Mialon et al. 2023, arXiv:2311.12983", licence="must not be published again",
-        gate="accept its conditions there and log in: huggingface-cli login", rows=127, arpo=103,
+        gate="accept its conditions there and log in: huggingface-cli login", rows=127,
         columns=("Question", "Final answer"), hub="gaia-benchmark/GAIA", subset="2023_all",
         split="validation", url="https://huggingface.co/datasets/gaia-benchmark/GAIA",
         files=("gaia", "GAIA"),
@@ -135,7 +135,7 @@ PUBLISHED: Mapping[str, Suite] = {
     "hle": Suite(
         title="Humanity's Last Exam, without images", citation="Phan et al. 2025, arXiv:2501.14249",
         licence="MIT; must not be published again",
-        gate="accept its conditions there and log in: huggingface-cli login", rows=2158, arpo=500,
+        gate="accept its conditions there and log in: huggingface-cli login", rows=2158,
         columns=("question", "answer"), hub="cais/hle", url="https://huggingface.co/datasets/cais/hle",
         files=("hle", "HLE"),
         **{**judged(EXACT), "keys": {**SEARCHED["keys"], "without": ["image"]}},
@@ -147,7 +147,7 @@ PUBLISHED: Mapping[str, Suite] = {
         **{**judged(EXACT), "keys": {**SEARCHED["keys"], "canary": "canary"}},
     ),
     "simpleqa": Suite(
-        title="SimpleQA", citation="Wei et al. 2024, arXiv:2411.04368", licence="MIT", rows=4326, arpo=500,
+        title="SimpleQA", citation="Wei et al. 2024, arXiv:2411.04368", licence="MIT", rows=4326,
         columns=("problem", "answer"), hub="basicv8vc/SimpleQA", url="https://github.com/openai/simple-evals",
         files=("simpleqa", "SimpleQA", "simple_qa"), **judged(SHORT_FACT),
     ),

@@ -26,7 +26,7 @@ class Suite:
         url: where people get the rows.
         gate: what has to be done before they can be had; empty: nothing.
         columns: of prompt and answer in the published rows.
-        rows: rows of the published split; `arpo` those of ARPO's `evaluation/data`, if they are fewer.
+        rows: rows of the published split.
         instructions: what stands before a question.
         tools: what agents are offered in the literature; a suite is plain unless tools are asked for.
         calls: the most calls of each tool in one episode; none if the environment has tools of its own.
@@ -51,7 +51,6 @@ class Suite:
     files: tuple[str, ...] = ()
     url: str = ""
     gate: str = ""
-    arpo: int = 0
     instructions: str = ""
     tools: tuple[str, ...] = ()
     calls: Mapping[str, int] = field(default_factory=dict)
@@ -62,12 +61,6 @@ class Suite:
     beside: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     packages: Mapping[str, str] = field(default_factory=dict)
     inside: str = ""
-
-    @property
-    def headline(self) -> str:
-        """The estimate of an evaluation that is this suite's number: F1 is a mean reward, the others are
-        shares of solved tasks."""
-        return "reward" if self.metric == "token F1" else "success"
 
     @property
     def judged(self) -> bool:
