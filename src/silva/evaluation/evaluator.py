@@ -173,7 +173,7 @@ def records(evaluations: Sequence[Evaluation]) -> list[dict[str, Any]]:
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """One episode that is to be played."""
+    """One episode of an evaluation: who plays it is not said here."""
 
     environment: str
     task: Task

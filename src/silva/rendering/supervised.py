@@ -9,7 +9,7 @@ trained where a policy would have sampled it, and nowhere else.
 
 Who wrote a token is known from rendering, and the text is not searched: what `script` makes of a reply is the
 assistant's, its stop token included. The words of other roles are found by rendering once more with marks
-around them, which no content holds. Headers and other glue of the template are nobody's.
+around them, which no content holds. Headers and other glue of the template belong to no role.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class SupervisedRow:
 
     Attributes:
         tokens: int64 [T].
-        trained: by role, bool [T]: the tokens that it wrote and that are to be learned. No token is in two.
+        trained: for each role, bool [T]: its tokens that count in the loss. No token counts for two roles.
         where: as in `Dialogue`.
     """
 
@@ -70,7 +70,7 @@ def supervised_rows(
     """The rows of a dialogue, each with a trained token: one, or more if the template rewrites earlier turns.
 
     Args:
-        roles: whose words are trained.
+        roles: the roles that are trained.
         turns: all of them, or the last reply only (of other roles: what it answers).
 
     Raises:

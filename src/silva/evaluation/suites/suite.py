@@ -21,10 +21,10 @@ class Suite:
     r"""One row of the table.
 
     Attributes:
-        hub, subset, split: the data set on the Hugging Face hub; `hub` is empty if it has none to be read.
+        hub, subset, split: the data set on the Hugging Face hub; `hub` is empty if none can be read there.
         files: names under which the rows are looked for in a folder: NAME/test.jsonl, NAME.jsonl, ...
         url: where people get the rows.
-        gate: what has to be done before they can be had; empty: nothing.
+        gate: the step that comes before a download; empty if there is none.
         columns: of prompt and answer in the published rows.
         rows: rows of the published split.
         instructions: what stands before a question.
@@ -75,7 +75,7 @@ class Suite:
         return " ".join(filter(None, (self.hub, self.subset, self.split))) if self.hub else self.url
 
     def where(self) -> str:
-        """Where the rows are to be had and where to put them, for a message."""
+        """The part of a message that says how to get the rows and where to put them."""
         known = f" ({self.licence}{'; ' + self.gate if self.gate else ''})"
         return f"get them from {self.url}{known} and put them in DIR/{self.files[0]}/test.jsonl (--data DIR)"
 
