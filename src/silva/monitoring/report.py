@@ -102,7 +102,8 @@ def page(data: Mapping[str, Any], template: str = "report") -> str:
         "SCRIPT_HASH": f"sha256-{digest}",
         "DATA": embed(data),
     }
-    pieces = (folder / f"{template}.html").read_text("utf-8").split("%%")  # text, name, text, name, ..., text
+    whole = "".join((folder / f"{name}.html").read_text("utf-8") for name in ("head", template))
+    pieces = whole.split("%%")  # text, name, text, name, ..., text
     return "".join(parts[piece] if index % 2 else piece for index, piece in enumerate(pieces))
 
 
