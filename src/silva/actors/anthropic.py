@@ -22,7 +22,6 @@ class AnthropicModel(ChatModel):
     hottest: ClassVar[float] = 1.0
 
     def _body(self, request: Request) -> dict[str, Any]:
-        sampling = self.sampling
         system, messages = anthropic_dialogue(chat_messages(request.messages, self.system))
         body: dict[str, Any] = {
             "model": self.settings.model,
@@ -33,15 +32,7 @@ class AnthropicModel(ChatModel):
             body["system"] = system
         if request.tools:
             body["tools"] = anthropic_tools(request.tools)
-        if sampling.temperature != 1.0:
-            body["temperature"] = sampling.temperature
-        if sampling.top_p != 1.0:
-            body["top_p"] = sampling.top_p
-        if sampling.top_k:
-            body["top_k"] = sampling.top_k
-        if sampling.stop:
-            body["stop_sequences"] = list(sampling.stop)
-        return body
+        return body | self._sampled("stop_sequences")
 
     def _read(self, text: str, request: Request) -> ChatAnswer:
         return read_anthropic(text, request.tools)

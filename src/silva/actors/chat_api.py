@@ -107,8 +107,6 @@ class ChatModel:
         return [f"{self.settings.model}: {self._requests.note()}"]
 
     def _body(self, request: Request) -> dict[str, Any]:
-        """Sampling as the API has it by default is left out: some models take no other."""
-        sampling = self.sampling
         body: dict[str, Any] = {
             "model": self.settings.model,
             "messages": chat_messages(request.messages, self.system, self._thoughts_in),
@@ -117,13 +115,14 @@ class ChatModel:
         }
         if request.tools:
             body["tools"] = chat_tools(request.tools)
-        if sampling.temperature != 1.0:
-            body["temperature"] = sampling.temperature
-        if sampling.top_p != 1.0:
-            body["top_p"] = sampling.top_p
-        if sampling.stop:
-            body["stop"] = list(sampling.stop)
-        return body
+        return body | self._sampled("stop")
+
+    def _sampled(self, stop: str) -> dict[str, Any]:
+        """Keys of a body; what the API does by default is left out, because some models take nothing else."""
+        s = self.sampling
+        keys = {"temperature": s.temperature, "top_p": s.top_p, "top_k": s.top_k, stop: list(s.stop)}
+        usual = {"temperature": 1.0, "top_p": 1.0, "top_k": 0, stop: []}
+        return {key: value for key, value in keys.items() if value != usual[key]}
 
     async def _send(self, body: Mapping[str, Any], request: Request) -> ChatAnswer:
         try:
