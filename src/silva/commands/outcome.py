@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from rich.console import Console
+
 import silva
 from silva.evaluation.evaluator import NLL
 from silva.models.loading import name_of
@@ -16,9 +18,10 @@ from silva.monitoring.report import write_report
 from silva.orchestrator.metrics import peak_memory_bytes
 from silva.orchestrator.notices import NOTHING
 from silva.orchestrator.state import RunState
-from silva.run import Run
+from silva.run import Run, say
 from silva.storage.metrics import read_metrics
-from silva.storage.summary import write_summary
+from silva.storage.run_folder import RunFolder
+from silva.storage.summary import read_summary, write_summary
 
 Row = Mapping[str, Any]
 
@@ -68,6 +71,24 @@ def finish(run: Run, state: RunState, weights: Path) -> RunOutcome:
         monitor.message(f"report: {report}", "result")
     monitor.message(f"weights: {weights}", "result")
     return RunOutcome(folder.path, summary, report, weights)
+
+
+def earlier(folder: RunFolder, console: Console | None = None) -> RunOutcome | None:
+    """The outcome of a run that was finished before; None if it was not."""
+    if folder.state != "finished":
+        return None
+    for note in folder.notes:
+        say(note, console)
+    report = folder.report if folder.report.exists() else None
+    return RunOutcome(folder.path, read_summary(folder.summary), report, None)
+
+
+def stopped(run: Run, otherwise: str) -> None:
+    """The last words of a run that Ctrl-C ended. `otherwise`: what it does next if it has no checkpoint."""
+    steps = run.store.steps()
+    where = f"goes on after step {steps[-1]}" if steps else otherwise
+    run.monitor.message(f"stopped; --resume {where}", "warning")
+    write_last_report(run)
 
 
 def last_words(before: Sequence[Row], after: Sequence[Row]) -> list[str]:

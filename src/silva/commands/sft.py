@@ -11,7 +11,7 @@ from typing import Any
 from silva.assembly import connected
 from silva.commands.checks import check_engine
 from silva.commands.common import as_resolved
-from silva.commands.outcome import RunOutcome, finish, write_last_report
+from silva.commands.outcome import RunOutcome, earlier, finish, stopped
 from silva.config.load import Resolved
 from silva.data.supervised import SupervisedStream
 from silva.errors import ConfigError
@@ -23,7 +23,6 @@ from silva.ports import derive
 from silva.run import Run, claimed, opened
 from silva.signals import Interrupted
 from silva.storage.run_folder import RunFolder
-from silva.storage.summary import read_summary
 from silva.types import LossSpec, Sample
 
 
@@ -48,10 +47,7 @@ def supervise(
     with claimed(
         resolved, "--resume goes on", resume=resume, overwrite=overwrite, accept_files=accept_files
     ) as folder:
-        if folder.state == "finished":
-            report = folder.report if folder.report.exists() else None
-            return RunOutcome(folder.path, read_summary(folder.summary), report, None)
-        return asyncio.run(_supervise(resolved, folder))
+        return earlier(folder) or asyncio.run(_supervise(resolved, folder))
 
 
 async def _supervise(resolved: Resolved, folder: RunFolder) -> RunOutcome:
@@ -67,10 +63,7 @@ async def _supervise(resolved: Resolved, folder: RunFolder) -> RunOutcome:
                 run.monitor.message(f"data: {loop.parts.batches.left_out}")
             return finish(run, state, await run.export(loop.parts.trainer, state.step))
         except Interrupted:
-            steps = run.store.steps()
-            where = f"goes on after step {steps[-1]}" if steps else "begins again"
-            run.monitor.message(f"stopped; --resume {where}", "warning")
-            write_last_report(run)
+            stopped(run, "begins again")
             raise
 
 

@@ -14,7 +14,7 @@ from silva import process
 from silva.assembly import connected
 from silva.commands.checks import bias_notes, check, check_environments, check_parts
 from silva.commands.common import as_resolved
-from silva.commands.outcome import RunOutcome, finish, write_last_report
+from silva.commands.outcome import RunOutcome, earlier, finish, stopped
 from silva.config.load import Resolved
 from silva.errors import PartLost
 from silva.monitoring.traced import TracedEngine, TracedTrainer
@@ -32,7 +32,6 @@ from silva.run import Run, claimed, opened, say
 from silva.signals import Interrupted
 from silva.storage.layout import Layout, steps_in
 from silva.storage.run_folder import RunFolder
-from silva.storage.summary import read_summary
 
 MOST_LOST = 5  # parts lost in a row, without a checkpoint in between
 
@@ -62,11 +61,8 @@ def train(
                 resolved, "--resume goes on",
                 resume=resume, overwrite=overwrite, accept_files=accept_files, console=console,
             ) as folder:  # fmt: skip
-                if folder.state == "finished":
-                    for note in folder.notes:
-                        say(note, console)
-                    report = folder.report if folder.report.exists() else None
-                    return RunOutcome(folder.path, read_summary(folder.summary), report, None)
+                if before_this := earlier(folder, console):
+                    return before_this
                 outcome = asyncio.run(_train(resolved, folder, console))
             process.forget()
             return outcome
@@ -95,10 +91,7 @@ async def _train(resolved: Resolved, folder: RunFolder, console: Console | None)
             state = await loop.run(folder.begun)
             return finish(run, state, await run.export(loop.parts.trainer, state.step))
         except Interrupted:
-            steps = run.store.steps()
-            where = f"goes on after step {steps[-1]}" if steps else "begins the warm start again"
-            run.monitor.message(f"stopped; --resume {where}", "warning")
-            write_last_report(run)
+            stopped(run, "begins the warm start again")
             raise
 
 
