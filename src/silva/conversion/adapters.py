@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 
 from silva.config.sections import TinyModel
 from silva.errors import ModelError
 from silva.models.loading import resolve
-from silva.models.overlays import WEIGHTS
+from silva.models.overlays import trained_tensors
 from silva.models.sources import RunCheckpoint
 from silva.models.weight_files import let_read
-from silva.storage.checkpoints import verify
 
 
 def write_adapter(checkpoint: RunCheckpoint, path: Path) -> tuple[int, list[str]]:
@@ -36,11 +34,7 @@ def write_adapter(checkpoint: RunCheckpoint, path: Path) -> tuple[int, list[str]
         raise ModelError(
             f"{checkpoint.folder}: adapters of a tiny model, whose base is in no folder; take --to hf"
         )
-    try:
-        verify(checkpoint.folder)
-        tensors = load_file(checkpoint.folder / WEIGHTS)
-    except (OSError, SafetensorError) as error:  # a CheckpointError is an OSError
-        raise ModelError(f"{checkpoint.folder}: its weights cannot be read: {error}") from error
+    tensors = trained_tensors(checkpoint.folder)
     base = resolve(checkpoint.model.name)
     named = {f"base_model.model.{name.replace('.default.', '.')}": each for name, each in tensors.items()}
     path.mkdir()

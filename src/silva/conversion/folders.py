@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 from safetensors.torch import save_file
 
-from silva.conversion.tensors import Model, OnTensor, cast, most_common
+from silva.conversion.tensors import Model, OnDone, cast, most_common
 from silva.errors import ModelError
 from silva.models.weight_files import differences, let_read
 
@@ -18,8 +18,8 @@ _BESIDE = ("*.json", "*.jinja", "*.txt", "*.model", "LICENSE*", "NOTICE*", "addi
 _NOT = ("model.safetensors.index.json", "adapter_config.json")
 
 
-def write_folder(model: Model, path: Path, dtype: torch.dtype | None, on_tensor: OnTensor) -> list[str]:
-    """Write the new folder `path`, and return no notes; holds one file of weights in memory at a time.
+def write_folder(model: Model, path: Path, dtype: torch.dtype | None, on_tensor: OnDone) -> None:
+    """Write the new folder `path`; one file of weights is in memory at a time.
 
     Args:
         dtype: None keeps each tensor's own.
@@ -62,7 +62,6 @@ def write_folder(model: Model, path: Path, dtype: torch.dtype | None, on_tensor:
         (path / "model.safetensors.index.json").write_text(json.dumps(index, indent=2) + "\n")
     let_read(path)
     check_folder(path)
-    return []
 
 
 def check_folder(path: Path) -> None:

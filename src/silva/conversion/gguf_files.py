@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from silva.conversion.gguf_tokenizer import add_tokenizer
-from silva.conversion.tensors import DTYPES, LazyTensor, Model, OnTensor, cast
+from silva.conversion.tensors import DTYPES, LazyTensor, Model, OnDone, cast
 from silva.errors import ModelError
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ FAMILIES = {"llama": "llama", "qwen2": "qwen2", "qwen3": "qwen3"}
 """Names of llama.cpp by `model_type` of config.json."""
 
 
-def write_gguf(model: Model, path: Path, form: str, on_tensor: OnTensor) -> list[str]:
+def write_gguf(model: Model, path: Path, form: str, on_tensor: OnDone) -> list[str]:
     """Write the new file `path`; one tensor is in memory at a time.
 
     Args:

@@ -18,7 +18,7 @@ from silva.conversion.adapters import write_adapter
 from silva.conversion.folders import write_folder
 from silva.conversion.fsdp import sharded_model, shards_in
 from silva.conversion.gguf_files import FORMATS, write_gguf
-from silva.conversion.tensors import DTYPES, Model, OnTensor, model_in, most_common, without_tied
+from silva.conversion.tensors import DTYPES, Model, OnDone, model_in, most_common, without_tied
 from silva.errors import ConfigError, ModelError
 from silva.models.loading import load_model, resolve
 from silva.models.sources import RunCheckpoint, checkpoint, find, run_of
@@ -40,7 +40,7 @@ class Converted(NamedTuple):
 
 
 def convert_model(
-    source: str, to: str, output: Path | None, form: str | None, *, overwrite: bool, on_tensor: OnTensor
+    source: str, to: str, output: Path | None, form: str | None, *, overwrite: bool, on_tensor: OnDone
 ) -> Converted:
     """Write the model that `source` names in the format `to`, whole or not at all.
 
@@ -70,8 +70,9 @@ def convert_model(
                 return Converted(path, *write_adapter(checkpoint(source), temporary))
         model = without_tied(model_of(source, Path(scratch)))._replace(name=name)
         with placed(path, overwrite=overwrite) as temporary:
+            notes = list[str]()
             if to == "hf":
-                notes = write_folder(model, temporary, DTYPES[form] if form else None, on_tensor)
+                write_folder(model, temporary, DTYPES[form] if form else None, on_tensor)
             else:
                 words = {dtype: word for word, dtype in DTYPES.items()}
                 form = form or words.get(most_common(model.tensors), "f32")

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from silva.conversion.tensors import OnTensor
+from silva.conversion.tensors import OnDone
 from silva.data.dialogues import dialogue, shape_of
 from silva.data.recorded import recorded, rollout_files
 from silva.data.row_shapes import recognised
@@ -32,7 +32,7 @@ class ConvertedRows(NamedTuple):
 
 
 def convert_rows(
-    source: str, to: str, output: Path | None, *, overwrite: bool, on_row: OnTensor
+    source: str, to: str, output: Path | None, *, overwrite: bool, on_row: OnDone
 ) -> ConvertedRows:
     """Write the rows of `source` in the shape `to`, one of `TARGETS`.
 
@@ -99,7 +99,7 @@ def _of_rollouts(files: list[Path], to: str) -> Iterator[Found]:
 class Tally:
     """Counts what is written, left out and lost, with the first place of each."""
 
-    def __init__(self, to: str, on_row: OnTensor) -> None:
+    def __init__(self, to: str, on_row: OnDone) -> None:
         self.to, self.rows, self._on_row = to, 0, on_row
         self._left_out, self._lost = dict[str, list[str]](), dict[str, list[str]]()
 

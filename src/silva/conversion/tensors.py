@@ -16,8 +16,8 @@ DTYPES = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
 """By the words of `--dtype`."""
 _STORED = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 
-OnTensor = Callable[[int, int], None]
-"""Takes how many tensors are done, and how many there are."""
+OnDone = Callable[[int, int], None]
+"""Takes how many tensors or rows are done, and how many there are (0: it is not known)."""
 
 
 class LazyTensor(NamedTuple):

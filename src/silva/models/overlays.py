@@ -17,6 +17,19 @@ from silva.storage.checkpoints import verify
 WEIGHTS = Path("trainer", "weights.safetensors")  # in a checkpoint (trainer/state.py writes it)
 
 
+def trained_tensors(checkpoint: Path) -> dict[str, torch.Tensor]:
+    """What training changes, by name, in float32.
+
+    Raises:
+        ModelError: a file of the checkpoint is damaged.
+    """
+    try:
+        verify(checkpoint)
+        return load_file(checkpoint / WEIGHTS)
+    except (OSError, SafetensorError) as error:  # a CheckpointError is an OSError
+        raise ModelError(f"{checkpoint}: its weights cannot be read: {error}") from error
+
+
 @torch.no_grad()
 def lay_checkpoint(model: PreTrainedModel, checkpoint: Path) -> None:
     """Copy what was trained into the model that it was trained in; adapters are merged.
@@ -26,19 +39,14 @@ def lay_checkpoint(model: PreTrainedModel, checkpoint: Path) -> None:
     Raises:
         ModelError: a file of the checkpoint is damaged, or its parameters are not this model's.
     """
-    file = checkpoint / WEIGHTS
-    try:
-        verify(checkpoint)
-        tensors = load_file(file)
-    except (OSError, SafetensorError) as error:  # a CheckpointError is an OSError
-        raise ModelError(f"{checkpoint}: its weights cannot be read: {error}") from error
+    tensors = trained_tensors(checkpoint)
     parameters = {name: each for name, each in model.named_parameters() if each.requires_grad}
     wrong = sorted(parameters.keys() ^ tensors.keys())
     wrong += [name for name in parameters.keys() & tensors if parameters[name].shape != tensors[name].shape]
     if wrong:
         raise ModelError(
-            f"{file}: {some(wrong)} missing, too many or of another shape; expected the parameters that "
-            "training changes in the model of the run's config.toml"
+            f"{checkpoint / WEIGHTS}: {some(wrong)} missing, too many or of another shape; expected the "
+            "parameters that training changes in the model of the run's config.toml"
         )
     for name, parameter in parameters.items():
         parameter.copy_(tensors[name])
