@@ -38,16 +38,8 @@ def spoken(samples: Sequence[Sample]) -> list[Sample]:
 
 
 def stream_gradients(loaded: LoadedModel, samples: Sequence[Sample]) -> dict[str, torch.Tensor]:
-    """-sum(w log p) of all streams, one unpadded row after the other, from full logits."""
-    loss = torch.zeros((), dtype=loaded.dtype)
-    for sample in samples:
-        tokens = torch.from_numpy(sample.tokens)
-        logits = loaded.model(input_ids=tokens[None]).logits[0, :-1] / float(sample.temperatures[0])
-        logprobs = torch.log_softmax(logits, -1).gather(-1, tokens[1:, None])[:, 0]
-        for weights in sample.streams.values():
-            loss = loss - (torch.from_numpy(weights)[1:] * logprobs).sum()
-    names, parameters = zip(*loaded.model.named_parameters(), strict=True)
-    return dict(zip(names, torch.autograd.grad(loss, parameters), strict=True))
+    """Those of -sum(w log p) of all streams."""
+    return naive_gradients(loaded, samples, lambda sample: sum(sample.streams.values()))
 
 
 @pytest.mark.parametrize("budget", [25, 10_000])

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 
 from silva.config.sections import Optimizer
@@ -52,14 +53,20 @@ def relative_error(got: dict[str, torch.Tensor], expected: dict[str, torch.Tenso
     return (difference / sum(float(g.square().sum()) for g in expected.values())) ** 0.5
 
 
-def naive_gradients(loaded: LoadedModel, samples: Sequence[Sample]) -> dict[str, torch.Tensor]:
-    """-sum(w A log p), one unpadded row after the other, from full logits."""
+def advantage_weights(sample: Sample) -> np.ndarray:
+    assert sample.advantages is not None
+    return sample.loss_weights * sample.advantages
+
+
+def naive_gradients(
+    loaded: LoadedModel, samples: Sequence[Sample], weights: Callable[[Sample], Any] = advantage_weights
+) -> dict[str, torch.Tensor]:
+    """-sum(w log p), one unpadded row after the other, from full logits; `weights` gives w."""
     loss = torch.zeros((), dtype=loaded.dtype)
     for sample in samples:
         tokens = torch.from_numpy(sample.tokens)
         logits = loaded.model(input_ids=tokens[None]).logits[0, :-1] / float(sample.temperatures[0])
         logprobs = torch.log_softmax(logits, -1).gather(-1, tokens[1:, None])[:, 0]
-        assert sample.advantages is not None
-        loss = loss - (torch.from_numpy(sample.loss_weights * sample.advantages)[1:] * logprobs).sum()
+        loss = loss - (torch.from_numpy(weights(sample))[1:] * logprobs).sum()
     names, parameters = zip(*loaded.model.named_parameters(), strict=True)
     return dict(zip(names, torch.autograd.grad(loss, parameters), strict=True))
