@@ -5,6 +5,7 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from pathlib import Path
 
+from silva.assembly import Assembly
 from silva.commands.command import Given
 from silva.commands.common import here
 from silva.commands.kept import jobs_of_rows, kept
@@ -41,7 +42,8 @@ def export(name: str, folder: Path | None = None) -> list[Path]:
     files = Layout(this.path)
     source = files.episodes if files.episodes.exists() else files.config_toml
     created = datetime.fromtimestamp(int(source.stat().st_mtime), UTC).isoformat()
-    pairs = list(zip(this.rows, jobs_of_rows(this.rows, here(this.config)), strict=True))
+    jobs = jobs_of_rows(this.rows, Assembly(here(this.config)).tasksets, this.tasks)
+    pairs = list(zip(this.rows, jobs, strict=True))
     series = evaluations_of(this.rows, this.config.eval, votes_of(this.config.environments))
     models = {step: this.models.get(step, "") for step in series}
     numbers, written = results(series, models), []

@@ -7,7 +7,8 @@ runs/lake@step_100      what a run measured at a step; without one, at its last
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
@@ -22,11 +23,11 @@ from silva.evaluation.evaluator import Job
 from silva.evaluation.store import conditions
 from silva.evaluation.summary import contents_of, votes_of
 from silva.models.sources import is_run
+from silva.protocols import TaskSet
 from silva.registries import REGISTRIES
 from silva.storage.layout import Layout
 from silva.storage.rollouts import RolloutRow, read_columns, read_rollouts, rollouts_in
 from silva.storage.summary import read_summary
-from silva.types import Task
 
 EVALS = Path("evals")
 """Holds a folder for each evaluation."""
@@ -89,34 +90,40 @@ def kept(name: str) -> Kept:
     if not rows:
         raise ConfigError(f"{name}: {path} has no episodes of step {step}")
     if tasks is None:
-        tasks = contents_of(jobs_of_rows(rows, here(resolved.config)))
+        tasks = contents_of(jobs_of_rows(rows, Assembly(here(resolved.config)).tasksets))
     short = name if step is not None or path.parent.resolve() != EVALS.resolve() else path.name
     return Kept(short, path, resolved, rows, models, tasks, cost)
 
 
-def jobs_of_rows(rows: list[RolloutRow], config: RunConfig) -> list[Job]:
-    """The tasks that were played, from the task sets of a configuration; in the order of the rows.
+def jobs_of_rows(
+    rows: Iterable[RolloutRow],
+    tasksets: Mapping[str, TaskSet],
+    contents: Mapping[str, Mapping[str, str]] | None = None,
+) -> list[Job]:
+    """The job of each row, with its task.
+
+    Args:
+        contents: digests that the tasks had when they were played, by environment and id.
 
     Raises:
-        ConfigError: the task sets have no such task any more.
+        ConfigError: a task is gone, or has another content now.
     """
-    tasksets = Assembly(config).tasksets
     tasks = {label: {task.id: task for task in each.tasks("eval")} for label, each in tasksets.items()}
-    jobs = []
+    jobs, changed = list[Job](), Counter[str]()
     for row in rows:
         task = tasks.get(row.environment, {}).get(row.task)
-        if task is None:
-            raise ConfigError(
-                f"{row.environment}: task {row.task} was played, and the environment has no such task now; "
-                "its rows or settings have changed"
-            )
-        jobs.append(job_of(row, task))
+        if task is None or (contents and task.content() != contents[row.environment][row.task]):
+            changed[row.environment] += 1
+            continue
+        sample = row.trajectory.id.rpartition("/")[2]
+        jobs.append(Job(row.environment, task, int(sample) if sample.isdigit() else 0))
+    if changed:
+        words = ", ".join(f"{count} of {label}" for label, count in changed.items())
+        raise ConfigError(
+            f"tasks of these episodes are gone or have other contents now: {words}; the rows or settings of "
+            "the environment have changed"
+        )
     return jobs
-
-
-def job_of(row: RolloutRow, task: Task) -> Job:
-    sample = row.trajectory.id.rpartition("/")[2]
-    return Job(row.environment, task, int(sample) if sample.isdigit() else 0)
 
 
 def _found(name: str) -> tuple[Path, int | None]:

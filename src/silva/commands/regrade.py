@@ -25,7 +25,7 @@ from silva.commands.command import Given
 from silva.commands.common import here
 from silva.commands.compare import show
 from silva.commands.evaluate import write_shown
-from silva.commands.kept import EVALS, Kept, job_of, kept
+from silva.commands.kept import EVALS, Kept, jobs_of_rows, kept
 from silva.config.field_types import plain
 from silva.config.inputs import input_files
 from silva.config.load import Resolved, load
@@ -42,7 +42,6 @@ from silva.protocols import TaskSet
 from silva.registries import REGISTRIES
 from silva.rollouts.state import regraded
 from silva.run import say
-from silva.storage.layout import Layout
 from silva.storage.rollouts import RolloutRow
 from silva.types import Trajectory
 
@@ -63,7 +62,7 @@ def run(given: Given) -> int:
         "environments": tuple(each.model_copy(update={"workers": 0}) for each in config.environments)
     })  # fmt: skip
     tasksets = Assembly(config).tasksets
-    jobs = _jobs(before, tasksets)
+    jobs = jobs_of_rows(before.rows, tasksets, before.tasks)
     rows = asyncio.run(_regrade(before.rows, jobs, tasksets))
     after = _write(given, before, resolved, rows, jobs, console)
     found = [compare(pair) for pair in zip(before.contenders(), after.contenders(), strict=True)]
@@ -88,29 +87,6 @@ def _with_reward(before: Kept, reward: Sequence[str]) -> Resolved:
             )
         entry["reward"] = settings
     return load([], REGISTRIES, values=data, env={})
-
-
-def _jobs(before: Kept, tasksets: dict[str, TaskSet]) -> list[Job]:
-    """The job of each row; its task has the content that was played.
-
-    Raises:
-        ConfigError: a task is gone, or another one now.
-    """
-    tasks = {label: {task.id: task for task in each.tasks("eval")} for label, each in tasksets.items()}
-    jobs, changed = list[Job](), Counter[str]()
-    for row in before.rows:
-        task = tasks.get(row.environment, {}).get(row.task)
-        if task is None or task.content() != before.tasks[row.environment][row.task]:
-            changed[row.environment] += 1
-            continue
-        jobs.append(job_of(row, task))
-    if changed:
-        words = ", ".join(f"{count} of {label}" for label, count in changed.items())
-        raise ConfigError(
-            f"{before.name}: tasks of these episodes are gone or have other contents now: {words}; the "
-            "rows or settings of the environment have changed, and a reward compares with what they hold"
-        )
-    return jobs
 
 
 async def _regrade(
@@ -171,8 +147,7 @@ def _write(
         for found in series.values():
             for note in (note for each in found for note in each.notes()):
                 say(note, console)
-    path = Layout(EVALS / Path(name).name).path
-    return Kept(path.name, path, resolved, rows, before.models, before.tasks, None)
+    return Kept(store.path.name, store.path, resolved, rows, before.models, before.tasks, None)
 
 
 def _show_episodes(before: Sequence[RolloutRow], after: Sequence[RolloutRow]) -> None:
