@@ -20,7 +20,7 @@ from silva.actors.chat_messages import ChatAnswer, read_answer
 from silva.types import ToolSpec
 
 FINISH = {"end_turn": "stop", "stop_sequence": "stop", "tool_use": "tool_calls", "max_tokens": "length"}
-"""Why an answer ends that is one, in OpenAI's words; other reasons (refusal, ...) keep theirs."""
+"""The reasons for which a whole answer ends, in OpenAI's words; others (refusal, ...) keep their own."""
 
 
 class _Block(BaseModel):
@@ -63,7 +63,7 @@ def anthropic_tools(tools: Sequence[ToolSpec]) -> list[dict[str, Any]]:
 
 
 def read_anthropic(text: str, tools: Sequence[ToolSpec] = ()) -> ChatAnswer:
-    """From the body of a response.
+    """The answer in the body of a response.
 
     Raises:
         ValueError: the body is not an answer of this API.

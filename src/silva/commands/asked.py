@@ -48,9 +48,9 @@ class EvalRequest:
     """One evaluation.
 
     models: what plays, by step of its weights; 0 if these belong to no step.
-    names: the same for people.
-    run: the folder of the run whose weights they are.
-    name: of the folder of the results, as given; "" if it is made from models and tasks.
+    names: what people call these models, by step.
+    run: the folder of the run that made the weights.
+    name: the given name of the folder of the results; "" if models and tasks make it.
     """
 
     resolved: Resolved
@@ -83,7 +83,7 @@ class EvalRequest:
 
     @property
     def usual_name(self) -> str:
-        """Of the folder: who played what."""
+        """The name of the folder: who played what."""
         labels = [environment.label for environment in self.config.environments]
         tasks = "+".join(labels) if len(labels) < 4 else f"{len(labels)}-environments"
         return re.sub(r"[^\w.+@-]+", "-", f"{self._who}-{tasks}").strip("-.")[:150]

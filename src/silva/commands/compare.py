@@ -26,7 +26,7 @@ LINE = 100  # characters of a reply there
 
 
 def run(given: Given) -> int:
-    """After the word `compare`."""
+    """Read what stands after the word `compare`, and show the comparison."""
     names = given.rest[1:]
     if len(names) < 1 or any(each.startswith(("-", "@")) for each in names):
         raise ConfigError(

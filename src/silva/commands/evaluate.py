@@ -81,7 +81,7 @@ def evaluate(asked: EvalRequest) -> Series:
 
 
 def evaluate_config(config: RunConfig, *, policy: str = "model") -> list[Evaluation]:
-    """Of one model, without any file.
+    """Evaluate one model and write no file.
 
     Args:
         policy: model, expert or random: who plays.
@@ -166,7 +166,7 @@ def _interval(row: Mapping[str, Any], key: str) -> str:
 
 
 def _tasksets(config: RunConfig, console: Console) -> dict[str, TaskSet]:
-    """Before a model is loaded: the evaluation may be finished."""
+    """They are read before a model is loaded, because the evaluation may be finished."""
     assembly = Assembly(config)
     try:
         for note in assembly.data_notes:
@@ -235,7 +235,7 @@ def _shown(progress: Progress, bar: Any, done: int, total: int, label: str) -> N
 async def _parts(
     config: RunConfig, policy: str, tasksets: dict[str, TaskSet] | None, console: Console
 ) -> AsyncIterator[tuple[Assembly, Actor, Renderer | None, Counts | None]]:
-    """Who plays. Of a model behind an API no model and no tokenizer is loaded, and the cost is counted."""
+    """Who plays. For an API no model and no tokenizer is loaded, and the cost is counted."""
     if config.engine.only_evaluates and policy == "model":
         assembly = Assembly(config, tasksets=tasksets)
         try:

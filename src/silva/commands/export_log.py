@@ -20,7 +20,7 @@ FORMATS = ("inspect",)
 
 
 def run(given: Given) -> int:
-    """After the word `export`."""
+    """Read what stands after the word `export`, and write the logs."""
     names, to = given.rest[1:], given.options.get("--to", "")
     if len(names) != 1 or names[0].startswith(("-", "@")):
         raise ConfigError(f"silva eval export: got {' '.join(names)!r}, expected the name of one evaluation")

@@ -98,7 +98,7 @@ async def _prepare(run: Run) -> SupervisedLoop:
 
 
 def data_batches(run: Run, *, beside: bool = False) -> DataBatches:
-    """Those of [data], after people were told how its rows are read."""
+    """The batches of [data]; people are told how its rows are read."""
     run.monitor.stage("read the data")
     stream = SupervisedStream(run.config.data, run.assembly.renderer, derive(run.config.seed, "data"))
     for note in stream.notes:

@@ -99,7 +99,7 @@ def _imported(file: Path, root: Path, seen: set[Path]) -> Iterator[Path]:
 
 
 def digest(file: Path) -> str:
-    """Of a file's size and content; of more than `WHOLE` bytes, of a sample of blocks."""
+    """The digest of a file's size and content; beyond `WHOLE` bytes, of a sample of its blocks."""
     try:
         size, digest = file.stat().st_size, hashlib.sha256()
         with file.open("rb") as content:

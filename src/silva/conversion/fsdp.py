@@ -193,6 +193,6 @@ def _mesh(file: TorchFile, state: Mapping[str, Any]) -> tuple[tuple[str, ...], t
 
 
 def _fields(state: Any) -> dict[str, Any]:
-    """Of an object's state, which is a dict, or with slots a pair of dicts."""
+    """The attributes in an object's state, which is a dict or, with slots, a pair of dicts."""
     parts = state if isinstance(state, tuple) else (state,)
     return {key: value for part in parts if part for key, value in part.items()}

@@ -136,7 +136,7 @@ def _add_numbers(writer: GGUFWriter, model: Model, config: Any, form: str) -> No
 
 
 def _tensors(model: Model, config: Any, names: Any) -> Iterator[tuple[str, LazyTensor]]:
-    """By the names of GGUF, with queries and keys as llama.cpp rotates them."""
+    """The weights under their names in GGUF, with queries and keys as llama.cpp rotates them."""
     heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}
     for name, tensor in model.tensors.items():
         found = names.get_name(name, try_suffixes=(".weight", ".bias"))

@@ -13,7 +13,7 @@ from safetensors import SafetensorError, safe_open
 from silva.errors import ModelError
 
 DTYPES = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
-"""By the words of `--dtype`."""
+"""The types that `--dtype` names."""
 _STORED = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 
 OnDone = Callable[[int, int], None]
@@ -59,7 +59,7 @@ def model_in(folder: Path, name: str = "") -> Model:
 
 
 def without_tied(model: Model) -> Model:
-    """Without the head, if config.json says that it is the embeddings and it is; FSDP writes it twice."""
+    """The model without its head if that equals the embeddings and config.json ties them; FSDP has both."""
     head, embeddings = (model.tensors.get(name) for name in ("lm_head.weight", "model.embed_tokens.weight"))
     tied = json.loads((model.folder / "config.json").read_bytes()).get("tie_word_embeddings")
     if not tied or head is None or embeddings is None or not torch.equal(head.read(), embeddings.read()):

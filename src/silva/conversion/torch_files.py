@@ -44,7 +44,7 @@ _NAMES = {TENSOR, PARAMETER, SUBCLASS, WRAPPER, ORDERED, "torch.Size", "torch.de
           *_DTYPES}  # fmt: skip
 _METADATA = {"DTensor", "DTensorSpec", "TensorMeta", "DeviceMesh", "_MeshLayout", "_FlatLayout", "Shard",
              "_StridedShard", "Replicate", "Partial", "_Partial", "ShardOrderEntry"}  # fmt: skip
-"""Of modules below torch.distributed, which have moved between versions."""
+"""Names in modules below torch.distributed, which have moved between versions."""
 _VALUES = {"BININT", "BININT1", "BININT2", "LONG1", "BINFLOAT", "BINUNICODE", "SHORT_BINUNICODE"}
 _EMPTY = {"EMPTY_DICT": dict, "EMPTY_LIST": list, "EMPTY_TUPLE": tuple}
 _CONSTANTS = {"NONE": None, "NEWTRUE": True, "NEWFALSE": False}

@@ -130,8 +130,8 @@ def _split(reply: Message, tools: Sequence[ToolSpec]) -> list[Message]:
 
 
 def _named(messages: Sequence[Message]) -> Iterator[Message]:
-    """With the tool that answers on each result: the first call that waits, if the row names none. Tags
-    around a result, as Hermes' rows have them, are left to the template."""
+    """The messages, each result with the name of its tool: of the first waiting call, if the row names none.
+    Tags around a result, as Hermes' rows have them, are left to the template."""
     waiting: list[str] = []
     for message in messages:
         if message.role == "assistant":

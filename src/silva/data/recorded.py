@@ -14,7 +14,7 @@ from silva.types import Message, Trajectory
 
 
 def rollout_files(source: Path) -> list[Path]:
-    """Those of a run's folder, or of a folder of rollouts, the first step first; none if it is neither."""
+    """The files in a run's folder or a folder of rollouts, by step; none if it is neither."""
     return [*(rollouts_in(Layout(source).rollouts) or rollouts_in(source)).values()]
 
 

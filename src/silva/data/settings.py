@@ -71,7 +71,7 @@ class SupervisedData(Section):
     sources: Annotated[tuple[SupervisedSource, ...], Field(min_length=1)]
     """Where the dialogues are: a list of tables, [[data.sources]]."""
     roles: Annotated[tuple[Role, ...], Field(min_length=1)] = ("assistant",)
-    """Whose words are trained: "assistant", "user", "system", "tool"."""
+    """The roles that are trained: "assistant", "user", "system", "tool"."""
     turns: Literal["all", "last"] = "all"
     """Train every reply of a dialogue, or its last one."""
     max_tokens: Positive = 4096

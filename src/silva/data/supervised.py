@@ -191,7 +191,7 @@ class SupervisedStream:
             return None
 
     def _dialogues(self, source: _Source) -> Iterator[Dialogue]:
-        """All that can be read, in the order of the source."""
+        """The dialogues of all rows that can be read, in the order of the source."""
         return filter(None, (self._read(source, index) for index in range(len(source.rows))))
 
     def _rows(self, said: Dialogue) -> list[SupervisedRow]:
@@ -276,7 +276,7 @@ def _opened(given: SupervisedSource, seed: int) -> _Source:
 
 
 def _digest(said: Dialogue) -> str:
-    """Of what was asked first: two replies to the same are on one side."""
+    """The digest of the first question, so that two replies to the same one are on one side."""
     first: Sequence[str] = []
     for message in said.messages:
         if message.role == "assistant":

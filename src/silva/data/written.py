@@ -40,7 +40,7 @@ LOST: Mapping[str, str] = {
 
 
 class CannotHold(ValueError):
-    """Why a shape has no row for a dialogue."""
+    """A shape has no row for a dialogue; the text says why."""
 
 
 def as_messages(said: Dialogue) -> Values:
@@ -100,7 +100,7 @@ def as_arpo(said: Dialogue) -> Values:
 WRITERS: Mapping[str, Callable[[Dialogue], Values]] = {
     "messages": as_messages, "trl": as_trl, "sharegpt": as_sharegpt, "arpo": as_arpo,
 }  # fmt: skip
-"""Of dialogues; problems have `as_verl`."""
+"""The writers of dialogues; `as_verl` writes problems."""
 
 
 def row_of(said: Dialogue, to: str, columns: Mapping[str, Any]) -> tuple[Values, set[str]]:

@@ -52,7 +52,7 @@ class Contender:
     cost: float | None = None
 
     def episodes(self) -> dict[str, dict[TaskKey, list[Trajectory]]]:
-        """By environment and task, in the order of the samples."""
+        """The episodes by environment and task, in the order of the samples."""
         keys = {label: _numbered(digests) for label, digests in self.contents.items()}
         found: dict[str, dict[TaskKey, list[Trajectory]]] = {}
         for row in self.rows:
@@ -122,7 +122,7 @@ def _of_shared_tasks(contenders: Sequence[Contender], played: Sides, shared: boo
 def _values(
     label: str, contenders: Sequence[Contender], sides: Sequence[Mapping[TaskKey, list[Trajectory]]]
 ) -> dict[str, list[dict[TaskKey, np.ndarray]]]:
-    """By metric, for each contender the samples of its tasks, those without a usable result left out."""
+    """For each metric and contender, the samples of its tasks; those without a usable result are left out."""
     usable = [
         {key: [t for t in ts if t.has_result] for key, ts in tasks.items() if any(t.has_result for t in ts)}
         for tasks in sides
@@ -183,7 +183,7 @@ def _difference(
     by_side: Sequence[Mapping[TaskKey, np.ndarray]],
     other: int,
 ) -> dict[str, Any]:
-    """Of tasks that both have; `p_holm` follows."""
+    """Compares the tasks that both have; `p_holm` follows."""
     a, b = by_side[0], by_side[other]
     keys = [key for key in a if key in b]
     row = {"environment": label, "metric": metric, "a": contenders[0].name, "b": contenders[other].name}

@@ -181,7 +181,7 @@ class Job:
 
     @property
     def id(self) -> str:
-        """That of its trajectory."""
+        """The id of its trajectory."""
         return f"eval:{self.task.id}/{self.sample}"
 
     @property
@@ -305,7 +305,7 @@ def majorities(
 
 
 def _answer(trajectory: Trajectory, vote: Vote) -> str | None:
-    """That of its last reply; an episode that did not end with an answer has none."""
+    """The answer in its last reply; an episode that did not end with one has none."""
     if trajectory.stop_reason != "terminated" or not trajectory.turns:
         return None
     return vote(Attempt(trajectory.turns[-1].messages).reply)

@@ -130,7 +130,7 @@ def _sample(trajectory: Trajectory, job: Job, model: str) -> dict[str, Any]:
 
 
 def _messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
-    """In Inspect's form; a result answers the first waiting call of its name."""
+    """Messages in Inspect's form; a result answers the first waiting call of its name."""
     found, waiting, number = list[dict[str, Any]](), list[tuple[str, str]](), 0
     for message in messages:
         shown: dict[str, Any] = {"role": message.role, "content": message.content}

@@ -15,7 +15,7 @@ import numpy as np
 from silva.evaluation.statistics import UP_TO, student, student_quantile
 
 DRAWS = 20_000
-"""Of signs, where they are too many to go through all: the least p-value is 1 / (DRAWS + 1)."""
+"""Signs that are drawn if there are too many to go through all; the least p-value is 1 / (DRAWS + 1)."""
 ALL_SIGNS = 14  # differences of which all 2^n signs are gone through
 ALL_SUMS = 1 << 20  # whole numbers that a sum of differences may reach
 

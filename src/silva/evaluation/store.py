@@ -156,7 +156,7 @@ class EvalFolder(Layout):
             FILES.write_atomic(self.summary, (text + "\n").encode())
 
     def done(self) -> None:
-        """All else is written too: the journal is not needed any more."""
+        """Remove the journal, once everything else is written."""
         with _writing(self.path):
             FILES.remove_tree(self.journal)
 

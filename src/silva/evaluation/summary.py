@@ -29,7 +29,7 @@ COUNTS: Mapping[str, Callable[[Trajectory], float]] = {
     "response_tokens": lambda t: t.tokens("policy"),
     "tokens": lambda t: t.tokens(),
 }
-"""Of an episode, for means."""
+"""Numbers of an episode, of which the summary has means."""
 
 
 def votes_of(environments: Iterable[Any]) -> dict[str, Vote]:

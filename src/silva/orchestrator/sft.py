@@ -130,7 +130,7 @@ class SupervisedLoop:
         self.state = await self._end.finish(self.state, interrupt)
 
     async def _evaluate(self, step: int) -> list[Evaluation]:
-        """Of the policy as it is now, on held-out rows and held-out tasks."""
+        """Evaluate the policy as it is now on held-out rows and held-out tasks."""
         p, evaluations = self.parts, list[Evaluation]()
         if p.held_out:
             with p.phases("validation"):

@@ -113,7 +113,7 @@ class Updates:
 
 
 def echoed(sample: Sample, weight: float) -> Sample:
-    """With a stream of what the environment answered: tokens without a loss after the first with one."""
+    """The sample with a stream of what the environment answers: tokens without loss after the first reply."""
     if not weight:
         return sample
     answered = (sample.loss_weights == 0) & (np.cumsum(sample.loss_weights > 0) > 0)

@@ -149,7 +149,7 @@ def text_of(content: object) -> str:
 
 
 def specs_of(tools: object) -> tuple[ToolSpec, ...]:
-    """Of a list of tools, or its JSON text: in the API's form, or only the functions in it.
+    """The tools in a list or its JSON text, in the API's form or as the functions in it alone.
 
     Raises:
         Malformed: names the part.

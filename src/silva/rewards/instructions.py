@@ -24,7 +24,7 @@ class Instructions(RewardSettings):
 
     type: Literal["instructions"] = "instructions"
     benchmark: Literal["ifeval", "ifbench"] = "ifeval"
-    """Whose instructions they are."""
+    """The benchmark that the instructions come from."""
     loose: bool = False
     """Grade without a first or last line and without asterisks where that helps."""
 

@@ -165,7 +165,7 @@ def result(
 
 
 def regraded(trajectory: Trajectory, step: Step) -> Trajectory:
-    """The same episode with another result of its last step."""
+    """The episode with another result of its last step."""
     last = replace(
         trajectory.turns[-1],
         rewards=_floats(step.rewards), shaped=_floats(step.shaped), metrics=_floats(step.metrics),

@@ -17,7 +17,7 @@ from silva.wire.transport import Refused
 
 NO_MONEY = "insufficient_quota"
 CLIENTS = {"openai": "AsyncOpenAI", "anthropic": "AsyncAnthropic"}
-"""By the name of the SDK. Both are made by one generator: their errors have the same form."""
+"""The clients, by name of the SDK. One generator makes both, so their errors have the same form."""
 
 
 def text_of(answer: str) -> str:

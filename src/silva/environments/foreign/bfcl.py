@@ -57,7 +57,7 @@ class Bfcl(ForeignSettings):
 
     type: Literal["bfcl"] = "bfcl"
     categories: Annotated[tuple[Category, ...], Field(min_length=1)] = ("simple_python",)
-    """Of BFCL v4, in any number; each task belongs to one."""
+    """Categories of BFCL v4, one or more; each task belongs to one."""
     max_steps: Positive = 20
     """Replies with calls to one message of the user, in tasks of several turns; one more ends the task."""
 
@@ -172,7 +172,7 @@ def checker() -> Any:
 
 
 def specs(functions: Sequence[Mapping[str, Any]], language: str = "python") -> tuple[ToolSpec, ...]:
-    """As tools with JSON schemas. Arguments of another language are texts in that language."""
+    """The functions as tools with JSON schemas. An argument for another language is text in that language."""
     return tuple(
         ToolSpec(
             tool_name(function["name"]),

@@ -84,7 +84,7 @@ class ServiceDialogue(BaseEnvironment):
         return Observation(tuple(messages), tools=self._offered())
 
     def _functions(self) -> list[dict[str, Any]]:
-        """Of all services, as the package describes them."""
+        """The functions of the task's services, as the package describes them."""
         known = importlib.import_module(CONFIG)
         folder = (
             Path(importlib.import_module("bfcl_eval").__file__ or "").parent / "data" / "multi_turn_func_doc"
@@ -117,7 +117,7 @@ class ServiceDialogue(BaseEnvironment):
         return Step(Observation(tuple(shown), tools=self._offered()), metrics=metrics)
 
     def _turn_is_right(self) -> bool:
-        """As the package's checker of tasks of several turns."""
+        """Grades as the package's checker of tasks with several turns does."""
         own = self.task.answer[self.turn]
         if not own:  # what the user wants cannot be done yet
             return True

@@ -186,7 +186,7 @@ class DatasetEpisode(RewardedDialogue):
 
 
 def _without(rows: Iterator[Row], columns: Sequence[str], left_out: Counter[str]) -> Iterator[Row]:
-    """Those with nothing in these columns; the others are counted in `left_out`."""
+    """The rows with nothing in these columns; the others are counted in `left_out`."""
     for row in rows:
         has = next((key for key in columns if row.values.get(key) or key in row.left_out), None)
         if has is None:
