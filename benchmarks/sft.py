@@ -9,7 +9,7 @@
 masks that its model was given, and they must be equal. Each side is a process of its own; they take turns, so
 that only one computes. Ratios are medians over the pairs, the first step aside. Silva's step renders its
 rows; TRL's were made before. The bound is what sharing can save: tokens of the rows over those of their trie.
-Two ways of TRL: rows padded to the longest (its default), and `padding_free`, for fewer steps.
+TRL in two ways: a step's rows in one pass, padded to the longest, and row by row, which takes less memory.
 """
 
 from __future__ import annotations
@@ -80,8 +80,12 @@ class Case:
 
 
 CASES = [
-    Case("one row a dialogue: 4 dialogues of 4 to 8 replies", 4, (2, 3, 4), 4),
-    Case("rewritten, a row a reply: 2 dialogues of 4 replies", 2, (2,), 2, rewritten=True),
+    Case("one row a dialogue: 2 dialogues of 4 to 8 replies", 2, (2, 3, 4), 4),
+    Case("rewritten, a row a reply: 1 dialogue of 6 replies", 1, (3,), 2, rewritten=True),
+]
+QUICK = [
+    Case("one row a dialogue: 2 dialogues of 2 replies", 2, (1,), 1),
+    Case("rewritten, a row a reply: 1 dialogue of 4 replies", 1, (2,), 1, rewritten=True),
 ]
 
 
@@ -90,7 +94,6 @@ def main() -> int:
     options.add_argument("--quick", action="store_true", help="a tiny model, without TRL")
     options.add_argument("--only", default="", help="only cases whose name contains this")
     options.add_argument("--steps", type=int, default=20, help="updates of Silva and TRL (default 20)")
-    options.add_argument("--more", type=int, default=6, help="of TRL's padding_free (default 6; 0: without)")
     options.add_argument(
         "--updates", type=int, default=10, help="pairs of an SFT and an RL update (default 10)"
     )
@@ -101,16 +104,16 @@ def main() -> int:
     torch.set_num_threads(given.threads)
     speed, words = machine()
     rows = [speed]
-    for case in CASES:
+    for case in QUICK if given.quick else CASES:
         if given.only in case.name:
             print(f"... {case.name}", file=sys.stderr, flush=True)
-            rows += measure(case, given.steps, given.more, given.updates, given.threads, quick=given.quick)
+            rows += measure(case, given.steps, given.updates, given.threads, quick=given.quick)
             write(rows, given.json)
     print(words, "", results(rows[1:]), sep="\n")
     return 0
 
 
-def measure(case: Case, steps: int, more: int, pairs: int, threads: int, *, quick: bool) -> list[Row]:
+def measure(case: Case, steps: int, pairs: int, threads: int, *, quick: bool) -> list[Row]:
     work = Supervised(
         model="tiny" if quick else str(resolve(PACKAGED)),
         template=case.template,
@@ -135,8 +138,7 @@ def measure(case: Case, steps: int, more: int, pairs: int, threads: int, *, quic
         if not quick:
             rows = ours.ask("rows")["rows"]
             sides[side(PEER, "trl_sft.py", "padded", rows=rows)] = steps
-            if more:
-                sides[side(PEER, "trl_sft.py", "free", rows=rows, padding_free=True)] = more
+            sides[side(PEER, "trl_sft.py", "single", rows=rows, row_by_row=True)] = steps
         for each in sides:
             print(f"    {each.hello['about']}", file=sys.stderr, flush=True)
             if not each.hello.get("masked_alike", True):

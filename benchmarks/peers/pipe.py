@@ -87,8 +87,8 @@ class Supervised(Sent):
         history: `rendering.history` of Silva.
         dialogues: rows with `messages` and `tools`; every step takes `dialogues_per_step` of them.
         rows: what TRL trains on, in order: (tokens, trained). Silva makes its own from `dialogues`. Each step
-            takes as many, all of them in one forward and backward pass.
-        padding_free: TRL lays the rows of a step end to end in place of padding them.
+            takes as many.
+        row_by_row: TRL makes a pass of every row, in place of one of all rows, padded to the longest.
     """
 
     model: str
@@ -98,7 +98,7 @@ class Supervised(Sent):
     dialogues_per_step: int
     threads: int
     rows: Sequence[tuple[Sequence[int], Sequence[bool]]] = ()
-    padding_free: bool = False
+    row_by_row: bool = False
     lr: float = 2e-5
     max_grad_norm: float = 1.0
 

@@ -64,15 +64,8 @@ class Turns(TrainerCallback):
 
 def rows_of(inputs: dict[str, Any]) -> list[tuple[list[int], list[bool]]]:
     """The rows of a batch without their padding: (tokens, trained)."""
-    tokens, labels = inputs["input_ids"], inputs["labels"]
-    if "attention_mask" in inputs:
-        rows = [
-            (t[m > 0], n[m > 0]) for t, n, m in zip(tokens, labels, inputs["attention_mask"], strict=True)
-        ]
-    else:
-        begins = (inputs["position_ids"][0] == 0).nonzero()[1:, 0].tolist()
-        rows = [*zip(tokens[0].tensor_split(begins), labels[0].tensor_split(begins), strict=True)]
-    return [(row.tolist(), (kept != IGNORED).tolist()) for row, kept in rows]
+    batch = zip(inputs["input_ids"], inputs["labels"], inputs["attention_mask"], strict=True)
+    return [(row[mask > 0].tolist(), (kept[mask > 0] != IGNORED).tolist()) for row, kept, mask in batch]
 
 
 def masked_alike(work: Supervised, tokenizer: Any) -> bool:
@@ -116,7 +109,7 @@ def main() -> int:
             callbacks=[turns],
         )
         turns.watch(trainer)
-        name = f"TRL {trl.__version__}, {'padding_free' if work.padding_free else 'padded'}"
+        name = f"TRL {trl.__version__}, {'row by row' if work.row_by_row else 'padded'}"
         pipe.send(
             {
                 "name": name,
@@ -131,6 +124,7 @@ def main() -> int:
 
 
 def config(work: Supervised, folder: str) -> SFTConfig:
+    rows = len(work.rows) // work.steps
     return SFTConfig(
         output_dir=folder,
         use_cpu=True,
@@ -139,10 +133,9 @@ def config(work: Supervised, folder: str) -> SFTConfig:
         seed=0,
         max_steps=work.steps,
         train_sampling_strategy="sequential",
-        per_device_train_batch_size=len(work.rows) // work.steps,
-        gradient_accumulation_steps=1,
+        per_device_train_batch_size=1 if work.row_by_row else rows,
+        gradient_accumulation_steps=rows if work.row_by_row else 1,
         max_length=None,
-        padding_free=work.padding_free,
         learning_rate=work.lr,
         lr_scheduler_type="constant",
         weight_decay=0.0,
