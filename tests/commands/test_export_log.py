@@ -53,7 +53,7 @@ def test_results_answer_their_calls() -> None:
     ])  # fmt: skip
     assert found[1]["content"][0] == {"type": "reasoning", "reasoning": "so"}
     ids = [call["id"] for call in found[1]["tool_calls"]]
-    assert ids == ["call_1", "own"] and [each["tool_call_id"] for each in found[2:]] == ["own", "call_1"]
+    assert ids == ["call_1_0", "own"] and [each["tool_call_id"] for each in found[2:]] == ["own", "call_1_0"]
 
 
 @pytest.mark.parametrize(

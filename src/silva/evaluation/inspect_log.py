@@ -20,6 +20,7 @@ from typing import Any
 from silva import __version__
 from silva.data.recorded import messages_of
 from silva.evaluation.evaluator import Job
+from silva.rendering.openai import call_ids
 from silva.storage.rollouts import RolloutRow
 from silva.storage.summary import finite
 from silva.types import Message, Trajectory
@@ -130,28 +131,23 @@ def _sample(trajectory: Trajectory, job: Job, model: str) -> dict[str, Any]:
 
 
 def _messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
-    """Messages in Inspect's form; a result answers the first waiting call of its name."""
-    found, waiting, number = list[dict[str, Any]](), list[tuple[str, str]](), 0
-    for message in messages:
+    """Messages in Inspect's form."""
+    found, names = list[dict[str, Any]](), dict[str, str]()
+    for message, ids in zip(messages, call_ids(messages), strict=True):
         shown: dict[str, Any] = {"role": message.role, "content": message.content}
         if message.reasoning:
             thought = {"type": "reasoning", "reasoning": message.reasoning}
             shown["content"] = [thought, {"type": "text", "text": message.content}]
         if message.role == "assistant":
             shown["source"] = "generate"
-            calls = []
-            for call in message.tool_calls:
-                number += 1
-                waiting.append((call.name, call.id or f"call_{number}"))
-                arguments = dict(call.arguments)
-                calls.append({"id": waiting[-1][1], "function": call.name, "arguments": arguments,
-                              "type": "function"})  # fmt: skip
+            calls = [
+                {"id": id, "function": call.name, "arguments": dict(call.arguments), "type": "function"}
+                for id, call in zip(ids, message.tool_calls, strict=True)
+            ]
+            names |= {id: call.name for id, call in zip(ids, message.tool_calls, strict=True)}
             shown |= {"tool_calls": calls} if calls else {}
-        elif message.role == "tool":
-            place = next((i for i, (name, _) in enumerate(waiting) if message.name in (None, name)), None)
-            if place is not None:
-                name, own = waiting.pop(place)
-                shown |= {"tool_call_id": own, "function": name}
+        elif ids:
+            shown |= {"tool_call_id": ids[0], "function": names[ids[0]]}
         found.append(shown)
     return found
 
