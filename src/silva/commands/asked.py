@@ -18,6 +18,7 @@ from typing import Any
 
 from silva.commands import POLICIES
 from silva.commands.command import Given
+from silva.commands.common import existing, run_config
 from silva.config.field_types import plain
 from silva.config.inputs import digest, input_files
 from silva.config.load import Resolved
@@ -26,7 +27,6 @@ from silva.config.sections import Model, PretrainedModel
 from silva.errors import ConfigError
 from silva.models.loading import name_of
 from silva.models.sources import pinned, run_of, series, weight_files
-from silva.storage.layout import Layout
 
 APIS: Mapping[str, Mapping[str, str]] = {
     "openai": {"type": "openai", "base_url": "https://api.openai.com/v1", "key_variable": "OPENAI_API_KEY"},
@@ -109,8 +109,8 @@ def asked(given: Given) -> EvalRequest:
         raise ConfigError(f"--name: got {name!r}, expected the name of one folder, such as lake-before")
     words, rest = _suites(given)
     front = [*words, *_engine(given), *_counts(given)]
-    base = weights if weights and "--weights-dir" not in given else given.options.get("--weights-dir")
-    found = given.resolve([*_base(given, base, rest, bool(words)), *front, *rest])
+    own = run_config(weights, rest) if weights is not None else []
+    found = given.resolve([*own, *front, *rest])
     return _of(found, policy, weights, given.options, name, "--overwrite" in given)
 
 
@@ -160,21 +160,7 @@ def _weights(given: Given, policy: str) -> str | None:
     if not flags:
         return None
     name = given.options[flags[0]]
-    if flags[0] != "--model" and run_of(name)[0] is None and not Path(name).expanduser().exists():
-        raise ConfigError(
-            f"{flags[0]} {name}: no such file or folder; expected a run's folder or a model folder"
-        )
-    return name
-
-
-def _base(given: Given, weights: str | None, rest: list[str], suites: bool) -> list[str]:
-    """The file of the run whose weights are played, if no other is named."""
-    if weights is None or any(argument.startswith("@") for argument in rest):
-        return []
-    folder = Path(weights).expanduser()
-    run = run_of(weights)[0] or (folder.parent if folder.name in ("weights", "checkpoints") else folder)
-    saved = Layout(run).config_toml
-    return [f"@{saved}"] if saved.is_file() else []
+    return name if flags[0] == "--model" else existing(flags[0], name)
 
 
 def _suites(given: Given) -> tuple[list[str], list[str]]:

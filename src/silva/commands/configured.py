@@ -8,6 +8,7 @@ from pathlib import Path
 
 from silva import signals
 from silva.commands.command import Given
+from silva.commands.common import existing, run_config
 from silva.config.load import Resolved
 from silva.errors import ConfigError, NoSignalError
 from silva.monitoring.printable import put
@@ -92,7 +93,9 @@ def trainer(given: Given) -> int:
 def inference(given: Given) -> int:
     # A server plays nothing, but a configuration needs an environment: this one is below all layers.
     env = {"SILVA_ENVIRONMENTS": '[{"type": "bandit"}]', **os.environ}
-    resolved = given.resolve(_of_run(given), env)
+    weights = given.options.get("--weights")
+    own = run_config(existing("--weights", weights), given.rest) if weights is not None else []
+    resolved = given.resolve([*own, *given.rest], env)
     from silva.commands.serve import serve_inference
 
     signals.be_caught()
@@ -122,27 +125,6 @@ def evaluate(given: Given) -> int:
     what = asked(given)
     signals.be_caught()
     return report(evaluate(what), what, as_json="--json" in given)
-
-
-def _of_run(given: Given) -> list[str]:
-    """The command line, with the configuration of a run whose weights are given if it names no file.
-
-    Raises:
-        ConfigError: nothing lies at the path.
-    """
-    weights = given.options.get("--weights")
-    if weights is None:
-        return given.rest
-    from silva.models.sources import run_of
-
-    folder = run_of(weights)[0] or Path(weights).expanduser()
-    if not folder.exists():
-        raise ConfigError(
-            f"--weights {weights}: no such file or folder; expected a run's folder or a model folder"
-        )
-    saved = Layout(folder).config_toml
-    named = any(argument.startswith("@") for argument in given.rest)
-    return [f"@{saved}", *given.rest] if saved.is_file() and not named else given.rest
 
 
 def schema(given: Given) -> int:
