@@ -19,6 +19,12 @@ from pathlib import Path
 from typing import Any, Self
 
 _STATUS, _CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
+TRAINING_ARGUMENTS = {
+    "use_cpu": True, "bf16": False, "seed": 0, "lr_scheduler_type": "constant", "weight_decay": 0.0,
+    "gradient_checkpointing": False, "dataloader_pin_memory": False, "save_strategy": "no",
+    "report_to": "none", "disable_tqdm": True,
+}  # fmt: skip
+"""Of transformers, for both of TRL's trainers: what makes the work the same, and nothing written or sent."""
 LINEAR = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 
 

@@ -16,7 +16,7 @@ import torch
 import transformers
 import trl
 from datasets import Dataset
-from pipe import Pipe, Supervised, digest, forget_peak, peak
+from pipe import TRAINING_ARGUMENTS, Pipe, Supervised, digest, forget_peak, peak
 from transformers import AutoTokenizer, TrainerCallback
 from trl import SFTConfig, SFTTrainer
 
@@ -127,27 +127,18 @@ def config(work: Supervised, folder: str) -> SFTConfig:
     rows = len(work.rows) // work.steps
     return SFTConfig(
         output_dir=folder,
-        use_cpu=True,
-        bf16=False,
         model_init_kwargs={"dtype": "float32"},
-        seed=0,
         max_steps=work.steps,
         train_sampling_strategy="sequential",
         per_device_train_batch_size=1 if work.row_by_row else rows,
         gradient_accumulation_steps=rows if work.row_by_row else 1,
         max_length=None,
         learning_rate=work.lr,
-        lr_scheduler_type="constant",
-        weight_decay=0.0,
         adam_beta1=0.9,
         adam_beta2=0.999,
         adam_epsilon=1e-8,
         max_grad_norm=work.max_grad_norm,
-        gradient_checkpointing=False,
-        dataloader_pin_memory=False,
-        save_strategy="no",
-        report_to="none",
-        disable_tqdm=True,
+        **TRAINING_ARGUMENTS,
     )
 
 

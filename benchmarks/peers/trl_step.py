@@ -17,7 +17,7 @@ import transformers
 import trl
 from datasets import Dataset
 from peft import LoraConfig
-from pipe import Pipe, Work, forget_peak, peak, reward
+from pipe import TRAINING_ARGUMENTS, Pipe, Work, forget_peak, peak, reward
 from transformers import TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
 
@@ -98,9 +98,6 @@ def config(work: Work, folder: str) -> GRPOConfig:
         rows -= 1
     return GRPOConfig(
         output_dir=folder,
-        use_cpu=True,
-        bf16=False,
-        seed=0,
         max_steps=work.steps,
         shuffle_dataset=False,
         per_device_train_batch_size=rows,
@@ -114,14 +111,8 @@ def config(work: Work, folder: str) -> GRPOConfig:
         epsilon=work.clip,
         loss_type="grpo",
         learning_rate=work.lr,
-        lr_scheduler_type="constant",
-        weight_decay=0.0,
         max_grad_norm=work.max_grad_norm,
-        gradient_checkpointing=False,
-        dataloader_pin_memory=False,
-        save_strategy="no",
-        report_to="none",
-        disable_tqdm=True,
+        **TRAINING_ARGUMENTS,
     )
 
 
