@@ -39,7 +39,7 @@ function mark(v, size) {
   if (size >= 1 || Math.abs(v) < 200 * size) return number(Number(v.toPrecision(6)));
   return v.toFixed(Math.ceil(-Math.log10(size) - 1e-9));
 }
-const isShare = (metric) => /success|pass@|accuracy|avg@/.test(metric);
+const isShare = (metric) => /success|accuracy|(pass|maj|avg)@/.test(metric);
 const percent = (v) => (v == null ? "–" : (100 * v).toFixed(1) + " %");
 function duration(s) {
   s = Math.round(s);
