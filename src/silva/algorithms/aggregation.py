@@ -62,7 +62,7 @@ def normalise(samples: Sequence[Sample], mode: str, *, constant: float | None = 
 def _divided(
     samples: Sequence[Sample], given: Sequence[np.ndarray], mode: str, constant: float | None = None
 ) -> list[np.ndarray]:
-    """The weights, one array [T] a sample; unchanged where nothing is trained."""
+    """The weights, one array [T] a sample; unchanged if nothing is trained."""
     tokens: Counter[str] = Counter()  # trained ones of each trajectory that has any
     for sample, weights in zip(samples, given, strict=True):
         if trained := int(np.count_nonzero(weights > 0)):

@@ -12,7 +12,7 @@ from silva.ports import CLOCK
 
 MODELS = ("hf", "peft", "gguf")
 DATA = ("messages", "trl", "sharegpt", "arpo", "verl")
-EVERY = 5.0  # seconds between two lines of progress, where there is no terminal
+EVERY = 5.0  # seconds between two lines of progress, if there is no terminal
 
 
 def run(given: Given) -> int:

@@ -37,7 +37,7 @@ def supervise(
 
     Raises:
         ConfigError: the configuration has neither [data] nor [warm_start], or both.
-        Interrupted: after Ctrl-C (KeyboardInterrupt where there is nothing to save, or after the second).
+        Interrupted: after Ctrl-C (KeyboardInterrupt if there is nothing to save, or after the second).
     """
     resolved = as_resolved(config)
     check_engine(resolved.config)
@@ -68,7 +68,7 @@ async def _supervise(resolved: Resolved, folder: RunFolder) -> RunOutcome:
 
 
 async def _prepare(run: Run) -> SupervisedLoop:
-    """The loop with everything in it, its weights restored where the run goes on."""
+    """The loop with everything in it; its weights are restored if the run goes on."""
     assembly, config = run.assembly, run.config
     batches, how, held_out = _data(run) if config.data else _scripted(run)
     if config.data and config.data.epochs:

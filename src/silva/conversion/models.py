@@ -94,7 +94,7 @@ def model_of(source: str, scratch: Path) -> Model:
     """Its config, its tokenizer, and its weights as they are needed.
 
     Args:
-        scratch: an empty folder, where what lies over a model is merged into it.
+        scratch: an empty folder for the merged model, if something lies over a plain one.
 
     Raises:
         ModelError: there is no such model, or it is damaged.

@@ -129,7 +129,7 @@ def problem(row: Row, shape: Shape) -> Problem:
 
 
 def asked(row: Row, shape: Shape) -> tuple[Message, ...]:
-    """The messages where the prompt stands, after the columns that come before it.
+    """The messages of the prompt, after the columns that come before it.
 
     Raises:
         ConfigError: as `problem`.
@@ -249,7 +249,7 @@ def _history(row: Row, shape: Shape) -> list[Message]:
 
 
 def value_at(row: Row, key: str) -> Any:
-    """A column, dotted where nested.
+    """A column; a dotted key is for a nested one.
 
     Raises:
         ConfigError: it is not there, or JSON cannot hold it.

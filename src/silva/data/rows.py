@@ -163,7 +163,7 @@ def _parquet(path: Path) -> Iterator[Row]:
 
 
 def from_hub(name: str, split: str, subset: str) -> Any:
-    """A data set of the hub, with a length and rows by number. Its file is read where it is asked.
+    """A data set of the hub, with a length and rows by number. Its file is read when a row is asked for.
 
     Raises:
         ConfigError: the package is missing, or the hub gave nothing.

@@ -60,9 +60,9 @@ class SupervisedSource(GivenRows):
     weight: Above0 = 1.0
     """How often each of its rows comes in an epoch: 2.0 twice, 0.5 in every second epoch."""
     prompt: str = ""
-    """Where prompt or dialogue stand in a row: "question", or dotted "a.b"; recognised where empty."""
+    """Where prompt or dialogue stand in a row: "question", or dotted "a.b"; recognised if empty."""
     answer: str = ""
-    """Where the reply to it stands, if it is no part of it; recognised where empty."""
+    """Where the reply to it stands, if it is no part of it; recognised if empty."""
 
 
 class SupervisedData(Section):

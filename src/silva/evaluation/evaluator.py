@@ -123,7 +123,7 @@ class Standing:
 
 def standing(evaluations: Sequence[Evaluation]) -> Standing | None:
     """None if nothing is evaluated, or all episodes of an environment are left out. What is played decides,
-    and the loss on held-out rows only where nothing is."""
+    and the loss on held-out rows only if nothing is."""
     evaluations = [e for e in evaluations if NLL not in e.estimates] or evaluations
     if not evaluations or not all(e.estimates for e in evaluations):
         return None

@@ -22,7 +22,7 @@ ALL_SUMS = 1 << 20  # whole numbers that a sum of differences may reach
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """Mean over `n` tasks of b - a with its 95 % interval (NaN where nothing can be said), and the two-sided
+    """Mean over `n` tasks of b - a with its 95 % interval (NaN if nothing can be said), and the two-sided
     p-value of there being none."""
 
     mean: float
@@ -60,7 +60,7 @@ def sign_flip(deltas: np.ndarray, whole: int = 0) -> float:
     probability (Fisher's randomisation test; Good 2005, section 3.3). With one sample of 0 or 1 for each task
     this is McNemar's exact test.
 
-    Exact where the differences are multiples of 1 / `whole`, or few; otherwise of `DRAWS` signs with a fixed
+    Exact if the differences are multiples of 1 / `whole`, or few; otherwise of `DRAWS` signs with a fixed
     seed, as (hits + 1) / (draws + 1) (Phipson and Smyth 2010).
 
     Args:
@@ -106,8 +106,8 @@ def _of_whole(sizes: np.ndarray, seen: float) -> float:
 def _interval_of_shares(deltas: np.ndarray, sizes: np.ndarray) -> tuple[float, float]:
     """Student's t interval with two imagined tasks, one better and one worse by 1 / sqrt(k) for k samples.
 
-    With one sample for each task these are Agresti and Min's (2005), whose interval keeps its coverage where
-    few tasks differ, and has a width where none does.
+    With one sample for each task these are Agresti and Min's (2005), whose interval keeps its coverage if
+    few tasks differ, and has a width if none does.
     """
     n, step = len(deltas), 1 / math.sqrt(float(sizes.mean()))
     imagined = np.concatenate([deltas, [step / 2**0.5, -step / 2**0.5]])

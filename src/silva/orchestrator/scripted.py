@@ -142,7 +142,7 @@ async def warm_start(
     play: ScriptedPlay,
     stage: Callable[[str, int, int], None] = lambda name, done, total: None,
 ) -> WarmStarted:
-    """Updates on scripted play: `settings.steps`, or fewer where `settings.stop_success` is met.
+    """Updates on scripted play: `settings.steps`, or fewer if `settings.stop_success` is met.
 
     Nothing is saved in between: it is short, and the same seed gives the same weights again.
 

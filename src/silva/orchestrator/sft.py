@@ -37,7 +37,7 @@ class SupervisedParts:
     """What the loop joins.
 
     held_out: rows whose loss is measured; there may be none.
-    evaluate: plays the held-out tasks; None where there are none.
+    evaluate: plays the held-out tasks; None if there are none.
     patience: evaluations in a row without a better one that end the run; 0: it is never ended so.
     learnt: whether the policy needs no more after a step.
     """

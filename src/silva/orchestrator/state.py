@@ -32,7 +32,7 @@ class Batches(Stateful, Protocol):
     """Where the rows of supervised updates come from, one batch after the other."""
 
     async def draw(self, step: int) -> list[Sample]:
-        """The rows of a step, counted from 1; none where there is nothing to imitate."""
+        """The rows of a step, counted from 1; none if there is nothing to imitate."""
 
 
 @dataclass(frozen=True)

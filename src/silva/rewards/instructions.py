@@ -26,7 +26,7 @@ class Instructions(RewardSettings):
     benchmark: Literal["ifeval", "ifbench"] = "ifeval"
     """The benchmark that the instructions come from."""
     loose: bool = False
-    """Grade without a first or last line and without asterisks where that helps."""
+    """Grade without a first or last line and without asterisks if that helps."""
 
     def build(self) -> Reward:
         try:

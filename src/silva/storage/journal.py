@@ -22,7 +22,7 @@ _SPENT = b'{"spent":'
 
 
 class Journal:
-    """Appends to a journal. OSError where the disk does not take it."""
+    """Appends to a journal. Raises OSError if the disk does not take it."""
 
     def __init__(self, path: Path) -> None:
         self._path, self._waiting = path, 0

@@ -104,7 +104,7 @@ def _inputs(
     loss: LossSpec,
     version: int | None = None,
 ) -> LossInputs:
-    """With what was recorded and assigned. `version`: None where all tokens are of that version."""
+    """The inputs of a loss, with what was recorded. `version`: None if the policy sampled all tokens."""
     old = [s.logprobs if s.old_logprobs is None else s.old_logprobs for s in samples]
     scored = any(s.old_logprobs is not None for s in samples)
     imitates = objective.parse(loss)[0].imitates

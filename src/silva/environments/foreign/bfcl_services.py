@@ -77,7 +77,7 @@ class ServiceDialogue(BaseEnvironment):
         return services
 
     def _asked(self) -> Observation:
-        """What the user says in this turn; nothing where functions were missing before."""
+        """What the user says in this turn; nothing if functions were missing before."""
         self.steps = self.called = 0
         said = self.task.data["turns"][self.turn]
         messages = [self.say(each["content"]) for each in said] or [self.say(MORE)]

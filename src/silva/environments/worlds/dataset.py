@@ -46,7 +46,7 @@ class Dataset(GivenRows, ToolDialogueSettings):
     eval_split: str = ""
     """Of the data set on the hub, held out in place of a share of `split`."""
     prompt: str = ""
-    """Where the prompt stands in a row: "question", or dotted "a.b"; recognised where empty."""
+    """Where the prompt stands in a row: "question", or dotted "a.b"; recognised if empty."""
     answer: str = ""
     """Where the expected answer stands; recognised where empty."""
     answer_after: str = ""
