@@ -30,7 +30,7 @@ ROWS = [
     ["tools"],
     ["rewards"],
     ["environments", "engines", "rollouts", "trainer"],
-    ["evaluation", "server", "conversion"],
+    ["evaluation", "server", "conversion", "synthesis"],
     ["orchestrator", "placement"],
     ["registries", "assembly", "process"],
     ["run"],
