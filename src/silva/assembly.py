@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -15,7 +15,7 @@ from silva.config.schema import RunConfig
 from silva.environments.process.workers import Workers
 from silva.environments.tasks import check_splits
 from silva.errors import CapabilityError, ConfigError, Escaped, SilvaError, contained
-from silva.evaluation.evaluator import Evaluation, Job, Key, evaluate
+from silva.evaluation.evaluator import Evaluation, Job, evaluate, play_jobs
 from silva.models.loading import LoadedModel, generation_stops, load_model, load_tokenizer, name_of
 from silva.orchestrator.scripted import ScriptedPlay
 from silva.orchestrator.tasks import Source, TaskStream
@@ -188,17 +188,23 @@ class Assembly:
         renderer: Renderer | None,
         on_episode: Callable[[int, int, str], None],
         watch: Watch = UNWATCHED,
-        known: Mapping[Key, Trajectory] = {},
-        keep: Callable[[Job, Trajectory], None] = lambda job, trajectory: None,
-        concurrency: int = 256,
     ) -> list[Evaluation]:
-        """Play the held-out tasks as the configuration says; arguments as of `evaluator.evaluate`."""
-        config, rollout = self.config, self.config.rollout
+        """Play the held-out tasks as the configuration says; arguments as of `evaluator.play_jobs`."""
         return await evaluate(
-            self.tasksets, actor, renderer, config.eval, rollout.limits, seed=config.seed, redo=rollout.redo,
-            on_episode=on_episode, watch=watch, context=rollout.context, known=known, keep=keep,
-            concurrency=concurrency,
-        )  # fmt: skip
+            self.tasksets, actor, renderer, self.config.eval, on_episode=on_episode, watch=watch, **self._how
+        )
+
+    async def play(
+        self, jobs: Sequence[Job], actor: Actor, renderer: Renderer | None, **how: Any
+    ) -> list[Trajectory]:
+        """Play jobs as the configuration says; other arguments as of `evaluator.play_jobs`."""
+        return await play_jobs(jobs, self.tasksets, actor, renderer, **self._how, **how)
+
+    @property
+    def _how(self) -> dict[str, Any]:
+        rollout = self.config.rollout
+        return {"limits": rollout.limits, "seed": self.config.seed, "redo": rollout.redo,
+                "context": rollout.context}  # fmt: skip
 
     def close(self, *, wait: bool = True) -> None:
         if self._compute is not None:

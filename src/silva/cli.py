@@ -22,6 +22,7 @@ EXIT_CODES = (
     "130 interrupted."
 )
 # What other tools call the commands.
+ALIASES = {"synthesize": "synth"}
 MEANT = {"train": "rl", "grpo": "rl", "evaluate": "eval", "serve": "inference", "play": "envs play"}
 
 
@@ -49,7 +50,7 @@ def _run(arguments: list[str]) -> int:
     if arguments[0] in ("-V", "--version"):
         put(f"silva {__version__}")
         return 0
-    name, rest = arguments[0], arguments[1:]
+    name, rest = ALIASES.get(arguments[0], arguments[0]), arguments[1:]
     if name not in COMMANDS:
         near = [MEANT[name]] if name in MEANT else difflib.get_close_matches(name, COMMANDS, 1)
         meant = f" (did you mean {near[0]}?)" if near else ""

@@ -237,7 +237,7 @@ class Trajectory:
     rewards: Mapping[str, float] = field(default_factory=dict)
     shaped: Mapping[str, float] = field(default_factory=dict)
     metrics: Mapping[str, float] = field(default_factory=dict)
-    observation: Observation = field(default_factory=Observation)  # the last one, never answered
+    observation: Observation = field(default_factory=Observation)  # never answered; with all tools on offer
     next_context: tuple[int, ...] = ()  # if a limit cut it off: what the policy would have answered next
     failure: Failure | None = None
     error: str | None = None

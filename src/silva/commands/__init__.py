@@ -16,6 +16,12 @@ _RESUME = (
 _WEIGHTS = Option("--weights", "a run (RUN, RUN@best, RUN@step_200) or a model folder, in place of [model]; "
                   "a run's own configuration is used if no file is given", "PATH",
                   "a run's folder or a model folder")
+_WHO = (
+    Option("--model", "a model by name: hub id, folder, run; or of the API", "NAME", "a model's name"),
+    Option("--api", "a model behind an API: openai, anthropic, deepseek, together, openrouter; its key "
+           "is in the environment", "NAME", "the name of an API"),
+    Option("--policy", "who plays: model (default), expert or random", "WHO", ", ".join(POLICIES)),
+)
 _LISTEN = (
     Option("--unix", "listen at a Unix socket", "PATH", "a path"),
     Option("--host", "listen there", "HOST", "a name or an address"),
@@ -71,10 +77,7 @@ COMMANDS: dict[str, Command] = {
          Option("--weights-dir", "a series: the weights of a run, or of a folder with step_N, one row a step",
                 "DIR", "a run's folder, or one with folders step_N"),
          Option("--steps", "which of the series (default all)", "N,N", "numbers such as 100,200, or all"),
-         Option("--model", "a model by name: hub id, folder, run; or of the API", "NAME", "a model's name"),
-         Option("--api", "a model behind an API: openai, anthropic, deepseek, together, openrouter; its key "
-                "is in the environment", "NAME", "the name of an API"),
-         Option("--policy", "who plays: model (default), expert or random", "WHO", ", ".join(POLICIES)),
+         *_WHO,
          Option("--data", "where the rows of the suites are, if not on the hub", "DIR", "a file or folder"),
          Option("--tools", "what suites offer in the loop, such as python,search", "TOOLS",
                 "names of tools"),
@@ -99,6 +102,21 @@ COMMANDS: dict[str, Command] = {
          "A B ...": "evaluations of the same tasks: NAME of evals/NAME, NAME@step_200, a folder, a run"},
         "Every episode is written to evals/NAME as it ends. The same command goes on if it was interrupted,\n"
         "and plays no finished episode again.",
+    ),
+    "synth": Command(
+        "make rows to train on from episodes of training tasks",
+        "@ configs/quickstart.toml --weights runs/quickstart",
+        "silva.commands.configured:synthesize",
+        (_WEIGHTS,
+         *_WHO,
+         Option("--samples", "samples of each task (synth.samples_per_task)", "K", "a number"),
+         Option("--tasks", "tasks of each environment (synth.tasks)", "N", "a number"),
+         Option("--name", "names the folder of the results, synth/NAME", "NAME", "a folder's name"),
+         Option("--overwrite", "replace the synthesis in synth/NAME"),
+         _JSON),
+        details="[synth] says which episodes become rows of synth/NAME/dialogues.jsonl, for `silva sft`.\n"
+                "The same command goes on if it was interrupted; with other filters it chooses again and\n"
+                "plays nothing. `silva synthesize` is the same command.",
     ),
     "chat": Command(
         "talk to a model or to a run's weights",

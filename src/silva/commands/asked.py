@@ -1,4 +1,4 @@
-"""What a command line of `silva eval` asks for: a configuration, the models, and the folder of the results.
+"""What a command line of `silva eval` or `silva synth` asks for: a configuration, models, a folder.
 
     @ FILE.toml, a run's own config.toml, suites        -> the configuration
     --weights RUN@step_200, --weights-dir DIR, --model  -> the models, by step
@@ -79,7 +79,7 @@ class EvalRequest:
     @property
     def files(self) -> dict[str, str]:
         """Digests of the other files that the configuration points at."""
-        return input_files({**self.resolved.data, "model": {}, "algorithm": {}})
+        return input_files({**self.resolved.data, "model": {}, "algorithm": {}, "synth": {}})
 
     @property
     def usual_name(self) -> str:
@@ -167,6 +167,11 @@ def _suites(given: Given) -> tuple[list[str], list[str]]:
     """The environments of the suites that are named first, and the rest of the command line."""
     count = next((i for i, each in enumerate(given.rest) if each.startswith(("-", "@"))), len(given.rest))
     words, rest = given.rest[:count], given.rest[count:]
+    if words and given.name == "synth":
+        raise ConfigError(
+            f"silva synth: got {words[0]!r}, expected a configuration (@ FILE) or keys: suites are held out, "
+            "and rows to train on come from training tasks"
+        )
     if not words:
         if given_flags := [flag for flag in ("--data", "--tools") if flag in given]:
             raise ConfigError(f"{given_flags[0]}: it is about suites; expected the name of a suite too")
@@ -195,12 +200,12 @@ def _engine(given: Given) -> list[str]:
 
 
 def _counts(given: Given) -> list[str]:
-    found = []
+    found, section = [], "synth" if given.name == "synth" else "eval"
     for flag, key in (("--samples", "samples_per_task"), ("--tasks", "tasks")):
         if (value := given.options.get(flag)) is not None:
             if not re.fullmatch(r"[1-9]\d*", value):
                 raise ConfigError(f"{flag}: got {value!r}, expected a whole number above 0")
-            found.append(f"--eval.{key}={value}")
+            found.append(f"--{section}.{key}={value}")
     return found
 
 

@@ -127,6 +127,15 @@ def evaluate(given: Given) -> int:
     return report(evaluate(what), what, as_json="--json" in given)
 
 
+def synthesize(given: Given) -> int:
+    from silva.commands.asked import asked
+    from silva.commands.synth import report, synthesize
+
+    what = asked(given)
+    signals.be_caught()
+    return report(synthesize(what), what, as_json="--json" in given)
+
+
 def schema(given: Given) -> int:
     given.only(0, "no arguments")
     from silva.config.schema_json import json_schema

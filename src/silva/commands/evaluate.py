@@ -10,26 +10,21 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager, contextmanager
-from dataclasses import asdict
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
 from rich.console import Console
-from rich.progress import Progress
 from rich.table import Table
 
-from silva.actors.policy import Policy
-from silva.actors.script import Script
-from silva.assembly import Assembly
 from silva.commands.asked import EvalRequest
 from silva.commands.common import here
 from silva.commands.kept import EVALS
+from silva.commands.playing import kept, parts, play_missing, read_tasks
 from silva.config.saved import to_toml
 from silva.config.schema import RunConfig
 from silva.errors import NoSignalError
-from silva.evaluation.evaluator import Evaluation, Job, jobs_of
+from silva.evaluation.evaluator import Evaluation, jobs_of
 from silva.evaluation.store import EvalFolder, free_name, identity
 from silva.evaluation.summary import Series, contents_of, evaluations_of, results, summary, votes_of
 from silva.monitoring.printable import printable, put
@@ -38,17 +33,14 @@ from silva.monitoring.tensorboard import TensorBoard
 from silva.orchestrator.evaluations import held_out_changes
 from silva.orchestrator.metrics import eval_metrics
 from silva.ports import FILES
-from silva.protocols import Actor, TaskSet
-from silva.rendering.renderer import Renderer
-from silva.run import loaded, say
+from silva.run import say
 from silva.storage.metrics import append_metrics
-from silva.wire.requests import Counts
 
 
 def evaluate(asked: EvalRequest) -> Series:
     """Play what is missing of an evaluation, and write its files; its numbers by step of the weights."""
     console, config = Console(stderr=True), here(asked.config)
-    tasksets = _tasksets(config, console)
+    tasksets = read_tasks(config, console)
     jobs, steps = jobs_of(tasksets, config.eval), list(asked.models)
     this = identity(asked.resolved.data, models=asked.names, weights=asked.weights, files=asked.files,
                     policy=asked.policy, jobs=jobs)  # fmt: skip
@@ -65,8 +57,12 @@ def evaluate(asked: EvalRequest) -> Series:
                 say(
                     f"{path}: goes on, with {total - sum(missing.values())} of {total} episodes kept", console
                 )
-            with _kept(store, steps, jobs, console):
-                decode = asyncio.run(_play(asked, list(missing), tasksets, store, console))
+            with kept(store, steps, jobs, console):
+                for note in held_out_changes(asked.run, tasksets, config.eval.tasks) if asked.run else ():
+                    say(note, console)
+                configs = {step: here(asked.config_of(step)) for step in missing}
+                decode = asyncio.run(play_missing(jobs, configs, asked.policy, config.eval.sampling, tasksets,
+                                                  store, console))  # fmt: skip
         rows = store.in_order(steps, jobs)
         series = evaluations_of(rows, config.eval, votes_of(config.environments))
         if missing or not store.finished:
@@ -89,7 +85,9 @@ def evaluate_config(config: RunConfig, *, policy: str = "model") -> list[Evaluat
     config, console = here(config), Console(stderr=True)
 
     async def play() -> list[Evaluation]:
-        async with _parts(config, policy, None, console) as (assembly, actor, renderer, _):
+        async with parts(config, policy, None, config.eval.sampling, console) as (
+            assembly, actor, renderer, _,
+        ):  # fmt: skip
             return await assembly.evaluate(actor, renderer, lambda done, total, label: None)
 
     return asyncio.run(play())
@@ -163,101 +161,6 @@ def _number(value: float | None) -> str:
 
 def _interval(row: Mapping[str, Any], key: str) -> str:
     return f"[{_number(row[f'{key}_low'])}, {_number(row[f'{key}_high'])}]"
-
-
-def _tasksets(config: RunConfig, console: Console) -> dict[str, TaskSet]:
-    """They are read before a model is loaded, because the evaluation may be finished."""
-    assembly = Assembly(config)
-    try:
-        for note in assembly.data_notes:
-            say(note, console)
-        return assembly.tasksets
-    finally:
-        assembly.close()
-
-
-@contextmanager
-def _kept(store: EvalFolder, steps: Sequence[int], jobs: Sequence[Job], console: Console) -> Iterator[None]:
-    """What ends an evaluation early (Ctrl-C, a cap that is met, a service that is gone) loses nothing."""
-    try:
-        yield
-    except BaseException:
-        total = len(jobs) * len(steps)
-        kept = total - sum(store.missing(step, jobs) for step in steps)
-        say(f"{store.path}: {kept} of {total} episodes are kept; the same command goes on with the others",
-            console)  # fmt: skip
-        raise
-
-
-async def _play(
-    asked: EvalRequest,
-    steps: Sequence[int],
-    tasksets: dict[str, TaskSet],
-    store: EvalFolder,
-    console: Console,
-) -> Decode | None:
-    """What is missing at these steps; how the last model's tokens become text, for the report."""
-    decode: Decode | None = None
-    for step in steps:
-        config = here(asked.config_of(step))
-        async with _parts(config, asked.policy, tasksets, console) as (assembly, actor, renderer, counts):
-            decode = assembly.tokenizer.decode if renderer is not None else None
-            if step == steps[0]:
-                notes = assembly.notes if renderer is not None else []
-                run = asked.run and held_out_changes(asked.run, assembly.tasksets, config.eval.tasks)
-                for note in (*notes, *(run or ())):
-                    say(note, console)
-            if counts is not None:  # what was paid before counts for the cap
-                for name, value in store.spent.items():
-                    setattr(counts, name, value)
-
-            def keep(job: Job, trajectory: Any, step: int = step, counts: Counts | None = counts) -> None:
-                store.keep(step, job, trajectory, asdict(counts) if counts else None)
-
-            # Of a paid service few are cut off when its cap is met: no more at once than requests.
-            most = {} if counts is None else {"concurrency": config.engine.max_concurrent}
-            try:
-                with Progress(console=console, transient=True) as progress:
-                    bar = progress.add_task(f"evaluating{f' step {step}' if len(asked.models) > 1 else ''}")
-                    await assembly.evaluate(actor, renderer, partial(_shown, progress, bar),
-                                            known=store.known(step), keep=keep, **most)  # fmt: skip
-            finally:
-                if counts is not None:
-                    store.pay(asdict(counts))
-    return decode
-
-
-def _shown(progress: Progress, bar: Any, done: int, total: int, label: str) -> None:
-    progress.update(bar, completed=done, total=total)
-
-
-@asynccontextmanager
-async def _parts(
-    config: RunConfig, policy: str, tasksets: dict[str, TaskSet] | None, console: Console
-) -> AsyncIterator[tuple[Assembly, Actor, Renderer | None, Counts | None]]:
-    """Who plays. For an API no model and no tokenizer is loaded, and the cost is counted."""
-    if config.engine.only_evaluates and policy == "model":
-        assembly = Assembly(config, tasksets=tasksets)
-        try:
-            actor = config.engine.actor(assembly, config.eval.sampling)
-            try:
-                await actor.reach()
-                yield assembly, actor, None, actor.counts
-            finally:
-                for note in actor.notes:
-                    say(note, console)
-                await actor.close()
-        finally:
-            assembly.close()
-        return
-    if config.engine.only_evaluates:  # scripted play samples nothing
-        config = config.model_copy(update={"engine": type(config).model_fields["engine"].default})
-    with loaded(config, tasksets=tasksets) as assembly:
-        await assembly.connect()
-        renderer = assembly.renderer
-        script = partial(Script, renderer, mistakes=float(policy == "random"))
-        model = partial(Policy, assembly.engine, renderer, config.eval.sampling)
-        yield assembly, model() if policy == "model" else script(), renderer, None
 
 
 def write_shown(

@@ -27,6 +27,7 @@ from silva.config.sections import (
     PretrainedModel,
     Rendering,
     Section,
+    Synth,
     WarmStart,
 )
 
@@ -110,6 +111,8 @@ class RunConfig(Section):
     """Supervised steps before RL; null goes without."""
     eval: Eval = Eval()
     """Evaluation on held-out tasks."""
+    synth: Synth | None = None
+    """What `silva synth` plays, and which of its episodes become rows; null: the defaults."""
     checkpoint: Checkpoint = Checkpoint()
     """When to save, and how much to keep."""
     monitoring: Monitoring = Monitoring()

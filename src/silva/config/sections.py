@@ -241,6 +241,45 @@ class Eval(Section):
         return [k for k in dict.fromkeys(self.pass_at or usual) if k > 1 or self.pass_at]
 
 
+Language = Literal[
+    "en", "de", "fr", "es", "it", "pt", "nl", "ru", "el", "ar", "he", "hi", "th", "ko", "ja", "zh"
+]
+
+
+class Synth(Section):
+    """`silva synth`: rows to train on, from episodes of training tasks. All keys below `sampling` may change
+    without an episode being played again."""
+
+    tasks: Positive = 128
+    """Training tasks of each environment that are played; all of them where there are fewer."""
+    samples_per_task: Positive = 4
+    sampling: Sampling = Sampling()
+    best: Natural = 1
+    """So many rows of each task are kept, those with the highest reward; 0: all."""
+    only_solved: bool = True
+    """Leave out episodes without success, in environments that report it."""
+    min_reward: float | None = None
+    """The least raw reward of a row; null: any."""
+    max_rows: Positive | None = None
+    """The most rows that are written, those of the first tasks; null: all."""
+    min_chars: Natural = 0
+    """The least characters of all replies of an episode, thoughts included."""
+    max_chars: Positive | None = None
+    """The most characters of all its replies; null: any number."""
+    languages: tuple[Language, ...] = ()
+    """Leave out episodes with a reply in another language; none given: any. Short replies, formulas and code
+    count as every language in their script."""
+    max_repetition: Fraction = 0.5
+    """The largest share of a reply's words that may stand in repeated sequences of 5; 1: any."""
+    near_duplicates: Annotated[float, Field(gt=0, le=1)] | None = None
+    """Leave out episodes that share so much of their sequences of 5 words with an earlier row (Jaccard
+    index), 0.8 for example; null: only equal ones. Needs 'silva[synth]'."""
+    decontaminate: tuple[Annotated[str, Field(min_length=1)], ...] = ()
+    """Leave out episodes that share `ngram` words in a row with a question of these: names of suites, files
+    or folders of rows, data sets of the hub."""
+    ngram: Positive = 13
+
+
 class Checkpoint(Section):
     every: Natural = 10
     """Steps between checkpoints; 0 leaves only the last."""

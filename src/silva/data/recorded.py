@@ -24,12 +24,18 @@ def recorded(file: Path) -> Iterator[tuple[RolloutRow, Dialogue | None, dict[str
     A reply with malformed calls is its text as sampled, in which they stand.
     """
     for row in read_rollouts(file, tokens=False):
-        played, said = row.trajectory, None
-        if played.failure is None and played.turns:
-            said = Dialogue(tuple(map(_plain, messages_of(played))), where=f"{file}: {played.id}")
+        played = row.trajectory
+        said = said_in(played, f"{file}: {played.id}")
         about = {"reward": played.raw_reward, "rewards": dict(played.rewards), "task": row.task,
                  "environment": row.environment, "step": row.step, "status": row.status}  # fmt: skip
         yield row, said, about
+
+
+def said_in(played: Trajectory, where: str) -> Dialogue | None:
+    """What was said in an episode, and the tools on offer; None if it failed or holds no turn."""
+    if played.failure is not None or not played.turns:
+        return None
+    return Dialogue(tuple(map(_plain, messages_of(played))), played.observation.tools, where)
 
 
 def _plain(message: Message) -> Message:

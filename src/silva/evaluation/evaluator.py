@@ -19,12 +19,12 @@ import asyncio
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
 from silva.aio import gather
-from silva.config.sections import ContextSettings, EpisodeLimits, Eval
+from silva.config.sections import ContextSettings, EpisodeLimits, Eval, Synth
 from silva.evaluation.statistics import Estimate, estimate, maj_at_k, pass_at_k
 from silva.ports import derive
 from silva.protocols import Actor, Attempt, TaskSet
@@ -37,6 +37,8 @@ from silva.types import Task, Trajectory
 
 Key = tuple[str, str]
 """An episode: its environment and the id of its trajectory."""
+Purpose = Literal["eval", "synth"]
+"""Held-out tasks are played to be measured, training tasks to become rows."""
 Vote = Callable[[str], str | None]
 """The final answer of a reply, equal if answers are equal (`RewardSettings.vote`)."""
 NLL = "nll"
@@ -178,23 +180,26 @@ class Job:
     environment: str
     task: Task
     sample: int
+    purpose: Purpose = "eval"
 
     @property
     def id(self) -> str:
         """The id of its trajectory."""
-        return f"eval:{self.task.id}/{self.sample}"
+        return f"{self.purpose}:{self.task.id}/{self.sample}"
 
     @property
     def key(self) -> Key:
         return self.environment, self.id
 
 
-def jobs_of(tasksets: Mapping[str, TaskSet], settings: Eval) -> list[Job]:
-    """`settings.tasks` held-out tasks of every environment, `settings.samples_per_task` times each."""
+def jobs_of(tasksets: Mapping[str, TaskSet], settings: Eval | Synth) -> list[Job]:
+    """`settings.tasks` tasks of every environment, `settings.samples_per_task` times each: held-out ones, or
+    for a synthesis those of the training split."""
+    purpose: Purpose = "eval" if isinstance(settings, Eval) else "synth"
     return [
-        Job(label, task, sample)
+        Job(label, task, sample, purpose)
         for label, taskset in tasksets.items()
-        for task in taskset.tasks("eval")[: settings.tasks]
+        for task in taskset.tasks("eval" if purpose == "eval" else "train")[: settings.tasks]
         for sample in range(settings.samples_per_task)
     ]
 
@@ -205,6 +210,23 @@ async def evaluate(
     renderer: Renderer | None,
     settings: Eval,
     limits: EpisodeLimits,
+    **how: Any,
+) -> list[Evaluation]:
+    """Play all jobs of the settings; other arguments are those of `play_jobs`."""
+    jobs = jobs_of(tasksets, settings)
+    played = list(zip(jobs, await play_jobs(jobs, tasksets, actor, renderer, limits, **how), strict=True))
+    return [
+        evaluation(label, [(job.task.id, t) for job, t in played if job.environment == label], settings)
+        for label in tasksets
+    ]
+
+
+async def play_jobs(
+    jobs: Sequence[Job],
+    tasksets: Mapping[str, TaskSet],
+    actor: Actor,
+    renderer: Renderer | None,
+    limits: EpisodeLimits,
     *,
     seed: int,
     redo: int = 1,
@@ -214,8 +236,8 @@ async def evaluate(
     known: Mapping[Key, Trajectory] = {},
     keep: Callable[[Job, Trajectory], None] = lambda job, trajectory: None,
     concurrency: int = 256,
-) -> list[Evaluation]:
-    """Play all jobs of the settings.
+) -> list[Trajectory]:
+    """Play all jobs, each to its end; the episodes are in the order of the jobs.
 
     Args:
         redo: how often an episode that gave no result is tried again.
@@ -223,14 +245,13 @@ async def evaluate(
         known: episodes that are not played, as they were before.
         keep: gets every other one as soon as it has ended, in any order.
     """
-    jobs = jobs_of(tasksets, settings)
     places, done = asyncio.Semaphore(concurrency), sum(job.key in known for job in jobs)
 
     async def one(job: Job) -> Trajectory:
         nonlocal done
         if job.key in known:
             return known[job.key]
-        first = derive(seed, "eval", job.environment, job.task.id, job.sample)
+        first = derive(seed, job.purpose, job.environment, job.task.id, job.sample)
         async with places:
             trajectory = await tries(
                 redo,
@@ -244,11 +265,7 @@ async def evaluate(
         on_episode(done, len(jobs), job.environment)
         return trajectory
 
-    played = list(zip(jobs, await gather(one(job) for job in jobs), strict=True))
-    return [
-        evaluation(label, [(job.task.id, t) for job, t in played if job.environment == label], settings)
-        for label in tasksets
-    ]
+    return await gather(one(job) for job in jobs)
 
 
 def evaluation(

@@ -33,6 +33,8 @@ from silva.storage.run_folder import LOCK, lock
 from silva.storage.summary import finite, read_summary
 from silva.types import Trajectory
 
+EVALUATION, SYNTHESIS = "evaluation", "synthesis"
+"""What a folder may hold; config.json says which."""
 SECTIONS = ("seed", "environments", "rendering", "eval", "engine")
 ROLLOUT = ("limits", "redo", "context")
 """What of a configuration decides the episodes of an evaluation, besides `rollout` with these keys."""
@@ -46,11 +48,13 @@ def identity(
     files: Mapping[str, str],
     policy: str,
     jobs: Sequence[Job],
+    sections: Sequence[str] = SECTIONS,
 ) -> dict[str, Any]:
     """What must be equal for an evaluation to go on.
 
     Args:
         data: the configuration (`Resolved.data`).
+        sections: those of it that decide the episodes.
         weights: digests of the files of the models.
         files: digests of other files that the configuration points at.
     """
@@ -59,13 +63,13 @@ def identity(
         "policy": policy, "tasks": tasks, "files": dict(files), "weights": dict(weights),
         "models": {str(step): name for step, name in models.items()},
     }  # fmt: skip
-    return json.loads(json.dumps(conditions(data) | own))  # type: ignore[no-any-return]
+    return json.loads(json.dumps(conditions(data, sections) | own))  # type: ignore[no-any-return]
 
 
-def conditions(data: Mapping[str, Any]) -> dict[str, Any]:
+def conditions(data: Mapping[str, Any], sections: Sequence[str] = SECTIONS) -> dict[str, Any]:
     """What of a configuration (`Resolved.data`) decides the episodes."""
     rollout = {key: data["rollout"][key] for key in ROLLOUT if key in data["rollout"]}
-    return {key: data[key] for key in SECTIONS} | {"rollout": rollout}
+    return {key: data[key] for key in sections} | {"rollout": rollout}
 
 
 class EvalFolder(Layout):
@@ -83,7 +87,14 @@ class EvalFolder(Layout):
 
     @classmethod
     def open(
-        cls, path: Path, this: Mapping[str, Any], toml: str, *, overwrite: bool, given: Collection[str] = ()
+        cls,
+        path: Path,
+        this: Mapping[str, Any],
+        toml: str,
+        *,
+        overwrite: bool,
+        given: Collection[str] = (),
+        what: str = EVALUATION,
     ) -> EvalFolder:
         """The folder with what it holds of `this` evaluation (`identity`).
 
@@ -92,12 +103,13 @@ class EvalFolder(Layout):
             overwrite: an earlier evaluation in the folder is removed.
             given: dotted paths of the configuration that are no defaults. A key that the folder does not
                 know is newer than it, and may have its default.
+            what: is kept there: an evaluation or a synthesis.
 
         Raises:
             RunFolderError: it holds something else, or another process uses it.
             RecordError: what it holds is damaged.
         """
-        before = _before(path)
+        before = _before(path, what)
         with _writing(path):
             path.mkdir(parents=True, exist_ok=True)
             folder = cls(path, lock(path))
@@ -105,11 +117,11 @@ class EvalFolder(Layout):
             if before and overwrite:
                 folder._clear()
             elif before and (changed := _changed(before, this, given)):
-                raise RunFolderError(f"{path} holds another evaluation: {changed}. {_ADVICE}")
+                raise RunFolderError(f"{path} holds another {what}: {changed}. {_ADVICE}")
             folder._read()
             with _writing(path):
                 FILES.write_atomic(folder.config_toml, toml.encode())
-                write_plain(folder.config_json, {_MARK: this})
+                write_plain(folder.config_json, {what: this})
         except BaseException:
             folder.close()
             raise
@@ -148,10 +160,14 @@ class EvalFolder(Layout):
         """Whether everything is written that follows from its episodes."""
         return self.summary.exists() and not self.journal.exists()
 
-    def write(self, rows: Sequence[RolloutRow], summary: Mapping[str, Any]) -> None:
-        """The two files that hold a whole evaluation."""
+    def write(
+        self, rows: Sequence[RolloutRow], summary: Mapping[str, Any], dialogues: bytes | None = None
+    ) -> None:
+        """The files that hold a whole evaluation, or of a synthesis also its rows."""
         text = json.dumps(finite(summary), indent=1, allow_nan=False)
         with _writing(self.path):
+            if dialogues is not None:
+                FILES.write_atomic(self.dialogues, dialogues)
             FILES.write_atomic(self.episodes, encode_rollouts(rows))
             FILES.write_atomic(self.summary, (text + "\n").encode())
 
@@ -185,13 +201,15 @@ class EvalFolder(Layout):
                 FILES.remove_tree(path)
 
 
-def free_name(folder: Path, name: str, this: Mapping[str, Any], given: Collection[str] = ()) -> str:
-    """`name`, or the first of name-2, name-3, ... whose folder holds this evaluation or none. `given`: as for
-    `EvalFolder.open`."""
+def free_name(
+    folder: Path, name: str, this: Mapping[str, Any], given: Collection[str] = (), what: str = EVALUATION
+) -> str:
+    """`name`, or the first of name-2, name-3, ... whose folder holds this evaluation or none. `given`, `what`: as
+    for `EvalFolder.open`."""
     for number in range(1, 1_000_000):
         found = name if number == 1 else f"{name}-{number}"
         try:
-            before = _before(folder / found)
+            before = _before(folder / found, what)
         except (RunFolderError, RecordError):  # somebody else's
             continue
         if not before or not _changed(before, this, given):
@@ -212,19 +230,18 @@ def _writing(path: Path) -> Iterator[None]:
         ) from error
 
 
-_MARK = "evaluation"
 _ADVICE = "Give this one another --name, or --overwrite to remove the other"
 
 
-def _before(path: Path) -> dict[str, Any]:
+def _before(path: Path, what: str) -> dict[str, Any]:
     """The identity of the evaluation in a folder; {} if there is none."""
     if not path.exists() or not {each.name for each in path.iterdir()} - {LOCK}:
         return {}
     try:
-        found: dict[str, Any] = read_plain(path / "config.json")[_MARK]
+        found: dict[str, Any] = read_plain(path / "config.json")[what]
     except (FileNotFoundError, NotADirectoryError, KeyError) as error:
         raise RunFolderError(
-            f"{path} is not empty and no evaluation of Silva, so it is left alone: choose another --name"
+            f"{path} is not empty and no {what} of Silva, so it is left alone: choose another --name"
         ) from error
     return found
 

@@ -154,7 +154,7 @@ def result(
         rewards=_sum(turn.rewards for turn in state.turns),
         shaped=_sum(turn.shaped for turn in state.turns),
         metrics=_mean(turn.metrics for turn in state.turns),
-        observation=state.observation,
+        observation=replace(state.observation, tools=state.tools),
         next_context=end.next_context,
         failure=end.failure,
         error=end.error,

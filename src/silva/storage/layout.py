@@ -26,6 +26,7 @@ class Layout:
         self.rollouts = path / "rollouts"
         self.episodes = path / "episodes.parquet"  # of an evaluation
         self.journal = path / "journal.jsonl"
+        self.dialogues = path / "dialogues.jsonl"  # of a synthesis
         self.checkpoints = path / "checkpoints"
         self.weights = path / "weights"
         self.broadcast = path / "broadcast"

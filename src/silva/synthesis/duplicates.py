@@ -6,10 +6,15 @@ text ──> words ──> shingles ──> MinHash, candidates ──> exact Ja
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any
 
+from silva.data.row_shapes import asked, recognised
+from silva.data.rows import read_rows
 from silva.errors import CapabilityError
+from silva.evaluation.suites import SUITES, published
 from silva.synthesis.texts import ngrams, words
 
 SHINGLE = 5  # words
@@ -51,18 +56,28 @@ class NearDuplicates:
         self._index = MinHashLSH(threshold=0.7 * threshold, num_perm=PERMUTATIONS, weights=(0.1, 0.9))
         self._kept: list[frozenset[Gram]] = []
 
-    def add(self, text: str) -> int | None:
-        """The place of an earlier text that is nearly the same; None if there is none, and the text stays."""
-        from datasketch import MinHash
-
-        found, sketch = shingles(text), MinHash(num_perm=PERMUTATIONS, seed=1)
-        sketch.update_batch([" ".join(gram).encode("utf-8", "replace") for gram in sorted(found)])
+    def find(self, text: str) -> int | None:
+        """The place of a text that was added and is nearly the same; None if there is none."""
+        found, sketch = _sketched(text)
         for place in sorted(map(int, self._index.query(sketch))):
             if jaccard(found, self._kept[place]) >= self.threshold:
                 return place
+        return None
+
+    def add(self, text: str) -> None:
+        found, sketch = _sketched(text)
         self._index.insert(str(len(self._kept)), sketch)
         self._kept.append(found)
-        return None
+
+
+@lru_cache(maxsize=1)  # what is not found is added next
+def _sketched(text: str) -> tuple[frozenset[Gram], Any]:
+    """The shingles of a text and their MinHash."""
+    from datasketch import MinHash
+
+    found, sketch = shingles(text), MinHash(num_perm=PERMUTATIONS, seed=1)
+    sketch.update_batch([" ".join(gram).encode("utf-8", "replace") for gram in sorted(found)])
+    return found, sketch
 
 
 @dataclass
@@ -80,6 +95,15 @@ class EvaluationSets:
     texts: dict[str, int] = field(default_factory=dict)
     too_short: dict[str, int] = field(default_factory=dict)
     _sets: dict[int, dict[Gram, set[str]]] = field(default_factory=dict)
+
+    @classmethod
+    def named(cls, names: Iterable[str], n: int = 13) -> EvaluationSets:
+        """Of suites, files, folders and data sets of the hub.
+
+        Raises:
+            ConfigError: there is none of a name, or a row of it asks nothing.
+        """
+        return cls.of({name: _questions(name) for name in names}, n)
 
     @classmethod
     def of(cls, sets: Mapping[str, Iterable[str]], n: int = 13) -> EvaluationSets:
@@ -110,3 +134,11 @@ class EvaluationSets:
             for gram in ngrams(tokens, length)
             for name in known.get(gram, ())
         }
+
+
+def _questions(name: str) -> Iterator[str]:
+    """What the users of an evaluation set say."""
+    rows, column = published(name) if name in SUITES else (read_rows(name), "")
+    for row in rows:
+        said = asked(row, recognised(row, column if column in row.values else ""))
+        yield "\n".join(message.content for message in said if message.role == "user")

@@ -13,11 +13,12 @@ hub, or from a package.
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
+from silva.data.rows import Row, read_rows
 from silva.errors import ConfigError
 from silva.evaluation.suites.packaged import PACKAGED
 from silva.evaluation.suites.published import PUBLISHED
@@ -72,6 +73,24 @@ def environment(
     if tools and not wanted.calls:
         raise ConfigError(f"suite {name}: tools: its environment {wanted.type} takes none")
     return entry | ({"tools": list(tools)} if tools else {})
+
+
+def published(name: str) -> tuple[Iterator[Row], str]:
+    """The rows of a suite as they are published, from the hub or from its package, and the column that asks.
+
+    Raises:
+        ConfigError: the name is unknown, or its rows are no texts that can be read; it says what to do.
+    """
+    wanted = suite(name)
+    keys, (file_key, hub_key) = _rows_of(name, wanted, None), wanted.place
+    source = keys.get(file_key) or keys.get(hub_key)
+    if source is None or "canary" in wanted.keys:
+        what = "are encrypted" if source else "stand in its package in a form of its own"
+        raise ConfigError(
+            f"suite {name}: its rows {what}; give a file with its questions in place of the name"
+        )
+    of_hub = {key: keys[key] for key in ("split", "subset") if key in keys}
+    return read_rows(source, **of_hub), wanted.columns[0].partition(",")[0]
 
 
 def rows() -> list[dict[str, Any]]:
