@@ -87,6 +87,7 @@ report = false
 LATE = (
     "pyarrow.dataset",
     "silva.commands.evaluate",
+    "silva.commands.synth",
     "silva.engines.local.engine",
     "silva.placement.here",
     "silva.rollouts.linear",
@@ -101,6 +102,7 @@ SIGNALS_AT = {
     "eval": "silva.evaluation.evaluator:play",
     "kept": "silva.evaluation.store:rollout_row",
     "episodes": "silva.evaluation.store:encode_rollouts",
+    "rows": "silva.commands.synth:select",
     "report": "silva.commands.evaluate:write_report",
     "rollout": "silva.rollouts.strategy:play",
     "export": "silva.trainer.learner:export_model",

@@ -41,10 +41,10 @@ eval_share = 1.0
 
 
 class Silva(Protocol):
-    """Runs `silva eval` with these arguments; what it writes to standard output, and to standard error as
+    """Runs `silva eval`, or another command, with these arguments; what it writes to standard output, and to standard error as
     one line."""
 
-    def __call__(self, *arguments: object, code: int = 0) -> tuple[str, str]: ...
+    def __call__(self, *arguments: object, code: int = 0, command: str = "eval") -> tuple[str, str]: ...
 
 
 @pytest.fixture
@@ -54,9 +54,9 @@ def silva(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captur
     Path("parity.toml").write_text(PARITY)
     Path("sums.toml").write_text(SUMS)
 
-    def call(*arguments: object, code: int = 0) -> tuple[str, str]:
+    def call(*arguments: object, code: int = 0, command: str = "eval") -> tuple[str, str]:
         capsys.readouterr()
-        returned = main(["eval", *map(str, arguments)])
+        returned = main([command, *map(str, arguments)])
         out, err = capsys.readouterr()
         assert returned == code, err
         return out, " ".join(err.split())

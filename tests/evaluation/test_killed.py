@@ -1,4 +1,5 @@
-"""`silva eval` killed anywhere goes on with the same command, repeats nothing, ends with the same bytes."""
+"""`silva eval` and `silva synth`, killed anywhere, go on with the same command, repeat nothing,
+and end with the same bytes."""
 
 from __future__ import annotations
 
@@ -20,9 +21,14 @@ environments = [
 model = {{type = "tiny", layers = 1, width = 32, heads = 2, kv_heads = 1, context = 128}}
 rollout = {{limits = {{max_turn_tokens = 4, max_episode_tokens = 128}}}}
 eval = {{tasks = 10, samples_per_task = 2}}
+synth = {{tasks = 10, samples_per_task = 2, best = 0, only_solved = false}}
 monitoring = {{tensorboard = false}}
 """
 TOTAL = 40
+FILES = {
+    "eval": ("evals", ("episodes.parquet", "summary.json")),
+    "synth": ("synth", ("episodes.parquet", "summary.json", "dialogues.jsonl")),
+}
 
 
 @pytest.fixture(scope="module")
@@ -37,38 +43,47 @@ def play(folder: Path) -> Iterator[Any]:
     """Plays the evaluation called `name` in a process that may be killed; gives what became of it."""
     server = Server(folder)
     server.config = folder / "eval.toml"
-    yield lambda name, **job: server.rl(name, command="eval", folder=str(folder), **job)
+    yield lambda name, command="eval", **job: server.rl(name, command=command, folder=str(folder), **job)
     server.close()
 
 
-def state(folder: Path, name: str) -> list[bytes]:
-    files = [folder / "evals" / name / file for file in ("episodes.parquet", "summary.json")]
-    return [file.read_bytes().replace(name.encode(), b"") for file in files]
+def state(folder: Path, name: str, command: str = "eval") -> list[bytes]:
+    of, files = FILES[command]
+    return [(folder / of / name / file).read_bytes().replace(name.encode(), b"") for file in files]
 
 
 @pytest.fixture(scope="module")
-def whole(folder: Path, play: Any) -> list[bytes]:
-    assert play("whole").status == 0
-    return state(folder, "whole")
+def whole(folder: Path, play: Any) -> dict[str, list[bytes]]:
+    found = {}
+    for command in FILES:
+        assert play("whole", command).status == 0
+        found[command] = state(folder, "whole", command)
+    return found
 
 
-@pytest.mark.parametrize("place", ["eval:1", "eval:33", "kept:17", "kept:40", "episodes:1", "report:1"])
-def test_it_goes_on_where_it_was_killed(folder: Path, play: Any, whole: list[bytes], place: str) -> None:
-    name = place.replace(":", "-")
-    killed = play(name, interrupt=place, signal="SIGKILL")
+@pytest.mark.parametrize(
+    ("command", "place"),
+    [("eval", place) for place in ("eval:1", "eval:33", "kept:17", "kept:40", "episodes:1", "report:1")]
+    + [("synth", place) for place in ("eval:1", "kept:17", "kept:40", "rows:1", "episodes:1")],
+)
+def test_it_goes_on_where_it_was_killed(
+    folder: Path, play: Any, whole: dict[str, list[bytes]], command: str, place: str
+) -> None:
+    name = f"{command}-{place.replace(':', '-')}"
+    killed = play(name, command, interrupt=place, signal="SIGKILL")
     assert (killed.status, killed.proof) == (-9, place.partition(":")[0])
-    journal = folder / "evals" / name / "journal.jsonl"
+    journal = folder / FILES[command][0] / name / "journal.jsonl"
     kept = journal.read_bytes().count(b"\n") if journal.exists() else 0
     counts = folder / f"{name}.counts"
-    again = play(name, counts=str(counts))
+    again = play(name, command, counts=str(counts))
     assert again.status == 0, again.output
     assert json.loads(counts.read_text()).get("eval", 0) == TOTAL - kept
-    assert not journal.exists() and state(folder, name) == whole
+    assert not journal.exists() and state(folder, name, command) == whole[command]
 
 
-def test_ctrl_c_ends_it_and_says_how_to_go_on(folder: Path, play: Any, whole: list[bytes]) -> None:
+def test_ctrl_c_ends_it_and_says_how_to_go_on(folder: Path, play: Any, whole: dict[str, list[bytes]]) -> None:
     ended = play("ctrl-c", interrupt="kept:9")
     said = " ".join(ended.output.split())
     assert ended.status == 130 and "Traceback" not in said
     assert "of 40 episodes are kept; the same command goes on with the others silva: interrupted" in said
-    assert play("ctrl-c").status == 0 and state(folder, "ctrl-c") == whole
+    assert play("ctrl-c").status == 0 and state(folder, "ctrl-c") == whole["eval"]

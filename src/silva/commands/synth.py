@@ -57,10 +57,11 @@ def synthesize(asked: EvalRequest) -> Summary:
         raise ConfigError(f"{', '.join(empty)}: all tasks are held out; expected eval_share below 1")
     jobs, (step,) = jobs_of(tasksets, settings), asked.models
     this = _identity(asked, settings, jobs)
-    usual = asked.usual_name if asked.overwrite else free_name(SYNTH, asked.usual_name, this, SYNTHESIS)
+    given, usual = asked.resolved.provenance, asked.usual_name
+    usual = usual if asked.overwrite else free_name(SYNTH, usual, this, given, SYNTHESIS)
     path = SYNTH / (asked.name or usual)
     with EvalFolder.open(
-        path, this, to_toml(asked.resolved), overwrite=asked.overwrite, what=SYNTHESIS
+        path, this, to_toml(asked.resolved), overwrite=asked.overwrite, given=given, what=SYNTHESIS
     ) as store:
         missing = store.missing(step, jobs)
         if not missing:
@@ -94,8 +95,8 @@ def report(found: Summary, asked: EvalRequest, *, as_json: bool) -> int:
 
 def _identity(asked: EvalRequest, settings: Synth, jobs: Sequence[Job]) -> dict[str, Any]:
     played = {key: value for key, value in plain(settings).items() if key in PLAYED}
-    sections = [SYNTHESIS if each == "eval" else each for each in SECTIONS]
-    return identity({**asked.resolved.data, SYNTHESIS: played}, models=asked.names, weights=asked.weights,
+    sections = ["[synth]" if each == "eval" else each for each in SECTIONS]
+    return identity({**asked.resolved.data, "[synth]": played}, models=asked.names, weights=asked.weights,
                     files=asked.files, policy=asked.policy, jobs=jobs, sections=sections)  # fmt: skip
 
 

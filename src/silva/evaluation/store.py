@@ -204,8 +204,8 @@ class EvalFolder(Layout):
 def free_name(
     folder: Path, name: str, this: Mapping[str, Any], given: Collection[str] = (), what: str = EVALUATION
 ) -> str:
-    """`name`, or the first of name-2, name-3, ... whose folder holds this evaluation or none. `given`, `what`: as
-    for `EvalFolder.open`."""
+    """`name`, or the first of name-2, name-3, ... whose folder holds this evaluation or none. Other arguments
+    are those of `EvalFolder.open`."""
     for number in range(1, 1_000_000):
         found = name if number == 1 else f"{name}-{number}"
         try:
