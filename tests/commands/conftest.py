@@ -41,8 +41,8 @@ eval_share = 1.0
 
 
 class Silva(Protocol):
-    """Runs `silva eval`, or another command, with these arguments; what it writes to standard output, and to standard error as
-    one line."""
+    """Runs `silva eval`, or another command, with these arguments; what it writes to standard output, and to
+    standard error as one line."""
 
     def __call__(self, *arguments: object, code: int = 0, command: str = "eval") -> tuple[str, str]: ...
 

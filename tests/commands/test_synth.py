@@ -66,7 +66,8 @@ def test_a_row_is_trained_on_the_tokens_that_were_played(synth, form):
 
 
 def test_other_filters_choose_again_and_play_nothing(synth, monkeypatch):
-    out, _ = synth("@", "p.toml", "--name", "a", "--json")
+    how = ("--name", "a", "--policy", "random")
+    out, _ = synth("@", "p.toml", *how, "--json")
     whole, everything = json.loads(out), Path("synth/a/dialogues.jsonl").read_bytes()
     assert whole["episodes"] == 12 == whole["rows"] + sum(whole["left_out"].values())
 
@@ -74,14 +75,14 @@ def test_other_filters_choose_again_and_play_nothing(synth, monkeypatch):
         raise AssertionError("a model is loaded")
 
     monkeypatch.setattr("silva.assembly.load_model", never)
-    out, err = synth("@", "p.toml", "--name", "a", "--synth.max_rows", "1", "--json")
+    out, err = synth("@", "p.toml", *how, "--synth.max_rows", "1", "--json")
     assert "all 12 episodes were played before; rows are chosen from them" in err
     assert json.loads(out)["rows"] == 1
-    assert json.loads(out)["left_out"]["surplus"] == whole["rows"] - 1
+    assert json.loads(out)["left_out"]["surplus"] == 11
     assert Path("synth/a/dialogues.jsonl").read_bytes() == everything.splitlines(keepends=True)[0]
-    synth("@", "p.toml", "--name", "a", command="synthesize")
+    synth("@", "p.toml", *how, command="synthesize")
     assert Path("synth/a/dialogues.jsonl").read_bytes() == everything
-    _, err = synth("@", "p.toml", "--name", "a", "--samples", 3, code=1)
+    _, err = synth("@", "p.toml", *how, "--samples", 3, code=1)
     assert "synth/a holds another synthesis: [synth].samples_per_task was 2, is 3" in err
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from evaluations import FILES, end_state
 from tests.runs import WORLDS, Server
 
 pytestmark = pytest.mark.slow
@@ -25,10 +26,6 @@ synth = {{tasks = 10, samples_per_task = 2, best = 0, only_solved = false}}
 monitoring = {{tensorboard = false}}
 """
 TOTAL = 40
-FILES = {
-    "eval": ("evals", ("episodes.parquet", "summary.json")),
-    "synth": ("synth", ("episodes.parquet", "summary.json", "dialogues.jsonl")),
-}
 
 
 @pytest.fixture(scope="module")
@@ -47,17 +44,12 @@ def play(folder: Path) -> Iterator[Any]:
     server.close()
 
 
-def state(folder: Path, name: str, command: str = "eval") -> list[bytes]:
-    of, files = FILES[command]
-    return [(folder / of / name / file).read_bytes().replace(name.encode(), b"") for file in files]
-
-
 @pytest.fixture(scope="module")
-def whole(folder: Path, play: Any) -> dict[str, list[bytes]]:
+def whole(folder: Path, play: Any) -> dict[str, dict[str, bytes]]:
     found = {}
     for command in FILES:
         assert play("whole", command).status == 0
-        found[command] = state(folder, "whole", command)
+        found[command] = end_state(command, folder, "whole")
     return found
 
 
@@ -67,7 +59,7 @@ def whole(folder: Path, play: Any) -> dict[str, list[bytes]]:
     + [("synth", place) for place in ("eval:1", "kept:17", "kept:40", "rows:1", "episodes:1")],
 )
 def test_it_goes_on_where_it_was_killed(
-    folder: Path, play: Any, whole: dict[str, list[bytes]], command: str, place: str
+    folder: Path, play: Any, whole: dict[str, dict[str, bytes]], command: str, place: str
 ) -> None:
     name = f"{command}-{place.replace(':', '-')}"
     killed = play(name, command, interrupt=place, signal="SIGKILL")
@@ -78,12 +70,14 @@ def test_it_goes_on_where_it_was_killed(
     again = play(name, command, counts=str(counts))
     assert again.status == 0, again.output
     assert json.loads(counts.read_text()).get("eval", 0) == TOTAL - kept
-    assert not journal.exists() and state(folder, name, command) == whole[command]
+    assert not journal.exists() and end_state(command, folder, name) == whole[command]
 
 
-def test_ctrl_c_ends_it_and_says_how_to_go_on(folder: Path, play: Any, whole: dict[str, list[bytes]]) -> None:
+def test_ctrl_c_ends_it_and_says_how_to_go_on(
+    folder: Path, play: Any, whole: dict[str, dict[str, bytes]]
+) -> None:
     ended = play("ctrl-c", interrupt="kept:9")
     said = " ".join(ended.output.split())
     assert ended.status == 130 and "Traceback" not in said
     assert "of 40 episodes are kept; the same command goes on with the others silva: interrupted" in said
-    assert play("ctrl-c").status == 0 and state(folder, "ctrl-c") == whole["eval"]
+    assert play("ctrl-c").status == 0 and end_state("eval", folder, "ctrl-c") == whole["eval"]
