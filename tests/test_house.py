@@ -43,12 +43,12 @@ def keys() -> int:
 
 
 SIZES = {
-    "lines of src/silva": (lambda: lines(SOURCE), 61_022),
-    "lines of tests": (lambda: lines(ROOT / "tests"), 60_494),
+    "lines of src/silva": (lambda: lines(SOURCE), 61_825),
+    "lines of tests": (lambda: lines(ROOT / "tests"), 60_983),
     "lines of the longest file of src/silva": (longest, 399),
-    "files of the largest room of src/silva": (most_files, 25),
+    "files of the largest room of src/silva": (most_files, 27),
     "files of src/silva/orchestrator": (lambda: len(list((SOURCE / "orchestrator").glob("*.py"))), 20),
-    "keys of the configuration outside environments": (keys, 1230),
+    "keys of the configuration outside environments": (keys, 1245),
 }
 
 
