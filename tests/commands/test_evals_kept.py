@@ -100,6 +100,10 @@ def test_another_configuration_has_another_folder_or_is_refused(silva):
     assert "evals/tiny-parity holds another evaluation: eval.tasks was 2, is 3" in err
     silva("@", "e.toml", "--tasks", 3, "--name", "tiny-parity", "--overwrite")
     assert len(read_rollouts(Path("evals/tiny-parity/episodes.parquet"))) == 12
+    silva("@", "e.toml", "--tasks", 2, "--model.layers", 2)  # another model of the same name
+    assert Path("evals/tiny-parity-3/summary.json").exists()
+    assert read("@", "e.toml", "--model.dtype", "bfloat16").model["dtype"] == "bfloat16"
+    assert read("@", "e.toml", "--policy", "expert", "--model.dtype", "bfloat16").model == {}
 
 
 def test_pass_at_chosen_k(silva):

@@ -51,6 +51,14 @@ def test_it_says_what_changes_sides(silva):
         (["before", "--reward", "exat_match"], "exat_match"),
         (["before", "--reward", "exact_match", "--extrakt", "boxed"], "extrakt"),
         (["nothing", "--reward", "math"], "nothing: no evaluation of that name"),
+        (
+            ["before", "--reward", "math", "--name", "a/b"],
+            "--name: got 'a/b', expected the name of one folder",
+        ),
+        (
+            ["before", "--reward", "math", "--name", "before", "--overwrite"],
+            "before: holds the episodes that",
+        ),
         (["world", "--reward", "math"], "environment parity: its own rules grade it, so it takes no reward"),
     ],
 )

@@ -29,6 +29,14 @@ report = false
 """
 
 
+def test_an_early_stop_that_nothing_decides_is_refused(tmp_path: Path, capsys) -> None:
+    (tmp_path / "sft.toml").write_text(CONFIG.replace("max_bad_rows = 1", "early_stop = 2"))
+    assert main(["sft", "@", str(tmp_path / "sft.toml")]) == 2
+    assert "data.early_stop = 2: counts evaluations" in capsys.readouterr().err
+    assert main(["sft", "@", str(tmp_path / "sft.toml"), "--data.validation", "2"]) == 2
+    assert "[[environments]]" not in capsys.readouterr().err  # [data] is there, and wrong
+
+
 @pytest.mark.slow
 def test_rows_beside_the_configuration_are_learned_and_bad_ones_counted(tmp_path: Path, capsys) -> None:
     (tmp_path / "there" / "rows").mkdir(parents=True)

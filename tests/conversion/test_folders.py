@@ -49,12 +49,18 @@ def test_what_is_there_stays_unless_it_may_be_replaced(
     output.mkdir()
     (output / "mine.txt").write_text("kept")
     command = ["convert", str(source), "--to", "hf", "--output", str(output)]
+    assert main([*command, "--overwrite"]) == 2
+    assert f"{output}: got a folder, expected one with *.safetensors to overwrite" in capsys.readouterr().err
+    for place in (source, tmp_path):  # the model itself, and what holds it
+        assert main([*command[:-1], str(place), "--overwrite"]) == 2
+        assert f"{place}: holds {source}, which is converted" in capsys.readouterr().err
+    (output / "model.safetensors").write_text("earlier")
     assert main(command) == 2
     assert f"{output}: exists already; choose another --output, or add --overwrite" in capsys.readouterr().err
     with monkeypatch.context() as patch:  # a failure half-way
         patch.setattr(folders, "let_read", lambda path: (_ for _ in ()).throw(ModelError("the disk is full")))
         assert main([*command, "--overwrite"]) == 2
-    assert [path.name for path in output.iterdir()] == ["mine.txt"]
+    assert sorted(path.name for path in output.iterdir()) == ["mine.txt", "model.safetensors"]
     assert main([*command, "--overwrite"]) == 0
     assert not (output / "mine.txt").exists() and (output / "config.json").exists()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["model", "out"]

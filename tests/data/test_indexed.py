@@ -109,7 +109,7 @@ def test_what_cannot_be_read_is_named(tmp_path) -> None:
         except ConfigError as error:
             found.append(str(error).removeprefix(str(path)))
     assert found == [
-        ":2: not JSON: Expecting value, line 2, column 1",
+        ":2: not JSON: Expecting value, column 7",
         ":3: got list, expected an object with named values",
         ":4: not UTF-8 at byte 7",
     ]

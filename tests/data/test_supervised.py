@@ -117,13 +117,15 @@ def test_rows_of_their_own_are_held_out_and_not_trained(tmp_path: Path) -> None:
         stream(rows(3), validation_path=str(file)).draw(1)
     with pytest.raises(ConfigError, match=r"validation = 0\.001 holds out none of 3 rows"):
         stream(rows(3), validation=0.001).validation()
+    with pytest.raises(ConfigError, match=r"held_out\.jsonl: got no row that can be .* at most 3 tokens"):
+        stream(rows(5), validation_path=str(file), max_tokens=3).validation()
 
 
 def test_bad_rows_are_named_and_some_may_pass(tmp_path: Path) -> None:
     file = tmp_path / "rows.jsonl"
     good = [json.dumps(row) for row in rows(3)]
     file.write_text("\n".join([good[0], "{", good[1], '{"question": "q", "answer": 4}', good[2]]))
-    broken = [":2: not JSON: Expecting property name enclosed in double quotes, line 2, column 1",
+    broken = [":2: not JSON: Expecting property name enclosed in double quotes, column 2",
               ":4: answer: got 4, expected text or messages"]  # fmt: skip
     with pytest.raises(ConfigError) as refused:
         stream(file).draw(5)

@@ -19,6 +19,7 @@ from typing import Any
 from silva.commands import POLICIES
 from silva.commands.command import Given
 from silva.commands.common import existing, run_config
+from silva.commands.kept import folder_name
 from silva.config.field_types import plain
 from silva.config.inputs import digest, input_files
 from silva.config.load import Resolved
@@ -69,9 +70,20 @@ class EvalRequest:
         return self.config.model_copy(update={"model": self.models[step]})
 
     @property
+    def _loads(self) -> bool:
+        """Whether a model of [model] plays."""
+        return self.policy == "model" and not self.config.engine.remote
+
+    @property
+    def model(self) -> dict[str, Any]:
+        """Keys of [model] beside its name: sizes of a random model, the type that it computes in."""
+        keys = self.resolved.data["model"] if self._loads else {}
+        return {key: value for key, value in keys.items() if key != "name"}
+
+    @property
     def weights(self) -> dict[str, str]:
         """Digests of the files of the models."""
-        if self.policy != "model" or self.config.engine.remote:
+        if not self._loads:
             return {}
         names = {getattr(model, "name", "") for model in self.models.values()}
         return {str(file): digest(file) for name in sorted(names) for file in weight_files(name)}
@@ -104,9 +116,7 @@ def asked(given: Given) -> EvalRequest:
     if policy not in POLICIES:
         raise ConfigError(f"--policy: got {policy!r}, expected {', '.join(POLICIES)}")
     weights = _weights(given, policy)
-    name = given.options.get("--name", "")
-    if name and (name in (".", "..") or not re.fullmatch(r"[\w.+@ -]{1,200}", name)):
-        raise ConfigError(f"--name: got {name!r}, expected the name of one folder, such as lake-before")
+    name = folder_name(given)
     words, rest = _suites(given)
     front = [*words, *_engine(given), *_counts(given)]
     own = run_config(weights, rest) if weights is not None else []

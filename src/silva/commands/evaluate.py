@@ -42,8 +42,8 @@ def evaluate(asked: EvalRequest) -> Series:
     console, config = Console(stderr=True), here(asked.config)
     tasksets = read_tasks(config, console)
     jobs, steps = jobs_of(tasksets, config.eval), list(asked.models)
-    this = identity(asked.resolved.data, models=asked.names, weights=asked.weights, files=asked.files,
-                    policy=asked.policy, jobs=jobs)  # fmt: skip
+    this = identity(asked.resolved.data, models=asked.names, model=asked.model, weights=asked.weights,
+                    files=asked.files, policy=asked.policy, jobs=jobs)  # fmt: skip
     given = asked.resolved.provenance
     usual = asked.usual_name if asked.overwrite else free_name(EVALS, asked.usual_name, this, given)
     path, toml = EVALS / (asked.name or usual), to_toml(asked.resolved)

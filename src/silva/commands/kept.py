@@ -7,6 +7,7 @@ runs/lake@step_100      what a run measured at a step; without one, at its last
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ from difflib import get_close_matches
 from pathlib import Path
 
 from silva.assembly import Assembly
+from silva.commands.command import Given
 from silva.commands.common import here
 from silva.config.load import Resolved, load
 from silva.config.schema import RunConfig
@@ -93,6 +95,18 @@ def kept(name: str) -> Kept:
         tasks = contents_of(jobs_of_rows(rows, Assembly(here(resolved.config)).tasksets))
     short = name if step is not None or path.parent.resolve() != EVALS.resolve() else path.name
     return Kept(short, path, resolved, rows, models, tasks, cost)
+
+
+def folder_name(given: Given) -> str:
+    """What --name says; "" if it is not there.
+
+    Raises:
+        ConfigError: it is more than a name.
+    """
+    name = given.options.get("--name", "")
+    if name and (name in (".", "..") or not re.fullmatch(r"[\w.+@ -]{1,200}", name)):
+        raise ConfigError(f"--name: got {name!r}, expected the name of one folder, such as lake-before")
+    return name
 
 
 def jobs_of_rows(

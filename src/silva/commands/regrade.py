@@ -14,7 +14,6 @@ import json
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 
 from rich.console import Console
 
@@ -25,7 +24,7 @@ from silva.commands.command import Given
 from silva.commands.common import here
 from silva.commands.compare import show
 from silva.commands.evaluate import write_shown
-from silva.commands.kept import EVALS, Kept, jobs_of_rows, kept
+from silva.commands.kept import EVALS, Kept, folder_name, jobs_of_rows, kept
 from silva.config.field_types import plain
 from silva.config.inputs import input_files
 from silva.config.load import Resolved, load
@@ -130,13 +129,16 @@ def _write(
     console: Console,
 ) -> Kept:
     config = here(resolved.config)
-    this = identity(resolved.data, models=before.models, weights={}, files=input_files(resolved.data),
-                    policy=f"regraded: {before.path.resolve().name}", jobs=jobs)  # fmt: skip
+    this = identity(resolved.data, models=before.models, model={}, weights={},
+                    files=input_files(resolved.data), jobs=jobs,
+                    policy=f"regraded: {before.path.resolve().name}")  # fmt: skip
     kind = given.options["--reward"].rpartition(":")[2]
     usual = f"{before.path.resolve().name}-{kind}"
     overwrite = "--overwrite" in given
-    name = given.options.get("--name") or (usual if overwrite else free_name(EVALS, usual, this))
-    with EvalFolder.open(EVALS / Path(name).name, this, to_toml(resolved), overwrite=overwrite) as store:
+    name = folder_name(given) or (usual if overwrite else free_name(EVALS, usual, this))
+    if (EVALS / name).resolve() == before.path.resolve():
+        raise ConfigError(f"--name {name}: holds the episodes that are graded; expected another name")
+    with EvalFolder.open(EVALS / name, this, to_toml(resolved), overwrite=overwrite) as store:
         series = evaluations_of(rows, config.eval, votes_of(config.environments))
         whole = summary(store.path.name, series, before.models, seed=config.seed, settings=config.eval,
                         spent={}, tasks=contents_of(jobs))  # fmt: skip

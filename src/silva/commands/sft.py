@@ -13,6 +13,7 @@ from silva.commands.checks import check_engine
 from silva.commands.common import as_resolved
 from silva.commands.outcome import RunOutcome, earlier, finish, stopped
 from silva.config.load import Resolved
+from silva.config.schema import RunConfig
 from silva.data.supervised import SupervisedStream
 from silva.errors import ConfigError
 from silva.orchestrator.scripted import ScriptedPlay
@@ -44,10 +45,22 @@ def supervise(
     if (resolved.config.data is None) == (resolved.config.warm_start is None):
         got = "neither" if resolved.config.data is None else "both"
         raise ConfigError(f"silva sft: got {got} of [data] and [warm_start], expected one to learn from")
+    if resolved.config.data:
+        _check_stop(resolved.config)
     with claimed(
         resolved, "--resume goes on", resume=resume, overwrite=overwrite, accept_files=accept_files
     ) as folder:
         return earlier(folder) or asyncio.run(_supervise(resolved, folder))
+
+
+def _check_stop(config: RunConfig) -> None:
+    """Refuse an early stop that nothing decides."""
+    data, every = config.data, config.eval.every
+    if data.early_stop and not (every and (data.validation or data.validation_path or config.environments)):
+        raise ConfigError(
+            f"data.early_stop = {data.early_stop}: counts evaluations, of which none comes before the last "
+            "step; expected eval.every above 0, and data.validation, data.validation_path or [[environments]]"
+        )
 
 
 async def _supervise(resolved: Resolved, folder: RunFolder) -> RunOutcome:

@@ -96,8 +96,9 @@ def report(found: Summary, asked: EvalRequest, *, as_json: bool) -> int:
 def _identity(asked: EvalRequest, settings: Synth, jobs: Sequence[Job]) -> dict[str, Any]:
     played = {key: value for key, value in plain(settings).items() if key in PLAYED}
     sections = ["[synth]" if each == "eval" else each for each in SECTIONS]
-    return identity({**asked.resolved.data, "[synth]": played}, models=asked.names, weights=asked.weights,
-                    files=asked.files, policy=asked.policy, jobs=jobs, sections=sections)  # fmt: skip
+    return identity({**asked.resolved.data, "[synth]": played}, models=asked.names, model=asked.model,
+                    weights=asked.weights, files=asked.files, policy=asked.policy, jobs=jobs,
+                    sections=sections)  # fmt: skip
 
 
 def _write(

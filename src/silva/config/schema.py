@@ -147,7 +147,7 @@ class RunConfig(Section):
     @field_validator("environments")
     @classmethod
     def _labels_differ(cls, environments: tuple[Any, ...], info: ValidationInfo) -> tuple[Any, ...]:
-        if not environments and info.data.get("data") is None:
+        if not environments and info.data.get("data", ...) is None:  # absent: it has a problem of its own
             raise ValueError(
                 "expected at least one [[environments]] table with a type (or [data], for `silva sft`)"
             )

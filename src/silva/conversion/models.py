@@ -22,7 +22,7 @@ from silva.conversion.tensors import DTYPES, Model, OnDone, model_in, most_commo
 from silva.errors import ConfigError, ModelError
 from silva.models.loading import load_model, resolve
 from silva.models.sources import RunCheckpoint, checkpoint, find, run_of
-from silva.storage.placed import placed, refuse_existing
+from silva.storage.placed import placed, refuse_existing, refuse_lossy
 from silva.trainer.export import export_model
 
 TARGETS = ("hf", "peft", "gguf")
@@ -63,6 +63,9 @@ def convert_model(
         output /= f"{name}-{form}.gguf" if form else f"{name}.gguf"
     path = output or Path(f"{name}.gguf" if to == "gguf" else f"{name}-{to}")
     refuse_existing(path, overwrite)  # before a minute of reading
+    refuse_lossy(
+        path, run_of(source)[0] or Path(source).expanduser(), "" if to == "gguf" else "*.safetensors"
+    )
     path.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=path.parent, prefix=".silva-convert-") as scratch:
         if to == "peft":

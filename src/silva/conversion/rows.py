@@ -14,7 +14,7 @@ from silva.data.row_shapes import recognised
 from silva.data.rows import read_rows
 from silva.data.written import LOST, WRITERS, CannotHold, as_verl, beside, row_of
 from silva.errors import ConfigError
-from silva.storage.placed import placed, refuse_existing
+from silva.storage.placed import placed, refuse_existing, refuse_lossy
 
 TARGETS = (*WRITERS, "verl")
 SUFFIXES = (".jsonl", ".parquet")
@@ -49,6 +49,7 @@ def convert_rows(
     if path.suffix not in SUFFIXES:
         raise ConfigError(f"--output: got {path}, expected a name that ends with {' or '.join(SUFFIXES)}")
     refuse_existing(path, overwrite)
+    refuse_lossy(path, Path(source).expanduser())
     files = rollout_files(Path(source).expanduser())
     if files and to == "verl":
         raise ConfigError(

@@ -95,7 +95,7 @@ class Lines:
             text = line.decode("utf-8-sig")
         except UnicodeDecodeError as error:
             raise ConfigError(f"{where}: not UTF-8 at byte {error.start}") from error
-        return json_row(text, where)
+        return json_row(text.rstrip("\r\n"), where)
 
 
 class Groups:

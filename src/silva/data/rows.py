@@ -98,7 +98,7 @@ def _json_lines(path: Path) -> Iterator[Row]:
     with path.open(encoding="utf-8-sig") as file:
         for number, line in enumerate(file, 1):
             if line.strip():
-                yield json_row(line, f"{path}:{number}")
+                yield json_row(line.rstrip("\n"), f"{path}:{number}")
 
 
 def json_row(text: str, where: str) -> Row:

@@ -140,6 +140,11 @@ class SupervisedStream:
                 if not most:
                     break
         self.counts = counts
+        if not found and self._apart:
+            raise ConfigError(
+                f"{self._apart.label}: got no row that can be held out, expected dialogues with words of "
+                f"{', '.join(settings.roles)} and at most {settings.max_tokens} tokens (data.validation_path)"
+            )
         if not found:
             raise ConfigError(
                 f"data: validation = {settings.validation:g} holds out none of {total:,.0f} rows; expected a "

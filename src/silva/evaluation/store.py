@@ -44,6 +44,7 @@ def identity(
     data: Mapping[str, Any],
     *,
     models: Mapping[int, str],
+    model: Mapping[str, Any],
     weights: Mapping[str, str],
     files: Mapping[str, str],
     policy: str,
@@ -55,13 +56,14 @@ def identity(
     Args:
         data: the configuration (`Resolved.data`).
         sections: those of it that decide the episodes.
+        model: keys of [model] that decide what is sampled, beside name and weights.
         weights: digests of the files of the models.
         files: digests of other files that the configuration points at.
     """
     tasks = hashlib.sha256("\n".join(f"{job.key} {job.task.content()}" for job in jobs).encode()).hexdigest()
     own = {
         "policy": policy, "tasks": tasks, "files": dict(files), "weights": dict(weights),
-        "models": {str(step): name for step, name in models.items()},
+        "models": {str(step): name for step, name in models.items()}, "model": dict(model),
     }  # fmt: skip
     return json.loads(json.dumps(conditions(data, sections) | own))  # type: ignore[no-any-return]
 
@@ -248,7 +250,9 @@ def _before(path: Path, what: str) -> dict[str, Any]:
 
 def _changed(before: Mapping[str, Any], this: Mapping[str, Any], given: Collection[str]) -> str:
     """What differs, in words; "" if it is the same evaluation."""
-    own = {key: value for key, value in this.items() if key not in (*SECTIONS, "rollout")}  # no defaults
+    own = {
+        key: value for key, value in this.items() if key not in (*SECTIONS, "model", "rollout")
+    }  # no defaults
     keys = [*forbidden_changes(before, this, {*given, *map(dotted, leaves(own))})]
     words = [f"{key} was {_at(before, key)}, is {_at(this, key)}" for key in keys[:3]]
     if "tasks" in keys and len(keys) == 1:

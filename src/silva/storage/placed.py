@@ -17,6 +17,24 @@ def refuse_existing(path: Path, overwrite: bool) -> None:
         raise RunFolderError(f"{path}: exists already; choose another --output, or add --overwrite")
 
 
+def refuse_lossy(path: Path, source: Path, mark: str = "") -> None:
+    """Refuse to overwrite what is no earlier output of this kind.
+
+    Args:
+        source: what the output is made of, a file or a folder.
+        mark: pattern of a file that an output has which is a folder; "": an output is a file.
+
+    Raises:
+        RunFolderError: at `path` is the source, a folder that holds it, or something else.
+    """
+    here, read = path.resolve(), source.resolve()
+    if path.exists() and here in (read, *read.parents):
+        raise RunFolderError(f"{path}: holds {source}, which is converted; choose another --output")
+    if path.is_dir() and (not mark or (any(path.iterdir()) and not any(path.glob(mark)))):
+        kind = f"one with {mark}" if mark else "a file"
+        raise RunFolderError(f"{path}: got a folder, expected {kind} to overwrite; choose another --output")
+
+
 @contextmanager
 def placed(path: Path, *, overwrite: bool = False) -> Iterator[Path]:
     """A name beside `path`, where the caller writes a file or makes a folder; it becomes `path` at the end.
