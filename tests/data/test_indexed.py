@@ -116,3 +116,12 @@ def test_what_cannot_be_read_is_named(tmp_path) -> None:
     (tmp_path / "x.parquet").write_bytes(b"no")
     with pytest.raises(ConfigError, match=r"x\.parquet: not a parquet file"):
         indexed(GivenRows(path=str(tmp_path / "x.parquet")))
+
+
+def test_the_last_row_is_whole_after_blank_lines_and_what_is_false_is_a_value(tmp_path) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_bytes(b'{"a": 1}\n\n{"a": 2}')
+    assert [indexed(GivenRows(path=str(path)))[i].values for i in range(2)] == [{"a": 1}, {"a": 2}]
+    table = tmp_path / "rows.parquet"
+    parquet.write_table(pa.Table.from_pylist([{"a": {"x": 0, "y": False, "z": "", "n": None}}]), table)
+    assert indexed(GivenRows(path=str(table)))[0].values == {"a": {"x": 0, "y": False, "z": ""}}

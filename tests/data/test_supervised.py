@@ -64,6 +64,11 @@ def test_sources_are_mixed_all_along() -> None:
     assert [names[i : i + 4].count("b") for i in range(0, 40, 4)] == [1] * 10
 
 
+def test_a_source_waits_until_a_row_of_it_is_due() -> None:
+    found = shown(stream(rows(4), (rows(4, "z"), 0.25)).draw(5))
+    assert [text[0] for text in found] == [*"qqqqz"]  # after 1/4, 2/4, 3/4 and 4/4 of the first, 1/1
+
+
 def test_a_stream_goes_on_from_any_state(tmp_path: Path) -> None:
     file = tmp_path / "rows.jsonl"
     file.write_text("".join(json.dumps(row) + "\n" for row in rows(11)) + '{"question": 1}\n')
@@ -191,6 +196,8 @@ def test_a_run_says_how_rows_are_read_and_what_a_template_rewrites() -> None:
         {"role": "user", "content": "2?"}, {"role": "assistant", "content": "Two."},
     ]}  # fmt: skip
     made = stream((talk, talk), template="qwen3", history="template")
+    held = stream((talk, talk), template="qwen3", history="template", validation=0.999, validation_rows=2)
+    assert len(held.validation()) == 4  # of two dialogues
     first = "<|im_start|>user 1?<|im_end|> <|im_start|>assistant "
     assert made.notes == (
         "rows: 2 rows, weight 1, read as dialogue: the dialogue in `messages`, whose last answer is expected",
