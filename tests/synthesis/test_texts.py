@@ -1,7 +1,10 @@
 """Words, languages and repetition, on texts of which the answer is known."""
 
+from typing import get_args
+
 import pytest
 
+from silva.config.sections import Language
 from silva.synthesis.texts import LANGUAGES, foreign, language_of, repetition, words
 
 TEXTS = {
@@ -27,6 +30,10 @@ def test_a_sentence_is_in_its_language(language):
     assert all(
         foreign(TEXTS[language], [other]) for other in LANGUAGES if other not in (language, "ja", "zh")
     )
+
+
+def test_a_configuration_may_name_each_of_them():
+    assert {*get_args(Language)} == {*LANGUAGES}
 
 
 def test_what_says_nothing_of_its_language_is_not_foreign():
