@@ -64,6 +64,16 @@ def test_messages_hold_calls_thoughts_and_results(text: bool, tools: Any) -> Non
     assert found == Dialogue(expected, (SPEC,), "rows.jsonl:1")
 
 
+def test_results_without_a_name_answer_the_calls_in_their_order() -> None:
+    calls = [{"type": "function", "function": {"name": name, "arguments": {}}} for name in ("a", "b", "a")]
+    said = [
+        {"role": "user", "content": "q"}, {"role": "assistant", "content": "", "tool_calls": calls},
+        *({"role": "tool", "content": text} for text in "123"), {"role": "assistant", "content": "x"},
+    ]  # fmt: skip
+    found = dialogue(Row("r", {"messages": said}))
+    assert [m.name for m in found.messages if m.role == "tool"] == ["a", "b", "a"]
+
+
 def test_prompts_with_completions_are_trl_s() -> None:
     assert read(prompt="Sky?", completion=" blue").messages == (user("Sky?"), reply(" blue"))
     prompt = [{"role": "system", "content": "S"}, {"role": "user", "content": "q"}]

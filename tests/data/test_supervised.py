@@ -110,6 +110,9 @@ def test_held_out_is_the_prompt_whatever_the_answer() -> None:
     assert Counter(shown(other.validation())) == held_out
     assert len(stream(twice, validation=0.1, validation_rows=4).validation()) == 4
     assert stream(twice).validation() == []
+    spoken = tuple({**row, "system": row["answer"]} for row in twice)  # a system message is no other prompt
+    assert {*shown(stream(spoken, validation=0.1).validation())} == held_out.keys()
+    assert stream(rows(10), validation=0.5).steps(2, 2.0) == 5  # half of 10 rows, twice, 2 a step
 
 
 def test_rows_of_their_own_are_held_out_and_not_trained(tmp_path: Path) -> None:
@@ -143,6 +146,9 @@ def test_bad_rows_are_named_and_some_may_pass(tmp_path: Path) -> None:
     assert Counter(shown(made.draw(6))) == dict.fromkeys(["q0", "q1", "q2"], 2)
     assert sorted(made.counts.bad) == [f"{file}{each}" for each in broken]
     assert made.notes[-1].startswith(f"data: 2 bad rows left out, such as {file}:")
+    made = stream(file, max_bad_rows=2, validation=0.5)
+    made.validation()
+    assert sorted(made.counts.bad) == [f"{file}{each}" for each in broken]  # they are bad whoever reads them
 
 
 def test_what_a_template_refuses_is_a_bad_row() -> None:
@@ -160,6 +166,8 @@ def test_long_rows_are_cut_or_dropped_and_counted() -> None:
     long = ({"prompt": "q", "completion": "x" * 40}, {"prompt": "q" * 99, "completion": "x"})
     short = {"prompt": "q", "completion": "x"}
     size = len(stream((short,)).draw(1)[0])
+    exact = stream((short,), max_tokens=size)
+    assert len(exact.draw(1)[0]) == size and exact.counts.truncated == 0
     made = stream((*long, short), max_tokens=size + 10)
     assert sorted(map(len, made.draw(2))) == [size, size + 10]  # the prompt alone is too long
     made.draw(2)

@@ -13,6 +13,7 @@ from silva.evaluation.statistics import (
     estimate,
     maj_at_k,
     pass_at_k,
+    ratio,
     student,
     student_quantile,
     wilson,
@@ -132,6 +133,18 @@ def test_equal_samples_of_a_task_count_once() -> None:
     low, high = clustered_wilson([np.full(8, mean) for mean in means])
     assert (low, high) == pytest.approx((0.5 - 0.155, 0.5 + 0.155), abs=0.006)
     assert (low, high) != clustered_wilson(columns(*means))  # Student's quantile: d is estimated
+
+
+def test_a_ratio_has_student_s_interval_where_clusters_are_equal_and_its_linearised_one_elsewhere() -> None:
+    """Sums 2, 4, 9 of 2 values each: means 1, 2, 4.5, whose interval is Student's. Sums 3, 1 of 3 and
+    1 values: r = 1, no residual. Sums 6, 1 of 3 and 1: r = 7/4, residuals 0.75 and -0.75, variance
+    2 / 1 * 1.125 / 16."""
+    equal, means = ratio(np.array([2.0, 4.0, 9.0]), np.full(3, 2.0)), [np.array([m]) for m in (1.0, 2.0, 4.5)]
+    assert (equal.mean, equal.ci_low, equal.ci_high) == pytest.approx((2.5, *student(means)))
+    assert ratio(np.array([3.0, 1.0]), np.array([3.0, 1.0])) == Estimate(1.0, 1.0, 1.0, 2)
+    found = ratio(np.array([6.0, 1.0]), np.array([3.0, 1.0]))
+    assert found.ci_high - found.mean == pytest.approx(scipy.stats.t.ppf(0.975, 1) * (2 * 1.125 / 16) ** 0.5)
+    assert math.isnan(ratio(np.array([2.0]), np.array([2.0])).ci_low)
 
 
 @pytest.mark.slow
