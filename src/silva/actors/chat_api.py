@@ -64,11 +64,11 @@ class ChatModel:
         for name in self.lacks:
             if getattr(sampling, name):
                 raise CapabilityError(
-                    f"eval.sampling.{name} = {getattr(sampling, name)}: a chat API has no {name}; expected 0"
+                    f"sampling.{name} = {getattr(sampling, name)}: a chat API has no {name}; expected 0"
                 )
         if sampling.temperature > self.hottest:
             raise CapabilityError(
-                f"eval.sampling.temperature = {sampling.temperature:g}: the API takes at most "
+                f"sampling.temperature = {sampling.temperature:g}: the API takes at most "
                 f"{self.hottest:g}"
             )
         self.settings, self.sampling, self.system = settings, sampling, system

@@ -31,7 +31,7 @@ class PaidEngineSettings(ModelApiSettings, EngineSettings):
     output_price: Price = 0.0
     """For a million tokens of output, thoughts included."""
     max_cost: Annotated[float, Field(gt=0)] | None = None
-    """The evaluation ends with an error before it costs more, in the currency of the prices."""
+    """The command ends with an error before it costs more, in the currency of the prices."""
 
     @model_validator(mode="after")
     def _priced(self) -> Self:
