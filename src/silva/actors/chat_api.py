@@ -68,8 +68,7 @@ class ChatModel:
                 )
         if sampling.temperature > self.hottest:
             raise CapabilityError(
-                f"sampling.temperature = {sampling.temperature:g}: the API takes at most "
-                f"{self.hottest:g}"
+                f"sampling.temperature = {sampling.temperature:g}: the API takes at most {self.hottest:g}"
             )
         self.settings, self.sampling, self.system = settings, sampling, system
         key = key_of(settings.key_variable, "engine.key_variable")
