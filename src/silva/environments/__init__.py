@@ -25,6 +25,7 @@ ENVIRONMENTS: dict[str, str] = {
     "openenv": "silva.environments.foreign.openenv:OpenEnv",
     "reasoning_gym": "silva.environments.foreign.reasoning_gym:ReasoningGym",
     "reverse_text": "silva.environments.worlds.reverse_text:ReverseText",
+    "scienceworld": "silva.environments.foreign.scienceworld:ScienceWorld",
     "sokoban": "silva.environments.worlds.sokoban:Sokoban",
     "textarena": "silva.environments.foreign.textarena:TextArena",
     "textworld": "silva.environments.foreign.textworld:TextWorld",

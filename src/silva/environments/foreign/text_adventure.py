@@ -101,6 +101,7 @@ class Adventure(ForeignGame):
         super().__init__(settings, task)
         self.said: list[str] = []  # commands, as the engine got them
         self.scene = Scene("", ())
+        self.paid = 0.0  # of what is earned; a story may begin with a score, which the first command pays
         self.story: Story | None = None
         self.form = ReplyForm(settings.think)
         self.asked = self.form.ask("look", "Reply with one command")
@@ -122,18 +123,27 @@ class Adventure(ForeignGame):
         assert self.story is not None
         command, before = read_command(reply), self.scene
         problem = self.story.refusal(command) if command else "No command was read."
+        reward = 0.0
         if not problem:
             self.said.append(command)
             self.scene = self.story.send(command)
+            reward, self.paid = self.scene.earned - self.paid, self.scene.earned
         text = f"{problem} {self.asked}" if problem else self.scene.text
-        possible = {each.casefold() for each in before.commands}
         return Told(
             self._page([text], self.actions_left - 1),
-            reward=self.scene.earned - before.earned,
+            reward=reward,
             done=self.scene.won or self.scene.lost,
             valid=not problem,
-            metrics={"action_is_effective": float(command in possible)},
+            metrics={"action_is_effective": float(self.effective(command, before))},
         )
+
+    def effective(self, command: str, before: Scene) -> bool:
+        """Whether a command that was played was possible in the scene before it."""
+        return command in {each.casefold() for each in before.commands}
+
+    def commands(self) -> Sequence[str]:
+        """What can be said now."""
+        return self.scene.commands
 
     async def close(self) -> None:
         await super().close()
@@ -157,12 +167,12 @@ class Adventure(ForeignGame):
     def expert_reply(self) -> str:
         """The next command of a plan that wins; a possible one if none is known."""
         plan = self.story.plan(self.said) if self.story else ()
-        return self.form.say(next(iter([*plan, *self.scene.commands]), "look"))
+        return self.form.say(next(iter(plan or self.commands()), "look"))
 
     def random_reply(self, seed: int) -> str:
         """One of the possible commands; another in every turn of the same seed."""
         rng = random.Random(f"{seed}/{self.actions_left}")
-        return self.form.say(rng.choice(self.scene.commands or ("look",)))
+        return self.form.say(rng.choice(self.commands() or ("look",)))
 
     def _page(self, parts: Sequence[str], left: int) -> str:
         lines = [_BLANK_LINES.sub("\n", part.strip()) for part in parts]
