@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -170,6 +171,7 @@ PACKAGED = {
     "ifbench": "ifbench",
     "bfcl": "bfcl_eval",
     "bfcl_multi_turn": "bfcl_eval",
+    "scienceworld": "scienceworld",
 }
 
 
@@ -177,6 +179,8 @@ PACKAGED = {
 def test_rows_of_packages_are_found_whole(name: str) -> None:
     for module in SUITES[name].packages:
         pytest.importorskip(module, reason=f"{name}: {SUITES[name].packages[module]}")
+    if name == "scienceworld" and not shutil.which("java"):
+        pytest.skip("no java")
     taskset = checked(environment(name)).taskset()
     assert len(taskset.tasks("eval")) == SUITES[name].rows
 

@@ -47,4 +47,10 @@ PACKAGED: Mapping[str, Suite] = {
         columns=("question, initial_config", "ground_truth"), url=GORILLA, metric="calls", type="bfcl",
         packages=BFCL, keys={"categories": SEVERAL_TURNS},
     ),
+    "scienceworld": Suite(
+        title="ScienceWorld", citation="Wang et al. 2022, arXiv:2203.07540", licence="Apache-2.0", rows=1819,
+        columns=("task", "variation"), url="https://github.com/allenai/ScienceWorld", metric="score",
+        type="scienceworld", packages={"scienceworld": "pip install scienceworld"},
+        keys={"max_actions": 100},
+    ),
 }  # fmt: skip

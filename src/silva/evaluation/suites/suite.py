@@ -11,8 +11,9 @@ from silva.data.rows import READERS
 from silva.errors import ConfigError
 
 Metric = Literal[
-    "mathematical equality", "token F1", "exact match", "letter", "judge", "tests", "instructions", "calls"
-]
+    "mathematical equality", "token F1", "exact match", "letter", "judge", "tests", "instructions", "calls",
+    "score",
+]  # fmt: skip
 OTHERS = ("train", "corpus")  # in names of files that are no test split
 
 
