@@ -43,8 +43,8 @@ def keys() -> int:
 
 
 SIZES = {
-    "lines of src/silva": (lambda: lines(SOURCE), 61_970),
-    "lines of tests": (lambda: lines(ROOT / "tests"), 61_157),
+    "lines of src/silva": (lambda: lines(SOURCE), 62_307),
+    "lines of tests": (lambda: lines(ROOT / "tests"), 61_358),
     "lines of the longest file of src/silva": (longest, 399),
     "files of the largest room of src/silva": (most_files, 27),
     "files of src/silva/orchestrator": (lambda: len(list((SOURCE / "orchestrator").glob("*.py"))), 20),

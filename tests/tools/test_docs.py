@@ -80,7 +80,7 @@ def test_the_shown_tables_are_settings() -> None:
                 made = tools.validate_python(values, strict=False)
                 assert isinstance(made, ToolSettings)
                 found.append(made.type)
-    assert found == ["search", "search", "search", "search", "mcp"]
+    assert found == ["search"] * 5 + ["mcp"]
 
 
 def test_the_shown_code_works() -> None:

@@ -16,7 +16,7 @@ from tests.environments.foreign.playing import played, texts, wrong
 
 from silva.environments.foreign import scienceworld
 from silva.environments.foreign.scienceworld import ScienceWorld
-from silva.environments.foreign.scienceworld_engine import Answer, World
+from silva.environments.foreign.scienceworld_engine import Answer, Experiment
 from silva.errors import ConfigError
 
 GOLD = ("look around", "pick up Lighter", "move lighter to red box")
@@ -25,8 +25,8 @@ GOLD = ("look around", "pick up Lighter", "move lighter to red box")
 class Simulator:
     """One room: the lighter scores 25, and in the box it solves the task. Focusing on a wall fails."""
 
-    def load(self, world: World) -> Answer:
-        assert world.simplify == "easy"
+    def load(self, experiment: Experiment) -> Answer:
+        assert experiment.simplify == "easy"
         self.got: list[str] = []
         return self.step("look around")
 
@@ -56,8 +56,8 @@ class Simulator:
 def fake(monkeypatch):
     """Settings, in place of the package and its simulator."""
     monkeypatch.setitem(sys.modules, "scienceworld", types.ModuleType("scienceworld"))
-    monkeypatch.setattr(scienceworld, "engine", Simulator)
-    monkeypatch.setattr(scienceworld, "gold_path", lambda world: GOLD)
+    monkeypatch.setattr(scienceworld, "simulator", Simulator)
+    monkeypatch.setattr(scienceworld, "gold_path", lambda _: GOLD)
     parts = {"train": range(6), "dev": range(6, 9), "test": range(9, 12)}
     monkeypatch.setattr(scienceworld, "variations", lambda tasks: dict.fromkeys(tasks, parts))
     return ScienceWorld(tasks=("boil", "melt"), max_actions=6)
@@ -127,12 +127,12 @@ def real():
 
 
 def test_no_java_is_said(real, monkeypatch) -> None:
-    from silva.environments.foreign.scienceworld_engine import Engine
+    from silva.environments.foreign.scienceworld_engine import JavaSimulator
 
     monkeypatch.setenv("PATH", "/nowhere")
     monkeypatch.delenv("JAVA_HOME", raising=False)
     with pytest.raises(ConfigError, match=r"java does not start .*: install Java"):
-        Engine()
+        JavaSimulator()
 
 
 @pytest.mark.slow
@@ -143,16 +143,16 @@ def test_the_real_expert_solves_it(real, expert_rate) -> None:
 @pytest.mark.slow
 def test_the_real_simulator_repeats_itself(real) -> None:
     """In new Java programs too: in art studios three cups stand in an order that is hashed."""
-    from silva.environments.foreign.scienceworld_engine import Engine
+    from silva.environments.foreign.scienceworld_engine import JavaSimulator
 
     said = ["open door to art studio", "teleport to art studio", "look around"]
 
-    def seen(simulator: Engine) -> list[object]:
-        start = simulator.load(World("chemistry-mix-paint-secondary-color", 1, "easy"))
+    def seen(simulator: JavaSimulator) -> list[object]:
+        start = simulator.load(Experiment("chemistry-mix-paint-secondary-color", 1, "easy"))
         return [start, *(simulator.step(command) for command in said), simulator.commands()]
 
-    one, other = Engine(), Engine()
-    other.load(World("boil", 3, "easy"))
+    one, other = JavaSimulator(), JavaSimulator()
+    other.load(Experiment("boil", 3, "easy"))
     assert seen(one) == seen(other) == seen(one)
     one.close()
     other.close()
@@ -161,8 +161,8 @@ def test_the_real_simulator_repeats_itself(real) -> None:
 @pytest.mark.slow
 def test_java_ends_with_a_process_that_is_killed(real) -> None:
     code = (
-        "from silva.environments.foreign.scienceworld_engine import Engine\n"
-        "import time; print(Engine()._process.pid, flush=True); time.sleep(60)"
+        "from silva.environments.foreign.scienceworld_engine import JavaSimulator\n"
+        "import time; print(JavaSimulator()._process.pid, flush=True); time.sleep(60)"
     )
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None

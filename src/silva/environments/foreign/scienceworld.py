@@ -16,7 +16,13 @@ from pydantic import Field, model_validator
 
 from silva.config.sections import Positive
 from silva.environments.foreign.library import imported
-from silva.environments.foreign.scienceworld_engine import Simulator, World, engine, gold_path, variations
+from silva.environments.foreign.scienceworld_engine import (
+    Experiment,
+    Simulator,
+    gold_path,
+    simulator,
+    variations,
+)
 from silva.environments.foreign.text_adventure import (
     Adventure,
     AdventureSettings,
@@ -108,8 +114,10 @@ class ScienceWorldEpisode(Adventure):
     story: ScienceWorldStory | None
 
     def open(self) -> ScienceWorldStory:
-        world = World(self.task.data["task"], self.task.data["variation"], ",".join(self.settings.simplify))
-        return ScienceWorldStory(world, show=self.settings.show_commands, partial=self.settings.partial)
+        experiment = Experiment(
+            self.task.data["task"], self.task.data["variation"], ",".join(self.settings.simplify)
+        )
+        return ScienceWorldStory(experiment, show=self.settings.show_commands, partial=self.settings.partial)
 
     def rules(self) -> str:
         assert self.story is not None
@@ -129,7 +137,7 @@ class ScienceWorldEpisode(Adventure):
 
 
 class ScienceWorldStory(Story):
-    """A world in a simulator.
+    """An experiment in a simulator.
 
     Args:
         show: list what is possible.
@@ -138,12 +146,12 @@ class ScienceWorldStory(Story):
 
     env: Simulator
 
-    def __init__(self, world: World, *, show: bool, partial: bool) -> None:
-        super().__init__(engine(), ())
-        self.world, self.show, self.partial = world, show, partial
+    def __init__(self, experiment: Experiment, *, show: bool, partial: bool) -> None:
+        super().__init__(simulator(), ())
+        self.experiment, self.show, self.partial = experiment, show, partial
 
     def start(self) -> Scene:
-        self.state = self.env.load(self.world)
+        self.state = self.env.load(self.experiment)
         return self.scene()
 
     def send(self, command: str) -> Scene:
@@ -152,7 +160,7 @@ class ScienceWorldStory(Story):
 
     def plan(self, said: Sequence[str]) -> Sequence[str]:
         """The rest of the gold path; nothing after a command that led away from it."""
-        return left_of(gold_path(self.world), said, IDLE)
+        return left_of(gold_path(self.experiment), said, IDLE)
 
     def scene(self) -> Scene:
         score, completed = self.told("score", int), self.told("completed", bool)

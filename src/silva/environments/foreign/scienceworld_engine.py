@@ -18,7 +18,7 @@ OPTIONS = (f"-Xmx{HEAP}", "-XX:+UseSerialGC", "-XX:+UnlockExperimentalVMOptions"
 SPLITS = ("train", "dev", "test")
 
 
-class World(NamedTuple):
+class Experiment(NamedTuple):
     """What is simulated: a task's family, the number of a variation, the simplifications with commas."""
 
     task: str
@@ -37,8 +37,8 @@ class Answer(NamedTuple):
 class Simulator(Protocol):
     """What an episode needs of it."""
 
-    def load(self, world: World) -> Answer:
-        """Starts anew in this world; the first answer is what one sees."""
+    def load(self, experiment: Experiment) -> Answer:
+        """Starts anew with this experiment; the first answer is what one sees."""
 
     def step(self, command: str) -> Answer: ...
 
@@ -54,7 +54,7 @@ class Simulator(Protocol):
     def close(self) -> None: ...
 
 
-class Engine:
+class JavaSimulator:
     """A Java program that simulates one episode at a time.
 
     Raises:
@@ -82,8 +82,8 @@ class Engine:
         self._gateway = JavaGateway(gateway_parameters=parameters, java_process=self._process)
         self._server: Any = None
 
-    def load(self, world: World) -> Answer:
-        self._open(world, gold=False)
+    def load(self, experiment: Experiment) -> Answer:
+        self._open(experiment, gold=False)
         return self.step("look around")
 
     def step(self, command: str) -> Answer:
@@ -101,14 +101,14 @@ class Engine:
         found = json.loads(self._server.getValidActionObjectCombinationsJSON())["validActions"]
         return sorted({each["action"] for each in found})
 
-    def gold(self, world: World) -> list[str]:
-        """Commands that solve a world from its beginning."""
-        self._open(world, gold=True)
+    def gold(self, experiment: Experiment) -> list[str]:
+        """Commands that solve an experiment from its beginning."""
+        self._open(experiment, gold=True)
         return list(self._server.getGoldActionSequence())
 
     def variations(self, task: str) -> dict[str, list[int]]:
         """The numbers of the variations of each part that the package publishes."""
-        self._open(World(task, 0, ""), gold=False)
+        self._open(Experiment(task, 0, ""), gold=False)
         return {part: list(getattr(self._server, f"getVariations{part.title()}")()) for part in SPLITS}
 
     def close(self) -> None:
@@ -116,26 +116,26 @@ class Engine:
         if self._process.poll() is None:
             _FREE.append(self)
 
-    def _open(self, world: World, *, gold: bool) -> None:
+    def _open(self, experiment: Experiment, *, gold: bool) -> None:
         self._server = self._gateway.jvm.scienceworld.runtime.pythonapi.PythonInterface()
-        self._server.load(world.task, world.variation, world.simplify, gold)
+        self._server.load(experiment.task, experiment.variation, experiment.simplify, gold)
         self._server.reset()
 
 
-_FREE: list[Engine] = []  # without an episode: to start one takes a second
+_FREE: list[JavaSimulator] = []  # without an episode: to start one takes a second
 
 
-def engine() -> Engine:
+def simulator() -> JavaSimulator:
     """A simulator for one episode; `close` gives it back."""
-    return _FREE.pop() if _FREE else Engine()
+    return _FREE.pop() if _FREE else JavaSimulator()
 
 
 @functools.cache
-def gold_path(world: World) -> Sequence[str]:
-    """Commands that solve a world. A simulator of their own finds them, in a second to a minute."""
-    found = engine()
+def gold_path(experiment: Experiment) -> Sequence[str]:
+    """Commands that solve an experiment. A simulator of their own finds them, in a second to a minute."""
+    found = simulator()
     try:
-        return tuple(found.gold(world))
+        return tuple(found.gold(experiment))
     finally:
         found.close()
 
@@ -143,7 +143,7 @@ def gold_path(world: World) -> Sequence[str]:
 @functools.cache
 def variations(tasks: tuple[str, ...]) -> Mapping[str, Mapping[str, Sequence[int]]]:
     """Task -> part (train, dev, test) -> numbers of variations."""
-    found = engine()
+    found = simulator()
     try:
         return {task: found.variations(task) for task in tasks}
     finally:
