@@ -121,7 +121,10 @@ def test_scores_are_nan_where_nothing_is_trained(make: Make, rows: list[Sample])
     assert "values" not in trainer.capabilities.needs
 
 
-def test_the_reference_stays_until_it_is_refreshed(make: Make, rows: list[Sample]) -> None:
+@pytest.mark.parametrize("call", ["refresh_reference", "restart"])
+def test_the_reference_stays_until_it_is_refreshed(
+    make: Make, rows: list[Sample], call: str
+) -> None:
     trainer, needs = make(0), frozenset({"reference_logprobs"})
 
     def reference() -> np.ndarray:
@@ -132,7 +135,7 @@ def test_the_reference_stays_until_it_is_refreshed(make: Make, rows: list[Sample
     before = reference()
     update(trainer, rows)
     assert np.array_equal(before, reference(), equal_nan=True)
-    asyncio.run(trainer.refresh_reference())
+    asyncio.run(getattr(trainer, call)())
     assert np.allclose(reference(), logprobs(trainer, rows), equal_nan=True)
 
 

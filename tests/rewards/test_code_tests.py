@@ -15,7 +15,7 @@ from silva.errors import RecordError
 from silva.protocols import Attempt, Score
 from silva.rewards import code_tests
 from silva.rewards.code_tests import CodeTests, same_output, same_value
-from silva.sandbox.process import Sandbox, SandboxFault
+from silva.sandbox.process import Result, Sandbox, SandboxFault
 from silva.sandbox.walls import _chosen
 from silva.types import Message
 
@@ -102,6 +102,36 @@ def test_the_expected_output_is_nowhere_inside() -> None:
 def test_input_that_the_sandbox_has_no_room_for_is_no_wrong_answer() -> None:
     with pytest.raises(SandboxFault, match="expected at most 1 MiB; raise file_mb"):
         score("print(len(input()))", [{"input": "x" * (1 << 21), "output": "1"}], file_mb=1)
+
+
+class Answering:
+    """A sandbox in which every program ends well with this result."""
+
+    def __init__(self, result: Result) -> None:
+        self.result = result
+
+    async def run(self, *given: Any, **more: Any) -> Result:
+        return self.result
+
+    async def close(self) -> None:
+        pass
+
+
+@pytest.mark.parametrize(
+    ("result", "solved"),
+    [
+        (Result("ok", "6"), True),
+        (Result("ok", "6", cut=True), False),  # what stood behind it could be anything
+        (Result("ok", "[" * 100_000), False),  # deeper than json reads
+    ],
+)
+@pytest.mark.parametrize("name", ["", "double"])
+def test_of_output_all_is_read_or_nothing(
+    monkeypatch: pytest.MonkeyPatch, result: Result, solved: bool, name: str
+) -> None:
+    monkeypatch.setattr(code_tests, "Sandbox", lambda *given: Answering(result))
+    test = {"input": [3], "output": 6, "fn_name": name} if name else {"input": "3", "output": "6"}
+    assert score("double = lambda n: 2 * n", [test], sandbox="none").solved is solved
 
 
 def test_outputs_are_compared_by_words_and_values_as_json() -> None:

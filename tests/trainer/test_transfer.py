@@ -104,6 +104,14 @@ def test_an_earlier_runs_versions_are_removed(make: Make, tiny: Tiny) -> None:
     assert written(second) == ["version_1"]
 
 
+def test_what_a_broken_publish_left_is_no_part_of_the_next(make: Make, tiny: Tiny) -> None:
+    trainer = make(tiny())
+    left = folder_of(trainer) / ".version_1.tmp" / "model-00002-of-00002.safetensors"
+    left.parent.mkdir(parents=True)
+    left.write_bytes(b"half of a file")
+    assert not (publish(trainer) / left.name).exists() and written(trainer) == ["version_1"]
+
+
 class Killed(BaseException):
     """Stands for the end of the process."""
 
