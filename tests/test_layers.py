@@ -206,17 +206,22 @@ def test_settings_and_configuration_load_only_pydantic():
 
 
 @pytest.mark.slow
-def test_light_commands_load_nothing_heavy(tmp_path):
+def test_light_commands_and_what_starts_the_parts_of_a_run_load_nothing_heavy(tmp_path):
     code = f"""
 import sys, contextlib, io
 from silva.cli import main
-for line in ("--help", "rl --help", "eval --help", "envs", "schema"):
+from silva.placement.supervisor import Supervisor
+async def run(self):
+    return 0
+Supervisor.run = run
+services = "rl @{ROOT}/configs/smoke.toml --placement.type services"
+for line in ("--help", "rl --help", "eval --help", "envs", "schema", services):
     with contextlib.redirect_stdout(io.StringIO()) as out:
         code = main(line.split())
-    print(code, len(out.getvalue()) > 100, [m for m in {HEAVY!r} if m in sys.modules])
+    print(code, line is services or len(out.getvalue()) > 100, [m for m in {HEAVY!r} if m in sys.modules])
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path)
-    assert (done.stdout, done.stderr) == ("0 True []\n" * 5, "")
+    assert (done.stdout, done.stderr) == ("0 True []\n" * 6, "")
 
 
 ROOT = SOURCE.parent

@@ -12,7 +12,6 @@ import torch
 from silva.algorithms.filters import DifficultyPools
 from silva.compute import ComputeThread
 from silva.config.schema import RunConfig
-from silva.environments.process.workers import Workers
 from silva.environments.tasks import check_splits
 from silva.errors import CapabilityError, ConfigError, Escaped, SilvaError, contained
 from silva.evaluation.evaluator import Evaluation, Job, evaluate, play_jobs
@@ -222,7 +221,7 @@ def _taskset(environment: Any) -> TaskSet:
     """Raises ConfigError with the environment's name where its own code fails."""
     try:
         with contained():
-            taskset: TaskSet = Workers(environment) if environment.workers else environment.taskset()
+            taskset: Any = _in_workers(environment) if environment.workers else environment.taskset()
     except Escaped as error:
         raise ConfigError(f"environment {environment.label}: its taskset() raised {error}") from error
     except SilvaError:
@@ -231,11 +230,11 @@ def _taskset(environment: Any) -> TaskSet:
         raise ConfigError(
             f"environment {environment.label}: its taskset() raised {type(error).__name__}: {error}"
         ) from error
-    check_splits(taskset.inner if isinstance(taskset, Workers) else taskset, environment.label)
+    check_splits(taskset.inner if environment.workers else taskset, environment.label)
     return taskset
 
 
-def offers_tools(environment: Any) -> bool:
-    """Whether the settings of an environment name tools, as those of `ToolQA` do."""
-    tools = getattr(environment, "tools", ())
-    return bool(tools() if callable(tools) else tools)
+def _in_workers(environment: Any) -> TaskSet:
+    from silva.environments.process.workers import Workers
+
+    return Workers(environment)

@@ -22,7 +22,7 @@ from safetensors import SafetensorError
 
 from silva import process
 from silva.actors.policy import Policy
-from silva.assembly import Assembly, offers_tools
+from silva.assembly import Assembly
 from silva.config.diff import forbidden_changes
 from silva.config.inputs import input_files
 from silva.config.load import Resolved
@@ -213,7 +213,7 @@ def _tell(run: Run, began: busy.BusySample | None) -> None:
     slow = busy.hint(began, busy.sample(), cores, config.placement.threads or cores)
     if slow and assembly.device == "cpu":
         monitor.message(slow, "warning")
-    renderer, tools = assembly.renderer, any(map(offers_tools, config.environments))
+    renderer, tools = assembly.renderer, any(each.offers_tools for each in config.environments)
     for note in assembly.notes:
         monitor.message(note, "warning")
     for note in (*assembly.data_notes, *renderer.notes, *(renderer.tool_notes if tools else ())):

@@ -122,9 +122,7 @@ def test_scores_are_nan_where_nothing_is_trained(make: Make, rows: list[Sample])
 
 
 @pytest.mark.parametrize("call", ["refresh_reference", "restart"])
-def test_the_reference_stays_until_it_is_refreshed(
-    make: Make, rows: list[Sample], call: str
-) -> None:
+def test_the_reference_stays_until_it_is_refreshed(make: Make, rows: list[Sample], call: str) -> None:
     trainer, needs = make(0), frozenset({"reference_logprobs"})
 
     def reference() -> np.ndarray:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from silva.assembly import offers_tools
 from silva.config.schema import RunConfig
 from silva.errors import CapabilityError, ConfigError, SilvaError
 from silva.protocols import Engine, Forkable, Scripted, TaskSet, Trainer
@@ -197,7 +196,7 @@ async def check_environments(config: RunConfig, tasksets: Mapping[str, TaskSet])
         SilvaError: a server of tools cannot be reached, or has other tools than it had.
     """
     rollout = config.rollout
-    for label in (each.label for each in config.environments if offers_tools(each)):
+    for label in (each.label for each in config.environments if each.offers_tools):
         episode = tasksets[label].environment(tasksets[label].tasks("train")[0])
         try:
             await episode.reset()

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Mapping
-from typing import Annotated, Any, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
 from silva.config.sections import Above0, Natural, NotNegative, Positive, Section
-from silva.data.rows import Row, read_rows
 from silva.types import Role
+
+if TYPE_CHECKING:
+    from silva.data.rows import Row
 
 
 class HubRows(Section):
@@ -40,6 +42,8 @@ class GivenRows(HubRows):
         return self
 
     def read(self) -> Iterator[Row]:
+        from silva.data.rows import Row, read_rows
+
         if self.rows:
             return (Row(f"rows[{i}]", values) for i, values in enumerate(self.rows))
         return read_rows(self.path or self.hub, split=self.split, subset=self.subset)
@@ -53,6 +57,8 @@ class FirstRows(HubRows):
     """The first rows of it that are used."""
 
     def read(self) -> Iterator[Row]:
+        from silva.data.rows import read_rows
+
         return itertools.islice(read_rows(self.path, split=self.split, subset=self.subset), self.rows)
 
 

@@ -63,5 +63,11 @@ class EnvironmentSettings(Section):
     def label(self) -> str:
         return self.name or self.type or type(self).__name__
 
+    @property
+    def offers_tools(self) -> bool:
+        """Whether it names tools, by a key or a method `tools` as that of `ToolQA`."""
+        tools = getattr(self, "tools", ())
+        return bool(tools() if callable(tools) else tools)
+
     def taskset(self) -> TaskSet:
         raise TypeError(f"{type(self).__name__} must define taskset()")
