@@ -5,7 +5,6 @@ Not here: the numbers (evaluation/comparison.py), and the page (monitoring/repor
 
 from __future__ import annotations
 
-import itertools
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -23,6 +22,7 @@ from silva.monitoring.report_comparison import write_comparison
 
 SHOWN = 12  # tasks that changed sides, in the terminal
 LINE = 100  # characters of a reply there
+Row = Mapping[str, Any]
 
 
 def run(given: Given) -> int:
@@ -55,7 +55,10 @@ def show(found: Mapping[str, Any], console: Console | None = None) -> None:
     names = [each["name"] for each in found["contenders"]]
     several = len({row["environment"] for row in found["metrics"]}) > 1
     console.print(_means(found, names, several))
-    console.print(_differences(found["differences"], several, len(names) > 2))
+    for name, rows in _by_contender(found["differences"]).items():
+        if len(names) > 2:
+            put(f"{printable(name)} against {printable(names[0])}:")
+        console.print(_differences(rows, several))
     for each in found["contenders"]:
         if any(each["left_out"].values()):
             put(f"{printable(each['name'])}: left out for lack of a result: {_left_out(each)}")
@@ -63,7 +66,7 @@ def show(found: Mapping[str, Any], console: Console | None = None) -> None:
 
 
 def _means(found: Mapping[str, Any], names: Sequence[str], several: bool) -> Table:
-    table = Table(*(["environment"] if several else []), "metric", *map(printable, names))
+    table = _table(*(["environment"] if several else []), "metric", *map(printable, names))
     for row in found["metrics"]:
         cells = [_value(each, row["metric"]) for each in row["estimates"]]
         table.add_row(*([printable(row["environment"])] if several else []), row["metric"], *cells)
@@ -73,12 +76,11 @@ def _means(found: Mapping[str, Any], names: Sequence[str], several: bool) -> Tab
     return table
 
 
-def _differences(rows: Sequence[Mapping[str, Any]], several: bool, others: bool) -> Table:
-    table = Table(*(["environment"] if several else []), *(["against the first"] if others else []),
-                  "metric", "difference", "95 % interval", "p", "p (Holm)", "tasks")  # fmt: skip
+def _differences(rows: Sequence[Row], several: bool) -> Table:
+    table = _table(*(["environment"] if several else []),
+                   "metric", "difference", "95 % interval", "p", "p (Holm)", "tasks")  # fmt: skip
     for row in rows:
         front = [printable(row["environment"])] if several else []
-        front += [printable(row["b"])] if others else []
         known = row["ci_low"] is not None
         interval = f"[{_signed(row['ci_low'], row['metric'])}, {_signed(row['ci_high'], row['metric'])}]"
         table.add_row(*front, row["metric"], _signed(row["mean"], row["metric"]), interval if known else "-",
@@ -86,9 +88,24 @@ def _differences(rows: Sequence[Mapping[str, Any]], several: bool, others: bool)
     return table
 
 
-def _show_changes(changes: Sequence[Mapping[str, Any]]) -> None:
-    for name, group in itertools.groupby(changes, lambda each: each["b"]):
-        those = list(group)
+def _by_contender(rows: Sequence[Row]) -> dict[str, list[Row]]:
+    """Rows by whom they compare with the first."""
+    found = dict[str, list[Row]]()
+    for row in rows:
+        found.setdefault(row["b"], []).append(row)
+    return found
+
+
+def _table(*columns: str) -> Table:
+    """Names that are wider than a column go on in the next line, and no end of one is lost."""
+    table = Table()
+    for column in columns:
+        table.add_column(column, overflow="fold")
+    return table
+
+
+def _show_changes(changes: Sequence[Row]) -> None:
+    for name, those in _by_contender(changes).items():
         better = sum(each["gain"] > 0 for each in those)
         put(
             f"{len(those)} tasks changed sides from {printable(those[0]['a'])} to {printable(name)}: "

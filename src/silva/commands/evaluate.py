@@ -117,7 +117,7 @@ def print_table(
     steps = list(dict.fromkeys(row.get("step", 0) for row in rows))
     console.print(_of_series(rows, steps, samples) if len(steps) > 1 else _of_one(rows, samples))
     for row in rows:
-        if row["left_out"]:
+        if row["bound_low"] is not None and row["left_out"]:
             of = f"step {row['step']}: " if len(steps) > 1 else ""
             line = (
                 f"{of}{printable(row['environment'])} {printable(row['metric'])}: {_interval(row, 'bound')}"

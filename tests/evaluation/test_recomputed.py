@@ -1,0 +1,153 @@
+"""The numbers of summary.json once more, by enumeration from the columns of episodes.parquet alone."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from itertools import combinations
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+from tests.runs import WORLDS
+
+from silva.cli import main
+from silva.rewards.exact_match import ExactMatchReward
+
+ROWS = [{"prompt": f"What is {n} + {n}?", "answer": str(2 * n)} for n in range(12)]
+CONFIG = f"""
+seed = 3
+model = {{type = "tiny", layers = 1, width = 16, heads = 2, kv_heads = 1, context = 128}}
+rollout = {{redo = 0, limits = {{max_turn_tokens = 16, max_episode_tokens = 128}}}}
+eval = {{samples_per_task = 4, tasks = 12, pass_at = [1, 2, 3, 4]}}
+monitoring = {{tensorboard = false, report = false}}
+[[environments]]
+type = "dataset"
+name = "sums"
+rows = {json.dumps(ROWS).replace('":', '" =')}
+reward = "exact_match"
+eval_share = 1.0
+[[environments]]
+type = "{WORLDS}:Parity"
+eval_size = 12
+share = 0.25
+turns = 2
+"""
+K = 4
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Random play of two environments in both of which some episodes fail."""
+    score = ExactMatchReward.score
+
+    async def fails(self: Any, attempt: Any) -> Any:
+        if (int(attempt.reply) + int(attempt.answer)) % 10 == 2:
+            raise ValueError("too hard")
+        return await score(self, attempt)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(tmp_path_factory.mktemp("recomputed"))
+        patch.setattr(ExactMatchReward, "score", fails)
+        Path("e.toml").write_text(CONFIG)
+        assert main(["eval", "@", "e.toml", "--policy", "random", "--name", "e"]) == 0
+        yield Path("evals/e").resolve()
+
+
+@pytest.fixture(scope="module")
+def rows(folder: Path) -> list[dict[str, Any]]:
+    return pq.read_table(folder / "episodes.parquet").to_pylist()
+
+
+@pytest.fixture(scope="module")
+def summary(folder: Path) -> dict[str, Any]:
+    return json.loads((folder / "summary.json").read_text())
+
+
+def by_task(rows: Sequence[dict[str, Any]], label: str) -> list[list[dict[str, Any]]]:
+    found: dict[str, list[dict[str, Any]]] = {}
+    for row in rows:
+        if row["environment"] == label:
+            found.setdefault(row["task"], []).append(row)
+    assert {len(samples) for samples in found.values()} == {K}
+    return [*found.values()]
+
+
+def right(row: dict[str, Any]) -> float:
+    return dict(row["metrics"]).get("success", 0.0)
+
+
+def passes(successes: Sequence[float], k: int) -> float:
+    return fmean(max(subset) for subset in combinations(successes, k))
+
+
+def majority(samples: Sequence[dict[str, Any]], k: int) -> float:
+    """Over all subsets of k: the mean worth of the most frequent answers, which are numbers as they stand."""
+    worths = []
+    for subset in combinations(samples, k):
+        votes = Counter(row["turns"][-1]["messages"][-1]["content"] for row in subset)
+        worth = {row["turns"][-1]["messages"][-1]["content"]: right(row) for row in subset}
+        most = max(votes.values())
+        worths.append(fmean(worth[answer] for answer, count in votes.items() if count == most))
+    return fmean(worths)
+
+
+@pytest.mark.parametrize("label", ["sums", "parity"])
+def test_means_bounds_and_failures(label: str, rows: list[dict[str, Any]], summary: dict[str, Any]) -> None:
+    tasks = by_task(rows, label)
+    told = {each["metric"]: each for each in summary["results"] if each["environment"] == label}
+    usable = [[row for row in samples if row["failure"] is None] for samples in tasks]
+    failed = sum(row["failure"] is not None for samples in tasks for row in samples)
+    whole = [samples for samples in usable if len(samples) == K]
+    some = [samples for samples in usable if samples]
+    assert 0 < len(whole) < len(tasks) and failed > 1  # or this would show nothing
+    assert {each["left_out"] for each in told.values()} == {failed}
+
+    def if_failed(value: float, of: Callable[[list[float]], float]) -> float:
+        return fmean(of([value if row["failure"] else right(row) for row in samples]) for samples in tasks)
+
+    success = told["success"]
+    assert success["mean"] == pytest.approx(fmean(fmean(map(right, samples)) for samples in some))
+    assert success["n"] == len(some)
+    assert [success["bound_low"], success["bound_high"]] == pytest.approx(
+        [if_failed(value, fmean) for value in (0.0, 1.0)]
+    )
+    assert told["reward"]["mean"] == pytest.approx(
+        fmean(fmean(sum(value for turn in row["turns"] for _, value in turn["rewards"]) for row in samples)
+              for samples in some)
+    )  # fmt: skip
+    for k in range(1, K + 1):
+        each = told[f"pass@{k}"]
+        assert each["mean"] == pytest.approx(fmean(passes([*map(right, samples)], k) for samples in whole))
+        assert each["n"] == len(whole)
+        assert [each["bound_low"], each["bound_high"]] == pytest.approx(
+            [if_failed(value, lambda values, k=k: passes(values, k)) for value in (0.0, 1.0)]
+        )
+        if label == "sums" and k > 1:
+            mean = fmean(majority(samples, k) for samples in whole)
+            assert told[f"maj@{k}"]["mean"] == pytest.approx(mean) and told[f"maj@{k}"]["n"] == len(whole)
+    assert ("maj@2" in told) == (label == "sums") and "maj@1" not in told
+
+
+@pytest.mark.parametrize("label", ["sums", "parity"])
+def test_how_episodes_ended_and_their_means(
+    label: str, rows: list[dict[str, Any]], summary: dict[str, Any]
+) -> None:
+    (told,) = (each for each in summary["episodes"] if each["environment"] == label)
+    own = [row for row in rows if row["environment"] == label]
+    usable = [row for row in own if row["failure"] is None]
+    assert told["stop_reasons"] == Counter(row["stop_reason"] for row in own)
+    assert (told["count"], told["left_out"]) == (len(own), len(own) - len(usable))
+    parts = {"all": usable, "solved": [row for row in usable if right(row) == 1],
+             "unsolved": [row for row in usable if right(row) < 1]}  # fmt: skip
+    for part, those in parts.items():
+        means = told["means"][part]
+        assert means["count"] == len(those) > 0
+        tokens = [sum(len(segment["tokens"]) for turn in row["turns"] for segment in turn["segments"])
+                  for row in those]  # fmt: skip
+        assert means["tokens"] == pytest.approx(fmean(tokens))
+        assert means["turns"] == pytest.approx(fmean(len(row["turns"]) for row in those))
+        assert means["tool_calls"] == 0
