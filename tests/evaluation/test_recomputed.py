@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from itertools import combinations
+from itertools import combinations, pairwise
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -15,7 +15,11 @@ import pytest
 from tests.runs import WORLDS
 
 from silva.cli import main
+from silva.config.sections import Eval
+from silva.evaluation.evaluator import evaluation
+from silva.evaluation.summary import summary as whole_summary
 from silva.rewards.exact_match import ExactMatchReward
+from silva.types import Segment, Trajectory, Turn
 
 ROWS = [{"prompt": f"What is {n} + {n}?", "answer": str(2 * n)} for n in range(12)]
 CONFIG = f"""
@@ -151,3 +155,38 @@ def test_how_episodes_ended_and_their_means(
         assert means["tokens"] == pytest.approx(fmean(tokens))
         assert means["turns"] == pytest.approx(fmean(len(row["turns"]) for row in those))
         assert means["tool_calls"] == 0
+
+
+@pytest.mark.parametrize("label", ["sums", "parity"])
+def test_success_against_counts(label: str, rows: list[dict[str, Any]], summary: dict[str, Any]) -> None:
+    (told,) = (each for each in summary["episodes"] if each["environment"] == label)
+    usable = [row for row in rows if row["environment"] == label and row["failure"] is None]
+    assert told["by_count"]["turns"] == told["by_count"]["tool_calls"] == []  # all equal
+    groups = told["by_count"]["tokens"]
+    assert 1 < len(groups) <= 6 and sum(group["count"] for group in groups) == len(usable)
+    assert all(a["to"] < b["from"] for a, b in pairwise(groups))
+    for group in groups:
+        those = [row for row in usable if group["from"] <= row["tokens"] <= group["to"]]
+        by_task: dict[str, list[float]] = {}
+        for row in those:
+            by_task.setdefault(row["task"], []).append(right(row))
+        assert (group["metric"], group["count"]) == ("success", len(those))
+        assert group["at"] == pytest.approx(fmean(row["tokens"] for row in those))
+        assert group["mean"] == pytest.approx(fmean(map(fmean, by_task.values())))
+        assert group["ci_low"] <= group["mean"] <= group["ci_high"]
+
+
+def test_many_values_make_groups_of_equally_many_episodes() -> None:
+    """60 episodes of 1 to 60 turns, of which those above 30 are paid 1."""
+    turn = Turn("q", (Segment("environment", (1,)),), fresh=True)
+    episodes = [(f"t{n % 20}", Trajectory(f"e{n}", (turn,) * n, "terminated", rewards={"r": float(n > 30)}))
+                for n in range(1, 61)]  # fmt: skip
+    found = evaluation("world", episodes, Eval(tasks=20, samples_per_task=3))
+    told = whole_summary("e", {0: [found]}, {0: "m"}, seed=0, settings=Eval(), spent={}, tasks={})
+    groups = told["episodes"][0]["by_count"]["turns"]
+    assert [(group["from"], group["to"]) for group in groups] == [
+        (1, 10), (11, 20), (21, 30), (31, 40), (41, 50), (51, 60),
+    ]  # fmt: skip
+    assert [(group["metric"], group["mean"]) for group in groups] == [("reward", 0.0)] * 3 + [
+        ("reward", 1.0)
+    ] * 3

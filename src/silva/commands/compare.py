@@ -53,39 +53,43 @@ def show(found: Mapping[str, Any], console: Console | None = None) -> None:
     for note in found["notes"]:
         put(f"note: {printable(note)}")
     names = [each["name"] for each in found["contenders"]]
-    several = len({row["environment"] for row in found["metrics"]}) > 1
-    console.print(_means(found, names, several))
-    for name, rows in _by_contender(found["differences"]).items():
-        if len(names) > 2:
-            put(f"{printable(name)} against {printable(names[0])}:")
-        console.print(_differences(rows, several))
+    labels = list(dict.fromkeys(row["environment"] for row in found["metrics"]))
+    for label in labels:
+        if len(labels) > 1:
+            put(f"{printable(label)}:")
+        console.print(_means(_of(label, found["metrics"]), names))
+        for name, rows in _by_contender(_of(label, found["differences"])).items():
+            if len(names) > 2:
+                put(f"{printable(name)} against {printable(names[0])}:")
+            console.print(_differences(rows))
+    costs = ["-" if each["cost"] is None else f"{each['cost']:.4g}" for each in found["contenders"]]
+    if {*costs} != {"-"}:
+        put(f"cost: {', '.join(f'{printable(n)} {c}' for n, c in zip(names, costs, strict=True))}")
     for each in found["contenders"]:
         if any(each["left_out"].values()):
             put(f"{printable(each['name'])}: left out for lack of a result: {_left_out(each)}")
     _show_changes(found["changes"])
 
 
-def _means(found: Mapping[str, Any], names: Sequence[str], several: bool) -> Table:
-    table = _table(*(["environment"] if several else []), "metric", *map(printable, names))
-    for row in found["metrics"]:
-        cells = [_value(each, row["metric"]) for each in row["estimates"]]
-        table.add_row(*([printable(row["environment"])] if several else []), row["metric"], *cells)
-    if any(each["cost"] is not None for each in found["contenders"]):
-        costs = ["-" if each["cost"] is None else f"{each['cost']:.4g}" for each in found["contenders"]]
-        table.add_row(*([""] if several else []), "cost", *costs)
+def _means(rows: Sequence[Row], names: Sequence[str]) -> Table:
+    table = _table("metric", *map(printable, names))
+    for row in rows:
+        table.add_row(row["metric"], *(_value(each, row["metric"]) for each in row["estimates"]))
     return table
 
 
-def _differences(rows: Sequence[Row], several: bool) -> Table:
-    table = _table(*(["environment"] if several else []),
-                   "metric", "difference", "95 % interval", "p", "p (Holm)", "tasks")  # fmt: skip
+def _differences(rows: Sequence[Row]) -> Table:
+    table = _table("metric", "difference", "95 % interval", "p", "p (Holm)", "tasks")
     for row in rows:
-        front = [printable(row["environment"])] if several else []
         known = row["ci_low"] is not None
         interval = f"[{_signed(row['ci_low'], row['metric'])}, {_signed(row['ci_high'], row['metric'])}]"
-        table.add_row(*front, row["metric"], _signed(row["mean"], row["metric"]), interval if known else "-",
+        table.add_row(row["metric"], _signed(row["mean"], row["metric"]), interval if known else "-",
                       _p(row["p"]), _p(row["p_holm"]), str(row["n"]))  # fmt: skip
     return table
+
+
+def _of(label: str, rows: Sequence[Row]) -> list[Row]:
+    return [row for row in rows if row["environment"] == label]
 
 
 def _by_contender(rows: Sequence[Row]) -> dict[str, list[Row]]:

@@ -220,7 +220,7 @@ def _changes(
             found.append({
                 "environment": label, "task": ids[key], "a": contenders[0].name, "b": contenders[other].name,
                 "solved_a": int(right[0]), "of_a": len(a), "solved_b": int(right[1]), "of_b": len(b),
-                "question": _question(a[0]), "reply_a": _reply(a[0]), "reply_b": _reply(b[0]),
+                "question": _question(a[0]), "reply_a": _usual(a, shares[0]), "reply_b": _usual(b, shares[1]),
                 "gain": shares[1] - shares[0],
             })  # fmt: skip
     return sorted(found, key=lambda each: -abs(each["gain"]))[:MORE_CHANGES]
@@ -229,6 +229,12 @@ def _changes(
 def _question(trajectory: Trajectory) -> str:
     shown = trajectory.turns[0].messages if trajectory.turns else ()
     return next((m.content[:MAX_REPLY] for m in shown if m.role == "user"), "")
+
+
+def _usual(samples: Sequence[Trajectory], share: float) -> str:
+    """The first reply of the kind that puts its model on this side: one that solves the task, or one that
+    does not."""
+    return _reply(next(t for t in samples if bool(success(t)) == (share >= HALF)))
 
 
 def _reply(trajectory: Trajectory) -> str:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -11,6 +13,7 @@ import numpy as np
 from silva import __version__
 from silva.config.sections import Eval
 from silva.evaluation.evaluator import Evaluation, Job, Vote, evaluation, records, success
+from silva.evaluation.statistics import estimate
 from silva.storage.rollouts import RolloutRow
 from silva.types import Trajectory
 
@@ -30,6 +33,8 @@ COUNTS: Mapping[str, Callable[[Trajectory], float]] = {
     "tokens": lambda t: t.tokens(),
 }
 """Numbers of an episode, of which the summary has means."""
+MOST_GROUPS = 6
+"""Of episodes, by one of these numbers."""
 
 
 def votes_of(environments: Iterable[Any]) -> dict[str, Vote]:
@@ -127,7 +132,35 @@ def _episodes(found: Evaluation) -> dict[str, Any]:
             for name, of in COUNTS.items()
             if name != "reward"
         },
+        "by_count": {name: _groups(found, of) for name, of in COUNTS.items() if name != "reward"},
     }
+
+
+def _groups(found: Evaluation, of: Callable[[Trajectory], float]) -> list[dict[str, Any]]:
+    """The success of episodes (their reward if none is reported) in groups of similar `of`, the lowest first:
+    one for each value if there are few, otherwise of about equally many episodes. Means are over tasks, as
+    those of the whole. No group if all values are equal."""
+    metric, worth = ("success", success) if "success" in found.estimates else ("reward", COUNTS["reward"])
+    episodes = sorted(
+        ((of(t), task, worth(t)) for task, t in found.episodes if t.has_result), key=lambda each: each[0]
+    )
+    values = [each[0] for each in episodes]
+    starts = sorted({*values})
+    if len(starts) < 2:
+        return []
+    if len(starts) > MOST_GROUPS:
+        starts = sorted({values[len(values) * i // MOST_GROUPS] for i in range(MOST_GROUPS)})
+    groups = list[dict[str, Any]]()
+    for low, after in pairwise([*starts, math.inf]):
+        those, by_task = [each for each in episodes if low <= each[0] < after], dict[str, list[float]]()
+        for _, task, value in those:
+            by_task.setdefault(task, []).append(value)
+        made = estimate([np.array(each) for each in by_task.values()], share=metric == "success" or None)
+        groups.append(
+            {"from": low, "to": those[-1][0], "count": len(those), "at": _mean(each[0] for each in those),
+             "metric": metric, "mean": made.mean, "ci_low": made.ci_low, "ci_high": made.ci_high}
+        )  # fmt: skip
+    return groups
 
 
 def _mean(values: Iterable[float]) -> float | None:

@@ -23,6 +23,7 @@ from typing import Any
 
 from silva.errors import RecordError
 from silva.monitoring.report_forests import sample_forests
+from silva.monitoring.report_lengths import lengths
 from silva.monitoring.report_rollouts import sample_rollouts
 from silva.monitoring.run_log import Log, read_log
 from silva.ports import FILES
@@ -83,6 +84,8 @@ def report_data(directory: Path, decode: Decode | None = None) -> dict[str, Any]
         "headline": {**headline, "facts": [*headline["facts"], *_circumstances(log)]},
         "warnings": log.warnings if log else [],
         "charts": _charts(metrics),
+        "lengths": lengths(summary) if evaluation and summary else None,
+        "samples": (summary or {}).get("samples_per_task"),
         "rollouts": sample_rollouts(run, decode, problems),
         "forests": sample_forests(run.rollouts, problems),
         "config": [_config_line(line) for line in config.splitlines()],

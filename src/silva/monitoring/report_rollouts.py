@@ -53,8 +53,14 @@ def sample_rollouts(run: Layout, decode: Decode | None, problems: list[str]) -> 
     counts = Counter(row["status"] for row in flat.values()) + Counter(verdicts.values())
     chosen = [*flat] if evaluation else _choose(flat)
     shown = _details(chosen, decode, problems)
+    judged = {row["environment"] for row in shown.values() if evaluation and "success" in row["metrics"]}
     for key, row in shown.items():
         row["verdict"] = verdicts.get(key, "")
+        if evaluation and not row["has_result"]:
+            row["verdict"] = "failed"
+        elif row["environment"] in judged:  # as an evaluation counts it
+            whole = row.get("failure") is None and row["metrics"].get("success", 0.0) >= 1
+            row["verdict"] = "solved" if whole else "unsolved"
     return {"total": len(flat), "shown": len(shown), "counts": dict(counts), "rows": list(shown.values())}
 
 
@@ -139,6 +145,7 @@ class _Budget:
         shown = {name: flat[name] for name in _FLAT if flat[name] is not None}
         for name in ("rewards", "shaped", "metrics"):
             shown[name] = getattr(trajectory, name)
+        shown["has_result"] = trajectory.has_result
         shown["turns"] = [self._turn(turn) for turn in trajectory.turns]
         last = trajectory.observation
         shown["last"] = [self._message(m) for m in last.context or last.messages]

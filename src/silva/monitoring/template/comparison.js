@@ -2,7 +2,9 @@
 const ROW = 34, WIDTH = 340;
 const colourOf = (name) => `var(--s${data.contenders.findIndex((c) => c.name === name) % 8})`;
 const shown = (v, share) => (share ? percent(v) : number(v));
-const signed = (v, share) => (v > 0 ? "+" : "") + shown(v, share);
+const signed = (v, share) => (v > 0 ? "+" : "") + (share ? (100 * v).toFixed(1) : number(v));
+const titleOf = (row) => `${row.environment}, ${row.metric.replaceAll("_", " ")}`;
+const LONGEST = 30; // characters of a name in a plot; the end tells steps apart
 const pText = (p) => (p == null ? "" : p < 1e-4 ? "p < 0.0001" : `p = ${p.toFixed(4)}`);
 
 /** Points with intervals, a row each: [{label, colour, mean, ci_low, ci_high, text}]; `zero` draws the line of no difference. */
@@ -23,7 +25,7 @@ function forest(rows, share, zero) {
   if (zero) root.append(svg("line", { x1: x(0), x2: x(0), y1: 0, y2: bottom, stroke: "var(--soft)", "stroke-dasharray": "3 3" }));
   rows.forEach((r, i) => {
     const y = i * ROW + 26;
-    const text = svg("text", { x: 8, y: y - 12, text: `${r.label.length > 30 ? r.label.slice(0, 29) + "…" : r.label}  ` });
+    const text = svg("text", { x: 8, y: y - 12, text: r.label.length > LONGEST ? "…" + r.label.slice(1 - LONGEST) : r.label });
     root.append(text, svg("text", { x: WIDTH - 8, y: y - 12, "text-anchor": "end", text: r.text }));
     if (r.ci_low != null) root.append(svg("line", { x1: x(r.ci_low), x2: x(r.ci_high), y1: y, y2: y, stroke: r.colour, "stroke-width": 4, "stroke-linecap": "round", opacity: 0.45 }));
     if (r.mean != null) root.append(svg("circle", { cx: x(r.mean), cy: y, r: 5, fill: r.colour }));
@@ -36,29 +38,33 @@ function card(title, plot, ...lines) {
 }
 
 function metrics() {
-  for (const m of data.metrics) {
+  const varied = (m) => m.estimates.some((e) => e.ci_low != null || e.mean !== m.estimates[0].mean);
+  const equal = data.metrics.filter((m) => !varied(m)).map((m) => `${titleOf(m)}: ${shown(m.estimates[0].mean, m.share)}`);
+  byId("metrics-equal").textContent = equal.length ? `The same for every task, and not drawn: ${equal.join("; ")}.` : "";
+  for (const m of data.metrics.filter(varied)) {
     const rows = m.estimates.map((e) => ({ ...e, label: e.name, colour: colourOf(e.name), text: shown(e.mean, m.share) }));
     const tasks = [...new Set(m.estimates.map((e) => e.n))].join(" or ");
-    byId("metric-cards").append(card(`${m.environment}, ${m.metric.replaceAll("_", " ")}`, forest(rows, m.share, false), `${tasks} tasks`));
+    byId("metric-cards").append(card(titleOf(m), forest(rows, m.share, false), `${tasks} tasks`));
   }
 }
 
 function differences() {
-  const groups = Map.groupBy ? Map.groupBy(data.differences, (d) => `${d.environment}, ${d.metric}`) : new Map();
-  if (!groups.size) for (const d of data.differences) { const key = `${d.environment}, ${d.metric}`; groups.set(key, [...(groups.get(key) || []), d]); }
+  const groups = new Map(), differ = (d) => d.mean !== 0 || d.ci_low != null;
+  for (const d of data.differences) groups.set(titleOf(d), [...(groups.get(titleOf(d)) || []), d]);
   const share = (d) => data.metrics.find((m) => m.environment === d.environment && m.metric === d.metric).share;
   byId("differences-about").textContent = `From ${data.contenders[0].name}, in pairs of the same task. p: of no difference, by all signs of the tasks' differences; after Holm's correction for all of this page below 0.05, a difference is clear.`;
   for (const [title, rows] of groups) {
+    if (!rows.some(differ)) continue;
     const lines = rows.filter((d) => d.p != null).map((d) => `${rows.length > 1 ? d.b + ": " : ""}${pText(d.p)}, corrected ${pText(d.p_holm).replace("p = ", "").replace("p ", "")}${d.p_holm < 0.05 ? ": clear" : ""}`);
     const drawn = rows.map((d) => ({ ...d, label: d.b, colour: colourOf(d.b), text: d.mean == null ? "–" : signed(d.mean, share(d)) }));
-    byId("difference-cards").append(card(title.replaceAll("_", " "), forest(drawn, share(rows[0]), true), ...lines));
+    byId("difference-cards").append(card(title + (share(rows[0]) ? ", in percentage points" : ""), forest(drawn, share(rows[0]), true), ...lines));
   }
 }
 
 function changes() {
   const better = data.changes.filter((c) => c.gain > 0).length;
   byId("changes-about").textContent = data.changes.length
-    ? `${data.changes.length} tasks: ${better} are solved now, ${data.changes.length - better} no longer. A task is solved by a model that solves it in half of its samples or more; the first replies are shown.`
+    ? `${data.changes.length} tasks: ${better} are solved now, ${data.changes.length - better} no longer. A task is solved by a model that solves it in half of its samples or more; of each model the first reply is shown that puts it on its side.`
     : "No task is solved by one and not by the other.";
   const side = (name, reply) => el("div", { class: "message assistant" }, el("div", { class: "role", text: name }), el("p", { class: "text", text: reply || "(nothing)" }));
   for (const c of data.changes) {

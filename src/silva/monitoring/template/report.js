@@ -23,9 +23,9 @@ function evaluation(first, last) {
   const interval = (e) => range(e) + (e.n ? `, ${e.n} tasks` : "") + leftOut(e, show);
   const lines = el("div", { class: "intervals" }), verdict = first ? judged(first, last) : "";
   if (first) lines.append(el("span", { text: "before" }), el("span", { text: interval(first) }));
-  lines.append(el("span", { text: first ? "after" : "now" }), el("span", { text: interval(last) }));
+  lines.append(el("span", { text: first ? "after" : data.evaluation ? "95 % interval" : "now" }), el("span", { text: interval(last) }));
   return el("article", { class: `card ${verdict}` },
-    el("h3", { text: `${last.environment}, held-out ${last.metric}` }),
+    el("h3", { text: `${last.environment}, held-out ${last.metric}${last.metric === "success" && data.samples > 1 ? ` (avg@${data.samples})` : ""}` }),
     el("p", { class: "change" },
       first && el("span", { class: "before", text: show(first.mean) }), first && el("span", { class: "before", text: "→", "aria-label": "to" }),
       el("span", { class: "after", text: show(last.mean) }), verdict && el("span", { class: "verdict", text: VERDICTS[verdict] })),
@@ -103,9 +103,9 @@ function chart(spec) {
     s.colour = `var(--s${i % 8})`;
     const swatch = el("i", { class: "swatch" });
     swatch.style.background = s.colour;
-    if (spec.series.length > 1) legend.append(el("span", {}, swatch, `${s.name} `, el("b", { text: number(s.y[s.y.length - 1]) })));
+    if (spec.series.length > 1) legend.append(el("span", {}, swatch, `${s.name} `, !spec.unit && el("b", { text: number(s.y[s.y.length - 1]) })));
   });
-  if (spec.series.length === 1) legend.append(el("span", {}, "last ", el("b", { text: number(spec.series[0].y[spec.series[0].y.length - 1]) })));
+  if (spec.series.length === 1 && !spec.unit) legend.append(el("span", {}, "last ", el("b", { text: number(spec.series[0].y[spec.series[0].y.length - 1]) })));
   if (spec.series.some((s) => s.every > 1)) legend.append(el("span", { text: `each point: mean of ${Math.max(...spec.series.map((s) => s.every))} steps` }));
   let scale = null, at = -1;
   function draw() { scale = plot(root, spec, points); point(-1); }
@@ -117,7 +117,7 @@ function chart(spec) {
     const x = scale.x(points[index]);
     const cursor = svg("line", { class: "cursor", x1: x, x2: x, y1: MARGIN.top, y2: HEIGHT - MARGIN.bottom, stroke: "var(--soft)", "stroke-dasharray": "3 3" });
     root.append(cursor);
-    tip.replaceChildren(el("b", { text: `step ${points[index]}` }), ...spec.series.map((s) => hover(s, points[index])).filter(Boolean));
+    tip.replaceChildren(el("b", { text: spec.unit ? `${number(points[index])} ${spec.unit}` : `step ${points[index]}` }), ...spec.series.map((s) => hover(s, points[index])).filter(Boolean));
     const left = x + 24 + tip.offsetWidth > card.clientWidth ? x - tip.offsetWidth + 4 : x + 20;
     tip.style.left = Math.max(4, left) + "px";
   }
@@ -141,7 +141,8 @@ function chart(spec) {
 }
 
 function describe(spec) {
-  return `${spec.title}: ` + spec.series.map((s) => `${s.name} from ${number(s.y[0])} at step ${s.x[0]} to ${number(s.y[s.y.length - 1])} at step ${s.x[s.x.length - 1]}`).join("; ");
+  const at = (x) => (spec.unit ? `${number(x)} ${spec.unit}` : `step ${x}`);
+  return `${spec.title}: ` + spec.series.map((s) => `${s.name} from ${number(s.y[0])} at ${at(s.x[0])} to ${number(s.y[s.y.length - 1])} at ${at(s.x[s.x.length - 1])}`).join("; ");
 }
 
 function hover(s, step) {
@@ -150,7 +151,7 @@ function hover(s, step) {
   const swatch = el("i", { class: "swatch" });
   swatch.style.background = s.colour;
   const extra = s.low && s.low[i] != null ? ` [${number(s.low[i])}, ${number(s.high[i])}]` : smoothing > 0 && !s.low ? ` (smoothed ${number(smooth(s.y)[i])})` : "";
-  return el("div", {}, swatch, `${s.name} `, el("b", { text: number(s.y[i]) }), extra);
+  return el("div", {}, swatch, `${s.name} `, el("b", { text: number(s.y[i]) }), extra, s.about && el("div", { text: s.about[i] }));
 }
 
 function plot(root, spec, points) {
@@ -202,12 +203,24 @@ function band(root, s, x, y) {
 }
 
 function curves() {
+  byId("curves").hidden = data.evaluation && data.charts.every((c) => c.series.every((s) => s.x.length < 2)); // one step
   byId("smoothing").addEventListener("input", (event) => { smoothing = Number(event.target.value); }); // before the charts listen
   byId("charts").append(...data.charts.filter((c) => !c.more).map(chart));
   const rest = data.charts.filter((c) => c.more);
   byId("more").hidden = !rest.length;
   byId("more").addEventListener("toggle", () => byId("more-charts").append(...rest.splice(0).map(chart)));
   if (!data.charts.length) byId("charts").append(el("p", { class: "muted", text: "No metrics so far." }));
+}
+
+// ---- lengths -------------------------------------------------------------------------------------
+function lengths() {
+  byId("lengths").hidden = !data.lengths?.rows.length;
+  if (byId("lengths").hidden) return;
+  const { head, rows, ended, charts } = data.lengths;
+  const row = (kind, cells) => el("tr", {}, ...cells.map((cell) => el(kind, { text: typeof cell === "string" ? cell : number(cell) })));
+  byId("length-table").append(row("th", head), ...rows.map((cells) => row("td", cells)));
+  byId("length-table").parentNode.after(...ended.map((text) => el("p", { class: "muted", text })));
+  byId("length-charts").append(...charts.map(chart));
 }
 
 // ---- forest --------------------------------------------------------------------------------------
@@ -323,7 +336,8 @@ const PAGE = 25;
 let visible = PAGE;
 const signed = (v) => (v > 0 ? "+" : "") + number(v);
 const named = (values) => Object.entries(values).map(([name, v]) => `${name} ${signed(v)}`).join(", ");
-const kindOf = (row) => (row.status === "trained" ? row.verdict || "trained" : row.status);
+const kindOf = (row) => (row.status === "trained" || data.evaluation ? row.verdict || row.status : row.status);
+const counted = (n, what) => `${whole.format(n)} ${what}${n === 1 ? "" : "s"}`;
 
 function searchable(row) {
   row.searchText ??= [row.task, row.trajectory, row.group, row.reason, row.error, row.stop_reason,
@@ -339,13 +353,14 @@ function options(select, all, values) {
 function rollouts() {
   const { rows, total, shown, counts } = data.rollouts;
   const parts = ["trained", "dropped", "failed", "eval"].filter((k) => counts[k]).map((k) => `${whole.format(counts[k])} ${k}`);
-  const all = `All ${whole.format(total)} episodes of this evaluation. Good means a raw reward above the middle of the range seen in its environment.`;
+  const has = (test) => rows.some(test), good = has((r) => r.verdict === "good") ? " Good means a raw reward above the middle of the range seen in its environment." : "";
+  const left = has((r) => r.verdict === "failed" && data.evaluation) ? " Failed ones gave no usable result and enter no mean." : "";
+  const all = `All ${whole.format(total)} episodes of this evaluation.${good}${left}`;
   byId("sampled").textContent = data.evaluation ? all : total
     ? `Shown here: ${shown} of ${whole.format(total)} rollouts of this run (${parts.join(", ")}): the best and the worst, failed, dropped and held-out ones, of steps spread over the run. All of them are in the rollouts folder. Good means a raw reward above the middle of the range seen in its environment.`
     : "No rollouts were written.";
   byId("filters").hidden = !total;
-  const has = (test) => rows.some(test);
-  options(byId("kind"), "all", [["good", "good"], ["bad", "bad"], ["failed", "failed"], ["dropped", "dropped"], ["eval", "held-out (eval)"]]
+  options(byId("kind"), "all", [["solved", "solved"], ["unsolved", "unsolved"], ["good", "good"], ["bad", "bad"], ["failed", "failed"], ["dropped", "dropped"], ...(data.evaluation ? [] : [["eval", "held-out (eval)"]])]
     .filter(([k]) => has((r) => r.verdict === k || r.status === k)));
   options(byId("step"), "all", [...new Set(rows.map((r) => r.step))].sort((a, b) => a - b).map((s) => [s, s]));
   options(byId("environment"), "all", [...new Set(rows.map((r) => r.environment))].sort().map((e) => [e, e]));
@@ -369,10 +384,11 @@ function list() {
 function item(row) {
   const kind = kindOf(row);
   const numbers = el("span", { class: "numbers" }, ...(row.failure ? ["no score"] : ["reward ", el("b", { text: number(row.reward_raw) })]),
-    row.advantage != null && ` · advantage ${signed(row.advantage)}`, ` · ${row.turn_count} turns · ${row.response_tokens} tokens`);
+    row.advantage != null && ` · advantage ${signed(row.advantage)}`, ` · ${counted(row.turn_count, "turn")} · ${counted(row.response_tokens, "token")}`);
+  const steps = byId("step").options.length > 2, sample = data.evaluation && data.samples > 1 ? ` · sample ${row.trajectory.split("/").pop()}` : "";
   const node = el("details", { class: "rollout" },
-    el("summary", {}, el("span", { class: `chip ${kind}`, text: kind }), el("span", { class: "numbers", text: `step ${row.step}` }),
-      el("span", { class: "what", text: `${row.environment} · ${row.task}` }), numbers));
+    el("summary", {}, el("span", { class: `chip ${kind}`, text: kind }), el("span", { class: "numbers", text: data.evaluation && !steps ? "" : `step ${row.step}` }),
+      el("span", { class: "what", text: `${row.environment} · ${row.task}${sample}` }), numbers));
   node.addEventListener("toggle", () => { if (node.open && node.childElementCount === 1) node.append(dialogue(row)); });
   return node;
 }
@@ -456,7 +472,9 @@ function settings() {
 }
 
 results();
+lengths();
 curves();
 forests();
 rollouts();
 settings();
+for (const link of document.querySelectorAll("nav a")) link.hidden = document.querySelector(link.getAttribute("href")).hidden;
