@@ -51,5 +51,11 @@ def test_rows_beside_the_configuration_are_learned_and_bad_ones_counted(tmp_path
     )
     shown = next(line for line in lines.splitlines() if line.startswith("data: "))
     assert shown.startswith(
-        "data: 8 rows cut at 20 tokens; 1 bad rows left out, such as /there/rows/d.jsonl:2: not"
+        "data: 8 rows cut at 20 tokens; 1 bad row left out, such as /there/rows/d.jsonl:2: not"
     )
+    steps = [json.loads(line) for line in (tmp_path / "t" / "metrics.jsonl").read_text().splitlines()]
+    assert [{name: value for name, value in row.items() if name.startswith("data/")} for row in steps] == [
+        {"data/dialogues": 4 * n, "data/rows_cut": 4 * n, "data/rows_too_long": 0,
+         "data/dialogues_untrained": 0, "data/rows_bad": 1}
+        for n in (1, 2)
+    ]  # fmt: skip

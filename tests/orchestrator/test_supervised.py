@@ -161,6 +161,7 @@ def test_rows_are_mixed_into_the_updates_of_rl(tmp_path: Path) -> None:
     of_rl = [name for name in before if name.startswith("train/")]
     changed = {name for name in of_rl if before[name] != after[name]}
     assert changed <= {"train/loss", "train/grad_norm", "train/trained_tokens"}
+    assert (after["data/dialogues"], after["data/rows_bad"]) == (4, 0) and "data/dialogues" not in before
     nll = after["train/data_assistant/nll"]
     assert after["train/loss"] == pytest.approx(before["train/loss"] + 0.5 * nll, rel=1e-5)
 

@@ -263,13 +263,13 @@ class SupervisedStream:
     def left_out(self) -> str:
         """What was not used as it is, up to now, for people; empty if all was."""
         counts, most = self.counts, self.settings.max_tokens
-        told = {
-            f"rows cut at {most} tokens": counts.truncated,
-            f"rows left out, longer than {most} tokens": counts.dropped,
-            f"dialogues left out, without words of {', '.join(self.settings.roles)}": counts.untrained,
-            f"bad rows left out, such as {next(iter(counts.bad), '')}": len(counts.bad),
-        }
-        said = [f"{number:,} {what}" for what, number in told.items() if number]
+        told = [
+            (counts.truncated, "row", f"cut at {most} tokens"),
+            (counts.dropped, "row", f"left out, longer than {most} tokens"),
+            (counts.untrained, "dialogue", f"left out, without words of {', '.join(self.settings.roles)}"),
+            (len(counts.bad), "bad row", f"left out, such as {next(iter(counts.bad), '')}"),
+        ]
+        said = [f"{number:,} {what}{'s' * (number != 1)} {why}" for number, what, why in told if number]
         return "; ".join(said)
 
 

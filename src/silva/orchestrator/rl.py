@@ -222,6 +222,7 @@ class Loop:
             | metrics.advantage_metrics(samples)
             | means
             | done.metrics
+            | (p.data.metrics() if p.data else {})
             | {f"control/{name}": value for name, value in controllers.items()}
             | metrics.perf_metrics(p.phases.step, generated),
         )

@@ -75,6 +75,9 @@ class ScriptedPlay:
         self._judge(groups, last=step == self.settings.steps)
         return to_samples(groups)
 
+    def metrics(self) -> dict[str, float]:
+        return {}  # what fails ends the run, see `_judge`
+
     async def learnt(self, trainer: Trainer, engine: Engine, step: int) -> bool:
         """Whether the policy succeeds as often as `stop_success` asks; it is tried every `WINDOW` steps."""
         if self.settings.stop_success is None or step % WINDOW:

@@ -125,6 +125,7 @@ class SupervisedLoop:
             updates=self.state.updates + bool(found),
             pending={f"train/{name}": value for name, value in found.items()}
             | {"train/rows": float(len(rows)), "train/tokens": float(tokens)}
+            | p.batches.metrics()
             | metrics.perf_metrics(p.phases.step),
         )
         self.state = await self._end.finish(self.state, interrupt)

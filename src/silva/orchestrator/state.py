@@ -34,6 +34,9 @@ class Batches(Stateful, Protocol):
     async def draw(self, step: int) -> list[Sample]:
         """The rows of a step, counted from 1; none if there is nothing to imitate."""
 
+    def metrics(self) -> dict[str, float]:
+        """What has become of the data up to now."""
+
 
 @dataclass(frozen=True)
 class RunState:

@@ -58,6 +58,12 @@ class DataBatches:
         samples = [supervised_sample(row, f"data/{step}/{i}") for i, row in enumerate(rows)]
         return [_beside(sample, self.settings.mix) for sample in samples] if self._beside else samples
 
+    def metrics(self) -> dict[str, float]:
+        counts = self.stream.counts
+        found = {"dialogues": counts.dialogues, "rows_cut": counts.truncated, "rows_too_long": counts.dropped,
+                 "dialogues_untrained": counts.untrained, "rows_bad": len(counts.bad)}  # fmt: skip
+        return {f"data/{name}": float(count) for name, count in found.items()}
+
     @property
     def left_out(self) -> str:
         return self.stream.left_out
