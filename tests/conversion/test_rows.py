@@ -72,7 +72,12 @@ def test_rollouts_become_dialogues_with_their_rewards(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     call = ToolCall("search", {"query": "x"})
-    first = (Message("user", "find"), Message("assistant", "", "hm", (call,), raw="<think>hm</think>..."))
+    before = (Message("user", "hello"), Message("assistant", "hi"))  # the task begins with a dialogue
+    first = (
+        *before,
+        Message("user", "find"),
+        Message("assistant", "", "hm", (call,), raw="<think>hm</think>..."),
+    )
     second = (*first, Message("tool", "y", name="search"), Message("assistant", "y!", raw="y!"))
     turns = (Turn("a/0", (), first, {"hit": 0.5}, fresh=True), Turn("a/1", (), second, fresh=True))
     broken = (Message("user", "find"), Message("assistant", "", raw="<tool_call>{", errors=("no JSON",)))
@@ -101,7 +106,7 @@ def test_rollouts_become_dialogues_with_their_rewards(
     assert {key: one[key] for key in about} == about
     read = [dialogue(row).messages for row in read_rows(str(output))]
     assert read[0] == (
-        Message("user", "find"), Message("assistant", "", "hm", (call,)),
+        *before, Message("user", "find"), Message("assistant", "", "hm", (call,)),
         Message("tool", "y", name="search"), Message("assistant", "y!"),
     )  # fmt: skip
     assert other["messages"][1] == {"role": "assistant", "content": "<tool_call>{"}

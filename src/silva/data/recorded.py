@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -45,11 +45,9 @@ def _plain(message: Message) -> Message:
 
 
 def messages_of(trajectory: Trajectory) -> list[Message]:
-    """What was said in its turns, once."""
-    return [message for turn in trajectory.turns for message in _added(turn.messages, turn.fresh)]
-
-
-def _added(messages: Sequence[Message], fresh: bool) -> Sequence[Message]:
-    """What a turn adds to the dialogue: a rewritten context repeats earlier turns."""
-    said = [i for i, message in enumerate(messages[:-1]) if message.role == "assistant"]
-    return messages[said[-1] + 1 :] if fresh and said else messages
+    """What was said in its turns, once: the rewritten context of a later turn repeats earlier ones."""
+    found = list[Message]()
+    for turn in trajectory.turns:
+        said = [i for i, message in enumerate(turn.messages[:-1]) if message.role == "assistant"]
+        found += turn.messages[said[-1] + 1 :] if found and turn.fresh and said else turn.messages
+    return found
