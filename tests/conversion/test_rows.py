@@ -116,6 +116,55 @@ def test_rollouts_become_dialogues_with_their_rewards(
     assert "rollouts hold no answer to grade by" in capsys.readouterr().err
 
 
+def played(id: str, group: str, reward: float, thought: str, **more: Any) -> RolloutRow:
+    before = (Message("user", "go"), Message("assistant", "up", "first"), Message("user", "on"))
+    messages = (*before, Message("assistant", "down", thought))
+    turns, status = (Turn(f"{id}/0", (), messages, fresh=True),), more.pop("status", "trained")
+    trajectory = Trajectory(id, turns, "terminated", {"p": reward}, **more)
+    return RolloutRow(1, "task", "lake", group, trajectory, status)
+
+
+EPISODES = [
+    played("a", "s1g0", 0.4, "whole"),
+    played("b", "s1g1", 0.2, "whole", status="dropped"),
+    played("c", "s1g1", 0.1, "worse"),
+    played("d", "s1g2", 5.0, "eval", status="eval"),
+    played("e", "s1g3", 5.0, "failed", status="failed", failure="redo", error="no"),
+]
+STATES = [  # of an expert, with thoughts; beside them whole episodes would say the same again
+    played("f", "s1g4/t0", 0.1, "bad"),
+    played("g", "s1g4/t0", 0.9, "good"),
+    played("h", "s1g4/t1", 0.3, "only"),
+]
+
+
+@pytest.mark.parametrize(
+    ("rows", "options", "expected", "said"),
+    [
+        (EPISODES, ["--best"], [("whole", 0.4)], "1 rows are left out: an earlier row says the same"),
+        ([*EPISODES, *STATES], ["--best"], [("good", 0.9), ("only", 0.3)], ": 2 rows\n"),
+        (STATES, ["--best", "--min-reward=0.5"], [("good", 0.9)], "the raw reward is below 0.5 (the first: "),
+        (STATES[:2], ["--min-reward", "0.1"], [("bad", 0.1), ("good", 0.9)], ": 2 rows\n"),
+    ],
+)
+def test_the_best_rollouts_are_chosen(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    rows: list[RolloutRow],
+    options: list[str],
+    expected: list[tuple[str, float]],
+    said: str,
+) -> None:
+    (tmp_path / "rollouts").mkdir()
+    write_rollouts(rollouts_path(tmp_path / "rollouts", 1), rows)
+    output = tmp_path / "rows.jsonl"
+    assert main(["convert", str(tmp_path), "--to", "messages", "--output", str(output), *options]) == 0
+    assert said in capsys.readouterr().out
+    found = [json.loads(line) for line in output.read_text().splitlines()]
+    assert [(row["messages"][-1]["reasoning_content"], row["reward"]) for row in found] == expected
+    assert [message["content"] for message in found[0]["messages"]] == ["go", "up", "on", "down"]
+
+
 def test_bad_rows_and_places_are_named_and_nothing_is_left(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -128,6 +177,9 @@ def test_bad_rows_and_places_are_named_and_nothing_is_left(
         ),
         (["--to", "trl", "--dtype", "f16"], "--dtype: rows have none; expected it only with --to hf"),
         (["--to", "trl", "--output", str(source)], f"{source}: exists already"),
+        (["--to", "trl", "--best"], f"{source}: got no rollouts, expected a run's folder or its rollouts"),
+        (["--to", "trl", "--min-reward", "much"], "--min-reward: got 'much', expected a number"),
+        (["--to", "hf", "--best"], "--best: a model has no rollouts; expected it only with --to messages"),
     ):
         assert main(["convert", str(source), *words]) == 2
         assert said in capsys.readouterr().err

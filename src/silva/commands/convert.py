@@ -36,6 +36,10 @@ def run(given: Given) -> int:
 def _model(given: Given, source: str, to: str, output: Path | None) -> Path:
     from silva.conversion.models import convert_model
 
+    if wrong := [flag for flag in ("--best", "--min-reward") if flag in given]:
+        raise ConfigError(
+            f"{wrong[0]}: a model has no rollouts; expected it only with --to {', '.join(DATA)}"
+        )
     form, overwrite = given.options.get("--dtype"), "--overwrite" in given
     with OneLine("tensors") as progress:
         made = convert_model(source, to, output, form, overwrite=overwrite, on_tensor=progress)
@@ -50,8 +54,14 @@ def _rows(given: Given, source: str, to: str, output: Path | None) -> Path:
 
     if "--dtype" in given:
         raise ConfigError(f"--dtype: rows have none; expected it only with --to {', '.join(MODELS)}")
+    least = given.options.get("--min-reward")
+    try:
+        number = None if least is None else float(least)
+    except ValueError:
+        raise ConfigError(f"--min-reward: got {least!r}, expected a number") from None
     with OneLine("rows") as progress:
-        made = convert_rows(source, to, output, overwrite="--overwrite" in given, on_row=progress)
+        made = convert_rows(source, to, output, overwrite="--overwrite" in given, on_row=progress,
+                            best="--best" in given, min_reward=number)  # fmt: skip
     put(f"{made.path}: {made.rows} rows")
     for note in made.notes:
         put(note)

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from silva.conversion.tensors import OnDone
 from silva.data.dialogues import dialogue, shape_of
-from silva.data.recorded import recorded, rollout_files
+from silva.data.recorded import rollout_files, said_in
 from silva.data.row_shapes import recognised
 from silva.data.rows import read_rows
 from silva.data.written import LOST, WRITERS, CannotHold, as_verl, beside, row_of
 from silva.errors import ConfigError
 from silva.storage.placed import placed, refuse_existing, refuse_lossy
+from silva.storage.rollouts import RolloutRow, read_rollouts, state_of
 
 TARGETS = (*WRITERS, "verl")
 SUFFIXES = (".jsonl", ".parquet")
@@ -32,7 +33,14 @@ class ConvertedRows(NamedTuple):
 
 
 def convert_rows(
-    source: str, to: str, output: Path | None, *, overwrite: bool, on_row: OnDone
+    source: str,
+    to: str,
+    output: Path | None,
+    *,
+    overwrite: bool,
+    on_row: OnDone,
+    best: bool = False,
+    min_reward: float | None = None,
 ) -> ConvertedRows:
     """Write the rows of `source` in the shape `to`, one of `TARGETS`.
 
@@ -40,9 +48,12 @@ def convert_rows(
         source: a file, a folder of files, a data set of the hub (its split "train"), a run's folder, or its
             rollouts.
         output: ends with .jsonl or .parquet; None: a .jsonl file here, by the name of the source.
+        best: of each group that was played in training, only the rollout with the highest raw reward.
+        min_reward: the least raw reward of a rollout; None: any.
 
     Raises:
-        ConfigError: a row cannot be read (it names file, line and key), or the shape holds none of them.
+        ConfigError: a row cannot be read (it names file, line and key), the shape holds none of them, or
+            what has no rollouts is to be chosen from by their rewards.
         RunFolderError: something is at `output` already.
     """
     path = output or Path(f"{Path(source).expanduser().resolve().stem}-{to}.jsonl")
@@ -56,7 +67,11 @@ def convert_rows(
             f"{source}: rollouts hold no answer to grade by, which verl's rows need; convert the data that "
             f"the run was trained on, or take --to {', '.join(WRITERS)}"
         )
-    found = _of_rollouts(files, to) if files else _of_rows(source, to)
+    if not files and (best or min_reward is not None):
+        raise ConfigError(
+            f"{source}: got no rollouts, expected a run's folder or its rollouts to choose from by reward"
+        )
+    found = _of_rollouts(files, to, best, min_reward) if files else _of_rows(source, to)
     tally = Tally(to, on_row)
     with placed(path, overwrite=overwrite) as temporary:
         write = _write_parquet if path.suffix == ".parquet" else _write_lines
@@ -84,17 +99,41 @@ def _of_rows(source: str, to: str) -> Iterator[Found]:
             yield row.where, "", {f"the column {key}, which holds {row.left_out[key]}, is left out"}
 
 
-def _of_rollouts(files: list[Path], to: str) -> Iterator[Found]:
-    for file in files:
-        for row, said, about in recorded(file):
-            where = f"{file}: {row.trajectory.id}"
-            if said is None:
-                yield where, "the rollout failed", set()
-                continue
+def _of_rollouts(files: list[Path], to: str, best: bool, min_reward: float | None) -> Iterator[Found]:
+    rows = ((file, row) for file in files for row in read_rollouts(file, tokens=False))
+    said_before = set[str]()
+    for file, row in _best(rows) if best else rows:
+        played = row.trajectory
+        where = f"{file}: {played.id}"
+        said = said_in(played, where)
+        if said is None:
+            yield where, "the rollout failed", set()
+        elif min_reward is not None and played.raw_reward < min_reward:
+            yield where, f"the raw reward is below {min_reward:g}", set()
+        elif best and (text := repr((said.messages, said.tools))) in said_before:
+            yield where, "an earlier row says the same", set()
+        else:
+            about = {"reward": played.raw_reward, "rewards": dict(played.rewards), "task": row.task,
+                     "environment": row.environment, "step": row.step, "status": row.status}  # fmt: skip
+            said_before |= {text} if best else set()
             try:
                 yield (where, *row_of(said, to, about))
             except CannotHold as error:
                 yield where, str(error), set()
+
+
+def _best(rows: Iterable[tuple[Path, RolloutRow]]) -> list[tuple[Path, RolloutRow]]:
+    """The best rollout of each group. Beside thoughts for an expert's states (rollouts/thoughts.py), each a
+    group, whole episodes would say the same again."""
+    found = dict[tuple[Path, str], RolloutRow]()
+    for file, row in rows:
+        played = row.trajectory
+        if row.status in ("trained", "dropped") and played.failure is None and played.turns:
+            best = found.setdefault((file, row.group), row)
+            if played.raw_reward > best.trajectory.raw_reward:
+                found[file, row.group] = row
+    whole = [(file, row) for (file, _), row in found.items()]
+    return [each for each in whole if state_of(each[1].group) is not None] or whole
 
 
 class Tally:

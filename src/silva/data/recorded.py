@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from silva.rendering.dialogue import Dialogue
 from silva.storage.layout import Layout
-from silva.storage.rollouts import RolloutRow, read_rollouts, rollouts_in
+from silva.storage.rollouts import rollouts_in
 from silva.types import Message, Trajectory
 
 
@@ -18,21 +16,11 @@ def rollout_files(source: Path) -> list[Path]:
     return [*(rollouts_in(Layout(source).rollouts) or rollouts_in(source)).values()]
 
 
-def recorded(file: Path) -> Iterator[tuple[RolloutRow, Dialogue | None, dict[str, Any]]]:
-    """Each rollout of a file with what was said and what it earned; None if it failed or holds no turn.
+def said_in(played: Trajectory, where: str) -> Dialogue | None:
+    """What was said in an episode, and the tools on offer; None if it failed or holds no turn.
 
     A reply with malformed calls is its text as sampled, in which they stand.
     """
-    for row in read_rollouts(file, tokens=False):
-        played = row.trajectory
-        said = said_in(played, f"{file}: {played.id}")
-        about = {"reward": played.raw_reward, "rewards": dict(played.rewards), "task": row.task,
-                 "environment": row.environment, "step": row.step, "status": row.status}  # fmt: skip
-        yield row, said, about
-
-
-def said_in(played: Trajectory, where: str) -> Dialogue | None:
-    """What was said in an episode, and the tools on offer; None if it failed or holds no turn."""
     if played.failure is not None or not played.turns:
         return None
     return Dialogue(tuple(map(_plain, messages_of(played))), played.observation.tools, where)
