@@ -16,22 +16,19 @@ import json
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 from pydantic import field_validator
 
 from silva.config.requests import ChatApiSettings
 from silva.config.sections import NotNegative, Positive
 from silva.errors import RewardError
-from silva.ports import derive
 from silva.protocols import Attempt, Reward, Score
 from silva.rewards.answers import Extract, GradesByAnswer, find_answer, question, references
 from silva.rewards.settings import RewardSettings
 from silva.thoughts import answer_of
 from silva.tools.quote import defuse
-from silva.wire.chat_api import ChatApi, text_of
-from silva.wire.requests import Requests, key_of
-from silva.wire.transport import Refused
+from silva.wire.chat_api import SecondModel
 
 if TYPE_CHECKING:
     from silva.tools.cache import Cache
@@ -84,15 +81,13 @@ class Judge(RewardSettings, ChatApiSettings):
     def build(self) -> Reward:
         from silva.tools.cache import Cache
 
-        key = key_of(self.key_variable, "reward.key_variable")
-        return JudgeReward(self, Cache(Path(self.cache) / "judge.sqlite" if self.cache else ""), key)
+        return JudgeReward(self, Cache(Path(self.cache) / "judge.sqlite" if self.cache else ""))
 
 
 class JudgeReward(GradesByAnswer):
-    def __init__(self, settings: Judge, cache: Cache, key: str) -> None:
+    def __init__(self, settings: Judge, cache: Cache) -> None:
         self.settings, self._cache = settings, cache
-        self._api = ChatApi("reward", settings.base_url, key, settings.timeout)
-        self._requests = Requests(settings.limits, failed=lambda words, _: self._fault(words))
+        self._model = SecondModel("reward", settings, self._fault)
 
     async def score(self, attempt: Attempt) -> Score:
         """Raises RewardError if there are not enough verdicts."""
@@ -115,28 +110,17 @@ class JudgeReward(GradesByAnswer):
 
     async def _ask(self, messages: list[dict[str, str]], index: int) -> str:
         """A reply with a verdict."""
-        wanted = self.settings
-        body = {"model": wanted.model, "messages": messages, wanted.limit_name: wanted.max_tokens}
-        if wanted.temperature is not None:
-            body["temperature"] = wanted.temperature
-        said = ""
+        wanted, said = self.settings, ""
+        more = {} if wanted.temperature is None else {"temperature": wanted.temperature}
         for time in range(ASKED):
-            said = await self._send({**body, "seed": index * ASKED + time})
+            seed = index * ASKED + time
+            said = await self._model.ask(messages, wanted.max_tokens, **more, seed=seed)
             if read_verdict(said, word(messages)) is not None:
                 return said
         raise RewardError(
             f"reward judge: {wanted.model} gave no verdict in {ASKED} replies; the last one ends with "
             f"{said[-SHOWN:]!r}"
         )
-
-    async def _send(self, body: dict[str, Any]) -> str:
-        """The text of a reply; "" for a body of another form."""
-        seed = derive(0, json.dumps(body))
-        try:
-            answer = await self._requests.call(lambda: self._api.complete(body), seed=seed)
-        except Refused as refused:
-            raise self._fault(str(refused)) from None
-        return text_of(answer)
 
     def _fault(self, words: str) -> RewardError:
         return RewardError(f"reward judge: {self.settings.base_url} gave no answer: {words[:SHOWN]}")

@@ -12,13 +12,10 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING
 
-from silva.ports import derive
 from silva.thoughts import answer_of
 from silva.tools.quote import defuse
 from silva.tools.web import ServiceFault
-from silva.wire.chat_api import ChatApi, text_of
-from silva.wire.requests import Requests, key_of
-from silva.wire.transport import Refused
+from silva.wire.chat_api import SecondModel
 
 if TYPE_CHECKING:
     from silva.tools.cache import Cache
@@ -33,13 +30,11 @@ SYSTEM = (
 
 
 class PageReader:
-    """Raises ConfigError or CapabilityError if the key or the package `openai` is missing."""
+    """Raises what `SecondModel` does."""
 
     def __init__(self, settings: SummarySettings, cache: Cache) -> None:
         self.settings, self._cache = settings, cache
-        key = key_of(settings.key_variable, "fetch.summary.key_variable")
-        self._api = ChatApi("fetch.summary", settings.base_url, key, settings.timeout)
-        self._requests = Requests(settings.limits, failed=lambda words, _: self._fault(words))
+        self._model = SecondModel("fetch.summary", settings, self._fault)
 
     async def summary(self, text: str, goal: str) -> str:
         """Raises ServiceFault if the second model gives none."""
@@ -52,16 +47,7 @@ class PageReader:
         return said
 
     async def _ask(self, messages: list[dict[str, str]]) -> str:
-        body = {
-            "model": self.settings.model, "messages": messages,
-            self.settings.limit_name: self.settings.max_tokens,
-        }  # fmt: skip
-        try:
-            seed = derive(0, json.dumps(body))
-            answer = await self._requests.call(lambda: self._api.complete(body), seed=seed)
-        except Refused as refused:
-            raise self._fault(str(refused)) from None
-        said = answer_of(text_of(answer)).strip()
+        said = answer_of(await self._model.ask(messages, self.settings.max_tokens)).strip()
         if not said:
             raise self._fault("its answer holds no text")
         return said

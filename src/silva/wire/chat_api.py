@@ -1,6 +1,7 @@
 """A chat API of OpenAI's form, or Anthropic's, asked once through the SDK of its maker.
 
-A key is part of no message. Not here: further tries and limits (requests.py), and what an answer means.
+A key is part of no message. Not here: tries and limits (requests.py), and what the answer to a policy's turn
+means.
 """
 
 from __future__ import annotations
@@ -8,25 +9,52 @@ from __future__ import annotations
 import asyncio
 import importlib
 import json
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from silva.errors import CapabilityError, EngineError
-from silva.wire.requests import Transient, hidden, may_pass, retry_after
+from silva.ports import derive
+from silva.wire.requests import Requests, Transient, hidden, key_of, may_pass, retry_after
 from silva.wire.transport import Refused
+
+if TYPE_CHECKING:
+    from silva.config.requests import ChatApiSettings
 
 NO_MONEY = "insufficient_quota"
 CLIENTS = {"openai": "AsyncOpenAI", "anthropic": "AsyncAnthropic"}
 """The clients, by name of the SDK. One generator makes both, so their errors have the same form."""
 
 
-def text_of(answer: str) -> str:
-    """What an answer of OpenAI's form says; "" for one of another form."""
-    try:
-        text = json.loads(answer)["choices"][0]["message"]["content"]
-    except (ValueError, LookupError, TypeError):
-        return ""
-    return text if isinstance(text, str) else ""
+class SecondModel:
+    """A model that judges or reads for the policy, behind a chat API of OpenAI's form.
+
+    Args:
+        section: where its keys stand in the configuration.
+        fault: the error, with these words, of a service that gives no answer.
+
+    Raises CapabilityError or ConfigError if the package `openai` or the key is missing.
+    """
+
+    def __init__(self, section: str, settings: ChatApiSettings, fault: Callable[[str], Exception]) -> None:
+        key = key_of(settings.key_variable, f"{section}.key_variable")
+        self._api = ChatApi(section, settings.base_url, key, settings.timeout)
+        self._requests = Requests(settings.limits, failed=lambda words, _: fault(words))
+        self._settings, self._fault = settings, fault
+
+    async def ask(self, messages: Sequence[Mapping[str, str]], max_tokens: int, **more: Any) -> str:
+        """What it says; "" for an answer of another form."""
+        wanted = self._settings
+        body = {"model": wanted.model, "messages": messages, wanted.limit_name: max_tokens, **more}
+        seed = derive(0, json.dumps(body))
+        try:
+            answer = await self._requests.call(lambda: self._api.complete(body), seed=seed)
+        except Refused as refused:
+            raise self._fault(str(refused)) from None
+        try:
+            text = json.loads(answer)["choices"][0]["message"]["content"]
+        except (ValueError, LookupError, TypeError):
+            return ""
+        return text if isinstance(text, str) else ""
 
 
 class ChatApi:
