@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 from silva.errors import RecordError
-from silva.storage.summary import read_summary, write_summary
+from silva.storage.plain import read_plain
+from silva.storage.summary import write_summary
 
 EVALUATION = {
     "environment": "hanoi",
@@ -32,7 +33,7 @@ def test_summary_is_plain_json_without_nan(tmp_path: Path) -> None:
     path = tmp_path / "summary.json"
     write_summary(path, DATA)
     expected = DATA | {"tokens_generated": 100, "extra": [1, 2], "eval_after": [EVALUATION | {"mean": None}]}
-    assert json.loads(path.read_text()) == read_summary(path) == expected
+    assert json.loads(path.read_text()) == read_plain(path) == expected
 
 
 def test_all_missing_keys_are_named_and_nothing_is_written(tmp_path: Path) -> None:

@@ -28,8 +28,8 @@ from silva.models.sources import is_run
 from silva.protocols import TaskSet
 from silva.registries import REGISTRIES
 from silva.storage.layout import Layout
+from silva.storage.plain import read_plain
 from silva.storage.rollouts import RolloutRow, read_columns, read_rollouts, rollouts_in
-from silva.storage.summary import read_summary
 
 EVALS = Path("evals")
 """Holds a folder for each evaluation."""
@@ -78,7 +78,7 @@ def kept(name: str) -> Kept:
     resolved = load([f"@{Layout(path).config_toml}"], REGISTRIES, env={})
     files = Layout(path)
     if files.episodes.exists():
-        summary = read_summary(files.summary)
+        summary = read_plain(files.summary)
         models = {int(at): model for at, model in summary.get("models", {}).items()}
         rows, tasks = read_rollouts(files.episodes), summary.get("tasks")
         cost = summary.get("spent", {}).get("cost")

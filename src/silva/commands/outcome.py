@@ -20,8 +20,9 @@ from silva.orchestrator.notices import NOTHING
 from silva.orchestrator.state import RunState
 from silva.run import Run, say
 from silva.storage.metrics import read_metrics
+from silva.storage.plain import read_plain
 from silva.storage.run_folder import RunFolder
-from silva.storage.summary import read_summary, write_summary
+from silva.storage.summary import write_summary
 
 Row = Mapping[str, Any]
 
@@ -80,7 +81,7 @@ def earlier(folder: RunFolder, console: Console | None = None) -> RunOutcome | N
     for note in folder.notes:
         say(note, console)
     report = folder.report if folder.report.exists() else None
-    return RunOutcome(folder.path, read_summary(folder.summary), report, None)
+    return RunOutcome(folder.path, read_plain(folder.summary), report, None)
 
 
 def stopped(run: Run, otherwise: str) -> None:

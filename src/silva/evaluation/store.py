@@ -30,7 +30,7 @@ from silva.storage.layout import Layout
 from silva.storage.plain import read_plain, write_plain
 from silva.storage.rollouts import RolloutRow, encode_rollouts, read_rollouts
 from silva.storage.run_folder import LOCK, lock
-from silva.storage.summary import finite, read_summary
+from silva.storage.summary import finite
 from silva.types import Trajectory
 
 EVALUATION, SYNTHESIS = "evaluation", "synthesis"
@@ -166,12 +166,11 @@ class EvalFolder(Layout):
         self, rows: Sequence[RolloutRow], summary: Mapping[str, Any], dialogues: bytes | None = None
     ) -> None:
         """The files that hold a whole evaluation, or of a synthesis also its rows."""
-        text = json.dumps(finite(summary), indent=1, allow_nan=False)
         with _writing(self.path):
             if dialogues is not None:
                 FILES.write_atomic(self.dialogues, dialogues)
             FILES.write_atomic(self.episodes, encode_rollouts(rows))
-            FILES.write_atomic(self.summary, (text + "\n").encode())
+            write_plain(self.summary, finite(summary))
 
     def done(self) -> None:
         """Remove the journal, once everything else is written."""
@@ -194,7 +193,7 @@ class EvalFolder(Layout):
         for row in (*stored, *played):
             self.rows[row.step, (row.environment, row.trajectory.id)] = row
         if not spent and self.summary.exists():
-            spent = read_summary(self.summary).get("spent", {})
+            spent = read_plain(self.summary).get("spent", {})
         self.spent = spent
 
     def _clear(self) -> None:

@@ -29,7 +29,8 @@ from silva.monitoring.run_log import Log, read_log
 from silva.ports import FILES
 from silva.storage.layout import Layout
 from silva.storage.metrics import BOUNDS, EVAL_DETAILS, read_metrics
-from silva.storage.summary import finite, read_summary
+from silva.storage.plain import read_plain
+from silva.storage.summary import finite
 
 Decode = Callable[[Sequence[int]], str]
 Row = Mapping[str, Any]
@@ -73,7 +74,7 @@ def report_data(directory: Path, decode: Decode | None = None) -> dict[str, Any]
     problems: list[str] = []
     run = Layout(directory)
     metrics = _read(run.metrics, read_metrics, problems) or []
-    summary = _read(run.summary, read_summary, problems)
+    summary = _read(run.summary, read_plain, problems)
     config = _read(run.config_toml, lambda p: p.read_text("utf-8", "replace"), problems) or ""
     settings = _read(run.config_toml, lambda _: tomllib.loads(config), problems) or {}
     log = _read(run.log, read_log, problems)

@@ -31,7 +31,6 @@ from silva.storage import replaced
 from silva.storage.layout import Layout, steps_in
 from silva.storage.metrics import last_step
 from silva.storage.plain import note_machine, read_plain, write_plain
-from silva.storage.summary import read_summary
 
 State = Literal["new", "resumed", "finished"]
 LOCK = ".silva.lock"
@@ -325,7 +324,7 @@ def _progress(path: Path) -> str:
 def _steps_done(run: Layout) -> int | None:
     """Of a finished run. One whose summary is missing or damaged counts as not finished."""
     with contextlib.suppress(OSError, RecordError):
-        return read_summary(run.summary).get("steps")
+        return read_plain(run.summary).get("steps")
     return None
 
 

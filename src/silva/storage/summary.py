@@ -1,4 +1,4 @@
-"""`summary.json`: what a finished run comes to, in one small file with fixed keys."""
+"""`summary.json`: what a finished run comes to, in one small file with fixed keys; plain.py reads it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from typing import Any
 
 from silva.errors import RecordError
 from silva.ports import FILES
-from silva.storage.plain import read_plain
 
 SUMMARY_KEYS: Mapping[str, str] = {
     "eval_before": "held-out results before training: list of evaluations (EVALUATION_KEYS)",
@@ -58,11 +57,6 @@ def write_summary(path: Path, data: Mapping[str, Any]) -> None:
         raise RecordError("summary.json: " + "; ".join(problems))
     text = json.dumps(finite(data), indent=2, sort_keys=True, allow_nan=False)
     FILES.write_atomic(path, (text + "\n").encode())
-
-
-def read_summary(path: Path) -> dict[str, Any]:
-    """The summary in `path`; errors as of `read_plain`."""
-    return read_plain(path)  # type: ignore[no-any-return]
 
 
 def finite(value: Any) -> Any:

@@ -18,7 +18,6 @@ import hashlib
 import json
 import os
 import re
-import secrets
 import shutil
 import unicodedata
 from collections.abc import Iterable, Sequence
@@ -29,7 +28,7 @@ import numpy as np
 
 from silva.data.documents import Document
 from silva.errors import ConfigError
-from silva.ports import FILES
+from silva.storage.placed import placed
 from silva.tools.corpus import Keys, corpus_files, read_documents
 
 FORMAT = 1  # of an index on disk, and of the words
@@ -119,19 +118,14 @@ class Bm25:
         return len(self._documents)
 
     def _write(self, folder: Path) -> None:
-        """All or nothing: the folder gets its name when it is complete."""
         for left in folder.parent.glob(f".{folder.name}.tmp-*"):  # of a process that was killed
             shutil.rmtree(left, ignore_errors=True)
-        temporary = folder.with_name(f".{folder.name}.tmp-{secrets.token_hex(4)}")
-        temporary.mkdir()
-        lines = [(json.dumps(document) + "\n").encode() for document in self._documents]
-        (temporary / "documents.jsonl").write_bytes(b"".join(lines))
-        np.save(temporary / "starts.npy", np.cumsum([0, *map(len, lines)]))
-        self._index.save(temporary, show_progress=False)
-        for file in temporary.iterdir():
-            FILES.fsync(file)
-        FILES.rename(temporary, folder)
-        FILES.fsync_dir(folder.parent)
+        with placed(folder) as temporary:
+            temporary.mkdir()
+            lines = [(json.dumps(document) + "\n").encode() for document in self._documents]
+            (temporary / "documents.jsonl").write_bytes(b"".join(lines))
+            np.save(temporary / "starts.npy", np.cumsum([0, *map(len, lines)]))
+            self._index.save(temporary, show_progress=False)
 
     @classmethod
     def _read(cls, folder: Path) -> Bm25:
