@@ -1,4 +1,4 @@
-"""Private folders among the temporary files, and what becomes of them when their process is killed.
+"""Folders for what can be made again: the user's cache, and private ones among the temporary files.
 
     silva-sockets-x3k1v9qa/    mode 0700; locked (flock) as long as its process lives
 
@@ -20,6 +20,13 @@ from pathlib import Path
 from silva.errors import ConfigError
 
 KINDS = ("sockets", "mcp")
+
+
+def cache_folder() -> Path:
+    """SILVA_CACHE, else silva/ in the user's cache folder."""
+    if base := os.environ.get("SILVA_CACHE"):
+        return Path(base).expanduser()
+    return Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")).expanduser() / "silva"
 
 
 @contextlib.contextmanager

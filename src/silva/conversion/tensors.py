@@ -34,7 +34,7 @@ class Model(NamedTuple):
     tensors: Mapping[str, LazyTensor]
 
 
-def model_in(folder: Path, name: str = "") -> Model:
+def model_in(folder: Path) -> Model:
     """A plain Hugging Face folder.
 
     Raises:
@@ -55,7 +55,7 @@ def model_in(folder: Path, name: str = "") -> Model:
                     found[key] = _lazy(file, key, tuple(of.get_shape()), of.get_dtype())
         except (SafetensorError, OSError) as error:
             raise ModelError(f"{file}: cannot be read as safetensors: {error}") from error
-    return Model(name or folder.name, folder, found)
+    return Model(folder.name, folder, found)
 
 
 def without_tied(model: Model) -> Model:

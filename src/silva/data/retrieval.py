@@ -12,27 +12,23 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 
 _WORD = re.compile(r"[^\W_]+")
+K1, B = 1.2, 0.75  # how much more a word counts if a text repeats it; how much long texts are marked down
 
 
 class Ranking:
     """BM25 (Robertson and Zaragoza 2009, section 3) with an idf that is never negative:
-    ln(1 + (N - n + 0.5) / (n + 0.5)) for a word that is in n of N texts.
+    ln(1 + (N - n + 0.5) / (n + 0.5)) for a word that is in n of N texts."""
 
-    Args:
-        k1: how much more a word counts if a text repeats it.
-        b: how much long texts are marked down, from 0 (not at all) to 1.
-    """
-
-    def __init__(self, texts: Iterable[str], *, k1: float = 1.2, b: float = 0.75) -> None:
+    def __init__(self, texts: Iterable[str]) -> None:
         counts = [Counter(words(text)) for text in texts]
         self.size = len(counts)
         lengths = [count.total() for count in counts]
         average = sum(lengths) / max(self.size, 1) or 1.0
         postings: dict[str, list[tuple[int, float]]] = {}
         for number, count in enumerate(counts):
-            norm = k1 * (1 - b + b * lengths[number] / average)
+            norm = K1 * (1 - B + B * lengths[number] / average)
             for word, times in count.items():
-                postings.setdefault(word, []).append((number, times * (k1 + 1) / (times + norm)))
+                postings.setdefault(word, []).append((number, times * (K1 + 1) / (times + norm)))
         self._postings = postings
 
     def scores(self, query: str) -> dict[int, float]:

@@ -38,6 +38,7 @@ from silva.models.activation import steady_activations
 from silva.models.checks import check_model, misfit
 from silva.models.memory import is_out_of_memory, too_large
 from silva.models.tiny import tiny_config, tiny_model, tiny_tokenizer
+from silva.scratch import cache_folder
 
 if TYPE_CHECKING:  # a model made by hand needs no pydantic
     from silva.config.sections import PretrainedModel, TinyModel
@@ -218,13 +219,6 @@ def resolve(name: str) -> str:
 
 def _refused(name: str, why: str) -> ModelError:
     return ModelError(f"model.name = {name!r}: {why}")
-
-
-def cache_folder() -> Path:
-    """SILVA_CACHE, else silva/ in the user's cache folder."""
-    if base := os.environ.get("SILVA_CACHE"):
-        return Path(base).expanduser()
-    return Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "silva"
 
 
 def _source(settings: PretrainedModel) -> tuple[str, dict[str, Any]]:

@@ -53,9 +53,9 @@ def parsed(text: str, found: Sequence[Found]) -> Parsed:
     return Parsed(trimmed([*content, text[at:]]), tuple(calls), tuple(errors))
 
 
-def parse_hermes(text: str, tools: Sequence[ToolSpec] = ()) -> Parsed:
-    """JSON calls between <tool_call> tags; `tools` plays no part."""
-    return parsed(text, scan_hermes(text, tools))
+def parse_hermes(text: str) -> Parsed:
+    """JSON calls between <tool_call> tags."""
+    return parsed(text, scan_hermes(text))
 
 
 def scan_hermes(text: str, tools: Sequence[ToolSpec] = ()) -> list[Found]:

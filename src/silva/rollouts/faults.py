@@ -80,8 +80,8 @@ def kind(error: str) -> str:
     return _NUMBER.sub("#", error)
 
 
-def tally(errors: Iterable[str | None], most: int = 3) -> str:
-    """Such as "7 x step: KeyError: 'a' (game.py:12); 2 x ...": the most frequent kinds, each with an
+def tally(errors: Iterable[str | None]) -> str:
+    """Such as "7 x step: KeyError: 'a' (game.py:12); 2 x ...": the three most frequent kinds, each with an
     example."""
     counts: Counter[str] = Counter()
     example: dict[str, str] = {}
@@ -89,8 +89,8 @@ def tally(errors: Iterable[str | None], most: int = 3) -> str:
         text = error or "no reason was given"
         counts[kind(text)] += 1
         example.setdefault(kind(text), text)
-    parts = [f"{count} x {example[name]}" for name, count in counts.most_common(most)]
-    rest = sum(counts.values()) - sum(count for _, count in counts.most_common(most))
+    parts = [f"{count} x {example[name]}" for name, count in counts.most_common(3)]
+    rest = sum(counts.values()) - sum(count for _, count in counts.most_common(3))
     return "; ".join([*parts, *([f"{rest} x other errors"] if rest else [])])
 
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -32,6 +31,7 @@ from silva.environments.foreign.text_adventure import (
 from silva.environments.foreign.textworld_games import GameFile, Wanted, found, made
 from silva.environments.tasks import Draft, listed
 from silva.errors import ConfigError
+from silva.scratch import cache_folder
 from silva.types import Task
 
 if TYPE_CHECKING:
@@ -143,7 +143,7 @@ class TextWorld(AdventureSettings):
         if self.game == "cooking":
             keys = self.cooking.model_dump()
         wanted = Wanted(f"tw-{self.game}", keys, self.games, self.eval_size, self.eval_share, self.seed)
-        cache = Path(self.cache_path).expanduser() if self.cache_path else _cache()
+        cache = Path(self.cache_path).expanduser() if self.cache_path else cache_folder() / "textworld"
         digest = hashlib.sha256(json.dumps(keys, sort_keys=True).encode()).hexdigest()[:8]
         return made(wanted, cache / f"{self.game}-{version}-{digest}", self.label), []
 
@@ -193,11 +193,3 @@ class TextWorldStory(Story):
         score, most = self.told("score", int), self.told("max_score", int)
         reward = earned(score, most, won=won, partial=self.partial)
         return Scene(text, () if won or lost else tuple(self.state.admissible_commands), reward, won, lost)
-
-
-def _cache() -> Path:
-    base = (
-        os.environ.get("SILVA_CACHE")
-        or Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "silva"
-    )
-    return Path(base).expanduser() / "textworld"

@@ -42,7 +42,6 @@ def environment(
     data: Path | None = None,
     tools: Sequence[Any] = (),
     judge: Mapping[str, Any] | None = None,
-    reward: Any = None,
 ) -> dict[str, Any]:
     """The `[[environments]]` entry of a suite, as plain values. All of its rows are held out.
 
@@ -51,8 +50,6 @@ def environment(
         tools: what is offered, as in the key `tools`; nothing by default.
         judge: keys of the reward `judge` (`model`, `base_url`, ...), for suites that a model grades. Its
             `model` is needed; a configuration may also set it later, as environments.0.reward.model.
-        reward: another reward in place of the suite's own, as in the key `reward`. Its numbers are not those
-            that are published.
 
     Raises:
         ConfigError: the name is unknown, or the rows are missing; it says what to do.
@@ -63,11 +60,7 @@ def environment(
     if wanted.instructions:
         entry["instructions"] = wanted.instructions
     if wanted.reward:
-        entry["reward"] = reward or {**wanted.reward, **(judge if wanted.judged and judge else {})}
-    elif reward is not None:
-        raise ConfigError(
-            f"suite {name}: reward: it is graded by its environment {wanted.type}, which takes none"
-        )
+        entry["reward"] = {**wanted.reward, **(judge if wanted.judged and judge else {})}
     if wanted.calls:  # also without tools, so that those of a configuration have these limits
         entry |= {"max_calls_of": dict(wanted.calls), "max_tool_calls": sum(wanted.calls.values())}
     if tools and not wanted.calls:
