@@ -26,7 +26,7 @@ from silva.config.schema import RunConfig
 from silva.errors import NoSignalError
 from silva.evaluation.evaluator import Evaluation, jobs_of
 from silva.evaluation.store import EvalFolder, free_name, identity
-from silva.evaluation.summary import Series, contents_of, evaluations_of, results, summary, votes_of
+from silva.evaluation.summary import Series, contents_of, evaluations_of, results, summary
 from silva.monitoring.printable import printable, put
 from silva.monitoring.report import Decode, write_report
 from silva.monitoring.tensorboard import TensorBoard
@@ -64,10 +64,10 @@ def evaluate(asked: EvalRequest) -> Series:
                 decode = asyncio.run(play_missing(jobs, configs, asked.policy, config.eval.sampling, tasksets,
                                                   store, console))  # fmt: skip
         rows = store.in_order(steps, jobs)
-        series = evaluations_of(rows, config.eval, votes_of(config.environments))
+        series = evaluations_of(rows, config)
         if missing or not store.finished:
-            whole = summary(path.name, series, asked.names, seed=config.seed, settings=config.eval,
-                            spent=store.spent, tasks=contents_of(jobs))  # fmt: skip
+            tasks = contents_of(jobs)
+            whole = summary(path.name, series, asked.names, config=config, spent=store.spent, tasks=tasks)
             store.write(rows, whole)
             write_shown(config, store, series, decode, console)
             store.done()

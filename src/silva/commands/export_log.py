@@ -11,7 +11,7 @@ from silva.commands.common import here
 from silva.commands.kept import jobs_of_rows, kept
 from silva.errors import ConfigError
 from silva.evaluation.inspect_log import eval_file, file_name, log_of
-from silva.evaluation.summary import evaluations_of, results, votes_of
+from silva.evaluation.summary import evaluations_of, results
 from silva.monitoring.printable import put
 from silva.ports import FILES
 from silva.storage.layout import Layout
@@ -44,7 +44,7 @@ def export(name: str, folder: Path | None = None) -> list[Path]:
     created = datetime.fromtimestamp(int(source.stat().st_mtime), UTC).isoformat()
     jobs = jobs_of_rows(this.rows, Assembly(here(this.config)).tasksets, this.tasks)
     pairs = list(zip(this.rows, jobs, strict=True))
-    series = evaluations_of(this.rows, this.config.eval, votes_of(this.config.environments))
+    series = evaluations_of(this.rows, this.config)
     models = {step: this.models.get(step, "") for step in series}
     numbers, written = results(series, models), []
     folder.mkdir(parents=True, exist_ok=True)

@@ -35,7 +35,7 @@ from silva.errors import ConfigError, RewardError
 from silva.evaluation.comparison import compare
 from silva.evaluation.evaluator import Job
 from silva.evaluation.store import EvalFolder, free_name, identity
-from silva.evaluation.summary import contents_of, evaluations_of, summary, votes_of
+from silva.evaluation.summary import contents_of, evaluations_of, summary
 from silva.monitoring.printable import printable, put
 from silva.protocols import TaskSet
 from silva.registries import REGISTRIES
@@ -139,9 +139,8 @@ def _write(
     if (EVALS / name).resolve() == before.path.resolve():
         raise ConfigError(f"--name {name}: holds the episodes that are graded; expected another name")
     with EvalFolder.open(EVALS / name, this, to_toml(resolved), overwrite=overwrite) as store:
-        series = evaluations_of(rows, config.eval, votes_of(config.environments))
-        whole = summary(store.path.name, series, before.models, seed=config.seed, settings=config.eval,
-                        spent={}, tasks=contents_of(jobs))  # fmt: skip
+        series, tasks = evaluations_of(rows, config), contents_of(jobs)
+        whole = summary(store.path.name, series, before.models, config=config, spent={}, tasks=tasks)
         store.write(rows, whole)
         write_shown(config, store, series, None, console)
         store.done()

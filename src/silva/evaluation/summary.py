@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from silva import __version__
-from silva.config.sections import Eval
+from silva.config.schema import RunConfig
 from silva.evaluation.evaluator import Evaluation, Job, Vote, evaluation, records, success
 from silva.evaluation.statistics import estimate
 from silva.storage.rollouts import RolloutRow
@@ -53,17 +53,16 @@ def contents_of(jobs: Iterable[Job]) -> dict[str, dict[str, str]]:
     return found
 
 
-def evaluations_of(
-    rows: Iterable[RolloutRow], settings: Eval, votes: Mapping[str, Vote]
-) -> dict[int, list[Evaluation]]:
+def evaluations_of(rows: Iterable[RolloutRow], config: RunConfig) -> dict[int, list[Evaluation]]:
     """The numbers of stored episodes, by step and then by environment, in the order of the rows."""
+    votes = votes_of(config.environments)
     found: dict[int, dict[str, list[tuple[str, Trajectory]]]] = {}
     for row in rows:
         episodes = found.setdefault(row.step, {}).setdefault(row.environment, [])
         episodes.append((row.task, row.trajectory))
     return {
         step: [
-            evaluation(label, episodes, settings, votes.get(label)) for label, episodes in by_label.items()
+            evaluation(label, episodes, config.eval, votes.get(label)) for label, episodes in by_label.items()
         ]
         for step, by_label in found.items()
     }
@@ -83,8 +82,7 @@ def summary(
     series: Series,
     models: Mapping[int, str],
     *,
-    seed: int,
-    settings: Eval,
+    config: RunConfig,
     spent: Mapping[str, Any],
     tasks: Mapping[str, Mapping[str, str]],
 ) -> dict[str, Any]:
@@ -98,9 +96,9 @@ def summary(
     return {
         "name": name,
         "version": __version__,
-        "seed": seed,
+        "seed": config.seed,
         "models": {str(step): model for step, model in models.items()},
-        "samples_per_task": settings.samples_per_task,
+        "samples_per_task": config.eval.samples_per_task,
         "results": results(series, models),
         "episodes": [
             {"step": step, "environment": each.environment, **_episodes(each)}
