@@ -124,6 +124,15 @@ def one_line(text: str, most: int) -> str:
     return shorten(" ".join(text.split()), most)
 
 
+@contextmanager
+def errors_about(what: str) -> Iterator[None]:
+    """An error of Silva's inside begins with what it is about."""
+    try:
+        yield
+    except SilvaError as error:
+        raise type(error)(f"{what}: {error}") from error.__cause__
+
+
 def error_named(name: str, message: str) -> SilvaError | None:
     """What another process of Silva raised, by the name of its class; None if no class here has it."""
     kind = globals().get(name)

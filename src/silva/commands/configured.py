@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from silva import signals
 from silva.commands.command import Given
@@ -38,15 +40,18 @@ def rl(given: Given) -> int:
         run = Layout(Path(config.output_dir) / config.name)
         own = [f"@{run.config_toml}"] if saved else []  # of a resumed run, which services read too
         return supervise(resolved, [*own, *given.rest], tuple(given.options))
-    return _trained(resolved, given)
+    from silva.commands.train import train
+
+    return _trained(train, resolved, given)
 
 
 def orchestrator(given: Given) -> int:
     from silva.commands.checks import check_addresses
+    from silva.commands.train import train
 
     resolved, _ = _begun_or_new(given)
     check_addresses(resolved.config.placement)
-    return _trained(resolved, given)
+    return _trained(train, resolved, given)
 
 
 def _begun_or_new(given: Given) -> tuple[Resolved, bool]:
@@ -61,9 +66,7 @@ def _begun_or_new(given: Given) -> tuple[Resolved, bool]:
     return saved or given.resolve(given.rest), saved is not None
 
 
-def _trained(resolved: Resolved, given: Given) -> int:
-    from silva.commands.train import train
-
+def _trained(train: Callable[..., Any], resolved: Resolved, given: Given) -> int:
     signals.be_caught()
     outcome = train(resolved, resume="--resume" in given, overwrite="--overwrite" in given,
                     accept_files="--accept-files" in given)  # fmt: skip
@@ -76,10 +79,7 @@ def sft(given: Given) -> int:
     resolved, _ = _begun_or_new(given)
     from silva.commands.sft import supervise
 
-    signals.be_caught()
-    outcome = supervise(resolved, resume="--resume" in given, overwrite="--overwrite" in given,
-                        accept_files="--accept-files" in given)  # fmt: skip
-    return 0 if outcome.trained else NoSignalError.exit_code
+    return _trained(supervise, resolved, given)
 
 
 def trainer(given: Given) -> int:

@@ -22,7 +22,7 @@ from silva.config.plugins import entry_points, names_in
 from silva.config.schema import import_settings
 from silva.config.sections import PretrainedModel
 from silva.environments.settings import EnvironmentSettings
-from silva.errors import ConfigError, contained
+from silva.errors import ConfigError, contained, errors_about
 from silva.monitoring.printable import put
 from silva.registries import REGISTRIES
 from silva.signals import be_caught
@@ -106,10 +106,8 @@ def sole_environment(target: str) -> str:
     def fits(value: Any) -> bool:
         return isinstance(value, type) and issubclass(value, EnvironmentSettings)
 
-    try:
+    with errors_about(target):
         names = names_in(target, fits)
-    except ConfigError as error:
-        raise ConfigError(f"{target}: {error}") from None
     if len(names) != 1:
         there = f", such as {target}:{names[0]}" if names else ""
         raise ConfigError(f"{target}: expected one environment, got {len(names)}{there}")

@@ -19,7 +19,7 @@ import torch
 
 from silva.conversion.gguf_tokenizer import add_tokenizer
 from silva.conversion.tensors import DTYPES, LazyTensor, Model, OnDone, cast
-from silva.errors import ModelError
+from silva.errors import ModelError, errors_about
 
 if TYPE_CHECKING:
     import numpy as np
@@ -56,10 +56,8 @@ def write_gguf(model: Model, path: Path, form: str, on_tensor: OnDone) -> list[s
     try:
         _add_numbers(writer, model, config, form)
         tokenizer = AutoTokenizer.from_pretrained(model.folder, trust_remote_code=False)
-        try:
+        with errors_about(model.name):
             add_tokenizer(writer, tokenizer, config.vocab_size)
-        except ModelError as error:
-            raise ModelError(f"{model.name}: {error}") from None
         written = [(name, tensor, _form(tensor, form)) for name, tensor in _tensors(model, config, names)]
         for name, tensor, kind in written:
             nbytes = math.prod(tensor.shape) * (34 / BLOCK if kind == Q8_0 else DTYPES[kind].itemsize)

@@ -25,11 +25,11 @@ from typing import Any, Literal
 
 from silva.config.plugins import load_object
 from silva.config.sections import Above0
-from silva.errors import ConfigError, RewardError, contained
+from silva.errors import ConfigError, RewardError, contained, errors_about
 from silva.protocols import Attempt, Reward, Score
 from silva.rewards.settings import RewardSettings
 from silva.thoughts import CLOSE, OPEN
-from silva.tools.function import in_thread
+from silva.tools.function import called
 from silva.types import Message, plain_number
 
 Completions = Literal["messages", "text"]
@@ -38,7 +38,6 @@ VERL = ("data_source", "solution_str", "ground_truth", "extra_info")
 TRL = ("prompts", "completions")
 ANSWERS = ("answer", "solution", "ground_truth", "target", "label")
 """Columns that TRL's functions are written for; the task's answer stands for the one that they name."""
-MAX_GIVEN_UP = 64  # threads of one function
 
 
 class Function(RewardSettings):
@@ -55,10 +54,8 @@ class Function(RewardSettings):
     """Seconds one call may take; after that the attempt has no result."""
 
     def build(self) -> Reward:
-        try:
+        with errors_about(f"reward {self.function}"):
             function = load_object(self.function, callable, "function")
-        except ConfigError as error:
-            raise ConfigError(f"reward {self.function}: {error}") from None
         return FunctionReward(self, function)
 
 
@@ -86,7 +83,8 @@ class FunctionReward:
         try:
             async with limit:
                 with contained():
-                    result = await self._call(arguments)
+                    result = await called(self.function, arguments, f"reward {name}", self._given_up)
+                    result = await result if inspect.isawaitable(result) else result
         except TimeoutError as error:
             if not limit.expired():
                 at = line_in(self.function, error)
@@ -100,15 +98,6 @@ class FunctionReward:
         if self._form == "trl":
             result = _only_one(result, name)
         return read_score(result, self.settings.solved_at, f"reward {name}")
-
-    async def _call(self, arguments: Mapping[str, Any]) -> Any:
-        if inspect.iscoroutinefunction(self.function):
-            return await self.function(**arguments)
-        self._given_up = [thread for thread in self._given_up if thread.is_alive()]
-        if len(self._given_up) >= MAX_GIVEN_UP:
-            raise RuntimeError(f"{MAX_GIVEN_UP} calls were given up and still run: it must return")
-        result = await in_thread(self.function, arguments, self.settings.function, self._given_up)
-        return await result if inspect.isawaitable(result) else result
 
     def _arguments(self, attempt: Attempt) -> dict[str, Any]:
         offered = self._offered(attempt)

@@ -12,7 +12,7 @@ from pydantic import Field
 
 from silva.config.plugins import load_object
 from silva.config.sections import Positive
-from silva.errors import CapabilityError, ConfigError
+from silva.errors import CapabilityError, errors_about
 from silva.protocols import Tool
 from silva.tools.function import tool
 from silva.tools.settings import ToolSettings
@@ -30,10 +30,8 @@ class FunctionSettings(ToolSettings):
     """Characters of a result that are shown; null: what the environment allows."""
 
     def build(self) -> Fixed:
-        try:
+        with errors_about(f"tool {self.function}"):
             function = load_object(self.function, callable, "function")
-        except ConfigError as error:
-            raise ConfigError(f"tool {self.function}: {error}") from None
         return Fixed([tool(function, timeout=self.timeout, max_chars=self.max_chars)])
 
 

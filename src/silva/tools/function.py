@@ -29,7 +29,7 @@ from silva.types import ToolSpec
 
 FAULTS = (OSError, MemoryError, ImportError, NameError, NotImplementedError, SilvaError)
 """Exceptions that are not shown to the model as an answer. OSError covers connections and time-outs."""
-MAX_GIVEN_UP = 64  # threads of one tool
+MAX_GIVEN_UP = 64  # threads of one function
 
 
 class ToolError(SilvaError, ValueError):
@@ -104,24 +104,13 @@ class FunctionTool:
             raise ToolError(_explain(self.spec.name, error)) from None
         try:
             with contained():
-                result = await self._call(checked)
+                result = await called(self.function, checked, f"tool {self.spec.name}", self._given_up)
         except Exception as error:
             if _is_fault(error):
                 raise
             self._log(error, arguments)
             raise ToolException(f"{type(error).__name__}: {error}") from error
         return self._as_text(result)
-
-    async def _call(self, arguments: Mapping[str, Any]) -> Any:
-        if inspect.iscoroutinefunction(self.function):
-            return await self.function(**arguments)
-        self._given_up = [thread for thread in self._given_up if thread.is_alive()]
-        if len(self._given_up) >= MAX_GIVEN_UP:
-            raise ToolStuck(
-                f"tool {self.spec.name}: {MAX_GIVEN_UP} calls were given up and still run: it must return, "
-                "or run where it can be ended (`workers` of the environment)"
-            )
-        return await in_thread(self.function, arguments, self.spec.name, self._given_up)
 
     def _log(self, error: Exception, arguments: Mapping[str, object]) -> None:
         """Logs the first exception of each type only, because a wrong tool would fill the terminal."""
@@ -156,13 +145,23 @@ def cut(text: str, max_chars: int) -> str:
     return f"{text[:max_chars]}\n[cut: {max_chars} of {len(text)} characters shown]"
 
 
-async def in_thread(
+async def called(
     function: Callable[..., Any], arguments: Mapping[str, Any], name: str, given_up: list[threading.Thread]
 ) -> Any:
-    """Runs in a daemon thread: unlike an executor's, one that never returns does not hold up the exit.
+    """What a function returns. One that is not async runs in a daemon thread: unlike an executor's, one that
+    never returns does not hold up the exit. If the caller is cancelled, the thread goes on, in `given_up`.
 
-    If the caller is cancelled, the thread is added to `given_up`: it goes on.
+    Raises:
+        ToolStuck: MAX_GIVEN_UP threads of it go on.
     """
+    if inspect.iscoroutinefunction(function):
+        return await function(**arguments)
+    given_up[:] = [thread for thread in given_up if thread.is_alive()]
+    if len(given_up) >= MAX_GIVEN_UP:
+        raise ToolStuck(
+            f"{name}: {MAX_GIVEN_UP} calls were given up and still run: it must return, or run where it can "
+            "be ended (`workers` of the environment)"
+        )
     loop = asyncio.get_running_loop()
     future: asyncio.Future[tuple[Any, Exception | None]] = loop.create_future()
     context = contextvars.copy_context()
@@ -182,7 +181,7 @@ async def in_thread(
         if not loop.is_closed():
             loop.call_soon_threadsafe(settle, result, error)
 
-    thread = threading.Thread(target=work, daemon=True, name=f"tool {name}")
+    thread = threading.Thread(target=work, daemon=True, name=name)
     thread.start()
     try:
         result, error = await future

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from silva.errors import CapabilityError, ModelError
+from silva.errors import CapabilityError, errors_about
 from silva.models.loading import LoadedModel, copied, load_model
 
 if TYPE_CHECKING:
@@ -70,12 +70,10 @@ def load_reference(context: Assembly, algorithm: Algorithm) -> LoadedModel | boo
     if algorithm.reference is None or not algorithm.refers:
         return algorithm.refers
     policy = context.model
-    try:
+    with errors_about("algorithm.reference"):
         reference = context.compute.run(
             load_model, algorithm.reference, seed=context.config.seed, device=policy.device.type
         )
-    except ModelError as error:
-        raise ModelError(f"algorithm.reference: {error}") from error
     if reference.tokenizer.get_vocab() != policy.tokenizer.get_vocab():
         raise CapabilityError(
             f"algorithm.reference: {reference.name} has another vocabulary than {policy.name}"

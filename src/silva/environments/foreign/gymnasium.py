@@ -19,7 +19,7 @@ from silva.environments.foreign.game import ForeignGameSettings, SeededGame, Tol
 from silva.environments.foreign.library import OwnRandomness, imported, plain
 from silva.environments.foreign.seeds import seeded
 from silva.environments.foreign.spaces import KNOWN, READABLE, Actions, as_text, drawn, refused
-from silva.errors import CapabilityError, ConfigError
+from silva.errors import CapabilityError, ConfigError, errors_about
 from silva.types import Task
 
 if TYPE_CHECKING:
@@ -171,10 +171,8 @@ def _actions(settings: Gymnasium, made: Any) -> Actions:
     if not names and type(space).__name__ == "Discrete":
         names = KNOWN.get(settings.id.rpartition(":")[2].partition("-")[0], ()) or _own_names(made.unwrapped)
         names = names if len(names) == int(space.n) else ()
-    try:
+    with errors_about(f"environment {settings.label}"):
         return Actions(space, names)
-    except ConfigError as error:
-        raise ConfigError(f"environment {settings.label}: {error}") from None
 
 
 def _own_names(base: Any) -> list[str]:

@@ -42,7 +42,7 @@ from silva.environments.foreign.docstrings import described
 from silva.environments.foreign.library import OwnRandomness
 from silva.environments.foreign.settings import ForeignSettings
 from silva.environments.tasks import Draft, generated, listed
-from silva.errors import CapabilityError, ConfigError
+from silva.errors import CapabilityError, ConfigError, errors_about
 from silva.tools.function import tool
 from silva.types import Message, Task
 
@@ -67,10 +67,8 @@ class Trl(GivenRows, ForeignSettings, ForeignDialogueSettings):
     """File or folder of rows: a row's values are the arguments of `reset`."""
 
     def taskset(self) -> TaskSet:
-        try:
+        with errors_about(f"environment {self.label}: factory"):
             factory = load_object(self.factory, callable, "class")
-        except ConfigError as error:
-            raise ConfigError(f"environment {self.label}: factory: {error}") from None
         _check(self, factory)
 
         def build(task: Task) -> ForeignDialogue:

@@ -26,7 +26,7 @@ from silva.environments.foreign.dialogue import (
 from silva.environments.foreign.library import imported
 from silva.environments.foreign.settings import ForeignSettings
 from silva.environments.tasks import Draft, listed
-from silva.errors import CapabilityError, ConfigError
+from silva.errors import CapabilityError, ConfigError, errors_about
 from silva.rendering.openai import arguments_text, call_ids, thoughts_apart
 from silva.tools.function import tool
 from silva.types import Message, Role, Task
@@ -234,10 +234,8 @@ def _text(content: Any) -> str:
 
 
 def _draft(settings: Verifiers, index: int, task: Any) -> Draft:
-    try:
+    with errors_about(f"environment {settings.label}: task {index}"):
         opening = _opening(task.data)
-    except CapabilityError as error:
-        raise CapabilityError(f"environment {settings.label}: task {index}: {error}") from None
     if not any(role == "user" for role, _ in opening):
         raise CapabilityError(
             f"environment {settings.label}: task {index} has no prompt; its user would speak first"
