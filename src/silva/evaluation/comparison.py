@@ -31,6 +31,9 @@ MAX_REPLY = 20_000  # characters of a reply that is shown
 MORE_CHANGES = 200  # of one pair
 TaskKey = tuple[str, int]
 """A task: the digest of its content, and which of those that have the same one."""
+Episodes = Mapping[TaskKey, list[Trajectory]]
+Values = Mapping[TaskKey, np.ndarray]
+"""For each task, one number a sample."""
 
 
 @dataclass(frozen=True)
@@ -120,14 +123,14 @@ def _of_shared_tasks(contenders: Sequence[Contender], played: Sides, shared: boo
 
 
 def _values(
-    label: str, contenders: Sequence[Contender], sides: Sequence[Mapping[TaskKey, list[Trajectory]]]
-) -> dict[str, list[dict[TaskKey, np.ndarray]]]:
+    label: str, contenders: Sequence[Contender], sides: Sequence[Episodes]
+) -> dict[str, list[Values]]:
     """For each metric and contender, the samples of its tasks; those without a usable result are left out."""
     usable = [
         {key: [t for t in ts if t.has_result] for key, ts in tasks.items() if any(t.has_result for t in ts)}
         for tasks in sides
     ]
-    found: dict[str, list[dict[TaskKey, np.ndarray]]] = {}
+    found = dict[str, list[Values]]()
     if all(reports_success(t for ts in tasks.values() for t in ts) for tasks in usable):
         found["success"] = [_samples(tasks, success) for tasks in usable]
         found |= _of_groups(label, contenders, sides)
@@ -136,17 +139,17 @@ def _values(
     return {name: each for name, each in found.items() if all(each)}
 
 
-def _samples(tasks: Mapping[TaskKey, list[Trajectory]], of: Any) -> dict[TaskKey, np.ndarray]:
+def _samples(tasks: Episodes, of: Any) -> Values:
     return {key: np.array([of(t) for t in ts], float) for key, ts in tasks.items()}
 
 
 def _of_groups(
-    label: str, contenders: Sequence[Contender], sides: Sequence[Mapping[TaskKey, list[Trajectory]]]
-) -> dict[str, list[dict[TaskKey, np.ndarray]]]:
+    label: str, contenders: Sequence[Contender], sides: Sequence[Episodes]
+) -> dict[str, list[Values]]:
     """pass@k and maj@k for every k that all of them were asked for; of tasks with all their samples."""
     sizes = [k for k in contenders[0].settings.pass_sizes
              if all(k in each.settings.pass_sizes for each in contenders)]  # fmt: skip
-    found: dict[str, list[dict[TaskKey, np.ndarray]]] = {}
+    found = dict[str, list[Values]]()
     for each, tasks in zip(contenders, sides, strict=True):
         n, vote = each.settings.samples_per_task, each.votes.get(label)
         whole = {key: ts for key, ts in tasks.items() if sum(t.has_result for t in ts) == n}
@@ -166,7 +169,7 @@ def is_share(metric: str) -> bool:
 
 
 def _metric(
-    label: str, metric: str, contenders: Sequence[Contender], by_side: Sequence[Mapping[TaskKey, np.ndarray]]
+    label: str, metric: str, contenders: Sequence[Contender], by_side: Sequence[Values]
 ) -> dict[str, Any]:
     share = None if metric == "reward" else is_share(metric)  # as an evaluation has it
     rows = [
@@ -177,11 +180,7 @@ def _metric(
 
 
 def _difference(
-    label: str,
-    metric: str,
-    contenders: Sequence[Contender],
-    by_side: Sequence[Mapping[TaskKey, np.ndarray]],
-    other: int,
+    label: str, metric: str, contenders: Sequence[Contender], by_side: Sequence[Values], other: int
 ) -> dict[str, Any]:
     """Compares the tasks that both have; `p_holm` follows."""
     a, b = by_side[0], by_side[other]
@@ -202,10 +201,7 @@ def _adjust(differences: Sequence[dict[str, Any]]) -> None:
 
 
 def _changes(
-    label: str,
-    contenders: Sequence[Contender],
-    sides: Sequence[Mapping[TaskKey, list[Trajectory]]],
-    other: int,
+    label: str, contenders: Sequence[Contender], sides: Sequence[Episodes], other: int
 ) -> list[dict[str, Any]]:
     """Tasks that one of the first and this contender solves and the other does not, the clearest first."""
     found = list[dict[str, Any]]()
@@ -241,7 +237,7 @@ def _reply(trajectory: Trajectory) -> str:
     return Attempt(trajectory.turns[-1].messages).reply[:MAX_REPLY] if trajectory.turns else ""
 
 
-def _about(contender: Contender, sides: Mapping[str, Mapping[TaskKey, list[Trajectory]]]) -> dict[str, Any]:
+def _about(contender: Contender, sides: Mapping[str, Episodes]) -> dict[str, Any]:
     all_of = [(str(key), t) for tasks in sides.values() for key, ts in tasks.items() for t in ts]
     left_out = {
         label: evaluation(label, [(str(key), t) for key, ts in tasks.items() for t in ts], contender.settings)

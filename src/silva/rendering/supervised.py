@@ -81,12 +81,13 @@ def supervised_rows(
     first = replies[-1] if turns == "last" and replies else 0
     others: set[Role] = {role for role in roles if role != "assistant"}
     marks = _free_marks(dialogue.messages) if others else ("", "")
-    rows, row, history = list[_Growing](), _Growing(roles), list[Message]()
+    row = _Growing(renderer, dialogue.tools, roles, marks)
+    rows, history = list[_Growing](), list[Message]()
     for number, (added, reply) in enumerate(steps):
         if reply is None and not any(message.role in others for message in added):
             break  # nobody answers it, and nothing of it is trained
         wanted = others if number >= first else set[Role]()
-        row = row.prompted(renderer, history, added, dialogue.tools, wanted, marks)
+        row = row.prompted(history, added, wanted)
         if not rows or rows[-1] is not row:
             rows.append(row)
         history += added
@@ -127,34 +128,26 @@ def _steps(messages: Sequence[Message]) -> Iterator[tuple[list[Message], Message
 class _Growing:
     """A row while it grows: `spans` are the trained ones, as (begin, end, role)."""
 
-    def __init__(self, roles: Sequence[Role]) -> None:
-        self.roles, self.tokens = roles, list[int]()
-        self.last, self.spans = list[int](), list[tuple[int, int, Role]]()
+    def __init__(
+        self, renderer: Renderer, tools: Sequence[ToolSpec], roles: Sequence[Role], marks: tuple[str, str]
+    ) -> None:
+        self.renderer, self.tools, self.roles, self.marks = renderer, tools, roles, marks
+        self.tokens, self.last, self.spans = list[int](), list[int](), list[tuple[int, int, Role]]()
 
-    def prompted(
-        self,
-        renderer: Renderer,
-        history: Sequence[Message],
-        added: Sequence[Message],
-        tools: Sequence[ToolSpec],
-        wanted: set[Role],
-        marks: tuple[str, str],
-    ) -> _Growing:
+    def prompted(self, history: Sequence[Message], added: Sequence[Message], wanted: set[Role]) -> _Growing:
         """This row with the prompt of the next reply; a new one if the prompt does not go on from it."""
-        begins = renderer.rebuilds_context or not self.tokens
+        begins = self.renderer.rebuilds_context or not self.tokens
 
         def render(new: Sequence[Message]) -> list[int]:
             if begins:
-                return renderer.context([*history, *new], tools)
-            return renderer.extend(self.last, new)
+                return self.renderer.context([*history, *new], self.tools)
+            return self.renderer.extend(self.last, new)
 
-        prompt, count = render(added), len(self.tokens)
-        words = _words(renderer, prompt, added, render, wanted, marks)
-        if begins and prompt[:count] != self.tokens:
-            row, at, row_tokens = _Growing(self.roles), 0, prompt
-        else:
-            row, at, row_tokens = self, 0 if begins else count, prompt[count:] if begins else prompt
-        row.tokens += row_tokens
+        row, prompt, at = self, render(added), 0 if begins else len(self.tokens)
+        if begins and prompt[: len(self.tokens)] != self.tokens:
+            row = _Growing(self.renderer, self.tools, self.roles, self.marks)
+        words = _words(self.renderer, prompt, added, render, wanted, self.marks)
+        row.tokens = [*row.tokens[:at], *prompt]
         row.spans += [(at + begin, at + end, role) for begin, end, role in words]
         return row
 
