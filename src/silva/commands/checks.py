@@ -16,7 +16,8 @@ def check(config: RunConfig) -> None:
     Raises:
         CapabilityError, ConfigError: with the key to change.
     """
-    check_played(config)
+    if not config.environments:
+        raise ConfigError("environments: got [data] alone, expected at least one [[environments]] table")
     check_engine(config)
     sampling = config.rollout.sampling
     for key, full in (("top_p", 1.0), ("top_k", 0), ("min_p", 0.0)):
@@ -41,12 +42,6 @@ def check(config: RunConfig) -> None:
             "set it to 2 or more, or choose an algorithm.type with a critic (ppo)"
         )
     _check_idle(config)
-
-
-def check_played(config: RunConfig) -> None:
-    """Refuse a configuration of which nothing can be played."""
-    if not config.environments:
-        raise ConfigError("environments: got [data] alone, expected at least one [[environments]] table")
 
 
 def _check_idle(config: RunConfig) -> None:

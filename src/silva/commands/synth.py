@@ -75,11 +75,11 @@ def synthesize(asked: EvalRequest) -> Summary:
                     asyncio.run(play_missing(jobs, configs, asked.policy, settings.sampling, tasksets, store,
                                              console))  # fmt: skip
         except CostLimit:
-            found = _write(store, step, jobs, asked, settings, sets)
+            found = _write(store, jobs, asked, sets)
             say(f"{store.dialogues}: {found['rows']} rows of the episodes that ended before the cap was met; "
                 "a larger engine.max_cost goes on", console)  # fmt: skip
             raise
-        found = _write(store, step, jobs, asked, settings, sets)
+        found = _write(store, jobs, asked, sets)
         store.done()
     return found
 
@@ -101,19 +101,12 @@ def _identity(asked: EvalRequest, settings: Synth, jobs: Sequence[Job]) -> dict[
                     sections=sections)  # fmt: skip
 
 
-def _write(
-    store: EvalFolder,
-    step: int,
-    jobs: Sequence[Job],
-    asked: EvalRequest,
-    settings: Synth,
-    sets: EvaluationSets,
-) -> Summary:
-    config, sampled = asked.config, asked.policy == "model"
+def _write(store: EvalFolder, jobs: Sequence[Job], asked: EvalRequest, sets: EvaluationSets) -> Summary:
+    config, sampled, (name,) = asked.config, asked.policy == "model", asked.names.values()
     paid = config.engine.prices if sampled and config.engine.only_evaluates else None
-    teacher = Teacher(asked.names[step], config.seed, sampled, paid)
-    episodes = store.in_order([step], jobs)
-    chosen = select(episodes, settings, sets, teacher)
+    teacher = Teacher(name, config.seed, sampled, paid)
+    episodes = store.in_order(asked.models, jobs)
+    chosen = select(episodes, config.synth or Synth(), sets, teacher)
     found = _summary(store, chosen, teacher, Counter(each.environment for each in episodes))
     store.write(episodes, found, chosen.lines())
     return found

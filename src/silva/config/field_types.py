@@ -14,6 +14,8 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined, to_jsonable_python
 
+from silva.errors import shorten
+
 Key = tuple[str | int, ...]  # path of a value: ("environments", 0, "size")
 Model = type[BaseModel]
 NULL = type(None)
@@ -150,7 +152,7 @@ def show(value: Any, limit: int = 70) -> str:
         text = json.dumps(value, ensure_ascii=False)
     else:
         text = str(value)
-    return text if len(text) <= limit else text[: limit - 3] + "..."
+    return shorten(text, limit)
 
 
 def number(value: float) -> str:

@@ -20,7 +20,7 @@ from silva.data.row_shapes import Shape, problem, recognised
 from silva.data.rows import Row
 from silva.errors import ConfigError
 from silva.rendering.dialogue import Dialogue, reply_text
-from silva.rendering.openai import as_function, call_entry, call_ids, reply_entry
+from silva.rendering.openai import as_function, call_ids, reply_entry
 from silva.rendering.tool_calls import write_tags
 from silva.thoughts import join_reasoning
 from silva.types import Message, ToolSpec
@@ -176,9 +176,8 @@ def _entries(messages: Sequence[Message]) -> list[Values]:
 
 def _entry(message: Message, ids: Sequence[str], own: set[str]) -> Values:
     if message.role == "assistant":
+        ids = [call.id for call in message.tool_calls]
         entry = reply_entry(message, ids, "reasoning_content" if message.reasoning else "")
-        if message.tool_calls:
-            entry["tool_calls"] = [call_entry(call, call.id) for call in message.tool_calls]
         for call in entry.get("tool_calls", ()):
             if not call["id"]:
                 del call["id"]

@@ -22,7 +22,7 @@ from typing import Any, TextIO
 
 from silva.config.diff import forbidden_changes
 from silva.config.field_types import dotted, leaves
-from silva.errors import RecordError, RunFolderError, SilvaError
+from silva.errors import RecordError, RunFolderError, SilvaError, shorten
 from silva.evaluation.evaluator import Job, Key, rollout_row
 from silva.ports import FILES
 from silva.storage.journal import Journal, read_journal
@@ -267,5 +267,4 @@ def _at(values: Any, key: str) -> str:
             values = values[int(part)]
         else:
             return "absent"
-    text = json.dumps(values)
-    return text if len(text) <= 60 else text[:57] + "..."
+    return shorten(json.dumps(values), 60)

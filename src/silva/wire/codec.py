@@ -36,7 +36,7 @@ import numpy as np
 from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
-from silva.errors import RecordError
+from silva.errors import RecordError, shorten
 from silva.types import Turn
 
 T = TypeVar("T")
@@ -389,5 +389,4 @@ def _name(kind: Any) -> str:
 
 
 def _shown(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 80 else f"{text[:77]}..."
+    return shorten(repr(value), 80)
