@@ -12,7 +12,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from silva.errors import CapabilityError, EngineError
+from silva.errors import CapabilityError, EngineError, SilvaError
 from silva.ports import derive
 from silva.wire.requests import Requests, Transient, hidden, key_of, may_pass, retry_after
 from silva.wire.transport import Refused
@@ -35,7 +35,7 @@ class SecondModel:
     Raises CapabilityError or ConfigError if the package `openai` or the key is missing.
     """
 
-    def __init__(self, section: str, settings: ChatApiSettings, fault: Callable[[str], Exception]) -> None:
+    def __init__(self, section: str, settings: ChatApiSettings, fault: Callable[[str], SilvaError]) -> None:
         key = key_of(settings.key_variable, f"{section}.key_variable")
         self._api = ChatApi(section, settings.base_url, key, settings.timeout)
         self._requests = Requests(settings.limits, failed=lambda words, _: fault(words))
