@@ -141,8 +141,9 @@ def test_the_real_expert_solves_it(real, expert_rate) -> None:
 
 
 @pytest.mark.slow
-def test_the_real_simulator_repeats_itself(real) -> None:
+def test_the_real_simulator_repeats_itself(real, tmp_path, monkeypatch) -> None:
     """In new Java programs too: in art studios three cups stand in an order that is hashed."""
+    monkeypatch.chdir(tmp_path)
     from silva.environments.foreign.scienceworld_engine import JavaSimulator
 
     said = ["open door to art studio", "teleport to art studio", "look around"]
@@ -156,6 +157,7 @@ def test_the_real_simulator_repeats_itself(real) -> None:
     assert seen(one) == seen(other) == seen(one)
     one.close()
     other.close()
+    assert not [*tmp_path.iterdir()], "the program writes a file where it is"
 
 
 @pytest.mark.slow

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import functools
 import json
+import tempfile
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
@@ -65,10 +66,12 @@ class JavaSimulator:
         from py4j.java_gateway import GatewayParameters, JavaGateway, launch_gateway
         from scienceworld.constants import JAR_PATH
 
+        self._folder = tempfile.TemporaryDirectory(prefix="silva-scienceworld-")  # it writes a file
         try:
             port, token, self._process = launch_gateway(
                 classpath=JAR_PATH,
                 javaopts=[*OPTIONS],
+                cwd=self._folder.name,
                 die_on_exit=True,
                 return_proc=True,
                 enable_auth=True,  # other users of the machine reach the port too
