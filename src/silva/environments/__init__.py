@@ -21,6 +21,7 @@ ENVIRONMENTS: dict[str, str] = {
     "key_door": "silva.environments.worlds.key_door:KeyDoor",
     "longbench_v2": "silva.environments.worlds.longbench_v2:LongBench",
     "metamath": "silva.environments.worlds.metamath:MetaMath",
+    "miniwob": "silva.environments.foreign.miniwob:MiniWob",
     "nemo_gym": "silva.environments.foreign.nemo_gym:NemoGym",
     "openenv": "silva.environments.foreign.openenv:OpenEnv",
     "reasoning_gym": "silva.environments.foreign.reasoning_gym:ReasoningGym",

@@ -29,7 +29,7 @@ def test_an_example_is_valid(example) -> None:
     settings = import_settings(ENVIRONMENTS[example["type"]]).model_validate_json(json.dumps(example))
     assert settings.type == example["type"]
     blocking = {"gymnasium", "textarena", "reasoning_gym", "textworld", "alfworld", "trl", "verifiers",
-                "bfcl", "scienceworld"}  # fmt: skip
+                "bfcl", "scienceworld", "miniwob"}  # fmt: skip
     assert settings.workers == (settings.type in blocking)
 
 

@@ -11,7 +11,7 @@ import random
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Any, NamedTuple, Self, TypeVar
+from typing import Any, ClassVar, NamedTuple, Self, TypeVar
 
 from silva.environments.bases.reply_form import ReplyForm
 from silva.environments.foreign.game import ForeignGame, ForeignGameSettings, Told
@@ -95,6 +95,7 @@ class Story(ABC):
 class Adventure(ForeignGame):
     """One episode of a game: a `Forkable` and `Scripted` environment."""
 
+    example: ClassVar[str] = "look"  # a command that is possible anywhere
     settings: AdventureSettings
 
     def __init__(self, settings: AdventureSettings, task: Task) -> None:
@@ -104,7 +105,7 @@ class Adventure(ForeignGame):
         self.paid = 0.0  # of what is earned; a story may begin with a score, which the first command pays
         self.story: Story | None = None
         self.form = ReplyForm(settings.think)
-        self.asked = self.form.ask("look", "Reply with one command")
+        self.asked = self.form.ask(self.example, "Reply with one command")
 
     @abstractmethod
     def open(self) -> Story:
@@ -121,7 +122,7 @@ class Adventure(ForeignGame):
 
     async def play(self, reply: str) -> Told:
         assert self.story is not None
-        command, before = read_command(reply), self.scene
+        command, before = self.read(reply), self.scene
         problem = self.story.refusal(command) if command else "No command was read."
         reward = 0.0
         if not problem:
@@ -136,6 +137,10 @@ class Adventure(ForeignGame):
             valid=not problem,
             metrics={"action_is_effective": float(self.effective(command, before))},
         )
+
+    def read(self, reply: str) -> str:
+        """The command of a reply; empty if there is none."""
+        return read_command(reply)
 
     def effective(self, command: str, before: Scene) -> bool:
         """Whether a command that was played was possible in the scene before it."""
@@ -167,12 +172,12 @@ class Adventure(ForeignGame):
     def expert_reply(self) -> str:
         """The next command of a plan that wins; a possible one if none is known."""
         plan = self.story.plan(self.said) if self.story else ()
-        return self.form.say(next(iter(plan or self.commands()), "look"))
+        return self.form.say(next(iter(plan or self.commands()), self.example))
 
     def random_reply(self, seed: int) -> str:
         """One of the possible commands; another in every turn of the same seed."""
         rng = random.Random(f"{seed}/{self.actions_left}")
-        return self.form.say(rng.choice(self.commands() or ("look",)))
+        return self.form.say(rng.choice(self.commands() or (self.example,)))
 
     def _page(self, parts: Sequence[str], left: int) -> str:
         lines = [_BLANK_LINES.sub("\n", part.strip()) for part in parts]

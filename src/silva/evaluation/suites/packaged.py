@@ -53,4 +53,9 @@ PACKAGED: Mapping[str, Suite] = {
         type="scienceworld", packages={"scienceworld": "pip install scienceworld"},
         keys={"max_actions": 100},
     ),
+    "miniwob": Suite(
+        title="MiniWoB++", citation="Liu et al. 2018, arXiv:1802.08802", licence="MIT", rows=510,
+        columns=("task", "seed"), url="https://github.com/Farama-Foundation/miniwob-plusplus",
+        metric="success", type="miniwob", packages={"miniwob": "pip install --no-deps miniwob"},
+    ),
 }  # fmt: skip

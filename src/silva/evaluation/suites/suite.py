@@ -12,7 +12,7 @@ from silva.errors import ConfigError
 
 Metric = Literal[
     "mathematical equality", "token F1", "exact match", "letter", "judge", "tests", "instructions", "calls",
-    "score",
+    "score", "success",
 ]  # fmt: skip
 OTHERS = ("train", "corpus")  # in names of files that are no test split
 
