@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import combinations, pairwise
 from pathlib import Path
 from statistics import fmean
+from types import SimpleNamespace
 from typing import Any
 
 import pyarrow.parquet as pq
@@ -182,7 +183,8 @@ def test_many_values_make_groups_of_equally_many_episodes() -> None:
     episodes = [(f"t{n % 20}", Trajectory(f"e{n}", (turn,) * n, "terminated", rewards={"r": float(n > 30)}))
                 for n in range(1, 61)]  # fmt: skip
     found = evaluation("world", episodes, Eval(tasks=20, samples_per_task=3))
-    told = whole_summary("e", {0: [found]}, {0: "m"}, seed=0, settings=Eval(), spent={}, tasks={})
+    config: Any = SimpleNamespace(seed=0, eval=Eval())
+    told = whole_summary("e", {0: [found]}, {0: "m"}, config=config, spent={}, tasks={})
     groups = told["episodes"][0]["by_count"]["turns"]
     assert [(group["from"], group["to"]) for group in groups] == [
         (1, 10), (11, 20), (21, 30), (31, 40), (41, 50), (51, 60),

@@ -107,7 +107,7 @@ def command(
 ) -> tuple[list[str], list[int]]:
     """The command line of an interpreter within the walls, and descriptors that it inherits.
 
-    Its standard input is to be a socket; the protocol is that of inside.py. With a gate it waits there.
+    Its standard input must be a socket; the protocol is that of inside.py. With a gate it waits there.
     """
     python, prefix = _python(walls.as_nobody)
     visible = _visible(prefix, settings)
