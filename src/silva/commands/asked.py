@@ -121,13 +121,11 @@ def asked(given: Given) -> EvalRequest:
     front = [*words, *_engine(given), *_counts(given)]
     own = run_config(weights, rest) if weights is not None else []
     found = given.resolve([*own, *front, *rest])
-    return _of(found, policy, weights, given.options, name, "--overwrite" in given)
+    return _of(given, found, policy, weights, name)
 
 
-def _of(
-    found: Resolved, policy: str, weights: str | None, options: Mapping[str, str], name: str, overwrite: bool
-) -> EvalRequest:
-    engine = found.config.engine
+def _of(given: Given, found: Resolved, policy: str, weights: str | None, name: str) -> EvalRequest:
+    engine, overwrite = found.config.engine, "--overwrite" in given
     if weights is not None and engine.remote:
         raise ConfigError(
             f'--weights with engine.type = "{engine.type}": its servers have weights of their own; expected '
@@ -138,8 +136,8 @@ def _of(
         names = {0: who if policy == "model" else policy}
         return EvalRequest(found, {0: found.config.model}, names, policy, None, name, overwrite)
     run, _ = run_of(weights)
-    if "--weights-dir" in options:
-        names = series(weights, _steps(options.get("--steps", "all")))
+    if "--weights-dir" in given:
+        names = series(weights, _steps(given.options.get("--steps", "all")))
         run = run or (Path(weights).parent if run_of(str(Path(weights).parent))[0] else None)
     else:
         exact = pinned(weights)

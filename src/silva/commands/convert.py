@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import Any
 
 from silva.commands.command import Given
 from silva.errors import ConfigError
@@ -18,22 +19,23 @@ EVERY = 5.0  # seconds between two lines of progress, if there is no terminal
 def run(given: Given) -> int:
     given.only(1, "one source")
     source = given.first("source; expected a run, a model, verl's shards or a file of rows")
-    to = given.options.get("--to")
-    output = Path(given.options["--output"]).expanduser() if "--output" in given else None
-    if to in MODELS:
-        path, is_data = _model(given, source, to, output), False
-    elif to in DATA:
-        path, is_data = _rows(given, source, to, output), True
-    else:
+    to = given.options.get("--to", "")
+    if to not in (*MODELS, *DATA):
         raise ConfigError(f"--to: got {to or 'nothing'}, expected one of {', '.join((*MODELS, *DATA))}")
+    output = Path(given.options["--output"]).expanduser() if "--output" in given else None
+    with OneLine("rows" if to in DATA else "tensors") as progress:
+        made = (_rows if to in DATA else _model)(given, source, to, output, progress)
+    put(f"{made.path}: {made}")
+    for note in made.notes:
+        put(note)
     if repo := given.options.get("--push"):
         from silva.conversion.push import push
 
-        put(f"pushed to {push(path, repo, data=is_data)}")
+        put(f"pushed to {push(made.path, repo, data=to in DATA)}")
     return 0
 
 
-def _model(given: Given, source: str, to: str, output: Path | None) -> Path:
+def _model(given: Given, source: str, to: str, output: Path | None, progress: OneLine) -> Any:
     from silva.conversion.models import convert_model
 
     if wrong := [flag for flag in ("--best", "--min-reward") if flag in given]:
@@ -41,15 +43,10 @@ def _model(given: Given, source: str, to: str, output: Path | None) -> Path:
             f"{wrong[0]}: a model has no rollouts; expected it only with --to {', '.join(DATA)}"
         )
     form, overwrite = given.options.get("--dtype"), "--overwrite" in given
-    with OneLine("tensors") as progress:
-        made = convert_model(source, to, output, form, overwrite=overwrite, on_tensor=progress)
-    put(f"{made.path}: {made.tensors} tensors, {made.bytes / 1e6:,.1f} MB")
-    for note in made.notes:
-        put(note)
-    return made.path
+    return convert_model(source, to, output, form, overwrite=overwrite, on_tensor=progress)
 
 
-def _rows(given: Given, source: str, to: str, output: Path | None) -> Path:
+def _rows(given: Given, source: str, to: str, output: Path | None, progress: OneLine) -> Any:
     from silva.conversion.rows import convert_rows
 
     if "--dtype" in given:
@@ -59,13 +56,8 @@ def _rows(given: Given, source: str, to: str, output: Path | None) -> Path:
         number = None if least is None else float(least)
     except ValueError:
         raise ConfigError(f"--min-reward: got {least!r}, expected a number") from None
-    with OneLine("rows") as progress:
-        made = convert_rows(source, to, output, overwrite="--overwrite" in given, on_row=progress,
-                            best="--best" in given, min_reward=number)  # fmt: skip
-    put(f"{made.path}: {made.rows} rows")
-    for note in made.notes:
-        put(note)
-    return made.path
+    return convert_rows(source, to, output, overwrite="--overwrite" in given, on_row=progress,
+                        best="--best" in given, min_reward=number)  # fmt: skip
 
 
 class OneLine:

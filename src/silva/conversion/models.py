@@ -33,10 +33,10 @@ class Converted(NamedTuple):
     tensors: int
     notes: list[str]
 
-    @property
-    def bytes(self) -> int:
+    def __str__(self) -> str:
         files = self.path.rglob("*") if self.path.is_dir() else [self.path]
-        return sum(file.stat().st_size for file in files if file.is_file())
+        size = sum(file.stat().st_size for file in files if file.is_file())
+        return f"{self.tensors} tensors, {size / 1e6:,.1f} MB"
 
 
 def convert_model(

@@ -31,6 +31,9 @@ class ConvertedRows(NamedTuple):
     rows: int
     notes: list[str]
 
+    def __str__(self) -> str:
+        return f"{self.rows} rows"
+
 
 def convert_rows(
     source: str,

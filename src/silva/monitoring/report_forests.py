@@ -55,7 +55,7 @@ def sample_forests(folder: Path, problems: list[str]) -> list[dict[str, Any]]:
             continue
         for index, row in enumerate(flat[step]):
             if row["status"] != "eval" and row["group"]:
-                works.setdefault(step, {}).setdefault(work_of(row["group"]), []).append(index)
+                works.setdefault(step, {}).setdefault(row["group"].partition("/")[0], []).append(index)
     budget, found = [MAX_CHARACTERS], []
     for step in spread(sorted(works), FORESTS):
         work, rows = max(works[step].items(), key=lambda item: _interest([flat[step][i] for i in item[1]]))
@@ -67,10 +67,6 @@ def sample_forests(folder: Path, problems: list[str]) -> list[dict[str, Any]]:
         if forest := forest_of(work, read, budget):
             found.append(forest)
     return found
-
-
-def work_of(group: str) -> str:
-    return group.partition("/")[0]
 
 
 def forest_of(work: str, rows: Sequence[RolloutRow], budget: list[int]) -> dict[str, Any] | None:

@@ -85,6 +85,10 @@ class Candidate:
         return [reply_text(message) for message in self._messages if message.role != "system"]
 
     @property
+    def text(self) -> str:
+        return "\n".join(self.texts)
+
+    @property
     def content(self) -> str:
         """Equal for equal dialogues."""
         values = self.values or {}
@@ -134,7 +138,7 @@ class Selection:
             ),
             "contaminated": self._is_contaminated,
             "duplicate": lambda c: c.content in self._seen,
-            "near duplicate": lambda c: self._near is not None and self._near.find(_text(c)) is not None,
+            "near duplicate": lambda c: self._near is not None and self._near.find(c.text) is not None,
             "not the best": lambda c: 0 < settings.best <= self._of_task[c.task],
             "surplus": lambda c: settings.max_rows is not None and len(self.rows) >= settings.max_rows,
         }
@@ -150,7 +154,7 @@ class Selection:
         self._of_task[candidate.task] += 1
         self._seen.add(candidate.content)
         if self._near is not None:
-            self._near.add(_text(candidate))
+            self._near.add(candidate.text)
         return ""
 
     def lines(self) -> bytes:
@@ -217,7 +221,3 @@ def usage(played: Trajectory) -> Usage:
         said = sum(segment.count for segment in turn.reply)
         asked, answered, context = asked + context, answered + said, context + said
     return Usage(asked, answered)
-
-
-def _text(candidate: Candidate) -> str:
-    return "\n".join(candidate.texts)
