@@ -162,7 +162,7 @@ COMMANDS: dict[str, Command] = {
                 "owner/name")),
         ("SOURCE --to hf|peft|gguf [--output PATH] [--dtype TYPE] [--push REPO]",
          "ROWS --to messages|trl|sharegpt|arpo|verl [--output FILE] [--push REPO]",
-         "RUN --to messages|trl|sharegpt|arpo [--best] [--min-reward NUMBER] [--output FILE] [--push REPO]"),
+         "RUN --to messages|trl|sharegpt|arpo [--best] [--min-reward NUMBER] [--output FILE]"),
         {"SOURCE": "a run (RUN, RUN@best, RUN@step_N), a model folder, a hub id, a GGUF file, an adapter's "
                    "folder, or a folder with verl's model_world_size_W_rank_R.pt",
          "hf": "a Hugging Face folder, LoRA merged",
