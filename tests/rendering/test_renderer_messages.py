@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.rendering.test_renderer import CALC, renderer, reply, text, user
 
-from silva.rendering.tool_calls import error_observation, write_calls
+from silva.rendering.tool_calls import write_calls
 from silva.types import Message, ToolCall
 
 # --- system message and tools
@@ -142,4 +142,4 @@ def test_parse_never_raises(tokens, raw, tags):
         message = made.parse(sampled, stop=("</a>",), tools=[CALC])
         assert message.role == "assistant" and "<|im_end|>" not in message.content
         message.content.encode()  # valid text, whatever the bytes were
-        assert made.context([user("a"), message, *(error_observation(message) or [user("b")])])
+        assert made.context([user("a"), message, Message("tool", "b") if message.errors else user("b")])

@@ -8,10 +8,9 @@ from silva.rendering.call_forms import FORMS, MARKERS, foreign
 from silva.rendering.tool_calls import (
     Parsed,
     describe_tags,
-    error_observation,
     parse_hermes,
 )
-from silva.types import Message, ToolCall, ToolSpec
+from silva.types import ToolCall, ToolSpec
 
 
 def tool(name, required=(), **properties):
@@ -97,15 +96,9 @@ def test_tags_unclosed():
     )
 
 
-def test_error_observation_names_error_and_form():
-    assert error_observation(Message("assistant", "fine")) is None
-    bad = parse_hermes("<tool_call>[]</tool_call>")
-    (message,) = error_observation(Message("assistant", bad.content, errors=bad.errors)) or ()
-    assert message.role == "tool"
-    assert message.content == (
-        "Error: malformed tool call, nothing was run.\n"
-        f"- tool call 1: got JSON of type array, expected an object {EXPECTED}"
-    )
+def test_an_error_names_what_was_got_and_the_form():
+    (error,) = parse_hermes("<tool_call>[]</tool_call>").errors
+    assert error == f"tool call 1: got JSON of type array, expected an object {EXPECTED}"
 
 
 def test_tags_are_read_back_and_described():

@@ -25,8 +25,6 @@ from silva.models.sources import RunCheckpoint, checkpoint, find, run_of
 from silva.storage.placed import placed, refuse_existing, refuse_lossy
 from silva.trainer.export import export_model
 
-TARGETS = ("hf", "peft", "gguf")
-
 
 class Converted(NamedTuple):
     path: Path
@@ -45,7 +43,7 @@ def convert_model(
     """Write the model that `source` names in the format `to`, whole or not at all.
 
     Args:
-        to: one of `TARGETS`.
+        to: "hf", "peft" or "gguf".
         output: None: in the working folder, by the name of the source. For gguf a file, or a folder for it.
         form: one of `FORMATS`; None keeps that of most weights.
 

@@ -17,7 +17,6 @@ from silva.errors import ConfigError
 from silva.storage.placed import placed, refuse_existing, refuse_lossy
 from silva.storage.rollouts import RolloutRow, read_rollouts, state_of
 
-TARGETS = (*WRITERS, "verl")
 SUFFIXES = (".jsonl", ".parquet")
 
 Found = tuple[str, dict[str, Any] | str, set[str]]
@@ -45,7 +44,7 @@ def convert_rows(
     best: bool = False,
     min_reward: float | None = None,
 ) -> ConvertedRows:
-    """Write the rows of `source` in the shape `to`, one of `TARGETS`.
+    """Write the rows of `source` in the shape `to`: of `WRITERS`, or "verl".
 
     Args:
         source: a file, a folder of files, a data set of the hub (its split "train"), a run's folder, or its

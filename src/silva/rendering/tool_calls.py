@@ -2,9 +2,8 @@
 
 `hermes`: a JSON object {"name": ..., "arguments": {...}} between <tool_call> and </tool_call> (Hermes, Qwen).
 `tags`: <search>text</search>, one plain tag per tool (Search-R1, ARPO). Other families: call_forms.py.
-A parser never raises on what a model wrote: what it cannot read becomes an error in words, which
-`error_observation` hands back to the model. Whether a tool exists and likes its arguments is for the
-environment to say.
+A parser never raises on what a model wrote: what it cannot read becomes an error in words. Whether a tool
+exists and likes its arguments is for the environment to say.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from typing import Any
 
 from silva.rendering.openai import as_function
 from silva.thoughts import trimmed
-from silva.types import Message, ToolCall, ToolSpec
+from silva.types import ToolCall, ToolSpec
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
 EXPECTED = '{"name": "...", "arguments": {...}}'
@@ -106,14 +105,6 @@ def scan_tags(text: str, tools: Sequence[ToolSpec] = ()) -> list[Found]:
             call = ToolCall(name, {parameters[name]: text[match.end() : end].strip()})
             found.append((match.start(), position, call))
     return found
-
-
-def error_observation(message: Message) -> tuple[Message, ...] | None:
-    """What tells the model that its calls were malformed and how to write them; None if none were."""
-    if not message.errors:
-        return None
-    lines = "\n".join(f"- {error}" for error in message.errors)
-    return (Message("tool", f"Error: malformed tool call, nothing was run.\n{lines}"),)
 
 
 def write_calls(calls: Sequence[ToolCall]) -> str:
