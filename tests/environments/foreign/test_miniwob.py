@@ -10,7 +10,9 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -151,40 +153,32 @@ def problem(name: str, seed: int = 1) -> Task:
     return Task(name, "miniwob", 0, {"task": name, "seed": seed, "mode": "train"}, None, "train")
 
 
-def steps(asked: str, name: str) -> list[tuple[str, ...]]:
-    """What solves a page: a verb, what stands in the line of its element, the rest of the command."""
-    quoted = re.findall(r'"(.*?)"', asked)
-    chosen = re.sub(r"Select | from the.*", "", asked)
-    date = re.sub(r".*?(\d+)/(\d+)/(\d+).*", r"\3-\1-\2", asked)
-    last = ("click", 'button.* "(Submit|Login)"')
-    return {
-        "click-test": [("click", "Click Me!")],
-        "click-button": [("click", f'button "{quoted[0]}"')] if quoted else [],
-        "enter-text": [("type", "#tt", *quoted), last],
-        "enter-date": [("type", "#tt", date), last],
-        "login-user": [("type", "#username", *quoted[:1]), ("type", "#password", *quoted[1:]), last],
-        "choose-list": [("select", "#options", chosen), last],
-        "click-scroll-list": [*(("select", "#options", each) for each in chosen.split(", ")), last],
-        "copy-paste": [
-            ("click", "#to-copy"), ("press", "", "control+a"), ("press", "", "control+c"),
-            ("click", "#answer-input"), ("press", "", "control+v"), last,
-        ],
-    }[name]  # fmt: skip
-
-
-PAGES = (
-    "click-test", "click-button", "enter-text", "enter-date", "login-user", "choose-list",
-    "click-scroll-list", "copy-paste",
-)  # fmt: skip
+LAST = ("click", 'button.* "(Submit|Login)"')
+# A verb, what stands in the line of its element, the rest of the command; of the task: its quoted texts, what
+# is to be selected, its date.
+SOLUTIONS: dict[str, Callable[[list[str], list[str], str], list[tuple[str, ...]]]] = {
+    "click-test": lambda said, chosen, day: [("click", "Click Me!")],
+    "click-button": lambda said, chosen, day: [("click", f'button "{said[0]}"')],
+    "enter-text": lambda said, chosen, day: [("type", "#tt", *said), LAST],
+    "enter-date": lambda said, chosen, day: [("type", "#tt", day), LAST],
+    "login-user": lambda said, chosen, day: [("type", "#user", said[0]), ("type", "#pass", said[1]), LAST],
+    "choose-list": lambda said, chosen, day: [("select", "#options", ", ".join(chosen)), LAST],
+    "click-scroll-list": lambda said, chosen, day: [*(("select", "#options", each) for each in chosen), LAST],
+    "copy-paste": lambda said, chosen, day: [
+        ("click", "#to-copy"), ("press", "", "control+a"), ("press", "", "control+c"),
+        ("click", "#answer-input"), ("press", "", "control+v"), LAST,
+    ],
+}  # fmt: skip
 
 
 async def solved(settings: MiniWob, task: Task, pause: float = 0.0) -> tuple[list[str], float]:
     """All texts of an episode that is played to its solution, and what it earned."""
     episode = settings.taskset().environment(task)
     shown = [(await episode.reset()).messages[0].content]
-    asked = shown[0].split("\n")[0].partition("Your task in it: ")[2]
-    earned = 0.0
-    for verb, element, *rest in steps(asked, task.id):
+    asked, earned = shown[0].split("\n")[0].partition("Your task in it: ")[2], 0.0
+    chosen = re.sub(r"Select | from the.*", "", asked).split(", ")
+    day = re.sub(r".*?(\d+)/(\d+)/(\d+).*", r"\3-\1-\2", asked)
+    for verb, element, *rest in SOLUTIONS[task.id](re.findall(r'"(.*?)"', asked), chosen, day):
         found = re.search(rf"\[(\d+)\] .*?{element}", shown[-1]) if element else None
         command = " ".join([verb, *([found[1]] if found else []), *rest])
         await asyncio.sleep(pause)
@@ -201,17 +195,22 @@ def test_real_pages_are_solved_and_repeat_themselves_at_any_speed(real) -> None:
     """Side by side, with their commands interleaved, and alone with pauses in which a clock would go on."""
 
     async def together() -> list[tuple[list[str], float]]:
-        return await asyncio.gather(*(solved(real, problem(name), 0.01) for name in PAGES))
+        return await asyncio.gather(*(solved(real, problem(name), 0.01) for name in SOLUTIONS))
 
-    both = asyncio.run(together())
-    assert [earned for _, earned in both] == [1.0] * len(PAGES)
-    for name in ("choose-list", "copy-paste"):
-        assert asyncio.run(solved(real, problem(name), 0.3)) == both[PAGES.index(name)]
+    both = dict(zip(SOLUTIONS, asyncio.run(together()), strict=True))
+    assert {name: earned for name, (_, earned) in both.items()} == dict.fromkeys(SOLUTIONS, 1.0)
+    assert asyncio.run(solved(real, problem("copy-paste"), 0.3)) == both["copy-paste"]
 
 
 @pytest.mark.slow
-def test_a_real_page_that_is_done_wrong_earns_nothing(real) -> None:
-    _, (step,) = played(real, "click 6", task=problem("enter-text"))  # Submit
+@pytest.mark.parametrize(
+    ("task", "command"),
+    # Submit; and an icon that becomes another file, for a while without a size, once the mouse is over it.
+    [(problem("enter-text"), "click 6"), (problem("social-media", 7), "click 77")],
+    ids=lambda each: getattr(each, "id", ""),
+)
+def test_a_real_page_that_is_done_wrong_earns_nothing(real, task: Task, command: str) -> None:
+    _, (step,) = played(real, command, task=task)
     assert step.terminated and step.rewards["score"] == 0.0 == step.metrics["success"]
 
 
@@ -254,35 +253,32 @@ def test_a_browser_that_is_killed_is_no_result_and_the_next_episode_has_a_new_on
 def test_a_page_reaches_no_network(real) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         server.settimeout(0.2)
-        tab = page()
-        tab.open("click-test", 1, "train")
         where = f"http://127.0.0.1:{server.getsockname()[1]}/"
-        got = tab._call(
-            "Runtime.evaluate", expression=f"fetch('{where}', {{mode: 'no-cors'}})", awaitPromise=True
-        )
-        assert "Failed to fetch" in got["exceptionDetails"]["exception"]["description"]
+        tab = page()
+        tab._call("Runtime.evaluate", expression=f"fetch('{where}').catch(() => 0)", awaitPromise=True)
+        tab.close()
         with pytest.raises(TimeoutError):
             server.accept()
-        tab.close()
 
 
 @pytest.mark.slow
 def test_the_browser_and_its_folder_go_with_a_process_that_is_killed(real) -> None:
+    """Its folder, where all its files are, is removed when it has ended."""
     code = (
         "from silva.environments.foreign.miniwob_browser import Browser\n"
-        "import time; print(Browser()._process.pid, flush=True); time.sleep(60)"
+        "import time; browser = Browser(); print(flush=True); time.sleep(60)"
     )
-    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        group = int(process.stdout.readline())
-        command = Path(f"/proc/{group}/cmdline").read_text().split("\0")
-        folder = next(Path(each) for each in command if each.startswith("/") and "silva-miniwob-" in each)
-        assert folder.exists()
-        process.send_signal(signal.SIGKILL)
-    until = time.monotonic() + 20
-    while folder.exists() or Path(f"/proc/{group}").exists():
-        assert time.monotonic() < until, "the browser lives on"
-        time.sleep(0.05)
+    with tempfile.TemporaryDirectory(dir="/tmp") as folder:  # the path of a socket in it must be short
+        command, env = [sys.executable, "-c", code], {**os.environ, "TMPDIR": folder}
+        with subprocess.Popen(command, stdout=subprocess.PIPE, env=env) as process:
+            assert process.stdout is not None
+            process.stdout.readline()
+            assert len(os.listdir(folder)) == 1
+            process.send_signal(signal.SIGKILL)
+        until = time.monotonic() + 20
+        while os.listdir(folder):
+            assert time.monotonic() < until, "the browser lives on"
+            time.sleep(0.05)
 
 
 def test_what_is_left_out_are_pages_of_the_package(real) -> None:

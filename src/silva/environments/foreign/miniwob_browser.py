@@ -123,7 +123,7 @@ class Browser:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             bufsize=0,
-            env={**os.environ, "TZ": "UTC", "LANGUAGE": "en_US", "HOME": folder},
+            env={**os.environ, "TZ": "UTC", "LANGUAGE": "en_US", "HOME": folder, "TMPDIR": folder},
             start_new_session=True,  # Ctrl-C is for the run, which ends it
         )
         self._buffer, self._calls = b"", 0
