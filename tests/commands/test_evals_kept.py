@@ -10,6 +10,7 @@ import pytest
 from tests.runs import WORLDS
 
 from silva.commands import COMMANDS
+from silva.commands import evaluate as commands_evaluate
 from silva.commands.asked import APIS, EvalRequest, asked
 from silva.evaluation import evaluator, store
 from silva.storage.rollouts import read_rollouts
@@ -147,3 +148,36 @@ def test_an_api_by_its_name(silva, api):
 def test_options_that_make_no_sense_are_named(silva, options, words):
     _, err = silva("@", "e.toml", *options.split(), code=2)
     assert words in err
+
+
+def test_damaged_files_are_named_with_what_to_do(silva):
+    how = ("@", "e.toml", "--tasks", 2, "--policy", "expert", "--name", "e", "--monitoring.report=false")
+    silva(*how)
+    episodes, summary = (Path("evals/e") / name for name in ("episodes.parquet", "summary.json"))
+    whole, told = episodes.read_bytes(), summary.read_bytes()
+    episodes.write_bytes(whole[:-9])
+    assert "put it back, or --overwrite plays everything again" in silva(*how, code=1)[1]
+    episodes.write_bytes(whole)
+    summary.write_bytes(told[:-9])
+    assert "evals/e/summary.json: cannot be read as JSON" in (err := silva(*how, code=1)[1])
+    assert "remove it, and the same command writes it again" in err
+    summary.unlink()
+    _, err = silva("compare", "e", "e", code=2)
+    assert "e: evals/e/summary.json is missing; the command that made it writes it again" in err
+    silva(*how)
+    assert (episodes.read_bytes(), summary.read_bytes()) == (whole, told)
+
+
+def test_a_full_disk_at_the_report_is_said_and_the_next_start_plays_nothing(silva, monkeypatch):
+    how = ("@", "e.toml", "--tasks", 2, "--policy", "expert", "--name", "e")
+    with monkeypatch.context() as patch:
+        patch.setattr(commands_evaluate, "write_report", no_room)
+        _, err = silva(*how, code=2)
+    assert "silva: evals/e cannot be written: No space left on device. What was played before is kept" in err
+    monkeypatch.setattr(evaluator, "play", None)
+    silva(*how)
+    assert Path("evals/e/report.html").exists() and not Path("evals/e/journal.jsonl").exists()
+
+
+def no_room(*_: object) -> None:
+    raise OSError(28, "No space left on device")

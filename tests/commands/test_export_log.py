@@ -63,3 +63,9 @@ def test_results_answer_their_calls() -> None:
 def test_what_is_missing_is_said(silva, arguments, words):
     _, err = silva("export", *arguments, code=2)
     assert words in err
+
+
+def test_a_place_where_no_log_can_be_written_is_said(silva):
+    silva("@", "sums.toml", "--policy", "expert", "--name", "sums", "--tasks", 1)
+    _, err = silva("export", "sums", "--to", "inspect", "--output", "sums.toml/logs", code=2)
+    assert "silva: sums.toml/logs cannot be written: Not a directory" in err

@@ -25,7 +25,7 @@ from silva.config.saved import to_toml
 from silva.config.schema import RunConfig
 from silva.errors import NoSignalError
 from silva.evaluation.evaluator import Evaluation, jobs_of
-from silva.evaluation.store import EvalFolder, free_name, identity
+from silva.evaluation.store import EvalFolder, free_name, identity, writing_to
 from silva.evaluation.summary import Series, contents_of, evaluations_of, results, summary
 from silva.monitoring.printable import printable, put
 from silva.monitoring.report import Decode, write_report
@@ -167,7 +167,17 @@ def write_shown(
     config: RunConfig, store: EvalFolder, series: Series, decode: Decode | None, console: Console
 ) -> None:
     """What only shows the rows: metrics and TensorBoard by step, and the page with every transcript."""
-    complain: Callable[[str], None] = partial(say, console=console)
+    with writing_to(store.path):
+        _write_shown(config, store, series, decode, partial(say, console=console))
+
+
+def _write_shown(
+    config: RunConfig,
+    store: EvalFolder,
+    series: Series,
+    decode: Decode | None,
+    complain: Callable[[str], None],
+) -> None:
     for path in (store.metrics, store.tensorboard):
         FILES.remove_tree(path)
     board = TensorBoard(store.tensorboard, None, complain) if config.monitoring.tensorboard else None

@@ -15,6 +15,7 @@ from silva.evaluation.summary import evaluations_of, results
 from silva.monitoring.printable import put
 from silva.ports import FILES
 from silva.storage.layout import Layout
+from silva.storage.placed import writing
 
 FORMATS = ("inspect",)
 
@@ -36,6 +37,9 @@ def export(name: str, folder: Path | None = None) -> list[Path]:
 
     Args:
         folder: None: `inspect` in the folder of the evaluation.
+
+    Raises:
+        RunFolderError: the folder cannot be written.
     """
     this = kept(name)
     folder = folder or this.path / "inspect"
@@ -47,13 +51,16 @@ def export(name: str, folder: Path | None = None) -> list[Path]:
     series = evaluations_of(this.rows, this.config)
     models = {step: this.models.get(step, "") for step in series}
     numbers, written = results(series, models), []
-    folder.mkdir(parents=True, exist_ok=True)
+    logs = []
     for step, found in series.items():
         for each in found:
             label = each.environment
             those = [pair for pair in pairs if (pair[0].step, pair[0].environment) == (step, label)]
             rows = [row for row in numbers if (row["step"], row["environment"]) == (step, label)]
-            log = log_of(this.name, models[step] or this.name, label, those, rows, created=created)
+            logs.append(log_of(this.name, models[step] or this.name, label, those, rows, created=created))
+    with writing(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        for log in logs:
             written.append(folder / file_name(log))
             FILES.write_atomic(written[-1], eval_file(log))
     return written

@@ -78,6 +78,11 @@ def kept(name: str) -> Kept:
     resolved = load([f"@{Layout(path).config_toml}"], REGISTRIES, env={})
     files = Layout(path)
     if files.episodes.exists():
+        if not files.summary.exists():
+            raise ConfigError(
+                f"{name}: {files.summary} is missing; the command that made it writes it again from "
+                "episodes.parquet, and plays nothing"
+            )
         summary = read_plain(files.summary)
         models = {int(at): model for at, model in summary.get("models", {}).items()}
         rows, tasks = read_rollouts(files.episodes), summary.get("tasks")

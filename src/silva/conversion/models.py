@@ -22,7 +22,7 @@ from silva.conversion.tensors import DTYPES, Model, OnDone, model_in, most_commo
 from silva.errors import ConfigError, ModelError
 from silva.models.loading import load_model, resolve
 from silva.models.sources import RunCheckpoint, checkpoint, find, run_of
-from silva.storage.placed import placed, refuse_existing, refuse_lossy
+from silva.storage.placed import placed, refuse_existing, refuse_lossy, writing
 from silva.trainer.export import export_model
 
 
@@ -50,7 +50,7 @@ def convert_model(
     Raises:
         ConfigError: a form that the format does not have.
         ModelError: there is no such model, it is damaged, or the format cannot hold it.
-        RunFolderError: something is at `output` already.
+        RunFolderError: something is at `output` already, or it cannot be written.
     """
     forms = {"hf": tuple(DTYPES), "peft": (), "gguf": FORMATS}[to]
     if form is not None and form not in forms:
@@ -64,6 +64,13 @@ def convert_model(
     refuse_lossy(
         path, run_of(source)[0] or Path(source).expanduser(), "" if to == "gguf" else "*.safetensors"
     )
+    with writing(path):
+        return _written(source, name, to, path, form, overwrite, on_tensor)
+
+
+def _written(
+    source: str, name: str, to: str, path: Path, form: str | None, overwrite: bool, on_tensor: OnDone
+) -> Converted:
     path.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=path.parent, prefix=".silva-convert-") as scratch:
         if to == "peft":

@@ -14,7 +14,7 @@ from silva.data.row_shapes import recognised
 from silva.data.rows import read_rows
 from silva.data.written import LOST, WRITERS, CannotHold, as_verl, beside, row_of
 from silva.errors import ConfigError
-from silva.storage.placed import placed, refuse_existing, refuse_lossy
+from silva.storage.placed import placed, refuse_existing, refuse_lossy, writing
 from silva.storage.rollouts import RolloutRow, read_rollouts, state_of
 
 SUFFIXES = (".jsonl", ".parquet")
@@ -56,7 +56,7 @@ def convert_rows(
     Raises:
         ConfigError: a row cannot be read (it names file, line and key), the shape holds none of them, or
             what has no rollouts is to be chosen from by their rewards.
-        RunFolderError: something is at `output` already.
+        RunFolderError: something is at `output` already, or it cannot be written.
     """
     path = output or Path(f"{Path(source).expanduser().resolve().stem}-{to}.jsonl")
     if path.suffix not in SUFFIXES:
@@ -75,7 +75,7 @@ def convert_rows(
         )
     found = _of_rollouts(files, to, best, min_reward) if files else _of_rows(source, to)
     tally = Tally(to, on_row)
-    with placed(path, overwrite=overwrite) as temporary:
+    with writing(path), placed(path, overwrite=overwrite) as temporary:
         write = _write_parquet if path.suffix == ".parquet" else _write_lines
         write(temporary, tally.kept(found), path)
         if not tally.rows:

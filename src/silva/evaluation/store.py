@@ -112,7 +112,7 @@ class EvalFolder(Layout):
             RecordError: what it holds is damaged.
         """
         before = _before(path, what)
-        with _writing(path):
+        with writing_to(path):
             path.mkdir(parents=True, exist_ok=True)
             folder = cls(path, lock(path))
         try:
@@ -121,7 +121,7 @@ class EvalFolder(Layout):
             elif before and (changed := _changed(before, this, given)):
                 raise RunFolderError(f"{path} holds another {what}: {changed}. {_ADVICE}")
             folder._read()
-            with _writing(path):
+            with writing_to(path):
                 FILES.write_atomic(folder.config_toml, toml.encode())
                 write_plain(folder.config_json, {what: this})
         except BaseException:
@@ -140,7 +140,7 @@ class EvalFolder(Layout):
 
     def keep(self, step: int, job: Job, trajectory: Trajectory, spent: Mapping[str, Any] | None) -> None:
         row = rollout_row(step, job.environment, job.task.id, trajectory)
-        with _writing(self.path):
+        with writing_to(self.path):
             self._writer.append(row, spent)
         self.rows[step, job.key] = row
         self.spent = dict(spent or self.spent)
@@ -148,7 +148,7 @@ class EvalFolder(Layout):
     def pay(self, spent: Mapping[str, Any]) -> None:
         """What a paid service has counted, if no episode says it any more."""
         if spent != self.spent:
-            with _writing(self.path):
+            with writing_to(self.path):
                 self._writer.append_spent(spent)
             self.spent = dict(spent)
 
@@ -166,7 +166,7 @@ class EvalFolder(Layout):
         self, rows: Sequence[RolloutRow], summary: Mapping[str, Any], dialogues: bytes | None = None
     ) -> None:
         """The files that hold a whole evaluation, or of a synthesis also its rows."""
-        with _writing(self.path):
+        with writing_to(self.path):
             if dialogues is not None:
                 FILES.write_atomic(self.dialogues, dialogues)
             FILES.write_atomic(self.episodes, encode_rollouts(rows))
@@ -174,7 +174,7 @@ class EvalFolder(Layout):
 
     def done(self) -> None:
         """Remove the journal, once everything else is written."""
-        with _writing(self.path):
+        with writing_to(self.path):
             FILES.remove_tree(self.journal)
 
     def close(self) -> None:
@@ -188,12 +188,14 @@ class EvalFolder(Layout):
         self.close()
 
     def _read(self) -> None:
-        stored = read_rollouts(self.episodes) if self.episodes.exists() else []
+        with _advised("put it back, or --overwrite plays everything again"):
+            stored = read_rollouts(self.episodes) if self.episodes.exists() else []
         played, spent = read_journal(self.journal)
         for row in (*stored, *played):
             self.rows[row.step, (row.environment, row.trajectory.id)] = row
         if not spent and self.summary.exists():
-            spent = read_plain(self.summary).get("spent", {})
+            with _advised("remove it, and the same command writes it again, except what was spent"):
+                spent = read_plain(self.summary).get("spent", {})
         self.spent = spent
 
     def _clear(self) -> None:
@@ -219,7 +221,7 @@ def free_name(
 
 
 @contextmanager
-def _writing(path: Path) -> Iterator[None]:
+def writing_to(path: Path) -> Iterator[None]:
     """A disk that takes no more is said in words."""
     try:
         yield
@@ -229,6 +231,15 @@ def _writing(path: Path) -> Iterator[None]:
         raise RunFolderError(
             f"{path} cannot be written: {error.strerror or error}. What was played before is kept"
         ) from error
+
+
+@contextmanager
+def _advised(what: str) -> Iterator[None]:
+    """A damaged file comes with what to do."""
+    try:
+        yield
+    except RecordError as error:
+        raise RecordError(f"{error}; {what}") from error
 
 
 _ADVICE = "Give this one another --name, or --overwrite to remove the other"

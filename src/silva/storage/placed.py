@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import errno
+import os
+import re
 import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from silva.errors import RunFolderError
+from silva.errors import RunFolderError, SilvaError
 from silva.ports import FILES
+
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)
+"""What the operating system says of a write only."""
 
 
 def refuse_existing(path: Path, overwrite: bool) -> None:
@@ -33,6 +39,40 @@ def refuse_lossy(path: Path, source: Path, mark: str = "") -> None:
     if path.is_dir() and (not mark or (any(path.iterdir()) and not any(path.glob(mark)))):
         kind = f"one with {mark}" if mark else "a file"
         raise RunFolderError(f"{path}: got a folder, expected {kind} to overwrite; choose another --output")
+
+
+@contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """A disk that does not take the output `path` is said in words; what else fails passes as it is, such as
+    reading a source.
+
+    Raises:
+        RunFolderError: it is full, or nothing may be written there.
+    """
+    try:
+        yield
+    except Exception as error:
+        number = _refused(error, path)
+        if not number:
+            raise
+        raise RunFolderError(
+            f"{path} cannot be written: {os.strerror(number)}; choose another --output, or make room there"
+        ) from error
+
+
+def _refused(error: Exception, path: Path) -> int:
+    """The operating system's number of a write that failed; 0 for every other error."""
+    if not isinstance(error, OSError):  # safetensors has an exception of its own, with the number as text
+        found = re.search(r"\(os error (\d+)\)", str(error))
+        return int(found[1]) if found and int(found[1]) in FULL else 0
+    if isinstance(error, SilvaError) or not error.errno:
+        return 0
+    if error.errno in FULL or not isinstance(error.filename, str):
+        return error.errno if error.errno in FULL else 0
+    about = Path(error.filename)
+    beside = about.parent == path.parent and about.name.startswith(".")
+    own = beside or path in (about, *about.parents) or about in path.parents
+    return error.errno if own else 0
 
 
 @contextmanager

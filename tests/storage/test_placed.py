@@ -1,0 +1,77 @@
+"""Outputs of commands where the disk does not take them: one clear error, nothing left, nothing lost."""
+
+from __future__ import annotations
+
+import json
+import resource
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from tests.models.test_sources import save
+
+from silva.cli import main
+from silva.config.sections import TinyModel
+from silva.errors import RunFolderError
+from silva.storage.placed import placed, writing
+
+MODEL = TinyModel(layers=1, width=16, heads=2, kv_heads=1, context=64)
+
+
+@contextmanager
+def small_disk(most: int) -> Iterator[None]:
+    """No file may grow beyond so many bytes."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (most, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+@pytest.fixture
+def sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    rows = [json.dumps({"prompt": f"question {n}", "completion": "a" * 40}) for n in range(400)]
+    Path("rows.jsonl").write_text("\n".join(rows))
+    save(Path("run"), MODEL, 1)
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("arguments", "output"),
+    [(["rows.jsonl", "--to", "messages"], "out.jsonl"), (["run", "--to", "hf"], "out")],
+)
+def test_a_full_disk_is_said_and_what_was_there_stays(
+    sources: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], output: str
+) -> None:
+    command = ["convert", *arguments, "--output", output]
+    assert main(command) == 0
+    before = {path: path.read_bytes() for path in sources.rglob("*") if path.is_file()}
+    with small_disk(4096):
+        assert main([*command, "--overwrite"]) == 2
+    assert f"silva: {output} cannot be written: File too large; choose another" in capsys.readouterr().err
+    assert {path: path.read_bytes() for path in sources.rglob("*") if path.is_file()} == before
+
+
+@pytest.mark.parametrize("arguments", [["rows.jsonl", "--to", "messages"], ["run", "--to", "hf"]])
+def test_a_place_that_is_none_is_said(
+    sources: Path, capsys: pytest.CaptureFixture[str], arguments: list[str]
+) -> None:
+    assert main(["convert", *arguments, "--output", "rows.jsonl/in/out.jsonl"]) == 2
+    assert "silva: rows.jsonl/in/out.jsonl cannot be written: Not a directory" in capsys.readouterr().err
+
+
+def test_what_else_fails_passes_as_it_is(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match="gone"), writing(tmp_path / "out"):
+        (tmp_path / "elsewhere" / "gone").read_bytes()
+    with pytest.raises(ValueError, match="wrong"), writing(tmp_path / "out"):
+        raise ValueError("wrong")
+    (tmp_path / "out").write_text("there")
+    with (
+        pytest.raises(RunFolderError, match="exists already"),
+        writing(tmp_path / "out"),
+        placed(tmp_path / "out"),
+    ):
+        pass
