@@ -43,10 +43,10 @@ def keys() -> int:
 
 
 SIZES = {
-    "lines of src/silva": (lambda: lines(SOURCE), 62_307),
-    "lines of tests": (lambda: lines(ROOT / "tests"), 61_358),
+    "lines of src/silva": (lambda: lines(SOURCE), 62_814),
+    "lines of tests": (lambda: lines(ROOT / "tests"), 62_101),
     "lines of the longest file of src/silva": (longest, 399),
-    "files of the largest room of src/silva": (most_files, 27),
+    "files of the largest room of src/silva": (most_files, 26),
     "files of src/silva/orchestrator": (lambda: len(list((SOURCE / "orchestrator").glob("*.py"))), 20),
     "keys of the configuration outside environments": (keys, 1245),
 }
