@@ -20,27 +20,34 @@ from tests.environments.foreign.playing import first_task, played, texts, wrong
 
 from silva.environments.foreign import miniwob
 from silva.environments.foreign.miniwob import LEFT_OUT, MiniWob, action
-from silva.environments.foreign.miniwob_browser import Action, Browser, BrowserGoneError, View, page, pages
+from silva.environments.foreign.miniwob_browser import (
+    Action,
+    Browser,
+    BrowserGoneError,
+    PageView,
+    page,
+    pages,
+)
 from silva.errors import CapabilityError, ConfigError
 from silva.types import Message, Task
 
 TEXT = '[4] input_text#name value=""\n[5] select#size options="S, M"\n[6] input_date#day\n[7] button "OK"'
-VIEW = View("Enter Ann.", TEXT, {4: "field", 5: "select", 6: "value", 7: ""}, {5: ("S", "M")})
+VIEW = PageView("Enter Ann.", TEXT, {4: "field", 5: "select", 6: "value", 7: ""}, {5: ("S", "M")})
 
 
 class Page:
     """Solved by the name and then the button; the raw reward of another name is -1, of none 0."""
 
-    def open(self, task: str, seed: int, mode: str) -> View:
+    def open(self, task: str, seed: int, mode: str) -> PageView:
         self.name = ""
         return VIEW._replace(asked=f"Enter Ann in {task} {seed} {mode}.")
 
-    def act(self, action: Action) -> View:
+    def act(self, action: Action) -> PageView:
         if action.verb == "type":
             self.name = action.text
         if action == Action("click", 7):
             reward = 0.3 if self.name == "Ann" else -float(bool(self.name))
-            return View("", "", {}, {}, done=True, reward=reward)
+            return PageView("", "", {}, {}, done=True, reward=reward)
         return VIEW._replace(text=TEXT.replace('value=""', f'value="{self.name}"'))
 
     def close(self) -> None:

@@ -23,7 +23,7 @@ from silva.environments.foreign.miniwob_browser import (
     PROGRAM,
     Action,
     BrowserPage,
-    View,
+    PageView,
     page,
     pages,
 )
@@ -139,7 +139,7 @@ class MiniWobStory(Story):
     """A problem of a page, in a browser."""
 
     env: BrowserPage
-    state: View
+    state: PageView
 
     def __init__(self, env: BrowserPage, task: str, seed: int, mode: str) -> None:
         super().__init__(env, ())
@@ -171,7 +171,7 @@ class MiniWobStory(Story):
         return Scene(text, commands, float(won), won, view.done and not won)
 
 
-def action(command: str, view: View) -> Action:
+def action(command: str, view: PageView) -> Action:
     """What a command means in a page.
 
     Raises:

@@ -56,7 +56,7 @@ HELD = {
 PAGE = Path(__file__).with_name("miniwob_page.js")
 
 
-class View(NamedTuple):
+class PageView(NamedTuple):
     """A page as it is.
 
     Attributes:
@@ -202,7 +202,7 @@ class BrowserPage:
         )["targetId"]
         self._session = browser.call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
 
-    def open(self, task: str, seed: int, mode: str) -> View:
+    def open(self, task: str, seed: int, mode: str) -> PageView:
         """Loads a page and generates its problem. `mode`: train or test, for the few that have parts."""
         self._call("Page.enable")
         self._call("Network.enable")
@@ -218,7 +218,7 @@ class BrowserPage:
         self._run("begin", seed, mode)
         return self.act(Action("wait"))
 
-    def act(self, action: Action) -> View:
+    def act(self, action: Action) -> PageView:
         """Does it, and lets page time pass."""
         match action.verb:
             case "click":
@@ -236,7 +236,7 @@ class BrowserPage:
         seen = self._run("read")
         for key in ("kinds", "options"):
             seen[key] = {int(ref): value for ref, value in seen[key].items()}
-        return View(**seen)
+        return PageView(**seen)
 
     def close(self) -> None:
         if self._browser.alive():
