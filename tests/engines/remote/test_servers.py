@@ -129,6 +129,18 @@ async def test_an_answer_that_this_process_slept_through_does_not_count_as_silen
             assert clock.ahead == 100.0 and said == []
 
 
+async def test_what_differs_between_servers_is_told_of_all_and_memory_of_the_largest() -> None:
+    async with client_of(2) as (peers, engine, _):
+        second = peers[1]
+        second.script = lambda path: Unreachable("gone")
+        await asyncio.sleep(2.0)
+        other = FACTS | {"memory_per_token": 5, "machine": {"device": "B"}, "notes": ["it is narrow"]}
+        second.script = lambda path: other if path == "/capabilities" else second.good(path)
+        await asyncio.sleep(2.0)
+        assert engine.memory(2, 3) == 30 and engine.notes == ["it is narrow"]
+        assert engine.machine == {"servers": [{}, {"device": "B"}]}
+
+
 async def test_patience_ends_in_an_error() -> None:
     async with client_of() as (peers, engine, said):
         peers[0].script = lambda path: Unreachable("the inference at s0: refused")
