@@ -65,7 +65,9 @@ def test_files_of_tools_are_relative_to_the_toml(tmp_path):
     assert mcp.lock == str(tmp_path / "sub" / "pins.json")
 
 
-def test_changed_file_is_read_again(write, resolve):
+def test_changed_file_is_read_again(write, resolve, monkeypatch):
+    """Also one of the same size that is changed within a second, of which Python has cached the bytecode."""
+    monkeypatch.setattr(sys, "dont_write_bytecode", False)
     write("maze.py", WORLD)
     assert resolve("--environments.0.type maze.py:Maze").config.environments[0].walls == 3
     write("maze.py", WORLD.replace("= 3", "= 4"))

@@ -11,8 +11,9 @@ import importlib.util
 import sys
 import traceback
 from collections.abc import Callable
+from importlib.machinery import SourceFileLoader
 from pathlib import Path
-from types import ModuleType
+from types import CodeType, ModuleType
 from typing import Any
 
 from silva.config.sections import Section
@@ -116,7 +117,7 @@ def _file(path: Path) -> ModuleType:
     except OSError as error:
         raise ConfigError(f"the file cannot be read: {error.strerror}") from None
     if name not in sys.modules:
-        spec = importlib.util.spec_from_file_location(name, path)
+        spec = importlib.util.spec_from_file_location(name, path, loader=_AsItIs(name, str(path.absolute())))
         assert spec is not None and spec.loader is not None
         sys.modules[name] = importlib.util.module_from_spec(spec)
         try:
@@ -125,6 +126,14 @@ def _file(path: Path) -> ModuleType:
             del sys.modules[name]
             raise
     return sys.modules[name]
+
+
+class _AsItIs(SourceFileLoader):
+    """Without cached bytecode: Python takes it for that of any file of the same size and second."""
+
+    def get_code(self, fullname: str) -> CodeType:
+        code: CodeType = self.source_to_code(self.get_data(self.path), self.path)
+        return code
 
 
 def _module_name(path: Path) -> str:
