@@ -24,7 +24,7 @@ PEER_PIP = $(@D)/bin/python -m pip --disable-pip-version-check
 
 help:
 	@echo "make quickstart   install, then train SmolLM2-135M-Instruct to add numbers (about 5 minutes)"
-	@echo "make test         install, then run the tests (ARGS=\"-m 'not slow'\": two minutes of them)"
+	@echo "make test         install, then run the tests (ARGS=\"-m 'not slow'\": three minutes of them)"
 	@echo "make lint         install, then run ruff and mypy"
 	@echo "make chaos        kill a run 200 times and compare it with one that was left alone"
 	@echo "make peers        install what the benchmarks compare with into .peers/ (trl, vllm, ...)"
@@ -36,7 +36,7 @@ quickstart: $(INSTALLED)
 	$(BIN)/silva rl @ configs/quickstart.toml --overwrite $(ARGS)
 
 test: $(INSTALLED) chromium bwrap
-	OMP_NUM_THREADS=$${OMP_NUM_THREADS:-2} $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder \
+	PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=$${OMP_NUM_THREADS:-2} $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder \
 		--max-worker-restart 2 $(ARGS)
 
 lint: $(INSTALLED)

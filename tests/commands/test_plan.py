@@ -79,6 +79,7 @@ def test_dry_run_prints_toml_that_says_the_same(tmp_path, monkeypatch, capsys, w
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a.toml", "b.toml"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [("--steps", "100"), ("--no-algorithm.drop_zero_variance",)])
 def test_a_plan_that_teaches_nothing_says_so_first(tmp_path, monkeypatch, capsys, options):
     """Whatever the number of steps: replies of 4 tokens call no calculator, nor do its expert's fit in."""

@@ -44,6 +44,7 @@ def test_it_says_what_changes_sides(silva):
     assert {row.trajectory.raw_reward for row in rows} == {0.0}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [

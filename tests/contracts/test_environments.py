@@ -276,6 +276,7 @@ def test_a_task_and_the_replies_decide_an_episode(make: Callable[[], TaskSet]) -
     assert asyncio.run(together()) == alone
 
 
+@pytest.mark.slow
 def test_another_seed_changes_what_happens_but_not_what_is_asked(taskset: TaskSet) -> None:
     task = taskset.tasks("train")[0]
 

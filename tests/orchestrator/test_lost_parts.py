@@ -79,6 +79,7 @@ def test_after_its_first_step_a_run_goes_on_from_its_own_checkpoint(tmp_path, lo
     assert "the run goes on from its last checkpoint" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["forward_backward", "optim_step", "save", "of the interrupt"])
 def test_a_run_that_was_told_to_end_does_not_wait_for_another_trainer(tmp_path, losing, method):
     """Ctrl-C comes, then the trainer is gone: the newest checkpoint is the one before."""

@@ -69,6 +69,7 @@ def test_a_text_grows_to_what_its_tokens_say(name: str) -> None:
     assert grown > 500
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["byte level", "llama"])
 def test_bytes_of_tokens_give_the_text(name: str) -> None:
     decoder, parts = CODECS[name], 0

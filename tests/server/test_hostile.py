@@ -105,6 +105,7 @@ async def well(client: Any) -> None:
     assert health.status_code == 200, health.text
 
 
+@pytest.mark.slow
 async def test_each_is_refused_and_the_server_is_well(engine: LocalEngine, renderer: Renderer) -> None:
     async with asking(guarded(engine, renderer)) as client:
         for name, (path, body) in LETTERS.items():

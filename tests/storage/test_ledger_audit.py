@@ -165,6 +165,7 @@ def planted(kind, records):
             yield [*records[:index], *PLANTED[kind][1](r, group), *records[index + 1 :]]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [*PLANTED, *OF_ALL])
 def test_planted_violations_are_found(tmp_path_factory, kind):
     count, said = 0, (PLANTED | OF_ALL)[kind][-1]
