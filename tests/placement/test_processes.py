@@ -115,6 +115,17 @@ def test_the_engine_knows_all_servers_and_the_key_is_in_no_address(monkeypatch: 
     assert {peer._key for peer in peers} == {"k3y"} == {checked_bind(config, "inference", {})[1]}
 
 
+@pytest.mark.parametrize(("dtype", "expected"), [("float32", 1e-3), ("bfloat16", 0.1)])
+def test_servers_may_differ_by_more_in_16_bits(dtype: str, expected: float) -> None:
+    model = {"type": "tiny", "dtype": dtype}
+    config = load(
+        (), REGISTRIES, values={"model": model, "environments": [{"type": "bandit"}]}, env={}
+    ).config
+    context: Any = SimpleNamespace(config=config, say=print, run_layout=Layout(Path("/run")))
+    engine: Any = Processes(settings(trainer=TRAINER, inference=INFERENCE), context).engine()
+    assert engine._settings.probe_tolerance == expected
+
+
 def test_a_part_has_everything_in_its_own_process() -> None:
     config = resolved(device="cpu", threads=2, trainer=TRAINER, inference=list(INFERENCE)).config
     assert here(config).placement == LocalPlacementSettings(device="cpu", threads=2)

@@ -199,4 +199,6 @@ def test_lines_wait_until_the_run_has_begun(tmp_path: Path) -> None:
     write("trainer: three")
     assert (ready.parent / "services.log").read_text() == "trainer: one\ntrainer: zwölf\ntrainer: three\n"
     write("four")
-    assert (ready.parent / "services.log").read_text().endswith("three\nfour\n")
+    assert (ready.parent / "services.log").read_text() == "".join(
+        f"{line}\n" for line in ("trainer: one", "trainer: zwölf", "trainer: three", "four")
+    )

@@ -17,6 +17,7 @@ import pytest
 from tests.placement.processes import SOON, Park, end_of, gone, lives
 
 from silva.placement import supervisor
+from silva.placement.supervisor import Running, Supervisor
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("handlers")]
 DRIVER = """
@@ -118,6 +119,24 @@ def test_ctrl_z_stops_everybody_and_nobody_is_lost_when_they_go_on(folder: Path)
     output, _ = process.communicate(timeout=SOON)
     assert (process.returncode, output) == (0, "")
     assert {name: len(park.pids(name)) for name in park.services} == {"trainer": 1, "inference": 1}
+
+
+async def test_the_orchestrator_ends_before_the_parts_that_it_uses(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ended: list[str] = []
+    no_more = Supervisor._no_more
+
+    async def noted(made: Supervisor, running: Running) -> None:
+        ended.append(running.part.name)
+        await no_more(made, running)
+
+    monkeypatch.setattr(Supervisor, "_no_more", noted)
+    park = Park(folder, "trainer", "inference")
+    async with park.supervised() as task:
+        await park.until(lambda: park.up, "all is up")
+        task.cancel()
+    assert ended == ["orchestrator", "trainer", "inference"]
 
 
 async def test_an_orchestrator_that_is_killed_while_it_ends_is_not_started_again(folder: Path) -> None:

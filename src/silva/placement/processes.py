@@ -37,7 +37,7 @@ class Processes:
         client = PlacedClientSettings(
             context=engine.context, patience=placed.patience, timeout=placed.timeout
         )
-        if context.config.model.dtype in ("bfloat16", "float16"):
+        if context.config.model.dtype == "bfloat16":
             client = client.model_copy(update={"probe_tolerance": NARROW_TOLERANCE})
         return HttpEngine(peers, client, SilvaDialect(owner=str(context.run_layout.path)), say=context.say)
 

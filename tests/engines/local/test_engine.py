@@ -87,6 +87,14 @@ def test_a_stream_tells_of_each_token_in_the_step_that_gave_it(
         task.cancel()
         await stepper.tick()
         assert len(given_up) == 2
+        task = asyncio.ensure_future(engine.stream(prompt(20), params, lambda new, _: given_up.extend(new)))
+        await stepper.settle()
+        step, job = stepper.jobs.popleft()
+        done = job()
+        task.cancel()  # while the step ends
+        step.set_result(done)
+        await stepper.settle()
+        assert len(given_up) == 2
 
     asyncio.run(run())
 
@@ -164,6 +172,11 @@ def test_finished_sequences_are_kept_as_long_as_there_are_rows(
 
     assert asyncio.run(run(0)) == asyncio.run(run(1)) == 200
     assert asyncio.run(run(2)) == 150
+
+
+def test_memory_is_that_of_the_sequences_that_it_can_keep(tiny_model: LoadedModel, stepped: Stepped) -> None:
+    engine, _ = stepped(tiny_model, max_concurrent=2, cached_sequences=3)
+    assert 0 < engine.memory(4, 64) < engine.memory(5, 64) == engine.memory(500, 64)
 
 
 def test_max_concurrent_is_respected(tiny_model: LoadedModel, stepped: Stepped) -> None:

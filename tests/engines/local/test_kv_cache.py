@@ -103,6 +103,15 @@ def test_a_row_that_is_copied_from_counts_as_used() -> None:
     assert sorted(row.tokens.tolist() for row in cache.rows) == [[1, 1], [1, 5], [9]]
 
 
+def test_a_row_that_is_copied_from_is_given_up_as_the_last() -> None:
+    """Also if the others were used later."""
+    cache = make_cache(2)
+    cache.release(take(cache, 1, 2, 3))
+    cache.release(take(cache, 9))
+    take(cache, 1, 2, 8)
+    assert sorted(row.tokens.tolist() for row in cache.rows) == [[1, 2, 3], [1, 2, 8]]
+
+
 def test_no_row_where_all_are_busy_but_the_last_idle_one_is_cut_to_the_shared_part() -> None:
     cache = make_cache(2)
     take(cache, 5)

@@ -60,7 +60,10 @@ def test_sampling_under_any_rules(
         return decoder(tokens, step)
 
     decoder, engine.batch.decoder = engine.batch.decoder, seen  # type: ignore[assignment]
+    compute = engine._compute  # each thread has its own number of threads
+    compute.submit(torch.set_num_threads, 2).result()
     got = sample(engine)
+    assert compute.submit(torch.get_num_threads).result() == 2  # as it was
     for ours, theirs in zip(got, expected, strict=True):
         assert ours.tokens == theirs.tokens
         assert ours.logprobs == pytest.approx(theirs.logprobs, abs=1e-5)

@@ -16,7 +16,7 @@ from tests.virtual_clock import LoopClock, now
 
 from silva import __version__
 from silva.engines.remote.engine import HttpEngine
-from silva.engines.remote.servers import UNEVEN, Router, Server
+from silva.engines.remote.servers import CORE, UNEVEN, Router, Server
 from silva.engines.remote.settings import LONGEST_PAUSE, ClientSettings, HttpEngineSettings
 from silva.engines.remote.vllm import VllmDialect
 from silva.engines.remote.wire import ServedResult, SilvaDialect
@@ -139,6 +139,26 @@ async def test_what_differs_between_servers_is_told_of_all_and_memory_of_the_lar
         await asyncio.sleep(2.0)
         assert engine.memory(2, 3) == 30 and engine.notes == ["it is narrow"]
         assert engine.machine == {"servers": [{}, {"device": "B"}]}
+
+
+async def test_a_server_that_loads_weights_is_not_asked_whether_its_core_lives() -> None:
+    async with client_of() as (peers, engine, _):
+        cores: list[float] = []
+        alive = engine._dialect.alive
+
+        async def noted(peer: Any, patience: float, core: float) -> Any:
+            cores.append(core)
+            return await alive(peer, patience, core)
+
+        engine._dialect.alive = noted  # type: ignore[method-assign]
+        await asyncio.sleep(4.0)
+        before = len(cores)
+        peers[0].script = lambda path: None if path == "/load" else peers[0].good(path)  # it takes long
+        loading = asyncio.ensure_future(engine.load(Snapshot(0, WeightFolder("/weights", "start"))))
+        await asyncio.sleep(10.0)
+        assert before and set(cores[:before]) == {CORE * ClientSettings().dead_after}
+        assert len(cores) > before + 1 and set(cores[before + 1 :]) == {0.0}
+        loading.cancel()
 
 
 async def test_patience_ends_in_an_error() -> None:
