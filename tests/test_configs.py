@@ -33,6 +33,8 @@ def test_loads(path, tmp_path):
     for world in config.environments:
         if getattr(world, "hub", ""):
             pytest.skip("its rows are on the hub")
+        for package in world.packages:
+            pytest.importorskip(package, reason=world.needs)
         tasks = world.taskset()
         assert len(tasks.tasks("eval")) >= min(config.eval.tasks, world.eval_size or 100)
         assert tasks.tasks("train")[0].split == "train"
