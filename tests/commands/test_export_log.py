@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import socket
+import subprocess
+import time
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from silva.evaluation.inspect_log import _messages
 from silva.types import Message, ToolCall
+
+from ..monitoring.browser import CHROMIUM, browser
+
+INSPECT = Path(__file__).parents[2] / ".peers/inspect/bin"
 
 
 def exported(silva) -> Path:
@@ -34,15 +43,65 @@ def test_the_zip_holds_every_episode(silva):
     assert sample["target"] == sample["messages"][-1]["content"] and sample["scores"]["success"]["value"] == 1
 
 
-def test_inspect_reads_it(silva):
-    log = pytest.importorskip("inspect_ai.log", reason="the package inspect-ai is not installed")
+READS = """
+import json, sys
+from inspect_ai.log import read_eval_log, read_eval_log_sample_summaries
+log = read_eval_log(sys.argv[1])
+print(json.dumps({
+    "status": log.status, "tasks": log.eval.dataset.samples,
+    "mean": log.results.scores[0].metrics["mean"].value,
+    "samples": [[each.epoch, each.messages[-1].text, each.target] for each in log.samples],
+    "summaries": len(read_eval_log_sample_summaries(sys.argv[1])),
+}))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not INSPECT.exists(), reason="Inspect is not installed (make peers PEERS=inspect)")
+def test_inspect_reads_it(silva) -> None:
     path = exported(silva)
-    found = log.read_eval_log(str(path))
-    assert (found.status, len(found.samples), found.eval.dataset.samples) == ("success", 6, 2)
-    assert found.results.scores[0].metrics["mean"].value == 1.0
-    assert {sample.epoch for sample in found.samples} == {1, 2, 3}
-    assert all(sample.messages[-1].text == sample.target for sample in found.samples)
-    assert len(log.read_eval_log_sample_summaries(str(path))) == 6
+    found = json.loads(subprocess.check_output([INSPECT / "python", "-c", READS, path], timeout=300))
+    assert (found["status"], found["tasks"], found["mean"], found["summaries"]) == ("success", 2, 1.0, 6)
+    assert sorted(epoch for epoch, _, _ in found["samples"]) == [1, 1, 2, 2, 3, 3]
+    assert all(said == target for _, said, target in found["samples"])
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not INSPECT.exists(), reason="Inspect is not installed (make peers PEERS=inspect)")
+@pytest.mark.skipif(CHROMIUM is None, reason="Chromium is not installed (apt-get install chromium)")
+def test_inspect_view_shows_it(silva, tmp_path) -> None:
+    """Its list has the evaluation, and the evaluation's page its samples with their scores."""
+    path = exported(silva)
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    command = [INSPECT / "inspect", "view", "start", "--log-dir", path.parent, "--port", str(port)]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as viewer:
+        try:
+            url = f"http://127.0.0.1:{port}"
+            _until(lambda: not viewer.poll() and _answers(port))
+            with browser(tmp_path / "profile") as page:
+                page.look(1400, 900)
+                page.open(url)
+                _until(lambda: "expert" in page.run("document.body.innerText"))
+                page.run(f"location.hash = '#/logs/{path.name}'")
+                _until(lambda: "What is" in page.run("document.body.innerText"))
+                shown = page.run("document.body.innerText")
+                assert "sums" in shown and "success" in shown and "6 Samples" in shown
+        finally:
+            viewer.terminate()
+
+
+def _answers(port: int) -> bool:
+    with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), 1):
+        return True
+    return False
+
+
+def _until(true: Callable[[], bool], seconds: float = 120.0) -> None:
+    until = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < until
+        time.sleep(0.2)
 
 
 def test_results_answer_their_calls() -> None:
