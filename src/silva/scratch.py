@@ -44,11 +44,18 @@ def private_folder(kind: str, *, longest: int = 4096) -> Iterator[Path]:
     prefix = f"silva-{kind}-"
     parent = _parent(longest - len(f"/{prefix}12345678"))
     _tidy(parent)
+    with held_folder(prefix, parent) as path:
+        yield path
+
+
+@contextlib.contextmanager
+def held_folder(prefix: str, parent: Path) -> Iterator[Path]:
+    """A new folder in `parent`, locked as long as its process lives; removed at the end."""
     while True:
         path = Path(tempfile.mkdtemp(prefix=prefix, dir=parent))
         with contextlib.ExitStack() as stack:
             try:
-                stack.enter_context(_locked(path))
+                stack.enter_context(locked(path))
             except (BlockingIOError, FileNotFoundError):  # another process tidied up between these two lines
                 continue
             except OSError:  # a file system without locks: what a kill leaves there stays
@@ -74,13 +81,13 @@ def _tidy(parent: Path) -> None:
     """Remove the folders of this user's processes that are gone."""
     for kind in KINDS:
         for path in parent.glob(f"silva-{kind}-*"):
-            with contextlib.suppress(OSError), _locked(path):
+            with contextlib.suppress(OSError), locked(path):
                 shutil.rmtree(path, ignore_errors=True)
 
 
 @contextlib.contextmanager
-def _locked(path: Path) -> Iterator[None]:
-    """OSError if the folder is not there any more, another's, or locked by another process."""
+def locked(path: Path) -> Iterator[None]:
+    """Holds a folder. OSError if it is not there any more, another's, or locked by another process."""
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -39,6 +39,21 @@ eval_share = 1.0
 """
 )
 
+API = """
+environments = [{{type = "guess_number", numbers = 3, guesses = 3, eval_size = 12}}]
+rollout = {{limits = {{max_turn_tokens = 8}}}}
+synth = {{tasks = 12, samples_per_task = 1}}
+monitoring = {{tensorboard = false, report = false}}
+[engine]
+type = "openai"
+model = "m"
+base_url = "{url}"
+input_price = 1.0
+output_price = 2.0
+max_concurrent = 1
+"""
+"""A request costs 18e-6: 10 tokens of input, 4 of output."""
+
 
 class Silva(Protocol):
     """Runs `silva eval`, or another command, with these arguments; what it writes to standard output, and to

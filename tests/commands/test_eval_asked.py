@@ -13,6 +13,8 @@ from silva.config.sections import TinyModel
 from silva.evaluation.suites import SUITES
 from silva.storage.rollouts import read_rollouts
 
+from .conftest import API
+
 TINY = "model = {type = 'tiny', layers = 1, width = 16, heads = 2, kv_heads = 1, context = 128}\nseed = 5\n"
 PARITY = f"""
 environments = [{{type = "{WORLDS}:Parity", eval_size = 8}}]
@@ -65,20 +67,6 @@ def test_suites_are_listed(silva):
     table, _ = silva("--list")
     assert all(f"\n{name} " in f"\n{table}" for name in SUITES)
     assert [row["name"] for row in json.loads(silva("--list", "--json")[0])] == [*SUITES]
-
-
-API = """
-environments = [{{type = "guess_number", numbers = 3, guesses = 3, eval_size = 12}}]
-rollout = {{limits = {{max_turn_tokens = 8}}}}
-monitoring = {{tensorboard = false, report = false}}
-[engine]
-type = "openai"
-model = "m"
-base_url = "{url}"
-input_price = 1.0
-output_price = 2.0
-max_concurrent = 1
-"""
 
 
 def test_a_cap_that_is_met_keeps_what_was_paid_for(silva, server):

@@ -109,6 +109,14 @@ def test_what_two_runs_measured_is_compared(silva, runs):
 
 
 @pytest.mark.usefixtures("no_model")
+def test_the_best_step_of_a_run_is_what_was_measured_there(silva, runs):
+    out, _ = silva("compare", runs / "one@best", runs / "one@step_0", "--json")
+    rows = {row["metric"]: row["estimates"] for row in json.loads(out)["metrics"]}
+    measured = [np.mean([*solved(runs / "one", step).values()]) for step in (1, 2)]
+    assert rows["success"][0]["mean"] == pytest.approx(max(measured))
+
+
+@pytest.mark.usefixtures("no_model")
 def test_three_are_compared_with_the_first_and_corrected_together(silva, runs):
     names = [str(runs / name) for name in ("one@step_0", "one@step_2", "two")]
     out, _ = silva("compare", *names, "--json")

@@ -18,6 +18,8 @@ from silva.registries import REGISTRIES
 from silva.rendering.supervised import supervised_rows
 from silva.storage.rollouts import read_rollouts
 
+from .conftest import API
+
 TINY = "model = {type = 'tiny', layers = 1, width = 16, heads = 2, kv_heads = 1}\n"
 PARITY = f"""{TINY}
 environments = [{{type = "{WORLDS}:Parity", eval_size = 8}}]
@@ -135,20 +137,6 @@ def test_what_an_evaluation_set_asks_is_left_out_and_reported(synth):
         "ngram": 17, "sets": {"held.jsonl": {"texts": 20, "too_short": 1, "left_out": left}}
     }  # fmt: skip
     assert f"against held.jsonl: {left} left out by 17 words in a row that one of its 20 questions has" in out
-
-
-API = """
-environments = [{{type = "guess_number", numbers = 3, guesses = 3}}]
-rollout = {{limits = {{max_turn_tokens = 8}}}}
-synth = {{tasks = 12, samples_per_task = 1}}
-[engine]
-type = "openai"
-model = "m"
-base_url = "{url}"
-input_price = 1.0
-output_price = 2.0
-max_concurrent = 1
-"""
 
 
 def test_a_cap_that_is_met_writes_the_rows_that_were_paid_for(synth, server):

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import resource
+import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -75,3 +78,44 @@ def test_what_else_fails_passes_as_it_is(tmp_path: Path) -> None:
         placed(tmp_path / "out"),
     ):
         pass
+
+
+@pytest.mark.parametrize("moment", ["written", "aside"])
+def test_what_a_killed_process_left_is_removed_and_what_was_there_is_put_back(
+    tmp_path: Path, moment: str
+) -> None:
+    """Killed while it wrote, and between the two renames that replace a folder."""
+    path, other = tmp_path / "out", tmp_path / ".out2.silva-x"
+    path.mkdir()
+    (path / "weights").write_text("old")
+    other.mkdir()
+    code = """if 1:
+        import os, signal, sys
+        from pathlib import Path
+        from silva.ports import FILES
+        from silva.storage.placed import placed
+        def killed(*_): os.kill(os.getpid(), signal.SIGKILL)
+        with placed(Path(sys.argv[1]), overwrite=True) as new:
+            new.mkdir()
+            (new / "weights").write_text("new")
+            if sys.argv[2] == "written": killed()
+            rename = FILES.rename
+            def first(*of): rename(*of); killed()
+            FILES.rename = first
+    """
+    assert subprocess.run([sys.executable, "-c", code, path, moment]).returncode == -signal.SIGKILL
+    assert path.exists() == (moment == "written") and len([*tmp_path.glob(".out.*")]) == 1
+    with pytest.raises(RunFolderError, match="exists already"), placed(path):
+        pass
+    assert (path / "weights").read_text() == "old"
+    assert sorted(tmp_path.iterdir()) == [other, path]
+
+
+def test_one_that_works_on_the_same_output_is_left_alone(tmp_path: Path) -> None:
+    with placed(tmp_path / "out") as first:
+        first.write_text("first")
+        with placed(tmp_path / "out") as second:
+            second.write_text("second")
+            assert first.exists()
+        (tmp_path / "out").unlink()
+    assert (tmp_path / "out").read_text() == "first"

@@ -180,7 +180,7 @@ def build(path, cache, gate, found) -> None:
 def test_processes_that_build_at_once_build_once(tmp_path) -> None:
     path, cache = corpus(tmp_path), tmp_path / "cache"
     cache.mkdir()
-    (cache / ".bm25-0.tmp-dead").mkdir()  # another index's leftover is not touched
+    (cache / ".bm25-0.silva-dead").mkdir()  # another index's leftover is not touched
     context = multiprocessing.get_context("fork")
     gate, found = context.Barrier(3), context.Queue()
     processes = [
@@ -200,7 +200,7 @@ def test_leftovers_of_a_killed_build_are_removed(tmp_path) -> None:
     path, cache = corpus(tmp_path), tmp_path / "cache"
     Bm25.open(path, cache=cache)
     [index] = indices(cache)
-    left = cache / f".{index.name}.tmp-0"
+    left = cache / f".{index.name}.silva-0"
     index.rename(left)
     Bm25.open(path, cache=cache)
     assert indices(cache) == [index]

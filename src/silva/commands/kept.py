@@ -2,7 +2,7 @@
 
 lake-before             evals/lake-before, every step of a series
 lake-series@step_200    one step of it
-runs/lake@step_100      what a run measured at a step; without one, at its last
+runs/lake@step_100      what a run measured at a step, or runs/lake@best; without one, at its last
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from silva.evaluation.comparison import Contender
 from silva.evaluation.evaluator import Job
 from silva.evaluation.store import conditions
 from silva.evaluation.summary import contents_of, votes_of
-from silva.models.sources import is_run
+from silva.models.sources import is_run, pinned
 from silva.protocols import TaskSet
 from silva.registries import REGISTRIES
 from silva.storage.layout import Layout
@@ -147,6 +147,8 @@ def jobs_of_rows(
 
 def _found(name: str) -> tuple[Path, int | None]:
     """The folder, and the step that is asked for."""
+    if name.endswith("@best"):
+        name = pinned(name)
     front, _, at = name.rpartition("@")
     step = int(at.removeprefix("step_")) if front and at.removeprefix("step_").isdigit() else None
     base = front if step is not None else name

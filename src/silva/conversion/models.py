@@ -7,7 +7,6 @@ verl's shards (fsdp.py) ──────────────────�
 
 from __future__ import annotations
 
-import tempfile
 from pathlib import Path
 from typing import NamedTuple
 
@@ -71,20 +70,17 @@ def convert_model(
 def _written(
     source: str, name: str, to: str, path: Path, form: str | None, overwrite: bool, on_tensor: OnDone
 ) -> Converted:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=path.parent, prefix=".silva-convert-") as scratch:
+    with placed(path, overwrite=overwrite) as temporary:
         if to == "peft":
-            with placed(path, overwrite=overwrite) as temporary:
-                return Converted(path, *write_adapter(checkpoint(source), temporary))
-        model = without_tied(model_of(source, Path(scratch)))._replace(name=name)
-        with placed(path, overwrite=overwrite) as temporary:
-            notes = list[str]()
-            if to == "hf":
-                write_folder(model, temporary, DTYPES[form] if form else None, on_tensor)
-            else:
-                words = {dtype: word for word, dtype in DTYPES.items()}
-                form = form or words.get(most_common(model.tensors), "f32")
-                notes = write_gguf(model, temporary, form, on_tensor)
+            return Converted(path, *write_adapter(checkpoint(source), temporary))
+        model = without_tied(model_of(source, temporary.with_name(".merged")))._replace(name=name)
+        notes = list[str]()
+        if to == "hf":
+            write_folder(model, temporary, DTYPES[form] if form else None, on_tensor)
+        else:
+            words = {dtype: word for word, dtype in DTYPES.items()}
+            form = form or words.get(most_common(model.tensors), "f32")
+            notes = write_gguf(model, temporary, form, on_tensor)
     return Converted(path, len(model.tensors), notes)
 
 
@@ -102,7 +98,7 @@ def model_of(source: str, scratch: Path) -> Model:
     """Its config, its tokenizer, and its weights as they are needed.
 
     Args:
-        scratch: an empty folder for the merged model, if something lies over a plain one.
+        scratch: a new folder for the merged model, if something lies over a plain one.
 
     Raises:
         ModelError: there is no such model, or it is damaged.

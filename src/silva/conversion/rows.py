@@ -55,7 +55,7 @@ def convert_rows(
 
     Raises:
         ConfigError: a row cannot be read (it names file, line and key), the shape holds none of them, or
-            what has no rollouts is to be chosen from by their rewards.
+            `best` or `min_reward` is given for rows that are no rollouts.
         RunFolderError: something is at `output` already, or it cannot be written.
     """
     path = output or Path(f"{Path(source).expanduser().resolve().stem}-{to}.jsonl")

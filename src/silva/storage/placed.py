@@ -5,16 +5,18 @@ from __future__ import annotations
 import errno
 import os
 import re
-import secrets
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from glob import escape
 from pathlib import Path
 
 from silva.errors import RunFolderError, SilvaError
 from silva.ports import FILES
+from silva.scratch import held_folder, locked
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)
 """What the operating system says of a write only."""
+_ASIDE = ".before"  # no name of an output
 
 
 def refuse_existing(path: Path, overwrite: bool) -> None:
@@ -70,31 +72,33 @@ def _refused(error: Exception, path: Path) -> int:
     if error.errno in FULL or not isinstance(error.filename, str):
         return error.errno if error.errno in FULL else 0
     about = Path(error.filename)
-    beside = about.parent == path.parent and about.name.startswith(".")
+    beside = any(each.name.startswith(_hidden(path)) for each in (about, *about.parents))
     own = beside or path in (about, *about.parents) or about in path.parents
     return error.errno if own else 0
 
 
 @contextmanager
 def placed(path: Path, *, overwrite: bool = False) -> Iterator[Path]:
-    """A name beside `path`, where the caller writes a file or makes a folder; it becomes `path` at the end.
+    """A name where the caller writes a file or makes a folder; it becomes `path` at the end.
 
-    If the caller fails, what was written is removed and what was at `path` stays.
+    It lies in a hidden folder beside `path`, where the caller may put what is needed for a while, too. If the
+    caller fails, what was written is removed and what was at `path` stays. What a killed process left there
+    is removed by the next one, or put back if it had been at `path`.
 
     Raises:
         RunFolderError: something is at `path`, and `overwrite` is False; nothing is written then.
         OSError: the disk does not take it.
     """
-    refuse_existing(path, overwrite)
     path.parent.mkdir(parents=True, exist_ok=True)
-    mark = secrets.token_hex(4)
-    temporary, aside = (path.with_name(f".{path.name}.{kind}-{mark}") for kind in ("tmp", "old"))
-    try:
+    _tidy(path)
+    refuse_existing(path, overwrite)
+    with held_folder(_hidden(path), path.parent) as folder:
+        temporary, aside = folder / path.name, folder / _ASIDE
         yield temporary
         for file in [temporary, *temporary.rglob("*")]:
             FILES.fsync_dir(file) if file.is_dir() else FILES.fsync(file)
         refuse_existing(path, overwrite)  # others may have written it in the meantime
-        if path.exists():
+        if path.is_dir():
             FILES.rename(path, aside)  # a folder cannot replace a full one
         try:
             FILES.rename(temporary, path)
@@ -103,7 +107,16 @@ def placed(path: Path, *, overwrite: bool = False) -> Iterator[Path]:
                 FILES.rename(aside, path)
             raise
         FILES.fsync_dir(path.parent)
-    finally:
-        FILES.remove_tree(temporary)
-        if path.exists():
-            FILES.remove_tree(aside)
+
+
+def _hidden(path: Path) -> str:
+    return f".{path.name}.silva-"
+
+
+def _tidy(path: Path) -> None:
+    """Remove what killed processes left of their work on `path`."""
+    for folder in path.parent.glob(f"{escape(_hidden(path))}*"):
+        with suppress(OSError), locked(folder):
+            if (folder / _ASIDE).exists() and not path.exists():  # killed between two renames
+                FILES.rename(folder / _ASIDE, path)
+            FILES.remove_tree(folder)

@@ -182,7 +182,7 @@ def select(
     """Rows by task, in the order of the episodes; of one task those with the highest reward first.
 
     Raises:
-        CapabilityError: near duplicates are to be left out, and their package is missing.
+        CapabilityError: `near_duplicates` is set, and the package that finds them is missing.
     """
     by_task = dict[tuple[str, str], list[RolloutRow]]()
     played = dict[str, list[Trajectory]]()

@@ -18,7 +18,6 @@ import hashlib
 import json
 import os
 import re
-import shutil
 import unicodedata
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -118,8 +117,6 @@ class Bm25:
         return len(self._documents)
 
     def _write(self, folder: Path) -> None:
-        for left in folder.parent.glob(f".{folder.name}.tmp-*"):  # of a process that was killed
-            shutil.rmtree(left, ignore_errors=True)
         with placed(folder) as temporary:
             temporary.mkdir()
             lines = [(json.dumps(document) + "\n").encode() for document in self._documents]

@@ -39,7 +39,7 @@ class Simulator(Protocol):
     """What an episode needs of it."""
 
     def load(self, experiment: Experiment) -> Answer:
-        """Starts anew with this experiment; the first answer is what one sees."""
+        """Start this experiment; the answer is what the agent sees first."""
 
     def step(self, command: str) -> Answer: ...
 
