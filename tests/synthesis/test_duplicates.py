@@ -2,6 +2,7 @@
 
 import random
 import sys
+import unicodedata
 
 import pytest
 
@@ -58,3 +59,21 @@ def test_thirteen_words_in_a_row_are_contamination_and_twelve_are_not():
     assert sets.found_in(["if ann has 3 apples and bob has 5", "apples how many apples do they"]) == set()
     assert sets.found_in(["zero one two three four five six seven eight nine"]) == {"other"}
     assert sets.found_in(["a b c"]) == set()
+
+
+@pytest.mark.parametrize(
+    "written",
+    [
+        '{"q": "If Ann has\\n3 apples\\r\\n\\tand Bob has 5 apples, how many apples do they have in\\tall?"}',
+        LONG.replace("apples", "_apples_").replace("Bob", "__Bob__"),
+        LONG.replace("Ann", "\\u0041nn").replace("3", "３"),
+    ],
+)
+def test_a_question_is_found_in_json_with_emphasis_and_in_other_forms_of_unicode(written):
+    assert LONG not in written and EvaluationSets.of({"math": [LONG]}).found_in([written]) == {"math"}
+
+
+def test_accents_are_compared_as_they_look():
+    french = "Le café était fermé à l'époque où les élèves étaient là pour la fête"
+    decomposed = unicodedata.normalize("NFD", french)
+    assert decomposed != french and EvaluationSets.of({"fr": [french]}).found_in([decomposed]) == {"fr"}

@@ -15,7 +15,7 @@ from silva.data.row_shapes import asked, recognised
 from silva.data.rows import read_rows
 from silva.errors import CapabilityError
 from silva.evaluation.suites import SUITES, published
-from silva.synthesis.texts import ngrams, words
+from silva.synthesis.texts import bare_words, ngrams, words
 
 SHINGLE = 5  # words
 PERMUTATIONS = 128
@@ -111,7 +111,7 @@ class EvaluationSets:
         for name, texts in sets.items():
             made.texts[name] = made.too_short[name] = 0
             for text in texts:
-                made._add(name, words(text))
+                made._add(name, bare_words(text))
         return made
 
     def _add(self, name: str, tokens: list[str]) -> None:
@@ -126,7 +126,7 @@ class EvaluationSets:
 
     def found_in(self, texts: Iterable[str]) -> set[str]:
         """Names of the sets that share a sequence of words with one of these texts."""
-        all_words = [words(text) for text in texts]
+        all_words = [bare_words(text) for text in texts]
         return {
             name
             for length, known in self._sets.items()

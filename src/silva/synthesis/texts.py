@@ -8,6 +8,7 @@ Russian and Persian for Arabic, and says nothing of short texts, formulas and co
 from __future__ import annotations
 
 import re
+import unicodedata
 from collections import Counter
 from collections.abc import Collection
 
@@ -34,14 +35,22 @@ _FREQUENT = {language: frozenset(words.split()) for language, words in FREQUENT.
 _LETTERS = {name: re.compile(f"[{letters}]") for name, letters in SCRIPTS.items()}
 _ALONE = SCRIPTS["han"] + SCRIPTS["kana"] + SCRIPTS["thai"]  # written without spaces
 _WORD = re.compile(rf"[{_ALONE}]|[^\W{_ALONE}]+")
+_ESCAPE, _UNICODE_ESCAPE = re.compile(r"\\[nrt]"), re.compile(r"\\u([0-9a-fA-F]{4})")
 FEW_LETTERS, FEW_WORDS = 10, 30
 FOREIGN = 0.1
 """A larger share of letters in other scripts is another language in between."""
 
 
 def words(text: str) -> list[str]:
-    """In lower case, without punctuation; each character of Chinese, Japanese and Thai is one."""
-    return _WORD.findall(text.casefold())
+    """In lower case and in one form of Unicode (NFKC), without punctuation; each character of Chinese,
+    Japanese and Thai is one."""
+    return _WORD.findall(unicodedata.normalize("NFKC", text).casefold())
+
+
+def bare_words(text: str) -> list[str]:
+    """Words as they were before they were _emphasised_, or written as JSON, as calls and results are."""
+    plain = _UNICODE_ESCAPE.sub(lambda found: chr(int(found[1], 16)), _ESCAPE.sub(" ", text))
+    return [bare for word in words(plain) if (bare := word.strip("_"))]
 
 
 def ngrams(tokens: list[str], n: int) -> list[tuple[str, ...]]:
