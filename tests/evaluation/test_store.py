@@ -91,6 +91,13 @@ def test_what_was_spent_goes_on(tmp_path: Path) -> None:
         assert folder.spent == {"cost": 0.5}
 
 
+def test_a_write_that_was_killed_leaves_nothing_behind(tmp_path: Path) -> None:
+    opened(tmp_path / "e").close()
+    (tmp_path / "e" / ".summary.json.tmp-4f3401d7").write_text("{")
+    opened(tmp_path / "e").close()
+    assert {each.name for each in (tmp_path / "e").iterdir()} == {"config.toml", "config.json", ".silva.lock"}
+
+
 def test_another_evaluation_is_refused_in_words(tmp_path: Path) -> None:
     with opened(tmp_path / "e") as folder:
         keep(folder, JOBS[0])

@@ -116,6 +116,8 @@ class EvalFolder(Layout):
             path.mkdir(parents=True, exist_ok=True)
             folder = cls(path, lock(path))
         try:
+            for leftover in path.glob(".*.tmp-*"):  # of a write that was killed before its rename
+                FILES.remove_tree(leftover)
             if before and overwrite:
                 folder._clear()
             elif before and (changed := _changed(before, this, given)):
@@ -199,7 +201,7 @@ class EvalFolder(Layout):
         self.spent = spent
 
     def _clear(self) -> None:
-        for path in (*vars(Layout(self.path)).values(), *self.path.glob(".*.tmp-*")):
+        for path in vars(Layout(self.path)).values():
             if path != self.path:
                 FILES.remove_tree(path)
 
