@@ -107,6 +107,8 @@ def test_another_evaluation_is_refused_in_words(tmp_path: Path) -> None:
         opened(tmp_path / "e", other)
     with pytest.raises(RunFolderError, match="its tasks have other contents"):
         opened(tmp_path / "e", THIS | {"tasks": "abd"})
+    with pytest.raises(RunFolderError, match=r"another evaluation: eval\.tasks was 4, is 8\. Give"):
+        opened(tmp_path / "e", THIS | {"eval": {"tasks": 8}, "tasks": "abd"})
     dearer = THIS | {"engine": {"model": "m", "max_cost": 2.0}}  # says nothing about the answers
     with opened(tmp_path / "e", dearer) as folder:
         assert len(folder.rows) == 1

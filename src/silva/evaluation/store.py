@@ -265,9 +265,12 @@ def _changed(before: Mapping[str, Any], this: Mapping[str, Any], given: Collecti
     own = {
         key: value for key, value in this.items() if key not in (*SECTIONS, "model", "rollout")
     }  # no defaults
-    keys = [*forbidden_changes(before, this, {*given, *map(dotted, leaves(own))})]
-    words = [f"{key} was {_at(before, key)}, is {_at(this, key)}" for key in keys[:3]]
-    if "tasks" in keys and len(keys) == 1:
+    found = forbidden_changes(before, this, {*given, *map(dotted, leaves(own))})
+    keys = [key for key in found if key != "tasks"]  # a digest, which other numbers of tasks change, too
+    words = [
+        f"{key.replace('[synth]', 'synth')} was {_at(before, key)}, is {_at(this, key)}" for key in keys[:3]
+    ]
+    if found and not keys:
         words = ["its tasks have other contents"]
     return "; ".join(words) + (f" and {len(keys) - 3} more" if len(keys) > 3 else "")
 
