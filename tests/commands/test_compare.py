@@ -83,6 +83,7 @@ def test_other_tasks_are_refused_and_shared_ones_compared(silva):
         (["all"], "all is one evaluation; expected another one too"),
         ([], "expected two or more evaluations"),
         (["all", "all@step_7"], "has no episodes of step 7"),
+        (["all", "rows"], "rows is a synthesis, of training tasks; expected an evaluation or a run"),
         (["all", "half"], "evals/half is not finished; the same silva eval command goes on with it"),
     ],
 )
@@ -90,5 +91,7 @@ def test_what_cannot_be_compared_is_said(silva, arguments, words):
     silva("@", "sums.toml", "--policy", "expert", "--name", "all")
     Path("evals/half").mkdir()
     Path("evals/half/journal.jsonl").write_text("")
+    Path("rows").mkdir()
+    Path("rows/config.json").write_text('{"synthesis": {}}')
     _, err = silva("compare", *arguments, code=2)
     assert words in err

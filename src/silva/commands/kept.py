@@ -22,7 +22,7 @@ from silva.config.schema import RunConfig
 from silva.errors import ConfigError
 from silva.evaluation.comparison import Contender
 from silva.evaluation.evaluator import Job
-from silva.evaluation.store import conditions
+from silva.evaluation.store import SYNTHESIS, conditions
 from silva.evaluation.summary import contents_of, votes_of
 from silva.models.sources import is_run, pinned
 from silva.protocols import TaskSet
@@ -154,6 +154,10 @@ def _found(name: str) -> tuple[Path, int | None]:
     base = front if step is not None else name
     for path in (EVALS / base, Path(base).expanduser()):
         files = Layout(path)
+        if files.config_json.exists() and SYNTHESIS in read_plain(files.config_json):
+            raise ConfigError(
+                f"{name}: {path} is a synthesis, of training tasks; expected an evaluation or a run"
+            )
         if files.journal.exists():
             raise ConfigError(
                 f"{name}: {path} is not finished; the same silva eval command goes on with it, then compare"
