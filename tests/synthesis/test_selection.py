@@ -116,6 +116,15 @@ def test_the_first_reason_counts_and_what_is_left_out_makes_nothing_a_duplicate(
     assert chosen([episode(), worse, again]) == (["a/0", "b/0"], {"not the best": 1})
 
 
+def test_ids_of_calls_make_no_other_dialogue() -> None:
+    def asks(task: str, id: str, number: int = 1) -> RolloutRow:
+        call = ToolCall("add", {"a": number}, id)
+        return episode(Message("assistant", "", tool_calls=(call,)), task=task, asked="1 + 1?")
+
+    episodes = [asks("a", "call_8f3"), asks("b", "call_c07"), asks("c", "call_8f3", 2)]
+    assert chosen(episodes) == (["a/0", "c/0"], {"duplicate": 1})
+
+
 def test_near_duplicates_of_rows_are_left_out() -> None:
     pytest.importorskip("datasketch")
     text = " ".join(f"w{i}" for i in range(60))

@@ -112,7 +112,7 @@ def _of_rollouts(files: list[Path], to: str, best: bool, min_reward: float | Non
             yield where, "the rollout failed", set()
         elif min_reward is not None and played.raw_reward < min_reward:
             yield where, f"the raw reward is below {min_reward:g}", set()
-        elif best and (text := repr((said.messages, said.tools))) in said_before:
+        elif best and (text := said.content) in said_before:
             yield where, "an earlier row says the same", set()
         else:
             about = {"reward": played.raw_reward, "rewards": dict(played.rewards), "task": row.task,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from silva.rendering.tool_calls import write_calls
 from silva.thoughts import join_reasoning
@@ -17,6 +17,15 @@ class Dialogue:
     messages: tuple[Message, ...]
     tools: tuple[ToolSpec, ...] = ()
     where: str = ""
+
+    @property
+    def content(self) -> str:
+        """Equal for dialogues that say the same. Ids of calls do not count: servers draw them at random."""
+        said = [
+            replace(each, tool_calls=tuple(replace(call, id="") for call in each.tool_calls))
+            for each in self.messages
+        ]
+        return repr((said, self.tools))
 
 
 def reply_text(message: Message) -> str:

@@ -90,9 +90,7 @@ class Candidate:
 
     @property
     def content(self) -> str:
-        """Equal for equal dialogues."""
-        values = self.values or {}
-        return json.dumps([values.get("messages"), values.get("tools")], sort_keys=True)
+        return self.said.content if self.said else ""
 
     @property
     def _messages(self) -> Sequence[Any]:
