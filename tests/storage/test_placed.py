@@ -17,6 +17,7 @@ from tests.models.test_sources import save
 from silva.cli import main
 from silva.config.sections import TinyModel
 from silva.errors import RunFolderError
+from silva.ports import FILES
 from silva.storage.placed import placed, writing
 
 MODEL = TinyModel(layers=1, width=16, heads=2, kv_heads=1, context=64)
@@ -80,12 +81,12 @@ def test_what_else_fails_passes_as_it_is(tmp_path: Path) -> None:
         pass
 
 
-@pytest.mark.parametrize("moment", ["written", "aside"])
+@pytest.mark.parametrize("moment", ["written", "aside", "replaced"])
 def test_what_a_killed_process_left_is_removed_and_what_was_there_is_put_back(
     tmp_path: Path, moment: str
 ) -> None:
-    """Killed while it wrote, and between the two renames that replace a folder."""
-    path, other = tmp_path / "out", tmp_path / ".out2.silva-x"
+    """Killed while it wrote, and after each of the two renames that replace a folder."""
+    path, other = tmp_path / "out[1]", tmp_path / ".out[1]2.silva-x"
     path.mkdir()
     (path / "weights").write_text("old")
     other.mkdir()
@@ -100,14 +101,16 @@ def test_what_a_killed_process_left_is_removed_and_what_was_there_is_put_back(
             (new / "weights").write_text("new")
             if sys.argv[2] == "written": killed()
             rename = FILES.rename
-            def first(*of): rename(*of); killed()
-            FILES.rename = first
+            def then(*of):
+                rename(*of)
+                if sys.argv[2] == "aside" or of[1] == Path(sys.argv[1]): killed()
+            FILES.rename = then
     """
     assert subprocess.run([sys.executable, "-c", code, path, moment]).returncode == -signal.SIGKILL
-    assert path.exists() == (moment == "written") and len([*tmp_path.glob(".out.*")]) == 1
+    assert path.exists() == (moment != "aside") and len([*tmp_path.glob(".out?1?.*")]) == 1
     with pytest.raises(RunFolderError, match="exists already"), placed(path):
         pass
-    assert (path / "weights").read_text() == "old"
+    assert (path / "weights").read_text() == ("new" if moment == "replaced" else "old")
     assert sorted(tmp_path.iterdir()) == [other, path]
 
 
@@ -119,3 +122,28 @@ def test_one_that_works_on_the_same_output_is_left_alone(tmp_path: Path) -> None
             assert first.exists()
         (tmp_path / "out").unlink()
     assert (tmp_path / "out").read_text() == "first"
+
+
+def test_what_others_wrote_in_the_meantime_stays(tmp_path: Path) -> None:
+    with pytest.raises(RunFolderError, match="exists already"), placed(tmp_path / "out") as mine:
+        mine.write_text("mine")
+        (tmp_path / "out").write_text("theirs")
+    assert (tmp_path / "out").read_text() == "theirs" and len([*tmp_path.iterdir()]) == 1
+
+
+def test_a_folder_whose_successor_cannot_take_its_place_is_put_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, rename = tmp_path / "out", FILES.rename
+    path.mkdir()
+    (path / "weights").write_text("old")
+
+    def refused(source: Path, target: Path) -> None:
+        if source.name == "out" and target == path:
+            raise OSError(28, "No space left on device")
+        rename(source, target)
+
+    with pytest.raises(OSError, match="No space"), placed(path, overwrite=True) as new:
+        new.mkdir()
+        monkeypatch.setattr(FILES, "rename", refused)
+    assert (path / "weights").read_text() == "old" and [*tmp_path.iterdir()] == [path]

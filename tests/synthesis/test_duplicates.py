@@ -41,6 +41,15 @@ def test_near_duplicates_are_those_of_all_pairs():
     assert 40 <= sum(expected) <= 110
 
 
+def test_an_overlap_at_the_bound_is_near():
+    """8 words have 4 sequences of 5; the last word of two texts differs, so 3 of 5 sequences are shared."""
+    pytest.importorskip("datasketch")
+    texts = NearDuplicates(3 / 5)
+    texts.add("a b c d e f g h")
+    assert texts.find("a b c d e f g i") == 0
+    assert texts.find("a b c d e f x i") is None  # 2 of 6
+
+
 def test_without_the_package_the_command_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "datasketch", None)
     with pytest.raises(CapabilityError, match=r"pip install 'silva\[synth\]'"):
@@ -59,6 +68,8 @@ def test_thirteen_words_in_a_row_are_contamination_and_twelve_are_not():
     assert sets.found_in(["if ann has 3 apples and bob has 5", "apples how many apples do they"]) == set()
     assert sets.found_in(["zero one two three four five six seven eight nine"]) == {"other"}
     assert sets.found_in(["a b c"]) == set()
+    few = EvaluationSets.of({"few": ["one two three four five", "one two three"]}, 5)
+    assert few.too_short == {"few": 1} and few.found_in(["zero one two three four five six"]) == {"few"}
 
 
 @pytest.mark.parametrize(

@@ -116,6 +116,24 @@ def test_the_first_reason_counts_and_what_is_left_out_makes_nothing_a_duplicate(
     assert chosen([episode(), worse, again]) == (["a/0", "b/0"], {"not the best": 1})
 
 
+def test_a_share_of_repeated_words_at_the_bound_stays() -> None:
+    text = " ".join(f"w{i % 20}" for i in range(30))  # the first 10 again: 20 of 30 words
+    assert chosen([episode(text)], max_repetition=20 / 30) == (["a/0"], {})
+
+
+def test_a_reply_that_was_cut_before_the_last_is_one_too_many() -> None:
+    row = episode(cut=True)
+    (cut,) = row.trajectory.turns
+    turns = (cut, replace(cut, stop_reason="stop_token", fresh=False))
+    row = replace(row, trajectory=replace(row.trajectory, turns=turns))
+    assert chosen([row]) == ([], {"cut off": 1})
+
+
+def test_tasks_of_two_environments_may_share_an_id() -> None:
+    other = replace(episode("other"), environment="elsewhere")
+    assert chosen([episode(), other]) == (["a/0", "a/0"], {})
+
+
 def test_ids_of_calls_make_no_other_dialogue() -> None:
     def asks(task: str, id: str, number: int = 1) -> RolloutRow:
         call = ToolCall("add", {"a": number}, id)
@@ -145,6 +163,10 @@ def test_contamination_is_counted_by_set() -> None:
     found = select([episode(), asks, episode(calls, task="c")], Synth(), sets, TEACHER)
     assert found.left_out["contaminated"] == 2 and len(found.rows) == 1
     assert found.contaminated == {"math": 2, "other": 2, "clean": 0}
+    (turn,) = asks.trajectory.turns
+    system = replace(turn, messages=(Message("system", question), Message("user", "?"), turn.messages[-1]))
+    played = replace(asks, trajectory=replace(asks.trajectory, turns=(system,)))
+    assert len(select([played], Synth(), sets, TEACHER).rows) == 1
 
 
 def test_a_row_holds_calls_thoughts_tools_and_where_it_is_from() -> None:

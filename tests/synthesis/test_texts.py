@@ -38,6 +38,10 @@ def test_a_configuration_may_name_each_of_them():
 
 def test_what_says_nothing_of_its_language_is_not_foreign():
     assert language_of("x = 2 * y + 7") == ""
+    assert language_of("the forward and backward pass") == ""  # two frequent words are too few
+    assert (
+        language_of("le chat, les chiens, des oiseaux: de kat, het paard, een vis") == ""
+    )  # as many of each
     assert not foreign("up up left", ["en"]) and not foreign("12 + 30 = 42", ["zh"])
 
 
@@ -55,4 +59,4 @@ def test_repetition_is_the_share_of_words_in_repeated_sequences():
     assert repetition(" ".join(once)) == 0
     assert repetition(" ".join([*once, *once[:10]])) == 20 / 50
     assert repetition("again " * 40) == 1
-    assert repetition("again " * 29) == 0
+    assert repetition("again " * 30) == 1 and repetition("again " * 29) == 0
