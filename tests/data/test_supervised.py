@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
@@ -151,6 +152,19 @@ def test_bad_rows_are_named_and_some_may_pass(tmp_path: Path) -> None:
     assert sorted(made.counts.bad) == [f"{file}{each}" for each in broken]  # they are bad whoever reads them
 
 
+@pytest.mark.parametrize("first", ["{", '{"text": "q"}'])
+def test_bad_rows_may_be_the_first_ones(tmp_path: Path, first: str) -> None:
+    file = tmp_path / "rows.jsonl"
+    file.write_text("\n".join([first, *(json.dumps(row) for row in rows(3))]))
+    for keys in ({}, {"validation_path": str(file), "sources": rows(1)}):
+        with pytest.raises(ConfigError, match=r"rows\.jsonl:1: "):
+            stream(keys.pop("sources", file), **keys)
+    made = stream(file, max_bad_rows=1)
+    assert sorted(shown(made.draw(3))) == ["q0", "q1", "q2"]
+    made.draw(3)
+    assert len(made.counts.bad) == 1 and made.counts.bad[0].startswith(f"{file}:1: ")
+
+
 def test_what_a_template_refuses_is_a_bad_row() -> None:
     strict = (
         "{% for m in messages %}{% if 'no' in m.content %}{{ raise_exception('not this') }}{% endif %}"
@@ -214,6 +228,11 @@ def test_a_run_says_how_rows_are_read_and_what_a_template_rewrites() -> None:
         f"  {first}One.<|im_end|> <|im_start|>user 2?<|im_end|> <|im_start|>assistant ⟦Two.<|im_end|>⟧",
     )
     assert len(made.draw(2)) == 4 and made.counts.rewritten == 2
+    system = {"role": "system", "content": f"begin {'x' * 900} end"}
+    long = stream(({"messages": [system, *talk["messages"]]},), turns="last")
+    assert re.fullmatch(
+        r"  <\|im_start\|>system begin x+ \.\.\. .*assistant ⟦Two\.<\|im_end\|>⟧", long.notes[-1]
+    )
     kept = stream((talk,), template="qwen3")
     assert len(kept.draw(1)) == 1 and kept.notes[1] == "rows[0]; what stands in ⟦ ⟧ is trained:"
 

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
 LOOKED_AT = 10  # first rows of a source, for the example that is shown
 SHOWN = 600  # characters of an example
+BETWEEN = 200  # of these, for each stretch that is not trained: a long system message would hide what is
 
 
 @dataclass
@@ -85,18 +86,20 @@ class SupervisedStream:
         counts: since the beginning, as `state` has them.
 
     Raises:
-        ConfigError: a source is empty, or its first row looks like no dialogue.
+        ConfigError: a source is empty, or its first row looks like no dialogue and may not be bad.
     """
 
     def __init__(self, settings: SupervisedData, renderer: Renderer, seed: int) -> None:
         self.settings, self.counts, self._renderer = settings, RowCounts(), renderer
         self._sources = [
-            _opened(given, derive(seed, "source", i)) for i, given in enumerate(settings.sources)
+            _opened(given, derive(seed, "source", i), settings.max_bad_rows)
+            for i, given in enumerate(settings.sources)
         ]
         self._apart: _Source | None = None
         self._held_out: set[str] = set()
         if settings.validation_path:
-            self._apart = _opened(SupervisedSource(path=settings.validation_path), 0)
+            apart = SupervisedSource(path=settings.validation_path)
+            self._apart = _opened(apart, 0, settings.max_bad_rows)
             self._held_out = {_digest(each) for each in self._dialogues(self._apart)}
         self._about = [note for source in self._sources for note in self._examples(source)]
 
@@ -255,7 +258,7 @@ class SupervisedStream:
                 )
                 yield f"{said.where}{apart}; what stands in ⟦ ⟧ is trained:"
                 for row in rows:
-                    yield f"  {one_line(trained_text(self._renderer, row), SHOWN)}"
+                    yield f"  {one_line(trained_text(self._renderer, row, BETWEEN), SHOWN)}"
             if shown > 1 or (shown and not self._renderer.rebuilds_context):
                 break
 
@@ -273,11 +276,20 @@ class SupervisedStream:
         return "; ".join(said)
 
 
-def _opened(given: SupervisedSource, seed: int) -> _Source:
+def _opened(given: SupervisedSource, seed: int, passes: int) -> _Source:
+    """The rows of a source; the first that can be read decides their shape, so many may be bad before it."""
     label, rows = given.path or given.hub or "rows", indexed(given)
     if not len(rows):
         raise ConfigError(f"{label}: got no rows, expected dialogues")
-    return _Source(label, rows, shape_of(rows[0], given.prompt, given.answer), given.weight, seed)
+    errors = list[ConfigError]()
+    for index in range(min(passes + 1, len(rows))):
+        try:
+            shape = shape_of(rows[index], given.prompt, given.answer)
+        except ConfigError as error:  # counted if it is drawn
+            errors.append(error)
+        else:
+            return _Source(label, rows, shape, given.weight, seed)
+    raise errors[0]
 
 
 def _digest(said: Dialogue) -> str:

@@ -101,13 +101,19 @@ def supervised_rows(
     return [row for row in found if row.count]
 
 
-def trained_text(renderer: Renderer, row: SupervisedRow) -> str:
-    """The text of a row for people, with what is trained between ⟦ and ⟧."""
+def trained_text(renderer: Renderer, row: SupervisedRow, between: int | None = None) -> str:
+    """The text of a row for people, with what is trained between ⟦ and ⟧.
+
+    Args:
+        between: the most characters of a stretch that is not trained: its two ends; None: all.
+    """
     trained = [any(mask[i] for mask in row.trained.values()) for i in range(len(row))]
     cuts = [0, *(i for i in range(1, len(row)) if trained[i] != trained[i - 1]), len(row)]
     pieces = []
     for begin, end in pairwise(cuts):
         text = renderer.decode(row.tokens[begin:end].tolist())
+        if not trained[begin] and between is not None and len(text) > between:
+            text = f"{text[: between // 2]} ... {text[-between // 2 :]}"
         pieces.append(f"⟦{text}⟧" if trained[begin] else text)
     return "".join(pieces)
 
