@@ -83,6 +83,14 @@ def test_tags_use_the_one_required_text_parameter():
     assert (parsed.content, parsed.errors) == ("See  then .", ())
 
 
+def test_tags_use_the_only_text_parameter_if_none_is_required():
+    text = {"type": "string"}
+    for found, parameters in [("expression", {"expression": text, "digits": {"type": "integer"}}),
+                              ("input", {"one": text, "other": text})]:  # fmt: skip
+        parsed = TAGS.parse("<calculator>6*7</calculator>", [tool("calculator", **parameters)])
+        assert parsed.calls == (ToolCall("calculator", {found: "6*7"}),)
+
+
 def test_tags_are_text_unless_the_tool_is_on_offer():
     text = " <python>1</python> "
     assert TAGS.parse(text, [SEARCH]) == Parsed(text)

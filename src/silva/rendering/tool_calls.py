@@ -220,7 +220,8 @@ def _json_type(value: object) -> str:
 def _text_parameter(tool: ToolSpec) -> str:
     properties = tool.parameters.get("properties", {})
     required = [name for name in tool.parameters.get("required", ()) if _is_text(properties.get(name))]
-    return required[0] if len(required) == 1 else "input"
+    texts = required or [name for name, schema in properties.items() if _is_text(schema)]
+    return texts[0] if len(texts) == 1 else "input"
 
 
 def _is_text(schema: object) -> bool:
