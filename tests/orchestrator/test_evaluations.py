@@ -99,6 +99,13 @@ def test_another_held_out_set_is_named_by_environment(run) -> None:
     assert "None was trained on" in note
 
 
+def test_nothing_is_said_of_an_environment_that_the_run_never_had(run) -> None:
+    other = Listed(5, 6)
+    assert held_out_changes(run, {"gsm8k": other}, 100) == []
+    (note,) = held_out_changes(run, {"w": other}, 100)
+    assert "2 of 2 evaluated tasks were not held out" in note
+
+
 def test_of_another_folder_nothing_is_known(tmp_path) -> None:
     assert held_out_changes(tmp_path, {"w": Listed(1)}, 100) == []
 

@@ -86,7 +86,7 @@ def held_out_changes(run: Path, tasksets: Mapping[str, TaskSet], tasks: int) -> 
                 f"{label}: {again} of {len(now)} evaluated tasks were trained on in {run}: success on these "
                 "says nothing about new tasks. Evaluate with the environment and the eval_share of the run."
             )
-        elif new:
+        elif new and (label in known or new < len(now)):  # otherwise the run never had this environment
             notes.append(
                 f"{label}: the held-out set changed: {new} of {len(now)} evaluated tasks were not held out "
                 f"when {run} began. None was trained on, but earlier results are for other tasks."
