@@ -136,7 +136,7 @@ class Assembly:
         found, limits = list(self.engine.notes), self.config.rollout.limits
         context = self.engine.capabilities.context
         own = self.model.context if self.host.holds_model else context
-        if limits.max_episode_tokens > context:
+        if self.config.environments and limits.max_episode_tokens > context:
             raised = f"or raise engine.context (the model has room for {own})" if own > context else (
                 f"which is all that {name_of(self.config.model)} has")  # fmt: skip
             found.append(

@@ -46,6 +46,7 @@ def test_rows_beside_the_configuration_are_learned_and_bad_ones_counted(tmp_path
     assert main(["sft", "@", str(tmp_path / "there" / "sft.toml"), "--output-dir", str(tmp_path)]) == 0
     said = capsys.readouterr()
     lines = (said.out + said.err).replace(str(tmp_path), "")
+    assert "rollout.limits" not in lines  # nothing is played
     assert (
         "rows/d.jsonl: 3 rows, weight 1, read as table: prompt in `prompt`, answer in `completion`" in lines
     )
