@@ -144,6 +144,7 @@ STATES = [  # of an expert, with thoughts; beside them whole episodes would say 
         (EPISODES, ["--best"], [("whole", 0.4)], "1 rows are left out: an earlier row says the same"),
         ([*EPISODES, *STATES], ["--best"], [("good", 0.9), ("only", 0.3)], ": 2 rows\n"),
         (STATES, ["--best", "--min-reward=0.5"], [("good", 0.9)], "the raw reward is below 0.5 (the first: "),
+        (EPISODES, ["--min-reward=5"], [("eval", 5.0)], "in 1 rows a held-out task was played (status"),
         (STATES[:2], ["--min-reward", "0.1"], [("bad", 0.1), ("good", 0.9)], ": 2 rows\n"),
     ],
 )

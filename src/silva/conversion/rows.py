@@ -119,7 +119,8 @@ def _of_rollouts(files: list[Path], to: str, best: bool, min_reward: float | Non
                      "environment": row.environment, "step": row.step, "status": row.status}  # fmt: skip
             said_before |= {text} if best else set()
             try:
-                yield (where, *row_of(said, to, about))
+                made, missing = row_of(said, to, about)
+                yield where, made, missing | ({"held out"} if row.status == "eval" else set())
             except CannotHold as error:
                 yield where, str(error), set()
 

@@ -35,8 +35,9 @@ LOST: Mapping[str, str] = {
     "tools": "the schemas of tools are left out or changed",
     "texts": "texts have other whitespace at their ends, or words that read as markup",
     "turns": "turns are joined or cut otherwise",
+    "held out": 'a held-out task was played (status "eval"), which is not to be trained on',
 }
-"""What a row may lose, in words."""
+"""What a row may lose, in words, or should not be used for."""
 
 
 class CannotHold(ValueError):
