@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from silva.commands.checks import bias_notes, check, check_environments, check_parts
+from silva.commands.checks import bias_notes, check, check_environments, check_parts, data_notes
 from silva.config.load import load
 from silva.errors import CapabilityError, ConfigError
 from silva.protocols import EngineCapabilities, TrainerCapabilities
@@ -189,3 +189,20 @@ def test_later_updates_of_a_loss_without_a_ratio_are_told(recipe: str, updates: 
     assert [note.partition(" is exact for the first update")[0] for note in bias_notes(config)] == (
         ['algorithm.loss = "reinforce"'] * said
     )
+
+
+@pytest.mark.parametrize(
+    ("data", "said"),
+    [
+        ({}, ["[data] is not used: a data.mix above 0 adds a batch of it to every update"]),
+        ({"mix": 0.1, "validation": 0.1}, []),
+        (
+            {"mix": 0.1, "epochs": 2.0, "weighting": "dft"},
+            ["data.epochs, data.weighting: used by silva sft only, not by data.mix"],
+        ),
+    ],
+    ids=str,
+)
+def test_keys_of_data_that_do_nothing_in_rl_are_said(data: dict[str, Any], said: list[str]) -> None:
+    config = resolved(data={"sources": [{"path": "rows.jsonl"}], **data})
+    assert data_notes(config) == said and data_notes(resolved()) == []

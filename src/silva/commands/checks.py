@@ -81,6 +81,22 @@ def bias_notes(config: RunConfig) -> list[str]:
     ]
 
 
+def data_notes(config: RunConfig) -> list[str]:
+    """Keys of [data] that have no effect in RL; a file may have them for `silva sft`."""
+    data = config.data
+    if data is None:
+        return []
+    if not data.mix:
+        return ["[data] is not used: a data.mix above 0 adds a batch of it to every update"]
+    fields = type(data).model_fields
+    idle = [
+        f"data.{key}"
+        for key in ("epochs", "aggregation", "weighting", "early_stop")
+        if getattr(data, key) != fields[key].default
+    ]
+    return [f"{', '.join(idle)}: used by silva sft only, not by data.mix"] if idle else []
+
+
 def check_addresses(placement: Any) -> None:
     """Refuse an orchestrator without the addresses of its parts.
 

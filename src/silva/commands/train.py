@@ -12,7 +12,7 @@ from rich.console import Console
 
 from silva import process
 from silva.assembly import connected
-from silva.commands.checks import bias_notes, check, check_environments, check_parts
+from silva.commands.checks import bias_notes, check, check_environments, check_parts, data_notes
 from silva.commands.common import as_resolved
 from silva.commands.outcome import RunOutcome, earlier, finish, stopped
 from silva.config.load import Resolved
@@ -82,7 +82,7 @@ def newest_step(path: Path) -> int:
 
 async def _train(resolved: Resolved, folder: RunFolder, console: Console | None) -> RunOutcome:
     config = resolved.config
-    notes = (*config.algorithm.notes, *bias_notes(config))
+    notes = (*config.algorithm.notes, *bias_notes(config), *data_notes(config))
     async with opened(resolved, folder, steps=config.steps, notes=notes, console=console) as run:
         try:
             loop = await _prepare(run)
