@@ -100,7 +100,8 @@ def test_no_row_is_exit_code_3_and_tasks_are_those_of_training(synth):
     [
         (("gsm8k",), "got 'gsm8k', expected a configuration (@ FILE) or keys: suites are held out"),
         (("@p.toml", "--environments.0.eval_share=1.0"), "parity: all tasks are held out; expected"),
-        (("@p.toml", '--synth.decontaminate=["no/such.jsonl"]'), "no/such.jsonl"),
+        (("@p.toml", '--synth.decontaminate=["no/such.jsonl"]'), "synth.decontaminate: no/such.jsonl: "),
+        (("@p.toml", '--synth.decontaminate=["gsm9k"]'), 'did you mean "gsm8k"?'),
         (("@p.toml", '--synth.decontaminate=["humaneval"]'), "suite humaneval: it"),
         (("@p.toml", '--synth.decontaminate=["xbench"]'), "suite xbench: "),
         (("@p.toml", '--synth.languages=["xx"]'), "synth.languages.0"),
@@ -134,9 +135,10 @@ def test_what_an_evaluation_set_asks_is_left_out_and_reported(synth):
     left = summary["left_out"]["contaminated"]
     assert left > 0 and left + len(rows_of("apples")) == summary["episodes"]
     assert summary["decontamination"] == {
-        "ngram": 17, "sets": {"held.jsonl": {"texts": 20, "too_short": 1, "left_out": left}}
+        "ngram": 17,
+        "sets": {str(Path("held.jsonl").resolve()): {"texts": 20, "too_short": 1, "left_out": left}},
     }  # fmt: skip
-    assert f"against held.jsonl: {left} left out by 17 words in a row that one of its 20 questions has" in out
+    assert f"held.jsonl: {left} left out by 17 words in a row that one of its 20 questions has" in out
 
 
 def test_a_cap_that_is_met_writes_the_rows_that_were_paid_for(synth, server):

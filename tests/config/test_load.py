@@ -248,3 +248,13 @@ def test_variables_of_other_parts_are_left_alone(write, resolve):
     assert resolve("@ a.toml", SILVA_CACHE="/tmp/x", SILVA_API_KEY="s", OTHER__A="1").provenance == {
         "environments.0.type": "a.toml:2"
     }
+
+
+def test_evaluation_sets_are_found_beside_the_file_that_names_them(write, resolve, tmp_path):
+    sets = ["rows.jsonl", "held/rows", "gsm8k", "owner/name", "no/such.jsonl"]
+    write("there/c.toml", f"{TOY}[synth]\ndecontaminate = {sets}\n")
+    for rows in ("rows.jsonl", "held/rows/a.jsonl", "gsm8k/a.jsonl"):  # a name alone is that of a suite
+        write(f"there/{rows}", "")
+    there = (tmp_path / "there").resolve()
+    expected = (f"{there}/rows.jsonl", f"{there}/held/rows", *sets[2:])
+    assert resolve("@ there/c.toml").config.synth.decontaminate == expected

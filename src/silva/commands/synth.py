@@ -25,7 +25,7 @@ from silva.commands.playing import kept, play_missing, read_tasks
 from silva.config.field_types import plain
 from silva.config.saved import to_toml
 from silva.config.sections import Synth
-from silva.errors import ConfigError, CostLimit, NoSignalError
+from silva.errors import ConfigError, CostLimit, NoSignalError, errors_about
 from silva.evaluation.evaluator import Job, jobs_of
 from silva.evaluation.store import SECTIONS, SYNTHESIS, EvalFolder, free_name, identity
 from silva.monitoring.printable import put
@@ -49,7 +49,8 @@ def synthesize(asked: EvalRequest) -> Summary:
     """
     console, config = Console(stderr=True), here(asked.config)
     settings: Synth = config.synth or Synth()
-    sets = EvaluationSets.named(settings.decontaminate, settings.ngram)
+    with errors_about("synth.decontaminate"):
+        sets = EvaluationSets.named(settings.decontaminate, settings.ngram)
     if settings.near_duplicates:
         NearDuplicates(settings.near_duplicates)  # a missing package is said before anything is played
     tasksets = read_tasks(config, console, held_out=False)

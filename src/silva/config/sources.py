@@ -119,10 +119,11 @@ def _plain(value: Any, path: str) -> Any:
 
 def place_files(layer: Layer, folder: Path) -> Layer:
     """The layer with files of the user's own written out from `folder`, so that they mean the same from
-    anywhere: `file.py:name`, the keys of FILES and `*_path`, and files in a `command`."""
+    anywhere: `file.py:name`, the keys of FILES and `*_path`, and what is there of a `command` and of the
+    evaluation sets of `synth`, which may be other words, too."""
     for path, given in layer:
         for inner, node in walk(given, path):
-            if inner[:1] in (("environments",), ("algorithm",), ("rollout",), ("data",)):
+            if inner[:1] in (("environments",), ("algorithm",), ("rollout",), ("data",), ("synth",)):
                 value, key = node.value, next(str(part) for part in reversed(inner) if isinstance(part, str))
                 if isinstance(value, Text):
                     node.value = Text(*(_absolute(each, folder, key) for each in (value.text, value.value)))
@@ -134,10 +135,11 @@ def place_files(layer: Layer, folder: Path) -> Layer:
 def _absolute(value: Any, folder: Path, key: str) -> Any:
     if not isinstance(value, str) or not value:
         return value
-    of_command = key == "command" and len(value) < 4096 and (folder / value).is_file()
+    there = key in ("command", "decontaminate") and len(value) < 4096 and (folder / value).is_file()
+    there |= key == "decontaminate" and "/" in value and (folder / value).is_dir()
     if key == "path" and _HUB.fullmatch(value) and not (folder / value).exists():
         return value
-    if of_command or key in FILES or key.endswith("_path"):
+    if there or key in FILES or key.endswith("_path"):
         return str((folder / Path(value).expanduser()).resolve())
     if ".py:" not in value:
         return value

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
 from silva.data.row_shapes import asked, recognised
@@ -138,7 +139,8 @@ class EvaluationSets:
 
 def _questions(name: str) -> Iterator[str]:
     """What the users of an evaluation set say."""
-    rows, column = published(name) if name in SUITES else (read_rows(name), "")
+    a_place = "/" in name or Path(name).exists()  # a hub id has a slash, too
+    rows, column = (read_rows(name), "") if a_place and name not in SUITES else published(name)
     for row in rows:
         said = asked(row, recognised(row, column if column in row.values else ""))
         yield "\n".join(message.content for message in said if message.role == "user")
