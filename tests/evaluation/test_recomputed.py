@@ -177,18 +177,34 @@ def test_success_against_counts(label: str, rows: list[dict[str, Any]], summary:
         assert group["ci_low"] <= group["mean"] <= group["ci_high"]
 
 
-def test_many_values_make_groups_of_equally_many_episodes() -> None:
-    """60 episodes of 1 to 60 turns, of which those above 30 are paid 1."""
+def groups_by_turns(counts: list[int]) -> list[dict[str, Any]]:
+    """Of episodes with so many turns, of which those above 30 are paid 1."""
     turn = Turn("q", (Segment("environment", (1,)),), fresh=True)
-    episodes = [(f"t{n % 20}", Trajectory(f"e{n}", (turn,) * n, "terminated", rewards={"r": float(n > 30)}))
-                for n in range(1, 61)]  # fmt: skip
+    episodes = [(f"t{n % 20}", Trajectory(f"e{i}", (turn,) * n, "terminated", rewards={"r": float(n > 30)}))
+                for i, n in enumerate(counts)]  # fmt: skip
     found = evaluation("world", episodes, Eval(tasks=20, samples_per_task=3))
     config: Any = SimpleNamespace(seed=0, eval=Eval())
     told = whole_summary("e", {0: [found]}, {0: "m"}, config=config, spent={}, tasks={})
-    groups = told["episodes"][0]["by_count"]["turns"]
-    assert [(group["from"], group["to"]) for group in groups] == [
-        (1, 10), (11, 20), (21, 30), (31, 40), (41, 50), (51, 60),
+    return told["episodes"][0]["by_count"]["turns"]  # type: ignore[no-any-return]
+
+
+def test_many_values_make_groups_of_equally_many_episodes() -> None:
+    groups = groups_by_turns([*range(1, 61)])
+    assert [(group["from"], group["to"], group["at"]) for group in groups] == [
+        (1, 10, 5.5), (11, 20, 15.5), (21, 30, 25.5), (31, 40, 35.5), (41, 50, 45.5), (51, 60, 55.5),
     ]  # fmt: skip
     assert [(group["metric"], group["mean"]) for group in groups] == [("reward", 0.0)] * 3 + [
         ("reward", 1.0)
     ] * 3
+
+
+@pytest.mark.parametrize(
+    ("counts", "expected"),
+    [
+        ([1] * 20 + [2, 3, 4, 5, 6], [(1, 20), (2, 1), (3, 1), (4, 1), (5, 1), (6, 1)]),
+        ([1] * 90 + [2, 3, 4, 5, 6, 7, 8], [(1, 90), (2, 7)]),
+        ([4] * 5, []),
+    ],
+)
+def test_few_values_and_one_that_nearly_all_have(counts: list[int], expected: list[tuple[int, int]]) -> None:
+    assert [(group["from"], group["count"]) for group in groups_by_turns(counts)] == expected

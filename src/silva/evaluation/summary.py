@@ -147,7 +147,8 @@ def _groups(found: Evaluation, of: Callable[[Trajectory], float]) -> list[dict[s
     if len(starts) < 2:
         return []
     if len(starts) > MOST_GROUPS:
-        starts = sorted({values[len(values) * i // MOST_GROUPS] for i in range(MOST_GROUPS)})
+        even = {values[len(values) * i // MOST_GROUPS] for i in range(MOST_GROUPS)}
+        starts = sorted(even) if len(even) > 1 else starts[:2]  # nearly all have the lowest value
     groups = list[dict[str, Any]]()
     for low, after in pairwise([*starts, math.inf]):
         those, by_task = [each for each in episodes if low <= each[0] < after], dict[str, list[float]]()
