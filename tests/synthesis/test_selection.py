@@ -10,6 +10,7 @@ import pytest
 
 from silva import __version__
 from silva.config.sections import Synth
+from silva.data.recorded import said_in
 from silva.storage.rollouts import RolloutRow
 from silva.synthesis.duplicates import EvaluationSets
 from silva.synthesis.selection import Teacher, select, usage
@@ -141,6 +142,20 @@ def test_ids_of_calls_make_no_other_dialogue() -> None:
 
     episodes = [asks("a", "call_8f3"), asks("b", "call_c07"), asks("c", "call_8f3", 2)]
     assert chosen(episodes) == (["a/0", "c/0"], {"duplicate": 1})
+
+
+@pytest.mark.parametrize("example", [[], [Message("assistant", "example"), Message("user", "good")]])
+def test_a_context_without_earlier_turns_does_not_repeat_the_task(example: list[Message]) -> None:
+    task = (Message("system", "Play."), Message("user", "board 1"), *example)
+    shown = [(*task, Message("assistant", "left")),
+             (*task, Message("user", "board 2"), Message("assistant", "right")),
+             (*task, Message("user", "board 3"), Message("assistant", "up"))]  # fmt: skip
+    turns = tuple(replace(episode().trajectory.turns[0], messages=each) for each in shown)
+    played = replace(episode().trajectory, turns=turns)
+    said = said_in(played, "here")
+    assert said and [each.content for each in said.messages] == [
+        *(each.content for each in task), "left", "board 2", "right", "board 3", "up",
+    ]  # fmt: skip
 
 
 def test_near_duplicates_of_rows_are_left_out() -> None:

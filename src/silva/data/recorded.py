@@ -33,9 +33,15 @@ def _plain(message: Message) -> Message:
 
 
 def messages_of(trajectory: Trajectory) -> list[Message]:
-    """What was said in its turns, once: the rewritten context of a later turn repeats earlier ones."""
+    """What was said in its turns, once: the rewritten context of a later turn repeats the task, and earlier
+    turns unless it shows none of them."""
     found = list[Message]()
     for turn in trajectory.turns:
-        said = [i for i, message in enumerate(turn.messages[:-1]) if message.role == "assistant"]
-        found += turn.messages[said[-1] + 1 :] if found and turn.fresh and said else turn.messages
+        shown, start = turn.messages, 0
+        if found and turn.fresh:
+            task = trajectory.turns[0].messages[:-1]
+            start = len(task) if shown[: len(task)] == task else 0
+            said = [i for i, message in enumerate(shown[:-1]) if message.role == "assistant"]
+            start = max([start, *(i + 1 for i in said)])
+        found += shown[start:]
     return found
