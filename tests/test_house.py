@@ -43,8 +43,8 @@ def keys() -> int:
 
 
 SIZES = {
-    "lines of src/silva": (lambda: lines(SOURCE), 62_918),
-    "lines of tests": (lambda: lines(ROOT / "tests"), 62_461),
+    "lines of src/silva": (lambda: lines(SOURCE), 63_000),
+    "lines of tests": (lambda: lines(ROOT / "tests"), 62_672),
     "lines of the longest file of src/silva": (longest, 399),
     "files of the largest room of src/silva": (most_files, 26),
     "files of src/silva/orchestrator": (lambda: len(list((SOURCE / "orchestrator").glob("*.py"))), 20),

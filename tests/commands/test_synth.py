@@ -85,7 +85,7 @@ def test_other_filters_choose_again_and_play_nothing(synth, monkeypatch):
     synth("@", "p.toml", *how, command="synthesize")
     assert Path("synth/a/dialogues.jsonl").read_bytes() == everything
     _, err = synth("@", "p.toml", *how, "--samples", 3, code=2)
-    assert "synth/a holds another synthesis: [synth].samples_per_task was 2, is 3" in err
+    assert "synth/a holds another synthesis: synth.samples_per_task was 2, is 3" in err
 
 
 def test_no_row_is_exit_code_3_and_tasks_are_those_of_training(synth):
@@ -93,6 +93,16 @@ def test_no_row_is_exit_code_3_and_tasks_are_those_of_training(synth):
     assert "0 rows of 12 episodes" in out and " reward" in out
     tasks = {each.task for each in read_rollouts(Path("synth/tiny-parity/episodes.parquet"))}
     assert tasks == {f"parity/train/{number}" for number in range(6)}
+
+
+def test_why_episodes_failed_is_said(synth):
+    Path("broken.py").write_text("def grade(reply, answer):\n    raise ValueError('no grader')\n")
+    world = {"type": "dataset", "rows": [{"prompt": f"{n}?", "answer": "1"} for n in range(9)],
+             "reward": "broken.py:grade"}  # fmt: skip
+    how = ("--model.type=tiny", "--policy", "expert", "--name", "b", "--samples", 1)
+    out, _ = synth(f"--environments={json.dumps([world])}", *how, code=3)
+    count = json.loads(Path("synth/b/summary.json").read_text())["episodes"]
+    assert f"left out: {count} failed\nfailed: {count} x " in out and "no grader" in out and count > 2
 
 
 @pytest.mark.parametrize(

@@ -29,7 +29,9 @@ from silva.errors import ConfigError, CostLimit, NoSignalError, errors_about
 from silva.evaluation.evaluator import Job, jobs_of
 from silva.evaluation.store import SECTIONS, SYNTHESIS, EvalFolder, free_name, identity
 from silva.monitoring.printable import put
+from silva.rollouts.faults import tally
 from silva.run import say
+from silva.storage.rollouts import RolloutRow
 from silva.synthesis.duplicates import EvaluationSets, NearDuplicates
 from silva.synthesis.selection import Selection, Teacher, select
 
@@ -108,12 +110,16 @@ def _write(store: EvalFolder, jobs: Sequence[Job], asked: EvalRequest, sets: Eva
     teacher = Teacher(name, config.seed, sampled, paid)
     episodes = store.in_order(asked.models, jobs)
     chosen = select(episodes, config.synth or Synth(), sets, teacher)
-    found = _summary(store, chosen, teacher, Counter(each.environment for each in episodes))
+    found = _summary(store, chosen, teacher, episodes)
     store.write(episodes, found, chosen.lines())
     return found
 
 
-def _summary(store: EvalFolder, chosen: Selection, teacher: Teacher, played: Mapping[str, int]) -> Summary:
+def _summary(
+    store: EvalFolder, chosen: Selection, teacher: Teacher, episodes: Sequence[RolloutRow]
+) -> Summary:
+    played = Counter(each.environment for each in episodes)
+    failed = [each.trajectory.error for each in episodes if each.trajectory.failure is not None]
     rows = Counter(row.episode.environment for row in chosen.rows)
     rewards = [row.episode.trajectory.raw_reward for row in chosen.rows]
     sets = {
@@ -134,6 +140,7 @@ def _summary(store: EvalFolder, chosen: Selection, teacher: Teacher, played: Map
         "rows": len(chosen.rows),
         "mean_reward": fmean(rewards) if rewards else None,
         "left_out": chosen.left_out,
+        "failures": tally(failed),
         "environments": {name: {"episodes": count, "rows": rows[name]} for name, count in played.items()},
         "lost": chosen.lost,
         **({"decontamination": {"ngram": chosen.sets.n, "sets": sets}} if sets else {}),
@@ -146,6 +153,7 @@ def _said(found: Summary) -> str:
     reasons = [f"{count} {reason}" for reason, count in found["left_out"].items() if count]
     lines = [f"{found['path']}: {found['rows']} rows of {found['episodes']} episodes{reward}"]
     lines += [f"left out: {', '.join(reasons)}"] if reasons else []
+    lines += [f"failed: {found['failures']}"] if found["failures"] else []
     contamination = found.get("decontamination", {"sets": {}})
     lines += [
         f"against {name}: {each['left_out']} left out by {contamination['ngram']} words in a row that one of "
