@@ -28,6 +28,7 @@ from silva.commands.common import here
 from silva.config.schema import RunConfig
 from silva.config.sections import TinyModel
 from silva.errors import NoSignalError
+from silva.models.adapters import merged_bytes
 from silva.models.memory import in_words
 from silva.models.trie import build
 from silva.orchestrator.notices import MANY_CUT, same_rewards, share_cut
@@ -247,8 +248,9 @@ def _memory(assembly: Assembly, probe: ProbeResult) -> float:
     if config.algorithm.critic and config.trainer.critic.trunk == "own":
         models += weights + learning_bytes(loaded.model.parameters())
     text: Any = loaded.model.config.get_text_config()
+    models += merged_bytes(loaded.model)
     # Kept of one layer and token for the backward pass: about 14 vectors of `hidden` and 5 of `intermediate`.
-    layer = 14 * text.hidden_size + 5 * text.intermediate_size
+    layer = 14 * text.hidden_size + 5 * _mlp_width(text)
     layers = text.num_hidden_layers
     per_token = layers * text.hidden_size + layer if config.trainer.gradient_checkpointing else layers * layer
     rollouts = config.rollout.groups_per_step * config.rollout.group_size
@@ -261,6 +263,14 @@ def _memory(assembly: Assembly, probe: ProbeResult) -> float:
     if loaded.device.type == "cpu":
         process = PROCESS_BYTES + (CUDA_BYTES if torch.version.cuda else 0)
     return process + models + each * per_token * micro_batch + cached + logits
+
+
+def _mlp_width(text: Any) -> int:
+    """Numbers inside a layer's MLP for one token: of experts, those that it goes to."""
+    if not (count := getattr(text, "num_experts_per_tok", None)):
+        return int(text.intermediate_size)
+    shared = getattr(text, "shared_expert_intermediate_size", None) or 0
+    return int(count * (getattr(text, "moe_intermediate_size", None) or text.intermediate_size) + shared)
 
 
 def _eval_episodes(assembly: Assembly) -> int:

@@ -8,7 +8,8 @@ from safetensors.torch import save_file
 
 from silva.config.sections import TinyModel
 from silva.errors import ModelError
-from silva.models.loading import resolve
+from silva.models.adapters import peft_config
+from silva.models.loading import resolve, skeleton
 from silva.models.overlays import trained_tensors
 from silva.models.sources import RunCheckpoint
 from silva.models.weight_files import let_read
@@ -23,8 +24,6 @@ def write_adapter(checkpoint: RunCheckpoint, path: Path) -> tuple[int, list[str]
     Raises:
         ModelError: the run trained no adapters, its base is in no folder, or the checkpoint is damaged.
     """
-    from peft import LoraConfig
-
     lora = checkpoint.model.lora
     if lora is None:
         raise ModelError(
@@ -36,18 +35,17 @@ def write_adapter(checkpoint: RunCheckpoint, path: Path) -> tuple[int, list[str]
         )
     tensors = trained_tensors(checkpoint.folder)
     base = resolve(checkpoint.model.name)
+    description = peft_config(
+        skeleton(checkpoint.model),
+        lora,
+        base_model_name_or_path=base,
+        revision=checkpoint.model.revision,
+        task_type="CAUSAL_LM",
+        inference_mode=True,
+    )
     named = {f"base_model.model.{name.replace('.default.', '.')}": each for name, each in tensors.items()}
     path.mkdir()
     save_file(named, path / "adapter_model.safetensors", metadata={"format": "pt"})
     let_read(path)
-    LoraConfig(
-        base_model_name_or_path=base,
-        revision=checkpoint.model.revision,
-        r=lora.rank,
-        lora_alpha=lora.alpha,  # type: ignore[arg-type]
-        lora_dropout=lora.dropout,
-        target_modules=list(lora.targets),
-        task_type="CAUSAL_LM",
-        inference_mode=True,
-    ).save_pretrained(str(path))
+    description.save_pretrained(str(path))
     return len(named), [f"its base is {base}, as adapter_config.json says"]

@@ -228,6 +228,18 @@ def _source(settings: PretrainedModel) -> tuple[str, dict[str, Any]]:
     return source, options if Path(source).is_dir() else options | hub.options(source, settings.revision)
 
 
+def skeleton(settings: PretrainedModel) -> PreTrainedModel:
+    """The plain model that `[model]` names without its weights: its layers are on the device "meta"."""
+    source, options = _source(settings)
+    return _without_weights(AutoConfig.from_pretrained(source, **options))
+
+
+def _without_weights(config: Any) -> PreTrainedModel:
+    with torch.device("meta"), no_warnings():
+        model: PreTrainedModel = AutoModelForCausalLM.from_config(config)
+    return model
+
+
 def _pretrained(settings: PretrainedModel) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     source, options = _source(settings)
     try:
@@ -275,8 +287,7 @@ def _pretrained(settings: PretrainedModel) -> tuple[PreTrainedModel, PreTrainedT
 
 def _refuse_too_large(name: str, config: Any, dtype: str) -> None:
     """Before a weight is loaded: Linux would end the process without a word."""
-    with torch.device("meta"), no_warnings():
-        count = sum(p.numel() for p in AutoModelForCausalLM.from_config(config).parameters())
+    count = sum(p.numel() for p in _without_weights(config).parameters())
     if why := too_large(count * getattr(torch, dtype).itemsize):
         raise ModelError(
             f"model {name}: its {count:,} parameters in {dtype} take {why}; take a smaller model or a "

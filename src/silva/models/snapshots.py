@@ -18,6 +18,7 @@ from safetensors.torch import load_file, save_file
 
 from silva import __version__
 from silva.errors import ModelError, shorten
+from silva.models.adapters import adapted
 from silva.models.loading import LoadedModel
 from silva.models.weight_files import let_read, some
 from silva.types import WeightFolder
@@ -54,9 +55,9 @@ def base_of(loaded: LoadedModel) -> Mapping[str, str]:
             if not name.startswith("_") and name not in ("transformers_version", "torch_dtype", "dtype")
         }
         adapters = {
-            f"{name.rpartition('.')[2]}: rank {module.r['default']}, scaled by {module.scaling['default']:g}"
-            for name, module in model.named_modules()
-            if hasattr(module, "lora_A")
+            f"{name.removesuffix('.weight').rpartition('.')[2]}: rank {layer.r['default']}, scaled by "
+            f"{layer.scaling['default']:g}"
+            for name, _, layer in adapted(model)
         }
         digest = hashlib.sha256()
         for name, parameter in model.named_parameters():
