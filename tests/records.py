@@ -69,11 +69,18 @@ def _aligned(names: str, hint: Any, n: int) -> st.SearchStrategy[dict[str, Any]]
 
 
 @st.composite
-def _completion(draw: st.DrawFn) -> dict[str, Any]:
+def _sampled(draw: st.DrawFn) -> dict[str, Any]:
     n = draw(st.integers(0, 4))
     return draw(_aligned("tokens versions", int, n)) | draw(
         _aligned("logprobs raw_logprobs entropies", float, n)
     )
+
+
+@st.composite
+def _completion(draw: st.DrawFn) -> dict[str, Any]:
+    sampled = draw(_sampled())
+    routes = arrays(np.uint8, (len(sampled["tokens"]), 1, 2))
+    return sampled | {"routes": draw(st.none() | routes)}
 
 
 @st.composite
@@ -84,7 +91,7 @@ def _scores(draw: st.DrawFn) -> dict[str, Any]:
 
 @st.composite
 def _segment(draw: st.DrawFn) -> dict[str, Any]:
-    sampled, reported = draw(_completion()), draw(st.none() | st.integers(0, 2**40))
+    sampled, reported = draw(_sampled()), draw(st.none() | st.integers(0, 2**40))
     if reported is not None:
         return dict.fromkeys(sampled, ()) | {"reported": reported}
     if draw(st.booleans()):
@@ -108,7 +115,7 @@ def _sample(draw: st.DrawFn) -> dict[str, Any]:
 
     fields: dict[str, Any] = {"tokens": array(np.int64), "versions": array(np.int64)}
     fields |= {name: array(np.float64) for name in ("logprobs", "temperatures")}
-    for name in ("advantages", "entropies", "old_logprobs", "values", "returns"):
+    for name in ("advantages", "entropies", "old_logprobs", "values", "returns", "routes"):
         fields[name] = draw(st.none() | arrays(np.float32, n))
     weights = [array(np.float32) for _ in range(draw(st.integers(1, 3)))]
     for each in weights:

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from tests import moe
 from transformers import (
     AutoModelForCausalLM,
     BertConfig,
@@ -76,6 +77,7 @@ TAKEN = [
     GPT2Config(vocab_size=262, n_embd=32, n_layer=2, n_head=2, n_positions=64, initializer_range=0.2),
     OPTConfig(**without("intermediate_size", "num_key_value_heads", "initializer_range", init_std=0.2),
               ffn_dim=64, word_embed_proj_dim=32),
+    *map(moe.config, ("qwen3_moe", "qwen2_moe", "olmoe", "mixtral")),
 ]  # fmt: skip
 
 

@@ -21,7 +21,7 @@ from silva.registries import REGISTRIES
 # evaluation; a plan refuses what a launch does.
 ROWS = [
     ["errors", "signals", "aio"],
-    ["types", "ports", "scratch", "thoughts"],
+    ["types", "ports", "scratch", "thoughts", "routes"],
     ["compute", "wire"],
     ["protocols", "config"],
     ["storage", "sandbox"],

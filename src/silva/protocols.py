@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequenc
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 
 from silva.errors import ContextOverflow, EngineError
 from silva.thoughts import answer_of
@@ -29,6 +29,9 @@ from silva.types import (
     TokenScores,
     ToolSpec,
 )
+
+if TYPE_CHECKING:
+    import numpy as np
 
 
 class Environment(Protocol):
@@ -162,12 +165,14 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """`prompt_tokens`: of the whole context, as a chat API counts them; None if the actor read the tokens."""
+    """`prompt_tokens`: of the whole context, as a chat API counts them; None if the actor read the tokens.
+    `prompt_routes`: [tokens of the context, layers, k], if the engine records them (routes.py)."""
 
     segments: tuple[Segment, ...]
     message: Message
     stop_reason: CompletionStop
     prompt_tokens: int | None = None
+    prompt_routes: np.ndarray | None = field(default=None, compare=False)
 
 
 class Actor(Protocol):
@@ -210,6 +215,7 @@ class EngineCapabilities:
     context: int  # tokens of prompt and answer together
     entropies: bool = True
     loads: frozenset[str] = frozenset({"shared", "folder", "parameters"})  # kinds of snapshots, see below
+    routes: bool = False  # completions say which experts their tokens went to
 
     def check_prompt(self, tokens: Sequence[int]) -> None:
         """Raises EngineError or ContextOverflow for what no engine with them can continue."""

@@ -131,11 +131,10 @@ class SamplingParams:
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """What an engine sampled: one entry per token in every field but the last two.
+    """What an engine sampled: one entry per token in every array.
 
-    `logprobs` belong to the distribution sampled from (after temperature and truncation),
-    `raw_logprobs` to the model's own (temperature 1, full vocabulary); `entropies` in nats, of the
-    distribution sampled from.
+    `logprobs` and `entropies` (in nats) belong to the distribution sampled from (after temperature and
+    truncation), `raw_logprobs` to the model's own (temperature 1, full vocabulary).
     """
 
     tokens: tuple[int, ...]
@@ -145,10 +144,12 @@ class Completion:
     versions: tuple[int, ...]
     stop_reason: CompletionStop
     cached_tokens: int = 0  # of the prompt, read from the cache
+    routes: np.ndarray | None = field(default=None, compare=False)  # [T, layers, k] (routes.py)
+    prompt_routes: np.ndarray | None = field(default=None, compare=False)  # of the prompt's tokens
 
     def __post_init__(self) -> None:
         _same_length("Completion", self.tokens, logprobs=self.logprobs, raw_logprobs=self.raw_logprobs,
-                     entropies=self.entropies, versions=self.versions)  # fmt: skip
+                     entropies=self.entropies, versions=self.versions, routes=self.routes)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,6 +180,7 @@ class Segment:
     versions: tuple[int, ...] = ()
     temperature: float = 1.0
     reported: int | None = None  # how many tokens there are, if a chat API counted them and gave none
+    routes: np.ndarray | None = field(default=None, compare=False)  # [T, layers, k]; None: not recorded
 
     def __post_init__(self) -> None:
         if self.reported is not None and (self.tokens or self.reported < 0):
@@ -318,15 +320,13 @@ class Sample:
     turn_spans: tuple[tuple[int, int], ...] = ()
     turn_ids: tuple[str, ...] = ()
     streams: Mapping[str, np.ndarray] = field(default_factory=dict)  # [T] weights of cross-entropy, by name
+    routes: np.ndarray | None = None  # [T, layers, k]: the experts that predicted each token (routes.py)
 
     def __post_init__(self) -> None:
         what = f"sample of {self.trajectory}"
-        _same_length(what, self.tokens, loss_weights=self.loss_weights, logprobs=self.logprobs,
-                     temperatures=self.temperatures, versions=self.versions)  # fmt: skip
-        _same_length(what, self.tokens, **self.streams)
-        names = ("advantages", "entropies", "old_logprobs", "values", "returns")
-        given = {name: array for name in names if (array := getattr(self, name)) is not None}
-        _same_length(what, self.tokens, **given)
+        names = ("loss_weights", "logprobs", "temperatures", "versions", "advantages", "entropies",
+                 "old_logprobs", "values", "returns", "routes")  # fmt: skip
+        _same_length(what, self.tokens, **{name: getattr(self, name) for name in names}, **self.streams)
         if any(float(weights[0]) != 0.0 for weights in (self.loss_weights, *self.streams.values())):
             raise RecordError(f"{what}: the first token is never trained")
 
@@ -344,9 +344,9 @@ def plain_number(value: Any) -> Any:
         return value
 
 
-def _same_length(what: str, tokens: Sequence | np.ndarray, /, **others: Sequence | np.ndarray) -> None:
+def _same_length(what: str, tokens: Sequence | np.ndarray, /, **others: Sequence | np.ndarray | None) -> None:
     for name, values in others.items():
-        if (got := len(values)) != (count := len(tokens)):
+        if values is not None and (got := len(values)) != (count := len(tokens)):
             raise RecordError(f"{name} must align with tokens of {what}: got {got}, expected {count}")
 
 

@@ -106,6 +106,17 @@ def test_a_strategy_that_reads_entropies_needs_them() -> None:
     assert refused_with(blind, entropy_weight=0.0) == refused_with(ENGINE) == ""
 
 
+def test_an_engine_that_records_no_experts_is_refused_where_they_are_replayed() -> None:
+    def refused_with(engine: EngineCapabilities, replays: bool) -> str:
+        return refused(engine, TrainerCapabilities(ALL), **{"trainer.replay_routing": replays})
+
+    assert refused_with(ENGINE, True).startswith(
+        "trainer.replay_routing = true: engine.type = 'local' does not record which experts its tokens go to"
+    )
+    assert refused_with(EngineCapabilities(context=64, routes=True), True) == ""
+    assert refused_with(ENGINE, False) == ""
+
+
 def test_environments_that_cannot_do_what_a_strategy_needs_are_refused() -> None:
     made = []
 

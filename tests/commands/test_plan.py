@@ -10,10 +10,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from tests import moe
+from transformers import LlamaConfig
 
 from silva.algorithms.recipes import Grpo
 from silva.cli import main
-from silva.commands.plan import Plan, ProbeResult, _summarise, describe
+from silva.commands.plan import Plan, ProbeResult, _mlp_width, _summarise, describe
 from silva.config.load import load
 from silva.config.sections import Lora, TinyModel
 from silva.models import memory
@@ -243,3 +245,10 @@ def test_plan_in_words():
         "  memory: about 1.99 GiB at most, for 135M parameters, 2.44M trained",
         "  disk: checkpoints of about 30 MiB, at most 3 kept",
     ]
+
+
+def test_a_token_is_counted_in_the_experts_that_it_goes_to() -> None:
+    """Two of them, and the shared one of Qwen2-MoE, of 16 numbers each."""
+    widths = {family: _mlp_width(moe.config(family)) for family in ("qwen3_moe", "qwen2_moe", "mixtral")}
+    assert widths == {"qwen3_moe": 32, "qwen2_moe": 48, "mixtral": 32}
+    assert _mlp_width(LlamaConfig(intermediate_size=77)) == 77

@@ -13,6 +13,7 @@ from typing import Any
 from silva import __version__
 from silva.errors import SilvaError
 from silva.protocols import Engine
+from silva.server.completions import exact
 from silva.types import SamplingParams, Snapshot, WeightFolder
 
 CUT, HANG = "cut", "hang"
@@ -127,6 +128,7 @@ class InferenceServer:
                 own = engine.capabilities
                 return {
                     "context": own.context, "entropies": own.entropies, "loads": sorted(own.loads),
+                    "routes": own.routes,
                     "machine": dict(engine.machine), "notes": list(engine.notes), "version": engine.version,
                     "weights": self.held[-1], "silva": __version__,
                     "model": self.model, "memory_per_token": engine.memory(1, 1),
@@ -157,13 +159,9 @@ class InferenceServer:
         )  # fmt: skip
         began = len(self.held) - 1
         found = await self.engine.sample(body["prompt"], params)
-        own = {
-            "raw_logprobs": found.raw_logprobs, "entropies": found.entropies, "versions": found.versions,
-            "stop_reason": found.stop_reason, "cached_tokens": found.cached_tokens,
-        }  # fmt: skip
         choice = {
-            "index": 0, "text": "", "finish_reason": "length", "token_ids": found.tokens,
-            "logprobs": {"token_logprobs": found.logprobs}, "silva": own,
+            "index": 0, "text": "", "finish_reason": "length", **exact(found),
+            "logprobs": {"token_logprobs": found.logprobs},
         }  # fmt: skip
         return {"choices": [choice], "weights": self.held[began:]}
 

@@ -10,25 +10,30 @@ import socket
 import subprocess
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 from urllib.request import urlopen
 
+import numpy as np
 import pytest
 import torch
 from pydantic import ValidationError
 from safetensors.torch import load_file, save_file
+from tests import moe
 
+from silva.config.sections import PretrainedModel
 from silva.engines.remote.engine import HttpEngine
 from silva.engines.remote.settings import ClientSettings
 from silva.engines.remote.vllm import VllmDialect
 from silva.engines.remote.weights import PROBE
 from silva.engines.vllm.settings import VllmEngineSettings
 from silva.errors import CapabilityError, ConfigError
-from silva.models.loading import LoadedModel
+from silva.models.loading import LoadedModel, load_model
+from silva.models.routing import Routing
 from silva.models.snapshots import weight_folder
-from silva.types import SamplingParams, Snapshot
+from silva.types import Completion, SamplingParams, Snapshot
 from silva.wire.transport import Peer
 
 PYTHON = Path(__file__).parents[2] / ".peers/vllm/bin/python"
@@ -73,6 +78,13 @@ def test_every_setting_becomes_an_argument() -> None:
     assert environment["VLLM_CPU_KVCACHE_SPACE"] == "3" and "VLLM_API_KEY" not in environment
 
 
+def test_experts_are_recorded_if_they_are_replayed() -> None:
+    plain, same = VllmEngineSettings().command("m", "h", 1, "")
+    arguments, environment = VllmEngineSettings().command("m", "h", 1, "", routes=True)
+    assert arguments == [*plain, "--enable-return-routed-experts"]
+    assert environment == same | {"VLLM_USE_V2_MODEL_RUNNER": "1"}
+
+
 @pytest.mark.parametrize("argument", ["--api-key=x", "--logprobs_mode", "--trust-remote-code"])
 def test_what_the_client_or_safety_depends_on_cannot_be_overruled(argument: str) -> None:
     with pytest.raises(ConfigError, match=r"engine\.arguments: got --.*, which Silva sets itself"):
@@ -107,6 +119,13 @@ def server(smollm2: LoadedModel, tmp_path_factory: pytest.TempPathFactory) -> It
     model = folder / "model"
     smollm2.model.save_pretrained(model)
     smollm2.tokenizer.save_pretrained(model)
+    with serving(folder, model) as address:
+        yield address, model
+
+
+@contextmanager
+def serving(folder: Path, model: Path, *, routes: bool = False) -> Iterator[str]:
+    """A server's address; its log is in the folder."""
     settings = VllmEngineSettings(
         python=str(PYTHON), dtype="float32", context=256, max_concurrent=8, kv_cache_gib=1,
         enforce_eager=True, arguments=("--block-size", "32"),
@@ -114,13 +133,13 @@ def server(smollm2: LoadedModel, tmp_path_factory: pytest.TempPathFactory) -> It
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    arguments, environment = settings.command(str(model), "127.0.0.1", port, "secret")
+    arguments, environment = settings.command(str(model), "127.0.0.1", port, "secret", routes=routes)
     with (folder / "log").open("wb") as log:
         process = subprocess.Popen(
             arguments, env=os.environ | environment, stdout=log, stderr=log, start_new_session=True
         )
     try:
-        yield f"http://127.0.0.1:{port}", model
+        yield f"http://127.0.0.1:{port}"
     except BaseException:
         print((folder / "log").read_text()[-4000:])
         raise
@@ -272,3 +291,38 @@ def test_vllm_samples_scores_and_loads(
             await engine.close()
 
     asyncio.run(asyncio.wait_for(work(), STARTS + 200))
+
+
+@pytest.mark.vllm
+@pytest.mark.slow
+def test_vllm_tells_the_experts_that_transformers_chooses(tmp_path: Path) -> None:
+    """With a dense layer between the others, and the second prompt from the cache."""
+    if not PYTHON.exists():
+        pytest.skip("needs vLLM: make peers PEERS=vllm")
+    model = moe.folder(
+        tmp_path / "model", hidden_size=64, head_dim=32, num_key_value_heads=2, num_hidden_layers=3,
+        mlp_only_layers=[1], max_position_embeddings=256, moe_intermediate_size=64, experts=8,
+    )  # fmt: skip
+
+    async def work(address: str) -> list[Completion]:
+        peers = [Peer(address, name="inference", key="secret")]
+        engine = HttpEngine(peers, ClientSettings(patience=STARTS), VllmDialect(vocabulary=262))
+        await engine.connect()
+        try:
+            assert engine.capabilities.routes
+            return [await engine.sample(PROMPT, SamplingParams(24, seed=seed)) for seed in (1, 2)]
+        finally:
+            await engine.close()
+
+    with serving(tmp_path, model, routes=True) as address:
+        found = asyncio.run(asyncio.wait_for(work(address), STARTS + 200))
+    loaded = load_model(PretrainedModel(name=str(model)), seed=0).model
+    routing = Routing(loaded)
+    for each in found:
+        assert each.prompt_routes is not None and each.routes is not None
+        tokens, routes = [*PROMPT, *each.tokens], np.concatenate([each.prompt_routes, each.routes])
+        with torch.no_grad(), routing.recorded() as own:
+            loaded.get_decoder()(input_ids=torch.tensor([tokens]), use_cache=False)
+        expected = np.sort(torch.stack(own, 1).numpy())[:-1]
+        assert np.array_equal(np.sort(routing.known(routes, len(tokens), "x"))[1:], expected)
+    assert found[1].cached_tokens == 32

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -13,11 +15,14 @@ from transformers import AutoModelForCausalLM as Auto
 
 from silva.config.sections import Lora, PretrainedModel
 from silva.conversion.models import convert_model
+from silva.engines.local.engine import LocalEngine
+from silva.engines.settings import LocalEngineSettings
 from silva.errors import ModelError
 from silva.models.adapters import adapted, fold, merged, merged_bytes
 from silva.models.loading import LoadedModel, load_model
 from silva.models.snapshots import base_of, load_weights, save_parameters, weight_folder
 from silva.trainer.export import export_model
+from silva.types import SamplingParams, Snapshot
 
 TOKENS = torch.tensor([[5, 200, 31, 7, 90, 12, 201, 44]])
 ATTENTION = {f"self_attn.{each}_proj.weight" for each in "qkvo"}
@@ -85,10 +90,16 @@ def test_parameters_of_experts_are_targets_by_name(
 @pytest.mark.parametrize(
     ("lora", "words"),
     [
-        ({"targets": ("gate_proj", "q_proj")}, r"targets: got gate_proj, expected .*: down_proj, gate_up_proj"),
+        (
+            {"targets": ("gate_proj", "q_proj")},
+            r"targets: got gate_proj, expected .*: down_proj, gate_up_proj",
+        ),
         ({"targets": ("gate",)}, r"targets: got gate, expected names of linear layers .* of its experts"),
         ({"targets": ("experts",)}, r"targets: got experts, expected"),
-        ({"dropout": 0.1}, r"model\.lora\.dropout: got 0\.1 .* \(experts\.down_proj, experts\.gate_up_proj\)"),
+        (
+            {"dropout": 0.1},
+            r"model\.lora\.dropout: got 0\.1 .* \(experts\.down_proj, experts\.gate_up_proj\)",
+        ),
     ],
 )
 def test_what_experts_cannot_have_is_refused(tmp_path: Path, lora: dict[str, object], words: str) -> None:
@@ -159,3 +170,26 @@ def test_adapters_of_experts_go_to_another_process_as_a_folder(tmp_path: Path) -
     assert torch.equal(logits(engine.model), logits(policy.model))
     with pytest.raises(ModelError, match=r"another adapters .*gate_up_proj: rank 2, scaled by 3"):
         load_weights(load(path, alpha=2.0), weight_folder(tmp_path / "w"))
+
+
+def test_the_engine_samples_from_adapted_experts_also_after_an_update(tmp_path: Path) -> None:
+    """Its linear layers are large enough to be packed, with layers of attention adapted too."""
+    loaded = grown(folder(tmp_path / "m", hidden_size=320, head_dim=160))
+    prompt = TOKENS[0].tolist()
+    with ThreadPoolExecutor(1) as compute:
+        engine = LocalEngine(loaded, LocalEngineSettings(), compute)
+        for version in (0, 1):
+            if version:
+                with torch.no_grad():
+                    for name, parameter in loaded.model.named_parameters():
+                        if "lora_B" in name:
+                            parameter.mul_(-2)
+                asyncio.run(engine.load(Snapshot(version)))
+            found = asyncio.run(engine.sample(prompt, SamplingParams(12, seed=1)))
+            export_model(loaded, tmp_path / f"plain{version}")
+            plain, tokens = Auto.from_pretrained(tmp_path / f"plain{version}"), [*prompt, *found.tokens]
+            with torch.no_grad():
+                expected = plain(input_ids=torch.tensor([tokens])).logits[0, :-1].log_softmax(-1)
+            wanted = expected.gather(-1, torch.tensor(tokens[1:])[:, None])[len(prompt) - 1 :, 0]
+            torch.testing.assert_close(torch.tensor(found.logprobs).float(), wanted, atol=5e-5, rtol=0)
+            assert found.versions == (version,) * 12

@@ -293,7 +293,7 @@ async def test_capabilities_and_models_say_what_there_is(engine: LocalEngine, re
     assert able["memory_per_token"] == pytest.approx(engine.memory(1, CONTEXT) / CONTEXT)
     del able["memory_per_token"], able["weights"]
     assert able == {
-        "context": CONTEXT, "entropies": True, "loads": ["folder", "parameters"],
+        "context": CONTEXT, "entropies": True, "routes": False, "loads": ["folder", "parameters"],
         "machine": engine.machine, "notes": engine.notes, "version": 0, "model": MODEL,
         "silva": __version__,
     }  # fmt: skip

@@ -8,6 +8,7 @@ from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
@@ -169,3 +170,30 @@ def test_an_unknown_status_is_refused() -> None:
         RecordError, match="rollout x/1: status: got 'lost', expected one of trained, dropped"
     ):
         row(status="lost")
+
+
+def test_routes_are_a_column_of_files_that_have_some(tmp_path: Path) -> None:
+    """Of any type, also where a file without is added to."""
+    plain, routed = row(), trajectory(id="x/2")
+    segments = tuple(
+        replace(each, routes=np.arange(2 * len(each.tokens), dtype=np.uint16).reshape(-1, 1, 2) + 60_000)
+        for each in routed.turns[0].segments[:2]
+    )
+    first = replace(routed.turns[0], segments=(*segments, routed.turns[0].segments[2]))
+    other = row(trajectory=replace(routed, turns=(first, *routed.turns[1:])))
+    one, two = tmp_path / "step_1.parquet", tmp_path / "step_2.parquet"
+    write_rollouts(one, [plain])
+    assert pq.read_schema(one).field("turns").type.value_type.field("segments").type.value_type.names == [
+        "source", "tokens", "logprobs", "raw_logprobs", "entropies", "versions", "temperature", "reported"
+    ]  # fmt: skip
+    write_rollouts(one, [other])
+    write_rollouts(two, [other])
+    write_rollouts(two, [plain])
+    for path in (one, two):
+        found = {each.trajectory.id: each for each in read_rollouts(path)}
+        assert found == {"x/1": plain, "x/2": other}
+        mine = found["x/2"].trajectory.turns[0].segments
+        for got, expected in zip(mine[:2], segments, strict=True):
+            assert got.routes is not None and got.routes.dtype == np.uint16
+            assert np.array_equal(got.routes, expected.routes)
+        assert mine[2].routes is None and found["x/1"].trajectory.turns[0].segments[0].routes is None

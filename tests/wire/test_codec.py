@@ -98,6 +98,7 @@ def test_arrays_follow_the_line_in_their_own_types() -> None:
     assert line(encoded)["record"] == {
         "tokens": 0, "loss_weights": 1, "logprobs": 2, "temperatures": 3, "versions": 4, "trajectory": "a",
         "group": "g", "advantages": None, "entropies": None, "old_logprobs": None, "values": None,
+        "routes": None,
         "returns": None, "turn_spans": [[1, 3]], "turn_ids": ["a/0"], "streams": {},
     }  # fmt: skip
     found = decode(Sample, encoded)

@@ -32,7 +32,7 @@ class Policy:
         message = self.renderer.parse(
             sampled.tokens, prompt=prompt, prefill=request.prefill, stop=stop, tools=tools
         )
-        return Reply((segment,), message, sampled.stop_reason)
+        return Reply((segment,), message, sampled.stop_reason, prompt_routes=sampled.prompt_routes)
 
     async def sample(
         self, tokens: Sequence[int], stop: tuple[str, ...], max_tokens: int, *, seed: int, session: str
@@ -63,4 +63,5 @@ def policy_segment(sampled: Completion, count: int, temperature: float) -> Segme
         sampled.entropies[:count],
         sampled.versions[:count],
         temperature,
+        routes=None if sampled.routes is None else sampled.routes[:count].copy(),  # of a longer context
     )

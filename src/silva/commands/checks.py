@@ -159,6 +159,12 @@ def check_parts(config: RunConfig, engine: Engine, trainer: Trainer) -> None:
             f"rollout.type = {config.rollout.type!r} branches by entropies, which engine.type = "
             f"{config.engine.type!r} does not give; expected rollout.entropy_weight = 0, or another engine"
         )
+    if config.replays_routing and not engine.capabilities.routes:
+        raise CapabilityError(
+            f"trainer.replay_routing = true: engine.type = {config.engine.type!r} does not record which "
+            'experts its tokens go to; expected false, engine.type = "local", or vLLM with '
+            "--enable-return-routed-experts"
+        )
     if algorithm.entropy_advantage and not engine.capabilities.entropies:
         raise CapabilityError(
             f"algorithm.entropy_advantage = {algorithm.entropy_advantage}: engine.type = "

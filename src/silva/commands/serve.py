@@ -136,7 +136,7 @@ def become_launched(config: RunConfig, bind: Any, key: str) -> NoReturn:
         raise CapabilityError(f"{engine}: got model {name_of(model)!r}, expected a model's folder")
     if bind.unix or not bind.port:
         raise CapabilityError(f"{engine}: expected --host and --port, or http://HOST:PORT")
-    argv, added = config.engine.command(str(source), bind.host, bind.port, key)
+    argv, added = config.engine.command(str(source), bind.host, bind.port, key, routes=config.replays_routing)
     python = shutil.which(argv[0])
     if python is None:
         raise ConfigError(f"engine.python = {argv[0]!r}: no such program, expected the Python with vLLM")

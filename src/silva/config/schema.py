@@ -120,6 +120,11 @@ class RunConfig(Section):
     placement: Any = None
     """Device and threads."""
 
+    @property
+    def replays_routing(self) -> bool:
+        """Whether the engine has to record which experts tokens go to."""
+        return bool(getattr(self.trainer, "replay_routing", False))
+
     @field_validator("name")
     @classmethod
     def _names_a_folder(cls, name: str) -> str:

@@ -46,8 +46,8 @@ class Lora(Section):
     alpha: float = 32.0
     dropout: Fraction = 0.0
     targets: tuple[str, ...] = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
-    """Names of the linear layers that get an adapter; not the head of a model whose embeddings it shares. Of a
-    mixture of experts they are also names of the experts' weights (docs/moe.md)."""
+    """Names of the linear layers that get an adapter, and of the weights of experts (docs/moe.md); not the
+    head of a model whose embeddings it shares."""
 
 
 class PretrainedModel(Section):

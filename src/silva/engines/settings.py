@@ -37,4 +37,5 @@ class LocalEngineSettings(EngineSettings):
     def build(self, context: Assembly) -> Engine:
         from silva.engines.local.engine import LocalEngine
 
-        return context.compute.run(LocalEngine, context.model, self, context.compute)
+        routes = context.config.replays_routing
+        return context.compute.run(LocalEngine, context.model, self, context.compute, routes=routes)

@@ -1,7 +1,7 @@
 """LoRA (Hu et al. 2021): adapters into a model, and the plain weights that they come to.
 
-A mixture of experts keeps the weights of a layer's experts in parameters of three dimensions, which PEFT adapts
-by `target_parameters`: each expert gets an adapter of its own, of the same rank.
+A mixture of experts keeps the weights of a layer's experts in parameters of three dimensions, which PEFT
+adapts by `target_parameters`: each expert gets an adapter of its own, of the same rank.
 """
 
 from __future__ import annotations
@@ -51,8 +51,8 @@ def peft_config(model: PreTrainedModel, lora: Lora, **others: Any) -> LoraConfig
     layers, experts = _targets(model, lora)
     if experts and lora.dropout:
         raise ModelError(
-            f"model.lora.dropout: got {lora.dropout:g} with adapters of experts ({', '.join(experts)}), which "
-            "PEFT adds to the weights, so that no input can be dropped; expected 0, or other targets"
+            f"model.lora.dropout: got {lora.dropout:g} with adapters of experts ({', '.join(experts)}), "
+            "which PEFT adds to the weights, so that no input can be dropped; expected 0, or other targets"
         )
     return LoraConfig(
         r=lora.rank,
@@ -76,8 +76,8 @@ def _targets(model: PreTrainedModel, lora: Lora) -> tuple[list[str], list[str]]:
         known = {name.rpartition(".")[2] for name in linear}
         known |= {name.rpartition(".")[2] for name, _ in _stacked(model)}
         raise ModelError(
-            f"model.lora.targets: got {', '.join(wrong)}, expected names of linear layers of this model, or of "
-            f"parameters of its experts: {', '.join(sorted(known))}"
+            f"model.lora.targets: got {', '.join(wrong)}, expected names of linear layers of this model, or "
+            f"of parameters of its experts: {', '.join(sorted(known))}"
         )
     embeddings = model.get_input_embeddings().weight
     if tied := [t for t, names in targets.items() if any(linear[n].weight is embeddings for n in names)]:

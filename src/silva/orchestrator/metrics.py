@@ -15,6 +15,7 @@ import torch
 from silva.algorithms.diagnostics import explained_variance, response_metrics, thought_share
 from silva.evaluation.evaluator import Evaluation, reports_success, success
 from silva.orchestrator.buffer import Batch
+from silva.routes import balance
 from silva.types import Group, Sample, Trajectory, Turn
 
 
@@ -39,7 +40,7 @@ def batch_metrics(batch: Batch) -> dict[str, float]:
         }
         found = response_metrics(turn for _, t in used for turn in t.turns)
         metrics |= {f"response/{name}": value for name, value in found.items()}
-    metrics |= forest_metrics(batch.groups)
+    metrics |= forest_metrics(batch.groups) | routing_metrics(batch.groups)
     for name in dict.fromkeys(name for name, _ in used):
         mine = [t for other, t in used if other == name]
         metrics[f"reward/{name}/raw"] = _mean([t.raw_reward for t in mine])
@@ -49,6 +50,16 @@ def batch_metrics(batch: Batch) -> dict[str, float]:
     for reason, count in Counter(t.stop_reason for _, t in played).items():
         metrics[f"stop/{reason}"] = count / len(played)
     return metrics
+
+
+def routing_metrics(groups: Sequence[Group]) -> dict[str, float]:
+    """How evenly replies were spread over experts, if the engine records it."""
+    replies = (segment for group in groups for turn in group.turns for segment in turn.reply)
+    routes = [each.routes for each in replies if each.source == "policy" and each.routes is not None]
+    if not routes:
+        return {}
+    busiest, entropy = balance(routes)
+    return {"routing/busiest_expert": busiest, "routing/entropy": entropy}
 
 
 def forest_metrics(groups: Sequence[Group]) -> dict[str, float]:

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from silva.ports import derive
 from silva.rendering.renderer import Renderer
+from silva.routes import joined
 from silva.types import Completion, SamplingParams, ToolSpec
 
 Sample = Callable[[Sequence[int], SamplingParams], Awaitable[Completion]]
@@ -46,4 +47,6 @@ def _joined(first: Completion, more: Completion) -> Completion:
         (*first.versions, *more.versions),
         more.stop_reason,
         first.cached_tokens,
+        joined([(len(first.tokens), first.routes), (len(more.tokens), more.routes)]),
+        first.prompt_routes,
     )

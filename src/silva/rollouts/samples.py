@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from silva.errors import CapabilityError
+from silva.routes import joined
 from silva.types import Group, Sample, Trajectory, Turn
 
 
@@ -88,6 +89,7 @@ def _sample(turns: Sequence[Turn], trajectory: str, group: str) -> Sample:
         entropies=_fixed(entropies, np.float64) if known else None,
         trajectory=trajectory,
         group=group,
+        routes=joined([(len(s.tokens), s.routes) for s in segments]),
         turn_spans=tuple(zip((ends - turn_lengths).tolist(), ends.tolist(), strict=True)),
         turn_ids=tuple(turn.id for turn in turns),
     )

@@ -16,6 +16,8 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+import numpy as np
+
 from silva.config.sections import ContextSettings
 from silva.protocols import Reply
 from silva.rendering.renderer import Renderer
@@ -104,7 +106,7 @@ def answered(
         count = max(0, asked - (0 if fresh else state.reported))  # an API may leave out earlier thoughts
     turn = Turn(
         id=message.id,
-        segments=(Segment("environment", state.shown or (), reported=count), *reply.segments),
+        segments=(shown_segment(state.shown or (), reply.prompt_routes, count), *reply.segments),
         messages=(*new_messages(before), message),
         rewards=_floats(step.rewards),
         shaped=_floats(step.shaped),
@@ -128,6 +130,12 @@ def answered(
         return new
     messages = _dialogue(new).shown(settings, new.dropped)
     return new if after.context is None and messages == new.messages else _rewritten(new, messages)
+
+
+def shown_segment(tokens: tuple[int, ...], routes: np.ndarray | None, reported: int | None = None) -> Segment:
+    """What was shown last of a context with these routes."""
+    own = None if routes is None else routes[len(routes) - len(tokens) :].copy()
+    return Segment("environment", tokens, reported=reported, routes=own)
 
 
 def shorter(state: State, settings: ContextSettings) -> State | None:

@@ -149,12 +149,15 @@ class Thinker:
 
         thought = policy_segment(sampled, kept, self.policy.sampling.temperature)
         first, last = len(state.before), len(state.before) + kept
+        context = opening if self.settings.shows_action else request.tokens
+        known = None if sampled.prompt_routes is None else sampled.prompt_routes[: len(context)]
+        shown = Segment("environment", tuple(context), routes=known)
         if self.settings.shows_action:  # it was sampled in another context than the one it is played in
-            played, trained = [given(0, len(said))], [Segment("environment", tuple(opening)), thought]
+            played, trained = [given(0, len(said))], [shown, thought]
         else:
             parts = (given(0, first), thought, given(last, len(said)))
             played = [part for part in parts if part.tokens]
-            trained = [Segment("environment", tuple(request.tokens)), *played]
+            trained = [shown, *played]
         message = self.renderer.parse(
             said, prompt=request.tokens, prefill=request.prefill, tools=request.tools
         )

@@ -18,6 +18,7 @@ from starlette.types import Receive
 from silva.ports import CLOCK, derive
 from silva.rendering.growing import before
 from silva.rendering.renderer import Renderer
+from silva.routes import to_text
 from silva.server.bodies import CompletionBody, SamplingBody
 from silva.server.engine import Service, apart
 from silva.server.streams import Choice, Stream, Tell
@@ -179,6 +180,7 @@ def said(renderer: Renderer, body: SamplingBody, completion: Completion) -> tupl
 
 def exact(completion: Completion) -> dict[str, Any]:
     """All that a client needs to rebuild the completion, beside its log-probabilities."""
+    routes = {"routes": completion.routes, "prompt_routes": completion.prompt_routes}
     return {
         "token_ids": list(completion.tokens),
         "silva": {
@@ -187,6 +189,7 @@ def exact(completion: Completion) -> dict[str, Any]:
             "versions": list(completion.versions),
             "stop_reason": completion.stop_reason,
             "cached_tokens": completion.cached_tokens,
+            **{name: to_text(array) for name, array in routes.items() if array is not None},
         },
     }
 

@@ -213,6 +213,7 @@ class _Server:
             {
                 "context": context,
                 "entropies": engine.capabilities.entropies,
+                "routes": engine.capabilities.routes,
                 "loads": sorted(FOLDERS & engine.capabilities.loads),
                 "machine": dict(engine.machine),
                 "notes": list(engine.notes),

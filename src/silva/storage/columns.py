@@ -8,16 +8,24 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin
 
+import numpy as np
 import pyarrow as pa
 
+from silva.routes import of_npy, to_npy
 from silva.types import Turn
 from silva.wire.codec import Codec, Form, hints, scalar
 
-_SCALARS = {str: pa.string(), int: pa.int64(), float: pa.float64(), bool: pa.bool_()}
+_SCALARS = {
+    str: pa.string(),
+    int: pa.int64(),
+    float: pa.float64(),
+    bool: pa.bool_(),
+    np.ndarray: pa.binary(),
+}
 
 
 class Columns(Codec):
@@ -46,6 +54,10 @@ class Columns(Codec):
     def plain(self, where: str) -> Form:
         return _as_json(super().plain(where))
 
+    def array(self, where: str) -> Form:
+        """The bytes of a .npy file, with type and shape."""
+        return Form(lambda value, aside: to_npy(value), lambda data, aside: of_npy(data))
+
 
 def _utf8(text: str) -> str:
     return text.encode("utf-8", "replace").decode()
@@ -58,21 +70,22 @@ def _as_json(form: Form) -> Form:
     )
 
 
-def arrow(hint: Any) -> pa.DataType:
-    """The type of the column that holds values of a type."""
+def arrow(hint: Any, without: Collection[str] = ()) -> pa.DataType:
+    """The type of the column that holds values of a type; records lose the fields `without`."""
     origin, args = get_origin(hint), get_args(hint)
     if hint in _SCALARS:
         return _SCALARS[hint]
     if origin is Literal:
         return pa.string()
     if dataclasses.is_dataclass(hint):
-        return pa.struct([(name, arrow(each)) for name, each in hints(hint).items()])  # type: ignore[arg-type]
+        fields = [(n, arrow(each, without)) for n, each in hints(hint).items() if n not in without]  # type: ignore[arg-type]
+        return pa.struct(fields)
     if origin in (Union, UnionType):
-        return arrow(next(each for each in args if each is not NoneType))
+        return arrow(next(each for each in args if each is not NoneType), without)
     if origin is tuple:
-        return pa.list_(arrow(args[0]))
+        return pa.list_(arrow(args[0], without))
     if origin is Mapping and args[1] is not Any:
-        return pa.map_(pa.string(), arrow(args[1]))
+        return pa.map_(pa.string(), arrow(args[1], without))
     if origin is Mapping or hint is Any:
         return pa.string()
     raise TypeError(f"parquet: no column for {hint}")

@@ -3,15 +3,15 @@
 One row is one trajectory: the fields of its RolloutRow, of its Trajectory, and numbers derived from them. The
 flat columns answer questions (`select avg(reward_raw) ... where environment = 'hanoi'`); the nested ones
 (`turns`, `observation`) rebuild the trajectory. Log-probabilities and entropies are float64, as sampled.
-Arguments of tool calls and schemas of tools are JSON text. What is not here: which rollouts are trained or
-dropped, and why.
+Arguments of tool calls and schemas of tools are JSON text, and routes, if there are any, .npy files. What is
+not here: which rollouts are trained or dropped, and why.
 """
 
 from __future__ import annotations
 
 import io
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -63,14 +63,22 @@ _DERIVED: dict[str, tuple[type, Callable[[Trajectory], Any]]] = {
 }
 _OF_ROW = {name: hint for name, hint in hints(RolloutRow).items() if name != "trajectory"}
 _OF_TRAJECTORY = {name: hint for name, hint in hints(Trajectory).items() if name != "id"}
-SCHEMA = pa.schema(
-    [
-        *((name, arrow(hint)) for name, hint in _OF_ROW.items()),
-        ("trajectory", pa.string()),  # its id
-        *((name, arrow(kind)) for name, (kind, _) in _DERIVED.items()),
-        *((name, arrow(hint)) for name, hint in _OF_TRAJECTORY.items()),
-    ]
-)
+
+
+def _schema(without: Collection[str] = ()) -> pa.Schema:
+    return pa.schema(
+        [
+            *((name, arrow(hint)) for name, hint in _OF_ROW.items()),
+            ("trajectory", pa.string()),  # its id
+            *((name, arrow(kind)) for name, (kind, _) in _DERIVED.items()),
+            *((name, arrow(hint, without)) for name, hint in _OF_TRAJECTORY.items()),
+        ]
+    )
+
+
+SCHEMA = _schema(without=["routes"])
+ROUTED = _schema()
+"""Of files whose segments have routes (routes.py): no others have that column."""
 _WHOLE = [*_OF_ROW, "trajectory", *_OF_TRAJECTORY]
 _WITHOUT_TOKENS = [
     *(name for name in _WHOLE if name != "turns"),
@@ -113,7 +121,10 @@ def write_rollouts(path: Path, rows: Sequence[RolloutRow]) -> None:
     """
     table = _table(rows)
     if path.exists():
-        table = pa.concat_tables([_without(_read(path, SCHEMA.names).cast(SCHEMA), table), table])
+        old = _read(path, SCHEMA.names)
+        if old.schema.equals(ROUTED) != table.schema.equals(ROUTED):  # one of them has no routes
+            old, table = (pa.Table.from_pylist(each.to_pylist(), schema=ROUTED) for each in (old, table))
+        table = pa.concat_tables([_without(old.cast(table.schema), table), table])
     FILES.write_atomic(path, _file(table))
 
 
@@ -146,7 +157,9 @@ def read_columns(path: Path, names: Sequence[str], rows: Sequence[int] | None = 
 
 
 def _table(rows: Sequence[RolloutRow]) -> pa.Table:
-    return pa.Table.from_pylist([_flat(row) for row in rows], schema=SCHEMA)
+    turns = (turn for row in rows for turn in row.trajectory.turns)
+    routed = any(segment.routes is not None for turn in turns for segment in turn.segments)
+    return pa.Table.from_pylist([_flat(row) for row in rows], schema=ROUTED if routed else SCHEMA)
 
 
 def _file(table: pa.Table) -> bytes:
@@ -190,7 +203,8 @@ def _flat(row: RolloutRow) -> dict[str, Any]:
 
 def _row(values: dict[str, Any]) -> RolloutRow:
     for turn in values["turns"]:
-        turn.setdefault("segments", [])
+        for segment in turn.setdefault("segments", []):
+            segment.setdefault("routes", None)
     trajectory = {name: values[name] for name in _OF_TRAJECTORY if name in values}
     row = {name: values[name] for name in _OF_ROW if name in values}
     return _ROWS.unpack({**row, "trajectory": {**trajectory, "id": values["trajectory"]}}, _NOTHING)

@@ -21,6 +21,7 @@ import torch
 from silva.algorithms import objective
 from silva.errors import CapabilityError, NonFiniteError
 from silva.models.loading import LoadedModel
+from silva.models.routing import Routing
 from silva.models.snapshots import save_parameters
 from silva.models.trie import MIN_SHARED, NEVER
 from silva.ports import crash_point
@@ -36,6 +37,7 @@ from silva.trainer.plan import MicroBatch, RankWork, plan
 from silva.trainer.policy import Pack, pack, token_logprobs, trained
 from silva.trainer.randomness import Randomness
 from silva.trainer.reference import Reference
+from silva.trainer.routed import keys
 from silva.trainer.self_check import CHECKED, compared
 from silva.trainer.settings import LocalTrainerSettings
 from silva.trainer.state import TrainerState, load_state, save_state
@@ -85,6 +87,7 @@ class Learner:
                 f"model {loaded.name}: no parameter requires a gradient, expected at least one"
             )
         refuse_too_large(loaded)
+        self._routing = Routing(loaded.model) if settings.replay_routing else None
         self.stepper = Stepper(parameters, self.mesh, most=settings.max_nonfinite)
         # Ranks: a copy can only be made of a whole model, so reference and critic come before the policy is
         # divided (test_an_update_is_that_of_one_rank, with both of them).
@@ -154,11 +157,13 @@ class Learner:
         for micro_batch in self._share([samples[i] for i in used]):
             indices = [used[i] for i in micro_batch]
             with explained_memory(self.settings, f"scoring {_size([samples[i] for i in indices])}"):
-                batch = pack(self.loaded, [samples[i] for i in indices], least=self._least)
-                values = compute(batch).cpu().numpy()
-            rows, places = batch.rows.cpu().numpy(), batch.places.cpu().numpy()
+                rows = [samples[i] for i in indices]
+                batch = pack(self.loaded, rows, least=self._least, routing=self._routing)
+                with batch.replayed():
+                    values = compute(batch).cpu().numpy()
+            row_of, places = batch.rows.cpu().numpy(), batch.places.cpu().numpy()
             for row, index in enumerate(indices):
-                of_row = rows == row
+                of_row = row_of == row
                 found[index][places[of_row]] = values[of_row]
                 mine[index] = found[index]
         for part in self.mesh.gather(mine):
@@ -197,7 +202,7 @@ class Learner:
                 rows = [samples[i] for i in indices]
                 memory = explained_memory(self.settings, f"training {_size(rows)}")
                 with memory, training_mode(self.loaded.model):
-                    batch = pack(self.loaded, rows, least=self._least)
+                    batch = pack(self.loaded, rows, least=self._least, routing=self._routing)
                     if not (critic and critic.warming_up):
                         mine = [references[i] for i in indices] if references else None
                         self._backward(batch, rows, mine, loss, sums, aged)
@@ -227,7 +232,7 @@ class Learner:
     ) -> None:
         """Forward and backward of one micro-batch; adds to gradients and to `sums` over its tokens."""
         entropy_grad, budget = bool(loss.params.get("entropy_coef", 0)), self.settings.micro_batch_tokens
-        with summed_in_place(self.loaded.model):
+        with summed_in_place(self.loaded.model), batch.replayed():
             found = token_logprobs(self.loaded, batch, budget=budget, entropy_grad=entropy_grad)
             # The weights hold the normaliser of the whole update: gradients of ranks add up, and are never
             # averaged.
@@ -244,15 +249,11 @@ class Learner:
         returns, values = (
             stream.needed(name, "which the critic learns from") for name in ("returns", "values")
         )
-        metrics = critic.backward(
-            batch,
-            self.settings.micro_batch_tokens,
-            returns,
-            values,
-            stream.weights,
-            of=stream.of,
-            names=[sample.trajectory for sample in samples],
-        )
+        names, budget = [sample.trajectory for sample in samples], self.settings.micro_batch_tokens
+        with batch.replayed():  # its trunk may be the policy
+            metrics = critic.backward(
+                batch, budget, returns, values, stream.weights, of=stream.of, names=names
+            )
         for name, numbers in metrics.items():
             sums[name] += numbers.double().sum()
 
@@ -272,7 +273,7 @@ class Learner:
                 mine = [references[i] for i in part] if references else None
                 with explained_memory(self.settings, "checking the trie"):
                     rows = [samples[i] for i in part]
-                    batch = pack(self.loaded, rows, least=self._least)
+                    batch = pack(self.loaded, rows, least=self._least, routing=self._routing)
                     self._backward(batch, rows, mine, loss, defaultdict(float), False)
 
         found = compared(self.stepper, few, backward, self.loaded.dtype)
@@ -348,7 +349,7 @@ class Learner:
         return [work.rows for work in self._plan(samples)[self.mesh.rank] if work.rows]
 
     def _plan(self, samples: Sequence[Sample]) -> list[list[RankWork]]:
-        tokens = [sample.tokens for sample in samples]
+        tokens = keys(samples, self._routing) if self._routing else [sample.tokens for sample in samples]
         return plan(tokens, self.settings.micro_batch_tokens, self.mesh.size, least=self._least)
 
     def save(self, path: Path) -> None:

@@ -11,6 +11,7 @@ keys and values of what is above (walk.py). Not here: losses, the cut into micro
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,10 +19,12 @@ import torch
 
 from silva.errors import RecordError
 from silva.models.loading import LoadedModel
+from silva.models.routing import Replay, Routing
 from silva.models.trie import MIN_SHARED, Trie, build
 from silva.models.trie_attention import FLEX_MIN_TOKENS, FlexTrieAttention, TrieAttention, chunks
 from silva.trainer.gradients import read
 from silva.trainer.head import LOGIT_BYTES, Head, wide
+from silva.trainer.routed import routed_trie
 from silva.trainer.walk import TokenHead as WalkHead
 from silva.trainer.walk import Walk
 from silva.types import Sample
@@ -40,6 +43,11 @@ class Pack:
     pairs: torch.Tensor  # [N] int64: which of the M, for each trained token in row-major order
     rows: torch.Tensor  # [N] int64: the row of each trained token
     places: torch.Tensor  # [N] int64: its place in the row, 1 or more
+    replay: Replay | None = None  # what the routers of a mixture of experts do
+
+    def replayed(self) -> AbstractContextManager[None]:
+        """Around forward and backward passes of the policy: its routers do what they did in sampling."""
+        return self.replay.applied() if self.replay is not None else nullcontext()
 
 
 @dataclass(frozen=True)
@@ -67,17 +75,27 @@ def trained(sample: Sample, stream: str | None = None) -> np.ndarray:
     return np.logical_or.reduce([each > 0 for each in weights.values()])
 
 
-def pack(loaded: LoadedModel, samples: Sequence[Sample], *, least: int = MIN_SHARED) -> Pack:
+def pack(
+    loaded: LoadedModel,
+    samples: Sequence[Sample],
+    *,
+    least: int = MIN_SHARED,
+    routing: Routing | None = None,
+) -> Pack:
     """Merge samples into one trie on the model's device; its trained tokens are those with a loss.
 
     Args:
         least: shortest prefix of unrelated rows that is shared.
+        routing: the routers that replay the routes of the samples.
 
     Raises:
         RecordError: a trained token was sampled greedily; at temperature 0 there is no probability that
-            training could change.
+            training could change. Or its routes are missing.
     """
-    trie = build([sample.tokens for sample in samples], least)
+    if routing is None:
+        trie, replay = build([sample.tokens for sample in samples], least), None
+    else:
+        trie, replay = routed_trie(samples, routing, least, loaded.device)
     before, at, rows, places, temperatures = [], [], [], [], []
     for row, (sample, path) in enumerate(zip(samples, trie.rows, strict=True)):
         chosen = np.flatnonzero(trained(sample))  # never 0: a Sample refuses a loss on its first token
@@ -108,6 +126,7 @@ def pack(loaded: LoadedModel, samples: Sequence[Sample], *, least: int = MIN_SHA
         pairs=moved(pairs.reshape(-1)),
         rows=moved(np.concatenate(rows)),
         places=moved(np.concatenate(places)),
+        replay=replay,
     )
 
 
@@ -135,6 +154,8 @@ def through(
     loaded: LoadedModel, batch: Pack, head: WalkHead, budget: int | None = None
 ) -> tuple[torch.Tensor, ...]:
     """What `head` makes of the hidden state before every trained token: [N] each. `budget`: as above."""
+    if batch.replay is not None:
+        batch.replay.tokens = slice(None)
     if budget is not None and len(batch.trie) > budget:
         results = Walk(loaded, head, batch, chunks(batch.trie, budget))()
     else:

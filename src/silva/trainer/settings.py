@@ -26,6 +26,9 @@ class LocalTrainerSettings(Section):
     self_check: bool = True
     """Compare the gradient of the first rows of a run with that of one row at a time, and say so."""
     gradient_checkpointing: bool = False
+    replay_routing: bool = False
+    """Of a mixture of experts: tokens go to the experts that they went to when they were sampled (R3,
+    docs/moe.md). The engine records them."""
     max_nonfinite: Positive = 3
     """Stop after this many updates in a row, of policy or critic, whose loss or gradient is not finite."""
 

@@ -130,6 +130,8 @@ class Walk:
         """Keys and values of the chunk's kept pieces; the head's results on the tokens that it predicts."""
         chunk, batch, places = self.chunks[number], self.batch, self.of_chunk[number]
         attention = TrieAttention(chunk, outside, dtype=self.loaded.dtype, device=self.loaded.device)
+        if batch.replay is not None:
+            batch.replay.tokens = slice(chunk.start, chunk.stop)
         with torch.set_grad_enabled(torch.is_grad_enabled() and not self.head.frozen):
             states = self.loaded.model.get_decoder()(
                 input_ids=batch.tokens[:, chunk.start : chunk.stop],

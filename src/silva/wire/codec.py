@@ -129,7 +129,7 @@ class Codec:
         if hint is Any:
             return self.plain(where)
         if hint is np.ndarray:
-            return _array(where)
+            return self.array(where)
         if hint is Turn:
             return self.turn(where)
         if hint is float:
@@ -195,6 +195,9 @@ class Codec:
 
     def text(self, where: str) -> Form:
         return scalar(str, where)
+
+    def array(self, where: str) -> Form:
+        return _array(where)
 
     def mapping(self, inner: Any, where: str) -> Form:
         form = self.form(inner, where)

@@ -48,8 +48,9 @@ def stepped() -> Callable[..., tuple[LocalEngine, Stepper]]:
     """`stepped(loaded, max_concurrent=2)`: an engine without drafts, and what makes it step."""
 
     def make(loaded: LoadedModel, **settings: Any) -> tuple[LocalEngine, Stepper]:
-        stepper = Stepper()
-        return LocalEngine(loaded, Settings(**{"drafts": "off"} | settings), stepper), stepper
+        stepper, routes = Stepper(), settings.pop("routes", False)
+        chosen = Settings(**{"drafts": "off"} | settings)
+        return LocalEngine(loaded, chosen, stepper, routes=routes), stepper
 
     return make
 

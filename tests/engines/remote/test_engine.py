@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 
+import numpy as np
 import pytest
 from tests.engines.http_park import Park, Slow, counting, until
 from tests.engines.inference_server import CUT, HANG
+from tests.moe import folder
 from tests.virtual_clock import InLine
 
+from silva.config.sections import PretrainedModel
 from silva.engines.local.engine import LocalEngine
 from silva.engines.remote.engine import HttpEngine
 from silva.engines.remote.settings import ClientSettings
 from silva.engines.remote.wire import SilvaDialect
 from silva.engines.settings import LocalEngineSettings
 from silva.errors import ContextOverflow, EngineError, NoReply, OutOfMemory
-from silva.models.loading import LoadedModel
+from silva.models.loading import LoadedModel, load_model
 from silva.protocols import EngineCapabilities
+from silva.server.completions import exact
 from silva.types import SamplingParams
 from silva.wire.transport import Peer
 
@@ -174,14 +179,22 @@ async def test_servers_that_start_later_are_waited_for(tmp_path) -> None:
     await park.__aexit__()
 
 
-async def test_one_that_joins_later_must_keep_what_was_promised(tmp_path) -> None:
-    small = counting()
-    small.capabilities = EngineCapabilities(context=16)
-    park = Park(tmp_path, [counting(), small])
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"context": 16}, "context of 16, expected at least"),
+        ({"routes": False}, "does not record which experts tokens go to, as the others do"),
+    ],
+)
+async def test_one_that_joins_later_must_keep_what_was_promised(tmp_path, changes, words) -> None:
+    first, other = counting(), counting()
+    first.capabilities = dataclasses.replace(first.capabilities, routes=True)
+    other.capabilities = dataclasses.replace(first.capabilities, **changes)
+    park = Park(tmp_path, [first, other])
     await park.servers[0].start()
     await park.engine.connect()
     await park.servers[1].start()
-    await until(lambda: "context of 16, expected at least" in park.engine._servers.all[1].words)
+    await until(lambda: words in park.engine._servers.all[1].words)
     assert len(park.engine._servers.live) == 1
     await park.__aexit__()
 
@@ -197,3 +210,18 @@ async def test_nothing_is_left_running_after_close(tmp_path) -> None:
         await park.ask([1])
     await until(lambda: len(asyncio.all_tasks()) <= 2)
     assert len(asyncio.all_tasks()) <= 2  # this one, and the one that limits its time
+
+
+async def test_experts_cross_as_the_engine_recorded_them(tmp_path) -> None:
+    model = load_model(PretrainedModel(name=str(folder(tmp_path / "m"))), seed=0)
+    local = LocalEngine(model, LocalEngineSettings(), InLine(), routes=True)
+    expected = await local.sample(PROMPT, SamplingParams(6))
+    async with Park(tmp_path, [local]) as park:
+        assert park.engine.capabilities.routes
+        found = await park.engine.sample(PROMPT, SamplingParams(6))
+        assert found.tokens == expected.tokens and found.routes.shape == (6, 2, 2)
+        for name in ("routes", "prompt_routes"):
+            got, was = getattr(found, name), getattr(expected, name)
+            assert got.dtype == was.dtype and np.array_equal(got, was)
+        plain = LocalEngine(model, LocalEngineSettings(), InLine())
+        assert "routes" not in exact(await plain.sample(PROMPT, SamplingParams(1)))["silva"]

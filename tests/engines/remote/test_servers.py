@@ -30,8 +30,8 @@ CONTEXT: Any = SimpleNamespace(
     run_layout=Layout(Path("/run")), renderer=SimpleNamespace(vocabulary=256), say=print
 )
 FACTS = {
-    "context": 100, "entropies": True, "loads": ["folder"], "machine": {}, "notes": [], "version": 0,
-    "model": "m", "memory_per_token": 0, "weights": "start", "silva": __version__,
+    "context": 100, "entropies": True, "routes": False, "loads": ["folder"], "machine": {},
+    "notes": [], "version": 0, "model": "m", "memory_per_token": 0, "weights": "start", "silva": __version__,
 }  # fmt: skip
 COMPLETION = {
     "choices": [{

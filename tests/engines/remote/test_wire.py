@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import base64
+import io
 import math
 from typing import Any
 
@@ -15,6 +17,7 @@ from silva.engines.remote.settings import ClientSettings
 from silva.engines.remote.vllm import VllmDialect, estimated_entropies
 from silva.engines.remote.weights import PROBE
 from silva.errors import CapabilityError, EngineError
+from silva.routes import to_text
 from silva.types import SamplingParams, Snapshot, TokenScores, WeightFolder
 from silva.wire.transport import Refused, Unreachable
 
@@ -127,6 +130,32 @@ async def test_a_greedy_choice_is_certain_and_a_tempered_one_has_no_raw_numbers(
     for other in (SamplingParams(1, temperature=0.9), SamplingParams(1, top_p=0.9)):
         found, _ = await sampled(answer, other)
         assert found.logprobs == (-0.7,) and math.isnan(found.raw_logprobs[0])
+
+
+async def test_experts_are_read_if_the_server_tells_them() -> None:
+    """One row fewer than tokens, as the last has not been through the model; all layers of the model."""
+    tops = [{"token_id:1": HALF, "token_id:2": HALF}] * 2
+    experts = np.arange(4 * 3 * 2, dtype=np.uint8).reshape(4, 3, 2)
+    buffer = io.BytesIO()
+    np.save(buffer, experts)
+    told = base64.b64encode(buffer.getvalue()).decode()
+    found, _ = await sampled(completion([1, 1], [HALF, HALF], tops, routed_experts=told))
+    assert np.array_equal(found.routes, experts[2:]) and found.prompt_routes.shape == (3, 3, 2)
+    assert (found.prompt_routes[0] == 255).all() and np.array_equal(found.prompt_routes[1:], experts[:2])
+    without, _ = await sampled(completion([1, 1], [HALF, HALF], tops))
+    assert without.routes is None and without.prompt_routes is None
+    for wrong in (told[:-8], base64.b64encode(b"no array").decode()):
+        with pytest.raises(Unreachable, match="makes no sense"):
+            await sampled(completion([1, 1], [HALF, HALF], tops, routed_experts=wrong))
+    with pytest.raises(Unreachable, match="routed_experts of 4 tokens, expected 3"):
+        await sampled(completion([1], [HALF], tops[:1], routed_experts=told))
+
+
+async def test_a_server_that_tells_experts_says_so() -> None:
+    told = to_text(np.zeros((3, 1, 2), np.uint8))
+    answer = completion([5], [0.0], [{"token_id:5": 0.0}], routed_experts=told)
+    assert (await facts(VllmPeer(v1__completions=answer))).routes
+    assert not (await facts(VllmPeer())).routes
 
 
 async def test_scores_are_read_from_the_prompt() -> None:

@@ -30,7 +30,9 @@ from silva.engines.local.sampling import Drawn, draw
 from silva.errors import EngineError
 from silva.models.head import logits_of
 from silva.models.loading import LoadedModel
+from silva.models.routing import Routing
 from silva.ports import uniform
+from silva.routes import dtype_of
 from silva.types import CompletionStop, TokenScores
 
 if TYPE_CHECKING:
@@ -49,6 +51,7 @@ class RunningBatch:
     Attributes:
         version: of the weights.
         drafts, graphs: None without them.
+        routing: the routers of the model if completions say which experts their tokens went to.
     """
 
     def __init__(
@@ -62,9 +65,10 @@ class RunningBatch:
         drafts: Drafts | None,
         graphs: DecodeGraphs | None,
         stats: EngineStats,
+        routing: Routing | None = None,
     ) -> None:
         self.cache, self.decoder, self.drafts, self.graphs, self.stats = cache, decoder, drafts, graphs, stats
-        self.version = 0
+        self.routing, self.version = routing, 0
         self.waiting: deque[EngineRequest] = deque()
         self.running: list[EngineRequest] = []
         self._loaded, self._settings, self._context = loaded, settings, context
@@ -112,6 +116,7 @@ class RunningBatch:
         self._sample(sampled, work)
         finished = [r for r in self.running if r.done]
         self.running = [r for r in self.running if not r.done]
+        self.keep_routes(finished)
         for request in finished:
             self.cache.release(row_of(request), request.source)
         seconds = time.perf_counter() - began
@@ -121,6 +126,24 @@ class RunningBatch:
         if self.drafts is not None:
             self.drafts.learn(sampled, work, seconds)
         return finished
+
+    def keep_routes(self, requests: Sequence[EngineRequest] | None = None) -> None:
+        """Copy routes of the tokens so far out of the cache, which may forget them. None: of all that run.
+
+        What was kept before stays: after a load the cache computes tokens again that were drawn before it.
+        """
+        if self.routing is None:
+            return
+        for request in self.running if requests is None else requests:
+            if request.score_from:
+                continue
+            row = row_of(request)
+            known = row if row.computed >= row.length else source_of(request)
+            store, shape = self.cache.outputs[1], (-1, len(self.routing.layers), self.routing.k)
+            kept = 0 if request.routes is None else len(request.routes)
+            new = store[known.index, 0, kept : min(known.computed, row.length)]
+            routes = new.cpu().numpy().reshape(shape).astype(dtype_of(self.routing.experts))
+            request.routes = routes if request.routes is None else np.concatenate([request.routes, routes])
 
     def _drop_cancelled(self) -> None:
         for request in self.running:

@@ -19,6 +19,7 @@ from transformers import PreTrainedModel
 from silva.engines.local.kv_cache import KvCache
 from silva.engines.local.prepacked import JoinedLinear
 from silva.models.activation import LANES, SERIAL
+from silva.models.routing import Routing
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
 _FIXED_ROTATIONS = ("default", "linear", "llama3", "yarn")  # that do not change with the longest position
@@ -28,6 +29,7 @@ class DecoderStep(Protocol):
     """New tokens of rows of the cache and their attention: `RaggedStep`, or `decode_graph.DecodeStep`."""
 
     cache: KvCache
+    rows: torch.Tensor
     positions: torch.Tensor
 
     def attend_rows(
@@ -51,6 +53,24 @@ def decoder_of(model: PreTrainedModel) -> Decoder:
     if config.model_type in FAMILIES and config.hidden_act == "silu":
         return LlamaDecoder(model)
     return AnyDecoder(model)
+
+
+class RoutedDecoder:
+    """Another decoder; what its routers choose goes into the cache beside the states."""
+
+    recordable = False
+
+    def __init__(self, decoder: Decoder, routing: Routing) -> None:
+        self._decoder, self._routing = decoder, routing
+        self.linears = decoder.linears
+
+    def __call__(self, tokens_N: torch.Tensor, step: DecoderStep) -> torch.Tensor:
+        with self._routing.recorded() as chosen:
+            states = self._decoder(tokens_N, step)
+        count, store = len(step.rows), step.cache.outputs[1]
+        routes = torch.stack(chosen, 1)[:count].flatten(1)
+        store[step.rows, 0, step.positions[:count]] = routes.to(store.dtype)
+        return states
 
 
 class AnyDecoder:

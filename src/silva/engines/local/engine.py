@@ -25,7 +25,7 @@ import silva
 from silva.engines.local.batch import RunningBatch
 from silva.engines.local.check import check_steps
 from silva.engines.local.decode_graph import DecodeGraphs
-from silva.engines.local.decoder import decoder_of
+from silva.engines.local.decoder import RoutedDecoder, decoder_of
 from silva.engines.local.drafts import Drafts
 from silva.engines.local.kv_cache import KvCache
 from silva.engines.local.machine import describe
@@ -35,6 +35,7 @@ from silva.engines.local.same_bits import RowRules, fill_up, probe
 from silva.errors import ConfigError, EngineError, OutOfMemory, SilvaError
 from silva.models.loading import LoadedModel, copied
 from silva.models.memory import give_freed_memory_back, is_out_of_memory
+from silva.models.routing import Routing
 from silva.models.snapshots import load_weights
 from silva.protocols import EngineCapabilities, OnTokens
 from silva.types import Completion, SamplingParams, Snapshot, TokenScores
@@ -53,12 +54,17 @@ class LocalEngine:
     It samples from the model's own weights, through modules of its own: what makes them fast or gives them
     equal bits changes nothing for others who use the model.
 
+    Args:
+        routes: completions say which experts their tokens went to.
+
     Raises:
         ConfigError: more context than the model has.
-        ModelError: the model's steps would not give what transformers does.
+        ModelError: the model's steps would not give what transformers does; or it has no routes to record.
     """
 
-    def __init__(self, loaded: LoadedModel, settings: LocalEngineSettings, compute: Executor):
+    def __init__(
+        self, loaded: LoadedModel, settings: LocalEngineSettings, compute: Executor, *, routes: bool = False
+    ) -> None:
         if settings.context > loaded.context:
             raise ConfigError(
                 f"engine.context: got {settings.context}, expected at most the {loaded.context} of model "
@@ -69,18 +75,22 @@ class LocalEngine:
         self.stats = EngineStats()
         self._loaded, self._settings, self._compute = loaded, settings, compute
         context = settings.context or loaded.context
-        self.capabilities = EngineCapabilities(context=context)
+        self.capabilities = EngineCapabilities(context=context, routes=routes)
+        routing = Routing(loaded.model) if routes else None
         self.cache = KvCache(
             loaded.model.config,
             rows=settings.max_concurrent + settings.cached_sequences,
             context=context,
             dtype=loaded.dtype,
             device=loaded.device,
+            routed=None if routing is None else (len(routing.layers) * routing.k, routing.stored),
         )
         if loaded.device.type == "cpu":
             self.cache.rules = probe(loaded.model, head_dim=self.cache.head_dim, dtype=loaded.dtype)
             fill_up(loaded.model, self.cache.rules.alone)
         decoder = decoder_of(loaded.model)
+        if routing is not None:
+            decoder = RoutedDecoder(decoder, routing)
         self._packed: PrepackedLinears | None = None
         if settings.prepack_weights:
             with self._threads():
@@ -100,6 +110,7 @@ class LocalEngine:
             drafts=Drafts(context, self.rules.linear, self.stats) if drafts else None,
             graphs=DecodeGraphs(decoder, self.cache) if graphs else None,
             stats=self.stats,
+            routing=routing,
         )
         self._known = 0  # tokens computed before the weights changed last
         self._loop_task: asyncio.Task[None] | None = None
@@ -161,6 +172,7 @@ class LocalEngine:
         def load() -> None:
             if snapshot.folder is not None:
                 load_weights(self._loaded, snapshot.folder)
+            self.batch.keep_routes()
             self.cache.clear()
             give_freed_memory_back()  # the trainer's: keys and values take memory of their own
             self.batch.version = snapshot.version
@@ -214,8 +226,9 @@ class LocalEngine:
     def memory(self, sequences: int, length: int) -> float:
         """Bytes of the keys and values of so many sequences, or of as many as the engine keeps."""
         cache, size = self.cache, self._loaded.dtype.itemsize
-        each = 2 * cache.layers * cache.kv_heads * cache.head_dim + cache.width
-        return float(size * each * min(len(cache.rows), sequences) * cache.rules.positions(length))
+        each = size * (2 * cache.layers * cache.kv_heads * cache.head_dim + cache.width)
+        each += sum(routes.shape[-1] * routes.itemsize for routes in cache.outputs[1:])
+        return float(each * min(len(cache.rows), sequences) * cache.rules.positions(length))
 
     def counts(self) -> Mapping[str, float]:
         return dataclasses.asdict(self.stats)

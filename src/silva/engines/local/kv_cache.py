@@ -59,9 +59,21 @@ class KvCache:
     `outputs` are the final hidden states, some 5 % on top of keys and values: with them a prompt that is
     known to its last token needs no computing at all. `rules` say how steps over this cache are filled up;
     before they are probed nothing is.
+
+    Args:
+        routed: how many routes of a token are kept beside them (layers * k), and in which type; None: none.
     """
 
-    def __init__(self, config: Any, *, rows: int, context: int, dtype: torch.dtype, device: torch.device):
+    def __init__(
+        self,
+        config: Any,
+        *,
+        rows: int,
+        context: int,
+        dtype: torch.dtype,
+        device: torch.device,
+        routed: tuple[int, torch.dtype] | None = None,
+    ) -> None:
         self.rules = RowRules(lanes=LANES if device.type == "cpu" else BLOCK, hold=False)
         text = config.get_text_config()
         self.heads = text.num_attention_heads
@@ -75,7 +87,8 @@ class KvCache:
         self.tokens = np.full((rows, 1), FREE)  # of every row; the last column is always free
         self.keys: list[torch.Tensor] = []  # a layer: [rows, kv_heads, T, d]
         self.values: list[torch.Tensor] = []
-        self.outputs: list[torch.Tensor] = []  # one: [rows, 1, T, D]
+        self.outputs: list[torch.Tensor] = []  # [rows, 1, T, D], and [rows, 1, T, layers * k] of routes
+        self._routed = routed
         self._clock = 0
         self.clear()
 
@@ -87,6 +100,9 @@ class KvCache:
         self.keys = [self._zeros(0, self.kv_heads, 0, self.head_dim) for _ in range(self.layers)]
         self.values = [self._zeros(0, self.kv_heads, 0, self.head_dim) for _ in range(self.layers)]
         self.outputs = [self._zeros(0, 1, 0, self.width)]
+        if self._routed is not None:
+            count, dtype = self._routed
+            self.outputs.append(self._zeros(0, 1, 0, count, dtype=dtype))
         for row in self.rows:
             row.computed, row.owners = 0, ()
         for row in self.rows:
@@ -142,7 +158,8 @@ class KvCache:
                 row.owners = row.owners[:whole]
             else:
                 row.owners = tuple(source.owner(block) for block in range(whole))
-                self.outputs[0][row.index, :, :shared] = self.outputs[0][source.index, :, :shared]
+                for store in self.outputs:
+                    store[row.index, :, :shared] = store[source.index, :, :shared]
         self._write(row, tokens)
         row.computed, row.busy, row.last_used = shared, True, self._clock
         return row, shared
@@ -178,7 +195,8 @@ class KvCache:
             holder = source.owner(first // BLOCK)
             for store in (*self.keys, *self.values):
                 store[row.index, :, part] = store[holder, :, part]
-        self.outputs[0][row.index, :, start:stop] = self.outputs[0][source.index, :, start:stop]
+        for store in self.outputs:
+            store[row.index, :, start:stop] = store[source.index, :, start:stop]
         row.computed = stop
 
     def append(self, row: CacheRow, token: int) -> None:
@@ -229,9 +247,9 @@ class KvCache:
         rows, used = min(rows, len(self.rows)), min(used, have_rows)
         for stores in (self.keys, self.values, self.outputs):
             for i, old in enumerate(stores):
-                stores[i] = self._zeros(rows, old.shape[1], length, old.shape[3])
+                stores[i] = self._zeros(rows, old.shape[1], length, old.shape[3], dtype=old.dtype)
                 stores[i][:used, :, :have_length] = old[:used]
 
-    def _zeros(self, *shape: int) -> torch.Tensor:
+    def _zeros(self, *shape: int, dtype: torch.dtype | None = None) -> torch.Tensor:
         """Zeros, not garbage: masked positions are multiplied by a weight of 0."""
-        return lazy_zeros(shape, self.dtype, self.device)
+        return lazy_zeros(shape, dtype or self.dtype, self.device)

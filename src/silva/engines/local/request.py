@@ -11,6 +11,7 @@ import numpy as np
 
 from silva.engines.local.kv_cache import CacheRow
 from silva.protocols import OnTokens
+from silva.routes import after
 from silva.types import Completion, CompletionStop, SamplingParams, TokenScores
 
 if TYPE_CHECKING:
@@ -49,6 +50,7 @@ class EngineRequest:
     lookahead: Lookahead | None = None
     source: CacheRow | None = None
     computes: bool = False
+    routes: np.ndarray | None = None  # [., layers, k], of the experts that its first tokens went to
 
     @property
     def done(self) -> bool:
@@ -72,7 +74,15 @@ class EngineRequest:
             tuple(self.versions),
             self.stop_reason,
             self.cached,
+            *self._routes(),
         )
+
+    def _routes(self) -> tuple[np.ndarray | None, np.ndarray | None]:
+        """Of the reply, and of the prompt."""
+        if self.routes is None:
+            return None, None
+        found, prompt = after(self.routes), len(self.prompt)
+        return found[prompt:], found[:prompt]
 
 
 @dataclass

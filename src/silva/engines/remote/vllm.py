@@ -6,12 +6,15 @@ import asyncio
 import math
 import os
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from silva.engines.remote.wire import Facts, Pulse, ServedResult, read_answer, sampling_fields
 from silva.errors import CapabilityError, EngineError
 from silva.types import Completion, CompletionStop, SamplingParams, Snapshot, TokenScores
 from silva.wire.transport import Peer, Refused
+
+if TYPE_CHECKING:
+    import numpy as np
 
 IMPOSSIBLE = -9000.0  # vLLM writes -9999 for a log-probability of minus infinity
 ROUNDING = 1e-4  # by which the likeliest probabilities of a row may add up to too much or too little
@@ -75,9 +78,9 @@ class VllmDialect:
                 raise
             loads = frozenset()
             notes.append("vLLM: it cannot load weights; VLLM_SERVER_DEV_MODE=1 in its environment allows it")
-        await self._check_mode(peer, timeout)
-        name = self._models[peer.address]
-        return Facts(context, 0, name, loads=loads, machine={"server": f"vLLM {number}"}, notes=tuple(notes))
+        routes, name = await self._check_mode(peer, timeout), self._models[peer.address]
+        machine = {"server": f"vLLM {number}"}
+        return Facts(context, 0, name, loads=loads, machine=machine, notes=tuple(notes), routes=routes)
 
     async def alive(self, peer: Peer, timeout: float, core: float) -> Pulse:
         """`/ping` answers as long as the process of the core exists, even if the core hangs. The core itself
@@ -107,7 +110,9 @@ class VllmDialect:
             stop = _stop(choice["finish_reason"], choice.get("stop_reason"))
             cached = int(details.get("cached_tokens") or 0)
             own = (version,) * len(found)
-            return ServedResult(Completion(found, logprobs, raw, entropies, own, stop, cached))
+            routes = _routes(choice, len(tokens) + len(found))
+            parts = (None, None) if routes is None else (routes[len(tokens) :], routes[: len(tokens)])
+            return ServedResult(Completion(found, logprobs, raw, entropies, own, stop, cached, *parts))
 
         return read_answer(peer, "/v1/completions", answer, read)
 
@@ -158,18 +163,28 @@ class VllmDialect:
         asked = {"model": self._models[peer.address], **body, **more}
         return await peer.post("/v1/completions", asked, timeout=timeout)
 
-    async def _check_mode(self, peer: Peer, timeout: float) -> None:
-        """The only token that top_k = 1 leaves is certain, unless these are the model's own numbers."""
-        body = {"prompt": [40, 41, 42], "max_tokens": 1, "temperature": 1.0, "top_k": 1, "logprobs": 1}
+    async def _check_mode(self, peer: Peer, timeout: float) -> bool:
+        """The only token that top_k = 1 leaves is certain, unless these are the model's own numbers.
+
+        Returns:
+            Whether the server says which experts tokens go to.
+        """
+        prompt = [40, 41, 42]
+        body = {"prompt": prompt, "max_tokens": 1, "temperature": 1.0, "top_k": 1, "logprobs": 1}
         answer = await self._complete(peer, body, timeout)
-        (found,) = read_answer(
-            peer, "/v1/completions", answer, lambda a: a["choices"][0]["logprobs"]["token_logprobs"]
-        )
+
+        def read(answer: Any) -> tuple[float, bool]:
+            (choice,) = answer["choices"]
+            (logprob,) = choice["logprobs"]["token_logprobs"]
+            return logprob, _routes(choice, len(prompt) + 1) is not None
+
+        found, routes = read_answer(peer, "/v1/completions", answer, read)
         if found < -1e-3:
             raise CapabilityError(
                 f"the {peer.name} at {peer.address} gives log-probabilities of the model, and not of the "
                 "distribution sampled from: start vLLM with --logprobs-mode processed_logprobs"
             )
+        return routes
 
 
 def estimated_entropies(rows: Sequence[Sequence[float]], top: int, vocabulary: int) -> tuple[float, ...]:
@@ -198,6 +213,21 @@ def estimated_entropies(rows: Sequence[Sequence[float]], top: int, vocabulary: i
         known *= ((1 - rest) / known.sum(1))[:, None]
         found[places] = top_entropy(np.log(known), size)[0]
     return tuple(float(each) for each in np.maximum(found, 0))
+
+
+def _routes(choice: Mapping[str, Any], count: int) -> np.ndarray | None:
+    """[count, layers, k] of prompt and answer; None of a server without --enable-return-routed-experts.
+
+    Of all layers of the model, with zeros in layers without experts.
+    """
+    from silva.routes import after, of_text
+
+    if (text := choice.get("routed_experts")) is None:
+        return None
+    found = after(of_text(text))  # the last token has not been through the model
+    if len(found) != count:
+        raise ValueError(f"routed_experts of {len(found) - 1} tokens, expected {count - 1}")
+    return found
 
 
 def _whole(params: SamplingParams) -> bool:

@@ -73,6 +73,7 @@ class Weights:
             own or context,
             all(each.entropies for each in facts),
             frozenset.intersection(*(each.loads for each in facts)),
+            all(each.routes for each in facts),
         )
 
     def agree(self) -> None:
@@ -144,6 +145,8 @@ class Weights:
             )
         if missing := promised.loads - facts.loads:
             raise CapabilityError(f"{server} does not load {', '.join(sorted(missing))}, as the others do")
+        if promised.routes and not facts.routes:
+            raise CapabilityError(f"{server} does not record which experts tokens go to, as the others do")
         if self._wanted is None and facts.version != self.version:
             raise EngineError(
                 f"{server} holds version {facts.version}, expected {self.version}, and no snapshot is known"

@@ -22,6 +22,7 @@ from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 from urllib.parse import quote
 
 from silva.errors import CapabilityError, EngineError, shorten
+from silva.routes import of_text
 from silva.types import Completion, SamplingParams, Snapshot, TokenScores
 from silva.wire.transport import Peer, Unreachable, check_version
 
@@ -42,6 +43,7 @@ class Facts:
     machine: Mapping[str, Any] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     memory_per_token: float = 0.0
+    routes: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +116,7 @@ class SilvaDialect:
                 machine=dict(answer["machine"]),
                 notes=tuple(answer["notes"]),
                 memory_per_token=float(answer["memory_per_token"]),
+                routes=bool(answer["routes"]),
             )
 
         return read_answer(peer, "/capabilities", await peer.get("/capabilities", timeout=timeout), read)
@@ -144,6 +147,7 @@ class SilvaDialect:
                 tuple(own["versions"]),
                 own["stop_reason"],
                 own["cached_tokens"],
+                *(of_text(own[name]) if name in own else None for name in ("routes", "prompt_routes")),
             )
             return ServedResult(found, tuple(answer["weights"]))
 

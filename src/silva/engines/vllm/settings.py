@@ -55,13 +55,16 @@ class VllmEngineSettings(ClientSettings):
     """Of how many of the likeliest tokens vLLM tells the log-probabilities, from which entropies are
     estimated."""
 
-    def command(self, model: str, host: str, port: int, key: str) -> tuple[list[str], dict[str, str]]:
+    def command(
+        self, model: str, host: str, port: int, key: str, *, routes: bool = False
+    ) -> tuple[list[str], dict[str, str]]:
         """The arguments of the process, and what is added to its environment.
 
         Args:
             model: a Hugging Face folder.
             key: clients must send it; "" for none. vLLM asks for it below /v1 only. It is part of the
                 environment alone, because everybody on the machine can read command lines.
+            routes: completions say which experts their tokens went to.
 
         Raises:
             ConfigError: `engine.arguments` holds one of `OWN`.
@@ -101,6 +104,9 @@ class VllmEngineSettings(ClientSettings):
             "HF_HUB_OFFLINE": "1",
             "PYTHONPATH": str(Path(__file__).with_name("extension")),
         }
+        if routes:  # its first model runner cannot
+            arguments.append("--enable-return-routed-experts")
+            environment["VLLM_USE_V2_MODEL_RUNNER"] = "1"
         if self.kv_cache_gib is not None:
             # A prompt that is cut in two kills vLLM 0.32 on CPU if its request has a seed: torch's generators
             # cannot be set back there.
