@@ -14,13 +14,13 @@ TORCH_INDEX ?=
 # Arguments of `pip install` for torch, in place of the CPU build: TORCH_INSTALL="torch==2.13.0" takes CUDA.
 TORCH_INSTALL ?=
 TORCH := 2.13.0
-# More arguments for pytest, quickstart or chaos: make test ARGS="-k frozen_lake"
+# More arguments for pytest, quickstart, chaos or simulate: make test ARGS="-k frozen_lake"
 ARGS ?=
 
 PIP := $(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt
 PEER_PIP = $(@D)/bin/python -m pip --disable-pip-version-check
 
-.PHONY: help quickstart test lint chaos peers clean chromium bwrap java
+.PHONY: help quickstart test lint chaos simulate peers clean chromium bwrap java
 .DEFAULT_GOAL := help
 
 help:
@@ -28,6 +28,7 @@ help:
 	@echo "make test         install, then run the tests (ARGS=\"-m 'not slow'\": three minutes of them)"
 	@echo "make lint         install, then run ruff and mypy"
 	@echo "make chaos        kill a run 200 times and compare it with one that was left alone"
+	@echo "make simulate     play 1,000 runs in which everything fails (ARGS=\"--seeds 100000\", ARGS=\"--seed 7\")"
 	@echo "make peers        install what the benchmarks compare with into .peers/ (trl, vllm, ...)"
 	@echo "make clean        remove .venv and caches; runs/ stays"
 	@echo
@@ -47,6 +48,9 @@ lint: $(INSTALLED)
 
 chaos: $(INSTALLED)
 	$(BIN)/python benchmarks/chaos.py --kills 200 $(ARGS)
+
+simulate: $(INSTALLED)
+	$(BIN)/python -m tests.simulation $(ARGS)
 
 # What the benchmarks compare with, each in an environment of its own; PEERS=trl takes one of them.
 PEERS := trl vllm llama verifiers schemathesis inspect

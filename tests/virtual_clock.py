@@ -17,7 +17,7 @@ T = TypeVar("T")
 LONGEST_CALL = 30  # real seconds that a call in another thread may take
 
 
-class _Jumping(selectors.SelectSelector):
+class Jumping(selectors.SelectSelector):
     now = 0.0
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
@@ -31,8 +31,8 @@ class _Jumping(selectors.SelectSelector):
 
 
 class VirtualLoop(asyncio.SelectorEventLoop):
-    def __init__(self) -> None:
-        self._jumping = _Jumping()
+    def __init__(self, selector: Jumping | None = None) -> None:
+        self._jumping = selector or Jumping()
         super().__init__(self._jumping)
 
     def time(self) -> float:

@@ -105,6 +105,7 @@ def with_trainer(
     ask: Callable[[RemoteTrainer], Awaitable[Any]],
     *,
     patience: float = 10,
+    timeout: float = 600,
     connect: bool = True,
 ) -> tuple[Any, list[str], Quick]:
     """What `ask` comes to with a connected trainer, what people were told, and the clock."""
@@ -112,7 +113,7 @@ def with_trainer(
 
     async def work() -> Any:
         asked = Open({"steps": 1}, True, "/run", "parameters")
-        trainer = RemoteTrainer(peer, asked, patience=patience, say=said.append)
+        trainer = RemoteTrainer(peer, asked, patience=patience, timeout=timeout, say=said.append)
         if connect:
             await trainer.connect()
         return await ask(trainer)
@@ -190,6 +191,23 @@ def test_a_server_that_wants_another_key_is_not_waited_for() -> None:
             await trainer.connect()
 
     assert with_trainer(peer, ask, connect=False)[2].now == 100
+
+
+@pytest.mark.parametrize(("works", "seconds"), [(0, 30), (5, 30 + 5 * CHECK)])
+def test_an_answer_that_was_lost_where_nobody_cuts_the_connection(works: int, seconds: float) -> None:
+    """The trainer lives. It worked at `works` questions, and then it had nothing to do."""
+    peer = FakePeer()
+    peer.answer = hanging
+    peer.alive = lambda number: ALIVE | {"doing": "optim_step" if 1 <= number <= works else ""}
+
+    async def ask(trainer: RemoteTrainer) -> str:
+        with pytest.raises(PartLost) as lost:
+            await trainer.optim_step(PARAMS)
+        return str(lost.value)
+
+    text, _, clock = with_trainer(peer, ask, timeout=30)
+    assert "it answers, and has not worked at this for 30 s" in text and "optim_step" in text
+    assert clock.now - peer.asked_at == pytest.approx(seconds, abs=CHECK)
 
 
 def test_a_call_takes_as_long_as_it_takes_while_the_server_lives() -> None:

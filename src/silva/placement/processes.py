@@ -50,4 +50,5 @@ class Processes:
             publishes="parameters" if "parameters" in context.engine.capabilities.loads else "folder",
         )
         peer = Peer(placed.trainer, name="trainer", key=placed.key)
-        return RemoteTrainer(peer, asked, patience=placed.patience, say=context.say)
+        limits = {"patience": placed.patience, "timeout": placed.timeout}
+        return RemoteTrainer(peer, asked, **limits, say=context.say)

@@ -55,8 +55,9 @@ class ServicesPlacementSettings(PlacementSettings):
     patience: Above0 = 300.0
     """Seconds to wait for a part that does not answer, at the start or after it was lost."""
     timeout: Above0 = 600.0
-    """Seconds that an inference server may take to load weights, or may compute nothing while it is asked for
-    something. A request may wait for its turn, and be computed, for as long as that takes."""
+    """Seconds that an inference server may take to load weights, or that it, or the trainer, may compute
+    nothing while it is asked for something. A request may wait for its turn, and be computed, for as long as
+    that takes."""
 
     @field_validator("trainer")
     @classmethod

@@ -66,13 +66,26 @@ class RemoteTrainer(rpc.proxy(Trainer)):  # type: ignore[misc]
         peer: the server.
         asked: what it is to build.
         patience: seconds that `connect` waits for a server that does not answer yet.
+        timeout: seconds that a trainer which answers may do nothing while it is asked for something.
         say: takes what people should know.
     """
 
     def __init__(
-        self, peer: Peer, asked: Open, *, patience: float, say: Callable[[str], None] = lambda text: None
+        self,
+        peer: Peer,
+        asked: Open,
+        *,
+        patience: float,
+        timeout: float = 600.0,
+        say: Callable[[str], None] = lambda text: None,
     ) -> None:
-        self._peer, self._asked, self._patience, self._say = peer, asked, patience, say
+        self._peer, self._asked, self._patience, self._timeout, self._say = (
+            peer,
+            asked,
+            patience,
+            timeout,
+            say,
+        )
         self._session = ""
         self.capabilities = TrainerCapabilities(publishes=asked.publishes)
         self.version = 0
@@ -100,12 +113,19 @@ class RemoteTrainer(rpc.proxy(Trainer)):  # type: ignore[misc]
         return answer.result
 
     async def _asking(self, doing: str, path: str, body: bytes) -> bytes:
-        """The answer, as long as the server lives."""
-        watch = silence(self._peer, patience=DEAD_AFTER, every=CHECK)
+        """The answer, as long as the server lives and works at it."""
+        why = ""
+
+        async def lost() -> None:
+            nonlocal why
+            why = await silence(
+                self._peer, patience=DEAD_AFTER, every=CHECK, works=_works, longest_rest=self._timeout
+            )
+
         try:
-            if done := await first(self._peer.send(path, body), watch):
+            if done := await first(self._peer.send(path, body), lost()):
                 return done.result()
-            raise Unreachable(f"the trainer at {self._peer.address}: no sign of life for {DEAD_AFTER:g} s")
+            raise Unreachable(f"the trainer at {self._peer.address}: {why}")
         except Unreachable as error:
             raise PartLost(f"{self._without_session(error)} (while it was asked to {doing})") from error
         except Refused as error:
@@ -146,6 +166,11 @@ class RemoteTrainer(rpc.proxy(Trainer)):  # type: ignore[misc]
         self.capabilities, self.version = answer.capabilities, answer.version
         for line in answer.said:
             self._say(line)
+
+
+def _works(alive: Any) -> bool:
+    """Whether the answer of `/alive` names a call; one that makes no sense says nothing against it."""
+    return not isinstance(alive, Mapping) or bool(alive.get("doing", True))
 
 
 def plain_config(data: Mapping[str, Any]) -> dict[str, Any]:

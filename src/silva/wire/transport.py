@@ -15,8 +15,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import resource
-from collections.abc import Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
@@ -187,24 +188,40 @@ class Peer:
         return self._client
 
 
-async def silence(peer: Peer, *, patience: float, every: float) -> None:
+async def silence(
+    peer: Peer,
+    *,
+    patience: float,
+    every: float,
+    works: Callable[[Any], bool] = lambda answer: True,
+    longest_rest: float = math.inf,
+) -> str:
     """Returns when `peer` has given no sign of life for `patience` seconds; a refusal is one.
 
     Args:
         every: seconds between a sign and the next question.
+        works: whether an answer says that it works at what it was asked for. If none says so for
+            `longest_rest` seconds, the question or its answer was lost on the way, where nobody cuts the
+            connection: a router may forget one that was quiet for minutes.
+
+    Returns:
+        which of the two, in words.
     """
-    silent = 0.0
-    while silent < patience:
+    silent = rest = 0.0
+    while silent < patience and rest < longest_rest:
         await CLOCK.sleep(every)
         began = CLOCK.monotonic()
         try:
-            await peer.get("/alive", timeout=patience)
+            answer = await peer.get("/alive", timeout=patience)
         except Unreachable:  # `patience` at most, as this process may have been stopped for longer
             silent += every + min(CLOCK.monotonic() - began, patience)
         except Refused:
             silent = 0.0
         else:
-            silent = 0.0
+            silent, rest = 0.0, 0.0 if works(answer) else rest + every
+    if silent < patience:
+        return f"it answers, and has not worked at this for {longest_rest:g} s: the connection was lost"
+    return f"no sign of life for {patience:g} s"
 
 
 async def _awake(work: Coroutine[Any, Any, T], seconds: float | None) -> T:
