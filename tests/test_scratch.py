@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -13,8 +15,12 @@ from silva import scratch
 from silva.errors import ConfigError
 
 HOLDS = """
-import sys
+import subprocess, sys
 from silva.scratch import private_folder
+if "alone" in sys.argv:  # without a shell
+    def refused(*arguments, **options):
+        raise OSError
+    subprocess.Popen = refused
 with private_folder("sockets") as folder:
     (folder / "trainer.sock").touch()
     print(folder, flush=True)
@@ -22,18 +28,18 @@ with private_folder("sockets") as folder:
 """
 
 
-def holder(folder: Path) -> tuple[subprocess.Popen[str], Path]:
+def holder(folder: Path, *words: str) -> tuple[subprocess.Popen[str], Path]:
     """A process with a private folder, which it keeps until its stdin ends."""
     process = subprocess.Popen(
-        [sys.executable, "-c", HOLDS], env={**os.environ, "TMPDIR": str(folder)}, text=True,
+        [sys.executable, "-c", HOLDS, *words], env={**os.environ, "TMPDIR": str(folder)}, text=True,
         stdin=subprocess.PIPE, stdout=subprocess.PIPE,
     )  # fmt: skip
     assert process.stdout is not None
     return process, Path(process.stdout.readline().strip())
 
 
-def killed(folder: Path) -> Path:
-    process, made = holder(folder)
+def killed(folder: Path, *words: str) -> Path:
+    process, made = holder(folder, *words)
     process.kill()
     process.communicate()
     return made
@@ -45,13 +51,25 @@ def test_what_killed_processes_leave_is_removed_by_the_next_and_nothing_else(tmp
         other.mkdir()
     living, held = holder(tmp_path)
     for _ in range(10):
-        left = killed(tmp_path)
+        left = killed(tmp_path, "alone")
         assert {*tmp_path.iterdir()} == {*others, held, left} and (held / "trainer.sock").exists()
     last, own = holder(tmp_path)
     assert {*tmp_path.iterdir()} == {*others, held, own} and own.stat().st_mode & 0o777 == 0o700
     for process in (last, living):
         process.communicate()
     assert {*tmp_path.iterdir()} == {*others}
+
+
+def test_what_a_killed_process_leaves_is_gone_soon(tmp_path: Path) -> None:
+    for number in (signal.SIGKILL, signal.SIGTERM):
+        process, made = holder(tmp_path)
+        assert (made / "trainer.sock").exists()
+        process.send_signal(number)
+        process.communicate()
+        until = time.monotonic() + 10
+        while made.exists() and time.monotonic() < until:
+            time.sleep(0.01)
+        assert list(tmp_path.iterdir()) == []
 
 
 @pytest.fixture

@@ -2,8 +2,8 @@
 
     silva-sockets-x3k1v9qa/    mode 0700; locked (flock) as long as its process lives
 
-A killed process cannot tidy up, but its lock goes with it. So the first folder that a process makes here
-removes all that nobody holds any more.
+A killed process cannot tidy up. A shell of its own waits for its end and removes the folder then. If that was
+killed too, the lock is gone all the same, and the first folder that another process makes here removes it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from pathlib import Path
 
 from silva.errors import ConfigError
 
-KINDS = ("sockets", "mcp")
+KINDS = ("sockets", "mcp", "scienceworld")
+REAPER = 'read -r _; rm -rf -- "$1"'  # its input ends with the process that has the other end
 
 
 def cache_folder() -> Path:
@@ -31,7 +32,7 @@ def cache_folder() -> Path:
 
 @contextlib.contextmanager
 def private_folder(kind: str, *, longest: int = 4096) -> Iterator[Path]:
-    """A folder that is removed at the end, with all that is in it.
+    """A folder that is removed at the end, with all that is in it, also if this process is killed.
 
     Args:
         kind: one of `KINDS`, which stands in its name.
@@ -44,7 +45,7 @@ def private_folder(kind: str, *, longest: int = 4096) -> Iterator[Path]:
     prefix = f"silva-{kind}-"
     parent = _parent(longest - len(f"/{prefix}12345678"))
     _tidy(parent)
-    with held_folder(prefix, parent) as path:
+    with held_folder(prefix, parent) as path, _reaped(path):
         yield path
 
 
@@ -63,6 +64,25 @@ def held_folder(prefix: str, parent: Path) -> Iterator[Path]:
             stack.callback(shutil.rmtree, path, ignore_errors=True)
             yield path
             return
+
+
+@contextlib.contextmanager
+def _reaped(path: Path) -> Iterator[None]:
+    import subprocess  # here, so that help stays quick
+
+    try:
+        shell = subprocess.Popen(
+            ["sh", "-c", REAPER, "sh", str(path)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,  # Ctrl-C, and a kill of the group, are not for it
+        )
+    except OSError:  # what a kill leaves is removed by the next process
+        yield
+        return
+    with shell:  # closes its input, and waits
+        yield
 
 
 def _parent(longest: int) -> Path:

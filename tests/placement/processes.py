@@ -40,7 +40,8 @@ if (folder / f"{name}.long").exists():
 
 class Handler(http.server.BaseHTTPRequestHandler):
     def do_GET(self):
-        while (folder / f"{name}.hangs").exists():
+        hung = "core" if self.path == "/core" else "hangs"
+        while (folder / f"{name}.{hung}").exists():
             time.sleep(0.01)
         if (folder / f"{name}.key").exists() and self.headers.get("authorization") != "Bearer k":
             self.send_response(401)

@@ -65,6 +65,55 @@ async def test_a_part_that_does_not_answer_is_killed_and_started_again(
     assert seconds > 0.5 and not alive
 
 
+async def test_a_part_whose_core_hangs_is_started_again_though_its_server_answers(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(supervisor, "CHECK", 0.05)
+    park = Park(folder)
+    async with park.supervised(parts=park.parts(core="/core", core_patience=0.5)):
+        await park.until(lambda: park.up, "all is up")
+        began = time.monotonic()
+        await park.until(lambda: time.monotonic() > began + 0.7, "it computes for longer than it may hang")
+        assert park.said == []
+        (first,) = park.pids("trainer")
+        park.touch("trainer.core")
+        await park.until_said(
+            "trainer answers, but what computes in it has not for 0.5 s (/core): it is started"
+        )
+        (folder / "trainer.core").unlink()
+        alive = lives(first)
+        await park.until(lambda: len(park.pids("trainer")) == 2, "it runs again")
+    assert not alive
+
+
+async def test_an_orchestrator_that_dies_slowly_is_not_started_again_for_ever(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It lives long enough to count as begun, and dies without a checkpoint; after one the count begins again."""
+    monkeypatch.setattr(supervisor, "SHORT", 0.0)
+    monkeypatch.setattr(supervisor, "MOST_LOSSES", 3)
+    park, steps = Park(folder), [0]
+
+    async def dies(count: int) -> None:
+        for _ in range(count):
+            said, begun = len(park.said), len(park.pids("orchestrator"))
+            os.kill(park.pids("orchestrator")[-1], signal.SIGKILL)
+            await park.until(lambda said=said: len(park.said) > said, "it is started again")
+            await park.until(lambda n=begun: len(park.pids("orchestrator")) > n, "it runs")
+
+    async with park.supervised(checkpoints=lambda: list(steps)) as task:
+        await park.until(lambda: park.up, "all is up")
+        await dies(2)
+        steps.append(1)
+        await dies(2)
+        os.kill(park.pids("orchestrator")[-1], signal.SIGKILL)
+        with pytest.raises(
+            SilvaError, match=r"orchestrator was killed \(SIGKILL\), lost 3 times without a new"
+        ):
+            await end_of(task)
+    assert len(park.pids("orchestrator")) == 5
+
+
 async def test_a_part_that_has_not_answered_yet_is_left_in_peace(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

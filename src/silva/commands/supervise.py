@@ -11,6 +11,7 @@ import socket
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 from silva.commands.checks import check
 from silva.config.load import Resolved
@@ -19,7 +20,6 @@ from silva.monitoring.printable import put
 from silva.placement.settings import ADDRESSES, ServicesPlacementSettings
 from silva.placement.supervisor import Part, Supervisor, line_writer
 from silva.scratch import private_folder
-from silva.signals import STOP_PART
 from silva.storage import replaced
 from silva.storage.layout import Layout, steps_in
 from silva.storage.run_folder import owner
@@ -27,6 +27,8 @@ from silva.storage.run_folder import owner
 CRASH = ("SILVA_CRASH", "SILVA_CRASH_PROOF")
 LONGEST = 103  # bytes of a socket's path, on every system
 SOCKET = "/inference9999.sock"
+CORE = "/is_paused"
+"""What vLLM's core answers (engines/remote/vllm.py). Half of `engine.patience` is left for another start."""
 
 
 def supervise(resolved: Resolved, argv: Sequence[str], flags: Sequence[str]) -> int:
@@ -103,8 +105,10 @@ def parts_of(
     def service(command: str, name: str) -> str:
         address, where = _free_address(config, command, folder / f"{name}.sock")
         line = [*silva, command, *argv, *where]
-        told = signal.SIGINT if _is_launched(config, command) else STOP_PART  # it knows no signal of Silva's
-        parts.append(Part(name, line, address=address, env=shared, once=_crash(command), told=told))
+        own: dict[str, Any] = {}
+        if _is_launched(config, command):  # it knows no signal of Silva's, and its server outlives its core
+            own = {"told": signal.SIGINT, "core": CORE, "core_patience": config.engine.patience / 2}
+        parts.append(Part(name, line, address=address, env=shared, once=_crash(command), **own))
         return address
 
     if not inference:

@@ -7,6 +7,7 @@
     has ended, however                         TICK
     is stopped (SIGSTOP)                       TICK (Linux)
     does not answer /alive                     CHECK + DEAD_AFTER, once it has answered before
+    has a core that computes no more           Part.core_patience
 
 A lost part is killed and started again at the same address. What it knew the orchestrator gives it again, out
 of a checkpoint. Every process dies with this one (process.tie_to_parent).
@@ -29,7 +30,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from silva.aio import cancelled
+from silva.aio import cancelled, first
 from silva.errors import SilvaError
 from silva.ports import CLOCK
 from silva.signals import STOP_PART, held, stop_signals
@@ -56,6 +57,8 @@ class Part:
         address: where it listens; "" for the orchestrator, whose end is the end of all.
         once: environment variables of the first start only.
         told: the signal by which it is told to end.
+        core: a path that what computes in it answers, between two of its steps; "" if only its server would.
+        core_patience: seconds that it may take for that. A load of weights counts.
     """
 
     name: str
@@ -65,17 +68,19 @@ class Part:
     env: Mapping[str, str] = field(default_factory=dict)
     once: Mapping[str, str] = field(default_factory=dict)
     told: int = STOP_PART
+    core: str = ""
+    core_patience: float = 0.0
 
 
 @dataclass
 class Running:
-    """A part's process and what is known of it. `heard`: it has answered; `silent`: it does so no more."""
+    """A part's process and what is known of it. `heard`: it has answered; `silent`: why it counts as hung."""
 
     part: Part
     process: asyncio.subprocess.Process
     began: float
     heard: bool = False
-    silent: bool = False
+    silent: str = ""
     failures: int = 0  # starts in a row that failed
     losses: int = 0  # since these checkpoints were the newest
     checkpoints: object = None
@@ -172,7 +177,7 @@ class Supervisor:
         if _is_stopped(running.process.pid):
             # An orchestrator that somebody stopped may go on; it holds locks and has the terminal.
             return "was stopped (SIGSTOP)" if running.part.address else ""
-        return f"has not answered for {DEAD_AFTER:g} s" if running.silent else ""
+        return running.silent
 
     async def _start(self, part: Part, *, first: bool) -> Running:
         argv = part.argv if first or part.again is None else part.again()
@@ -219,8 +224,7 @@ class Supervisor:
                 except Refused:  # a server of somebody else's has no such route
                     pass
                 running.heard = True
-            await silence(peer, patience=DEAD_AFTER, every=CHECK)
-            running.silent = True
+            running.silent = await _silent(peer, running.part)
         finally:
             await peer.close()
 
@@ -266,6 +270,18 @@ class Supervisor:
         os.kill(os.getpid(), signal.SIGSTOP)
         for running in self._running.values():
             _signal_group(running, signal.SIGCONT)
+
+
+async def _silent(peer: Peer, part: Part) -> str:
+    """Returns when a part hangs: what it does no more, in words."""
+    alive = silence(peer, patience=DEAD_AFTER, every=CHECK)
+    if part.core:
+        core = silence(peer, patience=part.core_patience, every=CHECK, path=part.core)
+        if await first(alive, core) is None:
+            return f"answers, but what computes in it has not for {part.core_patience:g} s ({part.core})"
+    else:
+        await alive
+    return f"has not answered for {DEAD_AFTER:g} s"
 
 
 def _signal_group(running: Running, number: int) -> None:

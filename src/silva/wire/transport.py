@@ -193,6 +193,7 @@ async def silence(
     *,
     patience: float,
     every: float,
+    path: str = "/alive",
     works: Callable[[Any], bool] = lambda answer: True,
     longest_rest: float = math.inf,
 ) -> str:
@@ -200,6 +201,7 @@ async def silence(
 
     Args:
         every: seconds between a sign and the next question.
+        path: what is asked for.
         works: whether an answer says that it works at what it was asked for. If none says so for
             `longest_rest` seconds, the question or its answer was lost on the way, where nobody cuts the
             connection: a router may forget one that was quiet for minutes.
@@ -212,7 +214,7 @@ async def silence(
         await CLOCK.sleep(every)
         began = CLOCK.monotonic()
         try:
-            answer = await peer.get("/alive", timeout=patience)
+            answer = await peer.get(path, timeout=patience)
         except Unreachable:  # `patience` at most, as this process may have been stopped for longer
             silent += every + min(CLOCK.monotonic() - began, patience)
         except Refused:

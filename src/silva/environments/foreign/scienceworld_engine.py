@@ -4,13 +4,15 @@ other. It ends with the process that started it, even if that is killed: it wait
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
-import tempfile
+import weakref
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from silva.errors import ConfigError
+from silva.scratch import private_folder
 
 HEAP = "1g"
 # Which hash an object has decides in which order the simulator lists, heats and connects things. By default
@@ -66,12 +68,14 @@ class JavaSimulator:
         from py4j.java_gateway import GatewayParameters, JavaGateway, launch_gateway
         from scienceworld.constants import JAR_PATH
 
-        self._folder = tempfile.TemporaryDirectory(prefix="silva-scienceworld-")  # it writes a file
+        stack = contextlib.ExitStack()
+        folder = stack.enter_context(private_folder("scienceworld"))  # it writes a file
+        weakref.finalize(self, stack.close)
         try:
             port, token, self._process = launch_gateway(
                 classpath=JAR_PATH,
                 javaopts=[*OPTIONS],
-                cwd=self._folder.name,
+                cwd=str(folder),
                 die_on_exit=True,
                 return_proc=True,
                 enable_auth=True,  # other users of the machine reach the port too
