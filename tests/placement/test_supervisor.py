@@ -77,9 +77,7 @@ async def test_a_part_whose_core_hangs_is_started_again_though_its_server_answer
         assert park.said == []
         (first,) = park.pids("trainer")
         park.touch("trainer.core")
-        await park.until_said(
-            "trainer answers, but what computes in it has not for 0.5 s (/core): it is started"
-        )
+        await park.until_said("trainer answers, but what computes in it has not for 0.5 s (/core)")
         (folder / "trainer.core").unlink()
         alive = lives(first)
         await park.until(lambda: len(park.pids("trainer")) == 2, "it runs again")
@@ -89,7 +87,7 @@ async def test_a_part_whose_core_hangs_is_started_again_though_its_server_answer
 async def test_an_orchestrator_that_dies_slowly_is_not_started_again_for_ever(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It lives long enough to count as begun, and dies without a checkpoint; after one the count begins again."""
+    """It lives long enough to count as begun, and dies; with a new checkpoint the count begins again."""
     monkeypatch.setattr(supervisor, "SHORT", 0.0)
     monkeypatch.setattr(supervisor, "MOST_LOSSES", 3)
     park, steps = Park(folder), [0]

@@ -77,8 +77,8 @@ class Inference:
     async def _capabilities(self, asked: Any) -> Any:
         return {
             "context": CONTEXT, "entropies": True, "loads": ["folder", "parameters"], "machine": {},
-            "notes": [], "version": self.version, "weights": self.held[-1], "model": "tiny", "silva": __version__,
-            "memory_per_token": 1.0,
+            "notes": [], "version": self.version, "weights": self.held[-1], "model": "tiny",
+            "silva": __version__, "memory_per_token": 1.0,
         }  # fmt: skip
 
     async def _complete(self, asked: Any) -> Any:

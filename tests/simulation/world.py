@@ -268,7 +268,7 @@ class Simulation:
             return
         if blow.kind == "signal":
             for number in range(blow.count):
-                self.loop.call_later(number * blow.seconds, self._signal)
+                self.loop.call_later(number * blow.seconds, self._signal, self.life)
             return
         self.verdict.fired[blow.kind] += 1
         if blow.kind == "stop":
@@ -276,10 +276,10 @@ class Simulation:
         else:
             node.kill()
         if blow.kind != "gone":
-            self.loop.call_later(blow.seconds, self._back, node)
+            self.loop.call_later(blow.seconds, self._back, node, self.life)
 
-    def _back(self, node: Node) -> None:
-        if self.killed:
+    def _back(self, node: Node, life: int) -> None:
+        if self.killed or life != self.life:
             return
         if node.up and self.rng.random() < 0.5:  # a supervisor starts it again; or somebody continues it
             node.kill()
@@ -287,9 +287,11 @@ class Simulation:
         node.go_on()
         self.say(f"--- {node.name} is back")
 
-    def _signal(self) -> None:
+    def _signal(self, life: int) -> None:
         """Only where the loop listens: asyncio's own way with Ctrl-C is not simulated."""
-        if not self.killed and getattr(signal.getsignal(signal.SIGTERM), "__name__", "") == "_ask":
+        if self.killed or life != self.life:
+            return
+        if getattr(signal.getsignal(signal.SIGTERM), "__name__", "") == "_ask":
             self.verdict.fired["signal"] += 1
             signal.raise_signal(signal.SIGTERM)
 
@@ -423,13 +425,12 @@ def _in_real_time(seconds: int) -> Iterator[None]:
     def late(number: int, frame: Any) -> None:
         raise Hang(f"no end within {seconds} real seconds\n" + "".join(traceback.format_stack(frame)))
 
-    before = signal.signal(signal.SIGALRM, late)
-    signal.alarm(seconds)
+    before, left = signal.signal(signal.SIGALRM, late), signal.alarm(seconds)
     try:
         yield
     finally:
-        signal.alarm(0)
         signal.signal(signal.SIGALRM, before)
+        signal.alarm(left)
 
 
 _played = 0  # seeds of this process
