@@ -13,10 +13,12 @@ import contextlib
 import contextvars
 import functools
 import gc
+import json
 import os
 import shutil
 import signal
 import traceback
+import zlib
 from collections import Counter
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -42,6 +44,7 @@ import silva.run
 from silva import ports, process
 from silva.errors import CheckpointError, NoSignalError, SilvaError
 from silva.signals import Interrupted
+from silva.storage import replaced
 from silva.types import Sample
 from silva.wire.transport import Peer
 
@@ -133,6 +136,7 @@ class Simulation:
             self.network.nodes[address] = Node(self.loop, name, self._app)
         self.nodes = list(self.network.nodes.values())
         self._outside = contextvars.copy_context()
+        self.earlier = earlier_run(self.run) if seed >= 0 and rng.random() < 0.12 else {}
 
     @property
     def repeats(self) -> bool:
@@ -155,6 +159,7 @@ class Simulation:
                     self.say(f"life {self.life} ends: {end}")
                     through = end == "through"
                     verdict.problems += check(self.run, self.level, finished=through)
+                    verdict.problems += self._earlier_is_lost()
                     if verdict.problems or through:
                         break
                     if quiet and end.split(":")[0] in self._named():
@@ -193,7 +198,7 @@ class Simulation:
         inside.run(PROCESS.set, ORCHESTRATOR)
         try:
             console: Any = SimpleNamespace(print=lambda text, **how: self.say(text))
-            inside.run(silva.commands.train.train, self.resolved, resume=self.life > 1, console=console)
+            inside.run(silva.commands.train.train, self.resolved, **self._flags(), console=console)
             return "through"
         except (SilvaError, Interrupted, KeyboardInterrupt) as error:
             if self.killed:
@@ -211,6 +216,34 @@ class Simulation:
             for blow in plan.blows:
                 if blow.kind == "rot":
                     self._rot()
+
+    def _flags(self) -> dict[str, bool]:
+        """As whoever looks into the folder would give them."""
+        if self.earlier and (not self._is_mine() or replaced.returns(self.run)):
+            return {"overwrite": True}
+        return {"resume": self.life > 1}
+
+    def _is_mine(self) -> bool:
+        try:
+            seed = json.loads((self.run / "config.json").read_bytes())["seed"]
+        except FileNotFoundError:
+            return False
+        return bool(seed == self.resolved.config.seed)
+
+    def _earlier_is_lost(self) -> list[str]:
+        """The run to be replaced is whole, wherever in the folder, until the new one has done a step."""
+        places = (self.run, *(self.run / name for name in replaced.FOLDERS))
+        lost = [
+            name
+            for name, data in self.earlier.items()
+            if data not in [(p / name).read_bytes() for p in places if (p / name).is_file()]
+        ]
+        rows, begun = self.run / "metrics.jsonl", any(self.run.glob("checkpoints/step_*"))
+        if rows.exists():
+            begun = begun or any(json.loads(row)["step"] > 0 for row in rows.read_text().split("\n")[:-1])
+        if not lost or (begun and self._is_mine()):
+            return []
+        return [f"of the earlier run {', '.join(lost)} is lost, and the new one has not begun"]
 
     def _run(self, work: Coroutine[Any, Any, Any]) -> Any:
         """In place of `asyncio.run`: the loop goes on, as the servers do."""
@@ -247,6 +280,8 @@ class Simulation:
     def _rot(self) -> None:
         """One byte of the newest checkpoint is another one."""
         checkpoints = self.run / "checkpoints"
+        if not self._is_mine():
+            return
         steps = sorted(checkpoints.glob("step_*"), key=lambda path: int(path.name[5:]))
         if files := sorted(path for path in steps[-1].rglob("*") if path.is_file()) if steps else []:
             path = self.rng.choice(files)
@@ -451,6 +486,18 @@ def _without_collections() -> Iterator[None]:
         yield
     finally:
         gc.enable()
+
+
+def earlier_run(path: Path) -> dict[str, bytes]:
+    """Another run in the folder, which this one is to replace: its files by name."""
+    event = b'{"seq": 0, "event": "published", "version": 1'
+    ledger = event + b', "crc": "%08x"}\n' % zlib.crc32(event + b"}")
+    files = {"config.json": b'{"seed": -1}', "ledger.jsonl": ledger, "metrics.jsonl": b'{"step": 0}\n',
+             "checkpoints/step_1/state.json": b"{}", "summary.json": b'{"steps": 1}'}  # fmt: skip
+    for name, data in files.items():
+        (path / name).parent.mkdir(parents=True, exist_ok=True)
+        (path / name).write_bytes(data)
+    return files
 
 
 _MADE: dict[tuple[str, object], Any] = {}
