@@ -23,7 +23,7 @@ from tests.simulation.scenarios import FAMILIES, resolved
 from tests.simulation.world import Simulation, simulate
 
 KINDS = {"busy", "cut", "die", "disk", "error", "garbage", "gateway", "gone", "kill", "late", "lie", "lost",
-         "never", "other", "power", "rot", "signal", "stop", "trainer raises", "twice"}  # fmt: skip
+         "never", "null", "other", "power", "rot", "signal", "stop", "trainer raises", "twice"}  # fmt: skip
 
 
 @pytest.mark.slow

@@ -65,7 +65,14 @@ def play(seeds: range, jobs: int, folder: Path) -> dict[str, Any]:
     import tests.simulation.world  # noqa: F401 (once, before the forks)
 
     chunks = [seeds[i : i + CHUNK] for i in range(0, len(seeds), CHUNK)]
-    found: dict[str, Any] = {"seeds": 0, "ends": Counter(), "fired": Counter(), "compared": 0, "faults": {}}
+    sums = {
+        "seeds": 0,
+        "ends": Counter[str](),
+        "lives": Counter[str](),
+        "fired": Counter[str](),
+        "compared": 0,
+    }
+    found: dict[str, Any] = {**sums, "faults": {}}
     began = time.monotonic()
     with ProcessPoolExecutor(jobs, mp_context=get_context("fork")) as pool:
         waiting = {pool.submit(_chunk, chunk, folder): chunk for chunk in chunks}
@@ -77,7 +84,7 @@ def play(seeds: range, jobs: int, folder: Path) -> dict[str, Any]:
                     "a process that played this seed or one of the next died"
                 ]
                 break
-            for name in ("seeds", "ends", "fired", "compared"):
+            for name in sums:
                 found[name] += part[name]
             found["faults"] |= part["faults"]
             seconds = time.monotonic() - began
@@ -94,22 +101,26 @@ def _chunk(seeds: range, folder: Path) -> dict[str, Any]:
     from tests.simulation.world import simulate
 
     root = folder / f"{os.getpid()}"
-    ends, fired, faults, compared = Counter[str](), Counter[str](), dict[int, list[str]](), 0
+    ends, lives, fired = Counter[str](), Counter[str](), Counter[str]()
+    faults, compared = dict[int, list[str]](), 0
     for seed in seeds:
         verdict = simulate(seed, root)
         ends[verdict.end or "none"] += 1
+        lives.update(end.partition(":")[0] for end in verdict.lives)
         fired += verdict.fired
         compared += verdict.compared
         if verdict.problems:
             faults[seed] = verdict.problems
     shutil.rmtree(root, ignore_errors=True)
-    return {"seeds": len(seeds), "ends": ends, "fired": fired, "compared": compared, "faults": faults}
+    return {"seeds": len(seeds), "ends": ends, "lives": lives, "fired": fired, "compared": compared,
+            "faults": faults}  # fmt: skip
 
 
 def report(found: dict[str, Any]) -> None:
     print(f"{found['seeds']:,} seeds in {found['seconds']:g} s: "
           + ", ".join(f"{count:,} {end}" for end, count in found["ends"].most_common())
           + f"; {found['compared']:,} ended as the undisturbed run, to the bit")  # fmt: skip
+    print("lives ended: " + ", ".join(f"{name} {count:,}" for name, count in found["lives"].most_common()))
     print("happened: " + ", ".join(f"{name} {count:,}" for name, count in found["fired"].most_common()))
     for seed, problems in sorted(found["faults"].items())[:SHOWN]:
         print(f"\nseed {seed} (python -m tests.simulation --seed {seed}):")

@@ -147,6 +147,7 @@ def refusal(status: int, message: str, kind: str = "") -> Answer:
 ANSWERS: Mapping[str, Answer] = {
     "garbage": Answer(200, b"<html><body>It works!</body></html>"),
     "other": Answer(200, b'{"choices": [], "version": null}'),
+    "null": Answer(200, b"null"),
     "error": refusal(500, "the server failed (RuntimeError); its log says more", "RuntimeError"),
     "busy": refusal(429, "enough to do"),
     "gateway": Answer(502, b"<html>Bad Gateway</html>"),

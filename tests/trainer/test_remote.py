@@ -254,6 +254,45 @@ def test_silence_ends_a_call() -> None:
     assert all(timeout is not None and 0 < timeout <= DEAD_AFTER for timeout in peer.timeouts)
 
 
+@pytest.mark.parametrize(
+    "said", [b"<html>It works!</html>", b"null", Refused("x: HTTP 502: Bad Gateway", 502)]
+)
+def test_who_answers_but_is_no_trainer_is_a_lost_trainer(said: bytes | Refused) -> None:
+    """A proxy before it, say: nobody knows what became of the call."""
+    peer = FakePeer()
+
+    async def other(path: str, call: bytes) -> bytes:
+        if isinstance(said, Refused):
+            raise said
+        return said
+
+    async def ask(trainer: RemoteTrainer) -> None:
+        peer.answer = other
+        with pytest.raises(PartLost, match=r"while it was asked to publish"):
+            await trainer.publish()
+
+    with_trainer(peer, ask)
+
+
+def test_a_proxy_before_a_trainer_that_does_not_run_yet_is_waited_for() -> None:
+    peer = FakePeer()
+    peer.alive = lambda number: Refused("x: HTTP 503: no upstream", 503) if number < 3 else ALIVE
+    with_trainer(peer, RemoteTrainer.connect, connect=False)
+    assert peer.asked_at == 100 + 3 * CHECK
+
+
+@pytest.mark.parametrize("answer", [None, [], "alive"])
+def test_who_says_that_it_lives_and_is_no_trainer_is_refused(answer: object) -> None:
+    peer = FakePeer()
+    peer.alive = lambda number: answer
+
+    async def ask(trainer: RemoteTrainer) -> None:
+        with pytest.raises(CapabilityError, match=r"is of Silva before 0\.1\.0"):
+            await trainer.connect()
+
+    with_trainer(peer, ask, connect=False)
+
+
 def test_a_cut_connection_is_a_lost_trainer_at_once() -> None:
     peer = FakePeer()
 

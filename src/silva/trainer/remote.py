@@ -14,12 +14,13 @@ which the run goes back to its last checkpoint and opens a trainer again.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
 from silva.aio import first
-from silva.errors import PartLost, SilvaError, error_named
+from silva.errors import PartLost, RecordError, SilvaError, error_named
 from silva.ports import CLOCK
 from silva.protocols import Trainer, TrainerCapabilities
 from silva.wire import rpc
@@ -79,13 +80,8 @@ class RemoteTrainer(rpc.proxy(Trainer)):  # type: ignore[misc]
         timeout: float = 600.0,
         say: Callable[[str], None] = lambda text: None,
     ) -> None:
-        self._peer, self._asked, self._patience, self._timeout, self._say = (
-            peer,
-            asked,
-            patience,
-            timeout,
-            say,
-        )
+        self._peer, self._asked, self._say = peer, asked, say
+        self._patience, self._timeout = patience, timeout
         self._session = ""
         self.capabilities = TrainerCapabilities(publishes=asked.publishes)
         self.version = 0
@@ -98,7 +94,9 @@ class RemoteTrainer(rpc.proxy(Trainer)):  # type: ignore[misc]
             SilvaError: what building it raised there.
         """
         await self._awake()
-        opened = decode(Opened, await self._asking("open", "/open", encode(self._asked)))
+        data = await self._asking("open", "/open", encode(self._asked))
+        with self._makes_sense("open"):
+            opened = decode(Opened, data)
         self._session = opened.session
         self._update(opened)
 
@@ -108,7 +106,8 @@ class RemoteTrainer(rpc.proxy(Trainer)):  # type: ignore[misc]
     async def _call(self, method: str, arguments: Sequence[Any]) -> Any:
         call = await asyncio.to_thread(rpc.encode, ServedTrainer, method, arguments)
         data = await self._asking(method, f"/sessions/{self._session}", call)
-        answer = await asyncio.to_thread(rpc.decode, ServedTrainer, method, data)
+        with self._makes_sense(method):
+            answer = await asyncio.to_thread(rpc.decode, ServedTrainer, method, data)
         self._update(answer)
         return answer.result
 
@@ -126,11 +125,22 @@ class RemoteTrainer(rpc.proxy(Trainer)):  # type: ignore[misc]
             if done := await first(self._peer.send(path, body), lost()):
                 return done.result()
             raise Unreachable(f"the trainer at {self._peer.address}: {why}")
-        except Unreachable as error:
+        except (Unreachable, Refused) as error:
+            if isinstance(error, Refused) and not _of_a_proxy(error):
+                raised = self._raised(error)
+                raise raised from raised.__cause__ or error
             raise PartLost(f"{self._without_session(error)} (while it was asked to {doing})") from error
-        except Refused as error:
-            raised = self._raised(error)
-            raise raised from raised.__cause__ or error
+
+    @contextmanager
+    def _makes_sense(self, doing: str) -> Iterator[None]:
+        """Whoever answers so is no trainer, and what became of the call nobody knows."""
+        try:
+            yield
+        except RecordError as error:
+            raise PartLost(
+                f"the trainer at {self._peer.address}: its answer makes no sense: {error} "
+                f"(while it was asked to {doing})"
+            ) from error
 
     async def _awake(self) -> None:
         began, told = CLOCK.monotonic(), False
@@ -138,14 +148,14 @@ class RemoteTrainer(rpc.proxy(Trainer)):  # type: ignore[misc]
             try:
                 check_version(self._peer, await self._peer.get("/alive", timeout=DEAD_AFTER))
                 return
-            except Unreachable as error:
+            except (Unreachable, Refused) as error:
+                if isinstance(error, Refused) and not _of_a_proxy(error):
+                    raise self._raised(error) from error
                 if CLOCK.monotonic() - began > self._patience:
                     raise Unreachable(f"{error} (waited {self._patience:g} s: placement.patience)") from error
                 if not told and CLOCK.monotonic() - began > DEAD_AFTER:
                     self._say(f"waiting for the trainer at {self._peer.address}")
                     told = True
-            except Refused as error:
-                raise self._raised(error) from error
             await CLOCK.sleep(CHECK)
 
     def _raised(self, refused: Refused) -> SilvaError:
@@ -166,6 +176,11 @@ class RemoteTrainer(rpc.proxy(Trainer)):  # type: ignore[misc]
         self.capabilities, self.version = answer.capabilities, answer.version
         for line in answer.said:
             self._say(line)
+
+
+def _of_a_proxy(refused: Refused) -> bool:
+    """Said by what stands before a trainer that it does not reach."""
+    return refused.status in (502, 503, 504) and not refused.kind
 
 
 def _works(alive: Any) -> bool:

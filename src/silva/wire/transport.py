@@ -82,7 +82,8 @@ def check_version(peer: Peer, answer: Mapping[str, Any]) -> None:
     Raises:
         CapabilityError: with both versions.
     """
-    if (theirs := answer.get("silva")) != __version__:
+    theirs = answer.get("silva") if isinstance(answer, Mapping) else None
+    if theirs != __version__:
         raise CapabilityError(
             f"the {peer.name} at {peer.address} is of Silva {theirs or 'before 0.1.0'}, this is "
             f"{__version__}: install the same version at both ends"
