@@ -10,6 +10,7 @@ import asyncio
 import hashlib
 import json
 import math
+from array import array
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from random import Random
@@ -85,7 +86,7 @@ class Inference:
         began = len(self.held) - 1
         await self.node.works(self.rng.expovariate(20))
         prompt, seed = asked["prompt"], asked["seed"]
-        text = REPLIES[int(number(self.weights, prompt, seed) * len(REPLIES))]
+        text = REPLIES[int(number(self.weights, array("q", prompt).tobytes(), seed) * len(REPLIES))]
         tokens = [*text.encode(), *asked["stop_token_ids"][:1]][: asked["max_tokens"]]
         ended = len(tokens) > len(text.encode())
         logprobs = scores(self.weights, [0, *tokens])
@@ -157,8 +158,7 @@ class Trained:
     async def forward_backward(self, samples: Sequence[Sample], loss: LossSpec) -> Mapping[str, float]:
         self.check(samples, self.version)
         await self._works("forward_backward")
-        new = [(s.group, digest(s.tokens.tolist(), _numbers(s.advantages)), int((s.loss_weights > 0).sum()))
-               for s in samples]  # fmt: skip
+        new = [(s.group, _content(s), int((s.loss_weights > 0).sum())) for s in samples]
         self._pending += new
         return {"loss": number(new), "trained_tokens": float(sum(n for *_, n in new))}
 
@@ -222,8 +222,9 @@ class Trained:
         self._pending = []
 
 
-def _numbers(values: np.ndarray | None) -> list[float]:
-    return [] if values is None else values.tolist()
+def _content(sample: Sample) -> str:
+    advantages = sample.advantages
+    return digest(sample.tokens.tobytes(), b"" if advantages is None else advantages.tobytes())
 
 
 class Training:

@@ -40,7 +40,7 @@ def resolved(family: int, runs: Path) -> Resolved:
         if rng.random() < 0.2:
             algorithm["replay"] = {"groups": 2, "max_staleness": 3}
     return as_resolved({
-        "name": "run", "output_dir": str(runs), "seed": family, "steps": rng.choice((2, 2, 3)),
+        "name": "run", "output_dir": str(runs), "seed": family, "steps": rng.choice((2, 2, 2, 3)),
         "model": {"type": "tiny", "layers": 1, "width": 32, "heads": 2, "kv_heads": 1},
         "environments": worlds,
         "rollout": {
@@ -51,13 +51,13 @@ def resolved(family: int, runs: Path) -> Resolved:
         },
         "algorithm": algorithm,
         "trainer": {"updates_per_step": updates},
-        "eval": {"every": rng.choice((0, 1, 2)), "tasks": 1},
+        "eval": {"every": rng.choice((0, 0, 1, 2)), "tasks": 1},
         "checkpoint": {"every": rng.choice((0, 1, 1, 2)), "keep": rng.choice((1, 2)),
                        "keep_best": rng.random() < 0.5},
         "monitoring": {"terminal": "off", "tensorboard": False, "report": False, "stall_after": 1e6,
                        "rollouts": rng.random() < 0.06},
         "placement": {"type": "services", "trainer": TRAINER, "patience": PATIENCE, "timeout": 12.0,
-                      "inference": INFERENCE[: rng.choice((1, 2, 2, 3))]},
+                      "inference": INFERENCE[: rng.choice((1, 1, 2, 3))]},
     })  # fmt: skip
 
 
@@ -108,7 +108,7 @@ def plans(rng: Random, nodes: int) -> list[Plan]:
             lies=0.3 if rng.random() < 0.05 else 0.0,
             fails=0.05 if rng.random() < 0.08 else 0.0,
         )
-        for _ in range(rng.choice((1, 1, 2, 3)))
+        for _ in range(rng.choice((1, 1, 1, 2, 3)))
     ]
 
 

@@ -30,7 +30,7 @@ from unittest import mock
 
 from tests.simulation import loop as loops
 from tests.simulation.disk import SimulatedDisk, emptied, fault
-from tests.simulation.ledger_check import Facts, check, facts_of, read_lines
+from tests.simulation.ledger_check import Facts, check, facts_of
 from tests.simulation.loop import ORCHESTRATOR, PROCESS, Hang, Killed, LoopTime, SimulatedLoop
 from tests.simulation.network import FATES, Network, Node
 from tests.simulation.parts import Inference, Trained, Training
@@ -392,7 +392,8 @@ class Simulation:
         """The trainer is asked for an update: does the disk know, and are the rows fresh?"""
         wanted = {sample.group for sample in samples}
         ledger = self.run / "ledger.jsonl"
-        known = [line for line in read_lines(ledger) if line["event"] in ("trained", "replayed")][-2:]
+        last = [json.loads(line) for line in ledger.read_bytes().splitlines()[-2:]]
+        known = [line for line in last if line["event"] in ("trained", "replayed")]
         groups = {group for line in known for group in line["groups"]}
         replayed = {group for line in known if line["event"] == "replayed" for group in line["groups"]}
         if not wanted <= groups or not self.disk.is_durable(ledger):

@@ -41,7 +41,7 @@ class World(ToolDialogueSettings):
     turns: Positive = 2
     share: Fraction = 0.0
     """Of episodes that have a fault."""
-    train_size: int = 5
+    train_size: int = 4
     eval_size: int = 1
     tool_timeout: float = 2.0
 
