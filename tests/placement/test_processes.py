@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -23,6 +24,7 @@ from silva.placement.processes import Processes
 from silva.placement.settings import ADDRESSES, LocalPlacementSettings, ServicesPlacementSettings
 from silva.protocols import EngineCapabilities
 from silva.registries import REGISTRIES
+from silva.signals import STOP_PART
 from silva.storage import replaced
 from silva.storage.layout import Layout
 from silva.wire.listening import Bind
@@ -192,6 +194,13 @@ def test_the_parts_of_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
     # The next start of a part inherits nothing of that.
     assert {part.env["SILVA_CRASH"] for part in parts} == {""}
     assert not any("k3y" in word for part in parts for word in part.argv)
+
+
+def test_the_core_of_a_server_that_is_launched_is_watched_too() -> None:
+    config = resolved("--engine.type", "vllm", "--engine.patience", "80").config
+    inference, trainer, orchestrator = parts_of(config, Path("/tmp/s"), [], list, "k")
+    assert (inference.core, inference.core_patience, inference.told) == ("/is_paused", 40.0, signal.SIGINT)
+    assert trainer.core == orchestrator.core == "" and trainer.told == STOP_PART
 
 
 @pytest.mark.parametrize("own", ["", "my-own-key"])
