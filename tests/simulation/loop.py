@@ -29,6 +29,7 @@ MOST_SECONDS = 3600.0
 """Virtual ones of one seed."""
 MOST_STILL = 90.0
 """Virtual seconds in which the run only asks who is alive; its longest limit is a tenth of that."""
+MANY = 200  # tasks of a process, before those that have ended are forgotten
 ORCHESTRATOR = "orchestrator"
 PROCESS: contextvars.ContextVar[str] = contextvars.ContextVar("PROCESS", default="")
 """Which simulated process runs now; "" for the world around them."""
@@ -60,11 +61,11 @@ class _Instant(Jumping):
 
 
 class SimulatedLoop(VirtualLoop):
-    """`tasks`: those that have not ended, by process."""
+    """`tasks`: by process, in the order they began; many of them have ended."""
 
     def __init__(self) -> None:
         super().__init__(_Instant())
-        self.tasks: dict[str, dict[asyncio.Task[Any], None]] = defaultdict(dict)  # in the order they began
+        self.tasks: dict[str, list[asyncio.Task[Any]]] = defaultdict(list)
         self.threads: list[_Thread] = []
         self.pause: Callable[[], float] = lambda: 0.0  # virtual seconds until a thread has done something
         self.set_task_factory(_made)  # type: ignore[arg-type]
@@ -117,9 +118,11 @@ class SimulatedLoop(VirtualLoop):
 def _made(loop: SimulatedLoop, work: Coroutine[Any, Any, Any], **more: Any) -> asyncio.Task[Any]:
     task: asyncio.Task[Any] = asyncio.Task(work, loop=loop, **more)
     context = more.get("context")
-    mine = loop.tasks[context[PROCESS] if context and PROCESS in context else PROCESS.get()]
-    mine[task] = None
-    task.add_done_callback(lambda ended: mine.pop(ended, None))
+    process = context[PROCESS] if context and PROCESS in context else PROCESS.get()
+    mine = loop.tasks[process]
+    mine.append(task)
+    if len(mine) > MANY:
+        mine[:] = [each for each in mine if not each.done()]
     return task
 
 

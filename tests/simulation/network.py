@@ -107,7 +107,7 @@ class Network:
         return Client(self, self.nodes[address], self.lives())
 
     async def request(self, node: Node, method: str, path: str, body: bytes) -> Answer:
-        await asyncio.sleep(self.rng.uniform(0.001, 0.02))
+        await asyncio.sleep(self.rng.uniform(0.001, 0.04))
         if not node.up:
             raise httpx2.ConnectError("connection refused")
         fate = self.fate(node, path)
@@ -125,7 +125,8 @@ class Network:
         answer = await self._answered(node, method, path, body)
         if fate == "cut":
             raise httpx2.RemoteProtocolError("peer closed the connection without an answer")
-        await asyncio.sleep(self.rng.uniform(SLOW, LATE) if fate == "late" else self.rng.uniform(0.001, 0.02))
+        if fate == "late":
+            await asyncio.sleep(self.rng.uniform(SLOW, LATE))
         return answer
 
     async def _answered(self, node: Node, method: str, path: str, body: bytes) -> Answer:
