@@ -52,6 +52,7 @@ ROLES = ("inference", "trainer", "orchestrator")
 OF_TRAINER = ("backward", "optim")
 OF_ORCHESTRATOR = ("issue", "seal", "publish", "checkpoint_file", "rename", "latest", "prune", "ledger")
 SERVICES = ("--placement.type=services", "--placement.threads=1")
+SILVA = (sys.executable, "-m", "silva")
 MARK = "SILVA_CHAOS_RUN"
 """Environment variable by which all processes of a run are known, whoever is their parent by now."""
 STOPPED = 6.0  # seconds that an orchestrator stays stopped
@@ -109,11 +110,13 @@ class Supervised:
         lines: what was written, each line with its time.
     """
 
-    def __init__(self, argv: Sequence[str], env: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self, argv: Sequence[str], env: Mapping[str, str] | None = None, by: Sequence[str] = SILVA
+    ) -> None:
         self.mark = secrets.token_hex(8)
         self.lines: list[tuple[float, str]] = []
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "silva", *argv],
+            [*by, *argv],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -180,9 +183,11 @@ class Supervised:
 
 
 @contextmanager
-def supervised(argv: Sequence[str], env: Mapping[str, str] | None = None) -> Iterator[Supervised]:
-    """At the end of the block nothing is left of it."""
-    run = Supervised(argv, env)
+def supervised(
+    argv: Sequence[str], env: Mapping[str, str] | None = None, by: Sequence[str] = SILVA
+) -> Iterator[Supervised]:
+    """At the end of the block nothing is left of it. `by`: what runs the command."""
+    run = Supervised(argv, env, by)
     try:
         yield run
     finally:

@@ -18,6 +18,7 @@ import os
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from types import FrameType
 
 NUMBERS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -79,3 +80,12 @@ def _ignore(number: int, frame: FrameType | None) -> None:
 
 def _as_ctrl_c(number: int, frame: FrameType | None) -> None:
     signal.raise_signal(signal.SIGINT)  # asyncio has a handler of its own for it
+
+
+def is_stopped(pid: int) -> bool:
+    """Whether somebody has stopped a process (SIGSTOP); False where the system does not tell."""
+    try:
+        state = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[0]
+    except (OSError, IndexError):  # no /proc: silence tells
+        return False
+    return state in (b"T", b"t")

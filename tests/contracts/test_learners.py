@@ -1,13 +1,20 @@
 """What learners do together: the same as one alone, however many ranks share the work.
 
-Ranks here are threads, each with a model of its own. Other kinds of meshes add themselves to `make`.
+Ranks here are threads, each with a whole model of its own. The last test runs this file again, in processes
+that divide one model: there every rank makes all calls of a test, for its own learner.
 """
 
 from __future__ import annotations
 
+import json
+import os
+import socket
+import subprocess
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from datetime import timedelta
 from pathlib import Path
 from threading import Barrier
 from typing import Any
@@ -15,7 +22,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
 from safetensors.torch import load_file
+from torch.distributed.tensor import DTensor
 from transformers import AutoModelForCausalLM
 
 from silva.errors import CapabilityError, NonFiniteError
@@ -23,7 +32,8 @@ from silva.models.loading import LoadedModel
 from silva.models.snapshots import weight_folder
 from silva.trainer.learner import Learner
 from silva.trainer.parallel import Mesh
-from silva.trainer.settings import LocalTrainerSettings
+from silva.trainer.ranks import mesh_of
+from silva.trainer.settings import LocalTrainerSettings, Parallel
 from silva.trainer.transfer import WeightFolders
 from silva.types import LossSpec, OptimParams, Sample
 
@@ -33,6 +43,11 @@ LOSS = LossSpec("clipped", {"kl_coef": 0.1})
 PARAMS = OptimParams(lr=1e-3)
 
 
+WORLD = int(os.environ.get("WORLD_SIZE", "0"))
+"""Of the processes that run this file together."""
+PARALLEL = Parallel(**json.loads(os.environ.get("SILVA_TEST_PARALLEL", "{}")))
+
+
 class Threads(Mesh):
     """`slots` and `barrier` are those of all ranks."""
 
@@ -40,17 +55,17 @@ class Threads(Mesh):
         self.rank, self.size = rank, len(slots)
         self._slots, self._barrier = slots, barrier
 
-    def gather(self, mine: Any) -> list[Any]:
+    def gather(self, mine: Any, kind: Any = None) -> list[Any]:
         self._slots[self.rank] = mine
         self._barrier.wait()
         found = list(self._slots)
         self._barrier.wait()  # nobody overwrites what another has not read
         return found
 
-    def sum(self, mine: Mapping[str, Any]) -> dict[str, Any]:
-        parts = self.gather(dict(mine))
-        names = dict.fromkeys(name for part in parts for name in part)
-        return {name: sum(part[name] for part in parts if name in part) for name in names}
+    def reduce(self, parameters: Mapping[str, torch.Tensor]) -> None:
+        parts = self.gather({name: p.grad for name, p in parameters.items() if p.grad is not None})
+        for name in dict.fromkeys(name for part in parts for name in part):
+            parameters[name].grad = sum(part[name] for part in parts if name in part)
 
 
 class Ranks:
@@ -77,45 +92,90 @@ class Ranks:
 
     def weights(self) -> dict[str, torch.Tensor]:
         """The weights, which are the same on all ranks."""
-        first, *others = ({n: p.detach().clone() for n, p in each.loaded.model.named_parameters()}
+        first, *others = ({n: whole(p).clone() for n, p in each.loaded.model.named_parameters()}
                           for each in self.learners)  # fmt: skip
         for other in others:
             torch.testing.assert_close(other, first, rtol=0, atol=0)
         return first
 
 
+def whole(parameter: torch.Tensor) -> torch.Tensor:
+    return parameter.full_tensor() if isinstance(parameter, DTensor) else parameter.detach()
+
+
 Make = Callable[..., Ranks]
+
+
+@pytest.fixture(scope="session", autouse=True)
+def group() -> Iterator[None]:
+    if WORLD:
+        torch.set_num_threads(1)
+        dist.init_process_group("gloo", timeout=timedelta(seconds=60))
+    yield
+    if WORLD:
+        dist.destroy_process_group()
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """One for all processes."""
+    return Path(mesh_of(Parallel(), "cpu").gather(str(tmp_path))[0])
+
+
+def meshes(ranks: int) -> list[Mesh]:
+    """Of the learners in this process."""
+    if ranks == 1:
+        return [Mesh()]
+    if WORLD:
+        return [mesh_of(PARALLEL, "cpu")]
+    slots, barrier = [None] * ranks, Barrier(ranks, timeout=60)
+    return [Threads(rank, slots, barrier) for rank in range(ranks)]
 
 
 @pytest.fixture
 def make(tiny: Callable[..., LoadedModel]) -> Iterator[Make]:
     with ExitStack() as stack:
 
-        def make(ranks: int, *, seed: int = 0, critic: bool = False, budget: int = 40) -> Ranks:
-            slots, barrier = [None] * ranks, Barrier(ranks, timeout=60)
+        def make(
+            ranks: int, *, seed: int = 0, critic: bool = False, budget: int = 40, kind: str = "", **keys: Any
+        ) -> Ranks:
             threads = stack.enter_context(ThreadPoolExecutor(ranks))
-            settings = LocalTrainerSettings(micro_batch_tokens=budget, max_nonfinite=2)
+            settings = LocalTrainerSettings(micro_batch_tokens=budget, max_nonfinite=2, **keys)
             said: list[list[str]] = [[] for _ in range(ranks)]
             learners = [
                 Learner(
-                    tiny("float64", seed=seed),
+                    model_of(kind, tiny, seed),
                     settings,
                     seed=0,
                     reference=True,
                     critic=critic,
-                    mesh=Threads(rank, slots, barrier) if ranks > 1 else Mesh(),
-                    say=said[rank].append,
+                    mesh=mesh,
+                    say=lines.append,
                 )
-                for rank in range(ranks)
+                for mesh, lines in zip(meshes(ranks), said, strict=False)
             ]
             made = Ranks(learners, threads)
-            made.said = said
+            made.said = said[: len(learners)]
             return made
 
         yield make
 
 
-@pytest.fixture(params=[1, 2, 3])
+def model_of(kind: str, tiny: Callable[..., LoadedModel], seed: int) -> LoadedModel:
+    loaded = tiny("float64", seed=seed, lora=kind == "lora")
+    if kind == "lora":
+        with torch.no_grad():
+            for name, parameter in loaded.model.named_parameters():
+                if "lora_B" in name:  # fresh adapters are the identity
+                    parameter.normal_(std=0.1, generator=torch.Generator().manual_seed(len(name)))
+    if kind == "untied":
+        head: Any = loaded.model.lm_head
+        head.weight = torch.nn.Parameter(head.weight.detach().clone())
+        loaded.model.config.tie_word_embeddings = False
+    return loaded
+
+
+@pytest.fixture(params=[WORLD] if WORLD else [1, 2, 3])
 def ranks(request: pytest.FixtureRequest) -> int:
     return request.param  # type: ignore[no-any-return]
 
@@ -143,6 +203,26 @@ def test_an_update_is_that_of_one_rank(
     torch.testing.assert_close(ours.weights(), alone.weights(), rtol=0, atol=1e-9)
 
 
+@pytest.mark.parametrize("kind", ["lora", "untied"])
+@pytest.mark.parametrize("checkpointing", [False, True])
+def test_an_update_of_other_models_is_that_of_one_rank(
+    make: Make, rows: list[Sample], ranks: int, kind: str, checkpointing: bool
+) -> None:
+    keys: Any = {"kind": kind, "gradient_checkpointing": checkpointing}
+    ours, alone = make(ranks, budget=15, **keys), make(1, budget=10_000, **keys)
+    expected = alone.update(rows)
+    assert ours.update(rows) == pytest.approx(expected, rel=1e-9, abs=1e-12)
+    torch.testing.assert_close(ours.weights(), alone.weights(), rtol=0, atol=1e-9)
+
+
+def test_what_restarts_is_as_one_rank_that_does(make: Make, rows: list[Sample], ranks: int) -> None:
+    ours, alone = make(ranks, critic=True), make(1, critic=True)
+    for learners in (ours, alone):
+        learners.update(rows)
+        learners.all(lambda learner: learner.restart())
+    assert ours.update(rows) == pytest.approx(alone.update(rows), rel=1e-9, abs=1e-12)
+
+
 def test_scores_are_those_of_one_rank(make: Make, rows: list[Sample], ranks: int) -> None:
     needs = frozenset({"logprobs", "reference_logprobs", "values"})
     ours, alone = make(ranks, critic=True), make(1, critic=True, budget=10_000)
@@ -158,7 +238,7 @@ def test_all_ranks_check_the_trie_or_none(make: Make, rows: list[Sample], ranks:
     ours.update(rows[2:])  # strangers: nothing to compare, for any rank
     before = [len(said) for said in ours.said]
     ours.update(rows)
-    assert [len(said) for said in ours.said] == [1] * ranks and len(set(before)) == 1
+    assert [len(said) for said in ours.said] == [1] * len(ours.learners) and len(set(before)) == 1
 
 
 def test_what_is_not_finite_on_one_rank_is_skipped_on_all(make: Make, rows: list[Sample], ranks: int) -> None:
@@ -190,14 +270,11 @@ def test_a_critic_that_has_learnt_anywhere_needs_numbers(make: Make, rows: list[
     make(ranks, critic=True).all(fail)
 
 
-def test_what_was_saved_goes_on_bit_for_bit(
-    make: Make, rows: list[Sample], ranks: int, tmp_path: Path
-) -> None:
+def test_what_was_saved_goes_on_bit_for_bit(make: Make, rows: list[Sample], ranks: int, folder: Path) -> None:
     """Whatever number of ranks wrote it, and whatever number goes on."""
-    ours = make(ranks, critic=True)
+    ours, written = make(ranks, critic=True), folder / "written"
     ours.update(rows)
-    ours.all(lambda learner: learner.save(tmp_path / f"by_{learner.mesh.rank}"))
-    (written,) = tmp_path.iterdir()  # by one of them
+    ours.all(lambda learner: learner.save(written))
     for others in {1, ranks}:
         again = make(others, critic=True, seed=3)
         again.all(lambda learner: learner.load(written))
@@ -206,16 +283,49 @@ def test_what_was_saved_goes_on_bit_for_bit(
     assert again.update(rows) == (expected if others == ranks else pytest.approx(expected, rel=1e-9))
 
 
-def test_weights_are_those_of_one_rank(make: Make, rows: list[Sample], ranks: int, tmp_path: Path) -> None:
+def test_weights_are_those_of_one_rank(make: Make, rows: list[Sample], ranks: int, folder: Path) -> None:
     ours = make(ranks)
     ours.update(rows)
     weights = ours.weights()
-    ours.all(lambda learner: learner.export(tmp_path / "plain"))
-    plain = AutoModelForCausalLM.from_pretrained(tmp_path / "plain", dtype=torch.float64)
+    ours.all(lambda learner: learner.export(folder / "plain"))
+    plain = AutoModelForCausalLM.from_pretrained(folder / "plain", dtype=torch.float64)
     assert all(torch.equal(p, weights[name]) for name, p in plain.named_parameters())
-    transfers = {id(each): WeightFolders(tmp_path / "versions", "parameters") for each in ours.learners}
+    transfers = {id(each): WeightFolders(folder / "versions", "parameters") for each in ours.learners}
     first, *others = ours.all(lambda learner: transfers[id(learner)].publish(learner))
     assert all(other == first for other in others)
-    assert first.folder == weight_folder(tmp_path / "versions" / "version_0")
-    written = load_file(tmp_path / "versions" / "version_0" / "model.safetensors")
+    assert first.folder == weight_folder(folder / "versions" / "version_0")
+    written = load_file(folder / "versions" / "version_0" / "model.safetensors")
     torch.testing.assert_close(written, weights, rtol=0, atol=0)
+
+
+@pytest.mark.skipif(WORLD > 0, reason="runs in the processes that it starts")
+@pytest.mark.parametrize(
+    ("size", "parallel"),
+    [(2, {}), (2, {"cp": 2}), (4, {"dp_replicate": 2}), (4, {"cp": 2})],
+    ids=["dp2", "cp2", "hsdp2x2", "dp2cp2"],
+)
+def test_processes_that_divide_a_model(tmp_path: Path, size: int, parallel: dict[str, int]) -> None:
+    """All tests above, with FSDP2 over gloo; copies of a model are HSDP."""
+    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", __file__]
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    told = {"WORLD_SIZE": size, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "GLOO_SOCKET_IFNAME": "lo",
+            "SILVA_TEST_PARALLEL": json.dumps(parallel), "OMP_NUM_THREADS": 1,
+            "PYTEST_ADDOPTS": ""}  # fmt: skip
+    ranks = [
+        subprocess.Popen(
+            [*command, f"--basetemp={tmp_path}/{rank}"],
+            env={**os.environ, **{name: str(value) for name, value in told.items()}, "RANK": str(rank)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for rank in range(size)
+    ]
+    try:
+        ends = [rank.communicate(timeout=600)[0] for rank in ranks]
+    finally:
+        for rank in ranks:
+            rank.kill()
+    for rank, end in zip(ranks, ends, strict=True):
+        assert rank.returncode == 0 and "15 passed" in end, end[-4000:]

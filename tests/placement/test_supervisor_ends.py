@@ -18,6 +18,7 @@ from tests.placement.processes import SOON, Park, end_of, gone, lives
 
 from silva.placement import supervisor
 from silva.placement.supervisor import Running, Supervisor
+from silva.signals import is_stopped
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("handlers")]
 DRIVER = """
@@ -109,9 +110,9 @@ def test_ctrl_z_stops_everybody_and_nobody_is_lost_when_they_go_on(folder: Path)
     wait_for(lambda: park.up)
     everyone = [process.pid, *park.everyone()]
     process.send_signal(signal.SIGTSTP)
-    wait_for(lambda: all(map(supervisor._is_stopped, everyone)))
+    wait_for(lambda: all(map(is_stopped, everyone)))
     process.send_signal(signal.SIGCONT)
-    wait_for(lambda: not any(map(supervisor._is_stopped, everyone)))
+    wait_for(lambda: not any(map(is_stopped, everyone)))
     for name in park.services:  # and they are asked again
         (folder / f"{name}.asked").unlink()
     wait_for(lambda: park.up)

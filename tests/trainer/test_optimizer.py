@@ -8,7 +8,8 @@ import pytest
 import torch
 from torch import nn
 
-from silva.trainer.optimizer import Stepper, clip, norm_of
+from silva.trainer.optimizer import Stepper, clip
+from silva.trainer.parallel import Mesh
 from silva.types import OptimParams
 
 
@@ -37,8 +38,8 @@ def gradients() -> list[torch.Tensor]:
 
 
 def test_norm_is_over_all_gradients() -> None:
-    assert norm_of(gradients()) == pytest.approx(7.0)  # 4 + 9 + 36 = 49
-    assert norm_of([]) == 0.0
+    assert Mesh().norm(gradients()) == pytest.approx(7.0)  # 4 + 9 + 36 = 49
+    assert Mesh().norm([]) == 0.0
 
 
 @pytest.mark.parametrize(
@@ -61,7 +62,7 @@ def test_the_first_loss_that_is_not_finite_is_named() -> None:
 
 
 def test_norm_of_bfloat16_numbers_is_taken_in_float32() -> None:
-    assert norm_of([torch.ones(1001, dtype=torch.bfloat16)]) == pytest.approx(math.sqrt(1001), rel=1e-6)
+    assert Mesh().norm([torch.ones(1001, dtype=torch.bfloat16)]) == pytest.approx(math.sqrt(1001), rel=1e-6)
 
 
 def test_a_bfloat16_weight_moves_as_a_float32_one_does() -> None:

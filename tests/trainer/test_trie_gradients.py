@@ -152,13 +152,13 @@ def test_a_walk_leaves_the_random_numbers_where_a_whole_pass_would_not_move_them
 
 def test_a_walk_keeps_one_chunk_and_what_lies_above_others() -> None:
     """Keys and values of leaves are gone after the forward pass."""
-    from silva.models.trie_attention import chunks
+    from silva.models.trie_attention import shares
     from silva.trainer.head import Head
     from silva.trainer.walk import Walk
 
     loaded = load_model(MODELS["full"], seed=1, device="cpu")
     batch = pack(loaded, forests_of([40, 40, 40]), least=1)  # 8 shared tokens, then three times 32
-    walk = Walk(loaded, Head(loaded), batch, chunks(batch.trie, 8))
+    walk = Walk(loaded, Head(loaded), batch, shares(batch.trie, 8))
     walk.forward(graph=True)
     kept = sum(k.shape[2] for layers in walk.kept.values() for k, _ in layers[:1])
     assert kept == 8 + 3 * 24  # the last eighth of each answer has nothing below it

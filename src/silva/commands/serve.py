@@ -24,6 +24,7 @@ from silva.monitoring.printable import put
 from silva.protocols import Engine, Trainer
 from silva.registries import REGISTRIES
 from silva.storage.layout import Layout
+from silva.trainer.ranks import mesh_of
 from silva.trainer.remote import Open
 from silva.trainer.transfer import WeightFolders
 from silva.types import Snapshot
@@ -146,19 +147,27 @@ def become_launched(config: RunConfig, bind: Any, key: str) -> NoReturn:
 
 def serve_trainer(resolved: Resolved, given: Mapping[str, str]) -> int:
     """Serve a trainer, which orchestrators open, until the process is told to end."""
+    from silva.server.ranks import follow, joined, leading, place
     from silva.server.trainer import BODY_SECONDS, MAX_BODY, TAKES, TrainerServer
     from silva.wire.guard import Guard
 
-    bind, key = checked_bind(resolved.config, "trainer", given)
-    if not key and not bind.unix:
-        raise ConfigError(
-            f"{bind.address}: everybody on this machine could use this trainer without a key, and write "
-            "files with your rights. Set the environment variable SILVA_API_KEY, or listen at a Unix socket "
-            '(--unix, or placement.trainer = "unix:PATH")'
-        )
+    follows, own = place()[0] > 0, here(resolved.config)
+    if not follows:  # the first rank listens for all
+        bind, key = checked_bind(resolved.config, "trainer", given)
+        if not key and not bind.unix:
+            raise ConfigError(
+                f"{bind.address}: everybody on this machine could use this trainer without a key, and write "
+                "files with your rights. Set the environment variable SILVA_API_KEY, or listen at a Unix "
+                'socket (--unix, or placement.trainer = "unix:PATH")'
+            )
     process.prepare()
     with ExitStack() as stack:
-        server = TrainerServer(Builder(here(resolved.config), stack), Path(resolved.config.output_dir))
+        builder = Builder(own, stack)
+        calls = stack.enter_context(joined(own.trainer.ranks, builder.device, _say))
+        if calls and follows:
+            follow(calls, builder)
+        build = leading(builder, calls) if calls else builder
+        server = TrainerServer(build, Path(resolved.config.output_dir))
         guard = Guard(server.app(), bind, key=key, log=_say, max_body=MAX_BODY, body_seconds=BODY_SECONDS,
                       takes=TAKES)  # fmt: skip
         return _served(guard, bind, "trainer")
@@ -168,8 +177,13 @@ class Builder:
     """Makes the trainer that an orchestrator asks for, where this process computes."""
 
     def __init__(self, own: RunConfig, stack: ExitStack) -> None:
+        placement = own.placement
+        here = max(own.trainer.ranks, int(os.environ.get("LOCAL_WORLD_SIZE", "1")))  # ranks on this machine
+        if here > 1 and not placement.threads:
+            threads = max(1, (os.cpu_count() or 1) // here)
+            own = own.model_copy(update={"placement": placement.model_copy(update={"threads": threads})})
         parts = Assembly(own)
-        self._placement, self._compute = own.placement, parts.compute
+        self._placement, self._compute, self.device = own.placement, parts.compute, parts.device
         stack.callback(parts.close, wait=False)
 
     async def __call__(self, asked: Open, say: Callable[[str], None]) -> Trainer:
@@ -183,7 +197,8 @@ class Builder:
         assembly = Assembly(config, say=say, compute=self._compute)
         transfer = WeightFolders(Layout(Path(asked.folder)).broadcast, asked.publishes)
         algorithm = config.algorithm if asked.recipe else None
-        trainer: Trainer = config.trainer.build(assembly, algorithm, transfer=transfer)
+        mesh = mesh_of(config.trainer.parallel, self.device)
+        trainer: Trainer = config.trainer.build(assembly, algorithm, transfer=transfer, mesh=mesh)
         return trainer
 
 

@@ -5,12 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file
 from transformers import PreTrainedModel
 
 from silva.errors import ModelError, one_line
 from silva.models.adapters import fold
+from silva.models.pieces import Pieces
 from silva.models.weight_files import some
 from silva.storage.checkpoints import verify
 
@@ -25,8 +24,9 @@ def trained_tensors(checkpoint: Path) -> dict[str, torch.Tensor]:
     """
     try:
         verify(checkpoint)
-        return load_file(checkpoint / WEIGHTS)
-    except (OSError, SafetensorError) as error:  # a CheckpointError is an OSError
+        with Pieces((checkpoint / WEIGHTS).parent, WEIGHTS.stem) as pieces:
+            return pieces.all()
+    except OSError as error:  # a CheckpointError is one
         raise ModelError(f"{checkpoint}: its weights cannot be read: {error}") from error
 
 

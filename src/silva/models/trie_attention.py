@@ -26,6 +26,7 @@ import torch.nn.functional as F
 from silva.models.trie import Trie
 
 KeyValue = tuple[torch.Tensor, torch.Tensor]  # [1, kv_heads, tokens, d] each
+Layers = Sequence[KeyValue] | Mapping[int, KeyValue]
 FLEX_MIN_TOKENS = 1024
 """Tokens of a trie below which FlexAttention's set-up costs more than it saves."""
 ONE_PRODUCT = {"cuda": 2**26}
@@ -60,11 +61,14 @@ class Chunk:
 
     @property
     def start(self) -> int:
-        return self.pieces[self.first].start
+        return self.pieces[self.first].start if self.last > self.first else self.stop
 
     @property
     def stop(self) -> int:
         return self.pieces[self.last - 1].stop
+
+    def __len__(self) -> int:
+        return self.stop - self.start
 
     @property
     def outside(self) -> list[int]:
@@ -75,27 +79,32 @@ class Chunk:
 
 def chunks(trie: Trie, budget: int | None = None) -> list[Chunk]:
     """Cut a trie into runs of at most `budget` packed tokens (None: one run of all)."""
+    return [share for (share,) in shares(trie, budget)]
+
+
+def shares(trie: Trie, budget: int | None = None, ranks: int = 1) -> list[list[Chunk]]:
+    """Runs of at most `budget` packed tokens, each cut into a share for every rank; the last may be empty."""
     most = len(trie) if budget is None else budget
+    runs = [min(most, len(trie) - start) for start in range(0, len(trie), most)]
+    sizes = [size // ranks + (rank < size % ranks) for size in runs for rank in range(ranks)]
     pieces: list[NodePiece] = []
     of_node: list[tuple[int, ...]] = []  # the pieces over and of each node, root first
-    firsts, room = [0], most
+    stops, firsts = np.cumsum(sizes).tolist(), [0]
     for node in trie.nodes:
         above = of_node[node.parent] if node.parent >= 0 else ()
         start = node.start
         while start < node.stop:
-            if room == 0:
-                firsts.append(len(pieces))
-                room = most
-            stop = min(node.stop, start + room)
+            stop = min(node.stop, stops[len(firsts) - 1])
             pieces.append(NodePiece(start, stop, above))
             above = (*above, len(pieces) - 1)
-            room -= stop - start
             start = stop
+            while len(firsts) <= len(stops) and stop == stops[len(firsts) - 1]:
+                firsts.append(len(pieces))
         of_node.append(above)
-    bounds = [*firsts, len(pieces)]
-    made = [Chunk(pieces, a, b) for a, b in itertools.pairwise(bounds)]
+    made = [Chunk(pieces, a, b) for a, b in itertools.pairwise(firsts)]
     looked_at = frozenset(n for chunk in made for n in chunk.outside)
-    return [Chunk(pieces, c.first, c.last, looked_at & frozenset(range(c.first, c.last))) for c in made]
+    kept = [Chunk(pieces, c.first, c.last, looked_at & frozenset(range(c.first, c.last))) for c in made]
+    return [kept[at : at + ranks] for at in range(0, len(kept), ranks)]
 
 
 class TrieAttention:
@@ -110,7 +119,7 @@ class TrieAttention:
     def __init__(
         self,
         chunk: Chunk,
-        outside: Mapping[int, Sequence[KeyValue]],
+        outside: Mapping[int, Layers],
         *,
         dtype: torch.dtype,
         device: torch.device,
@@ -152,6 +161,58 @@ class TrieAttention:
         piece = self.chunk.pieces[number]
         place = slice(piece.start - self.chunk.start, piece.stop - self.chunk.start)
         return key[:, :, place], value[:, :, place]
+
+
+class SharedContextAttention:
+    """The same for a rank that has a share of a chunk's tokens: what others have is outside of its share.
+
+    Args:
+        shares: of all ranks that share the context, in order; one that is empty takes a token to fill up.
+        rank: whose tokens go through the model here.
+        gather: x [2, kv_heads, n, d] of this rank -> [2, kv_heads, ranks * n, d] of all, with a gradient.
+    """
+
+    def __init__(
+        self,
+        shares: Sequence[Chunk],
+        rank: int,
+        outside: Mapping[int, Layers],
+        gather: Callable[[torch.Tensor], torch.Tensor],
+        *,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        self._share, self._outside, self._gather = shares[rank], outside, gather
+        self._n = max(1, *(len(share) for share in shares))
+        self._rank = rank
+        pieces = self._share.pieces
+        self._places = {
+            number: slice(at * self._n + pieces[number].start - share.start,
+                          at * self._n + pieces[number].stop - share.start)
+            for at, share in enumerate(shares) for number in range(share.first, share.last)
+        }  # fmt: skip
+        self.found: dict[int, dict[int, KeyValue]] = {n: {} for share in shares for n in share.kept}
+        if len(self._share):
+            self._inner = TrieAttention(self._share, {}, dtype=dtype, device=device)
+
+    def attend(
+        self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scaling: float
+    ) -> torch.Tensor:
+        """Shapes as of `TrieAttention.attend`, of this rank's tokens."""
+        both = torch.cat([key, value])
+        of_all = self._gather(F.pad(both, (0, 0, 0, self._n - both.shape[2])))
+        keys, values = of_all[:1], of_all[1:]
+        pairs = {n: (keys[:, :, place], values[:, :, place]) for n, place in self._places.items()}
+        for number, found in self.found.items():
+            found.setdefault(layer, pairs[number])
+        if not len(self._share):  # the token that fills up sees itself
+            own = values[:, :, self._rank * self._n :][:, :, :1].transpose(1, 2)
+            return own.repeat_interleave(query.shape[1] // value.shape[1], 2)
+        mine = slice(self._rank * self._n, self._rank * self._n + len(self._share))
+        self._inner.outside = {
+            n: {layer: pairs[n] if n in pairs else self._outside[n][layer]} for n in self._share.outside
+        }
+        return self._inner.attend(layer, query, keys[:, :, mine], values[:, :, mine], scaling)
 
 
 class FlexTrieAttention:

@@ -33,7 +33,7 @@ from pathlib import Path
 from silva.aio import cancelled, first
 from silva.errors import SilvaError
 from silva.ports import CLOCK
-from silva.signals import STOP_PART, held, stop_signals
+from silva.signals import STOP_PART, held, is_stopped, stop_signals
 from silva.wire.transport import Peer, Refused, Unreachable, silence
 
 TICK = 0.2  # seconds between two looks at the processes
@@ -174,7 +174,7 @@ class Supervisor:
             return (
                 f"was killed ({signal.Signals(-code).name})" if code < 0 else f"ended with exit code {code}"
             )
-        if _is_stopped(running.process.pid):
+        if is_stopped(running.process.pid):
             # An orchestrator that somebody stopped may go on; it holds locks and has the terminal.
             return "was stopped (SIGSTOP)" if running.part.address else ""
         return running.silent
@@ -294,14 +294,6 @@ async def _ended(process: asyncio.subprocess.Process) -> None:
     """`process.wait()` would also wait for the children that hold its output."""
     while process.returncode is None:
         await CLOCK.sleep(SOON)
-
-
-def _is_stopped(pid: int) -> bool:
-    try:
-        state = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[0]
-    except (OSError, IndexError):  # no /proc: silence tells
-        return False
-    return state in (b"T", b"t")
 
 
 def line_writer(path: Path, ready: Callable[[], bool]) -> Callable[[str], None]:

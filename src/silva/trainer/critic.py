@@ -11,7 +11,7 @@ are made of its values before an update (algorithms/gae.py).
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 from torch import nn
@@ -34,6 +34,9 @@ class ValueHead(nn.Module):
         super().__init__()
         self.frozen = frozen
         self.linear = nn.Linear(width, 1, dtype=wide(dtype), device=device)
+        self.reset()
+
+    def reset(self) -> None:
         nn.init.zeros_(self.linear.weight)
         nn.init.zeros_(self.linear.bias)
 
@@ -48,15 +51,22 @@ class Critic:
 
     Args:
         policy: as it is before training.
+        trunk: a copy of it for a trunk of its own; None: it is made here.
         max_nonfinite: skipped updates in a row after which there should be no further one.
     """
 
     def __init__(
-        self, policy: LoadedModel, settings: CriticSettings, mesh: Mesh | None = None, *, max_nonfinite: int
+        self,
+        policy: LoadedModel,
+        settings: CriticSettings,
+        mesh: Mesh | None = None,
+        *,
+        max_nonfinite: int,
+        trunk: LoadedModel | None = None,
     ) -> None:
-        self.settings = settings
+        self.settings, self._policy = settings, policy
         self._own = own = settings.trunk == "own"
-        self._trunk = copied(policy, []) if own else policy
+        self._trunk = trunk or (copied(policy, []) if own else policy)
         width = policy.model.config.get_text_config().hidden_size
         self._head = ValueHead(width, policy.dtype, policy.device, frozen=not own)
         parameters = {n: p for n, p in self._trunk.model.named_parameters() if p.requires_grad and own}
@@ -71,15 +81,37 @@ class Critic:
             key="trainer.critic.optimizer",
         )
 
+    @torch.no_grad()
+    def restart(self) -> None:
+        """Begin again, from the policy as it is now."""
+        self._head.reset()
+        if self._own:
+            for name, parameter in self._policy.model.named_parameters():
+                self._trunk.model.get_parameter(name).copy_(parameter)
+        self.stepper.adopt()
+
     @property
     def warming_up(self) -> bool:
         """Whether the policy waits for the critic still."""
         return self.stepper.counters.updates < self.settings.warmup
 
     @torch.no_grad()
-    def values(self, batch: Pack, budget: int) -> torch.Tensor:
+    def values(self, batch: Pack, budget: int, passes: int = 1) -> torch.Tensor:
         """[N]: the value before every trained token."""
-        return through(self._trunk, batch, self._head, budget)[0]
+        return through(self._trunk, batch, self._head, budget, passes)[0]
+
+    def idle(self, batch: Pack, budget: int, passes: int) -> None:
+        """The passes that other ranks make in `backward`; adds zeros."""
+        with self._learning():
+            (values,) = through(self._trunk, batch, self._head, budget, passes)
+            (0 * values.sum()).backward()
+
+    @contextlib.contextmanager
+    def _learning(self) -> Iterator[None]:
+        # The trainer has set the mode of the policy.
+        mode = training_mode(self._trunk.model) if self._own else contextlib.nullcontext()
+        with mode, summed_in_place(self._trunk.model):
+            yield
 
     def backward(
         self,
@@ -89,19 +121,19 @@ class Critic:
         old_values: torch.Tensor,
         weights: torch.Tensor,
         *,
+        passes: int = 1,
         of: Callable[[torch.Tensor], torch.Tensor] = lambda packed: packed,
         names: Sequence[str] = (),
     ) -> dict[str, torch.Tensor]:
         """Add the gradient of sum(weights * value loss); metrics [N]. All tensors [N].
 
         Args:
+            passes: through the model, see `Walk`.
             of: picks the N tokens from all trained ones of the batch.
             names: the trajectories of the batch, for the message if their loss is not finite.
         """
-        # The trainer has set the mode of the policy.
-        mode = training_mode(self._trunk.model) if self._own else contextlib.nullcontext()
-        with mode, summed_in_place(self._trunk.model):
-            (values,) = through(self._trunk, batch, self._head, budget)
+        with self._learning():
+            (values,) = through(self._trunk, batch, self._head, budget, passes)
             loss, metrics = value_loss(of(values), old_values, returns, clip=self.settings.clip)
             total = (weights * loss).sum()
             self.stepper.blame(total, names)

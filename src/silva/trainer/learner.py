@@ -20,11 +20,11 @@ import torch
 
 from silva.algorithms import objective
 from silva.errors import CapabilityError, NonFiniteError
-from silva.models.loading import LoadedModel
+from silva.models.loading import LoadedModel, copied
 from silva.models.routing import Routing
 from silva.models.snapshots import save_parameters
 from silva.models.trie import MIN_SHARED, NEVER
-from silva.ports import crash_point
+from silva.ports import crash_point, derive
 from silva.trainer.critic import Critic
 from silva.trainer.explained_errors import explained_memory, refuse_too_large
 from silva.trainer.export import export_model
@@ -33,8 +33,8 @@ from silva.trainer.head import wide
 from silva.trainer.loss_inputs import StreamTokens, streams, weighted_loss
 from silva.trainer.optimizer import Stepper
 from silva.trainer.parallel import Mesh
-from silva.trainer.plan import MicroBatch, RankWork, plan
-from silva.trainer.policy import Pack, pack, token_logprobs, trained
+from silva.trainer.plan import RankWork, plan
+from silva.trainer.policy import IDLE, Pack, pack, token_logprobs, trained
 from silva.trainer.randomness import Randomness
 from silva.trainer.reference import Reference
 from silva.trainer.routed import keys
@@ -77,36 +77,36 @@ class Learner:
         mesh: Mesh | None = None,
         say: Callable[[str], None] = lambda text: None,
     ) -> None:
-        self.loaded, self.settings, self._seed = loaded, settings, seed
+        self.settings, self._seed = settings, seed
         self.mesh, self._say = mesh or Mesh(), say
         self._least = MIN_SHARED  # shortest prefix that rows share
         self._checked = not settings.self_check
-        parameters = {n: p for n, p in loaded.model.named_parameters() if p.requires_grad}
-        if not parameters:
+        if not any(p.requires_grad for p in loaded.model.parameters()):
             raise CapabilityError(
                 f"model {loaded.name}: no parameter requires a gradient, expected at least one"
             )
         refuse_too_large(loaded)
         self._routing = Routing(loaded.model) if settings.replay_routing else None
-        self.stepper = Stepper(parameters, self.mesh, most=settings.max_nonfinite)
-        # Ranks: a copy can only be made of a whole model, so reference and critic come before the policy is
-        # divided (test_an_update_is_that_of_one_rank, with both of them).
-        self._reference = Reference(loaded, reference)
+        # Copies can only be made of a whole model: the policy is divided after them.
+        self._reference = Reference(loaded, reference, self.mesh)
         if settings.gradient_checkpointing:
             enable_gradient_checkpointing(loaded.model)
-        self._with_critic = critic
-        self._begin()
+        own = critic and settings.critic.trunk == "own"
+        trunk = self.mesh.divide(copied(loaded, [])) if own else None
+        self.loaded = loaded = self.mesh.divide(loaded)
+        parameters = {n: p for n, p in loaded.model.named_parameters() if p.requires_grad}
+        most = settings.max_nonfinite
+        self.stepper = Stepper(parameters, self.mesh, most=most)
+        self.critic = (
+            Critic(loaded, settings.critic, self.mesh, max_nonfinite=most, trunk=trunk) if critic else None
+        )
+        self._randomness = self._random()
         able = {"logprobs": True, "reference_logprobs": self._reference.exists, "values": critic}
         self.needs = frozenset(need for need, known in able.items() if known)
 
-    def _begin(self) -> None:
-        self.stepper.begin()
-        self.critic: Critic | None = None
-        if self._with_critic:
-            self.critic = Critic(
-                self.loaded, self.settings.critic, self.mesh, max_nonfinite=self.settings.max_nonfinite
-            )
-        self._randomness = Randomness(self._seed, self.loaded.device)
+    def _random(self) -> Randomness:
+        rank = self.mesh.rank  # each draws for its own rows
+        return Randomness(derive(self._seed, "rank", rank) if rank else self._seed, self.loaded.device)
 
     @property
     def version(self) -> int:
@@ -136,38 +136,43 @@ class Learner:
         return Signals(
             self._logprobs(self.loaded, samples) if "logprobs" in needs else None,
             self._logprobs(self._reference.model, samples) if "reference_logprobs" in needs else None,
-            self._of_tokens(samples, lambda batch: critic.values(batch, budget))
+            self._of_tokens(samples, lambda batch, passes: critic.values(batch, budget, passes))
             if critic and "values" in needs
             else None,
         )
 
     def _logprobs(self, loaded: LoadedModel, samples: Sequence[Sample]) -> tuple[np.ndarray, ...]:
         budget = self.settings.micro_batch_tokens
-        return self._of_tokens(samples, lambda batch: token_logprobs(loaded, batch, budget=budget).logprobs)
+        return self._of_tokens(
+            samples,
+            lambda batch, passes: token_logprobs(loaded, batch, budget=budget, passes=passes).logprobs,
+        )
 
     @torch.no_grad()
     def _of_tokens(
-        self, samples: Sequence[Sample], compute: Callable[[Pack], torch.Tensor]
+        self, samples: Sequence[Sample], compute: Callable[[Pack, int], torch.Tensor]
     ) -> tuple[np.ndarray, ...]:
         """`compute` gives [N] for a micro-batch; what comes out is [T] per sample, NaN without a loss."""
         kind = np.float64 if self.loaded.dtype == torch.float64 else np.float32
         found = [np.full(len(sample), np.nan, dtype=kind) for sample in samples]
         used = [index for index, sample in enumerate(samples) if trained(sample).any()]
-        mine: dict[int, np.ndarray] = {}
-        for micro_batch in self._share([samples[i] for i in used]):
-            indices = [used[i] for i in micro_batch]
-            with explained_memory(self.settings, f"scoring {_size([samples[i] for i in indices])}"):
-                rows = [samples[i] for i in indices]
+        shares = self._plan([samples[i] for i in used])
+        of_share = [[used[i] for work in share for i in work.rows] for share in shares]
+        for work in shares[self.mesh.share]:
+            indices = [used[i] for i in work.rows]
+            rows = [samples[i] for i in indices] or [IDLE]
+            with explained_memory(self.settings, f"scoring {_size(rows)}"):
                 batch = pack(self.loaded, rows, least=self._least, routing=self._routing)
                 with batch.replayed():
-                    values = compute(batch).cpu().numpy()
+                    values = compute(batch, work.passes).cpu().numpy()
             row_of, places = batch.rows.cpu().numpy(), batch.places.cpu().numpy()
             for row, index in enumerate(indices):
                 of_row = row_of == row
                 found[index][places[of_row]] = values[of_row]
-                mine[index] = found[index]
-        for part in self.mesh.gather(mine):
-            for index, array in part.items():
+        mine = tuple(found[i] for i in of_share[self.mesh.share])
+        of_all = self.mesh.gather(mine, tuple[np.ndarray, ...])[:: self.mesh.siblings]
+        for theirs, arrays in zip(of_share, of_all, strict=True):
+            for index, array in zip(theirs, arrays, strict=True):
                 found[index] = array
         return tuple(found)
 
@@ -198,16 +203,16 @@ class Learner:
         sampled = [s.versions[trained(s, "") & (s.versions >= 0)] for s in samples]
         aged = any((versions != self.version).any() for versions in sampled)
         try:
-            for indices in self._share(samples):
-                rows = [samples[i] for i in indices]
-                memory = explained_memory(self.settings, f"training {_size(rows)}")
+            for work in self._plan(samples)[self.mesh.share]:
+                rows = [samples[i] for i in work.rows]
+                memory = explained_memory(self.settings, f"training {_size(rows or [IDLE])}")
                 with memory, training_mode(self.loaded.model):
-                    batch = pack(self.loaded, rows, least=self._least, routing=self._routing)
+                    batch = pack(self.loaded, rows or [IDLE], least=self._least, routing=self._routing)
                     if not (critic and critic.warming_up):
-                        mine = [references[i] for i in indices] if references else None
-                        self._backward(batch, rows, mine, loss, sums, aged)
+                        mine = [references[i] for i in work.rows] if references else None
+                        self._backward(batch, rows, mine, loss, sums, aged, work.passes)
                     if critic:
-                        self._backward_critic(critic, batch, rows, sums)
+                        self._backward_critic(critic, batch, rows, sums, work.passes)
                 crash_point("backward")
         except BaseException:
             self._drop_gradients()  # a part of an update must never be stepped on
@@ -229,11 +234,20 @@ class Learner:
         loss: LossSpec,
         sums: Sums,
         aged: bool,
+        passes: int = 1,
     ) -> None:
-        """Forward and backward of one micro-batch; adds to gradients and to `sums` over its tokens."""
+        """Forward and backward of one micro-batch; adds to gradients and to `sums` over its tokens.
+
+        Without samples it adds nothing: the passes are those that other ranks make.
+        """
         entropy_grad, budget = bool(loss.params.get("entropy_coef", 0)), self.settings.micro_batch_tokens
         with summed_in_place(self.loaded.model), batch.replayed():
-            found = token_logprobs(self.loaded, batch, budget=budget, entropy_grad=entropy_grad)
+            found = token_logprobs(
+                self.loaded, batch, budget=budget, passes=passes, entropy_grad=entropy_grad
+            )
+            if not samples:
+                (0 * found.logprobs.sum()).backward()
+                return
             # The weights hold the normaliser of the whole update: gradients of ranks add up, and are never
             # averaged.
             total, metrics = weighted_loss(found, samples, references, loss, self.version, aged)
@@ -243,16 +257,22 @@ class Learner:
         for name, values in metrics.items():
             sums[name] += values.double().sum()
 
-    def _backward_critic(self, critic: Critic, batch: Pack, samples: list[Sample], sums: Sums) -> None:
+    def _backward_critic(
+        self, critic: Critic, batch: Pack, samples: list[Sample], sums: Sums, passes: int
+    ) -> None:
+        budget = self.settings.micro_batch_tokens
+        if not samples:
+            critic.idle(batch, budget, passes)
+            return
         like = torch.zeros((), dtype=wide(self.loaded.dtype), device=self.loaded.device)
         stream = StreamTokens(samples, "", like)
         returns, values = (
             stream.needed(name, "which the critic learns from") for name in ("returns", "values")
         )
-        names, budget = [sample.trajectory for sample in samples], self.settings.micro_batch_tokens
+        names = [sample.trajectory for sample in samples]
         with batch.replayed():  # its trunk may be the policy
             metrics = critic.backward(
-                batch, budget, returns, values, stream.weights, of=stream.of, names=names
+                batch, budget, returns, values, stream.weights, passes=passes, of=stream.of, names=names
             )
         for name, numbers in metrics.items():
             sums[name] += numbers.double().sum()
@@ -293,11 +313,12 @@ class Learner:
 
     def restart(self) -> None:
         """Keep the weights and reset everything else: moments, counts, reference and critic."""
-        # Ranks: the critic is copied again, when the policy is divided already
-        # (test_an_update_is_that_of_one_rank, with a critic).
         if self._reference.parameters is not None:
             self._reference.refresh()
-        self._begin()
+        self.stepper.begin()
+        if self.critic:
+            self.critic.restart()
+        self._randomness = self._random()
 
     def optim_step(self, policy: OptimParams, critic: OptimParams | None = None) -> dict[str, float]:
         """One AdamW step on the gradients so far, then zero them.
@@ -315,7 +336,7 @@ class Learner:
         Raises:
             NonFiniteError: `trainer.max_nonfinite` steps in a row of the policy or the critic were skipped.
         """
-        learnt = self.mesh.gather(bool(self.critic and self.critic.stepper.gradients))
+        learnt = self.mesh.gather(bool(self.critic and self.critic.stepper.gradients), bool)
         if critic is None and any(learnt):
             raise CapabilityError("optim_step: got no numbers for the critic, expected OptimParams")
         crash_point("optim")
@@ -343,21 +364,15 @@ class Learner:
             )
         return self._logprobs(self._reference.model, samples)
 
-    def _share(self, samples: Sequence[Sample]) -> list[MicroBatch]:
-        # Ranks: of a divided model each rank makes `RankWork.passes` passes, or the others wait for ever
-        # (test_an_update_is_that_of_one_rank, with fewer rows than ranks and where a trie is walked).
-        return [work.rows for work in self._plan(samples)[self.mesh.rank] if work.rows]
-
     def _plan(self, samples: Sequence[Sample]) -> list[list[RankWork]]:
         tokens = keys(samples, self._routing) if self._routing else [sample.tokens for sample in samples]
-        return plan(tokens, self.settings.micro_batch_tokens, self.mesh.size, least=self._least)
+        shares = self.mesh.size // self.mesh.siblings
+        return plan(tokens, self.settings.micro_batch_tokens, shares, least=self._least)
 
     def save(self, path: Path) -> None:
         """Write the trainer's state into the folder `path`, made if missing (see `trainer/state.py`)."""
-        # Ranks: parameters and moments are gathered by all, and each rank has random numbers of its own
-        # (test_what_was_saved_goes_on_bit_for_bit, written by two ranks and read by one).
-        if self.mesh.rank == 0:
-            save_state(self._state(), path)
+        with self.mesh.agreed():
+            save_state(self._state(), path, self.mesh.rank)
 
     def load(self, path: Path) -> None:
         """Continue bit for bit where `save` was called; weights keep their storage.
@@ -365,19 +380,24 @@ class Learner:
         Raises:
             CheckpointError: what is there does not fit, and how. Nothing has changed then.
         """
-        load_state(self._state(), path)
+        with self.mesh.agreed():
+            apply = load_state(self._state(), path, self.mesh.rank)
+        apply()
         self._drop_gradients()
 
     def export(self, path: Path) -> None:
         """Write a plain Hugging Face folder, LoRA merged; the trainer's own weights stay as they are."""
-        # Ranks: all of them gather whole tensors (test_weights_are_those_of_one_rank).
-        if self.mesh.rank == 0:
-            export_model(self.loaded, path)
+        self._write_whole(export_model, path)
 
     def save_parameters(self, path: Path) -> None:
         """Write the parameters that training changes into the new folder `path`, for an engine to load."""
-        if self.mesh.rank == 0:  # Ranks: as in `export`
-            save_parameters(self.loaded, path)
+        self._write_whole(save_parameters, path)
+
+    def _write_whole(self, write: Callable[[LoadedModel, Path], None], path: Path) -> None:
+        whole = self.mesh.whole(self.loaded)
+        with self.mesh.agreed():
+            if whole:
+                write(whole, path)
 
     def _drop_gradients(self) -> None:
         self.stepper.drop_gradients()

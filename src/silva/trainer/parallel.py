@@ -1,28 +1,79 @@
 """The processes ("ranks") that share every update: each runs the same `Learner` on its share of the plan.
 
 Every rank gets all samples and makes the same plan. What only one of them finds is brought together here, so
-that all return, decide and raise the same. Not here: how a call reaches the ranks, and how the tensors of a
-model are divided among them. Comments that begin with "Ranks:" name what dividing them has to change, and
-the test of tests/contracts/test_learners.py that has to pass with it.
+that all return, decide and raise the same. ranks.py is the mesh of several processes. Not here: how a call
+reaches the ranks (server/ranks.py).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TypeVar
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+import torch
+
+from silva.errors import SilvaError
+from silva.models.loading import LoadedModel
 
 T = TypeVar("T")
 
 
 class Mesh:
-    """One rank: the identity. Every rank calls every method, in the same order."""
+    """One rank: the identity. Every rank calls every method, in the same order.
 
-    rank, size = 0, 1
+    `siblings`: ranks that have the same rows, of whose tokens each takes a share; they follow each other.
+    """
 
-    def gather(self, mine: T) -> list[T]:
-        """What each rank has, in the order of the ranks."""
+    rank, size, siblings = 0, 1, 1
+
+    @property
+    def share(self) -> int:
+        """Of the plan, which is made for size / siblings of them."""
+        return self.rank // self.siblings
+
+    def gather(self, mine: T, kind: Any = None) -> list[T]:
+        """What each rank has, in the order of the ranks. `kind`: its type, where it is no record."""
         return [mine]
 
-    def sum(self, mine: Mapping[str, T]) -> Mapping[str, T]:
-        """Numbers or tensors, added up by name; a rank may lack some of the names."""
-        return mine
+    def sum(self, mine: Mapping[str, float]) -> Mapping[str, float]:
+        """Of all shares, added up by name; one may lack some of the names."""
+        found: dict[str, float] = {}
+        for part in self.gather(mine, Mapping[str, float])[:: self.siblings]:
+            for name, number in part.items():
+                found[name] = found.get(name, 0.0) + number
+        return found
+
+    def reduce(self, parameters: Mapping[str, torch.Tensor]) -> None:
+        """Add up the gradients of whole parameters, of which a rank may lack some."""
+
+    def norm(self, tensors: Sequence[torch.Tensor]) -> float:
+        """L2 norm over all numbers of some tensors, which may be divided, in float32 or better; 0 of none."""
+        norms = [
+            torch.linalg.vector_norm(x, dtype=torch.promote_types(x.dtype, torch.float32)).double()
+            for x in tensors
+        ]
+        return float(torch.linalg.vector_norm(torch.stack(norms))) if norms else 0.0
+
+    def divide(self, loaded: LoadedModel) -> LoadedModel:
+        """Leave each rank its part of the model's parameters, in place, when nothing refers to them yet."""
+        return loaded
+
+    def whole(self, loaded: LoadedModel) -> LoadedModel | None:
+        """The model as it was before it was divided, with the weights of now; on the first rank alone."""
+        return loaded if self.rank == 0 else None
+
+    @contextmanager
+    def agreed(self) -> Iterator[None]:
+        """What one rank raises within, all raise after it. Within, no rank waits for another."""
+        mine: Exception | None = None
+        try:
+            yield
+        except Exception as error:
+            mine = error
+        problems = self.gather(str(mine) if mine else "", str)
+        if mine:
+            raise mine
+        for rank, problem in enumerate(problems):
+            if problem:
+                raise SilvaError(f"rank {rank}: {problem}")

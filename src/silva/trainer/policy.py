@@ -21,7 +21,13 @@ from silva.errors import RecordError
 from silva.models.loading import LoadedModel
 from silva.models.routing import Replay, Routing
 from silva.models.trie import MIN_SHARED, Trie, build
-from silva.models.trie_attention import FLEX_MIN_TOKENS, FlexTrieAttention, TrieAttention, chunks
+from silva.models.trie_attention import (
+    FLEX_MIN_TOKENS,
+    FlexTrieAttention,
+    TrieAttention,
+    chunks,
+    shares,
+)
 from silva.trainer.gradients import read
 from silva.trainer.head import LOGIT_BYTES, Head, wide
 from silva.trainer.routed import routed_trie
@@ -73,6 +79,18 @@ def trained(sample: Sample, stream: str | None = None) -> np.ndarray:
     if stream is not None:
         return weights[stream] > 0 if stream in weights else np.zeros(len(sample), bool)
     return np.logical_or.reduce([each > 0 for each in weights.values()])
+
+
+IDLE = Sample(
+    tokens=np.zeros(2, np.int64),
+    loss_weights=np.array([0.0, 1.0], np.float32),
+    logprobs=np.zeros(2),
+    temperatures=np.ones(2),
+    versions=np.full(2, -1),
+    trajectory="",
+    group="",
+)
+"""What a rank without rows sends through its part of the model while others need that part."""
 
 
 def pack(
@@ -135,6 +153,7 @@ def token_logprobs(
     batch: Pack,
     *,
     budget: int | None = None,
+    passes: int = 1,
     chunk_bytes: int = LOGIT_BYTES,
     entropy_grad: bool = False,
 ) -> TokenLogprobs:
@@ -142,33 +161,37 @@ def token_logprobs(
 
     Args:
         budget: tokens of the trie that may go through the model at once; None: all.
+        passes: at least so many go through the model, see `Walk`.
         chunk_bytes: see `Head`.
         entropy_grad: whether entropies take part in the gradient.
     """
     head = Head(loaded, entropy_grad=entropy_grad, chunk_bytes=chunk_bytes)
-    logprobs, entropies = through(loaded, batch, head, budget)
+    logprobs, entropies = through(loaded, batch, head, budget, passes)
     return TokenLogprobs(logprobs, entropies, batch.rows)
 
 
 def through(
-    loaded: LoadedModel, batch: Pack, head: WalkHead, budget: int | None = None
+    loaded: LoadedModel, batch: Pack, head: WalkHead, budget: int | None = None, passes: int = 1
 ) -> tuple[torch.Tensor, ...]:
-    """What `head` makes of the hidden state before every trained token: [N] each. `budget`: as above."""
+    """What `head` makes of the hidden state before every trained token, [N] each; the rest as above."""
+    division = loaded.division
     if batch.replay is not None:
         batch.replay.tokens = slice(None)
-    if budget is not None and len(batch.trie) > budget:
-        results = Walk(loaded, head, batch, chunks(batch.trie, budget))()
+    if passes > 1 or division.size > 1 or (budget is not None and len(batch.trie) > budget):
+        results = Walk(loaded, head, batch, shares(batch.trie, budget, division.size), passes)()
     else:
-        with torch.set_grad_enabled(torch.is_grad_enabled() and not head.frozen):
-            hidden = read(_hidden(loaded, batch), batch.predictors)
-        results = head(hidden, batch.targets, batch.temperatures)
+        results = division.run(lambda: _at_once(loaded, batch, head))
     return tuple(read(result, batch.pairs) for result in results)
+
+
+def _at_once(loaded: LoadedModel, batch: Pack, head: WalkHead) -> tuple[torch.Tensor, ...]:
+    with torch.set_grad_enabled(torch.is_grad_enabled() and not head.frozen):
+        hidden = read(_hidden(loaded, batch), batch.predictors)
+    return head(hidden, batch.targets, batch.temperatures)
 
 
 def _hidden(loaded: LoadedModel, batch: Pack) -> torch.Tensor:
     """[U, H]: the last hidden state of every token of the trie."""
-    # Ranks: decoder and head are called apart (here, in walk.py and in models/head.py) and the whole model
-    # never, so dividing it takes two roots, tied embeddings in the first (test_scores_are_those_of_one_rank).
     attention: TrieAttention | FlexTrieAttention
     if loaded.flex and len(batch.trie) >= FLEX_MIN_TOKENS:
         attention = FlexTrieAttention(batch.trie, loaded.device)

@@ -8,6 +8,7 @@ import torch
 
 from silva.errors import CapabilityError, errors_about
 from silva.models.loading import LoadedModel, copied, load_model
+from silva.trainer.parallel import Mesh
 
 if TYPE_CHECKING:
     from silva.algorithms.settings import Algorithm
@@ -22,10 +23,11 @@ class Reference:
     base model. The base model alone would not do: it lacks the warm start, if there was one.
     """
 
-    def __init__(self, policy: LoadedModel, given: LoadedModel | bool) -> None:
+    def __init__(self, policy: LoadedModel, given: LoadedModel | bool, mesh: Mesh | None = None) -> None:
         self._policy = policy
-        self._copy = _frozen(policy) if given is True else None
-        self._model = given if isinstance(given, LoadedModel) else self._copy
+        mesh = mesh or Mesh()
+        self._copy = mesh.divide(_frozen(policy)) if given is True else None
+        self._model = mesh.divide(given) if isinstance(given, LoadedModel) else self._copy
 
     @property
     def exists(self) -> bool:

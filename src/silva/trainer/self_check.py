@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import torch
 
-from silva.trainer.optimizer import Stepper, norm_of
+from silva.trainer.optimizer import Stepper
 
 CHECKED = 8  # rows
 MOST_GAP = {torch.float64: 1e-8, torch.float32: 1e-3, torch.bfloat16: 0.1, torch.float16: 0.1}
@@ -37,10 +37,10 @@ def compared(
         for parameter, gradient in zip(parameters, kept, strict=True):
             parameter.grad = gradient
     pairs = [(a, b) for a, b in zip(*gradients, strict=True) if a is not None and b is not None]
-    size = norm_of([b for _, b in pairs])
+    size = stepper.norm([b for _, b in pairs])
     if not size > 0:  # also where it is not finite
         return None
-    gap, most = norm_of([a - b for a, b in pairs]) / size, MOST_GAP[dtype]
+    gap, most = stepper.norm([a - b for a, b in pairs]) / size, MOST_GAP[dtype]
     found = f"the gradient of {len(few)} rows on their trie and one by one differs by {gap:.1e} of its size"
     if gap <= most:
         return True, f"checked: {found}"

@@ -2,21 +2,63 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
+
+from pydantic import Field, field_validator
 
 from silva.config.sections import CriticSettings, Optimizer, Positive, Section
+from silva.errors import CapabilityError
 
 if TYPE_CHECKING:
     from silva.algorithms.settings import Algorithm
     from silva.assembly import Assembly
     from silva.protocols import Trainer
+    from silva.trainer.parallel import Mesh
     from silva.trainer.transfer import WeightTransfer
+
+
+class Parallel(Section):
+    """How a model is divided among the ranks of a trainer."""
+
+    dp_shard: Annotated[int, Field(ge=-1)] = -1
+    """Ranks among which one copy of the model is divided (FSDP2); -1: all that `dp_replicate` leaves."""
+    dp_replicate: Positive = 1
+    """Copies of the model."""
+    cp: Positive = 1
+    """Ranks that share the tokens of each pass, for long contexts; they are among those of a copy."""
+
+    @field_validator("dp_shard")
+    @classmethod
+    def _is_a_number_of_ranks(cls, given: int) -> int:
+        if given == 0:
+            raise ValueError("expected 1 or more ranks, or -1 for all")
+        return given
+
+    def shape(self, ranks: int) -> tuple[int, ...]:
+        """Of the mesh of so many ranks: the copies, if there are some, and the parts of each.
+
+        Ranks that share tokens have parts of their own.
+
+        Raises:
+            CapabilityError: so many ranks cannot be divided in this way.
+        """
+        copies, cp = self.dp_replicate, self.cp
+        shares = ranks // copies // cp if self.dp_shard == -1 else self.dp_shard
+        if copies * shares * cp != ranks:
+            raise CapabilityError(
+                f"trainer.parallel: got {ranks} ranks for dp_replicate = {copies}, cp = {cp} and dp_shard = "
+                f"{self.dp_shard}, expected {copies * max(shares, 1) * cp}: see trainer.ranks"
+            )
+        return (copies, shares * cp) if copies > 1 else (shares * cp,)
 
 
 class LocalTrainerSettings(Section):
     """In-process torch, updating the parameters that the local engine samples from."""
 
     type: Literal["local"] = "local"
+    ranks: Positive = 1
+    """Processes that share each update; more than 1 take placement.type = "services"."""
+    parallel: Parallel = Parallel()
     optimizer: Optimizer = Optimizer()
     critic: CriticSettings = CriticSettings()
     updates_per_step: Positive = 1
@@ -38,9 +80,19 @@ class LocalTrainerSettings(Section):
         algorithm: Algorithm | None = None,
         *,
         transfer: WeightTransfer | None = None,
+        mesh: Mesh | None = None,
     ) -> Trainer:
         """`algorithm`: what it needs beside the policy, a reference or a critic, is made too. `transfer`: how
-        weights reach the engine; None: it shares them."""
+        weights reach the engine; None: it shares them. `mesh`: of this process and others.
+
+        Raises:
+            CapabilityError: the ranks are not there.
+        """
+        size = mesh.size if mesh else 1
+        if self.ranks > 1 and self.ranks != size:
+            raise CapabilityError(
+                f"trainer.ranks = {self.ranks}: got {size} in this trainer, expected as many"
+            )
         from silva.trainer.learner import Learner
         from silva.trainer.local import LocalTrainer
         from silva.trainer.reference import load_reference
@@ -51,6 +103,7 @@ class LocalTrainerSettings(Section):
             seed=context.config.seed,
             reference=load_reference(context, algorithm) if algorithm else False,
             critic=bool(algorithm and algorithm.critic),
+            mesh=mesh,
             say=context.say,
         )
         return LocalTrainer(learner, transfer, compute=context.compute)

@@ -3,7 +3,8 @@
 `weights.safetensors` (trainable parameters, of narrow ones their float32 masters), `optimizer.safetensors`
 (`<parameter>/exp_avg`, ...), `rng.safetensors`, `trainer.json` (counters, optimiser steps) and, if the
 reference is a frozen copy of these parameters, `reference.safetensors`; the same of a critic in the folder
-`critic`. Not here: atomic writing, hashes and pruning, which belong to the checkpoint.
+`critic`. Of several ranks each writes its parts (models/pieces.py) and its random numbers. Not here: atomic
+writing, hashes and pruning, which belong to the checkpoint.
 """
 
 from __future__ import annotations
@@ -16,10 +17,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
 
 from silva.errors import CheckpointError
+from silva.models.pieces import Pieces, write
 from silva.models.weight_files import let_read
 from silva.ports import FILES
 from silva.trainer.optimizer import Counters, Stepper
@@ -39,8 +39,10 @@ class TrainerState:
     critic: TrainerState | None = None
 
 
-def save_state(state: TrainerState, path: Path) -> None:
-    """Write every file into the folder `path`, made if missing; gradients not stepped on are left out.
+def save_state(state: TrainerState, path: Path, rank: int = 0) -> None:
+    """Write the files of a rank into the folder `path`, made if missing.
+
+    Gradients that were not stepped on are left out.
 
     Raises:
         CheckpointError: a file cannot be written (a full disk, for one).
@@ -52,43 +54,53 @@ def save_state(state: TrainerState, path: Path) -> None:
         if of_parameter := state.stepper.optimizer.state.get(master):
             steps[name] = int(of_parameter["step"])
             moments |= {f"{name}/{moment}": of_parameter[moment] for moment in MOMENTS}
-    _write(path / "weights.safetensors", state.stepper.masters)
-    _write(path / "optimizer.safetensors", moments)
-    _write(path / "rng.safetensors", state.randomness.states)
+    write(path, "weights", state.stepper.masters, rank)
+    write(path, "optimizer", moments, rank)
+    write(path, _rng(rank), state.randomness.states, 0)
     if state.reference is not None:
-        _write(path / "reference.safetensors", state.reference)
+        write(path, "reference", state.reference, rank)
     let_read(path)
-    text = json.dumps({**dataclasses.asdict(state.stepper.counters), "steps": steps}, indent=1)
-    FILES.write(path / "trainer.json", (text + "\n").encode())
+    if rank == 0:
+        text = json.dumps({**dataclasses.asdict(state.stepper.counters), "steps": steps}, indent=1)
+        FILES.write(path / "trainer.json", (text + "\n").encode())
     if state.critic is not None:
-        save_state(state.critic, path / "critic")
+        save_state(state.critic, path / "critic", rank)
 
 
-def load_state(state: TrainerState, path: Path) -> None:
-    """Read what `save_state` wrote. Nothing changes unless everything fits.
+def load_state(state: TrainerState, path: Path, rank: int = 0) -> Callable[[], None]:
+    """Read what `save_state` has written, on as many ranks as there were or others.
+
+    Returns:
+        What brings `state` to it; all of it is checked, and nothing has changed before it is called.
 
     Raises:
         CheckpointError: a file is missing or unreadable, or names, shapes or types differ: says which.
     """
-    ready = [_read_state(state, path)]
-    ready += [_read_state(state.critic, path / "critic")] if state.critic else []
-    for apply in ready:
-        apply()
+    steps = [_read_state(state, path, rank)]
+    steps += [_read_state(state.critic, path / "critic", rank)] if state.critic else []
+
+    def apply() -> None:
+        for step in steps:
+            step()
+
+    return apply
 
 
-def _read_state(state: TrainerState, path: Path) -> Callable[[], None]:
+def _rng(rank: int) -> str:
+    return f"rng_{rank}" if rank else "rng"
+
+
+def _read_state(state: TrainerState, path: Path, rank: int) -> Callable[[], None]:
     """What brings `state` to what `path` holds, all of it checked."""
-    weights, moments, rng = (_read(path / f"{name}.safetensors") for name in ("weights", "optimizer", "rng"))
     numbers = _read_json(path / "trainer.json")
     masters, steps = state.stepper.masters, numbers["steps"]
-    _compare(path / "weights.safetensors", weights, masters)
+    weights = _read(path, "weights", masters)
     expected = {f"{n}/{m}": master for n, master in masters.items() if n in steps for m in MOMENTS}
-    _compare(path / "optimizer.safetensors", moments, expected)
-    _compare(path / "rng.safetensors", rng, state.randomness.states)
-    reference = {}
-    if state.reference is not None:
-        reference = _read(path / "reference.safetensors")
-        _compare(path / "reference.safetensors", reference, state.reference)
+    moments = _read(path, "optimizer", expected)
+    rng: Tensors | None = None
+    if rank == 0 or (path / f"{_rng(rank)}.safetensors").exists():  # else it was written by fewer ranks
+        rng = _read(path, _rng(rank), state.randomness.states)
+    reference = {} if state.reference is None else _read(path, "reference", state.reference)
 
     @torch.no_grad()
     def apply() -> None:
@@ -102,27 +114,20 @@ def _read_state(state: TrainerState, path: Path) -> Callable[[], None]:
             master = masters[name]
             state.stepper.optimizer.state[master] = {
                 "step": torch.tensor(float(step), dtype=torch.float32, device=master.device),
-                **{moment: moments[f"{name}/{moment}"].to(master.device) for moment in MOMENTS},
+                **{moment: moments[f"{name}/{moment}"] for moment in MOMENTS},
             }
         for field in dataclasses.fields(Counters):
             setattr(state.stepper.counters, field.name, int(numbers[field.name]))
-        state.randomness.states = rng
+        if rng is not None:
+            state.randomness.states = rng
 
     return apply
 
 
-def _write(path: Path, tensors: Mapping[str, torch.Tensor]) -> None:
-    try:  # by the library, which streams: as bytes the moments of a large model would need a second copy
-        save_file({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}, path)
-    except (OSError, SafetensorError) as error:
-        raise CheckpointError(f"{path}: cannot be written: {error}") from error
-
-
-def _read(path: Path) -> Tensors:
-    try:
-        return load_file(path)
-    except (OSError, SafetensorError) as error:
-        raise CheckpointError(f"{path}: cannot be read as safetensors: {error}") from error
+def _read(path: Path, name: str, expected: Mapping[str, torch.Tensor]) -> Tensors:
+    with Pieces(path, name) as pieces:
+        pieces.check(expected)
+        return {each: pieces.like(each, tensor) for each, tensor in expected.items()}
 
 
 def _read_json(path: Path) -> dict[str, Any]:
@@ -134,26 +139,3 @@ def _read_json(path: Path) -> dict[str, Any]:
     if not isinstance(numbers, dict) or set(numbers) != wanted or not isinstance(numbers["steps"], dict):
         raise CheckpointError(f"{path}: expected an object with {sorted(wanted)}, got {str(numbers)[:200]}")
     return numbers
-
-
-def _compare(path: Path, got: Mapping[str, torch.Tensor], expected: Mapping[str, torch.Tensor]) -> None:
-    """Name what differs: at most three of each kind, since a wrong model differs everywhere."""
-    faults = _list("missing", sorted(expected.keys() - got.keys()))
-    faults += _list("unexpected", sorted(got.keys() - expected.keys()))
-    differing = [
-        f"{name}: got {_describe(got[name])}, expected {_describe(expected[name])}"
-        for name in sorted(expected.keys() & got.keys())
-        if _describe(got[name]) != _describe(expected[name])
-    ]
-    faults += _list("different", differing)
-    if faults:
-        raise CheckpointError(f"{path} does not belong to this model or these settings: " + "; ".join(faults))
-
-
-def _list(kind: str, names: list[str]) -> list[str]:
-    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
-    return [f"{kind}: {', '.join(names[:3])}{more}"] if names else []
-
-
-def _describe(tensor: torch.Tensor) -> str:
-    return f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"

@@ -61,7 +61,10 @@ class WeightFolders:
             if first:
                 FILES.remove_tree(temporary)
             (learner.export if self.kind == "folder" else learner.save_parameters)(temporary)
-            snapshot = self._renamed(temporary, path, learner.version) if first else Snapshot(learner.version)
+            snapshot = Snapshot(learner.version)
+            with learner.mesh.agreed():
+                if first:
+                    snapshot = self._renamed(temporary, path, learner.version)
             return learner.mesh.gather(snapshot)[0]
 
     def _renamed(self, temporary: Path, path: Path, version: int) -> Snapshot:

@@ -8,6 +8,12 @@
 Almost one forward pass more than a trie in one piece; memory is one chunk's activations and the keys and
 values of the tokens that have something below them. To autograd the whole walk is one function of the
 parameters, so a loss on its results need not know of it.
+
+A model that is divided among ranks takes part in every pass of every rank. So a rank with fewer chunks than
+another makes idle passes, of its first chunk, with gradients of zero:
+
+    3 chunks     forward 1, 2, 3         backward 3, 2, 1
+    1 chunk      idle, idle, forward 1   backward 1, idle, idle
 """
 
 from __future__ import annotations
@@ -19,7 +25,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 
 from silva.models.loading import LoadedModel
-from silva.models.trie_attention import Chunk, KeyValue, TrieAttention
+from silva.models.trie_attention import Chunk, KeyValue, SharedContextAttention, TrieAttention
 from silva.trainer.gradients import read
 from silva.trainer.randomness import States, set_states, states_of
 
@@ -42,24 +48,40 @@ class TokenHead(Protocol):
 
 @dataclass(frozen=True)
 class LiveChunk:
-    """A chunk with its graph: what came in, its kept pieces' keys and values, and the head's results."""
+    """A chunk with its graph: what came in, its kept pieces' keys and values, the head's results, and a
+    hidden state, through which every layer is reached."""
 
     outside: dict[int, list[KeyValue]]
     found: dict[int, list[KeyValue]]
     results: tuple[torch.Tensor, ...]
+    anchor: torch.Tensor
 
 
 class Walk:
-    """One walk over a batch; call it once for the results of its head, [M] each."""
+    """One walk over a batch; call it once for the results of its head, [M] each.
 
-    def __init__(self, loaded: LoadedModel, head: TokenHead, batch: Pack, chunks: Sequence[Chunk]) -> None:
-        self.loaded, self.head, self.batch, self.chunks = loaded, head, batch, chunks
+    Args:
+        chunks: each as the shares of the ranks that take part in its pass.
+        passes: through the model, at least one for each chunk: idle ones are added up to them.
+    """
+
+    def __init__(
+        self,
+        loaded: LoadedModel,
+        head: TokenHead,
+        batch: Pack,
+        chunks: Sequence[Sequence[Chunk]],
+        passes: int = 1,
+    ) -> None:
+        self.loaded, self.head, self.batch, self.shares = loaded, head, batch, chunks
+        self.chunks = [shares[loaded.division.rank] for shares in chunks]
+        self.idle = max(0, passes - len(chunks))
         self.kept: dict[int, list[KeyValue]] = {}  # of each piece that later chunks look at, one a layer
         self.random: list[States] = []
         self.last: LiveChunk | None = None
         # The predicted tokens of a chunk: those whose predictor is in it.
         self.of_chunk = [
-            ((batch.predictors >= c.start) & (batch.predictors < c.stop)).nonzero()[:, 0] for c in chunks
+            ((batch.predictors >= c.start) & (batch.predictors < c.stop)).nonzero()[:, 0] for c in self.chunks
         ]
 
     def __call__(self) -> tuple[torch.Tensor, ...]:
@@ -71,19 +93,25 @@ class Walk:
     def forward(self, *, graph: bool) -> tuple[torch.Tensor, ...]:
         """`graph`: whether `backward` follows."""
         results: tuple[torch.Tensor, ...] = ()
-        for number, chunk in enumerate(self.chunks):
+        for _ in range(self.idle):
+            self._through(0, {})
+        for number in range(len(self.chunks)):
             self.random.append(states_of(self.loaded.device))
             if graph and number == len(self.chunks) - 1:
                 self.last = self._live(number)
                 found, of_chunk = self.last.found, tuple(part.detach() for part in self.last.results)
             else:
-                found, of_chunk = self._through(number, {n: self.kept[n] for n in chunk.outside})
+                found, of_chunk, _ = self._through(number, {n: self.kept[n] for n in self._outside(number)})
             results = results or tuple(part.new_zeros(len(self.batch.targets)) for part in of_chunk)
             for whole, part in zip(results, of_chunk, strict=True):
                 whole[self.of_chunk[number]] = part
             for piece, layers in found.items():  # a view would keep the whole chunk alive
                 self.kept[piece] = [(k.clone(), v.clone()) for k, v in layers]
-        return results
+        return tuple(self.loaded.division.total(part) for part in results)
+
+    def _outside(self, number: int) -> list[int]:
+        """Pieces of earlier passes that this pass looks at here."""
+        return [piece for piece in self.chunks[number].outside if piece < self.shares[number][0].first]
 
     def backward(self, gradients: Sequence[torch.Tensor]) -> None:
         """Add to the gradients of the parameters what these gradients of the results come to."""
@@ -100,12 +128,7 @@ class Walk:
                 for pair, into_pair in zip(layers, waiting.pop(piece, ()), strict=False):
                     flows += zip(pair, into_pair, strict=True)
                 del self.kept[piece]
-            flows = [(x, gradient) for x, gradient in flows if x.requires_grad and len(x)]
-            # Ranks: a divided model needs this pass for every chunk on every rank, with gradients of zero
-            # where nothing flows; and gradients of the ranks are added up once an update, not after each of
-            # these passes (test_an_update_is_that_of_one_rank, where a trie is walked).
-            if flows:
-                torch.autograd.backward([x for x, _ in flows], [gradient for _, gradient in flows])
+            _flow(live, flows)
             for piece, layers in live.outside.items():
                 flowing = [(_gradient(k), _gradient(v)) for k, v in layers]
                 if piece in waiting:
@@ -114,35 +137,65 @@ class Walk:
                         for (k, v), (more_k, more_v) in zip(waiting[piece], flowing, strict=True)
                     ]
                 waiting[piece] = flowing
+        for _ in range(self.idle):
+            _flow(self._live(0), [])
         set_states(now, self.loaded.device)
 
     def _live(self, number: int) -> LiveChunk:
         outside = {
             n: [(k.detach().requires_grad_(), v.detach().requires_grad_()) for k, v in self.kept[n]]
-            for n in self.chunks[number].outside
+            for n in self._outside(number)
         }
         with torch.enable_grad():
             return LiveChunk(outside, *self._through(number, outside))
 
     def _through(
         self, number: int, outside: dict[int, list[KeyValue]]
-    ) -> tuple[dict[int, list[KeyValue]], tuple[torch.Tensor, ...]]:
-        """Keys and values of the chunk's kept pieces; the head's results on the tokens that it predicts."""
+    ) -> tuple[dict[int, list[KeyValue]], tuple[torch.Tensor, ...], torch.Tensor]:
+        """Keys and values of the chunk's kept pieces; the head's results on the tokens that it predicts; the
+        first hidden state."""
+        return self.loaded.division.run(lambda: self._computed(number, outside))
+
+    def _attention(
+        self, number: int, outside: dict[int, list[KeyValue]]
+    ) -> TrieAttention | SharedContextAttention:
+        loaded, shares = self.loaded, self.shares[number]
+        about: Any = {"dtype": loaded.dtype, "device": loaded.device}
+        if len(shares) == 1:
+            return TrieAttention(shares[0], outside, **about)
+        division = loaded.division
+        return SharedContextAttention(shares, division.rank, outside, division.gather, **about)
+
+    def _computed(
+        self, number: int, outside: dict[int, list[KeyValue]]
+    ) -> tuple[dict[int, list[KeyValue]], tuple[torch.Tensor, ...], torch.Tensor]:
         chunk, batch, places = self.chunks[number], self.batch, self.of_chunk[number]
-        attention = TrieAttention(chunk, outside, dtype=self.loaded.dtype, device=self.loaded.device)
+        attention = self._attention(number, outside)
+        own = slice(chunk.start, chunk.stop) if len(chunk) else slice(1)  # any token fills up
         if batch.replay is not None:
-            batch.replay.tokens = slice(chunk.start, chunk.stop)
+            batch.replay.tokens = own
         with torch.set_grad_enabled(torch.is_grad_enabled() and not self.head.frozen):
             states = self.loaded.model.get_decoder()(
-                input_ids=batch.tokens[:, chunk.start : chunk.stop],
-                position_ids=batch.positions[:, chunk.start : chunk.stop],
+                input_ids=batch.tokens[:, own],
+                position_ids=batch.positions[:, own],
                 use_cache=False,
                 packed=attention,
             ).last_hidden_state[0]
         hidden = read(states, batch.predictors[places] - chunk.start)
         results = self.head(hidden, batch.targets[places], batch.temperatures[places])
         found = {n: [pair for _, pair in sorted(layers.items())] for n, layers in attention.found.items()}
-        return found, results
+        return found, results, states[:1].clone()
+
+
+def _flow(live: LiveChunk, flows: list[tuple[torch.Tensor, torch.Tensor]]) -> None:
+    """Backward of a pass: `flows` are results and their gradients.
+
+    Where none flows it is zero, for a pass that only one of the ranks makes would never end.
+    """
+    flows = [(x, gradient) for x, gradient in flows if len(x)]
+    flows = [pair for pair in (*flows, (live.anchor, torch.zeros_like(live.anchor))) if pair[0].requires_grad]
+    if flows:  # a frozen head of a critic has none, on any rank
+        torch.autograd.backward([x for x, _ in flows], [gradient for _, gradient in flows])
 
 
 class _Walked(torch.autograd.Function):

@@ -1,0 +1,198 @@
+"""Ranks that are processes of torch.distributed: who they are, how they agree, and what each has of a model.
+
+    model ──divide──> layer by layer a part of every parameter on each rank (FSDP2), gradients summed
+          <─whole───  one parameter after another, on the first rank
+
+Every pass of a chunk through the model (`LoadedModel.run`) gathers the weights and drops them again, layer by
+layer, and its backward pass adds the gradients of all ranks up. So all ranks make the same number of passes,
+which plan.py counts. What ranks tell each other beside tensors is bytes of wire/codec.py.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import datetime
+import math
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
+from weakref import WeakKeyDictionary
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import (
+    FSDPModule,
+    MixedPrecisionPolicy,
+    fully_shard,
+    register_fsdp_forward_method,
+)
+from torch.distributed.tensor import DTensor
+from transformers import PreTrainedModel
+
+from silva.models.loading import WHOLE, LoadedModel
+from silva.models.pieces import local
+from silva.trainer.optimizer import anywhere_within
+from silva.trainer.parallel import Mesh
+from silva.trainer.settings import Parallel
+from silva.wire.codec import decode, encode
+
+T = TypeVar("T")
+
+PATIENCE = datetime.timedelta(minutes=10)
+"""How long a rank waits for another in the middle of an update."""
+
+
+PASS = "make_pass"
+"""A method of a divided model."""
+# Nobody writes into what a pass has returned.
+warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view")
+
+
+def mesh_of(parallel: Parallel, device: str) -> Mesh:
+    """Of this process and all that it has joined; it is called on each of them."""
+    return Ranks(parallel, device) if dist.is_initialized() else Mesh()
+
+
+class Ranks(Mesh):
+    """All processes of torch's process group.
+
+    Args:
+        parallel: how a model is divided among them.
+        device: "cpu" or "cuda": what holds the parts.
+
+    Raises:
+        CapabilityError: so many ranks cannot be divided in this way.
+    """
+
+    def __init__(self, parallel: Parallel, device: str) -> None:
+        self.rank, self.size = dist.get_rank(), dist.get_world_size()
+        shape = parallel.shape(self.size)
+        self._mesh = init_device_mesh(device, shape, mesh_dim_names=("copies", "parts")[-len(shape) :])
+        self.siblings = parallel.cp
+        self._context: dist.ProcessGroup | None = None
+        if self.siblings > 1:
+            ranks = [*range(self.size)]
+            together = [ranks[at : at + self.siblings] for at in ranks[:: self.siblings]]
+            self._context = [dist.new_group(each) for each in together][self.share]
+        self._plain: WeakKeyDictionary[nn.Module, PreTrainedModel] = WeakKeyDictionary()
+
+    def gather(self, mine: T, kind: Any = None) -> list[T]:
+        kind = kind or type(mine)
+        return [decode(kind, each) for each in self._gathered(encode(mine, kind))]
+
+    def _gathered(self, mine: bytes) -> list[bytes]:
+        size = torch.tensor([len(mine)])
+        sizes = [torch.zeros_like(size) for _ in range(self.size)]
+        dist.all_gather(sizes, size)
+        longest = max(int(each) for each in sizes)
+        padded = torch.frombuffer(bytearray(mine.ljust(longest, b" ")), dtype=torch.uint8)
+        found = [torch.empty_like(padded) for _ in range(self.size)]
+        dist.all_gather(found, padded)
+        return [each.numpy().tobytes()[: int(n)] for each, n in zip(found, sizes, strict=True)]
+
+    def reduce(self, parameters: Mapping[str, torch.Tensor]) -> None:
+        mine = tuple(n for n, p in parameters.items() if not isinstance(p, DTensor) and p.grad is not None)
+        for name in sorted({name for names in self.gather(mine, tuple[str, ...]) for name in names}):
+            parameter = parameters[name]
+            parameter.grad = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+            dist.all_reduce(parameter.grad)
+
+    def norm(self, tensors: Sequence[torch.Tensor]) -> float:
+        mine = math.fsum(self._squares(each) for each in tensors)
+        return math.sqrt(math.fsum(self.gather(mine, float)))
+
+    def _squares(self, tensor: torch.Tensor) -> float:
+        """This rank's share of the sum of squares: of copies each has an equal one."""
+        copies = self.size
+        if isinstance(tensor, DTensor):
+            placed = enumerate(tensor.placements)
+            copies = math.prod(tensor.device_mesh.size(dim) for dim, each in placed if each.is_replicate())
+        return super().norm([local(tensor)]) ** 2 / copies
+
+    def divide(self, loaded: LoadedModel) -> LoadedModel:
+        model = loaded.model
+        if self.rank == 0:
+            memory = {id(p): nn.Parameter(p.to("meta"), p.requires_grad) for p in model.parameters()}
+            self._plain[model] = copy.deepcopy(model, memory)
+        # Adapters of a narrow model are float32, and so is what they compute.
+        narrow = loaded.dtype in (torch.bfloat16, torch.float16) and not loaded.lora
+        policy = MixedPrecisionPolicy(loaded.dtype, torch.float32) if narrow else MixedPrecisionPolicy()
+        names = {parameter: name for name, parameter in model.named_parameters()}
+        for part in (*model.get_decoder().layers, model):
+            for parameter in part.parameters():
+                if narrow and parameter.requires_grad and parameter.dtype == loaded.dtype:
+                    parameter.data = anywhere_within(names[parameter], parameter)  # a master, see Stepper
+            # Also the root, so that between calls parameters are always the parts.
+            fully_shard(part, mesh=self._mesh, mp_policy=policy, reshard_after_forward=True)
+        for part in model.modules():
+            if isinstance(part, FSDPModule):
+                # The weights of the losses hold the normaliser of the whole update: no mean over ranks.
+                part.set_gradient_divide_factor(1.0)
+                part.set_force_sum_reduction_for_comms(True)
+        model.set_reduce_scatter_unused_params(True)
+        setattr(model, PASS, _now)
+        register_fsdp_forward_method(model, PASS)
+        return dataclasses.replace(loaded, division=Divided(model, self._context))
+
+    @torch.no_grad()
+    def whole(self, loaded: LoadedModel) -> LoadedModel | None:
+        tensors: dict[str, torch.Tensor] = {}
+        for name, parameter in loaded.model.named_parameters():
+            full = parameter.full_tensor() if isinstance(parameter, DTensor) else parameter
+            if self.rank == 0:
+                tensors[name] = full.to("cpu", self._plain[loaded.model].get_parameter(name).dtype)
+        if self.rank != 0:
+            return None
+        plain = copy.deepcopy(self._plain[loaded.model])
+        for name, parameter in plain.named_parameters():
+            owner, _, own = name.rpartition(".")
+            filled = nn.Parameter(tensors[name], parameter.requires_grad)
+            plain.get_submodule(owner).register_parameter(own, filled)
+        plain.tie_weights()
+        cpu = torch.device("cpu")
+        return dataclasses.replace(loaded, model=plain.to(cpu), device=cpu, division=WHOLE)
+
+
+class Divided:
+    """Implements `loading.Division`. `group`: of the ranks that share a context; None: each has its own."""
+
+    def __init__(self, model: PreTrainedModel, group: dist.ProcessGroup | None) -> None:
+        self._model, self._group = model, group
+        self.rank: int = 0 if group is None else group.rank()
+        self.size: int = 1 if group is None else group.size()
+
+    def run(self, work: Callable[[], T]) -> T:
+        """FSDP gathers weights for methods of the root alone."""
+        return getattr(self._model, PASS)(work)  # type: ignore[no-any-return]
+
+    def gather(self, x: torch.Tensor) -> torch.Tensor:
+        return _Gathered.apply(x, self._group)  # type: ignore[no-any-return, no-untyped-call]
+
+    def total(self, x: torch.Tensor) -> torch.Tensor:
+        if self._group is not None:
+            dist.all_reduce(x, group=self._group)
+        return x
+
+
+class _Gathered(torch.autograd.Function):
+    """[.., n, d] of each rank -> [.., ranks * n, d] on all, whose gradients are added up."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
+        ctx.group, ctx.n = group, x.shape[-2]
+        parts = [torch.empty_like(x, memory_format=torch.contiguous_format) for _ in range(group.size())]
+        dist.all_gather(parts, x.contiguous(), group=group)
+        return torch.cat(parts, -2)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:  # type: ignore[override]
+        gradient = gradient.contiguous()
+        dist.all_reduce(gradient, group=ctx.group)
+        return gradient.narrow(-2, ctx.group.rank() * ctx.n, ctx.n).contiguous(), None
+
+
+def _now(work: Callable[[], T]) -> T:
+    return work()
