@@ -295,6 +295,7 @@ def test_vllm_samples_scores_and_loads(
 
 @pytest.mark.vllm
 @pytest.mark.slow
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="vLLM records experts with Triton, on a GPU only")
 def test_vllm_tells_the_experts_that_transformers_chooses(tmp_path: Path) -> None:
     """With a dense layer between the others, and the second prompt from the cache."""
     if not PYTHON.exists():
