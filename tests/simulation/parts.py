@@ -7,6 +7,7 @@ be read from the trainer's own state at the end, whatever the ledger says.
 from __future__ import annotations
 
 import asyncio
+import functools
 import hashlib
 import json
 import math
@@ -18,16 +19,31 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import numpy as np
-from tests.simulation.network import Answer, Node, refusal
+from tests.simulation.network import Answer, Node
 
-from silva import __version__
+from silva.errors import ModelError
+from silva.models.tiny import tiny_tokenizer
 from silva.ports import FILES
-from silva.protocols import TrainerCapabilities
+from silva.protocols import EngineCapabilities, TrainerCapabilities
+from silva.rendering.renderer import Renderer
+from silva.server.engine import ServerLimits
+from silva.server.inference import inference_app
 from silva.server.trainer import TrainerServer
 from silva.storage.checkpoints import disk_faults
 from silva.trainer.remote import Open
-from silva.types import LossSpec, OptimParams, Sample, Signals, Snapshot, WeightFolder
-from silva.wire.guard import error_of, fault_of
+from silva.types import (
+    Completion,
+    CompletionStop,
+    LossSpec,
+    OptimParams,
+    Sample,
+    SamplingParams,
+    Signals,
+    Snapshot,
+    TokenScores,
+    WeightFolder,
+)
+from silva.wire.guard import Application, error_of, fault_of
 
 BEGIN = "begin"
 CONTEXT = 2048
@@ -51,78 +67,59 @@ def scores(weights: str, tokens: Sequence[int]) -> list[float]:
     return [-base - 0.001 * (token % 7) - 0.01 * (place % 5) for place, token in enumerate(tokens[1:])]
 
 
-class Inference:
-    """Speaks the dialect of `silva inference`, see engines/remote/wire.py."""
+class Sampler:
+    """An engine whose replies are a function of its weights and of a request's seed.
 
-    shielded = False
+    Args:
+        lies: whether it says that it has loaded weights, and keeps the old ones.
+    """
 
-    def __init__(self, node: Node, rng: Random, lies: Callable[[str], bool]) -> None:
+    machine: Mapping[str, Any] = {}
+    notes: Sequence[str] = ()
+    capabilities = EngineCapabilities(CONTEXT, loads=frozenset({"folder", "parameters"}))
+
+    def __init__(self, node: Node, rng: Random, lies: Callable[[], bool]) -> None:
         self.node, self.rng, self.lies = node, rng, lies
         self.version, self.weights, self.computed = 0, BEGIN, 0
-        self.held = [f"start-{node.process}"]
 
-    async def answer(self, method: str, path: str, body: bytes) -> Answer:
-        where = urlsplit(path).path
-        asked = json.loads(body) if body else {}
-        handler = {
-            "/alive": self._alive, "/capabilities": self._capabilities, "/v1/completions": self._complete,
-            "/score": self._score, "/load": self._load, "/sleep": self._sleep,
-        }[where]  # fmt: skip
-        found = await handler(asked)
-        return found if isinstance(found, Answer) else Answer(200, json.dumps(found).encode())
-
-    async def _alive(self, asked: Any) -> Any:
-        return {"role": "inference", "version": self.version, "weights": self.held[-1], "silva": __version__,
-                "pid": self.node.number, "counts": {"tokens": float(self.computed)}}  # fmt: skip
-
-    async def _capabilities(self, asked: Any) -> Any:
-        return {
-            "context": CONTEXT, "entropies": True, "loads": ["folder", "parameters"], "machine": {},
-            "notes": [], "version": self.version, "weights": self.held[-1], "model": "tiny",
-            "silva": __version__, "memory_per_token": 1.0,
-        }  # fmt: skip
-
-    async def _complete(self, asked: Any) -> Any:
-        began = len(self.held) - 1
+    async def sample(self, tokens: Sequence[int], params: SamplingParams, *, session: str = "") -> Completion:
         await self.node.works(self.rng.expovariate(20))
-        prompt, seed = asked["prompt"], asked["seed"]
-        text = REPLIES[int(number(self.weights, array("q", prompt).tobytes(), seed) * len(REPLIES))]
-        tokens = [*text.encode(), *asked["stop_token_ids"][:1]][: asked["max_tokens"]]
-        ended = len(tokens) > len(text.encode())
-        logprobs = scores(self.weights, [0, *tokens])
-        self.computed += len(tokens)
-        own = {"raw_logprobs": logprobs, "entropies": [0.5] * len(tokens), "cached_tokens": 0,
-               "versions": [self.version] * len(tokens),
-               "stop_reason": "stop_token" if ended else "length"}  # fmt: skip
-        choice = {"token_ids": tokens, "logprobs": {"token_logprobs": logprobs}, "silva": own}
-        return {"choices": [choice], "weights": self.held[began:]}
+        place = number(self.weights, array("q", tokens).tobytes(), params.seed)
+        text = REPLIES[int(place * len(REPLIES))].encode()
+        found = (*text, *params.stop_token_ids[:1])[: params.max_tokens]
+        logprobs = tuple(scores(self.weights, [0, *found]))
+        self.computed += len(found)
+        entropies, versions = (0.5,) * len(found), (self.version,) * len(found)
+        stop: CompletionStop = "stop_token" if len(found) > len(text) else "length"
+        return Completion(found, logprobs, logprobs, entropies, versions, stop)
 
-    async def _score(self, asked: Any) -> Any:
-        began = len(self.held) - 1
+    async def score(self, tokens: Sequence[int], start: int) -> TokenScores:
         await self.node.works(0.01)
-        tokens, start = asked["tokens"], asked["start"]
-        found = scores(self.weights, tokens)[start - 1 :]
-        return {"logprobs": found, "likeliest": tokens[start:], "likeliest_logprobs": found,
-                "version": self.version, "weights": self.held[began:]}  # fmt: skip
+        found = tuple(scores(self.weights, tokens)[start - 1 :])
+        return TokenScores(found, tuple(tokens[start:]), found, self.version)
 
-    async def _load(self, asked: Any) -> Any:
+    async def load(self, snapshot: Snapshot) -> None:
         await self.node.works(self.rng.uniform(0.01, 0.1))
-        path, expected = Path(asked["folder"]["path"]), asked["folder"]["digest"]
+        assert snapshot.folder is not None
+        path = Path(snapshot.folder.path)
         try:
             weights = (path / "model.safetensors").read_text()
-        except OSError:
-            return refusal(409, f"{path} holds no weights", "ModelError")
-        if digest(weights) != expected:
-            return refusal(409, f"the weights in {path} are not those of the digest", "ModelError")
-        self.held.append(expected)
-        await self.node.works(0.001)
-        if not self.lies("load"):
+        except OSError as error:
+            raise ModelError(f"{path} holds no weights") from error
+        if digest(weights) != snapshot.folder.digest:
+            raise ModelError(f"the weights in {path} are not those of the digest")
+        if not self.lies():
             self.weights = weights
-        self.version = asked["version"]
-        return {"version": self.version}
+        self.version = snapshot.version
 
-    async def _sleep(self, asked: Any) -> Any:
-        return {}
+    async def sleep(self) -> None:
+        pass
+
+    def memory(self, sequences: int, length: int) -> float:
+        return 1.0 * sequences * length
+
+    def counts(self) -> Mapping[str, float]:
+        return {"tokens": float(self.computed)}
 
 
 class Trained:
@@ -227,37 +224,58 @@ def _content(sample: Sample) -> str:
     return digest(sample.tokens.tobytes(), b"" if advantages is None else advantages.tobytes())
 
 
-class Training:
-    """The real server of a trainer, asked as Starlette is asked."""
+class Served:
+    """A real server of Silva's, asked as Starlette is asked.
 
-    shielded = True
+    Attributes:
+        shielded: what it does goes on if its client goes away; otherwise it is told.
+    """
 
-    def __init__(self, build: Callable[[Open], Trained], runs: Path) -> None:
-        async def built(asked: Open, say: Callable[[str], None]) -> Any:
-            return build(asked)
-
-        self._app = TrainerServer(built, runs).app()
+    def __init__(self, app: Application, *, shielded: bool) -> None:
+        self._app, self.shielded = app, shielded
 
     async def answer(self, method: str, path: str, body: bytes) -> Answer:
         url = urlsplit(path)
         scope = {"type": "http", "method": method, "path": url.path, "headers": [], "root_path": "",
                  "query_string": url.query.encode(), "http_version": "1.1", "scheme": "http"}  # fmt: skip
-        sent: dict[str, Any] = {"body": b""}
+        status, parts, bodies = 500, list[bytes](), [body]
 
         async def receive() -> Any:
-            return {"type": "http.request", "body": body, "more_body": False}
+            if not bodies:
+                await asyncio.Event().wait()  # whoever goes away cancels all of this
+            return {"type": "http.request", "body": bodies.pop(), "more_body": False}
 
         async def send(message: Any) -> None:
-            sent["status"] = message.get("status", sent.get("status"))
-            sent["body"] += message.get("body", b"")
+            nonlocal status
+            status = message.get("status", status)
+            parts.append(message.get("body", b""))
 
         try:
             await self._app(scope, receive, send)  # type: ignore[arg-type]
-        except asyncio.CancelledError:
-            raise
         except Exception as error:
             return Answer(fault_of(error).status, json.dumps(error_of(error)).encode())
-        return Answer(sent["status"], sent["body"])
+        return Answer(status, b"".join(parts))
 
 
-__all__ = ["CONTEXT", "Inference", "Trained", "Training", "digest", "number"]
+def inference(engine: Sampler, runs: Path) -> Served:
+    """`silva inference`."""
+    return Served(
+        inference_app(engine, _renderer(), model="tiny", limits=ServerLimits(folders=(runs,))), shielded=False
+    )
+
+
+def training(build: Callable[[Open], Trained], runs: Path) -> Served:
+    """`silva trainer`."""
+
+    async def built(asked: Open, say: Callable[[str], None]) -> Any:
+        return build(asked)
+
+    return Served(TrainerServer(built, runs).app(), shielded=True)
+
+
+@functools.cache
+def _renderer() -> Renderer:
+    return Renderer(tiny_tokenizer())  # type: ignore[arg-type]
+
+
+__all__ = ["Sampler", "Trained", "digest", "inference", "number", "training"]

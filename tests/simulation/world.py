@@ -33,7 +33,7 @@ from tests.simulation.disk import SimulatedDisk, emptied, fault
 from tests.simulation.ledger_check import Facts, check, facts_of
 from tests.simulation.loop import ORCHESTRATOR, PROCESS, Hang, Killed, LoopTime, SimulatedLoop
 from tests.simulation.network import FATES, Network, Node
-from tests.simulation.parts import Inference, Trained, Training
+from tests.simulation.parts import Sampler, Trained, inference, training
 from tests.simulation.scenarios import FAMILIES, QUIET, TRAINER, Blow, Plan, plans, resolved
 
 import silva.assembly
@@ -373,12 +373,12 @@ class Simulation:
 
     def _app(self, node: Node) -> Any:
         if node.name == "trainer":
-            return Training(
+            return training(
                 lambda asked: Trained(node, asked, self.rng, self._trains, self._fails), self.runs
             )
-        return Inference(node, self.rng, self._lies)
+        return inference(Sampler(node, self.rng, self._lies), self.runs)
 
-    def _lies(self, call: str) -> bool:
+    def _lies(self) -> bool:
         lies = self.rng.random() < self.plan.lies
         self.verdict.fired["lie"] += lies
         return lies
