@@ -11,7 +11,9 @@ import zlib
 from collections.abc import Callable
 from pathlib import Path
 from random import Random
+from types import SimpleNamespace
 from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 from tests.runs import ROOT
@@ -21,6 +23,11 @@ from tests.simulation.ledger_check import check, lasting, read_lines
 from tests.simulation.loop import Hang, SimulatedLoop
 from tests.simulation.scenarios import FAMILIES, resolved
 from tests.simulation.world import Simulation, simulate
+
+from silva.orchestrator.phases import Phases
+from silva.ports import FILES, use_files
+from silva.run import Run
+from silva.storage.layout import Layout
 
 KINDS = {"busy", "cut", "die", "disk", "error", "garbage", "gateway", "gone", "kill", "late", "lie", "lost",
          "never", "null", "other", "power", "rot", "signal", "stop", "trainer raises", "twice"}  # fmt: skip
@@ -277,6 +284,25 @@ def test_a_folder_that_was_removed_may_come_back(tmp_path: Path) -> None:
         disk.remove_tree(path)
 
     assert after_cuts(tmp_path, work) == {"x", "-"}
+
+
+def test_exported_weights_survive_a_power_cut(tmp_path: Path) -> None:
+    """Found by the simulation: the summary of a run was on disk, and the weights were torn."""
+
+    class Exporter:
+        async def export(self, path: Path) -> None:
+            path.mkdir(parents=True)
+            FILES.write(path / "model.safetensors", b"weights")
+
+    for number in range(20):
+        root = tmp_path / f"{number}"
+        made = disk(root)
+        run: Any = SimpleNamespace(folder=Layout(root / "run"), phases=Phases(), monitor=MagicMock())
+        with use_files(made):
+            folder = asyncio.run(Run.export(run, Exporter(), 3))  # type: ignore[arg-type]
+        made.power_cut(Random(number))
+        assert (folder / "model.safetensors").read_bytes() == b"weights"
+        assert [path.name for path in folder.parent.iterdir()] == ["step_3"]
 
 
 # --- the loop

@@ -39,12 +39,12 @@ from silva.orchestrator.notices import Activity
 from silva.orchestrator.phases import Phases
 from silva.orchestrator.scripted import ScriptedPlay, warm_start
 from silva.orchestrator.state import RunState, restore
-from silva.ports import FILES
 from silva.protocols import TaskSet, Trainer
 from silva.rollouts.faults import tally
 from silva.storage.checkpoints import CheckpointStore
 from silva.storage.ledger import Ledger
 from silva.storage.metrics import truncate_metrics
+from silva.storage.placed import placed
 from silva.storage.run_folder import RunFolder
 
 _DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.EACCES, errno.EPERM)
@@ -102,20 +102,17 @@ class Run:
             )
 
     async def export(self, trainer: Trainer, step: int) -> Path:
-        """All of the weights or none; where they are."""
+        """All of the weights or none, durably: the summary that follows says that the run is done."""
         folder = self.folder.weights / f"step_{step}"
-        temporary = folder.with_name(f".{folder.name}.tmp")
         with self.phases("export"):
             self.monitor.stage("export")
-            FILES.remove_tree(temporary)
             try:
-                await trainer.export(temporary)
+                with placed(folder, overwrite=True) as temporary:
+                    await trainer.export(temporary)
             except SafetensorError as error:  # what it makes of a full disk
                 raise SilvaError(
                     f"the weights could not be written to {folder}: {error}. Free some space, then --resume."
                 ) from error
-            FILES.remove_tree(folder)
-            FILES.rename(temporary, folder)
         return folder
 
 

@@ -238,10 +238,9 @@ class Simulation:
             for name, data in self.earlier.items()
             if data not in [(p / name).read_bytes() for p in places if (p / name).is_file()]
         ]
-        rows, begun = self.run / "metrics.jsonl", any(self.run.glob("checkpoints/step_*"))
-        if rows.exists():
-            begun = begun or any(json.loads(row)["step"] > 0 for row in rows.read_text().split("\n")[:-1])
-        if not lost or (begun and self._is_mine()):
+        ledger = self.run / "ledger.jsonl"
+        begun = self._is_mine() and ledger.exists() and b'"event": "trained"' in ledger.read_bytes()
+        if begun or not lost:
             return []
         return [f"of the earlier run {', '.join(lost)} is lost, and the new one has not begun"]
 
