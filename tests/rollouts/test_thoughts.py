@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,7 @@ from silva.rendering.renderer import Renderer
 from silva.rollouts.samples import to_samples
 from silva.rollouts.settings import ThoughtsRolloutSettings
 from silva.rollouts.thoughts import Thoughts
+from silva.routes import signed
 from silva.types import Completion, Group, Message, Observation, SamplingParams, Step, Task, TokenScores
 
 RENDERER, decode = Renderer(tiny_tokenizer()), tiny_tokenizer().decode
@@ -296,3 +298,27 @@ def test_completions_keep_their_own_numbers() -> None:
     (turn,) = played(Sampled())[0].trajectories[0].turns
     thought = turn.reply[1]
     assert set(thought.logprobs) == {-0.5} and set(thought.entropies) == {0.1} and thought.temperature == 0.8
+
+
+class Routed(Engine):
+    """The experts of a token are its place in what the engine was given and said."""
+
+    async def sample(self, tokens, params, *, session=""):
+        found = await super().sample(tokens, params, session=session)
+        places = np.arange(len(tokens) + len(found.tokens), dtype=np.uint16).reshape(-1, 1, 1)
+        parts = {"prompt_routes": places[: len(tokens)], "routes": places[len(tokens) :]}
+        return replace(found, **parts)
+
+
+@pytest.mark.parametrize("keys", [{}, {"shows_action": True}, {"shows_action": True, "joint": True}])
+def test_routes_are_known_up_to_the_end_of_the_thought(keys: dict[str, Any]) -> None:
+    groups = played(Routed(), **keys)
+    (sample,) = to_samples(groups[:1])[:1]
+    assert sample.routes is not None
+    known = signed(sample.routes)[:, 0, 0]
+    thought = next(s for s in groups[0].trajectories[0].turns[0].reply if s.source == "policy")
+    end = len(groups[0].trajectories[0].turns[0].segments[0].tokens) + len(thought.tokens)
+    end += 0 if keys else 7  # of "<think>", which stands in the prompt of both
+    assert known[:end].tolist() == [*range(end)] and set(known[end:]) <= {-1}
+    for joint in to_samples(groups[-1:]) if "joint" in keys else ():
+        assert (signed(joint.routes) == -1).all()  # scored where it is played, and never sampled there

@@ -18,6 +18,8 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
+import numpy as np
+
 from silva.actors.policy import Policy, policy_segment
 from silva.actors.script import Script
 from silva.errors import CapabilityError, ContextOverflow, NoReply
@@ -26,6 +28,7 @@ from silva.protocols import Reply, Request, Work
 from silva.rollouts.episode import tries
 from silva.rollouts.settings import ThoughtsRolloutSettings
 from silva.rollouts.strategy import Strategy
+from silva.routes import unknown
 from silva.types import Completion, Group, Message, Segment, Trajectory, Turn
 
 REWARD = "action_prob"
@@ -95,7 +98,8 @@ class Thinker:
         thoughts = tuple(await asyncio.gather(*(self._think(state, i) for i in range(self.count))))
         self.steps.append(thoughts)
         best = max(thoughts, key=lambda thought: thought.probability)
-        return Reply(best.played, best.message, "stop_token")
+        routes = None if self.settings.shows_action else best.turn.segments[0].routes
+        return Reply(best.played, best.message, "stop_token", prompt_routes=routes)
 
     async def _state(self, request: Request) -> _State:
         expert = await Script(self.renderer).reply(request)
@@ -143,19 +147,22 @@ class Thinker:
         def given(begin: int, end: int) -> Segment:
             """Tokens of the reply that were not sampled here, with what the policy makes of them."""
             tokens, logprobs = tuple(said[begin:end]), scores.logprobs[begin:end]
+            routes = None if sampled.routes is None else unknown(len(tokens), sampled.routes)
             if not self.settings.train_given:
-                return Segment("environment", tokens)
-            return Segment("expert", tokens, logprobs, versions=(scores.version,) * len(tokens))
+                return Segment("environment", tokens, routes=routes)
+            versions = (scores.version,) * len(tokens)
+            return Segment("expert", tokens, logprobs, versions=versions, routes=routes)
 
         thought = policy_segment(sampled, kept, self.policy.sampling.temperature)
         first, last = len(state.before), len(state.before) + kept
         context = opening if self.settings.shows_action else request.tokens
-        known = None if sampled.prompt_routes is None else sampled.prompt_routes[: len(context)]
-        shown = Segment("environment", tuple(context), routes=known)
+        routes = sampled.prompt_routes
+        of_context, of_opening = (None, None) if routes is None else np.split(routes, [len(context)])
+        shown = Segment("environment", tuple(context), routes=of_context)
         if self.settings.shows_action:  # it was sampled in another context than the one it is played in
             played, trained = [given(0, len(said))], [shown, thought]
         else:
-            parts = (given(0, first), thought, given(last, len(said)))
+            parts = (replace(given(0, first), routes=of_opening), thought, given(last, len(said)))
             played = [part for part in parts if part.tokens]
             trained = [shown, *played]
         message = self.renderer.parse(
