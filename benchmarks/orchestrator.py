@@ -2,6 +2,7 @@
 
     .venv/bin/python benchmarks/orchestrator.py --json orchestrator.json     about 15 minutes
     .venv/bin/python benchmarks/orchestrator.py --quick                      one environment, under a minute
+    .venv/bin/python benchmarks/orchestrator.py --live 10000,30000,100000    see orchestrator_live.py
 
 Whole episodes are played through the strategy `linear`; the engine answers at once, with replies drawn by
 the seed of each turn. The same episodes are played with 1, 100 and 10,000 of them live, in turns; all
@@ -32,6 +33,7 @@ import silva  # noqa: F401  # isort: skip  (before torch, which reads at its sta
 import torch
 from common import Row, machine, parser, results, write
 from orchestrator_lag import lag
+from orchestrator_live import live_rows
 from orchestrator_play import LIMITS, Case, Played, cases, play, repeated_tasks
 
 from silva import process
@@ -65,6 +67,9 @@ def main() -> int:
     options.add_argument("--episodes", type=int, help="episodes of a measurement (default 10,000)")
     options.add_argument("--repeats", type=int, help="interleaved measurements of each case (default 3)")
     options.add_argument("--only", default="", help="only cases whose name contains this")
+    options.add_argument(
+        "--live", type=_sizes_of, help="only the books: a step of so many episodes, all live"
+    )
     options.add_argument("--peer-python", type=Path, default=HERE.parent / ".peers/verifiers/bin/python",
                          help="Python of an environment with benchmarks/peers/verifiers.txt")  # fmt: skip
     given = options.parse_args()
@@ -73,6 +78,12 @@ def main() -> int:
     _one_core()
     speed, words = machine()
     rows = [speed]
+    if given.live:
+        played = next(case for case in cases(given.quick) if given.only in case.name)
+        rows += live_rows(played, given.live)
+        write(rows, given.json)
+        print(words, "", results(rows[1:]), sep="\n")
+        return 0
     for case in cases(given.quick):
         if given.only not in case.name:
             continue
@@ -216,6 +227,10 @@ def _ask(python: Path, job: dict[str, Any]) -> dict[str, Any]:
     command = [python, HERE / "peers" / "verifiers_loop.py"]
     done = subprocess.run(command, input=json.dumps(job), text=True, stdout=subprocess.PIPE, check=True)
     return json.loads(done.stdout.splitlines()[-1])
+
+
+def _sizes_of(text: str) -> list[int]:
+    return [int(part) for part in text.split(",")]
 
 
 def _one_core() -> None:

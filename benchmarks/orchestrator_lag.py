@@ -98,9 +98,9 @@ def _lags(case: Case, tasks: Sequence[Task], beat: float = 0.0) -> dict[str, flo
     ticks: list[tuple[float, float]] = []
 
     async def run() -> None:
-        probe = asyncio.create_task(_probe(ticks))
+        watching = asyncio.create_task(probe(ticks))
         await play_all(case, renderer, tasks, LIVE, engine, [])
-        probe.cancel()
+        watching.cancel()
 
     gc.collect()
     with asyncio.Runner(loop_factory=DedicatedCore) as runner:
@@ -110,7 +110,7 @@ def _lags(case: Case, tasks: Sequence[Task], beat: float = 0.0) -> dict[str, flo
     return {"p99": float(np.percentile(after, 99)), "longest": max(after), "start": max(start, default=0.0)}
 
 
-async def _probe(ticks: list[tuple[float, float]]) -> None:
+async def probe(ticks: list[tuple[float, float]]) -> None:
     """When each tick was due and how late it came; those that passed unseen count too."""
     loop = asyncio.get_running_loop()
     due = loop.time()
