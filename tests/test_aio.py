@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from silva.aio import first, gather
+from silva.aio import Turnstile, cancelled, first, gather
 
 
 async def forever(ended: list[str], name: str) -> None:
@@ -63,3 +63,32 @@ def test_the_first_of_two_ends_the_other() -> None:
         assert ended == ["other", "work", "third"]
 
     asyncio.run(run([]))
+
+
+def test_a_turnstile_lets_a_few_pass_in_each_turn_of_the_loop_in_their_order() -> None:
+    """And one that is cancelled while it waits takes nobody's place."""
+
+    async def run() -> list[tuple[int, str]]:
+        turnstile, turn, passed = Turnstile(2), [0], list[tuple[int, str]]()
+
+        async def count() -> None:
+            while True:
+                turn[0] += 1
+                await asyncio.sleep(0)
+
+        async def enter(name: str) -> None:
+            await turnstile()
+            passed.append((turn[0], name))
+
+        counting = asyncio.ensure_future(count())
+        tasks = {name: asyncio.ensure_future(enter(name)) for name in "abcdefg"}
+        await asyncio.sleep(0)
+        await cancelled([tasks.pop("d")])
+        await asyncio.gather(*tasks.values())
+        await enter("h")  # the door stands open again
+        await cancelled([counting])
+        return passed
+
+    passed = asyncio.run(run())
+    assert [name for _, name in passed] == list("abcefgh")
+    assert max(sum(turn == each for turn, _ in passed) for each, _ in passed) == 2

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+from collections import deque
 from collections.abc import Awaitable, Iterable
 from typing import Any, TypeVar
 
@@ -38,6 +39,36 @@ async def first(work: Awaitable[T], other: Awaitable[Any]) -> asyncio.Future[T] 
         return both[0] if both[0].done() else None
     finally:
         await cancelled(both)
+
+
+class Turnstile:
+    """Lets coroutines pass in the order in which they come, `most` of them in each turn of the event loop.
+
+    Tens of thousands that begin at once would otherwise run before a timer fires or a connection is read.
+    """
+
+    def __init__(self, most: int) -> None:
+        self._most, self._passed = most, 0
+        self._waiting = deque[asyncio.Future[None]]()
+
+    async def __call__(self) -> None:
+        loop = asyncio.get_running_loop()
+        if self._passed == 0:
+            loop.call_soon(self._turn)
+        if self._passed < self._most:
+            self._passed += 1
+        else:
+            self._waiting.append(waiting := loop.create_future())
+            await waiting
+
+    def _turn(self) -> None:
+        self._passed = 0
+        while self._waiting and self._passed < self._most:
+            if not (waiting := self._waiting.popleft()).done():  # else it was cancelled
+                waiting.set_result(None)
+                self._passed += 1
+        if self._passed:
+            asyncio.get_running_loop().call_soon(self._turn)
 
 
 async def received(channel: socket.socket, size: int) -> bytes:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 from unittest.mock import MagicMock
 
@@ -74,6 +75,19 @@ def test_whom_episodes_wait_for_is_a_heartbeat():
     activity.turn("b", None)
     assert said.stages[-2:] == [
         ("rollout", 1, 4, "2 engine, 1 lake"), ("rollout", 1, 4, "2 engine")]  # fmt: skip
+
+
+def test_a_heartbeat_costs_the_same_however_many_episodes_are_live():
+    costs = []
+    for live in (100, 10_000):
+        activity = Activity(Said())
+        for number in range(live):
+            activity.turn(f"e{number}", "engine")
+        began = time.process_time()
+        for number in range(100):
+            activity.turn(f"e{number}", "lake")
+        costs.append(time.process_time() - began)
+    assert costs[1] < 10 * costs[0]  # it was 60 times as much when all of them were counted
 
 
 def said(monitor: MagicMock) -> list[str]:

@@ -169,6 +169,46 @@ def test_what_was_in_flight_is_issued_again_under_its_id(tmp_path: Path) -> None
     assert audit(read(path)) == []
 
 
+def test_a_restart_looks_at_each_task_once_however_much_was_in_flight(tmp_path: Path) -> None:
+    """Tasks are made when they are looked at, which may take longer than to play them."""
+    made: list[str] = []
+
+    class Made(Tasks):
+        def tasks(self, split: str) -> Any:
+            return (made.append(task.id) or task for task in self.all)  # type: ignore[func-returns-value]
+
+    tasks = Tasks(40)
+    work = queue(tmp_path / "l.jsonl", Timed(lambda work: 1.0), steps=4, tasks=tasks)
+    work.stream.sources[0] = Source("w", Made(40), 1.0)  # type: ignore[arg-type]
+    entries = [
+        {"id": f"s2g{i}", "environment": "w", "task": f"t{39 - i}", "seed": 7, "temperature": 1.0}
+        for i in range(30)
+    ]
+    work.load(entries)
+    assert len(made) == 40 and work.state() == entries
+
+
+def test_many_begin_without_keeping_the_loop_from_others(tmp_path: Path) -> None:
+    """A timer that is due fires before a thousand pieces of work have begun."""
+    begun = [0]
+
+    class Busy(Timed):
+        async def run(self, work: Work) -> AsyncIterator[Group]:
+            begun[0] += 1
+            async for group in super().run(work):
+                yield group
+
+    async def run() -> int:
+        work = queue(tmp_path / "l.jsonl", Busy(lambda work: 1.0), steps=1, batch=1000, tasks=Tasks(1000))
+        seen: list[int] = []
+        asyncio.get_running_loop().call_later(0, lambda: seen.append(begun[0]))
+        assert len(await work.take(1000, 0, attempt=0, temperature=1.0)) == 1000
+        await work.close()
+        return seen[0]
+
+    assert virtual_clock.run(run()) < 100
+
+
 def test_a_task_that_is_gone_is_named(tmp_path: Path) -> None:
     entry = {"id": "s2g3", "environment": "w", "task": "t49", "temperature": 1.0}
     work = queue(tmp_path / "l.jsonl", Timed(lambda work: 1.0), steps=4, tasks=Tasks(49))

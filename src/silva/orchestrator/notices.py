@@ -29,15 +29,17 @@ class Activity(Watch):
     def __init__(self, monitor: Monitor):
         self.monitor = monitor
         self.waiting: dict[str, str] = {}
+        self._counts: Counter[str] = Counter()  # of its values: there may be tens of thousands
         self.done, self.total = 0, 0
         self._kinds: set[tuple[str, str]] = set()
         self._blocked: defaultdict[str, list[float]] = defaultdict(list)
 
     def turn(self, episode: str, waiting_for: str | None) -> None:
-        if waiting_for is None:
-            self.waiting.pop(episode, None)
-        else:
+        if (before := self.waiting.pop(episode, None)) is not None:
+            self._counts[before] -= 1
+        if waiting_for is not None:
             self.waiting[episode] = waiting_for
+            self._counts[waiting_for] += 1
         self._show()
 
     def groups(self, done: int, total: int) -> None:
@@ -70,8 +72,7 @@ class Activity(Watch):
         )
 
     def _show(self) -> None:
-        names = sorted(set(self.waiting.values()))
-        counts = [f"{list(self.waiting.values()).count(name)} {name}" for name in names]
+        counts = [f"{count} {name}" for name, count in sorted(self._counts.items()) if count]
         self.monitor.stage("rollout", self.done, self.total, ", ".join(counts))
 
 

@@ -26,13 +26,15 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from silva.aio import cancelled, gather
+from silva.aio import Turnstile, cancelled, gather
 from silva.errors import CheckpointError
 from silva.orchestrator.tasks import TaskStream
 from silva.ports import crash_point
-from silva.protocols import Rollout, Work
+from silva.protocols import Rollout, TaskSet, Work
 from silva.storage.ledger import Ledger
-from silva.types import Group
+from silva.types import Group, Task
+
+AT_ONCE = 32  # pieces of work that begin before the event loop looks at timers and connections again
 
 
 @dataclass(frozen=True)
@@ -83,6 +85,7 @@ class WorkQueue:
         self._flights: deque[Flight] = deque()
         self._again: deque[tuple[str, Work]] = deque()
         self._step, self._count = 0, 0  # of the newest id
+        self._turnstile = Turnstile(AT_ONCE)
 
     @property
     def idle(self) -> bool:
@@ -105,7 +108,16 @@ class WorkQueue:
         Raises:
             CheckpointError: a task of it does not exist any more.
         """
-        self._again = deque(self._restored(entry) for entry in state)
+        wanted = {(entry["environment"], entry["task"]) for entry in state}
+        labels = {label for label, _ in wanted}
+        found = {  # one pass over the tasks, however many entries there are
+            (source.label, task.id): (source.taskset, task)
+            for source in self.stream.sources
+            if source.label in labels
+            for task in source.taskset.tasks("train")
+            if (source.label, task.id) in wanted
+        }
+        self._again = deque(_restored(entry, found) for entry in state)
 
     async def take(
         self, count: int, step: int, *, attempt: int, temperature: float, ahead: int = 0
@@ -136,20 +148,21 @@ class WorkQueue:
         Returns:
             how many pieces of work.
         """
-        waiting, old = list(self._flights), list[Flight]()
-        for place, flight in enumerate(waiting):
+        flights, old = list(self._flights), dict[int, Flight]()  # by place
+        for place, flight in enumerate(flights):
             if flight.groups.done():
                 continue
             if self.max_updates is None or flight.updates < self.max_updates:
-                self._flights[place] = dataclasses.replace(flight, updates=flight.updates + 1)
+                flights[place] = dataclasses.replace(flight, updates=flight.updates + 1)
             else:
-                old.append(flight)
-        await cancelled(flight.groups for flight in old)
-        for flight in old:
+                old[place] = flight
+        self._flights = deque(flights)
+        await cancelled(flight.groups for flight in old.values())
+        for flight in old.values():
             self.ledger.record("restarted", work=flight.work.id, version=version)
         self.ledger.commit()
-        for flight in old:
-            self._flights[waiting.index(flight)] = self._begun(flight.environment, flight.work)
+        for place, flight in old.items():
+            self._flights[place] = self._begun(flight.environment, flight.work)
         return len(old)
 
     async def close(self) -> None:
@@ -171,6 +184,7 @@ class WorkQueue:
 
     def _begun(self, label: str, work: Work) -> Flight:
         async def play() -> tuple[Group, ...]:
+            await self._turnstile()
             return tuple([group async for group in self.rollout.run(work)])
 
         return Flight(work, label, asyncio.ensure_future(play()))
@@ -182,13 +196,15 @@ class WorkQueue:
         source, task = self.stream.draw()
         return source.label, Work(f"s{step}g{self._count}", task, source.taskset, temperature)
 
-    def _restored(self, entry: Mapping[str, Any]) -> tuple[str, Work]:
-        label, id, name = entry["environment"], entry["id"], entry["task"]
-        for source in (source for source in self.stream.sources if source.label == label):
-            for task in (task for task in source.taskset.tasks("train") if task.id == name):
-                task = dataclasses.replace(task, seed=entry["seed"])
-                return label, Work(id, task, source.taskset, entry["temperature"])
+
+def _restored(
+    entry: Mapping[str, Any], found: Mapping[tuple[str, str], tuple[TaskSet, Task]]
+) -> tuple[str, Work]:
+    label, id, name = entry["environment"], entry["id"], entry["task"]
+    if (label, name) not in found:
         raise CheckpointError(
             f"work {id} was in flight at the checkpoint: got no task {name!r} of environment {label!r}, "
             "expected the tasks with which the run began"
         )
+    taskset, task = found[label, name]
+    return label, Work(id, dataclasses.replace(task, seed=entry["seed"]), taskset, entry["temperature"])
