@@ -1,87 +1,184 @@
-"""Does any request stop the inference server? schemathesis against `silva inference` with a tiny model.
+"""Does any request stop a server? schemathesis against `silva inference` and `silva trainer`.
 
     make peers PEERS=schemathesis
     .venv/bin/python benchmarks/hostile.py --cases 200 --json hostile.json
+    .venv/bin/python benchmarks/hostile.py --cases 50 --only trainer
 
-Requests are made from the server's OpenAPI document, right and wrong ones. Counted: answers from 500 on,
-routes that answer without the key, and whether the server is healthy afterwards. Answers that the document
-does not describe are shown, and count as nothing here.
+Both have a tiny model. Requests are made from the server's OpenAPI document, right and wrong ones. The
+inference server has one; that of the trainer is made from the types that cross its border
+(hostile_trainer.py), and a hook turns what is generated into calls (peers/trainer_calls.py). The trainer
+is opened first, and its sessions are attacked before /open, which would end them. Counted: kinds of answers
+from 500 on, routes that answer without the key, and whether the server is well afterwards: the one samples a
+token, the other is opened again and makes an update. Answers that the document does not describe do not count.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import secrets
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import httpx2
+import numpy as np
 from common import CONFIGS, Row, machine, parser, results, write
+from hostile_trainer import BINARY, document
 
-PEER = Path(__file__).parents[1] / ".peers/schemathesis/bin/schemathesis"
+from silva.config.load import load
+from silva.registries import REGISTRIES
+from silva.trainer.remote import Open, Opened, ServedTrainer, plain_config
+from silva.types import LossSpec, OptimParams, Sample
+from silva.wire import rpc
+from silva.wire.codec import decode, encode
+
+HERE = Path(__file__).parent
+PEER = HERE.parent / ".peers/schemathesis/bin/schemathesis"
+HOOK = HERE / "peers"
 CHECKS = "not_a_server_error,ignored_auth"
+CONFIG = CONFIGS / "smoke.toml"
 
 
 def main() -> int:
     options = parser(__doc__)
     options.add_argument("--cases", type=int, default=200, help="examples for each route (default 200)")
+    options.add_argument("--only", choices=["inference", "trainer"], help="one of the two")
     given = options.parse_args()
     if not PEER.exists():
         raise SystemExit(f"{PEER} is missing: make peers PEERS=schemathesis")
-    key = secrets.token_urlsafe(16)
-    with tempfile.TemporaryDirectory() as folder:
-        server = subprocess.Popen(
-            [sys.executable, "-m", "silva", "inference", f"@{CONFIGS / 'smoke.toml'}", "--port", "0"],
-            env=os.environ | {"SILVA_API_KEY": key}, cwd=folder, stderr=subprocess.PIPE, text=True,
-        )  # fmt: skip
-        try:
-            assert server.stderr is not None
-            line = next(line for line in server.stderr if "listening at" in line)
-            address = line.rpartition(" ")[2].strip()
-            report = attacked(address, key, given.cases)
-            headers = {"authorization": f"Bearer {key}"}
-            health = httpx2.get(f"{address}/health", headers=headers, timeout=60)
-        finally:
-            server.terminate()
-            ended = server.wait(30)
-    print(report, file=sys.stderr)
-    counted, silent = (re.search(words, report) for words in (r"(\d+) generated", r"Network Error: (\d+)"))
-    rows = [
-        machine()[0],
-        Row("silva inference", "requests", float(counted[1]) if counted else float("nan"), ""),
-        Row("silva inference", "answers from 500 on", _found("Server error", report), "", target="0"),
-        Row("silva inference", "routes open without a key", _found("ignore", report), "", target="0"),
-        Row(
-            "silva inference",
-            "requests without an answer",
-            float(silent[1]) if silent else 0.0,
-            "",
-            target="0",
-        ),
-        Row("silva inference", "healthy afterwards", float(health.status_code == 200), "", target="1"),
-        Row("silva inference", "exit code when told to end", float(ended), "", target="0"),
-    ]
+    rows = [machine()[0]]
+    for part, attack in (("inference", attack_inference), ("trainer", attack_trainer)):
+        if given.only in (None, part):
+            rows += attack(given.cases)
     print(results(rows[1:]))
     write(rows, given.json)
     return 0
 
 
-def attacked(address: str, key: str, cases: int) -> str:
+def attack_inference(cases: int) -> list[Row]:
+    with served("inference") as server:
+        report = attacked(f"{server.address}/openapi.json", server, cases)
+        health = server.client.get("/health", timeout=60)
+    return counted("silva inference", [report], health.status_code == 200, server)
+
+
+def attack_trainer(cases: int) -> list[Row]:
+    with served("trainer") as server:
+        opened = server.opened()
+        schema = server.folder / "openapi.json"
+        schema.write_text(json.dumps(document(server.run, opened.session)))
+        reports = [
+            attacked(str(schema), server, cases, "--url", server.address, "--include-path-regex", path)
+            for path in ("^/(sessions|alive)", "^/open")
+        ]
+        well = server.trains()
+    return counted("silva trainer", reports, well, server)
+
+
+def counted(part: str, reports: Sequence[str], well: bool, server: Server) -> list[Row]:
+    report = "\n".join(reports)
+    print(report, file=sys.stderr)
+    requests = sum(float(number) for number in re.findall(r"(\d+) generated", report))
+    silent = sum(float(number) for number in re.findall(r"Network Error: (\d+)", report))
+    return [
+        Row(part, "requests", requests, ""),
+        Row(part, "kinds of answers from 500 on", _found("Server error", report), "", target="0"),
+        Row(
+            part,
+            "routes open without a key",
+            _found("Authentication not enforced", report),
+            "",
+            target="0",
+        ),
+        Row(part, "requests without an answer", silent, "", target="0"),
+        Row(part, "well afterwards", float(well), "", target="1"),
+        Row(part, "exit code when told to end", float(server.ended), "", target="0"),
+    ]
+
+
+def attacked(schema: str, server: Server, cases: int, *options: str) -> str:
     """What schemathesis says."""
     done = subprocess.run(
-        [PEER, "run", f"{address}/openapi.json", "--header", f"Authorization: Bearer {key}",
+        [PEER, "run", schema, "--header", f"Authorization: Bearer {server.key}",
          "--max-examples", str(cases), "--checks", CHECKS, "--no-color", "--seed", "0",
-         "--continue-on-failure", "--request-timeout", "120"],
-        capture_output=True, text=True, timeout=3000,
+         "--continue-on-failure", "--request-timeout", "120", *options],
+        capture_output=True, text=True, timeout=3000, cwd=server.folder,
+        env=os.environ | {"PYTHONPATH": str(HOOK), "SCHEMATHESIS_HOOKS": "trainer_calls"},
     )  # fmt: skip
     return done.stdout + done.stderr
 
 
+class Server:
+    """One part of a run as a process. `run` is the folder of its run, `ended` its exit code."""
+
+    def __init__(self, folder: Path, key: str, process: subprocess.Popen[str]) -> None:
+        self.folder, self.key, self.process, self.ended = folder, key, process, -1
+        self.run = folder / "runs" / "smoke"
+        assert process.stderr is not None
+        line = next(line for line in process.stderr if "listening at" in line)
+        self.address = line.rpartition(" ")[2].strip()
+        headers = {"authorization": f"Bearer {key}"}
+        self.client = httpx2.Client(base_url=self.address, headers=headers, timeout=60)
+
+    def post(self, path: str, content: bytes) -> bytes:
+        answer = self.client.post(path, content=content, headers={"content-type": BINARY})
+        if answer.status_code != 200:
+            raise RuntimeError(f"{path}: {answer.status_code} {answer.text}")
+        return answer.content
+
+    def opened(self) -> Opened:
+        config = load([f"@{CONFIG}"], REGISTRIES).config
+        asked = Open(plain_config(config.model_dump(mode="json")), True, str(self.run), "folder")
+        return decode(Opened, self.post("/open", encode(asked)))
+
+    def trains(self) -> bool:
+        """Whether it can be opened and makes an update that changes something."""
+        try:
+            session = self.opened().session
+            self.call(session, "forward_backward", [row()], LossSpec("reinforce"))
+            stepped = self.call(session, "optim_step", OptimParams(1e-3), None)
+        except RuntimeError as error:
+            print(error, file=sys.stderr)
+            return False
+        return bool(stepped["grad_norm"] > 0)
+
+    def call(self, session: str, method: str, *arguments: Any) -> Any:
+        answer = self.post(f"/sessions/{session}", rpc.encode(ServedTrainer, method, arguments))
+        return rpc.decode(ServedTrainer, method, answer).result
+
+
+def row() -> Sample:
+    weights = np.array([0, 1, 1, 1], np.float32)
+    return Sample(
+        tokens=np.arange(65, 69), loss_weights=weights, logprobs=np.full(4, -1.0), temperatures=np.ones(4),
+        versions=np.zeros(4, np.int64), trajectory="t", group="g", advantages=np.ones(4),
+    )  # fmt: skip
+
+
+@contextmanager
+def served(part: str) -> Iterator[Server]:
+    key = secrets.token_urlsafe(16)
+    with tempfile.TemporaryDirectory() as folder:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "silva", part, f"@{CONFIG}", "--port", "0"],
+            env=os.environ | {"SILVA_API_KEY": key}, cwd=folder, stderr=subprocess.PIPE, text=True,
+        )  # fmt: skip
+        try:
+            yield (server := Server(Path(folder), key, process))
+        finally:
+            process.terminate()
+            server.ended = process.wait(30)
+
+
 def _found(words: str, report: str) -> float:
-    return float(len(re.findall(f"- {words}", report, re.IGNORECASE)))
+    """As the summary counts them: "Server error: 2"."""
+    return float(sum(int(number) for number in re.findall(rf"{words}[^:\n]*: (\d+)", report)))
 
 
 if __name__ == "__main__":
