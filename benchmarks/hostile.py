@@ -9,7 +9,7 @@ inference server has one; that of the trainer is made from the types that cross 
 (hostile_trainer.py), and a hook turns what is generated into calls (peers/trainer_calls.py). The trainer
 is opened first, and its sessions are attacked before /open, which would end them. Counted: kinds of answers
 from 500 on, routes that answer without the key, and whether the server is well afterwards: the one samples a
-token, the other is opened again and makes an update. Answers that the document does not describe do not count.
+token, the other is opened again and makes an update. What the document does not describe is not counted.
 """
 
 from __future__ import annotations

@@ -50,6 +50,21 @@ def refusal(make):
     return str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("tokens", "got"),
+    [
+        (np.array([1.0, 5.0, 6.0]), r"float64 \(3,\)"),
+        (np.array([True, False, True]), r"bool \(3,\)"),
+        (np.ones((3, 2), np.int64), r"int64 \(3, 2\)"),
+        (np.array(5), r"int64 \(\)"),
+        (np.array([], np.int64), r"int64 \(0,\)"),
+    ],
+)
+def test_tokens_of_a_sample_are_one_or_more_integers(tokens, got):
+    with pytest.raises(RecordError, match=f"sample of a: got {got}, expected token ids"):
+        sample(tokens=tokens)
+
+
 def test_records_are_frozen():
     for record in (Task("a", "w", 0, {}), Message("user", "hi"), POLICY, turn(), trajectory(), sample()):
         with pytest.raises((dataclasses.FrozenInstanceError, TypeError)):

@@ -324,9 +324,10 @@ class Sample:
 
     def __post_init__(self) -> None:
         what = f"sample of {self.trajectory}"
-        names = ("loss_weights", "logprobs", "temperatures", "versions", "advantages", "entropies",
-                 "old_logprobs", "values", "returns", "routes")  # fmt: skip
-        _same_length(what, self.tokens, **{name: getattr(self, name) for name in names}, **self.streams)
+        if self.tokens.ndim != 1 or not self.tokens.size or self.tokens.dtype.kind not in "iu":
+            raise RecordError(f"{what}: got {self.tokens.dtype} {self.tokens.shape}, expected token ids [T]")
+        arrays = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if str(f.type)[:3] == "np."}
+        _same_length(what, self.tokens, **{**self.streams, **arrays})
         if any(float(weights[0]) != 0.0 for weights in (self.loss_weights, *self.streams.values())):
             raise RecordError(f"{what}: the first token is never trained")
 
@@ -395,5 +396,4 @@ class Signals:
 
     def first(self, count: int) -> Signals:
         """Those of the first samples."""
-        all_rows = self.logprobs, self.reference_logprobs, self.values
-        return Signals(*(rows and rows[:count] for rows in all_rows))
+        return Signals(*(r and r[:count] for r in (self.logprobs, self.reference_logprobs, self.values)))

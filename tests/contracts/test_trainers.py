@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
@@ -18,7 +19,7 @@ from tests.trainer.trainer_server import client, serving
 from transformers import AutoModelForCausalLM
 
 from silva.assembly import connected
-from silva.errors import CapabilityError, CheckpointError
+from silva.errors import CapabilityError, CheckpointError, RecordError
 from silva.models.loading import LoadedModel
 from silva.monitoring.trace import Trace
 from silva.monitoring.traced import TracedTrainer
@@ -119,6 +120,34 @@ def test_scores_are_nan_where_nothing_is_trained(make: Make, rows: list[Sample])
     with pytest.raises(CapabilityError, match=r"score: got the needs \['values'\]"):
         asyncio.run(trainer.score(rows, frozenset({"values"})))
     assert "values" not in trainer.capabilities.needs
+
+
+def test_what_no_model_can_learn_is_refused_and_changes_nothing(make: Make, rows: list[Sample]) -> None:
+    """A token outside the vocabulary would end a process with a GPU, and one NaN would be in every weight."""
+    trainer, row = make(0), rows[0]
+    before = logprobs(trainer, rows)
+    for token in (-1, 1 << 20, 2**62):
+        wrong = row.replace(tokens=np.where(row.loss_weights > 0, token, row.tokens))
+        for call in (
+            trainer.forward_backward([wrong], LOSS),
+            trainer.score([wrong], frozenset({"logprobs"})),
+        ):
+            with pytest.raises(
+                RecordError, match=f"sample of {row.trajectory}: got token {token}, expected 0 to"
+            ):
+                asyncio.run(call)
+    for numbers, why in (
+        ({"lr": math.nan}, "OptimParams.lr: got nan, expected 0 or more"),
+        ({"betas": (0.9, 1.0)}, r"betas: got \(0.9, 1.0\)"),
+        ({"eps": 0.0}, "eps: got 0.0, expected more than 0"),
+        ({"weight_decay": math.inf}, "weight_decay: got inf"),
+        ({"max_grad_norm": math.nan}, "max_grad_norm: got nan, expected more than 0, or null"),
+    ):
+        asyncio.run(trainer.forward_backward(rows, LOSS))
+        with pytest.raises(RecordError, match=why):
+            asyncio.run(trainer.optim_step(OptimParams(**{"lr": 1e-2, **numbers})))  # type: ignore[arg-type]
+    assert np.array_equal(before, logprobs(trainer, rows), equal_nan=True)
+    assert update(trainer, rows)["grad_norm"] == pytest.approx(update(make(0), rows)["grad_norm"], rel=1e-5)
 
 
 @pytest.mark.parametrize("call", ["refresh_reference", "restart"])

@@ -81,7 +81,7 @@ async def test_who_opens_last_has_the_trainer_and_the_one_before_has_lost_it(par
         lost = await asked("publish", session=first)
         second, reply = asked.session, await asked("publish")
     assert first != second
-    assert (lost["status"], lost["type"]) == (500, "PartLost")
+    assert (lost["status"], lost["type"]) == (410, "PartLost")
     assert f"session '{first}' has ended" in lost["message"]
     assert reply.version == 1
     assert [trainer.closed for trainer in park.built] == [True, False]

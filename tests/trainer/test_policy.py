@@ -16,7 +16,7 @@ from silva.errors import RecordError
 from silva.models import attention
 from silva.models.loading import LoadedModel
 from silva.trainer.head import CHUNK_ROWS, Head
-from silva.trainer.policy import pack, token_logprobs, trained
+from silva.trainer.policy import check_rows, pack, token_logprobs, trained
 from silva.types import Sample
 
 Make = Callable[..., LoadedModel]
@@ -164,7 +164,7 @@ def test_greedy_tokens_cannot_be_trained(tiny: Make, make_samples: Rows) -> None
     temperatures = sample.temperatures.copy()
     temperatures[5] = 0.0
     with pytest.raises(RecordError, match=r"sample of t0: token 5 was sampled at temperature 0\.0"):
-        pack(tiny(), [sample.replace(temperatures=temperatures)])
+        check_rows(tiny(), [sample.replace(temperatures=temperatures)])
 
 
 @pytest.mark.parametrize("weight", [np.nan, -0.5])

@@ -31,10 +31,10 @@ from silva.trainer.export import export_model
 from silva.trainer.gradients import summed_in_place
 from silva.trainer.head import wide
 from silva.trainer.loss_inputs import StreamTokens, streams, weighted_loss
-from silva.trainer.optimizer import Stepper
+from silva.trainer.optimizer import Stepper, check_params
 from silva.trainer.parallel import Mesh
 from silva.trainer.plan import RankWork, plan
-from silva.trainer.policy import IDLE, Pack, pack, token_logprobs, trained
+from silva.trainer.policy import IDLE, Pack, check_rows, pack, token_logprobs, trained
 from silva.trainer.randomness import Randomness
 from silva.trainer.reference import Reference
 from silva.trainer.routed import keys
@@ -132,6 +132,7 @@ class Learner:
                 f"score: got the needs {sorted(unknown)}, expected some of {sorted(self.needs)} "
                 "(reference_logprobs need a reference, values need critic=True)"
             )
+        check_rows(self.loaded, samples)
         critic, budget = self.critic, self.settings.micro_batch_tokens
         return Signals(
             self._logprobs(self.loaded, samples) if "logprobs" in needs else None,
@@ -188,6 +189,7 @@ class Learner:
             RecordError: samples without advantages, for a loss that reads them.
             OutOfMemory: with what to lower. Gradients are back at zero then, as after any error.
         """
+        check_rows(self.loaded, samples)
         with self._randomness.drawn():
             return self._gradients(samples, loss)
 
@@ -335,12 +337,14 @@ class Learner:
 
         Raises:
             NonFiniteError: `trainer.max_nonfinite` steps in a row of the policy or the critic were skipped.
+            RecordError: numbers that AdamW does not take.
         """
         learnt = self.mesh.gather(bool(self.critic and self.critic.stepper.gradients), bool)
         if critic is None and any(learnt):
             raise CapabilityError("optim_step: got no numbers for the critic, expected OptimParams")
         crash_point("optim")
         try:
+            check_params(policy, critic)
             # The first step allocates both moments.
             with explained_memory(self.settings, "stepping the optimizer"):
                 found, problem = self.stepper.step(policy)

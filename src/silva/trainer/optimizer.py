@@ -10,9 +10,25 @@ import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
 
+from silva.errors import RecordError
 from silva.ports import derive
 from silva.trainer.parallel import Mesh
 from silva.types import OptimParams
+
+
+def check_params(*given: OptimParams | None) -> None:
+    """Raises RecordError for numbers that AdamW does not take: one NaN would be in every weight."""
+    for params in (each for each in given if each is not None):
+        most = params.max_grad_norm
+        for name, fits, expected in (
+            ("lr", 0 <= params.lr < math.inf, "0 or more"),
+            ("betas", all(0 <= beta < 1 for beta in params.betas), "two numbers from 0 to below 1"),
+            ("eps", 0 < params.eps < math.inf, "more than 0"),
+            ("weight_decay", 0 <= params.weight_decay < math.inf, "0 or more"),
+            ("max_grad_norm", most is None or most > 0, "more than 0, or null"),
+        ):
+            if not fits:
+                raise RecordError(f"OptimParams.{name}: got {getattr(params, name)}, expected {expected}")
 
 
 @dataclass

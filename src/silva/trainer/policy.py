@@ -81,6 +81,27 @@ def trained(sample: Sample, stream: str | None = None) -> np.ndarray:
     return np.logical_or.reduce([each > 0 for each in weights.values()])
 
 
+def check_rows(loaded: LoadedModel, samples: Sequence[Sample]) -> None:
+    """What a model cannot learn from; asked by all ranks of all rows, before the model sees one.
+
+    Raises:
+        RecordError: a token is not in the vocabulary (on a GPU it would end the process), or a trained one was
+            sampled greedily: at temperature 0 there is no probability that training could change.
+    """
+    size = loaded.model.config.get_text_config().vocab_size
+    for sample in samples:
+        if len(wrong := sample.tokens[(sample.tokens < 0) | (sample.tokens >= size)]):
+            got = f"got token {wrong[0]}, expected 0 to {size - 1}"
+            raise RecordError(f"sample of {sample.trajectory}: {got}")
+        chosen = np.flatnonzero(trained(sample))
+        if len(greedy := chosen[~(sample.temperatures[chosen] > 0)]):
+            where = int(greedy[0])
+            raise RecordError(
+                f"sample of {sample.trajectory}: token {where} was sampled at temperature "
+                f"{float(sample.temperatures[where])}, which cannot be trained; expected more than 0"
+            )
+
+
 IDLE = Sample(
     tokens=np.zeros(2, np.int64),
     loss_weights=np.array([0.0, 1.0], np.float32),
@@ -107,8 +128,7 @@ def pack(
         routing: the routers that replay the routes of the samples.
 
     Raises:
-        RecordError: a trained token was sampled greedily; at temperature 0 there is no probability that
-            training could change. Or its routes are missing.
+        RecordError: routes of a sample are missing.
     """
     if routing is None:
         trie, replay = build([sample.tokens for sample in samples], least), None
@@ -117,12 +137,6 @@ def pack(
     before, at, rows, places, temperatures = [], [], [], [], []
     for row, (sample, path) in enumerate(zip(samples, trie.rows, strict=True)):
         chosen = np.flatnonzero(trained(sample))  # never 0: a Sample refuses a loss on its first token
-        if len(greedy := chosen[sample.temperatures[chosen] <= 0]):
-            where = int(greedy[0])
-            raise RecordError(
-                f"sample of {sample.trajectory}: token {where} was sampled at temperature "
-                f"{float(sample.temperatures[where])}, which cannot be trained; expected more than 0"
-            )
         before.append(path[chosen - 1])
         at.append(path[chosen])
         rows.append(np.full(len(chosen), row))

@@ -29,6 +29,7 @@ from silva.errors import (
     ConfigError,
     ContextOverflow,
     ModelError,
+    PartLost,
     RecordError,
     RenderingError,
     SilvaError,
@@ -88,6 +89,8 @@ def fault_of(error: Exception) -> Fault:
         return Fault(400, name, str(error))
     if isinstance(error, ModelError):
         return Fault(409, name, str(error))
+    if isinstance(error, PartLost):  # of a session that has ended
+        return Fault(410, name, str(error))
     if isinstance(error, SilvaError):
         return Fault(500, name, str(error), DISK if isinstance(error.__cause__, OSError) else None)
     return Fault(500, name, f"the server failed ({name}); its log says more")
