@@ -1,0 +1,472 @@
+"""What one step of RL costs on 1 to 1,024 GPUs, on paper: sampling, training, weights, checkpoints, failures.
+
+    Model, Machine, Task ──> sampling, streaming, training, transfer ──> together   every GPU does both
+                                                                    └──> apart      some sample, some train
+
+Pure functions of numbers. Seconds, bytes, FLOP and tokens throughout. Where a formula comes from stands at
+its function; what was assumed stands at the fields of `Machine`. scale.py compares with measurements.
+Left out: time of environments beyond `Task.tool_seconds`, pipeline and context parallelism, speculative
+decoding, and every queue inside an engine.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from statistics import NormalDist
+
+BF16, FP32 = 2, 4
+LEARNING = 4 * FP32  # master, gradient and two moments of a parameter (arXiv:1910.02054, section 3)
+MICRO = 16_384  # tokens of a pass on one GPU
+STEPPED = 7 * FP32  # an optimizer step reads four numbers of a parameter and writes three
+
+
+@dataclass(frozen=True)
+class Model:
+    """A decoder. `active`: parameters that a token goes through, if that is not all (mixture of experts).
+
+    Attributes:
+        attended: heads * size of a head. cached: the same of keys (and of values).
+        experts, chosen: of a layer; 0 without experts.
+    """
+
+    parameters: float
+    layers: int
+    hidden: int
+    attended: int
+    cached: int
+    vocabulary: int
+    tied: bool = False
+    active: float = 0.0
+    experts: int = 0
+    chosen: int = 0
+
+    @property
+    def head(self) -> float:
+        return float(self.vocabulary * self.hidden)
+
+    @property
+    def body(self) -> float:
+        """Parameters that multiply a token, without embedding and head."""
+        return (self.active or self.parameters) - self.head * (1 if self.tied else 2)
+
+    @property
+    def cache(self) -> float:
+        """Bytes of keys and values of a token."""
+        return 2.0 * BF16 * self.layers * self.cached
+
+    def read(self, batch: float) -> float:
+        """Bytes of the weights that a decoding step reads. Of experts those that any of `batch` tokens chose,
+        if each chooses at random: 1 - (1 - chosen / experts) ** batch of them."""
+        if not self.experts:
+            return BF16 * self.parameters
+        shared = self.active - (self.parameters - self.active) * self.chosen / (self.experts - self.chosen)
+        touched = 1 - (1 - self.chosen / self.experts) ** batch
+        return BF16 * (shared + (self.parameters - shared) * touched)
+
+
+@dataclass(frozen=True)
+class Machine:
+    """Nodes of GPUs. The second half are shares of the first that programs reach: assumptions.
+
+    Attributes:
+        flops: dense bfloat16. memory: bytes. bandwidth: of memory, bytes/s.
+        link: bytes/s in one direction from a GPU to the others of its node; net: to other nodes.
+        disk: bytes/s that a node reads or writes; storage: all nodes together, of a file system they share.
+        trained: of `flops` in training: 0.35 is torchtitan's with 8B on 8 H100 and torch.compile.
+        prefilled: of `flops` in reading prompts.
+        streamed: of `bandwidth` in decoding. launch: seconds of a decoding step beside memory and arithmetic.
+            Both are fitted to vLLM with 8B and one request on an H100 and on an A100.
+        moved: of `link` and `net` in collectives. hop: seconds of one step of a collective.
+        most: requests that one engine runs at once. room: of `memory` that weights and cache may take.
+        lost: GPU-hours per failure that ends a job. 50,677: Llama 3, 419 failures of 16,384 GPUs in 54 days.
+        restart: seconds until training goes on after a failure.
+    """
+
+    flops: float = 989e12
+    memory: float = 80e9
+    bandwidth: float = 3.35e12
+    link: float = 450e9
+    net: float = 50e9
+    disk: float = 5e9
+    storage: float = 100e9
+    node: int = 8
+    trained: float = 0.35
+    prefilled: float = 0.50
+    streamed: float = 0.85
+    moved: float = 0.8
+    launch: float = 0.7e-3
+    hop: float = 5e-6
+    most: int = 256
+    room: float = 0.9
+    lost: float = 50_677.0
+    restart: float = 600.0
+
+    def between(self, ranks: int) -> float:
+        """Bytes/s of a collective over so many GPUs. Each byte enters a node once, through all its cards, and
+        is then handed on inside: so nodes are connected by `node * net` (bus bandwidth of nccl-tests)."""
+        cards = min(ranks, self.node) * self.net
+        return self.moved * (self.link if ranks <= self.node else min(self.link, cards))
+
+
+@dataclass(frozen=True)
+class Task:
+    """The episodes of a step: `groups` tasks, `size` episodes each.
+
+    Attributes:
+        prompt: tokens that a group shares. reply, observed: tokens of a turn.
+        spread: sigma of the log-normal of an episode's length, which is cut at `cut` times its mean (what
+            rollout.limits does; the mean is then a little lower than it says).
+        tool_seconds: that the environment takes for a turn.
+        updates: optimizer steps of a step of RL. scores: forward passes over the batch beside training
+            (log-probabilities before the updates, of a reference).
+        level: batches that may be in flight behind the one that is trained (rollout.max_async_level).
+    """
+
+    groups: int = 64
+    size: int = 16
+    prompt: int = 512
+    turns: int = 1
+    reply: int = 2048
+    observed: int = 0
+    spread: float = 0.6
+    cut: float = 4.0
+    tool_seconds: float = 0.0
+    updates: int = 1
+    scores: int = 1
+    level: int = 1
+
+    @property
+    def episodes(self) -> int:
+        return self.groups * self.size
+
+    @property
+    def sampled(self) -> float:
+        return float(self.episodes * self.turns * self.reply)
+
+    @property
+    def row(self) -> float:
+        """Tokens of an episode when it ends."""
+        return float(self.prompt + self.turns * (self.reply + self.observed))
+
+    @property
+    def flat(self) -> float:
+        """Tokens of the step, a row for each episode."""
+        return self.episodes * self.row
+
+    @property
+    def a_row_a_turn(self) -> float:
+        """Tokens of the step if each turn is a row of its own, as where history is rendered again."""
+        turn = self.reply + self.observed
+        return float(self.episodes * (self.turns * self.prompt + turn * self.turns * (self.turns + 1) / 2))
+
+    @property
+    def unique(self) -> float:
+        """The same as a trie: a prompt counts once for its group, history once for its episode."""
+        return float(self.groups * self.prompt) + self.episodes * (self.row - self.prompt)
+
+    @property
+    def context(self) -> float:
+        """Tokens that a token attends to, on average."""
+        return self.row / 2
+
+    @cached_property
+    def lengths(self) -> tuple[float, ...]:
+        """Sampled tokens of each episode: the quantiles of the log-normal, in a fixed order in which long and
+        short ones are mixed."""
+        mean = float(self.turns * self.reply)
+        if not self.spread:
+            return (mean,) * self.episodes
+        normal, golden = NormalDist(0, self.spread), (math.sqrt(5) - 1) / 2
+        count, middle = self.episodes, math.log(mean) - self.spread**2 / 2
+        places = sorted(range(count), key=lambda i: i * golden % 1.0)
+        drawn = (math.exp(middle + normal.inv_cdf((i + 0.5) / count)) for i in places)
+        return tuple(min(length, self.cut * mean) for length in drawn)
+
+
+# --- training
+
+
+def training_flop(model: Model, task: Task, *, tokens: float | None = None, recompute: bool = True) -> float:
+    """FLOP of the updates of a step: 6 a parameter and token, 8 if activations are computed again, and
+    12 * layers * attended a pair of tokens (arXiv:2001.08361, section 2.1; arXiv:2104.04473, equation 3;
+    arXiv:2205.05198). The head sees sampled tokens alone, embeddings multiply nothing.
+
+    Args:
+        tokens: that go through the model: those of the trie if not given.
+    """
+    tokens = task.unique if tokens is None else tokens
+    passes = 4 if recompute else 3  # forward, twice as much backward, and forward again
+    pairs = tokens * task.context
+    forward = (
+        2 * (model.body * tokens + model.head * task.sampled) + 4 * model.layers * model.attended * pairs
+    )
+    return forward * (passes + task.scores)
+
+
+def shard(model: Model, machine: Machine, ranks: int, tokens: int) -> int:
+    """GPUs among which one copy of the model is divided: the smallest divisor of `ranks` that has room for
+    what learns, two gathered layers and the activations of a pass. 0 if all of them have none.
+
+    Activations with checkpointing: the input of each layer and one layer's own, 34 * hidden bytes a token
+    (arXiv:2205.05198, equation 1, with an attention that keeps no pairs).
+    """
+    gathered = 2 * BF16 * model.parameters / model.layers
+    kept = tokens * model.hidden * (BF16 * model.layers + 34)
+    room = machine.room * machine.memory - gathered - kept
+    sizes = (n for n in range(1, ranks + 1) if ranks % n == 0 and LEARNING * model.parameters / n <= room)
+    return next(sizes, 0)
+
+
+def training(
+    model: Model,
+    machine: Machine,
+    task: Task,
+    ranks: int,
+    *,
+    micro: int = MICRO,
+    recompute: bool = True,
+    size: int = 0,
+) -> float:
+    """Seconds of all updates of a step on `ranks` GPUs; infinite if they have no room.
+
+    A pass of FSDP gathers the weights twice and reduces gradients in float32 (arXiv:1910.02054, section 7:
+    volumes of (n - 1) / n of a size), while it computes; the longer of the two counts, and one layer that
+    nothing hides. Copies of a divided model (HSDP) add up their gradients once an update.
+
+    Args:
+        micro: tokens of a pass on one GPU.
+        size: GPUs of one copy; 0: as few as have room.
+    """
+    size = size or shard(model, machine, ranks, micro)
+    if not size:
+        return math.inf
+    flop = training_flop(model, task, recompute=recompute)
+    arithmetic = flop / (ranks * machine.flops * machine.trained)
+    passes = task.updates * math.ceil(task.unique / task.updates / (ranks * micro))
+    moved = (2 * BF16 + FP32) * model.parameters * (size - 1) / size / machine.between(size)
+    hops = 3 * model.layers * (size - 1) * machine.hop
+    gathering = passes * (moved + hops)
+    copies = ranks // size
+    joined = 2 * FP32 * model.parameters / size * (copies - 1) / copies / machine.between(ranks)
+    stepping = STEPPED * model.parameters / size / machine.bandwidth
+    exposed = max(0.0, gathering - arithmetic) + gathering / model.layers
+    return arithmetic + exposed + task.updates * (joined + stepping)
+
+
+# --- sampling
+
+
+def decoding(model: Model, machine: Machine, batch: float, context: float, tp: int = 1) -> float:
+    """Seconds in which `batch` requests get a token each: the longer of reading weights and cache and of
+    arithmetic, the exchanges of tensor parallelism, and `launch` (arXiv:2211.05102, section 3)."""
+    read = (model.read(batch) + batch * context * model.cache) / (tp * machine.bandwidth * machine.streamed)
+    flop = batch * 2 * (model.body + model.head + 2 * model.layers * model.attended * context)
+    computed = flop / (tp * machine.flops * machine.prefilled)
+    volume = 2 * (tp - 1) / tp * batch * model.hidden * BF16 / machine.between(tp)
+    exchanged = 2 * model.layers * (volume + 2 * (tp - 1) * machine.hop) if tp > 1 else 0.0
+    return max(read, computed) + exchanged + machine.launch
+
+
+def capacity(model: Model, machine: Machine, task: Task, tp: int = 1) -> int:
+    """Episodes that an engine of `tp` GPUs can run at once: their cache beside the weights. Of a group that
+    runs together the prompt is there once (prefix cache). 0 if the weights have no room."""
+    free = tp * machine.room * machine.memory - BF16 * model.parameters
+    episode = model.cache * (task.prompt / task.size + (task.row - task.prompt) / 2)
+    return max(0, min(machine.most, int(free / episode)))
+
+
+def parallel(model: Model, machine: Machine, task: Task) -> int:
+    """The fewest GPUs an engine, a power of two in a node, that run 64 episodes at once; 0 if none can."""
+    sizes = (2**i for i in range(machine.node.bit_length()) if 2**i <= machine.node)
+    return next((tp for tp in sizes if capacity(model, machine, task, tp) >= 64), 0)
+
+
+def prefilling(model: Model, machine: Machine, task: Task, gpus: float) -> float:
+    """Seconds of reading what was not sampled, each token once: a prompt for its group, what tools say."""
+    tokens = task.groups * task.prompt + task.episodes * task.turns * task.observed
+    flop = tokens * (2 * model.body + 4 * model.layers * model.attended * task.context)
+    return flop / (gpus * machine.flops * machine.prefilled)
+
+
+def sampling(model: Model, machine: Machine, task: Task, gpus: int, tp: int) -> float:
+    """Seconds until the last episode of a step has ended, if nothing else runs: the long ones run alone in
+    the end. Tools add the waits of one episode, since those of others are filled."""
+    engines, batch = gpus // tp, capacity(model, machine, task, tp)
+    if not engines or not batch:
+        return math.inf
+    lengths = task.lengths
+    mine = lengths[lengths.index(max(lengths)) % engines :: engines]  # of the engine with the longest
+    seconds = sum(
+        ticks * decoding(model, machine, running, task.context, tp)
+        for ticks, running in _running(mine, batch)
+    )
+    return seconds + prefilling(model, machine, task, gpus) + task.turns * task.tool_seconds
+
+
+def _running(lengths: tuple[float, ...], slots: int) -> Iterator[tuple[float, int]]:
+    """(tokens that each running episode gets, how many run) until all have ended. A slot takes the next
+    episode when it is free."""
+    ends = list[float]()
+    free = [0.0] * min(slots, len(lengths))
+    for length in lengths:
+        end = heapq.heappop(free) + length
+        heapq.heappush(free, end)
+        ends.append(end)
+    before, begun = 0.0, 0
+    starts = sorted(end - length for end, length in zip(ends, lengths, strict=True))
+    for ended, end in enumerate(sorted(ends)):
+        while begun < len(starts) and starts[begun] < end:
+            begun += 1
+        if end > before:
+            yield end - before, begun - ended
+        before = end
+
+
+def streaming(model: Model, machine: Machine, task: Task, gpus: int, tp: int) -> float:
+    """Seconds a step if engines never run empty: episodes of later batches take the places of those that
+    end. Batches are trained in the order of issue, so the longest episode has `level + 1` steps to end: where
+    that is too few, an engine that runs fewer at once is faster."""
+    engines, most = gpus // tp, capacity(model, machine, task, tp)
+    if not engines or not most:
+        return math.inf
+    return min(_streaming(model, machine, task, engines, tp, most / 2**i) for i in range(6))
+
+
+def _streaming(model: Model, machine: Machine, task: Task, engines: int, tp: int, most: float) -> float:
+    flying = task.episodes * (1 + task.level) / engines
+    batch = min(most, flying)
+    for _ in range(50):  # only those run that do not wait for a tool (Little's law)
+        turn = task.reply * decoding(model, machine, batch, task.context, tp)
+        batch = min(most, flying * turn / (turn + task.tool_seconds))
+    tick = decoding(model, machine, batch, task.context, tp)
+    ends = max(task.lengths) * tick + task.turns * task.tool_seconds
+    produced = task.sampled / engines * tick / batch + prefilling(model, machine, task, engines * tp)
+    return max(produced, ends / (1 + task.level))
+
+
+def longest(model: Model, machine: Machine, task: Task, tp: int) -> float:
+    """Seconds of the longest episode if it runs alone."""
+    return max(task.lengths) * decoding(model, machine, 1, task.context, tp) + task.turns * task.tool_seconds
+
+
+# --- weights, checkpoints, failures
+
+
+def transfer(model: Model, machine: Machine, how: str, *, writers: int = 1, readers: int = 1) -> float:
+    """Seconds in which new weights reach every engine.
+
+    nccl: one pipelined broadcast, limited by the card of the sender, whatever the number of engines. folder:
+    written by `writers` nodes, then read by `readers`. shm: two copies in the memory of one machine, at
+    10 GB/s. lora: an adapter of 1 % of the weights as a folder.
+    """
+    size = BF16 * model.parameters * (0.01 if how == "lora" else 1)
+    if how == "nccl":
+        return size / (machine.net * machine.moved)
+    if how == "shm":
+        return 2 * size / 10e9
+    if how in ("folder", "lora"):
+        write, read = (
+            min(machine.disk * writers, machine.storage),
+            min(machine.disk, machine.storage / readers),
+        )
+        return size / write + size / read
+    raise ValueError(f"transfer: got {how!r}, expected nccl, folder, shm or lora")
+
+
+def saving(model: Model, machine: Machine, nodes: int) -> float:
+    """Seconds of a checkpoint: master and two moments, each node writes its part."""
+    return 3 * FP32 * model.parameters / min(machine.disk * nodes, machine.storage)
+
+
+@dataclass(frozen=True)
+class Endurance:
+    """`between`: seconds between failures. `period`: between checkpoints, at which least is lost. `useful`:
+    the share of time that is not lost."""
+
+    between: float
+    period: float
+    useful: float
+
+
+def endurance(machine: Machine, gpus: int, save: float, period: float | None = None) -> Endurance:
+    """Young's first-order rule: a checkpoint every sqrt(2 * save * MTBF) s; a failure costs half a period and
+    the restart (Young 1974; Daly 2006, equation 13; ETTR of arXiv:2410.21680, section 4.2).
+
+    Args:
+        gpus: whose failure ends training. Engines are replaced while it goes on.
+    """
+    between = machine.lost * 3600 / gpus
+    period = period or math.sqrt(2 * save * between)
+    lost = save / period + (period / 2 + machine.restart) / between
+    return Endurance(between, period, max(0.0, 1 - lost))
+
+
+# --- a step
+
+
+@dataclass(frozen=True)
+class Cost:
+    """A step in seconds.
+
+    Attributes:
+        longest: of `sampling`, what no GPU more would shorten.
+        samplers, trainers: GPUs; the same ones, unless `apart`.
+        tp: GPUs of an engine. size: GPUs of one copy of what learns (`dp_shard`).
+    """
+
+    seconds: float
+    sampling: float
+    longest: float
+    training: float
+    transfer: float
+    samplers: int
+    trainers: int
+    tp: int
+    size: int
+    apart: bool
+
+    @property
+    def bottleneck(self) -> str:
+        parts = {"sampling": self.sampling, "training": self.training, "weights": self.transfer}
+        found = max(parts, key=lambda name: parts[name])
+        alone = found == "sampling" and self.longest > 0.8 * self.sampling
+        return "the longest episode" if alone else found
+
+
+def together(model: Model, machine: Machine, task: Task, gpus: int) -> Cost:
+    """Every GPU samples, then trains: level 0. Weights change hands inside each node, at its link."""
+    tp = min(gpus, parallel(model, machine, task) or gpus)
+    sampled, trained = sampling(model, machine, task, gpus, tp), training(model, machine, task, gpus)
+    moved = BF16 * model.parameters / machine.between(machine.node)
+    size = shard(model, machine, gpus, MICRO)
+    alone = longest(model, machine, task, tp)
+    return Cost(sampled + trained + moved, sampled, alone, trained, moved, gpus, gpus, tp, size, False)
+
+
+def apart(model: Model, machine: Machine, task: Task, gpus: int, how: str = "nccl") -> Cost | None:
+    """Some GPUs sample while the others train on the batch before. None if they are too few.
+
+    A step is as long as the slower side, and both stand still while weights move. Of all splits within 3 % of
+    the shortest step, the one with the fewest GPUs: the others may be given back. Beyond one node a side has
+    whole ones.
+    """
+    tp, nodes = parallel(model, machine, task), max(1, gpus // machine.node)
+    if not tp:
+        return None
+    moved = transfer(model, machine, how, writers=(nodes + 1) // 2, readers=(nodes + 1) // 2)
+    steps = [n for n in range(1, gpus) if n < machine.node or n % machine.node == 0]
+    sampled = {n: streaming(model, machine, task, n, tp) for n in steps if n % tp == 0}
+    trained = {n: training(model, machine, task, n) for n in steps}
+    splits = [(max(s, t), n, m) for n, s in sampled.items() for m, t in trained.items() if n + m <= gpus]
+    shortest = min((seconds for seconds, *_ in splits), default=math.inf)
+    if math.isinf(shortest):
+        return None
+    near = [split for split in splits if split[0] <= 1.03 * shortest]
+    seconds, n, m = min(near, key=lambda split: (split[1] + split[2], split[0]))
+    alone = longest(model, machine, task, tp) / (1 + task.level)
+    size = shard(model, machine, m, MICRO)
+    return Cost(seconds + moved, sampled[n], alone, trained[m], moved, n, m, tp, size, True)
