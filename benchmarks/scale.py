@@ -20,7 +20,8 @@ from typing import Any
 
 import step_cost
 from common import parser, table
-from step_cost import Cost, Machine, Model, Task
+from step_cost import Cost
+from step_shapes import Machine, Model, Task
 
 MODELS: Mapping[str, Model] = {  # from their config.json
     "0.6B": Model(0.596e9, 28, 1024, 2048, 1024, 151_936, tied=True),
@@ -34,7 +35,7 @@ TASKS: Mapping[str, Task] = {
     "maths": Task(groups=128, size=16, prompt=512, turns=1, reply=4096),
     "agent": Task(groups=64, size=16, prompt=2048, turns=12, reply=300, observed=500, tool_seconds=3.0),
 }
-GPUS = (8, 64, 512)
+GPUS = (8, 16, 32, 64, 128, 256, 512, 1024)
 H100 = Machine()
 TURNS = (
     3700.0  # a second on one core, and KiB of a live episode: RESULTS.md, "The rollout path without a model"
@@ -71,24 +72,19 @@ def _changed(base: Any, given: Namespace) -> Any:
 
 
 def everything() -> list[str]:
-    found = ["1.7B, maths:", steps(MODELS["1.7B"], H100, TASKS["maths"], (1, 2, 4, 8))]
-    for name, task in TASKS.items():
-        for size in ("8B", "32B"):
-            found += [
-                f"{size}, {name}:",
-                steps(MODELS[size], H100, task, (8, 16, 32, 64, 128, 256, 512, 1024)),
-            ]
-    found += [
-        "What the forest saves:",
-        sharing(),
-        "Levels:",
-        levels(),
-        "Weights:",
-        transfers(),
-        "Failures:",
-        failures(),
-    ]
-    return found
+    """The tables of docs/scale.md and their headings."""
+    shown = {
+        "1.7B, maths": (1, 2, 4, 8),
+        "8B, maths": GPUS,
+        "32B, maths": GPUS,
+        "8B, agent": GPUS,
+    }
+    found = []
+    for heading, counts in shown.items():
+        model, task = heading.split(", ")
+        found += [f"### {heading}", steps(MODELS[model], H100, TASKS[task], counts)]
+    tables = {"Levels": levels, "What the forest saves": sharing, "Weights": transfers, "Failures": failures}
+    return found + [text for name, make in tables.items() for text in (f"## {name}", make())]
 
 
 def steps(model: Model, machine: Machine, task: Task, counts: Sequence[int]) -> str:

@@ -4,9 +4,9 @@
                                                                     └──> apart      some sample, some train
 
 Pure functions of numbers. Seconds, bytes, FLOP and tokens throughout. Where a formula comes from stands at
-its function; what was assumed stands at the fields of `Machine`. scale.py compares with measurements.
-Left out: time of environments beyond `Task.tool_seconds`, pipeline and context parallelism, speculative
-decoding, and every queue inside an engine.
+its function; what was assumed stands at the fields of `Machine` (step_shapes.py); scale.py compares with
+measurements. Left out: time of environments beyond `Task.tool_seconds`, pipeline and context parallelism,
+speculative decoding, and every queue inside an engine.
 """
 
 from __future__ import annotations
@@ -15,176 +15,12 @@ import heapq
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cached_property
-from statistics import NormalDist
 
-BF16, FP32 = 2, 4
+from step_shapes import BF16, FP32, Machine, Model, Task
+
 LEARNING = 4 * FP32  # master, gradient and two moments of a parameter (arXiv:1910.02054, section 3)
 MICRO = 16_384  # tokens of a pass on one GPU
 STEPPED = 7 * FP32  # an optimizer step reads four numbers of a parameter and writes three
-
-
-@dataclass(frozen=True)
-class Model:
-    """A decoder. `active`: parameters that a token goes through, if that is not all (mixture of experts).
-
-    Attributes:
-        attended: heads * size of a head. cached: the same of keys (and of values).
-        experts, chosen: of a layer; 0 without experts.
-    """
-
-    parameters: float
-    layers: int
-    hidden: int
-    attended: int
-    cached: int
-    vocabulary: int
-    tied: bool = False
-    active: float = 0.0
-    experts: int = 0
-    chosen: int = 0
-
-    @property
-    def head(self) -> float:
-        return float(self.vocabulary * self.hidden)
-
-    @property
-    def body(self) -> float:
-        """Parameters that multiply a token, without embedding and head."""
-        return (self.active or self.parameters) - self.head * (1 if self.tied else 2)
-
-    @property
-    def cache(self) -> float:
-        """Bytes of keys and values of a token."""
-        return 2.0 * BF16 * self.layers * self.cached
-
-    def read(self, batch: float) -> float:
-        """Bytes of the weights that a decoding step reads. Of experts those that any of `batch` tokens chose,
-        if each chooses at random: 1 - (1 - chosen / experts) ** batch of them."""
-        if not self.experts:
-            return BF16 * self.parameters
-        shared = self.active - (self.parameters - self.active) * self.chosen / (self.experts - self.chosen)
-        touched = 1 - (1 - self.chosen / self.experts) ** batch
-        return BF16 * (shared + (self.parameters - shared) * touched)
-
-
-@dataclass(frozen=True)
-class Machine:
-    """Nodes of GPUs. The second half are shares of the first that programs reach: assumptions.
-
-    Attributes:
-        flops: dense bfloat16. memory: bytes. bandwidth: of memory, bytes/s.
-        link: bytes/s in one direction from a GPU to the others of its node; net: to other nodes.
-        disk: bytes/s that a node reads or writes; storage: all nodes together, of a file system they share.
-        trained: of `flops` in training: 0.35 is torchtitan's with 8B on 8 H100 and torch.compile.
-        prefilled: of `flops` in reading prompts.
-        streamed: of `bandwidth` in decoding. launch: seconds of a decoding step beside memory and arithmetic.
-            Both are fitted to vLLM with 8B and one request on an H100 and on an A100.
-        moved: of `link` and `net` in collectives. hop: seconds of one step of a collective.
-        most: requests that one engine runs at once. room: of `memory` that weights and cache may take.
-        lost: GPU-hours per failure that ends a job. 50,677: Llama 3, 419 failures of 16,384 GPUs in 54 days.
-        restart: seconds until training goes on after a failure.
-    """
-
-    flops: float = 989e12
-    memory: float = 80e9
-    bandwidth: float = 3.35e12
-    link: float = 450e9
-    net: float = 50e9
-    disk: float = 5e9
-    storage: float = 100e9
-    node: int = 8
-    trained: float = 0.35
-    prefilled: float = 0.50
-    streamed: float = 0.85
-    moved: float = 0.8
-    launch: float = 0.7e-3
-    hop: float = 5e-6
-    most: int = 256
-    room: float = 0.9
-    lost: float = 50_677.0
-    restart: float = 600.0
-
-    def between(self, ranks: int) -> float:
-        """Bytes/s of a collective over so many GPUs. Each byte enters a node once, through all its cards, and
-        is then handed on inside: so nodes are connected by `node * net` (bus bandwidth of nccl-tests)."""
-        cards = min(ranks, self.node) * self.net
-        return self.moved * (self.link if ranks <= self.node else min(self.link, cards))
-
-
-@dataclass(frozen=True)
-class Task:
-    """The episodes of a step: `groups` tasks, `size` episodes each.
-
-    Attributes:
-        prompt: tokens that a group shares. reply, observed: tokens of a turn.
-        spread: sigma of the log-normal of an episode's length, which is cut at `cut` times its mean (what
-            rollout.limits does; the mean is then a little lower than it says).
-        tool_seconds: that the environment takes for a turn.
-        updates: optimizer steps of a step of RL. scores: forward passes over the batch beside training
-            (log-probabilities before the updates, of a reference).
-        level: batches that may be in flight behind the one that is trained (rollout.max_async_level).
-    """
-
-    groups: int = 64
-    size: int = 16
-    prompt: int = 512
-    turns: int = 1
-    reply: int = 2048
-    observed: int = 0
-    spread: float = 0.6
-    cut: float = 4.0
-    tool_seconds: float = 0.0
-    updates: int = 1
-    scores: int = 1
-    level: int = 1
-
-    @property
-    def episodes(self) -> int:
-        return self.groups * self.size
-
-    @property
-    def sampled(self) -> float:
-        return float(self.episodes * self.turns * self.reply)
-
-    @property
-    def row(self) -> float:
-        """Tokens of an episode when it ends."""
-        return float(self.prompt + self.turns * (self.reply + self.observed))
-
-    @property
-    def flat(self) -> float:
-        """Tokens of the step, a row for each episode."""
-        return self.episodes * self.row
-
-    @property
-    def a_row_a_turn(self) -> float:
-        """Tokens of the step if each turn is a row of its own, as where history is rendered again."""
-        turn = self.reply + self.observed
-        return float(self.episodes * (self.turns * self.prompt + turn * self.turns * (self.turns + 1) / 2))
-
-    @property
-    def unique(self) -> float:
-        """The same as a trie: a prompt counts once for its group, history once for its episode."""
-        return float(self.groups * self.prompt) + self.episodes * (self.row - self.prompt)
-
-    @property
-    def context(self) -> float:
-        """Tokens that a token attends to, on average."""
-        return self.row / 2
-
-    @cached_property
-    def lengths(self) -> tuple[float, ...]:
-        """Sampled tokens of each episode: the quantiles of the log-normal, in a fixed order in which long and
-        short ones are mixed."""
-        mean = float(self.turns * self.reply)
-        if not self.spread:
-            return (mean,) * self.episodes
-        normal, golden = NormalDist(0, self.spread), (math.sqrt(5) - 1) / 2
-        count, middle = self.episodes, math.log(mean) - self.spread**2 / 2
-        places = sorted(range(count), key=lambda i: i * golden % 1.0)
-        drawn = (math.exp(middle + normal.inv_cdf((i + 0.5) / count)) for i in places)
-        return tuple(min(length, self.cut * mean) for length in drawn)
 
 
 # --- training
@@ -208,8 +44,8 @@ def training_flop(model: Model, task: Task, *, tokens: float | None = None, reco
 
 
 def shard(model: Model, machine: Machine, ranks: int, tokens: int) -> int:
-    """GPUs among which one copy of the model is divided: the smallest divisor of `ranks` that has room for
-    what learns, two gathered layers and the activations of a pass. 0 if all of them have none.
+    """GPUs among which one copy of the model is divided: the smallest divisor of `ranks`, part of a node or
+    whole nodes, with room for what learns, two gathered layers and the activations of a pass. 0: none has.
 
     Activations with checkpointing: the input of each layer and one layer's own, 34 * hidden bytes a token
     (arXiv:2205.05198, equation 1, with an attention that keeps no pairs).
@@ -217,8 +53,12 @@ def shard(model: Model, machine: Machine, ranks: int, tokens: int) -> int:
     gathered = 2 * BF16 * model.parameters / model.layers
     kept = tokens * model.hidden * (BF16 * model.layers + 34)
     room = machine.room * machine.memory - gathered - kept
-    sizes = (n for n in range(1, ranks + 1) if ranks % n == 0 and LEARNING * model.parameters / n <= room)
-    return next(sizes, 0)
+    node = machine.node
+    for n in range(1, ranks + 1):
+        whole = ranks % n == 0 and (node % n == 0 or n % node == 0 or n == ranks)
+        if whole and LEARNING * model.parameters / n <= room:
+            return n
+    return 0
 
 
 def training(
@@ -333,7 +173,7 @@ def streaming(model: Model, machine: Machine, task: Task, gpus: int, tp: int) ->
     engines, most = gpus // tp, capacity(model, machine, task, tp)
     if not engines or not most:
         return math.inf
-    return min(_streaming(model, machine, task, engines, tp, most / 2**i) for i in range(6))
+    return min(_streaming(model, machine, task, engines, tp, most * 0.8**i) for i in range(18))
 
 
 def _streaming(model: Model, machine: Machine, task: Task, engines: int, tp: int, most: float) -> float:
@@ -450,7 +290,7 @@ def together(model: Model, machine: Machine, task: Task, gpus: int) -> Cost:
 def apart(model: Model, machine: Machine, task: Task, gpus: int, how: str = "nccl") -> Cost | None:
     """Some GPUs sample while the others train on the batch before. None if they are too few.
 
-    A step is as long as the slower side, and both stand still while weights move. Of all splits within 3 % of
+    A step is as long as the slower side, and both stand still while weights move. Of all splits within 2 % of
     the shortest step, the one with the fewest GPUs: the others may be given back. Beyond one node a side has
     whole ones.
     """
@@ -465,7 +305,7 @@ def apart(model: Model, machine: Machine, task: Task, gpus: int, how: str = "ncc
     shortest = min((seconds for seconds, *_ in splits), default=math.inf)
     if math.isinf(shortest):
         return None
-    near = [split for split in splits if split[0] <= 1.03 * shortest]
+    near = [split for split in splits if split[0] <= 1.02 * shortest]
     seconds, n, m = min(near, key=lambda split: (split[1] + split[2], split[0]))
     alone = longest(model, machine, task, tp) / (1 + task.level)
     size = shard(model, machine, m, MICRO)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ import step_cost
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from step_cost import Machine, Model, Task
+from step_shapes import Machine, Model, Task
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -76,7 +77,9 @@ def test_a_model_is_divided_among_as_few_gpus_as_have_room() -> None:
     assert step_cost.shard(scale.MODELS["8B"], H100, 64, 16_384) == 4
     assert step_cost.shard(scale.MODELS["8B"], H100, 23, 16_384) == 23
     assert step_cost.shard(scale.MODELS["8B"], H100, 64, 8192) == 2
-    assert step_cost.shard(scale.MODELS["8B"], H100, 9, 16_384) == 3  # 43.7 GB that learn
+    assert step_cost.shard(scale.MODELS["8B"], H100, 24, 16_384) == 4  # three would not stay in a node
+    assert step_cost.shard(scale.MODELS["8B"], H100, 3, 16_384) == 3  # 43.7 GB that learn
+    assert step_cost.shard(scale.MODELS["32B"], H100, 48, 16_384) == 16
     assert step_cost.shard(scale.MODELS["8B"], H100, 2, 16_384) == 0
     assert step_cost.training(scale.MODELS["8B"], H100, Task(), 2) == math.inf
 
@@ -151,7 +154,7 @@ def test_no_split_of_the_gpus_is_faster(name: str) -> None:
         for n in range(1, 8)
         for m in range(1, 9 - n)
     ]
-    assert min(every) <= found.seconds - found.transfer <= 1.03 * min(every)
+    assert min(every) <= found.seconds - found.transfer <= 1.02 * min(every)
 
 
 def test_transfer_by_hand() -> None:
@@ -178,3 +181,8 @@ def test_the_period_is_the_best_of_all_periods() -> None:
 def test_predictions_of_what_was_measured_here_are_within_a_third() -> None:
     own = [check for check in scale._cpu() if not check.fitted]
     assert len(own) == 5 and max(abs(check.error) for check in own) < 1 / 3
+
+
+def test_the_page_has_the_tables_of_the_program() -> None:
+    page = (Path(__file__).parents[1] / "docs" / "scale.md").read_text()
+    assert [table for table in (*scale.everything(), scale.checked()) if table.strip("\n") not in page] == []
