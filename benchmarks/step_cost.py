@@ -179,10 +179,11 @@ def streaming(model: Model, machine: Machine, task: Task, gpus: int, tp: int) ->
 def _streaming(model: Model, machine: Machine, task: Task, engines: int, tp: int, most: float) -> float:
     flying = task.episodes * (1 + task.level) / engines
     batch = min(most, flying)
-    for _ in range(50):  # only those run that do not wait for a tool (Little's law)
-        turn = task.reply * decoding(model, machine, batch, task.context, tp)
+    before, tick = 0.0, decoding(model, machine, batch, task.context, tp)
+    while abs(batch - before) > 1e-3 * batch:  # only those run that do not wait for a tool (Little's law)
+        before, turn = batch, task.reply * tick
         batch = min(most, flying * turn / (turn + task.tool_seconds))
-    tick = decoding(model, machine, batch, task.context, tp)
+        tick = decoding(model, machine, batch, task.context, tp)
     ends = max(task.lengths) * tick + task.turns * task.tool_seconds
     produced = task.sampled / engines * tick / batch + prefilling(model, machine, task, engines * tp)
     return max(produced, ends / (1 + task.level))

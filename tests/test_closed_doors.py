@@ -36,6 +36,7 @@ PICKLED_FILES = {"FileSystemReader", "FileSystemWriter", "read_pickle", "to_pick
 RUNS_CODE = {"sandbox/running.py", "sandbox/walls.py"}
 """Where code of a model is run, inside the walls."""
 LISTENS = {"wire/listening.py"}
+SERVERS = {"uvicorn", "socketserver", "http.server", "aiohttp.web", "wsgiref"}
 
 
 def faults(tree: ast.AST, place: str) -> Iterator[str]:
@@ -47,6 +48,11 @@ def faults(tree: ast.AST, place: str) -> Iterator[str]:
 
 def _fault(node: ast.AST, place: str) -> Iterator[str]:
     match node:
+        case ast.Import(names=[ast.alias(name=name)]) | ast.ImportFrom(module=name) if name in SERVERS:
+            if place not in LISTENS:
+                yield f"imports {name}"
+        case ast.Call(func=ast.Attribute(attr="TCPStore")) if not _given(node, "master_listen_fd"):
+            yield "makes a TCPStore, which listens on all interfaces"
         case ast.Import(names=names):
             yield from (f"imports {n.name}" for n in names if n.name.partition(".")[0] in PICKLE)
         case ast.ImportFrom(module=str(module), names=names):
@@ -67,11 +73,15 @@ def _fault(node: ast.AST, place: str) -> Iterator[str]:
             yield f"listens by {name}"
     if isinstance(node, ast.Call):
         for name in ("allow_pickle", "trust_remote_code"):
-            if any(k.arg == name for k in node.keywords) and not _says(node, name, False):
+            if _given(node, name) and not _says(node, name, False):
                 yield f"gives {name}"
 
 
 FORBIDDEN = OBJECT_COLLECTIVES | PICKLED_FILES
+
+
+def _given(call: ast.Call, keyword: str) -> bool:
+    return any(k.arg == keyword for k in call.keywords)
 
 
 def _says(call: ast.Call, keyword: str, value: bool) -> bool:
@@ -113,6 +123,9 @@ def test_no_module_pickles_evaluates_or_listens_for_itself() -> None:
         "socket.bind(('0.0.0.0', 80))",
         "socket.bind(address)",
         "asyncio.start_server(answer, host)",
+        "dist.TCPStore('127.0.0.1', 0, 2, True)",
+        "import uvicorn",
+        "from http.server import HTTPServer",
     ],
 )
 def test_the_rule_sees(code: str) -> None:
@@ -127,6 +140,7 @@ def test_the_rule_sees(code: str) -> None:
         "np.load(path, allow_pickle=False)",
         "model.eval()",
         "socket.bind(('127.0.0.1', 0))",
+        "dist.TCPStore('127.0.0.1', 0, 2, True, master_listen_fd=found)",
         "signature.bind(self, *args)",
     ],
 )

@@ -183,6 +183,7 @@ def test_predictions_of_what_was_measured_here_are_within_a_third() -> None:
     assert len(own) == 5 and max(abs(check.error) for check in own) < 1 / 3
 
 
+@pytest.mark.slow
 def test_the_page_has_the_tables_of_the_program() -> None:
     page = (Path(__file__).parents[1] / "docs" / "scale.md").read_text()
     assert [table for table in (*scale.everything(), scale.checked()) if table.strip("\n") not in page] == []

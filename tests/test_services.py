@@ -234,10 +234,17 @@ def test_an_orchestrator_without_addresses_is_refused(
     assert not (folder / "none").exists()
 
 
-def test_a_part_that_others_can_reach_needs_a_key(folder: Path, silva: Silva) -> None:
-    code, output = silva(*argv(folder, "none", "--host", "0.0.0.0", command="trainer"))
+@pytest.mark.parametrize("command", ["trainer", "inference"])
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.0.2.1"])
+def test_a_part_that_others_can_reach_needs_a_key(
+    folder: Path, silva: Silva, command: str, host: str
+) -> None:
+    code, output = silva(*argv(folder, "none", "--host", host, command=command))
     assert code == 2 and "other machines could use this server without a key" in output
     assert "SILVA_API_KEY" in output
+
+
+def test_a_trainer_needs_a_key_also_where_only_this_machine_can_reach_it(folder: Path, silva: Silva) -> None:
     code, output = silva(*argv(folder, "none", "--host", "127.0.0.1", command="trainer"))
     assert code == 2 and "everybody on this machine could use this trainer without a key" in output
 
