@@ -35,7 +35,7 @@ def what_is_loaded_stays() -> Iterator[None]:
     gc.collect()
     gc.freeze()
     with pytest.MonkeyPatch.context() as patch:
-        none = SimpleNamespace(collect=lambda: 0, freeze=lambda: None, unfreeze=lambda: None)
+        none = SimpleNamespace(collect=lambda: 0, freeze=lambda: None, unfreeze=lambda: None, callbacks=[])
         patch.setattr(process, "gc", none)
         yield
 
