@@ -40,3 +40,4 @@ def test_what_is_in_use_is_looked_through_once(monkeypatch: pytest.MonkeyPatch) 
     gc.collect()
     assert last() is None and late() is None
     assert gc.get_freeze_count() == 0
+    gc.freeze()  # as the other tests have it
