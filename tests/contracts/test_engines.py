@@ -77,6 +77,7 @@ def test_every_token_has_its_numbers(engine: Engine) -> None:
     assert (len(found.tokens), found.stop_reason) == (6, "length")
     assert found.versions == (engine.version,) * 6
     assert all(math.isfinite(x) and x <= 0 for x in (*found.logprobs, *found.raw_logprobs))
+    assert found.raw_logprobs is found.logprobs  # the same at temperature 1: kept once
     if engine.capabilities.entropies:
         assert all(math.isfinite(x) and x >= 0 for x in found.entropies)
 

@@ -66,10 +66,11 @@ class EngineRequest:
         if self.scores is not None:
             return self.scores
         assert self.stop_reason is not None
+        logprobs = tuple(self.logprobs)
         return Completion(
             tuple(self.tokens),
-            tuple(self.logprobs),
-            tuple(self.raw_logprobs),
+            logprobs,
+            logprobs if self.raw_logprobs == self.logprobs else tuple(self.raw_logprobs),
             tuple(self.entropies),
             tuple(self.versions),
             self.stop_reason,

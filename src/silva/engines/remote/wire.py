@@ -139,10 +139,11 @@ class SilvaDialect:
         def read(answer: Any) -> ServedResult[Completion]:
             (choice,) = answer["choices"]
             own = choice["silva"]
+            logprobs, raw = tuple(choice["logprobs"]["token_logprobs"]), tuple(own["raw_logprobs"])
             found = Completion(
                 tuple(choice["token_ids"]),
-                tuple(choice["logprobs"]["token_logprobs"]),
-                tuple(own["raw_logprobs"]),
+                logprobs,
+                logprobs if raw == logprobs else raw,  # at temperature 1: 32 bytes a token are not kept twice
                 tuple(own["entropies"]),
                 tuple(own["versions"]),
                 own["stop_reason"],
