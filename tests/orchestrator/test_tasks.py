@@ -181,6 +181,21 @@ def test_pools_by_the_mean_of_the_last_group():
     assert made.pools == {"a/a0": "easy", "a/a1": "hard"}
 
 
+def test_pools_that_have_changed_are_those_of_a_restart():
+    """With 38 of 40 tasks in pools only half of the normal ones are avoided, so how many are left counts."""
+    tasks = Listed("a", 40)
+    made, again = (
+        TaskStream([Source("a", tasks, 1.0)], 0, step=8, settings=DifficultyPools(easy_fraction=0.2))
+        for _ in range(2)
+    )
+    for task in tasks.all:
+        made.remember(played(task, 1, 1))
+    for task in tasks.all[:2]:
+        made.remember(played(task, 1, 0))
+    again.load(made.state())
+    assert drawn(made, 60) == drawn(again, 60)
+
+
 def test_tasks_that_are_fewer_than_a_step_come_in_turns_with_pools_too():
     made = Listed("a", 30)
     made.all = [Task(f"a{i}", "a", i, {"n": i % 3}) for i in range(30)]

@@ -6,6 +6,7 @@ were easy or hard when they were last played come again only now and then.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, replace
@@ -64,6 +65,7 @@ class TaskStream:
         self.position: dict[str, int] = dict.fromkeys(labels, 0) | dict(state.get("position", {}))
         self.passed: dict[str, int] = dict.fromkeys(labels, 0) | dict(state.get("passed", {}))
         self.pools: dict[str, str] = dict(state.get("pools", {}))
+        self._pooled = Counter({w: sum(key.startswith(f"{w}/") for key in self.pools) for w in labels})
         self.recent: dict[str, list[str]] = {w: state.get("recent", {}).get(w, []) for w in labels}
         self._orders = {
             label: passes(tasks, derive(self.seed, "order", label), self.step, start=self.position[label])
@@ -97,10 +99,12 @@ class TaskStream:
         if self.settings is None or not group.scored:
             return
         mean = sum(t.raw_reward for t in group.scored) / len(group.scored)
-        key = f"{group.task.environment}/{group.task.id}"
-        self.pools.pop(key, None)
+        label = group.task.environment
+        key = f"{label}/{group.task.id}"
+        self._pooled[label] -= self.pools.pop(key, None) is not None
         if (pool := difficulty(self.settings, mean)) != "normal":
             self.pools[key] = pool
+            self._pooled[label] += 1
 
     def _next(self, source: Source) -> Task:
         self.position[source.label] += 1
@@ -111,7 +115,7 @@ class TaskStream:
     def _avoided(self, label: str) -> list[str]:
         """The tasks that the next draw must not repeat, oldest first. With fewer normal tasks than a step
         draws, only half of them are avoided, so that the next one is found soon."""
-        normal = len(self._tasks[label]) - sum(key.startswith(f"{label}/") for key in self.pools)
+        normal = len(self._tasks[label]) - self._pooled[label]
         avoided = self.step - 1 if normal >= self.step else normal // 2
         return self.recent[label][-avoided:] if avoided else []
 
