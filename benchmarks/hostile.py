@@ -17,26 +17,14 @@ from __future__ import annotations
 import json
 import os
 import re
-import secrets
 import subprocess
 import sys
-import tempfile
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
-import httpx2
-import numpy as np
 from common import CONFIGS, Row, machine, parser, results, write
-from hostile_trainer import BINARY, document
-
-from silva.config.load import load
-from silva.registries import REGISTRIES
-from silva.trainer.remote import Open, Opened, ServedTrainer, plain_config
-from silva.types import LossSpec, OptimParams, Sample
-from silva.wire import rpc
-from silva.wire.codec import decode, encode
+from hostile_trainer import document
+from served import Server, served
 
 HERE = Path(__file__).parent
 PEER = HERE.parent / ".peers/schemathesis/bin/schemathesis"
@@ -62,14 +50,14 @@ def main() -> int:
 
 
 def attack_inference(cases: int) -> list[Row]:
-    with served("inference") as server:
+    with served("inference", CONFIG) as server:
         report = attacked(f"{server.address}/openapi.json", server, cases)
         health = server.client.get("/health", timeout=60)
     return counted("silva inference", [report], health.status_code == 200, server)
 
 
 def attack_trainer(cases: int) -> list[Row]:
-    with served("trainer") as server:
+    with served("trainer", CONFIG) as server:
         opened = server.opened()
         schema = server.folder / "openapi.json"
         schema.write_text(json.dumps(document(server.run, opened.session)))
@@ -112,68 +100,6 @@ def attacked(schema: str, server: Server, cases: int, *options: str) -> str:
         env=os.environ | {"PYTHONPATH": str(HOOK), "SCHEMATHESIS_HOOKS": "trainer_calls"},
     )  # fmt: skip
     return done.stdout + done.stderr
-
-
-class Server:
-    """One part of a run as a process. `run` is the folder of its run, `ended` its exit code."""
-
-    def __init__(self, folder: Path, key: str, process: subprocess.Popen[str]) -> None:
-        self.folder, self.key, self.process, self.ended = folder, key, process, -1
-        self.run = folder / "runs" / "smoke"
-        assert process.stderr is not None
-        line = next(line for line in process.stderr if "listening at" in line)
-        self.address = line.rpartition(" ")[2].strip()
-        headers = {"authorization": f"Bearer {key}"}
-        self.client = httpx2.Client(base_url=self.address, headers=headers, timeout=60)
-
-    def post(self, path: str, content: bytes) -> bytes:
-        answer = self.client.post(path, content=content, headers={"content-type": BINARY})
-        if answer.status_code != 200:
-            raise RuntimeError(f"{path}: {answer.status_code} {answer.text}")
-        return answer.content
-
-    def opened(self) -> Opened:
-        config = load([f"@{CONFIG}"], REGISTRIES).config
-        asked = Open(plain_config(config.model_dump(mode="json")), True, str(self.run), "folder")
-        return decode(Opened, self.post("/open", encode(asked)))
-
-    def trains(self) -> bool:
-        """Whether it can be opened and makes an update that changes something."""
-        try:
-            session = self.opened().session
-            self.call(session, "forward_backward", [row()], LossSpec("reinforce"))
-            stepped = self.call(session, "optim_step", OptimParams(1e-3), None)
-        except RuntimeError as error:
-            print(error, file=sys.stderr)
-            return False
-        return bool(stepped["grad_norm"] > 0)
-
-    def call(self, session: str, method: str, *arguments: Any) -> Any:
-        answer = self.post(f"/sessions/{session}", rpc.encode(ServedTrainer, method, arguments))
-        return rpc.decode(ServedTrainer, method, answer).result
-
-
-def row() -> Sample:
-    weights = np.array([0, 1, 1, 1], np.float32)
-    return Sample(
-        tokens=np.arange(65, 69), loss_weights=weights, logprobs=np.full(4, -1.0), temperatures=np.ones(4),
-        versions=np.zeros(4, np.int64), trajectory="t", group="g", advantages=np.ones(4),
-    )  # fmt: skip
-
-
-@contextmanager
-def served(part: str) -> Iterator[Server]:
-    key = secrets.token_urlsafe(16)
-    with tempfile.TemporaryDirectory() as folder:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "silva", part, f"@{CONFIG}", "--port", "0"],
-            env=os.environ | {"SILVA_API_KEY": key}, cwd=folder, stderr=subprocess.PIPE, text=True,
-        )  # fmt: skip
-        try:
-            yield (server := Server(Path(folder), key, process))
-        finally:
-            process.terminate()
-            server.ended = process.wait(30)
 
 
 def _found(words: str, report: str) -> float:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import numpy as np
+from served import BINARY
 
 from silva.algorithms.losses import LOSSES
 from silva.trainer.remote import Open, ServedTrainer
@@ -20,7 +21,6 @@ from silva.wire.codec import hints
 FITS = {"tokens": 0, "loss_weights": 1, "temperatures": 3, "versions": 4}
 """Arrays of peers/trainer_calls.py that fit a field; 2 fits the others."""
 ARRAYS = 16
-BINARY = "application/octet-stream"
 
 
 def document(folder: Path, session: str) -> dict[str, Any]:
