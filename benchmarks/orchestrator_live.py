@@ -50,21 +50,21 @@ class Served(ScriptedEngine):
 
     Attributes:
         started: seconds of the loop's clock when every episode had asked for its first answer.
-        memory: bytes of the process when the episodes were half played.
+        resident: bytes of the process when the episodes were half played.
     """
 
     def __init__(self, case: Case, renderer: Renderer, live: int, latency: float) -> None:
         super().__init__(replies(case, renderer))
         self.requests = _Forgets()
         self.live, self.latency, self.asked = live, latency, 0
-        self.started, self.memory = float("inf"), 0
+        self.started, self.resident = float("inf"), 0
 
     async def sample(self, tokens: Sequence[int], params: SamplingParams, *, session: str = "") -> Completion:
         self.asked += 1
         if self.asked == self.live:
             self.started = asyncio.get_running_loop().time()
         if self.asked == int(self.live * AFTER):
-            self.memory = resident()
+            self.resident = resident()
         if self.latency:
             await asyncio.sleep(self.latency * (0.5 + params.seed % 1024 / 1024))
         found = await super().sample(tokens, params, session=session)
@@ -105,7 +105,7 @@ def _measured(case: Case, live: int) -> list[Row]:
     return [
         Row(name, "turns on one core", 1 / cost, "/s"),
         Row(name, "cost of a turn", cost * 1e6, "µs"),
-        Row(name, "memory of a live episode, half played", (engine.memory - before) / live / 1024, "KiB"),
+        Row(name, "memory of a live episode, half played", (engine.resident - before) / live / 1024, "KiB"),
         Row(name, "memory of an episode that is kept", kept / live / 1024, "KiB"),
         Row(name, f"p50 of lag, core {BUSY:.0%} busy", float(np.percentile(late, 50)) * 1e3, "ms"),
         Row(name, f"p99 of lag, core {BUSY:.0%} busy", float(np.percentile(late, 99)) * 1e3, "ms"),
@@ -149,7 +149,7 @@ def _buffer(case: Case, renderer: Renderer, engine: Served, folder: Path, live: 
     stream = TaskStream([Source("lake", tasks, 1.0)], 0)
     batch = settings.groups_per_step
     work = WorkQueue(stream, rollout, ledger, batch=batch, steps=0, on_played=activity.groups)
-    recipe = Grpo(drop_zero_variance=False)
+    recipe = Grpo.model_validate({"drop_zero_variance": False})
     return Buffer(work, recipe, ledger, settings)
 
 

@@ -306,10 +306,8 @@ def _asynchronous() -> list[Check]:
         (64, 365.3, 133.4, 189.3),
         (128, 356.3, 113.8, 150.6),
     ):
-        scored = replace(task, scores=1)
-        one, two = (
-            how(QWEN_7, h20, t, gpus) for how, t in ((step_cost.together, scored), (step_cost.apart, task))
-        )
+        one = step_cost.together(QWEN_7, h20, replace(task, scores=1), gpus)
+        two = step_cost.apart(QWEN_7, h20, task, gpus)
         assert two is not None
         trained = step_cost.training(QWEN_7, h20, task, gpus)
         name = f"7B on {gpus} H20"
