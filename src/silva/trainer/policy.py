@@ -85,8 +85,8 @@ def check_rows(loaded: LoadedModel, samples: Sequence[Sample]) -> None:
     """What a model cannot learn from; asked by all ranks of all rows, before the model sees one.
 
     Raises:
-        RecordError: a token is not in the vocabulary (on a GPU it would end the process), or a trained one was
-            sampled greedily: at temperature 0 there is no probability that training could change.
+        RecordError: a token is not in the vocabulary (on a GPU it would end the process), or a trained one
+            was sampled greedily: at temperature 0 there is no probability that training could change.
     """
     size = loaded.model.config.get_text_config().vocab_size
     for sample in samples:
