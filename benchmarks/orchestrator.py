@@ -80,8 +80,9 @@ def main() -> int:
     rows = [speed]
     if given.live:
         played = next(case for case in cases(given.quick) if given.only in case.name)
-        rows += live_rows(played, given.live)
-        write(rows, given.json)
+        for live in given.live:
+            rows += live_rows(played, live)
+            write(rows, given.json)
         print(words, "", results(rows[1:]), sep="\n")
         return 0
     for case in cases(given.quick):

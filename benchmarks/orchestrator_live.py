@@ -82,12 +82,9 @@ class _Forgets(list):  # type: ignore[type-arg]
         pass
 
 
-def live_rows(case: Case, sizes: Sequence[int]) -> list[Row]:
-    rows = []
-    for live in sizes:
-        with ProcessPoolExecutor(1, mp_context=get_context("fork")) as pool:
-            rows += pool.submit(_measured, case, live).result()
-    return rows
+def live_rows(case: Case, live: int) -> list[Row]:
+    with ProcessPoolExecutor(1, mp_context=get_context("fork")) as pool:
+        return pool.submit(_measured, case, live).result()
 
 
 def _measured(case: Case, live: int) -> list[Row]:
