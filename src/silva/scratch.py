@@ -19,7 +19,7 @@ from pathlib import Path
 
 from silva.errors import ConfigError
 
-KINDS = ("sockets", "mcp", "scienceworld")
+KINDS = ("sockets", "mcp", "ray", "scienceworld")
 REAPER = 'read -r _; rm -rf -- "$1"'  # its input ends with the process that has the other end
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import ExitStack
 from dataclasses import replace
@@ -12,6 +13,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 import pytest
+from tests import ray_cluster
 from tests.engines import inference_server
 from tests.trainer import trainer_server
 
@@ -23,6 +25,7 @@ from silva.registries import REGISTRIES
 from silva.types import Completion, LossSpec, OptimParams, Sample, SamplingParams
 
 T = TypeVar("T")
+ON_RAY = pytest.param("ray", marks=ray_cluster.NEEDS_RAY)
 OUTSIDE = replace(
     REGISTRIES, placements={**REGISTRIES.placements, "outside": "tests.outside_parts:OtherPlacement"}
 )
@@ -40,12 +43,13 @@ def config(folder: Path, **placement: Any) -> RunConfig:
     return load([], OUTSIDE, values=values, env={}).config
 
 
-@pytest.fixture(scope="module", params=["local", "services", "outside"])
+@pytest.fixture(scope="module", params=["local", "services", "outside", ON_RAY])
 def assembly(request: pytest.FixtureRequest) -> Iterator[Assembly]:
     placement: dict[str, Any] = {"type": request.param}
     with ExitStack() as stack:
         folder = Path(stack.enter_context(TemporaryDirectory()))
-        stack.enter_context(pytest.MonkeyPatch.context()).setenv("SILVA_API_KEY", trainer_server.KEY)
+        environment = stack.enter_context(pytest.MonkeyPatch.context())
+        environment.setenv("SILVA_API_KEY", trainer_server.KEY)
 
         def made(**placement: Any) -> Assembly:
             parts = Assembly(config(folder, **placement))
@@ -56,6 +60,11 @@ def assembly(request: pytest.FixtureRequest) -> Iterator[Assembly]:
             server = stack.enter_context(inference_server.serving(made().engine, folder / "i"))
             trainer = stack.enter_context(trainer_server.serving(Builder(config(folder), stack)))
             placement |= {"inference": [server.address], "trainer": trainer}
+        if request.param == "ray":
+            for name, value in stack.enter_context(ray_cluster.cluster()).items():
+                environment.setenv(name, value)
+            placement["address"] = os.environ["RAY_ADDRESS"]
+            stack.enter_context(ray_cluster.parts_of(config(folder, **placement)))
         yield made(**placement)
 
 

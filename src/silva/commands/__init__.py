@@ -61,6 +61,15 @@ COMMANDS: dict[str, Command] = {
         (_WEIGHTS, *_LISTEN),
         details=f"Serves [model] with [engine].\n{_KEY}",
     ),
+    "cluster": Command(
+        "say which part runs where, what each takes and what is missing",
+        "plan @ examples/cluster/ray.toml",
+        "silva.commands.cluster:run",
+        (_JSON,),
+        (f"plan {CONFIGURED} [--json]",),
+        details="Nothing is started or loaded, and no cluster is asked. The exit code is 1 if something is\n"
+                "missing.",
+    ),
     "sft": Command(
         "train on dialogues of [data], or on the scripted play of [warm_start]",
         "@ configs/frozen_lake_tiny.toml",

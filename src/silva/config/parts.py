@@ -33,6 +33,8 @@ class PlacementSettings(Section):
 
     processes: ClassVar[bool] = False
     """Whether trainer and engine are in processes of their own."""
+    clustered: ClassVar[bool] = False
+    """Whether a cluster starts these processes, and not `silva rl`."""
 
     @property
     def starts(self) -> bool:

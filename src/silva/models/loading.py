@@ -137,10 +137,10 @@ def load_tokenizer(settings: PretrainedModel | TinyModel) -> PreTrainedTokenizer
     """
     from silva.config.sections import TinyModel
 
-    settings = _below(settings)
+    settings = below(settings)
     if isinstance(settings, TinyModel):
         return tiny_tokenizer()
-    source, options = _source(settings)
+    source, options = source_of(settings)
     try:
         with no_warnings():
             tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(source, **options)
@@ -154,10 +154,10 @@ def generation_stops(settings: PretrainedModel | TinyModel) -> tuple[int, ...]:
     """The tokens that end a reply by the model's generation_config.json; none if it has no such file."""
     from silva.config.sections import TinyModel
 
-    settings = _below(settings)
+    settings = below(settings)
     if isinstance(settings, TinyModel):
         return ()
-    source, options = _source(settings)
+    source, options = source_of(settings)
     try:
         found = GenerationConfig.from_pretrained(source, **options).eos_token_id
     except (OSError, ValueError):
@@ -199,13 +199,13 @@ def _named(settings: PretrainedModel) -> tuple[PreTrainedModel, Any]:
     return model, tokenizer
 
 
-def _below(settings: PretrainedModel | TinyModel) -> PretrainedModel | TinyModel:
+def below(settings: PretrainedModel | TinyModel) -> PretrainedModel | TinyModel:
     """The plain model under a checkpoint or an adapter, whose tokenizer is also theirs."""
     found = sources.find(getattr(settings, "name", ""))
     if isinstance(found, sources.RunCheckpoint):
-        return _below(found.model)
+        return below(found.model)
     if isinstance(found, sources.Adapter):
-        return _below(settings.model_copy(update={"name": found.base}))
+        return below(settings.model_copy(update={"name": found.base}))
     return settings
 
 
@@ -256,7 +256,7 @@ def _refused(name: str, why: str) -> ModelError:
     return ModelError(f"model.name = {name!r}: {why}")
 
 
-def _source(settings: PretrainedModel) -> tuple[str, dict[str, Any]]:
+def source_of(settings: PretrainedModel) -> tuple[str, dict[str, Any]]:
     """What transformers loads from: a folder or a hub id, and with which options."""
     source = resolve(settings.name)
     options: dict[str, Any] = {"revision": settings.revision, "trust_remote_code": False}
@@ -265,7 +265,7 @@ def _source(settings: PretrainedModel) -> tuple[str, dict[str, Any]]:
 
 def skeleton(settings: PretrainedModel) -> PreTrainedModel:
     """The plain model that `[model]` names without its weights: its layers are on the device "meta"."""
-    source, options = _source(settings)
+    source, options = source_of(settings)
     return _without_weights(AutoConfig.from_pretrained(source, **options))
 
 
@@ -276,7 +276,7 @@ def _without_weights(config: Any) -> PreTrainedModel:
 
 
 def _pretrained(settings: PretrainedModel) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    source, options = _source(settings)
+    source, options = source_of(settings)
     try:
         with no_warnings():
             config = AutoConfig.from_pretrained(source, **options)

@@ -1,4 +1,5 @@
 PLACEMENTS = {
     "local": "silva.placement.settings:LocalPlacementSettings",
+    "ray": "silva.placement.settings:RayPlacementSettings",
     "services": "silva.placement.settings:ServicesPlacementSettings",
 }

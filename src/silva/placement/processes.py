@@ -8,47 +8,55 @@ from silva.engines.remote.engine import HttpEngine
 from silva.engines.remote.settings import PlacedClientSettings
 from silva.engines.remote.wire import SilvaDialect
 from silva.trainer.remote import Open, RemoteTrainer, plain_config
-from silva.wire.transport import Peer
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from silva.assembly import Assembly
-    from silva.placement.settings import ServicesPlacementSettings
+    from silva.placement.settings import PlacedSettings
     from silva.protocols import Engine, Trainer
+    from silva.wire.transport import Peer
 
 NARROW_TOLERANCE = 0.1
 """By which servers on different machines may differ in 16 bits, see `ClientSettings.probe_tolerance`."""
 
 
 class Processes:
-    """Implements `protocols.Host`. `settings` hold all addresses."""
+    """Implements `protocols.Host`.
+
+    Args:
+        trainer, inference: where the parts are.
+    """
 
     holds_model = False
 
-    def __init__(self, settings: ServicesPlacementSettings, context: Assembly) -> None:
+    def __init__(
+        self, settings: PlacedSettings, context: Assembly, trainer: Peer, inference: Sequence[Peer]
+    ) -> None:
         self._settings, self._context = settings, context
+        self._trainer, self._inference = trainer, inference
 
     def engine(self) -> Engine:
         """The client of the servers, which are Silva's own, or what `[engine]` launches."""
         placed, context = self._settings, self._context
         engine: Any = context.config.engine
-        peers = [Peer(url, name="inference", key=placed.key) for url in placed.inference]
         if engine.launched:
-            return engine.client(peers, context)  # type: ignore[no-any-return]
+            return engine.client(self._inference, context)  # type: ignore[no-any-return]
         client = PlacedClientSettings(
             context=engine.context, patience=placed.patience, timeout=placed.timeout
         )
         if context.config.model.dtype == "bfloat16":
             client = client.model_copy(update={"probe_tolerance": NARROW_TOLERANCE})
-        return HttpEngine(peers, client, SilvaDialect(owner=str(context.run_layout.path)), say=context.say)
+        dialect = SilvaDialect(owner=str(context.run_layout.path))
+        return HttpEngine(self._inference, client, dialect, say=context.say)
 
     def trainer(self, *, recipe: bool = False) -> Trainer:
-        placed, context = self._settings, self._context
+        context = self._context
         asked = Open(
             config=plain_config(context.config.model_dump(mode="json")),
             recipe=recipe,
             folder=str(context.run_layout.path),
             publishes="parameters" if "parameters" in context.engine.capabilities.loads else "folder",
         )
-        peer = Peer(placed.trainer, name="trainer", key=placed.key)
-        limits = {"patience": placed.patience, "timeout": placed.timeout}
-        return RemoteTrainer(peer, asked, **limits, say=context.say)
+        limits = {"patience": self._settings.patience, "timeout": self._settings.timeout}
+        return RemoteTrainer(self._trainer, asked, **limits, say=context.say)

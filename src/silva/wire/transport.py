@@ -1,6 +1,6 @@
-"""Requests between Silva's own processes: HTTP to an address, over TCP or a Unix socket.
+"""Requests between Silva's own processes: HTTP to an address, over TCP, a Unix socket or what a host has.
 
-    Peer("http://127.0.0.1:8000")     Peer("unix:runs/lake/trainer.sock")
+    Peer("http://127.0.0.1:8000")     Peer("unix:runs/lake/trainer.sock")     Peer("ray:trainer", carrier=...)
 
     fault                                           what is raised
     no connection, cut connection, no answer in     Unreachable: nobody knows whether the call had an effect
@@ -104,15 +104,19 @@ class Peer:
     Args:
         name: what it is, in messages: "trainer".
         key: sent as a bearer token; "" for none.
+        carrier: makes the transport (of httpx2) for an address of a form of its own.
 
     Raises:
         CapabilityError: httpx2 is not installed.
         ConfigError: the address has another form.
     """
 
-    def __init__(self, address: str, *, name: str, key: str = "") -> None:
+    def __init__(
+        self, address: str, *, name: str, key: str = "", carrier: Callable[[], Any] | None = None
+    ) -> None:
+        self.name, self._key, self._carrier = name, key, carrier
         try:
-            self.address, self.name, self._key = part_address(address), name, key
+            self.address = address if carrier else part_address(address)
         except ValueError as error:
             shown = address.rpartition("@")[2]  # without a password
             raise ConfigError(f"{name}: got the address {shown!r}: {error}") from error
@@ -173,20 +177,21 @@ class Peer:
     def _connected(self) -> Any:
         loop = asyncio.get_running_loop()
         if self._client is None or self._loop is not loop:
-            http, unix = self._http, self.address.startswith(UNIX)
-            limits = http.Limits(max_connections=None, max_keepalive_connections=None)
-            transport = http.AsyncHTTPTransport(
-                uds=self.address.removeprefix(UNIX) if unix else None, limits=limits
-            )
+            http, web = self._http, self.address.startswith("http")
             self._client = http.AsyncClient(
-                base_url="http://localhost" if unix else self.address,
+                base_url=self.address if web else "http://localhost",
                 headers={"authorization": f"Bearer {self._key}"} if self._key else {},
                 timeout=http.Timeout(None, connect=CONNECT),
-                transport=transport,
+                transport=self._carrier() if self._carrier else self._sockets(),
                 trust_env=False,  # no proxy of the environment stands between our own processes
             )
             self._loop = loop
         return self._client
+
+    def _sockets(self) -> Any:
+        unix = self.address.removeprefix(UNIX) if self.address.startswith(UNIX) else None
+        limits = self._http.Limits(max_connections=None, max_keepalive_connections=None)
+        return self._http.AsyncHTTPTransport(uds=unix, limits=limits)
 
 
 async def silence(

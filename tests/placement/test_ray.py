@@ -1,0 +1,100 @@
+"""What is asked of a Ray cluster before anything starts there; runs are in test_ray_runs.py."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from pydantic import ValidationError
+
+from silva.errors import ConfigError
+from silva.placement import ray as placement
+from silva.placement.carrier import MODE, TOKEN, TOKEN_PATH, Part
+from silva.placement.ray import missing
+from silva.placement.settings import RayPlacementSettings
+
+
+@pytest.mark.parametrize("address", ["head", "head:", "ray://head:1", "head:port", "a b:1", "user@head:1"])
+def test_an_address_is_a_host_with_a_port(address: str) -> None:
+    with pytest.raises(ValidationError, match="HOST:PORT"):
+        RayPlacementSettings(address=address)
+
+
+def test_a_part_needs_something() -> None:
+    """Ray has no empty bundles."""
+    with pytest.raises(ValidationError, match="at least 1 item"):
+        RayPlacementSettings(server_needs={})
+
+
+def test_what_is_missing_is_counted() -> None:
+    nodes = [{"CPU": 4.0, "GPU": 1.0, "node:a": 1.0}, {"CPU": 8.0}]
+    needs = {"trainer": {"CPU": 4, "GPU": 2}, "inference": {"CPU": 4}, "inference1": {"CPU": 4}}
+    told = missing(needs, nodes, {"CPU": 10.0, "GPU": 1.0})
+    assert "Asked: CPU 12, GPU 2 (trainer CPU 4, GPU 2; inference CPU 4; inference1 CPU 4)" in told
+    assert "there: CPU 12, GPU 1 on 2 nodes, of which free: CPU 10, GPU 1. " in told
+    assert (
+        "trainer needs GPU 2 on one node, and no node has more than 1; CPU: 2 missing; GPU: 1 missing" in told
+    )
+    told = missing(
+        {"trainer": {"CPU": 3}, "inference": {"CPU": 3}}, [{"CPU": 4.0}, {"CPU": 2.0}], {"CPU": 6.0}
+    )
+    assert "no node has enough of all together" in told
+
+
+def test_a_token_is_asked_for_and_closed_to_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in (MODE, TOKEN, TOKEN_PATH):
+        monkeypatch.setenv(name, "")  # so that it is put back
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    said: list[str] = []
+    with pytest.raises(ConfigError, match="got no token for it, expected RAY_AUTH_TOKEN_PATH"):
+        placement._use_token("head:6379", said.append)
+    file = tmp_path / ".ray" / "auth_token"
+    file.parent.mkdir()
+    file.write_text("secret")
+    file.chmod(0o644)  # as Ray writes it
+    placement._use_token("head:6379", said.append)
+    assert os.environ[MODE] == "token" and file.stat().st_mode & 0o777 == 0o600
+    assert said == [f"{file} could be read by others: its mode is 600 now"]
+
+
+ASKS = """
+import asyncio, json, sys
+from silva.engines import ENGINES
+from silva.placement.carrier import Part
+
+sys.path.append(sys.argv[1])
+ENGINES["echo"] = "echo_engine:EchoEngine"
+
+async def main():
+    part = Part()
+    values = {"engine": {"type": "echo"}, "model": {"name": sys.argv[2]}, "output_dir": sys.argv[2]}
+    spec = json.dumps({"env": {}, "folder": sys.argv[2], "values": values}).encode()
+    assert not await part.open("silva.commands.serve:carried", "inference", spec)
+    print(await part.ask(b"GET /a?b=%20c ", b""), await part.lines(), flush=True)
+    await part.ask(b"GET /end ", b"")
+    await asyncio.sleep(60)
+asyncio.run(main())
+"""
+
+
+@pytest.mark.slow
+def test_a_server_of_others_is_launched_in_the_actor_and_ends_it(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    argv = [sys.executable, "-c", ASKS, str(Path(__file__).parent), str(tmp_path)]
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=120)
+    assert done.stdout.splitlines() == ["b'418\\n/a?b=%20c True' b'asked'"], done.stderr
+    assert done.returncode == 1
+
+
+def test_an_error_of_a_part_is_told_by_name(tmp_path: Path) -> None:
+    values = {"model": {"name": str(tmp_path / "nothing")}, "output_dir": str(tmp_path)}
+    spec = json.dumps({"env": {}, "folder": "", "values": values}).encode()
+    told = asyncio.run(Part().open("silva.commands.serve:carried", "inference", spec))
+    kind, words = json.loads(told)
+    assert kind == "ModelError" and str(tmp_path / "nothing") in words

@@ -1,0 +1,197 @@
+"""A run whose parts are Ray actors ends as one in a single process, whoever of them is killed."""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests import ray_cluster
+from tests.runs import Server, differences, end_state, write_config
+
+from silva.placement.ray import PART
+
+from chaos_services import supervised, wait_for  # isort: skip (beside runs, whose folder tests.runs has put on the path)
+
+LIMIT = 600.0  # seconds for one run, on a machine with ten times as much work as it can do
+SOON = 10.0  # seconds after which nothing of a run may be left
+SHORT = ("--steps=2", "--eval.every=2", "--eval.tasks=4", "--checkpoint.every=1")
+SLOW = ("--environments.0.delay=200", "--environments.1.delay=200")  # changes no number
+LOOPBACK = {"0100007F", "0000000000000000FFFF00000100007F", "00000000000000000000000001000000"}
+REST = """
+import json, ray
+from ray.util import list_named_actors, placement_group_table
+ray.init(address="auto", log_to_driver=False)
+groups = {group["state"] for group in placement_group_table().values()}
+print(json.dumps([list_named_actors(True), sorted(groups), ray.available_resources()["CPU"]]))
+"""
+NOTHING = [[], ["REMOVED"], ray_cluster.CPUS]
+"""What `rest` says of a cluster that has been given back."""
+pytestmark = [*ray_cluster.NEEDS_RAY, pytest.mark.same_bits]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    made = tmp_path_factory.mktemp("ray")
+    write_config(made)
+    return made
+
+
+@pytest.fixture(scope="module")
+def reference(folder: Path) -> dict[str, Any]:
+    """The end state of the run in one process."""
+    server = Server(folder)
+    ended = server.rl("local", *SHORT)
+    server.close()
+    assert ended.status == 0, ended.output
+    return end_state(ended.path)
+
+
+@pytest.fixture(scope="module")
+def given() -> Iterator[dict[str, str]]:
+    """The environment of those who may use a cluster that runs already."""
+    with ray_cluster.cluster() as env:
+        yield env
+
+
+class Run:
+    """A command line, and how the processes of its actors are found, whose cluster it may be."""
+
+    def __init__(self, folder: Path, name: str, *options: str) -> None:
+        self.path, self.mark = folder / name, f"ACTOR_OF={secrets.token_hex(8)}"
+        own = ["--name", name, "--output_dir", str(folder), "--placement.type=ray", "--placement.threads=1"]
+        marked = f"--placement.env_vars.{self.mark}"
+        self.argv = ["rl", f"@{folder / 'run.toml'}", *own, marked, *SHORT, *options]
+
+    def sealed(self) -> int:
+        ledger = self.path / "ledger.jsonl"
+        return ledger.read_text().count('"sealed"') if ledger.exists() else 0
+
+    def actors(self) -> dict[str, int]:
+        found = {}
+        for file in Path("/proc").glob("[0-9]*/environ"):
+            try:
+                environ = dict(e.partition("=")[::2] for e in file.read_bytes().decode().split("\0"))
+            except (OSError, UnicodeDecodeError):
+                continue
+            key, _, value = self.mark.partition("=")
+            if environ.get(key) == value:
+                found[environ[PART]] = int(file.parent.name)
+        return found
+
+
+def listening(pids: list[int]) -> set[str]:
+    """Addresses at which processes listen, in the hexadecimal of /proc/net."""
+    inodes = set[str]()
+    for pid in pids:
+        for file in Path(f"/proc/{pid}/fd").glob("*"):
+            try:
+                inodes.add(os.readlink(file).removeprefix("socket:[").removesuffix("]"))
+            except OSError:
+                continue
+    table = "".join(Path(f"/proc/net/{kind}").read_text() for kind in ("tcp", "tcp6"))
+    rows = [line.split() for line in table.splitlines()]
+    return {row[1].partition(":")[0] for row in rows if row[3] == "0A" and row[9] in inodes}
+
+
+def rest(given: dict[str, str]) -> Any:
+    """Names of actors, states of placement groups and free cores of a cluster."""
+    argv = [sys.executable, "-c", REST]
+    done = subprocess.run(argv, env={**os.environ, **given}, capture_output=True, text=True, timeout=LIMIT)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def test_a_run_on_a_cluster_of_its_own_is_the_run_in_one_process_bit_for_bit(
+    folder: Path, reference: dict[str, Any], tmp_path: Path
+) -> None:
+    run = Run(folder, "own", f"--placement.working_dir={tmp_path}")
+    with tempfile.TemporaryDirectory(prefix="r-") as temporary:
+        with supervised(run.argv, {"TMPDIR": temporary}) as process:
+            assert wait_for(lambda: run.sealed() or process.process.poll() is not None, LIMIT)
+            (private,) = Path(temporary).glob("silva-ray-*")
+            assert private.stat().st_mode & 0o777 == 0o700
+            assert (private / "token").stat().st_mode & 0o777 == 0o600
+            actors = run.actors()
+            assert {*actors} == {"trainer", "inference"}, process.output
+            assert {*actors.values()} < {*process.alive()}
+            for pid in actors.values():
+                assert "working_dir_files" in os.readlink(f"/proc/{pid}/cwd")
+            assert listening(process.alive()) <= LOOPBACK
+            assert process.wait(LIMIT) == 0, process.output
+            assert process.left() == []
+        assert [*Path(temporary).glob("silva-*")] == []
+    assert differences(run.path, reference) == []
+    assert process.said("silva: ") is None  # nobody was lost
+    assert "inference: weights: version 1" in (run.path / "services.log").read_text()
+
+
+def test_a_trainer_that_is_killed_and_a_server_that_is_stopped_change_nothing(
+    folder: Path, reference: dict[str, Any], given: dict[str, str]
+) -> None:
+    run = Run(folder, "faults", "--placement.address=auto", *SLOW)
+    with supervised(run.argv, given) as process:
+        assert wait_for(lambda: run.sealed() or process.process.poll() is not None, LIMIT)
+        os.kill(run.actors()["trainer"], signal.SIGKILL)
+        assert wait_for(lambda: process.said("silva: trainer has died"), LIMIT), process.output
+        os.kill(run.actors()["inference"], signal.SIGSTOP)
+        assert process.wait(LIMIT) == 0, process.output
+        assert wait_for(lambda: not run.actors(), SOON)
+        assert process.left() == []
+    assert process.said("silva: inference has not answered for 4 s: it is started again"), process.output
+    assert process.said("the run goes on from its last checkpoint")
+    assert differences(run.path, reference) == []
+    assert rest(given) == NOTHING
+
+
+def test_ranks_of_a_trainer_are_those_of_one_machine_and_end_together(
+    folder: Path, given: dict[str, str]
+) -> None:
+    two = ["--trainer.ranks=2", "--placement.type=services"]
+    plain = [word for word in Run(folder, "services").argv if not word.startswith("--placement.type")]
+    with supervised([*(w for w in plain if "env_vars" not in w), *two]) as process:
+        assert process.wait(LIMIT) == 0, process.output
+    run = Run(folder, "ranks", "--placement.address=auto", "--trainer.ranks=2", *SLOW)
+    with supervised(run.argv, given) as process:
+        assert wait_for(lambda: run.sealed() or process.process.poll() is not None, LIMIT)
+        actors = run.actors()
+        assert {*actors} == {"trainer", "trainer1", "inference"}, process.output
+        os.kill(actors["trainer1"], signal.SIGKILL)
+        assert process.wait(LIMIT) == 0, process.output
+    assert process.said("silva: trainer has died"), process.output
+    assert differences(run.path, end_state(folder / "services")) == []
+    assert rest(given) == NOTHING
+
+
+def test_nothing_is_left_of_a_command_that_is_killed_and_the_run_goes_on_elsewhere(
+    folder: Path, reference: dict[str, Any], given: dict[str, str]
+) -> None:
+    run = Run(folder, "killed", f"--placement.address={given['RAY_ADDRESS']}", *SLOW)
+    with supervised(run.argv, given) as process:
+        assert wait_for(lambda: run.sealed() or process.process.poll() is not None, LIMIT)
+        os.kill(run.actors()["trainer"], signal.SIGSTOP)  # as it may be at that moment
+        process.process.kill()
+        assert wait_for(lambda: not run.actors(), SOON)
+        assert process.left() == []
+    elsewhere = [word for word in run.argv if not word.startswith("--placement.")]
+    with supervised([*elsewhere, "--resume", "--placement.threads=1"]) as process:
+        assert process.wait(LIMIT) == 0, process.output
+    assert differences(run.path, reference) == []
+    assert rest(given) == NOTHING
+
+
+def test_parts_that_do_not_fit_are_refused_with_what_is_missing(folder: Path, given: dict[str, str]) -> None:
+    needs = ["--placement.address=auto", "--placement.trainer_needs.GPU=2", "--placement.patience=0.5"]
+    with supervised(Run(folder, "large", *needs).argv, given) as process:
+        assert process.wait(LIMIT) == 2
+    assert process.said("trainer needs GPU 2 on one node, and no node has more than 0"), process.output
+    assert not (folder / "large").exists()
+    assert rest(given) == NOTHING
