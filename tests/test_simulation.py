@@ -29,21 +29,32 @@ from silva.ports import FILES, use_files
 from silva.run import Run
 from silva.storage.layout import Layout
 
+SEEDS = 500  # a minute of one core; a change of the loop deserves more: make simulate
 KINDS = {"busy", "cut", "die", "disk", "error", "garbage", "gateway", "gone", "kill", "late", "lie", "lost",
          "never", "null", "other", "power", "rot", "signal", "stop", "trainer raises", "twice"}  # fmt: skip
 
 
 @pytest.mark.slow
-def test_two_thousand_seeds(tmp_path: Path) -> None:
+def test_the_first_seeds(tmp_path: Path) -> None:
     """Each ends with progress or a named error, and what every kind of fault does is seen."""
     found = tmp_path / "found.json"
-    argv = [sys.executable, "-m", "tests.simulation", "--seeds", "2000", "--jobs", "2", "--json", str(found)]
+    argv = [
+        sys.executable,
+        "-m",
+        "tests.simulation",
+        "--seeds",
+        f"{SEEDS}",
+        "--jobs",
+        "2",
+        "--json",
+        str(found),
+    ]
     ended = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True)
     assert found.exists(), ended.stderr
     result = json.loads(found.read_text())
-    assert result["faults"] == {} and result["seeds"] == 2000 and ended.returncode == 0, ended.stdout
-    assert {kind for kind, count in result["fired"].items() if count >= 20} == KINDS
-    assert result["ends"]["through"] >= 1900 and result["compared"] >= 500
+    assert result["faults"] == {} and result["seeds"] == SEEDS and ended.returncode == 0, ended.stdout
+    assert {kind for kind, count in result["fired"].items() if count >= 5} == KINDS
+    assert result["ends"]["through"] >= 0.9 * SEEDS and result["compared"] >= 0.2 * SEEDS
     assert {*result["ends"]} <= {"through", "NoSignalError", "CheckpointError"}
 
 
