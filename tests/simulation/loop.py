@@ -46,10 +46,12 @@ class Killed(BaseException):
 class _Instant(Jumping):
     """No sockets: time passes, nothing arrives."""
 
-    turns, moved = 0, 0.0
+    turns, moved, over = 0, 0.0, False
 
     def select(self, timeout: float | None = None) -> list[Any]:
         self.turns += 1
+        if self.over:
+            return []
         if timeout is None:
             raise Hang("every task waits for another one")
         if self.turns > MOST_TURNS or self.now > MOST_SECONDS:
@@ -73,6 +75,10 @@ class SimulatedLoop(VirtualLoop):
     def moved(self) -> None:
         """The run does something."""
         self._jumping.moved = self._jumping.now  # type: ignore[attr-defined]
+
+    def give_up(self) -> None:
+        """Whatever has hung ends now."""
+        self._jumping.over = True  # type: ignore[attr-defined]
 
     @property
     def turns(self) -> int:

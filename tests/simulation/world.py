@@ -49,6 +49,8 @@ from silva.types import Sample
 from silva.wire.transport import Peer
 
 MOST_LIVES = 12
+BURST = 5.0
+"""Virtual seconds of a life in which the network is bad. If it stayed so, it would wake up what hangs."""
 LIMIT = 60
 """Real seconds of a seed: code that never comes back to the loop is a hang, too."""
 Show = Callable[[str], None]
@@ -125,7 +127,7 @@ class Simulation:
         self.plans: Sequence[Plan] = plans(rng, 1 + len(config.placement.inference))
         self.plan, self.life, self.killed, self.power = QUIET, 0, False, False
         self.operations, self.failing, self.reached = 0, 0, Counter[str]()
-        self.no_replies = 0
+        self.no_replies, self.began = 0, 0.0
         self.loop = SimulatedLoop()
         self.loop.pause = lambda: rng.uniform(0.0, 0.01)
         self.disk = SimulatedDisk(root, self._disk_step)
@@ -188,6 +190,7 @@ class Simulation:
         """One life; how it ended: "through", "killed", "Interrupted", or a named error with its words."""
         self.plan, self.killed, self.power = plan, False, False
         self.operations, self.failing, self.reached = 0, 0, Counter()
+        self.began = self.loop.time()
         self.loop.moved()
         for node in self.nodes:
             node.start()
@@ -330,7 +333,8 @@ class Simulation:
             signal.raise_signal(signal.SIGTERM)
 
     def _fate(self, node: Node, path: str) -> str:
-        if self.rng.random() >= self.plan.noise:
+        burst = self.loop.time() < self.began + BURST
+        if not burst or self.rng.random() >= self.plan.noise:
             return ""
         fate = self.rng.choice(FATES)
         if node.name == "trainer" and fate in ("twice", "busy"):  # HTTP sends no POST twice by itself
@@ -446,6 +450,7 @@ class Simulation:
                 self._closed()
 
     def _closed(self) -> None:
+        self.loop.give_up()
         for node in self.nodes:
             node.kill()
         for _ in range(5):
