@@ -22,6 +22,8 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
+from silva.process import PARENT, tie_to_parent
+
 CHUNK = 25  # seeds that a process plays at a time
 SHOWN = 10  # faults that are shown in full
 
@@ -74,7 +76,8 @@ def play(seeds: range, jobs: int, folder: Path) -> dict[str, Any]:
     }
     found: dict[str, Any] = {**sums, "faults": {}}
     began = time.monotonic()
-    with ProcessPoolExecutor(jobs, mp_context=get_context("fork")) as pool:
+    os.environ[PARENT] = str(os.getpid())  # nobody is left if this process is killed
+    with ProcessPoolExecutor(jobs, get_context("fork"), tie_to_parent) as pool:
         waiting = {pool.submit(_chunk, chunk, folder): chunk for chunk in chunks}
         for each in as_completed(waiting):
             try:
