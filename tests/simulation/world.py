@@ -425,13 +425,13 @@ class Simulation:
         def connected(peer: Peer) -> Any:
             return self.network.client(peer.address)
 
-        nothing = SimpleNamespace(collect=lambda: 0, freeze=lambda: None, unfreeze=lambda: None)
         with contextlib.ExitStack() as stack:
             for target, name, new in (
                 (asyncio, "run", self._run),
                 (asyncio, "run_coroutine_threadsafe", loops.run_coroutine_threadsafe),
                 (Peer, "_connected", connected),
-                (process, "gc", nothing),
+                (process, "loaded", contextlib.nullcontext),
+                (process, "forget", lambda: None),
                 (ports, "_crash", "simulated"),
                 (ports, "_reach", self._crash_point),
                 (silva.monitoring.run_log, "version", lambda: silva.__version__),
