@@ -14,6 +14,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from threading import Barrier
@@ -24,12 +25,15 @@ import pytest
 import torch
 import torch.distributed as dist
 from safetensors.torch import load_file
+from tests import moe
 from torch.distributed.tensor import DTensor
 from transformers import AutoModelForCausalLM
 
+from silva.config.sections import Lora, PretrainedModel
 from silva.errors import CapabilityError, NonFiniteError
-from silva.models.loading import LoadedModel
+from silva.models.loading import LoadedModel, load_model
 from silva.models.snapshots import weight_folder
+from silva.routes import after
 from silva.trainer.learner import Learner
 from silva.trainer.parallel import Mesh
 from silva.trainer.ranks import mesh_of
@@ -137,14 +141,15 @@ def make(tiny: Callable[..., LoadedModel]) -> Iterator[Make]:
     with ExitStack() as stack:
 
         def make(
-            ranks: int, *, seed: int = 0, critic: bool = False, budget: int = 40, kind: str = "", **keys: Any
-        ) -> Ranks:
+            ranks: int, *, seed: int = 0, critic: bool = False, budget: int = 40, kind: str = "",
+            model: Callable[[], LoadedModel] | None = None, **keys: Any,
+        ) -> Ranks:  # fmt: skip
             threads = stack.enter_context(ThreadPoolExecutor(ranks))
             settings = LocalTrainerSettings(micro_batch_tokens=budget, max_nonfinite=2, **keys)
             said: list[list[str]] = [[] for _ in range(ranks)]
             learners = [
                 Learner(
-                    model_of(kind, tiny, seed),
+                    model() if model else model_of(kind, tiny, seed),
                     settings,
                     seed=0,
                     reference=True,
@@ -163,16 +168,20 @@ def make(tiny: Callable[..., LoadedModel]) -> Iterator[Make]:
 
 def model_of(kind: str, tiny: Callable[..., LoadedModel], seed: int) -> LoadedModel:
     loaded = tiny("float64", seed=seed, lora=kind == "lora")
-    if kind == "lora":
-        with torch.no_grad():
-            for name, parameter in loaded.model.named_parameters():
-                if "lora_B" in name:  # fresh adapters are the identity
-                    parameter.normal_(std=0.1, generator=torch.Generator().manual_seed(len(name)))
+    grow(loaded)
     if kind == "untied":
         head: Any = loaded.model.lm_head
         head.weight = torch.nn.Parameter(head.weight.detach().clone())
         loaded.model.config.tie_word_embeddings = False
     return loaded
+
+
+def grow(loaded: LoadedModel) -> None:
+    """Fresh adapters are the identity."""
+    with torch.no_grad():
+        for name, parameter in loaded.model.named_parameters():
+            if "lora_B" in name:
+                parameter.normal_(std=0.1, generator=torch.Generator().manual_seed(len(name)))
 
 
 @pytest.fixture(params=[WORLD] if WORLD else [1, 2, 3])
@@ -213,6 +222,32 @@ def test_an_update_of_other_models_is_that_of_one_rank(
     expected = alone.update(rows)
     assert ours.update(rows) == pytest.approx(expected, rel=1e-9, abs=1e-12)
     torch.testing.assert_close(ours.weights(), alone.weights(), rtol=0, atol=1e-9)
+
+
+@pytest.mark.parametrize("lora", [None, Lora(rank=2, alpha=6.0)], ids=["full", "lora"])
+def test_an_update_with_replayed_experts_is_that_of_one_rank(
+    make: Make, rows: list[Sample], ranks: int, folder: Path, lora: Lora | None
+) -> None:
+    """Of a mixture of experts; its routers compute in float32."""
+    path, processes = folder / "moe", mesh_of(Parallel(), "cpu")
+    if processes.rank == 0:
+        moe.folder(path)
+    processes.gather("written")
+    generator = np.random.default_rng(5)
+    first = generator.integers(0, 4, (5, 30, 2, 1))
+    first[1, :20] = first[0, :20]  # what two rows share
+    experts = np.concatenate([first, (first + 1) % 4], -1).astype(np.uint8)
+    rows = [row.replace(routes=after(mine[: len(row) - 1])) for row, mine in zip(rows, experts, strict=True)]
+
+    def model() -> LoadedModel:
+        loaded = load_model(PretrainedModel(name=str(path), lora=lora), seed=0)
+        loaded.model.double().set_experts_implementation("eager")  # the others have no float64
+        grow(loaded)
+        return replace(loaded, dtype=torch.float64)
+
+    ours, alone = (make(n, budget=b, model=model, replay_routing=True) for n, b in ((ranks, 15), (1, 10_000)))
+    assert ours.update(rows) == pytest.approx(alone.update(rows), rel=1e-6, abs=1e-8)
+    torch.testing.assert_close(ours.weights(), alone.weights(), rtol=0, atol=1e-6)
 
 
 def test_what_restarts_is_as_one_rank_that_does(make: Make, rows: list[Sample], ranks: int) -> None:
@@ -328,4 +363,4 @@ def test_processes_that_divide_a_model(tmp_path: Path, size: int, parallel: dict
         for rank in ranks:
             rank.kill()
     for rank, end in zip(ranks, ends, strict=True):
-        assert rank.returncode == 0 and "15 passed" in end, end[-4000:]
+        assert rank.returncode == 0 and "17 passed" in end, end[-4000:]
