@@ -90,6 +90,8 @@ def play(seeds: range, jobs: int, folder: Path) -> dict[str, Any]:
             for name in sums:
                 found[name] += part[name]
             found["faults"] |= part["faults"]
+            for seed, problems in part["faults"].items():
+                print(f"\rseed {seed}: {problems[0][:200]}", file=sys.stderr)
             seconds = time.monotonic() - began
             print(
                 f"\r{found['seeds']:,} of {len(seeds):,} seeds, {found['seeds'] / seconds:.0f}/s, "
