@@ -34,6 +34,7 @@ class _Named:
 class SimulatedDisk(Files):
     """Attributes:
     before: called before each operation with its name and path.
+    tears: the next write is half done when `before` is told so ("torn").
     unsynced: content at the last sync, of files that have changed since; None: there was no file.
     """
 
@@ -43,7 +44,7 @@ class SimulatedDisk(Files):
         self.graves.mkdir(parents=True)
         self.unsynced: dict[Path, bytes | None] = {}
         self._names: list[_Named] = []
-        self._count = 0
+        self._count, self.tears = 0, False
 
     # --- what Silva calls
 
@@ -60,6 +61,10 @@ class SimulatedDisk(Files):
             super().write(path, data[: len(data) // 2], mode)
             raise
         self._touched(path)
+        if self.tears:
+            self.tears = False
+            super().write(path, data[: len(data) // 2], mode)
+            self.before("torn", path)
         super().write(path, data, mode)
 
     def truncate(self, path: Path, size: int) -> None:

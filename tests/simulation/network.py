@@ -18,6 +18,8 @@ from typing import Protocol
 import httpx2
 from tests.simulation.loop import ORCHESTRATOR, PROCESS, SimulatedLoop
 
+WOKEN: contextvars.ContextVar[bool] = contextvars.ContextVar("WOKEN", default=False)
+"""Whether a request found its server stopped: whoever asked may be gone when it is answered."""
 SLOW = 1.0  # seconds that an answer takes at most if it is not late
 LATE = 8.0
 
@@ -83,6 +85,7 @@ class Node:
     def asked(self, method: str, path: str, body: bytes) -> asyncio.Task[Answer]:
         context = contextvars.copy_context()
         context.run(PROCESS.set, self.process)
+        context.run(WOKEN.set, not self.going)
 
         async def answer() -> Answer:
             await self._going.wait()

@@ -32,7 +32,7 @@ from tests.simulation import loop as loops
 from tests.simulation.disk import SimulatedDisk, emptied, fault
 from tests.simulation.ledger_check import Facts, check, facts_of
 from tests.simulation.loop import ORCHESTRATOR, PROCESS, Hang, Killed, LoopTime, SimulatedLoop
-from tests.simulation.network import FATES, Network, Node
+from tests.simulation.network import FATES, WOKEN, Network, Node
 from tests.simulation.parts import Sampler, Trained, inference, training
 from tests.simulation.scenarios import FAMILIES, QUIET, TRAINER, Blow, Plan, plans, resolved
 
@@ -242,7 +242,7 @@ class Simulation:
             if data not in [(p / name).read_bytes() for p in places if (p / name).is_file()]
         ]
         ledger = self.run / "ledger.jsonl"
-        begun = self._is_mine() and ledger.exists() and b'"event": "trained"' in ledger.read_bytes()
+        begun = self._is_mine() and ledger.exists() and b'"event": "sealed"' in ledger.read_bytes()
         if begun or not lost:
             return []
         return [f"of the earlier run {', '.join(lost)} is lost, and the new one has not begun"]
@@ -349,10 +349,16 @@ class Simulation:
         if self.killed:
             raise Killed
         self.loop.moved()
+        if operation == "torn":
+            self._kill(self._dies_with)
+            raise Killed
         self.operations += 1
         for blow in self.plan.blows:
             if blow.at == "disk" and self.operations == blow.count:
                 self.say(f"--- {blow.kind} at {operation} of {path.name}")
+                if blow.kind != "fault" and operation == "write" and self.rng.random() < 0.5:
+                    self.disk.tears, self._dies_with = True, blow.kind == "power"
+                    return
                 if blow.kind != "fault":
                     self._kill(blow.kind == "power")
                     raise Killed
@@ -393,6 +399,8 @@ class Simulation:
 
     def _trains(self, samples: Sequence[Sample], version: int) -> None:
         """The trainer is asked for an update: does the disk know, and are the rows fresh?"""
+        if WOKEN.get():
+            return  # of a run that has given this trainer up; nothing comes of it
         wanted = {sample.group for sample in samples}
         ledger = self.run / "ledger.jsonl"
         last = [json.loads(line) for line in ledger.read_bytes().splitlines()[-2:]]
