@@ -11,6 +11,7 @@ import os
 import socket
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
@@ -24,15 +25,17 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from tests import moe
+from tests.test_families import SIZES
 from torch.distributed.tensor import DTensor
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, Qwen3Config
 
 from silva.config.sections import Lora, PretrainedModel
 from silva.errors import CapabilityError, NonFiniteError
 from silva.models.loading import LoadedModel, load_model
 from silva.models.snapshots import weight_folder
+from silva.models.tiny import tiny_tokenizer
 from silva.routes import after
 from silva.trainer.learner import Learner
 from silva.trainer.parallel import Mesh
@@ -169,6 +172,16 @@ def make(tiny: Callable[..., LoadedModel]) -> Iterator[Make]:
 def model_of(kind: str, tiny: Callable[..., LoadedModel], seed: int) -> LoadedModel:
     loaded = tiny("float64", seed=seed, lora=kind == "lora")
     grow(loaded)
+    if kind == "qwen3":
+        with tempfile.TemporaryDirectory() as folder:
+            config = Qwen3Config(**SIZES | {"num_attention_heads": 4, "num_key_value_heads": 2})
+            torch.manual_seed(0)
+            model = AutoModelForCausalLM.from_config(config)  # whose save_pretrained writes on one rank alone
+            save_file(model.state_dict(), f"{folder}/model.safetensors", metadata={"format": "pt"})
+            Path(folder, "config.json").write_text(model.config.to_json_string())
+            tiny_tokenizer().save_pretrained(folder)
+            settings = PretrainedModel(name=folder).model_copy(update={"dtype": "float64"})
+            return load_model(settings, seed=seed)
     if kind == "untied":
         head: Any = loaded.model.lm_head
         head.weight = torch.nn.Parameter(head.weight.detach().clone())
@@ -212,7 +225,7 @@ def test_an_update_is_that_of_one_rank(
     torch.testing.assert_close(ours.weights(), alone.weights(), rtol=0, atol=1e-9)
 
 
-@pytest.mark.parametrize("kind", ["lora", "untied"])
+@pytest.mark.parametrize("kind", ["lora", "untied", "qwen3"])
 @pytest.mark.parametrize("checkpointing", [False, True])
 def test_an_update_of_other_models_is_that_of_one_rank(
     make: Make, rows: list[Sample], ranks: int, kind: str, checkpointing: bool
@@ -333,15 +346,28 @@ def test_weights_are_those_of_one_rank(make: Make, rows: list[Sample], ranks: in
     torch.testing.assert_close(written, weights, rtol=0, atol=0)
 
 
+SOME = "15-True or scores or saved or weights_are"  # a critic, walks, checkpoints, exports
+LAYERS = f"{SOME} or qwen3 or False-lora"
+
+
 @pytest.mark.skipif(WORLD > 0, reason="runs in the processes that it starts")
 @pytest.mark.parametrize(
-    ("size", "parallel"),
-    [(2, {}), (2, {"cp": 2}), (4, {"dp_replicate": 2}), (4, {"cp": 2})],
-    ids=["dp2", "cp2", "hsdp2x2", "dp2cp2"],
+    ("size", "parallel", "tests"),
+    [
+        (2, {}, "not processes"),
+        (2, {"cp": 2}, SOME),
+        (2, {"tp": 2}, LAYERS),
+        (4, {"dp_replicate": 2}, SOME),
+        (4, {"cp": 2}, SOME),
+        (4, {"tp": 2}, LAYERS),
+    ],
+    ids=["dp2", "cp2", "tp2", "hsdp2x2", "dp2cp2", "dp2tp2"],
 )
-def test_processes_that_divide_a_model(tmp_path: Path, size: int, parallel: dict[str, int]) -> None:
-    """All tests above, with FSDP2 over gloo; copies of a model are HSDP."""
-    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", __file__]
+def test_processes_that_divide_a_model(
+    tmp_path: Path, size: int, parallel: dict[str, int], tests: str
+) -> None:
+    """Tests above, with FSDP2 over gloo; copies of a model are HSDP."""
+    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "-k", tests, __file__]
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     told = {"WORLD_SIZE": size, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "GLOO_SOCKET_IFNAME": "lo",
@@ -363,4 +389,4 @@ def test_processes_that_divide_a_model(tmp_path: Path, size: int, parallel: dict
         for rank in ranks:
             rank.kill()
     for rank, end in zip(ranks, ends, strict=True):
-        assert rank.returncode == 0 and "17 passed" in end, end[-4000:]
+        assert rank.returncode == 0 and " passed" in end and " skipped" not in end, end[-4000:]

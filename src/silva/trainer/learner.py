@@ -105,8 +105,8 @@ class Learner:
         self.needs = frozenset(need for need, known in able.items() if known)
 
     def _random(self) -> Randomness:
-        rank = self.mesh.rank  # each draws for its own rows
-        return Randomness(derive(self._seed, "rank", rank) if rank else self._seed, self.loaded.device)
+        share = self.mesh.share  # siblings draw the same, as they may compute parts of one layer
+        return Randomness(derive(self._seed, "rank", share) if share else self._seed, self.loaded.device)
 
     @property
     def version(self) -> int:

@@ -37,6 +37,7 @@ from silva.models.pieces import local
 from silva.trainer.optimizer import anywhere_within
 from silva.trainer.parallel import Mesh
 from silva.trainer.settings import Parallel
+from silva.trainer.tensor_parallel import divide_tensors, styles
 from silva.wire.codec import decode, encode
 
 T = TypeVar("T")
@@ -70,14 +71,22 @@ class Ranks(Mesh):
     def __init__(self, parallel: Parallel, device: str) -> None:
         self.rank, self.size = dist.get_rank(), dist.get_world_size()
         shape = parallel.shape(self.size)
-        self._mesh = init_device_mesh(device, shape, mesh_dim_names=("copies", "parts")[-len(shape) :])
-        self.siblings = parallel.cp
-        self._context: dist.ProcessGroup | None = None
-        if self.siblings > 1:
-            ranks = [*range(self.size)]
-            together = [ranks[at : at + self.siblings] for at in ranks[:: self.siblings]]
-            self._context = [dist.new_group(each) for each in together][self.share]
+        names = [name for name, size in shape.items() if size > 1 or name == "parts"]
+        mesh = init_device_mesh(device, [shape[name] for name in names], mesh_dim_names=names)
+        self._fsdp = mesh["copies", "parts"] if "copies" in names else mesh["parts"]
+        self._tp = mesh["tp"] if "tp" in names else None
+        self.siblings, self._context = parallel.cp * parallel.tp, None
+        if parallel.cp > 1:
+            among = range(parallel.cp * parallel.tp)
+            self._context = self._group([[*among[at :: parallel.tp]] for at in range(parallel.tp)])
         self._plain: WeakKeyDictionary[nn.Module, PreTrainedModel] = WeakKeyDictionary()
+
+    def _group(self, among: Sequence[Sequence[int]]) -> dist.ProcessGroup:
+        """Of this rank, where `among` the ranks of a share there are these groups."""
+        first = [at for at in range(0, self.size, self.siblings)]
+        of_all = [[at + each for each in ranks] for at in first for ranks in among]
+        made = [(ranks, dist.new_group(ranks)) for ranks in of_all]  # by every rank, also for others
+        return next(group for ranks, group in made if self.rank in ranks)
 
     def gather(self, mine: T, kind: Any = None) -> list[T]:
         kind = kind or type(mine)
@@ -94,11 +103,16 @@ class Ranks(Mesh):
         return [each.numpy().tobytes()[: int(n)] for each, n in zip(found, sizes, strict=True)]
 
     def reduce(self, parameters: Mapping[str, torch.Tensor]) -> None:
+        for parameter in parameters.values():  # of norms that see the heads of their rank
+            gradient = parameter.grad
+            if isinstance(gradient, DTensor) and gradient.placements != parameter.placements:  # type: ignore[attr-defined]
+                parameter.grad = gradient.redistribute(gradient.device_mesh, parameter.placements)  # type: ignore[attr-defined]
         mine = tuple(n for n, p in parameters.items() if not isinstance(p, DTensor) and p.grad is not None)
         for name in sorted({name for names in self.gather(mine, tuple[str, ...]) for name in names}):
             parameter = parameters[name]
             parameter.grad = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
             dist.all_reduce(parameter.grad)
+            parameter.grad /= self._tp.size() if self._tp else 1  # which have all computed the same
 
     def norm(self, tensors: Sequence[torch.Tensor]) -> float:
         mine = math.fsum(self._squares(each) for each in tensors)
@@ -121,12 +135,18 @@ class Ranks(Mesh):
         narrow = loaded.dtype in (torch.bfloat16, torch.float16) and not loaded.lora
         policy = MixedPrecisionPolicy(loaded.dtype, torch.float32) if narrow else MixedPrecisionPolicy()
         names = {parameter: name for name, parameter in model.named_parameters()}
+        chosen = styles(model, self._tp.size()) if self._tp else {}
+        tied = model.get_input_embeddings().weight is model.get_output_embeddings().weight
         for part in (*model.get_decoder().layers, model):
             for parameter in part.parameters():
                 if narrow and parameter.requires_grad and parameter.dtype == loaded.dtype:
                     parameter.data = anywhere_within(names[parameter], parameter)  # a master, see Stepper
+            if self._tp:
+                divide_tensors(part, self._tp, chosen)
+            if part is model and tied:
+                model.get_output_embeddings().weight = model.get_input_embeddings().weight
             # Also the root, so that between calls parameters are always the parts.
-            fully_shard(part, mesh=self._mesh, mp_policy=policy, reshard_after_forward=True)
+            fully_shard(part, mesh=self._fsdp, mp_policy=policy, reshard_after_forward=True)
         for part in model.modules():
             if isinstance(part, FSDPModule):
                 # The weights of the losses hold the normaliser of the whole update: no mean over ranks.

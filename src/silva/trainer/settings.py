@@ -26,6 +26,8 @@ class Parallel(Section):
     """Copies of the model."""
     cp: Positive = 1
     """Ranks that share the tokens of each pass, for long contexts; they are among those of a copy."""
+    tp: Positive = 1
+    """Ranks that share every product of a layer (tensor parallel); the fastest links should join them."""
 
     @field_validator("dp_shard")
     @classmethod
@@ -34,22 +36,22 @@ class Parallel(Section):
             raise ValueError("expected 1 or more ranks, or -1 for all")
         return given
 
-    def shape(self, ranks: int) -> tuple[int, ...]:
-        """Of the mesh of so many ranks: the copies, if there are some, and the parts of each.
+    def shape(self, ranks: int) -> dict[str, int]:
+        """Of the mesh of so many ranks: copies of the model, parts of each copy's parameters, tp.
 
         Ranks that share tokens have parts of their own.
 
         Raises:
             CapabilityError: so many ranks cannot be divided in this way.
         """
-        copies, cp = self.dp_replicate, self.cp
-        shares = ranks // copies // cp if self.dp_shard == -1 else self.dp_shard
-        if copies * shares * cp != ranks:
+        copies, cp, tp = self.dp_replicate, self.cp, self.tp
+        shares = ranks // (copies * cp * tp) if self.dp_shard == -1 else self.dp_shard
+        if copies * shares * cp * tp != ranks:
             raise CapabilityError(
-                f"trainer.parallel: got {ranks} ranks for dp_replicate = {copies}, cp = {cp} and dp_shard = "
-                f"{self.dp_shard}, expected {copies * max(shares, 1) * cp}: see trainer.ranks"
+                f"trainer.parallel: got {ranks} ranks for dp_replicate = {copies}, cp = {cp}, tp = {tp} and "
+                f"dp_shard = {self.dp_shard}, expected {copies * max(shares, 1) * cp * tp}: see trainer.ranks"
             )
-        return (copies, shares * cp) if copies > 1 else (shares * cp,)
+        return {"copies": copies, "parts": shares * cp, "tp": tp}
 
 
 class LocalTrainerSettings(Section):
