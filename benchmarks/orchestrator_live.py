@@ -89,20 +89,21 @@ def live_rows(case: Case, live: int) -> list[Row]:
 
 def _measured(case: Case, live: int) -> list[Row]:
     name = f"{case.name}, {live:,} live"
-    cpu, batch, _, _ = _step(case, live, latency=0.0)
+    cpu, batch, engine, (before, _) = _step(case, live, latency=0.0)
+    kept, half = (
+        resident() - before,
+        engine.resident - before,
+    )  # now, while nothing was freed that is used again
     turns = sum(len(t.turns) for group in batch.groups for t in group.trajectories)
     del batch
     cost = cpu / turns
-    _, kept_batch, engine, (before, ticks) = _step(case, live, latency=live * cost / BUSY)
-    gc.collect()
-    kept = resident() - before
-    del kept_batch
+    *_, engine, (_, ticks) = _step(case, live, latency=live * cost / BUSY)
     late = [late for due, late in ticks if due >= engine.started]
     start = max((late for due, late in ticks if due < engine.started), default=0.0)
     return [
         Row(name, "turns on one core", 1 / cost, "/s"),
         Row(name, "cost of a turn", cost * 1e6, "µs"),
-        Row(name, "memory of a live episode, half played", (engine.resident - before) / live / 1024, "KiB"),
+        Row(name, "memory of a live episode, half played", half / live / 1024, "KiB"),
         Row(name, "memory of an episode that is kept", kept / live / 1024, "KiB"),
         Row(name, f"p50 of lag, core {BUSY:.0%} busy", float(np.percentile(late, 50)) * 1e3, "ms"),
         Row(name, f"p99 of lag, core {BUSY:.0%} busy", float(np.percentile(late, 99)) * 1e3, "ms"),

@@ -26,6 +26,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from silva.errors import (
     CapabilityError,
+    CheckpointError,
     ConfigError,
     ContextOverflow,
     ModelError,
@@ -87,7 +88,8 @@ def fault_of(error: Exception) -> Fault:
         return Fault(400, name, str(error), "context_length_exceeded")
     if isinstance(error, ConfigError | RecordError | CapabilityError | RenderingError):
         return Fault(400, name, str(error))
-    if isinstance(error, ModelError):
+    missing = isinstance(error, CheckpointError) and not isinstance(error.__cause__, OSError)
+    if isinstance(error, ModelError) or missing:
         return Fault(409, name, str(error))
     if isinstance(error, PartLost):  # of a session that has ended
         return Fault(410, name, str(error))
