@@ -70,6 +70,7 @@ def main() -> int:
     options.add_argument(
         "--live", type=_sizes_of, help="only the books: a step of so many episodes, all live"
     )
+    options.add_argument("--turns", type=int, default=5, help="of a live episode, at most (default 5)")
     options.add_argument("--peer-python", type=Path, default=HERE.parent / ".peers/verifiers/bin/python",
                          help="Python of an environment with benchmarks/peers/verifiers.txt")  # fmt: skip
     given = options.parse_args()
@@ -81,7 +82,7 @@ def main() -> int:
     if given.live:
         played = next(case for case in cases(given.quick) if given.only in case.name)
         for live in given.live:
-            rows += live_rows(played, live)
+            rows += live_rows(played, live, given.turns)
             write(rows, given.json)
         print(words, "", results(rows[1:]), sep="\n")
         return 0

@@ -2,10 +2,9 @@
 
 Everything of a step that is neither model nor trainer is that of `silva rl`: tasks are drawn and issued,
 episodes played, whom they wait for is counted, groups sealed in a ledger on disk. Each number of episodes
-has a process of its own, and all of them are live at once. First every answer comes at once, which gives the
-turns that one core can do. Then answers take so long that the core is busy `BUSY` of the time (Little's law:
-latency = live * CPU of a turn / BUSY), and the loop's lag is measured. Log-probabilities and tokens are
-objects of their own in every answer, as those are that come from a server.
+has a process of its own, and all of them are live at once. Answers take so long that the core is busy `BUSY`
+of the time (Little's law: latency = live * CPU of a turn / BUSY; that CPU is measured with few before).
+Log-probabilities and tokens are objects of their own in every answer, as those are that come from a server.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ from silva.storage.ledger import Ledger
 from silva.types import Completion, SamplingParams
 
 BUSY = 0.5
-AFTER = 2.5  # answers of an episode, on average, when memory is looked at: about half of its turns
+FEW = 200  # episodes from which the latency is reckoned
 
 
 class Served(ScriptedEngine):
@@ -53,17 +52,17 @@ class Served(ScriptedEngine):
         resident: bytes of the process when the episodes were half played.
     """
 
-    def __init__(self, case: Case, renderer: Renderer, live: int, latency: float) -> None:
+    def __init__(self, case: Case, renderer: Renderer, live: int, half: int, latency: float) -> None:
         super().__init__(replies(case, renderer))
         self.requests = _Forgets()
-        self.live, self.latency, self.asked = live, latency, 0
+        self.live, self.half, self.latency, self.asked = live, half, latency, 0
         self.started, self.resident = float("inf"), 0
 
     async def sample(self, tokens: Sequence[int], params: SamplingParams, *, session: str = "") -> Completion:
         self.asked += 1
         if self.asked == self.live:
             self.started = asyncio.get_running_loop().time()
-        if self.asked == int(self.live * AFTER):
+        if self.asked == self.half:
             self.resident = resident()
         if self.latency:
             await asyncio.sleep(self.latency * (0.5 + params.seed % 1024 / 1024))
@@ -82,22 +81,20 @@ class _Forgets(list):  # type: ignore[type-arg]
         pass
 
 
-def live_rows(case: Case, live: int) -> list[Row]:
+def live_rows(case: Case, live: int, turns: int) -> list[Row]:
+    """turns: of an episode at most."""
     with ProcessPoolExecutor(1, mp_context=get_context("fork")) as pool:
-        return pool.submit(_measured, case, live).result()
+        return pool.submit(_measured, case, live, turns).result()
 
 
-def _measured(case: Case, live: int) -> list[Row]:
+def _measured(case: Case, live: int, most: int) -> list[Row]:
     name = f"{case.name}, {live:,} live"
-    cpu, batch, engine, (before, _) = _step(case, live, latency=0.0)
-    kept, half = (
-        resident() - before,
-        engine.resident - before,
-    )  # now, while nothing was freed that is used again
-    turns = sum(len(t.turns) for group in batch.groups for t in group.trajectories)
+    few = min(live, FEW)
+    cpu, batch, *_ = _step(case, few, most, latency=0.0)
+    latency = live * cpu / _turns(batch) / BUSY
     del batch
-    cost = cpu / turns
-    *_, engine, (_, ticks) = _step(case, live, latency=live * cost / BUSY)
+    cpu, batch, engine, (before, ticks) = _step(case, live, most, latency)
+    kept, half, cost = resident() - before, engine.resident - before, cpu / _turns(batch)
     late = [late for due, late in ticks if due >= engine.started]
     start = max((late for due, late in ticks if due < engine.started), default=0.0)
     return [
@@ -112,15 +109,19 @@ def _measured(case: Case, live: int) -> list[Row]:
     ]
 
 
+def _turns(batch: Batch) -> int:
+    return sum(len(t.turns) for group in batch.groups for t in group.trajectories)
+
+
 def _step(
-    case: Case, live: int, latency: float
+    case: Case, live: int, most: int, latency: float
 ) -> tuple[float, Batch, Served, tuple[int, list[tuple[float, float]]]]:
     """Play one step of `live` episodes: CPU seconds, its batch, the engine, memory before and ticks."""
     with tempfile.TemporaryDirectory() as folder, process.loaded():
         ticks = list[tuple[float, float]]()
         renderer = Renderer(case.tokenizer)
-        engine = Served(case, renderer, live, latency)
-        collecting = _buffer(case, renderer, engine, Path(folder), live)
+        engine = Served(case, renderer, live, int(live * most / 2), latency)
+        collecting = _buffer(case, renderer, engine, Path(folder), live, most)
         gc.collect()
         before, began = resident(), time.process_time()
 
@@ -137,9 +138,10 @@ def _step(
         return time.process_time() - began, played[0], engine, (before, ticks)
 
 
-def _buffer(case: Case, renderer: Renderer, engine: Served, folder: Path, live: int) -> Buffer:
+def _buffer(case: Case, renderer: Renderer, engine: Served, folder: Path, live: int, most: int) -> Buffer:
     """As `silva rl` has it, around an engine without a model."""
-    settings = LinearRolloutSettings(groups_per_step=live // GROUP, group_size=GROUP, limits=LIMITS)
+    limits = LIMITS.model_copy(update={"max_turns": most})
+    settings = LinearRolloutSettings(groups_per_step=live // GROUP, group_size=GROUP, limits=limits)
     monitor = Monitor(folder, Monitoring(terminal="off"), name="live", total_steps=1)
     activity, ledger = Activity(monitor), Ledger.create(folder / "ledger.jsonl")
     rollout = Linear(settings, engine, renderer, seed=0, on_turn=activity.turn, watch=activity)

@@ -24,7 +24,7 @@ from step_shapes import Machine, Model, Task
 
 from silva.types import LossSpec, OptimParams, Sample
 
-LENGTH, ROWS, UPDATES, LAYERS = 256, 32, 15, 6
+LENGTH, ROWS, UPDATES, LAYERS = 256, 32, 10, 6
 GATHER = """
 import sys, time, torch, torch.distributed as dist
 from datetime import timedelta

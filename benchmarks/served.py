@@ -35,7 +35,7 @@ class Server:
         line = next(line for line in process.stderr if "listening at" in line)
         self.address = line.rpartition(" ")[2].strip()
         headers = {"authorization": f"Bearer {key}"}
-        self.client = httpx2.Client(base_url=self.address, headers=headers, timeout=60)
+        self.client = httpx2.Client(base_url=self.address, headers=headers, timeout=600)
 
     def post(self, path: str, content: bytes) -> bytes:
         answer = self.client.post(path, content=content, headers={"content-type": BINARY})
