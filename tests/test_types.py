@@ -4,6 +4,7 @@ import dataclasses
 
 import numpy as np
 import pytest
+from safetensors.numpy import save
 
 from silva.errors import RecordError
 from silva.types import (
@@ -17,6 +18,7 @@ from silva.types import (
     Trajectory,
     Turn,
 )
+from silva.wire import codec
 
 POLICY = Segment("policy", (5, 6), (-0.5, -1.5), versions=(3, 3))
 
@@ -63,6 +65,13 @@ def refusal(make):
 def test_tokens_of_a_sample_are_one_or_more_integers(tokens, got):
     with pytest.raises(RecordError, match=f"sample of a: got {got}, expected token ids"):
         sample(tokens=tokens)
+
+
+def test_a_number_that_came_as_an_array_is_refused():
+    """It has no length, so nothing could compare it with that of the tokens."""
+    line = codec.encode(sample()).partition(b"\n")[0]
+    with pytest.raises(RecordError, match="Sample: got an array without a dimension, expected one or more"):
+        codec.decode(Sample, line + b"\n" + save({str(i): np.array(1.0) for i in range(5)}))
 
 
 def test_records_are_frozen():

@@ -89,6 +89,8 @@ def _decoded(kind: Any, data: bytes) -> Any:
         raise RecordError(
             f"{_name(kind)}: got {_shown(line[:80])}, expected an encoded record ({error!r})"
         ) from error
+    if not all(array.ndim for array in aside.arrays):
+        raise RecordError(f"{_name(kind)}: got an array without a dimension, expected one or more")
     read = _JSON.fields_of(Turn).unpack
     aside.turns.extend(read(turn, aside) for turn in turns)
     return _JSON.form(kind, _name(kind)).unpack(record, aside)
