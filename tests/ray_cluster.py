@@ -66,6 +66,41 @@ def cluster() -> Iterator[dict[str, str]]:
                 head.wait()
 
 
+@contextmanager
+def node(access: dict[str, str], resources: dict[str, float]) -> Iterator[subprocess.Popen[bytes]]:
+    """Another node of a cluster, on this machine."""
+    argv = [
+        sys.executable, "-c", START, "start", f"--address={access['RAY_ADDRESS']}", "--block", "--num-cpus=1",
+        "--num-gpus=0", f"--object-store-memory={STORE}", f"--resources={json.dumps(resources)}",
+        "--disable-usage-stats",
+    ]  # fmt: skip
+    env = {**os.environ, "OMP_NUM_THREADS": "1", "RAY_raylet_start_wait_time_s": f"{LIMIT:.0f}", **access}
+    with tempfile.TemporaryFile("w+") as log:
+        made = subprocess.Popen(argv, env=env, stdout=log, stderr=log, start_new_session=True)
+        try:
+            end, said = time.monotonic() + LIMIT, ""
+            while "Ray runtime started" not in said:
+                assert time.monotonic() < end and made.poll() is None, said
+                time.sleep(0.1)
+                said = os.pread(log.fileno(), 1 << 20, 0).decode()
+            yield made
+        finally:
+            kill(made.pid)
+            made.wait()
+
+
+def kill(pid: int) -> None:
+    """A process and all that it has started."""
+    for each in [*Path(f"/proc/{pid}/task/{pid}/children").read_text().split()] if _lives(pid) else []:
+        kill(int(each))
+    if _lives(pid):
+        os.kill(pid, signal.SIGKILL)
+
+
+def _lives(pid: int) -> bool:
+    return Path(f"/proc/{pid}").exists()
+
+
 def _address(head: subprocess.Popen[bytes], folder: Path) -> str:
     end = time.monotonic() + LIMIT
     while time.monotonic() < end and head.poll() is None:

@@ -171,6 +171,22 @@ def test_ranks_of_a_trainer_are_those_of_one_machine_and_end_together(
     assert rest(given) == NOTHING
 
 
+def test_a_trainer_whose_node_dies_goes_on_at_another(
+    folder: Path, reference: dict[str, Any], given: dict[str, str]
+) -> None:
+    run = Run(folder, "node", "--placement.address=auto", "--placement.trainer_needs.large=1", *SLOW)
+    large = {"large": 1.0}
+    with ray_cluster.node(given, large) as one, ray_cluster.node(given, large) as other:
+        with supervised(run.argv, given) as process:
+            assert wait_for(lambda: run.sealed() or process.process.poll() is not None, LIMIT)
+            below = {os.getpgid(one.pid): one, os.getpgid(other.pid): other}
+            session = os.getsid(run.actors()["trainer"])
+            ray_cluster.kill(below[session].pid)
+            assert process.wait(LIMIT) == 0, process.output
+        assert process.said("silva: trainer has died"), process.output
+        assert differences(run.path, reference) == []
+
+
 def test_nothing_is_left_of_a_command_that_is_killed_and_the_run_goes_on_elsewhere(
     folder: Path, reference: dict[str, Any], given: dict[str, str]
 ) -> None:

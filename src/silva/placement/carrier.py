@@ -153,4 +153,4 @@ def die_with_parent() -> None:
 def words(error: Exception) -> str:
     """The first line of Ray's that says something."""
     lines = [line.strip() for line in str(error).splitlines()]
-    return one_line(next(filter(None, lines), type(error).__name__), 200)
+    return one_line(next(filter(None, lines), type(error).__name__), 120)
