@@ -87,13 +87,13 @@ def test_the_trainer_is_asked_for_what_the_engine_loads(
     context: Any = SimpleNamespace(
         config=config, engine=engine, say=print, run_layout=Layout(tmp_path / "runs" / "lake")
     )
-    host = Processes(settings(trainer=TRAINER, inference=INFERENCE, patience=7.0), context)
+    host: Any = settings(trainer=TRAINER, inference=INFERENCE, patience=7.0).build(context)
     trainer: Any = host.trainer(recipe=True)
     asked = trainer._asked
     assert (asked.folder, asked.recipe, asked.publishes) == (str(tmp_path / "runs" / "lake"), True, publishes)
     assert trainer.capabilities.publishes == publishes and trainer._patience == 7.0
     assert "environments" not in asked.config and asked.config["model"]["type"] == "tiny"
-    assert not host.trainer()._asked.recipe  # type: ignore[attr-defined]
+    assert not host.trainer()._asked.recipe
 
 
 def test_what_the_trainer_is_told_makes_the_same_configuration_there() -> None:
@@ -110,7 +110,7 @@ def test_the_engine_knows_all_servers_and_the_key_is_in_no_address(monkeypatch: 
     config = resolved(key_variable="OTHER_KEY").config
     made = settings(trainer=TRAINER, inference=INFERENCE, key_variable="OTHER_KEY")
     context: Any = SimpleNamespace(config=config, say=print, run_layout=Layout(Path("/run")))
-    engine: Any = Processes(made, context).engine()
+    engine: Any = made.build(context).engine()
     assert isinstance(engine, HttpEngine)
     peers = [server.peer for server in engine._servers.all]
     assert [peer.address for peer in peers] == [*INFERENCE]
@@ -124,7 +124,7 @@ def test_servers_may_differ_by_more_in_16_bits(dtype: str, expected: float) -> N
         (), REGISTRIES, values={"model": model, "environments": [{"type": "bandit"}]}, env={}
     ).config
     context: Any = SimpleNamespace(config=config, say=print, run_layout=Layout(Path("/run")))
-    engine: Any = Processes(settings(trainer=TRAINER, inference=INFERENCE), context).engine()
+    engine: Any = settings(trainer=TRAINER, inference=INFERENCE).build(context).engine()
     assert engine._settings.probe_tolerance == expected
 
 
