@@ -36,6 +36,8 @@ PICKLED_FILES = {"FileSystemReader", "FileSystemWriter", "read_pickle", "to_pick
 RUNS_CODE = {"sandbox/running.py", "sandbox/walls.py"}
 """Where code of a model is run, inside the walls."""
 LISTENS = {"wire/listening.py"}
+FREE_PORTS = {"placement/carrier.py"}
+"""Binds a socket to find a free port of its node, and closes it: it never listens."""
 SERVERS = {"uvicorn", "socketserver", "http.server", "aiohttp.web", "wsgiref"}
 
 
@@ -67,7 +69,7 @@ def _fault(node: ast.AST, place: str) -> Iterator[str]:
                 yield f"calls torch.{name} without weights_only=True"
         case ast.Call(func=ast.Attribute(attr="bind", value=value)) if len(node.args) == 1:
             loopback = isinstance(node.args[0], ast.Tuple) and _is(node.args[0].elts[0], "127.0.0.1")
-            if place not in LISTENS and not loopback and "signature" not in ast.unparse(value):
+            if place not in LISTENS | FREE_PORTS and not loopback and "signature" not in ast.unparse(value):
                 yield f"binds {ast.unparse(node.args[0])}"
         case ast.Call(func=ast.Attribute(attr="start_server" | "create_server" | "run_app" as name)):
             yield f"listens by {name}"
