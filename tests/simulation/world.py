@@ -234,7 +234,7 @@ class Simulation:
         return bool(seed == self.resolved.config.seed)
 
     def _earlier_is_lost(self) -> list[str]:
-        """The run to be replaced is whole, wherever in the folder, until the new one has done a step."""
+        """The run to be replaced is whole, wherever in the folder, until the new one has played or saved something."""
         places = (self.run, *(self.run / name for name in replaced.FOLDERS))
         lost = [
             name
@@ -242,7 +242,8 @@ class Simulation:
             if data not in [(p / name).read_bytes() for p in places if (p / name).is_file()]
         ]
         ledger = self.run / "ledger.jsonl"
-        begun = self._is_mine() and ledger.exists() and b'"event": "sealed"' in ledger.read_bytes()
+        played = ledger.exists() and b'"event": "sealed"' in ledger.read_bytes()
+        begun = self._is_mine() and (played or any(self.run.glob("checkpoints/step_*")))
         if begun or not lost:
             return []
         return [f"of the earlier run {', '.join(lost)} is lost, and the new one has not begun"]
