@@ -234,7 +234,7 @@ class Simulation:
         return bool(seed == self.resolved.config.seed)
 
     def _earlier_is_lost(self) -> list[str]:
-        """The run to be replaced is whole, wherever in the folder, until the new one has played or saved something."""
+        """The earlier run is whole, wherever in the folder, until this one has something of its own."""
         places = (self.run, *(self.run / name for name in replaced.FOLDERS))
         lost = [
             name
