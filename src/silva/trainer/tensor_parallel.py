@@ -92,11 +92,11 @@ def _style(model: PreTrainedModel, module: nn.Module, name: str, plan: dict[str,
         return _Whole() if ".lora_B." in name else RowwiseParallel()
     if kind == OF_HEADS:
         return SequenceParallel(sequence_dim=2, use_local_output=True)  # [rows, tokens, heads, d]
-    if not kind:
+    if not kind and all(p.dim() < 3 for p in module.parameters(recurse=False)):
         return _Whole()
     raise CapabilityError(
-        f"trainer.parallel.tp: transformers divides {name} of {model.config.model_type} as {kind!r}, which "
-        "Silva does not do; expected tp = 1"
+        f"trainer.parallel.tp: {name} of {model.config.model_type} is divided in transformers as "
+        f"{kind or 'experts'}, which Silva does not do; expected tp = 1"
     )
 
 
