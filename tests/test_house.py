@@ -43,12 +43,12 @@ def keys() -> int:
 
 
 SIZES = {
-    "lines of src/silva": (lambda: lines(SOURCE), 63_000),
-    "lines of tests": (lambda: lines(ROOT / "tests"), 62_672),
+    "lines of src/silva": (lambda: lines(SOURCE), 66_022),
+    "lines of tests": (lambda: lines(ROOT / "tests"), 67_851),
     "lines of the longest file of src/silva": (longest, 399),
-    "files of the largest room of src/silva": (most_files, 26),
+    "files of the largest room of src/silva": (most_files, 27),
     "files of src/silva/orchestrator": (lambda: len(list((SOURCE / "orchestrator").glob("*.py"))), 20),
-    "keys of the configuration outside environments": (keys, 1245),
+    "keys of the configuration outside environments": (keys, 1263),
 }
 
 
