@@ -14,7 +14,7 @@ from transformers import DeepseekV3Config, LlamaConfig
 from silva.config.sections import PretrainedModel
 from silva.errors import ModelError, RecordError
 from silva.models.loading import LoadedModel, load_model
-from silva.models.routing import Replay, Routing
+from silva.models.routing import ReplayedRoutes, Routing
 
 FAMILIES = ["qwen3_moe", "qwen2_moe", "olmoe", "mixtral"]
 TOKENS = torch.tensor([[5, 200, 31, 7, 90, 12]])
@@ -69,7 +69,7 @@ def test_replayed_experts_are_those_of_a_loop_over_them(loaded: LoadedModel) -> 
         torch.testing.assert_close(by_hand(loaded, torch.stack(own)), alone, atol=2e-5, rtol=0)
         told = torch.stack([(own[0] + 1) % 4, own[1]], 1)  # [T, layers, k]: others in the first layer
         told[2] = -1  # but for the third token, which goes where its router sends it
-        with Replay(routing, told).applied(), routing.recorded() as chosen:
+        with ReplayedRoutes(routing, told).applied(), routing.recorded() as chosen:
             replayed = model(input_ids=TOKENS, use_cache=False).last_hidden_state[0]
         expected = torch.stack(chosen)
         known = torch.arange(6) != 2
@@ -89,7 +89,7 @@ def test_the_gradient_of_replayed_routers_is_that_of_the_loop(loaded: LoadedMode
     for replays in (True, False):
         loaded.model.zero_grad()
         if replays:
-            with Replay(routing, told).applied():
+            with ReplayedRoutes(routing, told).applied():
                 states = model(input_ids=TOKENS, use_cache=False).last_hidden_state[0]
         else:
             states = by_hand(loaded, told.transpose(0, 1))

@@ -14,7 +14,7 @@ from pydantic import ValidationError
 
 from silva.errors import ConfigError
 from silva.placement import ray as placement
-from silva.placement.carrier import MODE, TOKEN, TOKEN_PATH, Part
+from silva.placement.carrier import MODE, TOKEN, TOKEN_PATH, CarriedPart
 from silva.placement.ray import missing
 from silva.placement.settings import RayPlacementSettings
 
@@ -66,13 +66,13 @@ def test_a_token_is_asked_for_and_closed_to_others(tmp_path: Path, monkeypatch: 
 ASKS = """
 import asyncio, json, sys
 from silva.engines import ENGINES
-from silva.placement.carrier import Part
+from silva.placement.carrier import CarriedPart
 
 sys.path.append(sys.argv[1])
 ENGINES["echo"] = "echo_engine:EchoEngine"
 
 async def main():
-    part = Part()
+    part = CarriedPart()
     values = {"engine": {"type": "echo"}, "model": {"name": sys.argv[2]}, "output_dir": sys.argv[2]}
     spec = json.dumps({"env": {}, "folder": sys.argv[2], "values": values}).encode()
     assert not await part.open("silva.commands.serve:carried", "inference", spec)
@@ -95,6 +95,6 @@ def test_a_server_of_others_is_launched_in_the_actor_and_ends_it(tmp_path: Path)
 def test_an_error_of_a_part_is_told_by_name(tmp_path: Path) -> None:
     values = {"model": {"name": str(tmp_path / "nothing")}, "output_dir": str(tmp_path)}
     spec = json.dumps({"env": {}, "folder": "", "values": values}).encode()
-    told = asyncio.run(Part().open("silva.commands.serve:carried", "inference", spec))
+    told = asyncio.run(CarriedPart().open("silva.commands.serve:carried", "inference", spec))
     kind, words = json.loads(told)
     assert kind == "ModelError" and str(tmp_path / "nothing") in words

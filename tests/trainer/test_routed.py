@@ -14,7 +14,7 @@ from tests.trainer.updates import gradients, make_trainer, relative_error, train
 from silva.config.sections import Lora, PretrainedModel
 from silva.errors import ModelError, RecordError
 from silva.models.loading import LoadedModel, load_model
-from silva.models.routing import Replay, Routing
+from silva.models.routing import ReplayedRoutes, Routing
 from silva.routes import after
 from silva.trainer.policy import pack, token_logprobs
 from silva.types import LossSpec, Sample
@@ -77,7 +77,7 @@ def one_by_one(loaded: LoadedModel, samples: list[Sample]) -> torch.Tensor:
     for each in samples:
         known = torch.from_numpy(routing.known(each.routes, len(each), "x")).long()
         told = torch.cat([known[1:], torch.full_like(known[:1], -1)])
-        with Replay(routing, told).applied():
+        with ReplayedRoutes(routing, told).applied():
             logits = loaded.model(input_ids=torch.from_numpy(each.tokens)[None], use_cache=False).logits[0]
         logprobs = (logits[:-1] / 0.8).log_softmax(-1).gather(-1, torch.from_numpy(each.tokens[1:])[:, None])
         found.append(logprobs[torch.from_numpy(each.loss_weights[1:] > 0), 0])

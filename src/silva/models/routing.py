@@ -35,7 +35,7 @@ TRIED = 16  # tokens
 
 
 @dataclass(frozen=True)
-class Router:
+class ExpertRouter:
     module: nn.Module
     layer: int
     normalised: bool  # weights are divided by their sum
@@ -110,7 +110,7 @@ class Routing:
 
 
 @dataclass
-class Replay:
+class ReplayedRoutes:
     """What routers do in the passes of a batch.
 
     Attributes:
@@ -144,7 +144,7 @@ def _weights(logits: torch.Tensor, chosen: torch.Tensor, normalised: bool) -> to
     return found / found.sum(-1, keepdim=True) if normalised else found
 
 
-def _router(model: PreTrainedModel, owner: str, family: str) -> Router:
+def _router(model: PreTrainedModel, owner: str, family: str) -> ExpertRouter:
     """The router beside some experts, which is tried: `_weights` must give what it gives."""
     module = getattr(model.get_submodule(owner), "gate", None)
     normalised = _is_normalised(module) if module is not None else None
@@ -157,7 +157,7 @@ def _router(model: PreTrainedModel, owner: str, family: str) -> Router:
         )
     parts = owner.split(".")
     layer = next(int(part) for part in parts if part.isdecimal())
-    return Router(module, layer, normalised)
+    return ExpertRouter(module, layer, normalised)
 
 
 @torch.no_grad()

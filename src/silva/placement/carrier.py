@@ -1,6 +1,6 @@
 """What stands in a Ray actor, and what carries requests there: the bytes of the HTTP services.
 
-    Peer ──> Carrier ──head, body──> Part.ask ──> routes of server/trainer.py or server/inference.py
+    Peer ──> Carrier ──head, body──> CarriedPart.ask ──> routes of server/trainer.py or server/inference.py
                      <──status, body──
 
 Ray does not pickle bytes. Its own records and errors it does. Not here: who starts an actor (ray.py).
@@ -29,7 +29,7 @@ TOKEN, MODE, TOKEN_PATH = "RAY_AUTH_TOKEN", "RAY_AUTH_MODE", "RAY_AUTH_TOKEN_PAT
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
-class Part:
+class CarriedPart:
     """What runs in an actor: a part and those who ask it, in one event loop."""
 
     def __init__(self) -> None:

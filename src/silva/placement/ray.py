@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 
 from silva.aio import cancelled, gather
 from silva.errors import CapabilityError, ConfigError, SilvaError, error_named
-from silva.placement.carrier import MODE, TOKEN, TOKEN_PATH, Part, part_of, peer, words
+from silva.placement.carrier import MODE, TOKEN, TOKEN_PATH, CarriedPart, part_of, peer, words
 from silva.placement.supervisor import CHECK, DEAD_AFTER, MOST_FAILURES, MOST_LOSSES
 from silva.ports import CLOCK
 from silva.scratch import private_folder
@@ -138,7 +138,7 @@ class Actors:
     """The parts of a run on a cluster that this process has joined.
 
     Args:
-        make: what builds the app in an actor, of `Part.open`.
+        make: what builds the app in an actor, of `CarriedPart.open`.
         values: the run's configuration as plain data.
         once: environment variables of the first start of a part only.
         checkpoints: what there are; any value that changes with the next one.
@@ -259,7 +259,7 @@ class Actors:
 
         others = dict(self._needs[name])
         bundle = PlacementGroupSchedulingStrategy(self._group, list(self._needs).index(name))
-        return ray.remote(Part).options(
+        return ray.remote(CarriedPart).options(
             name=name, namespace=self.namespace, max_concurrency=AT_ONCE, scheduling_strategy=bundle,
             num_cpus=others.pop("CPU", 0), num_gpus=others.pop("GPU", 0), memory=others.pop("memory", None),
             resources=others, runtime_env={"env_vars": {**self._settings.env_vars, **env, PART: name}},

@@ -64,7 +64,7 @@ def place() -> tuple[int, int]:
 
 
 @contextmanager
-def joined(ranks: int, device: str, say: Say) -> Iterator[Calls | None]:
+def joined(ranks: int, device: str, say: Say) -> Iterator[SharedCalls | None]:
     """This process among the ranks of the trainer, all of which have come; None if it is alone.
 
     Args:
@@ -94,7 +94,7 @@ def joined(ranks: int, device: str, say: Say) -> Iterator[Calls | None]:
     backend = "cpu:gloo,cuda:nccl" if device == "cuda" else "gloo"
     dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=PATIENCE)
     try:
-        yield Calls(store, say)
+        yield SharedCalls(store, say)
     finally:
         for other in others:
             other.kill()
@@ -139,7 +139,7 @@ def _end(why: str, say: Say) -> NoReturn:
     os._exit(1)
 
 
-class Calls:
+class SharedCalls:
     """How the first rank has the others do what it does."""
 
     def __init__(self, store: dist.Store, say: Say) -> None:
@@ -225,7 +225,7 @@ def _broadcast(data: bytes) -> bytes:
 class Leader(rpc.proxy(Trainer)):  # type: ignore[misc]
     """Implements `protocols.Trainer`: every call is made on all ranks."""
 
-    def __init__(self, inner: Trainer, calls: Calls) -> None:
+    def __init__(self, inner: Trainer, calls: SharedCalls) -> None:
         self.inner, self._calls = inner, calls
 
     @property
@@ -241,7 +241,7 @@ class Leader(rpc.proxy(Trainer)):  # type: ignore[misc]
         return await self._calls.make(call, lambda: getattr(self.inner, method)(*arguments))
 
 
-def leading(build: Build, calls: Calls) -> Build:
+def leading(build: Build, calls: SharedCalls) -> Build:
     """Builds a trainer on all ranks."""
 
     async def lead(asked: Open, say: Say) -> Trainer:
@@ -250,7 +250,7 @@ def leading(build: Build, calls: Calls) -> Build:
     return lead
 
 
-def follow(calls: Calls, build: Build) -> NoReturn:
+def follow(calls: SharedCalls, build: Build) -> NoReturn:
     """Be a rank that follows, until the process is told to end, at once: it holds nothing that is not in a
     checkpoint."""
     for number in stop_signals():

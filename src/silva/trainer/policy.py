@@ -19,7 +19,7 @@ import torch
 
 from silva.errors import RecordError
 from silva.models.loading import LoadedModel
-from silva.models.routing import Replay, Routing
+from silva.models.routing import ReplayedRoutes, Routing
 from silva.models.trie import MIN_SHARED, Trie, build
 from silva.models.trie_attention import (
     FLEX_MIN_TOKENS,
@@ -49,7 +49,7 @@ class Pack:
     pairs: torch.Tensor  # [N] int64: which of the M, for each trained token in row-major order
     rows: torch.Tensor  # [N] int64: the row of each trained token
     places: torch.Tensor  # [N] int64: its place in the row, 1 or more
-    replay: Replay | None = None  # what the routers of a mixture of experts do
+    replay: ReplayedRoutes | None = None  # what the routers of a mixture of experts do
 
     def replayed(self) -> AbstractContextManager[None]:
         """Around forward and backward passes of the policy: its routers do what they did in sampling."""

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from silva.errors import RecordError
-from silva.models.routing import Replay, Routing
+from silva.models.routing import ReplayedRoutes, Routing
 from silva.models.trie import Trie, build
 from silva.types import Sample
 
@@ -33,7 +33,7 @@ def keys(samples: Sequence[Sample], routing: Routing) -> list[np.ndarray]:
 
 def routed_trie(
     samples: Sequence[Sample], routing: Routing, least: int, device: torch.device
-) -> tuple[Trie, Replay]:
+) -> tuple[Trie, ReplayedRoutes]:
     """The trie of the samples, and what routers do with its tokens. Errors as of `keys`."""
     keyed = _keyed(samples, routing)
     trie = build([key for key, _ in keyed], least)
@@ -41,7 +41,7 @@ def routed_trie(
     for (_, went), path in zip(keyed, trie.rows, strict=True):
         experts[path] = went
     trie = dataclasses.replace(trie, tokens=trie.tokens & ((1 << _BITS) - 1))
-    return trie, Replay(routing, torch.from_numpy(experts).to(device, torch.int64))
+    return trie, ReplayedRoutes(routing, torch.from_numpy(experts).to(device, torch.int64))
 
 
 def _keyed(samples: Sequence[Sample], routing: Routing) -> list[tuple[np.ndarray, np.ndarray]]:
