@@ -43,8 +43,8 @@ def keys() -> int:
 
 
 SIZES = {
-    "lines of src/silva": (lambda: lines(SOURCE), 66_022),
-    "lines of tests": (lambda: lines(ROOT / "tests"), 67_851),
+    "lines of src/silva": (lambda: lines(SOURCE), 66_024),
+    "lines of tests": (lambda: lines(ROOT / "tests"), 67_861),
     "lines of the longest file of src/silva": (longest, 399),
     "files of the largest room of src/silva": (most_files, 27),
     "files of src/silva/orchestrator": (lambda: len(list((SOURCE / "orchestrator").glob("*.py"))), 20),

@@ -217,3 +217,13 @@ def test_later_updates_of_a_loss_without_a_ratio_are_told(recipe: str, updates: 
 def test_keys_of_data_that_do_nothing_in_rl_are_said(data: dict[str, Any], said: list[str]) -> None:
     config = resolved(data={"sources": [{"path": "rows.jsonl"}], **data})
     assert data_notes(config) == said and data_notes(resolved()) == []
+
+
+def test_ranks_that_cannot_be_are_refused() -> None:
+    trainer: dict[str, Any] = {"ranks": 4, "parallel": {"tp": 2}}
+    with pytest.raises(CapabilityError, match=r'trainer.ranks = 4 with placement.type = "local"'):
+        check(resolved(trainer=trainer))
+    check(resolved(trainer=trainer, placement={"type": "services"}))
+    trainer["parallel"] = {"tp": 3}
+    with pytest.raises(CapabilityError, match=r"got 4 ranks for .* tp = 3 .* expected 3: see trainer.ranks"):
+        check(resolved(trainer=trainer, placement={"type": "services"}))

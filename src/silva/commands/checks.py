@@ -24,6 +24,8 @@ def check(config: RunConfig) -> None:
             f'trainer.ranks = {config.trainer.ranks} with placement.type = "{config.placement.type}": ranks '
             'are processes of a trainer apart; expected placement.type = "services" or "ray"'
         )
+    if (ranks := config.trainer.ranks) > 1:
+        config.trainer.parallel.shape(ranks)
     sampling = config.rollout.sampling
     for key, full in (("top_p", 1.0), ("top_k", 0), ("min_p", 0.0)):
         if getattr(sampling, key) != full:
