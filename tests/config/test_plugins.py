@@ -209,7 +209,7 @@ def test_help_and_schema_show_parts_from_outside(extended):
         "engine", "trainer", "rollout", "placement")}  # fmt: skip
     assert types == {
         "engine": ["local", "remote"], "trainer": ["local", "sharded"],
-        "rollout": ["branching", "linear", "tree"], "placement": ["cluster", "local", "services"],
+        "rollout": ["branching", "linear", "tree"], "placement": ["cluster", "local", "ray", "services"],
     }  # fmt: skip
     assert schema["$defs"]["ShardedTrainer"]["required"] == ["type"]
     assert "required" not in schema["$defs"]["LocalTrainerSettings"]

@@ -19,12 +19,12 @@ def check(config: RunConfig) -> None:
     if not config.environments:
         raise ConfigError("environments: got [data] alone, expected at least one [[environments]] table")
     check_engine(config)
-    if config.trainer.ranks > 1 and not config.placement.processes:
+    if config.ranks > 1 and not config.placement.processes:
         raise CapabilityError(
-            f'trainer.ranks = {config.trainer.ranks} with placement.type = "{config.placement.type}": ranks '
+            f'trainer.ranks = {config.ranks} with placement.type = "{config.placement.type}": ranks '
             'are processes of a trainer apart; expected placement.type = "services" or "ray"'
         )
-    if (ranks := config.trainer.ranks) > 1:
+    if (ranks := config.ranks) > 1:
         config.trainer.parallel.shape(ranks)
     sampling = config.rollout.sampling
     for key, full in (("top_p", 1.0), ("top_k", 0), ("min_p", 0.0)):

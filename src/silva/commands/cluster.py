@@ -108,7 +108,7 @@ def describe(found: ClusterPlan) -> str:
 def _parts(config: RunConfig, model: PreTrainedModel | None) -> list[PlacedPart]:
     placement = config.placement
     own = process_bytes()
-    ranks = config.trainer.ranks
+    ranks = config.ranks
     shards = max(1, ranks // config.trainer.parallel.dp_replicate)
     trained = model and training_bytes(config, model, _micro_batch(config), shards)
     sampled = model and _sampling_bytes(config, model)

@@ -136,7 +136,7 @@ def carried(part: str, values: Mapping[str, Any], stack: ExitStack, say: Callabl
     process.prepare()
     if part == "trainer":
         builder = Builder(config, stack)
-        calls = stack.enter_context(joined(config.trainer.ranks, builder.device, say))
+        calls = stack.enter_context(joined(config.ranks, builder.device, say))
         if calls and calls.rank:
             threading.Thread(target=asyncio.run, args=(calls.follow(builder),), daemon=True).start()
             return None
@@ -250,7 +250,7 @@ def serve_trainer(resolved: Resolved, given: Mapping[str, str]) -> int:
     process.prepare()
     with ExitStack() as stack:
         builder = Builder(own, stack)
-        calls = stack.enter_context(joined(own.trainer.ranks, builder.device, _say))
+        calls = stack.enter_context(joined(own.ranks, builder.device, _say))
         if calls and follows:
             follow(calls, builder)
         return _served(trainer_part(own, builder, calls, bind, key, _say), bind, "trainer")
@@ -274,7 +274,7 @@ class Builder:
 
     def __init__(self, own: RunConfig, stack: ExitStack) -> None:
         placement = own.placement
-        here = max(own.trainer.ranks, int(os.environ.get("LOCAL_WORLD_SIZE", "1")))  # ranks on this machine
+        here = max(own.ranks, int(os.environ.get("LOCAL_WORLD_SIZE", "1")))  # ranks on this machine
         if here > 1 and not placement.threads:
             threads = max(1, (os.cpu_count() or 1) // here)
             own = own.model_copy(update={"placement": placement.model_copy(update={"threads": threads})})

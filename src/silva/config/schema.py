@@ -125,6 +125,11 @@ class RunConfig(Section):
         """Whether the engine has to record which experts tokens go to."""
         return bool(getattr(self.trainer, "replay_routing", False))
 
+    @property
+    def ranks(self) -> int:
+        """Processes of the trainer; a trainer from outside may know none."""
+        return int(getattr(self.trainer, "ranks", 1))
+
     @field_validator("name")
     @classmethod
     def _names_a_folder(cls, name: str) -> str:
