@@ -31,7 +31,8 @@ import torch
 import torch.distributed as dist
 
 from silva.errors import ConfigError
-from silva.protocols import Trainer, TrainerCapabilities
+from silva.protocols import Trainer
+from silva.server.trainer import InFront
 from silva.signals import is_stopped, stop_signals
 from silva.trainer.ranks import PATIENCE
 from silva.trainer.remote import Open
@@ -222,19 +223,12 @@ def _broadcast(data: bytes) -> bytes:
     return content.numpy().tobytes()
 
 
-class Leader(rpc.proxy(Trainer)):  # type: ignore[misc]
+class Leader(InFront):
     """Implements `protocols.Trainer`: every call is made on all ranks."""
 
     def __init__(self, inner: Trainer, calls: SharedCalls) -> None:
-        self.inner, self._calls = inner, calls
-
-    @property
-    def capabilities(self) -> TrainerCapabilities:
-        return self.inner.capabilities
-
-    @property
-    def version(self) -> int:
-        return self.inner.version
+        super().__init__(inner)
+        self._calls = calls
 
     async def _call(self, method: str, arguments: Sequence[Any]) -> Any:
         call = await asyncio.to_thread(rpc.encode, Trainer, method, arguments)

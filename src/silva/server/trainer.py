@@ -145,13 +145,11 @@ class TrainerServer:
             self._doing = ""
 
 
-class _Served(rpc.proxy(Trainer)):  # type: ignore[misc]
-    """Implements `ServedTrainer`: it reads and writes in the run's folder alone."""
+class InFront(rpc.proxy(Trainer)):  # type: ignore[misc]
+    """What stands in front of a trainer: it is as that one is, and `_call` makes its calls."""
 
-    def __init__(
-        self, inner: Trainer, folder: Path, said: list[str], at: Callable[[str], AbstractContextManager[None]]
-    ) -> None:
-        self.inner, self._folder, self._said, self._at = inner, folder, said, at
+    def __init__(self, inner: Trainer) -> None:
+        self.inner = inner
 
     @property
     def capabilities(self) -> TrainerCapabilities:
@@ -160,6 +158,16 @@ class _Served(rpc.proxy(Trainer)):  # type: ignore[misc]
     @property
     def version(self) -> int:
         return self.inner.version
+
+
+class _Served(InFront):
+    """Implements `ServedTrainer`: it reads and writes in the run's folder alone."""
+
+    def __init__(
+        self, inner: Trainer, folder: Path, said: list[str], at: Callable[[str], AbstractContextManager[None]]
+    ) -> None:
+        super().__init__(inner)
+        self._folder, self._said, self._at = folder, said, at
 
     @property
     def said(self) -> tuple[str, ...]:
