@@ -43,8 +43,8 @@ def keys() -> int:
 
 
 SIZES = {
-    "lines of src/silva": (lambda: lines(SOURCE), 66_029),
-    "lines of tests": (lambda: lines(ROOT / "tests"), 67_861),
+    "lines of src/silva": (lambda: lines(SOURCE), 66_032),
+    "lines of tests": (lambda: lines(ROOT / "tests"), 67_873),
     "lines of the longest file of src/silva": (longest, 399),
     "files of the largest room of src/silva": (most_files, 27),
     "files of src/silva/orchestrator": (lambda: len(list((SOURCE / "orchestrator").glob("*.py"))), 20),

@@ -32,7 +32,7 @@ from torch.distributed.tensor import DTensor
 from transformers import AutoModelForCausalLM, Qwen3Config
 
 from silva.config.sections import Lora, PretrainedModel
-from silva.errors import CapabilityError, NonFiniteError
+from silva.errors import CapabilityError, CheckpointError, NonFiniteError
 from silva.models.loading import LoadedModel, load_model
 from silva.models.snapshots import weight_folder
 from silva.models.tiny import tiny_tokenizer
@@ -329,6 +329,18 @@ def test_what_was_saved_goes_on_bit_for_bit(make: Make, rows: list[Sample], rank
         torch.testing.assert_close(again.weights(), ours.weights(), rtol=0, atol=0)
     expected = ours.update(rows)
     assert again.update(rows) == (expected if others == ranks else pytest.approx(expected, rel=1e-9))
+
+
+def test_a_part_that_cannot_be_written_fails_on_all_ranks(make: Make, ranks: int, folder: Path) -> None:
+    ours, last = make(ranks), f"weights.{ranks - 1}.safetensors" if ranks > 1 else "weights.safetensors"
+    (folder / "full" / last).mkdir(parents=True, exist_ok=True)
+
+    def fail(learner: Learner) -> str:
+        with pytest.raises(CheckpointError) as caught:
+            learner.save(folder / "full")
+        return str(caught.value)
+
+    assert all(f"{last}: cannot be written" in text for text in ours.all(fail))
 
 
 def test_weights_are_those_of_one_rank(make: Make, rows: list[Sample], ranks: int, folder: Path) -> None:

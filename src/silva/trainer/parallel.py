@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from silva.errors import SilvaError
+from silva.errors import SilvaError, error_named
 from silva.models.loading import LoadedModel
 
 T = TypeVar("T")
@@ -71,9 +71,10 @@ class Mesh:
             yield
         except Exception as error:
             mine = error
-        problems = self.gather(str(mine) if mine else "", str)
+        problem = (type(mine).__name__, str(mine)) if mine else ("", "")
+        problems = self.gather(problem, tuple[str, str])
         if mine:
             raise mine
-        for rank, problem in enumerate(problems):
-            if problem:
-                raise SilvaError(f"rank {rank}: {problem}")
+        for rank, (kind, words) in enumerate(problems):
+            if kind:
+                raise error_named(kind, f"rank {rank}: {words}") or SilvaError(f"rank {rank}: {words}")
