@@ -43,7 +43,7 @@ def keys() -> int:
 
 
 SIZES = {
-    "lines of src/silva": (lambda: lines(SOURCE), 66_032),
+    "lines of src/silva": (lambda: lines(SOURCE), 66_033),
     "lines of tests": (lambda: lines(ROOT / "tests"), 67_873),
     "lines of the longest file of src/silva": (longest, 399),
     "files of the largest room of src/silva": (most_files, 27),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import secrets
 import stat
 from collections.abc import Collection, Mapping
 from pathlib import Path
@@ -17,7 +18,7 @@ _TEXTS = ("config.json", "model.safetensors.index.json", "tokenizer.json", "toke
 
 def let_read(folder: Path) -> None:
     """Give safetensors files the mode of any new file (umask): the library makes them for the owner alone."""
-    new = folder / ".mode"
+    new = folder / f".mode-{secrets.token_hex(4)}"  # several ranks write into one folder
     new.touch()
     mode = stat.S_IMODE(new.stat().st_mode)
     new.unlink()
