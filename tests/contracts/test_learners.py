@@ -30,9 +30,11 @@ from tests import moe
 from tests.test_families import SIZES
 from torch.distributed.tensor import DTensor
 from transformers import AutoModelForCausalLM, Qwen3Config
+from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeTopKRouter
 
 from silva.config.sections import Lora, PretrainedModel
 from silva.errors import CapabilityError, CheckpointError, NonFiniteError
+from silva.models import attention
 from silva.models.loading import LoadedModel, load_model
 from silva.models.snapshots import weight_folder
 from silva.models.tiny import tiny_tokenizer
@@ -53,6 +55,8 @@ PARAMS = OptimParams(lr=1e-3)
 WORLD = int(os.environ.get("WORLD_SIZE", "0"))
 """Of the processes that run this file together."""
 PARALLEL = Parallel(**json.loads(os.environ.get("SILVA_TEST_PARALLEL", "{}")))
+KIND = "experts" if PARALLEL.ep > 1 else ""
+"""Of the models that are divided."""
 
 
 class Threads(Mesh):
@@ -144,7 +148,7 @@ def make(tiny: Callable[..., LoadedModel]) -> Iterator[Make]:
     with ExitStack() as stack:
 
         def make(
-            ranks: int, *, seed: int = 0, critic: bool = False, budget: int = 40, kind: str = "",
+            ranks: int, *, seed: int = 0, critic: bool = False, budget: int = 40, kind: str = KIND,
             model: Callable[[], LoadedModel] | None = None, **keys: Any,
         ) -> Ranks:  # fmt: skip
             threads = stack.enter_context(ThreadPoolExecutor(ranks))
@@ -172,6 +176,16 @@ def make(tiny: Callable[..., LoadedModel]) -> Iterator[Make]:
 def model_of(kind: str, tiny: Callable[..., LoadedModel], seed: int) -> LoadedModel:
     loaded = tiny("float64", seed=seed, lora=kind == "lora")
     grow(loaded)
+    if kind == "experts":
+        with torch.random.fork_rng():
+            torch.manual_seed(seed)
+            config = moe.config("qwen3_moe", experts=6)
+            model = AutoModelForCausalLM.from_config(config, attn_implementation=attention.NAME)
+        model.set_experts_implementation("eager")  # the others have no float64
+        for module in model.modules():
+            if isinstance(module, Qwen3MoeTopKRouter):
+                module.__class__ = WideRouter
+        return replace(loaded, model=model.double().eval())
     if kind == "qwen3":
         with tempfile.TemporaryDirectory() as folder:
             config = Qwen3Config(**SIZES | {"num_attention_heads": 4, "num_key_value_heads": 2})
@@ -187,6 +201,15 @@ def model_of(kind: str, tiny: Callable[..., LoadedModel], seed: int) -> LoadedMo
         head.weight = torch.nn.Parameter(head.weight.detach().clone())
         loaded.model.config.tie_word_embeddings = False
     return loaded
+
+
+class WideRouter(Qwen3MoeTopKRouter):  # type: ignore[misc]
+    """The same in float64: sums over ranks are then those of one rank in almost all of their digits."""
+
+    def forward(self, hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        logits = hidden @ self.weight.T
+        weights, chosen = logits.softmax(-1).topk(self.top_k)
+        return logits, weights / weights.sum(-1, keepdim=True), chosen
 
 
 def grow(loaded: LoadedModel) -> None:
@@ -360,6 +383,7 @@ def test_weights_are_those_of_one_rank(make: Make, rows: list[Sample], ranks: in
 
 SOME = "15-True or scores or saved or weights_are"  # a critic, walks, checkpoints, exports
 LAYERS = f"{SOME} or qwen3 or False-lora"
+HEADS = {"cp": 2, "cp_style": "ulysses"}
 
 
 @pytest.mark.skipif(WORLD > 0, reason="runs in the processes that it starts")
@@ -372,13 +396,21 @@ LAYERS = f"{SOME} or qwen3 or False-lora"
         (4, {"dp_replicate": 2}, SOME),
         (4, {"cp": 2}, SOME),
         (4, {"tp": 2}, LAYERS),
+        (2, HEADS, f"{SOME} or True-qwen3"),
+        (4, HEADS, "15-True or scores"),
+        (2, {"ep": 2}, f"{SOME} or replayed"),
+        (4, {"ep": 2}, "15-True or saved or replayed"),
+        (4, {"ep": 2, "dp_replicate": 2}, "15-True"),
+        (4, {"ep": 4, **HEADS}, "replayed"),
     ],
-    ids=["dp2", "cp2", "tp2", "hsdp2x2", "dp2cp2", "dp2tp2"],
-)
+    ids=["dp2", "cp2", "tp2", "hsdp2x2", "dp2cp2", "dp2tp2",
+         "ulysses2", "dp2ulysses2", "ep2", "dp4ep2", "hsdp2x2ep2", "dp2ulysses2ep4"],
+)  # fmt: skip
 def test_processes_that_divide_a_model(
-    tmp_path: Path, size: int, parallel: dict[str, int], tests: str
+    tmp_path: Path, size: int, parallel: dict[str, Any], tests: str
 ) -> None:
-    """Tests above, with FSDP2 over gloo; copies of a model are HSDP."""
+    """Tests above, with FSDP2 over gloo; copies of a model are HSDP. With `ep` the model has experts; ranks
+    that share the same ones have whole experts of 4 (replayed), and parts of each one of 6 (the others)."""
     command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "-k", tests, __file__]
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]

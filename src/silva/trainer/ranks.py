@@ -35,6 +35,8 @@ from transformers import PreTrainedModel
 from silva.models.division import WHOLE
 from silva.models.loading import LoadedModel
 from silva.models.pieces import local
+from silva.models.ulysses import check_heads
+from silva.trainer.expert_parallel import ExpertParallel, check_experts, exchanged
 from silva.trainer.optimizer import anywhere_within
 from silva.trainer.parallel import Mesh
 from silva.trainer.settings import Parallel
@@ -80,6 +82,10 @@ class Ranks(Mesh):
         if parallel.cp > 1:
             among = range(parallel.cp * parallel.tp)
             self._context = self._group([[*among[at :: parallel.tp]] for at in range(parallel.tp)])
+        self._experts = None
+        if parallel.ep > 1:
+            self._experts = ExpertParallel(device, (shape["copies"], shape["parts"], parallel.ep))
+        self._parallel = parallel
         self._plain: WeakKeyDictionary[nn.Module, PreTrainedModel] = WeakKeyDictionary()
 
     def _group(self, among: Sequence[Sequence[int]]) -> dist.ProcessGroup:
@@ -129,6 +135,10 @@ class Ranks(Mesh):
 
     def divide(self, loaded: LoadedModel) -> LoadedModel:
         model = loaded.model
+        if self._experts:
+            check_experts(model, self._parallel.ep, self._fsdp.size() // self._parallel.ep)
+        if ulysses := self._context is not None and self._parallel.cp_style == "ulysses":
+            check_heads(model.config, self._parallel.cp, self._parallel.tp)
         if self.rank == 0:
             memory = {id(p): nn.Parameter(p.to("meta"), p.requires_grad) for p in model.parameters()}
             self._plain[model] = copy.deepcopy(model, memory)
@@ -146,8 +156,14 @@ class Ranks(Mesh):
                 divide_tensors(part, self._tp, chosen)
             if part is model and tied:
                 model.get_output_embeddings().weight = model.get_input_embeddings().weight
+            placed = None
+            if self._experts:
+                self._experts.divide(part)
+                placed = self._experts.placement
             # Also the root, so that between calls parameters are always the parts.
-            fully_shard(part, mesh=self._fsdp, mp_policy=policy, reshard_after_forward=True)
+            fully_shard(
+                part, mesh=self._fsdp, mp_policy=policy, reshard_after_forward=True, shard_placement_fn=placed
+            )
         for part in model.modules():
             if isinstance(part, FSDPModule):
                 # The weights of the losses hold the normaliser of the whole update: no mean over ranks.
@@ -156,7 +172,7 @@ class Ranks(Mesh):
         model.set_reduce_scatter_unused_params(True)
         setattr(model, PASS, _now)
         register_fsdp_forward_method(model, PASS)
-        return dataclasses.replace(loaded, division=Divided(model, self._context))
+        return dataclasses.replace(loaded, division=Divided(model, self._context, ulysses))
 
     @torch.no_grad()
     def whole(self, loaded: LoadedModel) -> LoadedModel | None:
@@ -180,8 +196,10 @@ class Ranks(Mesh):
 class Divided:
     """Implements `Division`. `group`: of the ranks that share a context; None: each has its own."""
 
-    def __init__(self, model: PreTrainedModel, group: dist.ProcessGroup | None) -> None:
-        self._model, self._group = model, group
+    def __init__(
+        self, model: PreTrainedModel, group: dist.ProcessGroup | None, ulysses: bool = False
+    ) -> None:
+        self._model, self._group, self.ulysses = model, group, ulysses
         self.rank: int = 0 if group is None else group.rank()
         self.size: int = 1 if group is None else group.size()
 
@@ -191,6 +209,10 @@ class Divided:
 
     def gather(self, x: torch.Tensor) -> torch.Tensor:
         return _Gathered.apply(x, self._group)  # type: ignore[no-any-return, no-untyped-call]
+
+    def exchange(self, x: torch.Tensor) -> torch.Tensor:
+        assert self._group is not None
+        return exchanged(x, self._group)
 
     def total(self, x: torch.Tensor) -> torch.Tensor:
         if self._group is not None:

@@ -26,8 +26,12 @@ class Parallel(Section):
     """Copies of the model."""
     cp: Positive = 1
     """Ranks that share the tokens of each pass, for long contexts; they are among those of a copy."""
+    cp_style: Literal["all_gather", "ulysses"] = "all_gather"
+    """What they exchange: keys and values of all tokens, or tokens for heads, which must then divide."""
     tp: Positive = 1
     """Ranks that share every product of a layer (tensor parallel); the fastest links should join them."""
+    ep: Positive = 1
+    """Ranks among which a layer's experts are divided (expert parallel); they are among those of a copy."""
 
     @field_validator("dp_shard")
     @classmethod
@@ -51,7 +55,13 @@ class Parallel(Section):
                 f"trainer.parallel: got {ranks} ranks for dp_replicate = {copies}, cp = {cp}, tp = {tp} and "
                 f"dp_shard = {self.dp_shard}, expected {copies * max(shares, 1) * cp * tp}: see trainer.ranks"
             )
-        return {"copies": copies, "parts": shares * cp, "tp": tp}
+        parts = shares * cp
+        if self.ep > 1 and (tp > 1 or parts % self.ep):
+            raise CapabilityError(
+                f"trainer.parallel.ep = {self.ep}: experts are divided among the {parts} ranks of a copy "
+                f"(dp_shard x cp), and not with tp (got {tp}); expected a divisor of {parts}, and tp = 1"
+            )
+        return {"copies": copies, "parts": parts, "tp": tp}
 
 
 class LocalTrainerSettings(Section):

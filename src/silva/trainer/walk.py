@@ -26,6 +26,7 @@ import torch
 
 from silva.models.loading import LoadedModel
 from silva.models.trie_attention import Chunk, KeyValue, SharedContextAttention, TrieAttention
+from silva.models.ulysses import UlyssesAttention
 from silva.trainer.gradients import read
 from silva.trainer.randomness import States, set_states, states_of
 
@@ -111,7 +112,9 @@ class Walk:
 
     def _outside(self, number: int) -> list[int]:
         """Pieces of earlier passes that this pass looks at here."""
-        return [piece for piece in self.chunks[number].outside if piece < self.shares[number][0].first]
+        shares = self.shares[number]
+        looking = shares if self.loaded.division.ulysses else [self.chunks[number]]
+        return sorted({n for share in looking for n in share.outside if n < shares[0].first})
 
     def backward(self, gradients: Sequence[torch.Tensor]) -> None:
         """Add to the gradients of the parameters what these gradients of the results come to."""
@@ -158,12 +161,14 @@ class Walk:
 
     def _attention(
         self, number: int, outside: dict[int, list[KeyValue]]
-    ) -> TrieAttention | SharedContextAttention:
+    ) -> TrieAttention | SharedContextAttention | UlyssesAttention:
         loaded, shares = self.loaded, self.shares[number]
         about: Any = {"dtype": loaded.dtype, "device": loaded.device}
         if len(shares) == 1:
             return TrieAttention(shares[0], outside, **about)
         division = loaded.division
+        if division.ulysses:
+            return UlyssesAttention(shares, division.rank, outside, division.exchange, **about)
         return SharedContextAttention(shares, division.rank, outside, division.gather, **about)
 
     def _computed(
