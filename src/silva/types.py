@@ -372,10 +372,14 @@ class OptimParams:
 
 @dataclass(frozen=True, slots=True)
 class WeightFolder:
-    """A folder of safetensors: a plain Hugging Face folder, or what a trainer changes and nothing else."""
+    """A folder of safetensors: a plain Hugging Face folder, or what a trainer changes and nothing else.
+
+    `adapter`: it holds LoRA's adapters as PEFT stores them.
+    """
 
     path: str
     digest: str  # of the content of the files
+    adapter: bool = False
 
 
 @dataclass(frozen=True, slots=True)

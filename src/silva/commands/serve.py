@@ -31,7 +31,7 @@ from silva.registries import REGISTRIES
 from silva.storage.layout import Layout
 from silva.trainer.ranks import mesh_of
 from silva.trainer.remote import Open
-from silva.trainer.transfer import WeightFolders
+from silva.trainer.transfer import transfer_of
 from silva.types import Snapshot
 from silva.wire.transport import UNIX
 
@@ -291,7 +291,8 @@ class Builder:
         process.forget()  # the model of the session before
         config = config.model_copy(update={"placement": self._placement})
         assembly = Assembly(config, say=say, compute=self._compute)
-        transfer = WeightFolders(Layout(Path(asked.folder)).broadcast, asked.publishes)
+        folder = Layout(Path(asked.folder)).broadcast
+        transfer = transfer_of(asked.publishes, config.trainer.transfer, folder)
         algorithm = config.algorithm if asked.recipe else None
         mesh = mesh_of(config.trainer.parallel, self.device)
         trainer: Trainer = config.trainer.build(assembly, algorithm, transfer=transfer, mesh=mesh)

@@ -26,7 +26,8 @@ class Here:
     def trainer(self, *, recipe: bool = False) -> Trainer:
         """If the engine cannot read the trainer's own parameters, its snapshots are folders of the run."""
         context, config = self._context, self._context.config
-        transfer = transfer_to(context.engine.capabilities.loads, context.run_layout.broadcast)
+        loads, way, lora = context.engine.capabilities.loads, config.trainer.transfer, config.model.lora
+        transfer = transfer_to(loads, context.run_layout.broadcast, way, lora=lora is not None)
         algorithm = config.algorithm if recipe else None
         trainer: Trainer = config.trainer.build(context, algorithm, transfer=transfer)
         return trainer

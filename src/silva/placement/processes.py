@@ -8,6 +8,7 @@ from silva.engines.remote.engine import HttpEngine
 from silva.engines.remote.settings import PlacedClientSettings
 from silva.engines.remote.wire import SilvaDialect
 from silva.trainer.remote import Open, RemoteTrainer, plain_config
+from silva.trainer.settings import published
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -51,12 +52,13 @@ class Processes:
         return HttpEngine(self._inference, client, dialect, say=context.say)
 
     def trainer(self, *, recipe: bool = False) -> Trainer:
-        context = self._context
+        context, config = self._context, self._context.config
+        loads, lora = context.engine.capabilities.loads, config.model.lora is not None
         asked = Open(
-            config=plain_config(context.config.model_dump(mode="json")),
+            config=plain_config(config.model_dump(mode="json")),
             recipe=recipe,
             folder=str(context.run_layout.path),
-            publishes="parameters" if "parameters" in context.engine.capabilities.loads else "folder",
+            publishes=published(config.trainer.transfer, loads, lora),
         )
         limits = {"patience": self._settings.patience, "timeout": self._settings.timeout}
         return RemoteTrainer(self._trainer, asked, **limits, say=context.say)
