@@ -191,7 +191,8 @@ def _launching(config: RunConfig, bind: Any, key: str) -> tuple[list[str], Mappi
         raise CapabilityError(f"{engine}: got model {name_of(model)!r}, expected a model's folder")
     if bind.unix or not bind.port:
         raise CapabilityError(f"{engine}: expected --host and --port, or http://HOST:PORT")
-    argv, added = config.engine.command(str(source), bind.host, bind.port, key, routes=config.replays_routing)
+    routes, lora = config.replays_routing, model.lora.rank if model.lora else 0
+    argv, added = config.engine.command(str(source), bind.host, bind.port, key, routes=routes, lora=lora)
     python = shutil.which(argv[0])
     if python is None:
         raise ConfigError(f"engine.python = {argv[0]!r}: no such program, expected the Python with vLLM")

@@ -141,9 +141,12 @@ class Peer:
 
     async def post(self, path: str, body: Any = None, *, timeout: float | None = None) -> Any:
         """Sends JSON and returns JSON."""
+        return _json_of(self, path, await self.tell(path, body, timeout=timeout))
+
+    async def tell(self, path: str, body: Any = None, *, timeout: float | None = None) -> bytes:
+        """Sends JSON and returns whatever comes."""
         content = json.dumps({} if body is None else body, allow_nan=False).encode()
-        headers = {"content-type": "application/json"}
-        return _json_of(self, path, await self._call("POST", path, content, headers, timeout))
+        return await self._call("POST", path, content, {"content-type": "application/json"}, timeout)
 
     async def send(self, path: str, body: bytes, *, timeout: float | None = None) -> bytes:
         """Sends bytes and returns bytes."""
