@@ -270,9 +270,9 @@ class Streaming(Protocol):
     ) -> Completion: ...  # what `sample` gives
 
 
-Publishes = Literal["shared", "folder", "parameters", "adapter"]
+Publishes = Literal["shared", "folder", "parameters", "adapter", "sent"]
 """What a snapshot is: the parameters that trainer and engine share, a plain Hugging Face folder, a folder of
-the parameters that training changes, or one of LoRA's adapters as PEFT stores them."""
+the parameters that training changes, one of LoRA's adapters as PEFT stores them, or what servers have got."""
 
 
 @dataclass(frozen=True, slots=True)

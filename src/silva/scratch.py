@@ -22,7 +22,8 @@ from silva.errors import ConfigError
 KINDS = ("sockets", "mcp", "ray", "scienceworld", "weights")
 MEMORY = Path("/dev/shm")
 """Files here are shared memory (Linux)."""
-REAPER = 'read -r _; rm -rf -- "$1"'  # its input ends with the process that has the other end
+REAPER = 'trap "" HUP INT TERM; read -r _; rm -rf -- "$1"'
+"""Its input ends with the process that has the other end. Clusters send signals to all processes."""
 
 
 def cache_folder() -> Path:

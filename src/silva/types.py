@@ -387,7 +387,10 @@ class Snapshot:
     """A policy version and where its weights are: a trainer publishes it, an engine loads it."""
 
     version: int
-    folder: WeightFolder | None = None  # None: shared, the engine reads the trainer's own parameters
+    folder: WeightFolder | None = None
+    sent: str = (
+        ""  # what servers call it that have it already. Without both, the engine shares the parameters
+    )
 
 
 @dataclass(frozen=True, slots=True)

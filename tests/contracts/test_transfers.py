@@ -17,7 +17,7 @@ from silva.models.snapshots import load_weights, weight_folder
 from silva.trainer.learner import Learner
 from silva.trainer.local import LocalTrainer
 from silva.trainer.settings import LocalTrainerSettings
-from silva.trainer.transfer import WeightTransfer, transfer_to
+from silva.trainer.transfer import WeightTransfer, transfer_of
 from silva.types import Sample, Snapshot
 
 pytestmark = pytest.mark.slow
@@ -42,7 +42,7 @@ class Ends:
         lora, way = kind == "adapters", "shm" if kind == "memory" else "auto"
         self.kind = "parameters" if kind in ("adapters", "memory") else kind
         self.rows, self.policy = rows, tiny(lora=lora)
-        self.transfer: WeightTransfer = transfer_to(frozenset({self.kind}), folder, way)
+        self.transfer: WeightTransfer = transfer_of(self.kind, way, folder)
         self.trainer = LocalTrainer(Learner(self.policy, LocalTrainerSettings(), seed=0), self.transfer)
         self.engine = self.policy if kind == "shared" else tiny(lora=lora, seed=0 if lora else 5)
 

@@ -93,6 +93,8 @@ def test_adapters_are_loaded_unless_they_are_to_be_merged() -> None:
     ]  # fmt: skip
     assert environment == same | {"VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1"}
     assert VllmEngineSettings(adapters=False).command("m", "h", 1, "", lora=999) == (plain, same)
+    arguments, environment = VllmEngineSettings().command("m", "h", 1, "", sent=True)
+    assert arguments == [*plain, "--weight-transfer-config", '{"backend": "nccl"}'] and environment == same
     with pytest.raises(ConfigError, match=r"model\.lora\.rank: got 999, expected at most 512"):
         VllmEngineSettings().command("m", "h", 1, "", lora=999)
 
@@ -115,12 +117,13 @@ def test_in_one_process_there_is_no_vllm() -> None:
 
 
 def test_its_client_speaks_vllm_and_knows_the_vocabulary() -> None:
-    config = SimpleNamespace(model=SimpleNamespace(lora=Lora()))
+    config = SimpleNamespace(model=SimpleNamespace(lora=Lora()), trainer=SimpleNamespace(transfer="nccl"))
     context = SimpleNamespace(renderer=SimpleNamespace(vocabulary=77), say=print, config=config)
     peers = [Peer("http://127.0.0.1:1", name="inference")]
     engine = VllmEngineSettings(top_logprobs=5).client(peers, context)  # type: ignore[arg-type]
     dialect = engine._dialect  # type: ignore[attr-defined]
-    assert (type(dialect), dialect._vocabulary, dialect._top) == (VllmDialect, 77, 5) and dialect._lora
+    assert (type(dialect), dialect._vocabulary, dialect._top) == (VllmDialect, 77, 5)
+    assert dialect._lora and dialect._sent
 
 
 @pytest.fixture(scope="module")

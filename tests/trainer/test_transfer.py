@@ -27,8 +27,8 @@ from silva.ports import FaultyFiles, Files, use_files
 from silva.protocols import Trainer
 from silva.trainer.learner import Learner
 from silva.trainer.local import LocalTrainer
-from silva.trainer.settings import LocalTrainerSettings, Way
-from silva.trainer.transfer import Kind, SharedMemory, WeightFolders, transfer_to
+from silva.trainer.settings import LocalTrainerSettings, Way, published
+from silva.trainer.transfer import Kind, SharedMemory, WeightFolders
 from silva.types import Completion, OptimParams, Sample, SamplingParams, Snapshot
 
 Tiny = Callable[..., LoadedModel]
@@ -252,27 +252,31 @@ ALL = frozenset({"shared", "folder", "parameters"})
         ("folder", frozenset({"folder", "adapter"}), False, "folder"),
         ("auto", frozenset({"folder", "adapter"}), True, "adapter"),
         ("auto", frozenset({"folder"}), True, "folder"),
+        ("nccl", frozenset({"folder", "sent"}), False, "sent"),
+        ("auto", frozenset({"folder", "sent"}), False, "folder"),
     ],
 )
 def test_what_is_published_is_what_the_engine_loads_best(
-    way: Way, loads: frozenset[str], lora: bool, kind: str, tmp_path: Path
+    way: Way, loads: frozenset[str], lora: bool, kind: str
 ) -> None:
-    assert transfer_to(loads, tmp_path, way, lora=lora).kind == kind
+    assert published(way, loads, lora) == kind
 
 
 @pytest.mark.parametrize(
-    ("way", "loads", "words"),
+    ("way", "loads", "lora", "words"),
     [
-        ("shm", ALL, "the engine is in the trainer's process"),
-        ("folder", ALL, "the engine is in the trainer's process"),
-        ("shared", ALL - {"shared"}, "the engine is in another process"),
+        ("shm", ALL, False, "the engine is in the trainer's process"),
+        ("folder", ALL, False, "the engine is in the trainer's process"),
+        ("shared", ALL - {"shared"}, False, "the engine is in another process"),
+        ("nccl", ALL - {"shared"}, False, "expected servers of vLLM"),
+        ("nccl", frozenset({"sent", "adapter"}), True, "vLLM takes adapters as files"),
     ],
 )
 def test_a_way_that_does_not_lead_to_the_engine_is_refused(
-    way: Way, loads: frozenset[str], words: str, tmp_path: Path
+    way: Way, loads: frozenset[str], lora: bool, words: str
 ) -> None:
     with pytest.raises(CapabilityError, match=f'trainer.transfer = "{way}": {words}'):
-        transfer_to(loads, tmp_path, way)
+        published(way, loads, lora)
 
 
 def test_adapters_are_what_peft_loads(make: Make, tiny: Tiny, make_samples: Rows, tmp_path: Path) -> None:

@@ -33,7 +33,7 @@ from silva.trainer.ranks import mesh_of
 from silva.trainer.remote import Open
 from silva.trainer.transfer import transfer_of
 from silva.types import Snapshot
-from silva.wire.transport import UNIX
+from silva.wire.transport import UNIX, Peer
 
 NO_ENVIRONMENT = [{"type": "bandit"}]  # a trainer plays nothing, and a configuration has at least one
 
@@ -192,7 +192,10 @@ def _launching(config: RunConfig, bind: Any, key: str) -> tuple[list[str], Mappi
     if bind.unix or not bind.port:
         raise CapabilityError(f"{engine}: expected --host and --port, or http://HOST:PORT")
     routes, lora = config.replays_routing, model.lora.rank if model.lora else 0
-    argv, added = config.engine.command(str(source), bind.host, bind.port, key, routes=routes, lora=lora)
+    sent = config.trainer.transfer == "nccl"
+    argv, added = config.engine.command(
+        str(source), bind.host, bind.port, key, routes=routes, lora=lora, sent=sent
+    )
     python = shutil.which(argv[0])
     if python is None:
         raise ConfigError(f"engine.python = {argv[0]!r}: no such program, expected the Python with vLLM")
@@ -293,7 +296,10 @@ class Builder:
         config = config.model_copy(update={"placement": self._placement})
         assembly = Assembly(config, say=say, compute=self._compute)
         folder = Layout(Path(asked.folder)).broadcast
-        transfer = transfer_of(asked.publishes, config.trainer.transfer, folder)
+        own = self._placement
+        servers = [Peer(each, name="inference", key=own.key) for each in asked.servers]
+        limits = {"patience": own.patience, "timeout": own.timeout} if servers else {}
+        transfer = transfer_of(asked.publishes, config.trainer.transfer, folder, servers=servers, **limits)
         algorithm = config.algorithm if asked.recipe else None
         mesh = mesh_of(config.trainer.parallel, self.device)
         trainer: Trainer = config.trainer.build(assembly, algorithm, transfer=transfer, mesh=mesh)

@@ -38,12 +38,14 @@ class Open:
     recipe: whether what the algorithm needs beside the policy, a reference or a critic, is made too.
     folder: of the run; the trainer reads and writes nowhere else.
     publishes: what the engine can load.
+    servers: addresses of inference servers that weights are sent to, if they are sent.
     """
 
     config: Mapping[str, Any]
     recipe: bool
     folder: str
     publishes: Publishes
+    servers: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from silva.trainer.transfer import WeightTransfer
 
 
-Way = Literal["auto", "shared", "folder", "shm"]
+Way = Literal["auto", "shared", "folder", "shm", "nccl"]
 
 
 class Parallel(Section):
@@ -76,8 +76,8 @@ class LocalTrainerSettings(Section):
     parallel: Parallel = Parallel()
     transfer: Way = "auto"
     """How weights reach the engine: `shared` (it reads the trainer's own), `folder` (files of the run), `shm`
-    (files in shared memory, for engines on the trainer's machine); `auto`: `shared` if it is in the same
-    process, else `folder`."""
+    (files in shared memory, for engines on the trainer's machine), `nccl` (into the GPUs of vLLM, without
+    files); `auto`: `shared` if it is in the same process, else `folder`."""
     optimizer: Optimizer = Optimizer()
     critic: CriticSettings = CriticSettings()
     updates_per_step: Positive = 1
@@ -148,6 +148,12 @@ def published(way: Way, loads: frozenset[str], lora: bool) -> Publishes:
         )
     if way == "shared":
         raise CapabilityError(f'{wrong}the engine is in another process; expected "auto", "folder" or "shm"')
+    if way == "nccl":
+        if "sent" not in loads:
+            raise CapabilityError(f"{wrong}expected servers of vLLM, with VLLM_SERVER_DEV_MODE=1")
+        if lora:
+            raise CapabilityError(f'{wrong}vLLM takes adapters as files; expected "folder" or "shm"')
+        return "sent"
     if "parameters" in loads:
         return "parameters"
     return "adapter" if lora and "adapter" in loads else "folder"

@@ -1,4 +1,5 @@
-"""How published weights reach engines: as the trainer's own parameters, or as folders on a disk or in memory.
+"""How published weights reach engines: as the trainer's own parameters, as folders on a disk or in memory, or
+sent into the engine's memory (broadcast.py).
 
     publish ──> folder/version_7   written under another name, named with its digest, renamed ──> Engine.load
                 folder/version_6   stays: an engine that is late, or starts again, may still read it
@@ -9,6 +10,7 @@ The other end is `Engine.load`, which receives folders with `models.snapshots.lo
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -20,11 +22,12 @@ from silva.ports import FILES
 from silva.protocols import Publishes
 from silva.scratch import MEMORY, private_folder
 from silva.storage.checkpoints import disk_faults
-from silva.trainer.settings import Way, published
+from silva.trainer.settings import Way
 from silva.types import Snapshot
 
 if TYPE_CHECKING:
     from silva.trainer.learner import Learner
+    from silva.wire.transport import Peer
 
 KEPT = 2  # versions
 Kind = Literal["folder", "parameters", "adapter"]
@@ -37,26 +40,31 @@ class WeightTransfer(Protocol):
     def close(self) -> None: ...  # of nothing that engines may still read
 
 
-def transfer_to(
-    loads: frozenset[str], folder: Path, way: Way = "auto", *, lora: bool = False
+def transfer_of(
+    publishes: Publishes,
+    way: Way,
+    folder: Path,
+    *,
+    servers: Sequence[Peer] = (),
+    patience: float = 300.0,
+    timeout: float = 600.0,
 ) -> WeightTransfer:
-    """For an engine that loads these kinds of snapshots.
+    """For an engine that loads such snapshots.
 
     Args:
-        folder: where versions may be written.
         way: `trainer.transfer`.
-        lora: the model has adapters.
+        folder: where versions may be written.
+        servers, patience, timeout: of `Broadcast`.
 
     Raises:
-        CapabilityError: this engine, or this machine, has no such way.
+        CapabilityError: this machine has no such way.
     """
-    return transfer_of(published(way, loads, lora), way, folder)
-
-
-def transfer_of(publishes: Publishes, way: Way, folder: Path) -> WeightTransfer:
-    """As `transfer_to`, if it is known what is published."""
     if publishes == "shared":
         return SharedWeights()
+    if publishes == "sent":
+        from silva.trainer.broadcast import Broadcast
+
+        return Broadcast(servers, patience=patience, timeout=timeout)
     return SharedMemory(publishes) if way == "shm" else WeightFolders(folder, publishes)
 
 

@@ -130,6 +130,10 @@ class Peer:
         self._client: Any = None
         self._loop: asyncio.AbstractEventLoop | None = None
 
+    def again(self) -> Peer:
+        """For another event loop at the same time."""
+        return Peer(self.address, name=self.name, key=self._key, carrier=self._carrier)
+
     async def get(self, path: str, *, timeout: float | None = None) -> Any:
         """The JSON at `path`; without `timeout` it waits for the answer for ever.
 

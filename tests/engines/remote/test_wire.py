@@ -255,6 +255,28 @@ async def test_adapters_are_loaded_where_the_server_has_the_route_and_the_model_
     assert (await facts(without, lora=True)).loads == {"folder"}
 
 
+async def test_weights_that_were_sent_are_asked_for_by_their_name() -> None:
+    peer: Any = VllmPeer(weight_info={"weight_version": "silva-1"})
+    assert (await facts(peer, sent=True)).loads == {"folder", "sent"}
+    dialect = await met(peer, sent=True)
+    await dialect.load(peer, Snapshot(1, sent="silva-1"), 1.0)
+    assert peer.calls == [("/weight_info", None)]
+    with pytest.raises(Unreachable, match="holds the weights 'silva-1', expected 'silva-2'"):
+        await dialect.load(peer, Snapshot(2, sent="silva-2"), 1.0)
+    assert not (await dialect.alive(peer, 1.0, 6.0)).computes and peer.calls[-1][0] == "/ping"
+
+
+async def test_a_server_that_gets_weights_stays_paused_and_one_that_a_lost_trainer_left_goes_on() -> None:
+    peer: Any = VllmPeer(is_paused={"is_paused": True}, finish_weight_update=Refused("HTTP 500", 500))
+    dialect = await met(peer, sent=True)
+    with pytest.raises(Unreachable, match="is paused: weights are sent to it"):
+        await dialect.facts(peer, 1.0)
+    assert "/resume" not in [path for path, _ in peer.calls]
+    await VllmDialect(sent=True).facts(peer, 1.0)
+    paths = [path for path, _ in peer.calls]
+    assert paths.index("/finish_weight_update") < paths.index("/resume") < paths.index("/v1/completions")
+
+
 async def test_only_a_folder_is_loaded() -> None:
     with pytest.raises(CapabilityError, match="from a folder"):
         await loading(VllmPeer(), None)

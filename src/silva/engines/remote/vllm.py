@@ -6,12 +6,13 @@ import asyncio
 import math
 import os
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from silva.engines.remote.wire import Facts, Pulse, ServedResult, read_answer, sampling_fields
 from silva.errors import CapabilityError, EngineError
 from silva.types import Completion, CompletionStop, SamplingParams, Snapshot, TokenScores
-from silva.wire.transport import Peer, Refused
+from silva.wire.transport import Peer, Refused, Unreachable
 
 if TYPE_CHECKING:
     import numpy as np
@@ -40,6 +41,8 @@ class VllmDialect:
         lora: the model has adapters. A server that loads such gets each version under a name of its own, and
             requests name the version: those in flight end with the one that they began with. (What is loaded
             in place of another, with `load_inplace`, vLLM 0.32 reads again from its file at every step.)
+        sent: the trainer sends weights to its workers (trainer/broadcast.py). Meanwhile a server is paused,
+            and its core answers nobody.
     """
 
     def __init__(
@@ -50,9 +53,10 @@ class VllmDialect:
         top_logprobs: int = 20,
         reload: str = "reload_weights",
         lora: bool = False,
+        sent: bool = False,
     ) -> None:
         self._model, self._top, self._reload, self._lora = model, top_logprobs, reload, lora
-        self._vocabulary = vocabulary or LARGE_VOCABULARY
+        self._vocabulary, self._sent = vocabulary or LARGE_VOCABULARY, sent
         self._models: dict[str, str] = {}  # what requests name, by address
         self._tells: set[str] = set()  # addresses of servers that say whether their core answers
 
@@ -76,8 +80,8 @@ class VllmDialect:
         notes = ["vLLM: entropies are estimates, and the last bits of log-probabilities do not repeat"]
         try:
             if (await peer.get("/is_paused", timeout=timeout))["is_paused"]:
-                await peer.post("/resume", timeout=timeout)
-            loads = frozenset({"folder"})
+                await self._go_on(peer, timeout)
+            loads = frozenset({"folder", "sent"} if self._sent else {"folder"})
             self._tells.add(peer.address)
         except Refused as refused:
             if refused.status != 404:
@@ -94,7 +98,7 @@ class VllmDialect:
         """`/ping` answers as long as the process of the core exists, even if the core hangs. The core itself
         answers `/is_paused`, between two of its steps."""
         await peer.send("/ping", b"", timeout=timeout)
-        asks = core > 0 and peer.address in self._tells
+        asks = core > 0 and peer.address in self._tells and not self._sent
         if asks:
             await peer.get("/is_paused", timeout=core)
         return Pulse(computes=asks)
@@ -141,6 +145,9 @@ class VllmDialect:
         return read_answer(peer, "/v1/completions", answer, read)
 
     async def load(self, peer: Peer, snapshot: Snapshot, timeout: float) -> None:
+        if snapshot.sent:
+            await self._check_sent(peer, snapshot.sent, timeout)
+            return
         if snapshot.folder is None:
             raise CapabilityError("vLLM loads weights from a folder; got a snapshot without one")
         path = os.path.abspath(snapshot.folder.path)
@@ -162,6 +169,24 @@ class VllmDialect:
         finally:  # whatever happened, cancellation included: paused, it would never answer again
             resumed = peer.post("/resume", timeout=min(timeout, RESUME))
             await asyncio.shield(asyncio.ensure_future(resumed))
+
+    async def _go_on(self, peer: Peer, timeout: float) -> None:
+        """After a client, or a trainer in the middle of an update, that was lost."""
+        if self._sent:
+            if peer.address in self._tells:
+                raise Unreachable(f"the {peer.name} at {peer.address} is paused: weights are sent to it")
+            with suppress(Refused):  # there is no such update
+                await peer.post("/finish_weight_update", timeout=timeout)
+        await peer.post("/resume", timeout=timeout)
+
+    async def _check_sent(self, peer: Peer, expected: str, timeout: float) -> None:
+        answer = await peer.get("/weight_info", timeout=timeout)
+        found = read_answer(peer, "/weight_info", answer, lambda a: a["weight_version"])
+        if found != expected:
+            raise Unreachable(
+                f"the {peer.name} at {peer.address} holds the weights {found!r}, expected {expected!r}: it "
+                "gets the next version when that is published"
+            )
 
     async def _loads_adapters(self, peer: Peer, timeout: float) -> bool:
         """Whether there is the route; a request without a name is refused there."""

@@ -64,7 +64,15 @@ class VllmEngineSettings(ClientSettings):
     estimated."""
 
     def command(
-        self, model: str, host: str, port: int, key: str, *, routes: bool = False, lora: int = 0
+        self,
+        model: str,
+        host: str,
+        port: int,
+        key: str,
+        *,
+        routes: bool = False,
+        lora: int = 0,
+        sent: bool = False,
     ) -> tuple[list[str], dict[str, str]]:
         """The arguments of the process, and what is added to its environment.
 
@@ -74,6 +82,7 @@ class VllmEngineSettings(ClientSettings):
                 environment alone, because everybody on the machine can read command lines.
             routes: completions say which experts their tokens went to.
             lora: rank of the adapters; 0: there are none.
+            sent: the trainer sends weights to its workers.
 
         Raises:
             ConfigError: `engine.arguments` holds one of `OWN`, or vLLM takes no such rank.
@@ -121,6 +130,8 @@ class VllmEngineSettings(ClientSettings):
                 "--max-cpu-loras", str(VERSIONS),
             ]  # fmt: skip
             environment["VLLM_ALLOW_RUNTIME_LORA_UPDATING"] = "1"
+        if sent:
+            arguments += ["--weight-transfer-config", json.dumps({"backend": "nccl"})]
         if routes:  # its first model runner cannot
             arguments.append("--enable-return-routed-experts")
             environment["VLLM_USE_V2_MODEL_RUNNER"] = "1"
@@ -143,6 +154,7 @@ class VllmEngineSettings(ClientSettings):
             top_logprobs=self.top_logprobs,
             reload="silva_reload",
             lora=context.config.model.lora is not None,
+            sent=context.config.trainer.transfer == "nccl",
         )
         return HttpEngine(peers, self, dialect, say=context.say)
 
