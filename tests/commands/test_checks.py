@@ -18,6 +18,23 @@ from silva.registries import REGISTRIES
 ALL = frozenset({"logprobs", "reference_logprobs", "values"})
 
 
+RANKS: dict[str, Any] = {"ranks": 2, "parallel": {"pp": 2}}
+
+
+@pytest.mark.parametrize(
+    ("sections", "words"),
+    [
+        ({"algorithm": {"type": "ppo"}}, "trainer.parallel.pp = 2 with a critic"),
+        ({"trainer": RANKS | {"micro_batch_tokens": 100}}, "with rows longer than"),
+        ({"trainer": RANKS | {"replay_routing": True}}, "with `trainer.replay_routing`"),
+    ],
+)
+def test_ranks_that_do_not_go_with_the_rest_are_refused(sections: Any, words: str) -> None:
+    sections = {"trainer": RANKS, "placement": {"type": "services"}, **sections}
+    with pytest.raises(CapabilityError, match=re.escape(words)):
+        check(resolved(**sections))
+
+
 def resolved(**sections: Any) -> Any:
     return load([], REGISTRIES, values={"environments": [{"type": "bandit"}], **sections}, env={}).config
 

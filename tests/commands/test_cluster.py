@@ -15,9 +15,10 @@ import pytest
 import yaml
 
 from silva import cli
-from silva.commands.cluster import plan
+from silva.commands.cluster import describe, plan
 from silva.commands.plan import PROCESS_BYTES
 from silva.config.load import load
+from silva.errors import CapabilityError
 from silva.models import memory
 from silva.models.loading import PACKAGE
 from silva.placement.carrier import MODE, TOKEN, TOKEN_PATH
@@ -80,6 +81,15 @@ def test_each_rank_of_a_trainer_holds_its_part(type: str) -> None:
     ranks = [part for part in found.parts if part.name.startswith("trainer")]
     assert [part.name for part in ranks] == ["trainer", "trainer1", "trainer2", "trainer3"]
     assert {part.memory for part in ranks} == {one - 4 * PARAMETERS * 4 / 2}
+
+
+def test_the_plan_says_how_ranks_divide_the_model() -> None:
+    divided = {"ranks": 8, "parallel": {"dp_replicate": 2, "pp": 2}}
+    found = planned(type="services", trainer=divided)
+    assert found.ranks == "8 = pp 2 x dp_replicate 2 x dp_shard 2, 1f1b"
+    assert "ranks of the trainer: 8 = pp 2" in describe(found)
+    with pytest.raises(CapabilityError, match="embeddings that are the head too: copies of them"):
+        planned(type="services", trainer={"ranks": 4, "parallel": {"tp": 2, "pp": 2}})
 
 
 @pytest.mark.parametrize("type", ["local", "services", "ray"])

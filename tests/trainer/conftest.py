@@ -19,10 +19,17 @@ def tiny() -> Callable[..., LoadedModel]:
     """`tiny("float64", lora=True)`: two layers of width 32; the same weights for the same seed."""
 
     def make(
-        dtype: str = "float32", *, lora: bool = False, seed: int = 0, dropout: float = 0.0
+        dtype: str = "float32",
+        *,
+        lora: bool = False,
+        seed: int = 0,
+        dropout: float = 0.0,
+        layers: int = 2,
     ) -> LoadedModel:
         adapters = Lora(rank=4, alpha=8.0, dropout=dropout) if lora else None
-        settings = TinyModel(layers=2, width=32, heads=4, kv_heads=2, context=128, dtype=dtype, lora=adapters)
+        settings = TinyModel(
+            layers=layers, width=32, heads=4, kv_heads=2, context=128, dtype=dtype, lora=adapters
+        )
         return load_model(settings, seed=seed, device="cpu")
 
     return make

@@ -47,7 +47,6 @@ def test_experts_in_layers_of_their_own() -> None:
             r"ep = 3: experts are divided among the 8 ranks of a copy .* expected a divisor of 8",
         ),
         (Parallel(ep=4, dp_replicate=4), "the 2 ranks of a copy"),
-        (Parallel(ep=2, tp=2), r"and not with tp \(got 2\)"),
     ],
 )
 def test_ranks_that_cannot_divide_experts(parallel: Parallel, words: str) -> None:

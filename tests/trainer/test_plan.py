@@ -93,6 +93,18 @@ def test_every_row_once_and_equally_many_micro_batches(
     assert plan(rows, budget, ranks) == dealt
 
 
+@given(ROWS, st.integers(9, 30), st.integers(1, 4))
+def test_nothing_is_above_the_budget_where_nothing_is_walked(
+    rows: list[np.ndarray], budget: int, ranks: int
+) -> None:
+    dealt = planning.plan(rows, budget, ranks, least=1, walk=False)
+    micro_batches = [work.rows for share in dealt for work in share]
+    assert sorted(i for m in micro_batches for i in m) == list(range(len(rows)))
+    assert all(size(rows, m) <= budget for m in micro_batches)
+    with pytest.raises(ValueError, match="a row holds 31 tokens, expected at most 30"):
+        planning.plan([np.zeros(31)], 30, walk=False)
+
+
 @given(ROWS, st.integers(1, 60), st.integers(1, 4))
 def test_all_ranks_make_the_passes_of_the_largest_trie_of_a_round(
     rows: list[np.ndarray], budget: int, ranks: int

@@ -33,10 +33,11 @@ def test_what_cannot_be_divided(config: PreTrainedConfig, ranks: int, words: str
 @pytest.mark.parametrize(
     ("parallel", "ranks", "shape"),
     [
-        (Parallel(), 8, (1, 8, 1)),
-        (Parallel(dp_replicate=2), 8, (2, 4, 1)),
-        (Parallel(tp=2, cp=2), 16, (1, 8, 2)),
-        (Parallel(dp_replicate=2, dp_shard=1, tp=2), 4, (2, 1, 2)),
+        (Parallel(), 8, (1, 1, 8, 1)),
+        (Parallel(dp_replicate=2), 8, (1, 2, 4, 1)),
+        (Parallel(tp=2, cp=2), 16, (1, 1, 8, 2)),
+        (Parallel(dp_replicate=2, dp_shard=1, tp=2), 4, (1, 2, 1, 2)),
+        (Parallel(pp=4, tp=2), 16, (4, 1, 2, 2)),
     ],
 )
 def test_the_mesh(parallel: Parallel, ranks: int, shape: tuple[int, ...]) -> None:

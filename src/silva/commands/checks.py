@@ -8,6 +8,7 @@ from typing import Any
 from silva.config.schema import RunConfig
 from silva.errors import CapabilityError, ConfigError, SilvaError
 from silva.protocols import Engine, Forkable, Scripted, TaskSet, Trainer
+from silva.trainer import combinations
 
 
 def check(config: RunConfig) -> None:
@@ -19,13 +20,7 @@ def check(config: RunConfig) -> None:
     if not config.environments:
         raise ConfigError("environments: got [data] alone, expected at least one [[environments]] table")
     check_engine(config)
-    if config.ranks > 1 and not config.placement.processes:
-        raise CapabilityError(
-            f'trainer.ranks = {config.ranks} with placement.type = "{config.placement.type}": ranks '
-            'are processes of a trainer apart; expected placement.type = "services" or "ray"'
-        )
-    if (ranks := config.ranks) > 1:
-        config.trainer.parallel.shape(ranks)
+    check_ranks(config)
     sampling = config.rollout.sampling
     for key, full in (("top_p", 1.0), ("top_k", 0), ("min_p", 0.0)):
         if getattr(sampling, key) != full:
@@ -49,6 +44,30 @@ def check(config: RunConfig) -> None:
             "set it to 2 or more, or choose an algorithm.type with a critic (ppo)"
         )
     _check_idle(config)
+
+
+def check_ranks(config: RunConfig) -> None:
+    """Refuse ranks that are not there, cannot be divided as asked, or do not go with the rest.
+
+    Raises:
+        CapabilityError: with the key to change.
+    """
+    trainer, ranks = config.trainer, config.ranks
+    if ranks > 1 and not config.placement.processes:
+        raise CapabilityError(
+            f'trainer.ranks = {ranks} with placement.type = "{config.placement.type}": ranks '
+            'are processes of a trainer apart; expected placement.type = "services" or "ray"'
+        )
+    if ranks > 1:
+        trainer.parallel.shape(ranks)
+    if hasattr(trainer, "parallel"):
+        long = config.rollout.limits.max_episode_tokens > trainer.micro_batch_tokens
+        beside = {
+            combinations.CRITIC: config.algorithm.critic,
+            combinations.WALKS: long and bool(config.environments),
+            combinations.REPLAY: config.replays_routing,
+        }
+        combinations.refuse(trainer.parallel, [name for name, holds in beside.items() if holds])
 
 
 def _check_idle(config: RunConfig) -> None:

@@ -30,6 +30,7 @@ from silva.models.memory import in_words, memory_limit, too_large
 from silva.models.outline import outline
 from silva.monitoring.printable import put
 from silva.placement.carrier import TOKEN, TOKEN_PATH, part_of
+from silva.trainer import combinations
 from silva.wire.transport import UNIX
 
 HERE, ACTOR, BY_HAND = "this machine", "a Ray actor", "started by hand"
@@ -54,11 +55,13 @@ class PlacedPart:
 @dataclass(frozen=True)
 class ClusterPlan:
     """Attributes:
+    ranks: how those of the trainer divide the model.
     ports: what must be reachable, in words.
     shared: folders that all parts must see under the same path.
     """
 
     placement: str
+    ranks: str
     parts: Sequence[PlacedPart]
     ports: Sequence[str]
     shared: Sequence[str]
@@ -81,10 +84,13 @@ def plan(config: RunConfig) -> ClusterPlan:
         model = outline(config.model)
     except ModelError as error:
         missing.append(str(error))
+    if model and config.ranks > 1:
+        combinations.refuse(config.trainer.parallel, combinations.of_model(model))
     parts = _parts(config, model)
     output = [str(Path(config.output_dir).absolute())] if config.placement.processes else []
     return ClusterPlan(
-        placement=config.placement.type, parts=parts, ports=[*_ports(config, parts)], shared=output,
+        placement=config.placement.type, ranks=_ranks(config), parts=parts, ports=[*_ports(config, parts)],
+        shared=output,
         missing=[*missing, *_packages(config), *_access(config, parts), *_room(config, parts)],
     )  # fmt: skip
 
@@ -98,11 +104,22 @@ def describe(found: ClusterPlan) -> str:
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
     table = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
     return "\n".join([
-        f"placement: {found.placement}", *table,
+        f"placement: {found.placement}", f"ranks of the trainer: {found.ranks}", *table,
         *(f"port: {port}" for port in found.ports or ["none is opened"]),
         *(f"shared: every part must see {folder} under this path" for folder in found.shared),
         *(f"missing: {each}" for each in found.missing or ["nothing, as far as this machine can tell"]),
     ])  # fmt: skip
+
+
+def _ranks(config: RunConfig) -> str:
+    if config.ranks == 1:
+        return "1"
+    parallel = config.trainer.parallel
+    shape = parallel.shape(config.ranks)
+    sizes = {"pp": shape["pp"], "dp_replicate": shape["copies"], "dp_shard": shape["parts"] // parallel.cp,
+             "cp": parallel.cp, "tp": shape["tp"]}  # fmt: skip
+    ways = " x ".join(f"{way} {size}" for way, size in sizes.items() if size > 1)
+    return f"{config.ranks} = {ways}{f', {parallel.pp_schedule}' if parallel.pp > 1 else ''}"
 
 
 def _parts(config: RunConfig, model: PreTrainedModel | None) -> list[PlacedPart]:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from silva.assembly import connected
-from silva.commands.checks import check_engine
+from silva.commands.checks import check_engine, check_ranks
 from silva.commands.common import as_resolved
 from silva.commands.outcome import RunOutcome, earlier, finish, stopped
 from silva.config.load import Resolved
@@ -42,6 +42,7 @@ def supervise(
     """
     resolved = as_resolved(config)
     check_engine(resolved.config)
+    check_ranks(resolved.config)
     if (resolved.config.data is None) == (resolved.config.warm_start is None):
         got = "neither" if resolved.config.data is None else "both"
         raise ConfigError(f"silva sft: got {got} of [data] and [warm_start], expected one to learn from")

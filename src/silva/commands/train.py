@@ -106,8 +106,7 @@ async def _prepare(run: Run) -> rl.Loop:
         await trainer.restart()
     snapshot = await trainer.snapshot()
     await assembly.engine.load(snapshot)
-    shared = trainer.capabilities.publishes == "shared"
-    probe = None if shared else Probe(assembly.renderer.vocabulary, config.model.dtype)
+    probe = Probe(assembly.renderer.vocabulary, config.model.dtype) if snapshot.folder else None
     if probe:
         await probe.check(trainer, assembly.engine)
     parts = rl.Parts(

@@ -11,7 +11,7 @@ from __future__ import annotations
 import itertools
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -138,15 +138,19 @@ class Pieces:
     def __exit__(self, *error: object) -> None:
         self._stack.close()
 
-    def check(self, expected: Mapping[str, torch.Tensor]) -> None:
-        """Raise CheckpointError if names, shapes or types are not those of `expected`."""
+    def check(self, expected: Mapping[str, torch.Tensor], others: Collection[str] = ()) -> None:
+        """Raise CheckpointError if names, shapes or types are not those of `expected`.
+
+        Args:
+            others: names that may be there too.
+        """
         wanted = {name: _words(x.dtype, x.shape) for name, x in expected.items()}
         got = {name: _words(_TYPES.get(kind, kind), shape) for name, (kind, shape) in self._whole.items()}
         differing = [f"{name}: got {got[name]}, expected {wanted[name]}"
                      for name in sorted(wanted.keys() & got.keys()) if got[name] != wanted[name]]  # fmt: skip
         faults = [
             *_list("missing", sorted(wanted.keys() - got.keys())),
-            *_list("unexpected", sorted(got.keys() - wanted.keys())),
+            *_list("unexpected", sorted(got.keys() - wanted.keys() - set(others))),
             *_list("different", differing),
         ]
         if faults:

@@ -11,8 +11,8 @@ and how a checkpoint becomes atomic.
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -25,25 +25,26 @@ from silva.models.routing import Routing
 from silva.models.snapshots import save_parameters
 from silva.models.trie import MIN_SHARED, NEVER
 from silva.ports import crash_point, derive
+from silva.trainer import combinations
 from silva.trainer.critic import Critic
 from silva.trainer.explained_errors import explained_memory, refuse_too_large
 from silva.trainer.export import export_model
 from silva.trainer.gradients import summed_in_place
-from silva.trainer.loss_inputs import streams, weighted_loss
 from silva.trainer.optimizer import Stepper, check_params
 from silva.trainer.parallel import Mesh
+from silva.trainer.pipeline import Pipeline, refuse_longer
 from silva.trainer.plan import RankWork, plan
 from silva.trainer.policy import IDLE, Pack, check_rows, pack, token_logprobs, trained
 from silva.trainer.randomness import Randomness
 from silva.trainer.reference import Reference
 from silva.trainer.routed import keys
+from silva.trainer.scoring import Parts, of_tokens
 from silva.trainer.self_check import CHECKED, compared
 from silva.trainer.settings import LocalTrainerSettings
 from silva.trainer.state import TrainerState, load_state, save_state
 from silva.trainer.training_mode import enable_gradient_checkpointing, training_mode
+from silva.trainer.update import Update
 from silva.types import LossSpec, OptimParams, Sample, Signals
-
-Sums = defaultdict[str, torch.Tensor | float]
 
 
 class Learner:
@@ -85,6 +86,8 @@ class Learner:
                 f"model {loaded.name}: no parameter requires a gradient, expected at least one"
             )
         refuse_too_large(loaded)
+        beside = {combinations.CRITIC: critic, combinations.REPLAY: settings.replay_routing}
+        self.mesh.refuse(name for name, holds in beside.items() if holds)
         self._routing = Routing(loaded.model) if settings.replay_routing else None
         # Copies can only be made of a whole model: the policy is divided after them.
         self._reference = Reference(loaded, reference, self.mesh)
@@ -104,8 +107,9 @@ class Learner:
         self.needs = frozenset(need for need, known in able.items() if known)
 
     def _random(self) -> Randomness:
-        share = self.mesh.share  # siblings draw the same, as they may compute parts of one layer
-        return Randomness(derive(self._seed, "rank", share) if share else self._seed, self.loaded.device)
+        # Siblings draw the same, as they may compute parts of one layer.
+        at, first = self.mesh.rank // self.mesh.siblings, self._seed
+        return Randomness(derive(first, "rank", at) if at else first, self.loaded.device)
 
     @property
     def version(self) -> int:
@@ -136,45 +140,43 @@ class Learner:
         return Signals(
             self._logprobs(self.loaded, samples) if "logprobs" in needs else None,
             self._logprobs(self._reference.model, samples) if "reference_logprobs" in needs else None,
-            self._of_tokens(samples, lambda batch, passes: critic.values(batch, budget, passes))
+            self._of_tokens(samples, lambda batch, passes: critic.values(batch, budget, passes), self.loaded)
             if critic and "values" in needs
             else None,
         )
 
     def _logprobs(self, loaded: LoadedModel, samples: Sequence[Sample]) -> tuple[np.ndarray, ...]:
         budget = self.settings.micro_batch_tokens
-        return self._of_tokens(
-            samples,
-            lambda batch, passes: token_logprobs(loaded, batch, budget=budget, passes=passes).logprobs,
-        )
+
+        def compute(batch: Pack, passes: int) -> torch.Tensor:
+            return token_logprobs(loaded, batch, budget=budget, passes=passes).logprobs
+
+        return self._of_tokens(samples, compute, loaded)
 
     @torch.no_grad()
     def _of_tokens(
-        self, samples: Sequence[Sample], compute: Callable[[Pack, int], torch.Tensor]
+        self, samples: Sequence[Sample], compute: Callable[[Pack, int], torch.Tensor], loaded: LoadedModel
     ) -> tuple[np.ndarray, ...]:
         """`compute` gives [N] for a micro-batch; what comes out is [T] per sample, NaN without a loss."""
+
+        def values(parts: Parts) -> Iterator[tuple[Pack, torch.Tensor]]:
+            if isinstance(pipeline := loaded.division, Pipeline):
+                with explained_memory(self.settings, f"scoring {len(parts)} micro-batches"):
+                    batches = [self._pack(rows) for rows, _ in parts]
+                    yield from zip(batches, pipeline.logprobs(loaded, batches), strict=True)
+                return
+            for rows, passes in parts:
+                with explained_memory(self.settings, f"scoring {_size(rows)}"):
+                    batch = self._pack(rows)
+                    with batch.replayed():
+                        found = compute(batch, passes)
+                yield batch, found
+
         kind = np.float64 if self.loaded.dtype == torch.float64 else np.float32
-        found = [np.full(len(sample), np.nan, dtype=kind) for sample in samples]
-        used = [index for index, sample in enumerate(samples) if trained(sample).any()]
-        shares = self._plan([samples[i] for i in used])
-        of_share = [[used[i] for work in share for i in work.rows] for share in shares]
-        for work in shares[self.mesh.share]:
-            indices = [used[i] for i in work.rows]
-            rows = [samples[i] for i in indices] or [IDLE]
-            with explained_memory(self.settings, f"scoring {_size(rows)}"):
-                batch = pack(self.loaded, rows, least=self._least, routing=self._routing)
-                with batch.replayed():
-                    values = compute(batch, work.passes).cpu().numpy()
-            row_of, places = batch.rows.cpu().numpy(), batch.places.cpu().numpy()
-            for row, index in enumerate(indices):
-                of_row = row_of == row
-                found[index][places[of_row]] = values[of_row]
-        mine = tuple(found[i] for i in of_share[self.mesh.share])
-        of_all = self.mesh.gather(mine, tuple[np.ndarray, ...])[:: self.mesh.siblings]
-        for theirs, arrays in zip(of_share, of_all, strict=True):
-            for index, array in zip(theirs, arrays, strict=True):
-                found[index] = array
-        return tuple(found)
+        return of_tokens(samples, self._plan, values, self.mesh, kind)
+
+    def _pack(self, rows: Sequence[Sample]) -> Pack:
+        return pack(self.loaded, rows or [IDLE], least=self._least, routing=self._routing)
 
     def forward_backward(self, samples: Sequence[Sample], loss: LossSpec) -> dict[str, float]:
         """Add the gradient of sum(loss_weights * loss) over all trained tokens to what is there, and that of
@@ -196,88 +198,78 @@ class Learner:
         samples = [sample for sample in samples if trained(sample).any()]
         references = self._needed_reference(samples, loss)
         if not self._checked:
-            self._check_trie(samples, references, loss)
+            self._check_trie(Update(samples, references, loss, self.version, self.stepper))
         # A supervised update leaves a critic nothing to learn from.
         supervised = objective.parse(loss)[0].imitates and all(sample.returns is None for sample in samples)
         critic = None if supervised else self.critic
-        sums: Sums = defaultdict(float)
-        sampled = [s.versions[trained(s, "") & (s.versions >= 0)] for s in samples]
-        aged = any((versions != self.version).any() for versions in sampled)
-        budget = self.settings.micro_batch_tokens
+        update = Update(samples, references, loss, self.version, self.stepper)
         try:
-            for work in self._plan(samples)[self.mesh.share]:
-                rows = [samples[i] for i in work.rows]
-                memory = explained_memory(self.settings, f"training {_size(rows or [IDLE])}")
-                with memory, training_mode(self.loaded.model):
-                    batch = pack(self.loaded, rows or [IDLE], least=self._least, routing=self._routing)
-                    if not (critic and critic.warming_up):
-                        mine = [references[i] for i in work.rows] if references else None
-                        self._backward(batch, rows, mine, loss, sums, aged, work.passes)
-                    if critic:
-                        with batch.replayed():  # its trunk may be the policy
-                            of_critic = critic.learn(batch, rows, budget, work.passes)
-                        for name, numbers in of_critic.items():
-                            sums[name] += numbers.double().sum()
-                crash_point("backward")
+            self._micro_batches(update, self._plan(samples)[self.mesh.share], critic)
         except BaseException:
             self._drop_gradients()  # a part of an update must never be stepped on
             raise
-        tokens = sum(int(trained(sample).sum()) for sample in samples)
-        means = dict(self.mesh.sum({name: float(value) for name, value in sums.items()}))
-        total = means.pop("loss", 0.0)
-        counts = {name: sum(int(trained(s, name).sum()) for s in samples) for name in streams(samples)}
-        means = {
-            name: value / counts.get(name.partition("/")[0], counts[""]) for name, value in means.items()
-        }
-        return {"loss": total, "trained_tokens": float(tokens), **means}
+        return update.metrics(self.mesh)
 
-    def _backward(
-        self,
-        batch: Pack,
-        samples: list[Sample],
-        references: list[np.ndarray] | None,
-        loss: LossSpec,
-        sums: Sums,
-        aged: bool,
-        passes: int = 1,
-    ) -> None:
-        """Forward and backward of one micro-batch; adds to gradients and to `sums` over its tokens.
+    def _micro_batches(self, update: Update, works: Sequence[RankWork], critic: Critic | None) -> None:
+        if isinstance(self.loaded.division, Pipeline):
+            with training_mode(self.loaded.model):
+                self._by_stages(update, [work.rows for work in works])
+            crash_point("backward")
+            return
+        for work in works:
+            rows = update.rows(work.rows)
+            memory = explained_memory(self.settings, f"training {_size(rows or [IDLE])}")
+            with memory, training_mode(self.loaded.model):
+                batch = self._pack(rows)
+                if not (critic and critic.warming_up):
+                    self._backward(batch, work.rows, update, work.passes)
+                if critic:
+                    with batch.replayed():  # its trunk may be the policy
+                        budget = self.settings.micro_batch_tokens
+                        update.add(critic.learn(batch, rows, budget, work.passes))
+            crash_point("backward")
 
-        Without samples it adds nothing: the passes are those that other ranks make.
-        """
-        asked, budget = bool(loss.params.get("entropy_coef", 0)), self.settings.micro_batch_tokens
+    def _backward(self, batch: Pack, part: list[int], update: Update, passes: int = 1) -> None:
+        """Forward and backward of one micro-batch; adds to gradients and to sums over its tokens."""
+        budget, asked = self.settings.micro_batch_tokens, update.entropy_grad
         with summed_in_place(self.loaded.model), batch.replayed():
             found = token_logprobs(self.loaded, batch, budget=budget, passes=passes, entropy_grad=asked)
-            if not samples:
-                (0 * found.logprobs.sum()).backward()
-                return
-            # The weights hold the normaliser of the whole update: gradients of ranks add up, and are never
-            # averaged.
-            total, metrics = weighted_loss(found, samples, references, loss, self.version, aged)
-            self.stepper.blame(total, [sample.trajectory for sample in samples])
-            total.backward()  # also where it is not finite: the gradients say which parameter it reaches
-        sums["loss"] += total.detach().double()
-        for name, values in metrics.items():
-            sums[name] += values.double().sum()
+            # Also where it is not finite: the gradients say which parameter it reaches.
+            update.loss(found, part).backward()
 
-    def _check_trie(
-        self, samples: list[Sample], references: tuple[np.ndarray, ...] | None, loss: LossSpec
-    ) -> None:
+    def _by_stages(self, update: Update, parts: list[list[int]]) -> None:
+        """The same for all micro-batches, as a pipeline orders them."""
+        pipeline = self.loaded.division
+        assert isinstance(pipeline, Pipeline)
+        parts = pipeline.filled_up(parts, [])
+        with explained_memory(self.settings, f"training {len(parts)} micro-batches"):
+            batches = [self._pack(update.rows(part)) for part in parts]
+            for batch, part in zip(batches, parts, strict=True):
+                update.refuse(batch, part)  # on all stages, as only the last one finds the loss
+            pipeline.learn(
+                self.loaded,
+                batches,
+                lambda number, found: update.loss(found, parts[number]),
+                entropy_grad=update.entropy_grad,
+            )
+
+    def _check_trie(self, update: Update) -> None:
         """The gradient of a few rows on their trie against that of one row at a time, before any other.
 
         Where they differ nothing is shared from here on. Rows without a gradient leave it to the next call.
         """
-        few = next((w.rows for share in self._plan(samples) for w in share if len(w.rows) > 1), [])[:CHECKED]
+        works = (work.rows for share in self._plan(update.samples) for work in share)
+        few = next((rows for rows in works if len(rows) > 1), [])[:CHECKED]
         if not few:
             return
 
         def backward(parts: list[list[int]]) -> None:
+            if isinstance(self.loaded.division, Pipeline):
+                self._by_stages(update, parts)
+                return
             for part in parts:
-                mine = [references[i] for i in part] if references else None
                 with explained_memory(self.settings, "checking the trie"):
-                    rows = [samples[i] for i in part]
-                    batch = pack(self.loaded, rows, least=self._least, routing=self._routing)
-                    self._backward(batch, rows, mine, loss, defaultdict(float), False)
+                    self._backward(self._pack(update.rows(part)), part, update)
 
         found = compared(self.stepper, few, backward, self.loaded.dtype)
         if found is None:
@@ -351,13 +343,19 @@ class Learner:
 
     def _plan(self, samples: Sequence[Sample]) -> list[list[RankWork]]:
         tokens = keys(samples, self._routing) if self._routing else [sample.tokens for sample in samples]
-        shares = self.mesh.size // self.mesh.siblings
-        return plan(tokens, self.settings.micro_batch_tokens, shares, least=self._least)
+        budget, stages = self.settings.micro_batch_tokens, self.mesh.stages
+        if not isinstance(pipeline := self.loaded.division, Pipeline):
+            return plan(tokens, budget, self.mesh.shares, least=self._least)
+        refuse_longer(samples, budget)
+        dealt = plan(tokens, budget, self.mesh.shares * stages, least=self._least, walk=False)
+        together = (chain.from_iterable(dealt[at : at + stages]) for at in range(0, len(dealt), stages))
+        return [pipeline.filled_up([w for w in works if w.rows], RankWork([], 1)) for works in together]
 
     def save(self, path: Path) -> None:
         """Write the trainer's state into the folder `path`, made if missing (see `trainer/state.py`)."""
+        state = self._state()
         with self.mesh.agreed():
-            save_state(self._state(), path, self.mesh.rank)
+            save_state(state, path, self.mesh.rank)
 
     def load(self, path: Path) -> None:
         """Continue bit for bit where `save` was called; weights keep their storage.
@@ -365,20 +363,21 @@ class Learner:
         Raises:
             CheckpointError: what is there does not fit, and how. Nothing has changed then.
         """
+        state = self._state()
         with self.mesh.agreed():
-            apply = load_state(self._state(), path, self.mesh.rank)
+            apply = load_state(state, path, self.mesh.rank)
         apply()
         self._drop_gradients()
 
     def export(self, path: Path) -> None:
         """Write a plain Hugging Face folder, LoRA merged; the trainer's own weights stay as they are."""
-        self.write_whole(export_model, path)
+        self._write_whole(export_model, path)
 
     def save_parameters(self, path: Path) -> None:
         """Write the parameters that training changes into the new folder `path`, for an engine to load."""
-        self.write_whole(save_parameters, path)
+        self._write_whole(save_parameters, path)
 
-    def write_whole(self, write: Callable[[LoadedModel, Path], None], path: Path) -> None:
+    def _write_whole(self, write: Callable[[LoadedModel, Path], None], path: Path) -> None:
         whole = self.mesh.whole(self.loaded)
         with self.mesh.agreed():
             if whole:

@@ -88,9 +88,20 @@ class Stepper:
             kinds[master.device_mesh if isinstance(master, DTensor) else None].append(master)
         self.optimizer = torch.optim.AdamW([{"params": kind} for kind in kinds.values()], fused=fused)
 
+    def names(self) -> tuple[str, ...]:
+        """Of the parameters of all ranks, as other stages of a pipeline have others."""
+        named = self._mesh.gather(tuple(self.parameters), tuple[str, ...])
+        return tuple(dict.fromkeys(name for of_rank in named for name in of_rank))
+
     @property
     def gradients(self) -> list[torch.Tensor]:
         return [p.grad for p in self.parameters.values() if p.grad is not None]
+
+    def steps(self) -> dict[str, int]:
+        """How often AdamW has changed each parameter, of all ranks; without those it has not."""
+        states = {name: self.optimizer.state.get(master) for name, master in self.masters.items()}
+        mine = {name: int(state["step"]) for name, state in states.items() if state}
+        return {n: step for part in self._mesh.gather(mine, Mapping[str, int]) for n, step in part.items()}
 
     def drop_gradients(self) -> None:
         for parameter in self.parameters.values():
@@ -124,13 +135,14 @@ class Stepper:
         return {"grad_norm": norm, "lr": params.lr, "nonfinite": float(not finite)}, problem
 
     def _problem(self, params: OptimParams) -> str:
-        named = self.parameters.items()
-        bad = [name for name, p in named if p.grad is not None and not math.isfinite(self.norm([p.grad]))]
+        gradients = {name: [p.grad] for name, p in self.parameters.items() if p.grad is not None}
+        names = self.names()
+        bad = [name for name in names if not math.isfinite(self.norm(gradients.get(name, [])))]
         where = []
         if self.bad_loss:
             where.append(f"the loss of the micro-batch with trajectories {', '.join(self.bad_loss)}")
         if bad:
-            where.append(f"the gradient of {len(bad)} of {len(self.parameters)} parameters, first {bad[0]}")
+            where.append(f"the gradient of {len(bad)} of {len(names)} parameters, first {bad[0]}")
         return (
             f"update {self.counters.updates}: loss or gradient of the {self._of} was not finite for "
             f"{self.counters.nonfinite} updates in a row (trainer.max_nonfinite = {self._most}): "

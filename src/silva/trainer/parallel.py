@@ -7,7 +7,7 @@ reaches the ranks (server/ranks.py).
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
@@ -23,14 +23,30 @@ class Mesh:
     """One rank: the identity. Every rank calls every method, in the same order.
 
     `siblings`: ranks that have the same rows, of whose tokens each takes a share; they follow each other.
+    `stages`: of the layers of a model, each of which as many ranks have; the ranks of the first stage come
+    first, and the losses are found on the last one.
     """
 
-    rank, size, siblings = 0, 1, 1
+    rank, size, siblings, stages = 0, 1, 1, 1
+
+    @property
+    def of_stage(self) -> int:
+        """How many ranks have a stage."""
+        return self.size // self.stages
+
+    @property
+    def shares(self) -> int:
+        """How many have rows of their own."""
+        return self.of_stage // self.siblings
 
     @property
     def share(self) -> int:
-        """Of the plan, which is made for size / siblings of them."""
-        return self.rank // self.siblings
+        """Of the plan, which is made for `shares` of them."""
+        return self.rank % self.of_stage // self.siblings
+
+    def by_share(self, found: Sequence[T]) -> Sequence[T]:
+        """Of what each rank has found, in their order, what counts of each share."""
+        return found[self.size - self.of_stage :: self.siblings]
 
     def gather(self, mine: T, kind: Any = None) -> list[T]:
         """What each rank has, in the order of the ranks. `kind`: its type, where it is no record."""
@@ -39,7 +55,7 @@ class Mesh:
     def sum(self, mine: Mapping[str, float]) -> Mapping[str, float]:
         """Of all shares, added up by name; one may lack some of the names."""
         found: dict[str, float] = {}
-        for part in self.gather(mine, Mapping[str, float])[:: self.siblings]:
+        for part in self.by_share(self.gather(mine, Mapping[str, float])):
             for name, number in part.items():
                 found[name] = found.get(name, 0.0) + number
         return found
@@ -54,6 +70,9 @@ class Mesh:
             for x in tensors
         ]
         return float(torch.linalg.vector_norm(torch.stack(norms))) if norms else 0.0
+
+    def refuse(self, beside: Iterable[str]) -> None:
+        """Raise CapabilityError for what cannot be divided in this way, of combinations.BESIDE."""
 
     def divide(self, loaded: LoadedModel) -> LoadedModel:
         """Leave each rank its part of the model's parameters, in place, when nothing refers to them yet."""

@@ -39,7 +39,12 @@ WALK = 1.4
 
 
 def plan(
-    rows: Sequence[np.ndarray], budget: int, ranks: int = 1, *, least: int = MIN_SHARED
+    rows: Sequence[np.ndarray],
+    budget: int,
+    ranks: int = 1,
+    *,
+    least: int = MIN_SHARED,
+    walk: bool = True,
 ) -> list[list[RankWork]]:
     """Micro-batches of sample indices for each rank, in rounds that all ranks make together.
 
@@ -53,29 +58,33 @@ def plan(
         budget: tokens of one micro-batch.
         ranks: how many processes share the update.
         least: shortest prefix of unrelated rows that is shared.
+        walk: whether a trie above the budget may be walked chunk by chunk.
 
     Returns:
         One list per rank, all with the same passes: largest first, balanced by tokens. In the last round some
         ranks may be left without rows. Every index of `rows` exactly once.
 
     Raises:
-        ValueError: budget or ranks below 1, or an empty row.
+        ValueError: budget or ranks below 1, an empty row, or one above the budget that may not be walked.
     """
     if budget < 1 or ranks < 1:
         raise ValueError(f"plan: got budget {budget} and ranks {ranks}, expected 1 or more of both")
     lengths = [len(row) for row in rows]
     if 0 in lengths:
         raise ValueError(f"plan: row {lengths.index(0)} holds no token")
+    longest = max(lengths, default=0)
+    if not walk and longest > budget:
+        raise ValueError(f"plan: a row holds {longest} tokens, expected at most {budget}")
     order, shared = sort_rows(rows, least)
     added = np.array([lengths[i] for i in order], dtype=np.int64) - shared
     fair = budget if ranks == 1 else max(1, min(budget, -(-int(added.sum()) // ranks)))
-    bounds = _cut(added, shared, fair)
+    bounds = _cut(added, shared, fair if walk else max(fair, longest), walk)
     micro_batches = [sorted(order[a:b]) for a, b in bounds]
     sizes = [int(shared[a] + added[a:b].sum()) for a, b in bounds]
     return _deal(micro_batches, sizes, budget, ranks)
 
 
-def _cut(added: np.ndarray, shared: np.ndarray, budget: int) -> list[tuple[int, int]]:
+def _cut(added: np.ndarray, shared: np.ndarray, budget: int, walk: bool) -> list[tuple[int, int]]:
     """The cheapest cut of n rows in order, by dynamic programming over where the last micro-batch begins."""
     n = len(added)
     families = [*(i for i in range(n) if shared[i] == 0), n]
@@ -92,7 +101,7 @@ def _cut(added: np.ndarray, shared: np.ndarray, budget: int) -> list[tuple[int, 
                 best, begin[end] = cost[start] + START + tokens, start
         start = family_of_end.get(end, end)
         tokens = int(added[start:end].sum())
-        if tokens > budget and cost[start] + START + WALK * tokens < best:
+        if walk and tokens > budget and cost[start] + START + WALK * tokens < best:
             best, begin[end] = cost[start] + START + WALK * tokens, start
         cost[end] = best
     bounds = []

@@ -206,12 +206,15 @@ def _at_once(loaded: LoadedModel, batch: Pack, head: WalkHead) -> tuple[torch.Te
 
 def _hidden(loaded: LoadedModel, batch: Pack) -> torch.Tensor:
     """[U, H]: the last hidden state of every token of the trie."""
-    attention: TrieAttention | FlexTrieAttention
-    if loaded.flex and len(batch.trie) >= FLEX_MIN_TOKENS:
-        attention = FlexTrieAttention(batch.trie, loaded.device)
-    else:
-        (whole,) = chunks(batch.trie)
-        attention = TrieAttention(whole, {}, dtype=loaded.dtype, device=loaded.device)
+    attention = attention_over(loaded, batch.trie)
     return loaded.model.get_decoder()(
         input_ids=batch.tokens, position_ids=batch.positions, use_cache=False, packed=attention
     ).last_hidden_state[0]
+
+
+def attention_over(loaded: LoadedModel, trie: Trie) -> TrieAttention | FlexTrieAttention:
+    """Of a trie that goes through the model in one piece."""
+    if loaded.flex and len(trie) >= FLEX_MIN_TOKENS:
+        return FlexTrieAttention(trie, loaded.device)
+    (whole,) = chunks(trie)
+    return TrieAttention(whole, {}, dtype=loaded.dtype, device=loaded.device)

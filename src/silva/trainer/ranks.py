@@ -15,16 +15,15 @@ import dataclasses
 import datetime
 import math
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
 
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import (
-    FSDPModule,
     MixedPrecisionPolicy,
     fully_shard,
     register_fsdp_forward_method,
@@ -36,9 +35,11 @@ from silva.models.division import WHOLE
 from silva.models.loading import LoadedModel
 from silva.models.pieces import local
 from silva.models.ulysses import check_heads
+from silva.trainer import combinations
 from silva.trainer.expert_parallel import ExpertParallel, check_experts, exchanged
 from silva.trainer.optimizer import anywhere_within
 from silva.trainer.parallel import Mesh
+from silva.trainer.pipeline import Pipeline, cut
 from silva.trainer.settings import Parallel
 from silva.trainer.tensor_parallel import divide_tensors, styles
 from silva.wire.codec import decode, encode
@@ -68,16 +69,24 @@ class Ranks(Mesh):
         device: "cpu" or "cuda": what holds the parts.
 
     Raises:
-        CapabilityError: so many ranks cannot be divided in this way.
+        CapabilityError: these ways do not go together, or so many ranks cannot be divided in them.
     """
 
     def __init__(self, parallel: Parallel, device: str) -> None:
+        self._parallel = parallel
+        self.refuse(())
         self.rank, self.size = dist.get_rank(), dist.get_world_size()
         shape = parallel.shape(self.size)
         names = [name for name, size in shape.items() if size > 1 or name == "parts"]
         mesh = init_device_mesh(device, [shape[name] for name in names], mesh_dim_names=names)
         self._fsdp = mesh["copies", "parts"] if "copies" in names else mesh["parts"]
         self._tp = mesh["tp"] if "tp" in names else None
+        self._pp, self.stages = mesh["pp"] if "pp" in names else None, parallel.pp
+        self._ends: DeviceMesh | None = None
+        if self._pp and not self._tp:
+            # Both ends have embeddings that are the head too: copies of each other, as those of HSDP are.
+            ends = torch.arange(self.size).view(parallel.pp, -1, shape["parts"])[[0, -1]].flatten(0, 1)
+            self._ends = DeviceMesh(device, ends, mesh_dim_names=("copies", "parts"))
         self.siblings, self._context = parallel.cp * parallel.tp, None
         if parallel.cp > 1:
             among = range(parallel.cp * parallel.tp)
@@ -85,7 +94,6 @@ class Ranks(Mesh):
         self._experts = None
         if parallel.ep > 1:
             self._experts = ExpertParallel(device, (shape["copies"], shape["parts"], parallel.ep))
-        self._parallel = parallel
         self._plain: WeakKeyDictionary[nn.Module, PreTrainedModel] = WeakKeyDictionary()
 
     def _group(self, among: Sequence[Sequence[int]]) -> dist.ProcessGroup:
@@ -133,42 +141,59 @@ class Ranks(Mesh):
             copies = math.prod(tensor.device_mesh.size(dim) for dim, each in placed if each.is_replicate())
         return super().norm([local(tensor)]) ** 2 / copies
 
+    def refuse(self, beside: Iterable[str]) -> None:
+        combinations.refuse(self._parallel, beside)
+
     def divide(self, loaded: LoadedModel) -> LoadedModel:
         model = loaded.model
+        self.refuse(combinations.of_model(model))
         if self._experts:
             check_experts(model, self._parallel.ep, self._fsdp.size() // self._parallel.ep)
         if ulysses := self._context is not None and self._parallel.cp_style == "ulysses":
             check_heads(model.config, self._parallel.cp, self._parallel.tp)
-        if self.rank == 0:
-            memory = {id(p): nn.Parameter(p.to("meta"), p.requires_grad) for p in model.parameters()}
-            self._plain[model] = copy.deepcopy(model, memory)
+        memory = {id(p): nn.Parameter(p.to("meta"), p.requires_grad) for p in model.parameters()}
+        self._plain[model] = copy.deepcopy(model, memory)
         # Adapters of a narrow model are float32, and so is what they compute.
         narrow = loaded.dtype in (torch.bfloat16, torch.float16) and not loaded.lora
         policy = MixedPrecisionPolicy(loaded.dtype, torch.float32) if narrow else MixedPrecisionPolicy()
         names = {parameter: name for name, parameter in model.named_parameters()}
         chosen = styles(model, self._tp.size()) if self._tp else {}
-        tied = model.get_input_embeddings().weight is model.get_output_embeddings().weight
-        for part in (*model.get_decoder().layers, model):
+        embeddings: Any = model.get_input_embeddings()
+        tied = embeddings.weight is model.get_output_embeddings().weight
+        interleaved = self._parallel.pp_schedule == "interleaved_1f1b"
+        stages = cut(model, self._pp.get_local_rank(), self.stages, interleaved) if self._pp else []
+        ends = [module for stage in stages for module in stage.ends if tied]
+        layers = [layer for stage in stages for layer in stage.layers] or [*model.get_decoder().layers]
+        parts: list[Any] = [*ends, *layers, *(stages or [model])]
+        for part in parts:
             for parameter in part.parameters():
                 if narrow and parameter.requires_grad and parameter.dtype == loaded.dtype:
                     parameter.data = anywhere_within(names[parameter], parameter)  # a master, see Stepper
             if self._tp:
                 divide_tensors(part, self._tp, chosen)
             if part is model and tied:
-                model.get_output_embeddings().weight = model.get_input_embeddings().weight
+                model.get_output_embeddings().weight = embeddings.weight
             placed = None
             if self._experts:
                 self._experts.divide(part)
                 placed = self._experts.placement
-            # Also the root, so that between calls parameters are always the parts.
+            # Also the root, so that between calls parameters are always the parts. Stages keep what they have
+            # gathered for all micro-batches.
             fully_shard(
-                part, mesh=self._fsdp, mp_policy=policy, reshard_after_forward=True, shard_placement_fn=placed
+                part,
+                mesh=self._ends if part in ends else self._fsdp,
+                mp_policy=policy,
+                reshard_after_forward=not stages,
+                shard_placement_fn=placed,
             )
-        for part in model.modules():
-            if isinstance(part, FSDPModule):
-                # The weights of the losses hold the normaliser of the whole update: no mean over ranks.
-                part.set_gradient_divide_factor(1.0)
-                part.set_force_sum_reduction_for_comms(True)
+            # The weights of the losses hold the normaliser of the whole update: no mean over ranks.
+            part.set_gradient_divide_factor(1.0)
+            part.set_force_sum_reduction_for_comms(True)
+        if self._pp:
+            for head in ends:  # under the name that the parameter has in the whole model
+                embeddings.weight = head.weight
+            pipeline = Pipeline(stages, self._pp.get_group(), interleaved)
+            return dataclasses.replace(loaded, division=pipeline)
         model.set_reduce_scatter_unused_params(True)
         setattr(model, PASS, _now)
         register_fsdp_forward_method(model, PASS)
@@ -176,21 +201,33 @@ class Ranks(Mesh):
 
     @torch.no_grad()
     def whole(self, loaded: LoadedModel) -> LoadedModel | None:
-        tensors: dict[str, torch.Tensor] = {}
-        for name, parameter in loaded.model.named_parameters():
-            full = parameter.full_tensor() if isinstance(parameter, DTensor) else parameter
-            if self.rank == 0:
-                tensors[name] = full.to("cpu", self._plain[loaded.model].get_parameter(name).dtype)
+        plain, here = copy.deepcopy(self._plain[loaded.model]), dict(loaded.model.named_parameters())
+        first: dict[str, int] = {}  # the rank that has a parameter, in parts of its stage
+        for rank, names in enumerate(self.gather(tuple(here), tuple[str, ...])):
+            first = {**dict.fromkeys(names, rank), **first}
+        for name, parameter in [*plain.named_parameters()]:
+            mine = here.get(name)
+            full = mine.full_tensor() if isinstance(mine, DTensor) else mine
+            found = self._brought(full, parameter, first[name])
+            if found is not None:
+                owner, _, own = name.rpartition(".")
+                filled = nn.Parameter(found, parameter.requires_grad)
+                plain.get_submodule(owner).register_parameter(own, filled)
         if self.rank != 0:
             return None
-        plain = copy.deepcopy(self._plain[loaded.model])
-        for name, parameter in plain.named_parameters():
-            owner, _, own = name.rpartition(".")
-            filled = nn.Parameter(tensors[name], parameter.requires_grad)
-            plain.get_submodule(owner).register_parameter(own, filled)
         plain.tie_weights()
         cpu = torch.device("cpu")
         return dataclasses.replace(loaded, model=plain.to(cpu), device=cpu, division=WHOLE)
+
+    def _brought(self, full: torch.Tensor | None, like: torch.Tensor, rank: int) -> torch.Tensor | None:
+        """What `rank` has, on the first one, of the type of `like`."""
+        found = full.to("cpu", like.dtype) if full is not None and self.rank in (0, rank) else None
+        if rank and self.rank == rank and found is not None:
+            dist.send(found.contiguous(), 0)
+        elif rank and self.rank == 0:
+            found = torch.empty(like.shape, dtype=like.dtype)
+            dist.recv(found, rank)
+        return found if self.rank == 0 else None
 
 
 class Divided:

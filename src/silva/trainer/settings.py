@@ -12,12 +12,9 @@ from silva.errors import CapabilityError
 if TYPE_CHECKING:
     from silva.algorithms.settings import Algorithm
     from silva.assembly import Assembly
-    from silva.protocols import Publishes, Trainer
+    from silva.protocols import Trainer
     from silva.trainer.parallel import Mesh
     from silva.trainer.transfer import WeightTransfer
-
-
-Way = Literal["auto", "shared", "folder", "shm", "nccl"]
 
 
 class Parallel(Section):
@@ -35,6 +32,10 @@ class Parallel(Section):
     """Ranks that share every product of a layer (tensor parallel); the fastest links should join them."""
     ep: Positive = 1
     """Ranks among which a layer's experts are divided (expert parallel); they are among those of a copy."""
+    pp: Positive = 1
+    """Stages of consecutive layers, through which micro-batches follow one another (pipeline parallel)."""
+    pp_schedule: Literal["1f1b", "interleaved_1f1b"] = "1f1b"
+    """In which order; interleaved, a rank has two runs of layers and waits less."""
 
     @field_validator("dp_shard")
     @classmethod
@@ -44,27 +45,29 @@ class Parallel(Section):
         return given
 
     def shape(self, ranks: int) -> dict[str, int]:
-        """Of the mesh of so many ranks: copies of the model, parts of each copy's parameters, tp.
+        """Of the mesh of so many ranks: stages, copies of the model, parts of each copy's parameters, tp.
 
         Ranks that share tokens have parts of their own.
 
         Raises:
             CapabilityError: so many ranks cannot be divided in this way.
         """
-        copies, cp, tp = self.dp_replicate, self.cp, self.tp
-        shares = ranks // (copies * cp * tp) if self.dp_shard == -1 else self.dp_shard
-        if copies * shares * cp * tp != ranks:
+        copies, cp, tp, pp = self.dp_replicate, self.cp, self.tp, self.pp
+        others = copies * cp * tp * pp
+        shares = ranks // others if self.dp_shard == -1 else self.dp_shard
+        if shares * others != ranks:
             raise CapabilityError(
-                f"trainer.parallel: got {ranks} ranks for dp_replicate = {copies}, cp = {cp}, tp = {tp} and "
-                f"dp_shard = {self.dp_shard}, expected {copies * max(shares, 1) * cp * tp}: see trainer.ranks"
+                f"trainer.parallel: got {ranks} ranks for pp = {pp}, dp_replicate = {copies}, cp = {cp}, "
+                f"tp = {tp} and dp_shard = {self.dp_shard}, expected {max(shares, 1) * others}: see "
+                "trainer.ranks"
             )
         parts = shares * cp
-        if self.ep > 1 and (tp > 1 or parts % self.ep):
+        if parts % self.ep:
             raise CapabilityError(
                 f"trainer.parallel.ep = {self.ep}: experts are divided among the {parts} ranks of a copy "
-                f"(dp_shard x cp), and not with tp (got {tp}); expected a divisor of {parts}, and tp = 1"
+                f"(dp_shard x cp); expected a divisor of {parts}"
             )
-        return {"copies": copies, "parts": parts, "tp": tp}
+        return {"pp": pp, "copies": copies, "parts": parts, "tp": tp}
 
 
 class LocalTrainerSettings(Section):
@@ -74,10 +77,6 @@ class LocalTrainerSettings(Section):
     ranks: Positive = 1
     """Processes that share each update; more than 1 take placement.type = "services"."""
     parallel: Parallel = Parallel()
-    transfer: Way = "auto"
-    """How weights reach the engine: `shared` (it reads the trainer's own), `folder` (files of the run), `shm`
-    (files in shared memory, for engines on the trainer's machine), `nccl` (into the GPUs of vLLM, without
-    files); `auto`: `shared` if it is in the same process, else `folder`."""
     optimizer: Optimizer = Optimizer()
     critic: CriticSettings = CriticSettings()
     updates_per_step: Positive = 1
@@ -126,34 +125,3 @@ class LocalTrainerSettings(Section):
             say=context.say,
         )
         return LocalTrainer(learner, transfer, compute=context.compute)
-
-
-def published(way: Way, loads: frozenset[str], lora: bool) -> Publishes:
-    """What to publish for an engine that loads these kinds of snapshots.
-
-    Args:
-        way: `trainer.transfer`.
-        lora: the model has adapters.
-
-    Raises:
-        CapabilityError: this engine cannot be reached in this way.
-    """
-    wrong = f'trainer.transfer = "{way}": '
-    if "shared" in loads:
-        if way in ("auto", "shared"):
-            return "shared"
-        raise CapabilityError(
-            f'{wrong}the engine is in the trainer\'s process and reads its parameters; expected "auto", or '
-            'placement.type = "services"'
-        )
-    if way == "shared":
-        raise CapabilityError(f'{wrong}the engine is in another process; expected "auto", "folder" or "shm"')
-    if way == "nccl":
-        if "sent" not in loads:
-            raise CapabilityError(f"{wrong}expected servers of vLLM, with VLLM_SERVER_DEV_MODE=1")
-        if lora:
-            raise CapabilityError(f'{wrong}vLLM takes adapters as files; expected "folder" or "shm"')
-        return "sent"
-    if "parameters" in loads:
-        return "parameters"
-    return "adapter" if lora and "adapter" in loads else "folder"

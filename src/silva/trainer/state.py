@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +37,12 @@ class TrainerState:
     randomness: Randomness
     reference: Mapping[str, torch.nn.Parameter] | None = None
     critic: TrainerState | None = None
+    steps: Mapping[str, int] = field(init=False)  # of the parameters of all ranks, as `names`
+    names: tuple[str, ...] = field(init=False)
+
+    def __post_init__(self) -> None:  # other ranks are asked before one of them can fail alone
+        object.__setattr__(self, "steps", self.stepper.steps())
+        object.__setattr__(self, "names", self.stepper.names())
 
 
 def save_state(state: TrainerState, path: Path, rank: int = 0) -> None:
@@ -49,10 +55,8 @@ def save_state(state: TrainerState, path: Path, rank: int = 0) -> None:
     """
     path.mkdir(parents=True, exist_ok=True)
     moments: Tensors = {}
-    steps: dict[str, int] = {}
     for name, master in state.stepper.masters.items():
         if of_parameter := state.stepper.optimizer.state.get(master):
-            steps[name] = int(of_parameter["step"])
             moments |= {f"{name}/{moment}": of_parameter[moment] for moment in MOMENTS}
     write(path, "weights", state.stepper.masters, rank)
     write(path, "optimizer", moments, rank)
@@ -61,7 +65,7 @@ def save_state(state: TrainerState, path: Path, rank: int = 0) -> None:
         write(path, "reference", state.reference, rank)
     let_read(path)
     if rank == 0:
-        text = json.dumps({**dataclasses.asdict(state.stepper.counters), "steps": steps}, indent=1)
+        text = json.dumps({**dataclasses.asdict(state.stepper.counters), "steps": state.steps}, indent=1)
         FILES.write(path / "trainer.json", (text + "\n").encode())
     if state.critic is not None:
         save_state(state.critic, path / "critic", rank)
@@ -94,13 +98,14 @@ def _read_state(state: TrainerState, path: Path, rank: int) -> Callable[[], None
     """What brings `state` to what `path` holds, all of it checked."""
     numbers = _read_json(path / "trainer.json")
     masters, steps = state.stepper.masters, numbers["steps"]
-    weights = _read(path, "weights", masters)
+    others = set(state.names) - masters.keys()
+    weights = _read(path, "weights", masters, others)
     expected = {f"{n}/{m}": master for n, master in masters.items() if n in steps for m in MOMENTS}
-    moments = _read(path, "optimizer", expected)
+    moments = _read(path, "optimizer", expected, [f"{name}/{m}" for name in others for m in MOMENTS])
     rng: Tensors | None = None
     if rank == 0 or (path / f"{_rng(rank)}.safetensors").exists():  # else it was written by fewer ranks
         rng = _read(path, _rng(rank), state.randomness.states)
-    reference = {} if state.reference is None else _read(path, "reference", state.reference)
+    reference = {} if state.reference is None else _read(path, "reference", state.reference, others)
 
     @torch.no_grad()
     def apply() -> None:
@@ -110,23 +115,26 @@ def _read_state(state: TrainerState, path: Path, rank: int) -> Callable[[], None
         for name, frozen in (state.reference or {}).items():
             frozen.copy_(reference[name])
         state.stepper.begin()
-        for name, step in steps.items():
-            master = masters[name]
+        for name in (each for each in masters if each in steps):
+            master, step = masters[name], steps[name]
             state.stepper.optimizer.state[master] = {
                 "step": torch.tensor(float(step), dtype=torch.float32, device=master.device),
                 **{moment: moments[f"{name}/{moment}"] for moment in MOMENTS},
             }
-        for field in dataclasses.fields(Counters):
-            setattr(state.stepper.counters, field.name, int(numbers[field.name]))
+        for counter in dataclasses.fields(Counters):
+            setattr(state.stepper.counters, counter.name, int(numbers[counter.name]))
         if rng is not None:
             state.randomness.states = rng
 
     return apply
 
 
-def _read(path: Path, name: str, expected: Mapping[str, torch.Tensor]) -> Tensors:
+def _read(
+    path: Path, name: str, expected: Mapping[str, torch.Tensor], others: Collection[str] = ()
+) -> Tensors:
+    """`others`: what else may be there, as other ranks expect it."""
     with Pieces(path, name) as pieces:
-        pieces.check(expected)
+        pieces.check(expected, others)
         return {each: pieces.like(each, tensor) for each, tensor in expected.items()}
 
 

@@ -27,10 +27,7 @@ from silva.types import Completion, SamplingParams, Snapshot, WeightFolder
 from silva.wire.transport import Refused, Unreachable
 
 CONTEXT: Any = SimpleNamespace(
-    run_layout=Layout(Path("/run")),
-    renderer=SimpleNamespace(vocabulary=256),
-    say=print,
-    config=SimpleNamespace(model=SimpleNamespace(lora=None), trainer=SimpleNamespace(transfer="auto")),
+    run_layout=Layout(Path("/run")), renderer=SimpleNamespace(vocabulary=256), say=print
 )
 FACTS = {
     "context": 100, "entropies": True, "routes": False, "loads": ["folder"], "machine": {},

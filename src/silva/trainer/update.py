@@ -1,0 +1,89 @@
+"""What the micro-batches of one call have in common: its samples, its loss, and the sums of its metrics."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import torch
+
+from silva.trainer.loss_inputs import streams, weighted_loss
+from silva.trainer.optimizer import Stepper
+from silva.trainer.parallel import Mesh
+from silva.trainer.policy import Pack, TokenLogprobs, trained
+from silva.types import LossSpec, Sample
+
+
+class Update:
+    """Micro-batches are lists of indices of its samples.
+
+    Args:
+        references: the reference policy's log-probabilities, [T] per sample.
+        version: of the policy.
+        stepper: takes the blame for a loss that is not finite.
+    """
+
+    def __init__(
+        self,
+        samples: Sequence[Sample],
+        references: Sequence[np.ndarray] | None,
+        loss: LossSpec,
+        version: int,
+        stepper: Stepper,
+    ) -> None:
+        self.samples, self._references, self._loss = samples, references, loss
+        self._version, self._stepper = version, stepper
+        sampled = [s.versions[trained(s, "") & (s.versions >= 0)] for s in samples]
+        self._aged = any((versions != version).any() for versions in sampled)
+        self.entropy_grad = bool(loss.params.get("entropy_coef", 0))
+        self.sums: defaultdict[str, torch.Tensor | float] = defaultdict(float)
+
+    def rows(self, part: Sequence[int]) -> list[Sample]:
+        return [self.samples[i] for i in part]
+
+    def loss(self, found: TokenLogprobs, part: Sequence[int]) -> torch.Tensor:
+        """Of a micro-batch, whose metrics are added up; without samples it is zero, as a rank that has none
+        takes part in what others compute.
+
+        Raises:
+            RecordError: samples without advantages, for a loss that reads them.
+        """
+        if not part:
+            return 0 * found.logprobs.sum()
+        # The weights hold the normaliser of the whole update: gradients of ranks add up, and are never
+        # averaged.
+        total, metrics = self._weighted(found, part)
+        self._stepper.blame(total, [sample.trajectory for sample in self.rows(part)])
+        self.sums["loss"] += total.detach().double()
+        self.add(metrics)
+        return total
+
+    def refuse(self, batch: Pack, part: Sequence[int]) -> None:
+        """Raise what `loss` would, before anything is computed."""
+        if part:
+            zeros = batch.temperatures.new_zeros(len(batch.pairs))
+            self._weighted(TokenLogprobs(zeros, zeros, batch.rows), part)
+
+    def _weighted(
+        self, found: TokenLogprobs, part: Sequence[int]
+    ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+        mine = [self._references[i] for i in part] if self._references else None
+        return weighted_loss(found, self.rows(part), mine, self._loss, self._version, self._aged)
+
+    def add(self, metrics: Mapping[str, torch.Tensor]) -> None:
+        """Of the tokens of a micro-batch."""
+        for name, values in metrics.items():
+            self.sums[name] += values.double().sum()
+
+    def metrics(self, mesh: Mesh) -> dict[str, float]:
+        """The sum of the losses, the number of tokens, and means over the tokens of each stream."""
+        samples = self.samples
+        tokens = sum(int(trained(sample).sum()) for sample in samples)
+        means = dict(mesh.sum({name: float(value) for name, value in self.sums.items()}))
+        total = means.pop("loss", 0.0)
+        counts = {name: sum(int(trained(s, name).sum()) for s in samples) for name in streams(samples)}
+        means = {
+            name: value / counts.get(name.partition("/")[0], counts[""]) for name, value in means.items()
+        }
+        return {"loss": total, "trained_tokens": float(tokens), **means}
