@@ -9,8 +9,6 @@ from __future__ import annotations
 import json
 import os
 import socket
-import subprocess
-import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -27,6 +25,7 @@ import torch
 import torch.distributed as dist
 from safetensors.torch import load_file, save_file
 from tests import moe
+from tests.forked_ranks import Starter, TestedRanks, starting
 from tests.test_families import SIZES
 from torch.distributed.tensor import DTensor
 from transformers import AutoModelForCausalLM, Qwen3Config
@@ -397,6 +396,12 @@ HEADS = {"cp": 2, "cp_style": "ulysses"}
 PIPED = "15-False or scores or saved or weights_are or True-qwen3 or False-lora or skipped or all_ranks"
 
 
+@pytest.fixture(scope="module")
+def starter() -> Iterator[Starter]:
+    with starting() as found:
+        yield found
+
+
 @pytest.mark.skipif(WORLD > 0, reason="runs in the processes that it starts")
 @pytest.mark.parametrize(
     ("size", "parallel", "tests"),
@@ -422,30 +427,14 @@ PIPED = "15-False or scores or saved or weights_are or True-qwen3 or False-lora 
          "pp2", "interleaved2", "dp2pp2"],
 )  # fmt: skip
 def test_processes_that_divide_a_model(
-    tmp_path: Path, size: int, parallel: dict[str, Any], tests: str
+    starter: Starter, tmp_path: Path, size: int, parallel: dict[str, Any], tests: str
 ) -> None:
     """Tests above, with FSDP2 over gloo; copies of a model are HSDP. With `ep` the model has experts; ranks
     that share the same ones have whole experts of 4 (replayed), and parts of each one of 6 (the others)."""
-    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "-k", tests, __file__]
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    told = {"WORLD_SIZE": size, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "GLOO_SOCKET_IFNAME": "lo",
-            "SILVA_TEST_PARALLEL": json.dumps(parallel), "OMP_NUM_THREADS": 1,
-            "PYTEST_ADDOPTS": ""}  # fmt: skip
-    ranks = [
-        subprocess.Popen(
-            [*command, f"--basetemp={tmp_path}/{rank}"],
-            env={**os.environ, **{name: str(value) for name, value in told.items()}, "RANK": str(rank)},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        for rank in range(size)
-    ]
-    try:
-        ends = [rank.communicate(timeout=600)[0] for rank in ranks]
-    finally:
-        for rank in ranks:
-            rank.kill()
-    for rank, end in zip(ranks, ends, strict=True):
-        assert rank.returncode == 0 and " passed" in end and " skipped" not in end, end[-4000:]
+    told = {"SILVA_TEST_PARALLEL": json.dumps(parallel)}
+    ends = starter.make(TestedRanks(size, port, __file__, tests, str(tmp_path), told))
+    assert len(ends) == size
+    for status, said in ends:
+        assert status == 0 and " passed" in said and " skipped" not in said, said[-4000:]
