@@ -11,7 +11,7 @@ import tempfile
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ from silva.commands import supervise
 from silva.config.load import load
 from silva.ports import CRASH_POINTS
 from silva.registries import REGISTRIES
+from silva.scratch import MEMORY
 
 import chaos_services  # isort: skip (beside runs, whose folder tests.runs has put on the path)
 from chaos_services import SERVICES, Supervised, supervised, wait_for  # isort: skip
@@ -94,14 +95,42 @@ def test_a_run_as_services_is_the_run_in_one_process_bit_for_bit(
     assert "inference: inference: tiny: listening at unix:" in log and "trainer: trainer: listening at" in log
 
 
-def killed(folder: Path, name: str, lost: str, **crash: str) -> list[str]:
+SHM = "--trainer.transfer=shm"
+
+
+@contextmanager
+def tidy() -> Iterator[None]:
+    """Of the folders of weights that are in shared memory meanwhile nothing is left; there is one at least.
+
+    Those of other tests end by themselves.
+    """
+    seen, over = set[str](), threading.Event()
+
+    def found() -> set[str]:
+        return {path.name for path in MEMORY.glob("silva-weights-*")}
+
+    def look() -> None:
+        while not over.wait(0.05):
+            seen.update(found())
+
+    before, looking = found(), threading.Thread(target=look)
+    looking.start()
+    try:
+        yield
+    finally:
+        over.set()
+        looking.join()
+    assert seen - before and wait_for(lambda: not found() & (seen - before), 60.0)
+
+
+def killed(folder: Path, name: str, lost: str, *options: str, **crash: str) -> list[str]:
     """What the supervisor says of a run in which `lost` is killed after the first step's rollouts.
 
     Args:
         crash: who is killed where, and the proof of it.
     """
     slow = ["--environments.0.delay=200", "--environments.1.delay=200"]  # changes no number
-    with supervised(argv(folder, name, *SERVICES, *slow), crash) as process:
+    with supervised(argv(folder, name, *SERVICES, *slow, *options), crash) as process:
         if lost:  # it plays the rollouts of the second step, or evaluates
             assert wait_for(lambda: events(folder / name, "sealed"), LIMIT), process.output
             pid = process.pid(lost)
@@ -119,7 +148,8 @@ def test_a_trainer_that_is_killed_in_an_update_changes_nothing(
 ) -> None:
     proof = folder / "trainer.proof"
     crash = {"SILVA_CRASH_TRAINER": "backward:3", "SILVA_CRASH_PROOF": str(proof)}
-    told, going_on = sorted(killed(folder, "trainer", "", **crash))
+    with tidy():
+        told, going_on = sorted(killed(folder, "trainer", "", SHM, **crash))
     assert told == "silva: trainer was killed (SIGKILL): it is started again"
     assert going_on.endswith("the run goes on from its last checkpoint")
     assert proof.read_text() == "backward"
@@ -167,7 +197,7 @@ def test_a_signal_to_all_processes_leaves_a_checkpoint_from_which_the_run_goes_o
     """As clusters send it. The checkpoint is that of the last whole step, though every second one has one."""
     name = number.name
     options = ("--checkpoint.every=2", "--environments.0.delay=1000", "--environments.1.delay=1000")
-    with supervised(argv(folder, name, *SERVICES, *options)) as process:
+    with tidy(), supervised(argv(folder, name, *SERVICES, *options, SHM)) as process:
         assert wait_for(lambda: events(folder / name, "sealed"), LIMIT), process.output
         for pid in process.alive():
             os.kill(pid, number)

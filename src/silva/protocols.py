@@ -214,7 +214,7 @@ class Rollout(Protocol):
 class EngineCapabilities:
     context: int  # tokens of prompt and answer together
     entropies: bool = True
-    loads: frozenset[str] = frozenset({"shared", "folder", "parameters"})  # kinds of snapshots, see below
+    loads: frozenset[str] = frozenset({"shared", "folder", "parameters"})  # some of `Publishes`
     routes: bool = False  # completions say which experts their tokens went to
 
     def check_prompt(self, tokens: Sequence[int]) -> None:
@@ -270,13 +270,15 @@ class Streaming(Protocol):
     ) -> Completion: ...  # what `sample` gives
 
 
+Publishes = Literal["shared", "folder", "parameters", "adapter", "sent"]
+"""What a snapshot is: the parameters that trainer and engine share, a plain Hugging Face folder, a folder of
+the parameters that training changes, one of LoRA's adapters as PEFT stores them, or what servers have got."""
+
+
 @dataclass(frozen=True, slots=True)
 class TrainerCapabilities:
-    """`publishes`: `shared` parameters, a plain Hugging Face `folder`, or a folder of the `parameters` that
-    training changes."""
-
     needs: frozenset[str] = frozenset({"logprobs", "reference_logprobs"})  # what `score` can give
-    publishes: Literal["shared", "folder", "parameters"] = "shared"
+    publishes: Publishes = "shared"
 
 
 class Trainer(Protocol):

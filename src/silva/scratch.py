@@ -19,8 +19,11 @@ from pathlib import Path
 
 from silva.errors import ConfigError
 
-KINDS = ("sockets", "mcp", "ray", "scienceworld")
-REAPER = 'read -r _; rm -rf -- "$1"'  # its input ends with the process that has the other end
+KINDS = ("sockets", "mcp", "ray", "scienceworld", "weights")
+MEMORY = Path("/dev/shm")
+"""Files here are shared memory (Linux)."""
+REAPER = 'trap "" HUP INT TERM; read -r _; rm -rf -- "$1"'
+"""Its input ends with the process that has the other end. Clusters send signals to all processes."""
 
 
 def cache_folder() -> Path:
@@ -31,22 +34,31 @@ def cache_folder() -> Path:
 
 
 @contextlib.contextmanager
-def private_folder(kind: str, *, longest: int = 4096) -> Iterator[Path]:
+def private_folder(kind: str, *, longest: int = 4096, parent: Path | None = None) -> Iterator[Path]:
     """A folder that is removed at the end, with all that is in it, also if this process is killed.
 
     Args:
         kind: one of `KINDS`, which stands in its name.
         longest: bytes that its path may have; if TMPDIR is too long for them, it lies elsewhere.
+        parent: where it lies; None: among the temporary files.
 
     Raises:
         ConfigError: there is no place for so short a path.
     """
     assert kind in KINDS
     prefix = f"silva-{kind}-"
-    parent = _parent(longest - len(f"/{prefix}12345678"))
+    parent = parent or _parent(longest - len(f"/{prefix}12345678"))
     _tidy(parent)
     with held_folder(prefix, parent) as path, _reaped(path):
         yield path
+
+
+def holds_weights(path: Path) -> bool:
+    """Whether a resolved path is in a private folder of weights, in shared memory, of this user."""
+    parts = path.relative_to(MEMORY).parts if path.is_relative_to(MEMORY) else ()
+    if not parts or not parts[0].startswith("silva-weights-"):
+        return False
+    return (MEMORY / parts[0]).lstat().st_uid == os.getuid()
 
 
 @contextlib.contextmanager

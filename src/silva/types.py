@@ -372,10 +372,14 @@ class OptimParams:
 
 @dataclass(frozen=True, slots=True)
 class WeightFolder:
-    """A folder of safetensors: a plain Hugging Face folder, or what a trainer changes and nothing else."""
+    """A folder of safetensors: a plain Hugging Face folder, or what a trainer changes and nothing else.
+
+    `adapter`: it holds LoRA's adapters as PEFT stores them.
+    """
 
     path: str
     digest: str  # of the content of the files
+    adapter: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -383,7 +387,10 @@ class Snapshot:
     """A policy version and where its weights are: a trainer publishes it, an engine loads it."""
 
     version: int
-    folder: WeightFolder | None = None  # None: shared, the engine reads the trainer's own parameters
+    folder: WeightFolder | None = None
+    sent: str = (
+        ""  # what servers call it that have it already. Without both, the engine shares the parameters
+    )
 
 
 @dataclass(frozen=True, slots=True)

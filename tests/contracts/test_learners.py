@@ -27,6 +27,7 @@ from safetensors.torch import load_file, save_file
 from tests import moe
 from tests.forked_ranks import Starter, TestedRanks, starting
 from tests.test_families import SIZES
+from tests.trainer.vllm_double import GlooGroup, Vllm, serving
 from torch.distributed.tensor import DTensor
 from transformers import AutoModelForCausalLM, Qwen3Config
 from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeTopKRouter
@@ -38,12 +39,15 @@ from silva.models.loading import LoadedModel, load_model
 from silva.models.snapshots import weight_folder
 from silva.models.tiny import tiny_tokenizer
 from silva.routes import after
+from silva.trainer import broadcast
+from silva.trainer.broadcast import Broadcast
 from silva.trainer.learner import Learner
 from silva.trainer.parallel import Mesh
 from silva.trainer.ranks import mesh_of
 from silva.trainer.settings import LocalTrainerSettings, Parallel
 from silva.trainer.transfer import WeightFolders
 from silva.types import LossSpec, OptimParams, Sample
+from silva.wire.transport import Peer
 
 pytestmark = pytest.mark.slow
 
@@ -388,6 +392,30 @@ def test_weights_are_those_of_one_rank(make: Make, rows: list[Sample], ranks: in
     assert first.folder == weight_folder(folder / "versions" / "version_0")
     written = load_file(folder / "versions" / "version_0" / "model.safetensors")
     torch.testing.assert_close(written, weights, rtol=0, atol=0)
+
+
+def test_weights_are_sent_by_the_first_rank(
+    make: Make, rows: list[Sample], ranks: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Chunks are smaller than some of the parameters, which the ranks gather one after the other."""
+    monkeypatch.setattr(broadcast, "CHUNK", 3000)
+    ours, server = make(ranks), Vllm()
+    ours.update(rows)
+    with serving(server) as address:
+        servers = [Peer(address, name="inference")]
+        made = {
+            id(each): Broadcast(servers, patience=5.0, timeout=20.0, make=GlooGroup) for each in ours.learners
+        }
+        first, *others = ours.all(lambda learner: made[id(learner)].publish(learner))
+        assert all(other == first for other in others)
+        weights = ours.weights()
+        if ours.learners[0].mesh.rank == 0:
+            torch.testing.assert_close(server.received[0], weights, rtol=0, atol=0)
+            assert server.version == first.sent and len(server.chunks) > 4
+        else:
+            assert not server.calls
+        for each in made.values():
+            each.close()
 
 
 SOME = "15-True or scores or saved or weights_are"  # a critic, walks, checkpoints, exports

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -17,14 +17,14 @@ from silva.models.snapshots import load_weights, weight_folder
 from silva.trainer.learner import Learner
 from silva.trainer.local import LocalTrainer
 from silva.trainer.settings import LocalTrainerSettings
-from silva.trainer.transfer import WeightTransfer, transfer_to
+from silva.trainer.transfer import WeightTransfer, transfer_of
 from silva.types import Sample, Snapshot
 
 pytestmark = pytest.mark.slow
 
 Tiny = Callable[..., LoadedModel]
 Weights = dict[str, torch.Tensor]
-KINDS = ["shared", "folder", "parameters", "adapters"]
+KINDS = ["shared", "folder", "parameters", "adapters", "memory"]
 
 
 def weights(loaded: LoadedModel) -> Weights:
@@ -39,9 +39,10 @@ class Ends:
     """A trainer, and at the other end the model of an engine, which began with other weights."""
 
     def __init__(self, kind: str, tiny: Tiny, folder: Path, rows: list[Sample]) -> None:
-        lora = kind == "adapters"
-        self.kind, self.rows, self.policy = "parameters" if lora else kind, rows, tiny(lora=lora)
-        self.transfer: WeightTransfer = transfer_to(frozenset({self.kind}), folder)
+        lora, way = kind == "adapters", "shm" if kind == "memory" else "auto"
+        self.kind = "parameters" if kind in ("adapters", "memory") else kind
+        self.rows, self.policy = rows, tiny(lora=lora)
+        self.transfer: WeightTransfer = transfer_of(self.kind, way, folder)
         self.trainer = LocalTrainer(Learner(self.policy, LocalTrainerSettings(), seed=0), self.transfer)
         self.engine = self.policy if kind == "shared" else tiny(lora=lora, seed=0 if lora else 5)
 
@@ -60,8 +61,10 @@ def rows(make_samples: Callable[..., list[Sample]]) -> list[Sample]:
 
 
 @pytest.fixture(params=KINDS)
-def ends(request: pytest.FixtureRequest, tiny: Tiny, tmp_path: Path, rows: list[Sample]) -> Ends:
-    return Ends(request.param, tiny, tmp_path / "broadcast", rows)
+def ends(request: pytest.FixtureRequest, tiny: Tiny, tmp_path: Path, rows: list[Sample]) -> Iterator[Ends]:
+    ends = Ends(request.param, tiny, tmp_path / "broadcast", rows)
+    yield ends
+    asyncio.run(ends.trainer.close())
 
 
 def written(ends: Ends) -> Path:

@@ -23,7 +23,7 @@ from pydantic import ValidationError
 from safetensors.torch import load_file, save_file
 from tests import moe
 
-from silva.config.sections import PretrainedModel
+from silva.config.sections import Lora, PretrainedModel
 from silva.engines.remote.engine import HttpEngine
 from silva.engines.remote.settings import ClientSettings
 from silva.engines.remote.vllm import VllmDialect
@@ -85,6 +85,20 @@ def test_experts_are_recorded_if_they_are_replayed() -> None:
     assert environment == same | {"VLLM_USE_V2_MODEL_RUNNER": "1"}
 
 
+def test_adapters_are_loaded_unless_they_are_to_be_merged() -> None:
+    plain, same = VllmEngineSettings().command("m", "h", 1, "")
+    arguments, environment = VllmEngineSettings().command("m", "h", 1, "", lora=20)
+    assert arguments == [
+        *plain, "--enable-lora", "--max-lora-rank", "32", "--max-loras", "2", "--max-cpu-loras", "8",
+    ]  # fmt: skip
+    assert environment == same | {"VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1"}
+    assert VllmEngineSettings(adapters=False).command("m", "h", 1, "", lora=999) == (plain, same)
+    arguments, environment = VllmEngineSettings().command("m", "h", 1, "", sent=True)
+    assert arguments == [*plain, "--weight-transfer-config", '{"backend": "nccl"}'] and environment == same
+    with pytest.raises(ConfigError, match=r"model\.lora\.rank: got 999, expected at most 512"):
+        VllmEngineSettings().command("m", "h", 1, "", lora=999)
+
+
 @pytest.mark.parametrize("argument", ["--api-key=x", "--logprobs_mode", "--trust-remote-code"])
 def test_what_the_client_or_safety_depends_on_cannot_be_overruled(argument: str) -> None:
     with pytest.raises(ConfigError, match=r"engine\.arguments: got --.*, which Silva sets itself"):
@@ -103,11 +117,13 @@ def test_in_one_process_there_is_no_vllm() -> None:
 
 
 def test_its_client_speaks_vllm_and_knows_the_vocabulary() -> None:
-    context = SimpleNamespace(renderer=SimpleNamespace(vocabulary=77), say=print)
+    config = SimpleNamespace(model=SimpleNamespace(lora=Lora()), trainer=SimpleNamespace(transfer="nccl"))
+    context = SimpleNamespace(renderer=SimpleNamespace(vocabulary=77), say=print, config=config)
     peers = [Peer("http://127.0.0.1:1", name="inference")]
     engine = VllmEngineSettings(top_logprobs=5).client(peers, context)  # type: ignore[arg-type]
     dialect = engine._dialect  # type: ignore[attr-defined]
     assert (type(dialect), dialect._vocabulary, dialect._top) == (VllmDialect, 77, 5)
+    assert dialect._lora and dialect._sent
 
 
 @pytest.fixture(scope="module")

@@ -17,6 +17,7 @@ from silva.commands import supervise
 from silva.commands.serve import bind_of, checked_bind, here
 from silva.commands.supervise import OwnRun, parts_of
 from silva.config.load import Resolved, load
+from silva.config.sections import Lora
 from silva.engines.remote.engine import HttpEngine
 from silva.errors import ConfigError
 from silva.placement.here import Here
@@ -76,13 +77,24 @@ def test_addresses_are_checked_and_trimmed() -> None:
 
 
 @pytest.mark.parametrize(
-    ("loads", "publishes"), [({"parameters", "folder"}, "parameters"), ({"folder"}, "folder")]
+    ("loads", "publishes", "lora"),
+    [
+        ({"parameters", "folder"}, "parameters", None),
+        ({"folder"}, "folder", Lora()),
+        ({"folder", "adapter"}, "folder", None),
+        ({"folder", "adapter"}, "adapter", Lora()),
+    ],
 )
 def test_the_trainer_is_asked_for_what_the_engine_loads(
-    loads: set[str], publishes: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    loads: set[str],
+    publishes: str,
+    lora: Lora | None,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.chdir(tmp_path)
     config = resolved("--name", "lake", "--output_dir", "runs").config
+    config = config.model_copy(update={"model": config.model.model_copy(update={"lora": lora})})
     engine = SimpleNamespace(capabilities=EngineCapabilities(context=64, loads=frozenset(loads)))
     context: Any = SimpleNamespace(
         config=config, engine=engine, say=print, run_layout=Layout(tmp_path / "runs" / "lake")

@@ -4,25 +4,31 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import os
+import subprocess
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
+from peft import PeftModel
 from safetensors.torch import load_file
 from tests.trainer.updates import REINFORCE
 
+from silva import scratch
 from silva.engines.local.engine import LocalEngine
 from silva.engines.settings import LocalEngineSettings
+from silva.errors import CapabilityError, CheckpointError
 from silva.models.loading import LoadedModel
 from silva.models.snapshots import load_weights, weight_folder
 from silva.ports import FaultyFiles, Files, use_files
 from silva.protocols import Trainer
 from silva.trainer.learner import Learner
 from silva.trainer.local import LocalTrainer
-from silva.trainer.settings import LocalTrainerSettings
-from silva.trainer.transfer import Kind, WeightFolders
+from silva.trainer.settings import LocalTrainerSettings, Way, published
+from silva.trainer.transfer import Kind, SharedMemory, WeightFolders
 from silva.types import Completion, OptimParams, Sample, SamplingParams, Snapshot
 
 Tiny = Callable[..., LoadedModel]
@@ -195,3 +201,93 @@ def test_an_engine_that_loads_it_samples_the_trainers_own_bits(
             ours, theirs = (np.array(getattr(each, name)).view(np.int64) for each in (one, other))
             assert np.array_equal(ours, theirs), name
     assert [one.raw_logprobs for one in found] != [one.raw_logprobs for one in before]
+
+
+def in_memory(loaded: LoadedModel) -> LocalTrainer:
+    return LocalTrainer(Learner(loaded, LocalTrainerSettings(), seed=0), SharedMemory("parameters"))
+
+
+def test_weights_in_shared_memory_are_private_and_gone_with_the_trainer(tiny: Tiny) -> None:
+    trainer = in_memory(tiny())
+    path = publish(trainer)
+    assert path.parent.parent == scratch.MEMORY and path.parent.stat().st_mode & 0o777 == 0o700
+    assert scratch.holds_weights(path) and not scratch.holds_weights(path.parent.parent)
+    asyncio.run(trainer.close())
+    assert not path.parent.exists()
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="mounts a file system")
+def test_shared_memory_that_is_full_is_one_error_and_the_version_before_stays(
+    tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in a container, which has 64 MiB; here room for one version and a half."""
+    loaded = tiny()
+    size = sum(parameter.nbytes for parameter in loaded.model.parameters())
+    mount = ["mount", "-t", "tmpfs", "-o", f"size={int(1.5 * size)}", "tmpfs", str(tmp_path)]
+    if subprocess.run(mount, stderr=subprocess.DEVNULL).returncode:
+        pytest.skip("may not mount")
+    try:
+        monkeypatch.setattr("silva.trainer.transfer.MEMORY", tmp_path)
+        trainer = in_memory(loaded)
+        first = asyncio.run(trainer.publish())
+        with pytest.raises(CheckpointError, match=rf"version 2 in {tmp_path}.*No space left") as raised:
+            asyncio.run(trainer.publish())
+        assert 'set trainer.transfer = "folder", then --resume' in str(raised.value)
+        assert first.folder is not None and weight_folder(Path(first.folder.path)) == first.folder
+        asyncio.run(trainer.close())
+        assert not list(tmp_path.iterdir())
+    finally:
+        subprocess.run(["umount", str(tmp_path)], check=True)
+
+
+ALL = frozenset({"shared", "folder", "parameters"})
+
+
+@pytest.mark.parametrize(
+    ("way", "loads", "lora", "kind"),
+    [
+        ("auto", ALL, False, "shared"),
+        ("shared", ALL, True, "shared"),
+        ("auto", ALL - {"shared"}, True, "parameters"),
+        ("folder", frozenset({"folder", "adapter"}), False, "folder"),
+        ("auto", frozenset({"folder", "adapter"}), True, "adapter"),
+        ("auto", frozenset({"folder"}), True, "folder"),
+        ("nccl", frozenset({"folder", "sent"}), False, "sent"),
+        ("auto", frozenset({"folder", "sent"}), False, "folder"),
+    ],
+)
+def test_what_is_published_is_what_the_engine_loads_best(
+    way: Way, loads: frozenset[str], lora: bool, kind: str
+) -> None:
+    assert published(way, loads, lora) == kind
+
+
+@pytest.mark.parametrize(
+    ("way", "loads", "lora", "words"),
+    [
+        ("shm", ALL, False, "the engine is in the trainer's process"),
+        ("folder", ALL, False, "the engine is in the trainer's process"),
+        ("shared", ALL - {"shared"}, False, "the engine is in another process"),
+        ("nccl", ALL - {"shared"}, False, "expected servers of vLLM"),
+        ("nccl", frozenset({"sent", "adapter"}), True, "vLLM takes adapters as files"),
+    ],
+)
+def test_a_way_that_does_not_lead_to_the_engine_is_refused(
+    way: Way, loads: frozenset[str], lora: bool, words: str
+) -> None:
+    with pytest.raises(CapabilityError, match=f'trainer.transfer = "{way}": {words}'):
+        published(way, loads, lora)
+
+
+def test_adapters_are_what_peft_loads(make: Make, tiny: Tiny, make_samples: Rows, tmp_path: Path) -> None:
+    loaded = tiny(lora=True)
+    trainer = make(loaded, "adapter")
+    update(trainer, make_samples([9, 14]))
+    snapshot = asyncio.run(trainer.publish())
+    assert snapshot.folder is not None and snapshot.folder.adapter
+    peft = PeftModel.from_pretrained(tiny().model, snapshot.folder.path)
+    tokens = torch.tensor([[*range(40, 60)]])
+    with torch.no_grad():
+        found, expected = peft(tokens).logits, loaded.model(tokens).logits
+        plain = tiny().model(tokens).logits
+    assert torch.equal(found, expected) and not torch.allclose(found, plain, atol=1e-4)

@@ -31,9 +31,9 @@ from silva.registries import REGISTRIES
 from silva.storage.layout import Layout
 from silva.trainer.ranks import mesh_of
 from silva.trainer.remote import Open
-from silva.trainer.transfer import WeightFolders
+from silva.trainer.transfer import transfer_of
 from silva.types import Snapshot
-from silva.wire.transport import UNIX
+from silva.wire.transport import UNIX, Peer
 
 NO_ENVIRONMENT = [{"type": "bandit"}]  # a trainer plays nothing, and a configuration has at least one
 
@@ -191,7 +191,11 @@ def _launching(config: RunConfig, bind: Any, key: str) -> tuple[list[str], Mappi
         raise CapabilityError(f"{engine}: got model {name_of(model)!r}, expected a model's folder")
     if bind.unix or not bind.port:
         raise CapabilityError(f"{engine}: expected --host and --port, or http://HOST:PORT")
-    argv, added = config.engine.command(str(source), bind.host, bind.port, key, routes=config.replays_routing)
+    routes, lora = config.replays_routing, model.lora.rank if model.lora else 0
+    sent = config.trainer.transfer == "nccl"
+    argv, added = config.engine.command(
+        str(source), bind.host, bind.port, key, routes=routes, lora=lora, sent=sent
+    )
     python = shutil.which(argv[0])
     if python is None:
         raise ConfigError(f"engine.python = {argv[0]!r}: no such program, expected the Python with vLLM")
@@ -291,7 +295,11 @@ class Builder:
         process.forget()  # the model of the session before
         config = config.model_copy(update={"placement": self._placement})
         assembly = Assembly(config, say=say, compute=self._compute)
-        transfer = WeightFolders(Layout(Path(asked.folder)).broadcast, asked.publishes)
+        folder = Layout(Path(asked.folder)).broadcast
+        own = self._placement
+        servers = [Peer(each, name="inference", key=own.key) for each in asked.servers]
+        limits = {"patience": own.patience, "timeout": own.timeout} if servers else {}
+        transfer = transfer_of(asked.publishes, config.trainer.transfer, folder, servers=servers, **limits)
         algorithm = config.algorithm if asked.recipe else None
         mesh = mesh_of(config.trainer.parallel, self.device)
         trainer: Trainer = config.trainer.build(assembly, algorithm, transfer=transfer, mesh=mesh)

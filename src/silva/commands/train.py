@@ -106,7 +106,8 @@ async def _prepare(run: Run) -> rl.Loop:
         await trainer.restart()
     snapshot = await trainer.snapshot()
     await assembly.engine.load(snapshot)
-    probe = Probe(assembly.renderer.vocabulary, config.model.dtype) if snapshot.folder else None
+    shared = trainer.capabilities.publishes == "shared"
+    probe = None if shared else Probe(assembly.renderer.vocabulary, config.model.dtype)
     if probe:
         await probe.check(trainer, assembly.engine)
     parts = rl.Parts(

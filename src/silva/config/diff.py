@@ -24,6 +24,7 @@ MAY_CHANGE = frozenset(
         "eval.every",
         # Where the parts are: a machine may be lost, and others take its place.
         "placement",
+        "trainer.transfer",
         "engine.urls",
         "engine.key_variable",
         "engine.timeout",

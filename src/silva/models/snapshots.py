@@ -7,12 +7,17 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from weakref import WeakKeyDictionary
 
 import torch
+from peft import PeftConfig
+from peft.tuners.lora.layer import ParamWrapper
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 
@@ -25,6 +30,8 @@ from silva.types import WeightFolder
 
 BASE = "silva_base"
 """Key of the metadata of a file. One key, because several come in any order, and the file has a digest."""
+BLOCK = 1 << 22  # bytes
+MOST_THREADS = 8
 
 
 def weight_folder(path: Path) -> WeightFolder:
@@ -42,6 +49,29 @@ def save_parameters(loaded: LoadedModel, path: Path) -> None:
     tensors = {name: x.detach().contiguous() for name, x in named if x.requires_grad}
     path.mkdir(parents=True)
     save_file(tensors, path / "model.safetensors", metadata={BASE: json.dumps(base_of(loaded))})
+    let_read(path)
+
+
+def save_adapter(loaded: LoadedModel, path: Path) -> None:
+    """Write the adapters into the new folder `path`, as PEFT stores them.
+
+    Raises:
+        ModelError: some are of experts, for which others than PEFT have no name.
+    """
+    if any(isinstance(layer, ParamWrapper) for _, _, layer in adapted(loaded.model)):
+        raise ModelError(
+            f"{path}: adapters of experts cannot be loaded as such; expected engine.adapters = false, which "
+            "merges them, or other model.lora.targets"
+        )
+    named = {
+        f"base_model.model.{name.replace('.default.', '.')}": x.detach().contiguous()
+        for name, x in loaded.model.named_parameters()
+        if ".lora_" in name
+    }
+    path.mkdir(parents=True)
+    save_file(named, path / "adapter_model.safetensors", metadata={"format": "pt"})
+    config: PeftConfig = loaded.model.peft_config["default"]  # type: ignore[operator, index, assignment]
+    config.save_pretrained(str(path))
     let_read(path)
 
 
@@ -127,14 +157,22 @@ def _check_base(loaded: LoadedModel, path: Path) -> None:
 
 
 def _digest(path: Path) -> str:
+    """Of the names of the files, and of the digests of their blocks: several threads compute these."""
     digest, files = hashlib.sha256(), _files(path)
     try:
-        for file in files:
-            with file.open("rb") as content:
-                digest.update(f"{file.name} {hashlib.file_digest(content, 'sha256').hexdigest()}\n".encode())
+        with ThreadPoolExecutor(min(MOST_THREADS, os.cpu_count() or 1)) as pool:
+            for file in files:
+                with file.open("rb") as content:
+                    blocks = range(0, os.fstat(content.fileno()).st_size, BLOCK)
+                    found = b"".join(pool.map(partial(_block, content.fileno()), blocks))
+                digest.update(f"{file.name} {hashlib.sha256(found).hexdigest()}\n".encode())
     except OSError as error:
         raise ModelError(f"{path}: the weights cannot be read: {error}") from error
     return digest.hexdigest()
+
+
+def _block(descriptor: int, begin: int) -> bytes:
+    return hashlib.sha256(os.pread(descriptor, BLOCK, begin)).digest()
 
 
 def _files(path: Path) -> list[Path]:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from silva.trainer.transfer import transfer_to
+from silva.trainer.settings import published
+from silva.trainer.transfer import transfer_of
 
 if TYPE_CHECKING:
     from silva.assembly import Assembly
@@ -26,7 +27,11 @@ class Here:
     def trainer(self, *, recipe: bool = False) -> Trainer:
         """If the engine cannot read the trainer's own parameters, its snapshots are folders of the run."""
         context, config = self._context, self._context.config
-        transfer = transfer_to(context.engine.capabilities.loads, context.run_layout.broadcast)
+        loads, way, lora = context.engine.capabilities.loads, config.trainer.transfer, config.model.lora
+        publishes, folder = published(way, loads, lora is not None), context.run_layout.broadcast
+        engine: Any = context.engine
+        reached = engine.reached() if publishes == "sent" else {}
+        transfer = transfer_of(publishes, way, folder, **reached)
         algorithm = config.algorithm if recipe else None
         trainer: Trainer = config.trainer.build(context, algorithm, transfer=transfer)
         return trainer

@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING, Any
 from silva.engines.remote.engine import HttpEngine
 from silva.engines.remote.settings import PlacedClientSettings
 from silva.engines.remote.wire import SilvaDialect
+from silva.errors import CapabilityError
 from silva.trainer.remote import Open, RemoteTrainer, plain_config
+from silva.trainer.settings import published
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -51,12 +53,20 @@ class Processes:
         return HttpEngine(self._inference, client, dialect, say=context.say)
 
     def trainer(self, *, recipe: bool = False) -> Trainer:
-        context = self._context
+        context, config = self._context, self._context.config
+        loads, lora = context.engine.capabilities.loads, config.model.lora is not None
+        publishes = published(config.trainer.transfer, loads, lora)
+        if publishes == "sent" and config.placement.clustered:
+            raise CapabilityError(
+                f'trainer.transfer = "nccl": placement.type = "{config.placement.type}" has no addresses of '
+                'servers; expected "services", or "folder"'
+            )
         asked = Open(
-            config=plain_config(context.config.model_dump(mode="json")),
+            config=plain_config(config.model_dump(mode="json")),
             recipe=recipe,
             folder=str(context.run_layout.path),
-            publishes="parameters" if "parameters" in context.engine.capabilities.loads else "folder",
+            publishes=publishes,
+            servers=tuple(peer.address for peer in self._inference) if publishes == "sent" else (),
         )
         limits = {"patience": self._settings.patience, "timeout": self._settings.timeout}
         return RemoteTrainer(self._trainer, asked, **limits, say=context.say)

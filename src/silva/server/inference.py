@@ -27,6 +27,7 @@ from silva.models.snapshots import weight_folder
 from silva.ports import CLOCK
 from silva.protocols import Engine
 from silva.rendering.renderer import Renderer
+from silva.scratch import holds_weights
 from silva.server import chat, completions, openapi
 from silva.server.bodies import (
     ChatBody,
@@ -272,7 +273,8 @@ class _Server:
             if not path.is_absolute() or "\0" in given:
                 raise ConfigError(f"weights: got the folder {given!r}, expected an absolute path")
             path = path.resolve()
-            if allowed and not any(path.is_relative_to(each.resolve()) for each in allowed):
+            inside = any(path.is_relative_to(each.resolve()) for each in allowed)
+            if allowed and not inside and not holds_weights(path):
                 raise ConfigError(f"weights: {path} is outside the folders that this server loads from")
             if not path.is_dir():
                 raise ConfigError(f"weights: {path} is no folder")

@@ -371,13 +371,13 @@ class Learner:
 
     def export(self, path: Path) -> None:
         """Write a plain Hugging Face folder, LoRA merged; the trainer's own weights stay as they are."""
-        self._write_whole(export_model, path)
+        self.write_whole(export_model, path)
 
     def save_parameters(self, path: Path) -> None:
         """Write the parameters that training changes into the new folder `path`, for an engine to load."""
-        self._write_whole(save_parameters, path)
+        self.write_whole(save_parameters, path)
 
-    def _write_whole(self, write: Callable[[LoadedModel, Path], None], path: Path) -> None:
+    def write_whole(self, write: Callable[[LoadedModel, Path], None], path: Path) -> None:
         whole = self.mesh.whole(self.loaded)
         with self.mesh.agreed():
             if whole:

@@ -80,7 +80,8 @@ class LocalTrainer:
         await self._run(self.learner.export, path)
 
     async def close(self) -> None:
-        """Nothing is held that outlives the trainer."""
+        """What it has published is gone."""
+        self._transfer.close()
 
     async def _run(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         if self._compute is None:

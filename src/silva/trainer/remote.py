@@ -17,12 +17,12 @@ import asyncio
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 
 from silva.aio import first
 from silva.errors import PartLost, RecordError, SilvaError, error_named
 from silva.ports import CLOCK
-from silva.protocols import Trainer, TrainerCapabilities
+from silva.protocols import Publishes, Trainer, TrainerCapabilities
 from silva.wire import rpc
 from silva.wire.codec import decode, encode
 from silva.wire.transport import DISK, Peer, Refused, Unreachable, check_version, silence
@@ -37,13 +37,15 @@ class Open:
     config: the run's configuration as plain data; its environments are not needed and left out.
     recipe: whether what the algorithm needs beside the policy, a reference or a critic, is made too.
     folder: of the run; the trainer reads and writes nowhere else.
-    publishes: what the engine can load, of TrainerCapabilities.publishes.
+    publishes: what the engine can load.
+    servers: addresses of inference servers that weights are sent to, if they are sent.
     """
 
     config: Mapping[str, Any]
     recipe: bool
     folder: str
-    publishes: Literal["folder", "parameters"]
+    publishes: Publishes
+    servers: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,9 +12,12 @@ from silva.errors import CapabilityError
 if TYPE_CHECKING:
     from silva.algorithms.settings import Algorithm
     from silva.assembly import Assembly
-    from silva.protocols import Trainer
+    from silva.protocols import Publishes, Trainer
     from silva.trainer.parallel import Mesh
     from silva.trainer.transfer import WeightTransfer
+
+
+Way = Literal["auto", "shared", "folder", "shm", "nccl"]
 
 
 class Parallel(Section):
@@ -77,6 +80,10 @@ class LocalTrainerSettings(Section):
     ranks: Positive = 1
     """Processes that share each update; more than 1 take placement.type = "services"."""
     parallel: Parallel = Parallel()
+    transfer: Way = "auto"
+    """How weights reach the engine: `shared` (it reads the trainer's own), `folder` (files of the run), `shm`
+    (files in shared memory, for engines on the trainer's machine), `nccl` (into the GPUs of vLLM, without
+    files); `auto`: `shared` if it is in the same process, else `folder`."""
     optimizer: Optimizer = Optimizer()
     critic: CriticSettings = CriticSettings()
     updates_per_step: Positive = 1
@@ -125,3 +132,34 @@ class LocalTrainerSettings(Section):
             say=context.say,
         )
         return LocalTrainer(learner, transfer, compute=context.compute)
+
+
+def published(way: Way, loads: frozenset[str], lora: bool) -> Publishes:
+    """What to publish for an engine that loads these kinds of snapshots.
+
+    Args:
+        way: `trainer.transfer`.
+        lora: the model has adapters.
+
+    Raises:
+        CapabilityError: this engine cannot be reached in this way.
+    """
+    wrong = f'trainer.transfer = "{way}": '
+    if "shared" in loads:
+        if way in ("auto", "shared"):
+            return "shared"
+        raise CapabilityError(
+            f'{wrong}the engine is in the trainer\'s process and reads its parameters; expected "auto", or '
+            'placement.type = "services"'
+        )
+    if way == "shared":
+        raise CapabilityError(f'{wrong}the engine is in another process; expected "auto", "folder" or "shm"')
+    if way == "nccl":
+        if "sent" not in loads:
+            raise CapabilityError(f"{wrong}expected servers of vLLM, with VLLM_SERVER_DEV_MODE=1")
+        if lora:
+            raise CapabilityError(f'{wrong}vLLM takes adapters as files; expected "folder" or "shm"')
+        return "sent"
+    if "parameters" in loads:
+        return "parameters"
+    return "adapter" if lora and "adapter" in loads else "folder"

@@ -130,6 +130,10 @@ class Peer:
         self._client: Any = None
         self._loop: asyncio.AbstractEventLoop | None = None
 
+    def again(self) -> Peer:
+        """For another event loop at the same time."""
+        return Peer(self.address, name=self.name, key=self._key, carrier=self._carrier)
+
     async def get(self, path: str, *, timeout: float | None = None) -> Any:
         """The JSON at `path`; without `timeout` it waits for the answer for ever.
 
@@ -141,9 +145,12 @@ class Peer:
 
     async def post(self, path: str, body: Any = None, *, timeout: float | None = None) -> Any:
         """Sends JSON and returns JSON."""
+        return _json_of(self, path, await self.tell(path, body, timeout=timeout))
+
+    async def tell(self, path: str, body: Any = None, *, timeout: float | None = None) -> bytes:
+        """Sends JSON and returns whatever comes."""
         content = json.dumps({} if body is None else body, allow_nan=False).encode()
-        headers = {"content-type": "application/json"}
-        return _json_of(self, path, await self._call("POST", path, content, headers, timeout))
+        return await self._call("POST", path, content, {"content-type": "application/json"}, timeout)
 
     async def send(self, path: str, body: bytes, *, timeout: float | None = None) -> bytes:
         """Sends bytes and returns bytes."""

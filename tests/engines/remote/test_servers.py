@@ -27,7 +27,10 @@ from silva.types import Completion, SamplingParams, Snapshot, WeightFolder
 from silva.wire.transport import Refused, Unreachable
 
 CONTEXT: Any = SimpleNamespace(
-    run_layout=Layout(Path("/run")), renderer=SimpleNamespace(vocabulary=256), say=print
+    run_layout=Layout(Path("/run")),
+    renderer=SimpleNamespace(vocabulary=256),
+    say=print,
+    config=SimpleNamespace(model=SimpleNamespace(lora=None), trainer=SimpleNamespace(transfer="auto")),
 )
 FACTS = {
     "context": 100, "entropies": True, "routes": False, "loads": ["folder"], "machine": {},

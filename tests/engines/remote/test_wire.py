@@ -199,6 +199,84 @@ async def test_it_is_resumed_whatever_went_wrong(answers, kind) -> None:
     assert peer.calls[-1][0] == "/resume"
 
 
+class Adapters(VllmPeer):
+    """With the routes of adapters, and those that it has loaded."""
+
+    def __init__(self, *loaded: str) -> None:
+        super().__init__()
+        self.loaded = list(loaded)
+
+    async def post(self, path: str, body: Any = None, *, timeout: float | None = None) -> Any:
+        own = [{"id": name, "max_model_len": None, "parent": "m"} for name in self.loaded]
+        self.answers["/v1/models"] = {"data": [{"id": "m", "max_model_len": 512}, *own]}
+        return await super().post(path, body, timeout=timeout)
+
+    async def tell(self, path: str, body: Any, *, timeout: float | None = None) -> bytes:
+        self.calls.append((path, body))
+        name = body["lora_name"]
+        if not name:
+            raise Refused("HTTP 400: Both 'lora_name' and 'lora_path' must be provided.", 400)
+        (self.loaded.append if path == "/v1/load_lora_adapter" else self.loaded.remove)(name)
+        return b"Success"
+
+
+async def test_requests_name_the_adapter_of_the_version_and_nobody_waits() -> None:
+    peer: Any = Adapters("the user's own")
+    dialect = await met(peer, lora=True)
+    for version in (1, 2, 3):
+        snapshot = Snapshot(version, WeightFolder(f"/w/{version}", f"d{version}", adapter=True))
+        await dialect.load(peer, snapshot, 1.0)
+        await dialect.sample(peer, [1, 2, 3], SamplingParams(1), version)
+        assert peer.calls[-1][1]["model"] == f"version-{version}-d{version}"
+    assert peer.loaded == ["the user's own", "version-2-d2", "version-3-d3"]  # requests may be on their way
+    told = [(path, body) for path, body in peer.calls if "lora" in path]
+    assert told == [
+        *[
+            ("/v1/load_lora_adapter", {"lora_name": f"version-{n}-d{n}", "lora_path": f"/w/{n}"})
+            for n in (1, 2, 3)
+        ],
+        ("/v1/unload_lora_adapter", {"lora_name": "version-1-d1"}),
+    ]
+    assert not [path for path, _ in peer.calls if "pause" in path]
+    await dialect.facts(peer, 1.0)  # of a server that was started again, whose model is the base
+    await dialect.sample(peer, [1], SamplingParams(1), 0)
+    assert peer.calls[-1][1]["model"] == "m"
+
+
+async def test_adapters_are_loaded_where_the_server_has_the_route_and_the_model_has_any() -> None:
+    assert (await facts(Adapters(), lora=True)).loads == {"folder", "adapter"}
+    assert (await facts(Adapters())).loads == {"folder"}
+    without: Any = Adapters()
+
+    async def tell(path: str, body: Any, *, timeout: float) -> bytes:
+        raise Refused("HTTP 404", 404)
+
+    without.tell = tell
+    assert (await facts(without, lora=True)).loads == {"folder"}
+
+
+async def test_weights_that_were_sent_are_asked_for_by_their_name() -> None:
+    peer: Any = VllmPeer(weight_info={"weight_version": "silva-1"})
+    assert (await facts(peer, sent=True)).loads == {"folder", "sent"}
+    dialect = await met(peer, sent=True)
+    await dialect.load(peer, Snapshot(1, sent="silva-1"), 1.0)
+    assert peer.calls == [("/weight_info", None)]
+    with pytest.raises(Unreachable, match="holds the weights 'silva-1', expected 'silva-2'"):
+        await dialect.load(peer, Snapshot(2, sent="silva-2"), 1.0)
+    assert not (await dialect.alive(peer, 1.0, 6.0)).computes and peer.calls[-1][0] == "/ping"
+
+
+async def test_a_server_that_gets_weights_stays_paused_and_one_that_a_lost_trainer_left_goes_on() -> None:
+    peer: Any = VllmPeer(is_paused={"is_paused": True}, finish_weight_update=Refused("HTTP 500", 500))
+    dialect = await met(peer, sent=True)
+    with pytest.raises(Unreachable, match="is paused: weights are sent to it"):
+        await dialect.facts(peer, 1.0)
+    assert "/resume" not in [path for path, _ in peer.calls]
+    await VllmDialect(sent=True).facts(peer, 1.0)
+    paths = [path for path, _ in peer.calls]
+    assert paths.index("/finish_weight_update") < paths.index("/resume") < paths.index("/v1/completions")
+
+
 async def test_only_a_folder_is_loaded() -> None:
     with pytest.raises(CapabilityError, match="from a folder"):
         await loading(VllmPeer(), None)

@@ -90,6 +90,11 @@ class HttpEngine:
         """Stop watching the servers, and close all connections."""
         await self._servers.close()
 
+    def reached(self) -> dict[str, Any]:
+        """How a trainer in this process reaches the servers: as `trainer.transfer.transfer_of` takes it."""
+        servers = [server.peer.again() for server in self._servers.all]
+        return {"servers": servers, "patience": self._settings.patience, "timeout": self._settings.timeout}
+
     @property
     def version(self) -> int:
         """Of the last snapshot that was loaded."""
@@ -173,9 +178,10 @@ class HttpEngine:
             EngineError: a server holds other weights after it, or no server answers.
         """
         await self.connect()
-        if snapshot.folder is None or not self.capabilities.loads:
-            got = "a snapshot without a folder" if snapshot.folder is None else "servers that load nothing"
-            raise CapabilityError(f"load: got {got}; other processes read weights from folders only")
+        without = snapshot.folder is None and not snapshot.sent
+        if without or not self.capabilities.loads:
+            got = "a snapshot without a folder" if without else "servers that load nothing"
+            raise CapabilityError(f"load: got {got}; other processes share no parameters")
         await self._weights.load(snapshot)
 
     async def sleep(self) -> None:

@@ -89,6 +89,9 @@ class HttpEngineSettings(ClientSettings):
         dialect: Dialect = SilvaDialect(self.model, owner=str(context.run_layout.path))
         if self.dialect == "vllm":
             vocabulary = context.renderer.vocabulary
-            dialect = VllmDialect(self.model, vocabulary=vocabulary, top_logprobs=self.top_logprobs)
+            lora, sent = context.config.model.lora is not None, context.config.trainer.transfer == "nccl"
+            dialect = VllmDialect(
+                self.model, vocabulary=vocabulary, top_logprobs=self.top_logprobs, lora=lora, sent=sent
+            )
         peers = [Peer(url, name="inference", key=key) for url in self.urls]
         return HttpEngine(peers, self, dialect, say=context.say)

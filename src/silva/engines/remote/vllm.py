@@ -6,18 +6,20 @@ import asyncio
 import math
 import os
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from silva.engines.remote.wire import Facts, Pulse, ServedResult, read_answer, sampling_fields
 from silva.errors import CapabilityError, EngineError
 from silva.types import Completion, CompletionStop, SamplingParams, Snapshot, TokenScores
-from silva.wire.transport import Peer, Refused
+from silva.wire.transport import Peer, Refused, Unreachable
 
 if TYPE_CHECKING:
     import numpy as np
 
 IMPOSSIBLE = -9000.0  # vLLM writes -9999 for a log-probability of minus infinity
 ROUNDING = 1e-4  # by which the likeliest probabilities of a row may add up to too much or too little
+ADAPTERS = "/v1/load_lora_adapter"
 RESUME = 10.0  # seconds; nobody waits longer for a server that is gone, and `facts` resumes it later
 LARGE_VOCABULARY = 1 << 18  # where the real size is unknown; it moves the estimate of an entropy little
 
@@ -27,8 +29,8 @@ class VllmDialect:
 
     Loading weights needs VLLM_SERVER_DEV_MODE=1. The version of a token is the one that the client knew the
     server to hold when the request went out: if weights were loaded meanwhile, that is too old for the last
-    tokens, and never too new. Requests in flight are paused for a load and computed again with the new
-    weights, as those of the local engine are.
+    tokens, and never too new. Requests in flight are paused for a load of a whole model and computed again
+    with the new weights, as those of the local engine are.
 
     Args:
         model: its name there; "" takes the first one.
@@ -36,6 +38,11 @@ class VllmDialect:
         top_logprobs: of how many of the likeliest tokens to ask for log-probabilities, from which entropies
             are estimated; at least 2.
         reload: what its workers call the loading of weights: `silva_reload` if Silva has launched it.
+        lora: the model has adapters. A server that loads such gets each version under a name of its own, and
+            requests name the version: those in flight end with the one that they began with. (What is loaded
+            in place of another, with `load_inplace`, vLLM 0.32 reads again from its file at every step.)
+        sent: the trainer sends weights to its workers (trainer/broadcast.py). Meanwhile a server is paused,
+            and its core answers nobody.
     """
 
     def __init__(
@@ -45,17 +52,20 @@ class VllmDialect:
         vocabulary: int = 0,
         top_logprobs: int = 20,
         reload: str = "reload_weights",
+        lora: bool = False,
+        sent: bool = False,
     ) -> None:
-        self._model, self._top, self._reload = model, top_logprobs, reload
-        self._vocabulary = vocabulary or LARGE_VOCABULARY
-        self._models: dict[str, str] = {}
+        self._model, self._top, self._reload, self._lora = model, top_logprobs, reload, lora
+        self._vocabulary, self._sent = vocabulary or LARGE_VOCABULARY, sent
+        self._models: dict[str, str] = {}  # what requests name, by address
         self._tells: set[str] = set()  # addresses of servers that say whether their core answers
 
     async def facts(self, peer: Peer, timeout: float) -> Facts:
         """Also lets a server go on that was left paused by a client which died while it loaded weights."""
 
         def read(answer: Any) -> tuple[str, int]:
-            models = {str(each["id"]): int(each["max_model_len"]) for each in answer["data"]}
+            data = answer["data"]  # adapters have no length
+            models = {str(each["id"]): int(n) for each in data if (n := each["max_model_len"]) is not None}
             if self._model and self._model not in models:
                 raise CapabilityError(
                     f"the {peer.name} at {peer.address} has no model {self._model!r}; it has "
@@ -70,14 +80,16 @@ class VllmDialect:
         notes = ["vLLM: entropies are estimates, and the last bits of log-probabilities do not repeat"]
         try:
             if (await peer.get("/is_paused", timeout=timeout))["is_paused"]:
-                await peer.post("/resume", timeout=timeout)
-            loads = frozenset({"folder"})
+                await self._go_on(peer, timeout)
+            loads = frozenset({"folder", "sent"} if self._sent else {"folder"})
             self._tells.add(peer.address)
         except Refused as refused:
             if refused.status != 404:
                 raise
             loads = frozenset()
             notes.append("vLLM: it cannot load weights; VLLM_SERVER_DEV_MODE=1 in its environment allows it")
+        if self._lora and await self._loads_adapters(peer, timeout):
+            loads |= {"adapter"}
         routes, name = await self._check_mode(peer, timeout), self._models[peer.address]
         machine = {"server": f"vLLM {number}"}
         return Facts(context, 0, name, loads=loads, machine=machine, notes=tuple(notes), routes=routes)
@@ -86,7 +98,7 @@ class VllmDialect:
         """`/ping` answers as long as the process of the core exists, even if the core hangs. The core itself
         answers `/is_paused`, between two of its steps."""
         await peer.send("/ping", b"", timeout=timeout)
-        asks = core > 0 and peer.address in self._tells
+        asks = core > 0 and peer.address in self._tells and not self._sent
         if asks:
             await peer.get("/is_paused", timeout=core)
         return Pulse(computes=asks)
@@ -133,9 +145,17 @@ class VllmDialect:
         return read_answer(peer, "/v1/completions", answer, read)
 
     async def load(self, peer: Peer, snapshot: Snapshot, timeout: float) -> None:
+        if snapshot.sent:
+            await self._check_sent(peer, snapshot.sent, timeout)
+            return
         if snapshot.folder is None:
             raise CapabilityError("vLLM loads weights from a folder; got a snapshot without one")
         path = os.path.abspath(snapshot.folder.path)
+        if snapshot.folder.adapter:
+            await self._load_adapter(
+                peer, f"version-{snapshot.version}-{snapshot.folder.digest}", path, timeout
+            )
+            return
         await peer.post("/pause?mode=keep", timeout=timeout)
         try:
             body = {"method": self._reload, "kwargs": {"weights_path": path}}
@@ -149,6 +169,43 @@ class VllmDialect:
         finally:  # whatever happened, cancellation included: paused, it would never answer again
             resumed = peer.post("/resume", timeout=min(timeout, RESUME))
             await asyncio.shield(asyncio.ensure_future(resumed))
+
+    async def _go_on(self, peer: Peer, timeout: float) -> None:
+        """After a client, or a trainer in the middle of an update, that was lost."""
+        if self._sent:
+            if peer.address in self._tells:
+                raise Unreachable(f"the {peer.name} at {peer.address} is paused: weights are sent to it")
+            with suppress(Refused):  # there is no such update
+                await peer.post("/finish_weight_update", timeout=timeout)
+        await peer.post("/resume", timeout=timeout)
+
+    async def _check_sent(self, peer: Peer, expected: str, timeout: float) -> None:
+        answer = await peer.get("/weight_info", timeout=timeout)
+        found = read_answer(peer, "/weight_info", answer, lambda a: a["weight_version"])
+        if found != expected:
+            raise Unreachable(
+                f"the {peer.name} at {peer.address} holds the weights {found!r}, expected {expected!r}: it "
+                "gets the next version when that is published"
+            )
+
+    async def _loads_adapters(self, peer: Peer, timeout: float) -> bool:
+        """Whether there is the route; a request without a name is refused there."""
+        try:
+            await peer.tell(ADAPTERS, {"lora_name": "", "lora_path": ""}, timeout=timeout)
+        except Refused as refused:
+            return refused.status not in (404, 405)
+        return True
+
+    async def _load_adapter(self, peer: Peer, name: str, path: str, timeout: float) -> None:
+        """Nobody has to wait: keys and values are kept by the adapter's name."""
+        answer = await peer.get("/v1/models", timeout=timeout)
+        known = read_answer(peer, "/v1/models", answer, lambda a: [str(each["id"]) for each in a["data"]])
+        if name not in known:
+            await peer.tell(ADAPTERS, {"lora_name": name, "lora_path": path}, timeout=timeout)
+        before, self._models[peer.address] = self._models[peer.address], name
+        for each in known:  # but the one before, which requests on their way may name
+            if each.startswith("version-") and each not in (name, before):
+                await peer.tell("/v1/unload_lora_adapter", {"lora_name": each}, timeout=timeout)
 
     async def sleep(self, peer: Peer, timeout: float) -> None:
         """vLLM keeps its memory: waking it up would need weights, which sleep mode keeps on GPUs only."""

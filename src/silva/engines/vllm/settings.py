@@ -25,6 +25,11 @@ OWN = (
     "--trust-remote-code", "--worker-extension-cls",
 )  # fmt: skip
 """Arguments that are no user's to set: the client depends on them, or safety does."""
+RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
+"""Of LoRA, as --max-lora-rank takes them."""
+VERSIONS = 8
+"""Of the adapters that vLLM keeps. One that requests in flight still need and that is not among them would be
+read again, from a folder that may be gone."""
 
 
 class VllmEngineSettings(ClientSettings):
@@ -47,6 +52,9 @@ class VllmEngineSettings(ClientSettings):
     """On CPU: GiB for keys and values; null leaves it to vLLM."""
     enforce_eager: bool = False
     """Do not compile the model: it starts sooner and samples more slowly."""
+    adapters: bool = True
+    """LoRA reaches vLLM as adapters; false: merged into a whole model, which takes longer to load and samples
+    faster."""
     speculative_config: dict[str, Any] | None = None
     """Speculative decoding, as vLLM's --speculative-config takes it."""
     arguments: tuple[str, ...] = ()
@@ -56,7 +64,15 @@ class VllmEngineSettings(ClientSettings):
     estimated."""
 
     def command(
-        self, model: str, host: str, port: int, key: str, *, routes: bool = False
+        self,
+        model: str,
+        host: str,
+        port: int,
+        key: str,
+        *,
+        routes: bool = False,
+        lora: int = 0,
+        sent: bool = False,
     ) -> tuple[list[str], dict[str, str]]:
         """The arguments of the process, and what is added to its environment.
 
@@ -65,9 +81,11 @@ class VllmEngineSettings(ClientSettings):
             key: clients must send it; "" for none. vLLM asks for it below /v1 only. It is part of the
                 environment alone, because everybody on the machine can read command lines.
             routes: completions say which experts their tokens went to.
+            lora: rank of the adapters; 0: there are none.
+            sent: the trainer sends weights to its workers.
 
         Raises:
-            ConfigError: `engine.arguments` holds one of `OWN`.
+            ConfigError: `engine.arguments` holds one of `OWN`, or vLLM takes no such rank.
         """
         for argument in self.arguments:
             name = argument.partition("=")[0].replace("_", "-")
@@ -104,6 +122,16 @@ class VllmEngineSettings(ClientSettings):
             "HF_HUB_OFFLINE": "1",
             "PYTHONPATH": str(Path(__file__).with_name("extension")),
         }
+        if lora and self.adapters:
+            arguments += [
+                "--enable-lora",
+                "--max-lora-rank", str(_rank(lora)),
+                "--max-loras", "2",  # in a batch: of the newest version, and of requests that began before it
+                "--max-cpu-loras", str(VERSIONS),
+            ]  # fmt: skip
+            environment["VLLM_ALLOW_RUNTIME_LORA_UPDATING"] = "1"
+        if sent:
+            arguments += ["--weight-transfer-config", json.dumps({"backend": "nccl"})]
         if routes:  # its first model runner cannot
             arguments.append("--enable-return-routed-experts")
             environment["VLLM_USE_V2_MODEL_RUNNER"] = "1"
@@ -122,7 +150,11 @@ class VllmEngineSettings(ClientSettings):
         from silva.engines.remote.vllm import VllmDialect
 
         dialect = VllmDialect(
-            vocabulary=context.renderer.vocabulary, top_logprobs=self.top_logprobs, reload="silva_reload"
+            vocabulary=context.renderer.vocabulary,
+            top_logprobs=self.top_logprobs,
+            reload="silva_reload",
+            lora=context.config.model.lora is not None,
+            sent=context.config.trainer.transfer == "nccl",
         )
         return HttpEngine(peers, self, dialect, say=context.say)
 
@@ -132,3 +164,13 @@ class VllmEngineSettings(ClientSettings):
             'placement.type = "services"; or start `silva inference` and use engine.type = "http", '
             'dialect = "vllm"'
         )
+
+
+def _rank(lora: int) -> int:
+    """The smallest that vLLM takes for adapters of this rank."""
+    if lora > RANKS[-1]:
+        raise ConfigError(
+            f"model.lora.rank: got {lora}, expected at most {RANKS[-1]}, which is what vLLM takes, or "
+            "engine.adapters = false"
+        )
+    return next(rank for rank in RANKS if rank >= lora)
