@@ -3,6 +3,7 @@
     run in one process ──> end state: metrics outside perf/, weights, rollouts, optimiser, who was trained
     silva rl with placement.type = "services"
         └── inference, trainer, orchestrator: SIGKILL or SIGSTOP for one of them ──> the same, bit for bit?
+    the same with --ranks 4, and with --placement ray (parts are actors of a cluster of the run's own)
 
 Each of the three gets both signals at random times, and SIGKILL at the crash points of silva/ports.py that
 it comes through (proof is asked for). Silva leaves a stopped orchestrator alone: it is continued from here.
@@ -11,8 +12,10 @@ and the run is resumed. How long it takes until the supervisor says what it has 
 
     python benchmarks/chaos_services.py --kills 10 --seed 0 --json chaos_services.json
     python benchmarks/chaos_services.py --kills 10 --level 1
+    python benchmarks/chaos_services.py --kills 5 --placement ray --ranks 2 --only rank inference
 
-At level 0 the end must be the same to the last bit. Above it rollouts depend on the clock, so there the
+Ranks of a trainer sum in another order than one process: a run with them is compared with one that has as
+many. At level 0 the end must be the same to the last bit. Above it rollouts depend on the clock, so there the
 ledger must say that the run went to its end and trained or dropped each group exactly once.
 
 A signal that hits nobody, because its process is not there at that time, is tried again in a new run. Exit
@@ -37,7 +40,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -46,12 +49,14 @@ import numpy as np
 
 import runs
 from silva.errors import LedgerError
+from silva.placement.ray import PART
 from silva.storage.ledger import audit, read
 
 ROLES = ("inference", "trainer", "orchestrator")
 OF_TRAINER = ("backward", "optim")
 OF_ORCHESTRATOR = ("issue", "seal", "publish", "checkpoint_file", "rename", "latest", "prune", "ledger")
 SERVICES = ("--placement.type=services", "--placement.threads=1")
+RANK = "rank"  # the trainer's last one
 SILVA = (sys.executable, "-m", "silva")
 MARK = "SILVA_CHAOS_RUN"
 """Environment variable by which all processes of a run are known, whoever is their parent by now."""
@@ -141,10 +146,16 @@ class Supervised:
         return next((at for at, line in [*self.lines] if all(word in line for word in words)), None)
 
     def pid(self, role: str) -> int | None:
-        """Of the process that has this role now."""
+        """Of the process that has this role now, as a child of ours, of a trainer's, or as a Ray actor."""
         for pid in self.alive():
             argv = _read(f"/proc/{pid}/cmdline").split(b"\0")
+            environ = dict(each.partition(b"=")[::2] for each in _read(f"/proc/{pid}/environ").split(b"\0"))
+            part, rank = environ.get(PART.encode(), b"").decode(), environ.get(b"RANK", b"0")
             if argv[1:4] == [b"-m", b"silva", role.encode()] and _parent(pid) == self.process.pid:
+                return pid
+            if part and role == (RANK if part.removeprefix("trainer").isdecimal() else part):
+                return pid
+            if not part and role == RANK and rank != b"0":
                 return pid
         return None
 
@@ -224,16 +235,34 @@ def _parent(pid: int) -> int:
 
 @dataclass(frozen=True)
 class Setting:
-    """`reference`: the end state that a run must have; None above level 0."""
+    """`reference`: the end state that a run must have; None above level 0, or until there is one."""
 
     folder: Path
     level: int
     reference: dict[str, Any] | None
+    ray: bool = False
+    ranks: int = 1
 
     def argv(self, name: str) -> list[str]:
         folder = str(self.folder)
         run = ["rl", f"@{self.folder / 'chaos.toml'}", "--name", name, "--output_dir", folder]
-        return [*run, *chaos.OPTIONS, *SERVICES, f"--rollout.max-async-level={self.level}"]
+        placed = ["--placement.type=ray", "--placement.threads=1"] if self.ray else SERVICES
+        ranks = [f"--trainer.ranks={self.ranks}"] if self.ranks > 1 else []
+        return [*run, *chaos.OPTIONS, *placed, *ranks, f"--rollout.max-async-level={self.level}"]
+
+    @property
+    def roles(self) -> tuple[str, ...]:
+        return (*ROLES, RANK) if self.ranks > 1 else ROLES
+
+    def words(self, fault: Fault) -> tuple[str, ...]:
+        """What the supervisor says of it."""
+        part = "trainer" if fault.role == RANK else fault.role
+        stopped = fault.signal == "SIGSTOP"
+        if self.ray and part != "orchestrator":
+            return f"silva: {part} ", "has not answered for" if stopped else "has died"
+        if fault.role == RANK:
+            return f"silva: {part} ", "ended with exit code 1"
+        return f"silva: {part} ", "was stopped (SIGSTOP)" if stopped else "was killed (SIGKILL)"
 
     def wrong(self, run: Path) -> list[str]:
         """What of a finished run is not as it must be."""
@@ -280,7 +309,7 @@ def _once(trial: Trial, fault: Fault, setting: Setting, duration: float) -> None
         if fault.point:
             proven = proof.exists() and proof.read_text() == fault.point.partition(":")[0]
             hit = proof.stat().st_mtime if proven else None
-        told = process.said(f"silva: {fault.role} ", _words(fault))
+        told = process.said(*setting.words(fault))
         unsaid = fault.role == "supervisor" or (fault.role, fault.signal) == ("orchestrator", "SIGSTOP")
         if hit is None or (told is None and not unsaid):
             if code:  # it hit something, if not what it was meant for: not to be tried again
@@ -294,10 +323,6 @@ def _once(trial: Trial, fault: Fault, setting: Setting, duration: float) -> None
             code, output = process.wait(), process.output
     trial.differences = [f"exit code {code}: {output[-400:]}"] if code else setting.wrong(run)
     shutil.rmtree(run, ignore_errors=True)
-
-
-def _words(fault: Fault) -> str:
-    return "was stopped (SIGSTOP)" if fault.signal == "SIGSTOP" else "was killed (SIGKILL)"
 
 
 def _hit(process: Supervised, fault: Fault, delay: float) -> float | None:
@@ -320,14 +345,20 @@ def _hit(process: Supervised, fault: Fault, delay: float) -> float | None:
     return hit
 
 
-def plan(kills: int, seed: int, counts: Mapping[str, int], only: Sequence[str] = ("",)) -> list[Trial]:
+def plan(
+    kills: int,
+    seed: int,
+    counts: Mapping[str, int],
+    only: Sequence[str] = ("",),
+    roles: Sequence[str] = ROLES,
+) -> list[Trial]:
     """`kills` of each kind for each of the roles; crash points one after the other, at a random count.
 
     Of these the ones with one of the texts of `only` in "trial-7: trainer SIGKILL at optim:2".
     """
     rng = random.Random(seed)
     faults = []
-    for role in ROLES:
+    for role in roles:
         for name in ("SIGKILL", "SIGSTOP"):
             faults += [Fault(role, name, share=rng.random()) for _ in range(kills)]
         points = {"trainer": OF_TRAINER, "orchestrator": OF_ORCHESTRATOR}.get(role, ())
@@ -339,7 +370,7 @@ def plan(kills: int, seed: int, counts: Mapping[str, int], only: Sequence[str] =
 
 
 def undisturbed(setting: Setting) -> float:
-    """Seconds of a run as services, whose end state must be right."""
+    """Seconds of a run whose parts nobody hits; its end state must be right."""
     began = time.monotonic()
     with supervised(setting.argv("services")) as process:
         code, duration = process.wait(), time.monotonic() - began
@@ -393,6 +424,8 @@ def main() -> int:
     )
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--level", type=int, default=0, help="rollout.max_async_level (default 0)")
+    parser.add_argument("--placement", choices=("services", "ray"), default="services")
+    parser.add_argument("--ranks", type=int, default=1, help="of the trainer (default 1)")
     parser.add_argument("--jobs", type=int, default=max(1, (os.cpu_count() or 1) // 2), help="runs at a time")
     parser.add_argument("--json", type=Path, help="write the result to this file")
     options = parser.parse_args()
@@ -402,9 +435,12 @@ def main() -> int:
         folder = Path(name)
         (folder / "chaos.toml").write_text(runs.CONFIG)
         reference, counts, _ = chaos.refer(folder)
-        setting = Setting(folder, options.level, None if options.level else reference)
+        alone = None if options.level or options.ranks > 1 else reference
+        setting = Setting(folder, options.level, alone, options.placement == "ray", options.ranks)
         duration = undisturbed(setting)
-        trials = plan(options.kills, options.seed, counts, options.only)
+        if options.ranks > 1 and not options.level:
+            setting = replace(setting, reference=runs.end_state(folder / "services"))
+        trials = plan(options.kills, options.seed, counts, options.only, setting.roles)
         if not trials:
             parser.error(f"argument --only: no fault contains any of {options.only}")
         with ThreadPoolExecutor(options.jobs) as pool:

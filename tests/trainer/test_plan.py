@@ -158,3 +158,28 @@ def test_no_rank_is_ahead_by_more_than_all_rounds_allow(
     loads = [sum(size(rows, m) for m in rank) for rank in dealt]
     largest = max((size(rows, m) for rank in dealt for m in rank), default=0)
     assert max(loads) - min(loads) <= largest * max(1, len(dealt[0]))
+
+
+@given(ROWS, st.integers(1, 60), st.integers(1, 4))
+def test_a_cost_is_that_of_every_token_and_of_what_it_attends_to(
+    rows: list[np.ndarray], budget: int, ranks: int
+) -> None:
+    """Token by token; a token attends to those above it, and half to itself (as an integral does)."""
+    for share in planning.plan(rows, budget, ranks, least=1, attention=0.25):
+        for work in share:
+            positions = build([rows[i] for i in work.rows], 1).positions if work.rows else []
+            assert work.cost == sum(1 + 0.25 * (int(position) + 0.5) for position in positions)
+
+
+def test_costs_and_what_waiting_for_the_largest_of_a_round_costs() -> None:
+    """Worked by hand: n tokens cost n + 0.25 * n * n / 2, so 8, 6 and 4 + 4 cost 16, 10.5 and 12."""
+    rows = distinct(8, 6, 4, 4)
+    (first, second) = planning.plan(rows, 8, 2, least=1, attention=0.25)
+    assert [[work.cost for work in share] for share in (first, second)] == [[16.0, 0.0], [12.0, 10.5]]
+    assert planning.imbalance((first, second)) == pytest.approx(2 * (16 + 10.5) / (16 + 12 + 10.5))
+
+
+def test_an_update_of_equal_rounds_is_balanced_and_of_one_micro_batch_as_bad_as_there_are_ranks() -> None:
+    assert planning.imbalance(planning.plan(distinct(5, 5, 5, 5), 5, 4, least=1)) == 1.0
+    assert planning.imbalance(planning.plan(distinct(1), 5, 4, least=1)) == 4.0
+    assert planning.imbalance(planning.plan([], 5, 4)) == 1.0

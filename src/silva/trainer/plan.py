@@ -25,11 +25,13 @@ class RankWork(NamedTuple):
     """What a rank does in one round.
 
     `passes`: chunks of the largest trie of the round, 1 for one that is not walked. A model that is divided
-    among the ranks makes as many on each of them, also for smaller tries and for no rows.
+    among the ranks makes as many on each of them, also for smaller tries and for no rows. `cost`: of the
+    tokens of its own trie, see `plan`.
     """
 
     rows: MicroBatch
     passes: int
+    cost: float
 
 
 START = 64
@@ -45,6 +47,7 @@ def plan(
     *,
     least: int = MIN_SHARED,
     walk: bool = True,
+    attention: float = 0.0,
 ) -> list[list[RankWork]]:
     """Micro-batches of sample indices for each rank, in rounds that all ranks make together.
 
@@ -59,9 +62,10 @@ def plan(
         ranks: how many processes share the update.
         least: shortest prefix of unrelated rows that is shared.
         walk: whether a trie above the budget may be walked chunk by chunk.
+        attention: what a token costs more for each one that it attends to; 1 is what it costs without.
 
     Returns:
-        One list per rank, all with the same passes: largest first, balanced by tokens. In the last round some
+        One list per rank, all with the same passes: largest first, balanced by cost. In the last round some
         ranks may be left without rows. Every index of `rows` exactly once.
 
     Raises:
@@ -81,7 +85,17 @@ def plan(
     bounds = _cut(added, shared, fair if walk else max(fair, longest), walk)
     micro_batches = [sorted(order[a:b]) for a, b in bounds]
     sizes = [int(shared[a] + added[a:b].sum()) for a, b in bounds]
-    return _deal(micro_batches, sizes, budget, ranks)
+    above = np.square(shared + added) - np.square(shared)  # twice the pairs that each row adds
+    pairs = [float(shared[a] ** 2 + above[a:b].sum()) / 2 for a, b in bounds]
+    costs = [size + attention * more for size, more in zip(sizes, pairs, strict=True)]
+    return _deal(micro_batches, sizes, costs, budget, ranks)
+
+
+def imbalance(dealt: Sequence[Sequence[RankWork]]) -> float:
+    """How many times as long an update takes as if every round were divided evenly; 1 or more."""
+    together = [[work.cost for work in round_] for round_ in zip(*dealt, strict=True)]
+    total = sum(map(sum, together))
+    return len(dealt) * sum(map(max, together)) / total if total else 1.0
 
 
 def _cut(added: np.ndarray, shared: np.ndarray, budget: int, walk: bool) -> list[tuple[int, int]]:
@@ -112,18 +126,18 @@ def _cut(added: np.ndarray, shared: np.ndarray, budget: int, walk: bool) -> list
 
 
 def _deal(
-    micro_batches: list[MicroBatch], sizes: Sequence[int], budget: int, ranks: int
+    micro_batches: list[MicroBatch], sizes: Sequence[int], costs: Sequence[float], budget: int, ranks: int
 ) -> list[list[RankWork]]:
-    """Rounds of similar sizes, largest first (memory runs out at once or never), and within a round the
-    largest to the rank with the fewest tokens (LPT scheduling)."""
+    """Rounds of similar costs, largest first (memory runs out at once or never), and within a round the
+    largest to the rank with the least so far (LPT scheduling)."""
     dealt: list[list[RankWork]] = [[] for _ in range(ranks)]
-    load = [0] * ranks
-    ordered = sorted(zip(sizes, micro_batches, strict=True), key=lambda pair: -pair[0])
+    load = [0.0] * ranks
+    ordered = sorted(zip(costs, sizes, micro_batches, strict=True), key=lambda each: -each[0])
     for start in range(0, len(ordered), ranks):
         together = ordered[start : start + ranks]
-        together += [(0, [])] * (ranks - len(together))
-        passes = -(-together[0][0] // budget)
-        for (size, rows), rank in zip(together, sorted(range(ranks), key=load.__getitem__), strict=True):
-            dealt[rank].append(RankWork(rows, passes))
-            load[rank] += size
+        together += [(0.0, 0, [])] * (ranks - len(together))
+        passes = -(-max(size for _, size, _ in together) // budget)
+        for (cost, _, rows), rank in zip(together, sorted(range(ranks), key=load.__getitem__), strict=True):
+            dealt[rank].append(RankWork(rows, passes, cost))
+            load[rank] += cost
     return dealt
